@@ -1,0 +1,133 @@
+"""Every Python block of README.md and docs/ runs, page by page, top to bottom.
+
+The blocks of one page share a namespace. A block below the line `<!-- not executed: reason -->` is
+left out; `pycon`, `console` and all other blocks are only read.
+"""
+
+import re
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+PAGES = [
+    page for page in [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))] if page.is_file()
+]
+
+FENCE = re.compile(r"^(`{3,}|~{3,})\s*(\w*)")
+NOT_EXECUTED = re.compile(r"^<!-- not executed: (.+) -->$")
+
+
+@dataclass(frozen=True)
+class Block:
+    line: int  # of the first line of code, from 1
+    code: str
+    skipped: str | None  # the reason
+
+
+def python_blocks(text: str) -> list[Block]:
+    blocks = []
+    lines = text.splitlines()
+    opened: re.Match[str] | None = None
+    start = 0
+    for number, line in enumerate(lines):
+        if opened is None:
+            if opened := FENCE.match(line):
+                start = number + 1
+        elif line.startswith(opened[1]) and not line.strip(opened[1][0] + " "):
+            if opened[2] == "python":
+                above = [text.strip() for text in lines[: start - 1] if text.strip()]
+                reason = NOT_EXECUTED.match(above[-1]) if above else None
+                code = "\n".join(lines[start:number]) + "\n"
+                blocks.append(Block(start + 1, code, reason and reason[1]))
+            opened = None
+    assert opened is None, f"the block opened in line {start} is never closed"
+    return blocks
+
+
+def run_page(page: Path) -> None:
+    """Run the page's blocks; a failure names the page and the line in it."""
+    namespace = {"__name__": "__main__"}
+    for block in python_blocks(page.read_text(encoding="utf-8")):
+        if block.skipped:
+            print(f"{page.name}:{block.line} not executed: {block.skipped}")
+            continue
+        try:
+            code = compile("\n" * (block.line - 1) + block.code, str(page), "exec")
+            exec(code, namespace)
+        except Exception as error:
+            if isinstance(error, SyntaxError):
+                line = error.lineno
+            else:
+                frames = traceback.extract_tb(error.__traceback__)
+                line = [frame.lineno for frame in frames if frame.filename == str(page)][-1]
+            message = f"{page}:{line}: {type(error).__name__}: {error}"
+            raise AssertionError(message) from error
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_code_on_the_page_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        run_page(page)
+
+
+PAGE = """\
+# A page
+
+```python
+first = 1
+```
+
+~~~text
+```python
+raise ValueError("inside another block")
+```
+~~~
+
+<!-- not executed: needs a GPU -->
+```python
+raise RuntimeError
+```
+
+```console
+$ drill layers
+```
+
+```python
+second = first + 1
+print(second)
+```
+"""
+
+
+def test_blocks_share_a_namespace_and_a_reason_skips_one(tmp_path, capsys):
+    page = tmp_path / "page.md"
+    page.write_text(PAGE)
+    assert [block.line for block in python_blocks(PAGE)] == [4, 15, 23]
+    run_page(page)
+    assert capsys.readouterr().out == "page.md:15 not executed: needs a GPU\n2\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "line", "fault"),
+    [
+        ("one = 1\none / 0", 5, "ZeroDivisionError"),
+        ("def f():\n    return g()\n\nf()", 5, "NameError"),
+        ("one = 1\n\nif", 6, "SyntaxError"),
+    ],
+)
+def test_a_failure_names_the_page_and_the_line(tmp_path, code, line, fault):
+    page = tmp_path / "page.md"
+    page.write_text(f"# A page\n\n```python\n{code}\n```\n")
+    with pytest.raises(AssertionError, match=rf"page\.md:{line}: {fault}"):
+        run_page(page)
+
+
+def test_a_block_that_never_closes_is_an_error():
+    with pytest.raises(AssertionError, match="line 2 is never closed"):
+        python_blocks("text\n```python\nx = 1\n")
