@@ -1,0 +1,390 @@
+"""Forward and backward of the label encoder: cuBLAS products, everything between them fused.
+
+Per map one product and one pointwise pass forward, the same backward; the gradients of all U come
+from one batched product and those of all b from one sum. See ``label_encoder``.
+
+Shapes: V labels, d width, L maps. Planes (L, V', d) have V' >= V rows, the rest zero, so that the
+batched product can cut the long sum over labels into SPLITS independent parts.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from drill.kernels.nll import refuse_second_derivatives
+
+ACTIVATION_CODES = {"none": 0, "sigmoid": 1, "relu": 2, "tanh": 3, "gelu": 4}
+_SIGMOID = tl.constexpr(1)
+_RELU = tl.constexpr(2)
+_TANH = tl.constexpr(3)
+_GELU = tl.constexpr(4)
+
+SPLITS = 4
+_ROWS = 32
+_ROWS_PER_PROGRAM = 64
+
+
+@triton.jit
+def _activate(x, ACTIVATION: tl.constexpr):
+    if ACTIVATION == _SIGMOID:
+        x = tl.sigmoid(x)
+    elif ACTIVATION == _RELU:
+        x = tl.where(x > 0, x, tl.where(x <= 0, 0.0, x))  # keeps NaN
+    elif ACTIVATION == _TANH:
+        x = 2.0 * tl.sigmoid(2.0 * x) - 1.0
+    elif ACTIVATION == _GELU:
+        x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    return x
+
+
+@triton.jit
+def _slope(x, ACTIVATION: tl.constexpr):
+    """Derivative of the activation at x."""
+    if ACTIVATION == _SIGMOID:
+        y = tl.sigmoid(x)
+        x = y * (1.0 - y)
+    elif ACTIVATION == _RELU:
+        x = tl.where(x > 0, 1.0, 0.0)
+    elif ACTIVATION == _TANH:
+        y = 2.0 * tl.sigmoid(2.0 * x) - 1.0
+        x = 1.0 - y * y
+    elif ACTIVATION == _GELU:
+        density = tl.exp(-0.5 * x * x) * 0.3989422804014327
+        x = 0.5 * (1.0 + tl.erf(x * 0.7071067811865476)) + x * density
+    else:
+        x = tl.full(x.shape, 1.0, tl.float32)
+    return x
+
+
+@triton.jit
+def _mask_at(masks, row, column, row_stride, inside):
+    at = masks + row.to(tl.int64)[:, None] * row_stride + column[None, :]
+    return tl.load(at, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _advance(
+    P,  # (V, d) product of this map; unused when ENTER
+    b,  # (d,)
+    E,  # (V, d)
+    mask_out,  # (1 or V, d) of this map
+    mask_in,  # (1 or V, d) of the next map
+    before,  # (V, d) what this map read, without dropout, for BETWEEN
+    X,  # (V', d) what the next map multiplies, written; rows past V become zero
+    Y,  # (V, d) the map's result without dropout, written where asked for
+    labels,
+    padded,
+    width,
+    mask_row,
+    ENTER: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_OUT: tl.constexpr,
+    HAS_IN: tl.constexpr,
+    HAS_NEXT: tl.constexpr,
+    HAS_RESULT: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    BETWEEN: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """act(P + b), dropped and with its residuals; with ENTER just E, as the first map reads it."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    wide = (column < width)[None, :]
+    inside = (row < labels)[:, None] & wide
+    at = row.to(tl.int64)[:, None] * width + column[None, :]
+    if ENTER:
+        y = tl.load(E + at, mask=inside, other=0.0).to(tl.float32)
+    else:
+        y = tl.load(P + at, mask=inside, other=0.0).to(tl.float32)
+        if HAS_BIAS:
+            y += tl.load(b + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
+        y = _activate(y, ACTIVATION)
+        if HAS_OUT:
+            y *= _mask_at(mask_out, row, column, mask_row, inside)
+        if BETWEEN:
+            y += tl.load(before + at, mask=inside, other=0.0).to(tl.float32)
+        if RESIDUAL:
+            y += tl.load(E + at, mask=inside, other=0.0).to(tl.float32)
+    if HAS_RESULT:
+        tl.store(Y + at, y.to(Y.dtype.element_ty), mask=inside)
+    if HAS_NEXT:
+        if HAS_IN:
+            y *= _mask_at(mask_in, row, column, mask_row, inside)
+        y = tl.where(inside, y, 0.0)
+        tl.store(X + at, y.to(X.dtype.element_ty), mask=(row < padded)[:, None] & wide)
+
+
+@triton.jit
+def _retreat(
+    above,  # (V, d) gradient that reaches this map's result, before mask_in
+    mask_in,  # (1 or V, d) of the next map, which ``above`` still has to pass
+    mask_out,  # (1 or V, d) of this map
+    P,  # (V, d)
+    b,  # (d,)
+    G,  # (V, d) float32: gradient of the result above, becomes that of this one, for BETWEEN
+    dP,  # (V', d) written; rows past V become zero
+    sums,  # (programs, d) of dP over a program's rows, written, ``sums_stride`` apart
+    labels,
+    padded,
+    width,
+    mask_row,
+    sums_stride,
+    TOP: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_OUT: tl.constexpr,
+    HAS_IN: tl.constexpr,
+    BETWEEN: tl.constexpr,
+    PER_PROGRAM: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Gradient of the map's product from that of its result."""
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    wide = (column < width)[None, :]
+    summed = tl.zeros((COLUMNS,), tl.float32)
+    for start in tl.static_range(0, PER_PROGRAM, ROWS):
+        row = tl.program_id(0) * PER_PROGRAM + start + tl.arange(0, ROWS)
+        inside = (row < labels)[:, None] & wide
+        at = row.to(tl.int64)[:, None] * width + column[None, :]
+        g = tl.load(above + at, mask=inside, other=0.0).to(tl.float32)
+        if HAS_IN:
+            g *= _mask_at(mask_in, row, column, mask_row, inside)
+        if BETWEEN:
+            if not TOP:
+                g += tl.load(G + at, mask=inside, other=0.0)
+            tl.store(G + at, g, mask=inside)
+        if HAS_OUT:
+            g *= _mask_at(mask_out, row, column, mask_row, inside)
+        x = tl.load(P + at, mask=inside, other=0.0).to(tl.float32)
+        if HAS_BIAS:
+            x += tl.load(b + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
+        p = tl.where(inside, g * _slope(x, ACTIVATION), 0.0)
+        tl.store(dP + at, p.to(dP.dtype.element_ty), mask=(row < padded)[:, None] & wide)
+        if HAS_BIAS:
+            summed += tl.sum(p, 0)
+    if HAS_BIAS:
+        tl.store(sums + tl.program_id(0) * sums_stride + column, summed, mask=column < width)
+
+
+@triton.jit
+def _leave(
+    dY,  # (V, d)
+    dX,  # (L, V', d) gradients of the maps' inputs as multiplied
+    masks,  # (L, 1 or V, d)
+    dE,  # (V, d) written
+    labels,
+    width,
+    plane,
+    mask_layer,
+    mask_row,
+    DEPTH: tl.constexpr,
+    HAS_IN: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    BETWEEN: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Sum of what reaches E: through the first map and, with residuals, from every result.
+
+    The gradient of result i is dY, plus dX of the next map; with BETWEEN plus dX of all maps above.
+    """
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (row < labels)[:, None] & (column < width)[None, :]
+    at = row.to(tl.int64)[:, None] * width + column[None, :]
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    if RESIDUAL:
+        total = tl.load(dY + at, mask=inside, other=0.0).to(tl.float32)
+        if BETWEEN:
+            total *= DEPTH
+    for layer in tl.static_range(DEPTH):
+        if RESIDUAL or layer == 0:
+            g = tl.load(dX + layer * plane + at, mask=inside, other=0.0).to(tl.float32)
+            if HAS_IN:
+                g *= _mask_at(masks + layer * mask_layer, row, column, mask_row, inside)
+            if BETWEEN and layer > 0:
+                g *= layer
+            total += g
+    tl.store(dE + at, total.to(dE.dtype.element_ty), mask=inside)
+
+
+class Options(NamedTuple):
+    """How the maps are put together; see ``layers.deep_residual``."""
+
+    activation: int
+    mask_in: bool
+    mask_out: bool
+    residual: bool
+    between: bool
+
+
+class _FusedEncode(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        embedding: Tensor,
+        masks: Tensor | None,
+        dtype: torch.dtype,
+        options: Options,
+        depth: int,
+        *parameters: Tensor,
+    ) -> Tensor:
+        E = embedding.contiguous()
+        V, d = E.shape
+        padded = triton.cdiv(V, SPLITS) * SPLITS
+        U = torch.stack(parameters[:depth]).to(dtype)
+        b = torch.stack(parameters[depth:]) if len(parameters) > depth else None
+        X = E.new_empty((depth, padded, d), dtype=dtype)
+        P = torch.empty_like(X)
+        Y = torch.empty_like(E)
+        before = [torch.empty_like(E) for _ in range(2 if options.between else 0)]
+        columns = _columns(d)
+        grid = (triton.cdiv(padded, _ROWS), triton.cdiv(d, columns))
+        for i in range(-1, depth if V else -1):
+            if i >= 0:
+                torch.mm(X[i, :V], U[i].t(), out=P[i, :V])
+            last = i == depth - 1
+            # With residuals between maps the results alternate between two buffers.
+            result = Y if last else before[i % 2] if options.between and i >= 0 else None
+            _advance[grid](
+                None if i < 0 else P[i],
+                None if b is None or i < 0 else b[i],
+                E,
+                None if masks is None or i < 0 else masks[i],
+                None if masks is None or last else masks[i + 1],
+                before[(i - 1) % 2] if options.between and i > 0 else None,
+                None if last else X[i + 1],
+                result,
+                V,
+                padded,
+                d,
+                _row_stride(masks),
+                ENTER=i < 0,
+                ACTIVATION=options.activation,
+                HAS_BIAS=b is not None,
+                HAS_OUT=options.mask_out,
+                HAS_IN=options.mask_in,
+                HAS_NEXT=not last,
+                HAS_RESULT=result is not None,
+                RESIDUAL=options.residual,
+                BETWEEN=options.between and i > 0,
+                ROWS=_ROWS,
+                COLUMNS=columns,
+                num_warps=4,
+            )
+        ctx.save_for_backward(masks, U, b, X, P)
+        ctx.options = options
+        ctx.dtypes = (embedding.dtype, parameters[0].dtype, parameters[-1].dtype)
+        return Y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivatives("DeepResidual", 'encoder="reference"')
+        masks, U, b, X, P = ctx.saved_tensors
+        options: Options = ctx.options
+        V, (depth, padded, d) = grad.shape[0], X.shape
+        dY = grad.contiguous()
+        dP, dX = torch.empty_like(X), torch.empty_like(X)
+        dE = dY.new_empty((V, d), dtype=ctx.dtypes[0])
+        G = dY.new_empty((V, d), dtype=torch.float32) if options.between else None
+        programs, columns = triton.cdiv(padded, _ROWS_PER_PROGRAM), _columns(d)
+        strips = triton.cdiv(d, columns)
+        sums = dY.new_empty((programs, depth, d), dtype=torch.float32) if b is not None else None
+        for i in reversed(range(depth if V else 0)):
+            top = i == depth - 1
+            _retreat[(programs, strips)](
+                dY if top else dX[i + 1],
+                None if masks is None or top else masks[i + 1],
+                None if masks is None else masks[i],
+                P[i],
+                None if b is None else b[i],
+                G,
+                dP[i],
+                None if sums is None else sums[:, i],
+                V,
+                padded,
+                d,
+                _row_stride(masks),
+                depth * d,
+                TOP=top,
+                ACTIVATION=options.activation,
+                HAS_BIAS=b is not None,
+                HAS_OUT=options.mask_out,
+                HAS_IN=options.mask_in and not top,
+                BETWEEN=options.between,
+                PER_PROGRAM=_ROWS_PER_PROGRAM,
+                ROWS=_ROWS,
+                COLUMNS=columns,
+                num_warps=4,
+            )
+            torch.mm(dP[i, :V], U[i], out=dX[i, :V])
+        if V:
+            _leave[(triton.cdiv(V, _ROWS), strips)](
+                dY,
+                dX,
+                masks,
+                dE,
+                V,
+                d,
+                X.stride(0),
+                0 if masks is None else masks.stride(0),
+                _row_stride(masks),
+                DEPTH=depth,
+                HAS_IN=options.mask_in,
+                RESIDUAL=options.residual,
+                BETWEEN=options.between,
+                ROWS=_ROWS,
+                COLUMNS=columns,
+                num_warps=4,
+            )
+        dU = _sum_over_labels(dP, X).to(ctx.dtypes[1])  # (L, d, d)
+        db = () if sums is None else sums.sum(0).to(ctx.dtypes[-1]).unbind()
+        return dE, None, None, None, None, *dU.unbind(), *db
+
+
+def _sum_over_labels(dP: Tensor, X: Tensor) -> Tensor:
+    """dP^T X per map (L, d, d), the sum over labels cut into SPLITS parts to fill the device."""
+    L, padded, d = X.shape
+    parts = (L * SPLITS, padded // SPLITS, d)
+    a, b = dP.view(parts).transpose(1, 2), X.view(parts)
+    wide = a.is_cuda and a.dtype != torch.float32
+    product = torch.bmm(a, b, out_dtype=torch.float32) if wide else torch.bmm(a, b).float()
+    return product.view(L, SPLITS, d, d).sum(1)
+
+
+def _columns(width: int) -> int:
+    return 128 if width % 128 == 0 else 64
+
+
+def _row_stride(masks: Tensor | None) -> int:
+    return 0 if masks is None or masks.shape[1] == 1 else masks.stride(1)
+
+
+def fused_encode(
+    embedding: Tensor,
+    masks: Tensor | None,
+    dtype: torch.dtype,
+    activation: str,
+    dropout_at: str,
+    residual: bool,
+    residual_between: bool,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor] | None,
+) -> Tensor:
+    options = Options(
+        ACTIVATION_CODES[activation],
+        mask_in=masks is not None and dropout_at == "input",
+        mask_out=masks is not None and dropout_at == "output",
+        residual=residual,
+        between=residual_between,
+    )
+    parameters = (*weights, *(biases or ()))
+    encoded = _FusedEncode.apply(embedding, masks, dtype, options, len(weights), *parameters)
+    return cast(Tensor, encoded)

@@ -1,0 +1,321 @@
+"""The bounded-memory plan behind ``impl="chunked"`` and ``impl="triton"``.
+
+Forward walks the labels in chunks and keeps, per token, the log-sum-exp and the target's logit.
+Backward walks them again, turns each chunk of logits into its gradient in place and feeds it to
+two matrix products. As many chunks of logits as fit into ``memory`` are kept for backward; the
+others are computed again. So the price of a bound is at most one more product:
+
+    everything fits:  3 products of N x V x k  (what plain PyTorch does, with fewer passes)
+    nothing fits:     4 products
+
+A chunk holds many tokens (all, unless their float32 sums outgrow ``memory``), so a label's gradient
+is complete after one product: it is summed in float32 inside the product and rounded once.
+
+Shapes: N tokens, V labels, k width; R rows of a block, C labels of a chunk.
+"""
+
+import functools
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from drill.kernels.nll import refuse_second_derivatives
+from drill.kernels.nll_passes import Engine, TorchEngine, empty_sums
+from drill.kernels.nll_plan import Chunk, aligned, fits_whole, plan
+
+_ROWS_FIRST = torch.contiguous_format
+
+_EXACT = 'impl="reference"'
+
+
+class Settings(NamedTuple):
+    """What a call fixes beside its tensors."""
+
+    ignore_index: int
+    smoothing: float
+    dtype: torch.dtype  # of the products
+    engine: str
+    memory: int
+
+
+@functools.cache
+def engine_named(name: str) -> Engine:
+    if name == "triton":
+        from drill.kernels.nll_triton import TritonEngine
+
+        return TritonEngine()
+    return TorchEngine()
+
+
+def forward_pass(
+    hidden: Tensor,  # (N, k)
+    weight: Tensor,  # (V, k)
+    bias: Tensor | None,  # (V,)
+    targets: Tensor,  # (N,)
+    settings: Settings,
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # losses (N,), lse (N,), kept logits (flat)
+    ignore_index, smoothing, dtype, engine, memory = settings
+    passes = engine_named(engine)
+    labels = weight.shape[0]
+    exact = torch.promote_types(dtype, torch.float32)
+    tiles, _, kept_size = plan(hidden, labels, dtype, memory, keep)
+    kept = hidden.new_empty(kept_size, dtype=dtype)
+    sums = empty_sums(hidden, exact, smoothing)
+    spare: Tensor | None = None
+    for tile in tiles:
+        if tile.kept:
+            logits = tile.view(kept[tile.kept])
+        else:
+            spare = _room(spare, tile, hidden, dtype)
+            logits = tile.view(spare)
+        torch.mm(hidden[tile.rows].to(dtype), weight[tile.labels].to(dtype).t(), out=logits)
+        part = None if bias is None else bias[tile.labels]
+        first = tile.left == 0
+        passes.reduce(logits, part, targets[tile.rows], tile.left, sums.rows(tile.rows), first)
+    losses, lse = passes.finish(sums, targets, ignore_index, smoothing, labels)
+    return losses, lse, kept
+
+
+def backward_pass(
+    scale: Tensor,  # (N,), gradient of each token's loss
+    hidden: Tensor,  # (N, k)
+    weight: Tensor,  # (V, k)
+    bias: Tensor | None,  # (V,)
+    targets: Tensor,  # (N,)
+    lse: Tensor,  # (N,)
+    kept: Tensor | None,  # flat; overwritten; None: compute all logits again
+    settings: Settings,
+    wanted: tuple[bool, bool, bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    for_hidden, for_weight, for_bias = wanted
+    hidden_grad = torch.empty_like(hidden, memory_format=_ROWS_FIRST) if for_hidden else None
+    weight_grad = torch.empty_like(weight, memory_format=_ROWS_FIRST) if for_weight else None
+    bias_grad = lse.new_zeros(weight.shape[0]) if for_bias else None
+    tiles, blocks, _ = plan(hidden, weight.shape[0], settings.dtype, settings.memory, keep=True)
+    inputs = (scale, hidden, weight, bias, targets, lse)
+    if blocks > 1 and weight_grad is not None and weight.dtype != lse.dtype:
+        # Half-precision sums over blocks and over chunks at once would need float32 copies of
+        # whole gradients. So one sweep along each: rows for hidden, then labels for weight.
+        if hidden_grad is not None:
+            _sweep(tiles, inputs, kept, settings, hidden_grad, None, None)
+        by_label = sorted(tiles, key=lambda tile: tile.left)
+        _sweep(by_label, inputs, None, settings, None, weight_grad, bias_grad)
+    else:
+        _sweep(tiles, inputs, kept, settings, hidden_grad, weight_grad, bias_grad)
+    if bias_grad is not None and bias is not None:
+        bias_grad = bias_grad.to(bias.dtype)
+    return hidden_grad, weight_grad, bias_grad
+
+
+def _sweep(
+    tiles: list[Chunk],
+    inputs: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor],
+    kept: Tensor | None,
+    settings: Settings,
+    hidden_grad: Tensor | None,  # (N, k), written
+    weight_grad: Tensor | None,  # (V, k), written
+    bias_grad: Tensor | None,  # (V,), added to
+) -> None:
+    """Differentiate every chunk and feed it to the gradients that are asked for."""
+    scale, hidden, weight, bias, targets, lse = inputs
+    ignore_index, smoothing, dtype, engine, _ = settings
+    passes = engine_named(engine)
+    to_hidden, to_weight = _Sum(hidden_grad, lse.dtype), _Sum(weight_grad, lse.dtype)
+    spare: Tensor | None = None
+    for tile in tiles:
+        h, w = hidden[tile.rows].to(dtype), weight[tile.labels].to(dtype)
+        if tile.kept and kept is not None:
+            logits = tile.view(kept[tile.kept])
+        else:
+            spare = _room(spare, tile, hidden, dtype)
+            logits = tile.view(spare)
+            torch.mm(h, w.t(), out=logits)
+        summed = passes.differentiate(
+            logits,
+            None if bias is None else bias[tile.labels],
+            targets[tile.rows],
+            tile.left,
+            lse[tile.rows],
+            scale[tile.rows],
+            ignore_index,
+            smoothing,
+            weight.shape[0],
+            summed=bias_grad is not None,
+        )
+        if bias_grad is not None and summed is not None:
+            bias_grad[tile.labels] += summed
+        last_column, last_block = tile.right == weight.shape[0], tile.bottom == hidden.shape[0]
+        to_hidden.add(tile.rows, logits, w, first=tile.left == 0, last=last_column)
+        to_weight.add(tile.labels, logits.t(), h, first=tile.top == 0, last=last_block)
+
+
+class _Sum:
+    """Rows of a gradient as a sum of products, in float32 until the last one is in."""
+
+    def __init__(self, out: Tensor | None, exact: torch.dtype) -> None:
+        self.out = out
+        self.exact = exact
+        self.wide: Tensor | None = None
+
+    def add(self, rows: slice, a: Tensor, b: Tensor, first: bool, last: bool) -> None:
+        if self.out is None:
+            return
+        out = self.out[rows]
+        if (first and last) or out.dtype == self.exact:
+            _product(out, a, b, add=not first)
+            return
+        if self.wide is None or self.wide.shape != out.shape:
+            self.wide = torch.empty_like(out, dtype=self.exact)
+        _product(self.wide, a, b, add=not first)
+        if last:
+            out.copy_(self.wide)
+
+
+def _room(spare: Tensor | None, tile: Chunk, like: Tensor, dtype: torch.dtype) -> Tensor:
+    if spare is None or spare.numel() < tile.size:
+        return like.new_empty(tile.size, dtype=dtype)
+    return spare
+
+
+def _product(out: Tensor, a: Tensor, b: Tensor, add: bool) -> None:
+    """out (+)= a @ b, accumulated in out's dtype, which may be wider than the operands'."""
+    if a.shape[1] == 0:
+        if not add:
+            out.zero_()
+    elif out.dtype != a.dtype and out.is_cuda:
+        torch.addmm(out, a, b, out_dtype=out.dtype, beta=float(add), out=out)
+    else:
+        torch.addmm(out, a.to(out.dtype), b.to(out.dtype), beta=float(add), out=out)
+
+
+class _WholeNLL(torch.autograd.Function):
+    """The plan with one chunk, written out: at this size every microsecond of Python shows."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        reduction: str,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        settings: Settings,
+    ) -> Tensor:
+        ignore_index, smoothing, dtype, engine, _ = settings
+        passes = engine_named(engine)
+        rows, labels = hidden.shape[0], weight.shape[0]
+        w = padded_weight(weight, dtype)
+        logits = hidden.new_empty((rows, w.shape[0]), dtype=dtype)
+        torch.mm(hidden.to(dtype), w.t(), out=logits)
+        losses, lse = passes.whole(logits[:, :labels], bias, targets, ignore_index, smoothing)
+        loss, share = passes.gather(losses, targets, ignore_index, reduction)
+        if any(ctx.needs_input_grad):
+            ctx.save_for_backward(hidden, weight, bias, targets, lse, share)
+            ctx.logits = logits
+            ctx.settings = settings
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivatives("nll", _EXACT)
+        hidden, weight, bias, targets, lse, share = ctx.saved_tensors
+        ignore_index, smoothing, dtype, engine, _ = ctx.settings
+        _, for_hidden, for_weight, for_bias = ctx.needs_input_grad[:4]
+        labels = weight.shape[0]
+        h, w = hidden.to(dtype), padded_weight(weight, dtype)
+        logits, ctx.logits = ctx.logits, None
+        if logits is None:  # a second backward: the first one overwrote them
+            logits = torch.mm(h, w.t())
+        scale = _spread(grad, share, targets, lse.dtype)
+        bias_grad = engine_named(engine).differentiate(
+            logits[:, :labels],
+            bias,
+            targets,
+            0,
+            lse,
+            scale,
+            ignore_index,
+            smoothing,
+            labels,
+            for_bias,
+        )
+        hidden_grad = weight_grad = None
+        if for_hidden:
+            hidden_grad = torch.empty_like(hidden)
+            _product(hidden_grad, logits, w, add=False)
+        if for_weight:
+            weight_grad = weight.new_empty(w.shape)
+            _product(weight_grad, logits.t(), h, add=False)
+            weight_grad = weight_grad[:labels]
+        if bias_grad is not None:
+            bias_grad = bias_grad.to(bias.dtype)
+        return None, hidden_grad, weight_grad, bias_grad, None, None
+
+
+def padded_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """Weight in the dtype of the products, with zero rows up to an aligned number of labels.
+
+    cuBLAS takes a slow path, two to three times slower, when the number of labels is ragged.
+    """
+    labels, width = weight.shape
+    rows = aligned(labels, weight.device.type)
+    if rows == labels:
+        return weight.to(dtype)
+    padded = weight.new_empty((rows, width), dtype=dtype)
+    padded[:labels] = weight
+    padded[labels:] = 0
+    return padded
+
+
+def _spread(grad: Tensor, share: Tensor | None, targets: Tensor, exact: torch.dtype) -> Tensor:
+    """The gradient of each token's loss (N,), from that of the reduced loss."""
+    scale = grad.to(exact)
+    return (scale if share is None else scale * share).expand(targets.shape)
+
+
+class _ChunkedNLL(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        reduction: str,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        settings: Settings,
+    ) -> Tensor:
+        keep = any(ctx.needs_input_grad)
+        losses, lse, kept = forward_pass(hidden, weight, bias, targets, settings, keep)
+        passes = engine_named(settings.engine)
+        loss, share = passes.gather(losses, targets, settings.ignore_index, reduction)
+        if keep:
+            ctx.save_for_backward(hidden, weight, bias, targets, lse, share)
+            ctx.kept = kept
+            ctx.settings = settings
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivatives("nll", _EXACT)
+        kept, ctx.kept = ctx.kept, None  # overwritten now; a second backward computes them again
+        hidden, weight, bias, targets, lse, share = ctx.saved_tensors
+        scale = _spread(grad, share, targets, lse.dtype)
+        wanted = ctx.needs_input_grad[1:4]
+        grads = backward_pass(scale, hidden, weight, bias, targets, lse, kept, ctx.settings, wanted)
+        return None, *grads, None, None
+
+
+def chunked_nll(
+    reduction: str,
+    hidden: Tensor,  # (N, k)
+    weight: Tensor,  # (V, k)
+    bias: Tensor | None,  # (V,)
+    targets: Tensor,  # (N,)
+    settings: Settings,
+) -> Tensor:  # () or, with reduction "none", (N,)
+    """The loss by the plan of this module."""
+    whole = fits_whole(hidden, weight.shape[0], settings.dtype, settings.memory)
+    run = _WholeNLL if whole else _ChunkedNLL
+    return cast(Tensor, run.apply(reduction, hidden, weight, bias, targets, settings))

@@ -1,0 +1,92 @@
+"""``drill::nll`` as an opaque operator, so that ``torch.compile`` keeps one graph around it."""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from drill.kernels.nll_chunked import Settings, backward_pass, forward_pass
+from drill.kernels.nll_plan import plan
+
+
+@torch.library.custom_op("drill::nll", mutates_args=())
+def nll_op(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    ignore_index: int,
+    smoothing: float,
+    dtype: torch.dtype,
+    engine: str,
+    memory: int,
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    settings = Settings(ignore_index, smoothing, dtype, engine, memory)
+    return forward_pass(hidden, weight, bias, targets, settings, keep)
+
+
+@nll_op.register_fake
+def _(hidden, weight, bias, targets, ignore_index, smoothing, dtype, engine, memory, keep):  # type: ignore[no-untyped-def]
+    exact = torch.promote_types(dtype, torch.float32)
+    size = plan(hidden, weight.shape[0], dtype, memory, keep).kept
+    per_token = hidden.new_empty(hidden.shape[0], dtype=exact)
+    return per_token, torch.empty_like(per_token), hidden.new_empty(size, dtype=dtype)
+
+
+@torch.library.custom_op("drill::nll_backward", mutates_args=())
+def nll_backward_op(
+    scale: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    lse: Tensor,
+    kept: Tensor,
+    ignore_index: int,
+    smoothing: float,
+    dtype: torch.dtype,
+    engine: str,
+    memory: int,
+    wanted: list[bool],
+) -> list[Tensor]:
+    settings = Settings(ignore_index, smoothing, dtype, engine, memory)
+    own = kept.clone() if kept.numel() else None  # an operator must not write into its inputs
+    asked = cast(tuple[bool, bool, bool], tuple(wanted))
+    grads = backward_pass(scale, hidden, weight, bias, targets, lse, own, settings, asked)
+    return [grad for grad in grads if grad is not None]
+
+
+@nll_backward_op.register_fake
+def _(scale, hidden, weight, bias, targets, lse, kept, *settings):  # type: ignore[no-untyped-def]
+    like = [hidden, weight, bias]
+    return [torch.empty_like(x) for x, w in zip(like, settings[-1], strict=True) if w]
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    hidden, weight, bias, targets, *settings, _keep = inputs
+    ctx.save_for_backward(hidden, weight, bias, targets, output[1], output[2])
+    ctx.settings = settings
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    wanted = [
+        bool(need) and x is not None
+        for need, x in zip(ctx.needs_input_grad[:3], ctx.saved_tensors[:3], strict=True)
+    ]
+    made = iter(nll_backward_op(grad, *ctx.saved_tensors, *ctx.settings, wanted))
+    return (*(next(made) if want else None for want in wanted), *(None for _ in range(7)))
+
+
+nll_op.register_autograd(_backward, setup_context=_setup_context)
+
+
+def compiled_nll(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: Settings
+) -> Tensor:
+    """``chunked_nll`` with reduction "none", for use inside ``torch.compile``."""
+    keep = torch.is_grad_enabled() and any(
+        x is not None and x.requires_grad for x in (hidden, weight, bias)
+    )
+    return cast(Tensor, nll_op(hidden, weight, bias, targets, *settings, keep)[0])

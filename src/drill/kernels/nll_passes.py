@@ -1,0 +1,169 @@
+"""The passes over a chunk of logits and over the tokens, in plain PyTorch."""
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Sums(NamedTuple):
+    """What is known of each token's row of logits so far, all (N,) in the exact dtype."""
+
+    peak: Tensor  # running maximum
+    mass: Tensor  # running sum of exp(logit - peak)
+    hit: Tensor  # logit of the target; NaN until its chunk comes
+    total: Tensor | None  # running sum of logits, for label smoothing only
+
+    def rows(self, rows: slice) -> "Sums":
+        return Sums(*(None if x is None else x[rows] for x in self))  # type: ignore[arg-type]
+
+
+def empty_sums(rows: Tensor, exact: torch.dtype, smoothing: float) -> Sums:
+    peak, mass, hit, total = rows.new_empty((4, rows.shape[0]), dtype=exact)
+    return Sums(peak, mass, hit, total if smoothing else None)
+
+
+class Engine(Protocol):
+    """The passes over a chunk of logits and over the tokens; the plan does the rest."""
+
+    def reduce(
+        self,
+        logits: Tensor,  # (R, C), without bias
+        bias: Tensor | None,  # (C,)
+        targets: Tensor,  # (R,)
+        left: int,
+        sums: Sums,  # (R,) each, written
+        first: bool,
+    ) -> None:
+        """Fold one chunk into the sums; the ``first`` of a row finds them empty."""
+
+    def finish(
+        self, sums: Sums, targets: Tensor, ignore_index: int, smoothing: float, labels: int
+    ) -> tuple[Tensor, Tensor]:
+        """Losses (N,), 0 where ignored, and log-sum-exp (N,)."""
+
+    def whole(
+        self,
+        logits: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        ignore_index: int,
+        smoothing: float,
+    ) -> tuple[Tensor, Tensor]:
+        """``reduce`` and ``finish`` when the chunk holds all labels."""
+
+    def gather(
+        self, losses: Tensor, targets: Tensor, ignore_index: int, reduction: str
+    ) -> tuple[Tensor, Tensor | None]:
+        """The reduced loss and, for the mean, what each token that counts weighs in it."""
+
+    def differentiate(
+        self,
+        logits: Tensor,  # (R, C), without bias; becomes d loss / d logits
+        bias: Tensor | None,  # (C,)
+        targets: Tensor,  # (R,)
+        left: int,
+        lse: Tensor,  # (R,)
+        scale: Tensor,  # (R,) gradient of each token's loss, stride 0 or 1
+        ignore_index: int,
+        smoothing: float,
+        labels: int,
+        summed: bool,
+    ) -> Tensor | None:  # (C,) sum over rows, if asked for
+        """(softmax - (1 - smoothing) onehot - smoothing / V) * scale, in place; 0 where ignored."""
+
+
+class TorchEngine:
+    """The passes in plain PyTorch."""
+
+    def reduce(
+        self,
+        logits: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        left: int,
+        sums: Sums,
+        first: bool,
+    ) -> None:
+        peak, mass, hit, total = sums
+        if first:
+            peak.fill_(-torch.inf)
+            mass.zero_()
+            hit.fill_(torch.nan)
+            if total is not None:
+                total.zero_()
+        wide = logits.to(peak.dtype)
+        if bias is not None:
+            wide = wide + bias
+        higher = torch.maximum(peak, wide.amax(1))
+        # A row of -inf so far has no mass; -inf - -inf would make it NaN.
+        base = torch.where(higher == -torch.inf, 0, higher)
+        mass.mul_((peak - base).exp_()).add_((wide - base[:, None]).exp_().sum(1))
+        peak.copy_(higher)
+        column, inside = _column(targets, left, logits.shape[1])
+        hit.copy_(torch.where(inside, wide.gather(1, column[:, None])[:, 0], hit))
+        if total is not None:
+            total.add_(wide.sum(1))
+
+    def finish(
+        self, sums: Sums, targets: Tensor, ignore_index: int, smoothing: float, labels: int
+    ) -> tuple[Tensor, Tensor]:
+        lse = sums.mass.log().add_(sums.peak)
+        losses = lse - sums.hit
+        if sums.total is not None:
+            losses = (1 - smoothing) * losses + smoothing * (lse - sums.total / labels)
+        return torch.where(targets == ignore_index, 0, losses), lse
+
+    def whole(
+        self,
+        logits: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        ignore_index: int,
+        smoothing: float,
+    ) -> tuple[Tensor, Tensor]:
+        exact = torch.promote_types(logits.dtype, torch.float32)
+        sums = empty_sums(logits, exact, smoothing)
+        self.reduce(logits, bias, targets, 0, sums, first=True)
+        return self.finish(sums, targets, ignore_index, smoothing, logits.shape[1])
+
+    def gather(
+        self, losses: Tensor, targets: Tensor, ignore_index: int, reduction: str
+    ) -> tuple[Tensor, Tensor | None]:
+        if reduction == "none":
+            return losses, None
+        if reduction == "sum":
+            return losses.sum(), None
+        share = (targets != ignore_index).sum().clamp(min=1).to(losses.dtype).reciprocal()
+        return losses.sum() * share, share
+
+    def differentiate(
+        self,
+        logits: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        left: int,
+        lse: Tensor,
+        scale: Tensor,
+        ignore_index: int,
+        smoothing: float,
+        labels: int,
+        summed: bool,
+    ) -> Tensor | None:
+        wide = logits.to(lse.dtype)  # the same tensor when it is wide already
+        if bias is not None:
+            wide = wide.add_(bias) if wide is logits else wide + bias
+        wide.sub_(lse[:, None]).exp_()
+        if smoothing:
+            wide.sub_(smoothing / labels)
+        column, inside = _column(targets, left, logits.shape[1])
+        wide.scatter_add_(1, column[:, None], inside[:, None].to(wide.dtype) * (smoothing - 1))
+        wide.mul_(torch.where(targets == ignore_index, 0, scale)[:, None])
+        if wide is not logits:
+            logits.copy_(wide)
+        return wide.sum(0) if summed else None
+
+
+def _column(targets: Tensor, left: int, width: int) -> tuple[Tensor, Tensor]:
+    inside = (targets >= left) & (targets < left + width)
+    return torch.where(inside, targets - left, 0).long(), inside
