@@ -1,0 +1,42 @@
+"""Output layers: one file each, one contract (``base.py``), one table (``LAYERS``)."""
+
+from drill.layers.adaptive import AdaptiveSoftmax
+from drill.layers.base import MatrixLayer, NotFoldable, OutputLayer
+from drill.layers.bilinear import Bilinear
+from drill.layers.deep_residual import DeepResidual
+from drill.layers.dual import DualNonlinear
+from drill.layers.held import StaleLabels
+from drill.layers.mixture import MixtureOfSoftmaxes
+from drill.layers.sampled import SampledSoftmax
+from drill.layers.softmax import FullSoftmax, TiedSoftmax
+from drill.layers.vectors import Descriptions, LabelSource
+
+LAYERS: dict[str, type[OutputLayer]] = {
+    "full": FullSoftmax,
+    "tied": TiedSoftmax,
+    "bilinear": Bilinear,
+    "dual": DualNonlinear,
+    "deep-residual": DeepResidual,
+    "mixture": MixtureOfSoftmaxes,
+    "sampled": SampledSoftmax,
+    "adaptive": AdaptiveSoftmax,
+}
+"""Every layer by name: the first five are matrix layers, the others wrap one."""
+
+__all__ = [
+    "LAYERS",
+    "AdaptiveSoftmax",
+    "Bilinear",
+    "DeepResidual",
+    "Descriptions",
+    "DualNonlinear",
+    "FullSoftmax",
+    "LabelSource",
+    "MatrixLayer",
+    "MixtureOfSoftmaxes",
+    "NotFoldable",
+    "OutputLayer",
+    "SampledSoftmax",
+    "StaleLabels",
+    "TiedSoftmax",
+]

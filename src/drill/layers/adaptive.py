@@ -1,0 +1,317 @@
+"""Adaptive softmax (Grave et al., 2017) over any matrix layer."""
+
+import math
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from drill.kernels.nll import (
+    DEFAULT_MEMORY,
+    Implementation,
+    Reduction,
+    check_head,
+    check_settings,
+    check_targets,
+    must_not_wait,
+    nll,
+    reduce_losses,
+)
+from drill.layers.base import MatrixLayer, NotFoldable, OutputLayer, head_log_probs
+from drill.layers.ranking import Ranking
+from drill.layers.smoothing import smoothed_nll
+
+_IGNORED, _OUTSIDE = -100, -1
+
+
+class Softmax(NamedTuple):
+    """One softmax of the hierarchy: p = softmax(weight map(context) + bias)."""
+
+    map: nn.Module  # (N, k) -> (N, k_i)
+    weight: Tensor  # (labels, k_i)
+    bias: Tensor  # (labels,)
+
+
+class AdaptiveSoftmax(OutputLayer):
+    """A small softmax over frequent labels and clusters, and one narrow softmax per cluster.
+
+        log p(y) = log p_head(y)                                y of rank [0, c_1)
+        log p(y) = log p_head(cluster i) + log p_i(y)           y of rank [c_i, c_{i+1})
+
+        p_head = softmax over [labels()[:c_1]; cluster_weight] context(h) + [b; cluster_bias]
+        p_i    = softmax((labels()[c_i:c_{i+1}] B_i) . (context(h) A_i) + b)
+
+    A_i and B_i are k x k_i, k_i = k / reduction_factor^i: a token pays for the head and for one
+    narrow cluster. Use it for large vocabularies of words, whose tokens are mostly frequent ones.
+    Adds C*(k + 1) + 2 k sum(k_i) parameters for C clusters.
+
+    layer             the matrix layer whose labels are split; any MatrixLayer
+    cutoffs           c_1 < c_2 < ... < V: ranks at which the clusters start
+    reduction_factor  how much narrower each cluster is than the one before; 1.0: no maps at all
+    counts            (V,) training counts that rank the labels; without them id 0 is the most
+                      frequent label, id 1 the next, as frequency-sorted vocabularies have it
+    """
+
+    def __init__(
+        self,
+        layer: MatrixLayer,
+        cutoffs: Sequence[int],
+        *,
+        reduction_factor: float = 4.0,
+        counts: Tensor | Sequence[float] | None = None,
+    ) -> None:
+        super().__init__()
+        name = type(self).__name__
+        if not isinstance(layer, MatrixLayer):
+            raise TypeError(
+                f"{name}: an adaptive softmax wraps a layer of one matrix (full, tied, bilinear, "
+                f"dual, deep residual), not {type(layer).__name__}"
+            )
+        if not (reduction_factor >= 1.0 and math.isfinite(reduction_factor)):
+            raise ValueError(
+                f"{name}: reduction_factor is a finite number of at least 1, not "
+                f"{reduction_factor}; 4 is usual, 1 keeps every cluster as wide as the head"
+            )
+        self.layer = layer
+        self.cutoffs = _checked_cutoffs(name, cutoffs, layer.vocabulary_size)
+        self.reduction_factor = float(reduction_factor)
+        self.ranking = Ranking(name, layer, counts)
+        self.hidden_size = layer.hidden_size
+        k, clusters = layer.joint_size, len(self.cutoffs)
+        like = next(layer.parameters(), torch.empty(0))  # on the layer's device, in its dtype
+        bound = 1 / math.sqrt(k)
+        self.cluster_weight = nn.Parameter(
+            torch.empty(clusters, k, device=like.device, dtype=like.dtype).uniform_(-bound, bound)
+        )
+        self.cluster_bias = nn.Parameter(
+            torch.zeros(clusters, device=like.device, dtype=like.dtype)
+        )
+        self.context_maps = nn.ModuleList()  # A_i
+        self.label_maps = nn.ModuleList()  # B_i
+        for i in range(1, clusters + 1):
+            A, B = _maps(k, max(1, round(k / self.reduction_factor**i)), reduction_factor, like)
+            self.context_maps.append(A)
+            self.label_maps.append(B)
+
+    # -- the hierarchy ----------------------------------------------------------------------
+
+    def softmaxes(self, weight: Tensor) -> list[Softmax]:
+        """The head, then the clusters, from all encoded labels (V, k)."""
+        V = weight.shape[0]
+        if self.cutoffs[-1] >= V:
+            raise ValueError(
+                f"{type(self).__name__}: the last cutoff is {self.cutoffs[-1]}, but the layer has "
+                f"only {V} labels left; build it again with smaller cutoffs"
+            )
+        self.ranking.check(V)
+        bias = self.cluster_bias.new_zeros(V) if self.layer.bias is None else self.layer.bias
+        sizes = [end - start for start, end in pairwise((0, *self.cutoffs, V))]
+        W, *W_tail = self.ranking.by_rank(weight).split(sizes)
+        b, *b_tail = self.ranking.by_rank(bias).split(sizes)
+        W = torch.cat([W, self.cluster_weight])  # (c_1 + C, k)
+        b = torch.cat([b, self.cluster_bias])
+        tails = zip(self.context_maps, self.label_maps, W_tail, b_tail, strict=True)
+        return [
+            Softmax(nn.Identity(), W, b),
+            *(Softmax(A, B(W_i), b_i) for A, B, W_i, b_i in tails),
+        ]
+
+    def _join(self, context: Tensor, softmaxes: list[Softmax]) -> Tensor:
+        """log p of every label, (..., k) -> (..., V), in order of label ids."""
+        head, *clusters = (head_log_probs(s.map(context), s.weight, s.bias) for s in softmaxes)
+        c_1 = self.cutoffs[0]
+        parts = [head[..., :c_1]]
+        parts += [p + head[..., c_1 + i, None] for i, p in enumerate(clusters)]
+        return self.ranking.by_label(torch.cat(parts, dim=-1))
+
+    def _encode(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """context(h) and all labels: encoded once, so head and clusters share a dropout mask."""
+        self.check_hidden(hidden)
+        context, weight = self.layer.context(hidden), self.layer.weight
+        check_head(type(self).__name__, context, weight, self.layer.bias)
+        return context, weight
+
+    def log_probs(self, hidden: Tensor) -> Tensor:
+        context, weight = self._encode(hidden)
+        return self._join(context, self.softmaxes(weight))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """``log_probs``: the hierarchy is normalised as it is made."""
+        return self.log_probs(hidden)
+
+    def nll(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        reduction: Reduction = "mean",
+        ignore_index: int = -100,
+        label_smoothing: float = 0.0,
+        impl: Implementation = "auto",
+        memory: int = DEFAULT_MEMORY,
+        check: bool = True,
+    ) -> Tensor:
+        """-log p(target | h): the head for all tokens, each cluster for its own tokens only.
+
+        How many tokens a cluster has is known on the device only, so on a GPU this waits for it.
+        Inside ``torch.compile`` or a CUDA graph, which cannot wait, a cluster looks at all tokens.
+        """
+        check_settings(reduction, label_smoothing, impl)
+        context, weight = self._encode(hidden)
+        check_targets(hidden, targets, weight.shape[0], ignore_index, check)
+        softmaxes = self.softmaxes(weight)
+        if label_smoothing:  # needs every label's log-probability, not only the target's
+            losses = smoothed_nll(
+                lambda context, _: self._join(context, softmaxes),
+                (context,),
+                weight,
+                targets,
+                ignore_index=ignore_index,
+                label_smoothing=label_smoothing,
+            )
+        else:
+            rows, flat = context.reshape(-1, context.shape[-1]), targets.reshape(-1).long()
+            losses = self._losses(rows, flat, softmaxes, ignore_index, impl, memory).view(
+                targets.shape
+            )
+        return reduce_losses(losses, targets, reduction, ignore_index)
+
+    def _losses(
+        self,
+        context: Tensor,  # (N, k)
+        targets: Tensor,  # (N,)
+        softmaxes: list[Softmax],
+        ignore_index: int,
+        impl: Implementation,
+        memory: int,
+    ) -> Tensor:  # (N,)
+        V = self.vocabulary_size
+        ignored = targets == ignore_index
+        outside = ~ignored & ((targets < 0) | (targets >= V))
+        rank = self.ranking.ranks_of(torch.where(ignored | outside, 0, targets))
+        cluster = torch.zeros_like(rank)  # 0 the head, i the cluster that starts at c_i
+        for c_i in self.cutoffs:
+            cluster += rank >= c_i
+        cluster = torch.where(ignored | outside, 0, cluster)
+        in_head = torch.where(cluster == 0, rank, self.cutoffs[0] - 1 + cluster)
+        # Marks of our own: ignore_index may be a label, and then a rank is called the same.
+        in_head = torch.where(ignored, _IGNORED, torch.where(outside, _OUTSIDE, in_head))
+
+        def cost(s: Softmax, context: Tensor, targets: Tensor) -> Tensor:
+            return nll(
+                s.map(context),
+                s.weight,
+                targets,
+                s.bias,
+                reduction="none",
+                ignore_index=_IGNORED,
+                impl=impl,
+                memory=memory,
+                check=False,
+            )
+
+        head, *clusters = softmaxes
+        losses = cost(head, context, in_head)
+        inside = [
+            torch.where(cluster == i + 1, rank - c, _IGNORED) for i, c in enumerate(self.cutoffs)
+        ]
+        if must_not_wait(context.device):
+            for softmax, own in zip(clusters, inside, strict=True):
+                losses = losses + cost(softmax, context, own)
+            return losses
+        sizes = torch.stack([(cluster == i).sum() for i in range(len(softmaxes))]).tolist()
+        _, *members = cluster.argsort(stable=True).split(sizes)
+        for softmax, own, tokens in zip(clusters, inside, members, strict=True):
+            # A cluster without tokens runs too: its parameters get zero gradients instead of none,
+            # which is what data-parallel training waits for.
+            each = cost(softmax, context.index_select(0, tokens), own[tokens])
+            losses = losses.index_add(0, tokens, each)
+        return losses
+
+    # -- what the wrapped layer does --------------------------------------------------------
+
+    @property
+    def vocabulary_size(self) -> int:
+        return self.layer.vocabulary_size
+
+    @property
+    def label_weight(self) -> Tensor:
+        """E, (V, d): the wrapped layer's."""
+        return self.layer.label_weight
+
+    @property
+    def weight(self) -> Tensor:
+        raise NotFoldable(
+            f"an adaptive softmax of {len(self.cutoffs)} clusters has no single weight for a fused "
+            "loss to read; call layer.nll(hidden, targets)"
+        )
+
+    def fold(self) -> nn.Linear:
+        raise NotFoldable(
+            f"an adaptive softmax of {len(self.cutoffs)} clusters is a hierarchy, so no nn.Linear "
+            "equals it; at inference use `with layer.cached_labels():` to encode the labels once"
+        )
+
+    def resize(self, new_size: int, vectors: Tensor | None = None) -> None:
+        """As the wrapped layer's. Only the last cluster grows or shrinks: new labels join it."""
+        ids, last = self.ranking.ids, self.cutoffs[-1]
+        if new_size <= last or (ids is not None and bool((ids[:last] >= new_size).any())):
+            raise ValueError(
+                f"{type(self).__name__}: resize to {new_size} labels would take labels from before "
+                f"the last cutoff, rank {last}; keep them, or build it again with smaller cutoffs"
+            )
+        self.layer.resize(new_size, vectors)
+        self.ranking.resize(new_size)
+
+    def cached_labels(self) -> AbstractContextManager[None]:
+        return self.layer.cached_labels()
+
+    def shared_labels(self) -> AbstractContextManager[None]:
+        return self.layer.shared_labels()
+
+    def extra_repr(self) -> str:
+        return f"cutoffs={list(self.cutoffs)}, reduction_factor={self.reduction_factor}"
+
+
+def _maps(k: int, k_i: int, reduction_factor: float, like: Tensor) -> tuple[nn.Module, nn.Module]:
+    """A and B, k -> k_i, starting alike; the identity where nothing is reduced.
+
+    Both start as the same random orthonormal rows, so a context close to a label stays close to it.
+    The scale keeps the variance of the logits of unrelated pairs: with A = B = a Q it is
+    a^4 k_i / k^2 |c|^2 |y|^2, where it was |c|^2 |y|^2 / k, hence a = (k / k_i)^(1/4).
+    """
+    if reduction_factor == 1.0:
+        return nn.Identity(), nn.Identity()
+    Q = nn.init.orthogonal_(torch.empty(k_i, k), gain=(k / k_i) ** 0.25)
+
+    def linear() -> nn.Linear:
+        made = nn.Linear(k, k_i, bias=False, device="meta")
+        made.weight = nn.Parameter(Q.to(like.device, like.dtype, copy=True))
+        return made
+
+    return linear(), linear()
+
+
+def _checked_cutoffs(name: str, cutoffs: Sequence[int], labels: int) -> tuple[int, ...]:
+    if not isinstance(cutoffs, Iterable) or isinstance(cutoffs, str):
+        raise TypeError(f"{name}: cutoffs is a list such as [2000, 10000], not {cutoffs!r}")
+    ranks = list(cutoffs)
+    if any(isinstance(c, bool) or not isinstance(c, int) for c in ranks):
+        raise TypeError(f"{name}: cutoffs are whole numbers, not {ranks}")
+    if not ranks:
+        raise ValueError(
+            f"{name}: cutoffs is empty, so there is no cluster; give at least one rank, or use the "
+            "wrapped layer as it is"
+        )
+    if any(a >= b for a, b in pairwise(ranks)):
+        raise ValueError(
+            f"{name}: cutoffs rise strictly, {ranks} do not; give {sorted(set(ranks))}"
+        )
+    if ranks[0] < 1 or ranks[-1] >= labels:
+        raise ValueError(
+            f"{name}: cutoffs lie between 1 and {labels - 1} for {labels} labels, {ranks} do not; "
+            "the head starts at rank 0 and the last cluster ends with the last label by themselves"
+        )
+    return tuple(ranks)

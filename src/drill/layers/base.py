@@ -1,0 +1,305 @@
+"""The contract of every output layer.
+
+    p(y | h) = softmax( g_out(E) g_in(h) + b )
+
+Shape legend, used in every file of this folder:
+
+    N, ...  tokens (any leading dimensions)
+    V       labels, the vocabulary
+    d       width of a label vector, a row of E
+    h       width of a hidden state, what the encoder gives
+    k       width in which labels and contexts meet
+
+A layer whose logits are one matrix product is a :class:`MatrixLayer`: it says what ``labels`` and
+``context`` are and the rest is written here, once. Layers over such layers (mixtures, sampled and
+adaptive softmax) are :class:`OutputLayer`s that hold one.
+"""
+
+import abc
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from drill.kernels.nll import (
+    DEFAULT_MEMORY,
+    Implementation,
+    Reduction,
+    check_head,
+    check_range,
+    check_targets,
+    nll,
+)
+from drill.layers.held import FrozenLabels, HeldLabels, SharedLabels
+from drill.layers.vectors import (
+    LabelSource,
+    check_source,
+    label_count,
+    label_vectors,
+    refill,
+    resize_rows,
+)
+
+
+class NotFoldable(TypeError):
+    """This layer is no single matrix, so no ``nn.Linear`` equals it."""
+
+
+class OutputLayer(nn.Module, abc.ABC):
+    """What a model, a trainer or an evaluation may ask of any output layer."""
+
+    hidden_size: int
+
+    @property
+    @abc.abstractmethod
+    def vocabulary_size(self) -> int:
+        """V, the number of labels."""
+
+    @abc.abstractmethod
+    def log_probs(self, hidden: Tensor) -> Tensor:
+        """log p(y | h) of every label: (..., h) -> (..., V), normalised, at least float32."""
+
+    @abc.abstractmethod
+    def nll(
+        self,
+        hidden: Tensor,  # (..., h)
+        targets: Tensor,  # (...)
+        reduction: Reduction = "mean",
+        ignore_index: int = -100,
+        label_smoothing: float = 0.0,
+        impl: Implementation = "auto",
+        memory: int = DEFAULT_MEMORY,
+        check: bool = True,
+    ) -> Tensor:
+        """-log p(target | h), without the (..., V) logits in memory; see ``drill.kernels.nll``.
+
+        ``memory`` is what logits may take in bytes: less memory costs up to a third more time.
+        """
+
+    @abc.abstractmethod
+    def fold(self) -> nn.Linear:
+        """The plain linear head that equals this layer; NotFoldable where there is none."""
+
+    @abc.abstractmethod
+    def resize(self, new_size: int, vectors: Tensor | None = None) -> None:
+        """Grow or shrink to ``new_size`` labels; what is kept keeps its parameters and its tie."""
+
+    @abc.abstractmethod
+    def cached_labels(self) -> AbstractContextManager[None]:
+        """Inside, labels are encoded once; for evaluation. A changed parameter raises."""
+
+    @abc.abstractmethod
+    def shared_labels(self) -> AbstractContextManager[None]:
+        """Inside, micro-batches share one encoding of the labels and one backward through it."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """``log_probs``, so that the layer can stand where a head stood."""
+        return self.log_probs(hidden)
+
+    def check_hidden(self, hidden: Tensor) -> None:
+        if hidden.dim() < 1 or hidden.shape[-1] != self.hidden_size:
+            raise ValueError(
+                f"{type(self).__name__}: hidden {tuple(hidden.shape)} does not end in "
+                f"hidden_size {self.hidden_size}; build the layer with hidden_size="
+                f"{hidden.shape[-1] if hidden.dim() else 1}, or project hidden first"
+            )
+        if not hidden.is_floating_point():
+            raise TypeError(
+                f"{type(self).__name__}: hidden is floating point, not {hidden.dtype}; "
+                "give encoder outputs, not ids"
+            )
+
+
+class MatrixLayer(OutputLayer):
+    """An output layer whose logits are ``context(h) @ labels().T + bias``.
+
+    ``embedding`` holds the label vectors E and is shared with the model: the layer keeps the
+    module, so the tie survives ``.to()``, loading and a swapped parameter. It may also be any
+    :class:`~drill.layers.vectors.LabelSource`, such as vectors encoded from descriptions.
+    """
+
+    def __init__(
+        self, embedding: nn.Embedding | LabelSource, hidden_size: int, bias: bool, joint_size: int
+    ) -> None:
+        super().__init__()
+        check_source(type(self).__name__, embedding)
+        self.embedding = embedding
+        self.hidden_size = hidden_size
+        self.joint_size = joint_size
+        self.bias = nn.Parameter(torch.zeros(label_count(embedding))) if bias else None
+        self._held: HeldLabels | None = None
+
+    # -- what a layer says ------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def labels(self, rows: Tensor | None = None, check: bool = True) -> Tensor:
+        """g_out: the encoded labels (V, k), or only those of ``rows`` (R,) -> (R, k).
+
+        ``check`` looks whether every row is a label, which on a GPU waits for the device.
+        """
+
+    def context(self, hidden: Tensor) -> Tensor:
+        """g_in: (..., h) -> (..., k); the identity unless a layer says otherwise."""
+        self.check_hidden(hidden)
+        return hidden
+
+    # -- what follows -----------------------------------------------------------------------
+
+    @property
+    def vocabulary_size(self) -> int:
+        return label_count(self.embedding)
+
+    @property
+    def label_weight(self) -> Tensor:
+        """E, (V, d): the embedding's own Parameter."""
+        return label_vectors(self.embedding)
+
+    @property
+    def weight(self) -> Tensor:
+        """``labels()``, (V, k): what a fused loss that reads ``head.weight`` must train.
+
+        It multiplies ``context(hidden)``, which is ``hidden`` for every layer with g_in = identity.
+        """
+        return self.labels() if self._held is None else self._held.read()
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Unnormalised scores (..., V)."""
+        context, weight = self.context(hidden), self.weight
+        check_head(type(self).__name__, context, weight, self.bias)
+        return F.linear(context, weight, self.bias)
+
+    def log_probs(self, hidden: Tensor) -> Tensor:
+        context, weight = self.context(hidden), self.weight
+        check_head(type(self).__name__, context, weight, self.bias)
+        return head_log_probs(context, weight, self.bias)
+
+    def nll(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        reduction: Reduction = "mean",
+        ignore_index: int = -100,
+        label_smoothing: float = 0.0,
+        impl: Implementation = "auto",
+        memory: int = DEFAULT_MEMORY,
+        check: bool = True,
+    ) -> Tensor:
+        context, weight = self.context(hidden), self.weight
+        check_targets(hidden, targets, weight.shape[0], ignore_index, check)
+        return nll(
+            context,
+            weight,
+            targets,
+            self.bias,
+            reduction=reduction,
+            ignore_index=ignore_index,
+            label_smoothing=label_smoothing,
+            impl=impl,
+            memory=memory,
+            check=False,
+        )
+
+    @torch.no_grad()
+    def fold(self) -> nn.Linear:
+        """``fold()(context(h))`` has this layer's logits: training depth, the cost of a tied head.
+
+        Dropout is off in what is folded. The result shares no memory with the layer.
+        """
+        weight = evaluated(self)
+        head = nn.Linear(
+            weight.shape[1],
+            weight.shape[0],
+            bias=self.bias is not None,
+            device="meta",
+        )
+        head.weight = nn.Parameter(weight.detach().clone())
+        if self.bias is not None:
+            head.bias = nn.Parameter(self.bias.detach().clone())
+        return head.train(self.training)
+
+    def resize(self, new_size: int, vectors: Tensor | None = None) -> None:
+        """Grow or shrink to ``new_size`` labels, in place.
+
+        Rows, bias entries and the tie of what stays are kept. New rows are ``vectors`` (new, d) or
+        the mean of the old ones; new bias entries are the mean of the old ones. The Parameter
+        objects stay the same, so build optimisers after resizing: their state keeps the old size.
+        """
+        if self._held is not None:
+            raise RuntimeError("resize inside cached_labels() or shared_labels(); leave it first")
+        resize_rows(type(self).__name__, self.embedding, new_size, vectors)
+        if self.bias is not None and self.bias.shape[0] != new_size:
+            old = self.bias.detach()
+            fresh = old.mean().expand(max(0, new_size - old.shape[0]))
+            refill(self.bias, torch.cat([old[:new_size], fresh]))
+
+    @contextmanager
+    def cached_labels(self) -> Iterator[None]:
+        """Encode the labels once for the evaluation inside; a parameter that changes raises.
+
+        Every read compares every parameter with its value at entry, bit by bit, so no write
+        can go unnoticed. For a model that will not change again, ``fold()`` is cheaper still.
+        """
+        with self._hold(FrozenLabels(self, evaluated(self) if not self.training else None)):
+            yield
+
+    @contextmanager
+    def shared_labels(self) -> Iterator[None]:
+        """Encode the labels once for the micro-batches inside; leaving runs g_out's backward once.
+
+            with layer.shared_labels():
+                for hidden, targets in micro_batches:
+                    layer.nll(hidden, targets).backward()
+
+        The gradients of the micro-batches are summed in float32. One dropout mask serves them all.
+        An exception inside drops what was summed.
+        """
+        shared = SharedLabels(self.labels())
+        with self._hold(shared):
+            yield
+        shared.backward()
+
+    @contextmanager
+    def _hold(self, held: HeldLabels) -> Iterator[None]:
+        if self._held is not None:
+            raise RuntimeError(
+                f"{type(self).__name__}: labels are held already; "
+                "cached_labels() and shared_labels() do not nest"
+            )
+        self._held = held
+        try:
+            yield
+        finally:
+            self._held = None
+
+    def label_rows(self, rows: Tensor | None, check: bool) -> Tensor:
+        """E, or the rows of it: what every ``labels`` starts from."""
+        if rows is not None:
+            if rows.dtype not in (torch.int64, torch.int32) or rows.dim() != 1:
+                raise TypeError(
+                    f"{type(self).__name__}: rows are label ids of shape (R,), "
+                    f"not {rows.dtype} {tuple(rows.shape)}"
+                )
+            if check:
+                check_range(type(self).__name__, rows, self.vocabulary_size, what="rows")
+        return label_vectors(self.embedding, rows)
+
+
+def head_log_probs(context: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """log softmax(context @ weight.T + bias), (..., V), normalised in at least float32."""
+    logits = F.linear(context, weight)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.log_softmax(logits if bias is None else logits + bias, dim=-1)
+
+
+@torch.no_grad()
+def evaluated(layer: MatrixLayer) -> Tensor:
+    """``labels()`` with dropout off, whatever mode the layer is in."""
+    modes = [(module, module.training) for module in layer.modules()]
+    try:
+        layer.eval()
+        return layer.labels()
+    finally:
+        for module, mode in modes:
+            module.training = mode

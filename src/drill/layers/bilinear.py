@@ -1,0 +1,53 @@
+"""The bilinear map of Gulordava et al. (2018)."""
+
+from torch import Tensor, nn
+
+from drill.layers.base import MatrixLayer
+from drill.layers.label_map import LabelMap
+from drill.layers.settings import positive, same_width
+from drill.layers.vectors import LabelSource
+
+
+class Bilinear(MatrixLayer):
+    """softmax(E W h + b): g_out = E W (V, h), a linear map between label and hidden space.
+
+    Takes d*h + V parameters and lets h differ from d. Dropout, residual and ``map_bias`` are the
+    variants of the paper's ablation; see DeepResidual for their meaning.
+    """
+
+    def __init__(
+        self,
+        embedding: nn.Embedding | LabelSource,
+        hidden_size: int | None = None,
+        *,
+        dropout: float = 0.0,
+        locked: bool = True,
+        dropout_at: str = "input",
+        residual: bool = False,
+        init_range: float = 0.1,
+        map_bias: bool = False,
+        bias: bool = True,
+    ) -> None:
+        name = type(self).__name__
+        d = embedding.embedding_dim
+        h = d if hidden_size is None else positive(name, "hidden_size", hidden_size)
+        if residual:
+            same_width(name, "hidden_size", h, "the embedding's width", d)
+        super().__init__(embedding, h, bias, joint_size=h)
+        self.residual = residual
+        self.label_map = LabelMap(
+            name,
+            d,
+            h,
+            activation="none",
+            dropout=dropout,
+            locked=locked,
+            dropout_at=dropout_at,
+            init_range=init_range,
+            bias=map_bias,
+        )
+
+    def labels(self, rows: Tensor | None = None, check: bool = True) -> Tensor:
+        E = self.label_rows(rows, check)  # (V, d)
+        Y = self.label_map(E, self.label_map.draw_mask(E))  # (V, h)
+        return Y + E if self.residual else Y

@@ -1,0 +1,126 @@
+"""DRILL, the deep residual output layer (Pappas & Henderson, ICML 2019).
+
+E^(0) = E
+E^(i) = drop(act(E^(i-1) U^(i) + b^(i))) [+ E^(i-1)] + E        i = 1..depth
+p(y | h) = softmax(E^(depth) h + b)
+"""
+
+from collections.abc import Sequence
+from typing import cast, get_args
+
+from torch import Tensor, nn
+
+from drill.kernels.label_encoder import (
+    EncoderImplementation,
+    choose_encoder,
+    encode_labels,
+    fused_missing,
+)
+from drill.layers.base import MatrixLayer
+from drill.layers.label_map import LabelMap
+from drill.layers.settings import at_least_zero, one_of, positive, same_width
+from drill.layers.vectors import LabelSource
+
+
+class DeepResidual(MatrixLayer):
+    """The paper's layer: a deep map of the labels with a residual to the embedding at each step.
+
+    Takes depth*(d*d + d) + V parameters; depth is the dial from weight tying (0) towards a full
+    softmax. Trains deep and folds flat: ``fold()`` is a plain linear head.
+
+    embedding         the model's nn.Embedding (V, d), shared, or a label source
+    hidden_size       h; d unless ``residual`` is off, then U^(1) maps d to h
+    depth             number of maps; the paper uses 4 (language models) and 2 (translation)
+    activation        sigmoid, relu, tanh, gelu or none, after every map
+    dropout, locked   locked: one mask over the d dimensions shared by all labels, fresh for every
+                      map and call; otherwise standard dropout
+    dropout_at        "input" of each map (what produced the published numbers) or its "output"
+                      before the residual (the paper's equation)
+    residual          add E after every map
+    residual_between  also add E^(i-1), from the second map on
+    init_range        U starts uniform in +-init_range
+    map_bias, bias    the b^(i); the output bias b
+    encoder           how labels are encoded: "reference" (the loop in ``labels``), "triton" (fused,
+                      CUDA) or "auto"
+    """
+
+    def __init__(
+        self,
+        embedding: nn.Embedding | LabelSource,
+        hidden_size: int | None = None,
+        *,
+        depth: int = 4,
+        activation: str = "sigmoid",
+        dropout: float = 0.0,
+        locked: bool = True,
+        dropout_at: str = "input",
+        residual: bool = True,
+        residual_between: bool = False,
+        init_range: float = 0.1,
+        map_bias: bool = True,
+        bias: bool = True,
+        encoder: EncoderImplementation = "auto",
+    ) -> None:
+        name = type(self).__name__
+        d = embedding.embedding_dim
+        h = d if hidden_size is None else positive(name, "hidden_size", hidden_size)
+        at_least_zero(name, "depth", depth)
+        if residual or depth == 0:
+            same_width(name, "hidden_size", h, "the embedding's width", d)
+        super().__init__(embedding, h, bias, joint_size=h)
+        self.depth = depth
+        self.residual = residual
+        self.residual_between = residual_between
+        self.encoder = one_of(name, "encoder", encoder, get_args(EncoderImplementation))
+        maps = [
+            LabelMap(
+                name,
+                d if i == 0 else h,
+                h,
+                activation=activation,
+                dropout=dropout,
+                locked=locked,
+                dropout_at=dropout_at,
+                init_range=init_range,
+                bias=map_bias,
+            )
+            for i in range(depth)
+        ]
+        self.maps = cast(Sequence[LabelMap], nn.ModuleList(maps))
+
+    def labels(self, rows: Tensor | None = None, check: bool = True) -> Tensor:
+        E = self.label_rows(rows, check)  # (V, d)
+        if self._resolve(E) == "triton":
+            return self._fused(E)
+        X = E
+        for i, f in enumerate(self.maps):
+            Y = f(X, f.draw_mask(X))  # (V, h)
+            if self.residual_between and i > 0:
+                Y = Y + X
+            if self.residual:
+                Y = Y + E
+            X = Y
+        return X
+
+    def _resolve(self, E: Tensor) -> str:
+        if self.encoder == "auto":
+            return choose_encoder(E, self.hidden_size, self.depth).impl
+        if self.encoder == "triton":
+            missing = fused_missing(E, self.hidden_size, self.depth)
+            if missing is not None:
+                raise ValueError(f'DeepResidual: encoder="triton": {missing}; use encoder="auto"')
+        return self.encoder
+
+    def _fused(self, E: Tensor) -> Tensor:
+        f = self.maps[0]
+        linears = [f.linear for f in self.maps]
+        return encode_labels(
+            E,
+            [linear.weight for linear in linears],
+            [linear.bias for linear in linears] if f.linear.bias is not None else None,
+            f.draw_mask(E, count=self.depth),
+            activation=f.activation,
+            dropout_at=f.dropout_at,
+            residual=self.residual,
+            residual_between=self.residual_between,
+        )

@@ -1,0 +1,71 @@
+"""The dual nonlinear map of Pappas & Henderson (2018): a joint space of labels and contexts."""
+
+from typing import cast
+
+from torch import Tensor, nn
+
+from drill.kernels.nll import check_operand
+from drill.layers.base import MatrixLayer
+from drill.layers.label_map import LabelMap
+from drill.layers.settings import positive, same_width
+from drill.layers.vectors import LabelSource
+
+
+class DualNonlinear(MatrixLayer):
+    """softmax(act(E U + b_u) . act(V h + b_v) + b): labels and contexts meet in a joint space.
+
+    Takes d*j + j*h + 2*j + V parameters for a joint size j of your choice. Dropout acts on the
+    label side, ``residual`` adds E there and h on the other side (so d = j = h); see DeepResidual.
+    """
+
+    def __init__(
+        self,
+        embedding: nn.Embedding | LabelSource,
+        hidden_size: int | None = None,
+        joint_size: int | None = None,
+        *,
+        activation: str = "tanh",
+        dropout: float = 0.0,
+        locked: bool = True,
+        dropout_at: str = "input",
+        residual: bool = False,
+        init_range: float = 0.1,
+        map_bias: bool = True,
+        bias: bool = True,
+    ) -> None:
+        name = type(self).__name__
+        d = embedding.embedding_dim
+        h = d if hidden_size is None else positive(name, "hidden_size", hidden_size)
+        j = d if joint_size is None else positive(name, "joint_size", joint_size)
+        if residual:
+            same_width(name, "joint_size", j, "the embedding's width", d)
+            same_width(name, "joint_size", j, "hidden_size", h)
+        super().__init__(embedding, h, bias, joint_size=j)
+        self.residual = residual
+
+        def side(width: int, dropout: float) -> LabelMap:
+            return LabelMap(
+                name,
+                width,
+                j,
+                activation=activation,
+                dropout=dropout,
+                locked=locked,
+                dropout_at=dropout_at,
+                init_range=init_range,
+                bias=map_bias,
+            )
+
+        self.label_map = side(d, dropout)
+        self.context_map = side(h, 0.0)  # the encoder drops its own outputs
+
+    def labels(self, rows: Tensor | None = None, check: bool = True) -> Tensor:
+        E = self.label_rows(rows, check)  # (V, d)
+        Y = cast(Tensor, self.label_map(E, self.label_map.draw_mask(E)))  # (V, j)
+        return Y + E if self.residual else Y
+
+    def context(self, hidden: Tensor) -> Tensor:
+        self.check_hidden(hidden)
+        check_operand("DualNonlinear", hidden, "context_map", self.context_map.linear.weight)
+        Y = cast(Tensor, self.context_map(hidden, None))  # (..., j)
+        return Y + hidden if self.residual else Y

@@ -1,0 +1,85 @@
+"""Labels encoded once: frozen for evaluation, or shared by the micro-batches of one step."""
+
+import abc
+
+import torch
+from torch import Tensor, nn
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class StaleLabels(RuntimeError):
+    """A parameter changed while its labels were cached."""
+
+
+class HeldLabels(abc.ABC):
+    @abc.abstractmethod
+    def read(self) -> Tensor:
+        """The encoded labels (V, k)."""
+
+
+class FrozenLabels(HeldLabels):
+    """Encoded labels that refuse to be read once any tensor of the layer differs, bit by bit."""
+
+    def __init__(self, layer: nn.Module, labels: Tensor | None) -> None:
+        if labels is None:
+            raise RuntimeError(
+                f"{type(layer).__name__}: cached_labels() serves evaluation, but the layer is in "
+                "training mode; call .eval() first, or use shared_labels() to train"
+            )
+        self.layer = layer
+        self.labels = labels
+        self.before = {name: tensor.detach().clone() for name, tensor in _tensors(layer)}
+
+    def read(self) -> Tensor:
+        if torch.is_grad_enabled() and any(p.requires_grad for p in self.layer.parameters()):
+            raise RuntimeError(
+                f"{type(self.layer).__name__}: cached labels carry no gradient; evaluate under "
+                "torch.no_grad(), or use shared_labels() to train"
+            )
+        for name, tensor in _tensors(self.layer):
+            if not _same_bits(tensor.detach(), self.before.get(name)):
+                raise StaleLabels(
+                    f"{type(self.layer).__name__}: {name} changed inside cached_labels(); leave "
+                    "the block before updating parameters and enter it again after"
+                )
+        return self.labels
+
+
+class SharedLabels(HeldLabels):
+    """Encoded labels as a leaf that collects gradients, handed on to g_out once."""
+
+    def __init__(self, labels: Tensor) -> None:
+        self.graph = labels
+        self.leaf = labels.detach()
+        self.total: Tensor | None = None
+        if labels.requires_grad:
+            self.leaf = self.leaf.requires_grad_()
+            self.leaf.register_post_accumulate_grad_hook(self._collect)
+
+    def read(self) -> Tensor:
+        return self.leaf
+
+    def _collect(self, leaf: Tensor) -> None:
+        grad, leaf.grad = leaf.grad, None
+        assert grad is not None
+        if self.total is None:
+            self.total = grad.to(torch.promote_types(grad.dtype, torch.float32))
+        else:
+            self.total.add_(grad)
+
+    def backward(self) -> None:
+        if self.total is not None:
+            self.graph.backward(self.total.to(self.graph.dtype))
+
+
+def _tensors(layer: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*layer.named_parameters(), *layer.named_buffers()]
+
+
+def _same_bits(a: Tensor, b: Tensor | None) -> bool:
+    if b is None or a.shape != b.shape or a.dtype != b.dtype or a.device != b.device:
+        return False
+    # As integers, so that NaN equals itself and -0.0 differs from 0.0.
+    bits = _INTEGERS[a.element_size()]
+    return torch.equal(a.contiguous().view(-1).view(bits), b.contiguous().view(-1).view(bits))

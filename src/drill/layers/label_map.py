@@ -1,0 +1,61 @@
+"""One trained map of label vectors, the brick of every layer between tied and full."""
+
+import math
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from drill.layers.dropout import draw_mask
+from drill.layers.settings import ACTIVATIONS, fraction, one_of, span
+
+DROPOUT_PLACES = ("input", "output")
+
+
+class LabelMap(nn.Module):
+    """f(X) = act(drop(X) U + b), or drop(act(X U + b)) with ``dropout_at="output"``.
+
+    X (V, d_in) -> (V, d_out). U starts uniform in +-init_range, b in +-1/sqrt(d_in).
+    """
+
+    def __init__(
+        self,
+        layer: str,
+        d_in: int,
+        d_out: int,
+        *,
+        activation: str,
+        dropout: float,
+        locked: bool,
+        dropout_at: str,
+        init_range: float,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        self.activation = one_of(layer, "activation", activation, tuple(ACTIVATIONS))
+        self.dropout = fraction(layer, "dropout", dropout)
+        self.dropout_at = one_of(layer, "dropout_at", dropout_at, DROPOUT_PLACES)
+        self.locked = locked
+        self.linear = nn.Linear(d_in, d_out, bias=bias)
+        nn.init.uniform_(self.linear.weight, -span(layer, init_range), init_range)
+        if bias:
+            nn.init.uniform_(self.linear.bias, -1 / math.sqrt(d_in), 1 / math.sqrt(d_in))
+
+    def draw_mask(self, X: Tensor, count: int | None = None) -> Tensor | None:
+        """A fresh dropout mask for labels X (V, .), or ``count`` of them stacked; None for none."""
+        if not self.training or self.dropout == 0.0:
+            return None
+        linear = self.linear
+        width = linear.in_features if self.dropout_at == "input" else linear.out_features
+        rows = (1 if self.locked else X.shape[0], width)
+        return draw_mask(rows if count is None else (count, *rows), self.dropout, X)
+
+    def forward(self, X: Tensor, mask: Tensor | None) -> Tensor:
+        before = self.dropout_at == "input"
+        if mask is not None and before:
+            X = X * mask
+        Y = ACTIVATIONS[self.activation](F.linear(X, self.linear.weight, self.linear.bias))
+        return Y if mask is None or before else Y * mask
+
+    def extra_repr(self) -> str:
+        kind = "locked" if self.locked else "standard"
+        return f"{self.activation}, {kind} dropout {self.dropout} at {self.dropout_at}"

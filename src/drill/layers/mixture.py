@@ -1,0 +1,173 @@
+"""Mixture of softmaxes (Yang et al., 2018) over any matrix layer."""
+
+from contextlib import AbstractContextManager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from drill.kernels.nll import (
+    DEFAULT_MEMORY,
+    Implementation,
+    Reduction,
+    check_operand,
+    check_settings,
+    check_targets,
+    reduce_losses,
+)
+from drill.layers.base import MatrixLayer, NotFoldable, OutputLayer, head_log_probs
+from drill.layers.dropout import draw_mask
+from drill.layers.settings import fraction, positive, span
+from drill.layers.smoothing import smoothed_nll
+
+
+class MixtureOfSoftmaxes(OutputLayer):
+    """p(y | h) = sum_e pi_e(h) p_layer(y | tanh(W_e h + b_e)): K softmaxes of one matrix layer.
+
+    Breaks the rank limit of a single softmax for K times its price; the wrapped layer may be any
+    MatrixLayer, so a mixture over DeepResidual needs nothing more. Takes h*K + (h*w + w)*K
+    parameters beyond the layer's, w being the layer's hidden_size.
+
+    The loss needs no K logits tensors: with nll_e the loss of expert e,
+    ``nll = -logsumexp_e(log pi_e - nll_e)``, so the layer's own memory-bounded loss does the work.
+
+    layer        the matrix layer every expert uses
+    experts      K
+    hidden_size  h, the layer's hidden_size by default
+    dropout      on the experts' contexts; with a hidden of shape (time, batch, h) and ``locked``
+                 one mask serves all time steps
+    init_range   the projections start uniform in +-init_range
+    """
+
+    def __init__(
+        self,
+        layer: MatrixLayer,
+        experts: int = 15,
+        hidden_size: int | None = None,
+        *,
+        dropout: float = 0.0,
+        locked: bool = True,
+        init_range: float = 0.1,
+    ) -> None:
+        super().__init__()
+        if not isinstance(layer, MatrixLayer):
+            raise TypeError(
+                "MixtureOfSoftmaxes: a mixture wraps a layer of one matrix (full, tied, bilinear, "
+                f"dual, deep residual), not {type(layer).__name__}"
+            )
+        name = type(self).__name__
+        self.layer = layer
+        self.experts = positive(name, "experts", experts)
+        h = layer.hidden_size if hidden_size is None else hidden_size
+        self.hidden_size = positive(name, "hidden_size", h)
+        self.dropout = fraction(name, "dropout", dropout)
+        self.locked = locked
+        self.prior = nn.Linear(self.hidden_size, experts, bias=False)
+        self.latent = nn.Linear(self.hidden_size, experts * layer.hidden_size)
+        nn.init.uniform_(self.prior.weight, -span(name, init_range), init_range)
+        nn.init.uniform_(self.latent.weight, -init_range, init_range)
+
+    @property
+    def vocabulary_size(self) -> int:
+        return self.layer.vocabulary_size
+
+    @property
+    def label_weight(self) -> Tensor:
+        """E, (V, d): the wrapped layer's."""
+        return self.layer.label_weight
+
+    @property
+    def weight(self) -> Tensor:
+        raise NotFoldable(
+            f"a mixture of {self.experts} softmaxes has no single weight for a fused loss to "
+            "read; call layer.nll(hidden, targets)"
+        )
+
+    def expert_contexts(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """log pi (..., K) and the experts' contexts (..., K, w)."""
+        self.check_hidden(hidden)
+        check_operand("MixtureOfSoftmaxes", hidden, "latent", self.latent.weight)
+        log_prior = F.log_softmax(self.prior(hidden), dim=-1, dtype=_wide(hidden))
+        latent = torch.tanh(self.latent(hidden))  # (..., K*w)
+        if self.training and self.dropout > 0:
+            steps = 1 if self.locked and latent.dim() == 3 else latent.shape[0]
+            latent = latent * draw_mask((steps, *latent.shape[1:]), self.dropout, latent)
+        return log_prior, latent.unflatten(-1, (self.experts, self.layer.hidden_size))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """``log_probs``: a mixture is normalised as it is made."""
+        return self.log_probs(hidden)
+
+    def log_probs(self, hidden: Tensor) -> Tensor:
+        log_prior, contexts = self.expert_contexts(hidden)
+        return self._mix(log_prior, self.layer.context(contexts), self.layer.weight)
+
+    def _mix(self, log_prior: Tensor, contexts: Tensor, weight: Tensor) -> Tensor:
+        """logsumexp over experts, never more than two (..., V) tensors alive."""
+        mixed: Tensor | None = None
+        for log_pi, context in zip(log_prior.unbind(-1), contexts.unbind(-2), strict=True):
+            part = head_log_probs(context, weight, self.layer.bias) + log_pi[..., None]
+            mixed = part if mixed is None else torch.logaddexp(mixed, part)
+        assert mixed is not None
+        return mixed
+
+    def nll(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        reduction: Reduction = "mean",
+        ignore_index: int = -100,
+        label_smoothing: float = 0.0,
+        impl: Implementation = "auto",
+        memory: int = DEFAULT_MEMORY,
+        check: bool = True,
+    ) -> Tensor:
+        check_settings(reduction, label_smoothing, impl)
+        log_prior, contexts = self.expert_contexts(hidden)
+        check_targets(hidden, targets, self.vocabulary_size, ignore_index, check)
+        targets = targets.long()
+        if label_smoothing:  # needs every label's log-probability, not only the target's
+            losses = smoothed_nll(
+                self._mix,
+                (log_prior, self.layer.context(contexts)),
+                self.layer.weight,
+                targets,
+                ignore_index=ignore_index,
+                label_smoothing=label_smoothing,
+            )
+        else:
+            each = self.layer.nll(
+                contexts,
+                targets[..., None].expand(*targets.shape, self.experts),
+                reduction="none",
+                ignore_index=ignore_index,
+                impl=impl,
+                memory=memory,
+                check=False,
+            )  # (..., K)
+            losses = torch.where(
+                targets == ignore_index, 0, -torch.logsumexp(log_prior - each, dim=-1)
+            )
+        return reduce_losses(losses, targets, reduction, ignore_index)
+
+    def fold(self) -> nn.Linear:
+        raise NotFoldable(
+            f"a mixture of {self.experts} softmaxes is no single matrix, so no nn.Linear equals "
+            "it; at inference use `with layer.cached_labels():` to encode the labels once"
+        )
+
+    def resize(self, new_size: int, vectors: Tensor | None = None) -> None:
+        self.layer.resize(new_size, vectors)
+
+    def cached_labels(self) -> AbstractContextManager[None]:
+        return self.layer.cached_labels()
+
+    def shared_labels(self) -> AbstractContextManager[None]:
+        return self.layer.shared_labels()
+
+    def extra_repr(self) -> str:
+        return f"experts={self.experts}, dropout={self.dropout}"
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)

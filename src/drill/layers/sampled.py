@@ -1,0 +1,244 @@
+"""Sampled softmax (Bengio & Senecal, 2003; Blanc & Rendle, 2018) over any matrix layer."""
+
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from drill.kernels.nll import (
+    DEFAULT_MEMORY,
+    Implementation,
+    Reduction,
+    check_head,
+    check_targets,
+    must_not_wait,
+    reduce_losses,
+)
+from drill.layers.base import MatrixLayer, OutputLayer
+from drill.layers.ranking import Ranking
+from drill.layers.settings import one_of, positive
+
+Proposal = Literal["log-uniform", "uniform"]
+
+
+class SampledSoftmax(OutputLayer):
+    """Train on a partition function estimated from S labels; evaluate exactly.
+
+        l_y = labels_y . context(h) + b_y
+        Z_hat = exp(l_target) + sum_{s != target} exp(l_s) / (S q_s)
+        nll = log Z_hat - l_target
+
+    The S labels s are drawn with replacement from the proposal q, once per call and for all
+    tokens, so E[Z_hat] = Z. A draw that hits a token's own target is left out for that token.
+    Use it to train over vocabularies so large that encoding all labels dominates: only the targets
+    and the samples are encoded, min(N + S, V) rows at most. Adds no parameters.
+
+    layer      the matrix layer that is trained; any MatrixLayer
+    samples    S; the loss is biased low by about Var(Z_hat) / (2 Z^2), which falls as 1/S
+    proposal   q: "log-uniform" over frequency ranks, q(r) = log((r+2)/(r+1)) / log(V+1), which is
+               close to the distribution of words; or "uniform"
+    counts     (V,) training counts that rank the labels; without them id 0 is the most frequent
+               label, id 1 the next, as frequency-sorted vocabularies have it
+    generator  of the draws, on the device of the hidden states; torch's own by default
+    """
+
+    def __init__(
+        self,
+        layer: MatrixLayer,
+        samples: int = 1024,
+        *,
+        proposal: Proposal = "log-uniform",
+        counts: Tensor | Sequence[float] | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        name = type(self).__name__
+        if not isinstance(layer, MatrixLayer):
+            raise TypeError(
+                f"{name}: a sampled softmax wraps a layer of one matrix (full, tied, bilinear, "
+                f"dual, deep residual), not {type(layer).__name__}"
+            )
+        self.layer = layer
+        self.samples = positive(name, "samples", samples)
+        self.proposal = one_of(name, "proposal", proposal, get_args(Proposal))
+        self.ranking = Ranking(name, layer, counts)
+        self.generator = generator
+        self.hidden_size = layer.hidden_size
+
+    # -- what is drawn ----------------------------------------------------------------------
+
+    @torch.no_grad()
+    def sample(self, count: int, device: torch.device) -> Tensor:
+        """Frequency ranks (count,) drawn with replacement from q; never waits for a device."""
+        V = self.vocabulary_size
+        g = self.generator
+        if g is not None and g.device.type != device.type:
+            raise ValueError(
+                f"{type(self).__name__}: the generator is on {g.device} but hidden on {device}; "
+                f"give torch.Generator({device.type!r})"
+            )
+        if self.proposal == "uniform":
+            return torch.randint(V, (count,), generator=g, device=device)
+        # The inverse of the cumulative distribution log(r+1) / log(V+1). In float64: the grid of
+        # float32 is as coarse as q itself in the tail of a large vocabulary.
+        u = torch.rand(count, generator=g, device=device, dtype=torch.float64)
+        r = (u * math.log(V + 1)).exp().long() - 1
+        return r.clamp(0, V - 1)  # exp may round up to V + 1
+
+    def log_proposal(self, ranks: Tensor) -> Tensor:
+        """log q of frequency ranks, in float64."""
+        V = self.vocabulary_size
+        if self.proposal == "uniform":
+            return torch.full_like(ranks, -math.log(V), dtype=torch.float64)
+        return (ranks.double() + 1).reciprocal().log1p().log() - math.log(math.log(V + 1))
+
+    # -- the loss ---------------------------------------------------------------------------
+
+    def nll(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        reduction: Reduction = "mean",
+        ignore_index: int = -100,
+        label_smoothing: float = 0.0,
+        impl: Implementation = "auto",
+        memory: int = DEFAULT_MEMORY,
+        check: bool = True,
+    ) -> Tensor:
+        """Training: log Z_hat - l_target, with (N, S) logits in memory. Evaluation: exact.
+
+        ``impl`` chooses the exact loss and changes nothing in training.
+        """
+        if not self.training:
+            return self.layer.nll(
+                hidden, targets, reduction, ignore_index, label_smoothing, impl, memory, check
+            )
+        name, V = type(self).__name__, self.vocabulary_size
+        one_of(name, "reduction", reduction, get_args(Reduction))
+        one_of(name, "impl", impl, get_args(Implementation))
+        if label_smoothing:
+            raise ValueError(
+                f"{name}: label_smoothing={label_smoothing} needs the probabilities of all labels "
+                "and sampling avoids them; train with label_smoothing=0, or train the wrapped layer"
+            )
+        self.check_hidden(hidden)
+        check_targets(hidden, targets, V, ignore_index, check)
+        self._check_layer(hidden.device)
+        flat = targets.reshape(-1).long()  # (N,)
+        ranks = self.sample(self.samples, hidden.device)  # (S,)
+        drawn = self.ranking.labels_of(ranks)
+        ignored = flat == ignore_index
+        outside = ~ignored & ((flat < 0) | (flat >= V))
+        # A token without a target borrows a drawn label, so that no other row is encoded for it.
+        known = torch.where(ignored | outside, drawn[0], flat)
+
+        context = self.layer.context(hidden).reshape(-1, self.layer.joint_size)  # (N, k)
+        ids = torch.cat([known, drawn])  # (N + S,)
+        Y, place = self._encode(ids, check)  # (R, k), (N + S,)
+        check_head(name, context, Y, None)
+        # Gathers by F.embedding: its gradient is summed in float32 where labels repeat.
+        Y_target = F.embedding(place[: len(known)], Y)  # (N, k)
+        Y_drawn = F.embedding(place[len(known) :], Y)  # (S, k)
+        logits = F.linear(context, Y_drawn)  # (N, S)
+        exact = torch.promote_types(logits.dtype, torch.float32)
+        l_target = (context.to(exact) * Y_target.to(exact)).sum(-1)  # (N,)
+        shift = -(self.log_proposal(ranks) + math.log(self.samples)).to(exact)  # (S,)
+        if self.layer.bias is not None:
+            b = F.embedding(ids, self.layer.bias[:, None])[:, 0]
+            l_target = l_target + b[: len(known)]
+            shift = shift + b[len(known) :]
+        # Not -inf: a token all of whose draws are hits would get NaN gradients.
+        lowest = torch.finfo(exact).min
+        hits = known[:, None] == drawn
+        log_rest = logits.to(exact).add_(shift).masked_fill_(hits, lowest).logsumexp(1)  # (N,)
+        losses = -F.logsigmoid(l_target - log_rest)  # log(exp(l_target) + rest) - l_target
+        losses = torch.where(outside, torch.nan, torch.where(ignored, 0, losses))
+        return reduce_losses(losses.view(targets.shape), targets, reduction, ignore_index)
+
+    def _encode(self, ids: Tensor, check: bool) -> tuple[Tensor, Tensor]:
+        """Encoded labels Y (R, k) and the row of each id in it: ``Y[place]`` are labels(ids)."""
+        if self.layer._held is not None:
+            return self.layer.weight, ids
+        rows, place = distinct(ids, self.vocabulary_size, wait=check)
+        return self.layer.labels(rows, check=False), place
+
+    def _check_layer(self, device: torch.device) -> None:
+        V, bias = self.vocabulary_size, self.layer.bias
+        own = next(self.layer.parameters(), None)
+        if own is not None and own.device != device:
+            raise ValueError(
+                f"{type(self).__name__}: hidden is on {device} but the layer on {own.device}; "
+                "move one with .to()"
+            )
+        if bias is not None and bias.shape[0] != V:
+            raise ValueError(
+                f"{type(self).__name__}: bias {tuple(bias.shape)} does not match the {V} labels; "
+                f"call layer.resize({V})"
+            )
+        self.ranking.check(V)
+
+    # -- what the wrapped layer does --------------------------------------------------------
+
+    @property
+    def vocabulary_size(self) -> int:
+        return self.layer.vocabulary_size
+
+    @property
+    def label_weight(self) -> Tensor:
+        """E, (V, d): the wrapped layer's."""
+        return self.layer.label_weight
+
+    @property
+    def weight(self) -> Tensor:
+        """All encoded labels (V, k): the wrapped layer's."""
+        return self.layer.weight
+
+    @property
+    def bias(self) -> nn.Parameter | None:
+        return self.layer.bias
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Unnormalised scores (..., V), exact in every mode."""
+        return self.layer.logits(hidden)
+
+    def log_probs(self, hidden: Tensor) -> Tensor:
+        return self.layer.log_probs(hidden)
+
+    def fold(self) -> nn.Linear:
+        return self.layer.fold()
+
+    def resize(self, new_size: int, vectors: Tensor | None = None) -> None:
+        """As the wrapped layer's; new labels get the last frequency ranks."""
+        self.layer.resize(new_size, vectors)
+        self.ranking.resize(new_size)
+
+    def cached_labels(self) -> AbstractContextManager[None]:
+        return self.layer.cached_labels()
+
+    def shared_labels(self) -> AbstractContextManager[None]:
+        """As the wrapped layer's: it encodes all V labels, for all micro-batches inside."""
+        return self.layer.shared_labels()
+
+    def extra_repr(self) -> str:
+        return f"samples={self.samples}, proposal={self.proposal}"
+
+
+def distinct(ids: Tensor, labels: int, wait: bool) -> tuple[Tensor, Tensor]:
+    """Each id once (R,), and where it went: ``rows[place] == ids``.
+
+    How many distinct ids there are is known on the device only. Without ``wait`` (and inside
+    ``torch.compile`` or a CUDA graph, which cannot wait) R is the most there can be,
+    min(len(ids), labels), filled up with one of them.
+    """
+    if not must_not_wait(ids.device) and (wait or ids.device.type == "cpu"):
+        rows, place = torch.unique(ids, return_inverse=True)
+        return rows, place
+    ordered, order = ids.sort()
+    first = torch.cat([ordered.new_zeros(1), (ordered[1:] != ordered[:-1]).long()])
+    slot = first.cumsum(0)  # of each ordered id among the distinct ones
+    rows = ordered[-1:].repeat(min(len(ids), labels)).scatter(0, slot, ordered)
+    return rows, torch.empty_like(ids).scatter(0, order, slot)

@@ -1,0 +1,53 @@
+"""Checks of constructor arguments: one sentence with the value and the mend."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "sigmoid": torch.sigmoid,
+    "relu": torch.relu,
+    "tanh": torch.tanh,
+    "gelu": torch.nn.functional.gelu,
+    "none": lambda x: x,
+}
+
+
+def positive(layer: str, name: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{layer}: {name} is a whole number of at least 1, not {value!r}")
+    return value
+
+
+def at_least_zero(layer: str, name: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{layer}: {name} is a whole number of at least 0, not {value!r}")
+    return value
+
+
+def fraction(layer: str, name: str, value: float) -> float:
+    if not 0.0 <= value < 1.0:  # NaN fails too
+        raise ValueError(f"{layer}: {name} lies in [0, 1), not {value}")
+    return value
+
+
+def span(layer: str, value: float) -> float:
+    if not (value > 0.0 and math.isfinite(value)):
+        raise ValueError(f"{layer}: init_range is a positive finite number, not {value}")
+    return value
+
+
+def one_of(layer: str, name: str, value: str, known: tuple[str, ...]) -> str:
+    if value not in known:
+        raise ValueError(f"{layer}: {name} is one of {', '.join(known)}, not {value!r}")
+    return value
+
+
+def same_width(layer: str, first: str, a: int, second: str, b: int) -> None:
+    if a != b:
+        raise ValueError(
+            f"{layer}: a residual adds vectors of one width, but {first} is {a} and {second} {b}; "
+            "make them equal, or pass residual=False"
+        )

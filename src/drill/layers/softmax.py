@@ -1,0 +1,54 @@
+"""The two plain softmax layers: a matrix of its own, and the tied embedding."""
+
+from torch import Tensor, nn
+
+from drill.layers.base import MatrixLayer
+from drill.layers.settings import positive, span
+from drill.layers.vectors import LabelSource, label_count
+
+
+class FullSoftmax(MatrixLayer):
+    """softmax(W h + b): g_out = W (V, h), a matrix of its own.
+
+    Most parameters (V*h + V), no sharing with the input. The first argument only says how many
+    labels there are: the model's embedding, or V itself. W starts uniform in +-init_range.
+    """
+
+    def __init__(
+        self,
+        embedding: nn.Embedding | LabelSource | int,
+        hidden_size: int | None = None,
+        *,
+        bias: bool = True,
+        init_range: float = 0.1,
+    ) -> None:
+        if isinstance(embedding, int):
+            if hidden_size is None:
+                raise ValueError(
+                    "FullSoftmax: with a number of labels, hidden_size must be given too"
+                )
+            labels = positive("FullSoftmax", "the number of labels", embedding)
+        else:
+            labels = label_count(embedding)
+            hidden_size = embedding.embedding_dim if hidden_size is None else hidden_size
+        positive("FullSoftmax", "hidden_size", hidden_size)
+        span("FullSoftmax", init_range)
+        own = nn.Embedding(labels, hidden_size)
+        nn.init.uniform_(own.weight, -init_range, init_range)
+        super().__init__(own, hidden_size, bias, joint_size=hidden_size)
+
+    def labels(self, rows: Tensor | None = None, check: bool = True) -> Tensor:
+        return self.label_rows(rows, check)  # (V, h)
+
+
+class TiedSoftmax(MatrixLayer):
+    """softmax(E h + b): g_out = E (V, d), the input embedding itself (weight tying).
+
+    Fewest parameters (V); needs h = d. What DeepResidual of depth 0 is.
+    """
+
+    def __init__(self, embedding: nn.Embedding | LabelSource, *, bias: bool = True) -> None:
+        super().__init__(embedding, embedding.embedding_dim, bias, embedding.embedding_dim)
+
+    def labels(self, rows: Tensor | None = None, check: bool = True) -> Tensor:
+        return self.label_rows(rows, check)  # (V, d)

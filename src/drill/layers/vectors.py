@@ -1,0 +1,123 @@
+"""Where label vectors come from: an embedding table, or an encoder over descriptions."""
+
+from typing import Any, Protocol, cast, runtime_checkable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@runtime_checkable
+class LabelSource(Protocol):
+    """A module that gives label vectors: ``source(rows)`` is (R, d), ``source()`` is (V, d)."""
+
+    num_embeddings: int
+    embedding_dim: int
+
+    def __call__(self, rows: Tensor | None = None) -> Tensor: ...
+
+
+class Descriptions(nn.Module):
+    """E' = encoder(descriptions): label vectors from a caller's own encoder (the paper's E').
+
+    ``descriptions`` (V, ...) holds one row per label, for example padded token ids of its
+    dictionary entry; ``encoder`` maps rows of it to vectors (R, d) and is trained with the layer.
+    A label that was never trained gets a vector from its description: ``extend`` adds rows, then
+    ``layer.resize`` admits them.
+
+        source = Descriptions(encoder, token_ids, embedding_dim=400)
+        layer = DeepResidual(source, depth=2)
+    """
+
+    descriptions: Tensor
+
+    def __init__(self, encoder: nn.Module, descriptions: Tensor, embedding_dim: int) -> None:
+        super().__init__()
+        if descriptions.dim() < 1 or descriptions.shape[0] < 1:
+            raise ValueError(
+                f"Descriptions: one row per label is needed, not {tuple(descriptions.shape)}"
+            )
+        self.encoder = encoder
+        self.embedding_dim = embedding_dim
+        self.register_buffer("descriptions", descriptions)
+
+    @property
+    def num_embeddings(self) -> int:
+        return self.descriptions.shape[0]
+
+    def extend(self, descriptions: Tensor) -> None:
+        """Append descriptions of new labels; call ``layer.resize(source.num_embeddings)`` after."""
+        if descriptions.shape[1:] != self.descriptions.shape[1:]:
+            raise ValueError(
+                f"Descriptions: new rows of shape {tuple(descriptions.shape[1:])} do not fit the "
+                f"old ones of shape {tuple(self.descriptions.shape[1:])}; pad or cut them"
+            )
+        self.descriptions = torch.cat([self.descriptions, descriptions.to(self.descriptions)])
+
+    def forward(self, rows: Tensor | None = None) -> Tensor:
+        chosen = self.descriptions if rows is None else self.descriptions[rows]
+        vectors = cast(Tensor, self.encoder(chosen))
+        if vectors.shape != (chosen.shape[0], self.embedding_dim):
+            raise ValueError(
+                f"Descriptions: the encoder gave {tuple(vectors.shape)} for {chosen.shape[0]} "
+                f"labels; it must give ({chosen.shape[0]}, {self.embedding_dim})"
+            )
+        return vectors
+
+
+def check_source(name: str, source: Any) -> None:
+    if not isinstance(source, nn.Module) or not isinstance(source, LabelSource):
+        raise TypeError(
+            f"{name}: the first argument is the model's nn.Embedding or a label source with "
+            f"num_embeddings and embedding_dim, not {type(source).__name__}"
+        )
+
+
+def label_count(source: nn.Embedding | LabelSource) -> int:
+    # An embedding's weight may have been replaced by a larger one; num_embeddings would not know.
+    return source.weight.shape[0] if isinstance(source, nn.Embedding) else source.num_embeddings
+
+
+def label_vectors(source: nn.Embedding | LabelSource, rows: Tensor | None = None) -> Tensor:
+    """E (V, d), or its ``rows`` (R, d)."""
+    if not isinstance(source, nn.Embedding):
+        return source(rows)
+    return source.weight if rows is None else F.embedding(rows, source.weight)
+
+
+def resize_rows(
+    name: str, source: nn.Embedding | LabelSource, new_size: int, vectors: Tensor | None
+) -> None:
+    """Give ``source`` ``new_size`` rows: ``vectors`` or the mean for new ones."""
+    if new_size < 1:
+        raise ValueError(f"{name}: resize to at least 1 label, not {new_size}")
+    old_size = label_count(source)
+    added = max(0, new_size - old_size)
+    width = source.embedding_dim
+    if vectors is not None and vectors.shape != (added, width):
+        raise ValueError(
+            f"{name}: from {old_size} to {new_size} labels needs vectors of shape "
+            f"({added}, {width}), not {tuple(vectors.shape)}"
+        )
+    if not isinstance(source, nn.Embedding):
+        if new_size != old_size:
+            raise ValueError(
+                f"{name}: the label source has {old_size} labels; give it {new_size} "
+                "(for Descriptions: extend), then resize the layer"
+            )
+        return
+    if new_size != old_size:
+        old = source.weight.detach()
+        fresh = old.mean(0, keepdim=True).expand(added, width) if vectors is None else vectors
+        refill(source.weight, torch.cat([old[:new_size], fresh.to(old)]))
+    source.num_embeddings = new_size
+
+
+def refill(parameter: Tensor, data: Tensor) -> None:
+    """Give a Parameter data of another shape; whoever shares the object stays tied to it."""
+    # While an older graph lives, autograd would go on expecting gradients of the old shape; it
+    # forgets that shape only when the dtype changes.
+    other = torch.float64 if data.dtype != torch.float64 else torch.float32
+    parameter.grad = None
+    parameter.data = data.new_empty(0, dtype=other)
+    parameter.data = data
