@@ -1,0 +1,1 @@
+"""What a layer costs and what it is good for, measured."""

@@ -1,0 +1,113 @@
+"""The `drill` command."""
+
+import json
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from drill import __version__
+from drill.analysis.cost import FORMULAE, cost, example_layers
+
+app = typer.Typer(
+    help="Output layers for neural language generation.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def main() -> None:
+    app()
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"drill {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def drill(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def layers(
+    vocabulary: Annotated[int, typer.Option(min=2, max=10**8, help="V, the labels.")] = 10_000,
+    width: Annotated[int, typer.Option(min=1, max=10**5, help="d, of the embedding.")] = 400,
+    hidden: Annotated[
+        int | None, typer.Option(min=1, max=10**5, help="h, of a hidden state; d by default.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=1, max=10**6, help="N, of one step.")] = 1_400,
+    depth: Annotated[int, typer.Option(min=0, max=1000, help="Maps of deep-residual.")] = 4,
+    experts: Annotated[int, typer.Option(min=1, max=1000, help="Softmaxes of mixture.")] = 15,
+    joint: Annotated[
+        int | None, typer.Option(min=1, max=10**5, help="Joint size of dual; d by default.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not a table.")] = False,
+) -> None:
+    """Show what every output layer costs: own parameters, training, inference."""
+    hidden, joint = hidden or width, joint or width
+    sizes = {"vocabulary": vocabulary, "width": width, "hidden": hidden, "tokens": tokens}
+    sizes |= {"depth": depth, "experts": experts, "joint": joint}
+    built = example_layers(vocabulary, width, hidden, depth=depth, experts=experts, joint=joint)
+    costs = {name: cost(layer, tokens) for name, layer in built.items()}
+    rows = [
+        {
+            "layer": name,
+            "g_out": FORMULAE[name][0],
+            "g_in": FORMULAE[name][1],
+            "hidden": built[name].hidden_size,
+            **asdict(costs[name]),
+            "train_over_tied": costs[name].train_flops / costs["tied"].train_flops,
+        }
+        for name in built
+    ]
+    if as_json:
+        typer.echo(json.dumps({**sizes, "layers": rows}, indent=2))
+    else:
+        _print_costs(sizes, rows)
+
+
+def _print_costs(sizes: dict[str, int], rows: list[dict[str, Any]]) -> None:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    for heading in ["layer", "g_out(E)", "g_in(h)"]:
+        table.add_column(heading, no_wrap=True)
+    for heading in ["own\nparameters", "train\nGFLOP", "x\ntied", "infer\nGFLOP", "folds"]:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row["layer"],
+            row["g_out"],
+            row["g_in"],
+            f"{row['parameters']:,}",
+            _giga(row["train_flops"]),
+            f"{row['train_over_tied']:.2f}",
+            _giga(row["inference_flops"]),
+            "yes" if row["folded"] else "no",
+        )
+    # Wider than any table: a narrow terminal wraps lines by itself, a number must not be cut.
+    console = Console(highlight=False, width=200)
+    V, d, h, N = (f"{sizes[name]:,}" for name in ["vocabulary", "width", "hidden", "tokens"])
+    console.print(f"V = {V} labels, d = {d}, h = {h}, N = {N} tokens a step\n")
+    console.print(table)
+    console.print("\nown parameters: beyond the embedding E, which the encoder shares")
+    console.print("train: one loss and its gradients; infer: the labels are already encoded")
+    console.print("folds: once trained, a single nn.Linear on g_in(h) replaces the layer")
+    console.print("mixture, sampled and adaptive wrap the tied layer here")
+    if narrow := [row["layer"] for row in rows if row["hidden"] != sizes["hidden"]]:
+        console.print(f"counted at h = d = {d}, which they need: {', '.join(narrow)}")
+
+
+def _giga(flops: int) -> str:
+    return f"{flops / 1e9:,.1f}" if flops >= 10**9 else f"{flops / 1e9:.2g}"

@@ -1,0 +1,96 @@
+"""The command as a user meets it: in a terminal, in a pipe, and with wrong numbers."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from drill import LAYERS, __version__
+from drill.cli import app
+
+
+def drill(*arguments: str):
+    return CliRunner().invoke(app, arguments)
+
+
+def test_the_version():
+    assert drill("--version").output == f"drill {__version__}\n"
+
+
+def test_the_table_has_a_line_per_layer_and_fits_80_columns():
+    lines = drill("layers").output.splitlines()
+    assert max(map(len, lines)) <= 80
+    names = [line.split()[0] for line in lines if line]
+    assert [name for name in names if name in LAYERS] == list(LAYERS)
+    (deep,) = [line.split() for line in lines if line.startswith("deep-residual")]
+    assert deep == ["deep-residual", "E^(k)", "h", "651,600", "72.0", "2.14", "11.2", "yes"]
+
+
+def test_no_width_cuts_a_number(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    sizes = ["--vocabulary", "50000000", "--width", "20000", "--tokens", "100000"]
+    output = drill("layers", *sizes).output
+    assert "1,000,050,000,000" in output
+    assert "…" not in output
+
+
+def test_json_holds_the_sizes_and_exact_counts():
+    arguments = ["--vocabulary", "507", "--width", "24", "--hidden", "40", "--joint", "12"]
+    answer = json.loads(drill("layers", *arguments, "--tokens", "33", "--json").output)
+    assert answer["vocabulary"] == 507
+    assert answer["hidden"] == 40
+    rows = {row["layer"]: row for row in answer["layers"]}
+    assert list(rows) == list(LAYERS)
+    assert rows["dual"]["parameters"] == 24 * 12 + 12 * 40 + 2 * 12 + 507
+    assert rows["tied"]["hidden"] == 24
+    assert rows["tied"]["train_over_tied"] == 1
+    assert rows["full"]["train_flops"] == 6 * 33 * 507 * 40
+
+
+def test_layers_that_need_equal_widths_say_so():
+    output = drill("layers", "--width", "24", "--hidden", "40").output
+    assert (
+        "counted at h = d = 24, which they need: tied, deep-residual, sampled, adaptive" in output
+    )
+    assert "counted at" not in drill("layers", "--width", "24").output
+
+
+@pytest.mark.parametrize("depth", ["0", "1"])
+def test_the_smallest_sizes_work(depth):
+    sizes = ["--vocabulary", "2", "--width", "1", "--tokens", "1", "--experts", "1"]
+    assert drill("layers", *sizes, "--depth", depth).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--vocabulary", "1"),
+        ("--width", "-3"),
+        ("--hidden", "0"),
+        ("--tokens", "many"),
+        ("--depth", "-1"),
+        ("--experts", "0"),
+        ("--joint", "2.5"),
+        ("--vocabulary", "1000000000000000000"),
+    ],
+)
+def test_a_wrong_number_ends_in_one_sentence(option, value):
+    done = drill("layers", option, value)
+    assert done.exit_code == 2
+    (error,) = [line for line in done.output.splitlines() if line.startswith("Error: ")]
+    assert option in error
+    assert isinstance(done.exception, SystemExit)
+
+
+def test_an_unknown_command_ends_in_one_sentence():
+    done = drill("lairs")
+    assert done.exit_code == 2
+    assert "lairs" in done.output
+
+
+@pytest.mark.slow
+def test_the_module_runs_as_the_command():
+    command = [sys.executable, "-m", "drill", "--version"]
+    assert subprocess.check_output(command, text=True) == f"drill {__version__}\n"
