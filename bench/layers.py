@@ -1,0 +1,103 @@
+"""What does each output layer cost in training? nll forward and backward, against weight tying."""
+
+import math
+from collections.abc import Callable
+from typing import get_args
+
+import torch
+from setting import SIZES, Setting, head, parser, settings, training_step
+from table import Cell, Report, mib, ratio
+from timing import Prepare, Result, Step, measure
+from torch import nn
+
+from drill.kernels.nll import Implementation
+from drill.layers import (
+    AdaptiveSoftmax,
+    Bilinear,
+    DeepResidual,
+    DualNonlinear,
+    FullSoftmax,
+    MatrixLayer,
+    MixtureOfSoftmaxes,
+    OutputLayer,
+    SampledSoftmax,
+    TiedSoftmax,
+)
+
+BASE = "tied"
+
+
+def deep(embedding: nn.Embedding, depth: int = 4) -> DeepResidual:
+    """The paper's language-model setting."""
+    return DeepResidual(embedding, depth=depth, dropout=0.6, locked=True, dropout_at="input")
+
+
+def adaptive(layer: MatrixLayer) -> AdaptiveSoftmax:
+    labels = layer.vocabulary_size
+    return AdaptiveSoftmax(layer, [labels // 10, labels // 2])
+
+
+BUILDERS: dict[str, Callable[[nn.Embedding], OutputLayer]] = {
+    "tied": TiedSoftmax,
+    "full": FullSoftmax,
+    "bilinear": Bilinear,
+    "dual": DualNonlinear,
+    "deep-residual 1": lambda embedding: deep(embedding, 1),
+    "deep-residual 4": deep,
+    "mixture 15 x tied": lambda embedding: MixtureOfSoftmaxes(TiedSoftmax(embedding), 15),
+    "mixture 15 x deep-residual 4": lambda embedding: MixtureOfSoftmaxes(deep(embedding), 15),
+    "sampled 1024 x tied": lambda embedding: SampledSoftmax(TiedSoftmax(embedding), 1024),
+    "sampled 1024 x deep-residual 4": lambda embedding: SampledSoftmax(deep(embedding), 1024),
+    "adaptive V/10 V/2 x tied": lambda embedding: adaptive(TiedSoftmax(embedding)),
+}
+"""All over one embedding; names start as in ``LAYERS``."""
+
+
+def contestants(setting: Setting, impl: str, check: bool) -> dict[str, Prepare]:
+    _, labels, width = setting.size
+    inputs = head(setting)
+    hidden, targets = inputs.hidden, inputs.targets
+    embedding = nn.Embedding(labels, width, device=setting.device, dtype=setting.parameters)
+    nn.init.normal_(embedding.weight, std=1 / math.sqrt(width))
+
+    def prepare(build: Callable[[nn.Embedding], OutputLayer]) -> Step:
+        with torch.device(setting.device):
+            layer = build(embedding).to(setting.parameters).train()
+        return training_step(
+            lambda: layer.nll(hidden, targets, impl=impl, check=check),
+            [hidden, *layer.parameters()],
+            setting,
+        )
+
+    return {name: lambda build=build: prepare(build) for name, build in BUILDERS.items()}
+
+
+def columns(base: Result) -> dict[str, Cell]:
+    return {
+        "x tied": ratio(base),
+        "ms over tied": lambda result: f"{result.median - base.median:+.3f}" if base.ms else "-",
+        "peak MiB": lambda result: mib(result.peak),
+        "beyond gradients": lambda result: mib(result.working_memory),
+    }
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("--size", nargs="+", choices=SIZES, help="default: all; on a CPU ptb")
+    options.add_argument("--impl", default="auto", choices=get_args(Implementation))
+    options.add_argument("--unchecked", action="store_true", help="pass check=False")
+    args = options.parse_args()
+    report = Report("layers", args.device, args.json)
+    for setting in settings(args, list(SIZES)):
+        results = measure(
+            contestants(setting, args.impl, not args.unchecked),
+            args.device,
+            seconds=0 if args.quick else args.seconds,
+        )
+        report.add(setting, results, columns(results[BASE]), impl=args.impl)
+    report.note("peak: beyond parameters and inputs; beyond gradients: less the returned gradients")
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()
