@@ -6,7 +6,7 @@ from typing import get_args
 
 import torch
 from setting import SIZES, Setting, head, parser, settings, training_step
-from table import Cell, Report, mib, ratio
+from table import Cell, Report, device_ratio, mib, on_device, ratio
 from timing import Prepare, Result, Step, measure
 from torch import nn
 
@@ -73,9 +73,14 @@ def contestants(setting: Setting, impl: str, check: bool) -> dict[str, Prepare]:
 
 
 def columns(base: Result) -> dict[str, Cell]:
+    graphs = {
+        "x tied (graph)": device_ratio(base),
+        "graph ms over tied": lambda result: on_device(result, base),
+    }
     return {
         "x tied": ratio(base),
         "ms over tied": lambda result: f"{result.median - base.median:+.3f}" if base.ms else "-",
+        **(graphs if base.device is not None else {}),
         "peak MiB": lambda result: mib(result.peak),
         "beyond gradients": lambda result: mib(result.working_memory),
     }

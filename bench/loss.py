@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from setting import IGNORED, SIZES, Head, Setting, head, parser, settings, training_step
-from table import Cell, Report, mib, ratio
+from table import Cell, Report, device_ratio, mib, ratio
 from timing import Prepare, Step, measure
 from torch import Tensor
 
@@ -202,6 +202,7 @@ def main() -> None:
         )
         columns: dict[str, Cell] = {
             "x floor": ratio(results[FLOOR]),
+            **({"x floor (graph)": device_ratio(results[FLOOR])} if report.cuda else {}),
             "x reference": ratio(results[BASE]),
             "MiB beyond gradients": lambda r: mib(r.working_memory) if r.found else "",
             "d hidden error": error("hidden_error"),

@@ -50,7 +50,8 @@ class Setting:
     def autocast(self) -> AbstractContextManager[object]:
         if self.dtype != "autocast":
             return nullcontext()
-        return torch.autocast(self.device.type, torch.bfloat16)
+        # Its cache of cast weights outlives a step, which no CUDA graph allows.
+        return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
 
     def __str__(self) -> str:
         tokens, labels, width = self.size

@@ -36,6 +36,23 @@ TIMES: dict[str, Cell] = {
     "min": lambda result: milliseconds(result.ms[0]),
     "p90": lambda result: milliseconds(result.p90),
 }
+ON_CUDA: dict[str, Cell] = {"graph ms": lambda result: on_device(result)}
+
+
+def on_device(result: Result, base: Result | None = None) -> str:
+    """The device's own time, or how much longer it is than that of ``base``."""
+    if result.device is None:
+        return "-"
+    if base is None:
+        return milliseconds(result.device)
+    return "-" if base.device is None else f"{result.device - base.device:+.3f}"
+
+
+def device_ratio(base: Result) -> Cell:
+    """As ``ratio``, of the device's own times."""
+    return lambda result: (
+        f"{result.device / base.device:.2f}" if result.device and base.device else "-"
+    )
 
 
 class Report:
@@ -43,6 +60,7 @@ class Report:
 
     def __init__(self, benchmark: str, device: torch.device, path: Path | None) -> None:
         self.benchmark, self.path = benchmark, path
+        self.cuda = device.type == "cuda"
         self.table: Table | None = None
         self.notes: dict[str, None] = {}  # in order, each once
         self.machine = {
@@ -60,7 +78,7 @@ class Report:
         **facts: Any,
     ) -> None:
         """One section of the table; ``facts`` go into every JSON row of it."""
-        headings = {**TIMES, **columns}
+        headings = {**TIMES, **(ON_CUDA if self.cuda else {}), **columns}
         if self.table is None:
             self.table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
             self.table.add_column(self.benchmark, no_wrap=True)
@@ -112,6 +130,7 @@ class Report:
                 "ms_median": result.median,
                 "ms_min": result.ms[0],
                 "ms_p90": result.p90,
+                "ms_graph_median": result.device,
                 "rounds": len(result.ms),
                 "peak_extra_bytes": result.peak,  # beyond inputs
                 "working_bytes": result.working_memory,  # beyond inputs and returned tensors

@@ -30,6 +30,7 @@ WARM_UP_SECONDS = 0.2
 @dataclass
 class Result:
     ms: list[float] = field(default_factory=list)  # sorted
+    graph: list[float] = field(default_factory=list)  # the same as replays of a CUDA graph
     peak: int = 0  # bytes beyond what lay in memory before the step
     left: int = 0  # of these, bytes of the tensors the step returns
     found: dict[str, Any] = field(default_factory=dict)  # what ``inspect`` saw in these tensors
@@ -38,6 +39,11 @@ class Result:
     @property
     def median(self) -> float:
         return statistics.median(self.ms)
+
+    @property
+    def device(self) -> float | None:
+        """Median of the graph's replays: the device's time, whatever launching costs the host."""
+        return statistics.median(self.graph) if self.graph else None
 
     @property
     def p90(self) -> float:
@@ -74,7 +80,33 @@ def measure(
     if steps:
         for name, ms in _take_turns(steps, device, seconds, rounds).items():
             results[name].ms = sorted(ms)
+    if steps and device.type == "cuda":
+        replays = {name: replay for name, step in steps.items() if (replay := _captured(step))}
+        for name, ms in _take_turns(replays, device, seconds, rounds).items():
+            results[name].graph = sorted(ms)
     return results
+
+
+def _captured(step: Step) -> Step | None:
+    """The step as one CUDA graph; None where it cannot be captured (it waits for the device)."""
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.stream(aside):
+            step()
+        torch.cuda.current_stream().wait_stream(aside)
+        with torch.cuda.graph(graph):
+            left = step()
+    except Exception:
+        torch.cuda.synchronize()
+        return None
+
+    def replay() -> Sequence[Tensor]:
+        graph.replay()
+        return left
+
+    return replay
 
 
 def _take_turns(

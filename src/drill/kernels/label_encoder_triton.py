@@ -3,8 +3,7 @@
 Per map one product and one pointwise pass forward, the same backward; the gradients of all U come
 from one batched product and those of all b from one sum. See ``label_encoder``.
 
-Shapes: V labels, d width, L maps. Planes (L, V', d) have V' >= V rows, the rest zero, so that the
-batched product can cut the long sum over labels into SPLITS independent parts.
+Shapes: V labels, d width, L maps.
 """
 
 from collections.abc import Sequence
@@ -23,7 +22,6 @@ _RELU = tl.constexpr(2)
 _TANH = tl.constexpr(3)
 _GELU = tl.constexpr(4)
 
-SPLITS = 4
 _ROWS = 32
 _ROWS_PER_PROGRAM = 64
 
@@ -61,9 +59,12 @@ def _slope(x, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def _mask_at(masks, row, column, row_stride, inside):
-    at = masks + row.to(tl.int64)[:, None] * row_stride + column[None, :]
-    return tl.load(at, mask=inside, other=0.0).to(tl.float32)
+def _mask_at(masks, at, column, inside, width, LOCKED: tl.constexpr):
+    if LOCKED:  # one row for all labels
+        mask = tl.load(masks + column, mask=column < width, other=0.0)[None, :]
+    else:
+        mask = tl.load(masks + at, mask=inside, other=0.0)
+    return mask.to(tl.float32)
 
 
 @triton.jit
@@ -74,12 +75,10 @@ def _advance(
     mask_out,  # (1 or V, d) of this map
     mask_in,  # (1 or V, d) of the next map
     before,  # (V, d) what this map read, without dropout, for BETWEEN
-    X,  # (V', d) what the next map multiplies, written; rows past V become zero
+    X,  # (V, d) what the next map multiplies, written
     Y,  # (V, d) the map's result without dropout, written where asked for
     labels,
-    padded,
     width,
-    mask_row,
     ENTER: tl.constexpr,
     ACTIVATION: tl.constexpr,
     HAS_BIAS: tl.constexpr,
@@ -89,14 +88,14 @@ def _advance(
     HAS_RESULT: tl.constexpr,
     RESIDUAL: tl.constexpr,
     BETWEEN: tl.constexpr,
+    LOCKED: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     """act(P + b), dropped and with its residuals; with ENTER just E, as the first map reads it."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    wide = (column < width)[None, :]
-    inside = (row < labels)[:, None] & wide
+    inside = (row < labels)[:, None] & (column < width)[None, :]
     at = row.to(tl.int64)[:, None] * width + column[None, :]
     if ENTER:
         y = tl.load(E + at, mask=inside, other=0.0).to(tl.float32)
@@ -106,7 +105,7 @@ def _advance(
             y += tl.load(b + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
         y = _activate(y, ACTIVATION)
         if HAS_OUT:
-            y *= _mask_at(mask_out, row, column, mask_row, inside)
+            y *= _mask_at(mask_out, at, column, inside, width, LOCKED)
         if BETWEEN:
             y += tl.load(before + at, mask=inside, other=0.0).to(tl.float32)
         if RESIDUAL:
@@ -115,9 +114,8 @@ def _advance(
         tl.store(Y + at, y.to(Y.dtype.element_ty), mask=inside)
     if HAS_NEXT:
         if HAS_IN:
-            y *= _mask_at(mask_in, row, column, mask_row, inside)
-        y = tl.where(inside, y, 0.0)
-        tl.store(X + at, y.to(X.dtype.element_ty), mask=(row < padded)[:, None] & wide)
+            y *= _mask_at(mask_in, at, column, inside, width, LOCKED)
+        tl.store(X + at, y.to(X.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -128,12 +126,10 @@ def _retreat(
     P,  # (V, d)
     b,  # (d,)
     G,  # (V, d) float32: gradient of the result above, becomes that of this one, for BETWEEN
-    dP,  # (V', d) written; rows past V become zero
+    dP,  # (V, d) written
     sums,  # (programs, d) of dP over a program's rows, written, ``sums_stride`` apart
     labels,
-    padded,
     width,
-    mask_row,
     sums_stride,
     TOP: tl.constexpr,
     ACTIVATION: tl.constexpr,
@@ -141,32 +137,32 @@ def _retreat(
     HAS_OUT: tl.constexpr,
     HAS_IN: tl.constexpr,
     BETWEEN: tl.constexpr,
+    LOCKED: tl.constexpr,
     PER_PROGRAM: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     """Gradient of the map's product from that of its result."""
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    wide = (column < width)[None, :]
     summed = tl.zeros((COLUMNS,), tl.float32)
     for start in tl.static_range(0, PER_PROGRAM, ROWS):
         row = tl.program_id(0) * PER_PROGRAM + start + tl.arange(0, ROWS)
-        inside = (row < labels)[:, None] & wide
+        inside = (row < labels)[:, None] & (column < width)[None, :]
         at = row.to(tl.int64)[:, None] * width + column[None, :]
         g = tl.load(above + at, mask=inside, other=0.0).to(tl.float32)
         if HAS_IN:
-            g *= _mask_at(mask_in, row, column, mask_row, inside)
+            g *= _mask_at(mask_in, at, column, inside, width, LOCKED)
         if BETWEEN:
             if not TOP:
                 g += tl.load(G + at, mask=inside, other=0.0)
             tl.store(G + at, g, mask=inside)
         if HAS_OUT:
-            g *= _mask_at(mask_out, row, column, mask_row, inside)
+            g *= _mask_at(mask_out, at, column, inside, width, LOCKED)
         x = tl.load(P + at, mask=inside, other=0.0).to(tl.float32)
         if HAS_BIAS:
             x += tl.load(b + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
         p = tl.where(inside, g * _slope(x, ACTIVATION), 0.0)
-        tl.store(dP + at, p.to(dP.dtype.element_ty), mask=(row < padded)[:, None] & wide)
+        tl.store(dP + at, p.to(dP.dtype.element_ty), mask=inside)
         if HAS_BIAS:
             summed += tl.sum(p, 0)
     if HAS_BIAS:
@@ -176,18 +172,18 @@ def _retreat(
 @triton.jit
 def _leave(
     dY,  # (V, d)
-    dX,  # (L, V', d) gradients of the maps' inputs as multiplied
+    dX,  # (L, V, d) gradients of the maps' inputs as multiplied
     masks,  # (L, 1 or V, d)
     dE,  # (V, d) written
     labels,
     width,
     plane,
     mask_layer,
-    mask_row,
     DEPTH: tl.constexpr,
     HAS_IN: tl.constexpr,
     RESIDUAL: tl.constexpr,
     BETWEEN: tl.constexpr,
+    LOCKED: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -208,7 +204,7 @@ def _leave(
         if RESIDUAL or layer == 0:
             g = tl.load(dX + layer * plane + at, mask=inside, other=0.0).to(tl.float32)
             if HAS_IN:
-                g *= _mask_at(masks + layer * mask_layer, row, column, mask_row, inside)
+                g *= _mask_at(masks + layer * mask_layer, at, column, inside, width, LOCKED)
             if BETWEEN and layer > 0:
                 g *= layer
             total += g
@@ -221,6 +217,7 @@ class Options(NamedTuple):
     activation: int
     mask_in: bool
     mask_out: bool
+    locked: bool
     residual: bool
     between: bool
 
@@ -238,18 +235,17 @@ class _FusedEncode(torch.autograd.Function):
     ) -> Tensor:
         E = embedding.contiguous()
         V, d = E.shape
-        padded = triton.cdiv(V, SPLITS) * SPLITS
         U = torch.stack(parameters[:depth]).to(dtype)
         b = torch.stack(parameters[depth:]) if len(parameters) > depth else None
-        X = E.new_empty((depth, padded, d), dtype=dtype)
+        X = E.new_empty((depth, V, d), dtype=dtype)
         P = torch.empty_like(X)
         Y = torch.empty_like(E)
         before = [torch.empty_like(E) for _ in range(2 if options.between else 0)]
         columns = _columns(d)
-        grid = (triton.cdiv(padded, _ROWS), triton.cdiv(d, columns))
+        grid = (triton.cdiv(V, _ROWS), triton.cdiv(d, columns))
         for i in range(-1, depth if V else -1):
             if i >= 0:
-                torch.mm(X[i, :V], U[i].t(), out=P[i, :V])
+                torch.mm(X[i], U[i].t(), out=P[i])
             last = i == depth - 1
             # With residuals between maps the results alternate between two buffers.
             result = Y if last else before[i % 2] if options.between and i >= 0 else None
@@ -263,9 +259,7 @@ class _FusedEncode(torch.autograd.Function):
                 None if last else X[i + 1],
                 result,
                 V,
-                padded,
                 d,
-                _row_stride(masks),
                 ENTER=i < 0,
                 ACTIVATION=options.activation,
                 HAS_BIAS=b is not None,
@@ -275,6 +269,7 @@ class _FusedEncode(torch.autograd.Function):
                 HAS_RESULT=result is not None,
                 RESIDUAL=options.residual,
                 BETWEEN=options.between and i > 0,
+                LOCKED=options.locked,
                 ROWS=_ROWS,
                 COLUMNS=columns,
                 num_warps=4,
@@ -289,12 +284,12 @@ class _FusedEncode(torch.autograd.Function):
         refuse_second_derivatives("DeepResidual", 'encoder="reference"')
         masks, U, b, X, P = ctx.saved_tensors
         options: Options = ctx.options
-        V, (depth, padded, d) = grad.shape[0], X.shape
+        depth, V, d = X.shape
         dY = grad.contiguous()
         dP, dX = torch.empty_like(X), torch.empty_like(X)
         dE = dY.new_empty((V, d), dtype=ctx.dtypes[0])
         G = dY.new_empty((V, d), dtype=torch.float32) if options.between else None
-        programs, columns = triton.cdiv(padded, _ROWS_PER_PROGRAM), _columns(d)
+        programs, columns = triton.cdiv(V, _ROWS_PER_PROGRAM), _columns(d)
         strips = triton.cdiv(d, columns)
         sums = dY.new_empty((programs, depth, d), dtype=torch.float32) if b is not None else None
         for i in reversed(range(depth if V else 0)):
@@ -309,9 +304,7 @@ class _FusedEncode(torch.autograd.Function):
                 dP[i],
                 None if sums is None else sums[:, i],
                 V,
-                padded,
                 d,
-                _row_stride(masks),
                 depth * d,
                 TOP=top,
                 ACTIVATION=options.activation,
@@ -319,12 +312,13 @@ class _FusedEncode(torch.autograd.Function):
                 HAS_OUT=options.mask_out,
                 HAS_IN=options.mask_in and not top,
                 BETWEEN=options.between,
+                LOCKED=options.locked,
                 PER_PROGRAM=_ROWS_PER_PROGRAM,
                 ROWS=_ROWS,
                 COLUMNS=columns,
                 num_warps=4,
             )
-            torch.mm(dP[i, :V], U[i], out=dX[i, :V])
+            torch.mm(dP[i], U[i], out=dX[i])
         if V:
             _leave[(triton.cdiv(V, _ROWS), strips)](
                 dY,
@@ -335,11 +329,11 @@ class _FusedEncode(torch.autograd.Function):
                 d,
                 X.stride(0),
                 0 if masks is None else masks.stride(0),
-                _row_stride(masks),
                 DEPTH=depth,
                 HAS_IN=options.mask_in,
                 RESIDUAL=options.residual,
                 BETWEEN=options.between,
+                LOCKED=options.locked,
                 ROWS=_ROWS,
                 COLUMNS=columns,
                 num_warps=4,
@@ -350,21 +344,15 @@ class _FusedEncode(torch.autograd.Function):
 
 
 def _sum_over_labels(dP: Tensor, X: Tensor) -> Tensor:
-    """dP^T X per map (L, d, d), the sum over labels cut into SPLITS parts to fill the device."""
-    L, padded, d = X.shape
-    parts = (L * SPLITS, padded // SPLITS, d)
-    a, b = dP.view(parts).transpose(1, 2), X.view(parts)
-    wide = a.is_cuda and a.dtype != torch.float32
-    product = torch.bmm(a, b, out_dtype=torch.float32) if wide else torch.bmm(a, b).float()
-    return product.view(L, SPLITS, d, d).sum(1)
+    """dP^T X per map (L, d, d), in float32."""
+    a = dP.transpose(1, 2)
+    if a.is_cuda and a.dtype != torch.float32:
+        return torch.bmm(a, X, out_dtype=torch.float32)
+    return torch.bmm(a, X).float()
 
 
 def _columns(width: int) -> int:
     return 128 if width % 128 == 0 else 64
-
-
-def _row_stride(masks: Tensor | None) -> int:
-    return 0 if masks is None or masks.shape[1] == 1 else masks.stride(1)
 
 
 def fused_encode(
@@ -382,6 +370,7 @@ def fused_encode(
         ACTIVATION_CODES[activation],
         mask_in=masks is not None and dropout_at == "input",
         mask_out=masks is not None and dropout_at == "output",
+        locked=masks is not None and masks.shape[1] == 1,
         residual=residual,
         between=residual_between,
     )

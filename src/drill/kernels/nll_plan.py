@@ -5,9 +5,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-MIN_BLOCK = 1024
-"""Tokens that a block of rows holds at least."""
-CHUNK_BYTES = {"cpu": 4 * 2**20, "cuda": 128 * 2**20}
+MIN_BLOCK = 512
+"""Tokens or labels that are summed at once at least."""
+CHUNK_BYTES = {"cpu": 4 * 2**20, "cuda": 64 * 2**20}
 ALIGN = {"cpu": 1, "cuda": 64}
 """Rows of logits are padded to this many elements: cuBLAS is fast only on aligned rows. A CPU's
 oneDNN, on the other hand, reads the padding of bfloat16 rows, and NaN there spoils the product."""
@@ -65,17 +65,20 @@ def plan(hidden: Tensor, labels: int, dtype: torch.dtype, memory: int, keep: boo
         whole = Chunk(0, rows, 0, labels, aligned(labels, device))
         return Plan([whole._replace(kept=slice(0, whole.size))], 1, whole.size)
     at_work = min(CHUNK_BYTES.get(device, CHUNK_BYTES["cuda"]), max(1, memory // 2))
-    block = rows
-    summed = 0
-    if dtype.itemsize < 4:
-        block = max(MIN_BLOCK, memory // 4 // (4 * width))
-        summed = 4 * width * min(rows, block)
+    block, columns, summed = max(1, rows), labels, 0
+    if dtype.itemsize < 4:  # sums in float32
+        most = memory // 4 // (4 * width)
+        block = min(block, max(MIN_BLOCK, most))
+        summed = 4 * width * block
+        if block < rows:  # then those of labels too
+            columns = min(columns, max(MIN_BLOCK, most))
+            summed += 4 * width * columns
     room = max(0, memory - at_work - summed) // dtype.itemsize if keep else 0
-    columns = at_work // (max(1, min(rows, block)) * dtype.itemsize)
+    columns = min(columns, max(1, at_work // (block * dtype.itemsize)))
     columns = max(1, columns // 64 * 64 or columns)
     tiles = []
     used = 0
-    for top in range(0, max(1, rows), max(1, block)):  # no rows make a chunk too: zero gradients
+    for top in range(0, max(1, rows), block):  # no rows make a chunk too: zero gradients
         bottom = min(rows, top + block)
         for left in range(0, labels, columns):
             right = min(labels, left + columns)
@@ -84,7 +87,7 @@ def plan(hidden: Tensor, labels: int, dtype: torch.dtype, memory: int, keep: boo
                 tile = tile._replace(kept=slice(used, used + tile.size))
                 used += tile.size
             tiles.append(tile)
-    return Plan(tiles, max(1, -(-rows // max(1, block))), used)
+    return Plan(tiles, max(1, -(-rows // block)), used)
 
 
 def fits_whole(hidden: Tensor, labels: int, dtype: torch.dtype, memory: int) -> bool:

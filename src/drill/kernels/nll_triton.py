@@ -13,7 +13,7 @@ from torch import Tensor
 from drill.kernels.nll_passes import Sums
 
 _REDUCE_ROWS, _REDUCE_BLOCK = 4, 8192
-_ROWS, _COLUMNS = 16, 256
+_ROWS, _COLUMNS = 4, 1024
 _PROGRAMS = 4096
 """Programs wanted for the gradient pass; several blocks of rows share one when there are more."""
 
