@@ -11,7 +11,7 @@ from setting import (
 from table import Report, mib
 from timing import Prepare, Step, measure
 
-from drill.kernels.nll import DEFAULT_MEMORY, nll
+from drill.kernels.nll import nll
 
 LABELS = 262_144
 TOKENS = (1024, 4096, 16_384)
@@ -36,9 +36,7 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--tokens", type=int, nargs="+", default=list(TOKENS), help="N")
     options.add_argument("--width", type=int, help="d; default: 2048, on a CPU 64")
-    options.add_argument(
-        "--memory", type=int, default=DEFAULT_MEMORY // 2**20, metavar="MiB", help="the budget"
-    )
+    options.add_argument("--memory", type=int, default=256, metavar="MiB", help="the budget")
     args = options.parse_args()
     cuda = args.device.type == "cuda"
     report = Report("memory", args.device, args.json)

@@ -1,9 +1,10 @@
 """Forward and backward of the label encoder: cuBLAS products, everything between them fused.
 
-Per map one product and one pointwise pass forward, the same backward; the gradients of all U come
-from one batched product and those of all b from one sum. See ``label_encoder``.
+Per map one product and one pointwise pass forward, the same backward. The gradients of all U come
+from one batched product, and those of all b with them: the inputs X of the maps carry a column of
+ones. See ``label_encoder``.
 
-Shapes: V labels, d width, L maps.
+Shapes: V labels, d width, L maps; X has d' > d columns, so that its rows stay aligned.
 """
 
 from collections.abc import Sequence
@@ -22,8 +23,9 @@ _RELU = tl.constexpr(2)
 _TANH = tl.constexpr(3)
 _GELU = tl.constexpr(4)
 
-_ROWS = 32
-_ROWS_PER_PROGRAM = 64
+_ROWS, _COLUMNS = 64, 64
+_EXTRA = 8
+"""Columns that X has beyond d: the ones, and what keeps rows 16 bytes aligned."""
 
 
 @triton.jit
@@ -75,10 +77,11 @@ def _advance(
     mask_out,  # (1 or V, d) of this map
     mask_in,  # (1 or V, d) of the next map
     before,  # (V, d) what this map read, without dropout, for BETWEEN
-    X,  # (V, d) what the next map multiplies, written
+    X,  # (V, d') what the next map multiplies, and the column of ones, written
     Y,  # (V, d) the map's result without dropout, written where asked for
     labels,
     width,
+    X_stride,
     ENTER: tl.constexpr,
     ACTIVATION: tl.constexpr,
     HAS_BIAS: tl.constexpr,
@@ -115,7 +118,12 @@ def _advance(
     if HAS_NEXT:
         if HAS_IN:
             y *= _mask_at(mask_in, at, column, inside, width, LOCKED)
-        tl.store(X + at, y.to(X.dtype.element_ty), mask=inside)
+        y = tl.where((column == width)[None, :], 1.0, y)
+        tl.store(
+            X + row.to(tl.int64)[:, None] * X_stride + column[None, :],
+            y.to(X.dtype.element_ty),
+            mask=(row < labels)[:, None] & (column <= width)[None, :],
+        )
 
 
 @triton.jit
@@ -127,10 +135,8 @@ def _retreat(
     b,  # (d,)
     G,  # (V, d) float32: gradient of the result above, becomes that of this one, for BETWEEN
     dP,  # (V, d) written
-    sums,  # (programs, d) of dP over a program's rows, written, ``sums_stride`` apart
     labels,
     width,
-    sums_stride,
     TOP: tl.constexpr,
     ACTIVATION: tl.constexpr,
     HAS_BIAS: tl.constexpr,
@@ -138,35 +144,28 @@ def _retreat(
     HAS_IN: tl.constexpr,
     BETWEEN: tl.constexpr,
     LOCKED: tl.constexpr,
-    PER_PROGRAM: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     """Gradient of the map's product from that of its result."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    summed = tl.zeros((COLUMNS,), tl.float32)
-    for start in tl.static_range(0, PER_PROGRAM, ROWS):
-        row = tl.program_id(0) * PER_PROGRAM + start + tl.arange(0, ROWS)
-        inside = (row < labels)[:, None] & (column < width)[None, :]
-        at = row.to(tl.int64)[:, None] * width + column[None, :]
-        g = tl.load(above + at, mask=inside, other=0.0).to(tl.float32)
-        if HAS_IN:
-            g *= _mask_at(mask_in, at, column, inside, width, LOCKED)
-        if BETWEEN:
-            if not TOP:
-                g += tl.load(G + at, mask=inside, other=0.0)
-            tl.store(G + at, g, mask=inside)
-        if HAS_OUT:
-            g *= _mask_at(mask_out, at, column, inside, width, LOCKED)
-        x = tl.load(P + at, mask=inside, other=0.0).to(tl.float32)
-        if HAS_BIAS:
-            x += tl.load(b + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
-        p = tl.where(inside, g * _slope(x, ACTIVATION), 0.0)
-        tl.store(dP + at, p.to(dP.dtype.element_ty), mask=inside)
-        if HAS_BIAS:
-            summed += tl.sum(p, 0)
+    inside = (row < labels)[:, None] & (column < width)[None, :]
+    at = row.to(tl.int64)[:, None] * width + column[None, :]
+    g = tl.load(above + at, mask=inside, other=0.0).to(tl.float32)
+    if HAS_IN:
+        g *= _mask_at(mask_in, at, column, inside, width, LOCKED)
+    if BETWEEN:
+        if not TOP:
+            g += tl.load(G + at, mask=inside, other=0.0)
+        tl.store(G + at, g, mask=inside)
+    if HAS_OUT:
+        g *= _mask_at(mask_out, at, column, inside, width, LOCKED)
+    x = tl.load(P + at, mask=inside, other=0.0).to(tl.float32)
     if HAS_BIAS:
-        tl.store(sums + tl.program_id(0) * sums_stride + column, summed, mask=column < width)
+        x += tl.load(b + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
+    p = g * _slope(x, ACTIVATION)
+    tl.store(dP + at, p.to(dP.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -202,7 +201,8 @@ def _leave(
             total *= DEPTH
     for layer in tl.static_range(DEPTH):
         if RESIDUAL or layer == 0:
-            g = tl.load(dX + layer * plane + at, mask=inside, other=0.0).to(tl.float32)
+            g = tl.load(dX + layer * tl.cast(plane, tl.int64) + at, mask=inside, other=0.0)
+            g = g.to(tl.float32)
             if HAS_IN:
                 g *= _mask_at(masks + layer * mask_layer, at, column, inside, width, LOCKED)
             if BETWEEN and layer > 0:
@@ -237,15 +237,14 @@ class _FusedEncode(torch.autograd.Function):
         V, d = E.shape
         U = torch.stack(parameters[:depth]).to(dtype)
         b = torch.stack(parameters[depth:]) if len(parameters) > depth else None
-        X = E.new_empty((depth, V, d), dtype=dtype)
-        P = torch.empty_like(X)
+        X = E.new_empty((depth, V, d + _EXTRA), dtype=dtype)
+        P = E.new_empty((depth, V, d), dtype=dtype)
         Y = torch.empty_like(E)
         before = [torch.empty_like(E) for _ in range(2 if options.between else 0)]
-        columns = _columns(d)
-        grid = (triton.cdiv(V, _ROWS), triton.cdiv(d, columns))
+        grid = (triton.cdiv(V, _ROWS), triton.cdiv(d + 1, _COLUMNS))
         for i in range(-1, depth if V else -1):
             if i >= 0:
-                torch.mm(X[i], U[i].t(), out=P[i])
+                torch.mm(X[i, :, :d], U[i].t(), out=P[i])
             last = i == depth - 1
             # With residuals between maps the results alternate between two buffers.
             result = Y if last else before[i % 2] if options.between and i >= 0 else None
@@ -260,6 +259,7 @@ class _FusedEncode(torch.autograd.Function):
                 result,
                 V,
                 d,
+                d + _EXTRA,
                 ENTER=i < 0,
                 ACTIVATION=options.activation,
                 HAS_BIAS=b is not None,
@@ -271,7 +271,7 @@ class _FusedEncode(torch.autograd.Function):
                 BETWEEN=options.between and i > 0,
                 LOCKED=options.locked,
                 ROWS=_ROWS,
-                COLUMNS=columns,
+                COLUMNS=_COLUMNS,
                 num_warps=4,
             )
         ctx.save_for_backward(masks, U, b, X, P)
@@ -284,17 +284,15 @@ class _FusedEncode(torch.autograd.Function):
         refuse_second_derivatives("DeepResidual", 'encoder="reference"')
         masks, U, b, X, P = ctx.saved_tensors
         options: Options = ctx.options
-        depth, V, d = X.shape
+        depth, V, d = P.shape
         dY = grad.contiguous()
-        dP, dX = torch.empty_like(X), torch.empty_like(X)
+        dP, dX = torch.empty_like(P), torch.empty_like(P)
         dE = dY.new_empty((V, d), dtype=ctx.dtypes[0])
         G = dY.new_empty((V, d), dtype=torch.float32) if options.between else None
-        programs, columns = triton.cdiv(V, _ROWS_PER_PROGRAM), _columns(d)
-        strips = triton.cdiv(d, columns)
-        sums = dY.new_empty((programs, depth, d), dtype=torch.float32) if b is not None else None
+        grid = (triton.cdiv(V, _ROWS), triton.cdiv(d, _COLUMNS))
         for i in reversed(range(depth if V else 0)):
             top = i == depth - 1
-            _retreat[(programs, strips)](
+            _retreat[grid](
                 dY if top else dX[i + 1],
                 None if masks is None or top else masks[i + 1],
                 None if masks is None else masks[i],
@@ -302,10 +300,8 @@ class _FusedEncode(torch.autograd.Function):
                 None if b is None else b[i],
                 G,
                 dP[i],
-                None if sums is None else sums[:, i],
                 V,
                 d,
-                depth * d,
                 TOP=top,
                 ACTIVATION=options.activation,
                 HAS_BIAS=b is not None,
@@ -313,21 +309,20 @@ class _FusedEncode(torch.autograd.Function):
                 HAS_IN=options.mask_in and not top,
                 BETWEEN=options.between,
                 LOCKED=options.locked,
-                PER_PROGRAM=_ROWS_PER_PROGRAM,
                 ROWS=_ROWS,
-                COLUMNS=columns,
+                COLUMNS=_COLUMNS,
                 num_warps=4,
             )
             torch.mm(dP[i], U[i], out=dX[i])
         if V:
-            _leave[(triton.cdiv(V, _ROWS), strips)](
+            _leave[grid](
                 dY,
                 dX,
                 masks,
                 dE,
                 V,
                 d,
-                X.stride(0),
+                P.stride(0),
                 0 if masks is None else masks.stride(0),
                 DEPTH=depth,
                 HAS_IN=options.mask_in,
@@ -335,24 +330,21 @@ class _FusedEncode(torch.autograd.Function):
                 BETWEEN=options.between,
                 LOCKED=options.locked,
                 ROWS=_ROWS,
-                COLUMNS=columns,
+                COLUMNS=_COLUMNS,
                 num_warps=4,
             )
-        dU = _sum_over_labels(dP, X).to(ctx.dtypes[1])  # (L, d, d)
-        db = () if sums is None else sums.sum(0).to(ctx.dtypes[-1]).unbind()
-        return dE, None, None, None, None, *dU.unbind(), *db
+        sums = _sum_over_labels(dP, X)  # (L, d, d')
+        dU = sums[:, :, :d].to(ctx.dtypes[1]).contiguous().unbind()
+        db = () if b is None else sums[:, :, d].to(ctx.dtypes[-1]).contiguous().unbind()
+        return dE, None, None, None, None, *dU, *db
 
 
 def _sum_over_labels(dP: Tensor, X: Tensor) -> Tensor:
-    """dP^T X per map (L, d, d), in float32."""
+    """dP^T X per map, in float32."""
     a = dP.transpose(1, 2)
     if a.is_cuda and a.dtype != torch.float32:
         return torch.bmm(a, X, out_dtype=torch.float32)
     return torch.bmm(a, X).float()
-
-
-def _columns(width: int) -> int:
-    return 128 if width % 128 == 0 else 64
 
 
 def fused_encode(

@@ -90,7 +90,8 @@ def nll(
         return reduce_losses(losses.view(targets.shape), targets, reduction, ignore_index)
     if impl == "triton":
         require_triton(hidden.device, dtype)
-    from drill.kernels.nll_chunked import Settings, chunked_nll
+    from drill.kernels.nll_chunked import chunked_nll
+    from drill.kernels.nll_plan import Settings
 
     settings = Settings(ignore_index, label_smoothing, dtype, impl, memory)
     bias = None if bias is None else bias.contiguous()

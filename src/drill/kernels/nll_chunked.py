@@ -15,28 +15,18 @@ Shapes: N tokens, V labels, k width; R rows of a block, C labels of a chunk.
 """
 
 import functools
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from drill.kernels.nll import refuse_second_derivatives
 from drill.kernels.nll_passes import Engine, TorchEngine, empty_sums
-from drill.kernels.nll_plan import Chunk, aligned, fits_whole, plan
+from drill.kernels.nll_plan import Chunk, Settings, aligned, fits_whole, plan
 
 _ROWS_FIRST = torch.contiguous_format
 
 _EXACT = 'impl="reference"'
-
-
-class Settings(NamedTuple):
-    """What a call fixes beside its tensors."""
-
-    ignore_index: int
-    smoothing: float
-    dtype: torch.dtype  # of the products
-    engine: str
-    memory: int
 
 
 @functools.cache
@@ -56,11 +46,11 @@ def forward_pass(
     settings: Settings,
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # losses (N,), lse (N,), kept logits (flat)
-    ignore_index, smoothing, dtype, engine, memory = settings
+    ignore_index, smoothing, dtype, engine, _ = settings
     passes = engine_named(engine)
     labels = weight.shape[0]
     exact = torch.promote_types(dtype, torch.float32)
-    tiles, _, kept_size = plan(hidden, labels, dtype, memory, keep)
+    tiles, _, kept_size = plan(hidden, labels, settings, keep)
     kept = hidden.new_empty(kept_size, dtype=dtype)
     sums = empty_sums(hidden, exact, smoothing)
     spare: Tensor | None = None
@@ -93,7 +83,7 @@ def backward_pass(
     hidden_grad = torch.empty_like(hidden, memory_format=_ROWS_FIRST) if for_hidden else None
     weight_grad = torch.empty_like(weight, memory_format=_ROWS_FIRST) if for_weight else None
     bias_grad = lse.new_zeros(weight.shape[0]) if for_bias else None
-    tiles, blocks, _ = plan(hidden, weight.shape[0], settings.dtype, settings.memory, keep=True)
+    tiles, blocks, _ = plan(hidden, weight.shape[0], settings, keep=True)
     inputs = (scale, hidden, weight, bias, targets, lse)
     if blocks > 1 and weight_grad is not None and weight.dtype != lse.dtype:
         # Half-precision sums over blocks and over chunks at once would need float32 copies of
@@ -316,6 +306,6 @@ def chunked_nll(
     settings: Settings,
 ) -> Tensor:  # () or, with reduction "none", (N,)
     """The loss by the plan of this module."""
-    whole = fits_whole(hidden, weight.shape[0], settings.dtype, settings.memory)
+    whole = fits_whole(hidden, weight.shape[0], settings)
     run = _WholeNLL if whole else _ChunkedNLL
     return cast(Tensor, run.apply(reduction, hidden, weight, bias, targets, settings))

@@ -5,8 +5,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from drill.kernels.nll_chunked import Settings, backward_pass, forward_pass
-from drill.kernels.nll_plan import plan
+from drill.kernels.nll_chunked import backward_pass, forward_pass
+from drill.kernels.nll_plan import Settings, plan
 
 
 @torch.library.custom_op("drill::nll", mutates_args=())
@@ -29,7 +29,8 @@ def nll_op(
 @nll_op.register_fake
 def _(hidden, weight, bias, targets, ignore_index, smoothing, dtype, engine, memory, keep):  # type: ignore[no-untyped-def]
     exact = torch.promote_types(dtype, torch.float32)
-    size = plan(hidden, weight.shape[0], dtype, memory, keep).kept
+    settings = Settings(ignore_index, smoothing, dtype, engine, memory)
+    size = plan(hidden, weight.shape[0], settings, keep).kept
     per_token = hidden.new_empty(hidden.shape[0], dtype=exact)
     return per_token, torch.empty_like(per_token), hidden.new_empty(size, dtype=dtype)
 

@@ -7,7 +7,8 @@ from torch import Tensor
 
 MIN_BLOCK = 512
 """Tokens or labels that are summed at once at least."""
-CHUNK_BYTES = {"cpu": 4 * 2**20, "cuda": 64 * 2**20}
+CHUNK_ELEMENTS = {"cpu": 2**20, "cuda": 2**25}
+"""Logits worked on at once: enough for fast products; on a CPU few enough for its caches."""
 ALIGN = {"cpu": 1, "cuda": 64}
 """Rows of logits are padded to this many elements: cuBLAS is fast only on aligned rows. A CPU's
 oneDNN, on the other hand, reads the padding of bfloat16 rows, and NaN there spoils the product."""
@@ -47,35 +48,50 @@ class Chunk(NamedTuple):
         return flat[: self.size].view(-1, self.stride)[:, : self.right - self.left]
 
 
+class Settings(NamedTuple):
+    """What a call fixes beside its tensors."""
+
+    ignore_index: int
+    smoothing: float
+    dtype: torch.dtype  # of the products
+    engine: str
+    memory: int
+
+
 class Plan(NamedTuple):
     chunks: list[Chunk]
     blocks: int  # of rows
     kept: int  # elements of the logits kept for backward
 
 
-def plan(hidden: Tensor, labels: int, dtype: torch.dtype, memory: int, keep: bool) -> Plan:
+def plan(hidden: Tensor, labels: int, settings: Settings, keep: bool) -> Plan:
     """Cut (N, V) into chunks; without ``keep`` (nothing to differentiate) none is kept.
 
-    ``memory`` is shared out: at most half to the chunk at work, at most a quarter to the float32
-    sums of half-precision gradients (blocks of rows bound them), the rest to chunks that are kept.
+    ``memory`` is shared out: at most half to the chunk at work, at most half to the float32 sums
+    of half-precision gradients (blocks of rows and labels bound them), the rest to kept chunks.
     """
+    dtype, memory = settings.dtype, settings.memory
     device = hidden.device.type
     rows, width = hidden.shape
-    if keep and fits_whole(hidden, labels, dtype, memory):
+    if keep and fits_whole(hidden, labels, settings):
         whole = Chunk(0, rows, 0, labels, aligned(labels, device))
         return Plan([whole._replace(kept=slice(0, whole.size))], 1, whole.size)
-    at_work = min(CHUNK_BYTES.get(device, CHUNK_BYTES["cuda"]), max(1, memory // 2))
+    # Plain PyTorch makes float32 copies of a chunk as it works: of logits and of exponentials.
+    each = dtype.itemsize + (0 if settings.engine == "triton" else 8)
+    most = CHUNK_ELEMENTS.get(device, CHUNK_ELEMENTS["cuda"])
+    most = max(1, min(most, memory // 2 // each))
     block, columns, summed = max(1, rows), labels, 0
     if dtype.itemsize < 4:  # sums in float32
-        most = memory // 4 // (4 * width)
-        block = min(block, max(MIN_BLOCK, most))
+        longest = max(MIN_BLOCK, memory // 4 // (4 * width))
+        block = min(block, longest)
         summed = 4 * width * block
         if block < rows:  # then those of labels too
-            columns = min(columns, max(MIN_BLOCK, most))
+            columns = min(columns, longest)
             summed += 4 * width * columns
-    room = max(0, memory - at_work - summed) // dtype.itemsize if keep else 0
-    columns = min(columns, max(1, at_work // (block * dtype.itemsize)))
+    columns = min(columns, max(1, most // block))
     columns = max(1, columns // 64 * 64 or columns)
+    at_work = each * block * aligned(columns, device)
+    room = max(0, memory - at_work - summed) // dtype.itemsize if keep else 0
     tiles = []
     used = 0
     for top in range(0, max(1, rows), block):  # no rows make a chunk too: zero gradients
@@ -90,16 +106,16 @@ def plan(hidden: Tensor, labels: int, dtype: torch.dtype, memory: int, keep: boo
     return Plan(tiles, max(1, -(-rows // block)), used)
 
 
-def fits_whole(hidden: Tensor, labels: int, dtype: torch.dtype, memory: int) -> bool:
-    """Whether the logits are one chunk that is kept. A CPU prefers chunks that fit its caches."""
-    device = hidden.device.type
-    if device == "cpu":
+def fits_whole(hidden: Tensor, labels: int, settings: Settings) -> bool:
+    """Whether the logits are one chunk that is kept: for an engine that works in place on it."""
+    if settings.engine != "triton":
         return False
+    device, dtype = hidden.device.type, settings.dtype
     rows, width = hidden.shape
     padded = aligned(labels, device)
     # A padded or cast copy of the weight counts too.
     copied = 0 if padded == labels and dtype == hidden.dtype else padded * width
-    return (rows * padded + copied) * dtype.itemsize <= memory
+    return (rows * padded + copied) * dtype.itemsize <= settings.memory
 
 
 def aligned(width: int, device: str) -> int:

@@ -1,0 +1,123 @@
+"""Turn the JSON rows of the benchmarks into one Markdown page."""
+
+import argparse
+import json
+from collections.abc import Callable, Iterable
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+Cell = Callable[[Row, dict[str, Row]], str]
+
+QUESTIONS = {
+    "layers": "What does each output layer cost in training, against weight tying?",
+    "loss": "How fast, how small and how exact is the loss?",
+    "memory": "Does the loss stay within its memory budget, however many tokens there are?",
+    "inference": "What does a trained layer cost at inference?",
+}
+
+
+def milliseconds(key: str) -> Cell:
+    return lambda row, _: f"{row[key]:,.3f}" if row.get(key) is not None else ""
+
+
+def mib(key: str) -> Cell:
+    return lambda row, _: f"{row[key] / 2**20:,.0f}" if row.get(key) is not None else ""
+
+
+def against(base: str, key: str) -> Cell:
+    """Row over ``base`` of the same size, precision and run."""
+
+    def cell(row: Row, others: dict[str, Row]) -> str:
+        top, bottom = row.get(key), others.get(base, {}).get(key)
+        return f"{top / bottom:.2f}" if top and bottom else ""
+
+    return cell
+
+
+def over(base: str, key: str) -> Cell:
+    def cell(row: Row, others: dict[str, Row]) -> str:
+        here, there = row.get(key), others.get(base, {}).get(key)
+        return f"{here - there:+.3f}" if here is not None and there is not None else ""
+
+    return cell
+
+
+def error(key: str) -> Cell:
+    return lambda row, _: f"{row[key]:.1e}" if row.get(key) is not None else ""
+
+
+COLUMNS: dict[str, dict[str, Cell]] = {
+    "layers": {
+        "ms": milliseconds("ms_median"),
+        "x tied": against("tied", "ms_median"),
+        "graph ms": milliseconds("ms_graph_median"),
+        "x tied (graph)": against("tied", "ms_graph_median"),
+        "graph ms over tied": over("tied", "ms_graph_median"),
+        "MiB beyond gradients": mib("working_bytes"),
+    },
+    "loss": {
+        "ms": milliseconds("ms_median"),
+        "x floor": against("GEMM floor", "ms_median"),
+        "graph ms": milliseconds("ms_graph_median"),
+        "MiB beyond gradients": mib("working_bytes"),
+        "d hidden error": error("hidden_error"),
+        "d weight error": error("weight_error"),
+    },
+    "memory": {
+        "ms": milliseconds("ms_median"),
+        "MiB beyond gradients": mib("working_bytes"),
+        "MiB budget": mib("budget_bytes"),
+        "MiB logits": mib("logits_bytes"),
+    },
+    "inference": {
+        "ms": milliseconds("ms_median"),
+        "x nn.Linear": against("nn.Linear", "ms_median"),
+        "graph ms": milliseconds("ms_graph_median"),
+        "x nn.Linear (graph)": against("nn.Linear", "ms_graph_median"),
+    },
+}
+
+
+def section(row: Row) -> tuple[Any, ...]:
+    return tuple(row[key] for key in ("benchmark", "size", "tokens", "labels", "width", "dtype"))
+
+
+def page(rows: list[Row], source: str) -> Iterable[str]:
+    machines = sorted({f"{row['device']}, torch {row['torch']}" for row in rows})
+    yield "# Measured"
+    yield ""
+    yield f"Made by `python bench/summary.py {source}` from what the benchmarks wrote, not by hand."
+    yield "; ".join(machines) + ". How it is measured: [bench/README.md](../bench/README.md)."
+    for benchmark, question in QUESTIONS.items():
+        ours = [row for row in rows if row["benchmark"] == benchmark]
+        if ours:
+            yield from ("", f"## {question}", "", f"`python bench/{benchmark}.py`")
+        for (_, size, tokens, labels, width, dtype), group in groupby(ours, key=section):
+            table = {row["name"]: row for row in group}
+            shown = {
+                name: [cell(row, table) for row in table.values()]
+                for name, cell in COLUMNS[benchmark].items()
+            }
+            shown = {name: cells for name, cells in shown.items() if any(cells)}
+            yield from ("", f"**{size}**, N={tokens:,} V={labels:,} d={width:,}, {dtype}", "")
+            yield f"| | {' | '.join(shown)} |"
+            yield f"|---|{'---:|' * len(shown)}"
+            for i, (name, row) in enumerate(table.items()):
+                if "error" in row:
+                    yield f"| {name} | {row['error']} |{' |' * (len(shown) - 1)}"
+                else:
+                    yield f"| {name} | {' | '.join(cells[i] for cells in shown.values())} |"
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("files", nargs="+", type=Path, help="JSON lines of the benchmarks")
+    args = options.parse_args()
+    rows = [json.loads(line) for path in args.files for line in path.read_text().splitlines()]
+    print("\n".join(page(rows, " ".join(path.as_posix() for path in args.files))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""The fused label encoder against the loop in ``DeepResidual.labels``, under the same masks."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from drill.kernels import nll as module
+from drill.kernels.label_encoder import choose_encoder
+from drill.layers import DeepResidual
+
+interpreted = pytest.mark.skipif(
+    not (module.TRITON_INSTALLED and module.INTERPRETED),
+    reason="Triton is not installed, or runs on the GPU",
+)
+OPTIONS = [
+    {"activation": "sigmoid", "dropout": 0.6},
+    {"activation": "sigmoid", "dropout": 0.6, "dropout_at": "output"},
+    {"activation": "relu", "dropout": 0.5, "locked": False},
+    {"activation": "relu", "dropout": 0.5, "locked": False, "dropout_at": "output"},
+    {"activation": "tanh", "residual_between": True, "dropout": 0.3},
+    {"activation": "gelu", "residual_between": True, "residual": False},
+    {"activation": "none", "residual": False, "map_bias": False},
+    {"activation": "gelu", "depth": 1, "dropout": 0.5},
+    {"activation": "tanh", "depth": 4, "map_bias": False, "residual_between": True},
+]
+every_option = pytest.mark.parametrize(
+    "options", OPTIONS, ids=["-".join(map(str, options.values())) for options in OPTIONS]
+)
+
+
+def build(labels: int, width: int, device: str = "cpu", **options: object) -> DeepResidual:
+    torch.manual_seed(0)
+    embedding = nn.Embedding(labels, width)
+    nn.init.uniform_(embedding.weight, -0.5, 0.5)
+    return DeepResidual(embedding, **{"depth": 3, **options}).to(device)
+
+
+def with_masks(layer: DeepResidual, masks: Tensor | None) -> None:
+    """Every map of the layer drops by these masks, in turn or all at once."""
+
+    def draw(turn, X, count=None):
+        if masks is None:
+            return None
+        return masks.to(X.dtype) if count else masks[turn].to(X.dtype)
+
+    for turn, f in enumerate(layer.maps):
+        f.draw_mask = lambda X, count=None, turn=turn: draw(turn, X, count)
+
+
+def solve(layer: DeepResidual, encoder: str, masks: Tensor | None, grad: Tensor) -> list[Tensor]:
+    """Encoded labels, and the gradients of all parameters that take part."""
+    layer = copy.deepcopy(layer)
+    layer.encoder = encoder
+    with_masks(layer, masks)
+    labels = layer.labels()
+    labels.backward(grad.to(labels.dtype))
+    return [labels.detach(), *(p.grad for p in layer.parameters() if p.grad is not None)]
+
+
+def given(labels: int, width: int, device: str = "cpu", **options: object):
+    layer = build(labels, width, device, **options)
+    masks = layer.maps[0].draw_mask(layer.label_weight, count=layer.depth)
+    return layer, masks, torch.randn(labels, width, device=device)
+
+
+def relative(found: list[Tensor], truth: list[Tensor]) -> list[float]:
+    assert len(found) == len(truth)
+    return [
+        ((a.double() - b.double()).norm() / b.double().norm()).item()
+        for a, b in zip(found, truth, strict=True)
+    ]
+
+
+@interpreted
+@pytest.mark.parametrize("size", [(70, 24), (1, 1), (65, 64), (3, 130)])
+@every_option
+def test_fused_equals_the_loop(options, size):
+    layer, masks, grad = given(*size, **options)
+    fused, loop = (solve(layer, encoder, masks, grad) for encoder in ("triton", "reference"))
+    for a, b in zip(fused, loop, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@interpreted
+def test_no_labels_encode_to_nothing():
+    layer, *_ = given(5, 8)
+    layer.encoder = "triton"
+    rows = torch.empty(0, dtype=torch.long)
+    layer.labels(rows).sum().backward()
+    assert layer.labels(rows).shape == (0, 8)
+    assert all(not f.linear.weight.grad.any() for f in layer.maps)
+
+
+@interpreted
+def test_a_nan_in_one_label_stays_with_that_label():
+    layer, *_ = given(20, 8, activation="relu")
+    layer.encoder = "triton"
+    with torch.no_grad():
+        layer.label_weight[3, 2] = torch.nan
+    assert layer.labels().isnan().any(1).nonzero().flatten().tolist() == [3]
+
+
+@interpreted
+def test_masks_are_fresh_for_every_call_and_off_in_evaluation():
+    layer, *_ = given(20, 8, dropout=0.5)
+    layer.encoder = "triton"
+    assert not torch.equal(layer.labels(), layer.labels())
+    layer.eval()
+    assert torch.equal(layer.labels(), layer.labels())
+
+
+@interpreted
+def test_second_derivatives_are_refused():
+    layer, *_ = given(4, 8)
+    layer.encoder = "triton"
+    with pytest.raises(RuntimeError, match='encoder="reference"'):
+        torch.autograd.grad(layer.labels().sum(), layer.label_weight, create_graph=True)
+
+
+def test_auto_says_what_it_takes_and_why():
+    E = torch.zeros(4, 8)
+    assert choose_encoder(E, 8, 2) == ("reference", "the labels are on cpu") or (
+        not module.INTERPRETED
+    )
+    assert choose_encoder(E, 8, 0).reason == "depth 0 has nothing to encode"
+    assert "8 becomes 6" in choose_encoder(E, 6, 2).reason
+
+
+def test_asking_for_the_impossible_names_the_mend():
+    layer = build(4, 8, depth=0)
+    layer.encoder = "triton"
+    with pytest.raises(ValueError, match='depth 0 has nothing to encode; use encoder="auto"'):
+        layer.labels()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("size", [(1000, 400), (257, 512), (33, 36)])
+@every_option
+def test_fused_is_no_less_exact_than_the_loop_on_a_gpu(options, size, dtype):
+    layer, masks, grad = given(*size, "cuda", **options)
+    narrow = copy.deepcopy(layer).to(dtype)
+    truth = solve(copy.deepcopy(narrow).double(), "reference", masks, grad.to(dtype).double())
+    loop = relative(solve(narrow, "reference", masks, grad), truth)
+    fused = relative(solve(narrow, "triton", masks, grad), truth)
+    assert all(a <= 1.3 * b + 1e-6 for a, b in zip(fused, loop, strict=True)), (fused, loop)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("locked", [True, False])
+def test_autocast_gives_gradients_in_the_parameters_dtype(locked):
+    layer, masks, grad = given(500, 64, "cuda", dropout=0.5, locked=locked)
+    with torch.autocast("cuda", torch.bfloat16):
+        fused, loop = (solve(layer, encoder, masks, grad) for encoder in ("triton", "reference"))
+    assert all(x.dtype == torch.float32 for x in fused)
+    for a, b in itertools.pairwise([fused, loop]):
+        assert max(relative(a, b)) < 2e-2
+
+
+@pytest.mark.gpu
+def test_repeats_bit_by_bit():
+    layer, masks, grad = given(1000, 400, "cuda", dropout=0.5)
+    first, second = (solve(layer, "triton", masks, grad) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
