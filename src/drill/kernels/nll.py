@@ -144,12 +144,13 @@ def refuse_second_derivatives(name: str, mend: str) -> None:
 
 def compute_dtype(hidden: Tensor) -> torch.dtype:
     """The dtype of the matrix products: autocast's where it is on, else that of ``hidden``."""
-    if hidden.dtype != torch.float64 and _autocast(hidden.device):
+    if hidden.dtype != torch.float64 and autocast_on(hidden.device):
         return torch.get_autocast_dtype(hidden.device.type)
     return hidden.dtype
 
 
-def _autocast(device: torch.device) -> bool:
+def autocast_on(device: torch.device) -> bool:
+    """Whether autocast is on for this device; torch has no answer for the meta device."""
     return device.type != "meta" and torch.is_autocast_enabled(device.type)
 
 
@@ -211,7 +212,8 @@ def must_not_wait(device: torch.device) -> bool:
 def check_settings(reduction: str, label_smoothing: float, impl: str) -> None:
     """Raise ValueError for a reduction, smoothing or implementation that does not exist."""
     if reduction not in _REDUCTIONS:
-        raise ValueError(f"nll: reduction is 'none', 'mean' or 'sum', not {reduction!r}")
+        known = ", ".join(_REDUCTIONS)
+        raise ValueError(f"nll: reduction is one of {known}, not {reduction!r}")
     if impl not in _IMPLEMENTATIONS:
         known = ", ".join(_IMPLEMENTATIONS)
         raise ValueError(f"nll: impl is one of {known}, not {impl!r}")
@@ -245,7 +247,7 @@ def check_operand(name: str, hidden: Tensor, what: str, tensor: Tensor) -> None:
             f"{name}: hidden is floating point, not {hidden.dtype}; give encoder outputs, not ids"
         )
     _check_device(name, hidden, what, tensor)
-    if tensor.dtype != hidden.dtype and not _autocast(hidden.device):
+    if tensor.dtype != hidden.dtype and not autocast_on(hidden.device):
         raise TypeError(
             f"{name}: hidden is {hidden.dtype} but {what} {tensor.dtype}; "
             "cast one with .to(), or run under torch.autocast"

@@ -201,10 +201,9 @@ class _WholeNLL(torch.autograd.Function):
         torch.mm(hidden.to(dtype), w.t(), out=logits)
         losses, lse = passes.whole(logits[:, :labels], bias, targets, ignore_index, smoothing)
         loss, share = passes.gather(losses, targets, ignore_index, reduction)
-        if any(ctx.needs_input_grad):
-            ctx.save_for_backward(hidden, weight, bias, targets, lse, share)
-            ctx.logits = logits
-            ctx.settings = settings
+        ctx.save_for_backward(hidden, weight, bias, targets, lse, share)
+        ctx.logits = logits
+        ctx.settings = settings
         return loss
 
     @staticmethod
@@ -276,14 +275,12 @@ class _ChunkedNLL(torch.autograd.Function):
         targets: Tensor,
         settings: Settings,
     ) -> Tensor:
-        keep = any(ctx.needs_input_grad)
-        losses, lse, kept = forward_pass(hidden, weight, bias, targets, settings, keep)
+        losses, lse, kept = forward_pass(hidden, weight, bias, targets, settings, keep=True)
         passes = engine_named(settings.engine)
         loss, share = passes.gather(losses, targets, settings.ignore_index, reduction)
-        if keep:
-            ctx.save_for_backward(hidden, weight, bias, targets, lse, share)
-            ctx.kept = kept
-            ctx.settings = settings
+        ctx.save_for_backward(hidden, weight, bias, targets, lse, share)
+        ctx.kept = kept
+        ctx.settings = settings
         return loss
 
     @staticmethod
@@ -306,6 +303,15 @@ def chunked_nll(
     settings: Settings,
 ) -> Tensor:  # () or, with reduction "none", (N,)
     """The loss by the plan of this module."""
+    if not wants_gradients(hidden, weight, bias):
+        losses, _, _ = forward_pass(hidden, weight, bias, targets, settings, keep=False)
+        passes = engine_named(settings.engine)
+        return passes.gather(losses, targets, settings.ignore_index, reduction)[0]
     whole = fits_whole(hidden, weight.shape[0], settings)
     run = _WholeNLL if whole else _ChunkedNLL
     return cast(Tensor, run.apply(reduction, hidden, weight, bias, targets, settings))
+
+
+def wants_gradients(*tensors: Tensor | None) -> bool:
+    """Whether anything will be differentiated, so that logits are worth keeping."""
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)

@@ -5,8 +5,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from drill.kernels.nll_chunked import backward_pass, forward_pass
-from drill.kernels.nll_plan import Settings, plan
+from drill.kernels.nll_chunked import backward_pass, forward_pass, wants_gradients
+from drill.kernels.nll_plan import Settings
 
 
 @torch.library.custom_op("drill::nll", mutates_args=())
@@ -28,10 +28,10 @@ def nll_op(
 
 @nll_op.register_fake
 def _(hidden, weight, bias, targets, ignore_index, smoothing, dtype, engine, memory, keep):  # type: ignore[no-untyped-def]
-    exact = torch.promote_types(dtype, torch.float32)
-    settings = Settings(ignore_index, smoothing, dtype, engine, memory)
-    size = plan(hidden, weight.shape[0], settings, keep).kept
-    per_token = hidden.new_empty(hidden.shape[0], dtype=exact)
+    per_token = hidden.new_empty(hidden.shape[0], dtype=torch.promote_types(dtype, torch.float32))
+    # How much is kept depends on the number of tokens by a rule that must not be traced: each
+    # length would be compiled anew.
+    size = torch.library.get_ctx().new_dynamic_size()
     return per_token, torch.empty_like(per_token), hidden.new_empty(size, dtype=dtype)
 
 
@@ -87,7 +87,5 @@ def compiled_nll(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: Settings
 ) -> Tensor:
     """``chunked_nll`` with reduction "none", for use inside ``torch.compile``."""
-    keep = torch.is_grad_enabled() and any(
-        x is not None and x.requires_grad for x in (hidden, weight, bias)
-    )
+    keep = wants_gradients(hidden, weight, bias)
     return cast(Tensor, nll_op(hidden, weight, bias, targets, *settings, keep)[0])

@@ -17,7 +17,8 @@ adaptive softmax) are :class:`OutputLayer`s that hold one.
 
 import abc
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +28,7 @@ from drill.kernels.nll import (
     DEFAULT_MEMORY,
     Implementation,
     Reduction,
+    autocast_on,
     check_head,
     check_range,
     check_targets,
@@ -35,7 +37,6 @@ from drill.kernels.nll import (
 from drill.layers.held import FrozenLabels, HeldLabels, SharedLabels
 from drill.layers.vectors import (
     LabelSource,
-    check_source,
     label_count,
     label_vectors,
     refill,
@@ -124,7 +125,6 @@ class MatrixLayer(OutputLayer):
         self, embedding: nn.Embedding | LabelSource, hidden_size: int, bias: bool, joint_size: int
     ) -> None:
         super().__init__()
-        check_source(type(self).__name__, embedding)
         self.embedding = embedding
         self.hidden_size = hidden_size
         self.joint_size = joint_size
@@ -231,7 +231,9 @@ class MatrixLayer(OutputLayer):
         resize_rows(type(self).__name__, self.embedding, new_size, vectors)
         if self.bias is not None and self.bias.shape[0] != new_size:
             old = self.bias.detach()
-            fresh = old.mean().expand(max(0, new_size - old.shape[0]))
+            finite = old[old.isfinite()]  # a masked label's -inf is no bias to hand on
+            mean = finite.mean() if len(finite) else old.new_zeros(())
+            fresh = mean.expand(max(0, new_size - old.shape[0]))
             refill(self.bias, torch.cat([old[:new_size], fresh]))
 
     @contextmanager
@@ -256,9 +258,15 @@ class MatrixLayer(OutputLayer):
         An exception inside drops what was summed.
         """
         shared = SharedLabels(self.labels())
-        with self._hold(shared):
-            yield
-        shared.backward()
+        try:
+            with self._hold(shared):
+                yield
+            shared.backward()
+        finally:
+            shared.release()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_held": None}  # a copy holds nothing
 
     @contextmanager
     def _hold(self, held: HeldLabels) -> Iterator[None]:
@@ -297,9 +305,12 @@ def head_log_probs(context: Tensor, weight: Tensor, bias: Tensor | None) -> Tens
 def evaluated(layer: MatrixLayer) -> Tensor:
     """``labels()`` with dropout off, whatever mode the layer is in."""
     modes = [(module, module.training) for module in layer.modules()]
+    device = next((tensor.device for tensor in layer.parameters()), torch.device("cpu"))
+    off = torch.autocast(device.type, enabled=False) if autocast_on(device) else nullcontext()
     try:
         layer.eval()
-        return layer.labels()
+        with off:  # a fold lasts longer than an autocast
+            return layer.labels()
     finally:
         for module, mode in modes:
             module.training = mode

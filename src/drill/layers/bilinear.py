@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from drill.layers.base import MatrixLayer
 from drill.layers.label_map import LabelMap
 from drill.layers.settings import positive, same_width
-from drill.layers.vectors import LabelSource
+from drill.layers.vectors import LabelSource, label_width
 
 
 class Bilinear(MatrixLayer):
@@ -29,7 +29,7 @@ class Bilinear(MatrixLayer):
         bias: bool = True,
     ) -> None:
         name = type(self).__name__
-        d = embedding.embedding_dim
+        d = label_width(name, embedding)
         h = d if hidden_size is None else positive(name, "hidden_size", hidden_size)
         if residual:
             same_width(name, "hidden_size", h, "the embedding's width", d)

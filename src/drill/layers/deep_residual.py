@@ -17,9 +17,9 @@ from drill.kernels.label_encoder import (
     fused_missing,
 )
 from drill.layers.base import MatrixLayer
-from drill.layers.label_map import LabelMap
+from drill.layers.label_map import LabelMap, check_options
 from drill.layers.settings import at_least_zero, one_of, positive, same_width
-from drill.layers.vectors import LabelSource
+from drill.layers.vectors import LabelSource, label_width
 
 
 class DeepResidual(MatrixLayer):
@@ -62,10 +62,16 @@ class DeepResidual(MatrixLayer):
         encoder: EncoderImplementation = "auto",
     ) -> None:
         name = type(self).__name__
-        d = embedding.embedding_dim
+        d = label_width(name, embedding)
         h = d if hidden_size is None else positive(name, "hidden_size", hidden_size)
         at_least_zero(name, "depth", depth)
-        if residual or depth == 0:
+        check_options(name, activation, dropout, dropout_at, init_range)
+        if depth == 0 and h != d:
+            raise ValueError(
+                f"{name}: hidden_size is {h}, but depth 0 is weight tying and needs the "
+                f"embedding's width {d}; make them equal, or take Bilinear"
+            )
+        if residual:
             same_width(name, "hidden_size", h, "the embedding's width", d)
         super().__init__(embedding, h, bias, joint_size=h)
         self.depth = depth

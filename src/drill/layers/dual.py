@@ -8,7 +8,7 @@ from drill.kernels.nll import check_operand
 from drill.layers.base import MatrixLayer
 from drill.layers.label_map import LabelMap
 from drill.layers.settings import positive, same_width
-from drill.layers.vectors import LabelSource
+from drill.layers.vectors import LabelSource, label_width
 
 
 class DualNonlinear(MatrixLayer):
@@ -34,7 +34,7 @@ class DualNonlinear(MatrixLayer):
         bias: bool = True,
     ) -> None:
         name = type(self).__name__
-        d = embedding.embedding_dim
+        d = label_width(name, embedding)
         h = d if hidden_size is None else positive(name, "hidden_size", hidden_size)
         j = d if joint_size is None else positive(name, "joint_size", joint_size)
         if residual:

@@ -4,6 +4,7 @@ import abc
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -53,9 +54,10 @@ class SharedLabels(HeldLabels):
         self.graph = labels
         self.leaf = labels.detach()
         self.total: Tensor | None = None
+        self.hook: RemovableHandle | None = None
         if labels.requires_grad:
             self.leaf = self.leaf.requires_grad_()
-            self.leaf.register_post_accumulate_grad_hook(self._collect)
+            self.hook = self.leaf.register_post_accumulate_grad_hook(self._collect)
 
     def read(self) -> Tensor:
         return self.leaf
@@ -71,6 +73,12 @@ class SharedLabels(HeldLabels):
     def backward(self) -> None:
         if self.total is not None:
             self.graph.backward(self.total.to(self.graph.dtype))
+
+    def release(self) -> None:
+        """Forget the labels: leaf and hook hold each other otherwise."""
+        if self.hook is not None:
+            self.hook.remove()
+        del self.graph, self.leaf, self.total
 
 
 def _tensors(layer: nn.Module) -> list[tuple[str, Tensor]]:

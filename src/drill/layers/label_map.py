@@ -11,6 +11,16 @@ from drill.layers.settings import ACTIVATIONS, fraction, one_of, span
 DROPOUT_PLACES = ("input", "output")
 
 
+def check_options(
+    layer: str, activation: str, dropout: float, dropout_at: str, init_range: float
+) -> None:
+    """Raise ValueError for options no map can have, whether or not there will be one."""
+    one_of(layer, "activation", activation, tuple(ACTIVATIONS))
+    fraction(layer, "dropout", dropout)
+    one_of(layer, "dropout_at", dropout_at, DROPOUT_PLACES)
+    span(layer, init_range)
+
+
 class LabelMap(nn.Module):
     """f(X) = act(drop(X) U + b), or drop(act(X U + b)) with ``dropout_at="output"``.
 
@@ -31,12 +41,13 @@ class LabelMap(nn.Module):
         bias: bool = True,
     ) -> None:
         super().__init__()
-        self.activation = one_of(layer, "activation", activation, tuple(ACTIVATIONS))
-        self.dropout = fraction(layer, "dropout", dropout)
-        self.dropout_at = one_of(layer, "dropout_at", dropout_at, DROPOUT_PLACES)
+        check_options(layer, activation, dropout, dropout_at, init_range)
+        self.activation = activation
+        self.dropout = dropout
+        self.dropout_at = dropout_at
         self.locked = locked
         self.linear = nn.Linear(d_in, d_out, bias=bias)
-        nn.init.uniform_(self.linear.weight, -span(layer, init_range), init_range)
+        nn.init.uniform_(self.linear.weight, -init_range, init_range)
         if bias:
             nn.init.uniform_(self.linear.bias, -1 / math.sqrt(d_in), 1 / math.sqrt(d_in))
 

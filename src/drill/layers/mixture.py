@@ -10,6 +10,7 @@ from drill.kernels.nll import (
     DEFAULT_MEMORY,
     Implementation,
     Reduction,
+    check_head,
     check_operand,
     check_settings,
     check_targets,
@@ -100,14 +101,16 @@ class MixtureOfSoftmaxes(OutputLayer):
 
     def log_probs(self, hidden: Tensor) -> Tensor:
         log_prior, contexts = self.expert_contexts(hidden)
-        return self._mix(log_prior, self.layer.context(contexts), self.layer.weight)
+        contexts, weight = self.layer.context(contexts), self.layer.weight
+        check_head(type(self).__name__, contexts, weight, self.layer.bias)
+        return self._mix(log_prior, contexts, weight)
 
     def _mix(self, log_prior: Tensor, contexts: Tensor, weight: Tensor) -> Tensor:
         """logsumexp over experts, never more than two (..., V) tensors alive."""
         mixed: Tensor | None = None
         for log_pi, context in zip(log_prior.unbind(-1), contexts.unbind(-2), strict=True):
             part = head_log_probs(context, weight, self.layer.bias) + log_pi[..., None]
-            mixed = part if mixed is None else torch.logaddexp(mixed, part)
+            mixed = part if mixed is None else _log_add(mixed, part)
         assert mixed is not None
         return mixed
 
@@ -167,6 +170,15 @@ class MixtureOfSoftmaxes(OutputLayer):
 
     def extra_repr(self) -> str:
         return f"experts={self.experts}, dropout={self.dropout}"
+
+
+def _log_add(a: Tensor, b: Tensor) -> Tensor:
+    """torch.logaddexp whose gradient is 0, not NaN, where both are -inf (a masked label)."""
+    peak = torch.maximum(a, b).detach()
+    peak = torch.where(peak == -torch.inf, 0, peak)
+    mass = (a - peak).exp() + (b - peak).exp()
+    empty = mass == 0
+    return torch.where(empty, -torch.inf, peak + torch.where(empty, 1, mass).log())
 
 
 def _wide(tensor: Tensor) -> torch.dtype:

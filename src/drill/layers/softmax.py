@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from drill.layers.base import MatrixLayer
 from drill.layers.settings import positive, span
-from drill.layers.vectors import LabelSource, label_count
+from drill.layers.vectors import LabelSource, label_count, label_width
 
 
 class FullSoftmax(MatrixLayer):
@@ -29,8 +29,9 @@ class FullSoftmax(MatrixLayer):
                 )
             labels = positive("FullSoftmax", "the number of labels", embedding)
         else:
+            width = label_width("FullSoftmax", embedding)
             labels = label_count(embedding)
-            hidden_size = embedding.embedding_dim if hidden_size is None else hidden_size
+            hidden_size = width if hidden_size is None else hidden_size
         positive("FullSoftmax", "hidden_size", hidden_size)
         span("FullSoftmax", init_range)
         own = nn.Embedding(labels, hidden_size)
@@ -48,7 +49,8 @@ class TiedSoftmax(MatrixLayer):
     """
 
     def __init__(self, embedding: nn.Embedding | LabelSource, *, bias: bool = True) -> None:
-        super().__init__(embedding, embedding.embedding_dim, bias, embedding.embedding_dim)
+        d = label_width("TiedSoftmax", embedding)
+        super().__init__(embedding, hidden_size=d, bias=bias, joint_size=d)
 
     def labels(self, rows: Tensor | None = None, check: bool = True) -> Tensor:
         return self.label_rows(rows, check)  # (V, d)

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from drill.layers.settings import positive
+
 
 @runtime_checkable
 class LabelSource(Protocol):
@@ -65,12 +67,14 @@ class Descriptions(nn.Module):
         return vectors
 
 
-def check_source(name: str, source: Any) -> None:
+def label_width(name: str, source: Any) -> int:
+    """d, the width of a label vector; TypeError unless ``source`` gives such vectors."""
     if not isinstance(source, nn.Module) or not isinstance(source, LabelSource):
         raise TypeError(
             f"{name}: the first argument is the model's nn.Embedding or a label source with "
             f"num_embeddings and embedding_dim, not {type(source).__name__}"
         )
+    return source.embedding_dim
 
 
 def label_count(source: nn.Embedding | LabelSource) -> int:
@@ -89,8 +93,7 @@ def resize_rows(
     name: str, source: nn.Embedding | LabelSource, new_size: int, vectors: Tensor | None
 ) -> None:
     """Give ``source`` ``new_size`` rows: ``vectors`` or the mean for new ones."""
-    if new_size < 1:
-        raise ValueError(f"{name}: resize to at least 1 label, not {new_size}")
+    positive(name, "the number of labels", new_size)
     old_size = label_count(source)
     added = max(0, new_size - old_size)
     width = source.embedding_dim
@@ -111,6 +114,8 @@ def resize_rows(
         fresh = old.mean(0, keepdim=True).expand(added, width) if vectors is None else vectors
         refill(source.weight, torch.cat([old[:new_size], fresh.to(old)]))
     source.num_embeddings = new_size
+    if source.padding_idx is not None and source.padding_idx >= new_size:
+        source.padding_idx = None  # its row is gone
 
 
 def refill(parameter: Tensor, data: Tensor) -> None:

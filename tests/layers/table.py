@@ -1,0 +1,209 @@
+"""Every layer with every option value, by name: each suite of this folder runs each row.
+
+A new layer or option gets a row here and is tested; ``test_contract.py`` fails without one.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from drill.layers import LAYERS, Descriptions, MatrixLayer, OutputLayer
+
+V, D, H, J = 11, 4, 5, 3  # labels, label width, a hidden width and a joint width unlike it
+
+
+@dataclass(frozen=True)
+class Case:
+    layer: str  # its name in LAYERS
+    build: Callable[[nn.Embedding], OutputLayer]
+
+
+def row(layer: str, **options: Any) -> Case:
+    return Case(layer, partial(LAYERS[layer], **options))
+
+
+def described(source: Callable[[], Descriptions], layer: str, **options: Any) -> Case:
+    return Case(layer, lambda _: LAYERS[layer](source(), **options))
+
+
+def over(inner: Case, layer: str, **options: Any) -> Case:
+    return Case(layer, lambda embedding: LAYERS[layer](inner.build(embedding), **options))
+
+
+class Entries(nn.Module):
+    """Encodes a label's description as the mean of its words, moved by a learned scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.EmbeddingBag(20, D, mode="mean")
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, entries: Tensor) -> Tensor:
+        return self.words(entries) * self.scale
+
+
+def dictionary() -> Descriptions:
+    entries = torch.randint(20, (V, 3), generator=torch.Generator().manual_seed(0))
+    return Descriptions(Entries(), entries, D)
+
+
+def features() -> Descriptions:
+    rows = torch.randn(V, 6, generator=torch.Generator().manual_seed(0))
+    return Descriptions(nn.Sequential(nn.Linear(6, D), nn.Tanh()), rows, D)
+
+
+COUNTS = [9, 8, 2, 7, 5, 6, 4, 3, 1, 0, 0]  # not the order of the ids
+drop = {"dropout": 0.5}
+tied = row("tied")
+deep = row("deep-residual", depth=2)
+deep_locked = row("deep-residual", depth=2, locked=True, **drop)
+
+CASES: dict[str, Case] = {
+    "full": row("full"),
+    "full of other width": row("full", hidden_size=H),
+    "full without bias": row("full", bias=False),
+    "full from a number": Case("full", lambda _: LAYERS["full"](V, H)),
+    "tied": tied,
+    "tied without bias": row("tied", bias=False),
+    "tied over descriptions": described(features, "tied"),
+    "bilinear": row("bilinear", hidden_size=H),
+    "bilinear without bias": row("bilinear", bias=False),
+    "bilinear residual": row("bilinear", residual=True),
+    "bilinear map bias": row("bilinear", hidden_size=H, map_bias=True),
+    "bilinear locked": row("bilinear", hidden_size=H, locked=True, **drop),
+    "bilinear standard": row("bilinear", hidden_size=H, locked=False, **drop),
+    "bilinear locked output": row("bilinear", locked=True, dropout_at="output", **drop),
+    "bilinear standard output": row("bilinear", locked=False, dropout_at="output", **drop),
+    "dual": row("dual", hidden_size=H, joint_size=J),
+    "dual sigmoid": row("dual", hidden_size=H, joint_size=J, activation="sigmoid"),
+    "dual relu": row("dual", hidden_size=H, joint_size=J, activation="relu"),
+    "dual gelu": row("dual", hidden_size=H, joint_size=J, activation="gelu"),
+    "dual none": row("dual", hidden_size=H, joint_size=J, activation="none"),
+    "dual residual": row("dual", residual=True),
+    "dual without map bias": row("dual", hidden_size=H, joint_size=J, map_bias=False),
+    "dual without bias": row("dual", hidden_size=H, joint_size=J, bias=False),
+    "dual locked": row("dual", hidden_size=H, joint_size=J, locked=True, **drop),
+    "dual standard output": row("dual", locked=False, dropout_at="output", **drop),
+    "deep residual 0": row("deep-residual", depth=0),
+    "deep residual 1": row("deep-residual", depth=1),
+    "deep residual 2": deep,
+    "deep residual 4": row("deep-residual", depth=4),
+    "deep residual relu": row("deep-residual", depth=2, activation="relu"),
+    "deep residual tanh": row("deep-residual", depth=2, activation="tanh"),
+    "deep residual gelu": row("deep-residual", depth=2, activation="gelu"),
+    "deep residual none": row("deep-residual", depth=2, activation="none"),
+    "deep of other width": row("deep-residual", hidden_size=H, depth=2, residual=False),
+    "deep between": row("deep-residual", depth=3, residual_between=True),
+    "deep only between": row("deep-residual", depth=3, residual=False, residual_between=True),
+    "deep residual locked": deep_locked,
+    "deep residual standard": row("deep-residual", depth=2, locked=False, **drop),
+    "deep residual locked output": row(
+        "deep-residual", depth=2, locked=True, dropout_at="output", **drop
+    ),
+    "deep residual standard output": row(
+        "deep-residual", depth=2, locked=False, dropout_at="output", **drop
+    ),
+    "deep residual reference encoder": row("deep-residual", depth=2, encoder="reference"),
+    "deep residual without map bias": row("deep-residual", depth=2, map_bias=False),
+    "deep residual without bias": row("deep-residual", depth=2, bias=False),
+    "deep residual over descriptions": described(dictionary, "deep-residual", depth=2),
+    "mixture of tied": over(tied, "mixture", experts=3),
+    "mixture of one": over(tied, "mixture", experts=1),
+    "mixture of deep residual": over(deep_locked, "mixture", experts=2, hidden_size=H),
+    "mixture of dual": over(row("dual", hidden_size=H, joint_size=J), "mixture", experts=2),
+    "mixture locked": over(tied, "mixture", experts=2, locked=True, **drop),
+    "mixture standard": over(deep, "mixture", experts=2, locked=False, **drop),
+    "sampled tied": over(tied, "sampled", samples=6),
+    "sampled deep residual": over(
+        deep_locked, "sampled", samples=6, proposal="uniform", counts=COUNTS
+    ),
+    "adaptive tied": over(tied, "adaptive", cutoffs=[3, 6], reduction_factor=2.0),
+    "adaptive tied without bias": over(row("tied", bias=False), "adaptive", cutoffs=[4]),
+    "adaptive deep residual": over(
+        deep_locked, "adaptive", cutoffs=[3, 7], reduction_factor=1.0, counts=COUNTS
+    ),
+    "adaptive dual": over(
+        row("dual", hidden_size=H, joint_size=J),
+        "adaptive",
+        cutoffs=[5],
+        reduction_factor=1.5,
+        counts=COUNTS,
+    ),
+}
+
+
+def make(name: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> OutputLayer:
+    """The layer of a row in eval mode; no parameter is zero, so a forgotten one shows."""
+    return model(name, dtype, seed).layer
+
+
+class Model(nn.Module):
+    """What holds an embedding and an output layer over it, as a language model does."""
+
+    def __init__(self, embedding: nn.Embedding, layer: OutputLayer) -> None:
+        super().__init__()
+        self.embedding = embedding
+        self.layer = layer
+
+    def forward(self, hidden: Tensor, targets: Tensor, **options: Any) -> Tensor:
+        return self.layer.nll(hidden, targets, **options)
+
+
+def model(name: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> Model:
+    embedding = nn.Embedding(V, D)
+    built = Model(embedding, CASES[name].build(embedding))
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in built.parameters():
+        drawn = torch.empty(parameter.shape).uniform_(-0.7, 0.7, generator=generator)
+        parameter.data = drawn.to(parameter.device)
+    return built.to(dtype).eval()
+
+
+def matrix_of(layer: OutputLayer) -> MatrixLayer:
+    """The layer itself, or the matrix layer it wraps."""
+    return layer if isinstance(layer, MatrixLayer) else layer.layer
+
+
+def batch(layer: OutputLayer, *lead: int, seed: int = 1) -> tuple[Tensor, Tensor]:
+    """Hidden states (..., h), wanting a gradient, and targets (...)."""
+    generator = torch.Generator().manual_seed(seed)
+    dtype = next(layer.parameters()).dtype
+    hidden = torch.randn(*lead, layer.hidden_size, generator=generator).to(dtype)
+    targets = torch.randint(layer.vocabulary_size, lead, generator=generator)
+    return hidden.requires_grad_(), targets
+
+
+def gradients(loss: Tensor, layer: OutputLayer, hidden: Tensor) -> dict[str, Tensor]:
+    """The gradient of every parameter and of hidden, by name."""
+    leaves = {"hidden": hidden, **dict(layer.named_parameters())}
+    found = torch.autograd.grad(loss, list(leaves.values()), retain_graph=True)
+    return dict(zip(leaves, found, strict=True))
+
+
+def drawing(names: Any) -> list[str]:
+    """The rows with dropout."""
+    return [name for name in names if any(getattr(m, "dropout", 0) for m in make(name).modules())]
+
+
+MATRIX = [name for name in CASES if isinstance(make(name), MatrixLayer)]
+WRAPPERS = [name for name in CASES if name not in MATRIX]
+ONE_EACH = [
+    "full of other width",
+    "tied",
+    "bilinear map bias",
+    "dual",
+    "deep residual 2",
+    "mixture of deep residual",
+    "sampled deep residual",
+    "adaptive deep residual",
+]
+"""For suites that cost seconds a row."""
+
+every_case = pytest.mark.parametrize("name", CASES)
+every_matrix_case = pytest.mark.parametrize("name", MATRIX)
+one_of_each_layer = pytest.mark.parametrize("name", ONE_EACH)

@@ -1,0 +1,524 @@
+"""Adaptive softmax: a normalised hierarchy, the same by every way of computing it."""
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from drill.layers import (
+    AdaptiveSoftmax,
+    FullSoftmax,
+    MixtureOfSoftmaxes,
+    NotFoldable,
+    TiedSoftmax,
+)
+from tests.layers.table import V, batch, every_matrix_case, gradients, make
+
+COUNTS = torch.tensor([3, 50, 7, 7, 0, 1, 90, 2, 4, 8, 5])
+RANKED = [6, 1, 9, 2, 3, 10, 8, 0, 7, 5, 4]  # ids by falling count, ties in order of id
+IMPLS = pytest.mark.parametrize("impl", ["reference", "chunked"])
+CUTOFFS = pytest.mark.parametrize("cutoffs", [[1], [4], [V - 1], [3, 7], [1, 2, 10]], ids=str)
+FACTORS = pytest.mark.parametrize("factor", [1.0, 1.5, 4.0])
+RANKINGS = pytest.mark.parametrize("counts", [None, COUNTS], ids=["by id", "by counts"])
+EACH_MATRIX = pytest.mark.parametrize(
+    "name",
+    ["full of other width", "tied", "bilinear", "dual", "deep residual 2", "deep residual locked"],
+)
+ALL = torch.arange(V)
+
+
+def adaptive(name: str = "deep residual 2", cutoffs=(3, 7), **options) -> AdaptiveSoftmax:
+    """In eval mode; no parameter is zero, so a forgotten one shows."""
+    torch.manual_seed(0)
+    layer = AdaptiveSoftmax(make(name, torch.float64), list(cutoffs), **options)
+    nn.init.uniform_(layer.cluster_bias, -0.7, 0.7)
+    return layer.eval()
+
+
+def by_hand(layer: AdaptiveSoftmax, hidden: Tensor) -> Tensor:
+    """log p of every label, one token and one label at a time, from the equations."""
+    ids = list(range(V)) if layer.ranking.ids is None else RANKED
+    labels, context = layer.layer.labels(), layer.layer.context(hidden)
+    bias = torch.zeros(V) if layer.layer.bias is None else layer.layer.bias
+    edges = [*layer.cutoffs, layer.vocabulary_size]
+    found = torch.empty(len(hidden), layer.vocabulary_size, dtype=torch.float64)
+    for n, c in enumerate(context):
+        head = [labels[y] @ c + bias[y] for y in ids[: edges[0]]]
+        head += list(layer.cluster_weight @ c + layer.cluster_bias)
+        log_head = torch.stack(head).log_softmax(0)
+        for rank in range(edges[0]):
+            found[n, ids[rank]] = log_head[rank]
+        for i in range(len(layer.cutoffs)):
+            A, B = layer.context_maps[i], layer.label_maps[i]
+            members = ids[edges[i] : edges[i + 1]]
+            log_own = torch.stack([B(labels[y]) @ A(c) + bias[y] for y in members]).log_softmax(0)
+            for y, value in zip(members, log_own, strict=True):
+                found[n, y] = log_head[edges[0] + i] + value
+    return found
+
+
+# -- the hierarchy ------------------------------------------------------------------------------
+
+
+@FACTORS
+@CUTOFFS
+@RANKINGS
+def test_log_probs_follow_the_equations_and_sum_to_one(counts, cutoffs, factor):
+    layer = adaptive(cutoffs=cutoffs, reduction_factor=factor, counts=counts)
+    hidden, _ = batch(layer, 4)
+    found = layer.log_probs(hidden)
+    torch.testing.assert_close(found, by_hand(layer, hidden))
+    torch.testing.assert_close(found.exp().sum(1), torch.ones(4, dtype=torch.float64))
+    assert torch.equal(layer(hidden), found)
+    assert torch.equal(layer.logits(hidden), found)
+
+
+@IMPLS
+@FACTORS
+@CUTOFFS
+@RANKINGS
+def test_nll_gathers_log_probs_for_every_label(counts, cutoffs, factor, impl):
+    layer = adaptive(cutoffs=cutoffs, reduction_factor=factor, counts=counts)
+    hidden, _ = batch(layer, V)
+    losses = layer.nll(hidden, ALL, reduction="none", impl=impl)
+    torch.testing.assert_close(losses, -layer.log_probs(hidden).diag())
+
+
+def test_a_case_small_enough_for_paper_and_pencil():
+    """Logits of the head 0, ln 2, and ln 5 for the cluster; logits of the cluster 0 and ln 3."""
+    inner = FullSoftmax(4, 1)
+    layer = AdaptiveSoftmax(inner, [2], reduction_factor=1.0).double()
+    with torch.no_grad():
+        inner.label_weight[:] = torch.tensor([[0.0], [math.log(2)], [0.0], [0.0]])
+        inner.bias[:] = torch.tensor([0.0, 0.0, 0.0, math.log(3)])
+        layer.cluster_weight[:] = math.log(5)
+        layer.cluster_bias[:] = 0.0
+    hidden = torch.ones(1, 1, dtype=torch.float64)
+    truth = torch.tensor([[1 / 8, 2 / 8, 5 / 8 * 1 / 4, 5 / 8 * 3 / 4]], dtype=torch.float64)
+    torch.testing.assert_close(layer.log_probs(hidden).exp(), truth)
+
+
+@pytest.mark.parametrize("cutoffs", [[5], [5, 9], [2, 9, 20]], ids=str)
+def test_it_is_torchs_adaptive_softmax_when_the_weights_are_alike(cutoffs):
+    """torch has tail matrices (labels, k_i): the first k_i columns of W, chosen by B = [I 0]."""
+    k, labels = 64, 30
+    torch.manual_seed(0)
+    theirs = nn.AdaptiveLogSoftmaxWithLoss(k, labels, cutoffs, div_value=4.0, head_bias=True)
+    ours = AdaptiveSoftmax(FullSoftmax(labels, k), cutoffs, reduction_factor=4.0)
+    theirs, ours = theirs.double(), ours.double()
+    with torch.no_grad():
+        W, c_1 = ours.label_weight, cutoffs[0]
+        W[:c_1] = theirs.head.weight[:c_1]
+        ours.layer.bias[:c_1] = theirs.head.bias[:c_1]
+        ours.cluster_weight[:] = theirs.head.weight[c_1:]
+        ours.cluster_bias[:] = theirs.head.bias[c_1:]
+        for i, (start, end) in enumerate(zip(cutoffs, [*cutoffs[1:], labels], strict=True)):
+            down, up = theirs.tail[i]
+            ours.context_maps[i].weight[:] = down.weight
+            ours.label_maps[i].weight[:] = torch.eye(up.in_features, k)
+            W[start:end, : up.in_features] = up.weight
+    hidden = torch.randn(40, k, dtype=torch.float64, requires_grad=True)
+    targets = torch.arange(40) % labels
+    torch.testing.assert_close(ours.log_probs(hidden), theirs.log_prob(hidden))
+    loss, truth = ours.nll(hidden, targets), theirs(hidden, targets).loss
+    torch.testing.assert_close(loss, truth)
+    (found,), (expected,) = (torch.autograd.grad(x, hidden) for x in (loss, truth))
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("factor", [1.0, 4.0])
+@EACH_MATRIX
+def test_gradients_agree_with_finite_differences(name, factor):
+    layer = adaptive(name, reduction_factor=factor, counts=COUNTS).train()
+    hidden, targets = batch(layer, 4)
+    targets[:] = torch.tensor([6, 2, 4, 5])  # the head and both clusters
+
+    def losses(hidden: Tensor, *_: Tensor) -> Tensor:
+        torch.manual_seed(0)  # the same dropout masks at every call
+        return layer.nll(hidden, targets, reduction="none")
+
+    # gradcheck moves the entries of the parameters where they are.
+    assert torch.autograd.gradcheck(losses, (hidden, *layer.parameters()), fast_mode=True)
+
+
+@every_matrix_case
+def test_nll_has_the_gradients_of_log_probs(name):
+    layer = adaptive(name, counts=COUNTS)
+    hidden, targets = batch(layer, 5, 4)
+    truth = -layer.log_probs(hidden).gather(-1, targets[..., None]).mean()
+    found = layer.nll(hidden, targets)
+    torch.testing.assert_close(found, truth)
+    torch.testing.assert_close(gradients(found, layer, hidden), gradients(truth, layer, hidden))
+
+
+# -- labels -------------------------------------------------------------------------------------
+
+
+def test_head_and_clusters_share_one_encoding_and_one_dropout_mask():
+    layer = adaptive("deep residual standard").train()
+    asked, labels = [], layer.layer.labels
+    layer.layer.labels = lambda rows=None: asked.append(rows) or labels(rows)
+    hidden, _ = batch(layer, V)
+    torch.manual_seed(1)
+    losses = layer.nll(hidden, ALL, reduction="none")
+    torch.manual_seed(1)
+    log_probs = layer.log_probs(hidden)
+    assert asked == [None, None]
+    torch.testing.assert_close(losses, -log_probs.diag())
+
+
+@EACH_MATRIX
+def test_labels_held_are_read_and_trained(name):
+    layer = adaptive(name)
+    hidden, targets = batch(layer, 6)
+    loss = layer.nll(hidden, targets)
+    truth = gradients(loss, layer, hidden)
+    asked, labels = [], layer.layer.labels
+    layer.layer.labels = lambda rows=None: asked.append(rows) or labels(rows)
+    with layer.shared_labels():
+        for _ in range(2):
+            layer.nll(hidden, targets).backward()
+    assert len(asked) == 1
+    torch.testing.assert_close(hidden.grad, 2 * truth["hidden"])
+    for key, parameter in layer.named_parameters():
+        torch.testing.assert_close(parameter.grad, 2 * truth[key])
+    with torch.no_grad(), layer.cached_labels():
+        torch.testing.assert_close(layer.nll(hidden, targets), loss)
+        torch.testing.assert_close(layer.nll(hidden, targets), loss)
+    assert len(asked) == 2
+
+
+def test_counts_decide_who_is_in_the_head():
+    layer = adaptive("tied", counts=COUNTS)
+    hidden, _ = batch(layer, 1)
+    before = layer.log_probs(hidden)
+    with torch.no_grad():
+        layer.layer.bias[RANKED[0]].add_(1)
+    moved = layer.log_probs(hidden) - before
+    assert moved[0, RANKED[0]] > 0
+    # One factor for all that share the head's normaliser, the clusters too.
+    assert torch.allclose(moved[0, RANKED[1:]], moved[0, RANKED[1]])
+
+
+def test_the_order_is_saved_with_the_weights():
+    layer, other = adaptive(counts=COUNTS), adaptive(counts=COUNTS.flip(0))
+    hidden, _ = batch(layer, 6)
+    assert not torch.equal(layer.log_probs(hidden), other.log_probs(hidden))
+    other.load_state_dict(layer.state_dict())
+    assert torch.equal(layer.log_probs(hidden), other.log_probs(hidden))
+    with pytest.raises(RuntimeError, match=r"ranking\.ids"):
+        adaptive().load_state_dict(layer.state_dict())
+
+
+@RANKINGS
+def test_resize_moves_only_the_last_cluster(counts):
+    layer = adaptive("tied", counts=counts)
+    hidden, targets = batch(layer, 6)
+    layer.nll(hidden, targets).backward()
+    before = layer.log_probs(hidden)
+    first = layer.ranking.labels_of(torch.arange(7))
+    layer.resize(V + 2)
+    grown = layer.log_probs(hidden)
+    torch.testing.assert_close(grown[:, first], before[:, first])
+    torch.testing.assert_close(grown.exp().sum(1), torch.ones(6, dtype=torch.float64))
+    assert (grown[:, V:].exp() > 0).all()
+    layer.nll(hidden, targets + 2).backward()
+    layer.resize(V)
+    torch.testing.assert_close(layer.log_probs(hidden), before)
+
+
+def test_resize_takes_no_label_from_before_the_last_cutoff():
+    layer = adaptive("tied")
+    layer.resize(8)
+    with pytest.raises(ValueError, match=r"resize to 7 .* before the last cutoff, rank 7; keep"):
+        layer.resize(7)
+    ranked = adaptive("tied", counts=COUNTS)  # id 10 has rank 5
+    with pytest.raises(ValueError, match="resize to 10 labels would take"):
+        ranked.resize(10)
+    assert (layer.vocabulary_size, ranked.vocabulary_size) == (8, V)
+    assert ranked.ranking.ids.tolist() == RANKED
+
+
+def test_it_is_no_single_matrix():
+    layer = adaptive()
+    with pytest.raises(NotFoldable, match=r"2 clusters is a hierarchy.*cached_labels"):
+        layer.fold()
+    with pytest.raises(NotFoldable, match=r"layer\.nll\(hidden, targets\)"):
+        _ = layer.weight
+    assert layer.label_weight is layer.layer.embedding.weight
+
+
+# -- the maps -----------------------------------------------------------------------------------
+
+
+def test_clusters_get_narrower_and_a_factor_of_one_has_no_maps():
+    layer = AdaptiveSoftmax(TiedSoftmax(nn.Embedding(100, 64)), [10, 30, 60, 90])
+    assert [m.weight.shape for m in layer.context_maps] == [(16, 64), (4, 64), (1, 64), (1, 64)]
+    assert [m.weight.shape for m in layer.label_maps] == [(16, 64), (4, 64), (1, 64), (1, 64)]
+    plain = AdaptiveSoftmax(TiedSoftmax(nn.Embedding(100, 64)), [10, 30], reduction_factor=1.0)
+    names = [n for n, _ in plain.named_parameters()]
+    assert names == ["cluster_weight", "cluster_bias", "layer.bias", "layer.embedding.weight"]
+
+
+def test_maps_start_with_the_scale_of_the_logits_they_replace():
+    torch.manual_seed(0)
+    k = 64
+    layer = AdaptiveSoftmax(TiedSoftmax(nn.Embedding(400, k)), [10, 200])
+    contexts, labels = torch.randn(400, k), torch.randn(400, k)
+    for A, B in zip(layer.context_maps, layer.label_maps, strict=True):
+        assert torch.equal(A.weight, B.weight)
+        assert A.weight is not B.weight
+        unrelated = A(contexts) @ B(labels).T
+        assert unrelated.std().item() == pytest.approx(math.sqrt(k), rel=0.1)
+        assert (A(contexts) * B(contexts)).sum(1).min() > 0  # a context agrees with itself
+
+
+def test_its_own_parameters_live_where_the_layer_lives():
+    inner = TiedSoftmax(nn.Embedding(V, 4)).to("meta", torch.bfloat16)
+    layer = AdaptiveSoftmax(inner, [3, 7], counts=COUNTS)
+    assert {(p.device.type, p.dtype) for p in layer.parameters()} == {("meta", torch.bfloat16)}
+    assert layer.ranking.ids.device.type == "meta"
+
+
+# -- reductions, ignored targets, smoothing, dtypes ---------------------------------------------
+
+
+@IMPLS
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("ignored", [-100, 5, 9])
+def test_nll_is_the_cross_entropy_of_log_probs(ignored, reduction, smoothing, impl):
+    layer = adaptive(counts=COUNTS)
+    hidden, targets = batch(layer, 4, 6)
+    targets[1, 0] = targets[2, 1] = ignored
+    options = {"reduction": reduction, "ignore_index": ignored, "label_smoothing": smoothing}
+    truth = F.cross_entropy(layer.log_probs(hidden).movedim(-1, 1), targets, **options)
+    found = layer.nll(hidden, targets, **options, impl=impl)
+    torch.testing.assert_close(found, truth)
+    torch.testing.assert_close(
+        gradients(found.sum(), layer, hidden), gradients(truth.sum(), layer, hidden)
+    )
+
+
+def test_smoothing_works_block_by_block(monkeypatch):
+    layer = adaptive()
+    hidden, targets = batch(layer, 20)
+    truth = layer.nll(hidden, targets, label_smoothing=0.1)
+    monkeypatch.setattr("drill.layers.smoothing.ROWS", 6)
+    found = layer.nll(hidden, targets, label_smoothing=0.1)
+    torch.testing.assert_close(found, truth)
+    torch.testing.assert_close(gradients(found, layer, hidden), gradients(truth, layer, hidden))
+
+
+@pytest.mark.parametrize("impl", ["auto", "reference", "chunked"])
+@pytest.mark.parametrize("present", [[0, 1, 2], [3, 6], [7, 10], [0, 8], [4, 9]], ids=str)
+def test_a_batch_may_leave_clusters_empty(present, impl, nan_in_fresh_memory):
+    """Every parameter gets a gradient all the same: zero for those of an empty cluster."""
+    layer = adaptive()
+    hidden, _ = batch(layer, len(present))
+    targets = torch.tensor(present)
+    losses = layer.nll(hidden, targets, reduction="none", impl=impl)
+    truth = -layer.log_probs(hidden).gather(1, targets[:, None])[:, 0]
+    torch.testing.assert_close(losses, truth)
+    found = gradients(losses.sum(), layer, hidden)
+    torch.testing.assert_close(found, gradients(truth.sum(), layer, hidden))
+    for i, members in enumerate([range(3, 7), range(7, 11)]):
+        used = any(target in members for target in present)
+        assert found[f"label_maps.{i}.weight"].any() == used
+        assert found[f"context_maps.{i}.weight"].any() == used
+
+
+def test_where_nothing_can_wait_clusters_look_at_all_tokens(monkeypatch):
+    layer = adaptive(counts=COUNTS)
+    hidden, targets = batch(layer, 20)
+    targets[3] = -100
+    truth = layer.nll(hidden, targets, reduction="none")
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    monkeypatch.setattr(Tensor, "tolist", None)
+    found = layer.nll(hidden, targets, reduction="none")
+    torch.testing.assert_close(found, truth)
+    torch.testing.assert_close(
+        gradients(found.sum(), layer, hidden), gradients(truth.sum(), layer, hidden)
+    )
+
+
+@pytest.mark.parametrize("lead", [(), (0,), (1,), (2, 3)], ids=str)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_targets_all_ignored_cost_nothing(reduction, smoothing, lead):
+    layer = adaptive()
+    hidden, targets = batch(layer, *lead)
+    targets = torch.full_like(targets, -100)
+    loss = layer.nll(hidden, targets, reduction=reduction, label_smoothing=smoothing)
+    assert loss.shape == (lead if reduction == "none" else ())
+    assert not loss.any()
+    assert not any(grad.any() for grad in gradients(loss.sum(), layer, hidden).values())
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
+def test_targets_of_any_integer_type(dtype):
+    layer = adaptive(counts=COUNTS)
+    hidden, _ = batch(layer, V)
+    assert layer.nll(hidden, ALL.to(dtype)) == layer.nll(hidden, ALL)
+
+
+@pytest.mark.parametrize("mode", ["bfloat16", "float16", "autocast"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("name", ["tied", "dual", "deep residual 2"])
+def test_half_precision_keeps_the_loss_in_float32(name, smoothing, mode):
+    layer = adaptive(name).float()
+    hidden, _ = batch(layer, V)
+    truth = layer.nll(hidden, ALL, label_smoothing=smoothing)
+    expected = gradients(truth, layer, hidden)
+    if mode == "autocast":
+        with torch.autocast("cpu", torch.bfloat16):
+            found = layer.nll(hidden, ALL, label_smoothing=smoothing)
+            assert layer.log_probs(hidden).dtype == torch.float32
+    else:
+        dtype = getattr(torch, mode)
+        layer, hidden = layer.to(dtype), hidden.detach().to(dtype).requires_grad_()
+        found = layer.nll(hidden, ALL, label_smoothing=smoothing)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, truth, rtol=0.02, atol=0)
+    for key, grad in gradients(found, layer, hidden).items():
+        torch.testing.assert_close(grad.float(), expected[key], rtol=0.1, atol=0.02)
+
+
+def test_a_copy_shares_nothing():
+    layer = adaptive(counts=COUNTS)
+    hidden, targets = batch(layer, 6)
+    before, twin = layer.nll(hidden, targets), copy.deepcopy(layer)
+    assert twin.nll(hidden, targets) == before
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.add_(torch.rand_like(parameter))
+    assert layer.nll(hidden, targets) == before
+
+
+# -- faults -------------------------------------------------------------------------------------
+
+
+@IMPLS
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("lost", [-1, V, V + 100, -101])
+def test_an_unchecked_target_out_of_range_costs_nan_and_touches_nothing(lost, smoothing, impl):
+    layer = adaptive(counts=COUNTS)
+    hidden, targets = batch(layer, 4)
+    options = {"reduction": "none", "label_smoothing": smoothing, "impl": impl}
+    truth = layer.nll(hidden, targets, **options)
+    targets[1] = lost
+    losses = layer.nll(hidden, targets, **options, check=False)
+    assert losses.isnan().tolist() == [False, True, False, False]
+    torch.testing.assert_close(losses[[0, 2, 3]], truth[[0, 2, 3]])
+
+
+def test_it_wraps_a_matrix_layer_only():
+    mixture = MixtureOfSoftmaxes(TiedSoftmax(nn.Embedding(V, 4)), experts=2)
+    with pytest.raises(TypeError, match=r"one matrix .* not MixtureOfSoftmaxes"):
+        AdaptiveSoftmax(mixture, [3])
+    with pytest.raises(TypeError, match="not Linear"):
+        AdaptiveSoftmax(nn.Linear(4, V), [3])
+
+
+@pytest.mark.parametrize(
+    ("cutoffs", "error", "fault"),
+    [
+        ([], ValueError, "cutoffs is empty.*use the wrapped layer"),
+        ([7, 3], ValueError, r"rise strictly, \[7, 3\] do not; give \[3, 7\]"),
+        ([3, 3, 7], ValueError, r"rise strictly, \[3, 3, 7\] do not; give \[3, 7\]"),
+        ([0, 3], ValueError, r"between 1 and 10 for 11 labels, \[0, 3\] do not"),
+        ([-1, 3], ValueError, r"between 1 and 10 for 11 labels, \[-1, 3\] do not"),
+        ([3, V], ValueError, r"between 1 and 10 for 11 labels, \[3, 11\] do not.*ends with the la"),
+        ([3, 4.5], TypeError, r"whole numbers, not \[3, 4.5\]"),
+        ([True, 3], TypeError, r"whole numbers, not \[True, 3\]"),
+        (3, TypeError, r"a list such as \[2000, 10000\], not 3"),
+    ],
+)
+def test_wrong_cutoffs_name_the_mend(cutoffs, error, fault):
+    with pytest.raises(error, match=f"AdaptiveSoftmax: cutoffs.*{fault.removeprefix('cutoffs')}"):
+        AdaptiveSoftmax(make("tied"), cutoffs)
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        ({"reduction_factor": 0.5}, "reduction_factor is a finite number of at least 1, not 0.5"),
+        ({"reduction_factor": math.nan}, "reduction_factor is a finite number"),
+        ({"reduction_factor": math.inf}, "reduction_factor is a finite number"),
+        ({"counts": torch.ones(V - 1)}, r"counts \(10,\) do not match the 11 labels.*\(11,\)"),
+        ({"counts": -torch.ones(V)}, "counts are numbers of at least 0"),
+    ],
+)
+def test_wrong_settings_name_the_mend(options, fault):
+    with pytest.raises(ValueError, match=f"AdaptiveSoftmax: {fault}"):
+        adaptive(**options)
+
+
+def change(**changes):
+    return lambda hidden, targets: (
+        {"hidden": hidden, "targets": targets}
+        | {
+            key: value(hidden if key == "hidden" else targets) if callable(value) else value
+            for key, value in changes.items()
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "fault"),
+    [
+        (change(hidden=lambda h: h[:, :3]), ValueError, r"\(5, 3\) does not end in hidden_size 4"),
+        (change(hidden=lambda h: h.long()), TypeError, "floating point, not torch.int64"),
+        (change(hidden=lambda h: h.float()), TypeError, r"torch.float32 but weight torch.float64"),
+        (change(hidden=lambda h: h.to("meta")), ValueError, "hidden is on meta but weight on cpu"),
+        (change(targets=lambda t: t[:3]), ValueError, r"targets \(3,\) do not match"),
+        (change(targets=lambda t: t.double()), TypeError, r"integer label ids.*\.long\(\)"),
+        (change(targets=lambda t: t + V), IndexError, "the labels are 0 to 10"),
+        (change(targets=lambda t: t.to("meta")), ValueError, r"targets on meta; move one"),
+        (change(reduction="median"), ValueError, "reduction is one of none, mean, sum"),
+        (change(impl="fast"), ValueError, "impl is one of auto"),
+        (change(impl="fast", label_smoothing=0.1), ValueError, "impl is one of auto"),
+        (change(label_smoothing=1.5), ValueError, r"label_smoothing lies in \[0, 1\], not 1.5"),
+    ],
+)
+def test_wrong_arguments_name_the_mend(arguments, error, fault):
+    layer = adaptive()
+    hidden, targets = batch(layer, 5)
+    with pytest.raises(error, match=fault):
+        layer.nll(**arguments(hidden.detach(), targets))
+
+
+def test_a_vocabulary_that_changed_behind_its_back_is_named():
+    hidden = torch.zeros(2, 4, dtype=torch.float64)
+    for name, labels, fault in [
+        ("tied", V + 1, r"resize\(12\)"),
+        ("tied without bias", V + 1, r"11 labels are ranked.*resize\(12\)"),
+        ("tied without bias", 7, "the last cutoff is 7, but the layer has only 7 labels left"),
+    ]:
+        layer = adaptive(name, counts=COUNTS)
+        layer.layer.embedding.weight = nn.Parameter(torch.zeros(labels, 4, dtype=torch.float64))
+        with pytest.raises(ValueError, match=fault):
+            layer.log_probs(hidden)
+
+
+# -- on a GPU -----------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("impl", ["auto", "reference", "chunked"])
+@pytest.mark.parametrize("targets", [[0, 1, 2], [3, 10, -100], list(range(V))], ids=str)
+def test_on_a_gpu_it_agrees_with_the_cpu(targets, impl):
+    layer = adaptive(counts=COUNTS).float()
+    hidden, _ = batch(layer, len(targets))
+    targets = torch.tensor(targets)
+    truth = layer.nll(hidden, targets, impl="reference")
+    expected = gradients(truth, layer, hidden)
+    layer, remote = layer.cuda(), hidden.detach().cuda().requires_grad_()
+    found = layer.nll(remote, targets.cuda(), impl=impl)
+    torch.testing.assert_close(found.cpu(), truth)
+    for key, grad in gradients(found, layer, remote).items():
+        torch.testing.assert_close(grad.cpu(), expected[key])
+    assert layer.nll(remote, targets.cuda() + V, impl=impl, check=False).isnan()

@@ -1,0 +1,333 @@
+"""What every output layer promises, asked of every row of the table."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from drill.layers import (
+    LAYERS,
+    AdaptiveSoftmax,
+    MatrixLayer,
+    MixtureOfSoftmaxes,
+    NotFoldable,
+    OutputLayer,
+    SampledSoftmax,
+)
+from tests.layers.table import (
+    CASES,
+    ONE_EACH,
+    V,
+    batch,
+    drawing,
+    every_case,
+    every_matrix_case,
+    gradients,
+    make,
+    matrix_of,
+    one_of_each_layer,
+)
+
+LEADS = pytest.mark.parametrize("lead", [(6,), (3, 2), ()], ids=str)
+IMPLS = pytest.mark.parametrize("impl", ["reference", "chunked"])
+IGNORED = -100
+
+
+def by_hand(layer: OutputLayer, hidden: Tensor) -> Tensor:
+    """log p of every label from the equation, with nothing but ``labels`` and ``context``."""
+    if isinstance(layer, MixtureOfSoftmaxes):
+        prior = torch.softmax(hidden @ layer.prior.weight.T, -1)  # (..., K)
+        latent = torch.tanh(hidden @ layer.latent.weight.T + layer.latent.bias)
+        experts = latent.unflatten(-1, (layer.experts, -1))  # (..., K, w)
+        return (prior[..., None] * by_hand(layer.layer, experts).exp()).sum(-2).log()
+    if isinstance(layer, SampledSoftmax):
+        return by_hand(layer.layer, hidden)
+    if isinstance(layer, AdaptiveSoftmax):
+        return torch.stack([adaptive_by_hand(layer, hidden, y) for y in range(V)], -1)
+    assert isinstance(layer, MatrixLayer)
+    scores = torch.einsum("...k,vk->...v", layer.context(hidden), layer.labels())
+    if layer.bias is not None:
+        scores = scores + layer.bias
+    return scores - scores.exp().sum(-1, keepdim=True).log()
+
+
+def adaptive_by_hand(layer: AdaptiveSoftmax, hidden: Tensor, label: int) -> Tensor:
+    """log p of one label: of the head, or of its cluster in the head and of itself within."""
+    inner, context = layer.layer, layer.layer.context(hidden)
+    order = list(range(V)) if layer.ranking.ids is None else layer.ranking.ids.tolist()
+    bounds = [0, *layer.cutoffs, V]
+
+    def score(y: int, A: nn.Module, B: nn.Module) -> Tensor:
+        found = (A(context) * B(inner.labels()[y])).sum(-1)
+        return found if inner.bias is None else found + inner.bias[y]
+
+    head = [score(y, nn.Identity(), nn.Identity()) for y in order[: bounds[1]]]
+    head += [context @ w + b for w, b in zip(layer.cluster_weight, layer.cluster_bias, strict=True)]
+    in_head = torch.stack(head, -1).log_softmax(-1)
+    if (rank := order.index(label)) < bounds[1]:
+        return in_head[..., rank]
+    i = next(i for i in range(1, len(bounds)) if rank < bounds[i + 1])  # the cluster, from 1
+    A, B = layer.context_maps[i - 1], layer.label_maps[i - 1]
+    cluster = torch.stack([score(y, A, B) for y in order[bounds[i] : bounds[i + 1]]], -1)
+    return in_head[..., bounds[1] + i - 1] + cluster.log_softmax(-1)[..., rank - bounds[i]]
+
+
+def test_every_layer_has_a_row_in_the_table():
+    assert {case.layer for case in CASES.values()} == set(LAYERS)
+    assert {CASES[name].layer for name in ONE_EACH} == set(LAYERS)
+
+
+@every_case
+def test_a_row_builds_the_layer_it_names(name):
+    assert type(make(name)) is LAYERS[CASES[name].layer]
+
+
+@LEADS
+@every_case
+def test_log_probs_follow_the_equation(name, lead):
+    layer = make(name, torch.float64)
+    hidden, _ = batch(layer, *lead)
+    found = layer.log_probs(hidden)
+    assert found.shape == (*lead, layer.vocabulary_size)
+    torch.testing.assert_close(found, by_hand(layer, hidden))
+    torch.testing.assert_close(found, F.log_softmax(layer.logits(hidden), -1))
+    torch.testing.assert_close(found.exp().sum(-1), torch.ones(lead, dtype=torch.float64))
+    assert torch.equal(layer(hidden), found)
+
+
+@IMPLS
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@every_case
+def test_nll_is_the_cross_entropy_of_log_probs(name, reduction, smoothing, impl):
+    layer = make(name, torch.float64)
+    hidden, targets = batch(layer, 3, 2)
+    targets[1, 0] = targets[2, 1] = 7
+    options = {"reduction": reduction, "ignore_index": 7, "label_smoothing": smoothing}
+    truth = F.cross_entropy(by_hand(layer, hidden).movedim(-1, 1), targets, **options)
+    found = layer.nll(hidden, targets, **options, impl=impl)
+    torch.testing.assert_close(found, truth)
+    torch.testing.assert_close(
+        gradients(found.sum(), layer, hidden), gradients(truth.sum(), layer, hidden)
+    )
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if CASES[n].layer in ("mixture", "adaptive")])
+def test_smoothed_losses_made_a_few_tokens_at_a_time_are_the_same(name, monkeypatch):
+    layer = make(name, torch.float64)
+    hidden, targets = batch(layer, 7)
+    truth = layer.nll(hidden, targets, label_smoothing=0.1)
+    monkeypatch.setattr("drill.layers.smoothing.ROWS", 3)
+    found = layer.nll(hidden, targets, label_smoothing=0.1)
+    torch.testing.assert_close(found, truth)
+    torch.testing.assert_close(gradients(found, layer, hidden), gradients(truth, layer, hidden))
+
+
+@LEADS
+@every_case
+def test_nll_gathers_log_probs_for_any_leading_dimensions(name, lead):
+    layer = make(name, torch.float64)
+    hidden, targets = batch(layer, *lead)
+    gathered = layer.log_probs(hidden).gather(-1, targets[..., None])[..., 0]
+    torch.testing.assert_close(layer.nll(hidden, targets, reduction="none"), -gathered)
+    torch.testing.assert_close(layer.nll(hidden, targets), -gathered.mean())
+    torch.testing.assert_close(layer.nll(hidden, targets, reduction="sum"), -gathered.sum())
+
+
+@IMPLS
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@every_case
+def test_a_batch_with_every_target_ignored_costs_nothing(name, smoothing, impl):
+    layer = make(name)
+    hidden, targets = batch(layer, 3, 2)
+    loss = layer.nll(
+        hidden, torch.full_like(targets, IGNORED), label_smoothing=smoothing, impl=impl
+    )
+    assert loss.item() == 0
+    assert not any(grad.any() for grad in gradients(loss, layer, hidden).values())
+
+
+@IMPLS
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@one_of_each_layer
+def test_a_batch_without_tokens_costs_nothing(name, smoothing, impl, nan_in_fresh_memory):
+    layer = make(name)
+    hidden, targets = batch(layer, 0)
+    loss = layer.nll(hidden, targets, label_smoothing=smoothing, impl=impl)
+    assert loss.item() == 0
+    assert not any(grad.any() for grad in gradients(loss, layer, hidden).values())
+
+
+@IMPLS
+@every_case
+def test_gradients_agree_with_finite_differences(name, impl):
+    layer = make(name, torch.float64).train()
+    hidden, targets = batch(layer, 3)
+
+    def losses(hidden: Tensor, *_: Tensor) -> Tensor:
+        torch.manual_seed(0)  # the same dropout masks at every call
+        return layer.nll(hidden, targets, reduction="none", impl=impl)
+
+    # gradcheck moves the entries of the parameters where they are.
+    assert torch.autograd.gradcheck(losses, (hidden, *layer.parameters()), fast_mode=True)
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if n != "mixture of one"])  # its prior is 1
+def test_every_parameter_receives_a_gradient(name):
+    layer = make(name)
+    hidden, targets = batch(layer, 20)
+    layer.nll(hidden, targets).backward()
+    idle = [n for n, p in layer.named_parameters() if p.grad is None or not p.grad.any()]
+    assert not idle
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if matrix_of(make(n)).bias is not None])
+def test_a_label_masked_by_its_bias_has_no_probability_and_spoils_no_gradient(name):
+    layer = make(name)
+    with torch.no_grad():
+        matrix_of(layer).bias[3] = -torch.inf
+    hidden, targets = batch(layer, 20)
+    targets[targets == 3] = 4
+    log_probs = layer.log_probs(hidden)
+    assert (log_probs[:, 3] == -torch.inf).all()
+    torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(20))
+    gathered = -log_probs.gather(1, targets[:, None]).mean()
+    for loss in (gathered, *(layer.nll(hidden, targets, impl=i) for i in ("reference", "chunked"))):
+        grads = gradients(loss, layer, hidden)
+        assert [n for n, grad in grads.items() if not grad.isfinite().all()] == []
+
+
+# -- folding ------------------------------------------------------------------------------------
+
+
+@every_matrix_case
+def test_the_folded_head_is_the_layer_without_dropout(name):
+    layer = make(name)
+    hidden, _ = batch(layer, 6)
+    head = layer.train().fold()
+    assert type(head) is nn.Linear
+    assert (head.in_features, head.out_features) == (layer.joint_size, layer.vocabulary_size)
+    assert torch.equal(head(layer.context(hidden)), layer.eval().logits(hidden))
+
+
+@every_matrix_case
+def test_the_folded_head_shares_no_memory_with_the_layer(name):
+    layer = make(name)
+    head = layer.fold()
+    before = [p.clone() for p in head.parameters()]
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(1)
+    assert all(torch.equal(p, old) for p, old in zip(head.parameters(), before, strict=True))
+    assert all(p.requires_grad and p.is_leaf for p in head.parameters())
+
+
+@every_matrix_case
+def test_folding_leaves_every_mode_as_it_was(name):
+    layer = make(name).train()
+    layer.embedding.eval()
+    before = [module.training for module in layer.modules()]
+    layer.fold()
+    assert [module.training for module in layer.modules()] == before
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if CASES[n].layer in ("mixture", "adaptive")])
+def test_a_layer_of_several_softmaxes_says_why_it_does_not_fold(name):
+    layer = make(name)
+    what = {
+        "mixture": r"a mixture of \d softmaxes",
+        "adaptive": r"an adaptive softmax of \d clusters",
+    }
+    with pytest.raises(NotFoldable, match=f"{what[CASES[name].layer]}.*cached_labels"):
+        layer.fold()
+    with pytest.raises(NotFoldable, match=rf"{what[CASES[name].layer]}.*layer\.nll"):
+        _ = layer.weight
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if CASES[n].layer == "sampled"])
+def test_a_sampled_layer_folds_like_the_layer_it_trains(name):
+    layer = make(name)
+    hidden, _ = batch(layer, 6)
+    assert torch.equal(layer.train().fold()(hidden), layer.eval().logits(hidden))
+
+
+# -- training and evaluation --------------------------------------------------------------------
+
+
+@every_case
+def test_evaluation_is_deterministic(name):
+    layer = make(name)
+    hidden, _ = batch(layer, 6)
+    assert torch.equal(layer.log_probs(hidden), layer.log_probs(hidden))
+
+
+@pytest.mark.parametrize("name", drawing(CASES))
+def test_training_draws_a_fresh_mask_at_every_call(name):
+    layer = make(name).train()
+    hidden, targets = batch(layer, 6)
+    torch.manual_seed(0)
+    losses = {layer.nll(hidden, targets).item() for _ in range(8)}
+    assert len(losses) > 1
+    assert layer.eval().nll(hidden, targets).item() not in losses
+
+
+@pytest.mark.parametrize("name", sorted(set(CASES) - set(drawing(CASES))))
+def test_without_dropout_training_equals_evaluation(name):
+    layer = make(name)
+    hidden, _ = batch(layer, 6)
+    assert torch.equal(layer.train().log_probs(hidden), layer.eval().log_probs(hidden))
+
+
+@every_matrix_case
+def test_labels_of_rows_are_rows_of_the_labels(name):
+    layer = make(name, torch.float64)
+    rows = torch.tensor([3, 0, 3, 9])
+    torch.testing.assert_close(layer.labels(rows), layer.labels()[rows])
+    assert layer.labels(rows[:0]).shape == (0, layer.joint_size)
+
+
+@every_matrix_case
+def test_weight_is_what_labels_gives(name):
+    layer = make(name)
+    assert torch.equal(layer.weight, layer.labels())
+    assert layer.weight.shape == (layer.vocabulary_size, layer.joint_size)
+
+
+def test_locked_dropout_of_a_mixture_holds_one_mask_over_time():
+    layer = make("mixture locked", torch.float64).train()
+    hidden = torch.randn(1, 50, layer.hidden_size, dtype=torch.float64).expand(4, -1, -1)
+    _, contexts = layer.expert_contexts(hidden)  # (time, batch, K, w)
+    assert torch.equal(contexts, contexts[:1].expand_as(contexts))
+    assert (contexts == 0).double().mean().sub(0.5).abs() < 0.15
+    assert not torch.equal(contexts[0, 0] == 0, contexts[0, 1] == 0)
+    _, whole = layer.eval().expert_contexts(hidden)
+    torch.testing.assert_close(contexts, torch.where(contexts == 0, 0, whole * 2))
+
+
+def test_standard_dropout_of_a_mixture_draws_a_mask_per_token():
+    layer = make("mixture standard", torch.float64).train()
+    hidden = torch.randn(1, 50, layer.hidden_size, dtype=torch.float64).expand(4, -1, -1)
+    _, contexts = layer.expert_contexts(hidden)
+    assert not torch.equal(contexts[0] == 0, contexts[1] == 0)
+    assert not torch.equal(contexts[:, 0] == 0, contexts[:, 1] == 0)
+
+
+# -- copies -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+@every_case
+def test_copies_answer_the_same_and_share_nothing(name, duplicate):
+    layer = make(name)
+    hidden, _ = batch(layer, 6)
+    before = layer.log_probs(hidden)
+    double = duplicate(layer)
+    assert torch.equal(double.log_probs(hidden), before)
+    with torch.no_grad():
+        for parameter in double.parameters():
+            parameter.add_(torch.rand_like(parameter))
+    assert torch.equal(layer.log_probs(hidden), before)
+    assert not torch.equal(double.log_probs(hidden), before)

@@ -1,0 +1,374 @@
+"""Wrong input ends in one sentence with the fault, its sizes and the mend."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from drill.layers import (
+    AdaptiveSoftmax,
+    Bilinear,
+    DeepResidual,
+    Descriptions,
+    DualNonlinear,
+    FullSoftmax,
+    MixtureOfSoftmaxes,
+    SampledSoftmax,
+    TiedSoftmax,
+)
+from tests.layers.table import CASES, D, H, V, batch, make, matrix_of, one_of_each_layer
+
+E = nn.Embedding(V, D)
+LAYERS_WITH_MAPS = pytest.mark.parametrize("build", [Bilinear, DualNonlinear, DeepResidual])
+METHODS = pytest.mark.parametrize("method", ["log_probs", "logits", "nll"])
+WRAPPERS = [
+    partial(MixtureOfSoftmaxes, experts=2),
+    SampledSoftmax,
+    partial(AdaptiveSoftmax, cutoffs=[3]),
+]
+
+
+@contextmanager
+def one_sentence(error: type[Exception], *words: object) -> Iterator[None]:
+    """The body raises this error; its message is one line that holds every word."""
+    with pytest.raises(error) as caught:
+        yield
+    message = str(caught.value)
+    assert type(caught.value) is error
+    assert "\n" not in message
+    for word in words:
+        assert str(word) in message, f"{word!r} is not in {message!r}"
+
+
+def ask(layer, method, hidden, targets=None, **options):  # type: ignore[no-untyped-def]
+    if method != "nll":
+        return getattr(layer, method)(hidden)
+    if targets is None:
+        targets = torch.zeros(hidden.shape[:-1], dtype=torch.long, device=hidden.device)
+    return layer.nll(hidden, targets, **options)
+
+
+# -- hidden -------------------------------------------------------------------------------------
+
+
+@METHODS
+@one_of_each_layer
+def test_hidden_of_another_width(name, method):
+    layer = make(name)
+    width = layer.hidden_size
+    with one_sentence(ValueError, f"(3, 2, {width + 1})", width, f"hidden_size={width + 1}"):
+        ask(layer, method, torch.randn(3, 2, width + 1))
+
+
+@METHODS
+@one_of_each_layer
+def test_hidden_without_dimensions(name, method):
+    with one_sentence(ValueError, "hidden ()", "hidden_size"):
+        ask(make(name), method, torch.tensor(1.0))
+
+
+@METHODS
+@one_of_each_layer
+def test_hidden_that_holds_ids(name, method):
+    layer = make(name)
+    with one_sentence(TypeError, "torch.int64", "encoder outputs"):
+        ask(layer, method, torch.ones(3, layer.hidden_size, dtype=torch.long))
+
+
+@METHODS
+@one_of_each_layer
+def test_hidden_on_another_device(name, method):
+    layer = make(name)
+    with one_sentence(ValueError, "meta", "cpu", ".to()"):
+        ask(layer, method, torch.randn(3, layer.hidden_size, device="meta"))
+
+
+@METHODS
+@one_of_each_layer
+def test_hidden_of_another_dtype_without_autocast(name, method):
+    layer = make(name)
+    with one_sentence(TypeError, "torch.float64", "torch.float32", "torch.autocast"):
+        ask(layer, method, torch.randn(3, layer.hidden_size, dtype=torch.float64))
+
+
+# -- targets and the settings of a loss ---------------------------------------------------------
+
+
+def loss(name, targets, **options):  # type: ignore[no-untyped-def]
+    layer = make(name)
+    return layer.nll(batch(layer, 3, 2)[0], targets, **options)
+
+
+SMOOTHINGS = pytest.mark.parametrize("smoothing", [0.0, 0.1])
+
+
+@SMOOTHINGS
+@one_of_each_layer
+def test_targets_of_another_shape(name, smoothing):
+    hidden = f"(3, 2, {make(name).hidden_size})"
+    with one_sentence(ValueError, "targets (2, 3)", hidden, "shape (3, 2)"):
+        loss(name, torch.zeros(2, 3, dtype=torch.long), label_smoothing=smoothing)
+
+
+@SMOOTHINGS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.complex64], ids=str)
+@one_of_each_layer
+def test_targets_that_are_no_ids(name, dtype, smoothing):
+    with one_sentence(TypeError, dtype, ".long()"):
+        loss(name, torch.zeros(3, 2, dtype=dtype), label_smoothing=smoothing)
+
+
+@SMOOTHINGS
+@pytest.mark.parametrize(
+    ("wrong", "mend"), [(V, f"resize the layer to {V + 1} labels"), (-1, "ignore_index")]
+)
+@one_of_each_layer
+def test_targets_out_of_range(name, wrong, mend, smoothing):
+    targets = torch.tensor([[0, 1], [wrong, 3], [4, -100]])
+    with one_sentence(IndexError, wrong, f"0 to {V - 1}", mend):
+        loss(name, targets, label_smoothing=smoothing)
+
+
+@SMOOTHINGS
+@one_of_each_layer
+def test_targets_on_another_device(name, smoothing):
+    with one_sentence(ValueError, "meta", "cpu", ".to()"):
+        loss(name, torch.zeros(3, 2, dtype=torch.long, device="meta"), label_smoothing=smoothing)
+
+
+@SMOOTHINGS
+@one_of_each_layer
+def test_an_unknown_reduction(name, smoothing):
+    with one_sentence(ValueError, "reduction", "none", "mean", "sum", "'median'"):
+        loss(
+            name,
+            torch.zeros(3, 2, dtype=torch.long),
+            reduction="median",
+            label_smoothing=smoothing,
+        )
+
+
+@SMOOTHINGS
+@one_of_each_layer
+def test_an_unknown_implementation(name, smoothing):
+    targets = torch.zeros(3, 2, dtype=torch.long)
+    with one_sentence(ValueError, "impl", "auto, reference, chunked, triton", "'fast'"):
+        loss(name, targets, impl="fast", label_smoothing=smoothing)
+
+
+@pytest.mark.parametrize("smoothing", [2.0, -0.1, float("nan")])
+@one_of_each_layer
+def test_a_label_smoothing_that_is_no_fraction(name, smoothing):
+    with one_sentence(ValueError, "label_smoothing", "[0, 1]", smoothing):
+        loss(name, torch.zeros(3, 2, dtype=torch.long), label_smoothing=smoothing)
+
+
+@pytest.mark.parametrize("method", ["log_probs", "nll"])
+@pytest.mark.parametrize("name", [n for n in CASES if matrix_of(make(n)).bias is not None])
+def test_a_bias_of_another_size(name, method):
+    layer = make(name)
+    matrix_of(layer).bias = nn.Parameter(torch.zeros(V + 1))
+    with one_sentence(ValueError, f"({V + 1},)", V, f"resize({V})"):
+        ask(layer, method, batch(layer, 3)[0])
+
+
+# -- building a layer ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.0, 1.5, float("nan")])
+@pytest.mark.parametrize(
+    "build", [Bilinear, DualNonlinear, DeepResidual, partial(DeepResidual, depth=0)]
+)
+def test_a_dropout_that_is_no_fraction(build, value):
+    with one_sentence(ValueError, "dropout", "[0, 1)", value):
+        build(E, dropout=value)
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.0, float("nan")])
+def test_a_mixtures_dropout_that_is_no_fraction(value):
+    with one_sentence(ValueError, "MixtureOfSoftmaxes", "dropout", "[0, 1)", value):
+        MixtureOfSoftmaxes(TiedSoftmax(E), 2, dropout=value)
+
+
+@pytest.mark.parametrize("depth", [-1, 1.5, True, "2", None])
+def test_a_depth_that_is_no_count(depth):
+    with one_sentence(ValueError, "DeepResidual", "depth", "at least 0", repr(depth)):
+        DeepResidual(E, depth=depth)
+
+
+@pytest.mark.parametrize(
+    "build", [DualNonlinear, DeepResidual, partial(DeepResidual, depth=0)], ids=str
+)
+def test_an_unknown_activation(build):
+    with one_sentence(ValueError, "sigmoid, relu, tanh, gelu, none", "'swish'"):
+        build(E, activation="swish")
+
+
+@LAYERS_WITH_MAPS
+def test_an_unknown_place_of_dropout(build):
+    with one_sentence(ValueError, "dropout_at", "input, output", "'between'"):
+        build(E, dropout_at="between")
+
+
+def test_an_unknown_encoder():
+    with one_sentence(ValueError, "encoder", "auto, reference, triton", "'fast'"):
+        DeepResidual(E, encoder="fast")
+
+
+@pytest.mark.parametrize("value", [0.0, -0.1, float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    "build",
+    [
+        FullSoftmax,
+        Bilinear,
+        DualNonlinear,
+        DeepResidual,
+        lambda _, **options: MixtureOfSoftmaxes(TiedSoftmax(E), 2, **options),
+    ],
+)
+def test_an_init_range_that_is_no_range(build, value):
+    with one_sentence(ValueError, "init_range", "positive finite", value):
+        build(E, init_range=value)
+
+
+@pytest.mark.parametrize("wrong", ["embedding", torch.zeros(V, D), nn.Linear(D, V), None])
+@pytest.mark.parametrize("build", [FullSoftmax, TiedSoftmax, Bilinear, DualNonlinear, DeepResidual])
+def test_an_embedding_that_is_none(build, wrong):
+    with one_sentence(TypeError, build.__name__, "nn.Embedding", type(wrong).__name__):
+        build(wrong)
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.0, True])
+@pytest.mark.parametrize(
+    "build",
+    [
+        FullSoftmax,
+        Bilinear,
+        DualNonlinear,
+        partial(DeepResidual, residual=False),
+        lambda _, size: MixtureOfSoftmaxes(TiedSoftmax(E), 2, size),
+    ],
+)
+def test_a_hidden_size_that_is_no_width(build, size):
+    with one_sentence(ValueError, "hidden_size", "at least 1", repr(size)):
+        build(E, size)
+
+
+@pytest.mark.parametrize("size", [0, 1.5])
+def test_counts_of_labels_experts_and_joint_dimensions(size):
+    with one_sentence(ValueError, "joint_size", "at least 1", size):
+        DualNonlinear(E, joint_size=size)
+    with one_sentence(ValueError, "experts", "at least 1", size):
+        MixtureOfSoftmaxes(TiedSoftmax(E), size)
+    with one_sentence(ValueError, "samples", "at least 1", size):
+        SampledSoftmax(TiedSoftmax(E), size)
+
+
+def test_a_full_softmax_that_knows_no_width():
+    with one_sentence(ValueError, "FullSoftmax", "hidden_size"):
+        FullSoftmax(V)
+    with one_sentence(ValueError, "number of labels", "at least 1", 0):
+        FullSoftmax(0, H)
+
+
+@pytest.mark.parametrize(
+    ("build", "sizes"),
+    [
+        (lambda: DeepResidual(E, H), ("hidden_size is 5", "width 4", "residual=False")),
+        (lambda: Bilinear(E, H, residual=True), ("hidden_size is 5", "width 4")),
+        (lambda: DualNonlinear(E, joint_size=3, residual=True), ("joint_size is 3", "width 4")),
+        (lambda: DualNonlinear(E, H, D, residual=True), ("joint_size is 4", "hidden_size 5")),
+    ],
+)
+def test_a_residual_between_widths(build, sizes):
+    with one_sentence(ValueError, *sizes, "make them equal"):
+        build()
+
+
+def test_depth_zero_between_widths_offers_a_mend_that_works():
+    with pytest.raises(ValueError, match=r"hidden_size is 5.*width 4") as caught:
+        DeepResidual(E, H, depth=0, residual=False)
+    assert "residual=False" not in str(caught.value)
+
+
+@pytest.mark.parametrize("outer", WRAPPERS)
+@pytest.mark.parametrize("inner", WRAPPERS)
+def test_a_wrapper_of_a_wrapper(outer, inner):
+    with one_sentence(TypeError, "layer of one matrix", "not "):
+        outer(inner(TiedSoftmax(E)))
+
+
+# -- resizing -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, -1])
+@one_of_each_layer
+def test_resizing_to_nothing(name, size):
+    with one_sentence(ValueError, size):
+        make(name).resize(size)
+
+
+@pytest.mark.parametrize("size", [V + 1.5, "12", True])
+def test_resizing_to_what_is_no_count(size):
+    with one_sentence(ValueError, "whole number", repr(size)):
+        make("tied").resize(size)
+
+
+@pytest.mark.parametrize(
+    ("size", "shape"), [(V + 2, (1, D)), (V + 2, (2, D + 1)), (V - 1, (1, D)), (V, (V, D))]
+)
+def test_resizing_with_vectors_of_another_shape(size, shape):
+    layer = make("deep residual 2")
+    with one_sentence(ValueError, V, size, f"({max(0, size - V)}, {D})", shape):
+        layer.resize(size, torch.zeros(shape))
+    assert layer.vocabulary_size == len(layer.bias) == V
+
+
+@pytest.mark.parametrize("hold", ["cached_labels", "shared_labels"])
+@one_of_each_layer
+def test_resizing_while_labels_are_held(name, hold):
+    layer = make(name)
+    with getattr(layer, hold)():
+        with one_sentence(RuntimeError, "cached_labels() or shared_labels()", "leave"):
+            layer.resize(V + 1)
+        assert layer.vocabulary_size == V
+
+
+def test_resizing_beyond_the_descriptions():
+    layer = make("tied over descriptions")
+    with one_sentence(ValueError, f"{V} labels", V + 2, "extend"):
+        layer.resize(V + 2)
+
+
+# -- label sources and rows ---------------------------------------------------------------------
+
+
+def test_an_encoder_of_descriptions_that_gives_another_shape():
+    layer = TiedSoftmax(Descriptions(nn.Linear(6, D + 1), torch.randn(V, 6), D))
+    with one_sentence(ValueError, f"({V}, {D + 1})", f"({V}, {D})"):
+        layer.log_probs(torch.randn(3, D))
+
+
+def test_descriptions_that_do_not_fit_the_old_ones():
+    source = Descriptions(nn.Linear(6, D), torch.randn(V, 6), D)
+    with one_sentence(ValueError, "(7,)", "(6,)", "pad or cut"):
+        source.extend(torch.randn(2, 7))
+    with one_sentence(ValueError, "one row per label", "()"):
+        Descriptions(nn.Identity(), torch.tensor(1.0), D)
+
+
+@pytest.mark.parametrize(
+    "rows", [torch.tensor([0.0]), torch.tensor([[0]]), torch.tensor([True])], ids=str
+)
+def test_rows_that_are_no_ids(rows):
+    with one_sentence(TypeError, "label ids of shape (R,)", rows.dtype, tuple(rows.shape)):
+        make("deep residual 2").labels(rows)
+
+
+@pytest.mark.parametrize("wrong", [V, -1])
+def test_rows_out_of_range(wrong):
+    with one_sentence(IndexError, f"rows hold {wrong}", f"0 to {V - 1}"):
+        make("deep residual 2").labels(torch.tensor([0, wrong]))

@@ -1,0 +1,348 @@
+"""``cached_labels`` is never stale; ``shared_labels`` changes the price and nothing else."""
+
+import copy
+import gc
+import weakref
+from contextlib import suppress
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from drill.layers import DeepResidual, Descriptions, MatrixLayer, StaleLabels, TiedSoftmax
+from tests.layers.table import (
+    CASES,
+    D,
+    V,
+    batch,
+    every_case,
+    every_matrix_case,
+    make,
+    matrix_of,
+    one_of_each_layer,
+)
+
+
+class Counted:
+    """Counts how often a layer's labels are encoded and how often their backward runs."""
+
+    def __init__(self, layer: MatrixLayer) -> None:
+        self.encoded = self.differentiated = 0
+        self.encode = layer.labels
+        layer.labels = self
+
+    def __call__(self, rows: Tensor | None = None) -> Tensor:
+        self.encoded += 1
+        labels = self.encode(rows)
+        if labels.requires_grad:
+            labels.register_hook(self.count)
+        return labels
+
+    def count(self, _: Tensor) -> None:
+        self.differentiated += 1
+
+
+# -- cached_labels ------------------------------------------------------------------------------
+
+
+@every_case
+def test_cached_labels_answer_the_same_and_encode_once(name):
+    layer = make(name)
+    hidden, targets = batch(layer, 6)
+    with torch.no_grad():
+        truth = layer.log_probs(hidden), layer.nll(hidden, targets, label_smoothing=0.1)
+        counted = Counted(matrix_of(layer))
+        with layer.cached_labels():
+            for _ in range(3):
+                found = layer.log_probs(hidden), layer.nll(hidden, targets, label_smoothing=0.1)
+                assert all(map(torch.equal, found, truth))
+        assert counted.encoded == 1
+        layer.log_probs(hidden)
+        assert counted.encoded == 2
+
+
+def by_optimiser(module: nn.Module, name: str) -> None:
+    parameter = module.get_parameter(name)
+    parameter.grad = torch.ones_like(parameter)
+    torch.optim.SGD([parameter], lr=0.1).step()
+
+
+def by_data(module: nn.Module, name: str) -> None:
+    module.get_parameter(name).data.add_(1)
+
+
+def by_new_data(module: nn.Module, name: str) -> None:
+    parameter = module.get_parameter(name)
+    parameter.data = parameter.data + 1
+
+
+def by_new_parameter(module: nn.Module, name: str) -> None:
+    owner, _, last = name.rpartition(".")
+    value = module.get_parameter(name).detach()
+    setattr(module.get_submodule(owner), last, nn.Parameter(value + 1))
+
+
+def by_numpy(module: nn.Module, name: str) -> None:
+    module.get_parameter(name).detach().numpy()[...] += 1
+
+
+def by_swapped_entries(module: nn.Module, name: str) -> None:
+    entries = module.get_parameter(name).data.view(-1)
+    entries[:2] = entries[:2].flip(0) if len(entries) > 1 else entries + 1
+
+
+def by_one_bit(module: nn.Module, name: str) -> None:
+    entries = module.get_parameter(name).data.view(-1)
+    entries[-1] = torch.nextafter(entries[-1], torch.tensor(torch.inf))
+
+
+def by_the_sign_of_zero(module: nn.Module, name: str) -> None:
+    module.get_parameter(name).data.view(-1)[0] = -0.0
+
+
+WRITERS = [
+    by_optimiser,
+    by_data,
+    by_new_data,
+    by_new_parameter,
+    by_numpy,
+    by_swapped_entries,
+    by_one_bit,
+    by_the_sign_of_zero,
+]
+
+
+@pytest.mark.parametrize("write", WRITERS, ids=lambda w: w.__name__)
+@every_case
+def test_a_parameter_written_inside_cached_labels_raises(name, write):
+    layer = make(name)
+    inner = matrix_of(layer)
+    hidden, _ = batch(layer, 6)
+    with torch.no_grad():
+        for parameter, _ in list(inner.named_parameters()):
+            inner.get_parameter(parameter).view(-1)[0] = 0.0
+            with layer.cached_labels():
+                layer.log_probs(hidden)
+                write(inner, parameter)
+                with pytest.raises(StaleLabels, match=rf"{parameter} changed.*leave the block"):
+                    layer.log_probs(hidden)
+                with pytest.raises(StaleLabels):  # and again: it never recovers by itself
+                    layer.nll(hidden, torch.zeros(6, dtype=torch.long))
+            fresh = layer.log_probs(hidden)
+            with layer.cached_labels():
+                assert torch.equal(layer.log_probs(hidden), fresh)
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if "descriptions" in n])
+def test_a_buffer_written_inside_cached_labels_raises(name):
+    layer = make(name)
+    hidden, _ = batch(layer, 6)
+    with torch.no_grad(), layer.cached_labels():
+        layer.log_probs(hidden)
+        layer.embedding.descriptions[0] += 1
+        with pytest.raises(StaleLabels, match=r"embedding\.descriptions"):
+            layer.log_probs(hidden)
+
+
+def test_nan_parameters_are_not_taken_for_changed_ones():
+    layer = make("tied")
+    hidden, _ = batch(layer, 2)
+    with torch.no_grad():
+        layer.label_weight[0, 0] = torch.nan
+        with layer.cached_labels():
+            layer.log_probs(hidden)
+
+
+def test_an_encoder_with_scalar_state_can_be_cached():
+    encoder = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, D))  # counts batches in a 0-dim buffer
+    layer = TiedSoftmax(Descriptions(encoder, torch.randn(V, 6), D)).eval()
+    hidden, _ = batch(layer, 2)
+    with torch.no_grad(), layer.cached_labels():
+        layer.log_probs(hidden)
+        encoder[0].num_batches_tracked += 1
+        with pytest.raises(StaleLabels, match="num_batches_tracked"):
+            layer.log_probs(hidden)
+
+
+@one_of_each_layer
+def test_cached_labels_refuse_to_serve_gradients(name):
+    layer = make(name)
+    hidden, targets = batch(layer, 6)
+    with layer.cached_labels(), pytest.raises(RuntimeError, match=r"no_grad\(\).*shared_labels"):
+        layer.nll(hidden, targets)
+
+
+def test_cached_labels_of_a_frozen_layer_pass_gradients_to_hidden():
+    layer = make("deep residual 2", torch.float64).requires_grad_(False)
+    hidden, targets = batch(layer, 6)
+    (truth,) = torch.autograd.grad(layer.nll(hidden, targets), hidden)
+    with layer.cached_labels():
+        (found,) = torch.autograd.grad(layer.nll(hidden, targets), hidden)
+    torch.testing.assert_close(found, truth)
+
+
+@one_of_each_layer
+def test_cached_labels_refuse_training_mode(name):
+    layer = make(name).train()
+    with pytest.raises(RuntimeError, match=r"training mode.*\.eval\(\)"), layer.cached_labels():
+        pass
+    assert matrix_of(layer).training
+    with torch.no_grad(), layer.eval().cached_labels():
+        layer.log_probs(batch(layer, 2)[0])
+
+
+@pytest.mark.parametrize("outer", ["cached_labels", "shared_labels"])
+@pytest.mark.parametrize("inner", ["cached_labels", "shared_labels"])
+@one_of_each_layer
+def test_held_labels_do_not_nest(name, outer, inner):
+    layer = make(name)
+    hidden, _ = batch(layer, 2)
+    with torch.no_grad(), getattr(layer, outer)():
+        with pytest.raises(RuntimeError, match="do not nest"), getattr(layer, inner)():
+            pass
+        layer.log_probs(hidden)  # the outer one still serves
+
+
+@pytest.mark.parametrize("hold", ["cached_labels", "shared_labels"])
+@one_of_each_layer
+def test_held_labels_are_released_after_an_exception(name, hold):
+    layer = make(name)
+    hidden, targets = batch(layer, 6)
+    with suppress(ZeroDivisionError), getattr(layer, hold)():
+        raise ZeroDivisionError
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(torch.rand_like(parameter))
+    counted = Counted(matrix_of(layer))
+    layer.nll(hidden, targets).backward()
+    assert (counted.encoded, counted.differentiated) == (1, 1)
+
+
+def test_a_copy_made_while_labels_are_held_is_free():
+    layer = make("deep residual 2")
+    hidden, targets = batch(layer, 6)
+    with torch.no_grad(), layer.cached_labels():
+        double = copy.deepcopy(layer)
+    double.nll(hidden, targets).backward()
+
+
+# -- shared_labels ------------------------------------------------------------------------------
+
+
+def micro_batches(hidden: Tensor, targets: Tensor, size: int = 2) -> zip:
+    return zip(hidden.split(size), targets.split(size), strict=True)
+
+
+@every_case
+def test_shared_labels_give_the_gradients_of_one_big_batch(name):
+    layer = make(name, torch.float64)
+    layer.train(layer is matrix_of(layer))  # a wrapper draws per call, so batches would differ
+    hidden, targets = batch(layer, 7)
+    torch.manual_seed(0)
+    layer.nll(hidden, targets, reduction="sum").backward()
+    leaves = [hidden, *layer.parameters()]
+    truth = [leaf.grad for leaf in leaves]
+    for leaf in leaves:
+        leaf.grad = None
+    torch.manual_seed(0)
+    with layer.shared_labels():
+        for some, aims in micro_batches(hidden, targets):
+            layer.nll(some, aims, reduction="sum").backward()
+    for leaf, grad in zip(leaves, truth, strict=True):
+        torch.testing.assert_close(leaf.grad, grad, rtol=1e-12, atol=1e-12)
+
+
+@every_case
+def test_shared_labels_are_encoded_and_differentiated_once(name):
+    layer = make(name).train()
+    hidden, targets = batch(layer, 8)
+    counted = Counted(matrix_of(layer))
+    with layer.shared_labels():
+        for some, aims in micro_batches(hidden, targets):
+            layer.nll(some, aims).backward()
+        assert counted.differentiated == 0
+    assert (counted.encoded, counted.differentiated) == (1, 1)
+
+
+@every_matrix_case
+def test_an_exception_inside_shared_labels_leaves_the_label_side_untouched(name):
+    layer = make(name)
+    hidden, targets = batch(layer, 6)
+    parameters = list(layer.parameters())
+    reached = torch.autograd.grad(layer.labels().sum(), parameters, allow_unused=True)
+    with suppress(ZeroDivisionError), layer.shared_labels():
+        layer.nll(hidden, targets).backward()
+        raise ZeroDivisionError
+    behind = [p for p, grad in zip(parameters, reached, strict=True) if grad is not None]
+    assert behind
+    assert all(parameter.grad is None for parameter in behind)
+
+
+@one_of_each_layer
+def test_shared_labels_add_to_the_gradients_already_there(name):
+    layer = make(name, torch.float64)
+    hidden, targets = batch(layer, 6)
+    layer.nll(hidden, targets).backward()
+    once = [p.grad.clone() for p in layer.parameters()]
+    with layer.shared_labels():
+        layer.nll(hidden, targets).backward()
+    for parameter, grad in zip(layer.parameters(), once, strict=True):
+        torch.testing.assert_close(parameter.grad, 2 * grad)
+
+
+@one_of_each_layer
+def test_shared_labels_without_backward_do_nothing(name):
+    layer = make(name)
+    hidden, targets = batch(layer, 6)
+    truth = layer.nll(hidden, targets)
+    with layer.shared_labels():
+        assert torch.equal(layer.nll(hidden, targets), truth)
+    with torch.no_grad(), layer.shared_labels():
+        assert torch.equal(layer.nll(hidden, targets), truth)
+    assert all(parameter.grad is None for parameter in layer.parameters())
+
+
+def test_shared_labels_sum_bfloat16_gradients_in_float32():
+    steps, size = 256, 4
+    embedding = nn.Embedding(V, D, dtype=torch.bfloat16)
+    layer = TiedSoftmax(embedding, bias=False).to(torch.bfloat16)
+    exact = TiedSoftmax(nn.Embedding.from_pretrained(embedding.weight.double()), bias=False)
+    exact.requires_grad_()
+    hidden = torch.randn(steps * size, D, generator=torch.Generator().manual_seed(0)).bfloat16()
+    targets = torch.randint(V, (steps * size,), generator=torch.Generator().manual_seed(1))
+    exact.nll(hidden.double(), targets, reduction="sum").backward()
+
+    each = []
+    for some, aims in micro_batches(hidden, targets, size):
+        loss = layer.nll(some, aims, reduction="sum")
+        each += torch.autograd.grad(loss, embedding.weight)
+        layer.nll(some, aims, reduction="sum").backward()
+    in_bfloat16, embedding.weight.grad = embedding.weight.grad, None
+    in_float32 = torch.stack(each).float().sum(0)
+
+    with layer.shared_labels():
+        for some, aims in micro_batches(hidden, targets, size):
+            layer.nll(some, aims, reduction="sum").backward()
+    shared = embedding.weight.grad
+
+    def error(grad: Tensor) -> float:
+        return (grad.double() - exact.label_weight.grad).norm().item()
+
+    assert shared.dtype == torch.bfloat16
+    torch.testing.assert_close(shared.float(), in_float32, rtol=2**-8, atol=1e-4)
+    assert error(shared) <= 1.1 * error(in_float32.bfloat16())
+    assert error(shared) < error(in_bfloat16) / 4
+
+
+def test_shared_labels_leave_no_garbage_behind():
+    layer = DeepResidual(nn.Embedding(V, D), depth=2)
+    hidden, targets = batch(layer, 6)
+    gc.collect()
+    gc.disable()  # what only the collector frees keeps (V, k) tensors alive for many steps
+    try:
+        with layer.shared_labels():
+            held = weakref.ref(layer.weight)
+            layer.nll(hidden, targets).backward()
+        assert held() is None
+    finally:
+        gc.enable()

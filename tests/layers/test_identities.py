@@ -1,0 +1,388 @@
+"""What the layers have in common with each other, and with the paper's equations and counts."""
+
+import math
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from drill.layers import (
+    Bilinear,
+    DeepResidual,
+    DualNonlinear,
+    FullSoftmax,
+    MixtureOfSoftmaxes,
+    OutputLayer,
+    TiedSoftmax,
+)
+from tests.layers.table import batch, make, matrix_of
+
+PLACES = pytest.mark.parametrize("dropout_at", ["input", "output"])
+
+
+@pytest.fixture
+def embedding():
+    return nn.Embedding(50, 8, _weight=torch.randn(50, 8, generator=seeded(0)))
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def set_map(layer: OutputLayer, U: Tensor, bias: float | Tensor | None = None) -> None:
+    """Give every label map of the layer the matrix U (as E U) and a bias."""
+    for module in layer.modules():
+        if isinstance(module, nn.Linear):
+            module.weight.data = U.T.contiguous()
+            if module.bias is not None and bias is not None:
+                module.bias.data = torch.as_tensor(bias).expand_as(module.bias).clone()
+
+
+# -- one layer is another -----------------------------------------------------------------------
+
+
+def test_depth_zero_is_weight_tying(embedding):
+    deep, tied = DeepResidual(embedding, depth=0), TiedSoftmax(embedding)
+    hidden = torch.randn(6, 8)
+    assert deep.labels() is tied.labels() is embedding.weight
+    assert torch.equal(deep.log_probs(hidden), tied.log_probs(hidden))
+    assert [n for n, _ in deep.named_parameters()] == [n for n, _ in tied.named_parameters()]
+
+
+def test_one_linear_map_without_bias_or_residual_is_bilinear(embedding):
+    deep = DeepResidual(embedding, 5, depth=1, activation="none", residual=False)
+    bilinear = Bilinear(embedding, 5)
+    U = torch.randn(8, 5)
+    set_map(deep, U, bias=0.0)
+    set_map(bilinear, U)
+    torch.testing.assert_close(deep.labels(), embedding.weight @ U)
+    assert torch.equal(deep.labels(), bilinear.labels())
+
+
+def test_the_identity_map_is_weight_tying_again(embedding):
+    deep = DeepResidual(embedding, depth=1, activation="none", residual=False)
+    bilinear = Bilinear(embedding)
+    for layer in (deep, bilinear):
+        set_map(layer, torch.eye(8), bias=0.0)
+        assert torch.equal(layer.labels(), embedding.weight)
+
+
+@pytest.mark.parametrize("activation", ["sigmoid", "relu", "tanh", "gelu", "none"])
+def test_depth_one_without_residual_encodes_labels_as_the_dual_map_does(embedding, activation):
+    deep = DeepResidual(embedding, 5, depth=1, activation=activation, residual=False)
+    dual = DualNonlinear(embedding, 7, 5, activation=activation)
+    dual.label_map.load_state_dict(deep.maps[0].state_dict())
+    assert torch.equal(deep.labels(), dual.labels())
+
+
+def test_a_mixture_of_one_softmax_is_the_layer_at_the_mapped_context():
+    mixture = make("mixture of one", torch.float64)
+    hidden, _ = batch(mixture, 6)
+    mapped = torch.tanh(mixture.latent(hidden))
+    torch.testing.assert_close(mixture.log_probs(hidden), mixture.layer.log_probs(mapped))
+
+
+def test_full_softmax_has_a_matrix_of_its_own(embedding):
+    full = FullSoftmax(embedding)
+    assert full.label_weight.shape == embedding.weight.shape
+    assert full.label_weight is not embedding.weight
+    assert embedding.weight not in set(full.parameters())
+
+
+# -- the recurrence, with masks given -------------------------------------------------------------
+
+
+def recurrence(E, maps, masks, act, dropout_at, residual, residual_between):  # type: ignore[no-untyped-def]
+    """E^(depth) as the equations say it, in numpy."""
+    X = E
+    for i, ((U, b), mask) in enumerate(zip(maps, masks, strict=True)):
+        Y = act((X * mask) @ U + b) if dropout_at == "input" else act(X @ U + b) * mask
+        if residual_between and i > 0:
+            Y = Y + X
+        if residual:
+            Y = Y + E
+        X = Y
+    return X
+
+
+ACTIVATIONS = {
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "relu": lambda x: np.maximum(x, 0),
+    "tanh": np.tanh,
+    "gelu": lambda x: x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))) / 2,
+    "none": lambda x: x,
+}
+
+
+@PLACES
+@pytest.mark.parametrize("locked", [True, False])
+@pytest.mark.parametrize("residual", [True, False])
+@pytest.mark.parametrize("between", [True, False])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_labels_follow_the_recurrence_with_given_masks(
+    embedding, monkeypatch, dropout_at, locked, residual, between, activation
+):
+    embedding.double()
+    layer = DeepResidual(
+        embedding,
+        depth=3,
+        activation=activation,
+        dropout=0.5,
+        locked=locked,
+        dropout_at=dropout_at,
+        residual=residual,
+        residual_between=between,
+        init_range=0.5,
+        encoder="reference",
+    ).double()
+    masks = [torch.randint(2, (1 if locked else 50, 8)).double() * 2 for _ in range(3)]
+    given = iter(masks)
+    asked = []
+
+    def draw_mask(shape: tuple[int, ...], p: float, like: Tensor) -> Tensor:
+        asked.append((tuple(shape), p))
+        return next(given)
+
+    monkeypatch.setattr("drill.layers.label_map.draw_mask", draw_mask)
+    found = layer.train().labels().detach().numpy()
+    maps = [
+        (f.linear.weight.detach().numpy().T, f.linear.bias.detach().numpy()) for f in layer.maps
+    ]
+    truth = recurrence(
+        embedding.weight.detach().numpy(),
+        maps,
+        [mask.numpy() for mask in masks],
+        ACTIVATIONS[activation],
+        dropout_at,
+        residual,
+        between,
+    )
+    np.testing.assert_allclose(found, truth, rtol=1e-12, atol=1e-12)
+    assert asked == [((1 if locked else 50, 8), 0.5)] * 3
+
+
+@pytest.mark.parametrize("map_bias", [True, False])
+@pytest.mark.parametrize("residual", [True, False])
+def test_the_bilinear_map_is_its_equation(embedding, residual, map_bias):
+    layer = Bilinear(embedding, residual=residual, map_bias=map_bias)
+    E, f = embedding.weight, layer.label_map.linear
+    truth = E @ f.weight.T + (f.bias if map_bias else 0) + (E if residual else 0)
+    torch.testing.assert_close(layer.labels(), truth)
+
+
+@pytest.mark.parametrize("map_bias", [True, False])
+@pytest.mark.parametrize("residual", [True, False])
+def test_both_sides_of_the_dual_map_are_their_equations(embedding, residual, map_bias):
+    layer = DualNonlinear(embedding, residual=residual, map_bias=map_bias, activation="sigmoid")
+    hidden = torch.randn(3, 6, 8)
+
+    def side(X: Tensor, f: nn.Linear) -> Tensor:
+        Y = torch.sigmoid(X @ f.weight.T + (f.bias if map_bias else 0))
+        return Y + X if residual else Y
+
+    torch.testing.assert_close(layer.labels(), side(embedding.weight, layer.label_map.linear))
+    torch.testing.assert_close(layer.context(hidden), side(hidden, layer.context_map.linear))
+
+
+# -- the masks ----------------------------------------------------------------------------------
+
+
+def bare(embedding: nn.Embedding, **options) -> DeepResidual:
+    """A layer whose labels are E times its masks: identity maps, nothing added."""
+    layer = DeepResidual(embedding, activation="none", residual=False, map_bias=False, **options)
+    set_map(layer, torch.eye(embedding.embedding_dim))
+    return layer.train()
+
+
+def masks_of(layer: DeepResidual) -> Tensor:
+    return (layer.labels() / layer.label_weight).detach()
+
+
+@pytest.fixture
+def wide():
+    torch.manual_seed(0)
+    return nn.Embedding(30, 400, _weight=torch.rand(30, 400) + 1)
+
+
+@PLACES
+def test_a_locked_mask_is_shared_by_all_labels_and_fresh_at_every_call(wide, dropout_at):
+    layer = bare(wide, depth=1, dropout=0.6, locked=True, dropout_at=dropout_at)
+    mask, other = masks_of(layer), masks_of(layer)
+    torch.testing.assert_close(mask, mask[:1].expand_as(mask))
+    assert (mask[0] == 0).float().mean().sub(0.6).abs() < 0.1
+    torch.testing.assert_close(mask[mask != 0], torch.full_like(mask[mask != 0], 1 / 0.4))
+    assert not torch.equal(mask[0] == 0, other[0] == 0)
+
+
+@PLACES
+def test_locked_masks_of_two_maps_are_drawn_apart(wide, dropout_at):
+    mask = masks_of(bare(wide, depth=2, dropout=0.5, locked=True, dropout_at=dropout_at))[0]
+    assert (mask != 0).float().mean().sub(0.25).abs() < 0.1  # 0.5 if one mask served both
+    torch.testing.assert_close(mask[mask != 0], torch.full_like(mask[mask != 0], 4.0))
+
+
+@PLACES
+def test_standard_dropout_drops_every_entry_for_itself(wide, dropout_at):
+    mask = masks_of(bare(wide, depth=1, dropout=0.5, locked=False, dropout_at=dropout_at))
+    assert (mask == 0).float().mean().sub(0.5).abs() < 0.03
+    torch.testing.assert_close(mask[mask != 0], torch.full_like(mask[mask != 0], 2.0))
+    dropped = (mask == 0).float() - 0.5  # 4 * mean product is the correlation
+    between_labels = (dropped[0] * dropped[1:]).mean(1)
+    between_dimensions = (dropped[:, 0, None] * dropped[:, 1:]).mean(0)
+    assert between_labels.abs().max() < 0.08
+    assert between_dimensions.mean().abs() < 0.08
+
+
+@pytest.mark.parametrize("build", [Bilinear, partial(DualNonlinear, activation="none")])
+def test_bilinear_and_dual_lock_their_masks_over_labels_too(wide, build):
+    layer = build(
+        wide,
+        dropout=0.5,
+        map_bias=False,
+        **({"activation": "none"} if build is DualNonlinear else {}),
+    )
+    set_map(layer, torch.eye(400))
+    mask = masks_of(layer.train())
+    torch.testing.assert_close(mask, mask[:1].expand_as(mask))
+    assert set(mask[0].round(decimals=4).tolist()) == {0.0, 2.0}
+
+
+def test_dropout_of_a_dual_map_leaves_contexts_alone():
+    layer = make("dual locked").train()
+    hidden, _ = batch(layer, 6)
+    assert torch.equal(layer.context(hidden), layer.context(hidden))
+
+
+# -- where training starts ----------------------------------------------------------------------
+
+
+def fills(tensor: Tensor, bound: float) -> bool:
+    """Uniform in +-bound, as far as the extremes and the mean tell."""
+    return (
+        0.9 * bound < tensor.max() <= bound
+        and -bound <= tensor.min() < -0.9 * bound
+        and tensor.mean().abs() < 0.2 * bound
+    )
+
+
+@pytest.mark.parametrize("init_range", [0.1, 0.02])
+@pytest.mark.parametrize("build", [DeepResidual, Bilinear, DualNonlinear])
+def test_maps_start_uniform_in_their_range_and_output_biases_at_zero(build, init_range):
+    torch.manual_seed(0)
+    layer = build(nn.Embedding(30, 64), init_range=init_range, map_bias=True)
+    maps = [module for module in layer.modules() if isinstance(module, nn.Linear)]
+    assert maps
+    for f in maps:
+        assert fills(f.weight, init_range)
+        assert fills(f.bias, 1 / math.sqrt(64))
+    assert not layer.bias.any()
+
+
+def test_a_full_softmax_and_a_mixture_start_uniform_in_their_range():
+    torch.manual_seed(0)
+    full = FullSoftmax(100, 64)
+    assert fills(full.weight, 0.1)
+    assert not full.bias.any()
+    mixture = MixtureOfSoftmaxes(full, experts=15)
+    assert fills(mixture.prior.weight, 0.1)
+    assert fills(mixture.latent.weight, 0.1)
+
+
+def test_building_a_layer_leaves_the_embedding_as_it_is(embedding):
+    before = embedding.weight.detach().clone()
+    for build in (TiedSoftmax, Bilinear, DualNonlinear, DeepResidual, FullSoftmax):
+        matrix_of(build(embedding)).labels()
+    assert torch.equal(embedding.weight, before)
+
+
+# -- how many parameters ------------------------------------------------------------------------
+
+
+def own(layer: OutputLayer) -> int:
+    """Parameters beyond the embedding's."""
+    shared = {id(p) for p in layer.embedding.parameters()}
+    return sum(p.numel() for p in layer.parameters() if id(p) not in shared)
+
+
+def test_layers_take_the_parameters_their_equations_say():
+    V, d, h, j, k = 1000, 12, 20, 7, 3
+    with torch.device("meta"):
+        E = nn.Embedding(V, d)
+        assert sum(p.numel() for p in FullSoftmax(E, h).parameters()) == V * h + V
+        assert own(TiedSoftmax(E)) == V
+        assert own(Bilinear(E, h)) == d * h + V
+        assert own(DualNonlinear(E, h, j)) == d * j + j * h + 2 * j + V
+        assert own(DeepResidual(E, depth=k)) == k * (d * d + d) + V
+        assert own(DeepResidual(E, depth=k, bias=False, map_bias=False)) == k * d * d
+        tied = TiedSoftmax(E)
+        experts = MixtureOfSoftmaxes(tied, 5, h)
+        assert sum(p.numel() for p in experts.parameters()) == (
+            sum(p.numel() for p in tied.parameters()) + h * 5 + (h * d + d) * 5
+        )
+
+
+def awd_lstm(V: int, layer, emsize: int = 400, nhid: int = 1150, last: int = 400) -> int:  # type: ignore[no-untyped-def]
+    """Parameters of an AWD-LSTM with this output layer over its embedding."""
+    with torch.device("meta"):
+        embedding = nn.Embedding(V, emsize)
+        sizes = [emsize, nhid, nhid, last]
+        lstms = [nn.LSTM(a, b) for a, b in pairwise(sizes)]
+        model = nn.ModuleList([embedding, *lstms, layer(embedding)])
+    return sum(p.numel() for p in model.parameters())
+
+
+PTB, WT2 = 10_000, 33_278
+
+
+@pytest.mark.parametrize(
+    ("V", "layer", "sizes", "count"),
+    [
+        (PTB, TiedSoftmax, {}, 24_221_600),
+        (PTB, lambda E: Bilinear(E, map_bias=True), {}, 24_382_000),
+        (PTB, lambda E: DualNonlinear(E, 400, 400), {}, 24_542_400),
+        (PTB, lambda E: DeepResidual(E, depth=0), {}, 24_221_600),
+        (PTB, lambda E: DeepResidual(E, depth=1), {}, 24_382_000),
+        (PTB, lambda E: DeepResidual(E, depth=2), {}, 24_542_400),
+        (PTB, lambda E: DeepResidual(E, depth=3), {}, 24_702_800),
+        (PTB, lambda E: DeepResidual(E, depth=4), {}, 24_863_200),
+        (PTB, lambda E: FullSoftmax(E, 1150), {"last": 1150}, 43_827_600),
+        (
+            PTB,
+            lambda E: MixtureOfSoftmaxes(TiedSoftmax(E), 15, 620),
+            {"emsize": 280, "nhid": 960, "last": 620},
+            21_500_620,
+        ),
+        (WT2, TiedSoftmax, {}, 33_556_078),
+        (WT2, lambda E: DeepResidual(E, depth=4), {}, 34_197_678),
+        (
+            WT2,
+            lambda E: MixtureOfSoftmaxes(TiedSoftmax(E), 15, 650),
+            {"emsize": 300, "nhid": 1150, "last": 650},
+            34_909_528,
+        ),
+    ],
+)
+def test_models_take_the_published_number_of_parameters(V, layer, sizes, count):
+    assert awd_lstm(V, layer, **sizes) == count
+
+
+# -- rank ---------------------------------------------------------------------------------------
+
+
+def rank_of(layer: OutputLayer) -> int:
+    hidden = torch.randn(60, layer.hidden_size, generator=seeded(1), dtype=torch.float64)
+    return int(torch.linalg.matrix_rank(layer.log_probs(hidden).detach(), rtol=1e-9))
+
+
+def test_one_softmax_is_bound_by_width_plus_two_and_a_mixture_is_not(embedding):
+    embedding.double()
+    tied = TiedSoftmax(embedding).double()
+    nn.init.normal_(tied.bias)
+    deep = DeepResidual(embedding, depth=2).double()
+    nn.init.normal_(deep.bias)
+    assert rank_of(tied) == rank_of(deep) == 8 + 2  # the bias and the normaliser add one each
+    mixture = MixtureOfSoftmaxes(tied, 3, 8, init_range=2.0).double()
+    assert rank_of(mixture) > 2 * (8 + 2)

@@ -1,0 +1,163 @@
+"""Layers under autocast, in low precision, inside torch.compile and on a GPU."""
+
+import shutil
+
+import pytest
+import torch
+from torch import Tensor
+
+from drill.layers import MatrixLayer
+from tests.layers.table import (
+    CASES,
+    Model,
+    batch,
+    every_case,
+    make,
+    model,
+    one_of_each_layer,
+)
+
+IMPLS = pytest.mark.parametrize("impl", ["reference", "chunked"])
+bfloat16 = torch.autocast("cpu", dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@IMPLS
+@every_case
+def test_autocast_gives_a_close_loss_and_gradients_in_the_parameters_dtype(name, impl, smoothing):
+    layer = make(name)
+    hidden, targets = batch(layer, 3, 4)
+    truth = layer.nll(hidden, targets, label_smoothing=smoothing)
+    with bfloat16:
+        loss = layer.nll(hidden, targets, label_smoothing=smoothing, impl=impl)
+        probabilities = layer.log_probs(hidden).exp()
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, truth, rtol=0.02, atol=0.02)
+    torch.testing.assert_close(probabilities.sum(-1), torch.ones(3, 4))
+    loss.backward()
+    assert {p.grad.dtype for p in layer.parameters()} == {torch.float32}
+    assert all(p.grad.isfinite().all() for p in layer.parameters())
+
+
+@IMPLS
+@every_case
+def test_autocast_takes_hidden_states_of_either_dtype(name, impl):
+    layer = make(name)
+    hidden, targets = batch(layer, 6)
+    with bfloat16:
+        wide = layer.nll(hidden.detach(), targets, impl=impl)
+        narrow = layer.nll(hidden.detach().bfloat16(), targets, impl=impl)
+    torch.testing.assert_close(narrow, wide, rtol=0.02, atol=0.02)
+
+
+@IMPLS
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@every_case
+def test_a_half_precision_layer_gives_a_float32_loss(name, dtype, impl):
+    layer, exact = make(name, dtype), make(name, torch.float64)
+    hidden, targets = batch(layer, 6)
+    loss = layer.nll(hidden, targets, impl=impl)
+    assert loss.dtype == layer.log_probs(hidden).dtype == torch.float32
+    truth = exact.nll(hidden.double(), targets)
+    torch.testing.assert_close(loss.double(), truth, rtol=0.05, atol=0.05)
+    loss.backward()
+    assert {p.grad.dtype for p in layer.parameters()} == {dtype}
+
+
+def trained(built: Model, step, *arguments, **options) -> list[Tensor]:
+    """A loss and the gradients it leaves, those of hidden first."""
+    built.zero_grad()
+    hidden = arguments[0].detach().clone().requires_grad_()
+    torch.manual_seed(0)
+    loss = step(hidden, *arguments[1:], **options)
+    loss.backward()
+    wanted = (p for p in built.layer.parameters() if p.requires_grad)
+    return [loss.detach(), hidden.grad, *(p.grad for p in wanted)]
+
+
+@pytest.fixture
+def fresh_compiler():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.filterwarnings(r"ignore:The \.grad attribute")  # dynamo's own, where a graph breaks
+@IMPLS
+@one_of_each_layer
+def test_a_compiled_step_is_one_graph_and_equals_eager(name, impl, fresh_compiler):
+    built = model(name)
+    hidden, targets = batch(built.layer, 3, 2)
+    whole = CASES[name].layer != "adaptive"  # the sizes of its clusters are read by the host
+    step = torch.compile(built, fullgraph=whole, backend="aot_eager")
+    torch.testing.assert_close(
+        trained(built, step, hidden, targets, impl=impl),
+        trained(built, built, hidden, targets, impl=impl),
+    )
+
+
+@pytest.mark.parametrize("name", ["deep residual locked", "deep residual standard"])
+def test_a_compiled_step_draws_the_masks_of_eager(name, fresh_compiler):
+    built = model(name).train()
+    hidden, targets = batch(built.layer, 6)
+    step = torch.compile(built, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(
+        trained(built, step, hidden, targets), trained(built, built, hidden, targets)
+    )
+
+
+@IMPLS
+def test_a_compiled_step_takes_batches_of_any_length(impl, fresh_compiler):
+    built = model("tied")
+    step = torch.compile(built, fullgraph=True, backend="aot_eager")
+    for length in range(2, 14):  # more than the compiler is willing to compile one by one
+        hidden, targets = batch(built.layer, length)
+        torch.testing.assert_close(step(hidden, targets, impl=impl), built(hidden, targets))
+
+
+def test_a_compiled_chunked_loss_without_gradients_keeps_no_logits(fresh_compiler):
+    built = model("tied").requires_grad_(False)
+    hidden, targets = batch(built.layer, 6)
+    step = torch.compile(built, fullgraph=True, backend="aot_eager")
+    found = step(hidden.detach(), targets, impl="chunked")
+    assert not found.requires_grad
+    torch.testing.assert_close(found, built(hidden.detach(), targets))
+
+
+def test_a_compiled_step_without_bias_or_with_frozen_labels_equals_eager(fresh_compiler):
+    for name in ("tied without bias", "tied"):
+        built = model(name)
+        built.embedding.requires_grad_(False)
+        hidden, targets = batch(built.layer, 6)
+        step = torch.compile(built, fullgraph=True, backend="aot_eager")
+        found = trained(built, step, hidden, targets, impl="chunked")
+        truth = trained(built, built, hidden, targets, impl="chunked")
+        assert [x is None for x in found] == [x is None for x in truth]
+        torch.testing.assert_close(
+            [*filter(torch.is_tensor, found)], [*filter(torch.is_tensor, truth)]
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, when inductor is imported
+@pytest.mark.skipif(
+    not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="inductor needs a C++ compiler"
+)
+def test_inductor_compiles_the_step(fresh_compiler):
+    built = model("deep residual 2")
+    hidden, targets = batch(built.layer, 3, 2)
+    step = torch.compile(built, fullgraph=True)
+    torch.testing.assert_close(
+        trained(built, step, hidden, targets, impl="chunked", label_smoothing=0.1),
+        trained(built, built, hidden, targets, impl="chunked", label_smoothing=0.1),
+    )
+
+
+@one_of_each_layer
+def test_a_layer_can_be_built_without_memory(name):
+    with torch.device("meta"):
+        layer = make(name)
+    hidden = torch.empty(3, layer.hidden_size, device="meta")
+    assert layer.log_probs(hidden).shape == (3, layer.vocabulary_size)
+    if isinstance(layer, MatrixLayer):
+        assert layer.fold().weight.is_meta

@@ -1,0 +1,517 @@
+"""Sampled softmax: an unbiased partition function in training, the exact layer everywhere else."""
+
+import copy
+import itertools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from drill.layers import MatrixLayer, MixtureOfSoftmaxes, SampledSoftmax, TiedSoftmax
+from drill.layers.sampled import distinct
+from tests.layers.table import V, batch, every_matrix_case, gradients, make
+
+COUNTS = torch.tensor([3, 50, 7, 7, 0, 1, 90, 2, 4, 8, 5])
+RANKED = [6, 1, 9, 2, 3, 10, 8, 0, 7, 5, 4]  # ids by falling count, ties in order of id
+PROPOSALS = pytest.mark.parametrize("proposal", ["log-uniform", "uniform"])
+EACH_MATRIX = pytest.mark.parametrize(
+    "name",
+    ["full of other width", "tied", "bilinear", "dual", "deep residual 2", "deep residual locked"],
+)
+RANKINGS = pytest.mark.parametrize("counts", [None, COUNTS], ids=["by id", "by counts"])
+
+
+def sampled(name: str = "deep residual 2", **options) -> SampledSoftmax:
+    return SampledSoftmax(make(name, torch.float64), **options).train()
+
+
+def fix(layer: SampledSoftmax, ranks: list[int]) -> None:
+    """Every call draws these frequency ranks."""
+    layer.samples = len(ranks)
+    layer.sample = lambda count, device: torch.tensor(ranks, device=device)
+
+
+def probabilities(layer: SampledSoftmax) -> Tensor:
+    return layer.log_proposal(torch.arange(layer.vocabulary_size)).exp()
+
+
+# -- the estimate -------------------------------------------------------------------------------
+
+
+@PROPOSALS
+@RANKINGS
+@pytest.mark.parametrize("draws", [1, 2])
+def test_the_expected_partition_function_is_exact(draws, counts, proposal):
+    """The mean over all V^S possible draws, each with its probability."""
+    layer = sampled(samples=draws, proposal=proposal, counts=counts)
+    hidden, targets = batch(layer, 4)
+    logits = layer.logits(hidden)
+    l_target = logits.gather(1, targets[:, None])[:, 0]
+    q = probabilities(layer)
+    mean = torch.zeros(4, dtype=torch.float64)
+    for ranks in itertools.product(range(V), repeat=draws):
+        fix(layer, list(ranks))
+        Z_hat = (layer.nll(hidden, targets, reduction="none") + l_target).exp()
+        mean += q[list(ranks)].prod() * Z_hat
+    torch.testing.assert_close(mean, logits.exp().sum(1))
+
+
+@PROPOSALS
+@RANKINGS
+def test_the_loss_follows_the_equation(counts, proposal):
+    layer = sampled("tied", proposal=proposal, counts=counts)
+    hidden, targets = batch(layer, 5)
+    ranks = [0, 3, 3, 10]
+    ids = ranks if counts is None else [RANKED[r] for r in ranks]
+    targets[0], targets[1] = ids[1], ids[0]  # two and one accidental hits
+    fix(layer, ranks)
+    q, logits = probabilities(layer), layer.logits(hidden)
+    for n, target in enumerate(targets.tolist()):
+        Z_hat = logits[n, target].exp()
+        for r, s in zip(ranks, ids, strict=True):
+            if s != target:
+                Z_hat = Z_hat + logits[n, s].exp() / (4 * q[r])
+        truth = Z_hat.log() - logits[n, target]
+        torch.testing.assert_close(layer.nll(hidden, targets, reduction="none")[n], truth)
+
+
+@PROPOSALS
+def test_the_loss_approaches_the_exact_one_as_samples_grow(proposal):
+    torch.manual_seed(0)
+    layer = sampled(proposal=proposal)
+    hidden, targets = batch(layer, 50)
+    exact = layer.layer.nll(hidden, targets)
+    errors = []
+    for samples in (10, 1000, 100_000):
+        layer.samples = samples
+        errors.append((layer.nll(hidden, targets) - exact).abs().item())
+    assert errors[2] < errors[1] < errors[0]
+    assert errors[2] < 0.005
+
+
+def test_a_token_whose_draws_are_all_hits_costs_nothing_and_has_finite_gradients():
+    layer = sampled()
+    hidden, targets = batch(layer, 3)
+    targets[:] = torch.tensor([5, 5, 2])
+    fix(layer, [5, 5])
+    losses = layer.nll(hidden, targets, reduction="none")
+    assert losses[:2].tolist() == [0, 0]
+    assert losses[2] > 0
+    losses.sum().backward()
+    assert not hidden.grad[:2].any()
+    assert hidden.grad[2].any()
+    assert all(p.grad.isfinite().all() for p in layer.parameters())
+
+
+def test_a_vocabulary_of_one_label_costs_nothing():
+    layer = SampledSoftmax(TiedSoftmax(nn.Embedding(1, 4)), samples=3)
+    assert layer.nll(torch.randn(5, 4), torch.zeros(5, dtype=torch.long)).item() == 0
+    assert layer.log_proposal(torch.zeros(1)).item() == 0
+
+
+@EACH_MATRIX
+def test_gradients_agree_with_finite_differences(name):
+    layer = sampled(name, counts=COUNTS)
+    hidden, targets = batch(layer, 3)
+    fix(layer, [0, 2, 2, 9])
+
+    def losses(hidden: Tensor, *_: Tensor) -> Tensor:
+        torch.manual_seed(0)  # the same dropout masks at every call
+        return layer.nll(hidden, targets, reduction="none")
+
+    # gradcheck moves the entries of the parameters where they are.
+    assert torch.autograd.gradcheck(losses, (hidden, *layer.parameters()), fast_mode=True)
+
+
+@pytest.mark.parametrize("frozen", ["hidden", "labels", "bias"])
+def test_what_is_frozen_changes_no_other_gradient(frozen):
+    layer = sampled("tied")
+    hidden, targets = batch(layer, 6)
+    fix(layer, [1, 0, 8])
+    truth = gradients(layer.nll(hidden, targets), layer, hidden)
+    held = {"hidden": hidden, "labels": layer.label_weight, "bias": layer.bias}
+    held[frozen].requires_grad_(False)
+    layer.nll(hidden, targets).backward()
+    found = {"hidden": hidden, **dict(layer.named_parameters())}
+    for key, tensor in found.items():
+        if tensor.requires_grad:
+            torch.testing.assert_close(tensor.grad, truth[key])
+        else:
+            assert tensor.grad is None
+
+
+# -- what is drawn ------------------------------------------------------------------------------
+
+
+@PROPOSALS
+def test_draws_follow_the_proposal(proposal):
+    """Pearson's statistic of 100,000 draws has mean V - 1 and deviation sqrt(2 (V - 1))."""
+    generator = torch.Generator().manual_seed(0)
+    layer = sampled(proposal=proposal, generator=generator)
+    q, n = probabilities(layer), 100_000
+    assert q.sum().item() == pytest.approx(1)
+    seen = layer.sample(n, torch.device("cpu")).bincount(minlength=V)
+    statistic = ((seen - n * q) ** 2 / (n * q)).sum()
+    assert abs(statistic - (V - 1)) < 4 * math.sqrt(2 * (V - 1))
+
+
+def test_the_log_uniform_proposal_is_its_formula():
+    r = torch.arange(V, dtype=torch.float64)
+    q = ((r + 2) / (r + 1)).log() / math.log(V + 1)
+    torch.testing.assert_close(probabilities(sampled()), q)
+    assert probabilities(sampled(proposal="uniform")).tolist() == pytest.approx([1 / V] * V)
+
+
+def test_every_rank_of_a_large_vocabulary_can_be_drawn():
+    """A float32 draw would reach fewer than half of the last ranks of two million."""
+    labels, n = 2_000_000, 400_000
+    generator = torch.Generator().manual_seed(0)
+    layer = SampledSoftmax(TiedSoftmax(nn.Embedding(labels, 1)), generator=generator)
+    ranks = layer.sample(n, torch.device("cpu"))
+    tail = ranks[ranks >= labels // 2]
+    expected = n * math.log((labels + 1) / (labels // 2 + 1)) / math.log(labels + 1)
+    assert abs(len(tail) - expected) < 4 * math.sqrt(expected)
+    birthdays = len(tail) ** 2 / 2 / (labels // 2)  # repeats among draws from labels/2 ranks
+    assert len(tail) - len(tail.unique()) < 2 * birthdays
+
+
+@pytest.mark.parametrize("u", [0.0, 1 - 2**-53])
+def test_the_ends_of_the_unit_interval_are_labels(u, monkeypatch):
+    layer = sampled()
+    monkeypatch.setattr(torch, "rand", lambda n, **_: torch.full((n,), u, dtype=torch.float64))
+    for labels in (1, 2, 11, 33_278, 267_735):
+        layer.layer.embedding.weight = nn.Parameter(torch.empty(labels, 1))
+        (rank,) = layer.sample(1, torch.device("cpu")).tolist()
+        assert rank == (0 if u == 0 else labels - 1)
+
+
+def test_a_generator_repeats_its_draws_and_leaves_the_global_one_alone():
+    layer = sampled(samples=7, generator=torch.Generator().manual_seed(3))
+    twin = copy.deepcopy(layer)
+    hidden, targets = batch(layer, 6)
+    state = torch.get_rng_state()
+    first, second = layer.nll(hidden, targets), layer.nll(hidden, targets)
+    assert first != second
+    assert [twin.nll(hidden, targets), twin.nll(hidden, targets)] == [first, second]
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_counts_rank_the_labels():
+    layer = sampled(counts=COUNTS)
+    assert layer.ranking.ids.tolist() == RANKED
+    assert sampled(counts=COUNTS.tolist()).ranking.ids.tolist() == RANKED
+    assert "ranking.ids" in layer.state_dict()
+    assert "ranking.ids" not in sampled().state_dict()
+
+
+# -- what is encoded ----------------------------------------------------------------------------
+
+
+def record(layer: MatrixLayer) -> list[Tensor | None]:
+    """The rows asked of ``labels`` from now on."""
+    asked, labels = [], layer.labels
+    layer.labels = lambda rows=None, check=True: asked.append(rows) or labels(rows, check)
+    return asked
+
+
+@every_matrix_case
+def test_only_targets_and_samples_are_encoded_and_trained(name):
+    layer = sampled(name, counts=COUNTS)
+    layer.layer.eval()  # no dropout, which may drop all of a label
+    hidden, targets = batch(layer, 6)
+    targets[:] = torch.tensor([2, 7, 2, -100, 7, -100])
+    fix(layer, [0, 1, 0])
+    asked = record(layer.layer)
+    layer.nll(hidden, targets).backward()
+    (rows,) = asked
+    touched = [1, 2, 6, 7]
+    assert rows.tolist() == touched
+    if isinstance(layer.layer.embedding, nn.Embedding):
+        grad = layer.label_weight.grad
+        assert grad.any(1).nonzero()[:, 0].tolist() == touched
+    if layer.bias is not None:
+        assert layer.bias.grad.nonzero()[:, 0].tolist() == touched
+
+
+def test_distinct_ids_without_waiting_for_their_number(monkeypatch):
+    ids = torch.tensor([4, 1, 4, 9, 1, 1, 0])
+    rows, place = distinct(ids, V, wait=True)
+    assert rows.tolist() == [0, 1, 4, 9]
+    assert torch.equal(rows[place], ids)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    for labels, size in ((V, 7), (5, 5), (4, 4)):
+        rows, place = distinct(ids, labels, wait=True)
+        assert len(rows) == size
+        assert sorted(set(rows.tolist())) == [0, 1, 4, 9]
+        assert torch.equal(rows[place], ids)
+
+
+def test_rows_filled_up_give_the_same_loss_and_gradients(monkeypatch):
+    layer = sampled(counts=COUNTS)
+    hidden, targets = batch(layer, 6)
+    fix(layer, [0, 2, 2, 9])
+    truth = layer.nll(hidden, targets)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    found = layer.nll(hidden, targets)
+    torch.testing.assert_close(found, truth)
+    torch.testing.assert_close(gradients(found, layer, hidden), gradients(truth, layer, hidden))
+
+
+@EACH_MATRIX
+def test_shared_labels_are_read_and_trained(name):
+    layer = sampled(name)
+    layer.layer.eval()  # no dropout, so that both encode alike
+    hidden, targets = batch(layer, 6)
+    fix(layer, [1, 4, 4])
+    loss = layer.nll(hidden, targets)
+    truth = gradients(loss, layer, hidden)
+    asked = record(layer.layer)
+    with layer.shared_labels():
+        for _ in range(2):
+            again = layer.nll(hidden, targets)
+            torch.testing.assert_close(again, loss)
+            again.backward()
+    assert asked == [None]
+    torch.testing.assert_close(hidden.grad, 2 * truth["hidden"])
+    for key, parameter in layer.named_parameters():
+        torch.testing.assert_close(parameter.grad, 2 * truth[key])
+
+
+# -- evaluation and what is handed on -----------------------------------------------------------
+
+
+@every_matrix_case
+def test_evaluation_is_exact(name):
+    layer = sampled(name, samples=2).eval()
+    hidden, targets = batch(layer, 3, 2)
+    inner = layer.layer
+    options = {"reduction": "none", "label_smoothing": 0.1, "impl": "chunked"}
+    assert torch.equal(layer.nll(hidden, targets, **options), inner.nll(hidden, targets, **options))
+    assert torch.equal(layer.log_probs(hidden), inner.log_probs(hidden))
+    assert torch.equal(layer(hidden), inner.log_probs(hidden))
+    assert torch.equal(layer.logits(hidden), inner.logits(hidden))
+    assert torch.equal(layer.fold().weight, inner.fold().weight)
+    assert torch.equal(layer.weight, inner.weight)
+    assert layer.bias is inner.bias
+    assert (layer.vocabulary_size, layer.hidden_size) == (inner.vocabulary_size, inner.hidden_size)
+    if isinstance(inner.embedding, nn.Embedding):
+        assert layer.label_weight is inner.embedding.weight
+
+
+def test_labels_cached_for_evaluation_are_the_layers():
+    layer = sampled().eval()
+    hidden, targets = batch(layer, 6)
+    truth = layer.nll(hidden, targets)
+    asked = record(layer.layer)
+    with torch.no_grad(), layer.cached_labels():
+        torch.testing.assert_close(layer.nll(hidden, targets), truth)
+        torch.testing.assert_close(layer.nll(hidden, targets), truth)
+    assert len(asked) == 1
+
+
+@RANKINGS
+def test_resize_gives_new_labels_the_last_ranks(counts):
+    layer = sampled("tied", counts=counts)
+    layer.resize(V + 2)
+    assert layer.vocabulary_size == layer.bias.shape[0] == V + 2
+    order = layer.ranking.labels_of(torch.arange(V + 2)).tolist()
+    assert order == (list(range(V)) if counts is None else RANKED) + [V, V + 1]
+    hidden, targets = batch(layer, 50)
+    layer.nll(hidden, targets).backward()
+    layer.resize(8)
+    order = layer.ranking.labels_of(torch.arange(8)).tolist()
+    assert order == (list(range(8)) if counts is None else [6, 1, 2, 3, 0, 7, 5, 4])
+    layer.nll(hidden, targets % 8).backward()
+
+
+# -- reductions, ignored targets, dtypes --------------------------------------------------------
+
+
+def test_reductions_are_over_the_tokens_that_count():
+    layer = sampled()
+    hidden, targets = batch(layer, 2, 3)
+    fix(layer, [7, 0, 1])
+    targets[:] = torch.tensor([[2, 7, 2], [9, 7, 10]])
+    losses = layer.nll(hidden, targets, reduction="none", ignore_index=7)
+    assert losses.shape == (2, 3)
+    assert losses[targets == 7].tolist() == [0, 0]
+    kept = layer.nll(hidden[targets != 7], targets[targets != 7], reduction="none")
+    torch.testing.assert_close(losses[targets != 7], kept)
+    total = layer.nll(hidden, targets, reduction="sum", ignore_index=7)
+    torch.testing.assert_close(total, kept.sum())
+    mean = layer.nll(hidden, targets, ignore_index=7)
+    torch.testing.assert_close(mean, kept.mean())
+    mean.backward()
+    assert not hidden.grad[targets == 7].any()
+    assert hidden.grad[targets != 7].any(-1).all()
+
+
+@pytest.mark.parametrize("lead", [(), (0,), (1,), (2, 3)], ids=str)
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_targets_all_ignored_cost_nothing(lead, reduction):
+    layer = sampled()
+    hidden, targets = batch(layer, *lead)
+    loss = layer.nll(hidden, torch.full_like(targets, -100), reduction=reduction)
+    assert loss.shape == (lead if reduction == "none" else ())
+    assert not loss.any()
+    assert not any(grad.any() for grad in gradients(loss.sum(), layer, hidden).values())
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
+def test_targets_of_any_integer_type(dtype):
+    layer = sampled()
+    hidden, targets = batch(layer, 6)
+    fix(layer, [7, 0, 1])
+    assert layer.nll(hidden, targets.to(dtype)) == layer.nll(hidden, targets)
+
+
+@pytest.mark.parametrize("mode", ["bfloat16", "float16", "autocast"])
+@pytest.mark.parametrize("name", ["tied", "dual", "deep residual 2"])
+def test_half_precision_keeps_the_loss_in_float32(name, mode):
+    layer = SampledSoftmax(make(name)).train()
+    hidden, targets = batch(layer, 6)
+    fix(layer, [7, 0, 1, 1])
+    truth = layer.nll(hidden, targets)
+    expected = gradients(truth, layer, hidden)
+    if mode == "autocast":
+        with torch.autocast("cpu", torch.bfloat16):
+            found = layer.nll(hidden, targets)
+    else:
+        dtype = getattr(torch, mode)
+        layer, hidden = layer.to(dtype), hidden.detach().to(dtype).requires_grad_()
+        found = layer.nll(hidden, targets)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, truth, rtol=0.02, atol=0)
+    for key, grad in gradients(found, layer, hidden).items():
+        torch.testing.assert_close(grad.float(), expected[key], rtol=0.1, atol=0.02)
+
+
+@pytest.mark.slow
+def test_a_compiled_loss_is_one_graph():
+    layer = SampledSoftmax(make("deep residual 2"), samples=4, counts=COUNTS).train()
+    hidden, targets = batch(layer, 6)
+    fix(layer, [7, 0, 1, 1])
+    compiled = torch.compile(layer.nll, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(hidden, targets), layer.nll(hidden, targets))
+
+
+# -- faults -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lost", [-1, V, V + 100, -101])
+def test_an_unchecked_target_out_of_range_costs_nan_and_touches_nothing(lost):
+    layer = sampled()
+    hidden, targets = batch(layer, 4)
+    fix(layer, [7, 0])
+    truth = layer.nll(hidden, targets, reduction="none")
+    targets[1] = lost
+    losses = layer.nll(hidden, targets, reduction="none", check=False)
+    assert losses.isnan().tolist() == [False, True, False, False]
+    torch.testing.assert_close(losses[[0, 2, 3]], truth[[0, 2, 3]])
+
+
+def test_it_wraps_a_matrix_layer_only():
+    mixture = MixtureOfSoftmaxes(TiedSoftmax(nn.Embedding(V, 4)), experts=2)
+    with pytest.raises(TypeError, match=r"one matrix .* not MixtureOfSoftmaxes"):
+        SampledSoftmax(mixture)
+    with pytest.raises(TypeError, match="not Linear"):
+        SampledSoftmax(nn.Linear(4, V))
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        ({"samples": 0}, "samples is a whole number of at least 1, not 0"),
+        ({"samples": 1.5}, "samples is a whole number of at least 1, not 1.5"),
+        ({"proposal": "unigram"}, "proposal is one of log-uniform, uniform, not 'unigram'"),
+        ({"counts": torch.ones(V - 1)}, r"counts \(10,\) do not match the 11 labels.*\(11,\)"),
+        ({"counts": torch.ones(V, 1)}, r"counts \(11, 1\) do not match"),
+        ({"counts": -torch.ones(V)}, "counts are numbers of at least 0"),
+        ({"counts": [math.nan] * V}, "counts are numbers of at least 0"),
+    ],
+)
+def test_wrong_settings_name_the_mend(options, fault):
+    with pytest.raises(ValueError, match=f"SampledSoftmax: {fault}"):
+        sampled(**options)
+
+
+def change(**changes):
+    return lambda hidden, targets: (
+        {"hidden": hidden, "targets": targets}
+        | {
+            key: value(hidden if key == "hidden" else targets) if callable(value) else value
+            for key, value in changes.items()
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "fault"),
+    [
+        (change(hidden=lambda h: h[:, :3]), ValueError, r"\(5, 3\) does not end in hidden_size 4"),
+        (change(hidden=lambda h: h.long()), TypeError, "floating point, not torch.int64"),
+        (change(hidden=lambda h: h.float()), TypeError, r"torch.float32 but weight torch.float64"),
+        (change(targets=lambda t: t[:3]), ValueError, r"targets \(3,\) do not match"),
+        (change(targets=lambda t: t.double()), TypeError, r"integer label ids.*\.long\(\)"),
+        (change(targets=lambda t: t + V), IndexError, "the labels are 0 to 10"),
+        (change(targets=lambda t: t.to("meta")), ValueError, r"targets on meta; move one"),
+        (change(reduction="median"), ValueError, "reduction is one of none, mean, sum"),
+        (change(impl="fast"), ValueError, "impl is one of auto"),
+        (change(label_smoothing=0.1), ValueError, "label_smoothing=0.1 needs.*smoothing=0, or"),
+    ],
+)
+def test_wrong_arguments_name_the_mend(arguments, error, fault):
+    layer = sampled()
+    hidden, targets = batch(layer, 5)
+    with pytest.raises(error, match=fault):
+        layer.nll(**arguments(hidden.detach(), targets))
+
+
+def test_a_layer_on_another_device_is_named():
+    layer = sampled()
+    hidden, targets = batch(layer, 5)
+    with pytest.raises(ValueError, match=r"hidden is on meta but the layer on cpu; move one"):
+        layer.nll(hidden.to("meta"), targets.to("meta"))
+    layer.generator = torch.Generator()
+    with pytest.raises(ValueError, match=r"generator is on cpu.*torch.Generator\('meta'\)"):
+        layer.sample(3, torch.device("meta"))
+
+
+@RANKINGS
+def test_a_vocabulary_that_grew_behind_its_back_is_named(counts):
+    layer = sampled("tied" if counts is None else "tied without bias", counts=counts)
+    layer.layer.embedding.weight = nn.Parameter(torch.zeros(V + 1, 4, dtype=torch.float64))
+    with pytest.raises(ValueError, match=r"11.*resize\(12\)"):
+        layer.nll(torch.zeros(2, 4, dtype=torch.float64), torch.zeros(2, dtype=torch.long))
+
+
+# -- on a GPU -----------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@RANKINGS
+def test_on_a_gpu_it_agrees_with_the_cpu_and_its_draws_wait_for_nothing(counts):
+    layer = SampledSoftmax(make("deep residual 2"), samples=5, counts=counts).train()
+    hidden, targets = batch(layer, 6)
+    fix(layer, [7, 0, 1, 1, 9])
+    truth = layer.nll(hidden, targets)
+    expected = gradients(truth, layer, hidden)
+    layer, remote = layer.cuda(), hidden.detach().cuda().requires_grad_()
+    for check in (True, False):
+        found = layer.nll(remote, targets.cuda(), check=check)
+        torch.testing.assert_close(found.cpu(), truth)
+        for key, grad in gradients(found, layer, remote).items():
+            torch.testing.assert_close(grad.cpu(), expected[key])
+    assert layer.nll(remote, targets.cuda() + V, check=False).isnan()
+    del layer.sample
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        ranks = layer.sample(1000, remote.device)
+        layer.log_proposal(ranks)
+        distinct(layer.ranking.labels_of(ranks), V, wait=False)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert F.one_hot(ranks, V).sum(0).argmax() == 0
