@@ -62,8 +62,13 @@ def measure(
     seconds: float,
     rounds: tuple[int, int] = (5, 300),
     inspect: Inspect | None = None,
+    waiting: Sequence[str] = (),
 ) -> dict[str, Result]:
-    """Results by name; ``seconds`` per contestant, within the lowest and highest ``rounds``."""
+    """Results by name; ``seconds`` per contestant, within the lowest and highest ``rounds``.
+
+    Contestants whose names start as one of ``waiting`` read values back from the device. They are
+    not tried as CUDA graphs: a capture that fails leaves the device's random numbers unusable.
+    """
     results: dict[str, Result] = {}
     steps: dict[str, Step] = {}
     for name, prepare in contestants.items():
@@ -81,7 +86,11 @@ def measure(
         for name, ms in _take_turns(steps, device, seconds, rounds).items():
             results[name].ms = sorted(ms)
     if steps and device.type == "cuda":
-        replays = {name: replay for name, step in steps.items() if (replay := _captured(step))}
+        replays = {
+            name: replay
+            for name, step in steps.items()
+            if not name.startswith(tuple(waiting)) and (replay := _captured(step))
+        }
         for name, ms in _take_turns(replays, device, seconds, rounds).items():
             results[name].graph = sorted(ms)
     return results

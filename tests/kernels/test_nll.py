@@ -148,13 +148,13 @@ def test_budgets_keep_everything_a_part_and_nothing_in_one_block_of_rows_or_seve
     plans = []
     for dtype, share in itertools.product((torch.float32, torch.bfloat16), SHARES):
         settings = nll_plan.Settings(IGNORED, 0.0, dtype, "chunked", budget(dtype, share))
-        plans.append(nll_plan.plan(torch.empty(N, k), V, settings, keep=True))
+        plans.append(nll_plan.plan(torch.empty(N, k, dtype=dtype), V, settings, keep=True))
     kept = [{chunk.kept is not None for chunk in plan.chunks} for plan in plans]
     assert all(case in kept for case in ({True}, {True, False}, {False}))
-    assert {plan.blocks > 1 for plan in plans} == {True, False}
-    for plan in plans:
+    assert {plan.by_label is not None for plan in plans} == {True, False}
+    for tiles in (tiles for plan in plans for tiles in (plan.chunks, plan.by_label) if tiles):
         met = torch.zeros(N, V)
-        for chunk in plan.chunks:
+        for chunk in tiles:
             met[chunk.rows, chunk.labels] += 1
         assert (met == 1).all()
 

@@ -346,3 +346,12 @@ def test_shared_labels_leave_no_garbage_behind():
         assert held() is None
     finally:
         gc.enable()
+
+
+def test_backward_after_the_block_is_refused_and_not_lost():
+    layer = TiedSoftmax(nn.Embedding(V, D))
+    hidden, targets = torch.randn(3, D), torch.arange(3)
+    with layer.shared_labels():
+        loss = layer.nll(hidden, targets)
+    with pytest.raises(RuntimeError, match="inside the block"):
+        loss.backward()

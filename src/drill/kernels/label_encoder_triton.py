@@ -71,8 +71,7 @@ def _mask_at(masks, at, column, inside, width, LOCKED: tl.constexpr):
 
 @triton.jit
 def _advance(
-    P,  # (V, d) product of this map; unused when ENTER
-    b,  # (d,)
+    P,  # (V, d) product of this map, with its bias; unused when ENTER
     E,  # (V, d)
     mask_out,  # (1 or V, d) of this map
     mask_in,  # (1 or V, d) of the next map
@@ -84,7 +83,6 @@ def _advance(
     X_stride,
     ENTER: tl.constexpr,
     ACTIVATION: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
     HAS_OUT: tl.constexpr,
     HAS_IN: tl.constexpr,
     HAS_NEXT: tl.constexpr,
@@ -95,7 +93,7 @@ def _advance(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """act(P + b), dropped and with its residuals; with ENTER just E, as the first map reads it."""
+    """act(P), dropped and with its residuals; with ENTER just E, as the first map reads it."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = (row < labels)[:, None] & (column < width)[None, :]
@@ -104,8 +102,6 @@ def _advance(
         y = tl.load(E + at, mask=inside, other=0.0).to(tl.float32)
     else:
         y = tl.load(P + at, mask=inside, other=0.0).to(tl.float32)
-        if HAS_BIAS:
-            y += tl.load(b + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
         y = _activate(y, ACTIVATION)
         if HAS_OUT:
             y *= _mask_at(mask_out, at, column, inside, width, LOCKED)
@@ -132,14 +128,12 @@ def _retreat(
     mask_in,  # (1 or V, d) of the next map, which ``above`` still has to pass
     mask_out,  # (1 or V, d) of this map
     P,  # (V, d)
-    b,  # (d,)
     G,  # (V, d) float32: gradient of the result above, becomes that of this one, for BETWEEN
     dP,  # (V, d) written
     labels,
     width,
     TOP: tl.constexpr,
     ACTIVATION: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
     HAS_OUT: tl.constexpr,
     HAS_IN: tl.constexpr,
     BETWEEN: tl.constexpr,
@@ -162,8 +156,6 @@ def _retreat(
     if HAS_OUT:
         g *= _mask_at(mask_out, at, column, inside, width, LOCKED)
     x = tl.load(P + at, mask=inside, other=0.0).to(tl.float32)
-    if HAS_BIAS:
-        x += tl.load(b + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
     p = g * _slope(x, ACTIVATION)
     tl.store(dP + at, p.to(dP.dtype.element_ty), mask=inside)
 
@@ -236,7 +228,7 @@ class _FusedEncode(torch.autograd.Function):
         E = embedding.contiguous()
         V, d = E.shape
         U = torch.stack(parameters[:depth]).to(dtype)
-        b = torch.stack(parameters[depth:]) if len(parameters) > depth else None
+        b = torch.stack(parameters[depth:]).to(dtype) if len(parameters) > depth else None
         X = E.new_empty((depth, V, d + _EXTRA), dtype=dtype)
         P = E.new_empty((depth, V, d), dtype=dtype)
         Y = torch.empty_like(E)
@@ -244,13 +236,12 @@ class _FusedEncode(torch.autograd.Function):
         grid = (triton.cdiv(V, _ROWS), triton.cdiv(d + 1, _COLUMNS))
         for i in range(-1, depth if V else -1):
             if i >= 0:
-                torch.mm(X[i, :, :d], U[i].t(), out=P[i])
+                _product(X[i, :, :d], U[i], None if b is None else b[i], out=P[i])
             last = i == depth - 1
             # With residuals between maps the results alternate between two buffers.
             result = Y if last else before[i % 2] if options.between and i >= 0 else None
             _advance[grid](
                 None if i < 0 else P[i],
-                None if b is None or i < 0 else b[i],
                 E,
                 None if masks is None or i < 0 else masks[i],
                 None if masks is None or last else masks[i + 1],
@@ -262,7 +253,6 @@ class _FusedEncode(torch.autograd.Function):
                 d + _EXTRA,
                 ENTER=i < 0,
                 ACTIVATION=options.activation,
-                HAS_BIAS=b is not None,
                 HAS_OUT=options.mask_out,
                 HAS_IN=options.mask_in,
                 HAS_NEXT=not last,
@@ -274,7 +264,8 @@ class _FusedEncode(torch.autograd.Function):
                 COLUMNS=_COLUMNS,
                 num_warps=4,
             )
-        ctx.save_for_backward(masks, U, b, X, P)
+        ctx.save_for_backward(masks, U, X, P)
+        ctx.has_bias = b is not None
         ctx.options = options
         ctx.dtypes = (embedding.dtype, parameters[0].dtype, parameters[-1].dtype)
         return Y
@@ -282,7 +273,7 @@ class _FusedEncode(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivatives("DeepResidual", 'encoder="reference"')
-        masks, U, b, X, P = ctx.saved_tensors
+        masks, U, X, P = ctx.saved_tensors
         options: Options = ctx.options
         depth, V, d = P.shape
         dY = grad.contiguous()
@@ -297,14 +288,12 @@ class _FusedEncode(torch.autograd.Function):
                 None if masks is None or top else masks[i + 1],
                 None if masks is None else masks[i],
                 P[i],
-                None if b is None else b[i],
                 G,
                 dP[i],
                 V,
                 d,
                 TOP=top,
                 ACTIVATION=options.activation,
-                HAS_BIAS=b is not None,
                 HAS_OUT=options.mask_out,
                 HAS_IN=options.mask_in and not top,
                 BETWEEN=options.between,
@@ -335,8 +324,16 @@ class _FusedEncode(torch.autograd.Function):
             )
         sums = _sum_over_labels(dP, X)  # (L, d, d')
         dU = sums[:, :, :d].to(ctx.dtypes[1]).contiguous().unbind()
-        db = () if b is None else sums[:, :, d].to(ctx.dtypes[-1]).contiguous().unbind()
+        db = sums[:, :, d].to(ctx.dtypes[-1]).contiguous().unbind() if ctx.has_bias else ()
         return dE, None, None, None, None, *dU, *db
+
+
+def _product(X: Tensor, U: Tensor, b: Tensor | None, out: Tensor) -> None:
+    """X U^T + b, rounded once."""
+    if b is None:
+        torch.mm(X, U.t(), out=out)
+    else:
+        torch.addmm(b, X, U.t(), out=out)
 
 
 def _sum_over_labels(dP: Tensor, X: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ DEFAULT_MEMORY = 2**30
 """Bytes that ``chunked`` and ``triton`` may use beyond inputs and gradients."""
 
 _SMALL_LOGITS = 4 * 2**20
-"""Below this many bytes of logits a CPU gains nothing from chunks."""
+"""Below this many bytes of logits nothing is gained by chunks."""
 
 TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -127,8 +127,8 @@ def choose(tokens: int, labels: int, dtype: torch.dtype, device: torch.device) -
             choice = Choice("triton", f"CUDA device, {dtype}, Triton is installed")
         else:
             choice = Choice("chunked", f"CUDA device, but {missing}")
-    elif device.type == "cpu" and size > _SMALL_LOGITS:
-        choice = Choice("chunked", f"the logits would take {size / 2**20:.0f} MiB on the CPU")
+    elif device.type != "meta" and size > _SMALL_LOGITS:
+        choice = Choice("chunked", f"the logits would take {size / 2**20:.0f} MiB")
     else:
         choice = Choice("reference", f"the logits take only {size / 2**20:.1f} MiB")
     if not torch.compiler.is_compiling():

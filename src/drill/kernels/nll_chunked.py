@@ -3,13 +3,15 @@
 Forward walks the labels in chunks and keeps, per token, the log-sum-exp and the target's logit.
 Backward walks them again, turns each chunk of logits into its gradient in place and feeds it to
 two matrix products. As many chunks of logits as fit into ``memory`` are kept for backward; the
-others are computed again. So the price of a bound is at most one more product:
+others are computed again. So the price of a bound is about one more product:
 
     everything fits:  3 products of N x V x k  (what plain PyTorch does, with fewer passes)
     nothing fits:     4 products
 
-A chunk holds many tokens (all, unless their float32 sums outgrow ``memory``), so a label's gradient
-is complete after one product: it is summed in float32 inside the product and rounded once.
+A chunk holds all tokens, so a label's gradient is complete after one product: it is summed in
+float32 inside the product and rounded once. Where the float32 sums of hidden's half-precision
+gradient outgrow their part of ``memory``, tokens are taken in blocks and labels get a sweep of
+their own: 5 products, and still no more memory.
 
 Shapes: N tokens, V labels, k width; R rows of a block, C labels of a chunk.
 """
@@ -50,7 +52,7 @@ def forward_pass(
     passes = engine_named(engine)
     labels = weight.shape[0]
     exact = torch.promote_types(dtype, torch.float32)
-    tiles, _, kept_size = plan(hidden, labels, settings, keep)
+    tiles, kept_size, _ = plan(hidden, labels, settings, keep)
     kept = hidden.new_empty(kept_size, dtype=dtype)
     sums = empty_sums(hidden, exact, smoothing)
     spare: Tensor | None = None
@@ -83,17 +85,16 @@ def backward_pass(
     hidden_grad = torch.empty_like(hidden, memory_format=_ROWS_FIRST) if for_hidden else None
     weight_grad = torch.empty_like(weight, memory_format=_ROWS_FIRST) if for_weight else None
     bias_grad = lse.new_zeros(weight.shape[0]) if for_bias else None
-    tiles, blocks, _ = plan(hidden, weight.shape[0], settings, keep=True)
+    tiles, _, by_label = plan(hidden, weight.shape[0], settings, keep=True)
     inputs = (scale, hidden, weight, bias, targets, lse)
-    if blocks > 1 and weight_grad is not None and weight.dtype != lse.dtype:
-        # Half-precision sums over blocks and over chunks at once would need float32 copies of
-        # whole gradients. So one sweep along each: rows for hidden, then labels for weight.
+    if by_label is None or not (for_weight or for_bias):
+        _sweep(tiles, inputs, kept, settings, hidden_grad, weight_grad, bias_grad)
+    else:
+        # Sums over blocks of rows would need a float32 copy of weight's whole gradient, so the
+        # labels get a sweep of their own, in chunks that hold all rows.
         if hidden_grad is not None:
             _sweep(tiles, inputs, kept, settings, hidden_grad, None, None)
-        by_label = sorted(tiles, key=lambda tile: tile.left)
         _sweep(by_label, inputs, None, settings, None, weight_grad, bias_grad)
-    else:
-        _sweep(tiles, inputs, kept, settings, hidden_grad, weight_grad, bias_grad)
     if bias_grad is not None and bias is not None:
         bias_grad = bias_grad.to(bias.dtype)
     return hidden_grad, weight_grad, bias_grad

@@ -1,12 +1,13 @@
 """How the N x V logits are cut into chunks, and which of them are kept for backward."""
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 MIN_BLOCK = 512
-"""Tokens or labels that are summed at once at least."""
+"""Tokens that a block of rows holds at least."""
 CHUNK_ELEMENTS = {"cpu": 2**20, "cuda": 2**25}
 """Logits worked on at once: enough for fast products; on a CPU few enough for its caches."""
 ALIGN = {"cpu": 1, "cuda": 64}
@@ -60,50 +61,55 @@ class Settings(NamedTuple):
 
 class Plan(NamedTuple):
     chunks: list[Chunk]
-    blocks: int  # of rows
     kept: int  # elements of the logits kept for backward
+    by_label: list[Chunk] | None = None  # for the gradient of labels, where rows are in blocks
 
 
 def plan(hidden: Tensor, labels: int, settings: Settings, keep: bool) -> Plan:
     """Cut (N, V) into chunks; without ``keep`` (nothing to differentiate) none is kept.
 
-    ``memory`` is shared out: at most half to the chunk at work, at most half to the float32 sums
-    of half-precision gradients (blocks of rows and labels bound them), the rest to kept chunks.
+    ``memory`` is shared out: at most half to the chunk at work, at most a quarter to the float32
+    sums of hidden's half-precision gradient (blocks of rows bound them), the rest to kept chunks.
     """
     dtype, memory = settings.dtype, settings.memory
     device = hidden.device.type
     rows, width = hidden.shape
     if keep and fits_whole(hidden, labels, settings):
         whole = Chunk(0, rows, 0, labels, aligned(labels, device))
-        return Plan([whole._replace(kept=slice(0, whole.size))], 1, whole.size)
-    # Plain PyTorch makes float32 copies of a chunk as it works: of logits and of exponentials.
-    each = dtype.itemsize + (0 if settings.engine == "triton" else 8)
+        return Plan([whole._replace(kept=slice(0, whole.size))], whole.size)
+    # Plain PyTorch makes float32 copies of a chunk as it works.
+    each = dtype.itemsize + (0 if settings.engine == "triton" else 12)
     most = CHUNK_ELEMENTS.get(device, CHUNK_ELEMENTS["cuda"])
     most = max(1, min(most, memory // 2 // each))
-    block, columns, summed = max(1, rows), labels, 0
-    if dtype.itemsize < 4:  # sums in float32
-        longest = max(MIN_BLOCK, memory // 4 // (4 * width))
-        block = min(block, longest)
+    block, summed = max(1, rows), 0
+    if hidden.dtype.itemsize < 4:
+        block = min(block, max(MIN_BLOCK, memory // 4 // (4 * width)))
         summed = 4 * width * block
-        if block < rows:  # then those of labels too
-            columns = min(columns, longest)
-            summed += 4 * width * columns
-    columns = min(columns, max(1, most // block))
-    columns = max(1, columns // 64 * 64 or columns)
+    columns = _columns(labels, most // block)
     at_work = each * block * aligned(columns, device)
     room = max(0, memory - at_work - summed) // dtype.itemsize if keep else 0
     tiles = []
     used = 0
+    for tile in _grid(rows, labels, block, columns, device):
+        if used + tile.size <= room:
+            tile = tile._replace(kept=slice(used, used + tile.size))
+            used += tile.size
+        tiles.append(tile)
+    if block >= rows or not keep:
+        return Plan(tiles, used)
+    by_label = _grid(rows, labels, rows, _columns(labels, most // rows), device)
+    return Plan(tiles, used, list(by_label))
+
+
+def _columns(labels: int, most: int) -> int:
+    return max(1, min(labels, most // 64 * 64 or most))
+
+
+def _grid(rows: int, labels: int, block: int, columns: int, device: str) -> Iterator[Chunk]:
     for top in range(0, max(1, rows), block):  # no rows make a chunk too: zero gradients
-        bottom = min(rows, top + block)
         for left in range(0, labels, columns):
-            right = min(labels, left + columns)
-            tile = Chunk(top, bottom, left, right, stride=aligned(right - left, device))
-            if used + tile.size <= room:
-                tile = tile._replace(kept=slice(used, used + tile.size))
-                used += tile.size
-            tiles.append(tile)
-    return Plan(tiles, max(1, -(-rows // block)), used)
+            bottom, right = min(rows, top + block), min(labels, left + columns)
+            yield Chunk(top, bottom, left, right, stride=aligned(right - left, device))
 
 
 def fits_whole(hidden: Tensor, labels: int, settings: Settings) -> bool:

@@ -39,6 +39,7 @@ from drill.layers.vectors import (
     LabelSource,
     label_count,
     label_vectors,
+    placement,
     refill,
     resize_rows,
 )
@@ -128,7 +129,8 @@ class MatrixLayer(OutputLayer):
         self.embedding = embedding
         self.hidden_size = hidden_size
         self.joint_size = joint_size
-        self.bias = nn.Parameter(torch.zeros(label_count(embedding))) if bias else None
+        zeros = torch.zeros(label_count(embedding), **placement(embedding))
+        self.bias = nn.Parameter(zeros) if bias else None
         self._held: HeldLabels | None = None
 
     # -- what a layer says ------------------------------------------------------------------
@@ -263,7 +265,7 @@ class MatrixLayer(OutputLayer):
                 yield
             shared.backward()
         finally:
-            shared.release()
+            shared.close()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_held": None}  # a copy holds nothing

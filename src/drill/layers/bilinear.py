@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from drill.layers.base import MatrixLayer
 from drill.layers.label_map import LabelMap
 from drill.layers.settings import positive, same_width
-from drill.layers.vectors import LabelSource, label_width
+from drill.layers.vectors import LabelSource, label_width, placement
 
 
 class Bilinear(MatrixLayer):
@@ -45,6 +45,7 @@ class Bilinear(MatrixLayer):
             dropout_at=dropout_at,
             init_range=init_range,
             bias=map_bias,
+            place=placement(embedding),
         )
 
     def labels(self, rows: Tensor | None = None, check: bool = True) -> Tensor:

@@ -19,7 +19,7 @@ from drill.kernels.label_encoder import (
 from drill.layers.base import MatrixLayer
 from drill.layers.label_map import LabelMap, check_options
 from drill.layers.settings import at_least_zero, one_of, positive, same_width
-from drill.layers.vectors import LabelSource, label_width
+from drill.layers.vectors import LabelSource, label_width, placement
 
 
 class DeepResidual(MatrixLayer):
@@ -89,6 +89,7 @@ class DeepResidual(MatrixLayer):
                 dropout_at=dropout_at,
                 init_range=init_range,
                 bias=map_bias,
+                place=placement(embedding),
             )
             for i in range(depth)
         ]

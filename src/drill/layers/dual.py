@@ -1,4 +1,4 @@
-"""The dual nonlinear map of Pappas & Henderson (2018): a joint space of labels and contexts."""
+"""The dual nonlinear map of Pappas et al. (2018): a joint space of labels and contexts."""
 
 from typing import cast
 
@@ -8,7 +8,7 @@ from drill.kernels.nll import check_operand
 from drill.layers.base import MatrixLayer
 from drill.layers.label_map import LabelMap
 from drill.layers.settings import positive, same_width
-from drill.layers.vectors import LabelSource, label_width
+from drill.layers.vectors import LabelSource, label_width, placement
 
 
 class DualNonlinear(MatrixLayer):
@@ -54,6 +54,7 @@ class DualNonlinear(MatrixLayer):
                 dropout_at=dropout_at,
                 init_range=init_range,
                 bias=map_bias,
+                place=placement(embedding),
             )
 
         self.label_map = side(d, dropout)

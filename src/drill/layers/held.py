@@ -4,7 +4,6 @@ import abc
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -48,37 +47,48 @@ class FrozenLabels(HeldLabels):
 
 
 class SharedLabels(HeldLabels):
-    """Encoded labels as a leaf that collects gradients, handed on to g_out once."""
+    """Encoded labels as a leaf whose gradients are collected and handed on to g_out once."""
 
     def __init__(self, labels: Tensor) -> None:
         self.graph = labels
         self.leaf = labels.detach()
-        self.total: Tensor | None = None
-        self.hook: RemovableHandle | None = None
+        self.collected = _Collected()
         if labels.requires_grad:
             self.leaf = self.leaf.requires_grad_()
-            self.hook = self.leaf.register_post_accumulate_grad_hook(self._collect)
+            self.leaf.register_post_accumulate_grad_hook(self.collected)
 
     def read(self) -> Tensor:
         return self.leaf
 
-    def _collect(self, leaf: Tensor) -> None:
+    def backward(self) -> None:
+        total = self.collected.total
+        if total is not None:
+            self.graph.backward(total.to(self.graph.dtype))
+
+    def close(self) -> None:
+        self.collected.open = False
+        self.collected.total = None
+
+
+class _Collected:
+    """Sum of the gradients that reach a leaf, in float32; it does not hold the leaf itself."""
+
+    def __init__(self) -> None:
+        self.open = True
+        self.total: Tensor | None = None
+
+    def __call__(self, leaf: Tensor) -> None:
         grad, leaf.grad = leaf.grad, None
         assert grad is not None
+        if not self.open:
+            raise RuntimeError(
+                "backward ran after its shared_labels() block had ended, so the gradient of the "
+                "labels would be lost; call backward inside the block"
+            )
         if self.total is None:
             self.total = grad.to(torch.promote_types(grad.dtype, torch.float32))
         else:
             self.total.add_(grad)
-
-    def backward(self) -> None:
-        if self.total is not None:
-            self.graph.backward(self.total.to(self.graph.dtype))
-
-    def release(self) -> None:
-        """Forget the labels: leaf and hook hold each other otherwise."""
-        if self.hook is not None:
-            self.hook.remove()
-        del self.graph, self.leaf, self.total
 
 
 def _tensors(layer: nn.Module) -> list[tuple[str, Tensor]]:

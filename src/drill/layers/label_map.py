@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from drill.layers.dropout import draw_mask
 from drill.layers.settings import ACTIVATIONS, fraction, one_of, span
+from drill.layers.vectors import Placement
 
 DROPOUT_PLACES = ("input", "output")
 
@@ -38,7 +39,8 @@ class LabelMap(nn.Module):
         locked: bool,
         dropout_at: str,
         init_range: float,
-        bias: bool = True,
+        bias: bool,
+        place: Placement,
     ) -> None:
         super().__init__()
         check_options(layer, activation, dropout, dropout_at, init_range)
@@ -46,7 +48,7 @@ class LabelMap(nn.Module):
         self.dropout = dropout
         self.dropout_at = dropout_at
         self.locked = locked
-        self.linear = nn.Linear(d_in, d_out, bias=bias)
+        self.linear = nn.Linear(d_in, d_out, bias=bias, **place)
         nn.init.uniform_(self.linear.weight, -init_range, init_range)
         if bias:
             nn.init.uniform_(self.linear.bias, -1 / math.sqrt(d_in), 1 / math.sqrt(d_in))

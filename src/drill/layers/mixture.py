@@ -20,6 +20,7 @@ from drill.layers.base import MatrixLayer, NotFoldable, OutputLayer, head_log_pr
 from drill.layers.dropout import draw_mask
 from drill.layers.settings import fraction, positive, span
 from drill.layers.smoothing import smoothed_nll
+from drill.layers.vectors import placement
 
 
 class MixtureOfSoftmaxes(OutputLayer):
@@ -63,8 +64,9 @@ class MixtureOfSoftmaxes(OutputLayer):
         self.hidden_size = positive(name, "hidden_size", h)
         self.dropout = fraction(name, "dropout", dropout)
         self.locked = locked
-        self.prior = nn.Linear(self.hidden_size, experts, bias=False)
-        self.latent = nn.Linear(self.hidden_size, experts * layer.hidden_size)
+        place = placement(layer.embedding)
+        self.prior = nn.Linear(self.hidden_size, experts, bias=False, **place)
+        self.latent = nn.Linear(self.hidden_size, experts * layer.hidden_size, **place)
         nn.init.uniform_(self.prior.weight, -span(name, init_range), init_range)
         nn.init.uniform_(self.latent.weight, -init_range, init_range)
 

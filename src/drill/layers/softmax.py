@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from drill.layers.base import MatrixLayer
 from drill.layers.settings import positive, span
-from drill.layers.vectors import LabelSource, label_count, label_width
+from drill.layers.vectors import LabelSource, Placement, label_count, label_width, placement
 
 
 class FullSoftmax(MatrixLayer):
@@ -22,6 +22,7 @@ class FullSoftmax(MatrixLayer):
         bias: bool = True,
         init_range: float = 0.1,
     ) -> None:
+        place = Placement(device=None, dtype=None)
         if isinstance(embedding, int):
             if hidden_size is None:
                 raise ValueError(
@@ -31,10 +32,11 @@ class FullSoftmax(MatrixLayer):
         else:
             width = label_width("FullSoftmax", embedding)
             labels = label_count(embedding)
+            place = placement(embedding)
             hidden_size = width if hidden_size is None else hidden_size
         positive("FullSoftmax", "hidden_size", hidden_size)
         span("FullSoftmax", init_range)
-        own = nn.Embedding(labels, hidden_size)
+        own = nn.Embedding(labels, hidden_size, **place)
         nn.init.uniform_(own.weight, -init_range, init_range)
         super().__init__(own, hidden_size, bias, joint_size=hidden_size)
 

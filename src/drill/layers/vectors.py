@@ -1,6 +1,6 @@
 """Where label vectors come from: an embedding table, or an encoder over descriptions."""
 
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, TypedDict, cast, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -75,6 +75,19 @@ def label_width(name: str, source: Any) -> int:
             f"num_embeddings and embedding_dim, not {type(source).__name__}"
         )
     return source.embedding_dim
+
+
+class Placement(TypedDict):
+    device: torch.device | None
+    dtype: torch.dtype | None
+
+
+def placement(source: nn.Embedding | LabelSource) -> Placement:
+    """Device and dtype of the label vectors: where a layer over them puts its own parameters."""
+    held = [p for p in cast(nn.Module, source).parameters() if p.is_floating_point()]
+    if not held:
+        return Placement(device=None, dtype=None)
+    return Placement(device=held[0].device, dtype=held[0].dtype)
 
 
 def label_count(source: nn.Embedding | LabelSource) -> int:
