@@ -111,12 +111,47 @@ def page(rows: list[Row], source: str) -> Iterable[str]:
                     yield f"| {name} | {' | '.join(cells[i] for cells in shown.values())} |"
 
 
+def short(rows: list[Row]) -> Iterable[str]:
+    """The two tables of the README: layers at every size, losses at the largest."""
+    layers = [row for row in rows if row["benchmark"] == "layers" and row["dtype"] == "bfloat16"]
+    found = {(row["name"], row["size"]): row for row in layers}
+    sizes = list(dict.fromkeys(row["size"] for row in layers))
+    yield f"| nll, forward + backward: ms (x tied) | {' | '.join(sizes)} |"
+    yield f"|---|{'---:|' * len(sizes)}"
+    for name in dict.fromkeys(row["name"] for row in layers):
+        times = [
+            (found[name, size]["ms_graph_median"], found["tied", size]["ms_graph_median"])
+            for size in sizes
+        ]
+        cells = (f"{ms:,.2f} ({ms / tied:.2f})" for ms, tied in times)
+        yield f"| {name} | {' | '.join(cells)} |"
+    yield ""
+    losses = [row for row in rows if row["benchmark"] == "loss" and row["size"] == "llm"]
+    table = {row["name"]: row for row in losses}
+    columns = COLUMNS["loss"]
+    yield f"| tied head at llm size | {' | '.join(columns)} |"
+    yield f"|---|{'---:|' * len(columns)}"
+    for name, row in table.items():
+        if "error" not in row:
+            yield f"| {name} | {' | '.join(cell(row, table) for cell in columns.values())} |"
+
+
+MARKS = ("<!-- from bench/summary.py -->", "<!-- end -->")
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("files", nargs="+", type=Path, help="JSON lines of the benchmarks")
+    options.add_argument("--into", type=Path, help="renew the short tables of this page instead")
     args = options.parse_args()
     rows = [json.loads(line) for path in args.files for line in path.read_text().splitlines()]
-    print("\n".join(page(rows, " ".join(path.as_posix() for path in args.files))))
+    if args.into is None:
+        print("\n".join(page(rows, " ".join(path.as_posix() for path in args.files))))
+        return
+    before, marked = args.into.read_text().split(MARKS[0])
+    after = marked.split(MARKS[1])[1]
+    tables = "\n".join(short(rows))
+    args.into.write_text(f"{before}{MARKS[0]}\n{tables}\n{MARKS[1]}{after}")
 
 
 if __name__ == "__main__":
