@@ -290,7 +290,7 @@ def test_evaluation_is_exact(name):
     options = {"reduction": "none", "label_smoothing": 0.1, "impl": "chunked"}
     assert torch.equal(layer.nll(hidden, targets, **options), inner.nll(hidden, targets, **options))
     assert torch.equal(layer.log_probs(hidden), inner.log_probs(hidden))
-    assert torch.equal(layer(hidden), inner.log_probs(hidden))
+    assert torch.equal(layer(hidden), inner.logits(hidden))
     assert torch.equal(layer.logits(hidden), inner.logits(hidden))
     assert torch.equal(layer.fold().weight, inner.fold().weight)
     assert torch.equal(layer.weight, inner.weight)

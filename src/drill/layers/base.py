@@ -60,6 +60,10 @@ class OutputLayer(nn.Module, abc.ABC):
         """V, the number of labels."""
 
     @abc.abstractmethod
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores whose softmax is p(y | h): (..., h) -> (..., V)."""
+
+    @abc.abstractmethod
     def log_probs(self, hidden: Tensor) -> Tensor:
         """log p(y | h) of every label: (..., h) -> (..., V), normalised, at least float32."""
 
@@ -97,8 +101,8 @@ class OutputLayer(nn.Module, abc.ABC):
         """Inside, micro-batches share one encoding of the labels and one backward through it."""
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """``log_probs``, so that the layer can stand where a head stood."""
-        return self.log_probs(hidden)
+        """``logits``, as of a linear head, so that the layer can stand where one stood."""
+        return self.logits(hidden)
 
     def check_hidden(self, hidden: Tensor) -> None:
         if hidden.dim() < 1 or hidden.shape[-1] != self.hidden_size:
