@@ -473,7 +473,7 @@ def change(**changes):
         (change(hidden=lambda h: h[:, :3]), ValueError, r"\(5, 3\) does not end in hidden_size 4"),
         (change(hidden=lambda h: h.long()), TypeError, "floating point, not torch.int64"),
         (change(hidden=lambda h: h.float()), TypeError, r"torch.float32 but weight torch.float64"),
-        (change(hidden=lambda h: h.to("meta")), ValueError, "hidden is on meta but weight on cpu"),
+        (change(hidden=lambda h: h.to("meta")), ValueError, "hidden is on meta but targets on cpu"),
         (change(targets=lambda t: t[:3]), ValueError, r"targets \(3,\) do not match"),
         (change(targets=lambda t: t.double()), TypeError, r"integer label ids.*\.long\(\)"),
         (change(targets=lambda t: t + V), IndexError, "the labels are 0 to 10"),

@@ -74,9 +74,7 @@ def nll(
     it (and inside ``torch.compile`` or a CUDA graph, which cannot wait) a target out of range
     yields NaN for its token and touches no foreign memory.
     """
-    check_settings(reduction, label_smoothing, impl)
-    if memory < 1:
-        raise ValueError(f"nll: memory is a positive number of bytes, not {memory}")
+    check_settings(reduction, label_smoothing, impl, memory)
     check_head("nll", hidden, weight, bias)
     check_targets(hidden, targets, weight.shape[0], ignore_index, check)
     rows = hidden.reshape(-1, hidden.shape[-1])
@@ -209,8 +207,8 @@ def must_not_wait(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-def check_settings(reduction: str, label_smoothing: float, impl: str) -> None:
-    """Raise ValueError for a reduction, smoothing or implementation that does not exist."""
+def check_settings(reduction: str, label_smoothing: float, impl: str, memory: int) -> None:
+    """Raise ValueError for settings that no loss has."""
     if reduction not in _REDUCTIONS:
         known = ", ".join(_REDUCTIONS)
         raise ValueError(f"nll: reduction is one of {known}, not {reduction!r}")
@@ -219,6 +217,8 @@ def check_settings(reduction: str, label_smoothing: float, impl: str) -> None:
         raise ValueError(f"nll: impl is one of {known}, not {impl!r}")
     if not 0.0 <= label_smoothing <= 1.0 or math.isnan(label_smoothing):
         raise ValueError(f"nll: label_smoothing lies in [0, 1], not {label_smoothing}")
+    if memory < 1:
+        raise ValueError(f"nll: memory is a positive number of bytes, not {memory}")
 
 
 def check_head(name: str, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:

@@ -10,17 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from drill.kernels.nll import (
-    DEFAULT_MEMORY,
     Implementation,
-    Reduction,
     check_head,
-    check_settings,
-    check_targets,
     must_not_wait,
     nll,
     reduce_losses,
 )
-from drill.layers.base import MatrixLayer, NotFoldable, OutputLayer, head_log_probs
+from drill.layers.base import LossOptions, MatrixLayer, NotFoldable, OutputLayer, head_log_probs
 from drill.layers.ranking import Ranking
 from drill.layers.smoothing import smoothed_nll
 
@@ -142,25 +138,14 @@ class AdaptiveSoftmax(OutputLayer):
         """``log_probs``: the hierarchy is normalised as it is made."""
         return self.log_probs(hidden)
 
-    def nll(
-        self,
-        hidden: Tensor,
-        targets: Tensor,
-        reduction: Reduction = "mean",
-        ignore_index: int = -100,
-        label_smoothing: float = 0.0,
-        impl: Implementation = "auto",
-        memory: int = DEFAULT_MEMORY,
-        check: bool = True,
-    ) -> Tensor:
+    def checked_nll(self, hidden: Tensor, targets: Tensor, options: LossOptions) -> Tensor:
         """-log p(target | h): the head for all tokens, each cluster for its own tokens only.
 
         How many tokens a cluster has is known on the device only, so on a GPU this waits for it.
         Inside ``torch.compile`` or a CUDA graph, which cannot wait, a cluster looks at all tokens.
         """
-        check_settings(reduction, label_smoothing, impl)
+        reduction, ignore_index, label_smoothing, impl, memory, _ = options
         context, weight = self._encode(hidden)
-        check_targets(hidden, targets, weight.shape[0], ignore_index, check)
         softmaxes = self.softmaxes(weight)
         if label_smoothing:  # needs every label's log-probability, not only the target's
             losses = smoothed_nll(
@@ -172,7 +157,7 @@ class AdaptiveSoftmax(OutputLayer):
                 label_smoothing=label_smoothing,
             )
         else:
-            rows, flat = context.reshape(-1, context.shape[-1]), targets.reshape(-1).long()
+            rows, flat = context.reshape(-1, context.shape[-1]), targets.reshape(-1)
             losses = self._losses(rows, flat, softmaxes, ignore_index, impl, memory).view(
                 targets.shape
             )

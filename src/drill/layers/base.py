@@ -18,7 +18,7 @@ adaptive softmax) are :class:`OutputLayer`s that hold one.
 import abc
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +31,7 @@ from drill.kernels.nll import (
     autocast_on,
     check_head,
     check_range,
+    check_settings,
     check_targets,
     nll,
 )
@@ -47,6 +48,17 @@ from drill.layers.vectors import (
 
 class NotFoldable(TypeError):
     """This layer is no single matrix, so no ``nn.Linear`` equals it."""
+
+
+class LossOptions(NamedTuple):
+    """The options of ``nll``, handed on by layers that wrap others."""
+
+    reduction: Reduction
+    ignore_index: int
+    label_smoothing: float
+    impl: Implementation
+    memory: int
+    check: bool
 
 
 class OutputLayer(nn.Module, abc.ABC):
@@ -67,7 +79,6 @@ class OutputLayer(nn.Module, abc.ABC):
     def log_probs(self, hidden: Tensor) -> Tensor:
         """log p(y | h) of every label: (..., h) -> (..., V), normalised, at least float32."""
 
-    @abc.abstractmethod
     def nll(
         self,
         hidden: Tensor,  # (..., h)
@@ -81,8 +92,18 @@ class OutputLayer(nn.Module, abc.ABC):
     ) -> Tensor:
         """-log p(target | h), without the (..., V) logits in memory; see ``drill.kernels.nll``.
 
-        ``memory`` is what logits may take in bytes: less memory costs up to a third more time.
+        ``memory`` is what it may use in bytes: less costs time. ``check`` looks whether every
+        target is a label, which on a GPU waits for the device.
         """
+        check_settings(reduction, label_smoothing, impl, memory)
+        self.check_hidden(hidden)
+        check_targets(hidden, targets, self.vocabulary_size, ignore_index, check)
+        options = LossOptions(reduction, ignore_index, label_smoothing, impl, memory, check)
+        return self.checked_nll(hidden, targets.long(), options)
+
+    @abc.abstractmethod
+    def checked_nll(self, hidden: Tensor, targets: Tensor, options: LossOptions) -> Tensor:
+        """``nll`` of inputs that have been looked at; targets are int64."""
 
     @abc.abstractmethod
     def fold(self) -> nn.Linear:
@@ -181,29 +202,17 @@ class MatrixLayer(OutputLayer):
         check_head(type(self).__name__, context, weight, self.bias)
         return head_log_probs(context, weight, self.bias)
 
-    def nll(
-        self,
-        hidden: Tensor,
-        targets: Tensor,
-        reduction: Reduction = "mean",
-        ignore_index: int = -100,
-        label_smoothing: float = 0.0,
-        impl: Implementation = "auto",
-        memory: int = DEFAULT_MEMORY,
-        check: bool = True,
-    ) -> Tensor:
-        context, weight = self.context(hidden), self.weight
-        check_targets(hidden, targets, weight.shape[0], ignore_index, check)
+    def checked_nll(self, hidden: Tensor, targets: Tensor, options: LossOptions) -> Tensor:
         return nll(
-            context,
-            weight,
+            self.context(hidden),
+            self.weight,
             targets,
             self.bias,
-            reduction=reduction,
-            ignore_index=ignore_index,
-            label_smoothing=label_smoothing,
-            impl=impl,
-            memory=memory,
+            reduction=options.reduction,
+            ignore_index=options.ignore_index,
+            label_smoothing=options.label_smoothing,
+            impl=options.impl,
+            memory=options.memory,
             check=False,
         )
 

@@ -7,16 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drill.kernels.nll import (
-    DEFAULT_MEMORY,
-    Implementation,
-    Reduction,
     check_head,
     check_operand,
-    check_settings,
-    check_targets,
     reduce_losses,
 )
-from drill.layers.base import MatrixLayer, NotFoldable, OutputLayer, head_log_probs
+from drill.layers.base import LossOptions, MatrixLayer, NotFoldable, OutputLayer, head_log_probs
 from drill.layers.dropout import draw_mask
 from drill.layers.settings import fraction, positive, span
 from drill.layers.smoothing import smoothed_nll
@@ -116,44 +111,28 @@ class MixtureOfSoftmaxes(OutputLayer):
         assert mixed is not None
         return mixed
 
-    def nll(
-        self,
-        hidden: Tensor,
-        targets: Tensor,
-        reduction: Reduction = "mean",
-        ignore_index: int = -100,
-        label_smoothing: float = 0.0,
-        impl: Implementation = "auto",
-        memory: int = DEFAULT_MEMORY,
-        check: bool = True,
-    ) -> Tensor:
-        check_settings(reduction, label_smoothing, impl)
+    def checked_nll(self, hidden: Tensor, targets: Tensor, options: LossOptions) -> Tensor:
+        ignore_index = options.ignore_index
         log_prior, contexts = self.expert_contexts(hidden)
-        check_targets(hidden, targets, self.vocabulary_size, ignore_index, check)
-        targets = targets.long()
-        if label_smoothing:  # needs every label's log-probability, not only the target's
+        if options.label_smoothing:  # needs every label's log-probability, not only the target's
             losses = smoothed_nll(
                 self._mix,
                 (log_prior, self.layer.context(contexts)),
                 self.layer.weight,
                 targets,
                 ignore_index=ignore_index,
-                label_smoothing=label_smoothing,
+                label_smoothing=options.label_smoothing,
             )
         else:
-            each = self.layer.nll(
+            each = self.layer.checked_nll(
                 contexts,
                 targets[..., None].expand(*targets.shape, self.experts),
-                reduction="none",
-                ignore_index=ignore_index,
-                impl=impl,
-                memory=memory,
-                check=False,
+                options._replace(reduction="none"),
             )  # (..., K)
             losses = torch.where(
                 targets == ignore_index, 0, -torch.logsumexp(log_prior - each, dim=-1)
             )
-        return reduce_losses(losses, targets, reduction, ignore_index)
+        return reduce_losses(losses, targets, options.reduction, ignore_index)
 
     def fold(self) -> nn.Linear:
         raise NotFoldable(

@@ -10,15 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drill.kernels.nll import (
-    DEFAULT_MEMORY,
-    Implementation,
-    Reduction,
     check_head,
-    check_targets,
     must_not_wait,
     reduce_losses,
 )
-from drill.layers.base import MatrixLayer, OutputLayer
+from drill.layers.base import LossOptions, MatrixLayer, OutputLayer
 from drill.layers.ranking import Ranking
 from drill.layers.settings import one_of, positive
 
@@ -98,37 +94,22 @@ class SampledSoftmax(OutputLayer):
 
     # -- the loss ---------------------------------------------------------------------------
 
-    def nll(
-        self,
-        hidden: Tensor,
-        targets: Tensor,
-        reduction: Reduction = "mean",
-        ignore_index: int = -100,
-        label_smoothing: float = 0.0,
-        impl: Implementation = "auto",
-        memory: int = DEFAULT_MEMORY,
-        check: bool = True,
-    ) -> Tensor:
+    def checked_nll(self, hidden: Tensor, targets: Tensor, options: LossOptions) -> Tensor:
         """Training: log Z_hat - l_target, with (N, S) logits in memory. Evaluation: exact.
 
-        ``impl`` chooses the exact loss and changes nothing in training.
+        ``impl`` and ``memory`` serve the exact loss and change nothing in training.
         """
         if not self.training:
-            return self.layer.nll(
-                hidden, targets, reduction, ignore_index, label_smoothing, impl, memory, check
-            )
+            return self.layer.checked_nll(hidden, targets, options)
         name, V = type(self).__name__, self.vocabulary_size
-        one_of(name, "reduction", reduction, get_args(Reduction))
-        one_of(name, "impl", impl, get_args(Implementation))
+        reduction, ignore_index, label_smoothing, _, _, check = options
         if label_smoothing:
             raise ValueError(
                 f"{name}: label_smoothing={label_smoothing} needs the probabilities of all labels "
                 "and sampling avoids them; train with label_smoothing=0, or train the wrapped layer"
             )
-        self.check_hidden(hidden)
-        check_targets(hidden, targets, V, ignore_index, check)
         self._check_layer(hidden.device)
-        flat = targets.reshape(-1).long()  # (N,)
+        flat = targets.reshape(-1)  # (N,)
         ranks = self.sample(self.samples, hidden.device)  # (S,)
         drawn = self.ranking.labels_of(ranks)
         ignored = flat == ignore_index
