@@ -25,7 +25,7 @@ def test_the_table_has_a_line_per_layer_and_fits_80_columns():
     names = [line.split()[0] for line in lines if line]
     assert [name for name in names if name in LAYERS] == list(LAYERS)
     (deep,) = [line.split() for line in lines if line.startswith("deep-residual")]
-    assert deep == ["deep-residual", "E^(k)", "h", "651,600", "72.0", "2.14", "11.2", "yes"]
+    assert deep == ["deep-residual", "E^(depth)", "h", "651,600", "72.0", "2.14", "11.2", "yes"]
 
 
 def test_no_width_cuts_a_number(monkeypatch):

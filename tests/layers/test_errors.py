@@ -59,7 +59,7 @@ def ask(layer, method, hidden, targets=None, **options):  # type: ignore[no-unty
 def test_hidden_of_another_width(name, method):
     layer = make(name)
     width = layer.hidden_size
-    with one_sentence(ValueError, f"(3, 2, {width + 1})", width, f"hidden_size={width + 1}"):
+    with one_sentence(ValueError, f"(3, 2, {width + 1})", width, f"project it to {width}"):
         ask(layer, method, torch.randn(3, 2, width + 1))
 
 
@@ -372,3 +372,27 @@ def test_rows_that_are_no_ids(rows):
 def test_rows_out_of_range(wrong):
     with one_sentence(IndexError, f"rows hold {wrong}", f"0 to {V - 1}"):
         make("deep residual 2").labels(torch.tensor([0, wrong]))
+
+
+def test_what_a_recurrent_module_returns_is_named():
+    layer = TiedSoftmax(E)
+    with one_sentence(TypeError, "(output, state)", "give the output"):
+        layer.nll((torch.randn(3, 4), None), torch.arange(3))
+    with one_sentence(TypeError, "targets are a tensor", "list"):
+        layer.nll(torch.randn(3, 4), [0, 1, 2])
+    with one_sentence(TypeError, "rows are a tensor", "list"):
+        layer.labels([1, 2])
+
+
+@pytest.mark.parametrize("setting", [{"memory": "1GB"}, {"ignore_index": None}])
+def test_settings_of_another_type(setting):
+    with one_sentence(TypeError, "is a whole number"):
+        TiedSoftmax(E).nll(torch.randn(3, 4), torch.arange(3), **setting)
+
+
+def test_an_embedding_cast_after_the_layer_was_built():
+    embedding = nn.Embedding(5, 4)
+    layer = DeepResidual(embedding)
+    embedding.bfloat16()
+    with one_sentence(TypeError, "label vectors", "torch.bfloat16", "torch.float32"):
+        layer.labels()

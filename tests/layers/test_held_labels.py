@@ -355,3 +355,33 @@ def test_backward_after_the_block_is_refused_and_not_lost():
         loss = layer.nll(hidden, targets)
     with pytest.raises(RuntimeError, match="inside the block"):
         loss.backward()
+
+
+@pytest.mark.parametrize("make_layer", [TiedSoftmax, DeepResidual])
+def test_a_step_inside_shared_labels_is_refused_and_not_lost(make_layer):
+    layer = make_layer(nn.Embedding(V, D))
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+    def train() -> None:
+        with layer.shared_labels():
+            layer.nll(torch.randn(3, D), torch.arange(3)).backward()
+            optimizer.step()
+
+    with pytest.raises(StaleLabels, match="after the block"):
+        train()
+
+
+def test_training_on_labels_encoded_without_gradients_is_refused():
+    layer = TiedSoftmax(nn.Embedding(V, D))
+    with torch.no_grad(), layer.shared_labels():
+        layer.nll(torch.randn(3, D), torch.arange(3))
+        with torch.enable_grad(), pytest.raises(RuntimeError, match="without gradients"):
+            layer.nll(torch.randn(3, D), torch.arange(3))
+
+
+def test_training_mode_switched_on_inside_the_cache_is_refused():
+    layer = DeepResidual(nn.Embedding(V, D), dropout=0.5).eval()
+    with layer.cached_labels(), torch.no_grad():
+        layer.train()
+        with pytest.raises(RuntimeError, match="training mode"):
+            layer.logits(torch.randn(2, D))

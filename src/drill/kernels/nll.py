@@ -74,7 +74,7 @@ def nll(
     it (and inside ``torch.compile`` or a CUDA graph, which cannot wait) a target out of range
     yields NaN for its token and touches no foreign memory.
     """
-    check_settings(reduction, label_smoothing, impl, memory)
+    check_settings(reduction, label_smoothing, impl, memory, ignore_index)
     check_head("nll", hidden, weight, bias)
     check_targets(hidden, targets, weight.shape[0], ignore_index, check)
     rows = hidden.reshape(-1, hidden.shape[-1])
@@ -207,8 +207,13 @@ def must_not_wait(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-def check_settings(reduction: str, label_smoothing: float, impl: str, memory: int) -> None:
-    """Raise ValueError for settings that no loss has."""
+def check_settings(
+    reduction: str, label_smoothing: float, impl: str, memory: int, ignore_index: int
+) -> None:
+    """Raise for settings that no loss has."""
+    for name, value in (("memory", memory), ("ignore_index", ignore_index)):
+        if isinstance(value, bool) or not isinstance(value, int | torch.SymInt):
+            raise TypeError(f"nll: {name} is a whole number, not {value!r}")
     if reduction not in _REDUCTIONS:
         known = ", ".join(_REDUCTIONS)
         raise ValueError(f"nll: reduction is one of {known}, not {reduction!r}")
@@ -223,6 +228,7 @@ def check_settings(reduction: str, label_smoothing: float, impl: str, memory: in
 
 def check_head(name: str, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     """Raise unless hidden (..., k), weight (V, k) and bias (V,) fit in shape, device and dtype."""
+    check_states(name, hidden)
     if weight.dim() != 2:
         raise ValueError(f"{name}: weight is (labels, width), not of shape {tuple(weight.shape)}")
     if hidden.dim() < 1 or hidden.shape[-1] != weight.shape[1]:
@@ -236,21 +242,35 @@ def check_head(name: str, hidden: Tensor, weight: Tensor, bias: Tensor | None) -
         if bias.shape != weight.shape[:1]:
             raise ValueError(
                 f"{name}: bias {tuple(bias.shape)} does not match the {weight.shape[0]} labels of "
-                f"weight {tuple(weight.shape)}; call layer.resize({weight.shape[0]})"
+                f"weight {tuple(weight.shape)}; give one bias per label, in a layer by "
+                f"resize({weight.shape[0]})"
             )
 
 
-def check_operand(name: str, hidden: Tensor, what: str, tensor: Tensor) -> None:
-    """Raise unless a product of ``hidden`` and ``tensor`` can run: device and dtype."""
+def check_operand(
+    name: str, hidden: Tensor, what: str, tensor: Tensor, called: str = "hidden"
+) -> None:
+    """Raise unless a product of the two can run: device and dtype."""
+    _check_device(name, hidden, what, tensor, called)
+    if tensor.dtype != hidden.dtype and not autocast_on(hidden.device):
+        raise TypeError(
+            f"{name}: {called} is {hidden.dtype} but {what} {tensor.dtype}; "
+            "cast one with .to(), or run under torch.autocast"
+        )
+
+
+def check_states(name: str, hidden: object) -> None:
+    """Raise TypeError unless ``hidden`` is a floating-point tensor."""
+    if isinstance(hidden, tuple):
+        raise TypeError(
+            f"{name}: hidden is a tensor, not a tuple; a recurrent module returns (output, state): "
+            "give the output"
+        )
+    if not isinstance(hidden, Tensor):
+        raise TypeError(f"{name}: hidden is a tensor, not {type(hidden).__name__}")
     if not hidden.is_floating_point():
         raise TypeError(
             f"{name}: hidden is floating point, not {hidden.dtype}; give encoder outputs, not ids"
-        )
-    _check_device(name, hidden, what, tensor)
-    if tensor.dtype != hidden.dtype and not autocast_on(hidden.device):
-        raise TypeError(
-            f"{name}: hidden is {hidden.dtype} but {what} {tensor.dtype}; "
-            "cast one with .to(), or run under torch.autocast"
         )
 
 
@@ -258,6 +278,8 @@ def check_targets(
     hidden: Tensor, targets: Tensor, labels: int, ignore_index: int, in_range: bool = True
 ) -> None:
     """Raise unless there is one integer target per token and, if asked, each one is a label."""
+    if not isinstance(targets, Tensor):
+        raise TypeError(f"nll: targets are a tensor of label ids, not {type(targets).__name__}")
     if targets.shape != hidden.shape[:-1]:
         raise ValueError(
             f"nll: targets {tuple(targets.shape)} do not match hidden {tuple(hidden.shape)}; "
@@ -272,10 +294,12 @@ def check_targets(
         check_range("nll", targets, labels, ignore_index)
 
 
-def _check_device(name: str, hidden: Tensor, what: str, tensor: Tensor) -> None:
+def _check_device(
+    name: str, hidden: Tensor, what: str, tensor: Tensor, called: str = "hidden"
+) -> None:
     if tensor.device != hidden.device:
         raise ValueError(
-            f"{name}: hidden is on {hidden.device} but {what} on {tensor.device}; "
+            f"{name}: {called} is on {hidden.device} but {what} on {tensor.device}; "
             "move one with .to()"
         )
 

@@ -9,7 +9,7 @@ from drill.layers.held import StaleLabels
 from drill.layers.mixture import MixtureOfSoftmaxes
 from drill.layers.sampled import SampledSoftmax
 from drill.layers.softmax import FullSoftmax, TiedSoftmax
-from drill.layers.vectors import Descriptions, LabelSource
+from drill.layers.vectors import Descriptions, LabelSource, placement
 
 LAYERS: dict[str, type[OutputLayer]] = {
     "full": FullSoftmax,
@@ -39,4 +39,5 @@ __all__ = [
     "SampledSoftmax",
     "StaleLabels",
     "TiedSoftmax",
+    "placement",
 ]

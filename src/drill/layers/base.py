@@ -32,6 +32,7 @@ from drill.kernels.nll import (
     check_head,
     check_range,
     check_settings,
+    check_states,
     check_targets,
     nll,
 )
@@ -95,7 +96,7 @@ class OutputLayer(nn.Module, abc.ABC):
         ``memory`` is what it may use in bytes: less costs time. ``check`` looks whether every
         target is a label, which on a GPU waits for the device.
         """
-        check_settings(reduction, label_smoothing, impl, memory)
+        check_settings(reduction, label_smoothing, impl, memory, ignore_index)
         self.check_hidden(hidden)
         check_targets(hidden, targets, self.vocabulary_size, ignore_index, check)
         options = LossOptions(reduction, ignore_index, label_smoothing, impl, memory, check)
@@ -126,16 +127,11 @@ class OutputLayer(nn.Module, abc.ABC):
         return self.logits(hidden)
 
     def check_hidden(self, hidden: Tensor) -> None:
+        check_states(type(self).__name__, hidden)
         if hidden.dim() < 1 or hidden.shape[-1] != self.hidden_size:
             raise ValueError(
                 f"{type(self).__name__}: hidden {tuple(hidden.shape)} does not end in "
-                f"hidden_size {self.hidden_size}; build the layer with hidden_size="
-                f"{hidden.shape[-1] if hidden.dim() else 1}, or project hidden first"
-            )
-        if not hidden.is_floating_point():
-            raise TypeError(
-                f"{type(self).__name__}: hidden is floating point, not {hidden.dtype}; "
-                "give encoder outputs, not ids"
+                f"hidden_size {self.hidden_size}; project it to {self.hidden_size} first"
             )
 
 
@@ -267,12 +263,13 @@ class MatrixLayer(OutputLayer):
 
             with layer.shared_labels():
                 for hidden, targets in micro_batches:
-                    layer.nll(hidden, targets).backward()
+                    (layer.nll(hidden, targets, reduction="sum") / tokens).backward()
+            optimizer.step()  # after the block: only then the labels have their gradient
 
         The gradients of the micro-batches are summed in float32. One dropout mask serves them all.
-        An exception inside drops what was summed.
+        An exception inside drops what was summed; a parameter that changes inside raises.
         """
-        shared = SharedLabels(self.labels())
+        shared = SharedLabels(self, self.labels())
         try:
             with self._hold(shared):
                 yield
@@ -299,11 +296,18 @@ class MatrixLayer(OutputLayer):
     def label_rows(self, rows: Tensor | None, check: bool) -> Tensor:
         """E, or the rows of it: what every ``labels`` starts from."""
         if rows is not None:
-            if rows.dtype not in (torch.int64, torch.int32) or rows.dim() != 1:
+            if not isinstance(rows, Tensor):
+                raise TypeError(
+                    f"{type(self).__name__}: rows are a tensor of label ids, "
+                    f"not {type(rows).__name__}"
+                )
+            whole = not (rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool)
+            if not whole or rows.dim() != 1:
                 raise TypeError(
                     f"{type(self).__name__}: rows are label ids of shape (R,), "
                     f"not {rows.dtype} {tuple(rows.shape)}"
                 )
+            rows = rows.long()
             if check:
                 check_range(type(self).__name__, rows, self.vocabulary_size, what="rows")
         return label_vectors(self.embedding, rows)

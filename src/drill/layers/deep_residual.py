@@ -109,6 +109,9 @@ class DeepResidual(MatrixLayer):
             X = Y
         return X
 
+    def extra_repr(self) -> str:
+        return f"depth={self.depth}, residual={self.residual}, between={self.residual_between}"
+
     def _resolve(self, E: Tensor) -> str:
         if self.encoder == "auto":
             return choose_encoder(E, self.hidden_size, self.depth).impl

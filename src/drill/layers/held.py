@@ -32,6 +32,11 @@ class FrozenLabels(HeldLabels):
         self.before = {name: tensor.detach().clone() for name, tensor in _tensors(layer)}
 
     def read(self) -> Tensor:
+        if self.layer.training:
+            raise RuntimeError(
+                f"{type(self.layer).__name__}: training mode was switched on inside "
+                "cached_labels(), which serves evaluation; leave the block first"
+            )
         if torch.is_grad_enabled() and any(p.requires_grad for p in self.layer.parameters()):
             raise RuntimeError(
                 f"{type(self.layer).__name__}: cached labels carry no gradient; evaluate under "
@@ -49,7 +54,11 @@ class FrozenLabels(HeldLabels):
 class SharedLabels(HeldLabels):
     """Encoded labels as a leaf whose gradients are collected and handed on to g_out once."""
 
-    def __init__(self, labels: Tensor) -> None:
+    def __init__(self, layer: nn.Module, labels: Tensor) -> None:
+        self.layer = layer
+        trained = any(p.requires_grad for p in layer.parameters())
+        self.blind = trained and not torch.is_grad_enabled()
+        self.versions = {name: p._version for name, p in layer.named_parameters()}
         self.graph = labels
         self.leaf = labels.detach()
         self.collected = _Collected()
@@ -58,9 +67,20 @@ class SharedLabels(HeldLabels):
             self.leaf.register_post_accumulate_grad_hook(self.collected)
 
     def read(self) -> Tensor:
+        if self.blind and torch.is_grad_enabled():
+            raise RuntimeError(
+                f"{type(self.layer).__name__}: the labels of this shared_labels() block were "
+                "encoded without gradients; enter it outside torch.no_grad() to train"
+            )
         return self.leaf
 
     def backward(self) -> None:
+        for name, parameter in self.layer.named_parameters():
+            if parameter._version != self.versions.get(name):
+                raise StaleLabels(
+                    f"{type(self.layer).__name__}: {name} changed inside shared_labels(), before "
+                    "the labels had their gradient; step the optimiser after the block"
+                )
         total = self.collected.total
         if total is not None:
             self.graph.backward(total.to(self.graph.dtype))

@@ -5,6 +5,7 @@ import math
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from drill.kernels.nll import check_operand
 from drill.layers.dropout import draw_mask
 from drill.layers.settings import ACTIVATIONS, fraction, one_of, span
 from drill.layers.vectors import Placement
@@ -63,6 +64,7 @@ class LabelMap(nn.Module):
         return draw_mask(rows if count is None else (count, *rows), self.dropout, X)
 
     def forward(self, X: Tensor, mask: Tensor | None) -> Tensor:
+        check_operand("labels", X, "their map", self.linear.weight, called="the label vectors")
         before = self.dropout_at == "input"
         if mask is not None and before:
             X = X * mask

@@ -28,8 +28,8 @@ def at_least_zero(layer: str, name: str, value: int) -> int:
 
 
 def fraction(layer: str, name: str, value: float) -> float:
-    if not 0.0 <= value < 1.0:  # NaN fails too
-        raise ValueError(f"{layer}: {name} lies in [0, 1), not {value}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < 1.0:
+        raise ValueError(f"{layer}: {name} is a number in [0, 1), not {value!r}")
     return value
 
 
