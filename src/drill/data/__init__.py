@@ -1,0 +1,54 @@
+"""From text to batches: corpora, the vocabulary, cached ids, segments."""
+
+from drill.data.batches import (
+    LengthState,
+    Segment,
+    SequenceLengths,
+    columns,
+    evaluation_segments,
+    inputs_and_targets,
+    sequence_lengths,
+    training_segments,
+)
+from drill.data.cache import cache_folder, encoded
+from drill.data.corpora import (
+    CORPORA,
+    NAMES,
+    Corpus,
+    Ids,
+    Published,
+    corpus_from_file,
+    corpus_from_folder,
+    data_folders,
+    load_corpus,
+)
+from drill.data.download import download
+from drill.data.files import DataError
+from drill.data.vocabulary import EOS, UNK, Vocabulary
+
+__all__ = [
+    "CORPORA",
+    "EOS",
+    "NAMES",
+    "UNK",
+    "Corpus",
+    "DataError",
+    "Ids",
+    "LengthState",
+    "Published",
+    "Segment",
+    "SequenceLengths",
+    "Vocabulary",
+    "cache_folder",
+    "columns",
+    "corpus_from_file",
+    "corpus_from_folder",
+    "data_folders",
+    "download",
+    "encoded",
+    "evaluation_segments",
+    "inputs_and_targets",
+    "load_corpus",
+    "sequence_lengths",
+    "training_segments",
+]

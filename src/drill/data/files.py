@@ -1,0 +1,89 @@
+"""Text in, files out: reading a text strictly, and writing a file whole or not at all."""
+
+import hashlib
+import os
+import secrets
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class DataError(ValueError):
+    """Data that cannot be used; the message is one sentence with the place and the mend."""
+
+
+def decode_text(raw: bytes, name: str) -> str:
+    """The text of a corpus file: UTF-8, with words and at least two lines.
+
+    Line ends become ``\\n``; a byte order mark goes. ``name`` is what an error calls the text.
+    """
+    zero = raw.find(b"\0")
+    if zero >= 0:
+        raise DataError(
+            f"{name}: byte {zero} is NUL, so this is no plain text; give a UTF-8 text file"
+        )
+    mark = len(BYTE_ORDER_MARK) if raw.startswith(BYTE_ORDER_MARK) else 0
+    try:
+        text = raw[mark:].decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{name}: byte {mark + error.start} is not UTF-8; convert the file, for example with "
+            "iconv -f latin1 -t utf-8"
+        ) from None
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    if not text or text.isspace():
+        raise DataError(f"{name}: holds no words; give a text with one sentence a line")
+    if len(lines_of(text)) < 2:
+        raise DataError(f"{name}: holds a single line; break the text, one sentence a line")
+    return text
+
+
+def read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        fault = error.strerror or type(error).__name__
+        raise DataError(f"{path}: cannot be read ({fault}); name a text file") from None
+
+
+def read_text(path: Path) -> str:
+    """``decode_text`` of a file."""
+    return decode_text(read_bytes(path), str(path))
+
+
+def lines_of(text: str) -> list[str]:
+    """Lines of a text; what follows the last line end counts only where it is not empty.
+
+    Only ``\\n`` ends a line: ``str.splitlines`` would also break at rarer characters.
+    """
+    lines = text.split("\n")
+    if not lines[-1]:
+        lines.pop()
+    return lines
+
+
+def write_whole(path: Path, write: Callable[[BinaryIO], None]) -> None:
+    """Let ``write`` fill a file beside ``path``, then rename it into place.
+
+    A reader sees the old file or the new one, never a part; of several writers the last one wins.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        with beside.open("xb") as stream:
+            write(stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def digest(path: Path, algorithm: str) -> str:
+    """The checksum of a file as hexadecimal digits."""
+    with path.open("rb") as stream:
+        fresh = partial(hashlib.new, algorithm, usedforsecurity=False)
+        return hashlib.file_digest(stream, fresh).hexdigest()

@@ -1,0 +1,173 @@
+"""Batches: the lengths of published runs, and which rows a segment holds."""
+
+import json
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drill.data import (
+    DataError,
+    Segment,
+    SequenceLengths,
+    columns,
+    evaluation_segments,
+    inputs_and_targets,
+    sequence_lengths,
+    training_segments,
+)
+
+PTB, WIKITEXT_2 = 929_589, 2_088_628  # training tokens
+
+
+@pytest.mark.parametrize(
+    ("seed", "cap", "first"),
+    [
+        (141, None, [67, 70, 73, 71, 76, 72, 76, 62, 74, 73, 70, 32]),
+        (28, None, [64, 70, 63, 70, 33, 72, 60, 70, 76, 36, 70, 68]),
+        (1882, None, [72, 72, 68, 65, 61, 78, 73, 72, 72, 37, 69, 78]),
+        (331, 70 + 10, [71, 66, 73, 70, 65, 75, 72, 59, 26, 71, 41, 37]),
+    ],
+)
+def test_the_first_lengths_of_published_runs(seed, cap, first):
+    assert list(islice(sequence_lengths(seed, 70, cap), 12)) == first
+
+
+@pytest.mark.parametrize(
+    ("tokens", "batch", "seed", "cap", "steps"),
+    [
+        (PTB, 20, 141, None, 686),
+        (PTB, 20, 28, None, 687),
+        (PTB, 12, 28, 70 + 40, 1143),
+        (WIKITEXT_2, 80, 1882, None, 386),
+    ],
+)
+def test_the_steps_in_the_first_epoch_of_published_runs(tokens, batch, seed, cap, steps):
+    segments = list(training_segments(tokens // batch, sequence_lengths(seed, 70, cap)))
+    assert len(segments) == steps
+
+
+def test_lengths_stay_between_five_and_the_cap():
+    lengths = list(islice(sequence_lengths(3, 8, cap=10), 500))
+    assert min(lengths) == 5
+    assert max(lengths) == 10
+    assert max(islice(sequence_lengths(3, 8), 500)) > 10
+
+
+@pytest.mark.parametrize("drawn", [0, 1, 7, 400])
+def test_a_stream_of_lengths_goes_on_from_its_state(drawn):
+    lengths = sequence_lengths(28, 70, cap=80)
+    list(islice(lengths, drawn))
+    state = json.loads(json.dumps(lengths.state()))
+    assert list(islice(SequenceLengths.from_state(state), 300)) == list(islice(lengths, 300))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"bptt": 0},
+        {"bptt": "70"},
+        {"key": [1, 2]},
+        {"key": [-1] * 624},
+        {"position": 625},
+        {"gauss": None},
+    ],
+)
+def test_a_damaged_state_is_named(damage):
+    state = {**sequence_lengths(1, 70).state(), **damage}
+    with pytest.raises(DataError, match="state is damaged"):
+        SequenceLengths.from_state(state)
+    state.pop("position")
+    with pytest.raises(DataError, match="state is damaged"):
+        SequenceLengths.from_state(state)
+
+
+def test_an_epoch_goes_on_from_its_middle():
+    whole = list(training_segments(900, sequence_lengths(5, 20)))
+    lengths = sequence_lengths(5, 20)
+    begun = list(islice(training_segments(900, lengths), 10))
+    lengths = SequenceLengths.from_state(lengths.state())
+    rest = training_segments(900, lengths, start=begun[-1].start + begun[-1].length)
+    assert begun + list(rest) == whole
+
+
+def test_columns_are_runs_of_the_text_and_the_tail_is_dropped():
+    data = columns(np.arange(11, dtype=np.uint16), 3)
+    assert torch.equal(data, torch.tensor([[0, 3, 6], [1, 4, 7], [2, 5, 8]]))
+    assert data.dtype == torch.int64
+    assert data.is_contiguous()
+
+
+def test_columns_leave_a_read_only_map_alone():
+    ids = np.arange(6)
+    ids.flags.writeable = False
+    columns(ids, 2).zero_()
+    assert ids.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_the_targets_are_the_next_row():
+    data = columns(np.arange(10), 2)
+    inputs, targets = inputs_and_targets(data, Segment(1, 3, 3))
+    assert inputs.tolist() == [[1, 6], [2, 7], [3, 8]]
+    assert targets.tolist() == [[2, 7], [3, 8], [4, 9]]
+
+
+@given(rows=st.integers(3, 400), seed=st.integers(0, 2**32 - 1), bptt=st.integers(1, 90))
+@settings(max_examples=60, deadline=None)
+def test_training_segments_join_and_have_two_rows(rows, seed, bptt):
+    segments = list(training_segments(rows, sequence_lengths(seed, bptt)))
+    end = 0
+    for start, length, sampled in segments:
+        assert start == end
+        assert 2 <= length <= sampled
+        end = start + length
+    assert rows - 2 <= end <= rows - 1  # a single row at the end is left out
+    assert all(each.length == each.sampled_length for each in segments[:-1])
+
+
+def test_a_last_single_row_is_left_out():
+    # rows = sum of the lengths + 2: what is left is one row and its target
+    assert list(training_segments(12, iter([5, 5]))) == [(0, 5, 5), (5, 5, 5)]
+    assert list(training_segments(13, iter([5, 5, 5]))) == [(0, 5, 5), (5, 5, 5), (10, 2, 5)]
+
+
+@given(rows=st.integers(2, 400), bptt=st.integers(1, 90))
+@settings(max_examples=60, deadline=None)
+def test_evaluation_predicts_every_row_but_the_first_once(rows, bptt):
+    targets = [
+        start + 1 + step
+        for start, length, _ in evaluation_segments(rows, bptt)
+        for step in range(length)
+    ]
+    assert targets == list(range(1, rows))
+
+
+def test_evaluation_by_hand():
+    assert list(evaluation_segments(141)) == [(0, 70, 70), (70, 70, 70)]
+    assert list(evaluation_segments(142)) == [(0, 70, 70), (70, 70, 70), (140, 1, 70)]
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: columns(np.arange(5), 0), "at least 1"),
+        (lambda: columns(np.arange(5), 3), "5 tokens in 3 columns give 1 rows"),
+        (lambda: columns(np.zeros((2, 2)), 1), r"shape \(2, 2\)"),
+        (lambda: training_segments(2, sequence_lengths(1, 70)), "2 rows"),
+        (lambda: training_segments(9, sequence_lengths(1, 70), start=-1), "start"),
+        (lambda: list(training_segments(50, iter([20]))), "at row 20 of 50"),
+        (lambda: list(training_segments(50, iter([0]))), "at row 0 of 50"),
+        (lambda: evaluation_segments(1), "1 rows"),
+        (lambda: evaluation_segments(9, 0), "bptt"),
+        (lambda: sequence_lengths(-1, 70), "seed"),
+        (lambda: sequence_lengths(1, 0), "bptt"),
+        (lambda: sequence_lengths(1, 70, 0), "cap"),
+    ],
+)
+def test_wrong_input_is_named(call, words):
+    with pytest.raises(DataError, match=words) as caught:
+        call()
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,161 @@
+"""The vocabulary: order, counts, unknown words, round trips, damaged files."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drill.data import EOS, UNK, DataError, Vocabulary
+
+TRAIN = ["the cat sat", "", "the dog sat down"]
+VALID = ["a cat"]
+
+words = st.text(min_size=1, max_size=6).filter(lambda word: word.split() == [word] and word != EOS)
+texts = st.lists(st.lists(words, max_size=6).map(" ".join), max_size=8)
+
+
+def test_words_stand_in_order_of_first_appearance():
+    vocabulary = Vocabulary.over_splits(TRAIN, VALID)
+    assert vocabulary.words == ("the", "cat", "sat", EOS, "dog", "down", "a")
+    assert vocabulary.counts.tolist() == [2, 1, 2, 3, 1, 1, 0]  # of the training text
+    assert len(vocabulary) == 7
+    assert "dog" in vocabulary
+    assert "bird" not in vocabulary
+
+
+def test_every_line_ends_in_eos_and_an_empty_line_is_a_lone_one():
+    ids = Vocabulary.over_splits(TRAIN, VALID).encode(TRAIN)
+    assert ids.tolist() == [0, 1, 2, 3, 3, 0, 4, 2, 5, 3]
+    assert ids.dtype == np.int32
+
+
+def test_a_first_empty_line_makes_eos_the_first_word():
+    assert Vocabulary.over_splits([" ", "one"]).words == (EOS, "one")
+
+
+def test_rare_words_become_unknown():
+    vocabulary = Vocabulary.from_training(TRAIN, minimum_count=2)
+    assert vocabulary.words == ("the", "sat", EOS, UNK)
+    assert vocabulary.counts.tolist() == [2, 2, 3, 3]
+    assert vocabulary.decode(vocabulary.encode(["the bird sat"])) == [f"the {UNK} sat"]
+
+
+def test_the_most_frequent_words_fit_the_maximum_size():
+    vocabulary = Vocabulary.from_training(["a b b c c c"], maximum_size=4)
+    assert vocabulary.words == ("b", "c", EOS, UNK)
+    tied = Vocabulary.from_training(["x y z"], maximum_size=4)
+    assert tied.words == ("x", "y", EOS, UNK)  # among equals the first to appear
+
+
+def test_an_unk_of_the_text_keeps_its_place():
+    vocabulary = Vocabulary.from_training([f"a {UNK} b", "a"], minimum_count=2)
+    assert vocabulary.words == ("a", UNK, EOS)
+    assert vocabulary.counts.tolist() == [2, 2, 2]
+
+
+def test_an_unknown_word_without_unk_is_named():
+    vocabulary = Vocabulary.over_splits(TRAIN)
+    with pytest.raises(DataError, match="'bird' is not among the 6 words and there is no <unk>"):
+        vocabulary.encode(["the bird"])
+
+
+@given(lines=texts)
+@settings(max_examples=80, deadline=None)
+def test_encode_and_decode_are_inverse(lines):
+    vocabulary = Vocabulary.over_splits(lines)
+    ids = vocabulary.encode(lines)
+    assert vocabulary.decode(ids) == [" ".join(line.split()) for line in lines]
+    assert np.array_equal(vocabulary.encode(vocabulary.decode(ids)), ids)
+    if lines:
+        assert np.array_equal(np.bincount(ids, minlength=len(vocabulary)), vocabulary.counts)
+
+
+@given(train=texts, other=texts, minimum=st.integers(1, 3), size=st.integers(3, 9))
+@settings(max_examples=80, deadline=None)
+def test_a_training_vocabulary_encodes_any_text(train, other, minimum, size):
+    vocabulary = Vocabulary.from_training(train, minimum, size)
+    assert len(vocabulary) <= size
+    ids = vocabulary.encode(other)
+    assert ids.size == sum(len(line.split()) + 1 for line in other)
+    trained = vocabulary.encode(train)
+    assert np.array_equal(np.bincount(trained, minlength=len(vocabulary)), vocabulary.counts)
+
+
+@given(lines=texts)
+@settings(max_examples=30, deadline=None)
+def test_save_and_load_are_inverse(tmp_path_factory, lines):
+    path = tmp_path_factory.getbasetemp() / "vocabulary.json"
+    vocabulary = Vocabulary.over_splits(lines)
+    vocabulary.save(path)
+    assert Vocabulary.load(path) == vocabulary
+    assert Vocabulary.load(path).fingerprint == vocabulary.fingerprint
+
+
+def test_saving_leaves_one_file_and_spares_the_old_one_on_failure(tmp_path, monkeypatch):
+    path = tmp_path / "run" / "vocabulary.json"
+    Vocabulary.over_splits(TRAIN).save(path)
+    before = path.read_bytes()
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("full")))
+    with pytest.raises(OSError, match="full"):
+        Vocabulary.over_splits(VALID).save(path)
+    assert path.read_bytes() == before
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        ({"words": ["a", EOS, "a"], "counts": [1, 1, 1]}, "'a' is entry 0 and entry 2"),
+        ({"words": ["a", EOS], "counts": [1]}, "2 words need as many counts, not 1"),
+        ({"words": ["a"], "counts": [1]}, "<eos> is missing"),
+        ({"words": [], "counts": []}, "<eos> is missing"),
+        ({"words": ["a b", EOS], "counts": [1, 1]}, "entry 0, 'a b', is no word"),
+        ({"words": ["", EOS], "counts": [1, 1]}, "entry 0, '', is no word"),
+        ({"words": ["\ud800", EOS], "counts": [1, 1]}, "no character of UTF-8"),
+        ({"words": [EOS], "counts": [-1]}, "negative"),
+        ({"words": [EOS], "counts": [1.5]}, "holds no vocabulary"),
+        ({"words": [EOS], "counts": [10**30]}, "vocabulary.json"),
+        ({"words": [3], "counts": [1]}, "holds no vocabulary"),
+        ({"counts": [1]}, "holds no vocabulary"),
+        ([EOS], "holds no vocabulary"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path, content, fault):
+    path = tmp_path / "vocabulary.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(DataError, match=fault) as caught:
+        Vocabulary.load(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@given(raw=st.binary(max_size=60))
+@settings(max_examples=60, deadline=None)
+def test_bytes_of_any_kind_load_or_raise_one_sentence(tmp_path_factory, raw):
+    path = tmp_path_factory.getbasetemp() / "odd.json"
+    path.write_bytes(raw)
+    with pytest.raises(DataError):
+        Vocabulary.load(path)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"none\.json: cannot be read"):
+        Vocabulary.load(tmp_path / "none.json")
+
+
+def test_wrong_arguments_are_named():
+    vocabulary = Vocabulary.over_splits(TRAIN)
+    with pytest.raises(TypeError, match="takes lines"):
+        vocabulary.encode("the cat")
+    with pytest.raises(DataError, match="id 6 lies outside 0 to 5"):
+        vocabulary.decode([6])
+    with pytest.raises(DataError, match="id -1 "):
+        vocabulary.decode([-1])
+    with pytest.raises(DataError, match="minimum_count is at least 1"):
+        Vocabulary.from_training(TRAIN, minimum_count=0)
+    with pytest.raises(DataError, match="maximum_size is at least 3"):
+        Vocabulary.from_training(TRAIN, maximum_size=2)
+    with pytest.raises(DataError, match="line 2 holds the word <eos>"):
+        Vocabulary.over_splits(["a", f"b {EOS}"])
