@@ -1,0 +1,80 @@
+"""The masks: what they share, what they scale, how often they are drawn."""
+
+import pytest
+import torch
+
+from drill.encoders.dropout import draw_mask, locked_dropout, row_dropout, weight_dropout
+
+V, T, B, H = 400, 6, 8, 50
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.65])
+def test_a_mask_loses_its_share_and_keeps_the_mean(p, dtype):
+    mask = draw_mask((200, 500), p, torch.empty(0, dtype=dtype))
+    assert mask.dtype == dtype
+    scale = torch.tensor(1.0, dtype=dtype) / (1.0 - p)
+    torch.testing.assert_close(mask.unique(), torch.stack([torch.zeros_like(scale), scale]))
+    assert abs((mask == 0).double().mean().item() - p) < 0.008  # five standard deviations
+    rows = (mask == 0).double().mean(1)
+    assert rows.max() - rows.min() < 0.2  # entries, neither rows nor columns
+
+
+def test_weight_dropout_drops_entries():
+    weight = torch.randn(60, 80, requires_grad=True)
+    dropped = weight_dropout(weight, 0.5)
+    kept = dropped != 0
+    torch.testing.assert_close(dropped[kept], 2.0 * weight[kept])
+    (grad,) = torch.autograd.grad(dropped.sum(), weight)
+    assert torch.equal(grad, 2.0 * kept)
+    assert not torch.equal(dropped, weight_dropout(weight, 0.5))
+
+
+def test_a_locked_mask_is_shared_over_time_and_differs_between_sequences_and_calls():
+    x = torch.ones(T, B, H)
+    mask = locked_dropout(x, 0.6)
+    assert torch.equal(mask, mask[:1].expand(T, B, H))
+    assert len(mask[0].unique(dim=0)) == B
+    torch.testing.assert_close(mask.unique(), torch.tensor([0.0, 2.5]))
+    assert abs((mask[0] == 0).float().mean().item() - 0.6) < 0.1
+    assert not torch.equal(mask, locked_dropout(x, 0.6))
+
+
+def test_row_dropout_loses_a_word_wherever_it_stands():
+    ids = torch.arange(V).repeat(3).view(-1, 2)
+    mask = row_dropout(torch.ones(*ids.shape, H), ids, V, 0.2)
+    assert torch.equal(mask, mask[..., :1].expand_as(mask))  # whole rows
+    words = mask[..., 0].flatten().view(3, V)
+    assert torch.equal(words[0], words[1])
+    assert torch.equal(words[0], words[2])
+    torch.testing.assert_close(words.unique(), torch.tensor([0.0, 1.25]))
+    assert abs((words == 0).float().mean().item() - 0.2) < 0.06
+    again = row_dropout(torch.ones(*ids.shape, H), ids, V, 0.2)
+    assert not torch.equal(mask, again)
+
+
+def test_row_dropout_equals_a_table_with_dropped_rows_and_leaves_the_table_alone():
+    table = torch.randn(V, H, dtype=torch.float64, requires_grad=True)
+    ids = torch.randint(V, (T, B))
+    torch.manual_seed(2)
+    found = row_dropout(table[ids], ids, V, 0.5)
+    torch.manual_seed(2)
+    mask = draw_mask((V, 1), 0.5, table)
+    assert torch.equal(found, (table * mask)[ids])
+    (grad,) = torch.autograd.grad(found.sum(), table)
+    (truth,) = torch.autograd.grad((table * mask)[ids].sum(), table)
+    torch.testing.assert_close(grad, truth)
+
+
+def test_without_dropout_the_tensor_itself_comes_back():
+    x, ids = torch.ones(T, B, H), torch.zeros(T, B, dtype=torch.long)
+    assert locked_dropout(x, 0.0) is x
+    assert row_dropout(x, ids, V, 0.0) is x
+    assert weight_dropout(x, 0.0) is x
