@@ -19,7 +19,7 @@ $(INSTALLED): requirements.txt pyproject.toml
 	@touch $@
 
 test: lint ## Run every check: ruff, mypy, pytest
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 lint: $(INSTALLED) ## Check style and types
 	$(BIN)/ruff check .

@@ -165,3 +165,14 @@ def test_repeats_bit_by_bit():
     layer, masks, grad = given(1000, 400, "cuda", dropout=0.5)
     first, second = (solve(layer, "triton", masks, grad) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@interpreted
+@every_option
+def test_without_gradients_one_plane_serves_all_maps(options):
+    layer, *_ = given(20, 8, **options)
+    layer.eval()
+    layer.encoder = "triton"
+    with torch.no_grad():
+        found = layer.labels()
+    torch.testing.assert_close(found, layer.labels().detach())

@@ -120,7 +120,33 @@ def test_peak_memory_hardly_grows_with_the_number_of_tokens(dtype):
     assert many - few < 8 * 256 * 20 * 4  # some numbers a token, beside its gradient
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize(("N", "V", "k"), [(4, 20_000, 64), (3000, 500, 64), (700, 3000, 32)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_peak_memory_is_the_budget_and_the_gradients(dtype, N, V, k, autocast):
+    budget = 2**20
+    hidden, weight = (torch.randn(n, k, dtype=dtype, requires_grad=True) for n in (N, V))
+    targets = torch.randint(V, (N,))
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast), Allocations() as allocations:
+        nll(hidden, weight, targets, impl="chunked", memory=budget).backward()
+    gradients = (N + V) * k * dtype.itemsize
+    tokens = 64 * N  # targets, running sums and the like
+    assert allocations.peak <= 1.25 * budget + gradients + tokens
+
+
 def test_evaluation_keeps_no_logits():
     logits = 1024 * V * 4
     assert spent(1024, "chunked", memory=4 * logits).largest > logits / 2
     assert spent(1024, "chunked", train=False, memory=4 * logits).largest < logits / 2
+
+
+def test_a_compiled_loss_is_one_graph_by_default_and_for_every_length():
+    from torch._dynamo.testing import CompileCounter
+
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    step = torch.compile(lambda h, w, y: nll(h, w, y, impl="chunked"), backend=counter)
+    weight = torch.randn(40, 8, requires_grad=True)
+    for N in range(2, 12):
+        step(torch.randn(N, 8, requires_grad=True), weight, torch.randint(40, (N,)))
+    assert counter.frame_count <= 2  # one for a fixed length, one for all others

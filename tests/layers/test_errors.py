@@ -396,3 +396,8 @@ def test_an_embedding_cast_after_the_layer_was_built():
     embedding.bfloat16()
     with one_sentence(TypeError, "label vectors", "torch.bfloat16", "torch.float32"):
         layer.labels()
+
+
+def test_rows_on_another_device():
+    with one_sentence(ValueError, "meta", "cpu", "move one"):
+        TiedSoftmax(nn.Embedding(5, 4)).labels(torch.arange(2, device="meta"))

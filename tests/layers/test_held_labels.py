@@ -385,3 +385,22 @@ def test_training_mode_switched_on_inside_the_cache_is_refused():
         layer.train()
         with pytest.raises(RuntimeError, match="training mode"):
             layer.logits(torch.randn(2, D))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda layer: setattr(layer, "residual", False),
+        lambda layer: setattr(layer.maps[0], "activation", "relu"),
+        lambda layer: setattr(layer.maps[0].linear, "bias", None),
+        lambda layer: setattr(layer, "maps", layer.maps[:1]),
+    ],
+    ids=["residual", "activation", "a bias removed", "maps removed"],
+)
+def test_a_changed_setting_or_a_removed_part_is_stale(change):
+    layer = DeepResidual(nn.Embedding(V, D), depth=2).eval()
+    with layer.cached_labels(), torch.no_grad():
+        layer.logits(torch.randn(2, D))
+        change(layer)
+        with pytest.raises(StaleLabels):
+            layer.logits(torch.randn(2, D))

@@ -515,3 +515,19 @@ def test_on_a_gpu_it_agrees_with_the_cpu_and_its_draws_wait_for_nothing(counts):
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert F.one_hot(ranks, V).sum(0).argmax() == 0
+
+
+def test_gradients_of_a_repeated_label_are_summed_in_float32():
+    torch.manual_seed(0)
+    embedding = nn.Embedding(50, 8, dtype=torch.bfloat16)
+    layer = SampledSoftmax(TiedSoftmax(embedding, bias=False), 4)
+    fix(layer, [1, 2, 3, 4])
+    hidden = torch.randn(8192, 8, dtype=torch.bfloat16)
+    targets = torch.full((8192,), 7)
+    layer.nll(hidden, targets, reduction="sum").backward()
+    found = embedding.weight.grad[7].double()
+    embedding.double()
+    embedding.weight.grad = None
+    layer.nll(hidden.double(), targets, reduction="sum").backward()
+    truth = embedding.weight.grad[7]
+    assert (found - truth).norm() / truth.norm() < 2e-2

@@ -196,7 +196,8 @@ def _leave(
             g = tl.load(dX + layer * tl.cast(plane, tl.int64) + at, mask=inside, other=0.0)
             g = g.to(tl.float32)
             if HAS_IN:
-                g *= _mask_at(masks + layer * mask_layer, at, column, inside, width, LOCKED)
+                own = masks + layer * tl.cast(mask_layer, tl.int64)
+                g *= _mask_at(own, at, column, inside, width, LOCKED)
             if BETWEEN and layer > 0:
                 g *= layer
             total += g
@@ -223,30 +224,32 @@ class _FusedEncode(torch.autograd.Function):
         dtype: torch.dtype,
         options: Options,
         depth: int,
+        keep: bool,
         *parameters: Tensor,
     ) -> Tensor:
         E = embedding.contiguous()
         V, d = E.shape
         U = torch.stack(parameters[:depth]).to(dtype)
         b = torch.stack(parameters[depth:]).to(dtype) if len(parameters) > depth else None
-        X = E.new_empty((depth, V, d + _EXTRA), dtype=dtype)
-        P = E.new_empty((depth, V, d), dtype=dtype)
+        planes = depth if keep else 1  # without gradients every map may overwrite the one before
+        X = E.new_empty((planes, V, d + _EXTRA), dtype=dtype)
+        P = E.new_empty((planes, V, d), dtype=dtype)
         Y = torch.empty_like(E)
         before = [torch.empty_like(E) for _ in range(2 if options.between else 0)]
         grid = (triton.cdiv(V, _ROWS), triton.cdiv(d + 1, _COLUMNS))
         for i in range(-1, depth if V else -1):
             if i >= 0:
-                _product(X[i, :, :d], U[i], None if b is None else b[i], out=P[i])
+                _product(X[i % planes, :, :d], U[i], None if b is None else b[i], out=P[i % planes])
             last = i == depth - 1
             # With residuals between maps the results alternate between two buffers.
             result = Y if last else before[i % 2] if options.between and i >= 0 else None
             _advance[grid](
-                None if i < 0 else P[i],
+                None if i < 0 else P[i % planes],
                 E,
                 None if masks is None or i < 0 else masks[i],
                 None if masks is None or last else masks[i + 1],
                 before[(i - 1) % 2] if options.between and i > 0 else None,
-                None if last else X[i + 1],
+                None if last else X[(i + 1) % planes],
                 result,
                 V,
                 d,
@@ -325,7 +328,7 @@ class _FusedEncode(torch.autograd.Function):
         sums = _sum_over_labels(dP, X)  # (L, d, d')
         dU = sums[:, :, :d].to(ctx.dtypes[1]).contiguous().unbind()
         db = sums[:, :, d].to(ctx.dtypes[-1]).contiguous().unbind() if ctx.has_bias else ()
-        return dE, None, None, None, None, *dU, *db
+        return dE, None, None, None, None, None, *dU, *db
 
 
 def _product(X: Tensor, U: Tensor, b: Tensor | None, out: Tensor) -> None:
@@ -364,5 +367,9 @@ def fused_encode(
         between=residual_between,
     )
     parameters = (*weights, *(biases or ()))
-    encoded = _FusedEncode.apply(embedding, masks, dtype, options, len(weights), *parameters)
+    keep = torch.is_grad_enabled() and any(x.requires_grad for x in (embedding, *parameters))
+    with torch.cuda.device_of(embedding):  # where Triton launches
+        encoded = _FusedEncode.apply(
+            embedding, masks, dtype, options, len(weights), keep, *parameters
+        )
     return cast(Tensor, encoded)

@@ -47,13 +47,15 @@ def forward_pass(
     targets: Tensor,  # (N,)
     settings: Settings,
     keep: bool,
+    kept: Tensor | None = None,  # room for the kept logits, flat
 ) -> tuple[Tensor, Tensor, Tensor]:  # losses (N,), lse (N,), kept logits (flat)
     ignore_index, smoothing, dtype, engine, _ = settings
     passes = engine_named(engine)
     labels = weight.shape[0]
     exact = torch.promote_types(dtype, torch.float32)
     tiles, kept_size, _ = plan(hidden, labels, settings, keep)
-    kept = hidden.new_empty(kept_size, dtype=dtype)
+    if kept is None:
+        kept = hidden.new_empty(kept_size, dtype=dtype)
     sums = empty_sums(hidden, exact, smoothing)
     spare: Tensor | None = None
     for tile in tiles:
@@ -87,7 +89,7 @@ def backward_pass(
     bias_grad = lse.new_zeros(weight.shape[0]) if for_bias else None
     tiles, _, by_label = plan(hidden, weight.shape[0], settings, keep=True)
     inputs = (scale, hidden, weight, bias, targets, lse)
-    if by_label is None or not (for_weight or for_bias):
+    if by_label is None or weight.dtype == lse.dtype or not (for_weight or for_bias):
         _sweep(tiles, inputs, kept, settings, hidden_grad, weight_grad, bias_grad)
     else:
         # Sums over blocks of rows would need a float32 copy of weight's whole gradient, so the
@@ -305,12 +307,14 @@ def chunked_nll(
 ) -> Tensor:  # () or, with reduction "none", (N,)
     """The loss by the plan of this module."""
     if not wants_gradients(hidden, weight, bias):
-        losses, _, _ = forward_pass(hidden, weight, bias, targets, settings, keep=False)
-        passes = engine_named(settings.engine)
-        return passes.gather(losses, targets, settings.ignore_index, reduction)[0]
+        with torch.cuda.device_of(hidden):
+            losses, _, _ = forward_pass(hidden, weight, bias, targets, settings, keep=False)
+            passes = engine_named(settings.engine)
+            return passes.gather(losses, targets, settings.ignore_index, reduction)[0]
     whole = fits_whole(hidden, weight.shape[0], settings)
     run = _WholeNLL if whole else _ChunkedNLL
-    return cast(Tensor, run.apply(reduction, hidden, weight, bias, targets, settings))
+    with torch.cuda.device_of(hidden):  # where Triton launches
+        return cast(Tensor, run.apply(reduction, hidden, weight, bias, targets, settings))
 
 
 def wants_gradients(*tensors: Tensor | None) -> bool:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from drill.kernels.nll_chunked import backward_pass, forward_pass, wants_gradients
-from drill.kernels.nll_plan import Settings
+from drill.kernels.nll_plan import Settings, most_kept
 
 
 @torch.library.custom_op("drill::nll", mutates_args=())
@@ -23,15 +23,17 @@ def nll_op(
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     settings = Settings(ignore_index, smoothing, dtype, engine, memory)
-    return forward_pass(hidden, weight, bias, targets, settings, keep)
+    room = hidden.new_empty(most_kept(hidden, weight.shape[0], settings, keep), dtype=dtype)
+    return forward_pass(hidden, weight, bias, targets, settings, keep, room)
 
 
 @nll_op.register_fake
 def _(hidden, weight, bias, targets, ignore_index, smoothing, dtype, engine, memory, keep):  # type: ignore[no-untyped-def]
     per_token = hidden.new_empty(hidden.shape[0], dtype=torch.promote_types(dtype, torch.float32))
-    # How much is kept depends on the number of tokens by a rule that must not be traced: each
-    # length would be compiled anew.
-    size = torch.library.get_ctx().new_dynamic_size()
+    # The most that can be kept, not what is: the plan must not be traced, or each number of tokens
+    # would be compiled anew.
+    settings = Settings(ignore_index, smoothing, dtype, engine, memory)
+    size = most_kept(hidden, weight.shape[0], settings, keep)
     return per_token, torch.empty_like(per_token), hidden.new_empty(size, dtype=dtype)
 
 
@@ -61,7 +63,11 @@ def nll_backward_op(
 @nll_backward_op.register_fake
 def _(scale, hidden, weight, bias, targets, lse, kept, *settings):  # type: ignore[no-untyped-def]
     like = [hidden, weight, bias]
-    return [torch.empty_like(x) for x, w in zip(like, settings[-1], strict=True) if w]
+    return [
+        torch.empty_like(x, memory_format=torch.contiguous_format)
+        for x, w in zip(like, settings[-1], strict=True)
+        if w
+    ]
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -68,8 +68,8 @@ class Plan(NamedTuple):
 def plan(hidden: Tensor, labels: int, settings: Settings, keep: bool) -> Plan:
     """Cut (N, V) into chunks; without ``keep`` (nothing to differentiate) none is kept.
 
-    ``memory`` is shared out: at most half to the chunk at work, at most a quarter to the float32
-    sums of hidden's half-precision gradient (blocks of rows bound them), the rest to kept chunks.
+    ``memory`` is shared out: about half to the chunk at work, a quarter to float32 sums and copies
+    of hidden (blocks of rows bound them), the rest to kept chunks.
     """
     dtype, memory = settings.dtype, settings.memory
     device = hidden.device.type
@@ -81,13 +81,21 @@ def plan(hidden: Tensor, labels: int, settings: Settings, keep: bool) -> Plan:
     each = dtype.itemsize + (0 if settings.engine == "triton" else 12)
     most = CHUNK_ELEMENTS.get(device, CHUNK_ELEMENTS["cuda"])
     most = max(1, min(most, memory // 2 // each))
-    block, summed = max(1, rows), 0
-    if hidden.dtype.itemsize < 4:
-        block = min(block, max(MIN_BLOCK, memory // 4 // (4 * width)))
-        summed = 4 * width * block
-    columns = _columns(labels, most // block)
-    at_work = each * block * aligned(columns, device)
-    room = max(0, memory - at_work - summed) // dtype.itemsize if keep else 0
+    # Per element of hidden: float32 sums of its gradient; of hidden and weight: copies in the dtype
+    # of the products, and on a CPU in float32 for products that are summed in it.
+    sums = 4 if hidden.dtype.itemsize < 4 else 0
+    casts = dtype.itemsize if dtype != hidden.dtype else 0
+    casts += 4 if device == "cpu" and dtype.itemsize < 4 else 0
+    block, columns = max(1, rows), labels
+    if sums + casts:
+        block = min(block, max(MIN_BLOCK, memory // 4 // ((sums + casts) * width)))
+    if casts:
+        columns = min(columns, max(64, memory // 8 // (casts * width)))
+    columns = _columns(columns, most // block)
+    summed = sums * width * block
+    at_work = each * block * aligned(columns, device) + casts * width * (block + columns)
+    room = min(max(0, memory - at_work - summed) // dtype.itemsize, rows * aligned(labels, device))
+    room = room if keep else 0
     tiles = []
     used = 0
     for tile in _grid(rows, labels, block, columns, device):
@@ -99,6 +107,14 @@ def plan(hidden: Tensor, labels: int, settings: Settings, keep: bool) -> Plan:
         return Plan(tiles, used)
     by_label = _grid(rows, labels, rows, _columns(labels, most // rows), device)
     return Plan(tiles, used, list(by_label))
+
+
+def most_kept(hidden: Tensor, labels: int, settings: Settings, keep: bool) -> int:
+    """No plan keeps more elements; a formula that ``torch.compile`` can trace."""
+    if not keep:
+        return 0
+    everything = hidden.shape[0] * aligned(labels, hidden.device.type)
+    return torch.sym_min(everything, settings.memory // settings.dtype.itemsize)
 
 
 def _columns(labels: int, most: int) -> int:

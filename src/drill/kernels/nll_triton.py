@@ -163,15 +163,16 @@ def extremes(ids: Tensor, ignore_index: int | None) -> list[int]:
     """Lowest and highest id, both as if 0 were among them; waits for the device."""
     flat = ids.reshape(-1)
     out = torch.empty(2, dtype=torch.int64, device=ids.device)
-    _extremes[(1,)](
-        flat,
-        out,
-        flat.numel(),
-        0 if ignore_index is None else ignore_index,
-        HAS_IGNORE=ignore_index is not None,
-        BLOCK=1024,
-        num_warps=8,
-    )
+    with torch.cuda.device_of(flat):  # where Triton launches
+        _extremes[(1,)](
+            flat,
+            out,
+            flat.numel(),
+            0 if ignore_index is None else ignore_index,
+            HAS_IGNORE=ignore_index is not None,
+            BLOCK=1024,
+            num_warps=8,
+        )
     return cast(list[int], out.tolist())
 
 

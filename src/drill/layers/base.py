@@ -308,6 +308,12 @@ class MatrixLayer(OutputLayer):
                     f"not {rows.dtype} {tuple(rows.shape)}"
                 )
             rows = rows.long()
+            device = placement(self.embedding)["device"]
+            if device is not None and rows.device != device:
+                raise ValueError(
+                    f"{type(self).__name__}: rows are on {rows.device} but the label vectors on "
+                    f"{device}; move one with .to()"
+                )
             if check:
                 check_range(type(self).__name__, rows, self.vocabulary_size, what="rows")
         return label_vectors(self.embedding, rows)

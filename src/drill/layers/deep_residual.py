@@ -8,6 +8,7 @@ p(y | h) = softmax(E^(depth) h + b)
 from collections.abc import Sequence
 from typing import cast, get_args
 
+import torch
 from torch import Tensor, nn
 
 from drill.kernels.label_encoder import (
@@ -16,6 +17,7 @@ from drill.kernels.label_encoder import (
     encode_labels,
     fused_missing,
 )
+from drill.kernels.nll import logger
 from drill.layers.base import MatrixLayer
 from drill.layers.label_map import LabelMap, check_options
 from drill.layers.settings import at_least_zero, one_of, positive, same_width
@@ -114,7 +116,12 @@ class DeepResidual(MatrixLayer):
 
     def _resolve(self, E: Tensor) -> str:
         if self.encoder == "auto":
-            return choose_encoder(E, self.hidden_size, self.depth).impl
+            if not all(_plain(f) for f in self.maps):  # adapters and hooks want to be called
+                return "reference"
+            choice = choose_encoder(E, self.hidden_size, self.depth)
+            if not torch.compiler.is_compiling():
+                logger.debug("DeepResidual: auto -> %s (%s)", *choice)
+            return choice.impl
         if self.encoder == "triton":
             missing = fused_missing(E, self.hidden_size, self.depth)
             if missing is not None:
@@ -134,3 +141,8 @@ class DeepResidual(MatrixLayer):
             residual=self.residual,
             residual_between=self.residual_between,
         )
+
+
+def _plain(f: LabelMap) -> bool:
+    hooks = (f._forward_hooks, f._forward_pre_hooks, f.linear._forward_hooks)
+    return type(f.linear) is nn.Linear and not any(hooks)

@@ -30,6 +30,7 @@ class FrozenLabels(HeldLabels):
         self.layer = layer
         self.labels = labels
         self.before = {name: tensor.detach().clone() for name, tensor in _tensors(layer)}
+        self.settings = _settings(layer)
 
     def read(self) -> Tensor:
         if self.layer.training:
@@ -42,7 +43,18 @@ class FrozenLabels(HeldLabels):
                 f"{type(self.layer).__name__}: cached labels carry no gradient; evaluate under "
                 "torch.no_grad(), or use shared_labels() to train"
             )
-        for name, tensor in _tensors(self.layer):
+        if _settings(self.layer) != self.settings:
+            raise StaleLabels(
+                f"{type(self.layer).__name__}: a setting changed inside cached_labels(); leave the "
+                "block first and enter it again after"
+            )
+        now = _tensors(self.layer)
+        for name in self.before.keys() - dict(now).keys():
+            raise StaleLabels(
+                f"{type(self.layer).__name__}: {name} was removed inside cached_labels(); leave "
+                "the block first and enter it again after"
+            )
+        for name, tensor in now:
             if not _same_bits(tensor.detach(), self.before.get(name)):
                 raise StaleLabels(
                     f"{type(self.layer).__name__}: {name} changed inside cached_labels(); leave "
@@ -113,6 +125,15 @@ class _Collected:
 
 def _tensors(layer: nn.Module) -> list[tuple[str, Tensor]]:
     return [*layer.named_parameters(), *layer.named_buffers()]
+
+
+def _settings(layer: nn.Module) -> list[tuple[str, dict[str, object]]]:
+    """The plain values every module of the layer holds: depth, activation, residual ..."""
+    plain = (bool, int, float, str)
+    return [
+        (name, {key: x for key, x in vars(module).items() if isinstance(x, plain)})
+        for name, module in layer.named_modules()
+    ]
 
 
 def _same_bits(a: Tensor, b: Tensor | None) -> bool:

@@ -2,7 +2,6 @@
 
 import math
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drill.kernels.nll import check_operand
@@ -68,7 +67,7 @@ class LabelMap(nn.Module):
         before = self.dropout_at == "input"
         if mask is not None and before:
             X = X * mask
-        Y = ACTIVATIONS[self.activation](F.linear(X, self.linear.weight, self.linear.bias))
+        Y = ACTIVATIONS[self.activation](self.linear(X))
         return Y if mask is None or before else Y * mask
 
     def extra_repr(self) -> str:

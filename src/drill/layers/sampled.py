@@ -121,9 +121,10 @@ class SampledSoftmax(OutputLayer):
         ids = torch.cat([known, drawn])  # (N + S,)
         Y, place = self._encode(ids, check)  # (R, k), (N + S,)
         check_head(name, context, Y, None)
-        # Gathers by F.embedding: its gradient is summed in float32 where labels repeat.
-        Y_target = F.embedding(place[: len(known)], Y)  # (N, k)
-        Y_drawn = F.embedding(place[len(known) :], Y)  # (S, k)
+        # Gathered in float32, so that gradients are summed in it where labels repeat.
+        wide = Y.to(torch.promote_types(Y.dtype, torch.float32))
+        Y_target = F.embedding(place[: len(known)], wide)  # (N, k)
+        Y_drawn = F.embedding(place[len(known) :], wide).to(Y.dtype)  # (S, k)
         logits = F.linear(context, Y_drawn)  # (N, S)
         exact = torch.promote_types(logits.dtype, torch.float32)
         l_target = (context.to(exact) * Y_target.to(exact)).sum(-1)  # (N,)
