@@ -2,8 +2,10 @@
 
 import json
 import platform
+import subprocess
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +69,8 @@ class Report:
             "device": _device_name(device),
             "torch": torch.__version__,
             "python": platform.python_version(),
+            "commit": _commit(),
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "threads": torch.get_num_threads() if device.type == "cpu" else None,
         }
 
@@ -140,6 +144,15 @@ class Report:
             row["error"] = result.error
         with self.path.open("a") as file:
             file.write(json.dumps(row) + "\n")
+
+
+def _commit() -> str | None:
+    """The commit that is measured, None outside a checkout."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def _device_name(device: torch.device) -> str:

@@ -16,7 +16,9 @@ from drill.layers import (
     NotFoldable,
     OutputLayer,
     SampledSoftmax,
+    TiedSoftmax,
 )
+from tests.kernels.test_nll_bounds import Allocations
 from tests.layers.table import (
     CASES,
     ONE_EACH,
@@ -120,7 +122,7 @@ def test_smoothed_losses_made_a_few_tokens_at_a_time_are_the_same(name, monkeypa
     layer = make(name, torch.float64)
     hidden, targets = batch(layer, 7)
     truth = layer.nll(hidden, targets, label_smoothing=0.1)
-    monkeypatch.setattr("drill.layers.smoothing.ROWS", 3)
+    monkeypatch.setattr("drill.layers.smoothing.MOST_ROWS", 3)
     found = layer.nll(hidden, targets, label_smoothing=0.1)
     torch.testing.assert_close(found, truth)
     torch.testing.assert_close(gradients(found, layer, hidden), gradients(truth, layer, hidden))
@@ -331,3 +333,12 @@ def test_copies_answer_the_same_and_share_nothing(name, duplicate):
             parameter.add_(torch.rand_like(parameter))
     assert torch.equal(layer.log_probs(hidden), before)
     assert not torch.equal(double.log_probs(hidden), before)
+
+
+def test_a_smoothed_mixture_stays_within_its_memory():
+    torch.manual_seed(0)
+    layer = MixtureOfSoftmaxes(TiedSoftmax(nn.Embedding(2000, 8)), 5)
+    hidden, targets = torch.randn(64, 8), torch.randint(2000, (64,))
+    with Allocations() as allocations:
+        layer.nll(hidden, targets, label_smoothing=0.1, memory=2**20).backward()
+    assert allocations.peak < 3 * 2**20  # one block of all rows would take 13 MiB

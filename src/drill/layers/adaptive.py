@@ -155,6 +155,8 @@ class AdaptiveSoftmax(OutputLayer):
                 targets,
                 ignore_index=ignore_index,
                 label_smoothing=label_smoothing,
+                memory=memory,
+                copies=8,
             )
         else:
             rows, flat = context.reshape(-1, context.shape[-1]), targets.reshape(-1)

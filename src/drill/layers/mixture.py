@@ -103,7 +103,7 @@ class MixtureOfSoftmaxes(OutputLayer):
         return self._mix(log_prior, contexts, weight)
 
     def _mix(self, log_prior: Tensor, contexts: Tensor, weight: Tensor) -> Tensor:
-        """logsumexp over experts, never more than two (..., V) tensors alive."""
+        """logsumexp over experts; without gradients never more than a few (..., V) tensors live."""
         mixed: Tensor | None = None
         for log_pi, context in zip(log_prior.unbind(-1), contexts.unbind(-2), strict=True):
             part = head_log_probs(context, weight, self.layer.bias) + log_pi[..., None]
@@ -122,6 +122,8 @@ class MixtureOfSoftmaxes(OutputLayer):
                 targets,
                 ignore_index=ignore_index,
                 label_smoothing=options.label_smoothing,
+                memory=options.memory,
+                copies=5 * self.experts,
             )
         else:
             each = self.layer.checked_nll(

@@ -8,8 +8,8 @@ from torch.utils.checkpoint import checkpoint
 
 from drill.kernels.nll import token_losses
 
-ROWS = 256
-"""Tokens whose (rows, V) log-probabilities are in memory at once."""
+MOST_ROWS = 256
+"""Tokens whose (rows, V) log-probabilities are in memory at once, at most."""
 
 
 def smoothed_nll(
@@ -20,11 +20,14 @@ def smoothed_nll(
     *,
     ignore_index: int,
     label_smoothing: float,
+    memory: int,
+    copies: int,  # (rows, V) tensors that log_probs and its gradient keep at once
 ) -> Tensor:  # (...), 0 where ignored
     """(1 - s) * -log p(target) + s * mean over labels of -log p, a few rows at a time.
 
-    Each block of rows is computed again in backward, so memory is bounded by one block.
+    Each block of rows is computed again in backward, so ``memory`` bounds it, down to one row.
     """
+    height = max(1, min(MOST_ROWS, memory // (4 * copies * weight.shape[0])))
     lead = targets.dim()
     flat = targets.reshape(-1)
     rows = [x.reshape(-1, *x.shape[lead:]) for x in inputs]
@@ -37,11 +40,11 @@ def smoothed_nll(
     losses = [
         checkpoint(
             block,
-            flat[i : i + ROWS],
-            *(x[i : i + ROWS] for x in rows),
+            flat[i : i + height],
+            *(x[i : i + height] for x in rows),
             weight,
             use_reentrant=False,
         )
-        for i in range(0, max(1, flat.shape[0]), ROWS)
+        for i in range(0, max(1, flat.shape[0]), height)
     ]
     return torch.cat(losses).view(targets.shape)
