@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -94,3 +95,10 @@ def test_an_unknown_command_ends_in_one_sentence():
 def test_the_module_runs_as_the_command():
     command = [sys.executable, "-m", "drill", "--version"]
     assert subprocess.check_output(command, text=True) == f"drill {__version__}\n"
+
+
+def test_the_readme_shows_what_the_command_prints():
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    shown = readme.split("$ drill layers\n")[1].split("```")[0]
+    printed = drill("layers").output
+    assert shown.splitlines() == [line.rstrip() for line in printed.rstrip().splitlines()]
