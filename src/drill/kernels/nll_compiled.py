@@ -3,13 +3,13 @@
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 from drill.kernels.nll_chunked import backward_pass, forward_pass, wants_gradients
 from drill.kernels.nll_plan import Settings, most_kept
 
 
-@torch.library.custom_op("drill::nll", mutates_args=())
+@library.custom_op("drill::nll", mutates_args=())
 def nll_op(
     hidden: Tensor,
     weight: Tensor,
@@ -37,7 +37,7 @@ def _(hidden, weight, bias, targets, ignore_index, smoothing, dtype, engine, mem
     return per_token, torch.empty_like(per_token), hidden.new_empty(size, dtype=dtype)
 
 
-@torch.library.custom_op("drill::nll_backward", mutates_args=())
+@library.custom_op("drill::nll_backward", mutates_args=())
 def nll_backward_op(
     scale: Tensor,
     hidden: Tensor,
