@@ -10,6 +10,7 @@ from drill.layers.mixture import MixtureOfSoftmaxes
 from drill.layers.sampled import SampledSoftmax
 from drill.layers.softmax import FullSoftmax, TiedSoftmax
 from drill.layers.vectors import Descriptions, LabelSource, placement
+from drill.layers.wrapping import WrappingLayer
 
 LAYERS: dict[str, type[OutputLayer]] = {
     "full": FullSoftmax,
@@ -39,5 +40,6 @@ __all__ = [
     "SampledSoftmax",
     "StaleLabels",
     "TiedSoftmax",
+    "WrappingLayer",
     "placement",
 ]

@@ -2,23 +2,17 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
 from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from drill.kernels.nll import (
-    Implementation,
-    check_head,
-    must_not_wait,
-    nll,
-    reduce_losses,
-)
-from drill.layers.base import LossOptions, MatrixLayer, NotFoldable, OutputLayer, head_log_probs
+from drill.kernels.nll import Implementation, check_head, must_not_wait, nll, reduce_losses
+from drill.layers.base import LossOptions, MatrixLayer, NotFoldable, head_log_probs
 from drill.layers.ranking import Ranking
 from drill.layers.smoothing import smoothed_nll
+from drill.layers.wrapping import WrappingLayer
 
 _IGNORED, _OUTSIDE = -100, -1
 
@@ -31,7 +25,7 @@ class Softmax(NamedTuple):
     bias: Tensor  # (labels,)
 
 
-class AdaptiveSoftmax(OutputLayer):
+class AdaptiveSoftmax(WrappingLayer):
     """A small softmax over frequent labels and clusters, and one narrow softmax per cluster.
 
         log p(y) = log p_head(y)                                y of rank [0, c_1)
@@ -59,23 +53,16 @@ class AdaptiveSoftmax(OutputLayer):
         reduction_factor: float = 4.0,
         counts: Tensor | Sequence[float] | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(layer)
         name = type(self).__name__
-        if not isinstance(layer, MatrixLayer):
-            raise TypeError(
-                f"{name}: an adaptive softmax wraps a layer of one matrix (full, tied, bilinear, "
-                f"dual, deep residual), not {type(layer).__name__}"
-            )
         if not (reduction_factor >= 1.0 and math.isfinite(reduction_factor)):
             raise ValueError(
                 f"{name}: reduction_factor is a finite number of at least 1, not "
                 f"{reduction_factor}; 4 is usual, 1 keeps every cluster as wide as the head"
             )
-        self.layer = layer
         self.cutoffs = _checked_cutoffs(name, cutoffs, layer.vocabulary_size)
         self.reduction_factor = float(reduction_factor)
         self.ranking = Ranking(name, layer, counts)
-        self.hidden_size = layer.hidden_size
         k, clusters = layer.joint_size, len(self.cutoffs)
         like = next(layer.parameters(), torch.empty(0))  # on the layer's device, in its dtype
         bound = 1 / math.sqrt(k)
@@ -220,15 +207,6 @@ class AdaptiveSoftmax(OutputLayer):
     # -- what the wrapped layer does --------------------------------------------------------
 
     @property
-    def vocabulary_size(self) -> int:
-        return self.layer.vocabulary_size
-
-    @property
-    def label_weight(self) -> Tensor:
-        """E, (V, d): the wrapped layer's."""
-        return self.layer.label_weight
-
-    @property
     def weight(self) -> Tensor:
         raise NotFoldable(
             f"an adaptive softmax of {len(self.cutoffs)} clusters has no single weight for a fused "
@@ -251,12 +229,6 @@ class AdaptiveSoftmax(OutputLayer):
             )
         self.layer.resize(new_size, vectors)
         self.ranking.resize(new_size)
-
-    def cached_labels(self) -> AbstractContextManager[None]:
-        return self.layer.cached_labels()
-
-    def shared_labels(self) -> AbstractContextManager[None]:
-        return self.layer.shared_labels()
 
     def extra_repr(self) -> str:
         return f"cutoffs={list(self.cutoffs)}, reduction_factor={self.reduction_factor}"

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from drill.layers.base import MatrixLayer
-from drill.layers.label_map import LabelMap
+from drill.layers.label_map import LabelMap, MapOptions
 from drill.layers.settings import positive, same_width
 from drill.layers.vectors import LabelSource, label_width, placement
 
@@ -35,18 +35,9 @@ class Bilinear(MatrixLayer):
             same_width(name, "hidden_size", h, "the embedding's width", d)
         super().__init__(embedding, h, bias, joint_size=h)
         self.residual = residual
-        self.label_map = LabelMap(
-            name,
-            d,
-            h,
-            activation="none",
-            dropout=dropout,
-            locked=locked,
-            dropout_at=dropout_at,
-            init_range=init_range,
-            bias=map_bias,
-            place=placement(embedding),
-        )
+        place = placement(embedding)
+        options = MapOptions(name, "none", dropout, locked, dropout_at, init_range, map_bias, place)
+        self.label_map = LabelMap(d, h, options)
 
     def labels(self, rows: Tensor | None = None, check: bool = True) -> Tensor:
         E = self.label_rows(rows, check)  # (V, d)

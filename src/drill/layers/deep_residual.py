@@ -19,7 +19,7 @@ from drill.kernels.label_encoder import (
 )
 from drill.kernels.nll import logger
 from drill.layers.base import MatrixLayer
-from drill.layers.label_map import LabelMap, check_options
+from drill.layers.label_map import LabelMap, MapOptions
 from drill.layers.settings import at_least_zero, one_of, positive, same_width
 from drill.layers.vectors import LabelSource, label_width, placement
 
@@ -67,7 +67,10 @@ class DeepResidual(MatrixLayer):
         d = label_width(name, embedding)
         h = d if hidden_size is None else positive(name, "hidden_size", hidden_size)
         at_least_zero(name, "depth", depth)
-        check_options(name, activation, dropout, dropout_at, init_range)
+        place = placement(embedding)
+        options = MapOptions(
+            name, activation, dropout, locked, dropout_at, init_range, map_bias, place
+        )
         if depth == 0 and h != d:
             raise ValueError(
                 f"{name}: hidden_size is {h}, but depth 0 is weight tying and needs the "
@@ -80,21 +83,7 @@ class DeepResidual(MatrixLayer):
         self.residual = residual
         self.residual_between = residual_between
         self.encoder = one_of(name, "encoder", encoder, get_args(EncoderImplementation))
-        maps = [
-            LabelMap(
-                name,
-                d if i == 0 else h,
-                h,
-                activation=activation,
-                dropout=dropout,
-                locked=locked,
-                dropout_at=dropout_at,
-                init_range=init_range,
-                bias=map_bias,
-                place=placement(embedding),
-            )
-            for i in range(depth)
-        ]
+        maps = [LabelMap(d if i == 0 else h, h, options) for i in range(depth)]
         self.maps = cast(Sequence[LabelMap], nn.ModuleList(maps))
 
     def labels(self, rows: Tensor | None = None, check: bool = True) -> Tensor:

@@ -1,12 +1,13 @@
 """The dual nonlinear map of Pappas et al. (2018): a joint space of labels and contexts."""
 
+from dataclasses import replace
 from typing import cast
 
 from torch import Tensor, nn
 
 from drill.kernels.nll import check_operand
 from drill.layers.base import MatrixLayer
-from drill.layers.label_map import LabelMap
+from drill.layers.label_map import LabelMap, MapOptions
 from drill.layers.settings import positive, same_width
 from drill.layers.vectors import LabelSource, label_width, placement
 
@@ -42,23 +43,13 @@ class DualNonlinear(MatrixLayer):
             same_width(name, "joint_size", j, "hidden_size", h)
         super().__init__(embedding, h, bias, joint_size=j)
         self.residual = residual
-
-        def side(width: int, dropout: float) -> LabelMap:
-            return LabelMap(
-                name,
-                width,
-                j,
-                activation=activation,
-                dropout=dropout,
-                locked=locked,
-                dropout_at=dropout_at,
-                init_range=init_range,
-                bias=map_bias,
-                place=placement(embedding),
-            )
-
-        self.label_map = side(d, dropout)
-        self.context_map = side(h, 0.0)  # the encoder drops its own outputs
+        place = placement(embedding)
+        options = MapOptions(
+            name, activation, dropout, locked, dropout_at, init_range, map_bias, place
+        )
+        self.label_map = LabelMap(d, j, options)
+        # Without dropout: the encoder drops its own outputs.
+        self.context_map = LabelMap(h, j, replace(options, dropout=0.0))
 
     def labels(self, rows: Tensor | None = None, check: bool = True) -> Tensor:
         E = self.label_rows(rows, check)  # (V, d)

@@ -1,6 +1,7 @@
 """One trained map of label vectors, the brick of every layer between tied and full."""
 
 import math
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 
@@ -12,14 +13,24 @@ from drill.layers.vectors import Placement
 DROPOUT_PLACES = ("input", "output")
 
 
-def check_options(
-    layer: str, activation: str, dropout: float, dropout_at: str, init_range: float
-) -> None:
-    """Raise ValueError for options no map can have, whether or not there will be one."""
-    one_of(layer, "activation", activation, tuple(ACTIVATIONS))
-    fraction(layer, "dropout", dropout)
-    one_of(layer, "dropout_at", dropout_at, DROPOUT_PLACES)
-    span(layer, init_range)
+@dataclass(frozen=True)
+class MapOptions:
+    """The options every layer with maps has; ValueError for those no map can have."""
+
+    layer: str  # whose options they are, for the error messages
+    activation: str
+    dropout: float
+    locked: bool
+    dropout_at: str
+    init_range: float
+    bias: bool
+    place: Placement
+
+    def __post_init__(self) -> None:
+        one_of(self.layer, "activation", self.activation, tuple(ACTIVATIONS))
+        fraction(self.layer, "dropout", self.dropout)
+        one_of(self.layer, "dropout_at", self.dropout_at, DROPOUT_PLACES)
+        span(self.layer, self.init_range)
 
 
 class LabelMap(nn.Module):
@@ -28,29 +39,15 @@ class LabelMap(nn.Module):
     X (V, d_in) -> (V, d_out). U starts uniform in +-init_range, b in +-1/sqrt(d_in).
     """
 
-    def __init__(
-        self,
-        layer: str,
-        d_in: int,
-        d_out: int,
-        *,
-        activation: str,
-        dropout: float,
-        locked: bool,
-        dropout_at: str,
-        init_range: float,
-        bias: bool,
-        place: Placement,
-    ) -> None:
+    def __init__(self, d_in: int, d_out: int, options: MapOptions) -> None:
         super().__init__()
-        check_options(layer, activation, dropout, dropout_at, init_range)
-        self.activation = activation
-        self.dropout = dropout
-        self.dropout_at = dropout_at
-        self.locked = locked
-        self.linear = nn.Linear(d_in, d_out, bias=bias, **place)
-        nn.init.uniform_(self.linear.weight, -init_range, init_range)
-        if bias:
+        self.activation = options.activation
+        self.dropout = options.dropout
+        self.dropout_at = options.dropout_at
+        self.locked = options.locked
+        self.linear = nn.Linear(d_in, d_out, bias=options.bias, **options.place)
+        nn.init.uniform_(self.linear.weight, -options.init_range, options.init_range)
+        if options.bias:
             nn.init.uniform_(self.linear.bias, -1 / math.sqrt(d_in), 1 / math.sqrt(d_in))
 
     def draw_mask(self, X: Tensor, count: int | None = None) -> Tensor | None:

@@ -1,24 +1,19 @@
 """Mixture of softmaxes (Yang et al., 2018) over any matrix layer."""
 
-from contextlib import AbstractContextManager
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drill.kernels.nll import (
-    check_head,
-    check_operand,
-    reduce_losses,
-)
-from drill.layers.base import LossOptions, MatrixLayer, NotFoldable, OutputLayer, head_log_probs
+from drill.kernels.nll import check_head, check_operand, reduce_losses
+from drill.layers.base import LossOptions, MatrixLayer, NotFoldable, head_log_probs
 from drill.layers.dropout import draw_mask
 from drill.layers.settings import fraction, positive, span
 from drill.layers.smoothing import smoothed_nll
 from drill.layers.vectors import placement
+from drill.layers.wrapping import WrappingLayer
 
 
-class MixtureOfSoftmaxes(OutputLayer):
+class MixtureOfSoftmaxes(WrappingLayer):
     """p(y | h) = sum_e pi_e(h) p_layer(y | tanh(W_e h + b_e)): K softmaxes of one matrix layer.
 
     Breaks the rank limit of a single softmax for K times its price; the wrapped layer may be any
@@ -46,17 +41,11 @@ class MixtureOfSoftmaxes(OutputLayer):
         locked: bool = True,
         init_range: float = 0.1,
     ) -> None:
-        super().__init__()
-        if not isinstance(layer, MatrixLayer):
-            raise TypeError(
-                "MixtureOfSoftmaxes: a mixture wraps a layer of one matrix (full, tied, bilinear, "
-                f"dual, deep residual), not {type(layer).__name__}"
-            )
+        super().__init__(layer)
         name = type(self).__name__
-        self.layer = layer
         self.experts = positive(name, "experts", experts)
-        h = layer.hidden_size if hidden_size is None else hidden_size
-        self.hidden_size = positive(name, "hidden_size", h)
+        if hidden_size is not None:
+            self.hidden_size = positive(name, "hidden_size", hidden_size)
         self.dropout = fraction(name, "dropout", dropout)
         self.locked = locked
         place = placement(layer.embedding)
@@ -64,15 +53,6 @@ class MixtureOfSoftmaxes(OutputLayer):
         self.latent = nn.Linear(self.hidden_size, experts * layer.hidden_size, **place)
         nn.init.uniform_(self.prior.weight, -span(name, init_range), init_range)
         nn.init.uniform_(self.latent.weight, -init_range, init_range)
-
-    @property
-    def vocabulary_size(self) -> int:
-        return self.layer.vocabulary_size
-
-    @property
-    def label_weight(self) -> Tensor:
-        """E, (V, d): the wrapped layer's."""
-        return self.layer.label_weight
 
     @property
     def weight(self) -> Tensor:
@@ -144,12 +124,6 @@ class MixtureOfSoftmaxes(OutputLayer):
 
     def resize(self, new_size: int, vectors: Tensor | None = None) -> None:
         self.layer.resize(new_size, vectors)
-
-    def cached_labels(self) -> AbstractContextManager[None]:
-        return self.layer.cached_labels()
-
-    def shared_labels(self) -> AbstractContextManager[None]:
-        return self.layer.shared_labels()
 
     def extra_repr(self) -> str:
         return f"experts={self.experts}, dropout={self.dropout}"

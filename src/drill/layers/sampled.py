@@ -2,26 +2,22 @@
 
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drill.kernels.nll import (
-    check_head,
-    must_not_wait,
-    reduce_losses,
-)
-from drill.layers.base import LossOptions, MatrixLayer, OutputLayer
+from drill.kernels.nll import check_head, must_not_wait, reduce_losses
+from drill.layers.base import LossOptions, MatrixLayer
 from drill.layers.ranking import Ranking
 from drill.layers.settings import one_of, positive
+from drill.layers.wrapping import WrappingLayer
 
 Proposal = Literal["log-uniform", "uniform"]
 
 
-class SampledSoftmax(OutputLayer):
+class SampledSoftmax(WrappingLayer):
     """Train on a partition function estimated from S labels; evaluate exactly.
 
         l_y = labels_y . context(h) + b_y
@@ -51,19 +47,12 @@ class SampledSoftmax(OutputLayer):
         counts: Tensor | Sequence[float] | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(layer)
         name = type(self).__name__
-        if not isinstance(layer, MatrixLayer):
-            raise TypeError(
-                f"{name}: a sampled softmax wraps a layer of one matrix (full, tied, bilinear, "
-                f"dual, deep residual), not {type(layer).__name__}"
-            )
-        self.layer = layer
         self.samples = positive(name, "samples", samples)
         self.proposal = one_of(name, "proposal", proposal, get_args(Proposal))
         self.ranking = Ranking(name, layer, counts)
         self.generator = generator
-        self.hidden_size = layer.hidden_size
 
     # -- what is drawn ----------------------------------------------------------------------
 
@@ -166,15 +155,6 @@ class SampledSoftmax(OutputLayer):
     # -- what the wrapped layer does --------------------------------------------------------
 
     @property
-    def vocabulary_size(self) -> int:
-        return self.layer.vocabulary_size
-
-    @property
-    def label_weight(self) -> Tensor:
-        """E, (V, d): the wrapped layer's."""
-        return self.layer.label_weight
-
-    @property
     def weight(self) -> Tensor:
         """All encoded labels (V, k): the wrapped layer's."""
         return self.layer.weight
@@ -197,13 +177,6 @@ class SampledSoftmax(OutputLayer):
         """As the wrapped layer's; new labels get the last frequency ranks."""
         self.layer.resize(new_size, vectors)
         self.ranking.resize(new_size)
-
-    def cached_labels(self) -> AbstractContextManager[None]:
-        return self.layer.cached_labels()
-
-    def shared_labels(self) -> AbstractContextManager[None]:
-        """As the wrapped layer's: it encodes all V labels, for all micro-batches inside."""
-        return self.layer.shared_labels()
 
     def extra_repr(self) -> str:
         return f"samples={self.samples}, proposal={self.proposal}"
