@@ -1,16 +1,16 @@
-"""Optimisation of language models: averaged SGD, the rule that starts it, clipping, schedules.
+"""Averaged SGD, the reading of its averages, and the rule that starts it.
 
 NT-ASGD (Merity, Keskar & Socher, ICLR 2018) is SGD until ``NonMonotone`` triggers, then
 ``AveragedSgd``; epochs are evaluated inside ``averaged(optimizer)``.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypedDict, overload
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
 
@@ -152,95 +152,3 @@ class NonMonotone:
         self.patience = state["patience"]
         self.history = list(state["history"])
         self.triggered = state["triggered"]
-
-
-def clip_(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
-    """g <- g * min(1, max_norm / |g|), |g| the norm over all gradients together; gives |g|.
-
-    In place and without waiting for the device. A parameter given twice, as by an encoder and a
-    layer that share their embedding, counts once.
-    """
-    if not max_norm > 0.0:
-        raise ValueError(f"clip_: max_norm is a positive number, not {max_norm}")
-    once = list(dict.fromkeys(parameters))
-    return nn.utils.clip_grad_norm_(once, max_norm)
-
-
-def scaled_lr(lr: float, sampled_length: int, bptt: int) -> float:
-    """lr * sampled_length / bptt: a step over a longer batch is longer.
-
-    ``sampled_length`` is what was drawn, even where the end of the corpus cuts the batch.
-    """
-    if sampled_length < 1 or bptt < 1:
-        raise ValueError(
-            f"scaled_lr: lengths are at least 1, not sampled_length {sampled_length}, bptt {bptt}"
-        )
-    return lr * sampled_length / bptt
-
-
-# -- schedules: the learning rate of step 1, 2, ..., nothing remembered ---------------------------
-
-
-def warmup_cosine(step: int, *, peak: float, warmup: int, total: int, floor: float = 0.0) -> float:
-    """Linear to ``peak`` at step ``warmup``, then half a cosine to ``floor`` at step ``total``.
-
-    For transformers of a known training length.
-    """
-    _check_step("warmup_cosine", step)
-    if not 0 <= warmup < total:
-        raise ValueError(
-            f"warmup_cosine: warmup {warmup} lies in [0, total) and total is {total}; "
-            "warm up for fewer steps"
-        )
-    if step < warmup:
-        return peak * step / warmup
-    return _cosine(peak, floor, (step - warmup) / (total - warmup))
-
-
-def one_cycle(
-    step: int,
-    *,
-    peak: float,
-    total: int,
-    rise: float = 0.3,
-    start_factor: float = 25.0,
-    end_factor: float = 1e4,
-) -> float:
-    """Half a cosine from peak / start_factor up to peak, another down to start / end_factor.
-
-    The first ``rise`` of the ``total`` steps goes up. For short trainings at high rates; the same
-    numbers as ``torch.optim.lr_scheduler.OneCycleLR``.
-    """
-    _check_step("one_cycle", step)
-    top = rise * total - 1.0  # counted from 0, as the scheduler counts
-    if not 0.0 < top < total - 1.0:
-        raise ValueError(
-            f"one_cycle: rise {rise} of {total} steps leaves no way up or no way down; "
-            "take more steps or a rise nearer to 0.3"
-        )
-    start = peak / start_factor
-    at = step - 1
-    if at <= top:
-        return _cosine(start, peak, at / top)
-    return _cosine(peak, start / end_factor, (at - top) / (total - 1.0 - top))
-
-
-def inverse_sqrt(step: int, *, width: int, warmup: int, scale: float = 1.0) -> float:
-    """scale * width^-0.5 * min(step^-0.5, step * warmup^-1.5), highest at step ``warmup``.
-
-    The schedule of the first transformers ("noam"); needs no training length.
-    """
-    _check_step("inverse_sqrt", step)
-    if warmup < 1 or width < 1:
-        raise ValueError(f"inverse_sqrt: warmup and width are at least 1, not {warmup} and {width}")
-    return scale * width**-0.5 * min(step**-0.5, step * warmup**-1.5)
-
-
-def _cosine(start: float, end: float, share: float) -> float:
-    weight = 0.5 * (1.0 + math.cos(math.pi * min(1.0, share)))  # exactly 1 and 0 at the ends
-    return start * weight + end * (1.0 - weight)
-
-
-def _check_step(name: str, step: int) -> None:
-    if step < 1:
-        raise ValueError(f"{name}: steps count from 1, not {step}; the first step is 1")
