@@ -1,0 +1,224 @@
+"""Where a model loses: its loss on rare and on frequent words.
+
+Words are parted into bands by how often they occur in the training text. Two models are compared
+band by band, in two ways that can disagree:
+
+    by types    100 * mean over words w of (B_w - A_w) / A_w     every word weighs the same
+    by tokens   100 * (sum_w B_w - sum_w A_w) / sum_w A_w        every occurrence weighs the same
+
+A_w and B_w are the summed losses of word w under models A and B. Positive: B loses more. The first
+is what the paper's figure shows; a few words that occur once can move it far, so report both.
+"""
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from drill.data import DataError
+
+EDGES = (1, 50, 100, 250, 500, 1000, 2500, 5000)
+"""Training counts at which the paper's bands begin; the last one has no end."""
+
+Values = ArrayLike | Tensor
+
+
+@dataclass(frozen=True)
+class Band:
+    """The words whose training count is at least ``low`` and below ``high``, where they are read.
+
+    types   distinct words among the targets
+    tokens  their occurrences
+    loss    summed -log p, in nats
+    """
+
+    low: int
+    high: int | None
+    types: int
+    tokens: int
+    loss: float
+
+    @property
+    def label(self) -> str:
+        return band_label(self.low, self.high)
+
+    @property
+    def mean_loss(self) -> float:
+        """Per token; NaN where no token is in the band."""
+        return self.loss / self.tokens if self.tokens else math.nan
+
+    @property
+    def perplexity(self) -> float:
+        try:
+            return math.exp(self.mean_loss)
+        except OverflowError:
+            return math.inf
+
+
+@dataclass(frozen=True)
+class BandChange:
+    """How much more model B loses than model A in a band, in percent of A's loss."""
+
+    low: int
+    high: int | None
+    types: int
+    tokens: int
+    by_types: float
+    by_tokens: float
+
+    @property
+    def label(self) -> str:
+        return band_label(self.low, self.high)
+
+
+def frequency_bands(
+    losses: Values,
+    targets: Values,
+    counts: Values,
+    *,
+    edges: Sequence[int] = EDGES,
+    exclude: Collection[int] = (),
+) -> list[Band]:
+    """One band from each edge to the next, after one for words never seen in training.
+
+    losses   (N,) -log p of each target, as ``token_losses`` gives them
+    targets  (N,) ids of the words that were predicted
+    counts   (V,) occurrences in the training text: ``Vocabulary.counts``
+    exclude  ids left out, such as ``[vocabulary.ids["<eos>"]]``
+    """
+    where = "frequency_bands"
+    words = _Words.of(where, losses, targets, counts, exclude)
+    return [
+        Band(
+            low, high, int(inside.sum()), int(words.tokens[inside].sum()), _sum(words.loss[inside])
+        )
+        for low, high, inside in words.bands(where, edges)
+    ]
+
+
+def compare_bands(
+    a: Values,
+    b: Values,
+    targets: Values,
+    counts: Values,
+    *,
+    edges: Sequence[int] = EDGES,
+    exclude: Collection[int] = (),
+) -> list[BandChange]:
+    """Losses ``b`` (N,) against losses ``a`` (N,) of the same targets, band by band, both ways.
+
+    A band without tokens has NaN. A word on which A loses nothing makes ``by_types`` infinite,
+    unless B loses nothing on it either.
+    """
+    where = "compare_bands"
+    first, second = _array(a), _array(b)
+    if first.size != second.size:
+        raise DataError(
+            f"{where}: {first.size} losses of a and {second.size} of b; both models must have read "
+            "the same text with the same batch size"
+        )
+    ours = _Words.of(where, first, targets, counts, exclude)
+    theirs = _Words.of(where, second, targets, counts, exclude)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        difference = theirs.loss - ours.loss
+        relative = np.where(difference == 0, 0.0, difference / ours.loss)
+    changes = []
+    for low, high, inside in ours.bands(where, edges):
+        types = int(inside.sum())
+        base, more = _sum(ours.loss[inside]), _sum(difference[inside])
+        pooled = more / base if base else (math.inf if more else 0.0)
+        changes.append(
+            BandChange(
+                low,
+                high,
+                types,
+                int(ours.tokens[inside].sum()),
+                by_types=100 * _sum(relative[inside]) / types if types else math.nan,
+                by_tokens=100 * pooled if types else math.nan,
+            )
+        )
+    return changes
+
+
+def band_label(low: int, high: int | None) -> str:
+    """Training counts in words: ``never``, ``1 to 49``, ``5,000 and more``."""
+    if low == 0:
+        return "never"
+    if high is None:
+        return f"{low:,} and more"
+    return f"{low:,}" if high == low + 1 else f"{low:,} to {high - 1:,}"
+
+
+@dataclass(frozen=True)
+class _Words:
+    """The words that occur among the targets, each with its figures; all arrays are (words,)."""
+
+    count: NDArray[np.int64]  # in the training text
+    tokens: NDArray[np.int64]  # among the targets
+    loss: NDArray[np.float64]  # summed
+
+    @classmethod
+    def of(
+        cls, where: str, losses: Values, targets: Values, counts: Values, exclude: Collection[int]
+    ) -> "_Words":
+        nll = _array(losses).astype(np.float64)  # float32 sums over a text drift
+        ids, seen = _whole(where, "targets", targets), _whole(where, "counts", counts)
+        for name, array, size in (
+            ("losses", nll, "N"),
+            ("targets", ids, "N"),
+            ("counts", seen, "V"),
+        ):
+            if array.ndim != 1:
+                raise DataError(f"{where}: {name} are ({size},), not of shape {array.shape}")
+        if len(nll) != len(ids):
+            raise DataError(
+                f"{where}: {len(nll)} losses and {len(ids)} targets do not match; the first token "
+                "of a text is no target"
+            )
+        if len(seen) and seen.min() < 0:
+            raise DataError(f"{where}: count {seen.min()} is negative; counts are of at least 0")
+        for name, found in (("target", ids), ("excluded id", np.array([*exclude], dtype=np.int64))):
+            outside = found[(found < 0) | (found >= len(seen))]
+            if len(outside):
+                raise DataError(
+                    f"{where}: {name} {outside[0]} lies outside 0 to {len(seen) - 1}; take ids and "
+                    "counts of one vocabulary"
+                )
+        tokens = np.bincount(ids, minlength=len(seen))
+        loss = np.bincount(ids, weights=nll, minlength=len(seen)).astype(np.float64)
+        occur = tokens > 0
+        occur[list(exclude)] = False
+        return cls(seen[occur], tokens[occur], loss[occur])
+
+    def bands(
+        self, where: str, edges: Sequence[int]
+    ) -> list[tuple[int, int | None, NDArray[np.bool_]]]:
+        """(low, high, which words are inside) for each band."""
+        if not edges or edges[0] != 1 or any(x >= y for x, y in pairwise(edges)):
+            raise DataError(f"{where}: edges start at 1 and rise, not {list(edges)}")
+        place = np.searchsorted(edges, self.count, side="right")  # 0: never seen
+        highs: list[int | None] = [*edges, None]
+        return [(low, highs[i], place == i) for i, low in enumerate([0, *edges])]
+
+
+def _array(values: Values) -> NDArray[np.generic]:
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+        values = values.double() if values.is_floating_point() else values  # numpy has no bfloat16
+        return values.numpy()
+    return np.asarray(values)
+
+
+def _whole(where: str, name: str, values: Values) -> NDArray[np.int64]:
+    array = _array(values)
+    if array.size and array.dtype.kind not in "iu":
+        raise DataError(f"{where}: {name} are whole numbers, not {array.dtype}")
+    return array.astype(np.int64)
+
+
+def _sum(values: NDArray[np.float64]) -> float:
+    return float(values.sum())
