@@ -299,8 +299,26 @@ def test_huge_logits_stay_finite(engine):
 def test_a_target_out_of_range_is_named(impl, wrong):
     given = problem(20, 30, 6)
     given.targets[4] = wrong
-    with pytest.raises(IndexError, match=rf"targets hold {wrong}, but the labels are 0 to 29"):
+    fault = rf"targets hold {wrong} at \[4\], but the labels are 0 to 29"
+    with pytest.raises(IndexError, match=fault):
         given.loss(impl=impl)
+
+
+def test_the_first_of_several_targets_out_of_range_is_named_and_the_mend_serves_all():
+    given = problem(20, 30, 6)
+    hidden, targets = given.hidden.view(4, 5, 6), torch.zeros(4, 5, dtype=torch.long)
+    targets[0, 0] = IGNORED
+    targets[1, 3], targets[1, 4], targets[3, 0] = 31, -2, 40
+    with pytest.raises(IndexError, match=r"hold 31 at \[1, 3\].*resize the layer to 41 labels"):
+        nll(hidden, given.weight, targets)
+    with pytest.raises(IndexError, match=r"targets hold 30, but"):  # of no dimension: no place
+        nll(hidden[0, 0], given.weight, torch.tensor(30))
+
+
+@pytest.mark.parametrize("ids", [torch.tensor([0, 300]), torch.tensor([7, 200]).byte()], ids=str)
+def test_ids_of_any_width_are_compared_as_they_are(ids):
+    with pytest.raises(IndexError, match=rf"hold {ids[1]} at \[1\], but the labels are 0 to 99"):
+        nll(torch.zeros(2, 3), torch.zeros(100, 3), ids)
 
 
 @pytest.mark.parametrize("wrong", [30, 10**6, -1, -(10**6)])

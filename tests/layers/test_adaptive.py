@@ -449,7 +449,7 @@ def test_wrong_cutoffs_name_the_mend(cutoffs, error, fault):
         ({"reduction_factor": math.nan}, "reduction_factor is a finite number"),
         ({"reduction_factor": math.inf}, "reduction_factor is a finite number"),
         ({"counts": torch.ones(V - 1)}, r"counts \(10,\) do not match the 11 labels.*\(11,\)"),
-        ({"counts": -torch.ones(V)}, "counts are numbers of at least 0"),
+        ({"counts": -torch.ones(V)}, r"counts hold -1.0 at \[0\]; a count is at least 0"),
     ],
 )
 def test_wrong_settings_name_the_mend(options, fault):

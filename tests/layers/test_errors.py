@@ -32,10 +32,12 @@ WRAPPERS = [
 
 
 @contextmanager
-def one_sentence(error: type[Exception], *words: object) -> Iterator[None]:
+def one_sentence(
+    error: type[Exception], *words: object
+) -> Iterator[pytest.ExceptionInfo[Exception]]:
     """The body raises this error; its message is one line that holds every word."""
     with pytest.raises(error) as caught:
-        yield
+        yield caught
     message = str(caught.value)
     assert type(caught.value) is error
     assert "\n" not in message
@@ -127,8 +129,8 @@ def test_targets_that_are_no_ids(name, dtype, smoothing):
 )
 @one_of_each_layer
 def test_targets_out_of_range(name, wrong, mend, smoothing):
-    targets = torch.tensor([[0, 1], [wrong, 3], [4, -100]])
-    with one_sentence(IndexError, wrong, f"0 to {V - 1}", mend):
+    targets = torch.tensor([[0, 1], [2, wrong], [4, -100]])
+    with one_sentence(IndexError, f"targets hold {wrong} at [1, 1]", f"0 to {V - 1}", mend):
         loss(name, targets, label_smoothing=smoothing)
 
 
@@ -368,10 +370,11 @@ def test_rows_that_are_no_ids(rows):
         make("deep residual 2").labels(rows)
 
 
-@pytest.mark.parametrize("wrong", [V, -1])
-def test_rows_out_of_range(wrong):
-    with one_sentence(IndexError, f"rows hold {wrong}", f"0 to {V - 1}"):
+@pytest.mark.parametrize(("wrong", "mend"), [(V, f"resize the layer to {V + 1}"), (-1, "map it")])
+def test_rows_out_of_range(wrong, mend):
+    with one_sentence(IndexError, f"rows hold {wrong} at [1]", f"0 to {V - 1}", mend) as caught:
         make("deep residual 2").labels(torch.tensor([0, wrong]))
+    assert "ignore_index" not in str(caught.value)  # rows have none
 
 
 def test_what_a_recurrent_module_returns_is_named():

@@ -178,15 +178,22 @@ def check_range(
     lowest, highest = _extremes(ids, ignore_index)
     if lowest >= 0 and highest < labels:
         return
-    wrong, mend = (
-        (lowest, "name it as ignore_index")
-        if lowest < 0
-        else (highest, f"resize the layer to {highest + 1} labels")
-    )
-    exempt = "" if ignore_index is None else f" (ignore_index is {ignore_index})"
+    ids = ids.long()
+    outside = (ids < 0) | (ids >= labels)
+    exempt, mends = "", ["map it to a label"]
+    if ignore_index is not None:
+        outside &= ids != ignore_index
+        exempt = f" (ignore_index is {ignore_index})"
+    place = outside.nonzero()[0].tolist()  # only now: it waits for the device again
+    wrong = int(ids[tuple(place)])
+    if wrong >= labels:
+        mends.append(f"resize the layer to {highest + 1} labels")
+    elif ignore_index is not None:
+        mends.append("name it as ignore_index")
+    where = f" at {place}" if place else ""
     raise IndexError(
-        f"{name}: {what} hold {wrong}, but the labels are 0 to {labels - 1}{exempt}; "
-        f"map the id to a label, or {mend}"
+        f"{name}: {what} hold {wrong}{where}, but the labels are 0 to {labels - 1}{exempt}; "
+        f"{', or '.join(mends)}"
     )
 
 

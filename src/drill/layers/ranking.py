@@ -35,9 +35,14 @@ class Ranking(nn.Module):
                     f"{owner}: counts {tuple(counts.shape)} do not match the {labels} labels; "
                     f"give one training count per label, shape ({labels},)"
                 )
-            if counts.is_complex() or not (counts.is_meta or (counts >= 0).all()):  # NaN fails too
+            if counts.is_complex():
+                raise ValueError(f"{owner}: counts are real numbers, not {counts.dtype}")
+            wrong = ~(counts >= 0)  # of NaN too
+            if not counts.is_meta and wrong.any():
+                first = int(wrong.nonzero()[0])
                 raise ValueError(
-                    f"{owner}: counts are numbers of at least 0; give 0 to labels never seen"
+                    f"{owner}: counts hold {counts[first].item()} at [{first}]; a count is at "
+                    "least 0, and 0 for labels never seen"
                 )
             ids = torch.argsort(counts, descending=True, stable=True)
             ids = ids.to(next(layer.parameters(), ids).device)
