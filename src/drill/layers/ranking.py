@@ -29,7 +29,7 @@ class Ranking(nn.Module):
         ids: Tensor | None = None
         if counts is not None:
             if not isinstance(counts, Tensor):  # on the CPU even while a layer is built on meta
-                counts = torch.as_tensor(counts, device="cpu")
+                counts = torch.as_tensor(counts, device="cpu", dtype=torch.float64)
             if counts.shape != (labels,):
                 raise ValueError(
                     f"{owner}: counts {tuple(counts.shape)} do not match the {labels} labels; "
