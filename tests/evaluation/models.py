@@ -1,6 +1,7 @@
 """Small language models over every layer of the layers' own table, with no parameter at zero."""
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -11,6 +12,9 @@ from tests.layers.table import CASES, D, V
 DROPOUTS = dict.fromkeys(
     ("dropout_embedding", "dropout_input", "dropout_hidden", "dropout_output", "weight_drop"), 0.5
 )
+
+# The Triton kernels have no float64, in which all is checked here; their own suites run them.
+every_layer = pytest.mark.parametrize("name", [name for name in CASES if "fused" not in name])
 
 
 def language_model(
@@ -43,4 +47,5 @@ def plain_losses(model: LanguageModel, ids: np.ndarray) -> Tensor:
 
 def bits(model: nn.Module) -> list[bytes]:
     """Every parameter and buffer, byte for byte."""
-    return [tensor.detach().numpy().tobytes() for tensor in model.state_dict().values()]
+    tensors = (*model.parameters(), *model.buffers())
+    return [tensor.detach().numpy().tobytes() for tensor in tensors]

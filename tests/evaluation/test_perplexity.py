@@ -10,8 +10,8 @@ from drill.data import DataError, columns
 from drill.evaluation import Perplexity, perplexity, token_losses
 from drill.evaluation.perplexity import TOKENS_PER_LOSS
 from drill.layers import StaleLabels
-from tests.evaluation.models import bits, language_model, plain_losses, text
-from tests.layers.table import V, every_case
+from tests.evaluation.models import bits, every_layer, language_model, plain_losses, text
+from tests.layers.table import V
 
 
 def test_the_numbers_of_a_tiny_corpus_by_hand():
@@ -36,7 +36,7 @@ def test_the_published_figure_is_low_by_one_row():
     assert round(published.perplexity, 2) == 58.29
 
 
-@every_case
+@every_layer
 def test_every_layer_is_exact_whatever_the_segments(name):
     model, ids = language_model(name), text(53)
     truth = plain_losses(model, ids).sum().item()
@@ -72,7 +72,7 @@ def test_token_losses_come_in_reading_order():
 # -- the model is left as it was ------------------------------------------------------------------
 
 
-@every_case
+@every_layer
 def test_the_model_keeps_its_modes_and_its_bits(name):
     model = language_model(name)
     model.layer.eval()  # a mixture of modes, as a frozen part has it

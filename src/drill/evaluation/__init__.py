@@ -1,5 +1,19 @@
 """How good a language model is: one question a file."""
 
+from drill.evaluation.dynamic import dynamic_perplexity, dynamic_search
+from drill.evaluation.gradients import StaleStatistics, Statistics, gradient_statistics
+from drill.evaluation.grid import Cell, Search
 from drill.evaluation.perplexity import Perplexity, perplexity, token_losses
 
-__all__ = ["Perplexity", "perplexity", "token_losses"]
+__all__ = [
+    "Cell",
+    "Perplexity",
+    "Search",
+    "StaleStatistics",
+    "Statistics",
+    "dynamic_perplexity",
+    "dynamic_search",
+    "gradient_statistics",
+    "perplexity",
+    "token_losses",
+]

@@ -1,0 +1,170 @@
+"""How large the gradients of a model usually are: what dynamic evaluation measures its steps with.
+
+MS_i = sqrt( mean over batches of g_i^2 )        for every parameter i, over the training text
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from drill.data import DataError, Segment, evaluation_segments, inputs_and_targets
+from drill.data.files import read_bytes, write_whole
+from drill.encoders.base import State
+from drill.evaluation.fingerprint import text_fingerprint, weights_fingerprint
+from drill.evaluation.perplexity import Progress, Text, laid_out
+from drill.models import LanguageModel, Loss
+
+KIND = "drill gradient statistics"
+
+
+class StaleStatistics(ValueError):
+    """Gradient statistics of another model than the one that is evaluated."""
+
+
+@dataclass(frozen=True, eq=False)
+class Statistics:
+    """MS of every trained parameter, and what it was gathered from.
+
+    roots    parameter name -> MS, in the parameter's shape
+    batches  how many gradients were averaged
+    weights  fingerprint of the model
+    text     fingerprint of the text, its columns and its segments
+    """
+
+    roots: dict[str, Tensor]
+    batches: int
+    weights: str
+    text: str
+
+    def decay(self, lamb: float) -> dict[str, Tensor]:
+        """min(MS / gsum, 1 / lamb), gsum the mean over tensors of their mean MS.
+
+        How strongly each number is pulled back to where it started, 1 on average. The bound keeps
+        the pull from going past the start. It is made anew at every call, so one ``lamb`` of a
+        search does not reach the next.
+        """
+        gsum = torch.stack([root.mean() for root in self.roots.values()]).mean()
+        rates = {name: root / gsum for name, root in self.roots.items()}
+        return rates if lamb == 0 else {n: r.clamp_(max=1 / lamb) for n, r in rates.items()}
+
+    def check(self, model: LanguageModel) -> None:
+        """StaleStatistics unless they belong to ``model`` as it is now."""
+        other = self.roots.keys() ^ trained(model).keys()
+        if other:
+            raise StaleStatistics(
+                "the gradient statistics were gathered while other parameters were trained, "
+                f"{min(other)} for one; gather them again with gradient_statistics"
+            )
+        if self.weights != weights_fingerprint(model):
+            raise StaleStatistics(
+                "the gradient statistics belong to other weights than this model's; gather them "
+                "again with gradient_statistics"
+            )
+
+    def save(self, path: Path | str) -> None:
+        """Write safetensors, whole or not at all."""
+        about = {"weights": self.weights, "text": self.text, "batches": self.batches}
+        tensors = {name: root.contiguous() for name, root in self.roots.items()}
+        raw = safetensors.torch.save(tensors, {"kind": KIND, "about": json.dumps(about)})
+        write_whole(Path(path), lambda stream: _write(stream, raw))
+
+    @classmethod
+    def load(cls, path: Path | str) -> "Statistics":
+        """What ``save`` wrote, on the CPU."""
+        path = Path(path)
+        if not path.is_file():
+            raise DataError(f"{path}: is no file; make it with gradient_statistics(..., file=path)")
+        try:
+            raw = read_bytes(path)
+            size = int.from_bytes(raw[:8], "little")
+            header = json.loads(raw[8 : 8 + size])["__metadata__"]
+            if header["kind"] != KIND:
+                raise ValueError(f"it holds {header['kind']}")
+            roots = safetensors.torch.load(raw)
+            return cls(roots=roots, **json.loads(header["about"]))
+        except (ValueError, TypeError, LookupError, safetensors.SafetensorError) as error:
+            raise DataError(
+                f"{path}: holds no gradient statistics ({type(error).__name__}: {error}); remove "
+                "it and gather them again"
+            ) from None
+
+
+def gradient_statistics(
+    model: LanguageModel,
+    ids: Text,
+    *,
+    batch_size: int = 100,
+    bptt: int = 5,
+    progress: Progress | None = None,
+    file: Path | str | None = None,
+) -> Statistics:
+    """MS over the training text ``ids``: gradients of the mean loss of each segment, no dropout.
+
+    With ``file`` they are kept there, and read from there where they are of the same weights, text,
+    ``batch_size`` and ``bptt``. Parameters that are not trained have no statistics.
+    """
+    data = laid_out("gradient_statistics", model, ids, batch_size)
+    segments = list(evaluation_segments(len(data), bptt))
+    weights, text = weights_fingerprint(model), f"{text_fingerprint(data)} in {bptt}s"
+    if file is not None and Path(file).is_file():
+        kept = Statistics.load(file)
+        if (kept.weights, kept.text) == (weights, text):
+            return kept
+    parameters = trained(model)
+    squares = [torch.zeros_like(p) for p in parameters.values()]
+    state = model.initial_state(data.shape[1])
+    with model.without_dropout(), torch.enable_grad():
+        for segment in segments:
+            loss, grads = loss_and_gradients(model, list(parameters.values()), data, segment, state)
+            state = loss.state
+            torch._foreach_addcmul_(squares, grads, grads)
+            if progress is not None:
+                progress((segment.start + segment.length) * data.shape[1], data[1:].numel())
+    roots = torch._foreach_sqrt(torch._foreach_div(squares, len(segments)))
+    if not torch.stack([root.mean() for root in roots]).mean() > 0:  # NaN fails too
+        raise ValueError(
+            "gradient_statistics: every gradient is 0 or one is NaN, so steps have no measure; "
+            "look at the weights and at the text"
+        )
+    made = Statistics(dict(zip(parameters, roots, strict=True)), len(segments), weights, text)
+    if file is not None:
+        made.save(file)
+    return made
+
+
+def trained(model: LanguageModel) -> dict[str, Tensor]:
+    """Every trained parameter by name; what encoder and layer share stands there once."""
+    parameters: dict[str, Tensor] = {
+        name: p for name, p in model.named_parameters() if p.requires_grad
+    }
+    if not parameters:
+        raise ValueError(
+            "no parameter is trained, so none can adapt; call model.requires_grad_(True)"
+        )
+    for name, p in parameters.items():
+        if p.dtype not in (torch.float32, torch.float64):
+            raise ValueError(
+                f"{name} is {p.dtype}, too coarse for the small steps of dynamic evaluation; call "
+                "model.float() first"
+            )
+    return parameters
+
+
+def loss_and_gradients(
+    model: LanguageModel, parameters: list[Tensor], data: Tensor, segment: Segment, state: State
+) -> tuple[Loss, list[Tensor]]:
+    """The mean loss of a segment and its gradients; ``.grad`` of the parameters stays as it is."""
+    inputs, targets = inputs_and_targets(data, segment)
+    loss = model.loss(inputs, targets, state, activation=0.0, slowness=0.0, check=False)
+    # A layer may have parameters that no token of a segment reaches: their gradient is zero.
+    return loss, list(torch.autograd.grad(loss.total, parameters, materialize_grads=True))
+
+
+def _write(stream: BinaryIO, raw: bytes) -> None:
+    stream.write(raw)
