@@ -1,6 +1,7 @@
 """What every output layer promises, asked of every row of the table."""
 
 import copy
+import inspect
 import pickle
 
 import pytest
@@ -31,6 +32,7 @@ from tests.layers.table import (
     make,
     matrix_of,
     one_of_each_layer,
+    seed,
 )
 
 LEADS = pytest.mark.parametrize("lead", [(6,), (3, 2), ()], ids=str)
@@ -80,6 +82,20 @@ def adaptive_by_hand(layer: AdaptiveSoftmax, hidden: Tensor, label: int) -> Tens
 def test_every_layer_has_a_row_in_the_table():
     assert {case.layer for case in CASES.values()} == set(LAYERS)
     assert {CASES[name].layer for name in ONE_EACH} == set(LAYERS)
+
+
+OPTIONS = [
+    (layer, option.name, option.default)
+    for layer in LAYERS
+    for option in inspect.signature(LAYERS[layer]).parameters.values()
+    if option.default is not option.empty
+]
+
+
+@pytest.mark.parametrize(("layer", "option", "default"), OPTIONS, ids=str)
+def test_every_option_has_a_row_with_a_value_that_is_not_its_default(layer, option, default):
+    rows = [case.options for case in CASES.values() if case.layer == layer]
+    assert any(row.get(option, default) != default for row in rows)
 
 
 @every_case
@@ -170,7 +186,7 @@ def test_gradients_agree_with_finite_differences(name, impl):
     hidden, targets = batch(layer, 3)
 
     def losses(hidden: Tensor, *_: Tensor) -> Tensor:
-        torch.manual_seed(0)  # the same dropout masks at every call
+        seed(layer)  # the same dropout masks at every call
         return layer.nll(hidden, targets, reduction="none", impl=impl)
 
     # gradcheck moves the entries of the parameters where they are.

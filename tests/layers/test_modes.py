@@ -1,15 +1,19 @@
 """Layers under autocast, in low precision, inside torch.compile and on a GPU."""
 
+import copy
 import shutil
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from drill.layers import MatrixLayer
+from drill.kernels.nll import INTERPRETED, TRITON_INSTALLED
+from drill.layers import DeepResidual, MatrixLayer
 from tests.layers.table import (
     CASES,
+    D,
     Model,
+    V,
     batch,
     every_case,
     make,
@@ -161,3 +165,41 @@ def test_a_layer_can_be_built_without_memory(name):
     assert layer.log_probs(hidden).shape == (3, layer.vocabulary_size)
     if isinstance(layer, MatrixLayer):
         assert layer.fold().weight.is_meta
+
+
+FUSED = {
+    name: case.options | {"encoder": "triton"}
+    for name, case in CASES.items()
+    if case.layer == "deep-residual" and case.options["depth"] and "hidden_size" not in case.options
+}
+interpreted = pytest.mark.skipif(not (TRITON_INSTALLED and INTERPRETED), reason="Triton is missing")
+
+
+@pytest.mark.parametrize(
+    "device",
+    [pytest.param("cpu", marks=interpreted), pytest.param("cuda", marks=pytest.mark.gpu)],
+)
+@pytest.mark.parametrize("name", FUSED)
+def test_the_fused_encoder_serves_every_row_it_can_encode(name, device):
+    torch.manual_seed(0)
+    layer = DeepResidual(nn.Embedding(V, D, device=device), **FUSED[name]).eval()
+    twin = copy.deepcopy(layer)
+    twin.encoder = "reference"
+    hidden, targets = torch.randn(7, D, device=device), torch.arange(7, device=device)
+    for each in (layer, twin):
+        each.nll(hidden, targets, impl="reference").backward()
+    grads = ([p.grad for p in each.parameters()] for each in (layer, twin))
+    torch.testing.assert_close(*grads, rtol=1e-3, atol=1e-4)
+    with torch.no_grad():
+        found, truth = (each.log_probs(hidden) for each in (layer, twin))
+        torch.testing.assert_close(found, truth, rtol=1e-3, atol=1e-3)
+        rows = torch.tensor([3, 0, 3], device=device)
+        torch.testing.assert_close(layer.labels(rows), layer.labels()[rows], rtol=1e-3, atol=1e-4)
+        assert torch.equal(layer.fold()(hidden), layer.logits(hidden))
+        with layer.cached_labels():
+            assert torch.equal(layer.log_probs(hidden), found)
+        layer.resize(V + 2)
+        assert layer.labels().shape == (V + 2, D)
+    layer.train()
+    draws = not torch.equal(layer.labels(), layer.labels())
+    assert draws == (FUSED[name].get("dropout", 0.0) > 0)

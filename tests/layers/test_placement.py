@@ -14,7 +14,7 @@ from drill.layers import (
     SampledSoftmax,
     TiedSoftmax,
 )
-from tests.layers.table import CASES, D, V, every_case
+from tests.layers.table import CASES, D, V, every_case, skip_if_not_written_for
 
 HALVES = [torch.bfloat16, torch.float16]
 OVER_AN_EMBEDDING = [n for n in CASES if "descriptions" not in n and n != "full from a number"]
@@ -48,6 +48,7 @@ def trains_and_answers_in(dtype: torch.dtype, layer: OutputLayer) -> None:
 @pytest.mark.parametrize("dtype", [*HALVES, torch.float64], ids=str)
 @pytest.mark.parametrize("name", OVER_AN_EMBEDDING)
 def test_a_layer_is_made_where_its_embedding_is(name, dtype):
+    skip_if_not_written_for(dtype, name)
     torch.manual_seed(0)
     trains_and_answers_in(dtype, CASES[name].build(nn.Embedding(V, D, dtype=dtype)))
 
