@@ -1,5 +1,6 @@
 """How good a language model is: one question a file."""
 
+from drill.evaluation.cache import cache_perplexity, cache_search
 from drill.evaluation.dynamic import dynamic_perplexity, dynamic_search
 from drill.evaluation.gradients import StaleStatistics, Statistics, gradient_statistics
 from drill.evaluation.grid import Cell, Search
@@ -11,6 +12,8 @@ __all__ = [
     "Search",
     "StaleStatistics",
     "Statistics",
+    "cache_perplexity",
+    "cache_search",
     "dynamic_perplexity",
     "dynamic_search",
     "gradient_statistics",

@@ -11,13 +11,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from drill.data import DataError, evaluation_segments
+from drill.data import evaluation_segments
 from drill.evaluation.fingerprint import text_fingerprint
 from drill.evaluation.gradients import Statistics, loss_and_gradients, trained
 from drill.evaluation.grid import Cell, Search, Settings, grid
-from drill.evaluation.perplexity import Perplexity, Progress, Text, laid_out
+from drill.evaluation.perplexity import Perplexity, Progress, Text, one_column
 from drill.models import LanguageModel
 
 LRS = (3e-5, 4e-5, 5e-5, 6e-5, 7e-5, 10e-5)
@@ -52,7 +51,7 @@ def dynamic_perplexity(
     limit    predict the first ``limit`` tokens only
     """
     _check_settings(lr, lamb, epsilon)
-    data = _column(model, ids, limit)
+    data = one_column("dynamic_perplexity", model, ids, limit)
     segments = list(evaluation_segments(len(data), bptt))
     statistics.check(model)
     named = trained(model)
@@ -107,7 +106,7 @@ def dynamic_search(
     ``file`` and a restart goes on after them; a cell belongs to its weights, text, statistics and
     settings, so others are never taken for it. ``report`` sees each cell as it is finished.
     """
-    data = _column(model, ids, limit)
+    data = one_column("dynamic_search", model, ids, limit)
     lrs = [rate * (bptt / 5) for rate in LRS] if lrs is None else lrs
     lambs = [lamb * (bptt / 5) for lamb in LAMBS] if lambs is None else lambs
     for lr in lrs:
@@ -141,19 +140,6 @@ def dynamic_search(
         progress=progress,
         report=report,
     )
-
-
-def _column(model: LanguageModel, ids: Text, limit: int | None) -> Tensor:
-    """(rows, 1): the first ``limit`` tokens and what is before them."""
-    if limit is not None and limit < 1:
-        raise ValueError(f"dynamic_perplexity: limit is at least 1, not {limit}")
-    data = laid_out("dynamic_perplexity", model, ids, 1)
-    if data.shape[1] != 1:
-        raise DataError(
-            f"dynamic_perplexity: a model adapts to one text, not to {data.shape[1]} columns; give "
-            "ids of shape (N,)"
-        )
-    return data if limit is None else data[: limit + 1]
 
 
 def _look(total: float, tokens: int, lr: float) -> None:

@@ -166,6 +166,19 @@ def laid_out(name: str, model: LanguageModel, ids: Text, batch_size: int) -> Ten
     return data.to(next(model.parameters()).device)
 
 
+def one_column(name: str, model: LanguageModel, ids: Text, limit: int | None = None) -> Tensor:
+    """(rows, 1), as ``laid_out``: a text with its first ``limit`` predicted tokens, or all."""
+    if limit is not None and limit < 1:
+        raise ValueError(f"{name}: limit is at least 1, not {limit}")
+    data = laid_out(name, model, ids, 1)
+    if data.shape[1] != 1:
+        raise DataError(
+            f"{name}: this reads one text, not a text cut into {data.shape[1]} columns; give ids "
+            "of shape (N,)"
+        )
+    return data if limit is None else data[: limit + 1]
+
+
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Inside, ``model`` is in eval mode; after, each of its modules is in the mode it was in."""
