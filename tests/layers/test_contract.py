@@ -333,6 +333,29 @@ def test_standard_dropout_of_a_mixture_draws_a_mask_per_token():
     assert not torch.equal(contexts[:, 0] == 0, contexts[:, 1] == 0)
 
 
+# -- how a layer presents itself ----------------------------------------------------------------
+
+
+@every_case
+def test_a_printed_layer_shows_its_sizes_and_options(name):
+    layer, options = make(name), CASES[name].options
+    own, text = layer.extra_repr(), repr(layer)
+    sizes = ["hidden_size", "joint_size"] if isinstance(layer, MatrixLayer) else ["hidden_size"]
+    assert own.startswith(
+        ", ".join([f"labels={V}", *(f"{size}={getattr(layer, size)}" for size in sizes)])
+    )
+    started = {"init_range"}  # says where parameters started, not what the layer is
+    of_a_part = {"activation", "dropout", "locked", "dropout_at"}  # of maps, which print themselves
+    spelled = {
+        "map_bias": f"bias={options.get('map_bias')})",  # as nn.Linear says it
+        "counts": "by counts",
+        "generator": "generator=cpu",
+    }
+    for option in options.keys() - started:
+        where = text if option in of_a_part | {"map_bias", "counts"} else own
+        assert spelled.get(option, f"{option}={options[option]!r}") in where
+
+
 # -- copies -------------------------------------------------------------------------------------
 
 

@@ -231,7 +231,10 @@ class AdaptiveSoftmax(WrappingLayer):
         self.ranking.resize(new_size)
 
     def extra_repr(self) -> str:
-        return f"cutoffs={list(self.cutoffs)}, reduction_factor={self.reduction_factor}"
+        return (
+            f"{super().extra_repr()}, cutoffs={list(self.cutoffs)}, "
+            f"reduction_factor={self.reduction_factor}"
+        )
 
 
 def _maps(k: int, k_i: int, reduction_factor: float, like: Tensor) -> tuple[nn.Module, nn.Module]:

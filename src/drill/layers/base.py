@@ -126,6 +126,10 @@ class OutputLayer(nn.Module, abc.ABC):
         """``logits``, as of a linear head, so that the layer can stand where one stood."""
         return self.logits(hidden)
 
+    def extra_repr(self) -> str:
+        """Sizes and options, for ``print(layer)``."""
+        return f"labels={self.vocabulary_size}, hidden_size={self.hidden_size}"
+
     def check_hidden(self, hidden: Tensor) -> None:
         check_states(type(self).__name__, hidden)
         if hidden.dim() < 1 or hidden.shape[-1] != self.hidden_size:
@@ -276,6 +280,10 @@ class MatrixLayer(OutputLayer):
             shared.backward()
         finally:
             shared.close()
+
+    def extra_repr(self) -> str:
+        bias = self.bias is not None
+        return f"{super().extra_repr()}, joint_size={self.joint_size}, bias={bias}"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_held": None}  # a copy holds nothing

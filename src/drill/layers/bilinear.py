@@ -43,3 +43,6 @@ class Bilinear(MatrixLayer):
         E = self.label_rows(rows, check)  # (V, d)
         Y = self.label_map(E, self.label_map.draw_mask(E))  # (V, h)
         return Y + E if self.residual else Y
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, residual={self.residual}"

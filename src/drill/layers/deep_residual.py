@@ -101,7 +101,10 @@ class DeepResidual(MatrixLayer):
         return X
 
     def extra_repr(self) -> str:
-        return f"depth={self.depth}, residual={self.residual}, between={self.residual_between}"
+        return (
+            f"{super().extra_repr()}, depth={self.depth}, residual={self.residual}, "
+            f"residual_between={self.residual_between}, encoder={self.encoder!r}"
+        )
 
     def _resolve(self, E: Tensor) -> str:
         if self.encoder == "auto":

@@ -61,3 +61,6 @@ class DualNonlinear(MatrixLayer):
         check_operand("DualNonlinear", hidden, "context_map", self.context_map.linear.weight)
         Y = cast(Tensor, self.context_map(hidden, None))  # (..., j)
         return Y + hidden if self.residual else Y
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, residual={self.residual}"

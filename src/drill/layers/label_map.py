@@ -68,5 +68,7 @@ class LabelMap(nn.Module):
         return Y if mask is None or before else Y * mask
 
     def extra_repr(self) -> str:
-        kind = "locked" if self.locked else "standard"
-        return f"{self.activation}, {kind} dropout {self.dropout} at {self.dropout_at}"
+        return (
+            f"activation={self.activation!r}, dropout={self.dropout}, locked={self.locked}, "
+            f"dropout_at={self.dropout_at!r}"
+        )

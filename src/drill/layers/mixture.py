@@ -126,7 +126,10 @@ class MixtureOfSoftmaxes(WrappingLayer):
         self.layer.resize(new_size, vectors)
 
     def extra_repr(self) -> str:
-        return f"experts={self.experts}, dropout={self.dropout}"
+        return (
+            f"{super().extra_repr()}, experts={self.experts}, dropout={self.dropout}, "
+            f"locked={self.locked}"
+        )
 
 
 def _log_add(a: Tensor, b: Tensor) -> Tensor:

@@ -78,6 +78,9 @@ class Ranking(nn.Module):
             fresh = torch.arange(ranked, max(ranked, labels), device=ids.device)
             self.ids = torch.cat([ids[ids < labels], fresh])
 
+    def extra_repr(self) -> str:
+        return "by id" if self.ids is None else "by counts"
+
     @staticmethod
     def _inverse(ids: Tensor) -> Tensor:
         # Made again for each use: one pass over V integers, and it cannot disagree with ``ids``.

@@ -179,7 +179,11 @@ class SampledSoftmax(WrappingLayer):
         self.ranking.resize(new_size)
 
     def extra_repr(self) -> str:
-        return f"samples={self.samples}, proposal={self.proposal}"
+        generator = None if self.generator is None else self.generator.device
+        return (
+            f"{super().extra_repr()}, samples={self.samples}, proposal={self.proposal!r}, "
+            f"generator={generator}"
+        )
 
 
 def distinct(ids: Tensor, labels: int, wait: bool) -> tuple[Tensor, Tensor]:
