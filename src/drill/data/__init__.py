@@ -21,6 +21,7 @@ from drill.data.corpora import (
     corpus_from_folder,
     data_folders,
     load_corpus,
+    read_corpus,
 )
 from drill.data.download import download
 from drill.data.files import DataError
@@ -49,6 +50,7 @@ __all__ = [
     "evaluation_segments",
     "inputs_and_targets",
     "load_corpus",
+    "read_corpus",
     "sequence_lengths",
     "training_segments",
 ]

@@ -205,3 +205,34 @@ def corpus_from_file(path: Path | str, valid: float = 0.1, test: float = 0.1) ->
         if text.isspace():
             raise DataError(f"{path}: its {split} split holds no words; choose other fractions")
     return Corpus(path.stem, train=texts[0], valid=texts[1], test=texts[2])
+
+
+def read_corpus(
+    corpus: str = "web",
+    *,
+    minimum_count: int = 1,
+    maximum_size: int | None = None,
+    valid: float = 0.1,
+    test: float = 0.1,
+    fetch: bool = True,
+    progress: Progress | None = None,
+) -> tuple[Corpus, Vocabulary]:
+    """A corpus and its vocabulary, from a name, a folder with three splits, or one file.
+
+    A name goes before a path: write ``./ptb`` for a folder of that name. ``minimum_count`` and
+    ``maximum_size`` bound the vocabulary of own text; ``valid`` and ``test`` are the shares that a
+    single file gives away.
+    """
+    path = Path(corpus)
+    if corpus in NAMES:
+        found = load_corpus(corpus, fetch, progress)
+    elif path.is_dir():
+        found = corpus_from_folder(path)
+    elif path.exists():
+        found = corpus_from_file(path, valid, test)
+    else:
+        raise DataError(
+            f"{corpus}: is neither a corpus ({', '.join(NAMES)}) nor a folder or file; check the "
+            "path"
+        )
+    return found, found.vocabulary(minimum_count, maximum_size)

@@ -3,4 +3,7 @@
 from drill.encoders.awd_lstm import AwdLstm
 from drill.encoders.base import Encoded, Encoder, State
 
-__all__ = ["AwdLstm", "Encoded", "Encoder", "State"]
+ENCODERS: dict[str, type[Encoder]] = {"awd-lstm": AwdLstm}
+"""Every encoder by name; each takes the model's embedding first."""
+
+__all__ = ["ENCODERS", "AwdLstm", "Encoded", "Encoder", "State"]

@@ -1,4 +1,4 @@
-"""The `drill` command."""
+"""`drill layers`: what every output layer costs."""
 
 import json
 from dataclasses import asdict
@@ -9,39 +9,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from drill import __version__
 from drill.analysis.cost import FORMULAE, cost, example_layers
 
-app = typer.Typer(
-    help="Output layers for neural language generation.",
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
 
-
-def main() -> None:
-    app()
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"drill {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def drill(
-    version: Annotated[
-        bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
-    ] = False,
-) -> None:
-    pass
-
-
-@app.command()
 def layers(
     vocabulary: Annotated[int, typer.Option(min=2, max=10**8, help="V, the labels.")] = 10_000,
     width: Annotated[int, typer.Option(min=1, max=10**5, help="d, of the embedding.")] = 400,

@@ -1,0 +1,139 @@
+"""What long work shows: a bar on a terminal, a line an epoch everywhere."""
+
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from drill.training import Progress as Report
+
+LINE_EVERY = 60.0  # seconds between lines inside an epoch where there is no terminal
+
+
+def console() -> Console:
+    """Tables are never cut: a narrow terminal wraps lines by itself."""
+    shown = Console(highlight=False, soft_wrap=True)
+    return shown if shown.is_terminal else Console(highlight=False, width=200)
+
+
+class TrainingDisplay:
+    """Shows the progress of a run; give ``show`` to ``train``."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self.quiet = quiet
+        self.console = Console(highlight=False, stderr=True)
+        self._bar: Progress | None = None
+        self._task: Any = None
+        self._spoke = time.monotonic()
+
+    def __enter__(self) -> Self:
+        if not self.quiet and self.console.is_terminal:
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                TextColumn("{task.fields[state]}"),
+                console=self.console,
+                transient=True,
+            )
+            self._task = self._bar.add_task("starting", total=1.0, state="")
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def show(self, report: Report) -> None:
+        if self.quiet:
+            return
+        if report.row is not None:
+            self._print(epoch_line(report.row, report.epochs))
+            self._spoke = time.monotonic()
+        state = (
+            f"loss {report.loss:.3f}  perplexity {_power(report.loss):,.1f}  "
+            f"{report.tokens_per_second:,.0f} tokens/s  {duration(report.seconds_left)} left"
+        )
+        if self._bar is not None:
+            title = f"epoch {report.epoch}/{report.epochs}"
+            self._bar.update(
+                self._task, description=title, completed=report.share, state=state, refresh=True
+            )
+        elif report.row is None and time.monotonic() - self._spoke > LINE_EVERY:
+            self._spoke = time.monotonic()
+            self._print(f"epoch {report.epoch}  {report.share:4.0%}  {state}")
+
+    def _print(self, line: str) -> None:
+        (self._bar.console if self._bar is not None else self.console).print(line, soft_wrap=True)
+
+
+class Counter:
+    """A bar for work that counts up to a known end; call it with (done, total)."""
+
+    def __init__(self, title: str, quiet: bool = False) -> None:
+        shown = Console(highlight=False, stderr=True)
+        self._bar = (
+            None
+            if quiet or not shown.is_terminal
+            else Progress(
+                TextColumn(title),
+                BarColumn(bar_width=24),
+                TextColumn("{task.completed:,.0f} of {task.total:,.0f}"),
+                TimeRemainingColumn(),
+                console=shown,
+                transient=True,
+            )
+        )
+        self._task: Any = None
+
+    def __enter__(self) -> Callable[[int, int], None]:
+        if self._bar is not None:
+            self._bar.start()
+        return self._update
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def _update(self, done: int, total: int | None) -> None:
+        if self._bar is None:
+            return
+        if self._task is None:
+            self._task = self._bar.add_task("", total=total or 0)
+        self._bar.update(self._task, completed=done, total=total or 0)
+
+
+def epoch_line(row: dict[str, Any], epochs: int) -> str:
+    trained = row["train_perplexity"]
+    parts = [
+        f"epoch {row['epoch']:>{len(str(epochs))}}/{epochs}",
+        f"train {trained:9.2f}" if trained is not None else " " * 15,
+        f"valid {row['valid_perplexity']:9.2f}{'*' if row['best'] else ' '}",
+        f"{row['seconds']:7.1f} s",
+        f"{row['tokens_per_second']:9,.0f} tokens/s",
+    ]
+    return "  ".join(parts) + ("  averaged" if row["averaged"] else "")
+
+
+def duration(seconds: float) -> str:
+    whole = int(min(seconds, 359_999_999))
+    hours, rest = divmod(whole, 3600)
+    minutes, seconds = divmod(rest, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def _power(loss: float) -> float:
+    return 2.718281828459045**loss if loss < 700.0 else float("inf")
+
+
+def note(line: str) -> None:
+    """A remark that is no result: to stderr, so that results can be piped."""
+    print(line, file=sys.stderr, flush=True)

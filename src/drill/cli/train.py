@@ -1,0 +1,116 @@
+"""`drill train`, `drill finetune`, `drill recipes`."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from drill.build import finetuning, train_run
+from drill.cli.display import Counter, TrainingDisplay, console, duration, note
+from drill.config import Settings, recipe, resolved
+from drill.recipes import SettingsError, change_of, merged, recipe_names
+from drill.recipes import describe as described
+from drill.run_folder import RunFolder
+from drill.training import Outcome
+
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. layer.depth=2."),
+]
+Runs = Annotated[Path, typer.Option("--runs", help="The folder that holds run folders.")]
+Name = Annotated[str | None, typer.Option(help="The run's folder in --runs; the recipe's name.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")]
+Seeds = Annotated[
+    list[int] | None,
+    typer.Option("--seed", help="training.seed; given several times, a run for each."),
+]
+
+
+def train(
+    recipes: Annotated[
+        list[str], typer.Argument(metavar="RECIPE...", help="Names, or files ending in .toml.")
+    ],
+    change: Changes = None,
+    name: Name = None,
+    seed: Seeds = None,
+    runs: Runs = Path("runs"),
+    device: Device = "auto",
+    quiet: Quiet = False,
+) -> None:
+    """Train a recipe, or several one after another. The same command resumes.
+
+    Ctrl-C stops after saving. `drill recipes` lists what there is.
+    """
+    wanted = [
+        (each, number) for each in recipes for number in (seed if seed is not None else [None])
+    ]
+    if name is not None and len(wanted) > 1:
+        raise SettingsError(f"--name {name}: is for one run, but {len(wanted)} are asked for")
+    planned: list[tuple[Settings, Path]] = []  # every recipe is checked before the first is trained
+    for each, number in wanted:
+        changes = [*(change or []), *([] if number is None else [f"training.seed={number}"])]
+        settings = recipe(each, changes)
+        several = number is not None and len(seed or []) > 1
+        label = name or (f"{settings.recipe}-seed-{number}" if several else settings.recipe)
+        planned.append((settings, runs / label))
+    for settings, folder in planned:
+        if not _trained(settings, folder, device, quiet):
+            raise typer.Exit(130)
+
+
+def finetune(
+    run: Annotated[Path, typer.Argument(help="The folder of a trained run.")],
+    change: Changes = None,
+    name: Name = None,
+    device: Device = "auto",
+    quiet: Quiet = False,
+) -> None:
+    """Go on from the best weights of a run with averaged SGD, until it no longer helps."""
+    settings = finetuning(run)
+    if change:
+        tables = {"recipe": settings.recipe, "start": settings.start, **settings.tables()}
+        for each in change:
+            tables = merged(tables, change_of(each))
+        settings = resolved(tables)
+    folder = run.parent / (name or f"{run.name}-finetune")
+    if not _trained(settings, folder, device, quiet):
+        raise typer.Exit(130)
+
+
+def recipes() -> None:
+    """List the recipes that come with the package."""
+    shown = console()
+    width = max(map(len, recipe_names()))
+    for each in recipe_names():
+        shown.print(f"{each:{width}}  {described(each)}", soft_wrap=True)
+
+
+def _trained(settings: Settings, folder: Path, device: str, quiet: bool) -> bool:
+    """Train; True where the run is finished."""
+    first = int(os.environ.get("RANK", "0")) == 0
+    if first and not quiet:
+        verb = "going on with" if RunFolder(folder).last.exists() else "training"
+        note(f"{verb} {settings.recipe} in {folder}")
+    with Counter("data", quiet) as counted, TrainingDisplay(quiet or not first) as display:
+        outcome = train_run(
+            settings, folder, device=device, progress=display.show, data_progress=counted
+        )
+    if first:
+        _print_outcome(outcome, folder)
+    return outcome.finished
+
+
+def _print_outcome(outcome: Outcome, folder: Path) -> None:
+    if not outcome.finished:
+        note(f"stopped in epoch {outcome.epoch}; all is saved, the same command goes on")
+        return
+    assert outcome.valid is not None
+    assert outcome.test is not None
+    rows = [row for row in RunFolder(folder).rows() if row["kind"] == "test"]
+    typer.echo(
+        f"{folder}: valid {outcome.valid.perplexity:.2f}  test {outcome.test.perplexity:.2f}  "
+        f"(best of {outcome.epoch} epochs: {outcome.best_epoch}; "
+        f"{duration(rows[-1]['elapsed'])} in all)"
+    )

@@ -1,0 +1,285 @@
+"""Settings: recipes in TOML, held against the signatures they will call.
+
+A table of a recipe is a set of keyword arguments: ``[layer]`` those of an output layer,
+``[encoder]`` of an encoder, ``[optimizer]`` of a rule, ``[training]`` of ``train`` and ``[data]``
+of ``read_corpus``. Their names, types and defaults stand in those signatures and nowhere else.
+"""
+
+import inspect
+import json
+import math
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from drill.data import read_corpus
+from drill.encoders import ENCODERS
+from drill.layers import LAYERS, MatrixLayer, OutputLayer
+from drill.optim import RULES
+from drill.recipes import NAME, SettingsError, Table, change_of, merged, nearest, parsed, read
+from drill.training import train
+
+OVER = "over"  # the layer that a wrapping layer wraps
+NONE = "none"
+START = "start"  # a run whose best weights are the first ones
+
+# What a run gives by itself, and what no TOML can hold.
+NOT_SET = {
+    "embedding", "layer", "counts", "generator",  # of layers and encoders
+    "model", "ids", "folder", "rule", "world", "progress",  # of train
+    "fetch",
+}  # fmt: skip
+MAY_CHANGE = ("training.epochs", "training.save_every")  # while a run goes on
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A resolved recipe: every key has its value."""
+
+    recipe: str
+    data: Table
+    encoder: Table
+    layer: Table
+    optimizer: Table
+    training: Table
+    start: str | None = None
+
+    def tables(self) -> dict[str, Table]:
+        return {name: getattr(self, name) for name in TABLES}
+
+    def to_toml(self) -> str:
+        """The text of ``recipe.toml``; ``resolved`` of it gives these settings again."""
+        head = [f"recipe = {_written(self.recipe)}"]
+        if self.start is not None:
+            head.append(f"{START} = {_written(self.start)}")
+        parts = [_table(name, table) for name, table in self.tables().items()]
+        return "\n".join([*head, "", *parts])
+
+    def changed(self, **tables: Mapping[str, Any]) -> "Settings":
+        """The same settings with other values, ``changed(training={"epochs": 3})``."""
+        merged = {name: {**table, **tables.get(name, {})} for name, table in self.tables().items()}
+        return Settings(self.recipe, start=self.start, **merged)
+
+    def differences(self, other: "Settings") -> list[str]:
+        """``key: mine -> theirs`` for all that two runs may not differ in."""
+        mine, theirs = _flat(self.tables()), _flat(other.tables())
+        mine[START], theirs[START] = self.start, other.start
+        return [
+            f"{key}: {mine.get(key)!r} -> {theirs.get(key)!r}"
+            for key in sorted(mine.keys() | theirs.keys())
+            if mine.get(key) != theirs.get(key) and key not in MAY_CHANGE
+        ]
+
+
+def recipe(name: str, changes: Sequence[str] = ()) -> Settings:
+    """Settings of a recipe by name or of a TOML file, changed by ``table.key=value`` texts."""
+    tables = read(name)
+    for change in changes:
+        tables = merged(tables, change_of(change))
+    label = Path(name).stem if name.endswith(".toml") else name
+    return resolved({"recipe": label, **tables})
+
+
+def saved(path: Path) -> Settings:
+    """The settings of a run, from its ``recipe.toml``."""
+    return resolved(parsed(path))
+
+
+def resolved(tables: Mapping[str, Any]) -> Settings:
+    """Check every key and every value's kind, and fill in what is left out."""
+    known = [*TABLES, "recipe", START]
+    for key, value in tables.items():
+        if key not in known:
+            raise SettingsError(f"{key}: is no table of a recipe{nearest(key, known)}")
+        if key in TABLES and not isinstance(value, dict):
+            raise SettingsError(f"{key}: is a table, not {value!r}; write [{key}]")
+    start = tables.get(START)
+    if start is not None and not isinstance(start, str):
+        raise SettingsError(f"{START}: is the folder of a run, not {start!r}")
+    checked = {name: check(tables.get(name, {})) for name, check in TABLES.items()}
+    return Settings(str(tables.get("recipe", "own")), start=start, **checked)
+
+
+# -- tables and the signatures behind them --------------------------------------------------------
+
+
+def _arguments(call: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """What may be set of a callable, with resolved annotations."""
+    made: Any = call
+    hints = get_type_hints(made.__init__ if isinstance(call, type) else call)
+    return {
+        name: parameter.replace(annotation=hints[name])
+        for name, parameter in inspect.signature(call).parameters.items()
+        if name not in NOT_SET
+    }
+
+
+def _filled(where: str, table: Table, call: Callable[..., Any], also: Iterable[str] = ()) -> Table:
+    """``table`` with the defaults of ``call``; keys in ``also`` have been looked at already."""
+    arguments = _arguments(call)
+    for key, value in table.items():
+        if key in also:
+            continue
+        if key not in arguments:
+            named = f" of {table[NAME]}" if NAME in table else ""
+            raise SettingsError(
+                f"{where}.{key}: is no setting{named}{nearest(key, [*arguments, *also])}"
+            )
+        if not _fits(_read_none(value), arguments[key].annotation):
+            raise SettingsError(
+                f"{where}.{key}: is {_kind(arguments[key].annotation)}, not {value!r}"
+            )
+    filled = {key: table[key] for key in also if key in table}
+    for key, parameter in arguments.items():
+        if key in table:
+            value = _read_none(table[key])
+        elif parameter.default is inspect.Parameter.empty:
+            raise SettingsError(f"{where}.{key}: is missing; it is {_kind(parameter.annotation)}")
+        else:
+            value = parameter.default
+        wants_float = float in _alternatives(parameter.annotation)
+        filled[key] = float(value) if wants_float and type(value) is int else value
+    return filled
+
+
+def _read_none(value: Any) -> Any:
+    """TOML has no null: the text none stands for it."""
+    return None if value == NONE else value
+
+
+def _chosen(where: str, table: Table, choices: Mapping[str, Any], default: str) -> Table:
+    name = table.get(NAME, default)
+    if name not in choices:
+        raise SettingsError(
+            f"{where}.{NAME}: there is no {name!r}{nearest(str(name), list(choices))}"
+        )
+    return {NAME: name, **{key: value for key, value in table.items() if key != NAME}}
+
+
+def _data(table: Table) -> Table:
+    return _filled("data", table, read_corpus)
+
+
+def _encoder(table: Table) -> Table:
+    table = {"width": 400, **_chosen("encoder", table, ENCODERS, "awd-lstm")}
+    if type(table["width"]) is not int or table["width"] < 1:
+        raise SettingsError(
+            f"encoder.width: is a whole number of at least 1, not {table['width']!r}"
+        )
+    return _filled("encoder", table, ENCODERS[table[NAME]], also=(NAME, "width"))
+
+
+def wraps(kind: type[OutputLayer]) -> bool:
+    """Whether a layer is built over another one."""
+    return not issubclass(kind, MatrixLayer)
+
+
+def _layer(table: Table, where: str = "layer") -> Table:
+    table = _chosen(where, table, LAYERS, "tied")
+    kind = LAYERS[table[NAME]]
+    if not wraps(kind):
+        if OVER in table:
+            raise SettingsError(
+                f"{where}.{OVER}: {table[NAME]} wraps no other layer; leave it out, or choose "
+                f"{', '.join(n for n, c in LAYERS.items() if wraps(c))}"
+            )
+        return _filled(where, table, kind, also=(NAME,))
+    inner = table.get(OVER, {})
+    if not isinstance(inner, dict):
+        raise SettingsError(f"{where}.{OVER}: is a table, not {inner!r}; write [{where}.{OVER}]")
+    inner = _layer(inner, f"{where}.{OVER}")
+    if wraps(LAYERS[inner[NAME]]):
+        raise SettingsError(
+            f"{where}.{OVER}.{NAME}: {table[NAME]} wraps a layer of one matrix, not {inner[NAME]}"
+        )
+    return {**_filled(where, table, kind, also=(NAME, OVER)), OVER: inner}
+
+
+def _optimizer(table: Table) -> Table:
+    table = _chosen("optimizer", table, RULES, "nt-asgd")
+    return _filled("optimizer", table, RULES[table[NAME]], also=(NAME,))
+
+
+def _training(table: Table) -> Table:
+    return _filled("training", table, train)
+
+
+TABLES: dict[str, Callable[[Table], Table]] = {
+    "data": _data,
+    "encoder": _encoder,
+    "layer": _layer,
+    "optimizer": _optimizer,
+    "training": _training,
+}
+
+
+def _alternatives(annotation: Any) -> tuple[Any, ...]:
+    if get_origin(annotation) in (Union, types.UnionType):
+        return get_args(annotation)
+    return (annotation,)
+
+
+def _fits(value: Any, annotation: Any) -> bool:
+    for kind in _alternatives(annotation):
+        if get_origin(kind) is Literal:
+            fits = value in get_args(kind) and type(value) is type(get_args(kind)[0])
+        elif get_origin(kind) is not None:  # a sequence of numbers
+            fits = isinstance(value, list) and all(_fits(each, get_args(kind)[0]) for each in value)
+        elif kind is float:
+            fits = type(value) in (int, float) and math.isfinite(value)
+        else:
+            fits = value is None if kind is types.NoneType else type(value) is kind
+        if fits:
+            return True
+    return False
+
+
+WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+
+
+def _kind(annotation: Any) -> str:
+    words = []
+    for kind in _alternatives(annotation):
+        if get_origin(kind) is Literal:
+            words.append("one of " + ", ".join(map(str, get_args(kind))))
+        elif get_origin(kind) is not None:
+            words.append("a list of whole numbers")
+        else:
+            words.append(WORDS.get(kind, "none"))
+    return " or ".join(words)
+
+
+# -- writing ---------------------------------------------------------------------------------------
+
+
+def _table(name: str, table: Table) -> str:
+    lines = [f"[{name}]"]
+    lines += [
+        f"{key} = {_written(value)}" for key, value in table.items() if not isinstance(value, dict)
+    ]
+    inner = [_table(f"{name}.{k}", v) for k, v in table.items() if isinstance(v, dict)]
+    return "\n".join([*lines, "", *inner])
+
+
+def _written(value: Any) -> str:
+    if value is None:
+        return json.dumps(NONE)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=True)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_written, value))}]"
+    return repr(value)
+
+
+def _flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tables.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

@@ -1,0 +1,40 @@
+"""Ctrl-C and SIGTERM as a flag that is read between steps."""
+
+import signal
+import threading
+from types import FrameType
+from typing import Any, Self
+
+
+class Interrupts:
+    """Inside, the first Ctrl-C or SIGTERM only sets ``asked``; the second one acts as always.
+
+        with Interrupts() as interrupts:
+            while not interrupts.asked:
+                step()
+
+    Python hands signals to the main thread alone: in any other one this does nothing.
+    """
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {each: signal.signal(each, self._note) for each in self.SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._restore()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+        self._restore()
+
+    def _restore(self) -> None:
+        for each, handler in self._before.items():
+            signal.signal(each, handler)
+        self._before = {}

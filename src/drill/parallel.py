@@ -1,0 +1,93 @@
+"""Several processes training one model: who I am, and the few things all must agree on.
+
+``torchrun`` starts them. Every process reads its own columns of the text and holds the whole model;
+torch's DistributedDataParallel averages the gradients.
+"""
+
+import datetime
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among ``size`` ones. Alone, every method is the identity."""
+
+    rank: int = 0
+    size: int = 1
+    control: Any = None  # a group on the CPU, for what is decided rather than computed
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes the files and shows the progress."""
+        return self.rank == 0
+
+    def columns(self, data: Tensor) -> Tensor:
+        """This process's part of (rows, batch, ...), along the columns."""
+        if self.size == 1:
+            return data
+        batch = data.shape[1]
+        if batch % self.size != 0:
+            raise ValueError(
+                f"a batch of {batch} columns cannot be shared by {self.size} processes; set "
+                f"training.batch_size to a multiple of {self.size}"
+            )
+        own = batch // self.size
+        return data[:, self.rank * own : (self.rank + 1) * own].contiguous()
+
+    def any(self, flag: bool) -> bool:
+        """Whether any process says so; all get the same answer."""
+        return bool(self.largest(float(flag)))
+
+    def largest(self, value: float) -> float:
+        if self.size == 1:
+            return value
+        held = torch.tensor([value], dtype=torch.float64)
+        dist.all_reduce(held, op=dist.ReduceOp.MAX, group=self.control)
+        return float(held)
+
+    def mean(self, value: float) -> float:
+        if self.size == 1:
+            return value
+        held = torch.tensor([value], dtype=torch.float64)
+        dist.all_reduce(held, group=self.control)
+        return float(held) / self.size
+
+    def from_first(self, value: Any) -> Any:
+        """What the first process holds, for all."""
+        if self.size == 1:
+            return value
+        held = [value]
+        dist.broadcast_object_list(held, src=0, group=self.control)
+        return held[0]
+
+    def gathered(self, tensor: Tensor) -> list[Tensor]:
+        """The tensors of all processes, equal in shape, on the CPU, in the order of ranks."""
+        own = tensor.detach().cpu().contiguous()
+        if self.size == 1:
+            return [own]
+        parts = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(parts, own, group=self.control)
+        return parts
+
+
+@contextmanager
+def world(device: torch.device, timeout: float = 1800.0) -> Iterator[World]:
+    """The world that ``torchrun`` set up, or a world of one where it did not start us."""
+    if "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield World()
+        return
+    limit = datetime.timedelta(seconds=timeout)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=limit)
+    try:
+        control = dist.new_group(backend="gloo", timeout=limit)
+        yield World(dist.get_rank(), dist.get_world_size(), control)
+    finally:
+        dist.destroy_process_group()

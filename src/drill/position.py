@@ -1,0 +1,213 @@
+"""Where a run stands: all that changes while it trains, and how that is saved and found again."""
+
+import logging
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from drill.checkpoint import CheckpointError, copy_into
+from drill.data import SequenceLengths
+from drill.encoders.base import State
+from drill.evaluation.perplexity import Perplexity
+from drill.optim import NonMonotone, Rule
+from drill.parallel import World
+from drill.run_folder import RunFolder
+
+logger = logging.getLogger("drill")
+
+
+@dataclass
+class Position:
+    """The next segment starts at row ``row`` of epoch ``epoch``."""
+
+    lengths: SequenceLengths
+    stopper: NonMonotone | None
+    nll: Tensor  # (), of the epoch so far: mean loss of a segment times its length, summed
+    epoch: int = 1
+    row: int = 0
+    step: int = 0  # of the whole run
+    hidden: State | None = None
+    loss: float = math.nan  # mean of the epoch so far, when last looked at
+    best: Perplexity | None = None
+    best_epoch: int = 0
+    best_weights: dict[str, Tensor] | None = None  # not yet on disk
+    seconds: float = 0.0  # of this epoch
+    elapsed: float = 0.0  # of the run, over all its processes' lives
+    _ticked: float = field(default_factory=time.monotonic)
+
+    def tick(self) -> None:
+        """Count the time since the last tick."""
+        now = time.monotonic()
+        self.seconds += now - self._ticked
+        self.elapsed += now - self._ticked
+        self._ticked = now
+
+    def mean_loss(self, world: World) -> float:
+        """Mean of the epoch so far; waits for the device."""
+        return world.mean(float(self.nll)) / max(1, self.row)
+
+    def offer(self, scores: Perplexity, model: nn.Module) -> bool:
+        """Keep a copy of the weights if they are the best so far."""
+        better = self.best is None or scores.loss < self.best.loss
+        if better:
+            self.best, self.best_epoch = scores, self.epoch
+            self.best_weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+        return better
+
+    def next_epoch(self) -> None:
+        self.epoch += 1
+        self.row = 0
+        self.hidden = None
+        self.seconds = 0.0
+        self.loss = math.nan
+        self.nll.zero_()
+
+    # -- lines of metrics.jsonl -------------------------------------------------------------------
+
+    def epoch_row(
+        self, valid: Perplexity, *, lr: float, averaged: bool, best: bool
+    ) -> dict[str, Any]:
+        trained = self.row > 0
+        return {
+            "kind": "epoch",
+            "epoch": self.epoch,
+            "step": self.step,
+            "train_loss": self.loss if trained else None,
+            "train_perplexity": _exp(self.loss) if trained else None,
+            "valid_loss": valid.loss,
+            "valid_perplexity": valid.perplexity,
+            "valid_published": valid.published_perplexity,
+            "lr": lr,
+            "averaged": averaged,
+            "best": best,
+            "seconds": self.seconds,
+            "elapsed": self.elapsed,
+        }
+
+    def test_row(self, test: Perplexity) -> dict[str, Any]:
+        assert self.best is not None
+        return {
+            "kind": "test",
+            "epoch": self.best_epoch,
+            "valid_loss": self.best.loss,
+            "valid_perplexity": self.best.perplexity,
+            "valid_published": self.best.published_perplexity,
+            "test_loss": test.loss,
+            "test_perplexity": test.perplexity,
+            "test_published": test.published_perplexity,
+            "elapsed": self.elapsed,
+        }
+
+
+def save(at: Position, model: nn.Module, rule: Rule, folder: RunFolder, world: World) -> None:
+    """Write best.safetensors where it is due, then the checkpoint that knows of it."""
+    at.tick()
+    tensors = {f"hidden/{name}": torch.cat(world.gathered(t), 1) for name, t in _named(at.hidden)}
+    for name, tensor in _own(at).items():
+        parts = world.gathered(tensor)
+        tensors |= {f"{name}/{rank}": part for rank, part in enumerate(parts)}
+    if not world.first:
+        at.best_weights = None
+        return
+    tensors |= {f"model/{name}": p for name, p in model.named_parameters()}
+    tensors |= {f"rule/{name}": tensor for name, tensor in rule.tensors().items()}
+    numbers = {
+        "epoch": at.epoch,
+        "row": at.row,
+        "step": at.step,
+        "seconds": at.seconds,
+        "elapsed": at.elapsed,
+        "best": None if at.best is None else asdict(at.best),
+        "best_epoch": at.best_epoch,
+        "lengths": at.lengths.state(),
+        "stopper": None if at.stopper is None else at.stopper.state_dict(),
+        "rule": rule.numbers(),
+        "layers": [] if at.hidden is None else [len(layer) for layer in at.hidden],
+        "world": world.size,
+    }
+    if at.best_weights is not None:
+        assert at.best is not None
+        folder.save_best(at.best_weights, {"epoch": at.best_epoch, "valid": asdict(at.best)})
+        at.best_weights = None
+    folder.save_last(tensors, numbers)
+
+
+def restore(at: Position, model: nn.Module, rule: Rule, folder: RunFolder, world: World) -> bool:
+    """Put the run back to its last checkpoint; False where there is none."""
+    found = folder.load_last()
+    if world.first:  # what was appended after the checkpoint is about to happen again
+        folder.cut_metrics(0 if found is None else found[1]["metrics_size"])
+    if found is None:
+        return False
+    tensors, numbers = found
+    device = next(model.parameters()).device
+    try:
+        copy_into(dict(model.named_parameters()), _under("model/", tensors), str(folder.last))
+        rule.load(_under("rule/", tensors), numbers["rule"])
+        at.epoch, at.row, at.step = numbers["epoch"], numbers["row"], numbers["step"]
+        at.seconds, at.elapsed = numbers["seconds"], numbers["elapsed"]
+        at.best = None if numbers["best"] is None else Perplexity(**numbers["best"])
+        at.best_epoch = numbers["best_epoch"]
+        at.lengths = SequenceLengths.from_state(numbers["lengths"])
+        if at.stopper is not None and numbers["stopper"] is not None:
+            at.stopper.load_state_dict(numbers["stopper"])
+        at.hidden = (
+            tuple(
+                tuple(world.columns(tensors[f"hidden/{i}/{j}"]).to(device) for j in range(count))
+                for i, count in enumerate(numbers["layers"])
+            )
+            or None
+        )
+        _take(at, tensors, numbers, world)
+    except (LookupError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{folder.last}: does not fit this run ({type(error).__name__}: {error}); restore it "
+            "from a copy, or remove it to start over"
+        ) from None
+    return True
+
+
+def _exp(loss: float) -> float:
+    return math.exp(loss) if loss < 700.0 else math.inf
+
+
+def _own(at: Position) -> dict[str, Tensor]:
+    """What every process has for itself."""
+    held = {"nll": at.nll, "random/cpu": torch.get_rng_state()}
+    if at.nll.is_cuda:
+        held["random/cuda"] = torch.cuda.get_rng_state(at.nll.device)
+    return held
+
+
+def _take(at: Position, tensors: dict[str, Tensor], numbers: dict[str, Any], world: World) -> None:
+    size = numbers["world"]
+    losses = [tensors[f"nll/{rank}"] for rank in range(size)]
+    if size != world.size:
+        logger.warning(
+            "saved by %d processes and going on with %d: random numbers start anew",
+            size,
+            world.size,
+        )
+        at.nll.copy_(torch.stack(losses).mean())
+        torch.manual_seed(torch.initial_seed() + at.step * world.size + world.rank)
+        return
+    at.nll.copy_(losses[world.rank])
+    torch.set_rng_state(tensors[f"random/cpu/{world.rank}"])
+    cuda = tensors.get(f"random/cuda/{world.rank}")
+    if at.nll.is_cuda and cuda is not None:
+        torch.cuda.set_rng_state(cuda, at.nll.device)
+
+
+def _named(hidden: State | None) -> Iterator[tuple[str, Tensor]]:
+    for i, layer in enumerate(hidden or ()):
+        for j, tensor in enumerate(layer):
+            yield f"{i}/{j}", tensor
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)}

@@ -1,0 +1,174 @@
+"""A run is a folder of plain files.
+
+    recipe.toml        the resolved settings
+    vocabulary.json    words and their counts in the training text
+    environment.json   versions, device, commit, seed
+    metrics.jsonl      one line an epoch, and one for the test at the end
+    best.safetensors   the weights with the lowest validation loss
+    last/              what an exact resume needs
+
+Every file is written whole and renamed into place, but ``metrics.jsonl``: it grows, and a resume
+cuts it back to where the checkpoint stood.
+"""
+
+import json
+import logging
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from drill import checkpoint
+from drill.data.files import write_whole
+
+logger = logging.getLogger("drill")
+
+
+class RunFolderError(RuntimeError):
+    """A run folder that cannot be used; one sentence with the place and the mend."""
+
+
+class RunFolder:
+    """Paths and writers of one run; making one touches no file."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.recipe = self.path / "recipe.toml"
+        self.vocabulary = self.path / "vocabulary.json"
+        self.environment = self.path / "environment.json"
+        self.metrics = self.path / "metrics.jsonl"
+        self.best = self.path / "best.safetensors"
+        self.last = self.path / "last" / "checkpoint.safetensors"
+        self._tensorboard: Any = None
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep every other process from training in this folder; a killed one holds no lock."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            stream = (self.path / ".lock").open("a")
+        except OSError as error:
+            raise RunFolderError(
+                f"{self.path}: cannot be made or written ({error.strerror}); choose another folder"
+            ) from None
+        with stream:
+            if not _lock(stream.fileno()):
+                raise RunFolderError(
+                    f"{self.path}: another process is training here; wait for it or choose another "
+                    "name"
+                )
+            yield
+
+    def write_json(self, path: Path, value: Any) -> None:
+        self.write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+    def write_text(self, path: Path, text: str) -> None:
+        content = text.encode("utf-8")
+        try:
+            write_whole(path, lambda stream: _write(stream, content))
+        except OSError as error:
+            raise RunFolderError(
+                f"{path}: cannot be written ({error.strerror}); make room or choose another folder"
+            ) from None
+
+    # -- metrics ----------------------------------------------------------------------------------
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Add a line to ``metrics.jsonl``; it is on disk when this returns."""
+        line = json.dumps({key: _json_number(value) for key, value in row.items()})
+        try:
+            with self.metrics.open("a", encoding="utf-8") as stream:
+                stream.write(line + "\n")
+                stream.flush()
+                os.fsync(stream.fileno())
+        except OSError as error:
+            raise RunFolderError(
+                f"{self.metrics}: cannot be written ({error.strerror}); make room, then run the "
+                "same command: it goes on from the last checkpoint"
+            ) from None
+        self._show_in_tensorboard(row)
+
+    def metrics_size(self) -> int:
+        return self.metrics.stat().st_size if self.metrics.exists() else 0
+
+    def cut_metrics(self, size: int) -> None:
+        """Drop what was appended after a checkpoint that knew of ``size`` bytes."""
+        if self.metrics_size() < size:
+            raise RunFolderError(
+                f"{self.metrics}: has {self.metrics_size()} bytes but the checkpoint knows of "
+                f"{size}; restore the file from a copy, or remove {self.last} to start over"
+            )
+        if self.metrics.exists():
+            os.truncate(self.metrics, size)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The lines of ``metrics.jsonl``; a last one that was cut off is left out."""
+        if not self.metrics.exists():
+            return []
+        lines = self.metrics.read_text(encoding="utf-8").split("\n")
+        rows = []
+        for number, line in enumerate(lines[:-1], start=1):  # what follows the last end is cut off
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                raise RunFolderError(
+                    f"{self.metrics}: line {number} is not JSON; restore it from a copy"
+                ) from None
+        return rows
+
+    def _show_in_tensorboard(self, row: Mapping[str, Any]) -> None:
+        """The same numbers for TensorBoard, where it is installed."""
+        if self._tensorboard is None:
+            self._tensorboard = _tensorboard_writer(self.path / "tensorboard")
+        if self._tensorboard is not False:
+            for key, value in row.items():
+                if isinstance(value, float) and key not in ("elapsed",):
+                    self._tensorboard.add_scalar(f"{row['kind']}/{key}", value, row["epoch"])
+            self._tensorboard.flush()
+
+    # -- weights ----------------------------------------------------------------------------------
+
+    def save_best(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
+        checkpoint.save(self.best, tensors, numbers)
+
+    def save_last(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
+        checkpoint.save(self.last, tensors, {**numbers, "metrics_size": self.metrics_size()})
+
+    def load_last(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """The last checkpoint, or None before the first."""
+        return checkpoint.load(self.last) if self.last.exists() else None
+
+
+def _json_number(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they are written as strings."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _write(stream: Any, content: bytes) -> None:
+    stream.write(content)
+
+
+def _lock(handle: int) -> bool:
+    try:
+        import fcntl
+    except ImportError:  # no locks of this kind here; two processes in one folder stay a mistake
+        logger.info("this system has no file locks: do not train twice in one folder")
+        return True
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _tensorboard_writer(folder: Path) -> Any:
+    """A writer, or False where TensorBoard is not installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return False
+    return SummaryWriter(str(folder))

@@ -1,0 +1,344 @@
+"""The training loop of language models, read top to bottom.
+
+Every epoch walks down the columns of the training text in segments of random length, carrying the
+hidden state; then it validates and keeps the best weights. Every so often all of it is saved, so
+that a run which was killed goes on as if nothing had happened.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from drill.checkpoint import load_into
+from drill.data import Ids, columns, inputs_and_targets, sequence_lengths, training_segments
+from drill.encoders.base import State
+from drill.evaluation.perplexity import Perplexity, perplexity
+from drill.interrupts import Interrupts
+from drill.layers import MatrixLayer
+from drill.models import LanguageModel
+from drill.optim import NonMonotone, Rule
+from drill.parallel import World
+from drill.position import Position, restore, save
+from drill.run_folder import RunFolder
+
+Precision = Literal["float32", "tf32", "bfloat16"]
+
+SHOW_EVERY = 0.5  # seconds between two looks at the loss, for which a GPU must be waited for
+AGREE_EVERY = 20  # steps between two agreements of several processes on saving and stopping
+
+
+class Diverged(RuntimeError):
+    """The loss is no longer a number; the last good checkpoint is on disk."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands: told a few times a second, and with ``row`` at the end of an epoch."""
+
+    epoch: int
+    epochs: int
+    share: float  # of the epoch
+    step: int  # of the run
+    loss: float  # mean of the epoch so far
+    tokens_per_second: float
+    seconds_left: float  # of the run
+    row: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run has come to. Unfinished, it was interrupted and can go on."""
+
+    finished: bool
+    epoch: int
+    best_epoch: int
+    valid: Perplexity | None
+    test: Perplexity | None
+
+
+def train(
+    model: LanguageModel,
+    ids: Ids,
+    folder: RunFolder,
+    rule: Rule,
+    *,
+    epochs: int = 500,
+    batch_size: int = 20,
+    bptt: int = 70,
+    seed: int = 1111,
+    length_seed: int | None = None,
+    length_cap: int | None = None,
+    activation: float = 2.0,
+    slowness: float = 1.0,
+    micro_batch: int | None = None,
+    precision: Precision = "tf32",
+    valid_batch_size: int = 10,
+    test_batch_size: int = 1,
+    patience: int | None = None,
+    baseline: bool = False,
+    save_every: float = 120.0,
+    world: World = World(),  # noqa: B008 - it is frozen
+    progress: Callable[[Progress], None] | None = None,
+) -> Outcome:
+    """Train ``model`` for ``epochs`` epochs, then test its best weights.
+
+    Goes on from the last checkpoint of ``folder`` where there is one. Ctrl-C and SIGTERM end the
+    step, save and give an unfinished outcome.
+
+    batch_size   columns of text, over all processes
+    bptt         about how many tokens a gradient reaches back
+    length_seed  of the random segment lengths, ``seed`` unless given; length_cap bounds them
+    activation   weight of mean(output^2), slowness that of mean((raw[t+1] - raw[t])^2)
+    micro_batch  columns at a time, their gradients summed; None takes all at once
+    precision    float32, tf32 (float32 stored, products on tf32 units) or bfloat16 (autocast)
+    patience     stop after an epoch worse than the best one before the last ``patience``
+    baseline     validate first: only better weights replace those given
+    save_every   seconds between checkpoints
+    """
+    _check(epochs, micro_batch, save_every)
+    device = next(model.parameters()).device
+    data = world.columns(columns(ids.train, batch_size)).to(device)  # (rows, B)
+    rows = data.shape[0]
+    valid = columns(ids.valid, valid_batch_size).to(device)
+    lengths = sequence_lengths(seed if length_seed is None else length_seed, bptt, length_cap)
+    stopper = None if patience is None else NonMonotone(patience)
+    options = {"activation": activation, "slowness": slowness, "check": False}
+    rule.begin(model.named_parameters())
+    at = Position(lengths, stopper, torch.zeros((), dtype=_widest(device), device=device))
+    resumed = restore(at, model, rule, folder, world)
+    if not resumed and world.rank > 0:
+        torch.manual_seed(seed + world.rank)  # every process drops other things
+    trained = _wrapped(model, world)
+    speed = Speed(at, rows, batch_size, epochs)
+    agreeing = 1 if world.size == 1 else AGREE_EVERY
+    saved = shown = time.monotonic()
+
+    with _products(precision, device) as autocast, Interrupts() as interrupts:
+        if baseline and not resumed:
+            at.epoch = 0
+            row = _validate(at, model, valid, rule, world, bptt, autocast)
+            _tell(folder, world, progress, speed.report(row))
+            at.next_epoch()
+
+        while at.epoch <= epochs and not (stopper is not None and stopper.triggered):
+            model.train()
+            for segment in training_segments(rows, at.lengths, at.row):
+                inputs, targets = inputs_and_targets(data, segment)  # (T, B) each
+                with _autocast(device, autocast):
+                    nll, at.hidden = _backward(
+                        trained, inputs, targets, at.hidden, micro_batch, options
+                    )
+                rule.step(segment.sampled_length, bptt, (at.epoch - 1 + at.row / rows) / epochs)
+                at.nll += nll * segment.length
+                at.row += segment.length
+                at.step += 1
+
+                if at.step % agreeing != 0:
+                    continue
+                now = time.monotonic()
+                if agreeing > 1 or now - shown >= SHOW_EVERY:
+                    shown = now
+                    at.loss = _finite(at.mean_loss(world), at, rule, folder)
+                    _tell(folder, world, progress, speed.report())
+                urge = world.largest(2.0 * interrupts.asked + (now - saved >= save_every))
+                if urge > 0.0:
+                    _refuse_damaged(at, model, rule, folder)
+                    save(at, model, rule, folder, world)
+                    saved = time.monotonic()
+                if urge >= 2.0:
+                    return Outcome(False, at.epoch, at.best_epoch, at.best, None)
+
+            at.loss = _finite(at.mean_loss(world), at, rule, folder)
+            row = _validate(at, model, valid, rule, world, bptt, autocast)
+            rule.epoch_ended(row["valid_loss"])
+            if stopper is not None:
+                stopper.update(row["valid_loss"])
+            _tell(folder, world, progress, speed.report(row))
+            at.next_epoch()
+            speed.restart()
+
+        save(at, model, rule, folder, world)
+        test: Perplexity | None = None
+        if at.best is not None and world.first:
+            load_into(model, folder.best)
+            test_columns = columns(ids.test, test_batch_size)
+            test = perplexity(model, test_columns, bptt=bptt, autocast=autocast)
+            at.tick()
+            folder.append(at.test_row(test))
+        return Outcome(True, at.epoch - 1, at.best_epoch, at.best, world.from_first(test))
+
+
+class Speed:
+    """How fast an epoch goes, and how long the rest will take."""
+
+    def __init__(self, at: Position, rows: int, batch: int, epochs: int) -> None:
+        self.at, self.rows, self.batch, self.epochs = at, rows, batch, epochs
+        self.restart()
+
+    def restart(self) -> None:
+        self._row, self._time = self.at.row, time.monotonic()
+
+    def report(self, row: dict[str, Any] | None = None) -> Progress:
+        at = self.at
+        seconds = max(1e-9, time.monotonic() - self._time)
+        rate = max(1e-9, (at.row - self._row) / seconds)  # rows a second
+        ahead = (self.epochs - at.epoch) * self.rows + self.rows - at.row
+        if row is not None:
+            row["tokens_per_second"] = at.row * self.batch / max(1e-9, at.seconds)
+            row["tokens"] = at.row * self.batch
+        return Progress(
+            epoch=at.epoch,
+            epochs=self.epochs,
+            share=min(1.0, at.row / max(1, self.rows - 1)),
+            step=at.step,
+            loss=at.loss,
+            tokens_per_second=rate * self.batch,
+            seconds_left=ahead / rate,
+            row=row,
+        )
+
+
+def _backward(
+    trained: nn.Module,  # the model, or what wraps it for several processes
+    inputs: Tensor,  # (T, B)
+    targets: Tensor,  # (T, B)
+    hidden: State | None,
+    micro_batch: int | None,
+    options: dict[str, Any],
+) -> tuple[Tensor, State]:
+    """Add the gradients of one batch; gives its mean loss and the state after it."""
+    batch = inputs.shape[1]
+    if micro_batch is None or micro_batch >= batch:
+        loss = trained(inputs, targets, hidden, **options)
+        loss.total.backward()
+        return loss.nll, loss.state
+    several = trained if isinstance(trained, DistributedDataParallel) else None
+    model: LanguageModel = trained.module if several else trained  # type: ignore[assignment]
+    nll = inputs.new_zeros((), dtype=torch.float32)
+    states: list[State] = []
+    # Several processes sum gradients during backward, which a shared encoding would come after.
+    with nullcontext() if several else model.layer.shared_labels():
+        for start in range(0, batch, micro_batch):
+            own = slice(start, min(batch, start + micro_batch))
+            share = (own.stop - own.start) / batch
+            carried = None if hidden is None else _columns(hidden, own)
+            with several.no_sync() if several and own.stop < batch else nullcontext():
+                loss = trained(inputs[:, own], targets[:, own], carried, **options)
+                (loss.total * share).backward()
+            nll = nll + loss.nll * share
+            states.append(loss.state)
+    return nll, _joined(states)
+
+
+def _columns(state: State, own: slice) -> State:
+    return tuple(tuple(tensor[:, own].contiguous() for tensor in layer) for layer in state)
+
+
+def _joined(states: list[State]) -> State:
+    return tuple(
+        tuple(torch.cat(parts, dim=1) for parts in zip(*layers, strict=True))
+        for layers in zip(*states, strict=True)
+    )
+
+
+def _validate(
+    at: Position,
+    model: LanguageModel,
+    valid: Tensor,
+    rule: Rule,
+    world: World,
+    bptt: int,
+    autocast: torch.dtype | None,
+) -> dict[str, Any]:
+    """Keep the weights if they are the best so far; gives the epoch's line of metrics."""
+    averaged = rule.averaging
+    with rule.evaluated():
+        scores = perplexity(model, valid, bptt=bptt, autocast=autocast) if world.first else None
+        scores = world.from_first(scores)
+        better = at.offer(scores, model)
+    at.tick()
+    return at.epoch_row(scores, lr=rule.lr, averaged=averaged, best=better)
+
+
+def _tell(
+    folder: RunFolder,
+    world: World,
+    progress: Callable[[Progress], None] | None,
+    report: Progress,
+) -> None:
+    """The first process writes the line of metrics and shows the progress."""
+    if not world.first:
+        return
+    if report.row is not None:
+        folder.append(report.row)
+    if progress is not None:
+        progress(report)
+
+
+def _wrapped(model: LanguageModel, world: World) -> nn.Module:
+    if world.size == 1:
+        return model
+    # A step of a sampled or adaptive softmax need not touch every parameter.
+    unused = not isinstance(model.layer, MatrixLayer)
+    return DistributedDataParallel(model, find_unused_parameters=unused)
+
+
+@contextmanager
+def _products(precision: Precision, device: torch.device) -> Iterator[torch.dtype | None]:
+    """Set how float32 products are computed; gives the dtype of autocast, if any."""
+    if precision not in ("float32", "tf32", "bfloat16"):
+        raise ValueError(f"train: precision is float32, tf32 or bfloat16, not {precision!r}")
+    places: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
+    before = [place.allow_tf32 for place in places]
+    for place in places:
+        place.allow_tf32 = precision != "float32"
+    try:
+        yield torch.bfloat16 if precision == "bfloat16" else None
+    finally:
+        for place, allowed in zip(places, before, strict=True):
+            place.allow_tf32 = allowed
+
+
+def _autocast(device: torch.device, dtype: torch.dtype | None) -> Any:
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
+
+
+def _finite(loss: float, at: Position, rule: Rule, folder: RunFolder) -> float:
+    if math.isfinite(loss):
+        return loss
+    last = (
+        f"the last good checkpoint is {folder.last}"
+        if folder.last.exists()
+        else ("no checkpoint was due before that")
+    )
+    raise Diverged(
+        f"the loss became {loss} in epoch {at.epoch}, before step {at.step}, at lr {rule.lr:g}; "
+        f"{last}; train under another name with a lower rate, for example "
+        f"--set optimizer.lr={rule.lr / 2:g}"
+    )
+
+
+def _refuse_damaged(at: Position, model: LanguageModel, rule: Rule, folder: RunFolder) -> None:
+    """No checkpoint may hold what no training comes back from."""
+    norms = torch._foreach_norm([p.detach() for p in model.parameters()])
+    _finite(float(torch.stack([norm.float() for norm in norms]).sum() + at.nll), at, rule, folder)
+
+
+def _widest(device: torch.device) -> torch.dtype:
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def _check(epochs: int, micro_batch: int | None, save_every: float) -> None:
+    if epochs < 1:
+        raise ValueError(f"train: epochs is at least 1, not {epochs}")
+    if micro_batch is not None and micro_batch < 1:
+        raise ValueError(f"train: micro_batch is at least 1 or none, not {micro_batch}")
+    if not save_every >= 0.0:
+        raise ValueError(f"train: save_every is at least 0 seconds, not {save_every}")
