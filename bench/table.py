@@ -1,6 +1,7 @@
 """One table on the screen, one JSON row per line in a file."""
 
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -147,12 +148,12 @@ class Report:
 
 
 def _commit() -> str | None:
-    """The commit that is measured, None outside a checkout."""
+    """The commit that is measured; outside a checkout what DRILL_COMMIT says."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        return None
+        return os.environ.get("DRILL_COMMIT")
 
 
 def _device_name(device: torch.device) -> str:

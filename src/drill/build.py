@@ -272,7 +272,10 @@ def _environment(
 
 
 def commit() -> str | None:
-    """The commit of the source, with a plus where files differ from it; None outside a checkout."""
+    """The commit of the source, with a plus where files differ from it.
+
+    Outside a checkout what ``DRILL_COMMIT`` says, None where it says nothing.
+    """
     here = str(Path(__file__).parent)
 
     def git(*words: str) -> str:
@@ -285,7 +288,7 @@ def commit() -> str | None:
         name = git("rev-parse", "--short", "HEAD")
         return name + ("+" if git("status", "--porcelain", "--untracked-files=no", here) else "")
     except (OSError, subprocess.CalledProcessError):
-        return None
+        return os.environ.get("DRILL_COMMIT")
 
 
 def device_name(device: torch.device) -> str:
