@@ -1,0 +1,295 @@
+"""Run folders, read as they are: finished, still going, or damaged.
+
+A reader must not fail where a run is half written, so what cannot be read is None and the fault
+goes into ``RunSummary.faults``, a sentence each. Only a folder that is no run at all raises.
+"""
+
+import hashlib
+import json
+import math
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from drill.run_folder import RunFolder
+
+
+class RunError(ValueError):
+    """A folder that is no run; the message is one sentence with the place and the mend."""
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One validation. ``valid`` is a perplexity; NaN or infinite where training went wrong."""
+
+    epoch: int  # 0: before any training
+    valid: float
+    valid_published: float | None
+    train: float | None  # perplexity
+    elapsed: float | None  # seconds since the run began
+    averaged: bool  # whether the weights were an average over steps
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What a table or a plot shows of a run; None is what the folder does not say.
+
+    Perplexities are per predicted token; ``*_published`` divide by all tokens, as the published
+    results do. They are of the best epoch, by validation.
+    """
+
+    folder: Path
+    name: str
+    recipe: str | None
+    layer: str | None
+    parameters: int | None
+    seed: int | None
+    epochs: int
+    best_epoch: int | None
+    valid: float | None
+    test: float | None
+    valid_published: float | None
+    test_published: float | None
+    seconds: float | None
+    tokens_per_second: float | None  # median over epochs
+    device: str | None
+    commit: str | None
+    curve: tuple[Epoch, ...]
+    settings: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    faults: tuple[str, ...]
+
+    @property
+    def settings_digest(self) -> str:
+        """Equal for runs that differ by their seed alone."""
+        return digest(same_but_seed(self.settings))
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for copies of one result: settings and every measured perplexity."""
+        curve = [(point.epoch, repr(point.valid), point.elapsed) for point in self.curve]
+        return digest([self.settings, self.seed, curve, self.best_epoch, self.valid, self.test])
+
+
+def read_runs(folders: Iterable[Path | str]) -> list[RunSummary]:
+    """Every folder once, in the order given, under names that tell them apart."""
+    given: dict[Path, Path] = {}
+    for folder in map(Path, folders):
+        given.setdefault(folder.resolve(), folder)
+    names = distinct_names(list(given))
+    return [replace(read_run(folder), name=names[place]) for place, folder in given.items()]
+
+
+def read_run(folder: Path | str) -> RunSummary:
+    """What is in a run folder; see ``faults`` of the result for what is not."""
+    files = RunFolder(folder)
+    if not files.path.is_dir():
+        raise RunError(f"{folder}: is no folder; name a run folder, such as runs/ptb-tied")
+    parts = [files.recipe, files.environment, files.metrics]
+    if not any(part.exists() for part in parts):
+        names = " nor ".join(part.name for part in parts)
+        raise RunError(f"{folder}: holds neither {names}, so it is no run; name a run folder")
+    faults: list[str] = []
+    settings = _settings(files.recipe, faults)
+    environment = _environment(files.environment, faults)
+    rows = _rows(files.metrics, faults)
+    curve = _curve(files.metrics, rows, faults)
+    tests = [row for _, row in rows if row.get("kind") == "test"]
+    rates = _known(rows, "tokens_per_second")
+    elapsed = _known(rows, "elapsed")
+    return RunSummary(
+        folder=files.path,
+        name=files.path.resolve().name,
+        recipe=_text(settings.get("recipe")),
+        layer=layer_name(settings.get("layer")),
+        parameters=_whole(environment.get("parameters")),
+        seed=_whole(environment.get("seed")),
+        epochs=curve[-1].epoch if curve else 0,
+        **_best(curve, tests),
+        seconds=elapsed[-1] if elapsed else None,
+        tokens_per_second=median(rates) if rates else None,
+        device=_text(environment.get("device")),
+        commit=_text(environment.get("commit")),
+        curve=tuple(curve),
+        settings=settings,
+        environment=environment,
+        faults=tuple(faults),
+    )
+
+
+def distinct_names(folders: Sequence[Path]) -> dict[Path, str]:
+    """The last part of each path, with as many parents as it takes to tell all paths apart."""
+    names = {}
+    for folder in folders:
+        for length in range(1, len(folder.parts) + 1):
+            tail = folder.parts[-length:]
+            if sum(other.parts[-length:] == tail for other in folders) == 1:
+                break
+        names[folder] = "/".join(tail)
+    return names
+
+
+def layer_name(table: Any) -> str | None:
+    """The output layer as tables call it: ``deep-residual 4``, ``mixture 15 x tied``."""
+    if not isinstance(table, Mapping) or (name := _text(table.get("name"))) is None:
+        return None
+    sizes = (_whole(table.get(key)) for key in ("depth", "experts", "samples"))
+    parts = [name, *(str(size) for size in sizes if size is not None)]
+    inner = layer_name(table.get("over"))
+    return " ".join(parts if inner is None else [*parts, "x", inner])
+
+
+def same_but_seed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings without what may differ between runs of one experiment."""
+    tables = {
+        name: {key: value for key, value in table.items() if key not in ("seed", "save_every")}
+        if isinstance(table, Mapping)
+        else table
+        for name, table in settings.items()
+    }
+    return {**tables, "start": "start" in settings}  # each seed has its own first weights
+
+
+def digest(value: Any) -> str:
+    """16 hexadecimal digits, equal for equal values whatever the order of keys."""
+    text = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+# -- the files of a run ---------------------------------------------------------------------------
+
+
+def _settings(path: Path, faults: list[str]) -> dict[str, Any]:
+    raw = _bytes(path, faults, "the settings of the run are unknown")
+    if raw is None:
+        return {}
+    try:
+        return tomllib.loads(raw.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        faults.append(f"{path}: byte {error.start} is not UTF-8; the settings are unknown")
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        faults.append(f"{path}: is not TOML ({_one_line(error)}); the settings are unknown")
+    return {}
+
+
+def _environment(path: Path, faults: list[str]) -> dict[str, Any]:
+    raw = _bytes(path, faults, "device, commit and seed are unknown")
+    if raw is None:
+        return {}
+    try:
+        found = json.loads(raw)
+    except (ValueError, RecursionError):
+        faults.append(f"{path}: is not JSON; device, commit and seed are unknown")
+        return {}
+    if isinstance(found, dict):
+        return found
+    faults.append(f"{path}: holds no JSON object; device, commit and seed are unknown")
+    return {}
+
+
+def _rows(path: Path, faults: list[str]) -> list[tuple[int, dict[str, Any]]]:
+    """(line number, row) of metrics.jsonl. What follows the last line end is being written."""
+    raw = _bytes(path, faults, "no epoch has ended yet")
+    rows = []
+    for number, line in enumerate((raw or b"").split(b"\n")[:-1], start=1):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if isinstance(row, dict):
+            rows.append((number, row))
+        else:
+            faults.append(f"{path}: line {number} is not a JSON object; it is left out")
+    return rows
+
+
+def _curve(path: Path, rows: list[tuple[int, dict[str, Any]]], faults: list[str]) -> list[Epoch]:
+    """Epochs in rising order: one that was run again replaces itself and all that followed."""
+    curve: list[Epoch] = []
+    for number, row in rows:
+        if row.get("kind") != "epoch":
+            continue
+        epoch, valid = _whole(row.get("epoch")), _number(row.get("valid_perplexity"))
+        if epoch is None:
+            faults.append(f"{path}: line {number} names no epoch; it is left out")
+            continue
+        while curve and curve[-1].epoch >= epoch:
+            curve.pop()
+        curve.append(
+            Epoch(
+                epoch=epoch,
+                valid=math.nan if valid is None else valid,
+                valid_published=_number(row.get("valid_published")),
+                train=_number(row.get("train_perplexity")),
+                elapsed=_finite(row.get("elapsed")),
+                averaged=row.get("averaged") is True,
+            )
+        )
+    return curve
+
+
+def _known(rows: list[tuple[int, dict[str, Any]]], key: str) -> list[float]:
+    values = (_finite(row.get(key)) for _, row in rows)
+    return [value for value in values if value is not None]
+
+
+def _best(curve: list[Epoch], tests: list[dict[str, Any]]) -> dict[str, Any]:
+    """The best epoch and its perplexities: as tested last, else as validated so far."""
+    found = dict.fromkeys(["best_epoch", "valid", "valid_published", "test", "test_published"])
+    if tests:
+        row = tests[-1]
+        found["best_epoch"] = _whole(row.get("epoch"))
+        for split in ("valid", "test"):
+            found[split] = _finite(row.get(f"{split}_perplexity"))
+            found[f"{split}_published"] = _finite(row.get(f"{split}_published"))
+    finite = [point for point in curve if math.isfinite(point.valid)]
+    if finite and found["valid"] is None:
+        best = min(finite, key=lambda point: point.valid)
+        found |= {"best_epoch": best.epoch, "valid": best.valid}
+        found["valid_published"] = best.valid_published
+    return found
+
+
+def _bytes(path: Path, faults: list[str], so: str) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        faults.append(f"{path}: is missing; {so}")
+    except OSError as error:
+        faults.append(f"{path}: cannot be read ({error.strerror}); {so}")
+    return None
+
+
+# -- values of any kind ---------------------------------------------------------------------------
+
+
+def _number(value: Any) -> float | None:
+    """A float; training writes what JSON has no word for as the strings nan and inf."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    if isinstance(value, str) and value not in ("nan", "inf", "-inf"):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _finite(value: Any) -> float | None:
+    number = _number(value)
+    return number if number is not None and math.isfinite(number) else None
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
