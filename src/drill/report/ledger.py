@@ -1,0 +1,235 @@
+"""The ledger: one JSON line for every measured result, bad ones too.
+
+Rows are only ever added, by ``record``, from what a run has written; nobody types a number. A row
+names the recipe, the seed, the commit and the device, so that it can be measured again.
+"""
+
+import json
+import os
+import types
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+from drill.report.runs import RunSummary, read_run
+
+KIND = "result"  # tells a row from those of other tools in the same folder
+
+
+class LedgerError(ValueError):
+    """A ledger or a run that cannot be used; one sentence with the place and the mend."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One result; fields as in ``RunSummary``, None is what the run did not say."""
+
+    name: str
+    recipe: str | None
+    layer: str | None
+    parameters: int | None
+    seed: int | None
+    epochs: int
+    best_epoch: int | None
+    valid: float | None
+    test: float | None
+    valid_published: float | None
+    test_published: float | None
+    seconds: float | None
+    tokens_per_second: float | None
+    device: str | None
+    commit: str | None
+    torch: str | None
+    precision: str | None
+    world_size: int | None
+    started: str | None
+    recorded: str  # when the row was written, ISO 8601
+    note: str
+    settings_digest: str
+    fingerprint: str
+    extra: dict[str, Any]  # other figures, such as those of a dynamic evaluation
+
+
+HINTS: Mapping[str, Any] = get_type_hints(Row)
+
+
+def record(
+    run_folder: Path | str,
+    ledger_path: Path | str,
+    note: str = "",
+    extra: Mapping[str, Any] | None = None,
+    *,
+    force: bool = False,
+    now: datetime | None = None,
+) -> Row:
+    """Add the result of a run to a ledger, whole or not at all, and give the row.
+
+    A result that stands there already is refused unless ``force``: the same settings with the same
+    perplexities, wherever the folder lies. A run that went on is another result. Writers wait for
+    one another; the row is on disk when this returns.
+    """
+    path = Path(ledger_path)
+    now = datetime.now(UTC) if now is None else now
+    if now.tzinfo is None:
+        raise ValueError(f"record: now needs a time zone, such as UTC; {now} has none")
+    row = _row(read_run(run_folder), note, _plain(run_folder, note, extra), now)
+    line = json.dumps({"kind": KIND, **asdict(row)}, ensure_ascii=False)
+    with _locked(path) as handle:
+        held = _read_all(handle)
+        rows = list(_rows(path, held))
+        same = [number for number, other in rows if other and other.fingerprint == row.fingerprint]
+        if same and not force:
+            raise LedgerError(
+                f"{run_folder}: is already in {path}, line {same[0]}; force it to record it again"
+            )
+        if any(other is None for _, other in rows):
+            raise LedgerError(
+                f"{path}: holds benchmark rows; record runs in another file, such as "
+                f"{path.with_name('runs.jsonl')}"
+            )
+        start = b"" if not held or held.endswith(b"\n") else b"\n"
+        _append(path, handle, start + line.encode("utf-8") + b"\n", len(held))
+    return row
+
+
+def read(ledger: Path | str) -> list[Row]:
+    """The results of a ledger, oldest first; rows of benchmarks are passed over."""
+    path = Path(ledger)
+    try:
+        held = path.read_bytes()
+    except OSError as error:
+        raise LedgerError(
+            f"{path}: cannot be read ({error.strerror}); name a ledger, such as results/runs.jsonl"
+        ) from None
+    return [row for _, row in _rows(path, held) if row is not None]
+
+
+def _row(run: RunSummary, note: str, extra: dict[str, Any], now: datetime) -> Row:
+    if run.faults:
+        raise LedgerError(f"{run.faults[0]}, so the run is not recorded")
+    if not run.curve:
+        raise LedgerError(f"{run.folder}: has no epoch yet; record it when one has ended")
+    values = {key: getattr(run, key) for key in HINTS if hasattr(run, key)}
+    for key in ("torch", "precision", "world_size", "started"):
+        found = run.environment.get(key)
+        values[key] = found if _fits(found, HINTS[key]) else None
+    recorded = now.astimezone(UTC).isoformat(timespec="seconds")
+    return Row(**values, recorded=recorded, note=note, extra=extra)
+
+
+def _plain(folder: Path | str, note: str, extra: Mapping[str, Any] | None) -> dict[str, Any]:
+    """``extra`` as it will be read again."""
+    try:
+        text = json.dumps(dict(extra or {}), ensure_ascii=False, allow_nan=False)
+        (note + text).encode("utf-8")
+        plain: dict[str, Any] = json.loads(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise LedgerError(
+            f"{folder}: note or extra holds what JSON cannot ({error}); give texts, finite "
+            "numbers, lists and tables of these"
+        ) from None
+    return plain
+
+
+# -- lines ----------------------------------------------------------------------------------------
+
+
+def _rows(path: Path, held: bytes) -> Iterator[tuple[int, Row | None]]:
+    """(line number, row) of every line with something in it; None for a benchmark's row."""
+    for number, line in enumerate(held.split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            raise LedgerError(
+                f"{path}: line {number} is not a JSON object; restore it from a copy, or remove it"
+            )
+        if "benchmark" in found:
+            yield number, None
+        elif fault := _fault(found):
+            raise LedgerError(f"{path}: line {number} is no result; {fault}")
+        else:
+            yield number, Row(**{key: found[key] for key in HINTS})
+
+
+def _fault(found: dict[str, Any]) -> str | None:
+    if found.get("kind") != KIND:
+        return f"it has kind {found.get('kind')!r} and not {KIND!r}"
+    if missing := [key for key in HINTS if key not in found]:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        return f"{', '.join(missing[:3])}{more} missing"
+    for key, hint in HINTS.items():
+        if not _fits(found[key], hint):
+            return f"{key} is {found[key]!r}"
+    return None
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value read from JSON is of the kind that a field of ``Row`` has."""
+    for kind in get_args(hint) if isinstance(hint, types.UnionType) else (hint,):
+        if kind is float and type(value) in (int, float):
+            return True
+        if type(value) is (get_origin(kind) or kind):
+            return True
+    return False
+
+
+# -- the file -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[int]:
+    """A handle on the ledger, made where it is missing, that no other writer holds."""
+    try:
+        import fcntl
+    except ImportError:
+        raise LedgerError(
+            f"{path}: this system has no file locks to keep writers apart; record on Linux or macOS"
+        ) from None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
+                break
+            os.close(handle)  # while we waited, another file took its place
+    except OSError as error:
+        raise _not_written(path, error) from None
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _read_all(handle: int) -> bytes:
+    with os.fdopen(os.dup(handle), "rb") as stream:
+        stream.seek(0)
+        return stream.read()
+
+
+def _append(path: Path, handle: int, content: bytes, size: int) -> None:
+    """Add ``content`` after ``size`` bytes; a row that cannot be written whole is taken back."""
+    try:
+        left = memoryview(content)
+        while left:
+            left = left[os.write(handle, left) :]
+        os.fsync(handle)
+        if size == 0:  # a new name must reach the disk too
+            folder = os.open(path.parent, os.O_RDONLY)
+            os.fsync(folder)
+            os.close(folder)
+    except OSError as error:
+        os.ftruncate(handle, size)
+        raise _not_written(path, error) from None
+
+
+def _not_written(path: Path, error: OSError) -> LedgerError:
+    fault = error.strerror or type(error).__name__
+    return LedgerError(f"{path}: cannot be written ({fault}); make room or choose another place")
