@@ -1,0 +1,40 @@
+"""What the paper reports, by recipe: Pappas & Henderson, ICML 2019, tables 1, 2 and 4.
+
+Its perplexities divide by all tokens of a text, the first of each column among them, so only our
+``*_published`` ones compare with them. Most of its rows are of finetuned models, which `drill
+finetune` makes from a run; the mixtures are quoted there from their own paper.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+FINETUNED = "-finetune"  # what `drill finetune` adds to the name of a recipe
+
+
+class Perplexities(NamedTuple):
+    valid: float
+    test: float
+
+
+PAPER: Mapping[str, Perplexities] = {
+    "ptb-full-finetune": Perplexities(69.9, 66.8),
+    "ptb-tied": Perplexities(60.7, 58.8),
+    "ptb-tied-finetune": Perplexities(60.0, 57.3),
+    "ptb-bilinear-finetune": Perplexities(60.7, 58.5),
+    "ptb-dual-finetune": Perplexities(58.8, 56.4),
+    "ptb-drill-1-finetune": Perplexities(58.8, 56.2),
+    "ptb-drill-2-finetune": Perplexities(58.7, 56.0),
+    "ptb-drill-3-finetune": Perplexities(58.5, 55.9),
+    "ptb-drill-4": Perplexities(59.6, 57.0),
+    "ptb-drill-4-finetune": Perplexities(58.2, 55.7),
+    "ptb-drill-4-between-finetune": Perplexities(59.6, 57.5),
+    # "No variational dropout" can be read in two ways; the paper has one row.
+    "ptb-drill-4-no-dropout-finetune": Perplexities(63.4, 60.7),
+    "ptb-drill-4-standard-dropout-finetune": Perplexities(63.4, 60.7),
+    "ptb-mos-finetune": Perplexities(56.54, 54.44),
+    "wt2-tied": Perplexities(69.1, 66.0),
+    "wt2-tied-finetune": Perplexities(68.6, 65.8),
+    "wt2-drill-4": Perplexities(65.7, 62.8),
+    "wt2-drill-4-finetune": Perplexities(64.9, 61.9),
+    "wt2-mos-finetune": Perplexities(63.88, 61.45),
+}

@@ -1,0 +1,229 @@
+"""What the tables say, from synthetic runs whose figures are known."""
+
+import math
+
+import pytest
+
+from drill.analysis.frequency import Band, BandChange
+from drill.recipes import recipe_names
+from drill.report import ledger
+from drill.report.paper import FINETUNED, PAPER
+from drill.report.runs import read_run, read_runs
+from drill.report.tables import (
+    bands_table,
+    changes_table,
+    epochs_table,
+    ledger_table,
+    recipes_table,
+    runs_table,
+    selected_epochs,
+    spread,
+    time_table,
+)
+from tests.report.folders import write_run
+
+
+def cells(table, row=0):
+    return {
+        column.heading: cell for column, cell in zip(table.columns, table.rows[row], strict=True)
+    }
+
+
+def test_every_row_of_the_paper_is_a_recipe():
+    assert {name.removesuffix(FINETUNED) for name in PAPER} <= set(recipe_names())
+
+
+def test_a_run_stands_beside_the_paper(tmp_path):
+    run = read_run(write_run(tmp_path / "tied", valid=[300.0, 61.53], test=58.901))
+    table = runs_table([run])
+    assert cells(table) == {
+        "run": "tied",
+        "layer": "tied",
+        "parameters": "24,221,600",
+        "seed": "28",
+        "epochs": "2",
+        "valid": "61.53",
+        "test": "58.90",
+        "paper": "60.7 / 58.8",
+        "gap": "+0.8 / +0.1",  # of 61.50 and 58.90, which divide by all tokens as the paper does
+        "time": "27 s",
+        "device": "NVIDIA H200",
+    }
+    assert any("gap" in note for note in table.notes)
+
+
+def test_a_run_is_not_held_against_a_finetuned_model(tmp_path):
+    plain = write_run(tmp_path / "dual", recipe="ptb-dual", layer="dual")
+    tuned = write_run(tmp_path / "dual-ft", recipe="ptb-dual-finetune", layer="dual", test=56.901)
+    table = runs_table([read_run(plain), read_run(tuned)])
+    assert cells(table, 0)["paper"] == "58.8 / 56.4 finetuned"
+    assert cells(table, 0)["gap"] == ""
+    assert cells(table, 1)["paper"] == "58.8 / 56.4"
+    assert cells(table, 1)["gap"].endswith(" / +0.5")
+
+
+def test_the_papers_decimals_are_kept(tmp_path):
+    run = write_run(tmp_path / "m", recipe="ptb-mos-finetune", layer="mixture")
+    assert cells(runs_table([read_run(run)]))["paper"] == "56.54 / 54.44"
+
+
+def test_a_recipe_that_is_no_row_of_the_paper_has_no_such_column(tmp_path):
+    table = runs_table([read_run(write_run(tmp_path / "own", recipe="my-own"))])
+    assert "paper" not in cells(table)
+    assert "gap" not in cells(table)
+    assert not table.notes
+
+
+def test_a_run_without_a_test_is_compared_by_validation_alone(tmp_path):
+    run = read_run(write_run(tmp_path / "tied", valid=[61.53], test=None))
+    row = cells(runs_table([run]))
+    assert "test" not in row
+    assert row["gap"] == "+0.8"
+
+
+def test_spread_is_half_a_range_for_two_and_a_deviation_from_three_on():
+    assert spread([60.0]) == "60.00"
+    assert spread([60.0, 61.0]) == "60.50 ± 0.50"
+    assert spread([1.0, 2.0, 6.0]) == "3.00 ± 2.65"
+    assert spread([]) == ""
+
+
+def test_seeds_of_one_recipe_are_one_row(tmp_path):
+    folders = [
+        write_run(tmp_path / f"tied-{seed}", seed=seed, valid=[60.0 + seed], test=58.0 + seed)
+        for seed in (1, 2, 3)
+    ]
+    folders += [write_run(tmp_path / "going", seed=4, valid=[90.0], test=None)]
+    folders += [write_run(tmp_path / "dual", recipe="ptb-dual", layer="dual", valid=[55.0])]
+    table = recipes_table(read_runs(folders))
+    assert len(table.rows) == 2
+    assert cells(table, 0) == {
+        "recipe": "ptb-tied",
+        "layer": "tied",
+        "parameters": "24,221,600",
+        "seeds": "1, 2, 3",
+        "runs": "3 of 4",
+        "epochs": "1",
+        "valid": "62.00 ± 1.00",
+        "test": "60.00 ± 1.00",
+        "paper": "60.7 / 58.8",
+        "gap": "+1.3 / +1.2",
+        "time": "14 s",
+    }
+    assert cells(table, 1)["runs"] == "1"
+    assert any("standard deviation" in note for note in table.notes)
+
+
+def test_one_recipe_with_other_settings_is_another_row(tmp_path):
+    plain = write_run(tmp_path / "a", valid=[60.0])
+    changed = write_run(tmp_path / "b", valid=[60.0], options="dropout = 0.9\n")
+    table = recipes_table(read_runs([plain, changed]))
+    labels = [row[0] for row in table.rows]
+    assert len(set(labels)) == 2
+    assert all(label.startswith("ptb-tied, settings ") for label in labels)
+
+
+def test_runs_of_which_nothing_is_known_have_a_row_all_the_same(tmp_path):
+    empty = write_run(tmp_path / "empty", valid=[], test=None)
+    (empty / "recipe.toml").unlink()
+    (empty / "environment.json").unlink()
+    other = write_run(tmp_path / "other", valid=[], test=None)
+    (other / "recipe.toml").unlink()
+    runs = read_runs([empty, other])
+    assert cells(runs_table(runs[:1])) == {"run": "empty", "epochs": "0"}
+    assert [row[0] for row in recipes_table(runs).rows] == ["empty", "other"]
+    assert runs_table([]).rows == []
+    assert recipes_table([]).rows == []
+
+
+def test_a_ledger_as_a_table(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    ledger.record(write_run(tmp_path / "a", test=58.0), path, "a | note", {"dynamic_test": 51.25})
+    row = cells(ledger_table(ledger.read(path)))
+    assert row["recipe"] == "ptb-tied"
+    assert row["test"] == "58.00"
+    assert row["commit"] == "abc1234"
+    assert row["note"] == "a | note"
+    assert row["dynamic_test"] == "51.25"
+    assert row["recorded"].startswith("20")
+
+
+# -- curves ---------------------------------------------------------------------------------------
+
+
+def test_few_epochs_are_all_shown_and_of_many_a_selection():
+    assert selected_epochs([1, 2, 3]) == [1, 2, 3]
+    assert selected_epochs([]) == []
+    assert selected_epochs(range(1, 601)) == [1, 2, 3, 5, 10, 20, 30, 50, 100, 200, 300, 500, 600]
+    assert selected_epochs([0, 700]) == [0, 700]
+    assert len(selected_epochs(range(10**5))) <= 24
+
+
+def test_epochs_stand_beside_one_another(tmp_path):
+    one = write_run(tmp_path / "one", valid=[300.0, 100.0])
+    two = write_run(tmp_path / "two", valid=[200.0, "nan", 90.0])
+    table = epochs_table(read_runs([one, two]))
+    assert [column.heading for column in table.columns] == ["run", "1", "2", "3"]
+    assert [list(row) for row in table.rows] == [
+        ["one", "300.00", "100.00", ""],
+        ["two", "200.00", "nan", "90.00"],
+    ]
+
+
+def test_time_to_a_perplexity_is_that_of_the_first_epoch_below_it(tmp_path):
+    one = write_run(tmp_path / "one", valid=[300.0, 100.0, 120.0, 60.0], seconds=60.0)
+    two = write_run(tmp_path / "two", valid=["nan", 150.0], seconds=3600.0)
+    table = time_table(read_runs([one, two]), [200.0, 100.0, 50.0])
+    assert [column.heading for column in table.columns] == ["run", "200", "100"]
+    assert [list(row) for row in table.rows] == [
+        ["one", "2 min 00 s", "2 min 00 s"],
+        ["two", "2 h 00 min", ""],
+    ]
+
+
+# -- bands ----------------------------------------------------------------------------------------
+
+BANDS = [Band(0, 1, 0, 0, 0.0), Band(1, 50, 2, 4, 20.0), Band(50, None, 3, 100, 300.0)]
+OTHER = [Band(0, 1, 0, 0, 0.0), Band(1, 50, 2, 4, 22.0), Band(50, None, 3, 100, 297.0)]
+
+
+def test_bands_beside_one_another_with_the_change_over_tokens():
+    table = bands_table({"drill": BANDS, "tied": OTHER})
+    assert [column.heading for column in table.columns] == [
+        "training count", "types", "tokens", "drill", "tied", "tied, %",
+    ]  # fmt: skip
+    assert [list(row) for row in table.rows] == [
+        ["1 to 49", "2", "4", "5.000", "5.500", "+10.00"],
+        ["50 and more", "3", "100", "3.000", "2.970", "-1.00"],
+        ["all", "5", "104", "3.077", "3.067", "-0.31"],
+    ]
+    assert "drill" in table.notes[0]
+
+
+def test_models_that_read_other_words_are_not_compared():
+    other = [Band(0, 1, 0, 0, 0.0), Band(1, 50, 2, 5, 22.0), Band(50, None, 3, 100, 297.0)]
+    table = bands_table({"drill": BANDS, "tied": other})
+    assert "tied, %" not in [column.heading for column in table.columns]
+    assert any("tied read other tokens" in note for note in table.notes)
+
+
+def test_a_model_with_other_bands_is_refused():
+    with pytest.raises(ValueError, match="tied has bands that start at 0, 1 and drill at 0, 1, 50"):
+        bands_table({"drill": BANDS, "tied": BANDS[:2]})
+    assert bands_table({}).rows == []
+
+
+def test_changes_both_ways():
+    changes = [
+        BandChange(0, 1, 0, 0, math.nan, math.nan),
+        BandChange(1, 50, 4116, 9000, 17.55, 2.29),
+        BandChange(50, None, 861, 7000, -0.004, math.inf),
+    ]
+    table = changes_table({"tied": changes})
+    assert [column.heading for column in table.columns] == [
+        "training count", "types", "tokens", "tied by types, %", "tied by tokens, %",
+    ]  # fmt: skip
+    assert [list(row) for row in table.rows] == [
+        ["1 to 49", "4,116", "9,000", "+17.55", "+2.29"],
+        ["50 and more", "861", "7,000", "0.00", "+inf"],
+    ]
