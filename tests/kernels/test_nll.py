@@ -175,6 +175,44 @@ def test_autocast_is_as_exact_and_gives_gradients_in_the_parameters_dtype(engine
         no_worse_than_eager(given, engine, torch.float32)
 
 
+wide, narrow = torch.float64, torch.float32
+every_impl = pytest.mark.parametrize(
+    "impl", ["reference", "chunked", pytest.param("triton", marks=interpreted)]
+)
+
+
+@every_impl
+@pytest.mark.parametrize(
+    ("dtypes", "fault"),
+    [
+        ((wide, narrow, narrow), "hidden is torch.float64 but weight torch.float32"),
+        ((narrow, wide, narrow), "hidden is torch.float32 but weight torch.float64"),
+        ((torch.bfloat16, wide, wide), "hidden is torch.bfloat16 but weight torch.float64"),
+        ((narrow, narrow, wide), "hidden is torch.float32 but bias torch.float64"),
+    ],
+)
+@pytest.mark.parametrize("autocast", [True, False])
+def test_float64_is_mixed_with_nothing_by_any_implementation(impl, dtypes, fault, autocast):
+    """Autocast leaves float64 as it is, and torch's own products then refuse the pair."""
+    given = problem(5, 7, 3)
+    mixed = Problem(*(x.detach().to(d) for x, d in zip(given, dtypes, strict=False)), given.targets)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        with pytest.raises(TypeError, match=rf"nll: {fault}.*cast one with \.to\(\)") as caught:
+            mixed.loss(impl=impl)
+        assert ("autocast leaves float64" in str(caught.value)) == autocast
+        assert "\n" not in str(caught.value)
+
+
+def test_a_float64_loss_is_the_same_under_autocast():
+    given = problem(20, 30, 6, dtype=torch.float64)
+    truth = given.solve(impl="reference")
+    for impl in ("reference", "chunked", "auto"):
+        with torch.autocast("cpu", torch.bfloat16):
+            found = given.solve(impl=impl)
+        assert found[0].dtype == torch.float64
+        torch.testing.assert_close(found, truth)
+
+
 def test_one_loss_is_the_cross_entropy_of_the_logits():
     given = problem(40, 30, 6, dtype=torch.float64)
     logits = F.linear(given.hidden, given.weight, given.bias)

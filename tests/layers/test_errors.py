@@ -92,7 +92,21 @@ def test_hidden_on_another_device(name, method):
 @one_of_each_layer
 def test_hidden_of_another_dtype_without_autocast(name, method):
     layer = make(name)
-    with one_sentence(TypeError, "torch.float64", "torch.float32", "torch.autocast"):
+    with one_sentence(TypeError, "torch.bfloat16", "torch.float32", "torch.autocast"):
+        ask(layer, method, torch.randn(3, layer.hidden_size, dtype=torch.bfloat16))
+    with one_sentence(TypeError, "torch.float64", "torch.float32", ".to()") as caught:
+        ask(layer, method, torch.randn(3, layer.hidden_size, dtype=torch.float64))
+    assert "torch.autocast" not in str(caught.value)  # it would leave float64 as it is
+
+
+@METHODS
+@one_of_each_layer
+def test_hidden_of_float64_under_autocast(name, method):
+    layer = make(name)
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        one_sentence(TypeError, "torch.float64", "autocast leaves float64", ".to()"),
+    ):
         ask(layer, method, torch.randn(3, layer.hidden_size, dtype=torch.float64))
 
 

@@ -55,6 +55,17 @@ def test_autocast_takes_hidden_states_of_either_dtype(name, impl):
 
 
 @IMPLS
+@every_case
+def test_autocast_leaves_a_float64_layer_as_it_is(name, impl):
+    layer = make(name, torch.float64)
+    hidden, targets = batch(layer, 6)
+    truth = layer.nll(hidden, targets, impl=impl), layer.log_probs(hidden), layer.logits(hidden)
+    with bfloat16:
+        found = layer.nll(hidden, targets, impl=impl), layer.log_probs(hidden), layer.logits(hidden)
+    torch.testing.assert_close(found, truth, rtol=1e-12, atol=1e-12)
+
+
+@IMPLS
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @every_case
 def test_a_half_precision_layer_gives_a_float32_loss(name, dtype, impl):

@@ -245,6 +245,8 @@ def check_head(name: str, hidden: Tensor, weight: Tensor, bias: Tensor | None) -
         )
     check_operand(name, hidden, "weight", weight)
     if bias is not None:
+        if bias.dtype == torch.float64:
+            check_operand(name, hidden, "bias", bias)  # narrower ones are added to wider logits
         _check_device(name, hidden, "bias", bias)
         if bias.shape != weight.shape[:1]:
             raise ValueError(
@@ -259,11 +261,15 @@ def check_operand(
 ) -> None:
     """Raise unless a product of the two can run: device and dtype."""
     _check_device(name, hidden, what, tensor, called)
-    if tensor.dtype != hidden.dtype and not autocast_on(hidden.device):
-        raise TypeError(
-            f"{name}: {called} is {hidden.dtype} but {what} {tensor.dtype}; "
-            "cast one with .to(), or run under torch.autocast"
-        )
+    if tensor.dtype == hidden.dtype:
+        return
+    pair = f"{name}: {called} is {hidden.dtype} but {what} {tensor.dtype}"
+    exact = torch.float64 in (hidden.dtype, tensor.dtype)
+    if not autocast_on(hidden.device):
+        autocast = "" if exact else ", or run under torch.autocast"
+        raise TypeError(f"{pair}; cast one with .to(){autocast}")
+    if exact:
+        raise TypeError(f"{pair}, and autocast leaves float64 as it is; cast one with .to()")
 
 
 def check_states(name: str, hidden: object) -> None:
