@@ -1,5 +1,7 @@
 """The counted costs against the paper's closed forms, on sizes that share no factor by accident."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -102,6 +104,18 @@ def test_an_adaptive_softmax_is_counted_as_it_runs():
     assert counted.train_flops == counter.get_total_flops()
     assert counted.parameters == V + 2 * (d + 1) + 2 * d * (d // 4 + round(d / 16))
     assert not counted.folded
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_costs_the_same_in_every_precision(layers, name, dtype):
+    assert cost(copy.deepcopy(layers[name]).to(dtype), N) == cost(layers[name], N)
+
+
+def test_the_fused_encoder_costs_what_the_loop_costs(layers):
+    fused = DeepResidual(nn.Embedding(V, d), depth=k, encoder="triton")
+    assert cost(fused, N) == cost(layers["deep-residual"], N)
+    assert fused.encoder == "triton"
 
 
 def test_depth_zero_costs_what_tying_costs():

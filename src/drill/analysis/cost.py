@@ -31,6 +31,7 @@ from drill.layers import (
     OutputLayer,
     SampledSoftmax,
     TiedSoftmax,
+    placement,
 )
 
 # name -> (g_out(E), g_in(h)), the maps of labels and contexts in the paper's symbols
@@ -57,9 +58,12 @@ class Cost:
 def cost(layer: OutputLayer, tokens: int) -> Cost:
     """Count what ``layer`` costs for ``tokens`` hidden states at a time; it stays as it is."""
     layer = copy.deepcopy(layer).to("meta").train()
-    hidden = torch.empty(tokens, layer.hidden_size, device="meta", requires_grad=True)
-    targets = torch.empty(tokens, dtype=torch.long, device="meta")
     matrix = _matrix_layer(layer)
+    if isinstance(matrix, DeepResidual):
+        matrix.encoder = "reference"  # the products are the same, and the meta device has no Triton
+    dtype = placement(matrix.embedding)["dtype"]
+    hidden = torch.empty(tokens, layer.hidden_size, dtype=dtype, device="meta", requires_grad=True)
+    targets = torch.empty(tokens, dtype=torch.long, device="meta")
     try:
         layer.fold()
         folded = True
