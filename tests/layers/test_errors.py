@@ -257,6 +257,13 @@ def test_an_embedding_that_is_none(build, wrong):
         build(wrong)
 
 
+@pytest.mark.parametrize("build", [FullSoftmax, TiedSoftmax, Bilinear, DualNonlinear, DeepResidual])
+def test_a_bag_of_embeddings(build):
+    """It has the sizes of a label source, but sums rows instead of giving them."""
+    with one_sentence(TypeError, build.__name__, "nn.EmbeddingBag", "Descriptions", "nn.Embedding"):
+        build(nn.EmbeddingBag(V, D))
+
+
 @pytest.mark.parametrize("size", [0, -1, 2.0, True])
 @pytest.mark.parametrize(
     "build",

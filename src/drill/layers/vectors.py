@@ -69,6 +69,11 @@ class Descriptions(nn.Module):
 
 def label_width(name: str, source: Any) -> int:
     """d, the width of a label vector; TypeError unless ``source`` gives such vectors."""
+    if isinstance(source, nn.EmbeddingBag):
+        raise TypeError(
+            f"{name}: an nn.EmbeddingBag sums rows and has none for each label; give an "
+            "nn.Embedding, or the bag as the encoder of Descriptions"
+        )
     if not isinstance(source, nn.Module) or not isinstance(source, LabelSource):
         raise TypeError(
             f"{name}: the first argument is the model's nn.Embedding or a label source with "
