@@ -27,6 +27,7 @@ TIERS = {
     "parallel": 4,
     "run_folder": 4,
     "evaluation": 4,
+    "generation": 4,
     "position": 5,
     "training": 5,
     "analysis": 5,

@@ -5,10 +5,12 @@ from drill.evaluation.dynamic import dynamic_perplexity, dynamic_search
 from drill.evaluation.gradients import StaleStatistics, Statistics, gradient_statistics
 from drill.evaluation.grid import Cell, Search
 from drill.evaluation.perplexity import Perplexity, perplexity, token_losses
+from drill.evaluation.scoring import Scored, score
 
 __all__ = [
     "Cell",
     "Perplexity",
+    "Scored",
     "Search",
     "StaleStatistics",
     "Statistics",
@@ -18,5 +20,6 @@ __all__ = [
     "dynamic_search",
     "gradient_statistics",
     "perplexity",
+    "score",
     "token_losses",
 ]
