@@ -148,12 +148,14 @@ class Report:
 
 
 def _commit() -> str | None:
-    """The commit that is measured; outside a checkout what DRILL_COMMIT says."""
+    """The commit that is measured: what DRILL_COMMIT says, else what git says."""
+    if "DRILL_COMMIT" in os.environ:
+        return os.environ["DRILL_COMMIT"]
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("DRILL_COMMIT")
+        return None
 
 
 def _device_name(device: torch.device) -> str:

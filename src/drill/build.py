@@ -272,10 +272,12 @@ def _environment(
 
 
 def commit() -> str | None:
-    """The commit of the source, with a plus where files differ from it.
+    """The commit of the source, with a plus where files differ from it; None outside a checkout.
 
-    Outside a checkout what ``DRILL_COMMIT`` says, None where it says nothing.
+    ``DRILL_COMMIT`` goes before: a copy on another machine may have another history or none.
     """
+    if "DRILL_COMMIT" in os.environ:
+        return os.environ["DRILL_COMMIT"]
     here = str(Path(__file__).parent)
 
     def git(*words: str) -> str:
@@ -288,7 +290,7 @@ def commit() -> str | None:
         name = git("rev-parse", "--short", "HEAD")
         return name + ("+" if git("status", "--porcelain", "--untracked-files=no", here) else "")
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("DRILL_COMMIT")
+        return None
 
 
 def device_name(device: torch.device) -> str:
