@@ -52,6 +52,8 @@ def forward_pass(
     ignore_index, smoothing, dtype, engine, _ = settings
     passes = engine_named(engine)
     labels = weight.shape[0]
+    if keep and fits_whole(hidden, labels, settings):
+        return _whole_forward(hidden, weight, bias, targets, settings, kept)
     exact = torch.promote_types(dtype, torch.float32)
     tiles, kept_size, _ = plan(hidden, labels, settings, keep)
     if kept is None:
@@ -83,12 +85,14 @@ def backward_pass(
     settings: Settings,
     wanted: tuple[bool, bool, bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    inputs = (scale, hidden, weight, bias, targets, lse)
+    if fits_whole(hidden, weight.shape[0], settings):
+        return _whole_backward(*inputs, kept, settings, wanted)
     for_hidden, for_weight, for_bias = wanted
     hidden_grad = torch.empty_like(hidden, memory_format=_ROWS_FIRST) if for_hidden else None
     weight_grad = torch.empty_like(weight, memory_format=_ROWS_FIRST) if for_weight else None
     bias_grad = lse.new_zeros(weight.shape[0]) if for_bias else None
     tiles, _, by_label = plan(hidden, weight.shape[0], settings, keep=True)
-    inputs = (scale, hidden, weight, bias, targets, lse)
     if by_label is None or weight.dtype == lse.dtype or not (for_weight or for_bias):
         _sweep(tiles, inputs, kept, settings, hidden_grad, weight_grad, bias_grad)
     else:
@@ -183,67 +187,66 @@ def _product(out: Tensor, a: Tensor, b: Tensor, add: bool) -> None:
         torch.addmm(out, a.to(out.dtype), b.to(out.dtype), beta=float(add), out=out)
 
 
-class _WholeNLL(torch.autograd.Function):
-    """The plan with one chunk, written out: at this size every microsecond of Python shows."""
+def _whole_forward(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    settings: Settings,
+    kept: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``forward_pass`` with one chunk, written out: at this size every microsecond shows."""
+    ignore_index, smoothing, dtype, engine, _ = settings
+    w = padded_weight(weight, dtype)
+    shape = hidden.shape[0], w.shape[0]
+    logits = hidden.new_empty(shape, dtype=dtype) if kept is None else kept.view(shape)
+    torch.mm(hidden.to(dtype), w.t(), out=logits)
+    losses, lse = engine_named(engine).whole(
+        logits[:, : weight.shape[0]], bias, targets, ignore_index, smoothing
+    )
+    return losses, lse, logits
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        reduction: str,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
-        settings: Settings,
-    ) -> Tensor:
-        ignore_index, smoothing, dtype, engine, _ = settings
-        passes = engine_named(engine)
-        rows, labels = hidden.shape[0], weight.shape[0]
-        w = padded_weight(weight, dtype)
-        logits = hidden.new_empty((rows, w.shape[0]), dtype=dtype)
-        torch.mm(hidden.to(dtype), w.t(), out=logits)
-        losses, lse = passes.whole(logits[:, :labels], bias, targets, ignore_index, smoothing)
-        loss, share = passes.gather(losses, targets, ignore_index, reduction)
-        ctx.save_for_backward(hidden, weight, bias, targets, lse, share)
-        ctx.logits = logits
-        ctx.settings = settings
-        return loss
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_second_derivatives("nll", _EXACT)
-        hidden, weight, bias, targets, lse, share = ctx.saved_tensors
-        ignore_index, smoothing, dtype, engine, _ = ctx.settings
-        _, for_hidden, for_weight, for_bias = ctx.needs_input_grad[:4]
-        labels = weight.shape[0]
-        h, w = hidden.to(dtype), padded_weight(weight, dtype)
-        logits, ctx.logits = ctx.logits, None
-        if logits is None:  # a second backward: the first one overwrote them
-            logits = torch.mm(h, w.t())
-        scale = _spread(grad, share, targets, lse.dtype)
-        bias_grad = engine_named(engine).differentiate(
-            logits[:, :labels],
-            bias,
-            targets,
-            0,
-            lse,
-            scale,
-            ignore_index,
-            smoothing,
-            labels,
-            for_bias,
-        )
-        hidden_grad = weight_grad = None
-        if for_hidden:
-            hidden_grad = torch.empty_like(hidden)
-            _product(hidden_grad, logits, w, add=False)
-        if for_weight:
-            weight_grad = weight.new_empty(w.shape)
-            _product(weight_grad, logits.t(), h, add=False)
-            weight_grad = weight_grad[:labels]
-        if bias_grad is not None:
-            bias_grad = bias_grad.to(bias.dtype)
-        return None, hidden_grad, weight_grad, bias_grad, None, None
+def _whole_backward(
+    scale: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    lse: Tensor,
+    kept: Tensor | None,
+    settings: Settings,
+    wanted: tuple[bool, bool, bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """``backward_pass`` with one chunk. The padding of the logits is 0 and stays so."""
+    ignore_index, smoothing, dtype, engine, _ = settings
+    for_hidden, for_weight, for_bias = wanted
+    labels = weight.shape[0]
+    h, w = hidden.to(dtype), padded_weight(weight, dtype)
+    logits = torch.mm(h, w.t()) if kept is None else kept.view(h.shape[0], w.shape[0])
+    bias_grad = engine_named(engine).differentiate(
+        logits[:, :labels],
+        bias,
+        targets,
+        0,
+        lse,
+        scale,
+        ignore_index,
+        smoothing,
+        labels,
+        for_bias,
+    )
+    hidden_grad = weight_grad = None
+    if for_hidden:
+        hidden_grad = torch.empty_like(hidden, memory_format=_ROWS_FIRST)
+        _product(hidden_grad, logits, w, add=False)
+    if for_weight:
+        weight_grad = weight.new_empty(w.shape)
+        _product(weight_grad, logits.t(), h, add=False)
+        weight_grad = weight_grad[:labels]
+    if bias_grad is not None and bias is not None:
+        bias_grad = bias_grad.to(bias.dtype)
+    return hidden_grad, weight_grad, bias_grad
 
 
 def padded_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
@@ -267,7 +270,7 @@ def _spread(grad: Tensor, share: Tensor | None, targets: Tensor, exact: torch.dt
     return (scale if share is None else scale * share).expand(targets.shape)
 
 
-class _ChunkedNLL(torch.autograd.Function):
+class _NLL(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -311,10 +314,8 @@ def chunked_nll(
             losses, _, _ = forward_pass(hidden, weight, bias, targets, settings, keep=False)
             passes = engine_named(settings.engine)
             return passes.gather(losses, targets, settings.ignore_index, reduction)[0]
-    whole = fits_whole(hidden, weight.shape[0], settings)
-    run = _WholeNLL if whole else _ChunkedNLL
     with torch.cuda.device_of(hidden):  # where Triton launches
-        return cast(Tensor, run.apply(reduction, hidden, weight, bias, targets, settings))
+        return cast(Tensor, _NLL.apply(reduction, hidden, weight, bias, targets, settings))
 
 
 def wants_gradients(*tensors: Tensor | None) -> bool:

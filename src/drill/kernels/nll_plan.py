@@ -74,9 +74,6 @@ def plan(hidden: Tensor, labels: int, settings: Settings, keep: bool) -> Plan:
     dtype, memory = settings.dtype, settings.memory
     device = hidden.device.type
     rows, width = hidden.shape
-    if keep and fits_whole(hidden, labels, settings):
-        whole = Chunk(0, rows, 0, labels, aligned(labels, device))
-        return Plan([whole._replace(kept=slice(0, whole.size))], whole.size)
     # Plain PyTorch makes float32 copies of a chunk as it works.
     each = dtype.itemsize + (0 if settings.engine == "triton" else 12)
     most = CHUNK_ELEMENTS.get(device, CHUNK_ELEMENTS["cuda"])

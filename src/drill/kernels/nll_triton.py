@@ -250,7 +250,8 @@ class TritonEngine:
         ignore_index: int,
         smoothing: float,
     ) -> tuple[Tensor, Tensor]:
-        losses, lse = logits.new_empty((2, logits.shape[0]), dtype=torch.float32)
+        # Not two halves of one tensor: what an operator returns must share no memory.
+        losses, lse = (logits.new_empty(logits.shape[0], dtype=torch.float32) for _ in range(2))
         # With smoothing the kernel keeps its sum of logits, but stores none.
         places = (lse, None, None, lse if smoothing else None, losses)
         self._reduce(
