@@ -248,8 +248,10 @@ def test_folding_leaves_every_mode_as_it_was(name):
     layer = make(name).train()
     layer.embedding.eval()
     before = [module.training for module in layer.modules()]
-    layer.fold()
+    head = layer.fold()
     assert [module.training for module in layer.modules()] == before
+    assert head.training
+    assert not layer.eval().fold().training  # the model it is put into is in one mode throughout
 
 
 @pytest.mark.parametrize("name", [n for n in CASES if CASES[n].layer in ("mixture", "adaptive")])
@@ -323,6 +325,19 @@ def test_locked_dropout_of_a_mixture_holds_one_mask_over_time():
     assert not torch.equal(contexts[0, 0] == 0, contexts[0, 1] == 0)
     _, whole = layer.eval().expert_contexts(hidden)
     torch.testing.assert_close(contexts, torch.where(contexts == 0, 0, whole * 2))
+
+
+def test_locked_dropout_of_a_mixture_draws_a_mask_per_token_where_there_is_no_time():
+    """Of hidden states (N, h) nobody knows which are of one sequence; (h,) is one token."""
+    layer = make("mixture locked", torch.float64).train()
+    hidden = torch.randn(1, layer.hidden_size, dtype=torch.float64).expand(50, -1)
+    _, contexts = layer.expert_contexts(hidden)  # (N, K, w)
+    dropped = contexts == 0
+    assert len(dropped.flatten(1).unique(dim=0)) > 10
+    _, one = layer.expert_contexts(hidden[0])
+    assert one.shape == contexts.shape[1:]
+    masks = {tuple((layer.expert_contexts(hidden[0])[1] == 0).flatten().tolist()) for _ in range(9)}
+    assert len(masks) > 1
 
 
 def test_standard_dropout_of_a_mixture_draws_a_mask_per_token():
