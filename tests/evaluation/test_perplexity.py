@@ -195,6 +195,8 @@ def test_nan_raises_and_says_where_and_why():
         (torch.zeros(1, 3, dtype=torch.int64), {}, "1 rows hold no target"),
         (torch.zeros(4, 3), {}, "whole numbers"),
         (np.zeros(40), {}, "whole numbers"),
+        (torch.zeros(40, 2, dtype=torch.bool), {}, "whole numbers"),
+        ([1, 2, 3], {}, "a numpy array or a tensor, not list"),
     ],
 )
 def test_texts_that_cannot_be_scored(ids, options, message):

@@ -146,6 +146,7 @@ def test_a_score_of_nan_names_the_line():
 @settings(max_examples=60, deadline=None)
 @given(lines=st.lists(st.text(max_size=20), max_size=6))
 def test_any_lines_are_scored(lines):
+    lines = [line for line in lines if EOS not in line.split()]
     found = list(score(language_model(), VOCABULARY, lines))
     assert len(found) == len(lines)
     for scored, line in zip(found, lines, strict=True):

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -27,6 +28,8 @@ Progress = Callable[[int, int], None]
 TOKENS_PER_LOSS = 4096
 """Hidden states of several segments go to the output layer at once: cached labels are compared with
 their parameters at every read, and a GPU has more to do per launch."""
+
+WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32)
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,9 @@ def _losses(
 
 def laid_out(name: str, model: LanguageModel, ids: Text, batch_size: int) -> Tensor:
     """Columns (rows, B), int64, on the model's device; every id is known to be a label."""
-    whole = not ids.is_floating_point() if isinstance(ids, Tensor) else ids.dtype.kind in "iu"
+    if not isinstance(ids, np.ndarray | Tensor):
+        raise DataError(f"{name}: ids are a numpy array or a tensor, not {type(ids).__name__}")
+    whole = ids.dtype in WHOLE if isinstance(ids, Tensor) else ids.dtype.kind in "iu"
     if not whole or ids.ndim not in (1, 2):
         raise DataError(
             f"{name}: ids are whole numbers of shape (N,) or (rows, columns), not {ids.dtype} "
