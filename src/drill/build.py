@@ -180,15 +180,19 @@ def finetuning(run: Path | str) -> Settings:
     """
     folder = RunFolder(run)
     settings = saved(folder.recipe)
-    kept = {key: settings.optimizer[key] for key in ("weight_decay", "clip")}
-    lr = settings.optimizer["lr"] if settings.optimizer[NAME] != "adamw" else 30.0
+    if settings.optimizer[NAME] == "adamw":
+        raise SettingsError(
+            f"{folder.path}: was trained with adamw, whose rate says nothing about that of averaged "
+            "SGD; finetune runs of nt-asgd, asgd or sgd"
+        )
+    kept = {key: settings.optimizer[key] for key in ("lr", "weight_decay", "clip")}
     return Settings(
         recipe=f"{settings.recipe}-finetune",
         start=str(folder.path),
         data=settings.data,
         encoder=settings.encoder,
         layer=settings.layer,
-        optimizer={NAME: "asgd", "lr": lr, **kept},
+        optimizer={NAME: "asgd", **kept},
         training={
             **settings.training,
             "length_seed": FINETUNE_LENGTH_SEED,

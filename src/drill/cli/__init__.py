@@ -10,9 +10,12 @@ import typer
 from drill import __version__
 from drill.checkpoint import CheckpointError
 from drill.cli.layers import layers
+from drill.cli.reports import data, record, report
 from drill.cli.train import finetune, recipes, train
+from drill.cli.use import evaluate, generate, score
 from drill.data import DataError
 from drill.recipes import SettingsError
+from drill.report.runs import ReportError
 from drill.run_folder import RunFolderError
 from drill.training import Diverged
 
@@ -25,10 +28,28 @@ app = typer.Typer(
     context_settings={"max_content_width": 100},
 )
 
-for command in (train, finetune, recipes, layers):
+for command in (
+    train,
+    finetune,
+    evaluate,
+    generate,
+    score,
+    report,
+    record,
+    data,
+    recipes,
+    layers,
+):
     app.command()(command)
 
-USER_ERRORS = (CheckpointError, DataError, Diverged, RunFolderError, SettingsError)
+USER_ERRORS = (
+    CheckpointError,
+    DataError,
+    Diverged,
+    ReportError,
+    RunFolderError,
+    SettingsError,
+)
 """What a user can mend: shown as their sentence."""
 
 

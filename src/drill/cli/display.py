@@ -16,8 +16,8 @@ LINE_EVERY = 60.0  # seconds between lines inside an epoch where there is no ter
 
 def console() -> Console:
     """Tables are never cut: a narrow terminal wraps lines by itself."""
-    shown = Console(highlight=False, soft_wrap=True)
-    return shown if shown.is_terminal else Console(highlight=False, width=200)
+    shown = Console(highlight=False, markup=False, soft_wrap=True)
+    return shown if shown.is_terminal else Console(highlight=False, markup=False, width=200)
 
 
 class TrainingDisplay:
@@ -25,7 +25,7 @@ class TrainingDisplay:
 
     def __init__(self, quiet: bool = False) -> None:
         self.quiet = quiet
-        self.console = Console(highlight=False, stderr=True)
+        self.console = Console(highlight=False, markup=False, stderr=True)
         self._bar: Progress | None = None
         self._task: Any = None
         self._spoke = time.monotonic()
@@ -79,7 +79,7 @@ class Counter:
     """A bar for work that counts up to a known end; call it with (done, total)."""
 
     def __init__(self, title: str, quiet: bool = False) -> None:
-        shown = Console(highlight=False, stderr=True)
+        shown = Console(highlight=False, markup=False, stderr=True)
         self._bar = (
             None
             if quiet or not shown.is_terminal
@@ -94,7 +94,7 @@ class Counter:
         )
         self._task: Any = None
 
-    def __enter__(self) -> Callable[[int, int], None]:
+    def __enter__(self) -> Callable[[int, int | None], None]:
         if self._bar is not None:
             self._bar.start()
         return self._update
@@ -118,7 +118,7 @@ def epoch_line(row: dict[str, Any], epochs: int) -> str:
         f"train {trained:9.2f}" if trained is not None else " " * 15,
         f"valid {row['valid_perplexity']:9.2f}{'*' if row['best'] else ' '}",
         f"{row['seconds']:7.1f} s",
-        f"{row['tokens_per_second']:9,.0f} tokens/s",
+        f"{row['tokens_per_second']:9,.0f} tokens/s" if trained is not None else "before training",
     ]
     return "  ".join(parts) + ("  averaged" if row["averaged"] else "")
 
