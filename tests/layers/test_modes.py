@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drill.kernels.nll import INTERPRETED, TRITON_INSTALLED
@@ -16,6 +17,7 @@ from tests.layers.table import (
     V,
     batch,
     every_case,
+    every_matrix_case,
     make,
     model,
     one_of_each_layer,
@@ -77,6 +79,34 @@ def test_a_half_precision_layer_gives_a_float32_loss(name, dtype, impl):
     torch.testing.assert_close(loss.double(), truth, rtol=0.05, atol=0.05)
     loss.backward()
     assert {p.grad.dtype for p in layer.parameters()} == {dtype}
+
+
+def rms(found: Tensor, truth: Tensor) -> float:
+    return (found.double() - truth).square().mean().sqrt().item()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@every_matrix_case
+def test_a_half_precision_fold_errs_as_the_layer_does(name, dtype):
+    """Both round their logits once, the head after its bias and the layer before it.
+
+    At logits of 40 one rounding of bfloat16 is 1/8, so the two may differ by tenths. What can be
+    asked: the head rounds once and no more, and the layer is no further from the truth.
+    """
+    layer = make(name, dtype)
+    exact = copy.deepcopy(layer).double()
+    if isinstance(exact, DeepResidual):
+        exact.encoder = "reference"  # the fused one is not written for float64
+    torch.manual_seed(0)
+    hidden = 12 * torch.randn(400, layer.hidden_size).to(dtype)
+    with torch.no_grad():
+        truth = exact.log_probs(hidden.double())
+        context, head = layer.context(hidden), layer.fold()
+        scores = F.linear(context.double(), *(p.double() for p in head.parameters()))
+        once = F.log_softmax(scores.to(dtype).float(), -1)
+        folded, own = F.log_softmax(head(context).float(), -1), layer.log_probs(hidden)
+    assert rms(folded, truth) <= 1.05 * rms(once, truth)
+    assert rms(own, truth) <= 1.15 * rms(folded, truth)
 
 
 def trained(built: Model, step, *arguments, **options) -> list[Tensor]:
