@@ -121,12 +121,19 @@ def test_a_time_without_a_zone_is_refused(tmp_path):
         record(write_run(tmp_path / "a"), tmp_path / "runs.jsonl", now=NOW.replace(tzinfo=None))
 
 
-@pytest.mark.parametrize(
-    "extra", [{"x": math.nan}, {"x": object()}, {"x": "\ud800"}, {"x": {"y": math.inf}}]
-)
+def test_a_name_that_is_not_utf8_is_recorded_all_the_same(tmp_path):
+    folder = write_run(tmp_path / os.fsdecode(b"caf\xe9"), device="a\ud800b")
+    path = tmp_path / "runs.jsonl"
+    row = record(folder, path, "\udcff")
+    assert read(path) == [row]
+    assert row.name == os.fsdecode(b"caf\xe9")
+    path.read_bytes().decode("utf-8")
+
+
+@pytest.mark.parametrize("extra", [{"x": math.nan}, {"x": object()}, {"x": {"y": math.inf}}])
 def test_extra_figures_are_json(tmp_path, extra):
     path = tmp_path / "runs.jsonl"
-    with pytest.raises(LedgerError, match="note or extra holds what JSON cannot"):
+    with pytest.raises(LedgerError, match="extra holds what JSON cannot"):
         record(write_run(tmp_path / "a"), path, extra=extra)
     assert not path.exists()
 

@@ -9,20 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drill.report.markup import Column, Table, escape, markdown_text, visible
-
-HOSTILE = [
-    "<script>alert(1)</script>",
-    '"><img src=x onerror=alert(1)>',
-    "' onload='alert(1)",
-    "&lt;b&gt;",
-    "</style></title></svg>",
-    "]]>--><!--",
-    "a | b\n| c",
-    "\x00\x1b[31m\x7f",
-    "\ud800",
-    "\u202etxt.exe",
-    "{{7*7}} ${x}",
-]
+from tests.report.hostile import HOSTILE
 
 
 class Text(HTMLParser):

@@ -14,6 +14,7 @@ from drill.report.tables import (
     changes_table,
     epochs_table,
     ledger_table,
+    milestones,
     recipes_table,
     runs_table,
     selected_epochs,
@@ -56,10 +57,11 @@ def test_a_run_is_not_held_against_a_finetuned_model(tmp_path):
     plain = write_run(tmp_path / "dual", recipe="ptb-dual", layer="dual")
     tuned = write_run(tmp_path / "dual-ft", recipe="ptb-dual-finetune", layer="dual", test=56.901)
     table = runs_table([read_run(plain), read_run(tuned)])
-    assert cells(table, 0)["paper"] == "58.8 / 56.4 finetuned"
+    assert cells(table, 0)["paper"] == "58.8 / 56.4 ft"
     assert cells(table, 0)["gap"] == ""
     assert cells(table, 1)["paper"] == "58.8 / 56.4"
     assert cells(table, 1)["gap"].endswith(" / +0.5")
+    assert "finetuned only" in table.notes[1]
 
 
 def test_the_papers_decimals_are_kept(tmp_path):
@@ -179,6 +181,15 @@ def test_time_to_a_perplexity_is_that_of_the_first_epoch_below_it(tmp_path):
         ["one", "2 min 00 s", "2 min 00 s"],
         ["two", "2 h 00 min", ""],
     ]
+
+
+def test_milestones_are_round_and_closer_together_near_the_best():
+    assert milestones(60.09) == [200.0, 150.0, 100.0, 74.0, 72.0, 70.0, 68.0, 66.0, 64.0, 62.0]
+    for best in (1.001, 7.3, 57.0, 99.0, 1234.0):
+        found = milestones(best)
+        assert 5 <= len(found) <= 12
+        assert found == sorted(found, reverse=True)
+        assert best <= found[-1] <= 1.25 * best
 
 
 # -- bands ----------------------------------------------------------------------------------------

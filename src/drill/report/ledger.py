@@ -14,13 +14,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from drill.report.runs import RunSummary, read_run
+from drill.report.runs import ReportError, RunSummary, read_run
 
 KIND = "result"  # tells a row from those of other tools in the same folder
 
 
-class LedgerError(ValueError):
-    """A ledger or a run that cannot be used; one sentence with the place and the mend."""
+class LedgerError(ReportError):
+    """A ledger that cannot be used, or a run that cannot be recorded."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ def record(
     now = datetime.now(UTC) if now is None else now
     if now.tzinfo is None:
         raise ValueError(f"record: now needs a time zone, such as UTC; {now} has none")
-    row = _row(read_run(run_folder), note, _plain(run_folder, note, extra), now)
-    line = json.dumps({"kind": KIND, **asdict(row)}, ensure_ascii=False)
+    row = _row(read_run(run_folder), note, _plain(run_folder, extra or {}), now)
+    line = json.dumps({"kind": KIND, **asdict(row)})  # ASCII: file names need not be UTF-8
     with _locked(path) as handle:
         held = _read_all(handle)
         rows = list(_rows(path, held))
@@ -91,7 +91,7 @@ def record(
                 f"{path.with_name('runs.jsonl')}"
             )
         start = b"" if not held or held.endswith(b"\n") else b"\n"
-        _append(path, handle, start + line.encode("utf-8") + b"\n", len(held))
+        _append(path, handle, start + line.encode("ascii") + b"\n", len(held))
     return row
 
 
@@ -120,16 +120,14 @@ def _row(run: RunSummary, note: str, extra: dict[str, Any], now: datetime) -> Ro
     return Row(**values, recorded=recorded, note=note, extra=extra)
 
 
-def _plain(folder: Path | str, note: str, extra: Mapping[str, Any] | None) -> dict[str, Any]:
+def _plain(folder: Path | str, extra: Mapping[str, Any]) -> dict[str, Any]:
     """``extra`` as it will be read again."""
     try:
-        text = json.dumps(dict(extra or {}), ensure_ascii=False, allow_nan=False)
-        (note + text).encode("utf-8")
-        plain: dict[str, Any] = json.loads(text)
+        plain: dict[str, Any] = json.loads(json.dumps(dict(extra), allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
         raise LedgerError(
-            f"{folder}: note or extra holds what JSON cannot ({error}); give texts, finite "
-            "numbers, lists and tables of these"
+            f"{folder}: extra holds what JSON cannot ({error}); give texts, finite numbers, lists "
+            "and tables of these"
         ) from None
     return plain
 

@@ -17,8 +17,12 @@ from typing import Any
 from drill.run_folder import RunFolder
 
 
-class RunError(ValueError):
-    """A folder that is no run; the message is one sentence with the place and the mend."""
+class ReportError(ValueError):
+    """What cannot be reported; the message is one sentence with the place and the mend."""
+
+
+class RunError(ReportError):
+    """A folder that is no run."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from drill.report import numbers
 from drill.report.ledger import Row
 from drill.report.markup import Column, Table
 from drill.report.paper import FINETUNED, PAPER
-from drill.report.runs import RunSummary
+from drill.report.plot import linear_ticks, log_ticks
+from drill.report.runs import ReportError, RunSummary
 
 Result = RunSummary | Row
 
@@ -16,6 +17,7 @@ GAP_NOTE = (
     "Paper and gap are of validation / test; the gap is ours less the paper's, ours divided by all "
     "tokens as the paper's are."
 )
+TUNED_NOTE = "ft: the paper has this model finetuned only, which is no fair comparison."
 SPREAD_NOTE = (
     "± is half the range of two runs, the standard deviation of more; perplexities are of runs "
     "that have been tested, where there are any."
@@ -46,7 +48,7 @@ def runs_table(results: Sequence[Result]) -> Table:
         ]
         for each in results
     ]
-    return Table.of(_columns(names), rows, _gap_note(results))
+    return Table.of(_columns(names), rows, _paper_notes(results))
 
 
 def recipes_table(results: Sequence[Result]) -> Table:
@@ -77,7 +79,7 @@ def recipes_table(results: Sequence[Result]) -> Table:
             ]
         )
     several = [SPREAD_NOTE] if any(len(group) > 1 for group in groups.values()) else []
-    return Table.of(_columns(names), rows, [*several, *_gap_note(results)])
+    return Table.of(_columns(names), rows, [*several, *_paper_notes(results)])
 
 
 def ledger_table(rows: Sequence[Row]) -> Table:
@@ -105,7 +107,7 @@ def ledger_table(rows: Sequence[Row]) -> Table:
         ]
         for row in rows
     ]
-    return Table.of(_columns(names), lines, _gap_note(rows))
+    return Table.of(_columns(names), lines, _paper_notes(rows))
 
 
 def grouped(results: Sequence[Result]) -> dict[tuple[str | None, str], list[Result]]:
@@ -136,11 +138,11 @@ def _labels(groups: Mapping[tuple[str | None, str], list[Result]]) -> dict[objec
 
 
 def _paper(recipe: str | None) -> str:
-    """Validation / test of the paper; a finetuned model of it is called so."""
+    """Validation / test of the paper, where it has this model or at least a finetuned one."""
     if paper := PAPER.get(recipe or ""):
         return " / ".join(map(str, paper))
     tuned = PAPER.get(f"{recipe}{FINETUNED}")
-    return "" if tuned is None else f"{' / '.join(map(str, tuned))} finetuned"
+    return "" if tuned is None else f"{' / '.join(map(str, tuned))} ft"
 
 
 def _gap(recipe: str | None, results: Sequence[Result]) -> str:
@@ -153,8 +155,10 @@ def _gap(recipe: str | None, results: Sequence[Result]) -> str:
     return " / ".join(numbers.change(ours - theirs) for ours, theirs in pairs if ours is not None)
 
 
-def _gap_note(results: Sequence[Result]) -> list[str]:
-    return [GAP_NOTE] if any(_gap(each.recipe, [each]) for each in results) else []
+def _paper_notes(results: Sequence[Result]) -> list[str]:
+    notes = [GAP_NOTE] if any(_gap(each.recipe, [each]) for each in results) else []
+    tuned = any(_paper(each.recipe).endswith(" ft") for each in results)
+    return [*notes, TUNED_NOTE] if tuned else notes
 
 
 # -- curves ---------------------------------------------------------------------------------------
@@ -178,13 +182,20 @@ def selected_epochs(epochs: Sequence[int]) -> list[int]:
     return [epoch for epoch in epochs if epoch in round_ones or epoch == epochs[-1]]
 
 
+def milestones(best: float) -> list[float]:
+    """Round perplexities on the way down to ``best``, the nearer the closer together."""
+    far = [value for value, _ in log_ticks(1.25 * best, 4.0 * best)]
+    near = [value for value, _ in linear_ticks(best, 1.25 * best, 8)]
+    return sorted({*far[:: max(1, len(far) // 3)], *near}, reverse=True)
+
+
 def time_table(runs: Sequence[RunSummary], perplexities: Sequence[float]) -> Table:
     """How long each run took to reach each perplexity; one that no run reached is left out."""
     rows = []
     for run in runs:
         reached = [seconds_to(run, wanted) for wanted in perplexities]
         rows.append([run.name, *map(numbers.duration, reached)])
-    return Table.of(_columns(["run", *(f"{wanted:g}" for wanted in perplexities)]), rows)
+    return Table.of(_columns(["run", *(f"{wanted:,g}" for wanted in perplexities)]), rows)
 
 
 def seconds_to(run: RunSummary, perplexity: float) -> float | None:
@@ -206,7 +217,7 @@ def bands_table(bands: Mapping[str, Sequence[Band]]) -> Table:
     base, first = models[0]
     for name, each in models[1:]:
         if [band.low for band in each] != [band.low for band in first]:
-            raise ValueError(
+            raise ReportError(
                 f"bands: {name} has bands that start at {_starts(each)} and {base} at "
                 f"{_starts(first)}; take the same edges for every model"
             )
