@@ -88,7 +88,7 @@ def example_layers(
 ) -> dict[str, OutputLayer]:
     """One layer of every kind over one embedding (V, d), named as in ``LAYERS``, without memory.
 
-    Layers that need h = d are built with that; their ``hidden_size`` says so.
+    Layers that need d_h = d are built with that; their ``hidden_size`` says so.
     """
     with torch.device("meta"):
         embedding = nn.Embedding(vocabulary, width)

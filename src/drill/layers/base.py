@@ -7,7 +7,7 @@ Shape legend, used in every file of this folder:
     N, ...  tokens (any leading dimensions)
     V       labels, the vocabulary
     d       width of a label vector, a row of E
-    h       width of a hidden state, what the encoder gives
+    h, d_h  a hidden state, what the encoder gives, and its width
     k       width in which labels and contexts meet
 
 A layer whose logits are one matrix product is a :class:`MatrixLayer`: it says what ``labels`` and
@@ -74,15 +74,15 @@ class OutputLayer(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores whose softmax is p(y | h): (..., h) -> (..., V)."""
+        """Scores whose softmax is p(y | h): (..., d_h) -> (..., V)."""
 
     @abc.abstractmethod
     def log_probs(self, hidden: Tensor) -> Tensor:
-        """log p(y | h) of every label: (..., h) -> (..., V), normalised, at least float32."""
+        """log p(y | h) of every label: (..., d_h) -> (..., V), normalised, at least float32."""
 
     def nll(
         self,
-        hidden: Tensor,  # (..., h)
+        hidden: Tensor,  # (..., d_h)
         targets: Tensor,  # (...)
         reduction: Reduction = "mean",
         ignore_index: int = -100,
@@ -168,7 +168,7 @@ class MatrixLayer(OutputLayer):
         """
 
     def context(self, hidden: Tensor) -> Tensor:
-        """g_in: (..., h) -> (..., k); the identity unless a layer says otherwise."""
+        """g_in: (..., d_h) -> (..., k); the identity unless a layer says otherwise."""
         self.check_hidden(hidden)
         return hidden
 

@@ -9,10 +9,10 @@ from drill.layers.vectors import LabelSource, label_width, placement
 
 
 class Bilinear(MatrixLayer):
-    """softmax(E W h + b): g_out = E W (V, h), a linear map between label and hidden space.
+    """softmax(E W h + b): g_out = E W (V, d_h), a linear map between label and hidden space.
 
-    Takes d*h + V parameters and lets h differ from d. Dropout, residual and ``map_bias`` are the
-    variants of the paper's ablation; see DeepResidual for their meaning.
+    Takes d*d_h + V parameters and lets d_h differ from d. Dropout, residual and ``map_bias`` are
+    the variants of the paper's ablation; see DeepResidual for their meaning.
     """
 
     def __init__(
@@ -30,18 +30,18 @@ class Bilinear(MatrixLayer):
     ) -> None:
         name = type(self).__name__
         d = label_width(name, embedding)
-        h = d if hidden_size is None else positive(name, "hidden_size", hidden_size)
+        d_h = d if hidden_size is None else positive(name, "hidden_size", hidden_size)
         if residual:
-            same_width(name, "hidden_size", h, "the embedding's width", d)
-        super().__init__(embedding, h, bias, joint_size=h)
+            same_width(name, "hidden_size", d_h, "the embedding's width", d)
+        super().__init__(embedding, d_h, bias, joint_size=d_h)
         self.residual = residual
         place = placement(embedding)
         options = MapOptions(name, "none", dropout, locked, dropout_at, init_range, map_bias, place)
-        self.label_map = LabelMap(d, h, options)
+        self.label_map = LabelMap(d, d_h, options)
 
     def labels(self, rows: Tensor | None = None, check: bool = True) -> Tensor:
         E = self.label_rows(rows, check)  # (V, d)
-        Y = self.label_map(E, self.label_map.draw_mask(E))  # (V, h)
+        Y = self.label_map(E, self.label_map.draw_mask(E))  # (V, d_h)
         return Y + E if self.residual else Y
 
     def extra_repr(self) -> str:

@@ -31,7 +31,7 @@ class DeepResidual(MatrixLayer):
     softmax. Trains deep and folds flat: ``fold()`` is a plain linear head.
 
     embedding         the model's nn.Embedding (V, d), shared, or a label source
-    hidden_size       h; d unless ``residual`` is off, then U^(1) maps d to h
+    hidden_size       d_h; d unless ``residual`` is off, then U^(1) maps d to d_h
     depth             number of maps; the paper uses 4 (language models) and 2 (translation)
     activation        sigmoid, relu, tanh, gelu or none, after every map
     dropout, locked   locked: one mask over the d dimensions shared by all labels, fresh for every
@@ -65,25 +65,25 @@ class DeepResidual(MatrixLayer):
     ) -> None:
         name = type(self).__name__
         d = label_width(name, embedding)
-        h = d if hidden_size is None else positive(name, "hidden_size", hidden_size)
+        d_h = d if hidden_size is None else positive(name, "hidden_size", hidden_size)
         at_least_zero(name, "depth", depth)
         place = placement(embedding)
         options = MapOptions(
             name, activation, dropout, locked, dropout_at, init_range, map_bias, place
         )
-        if depth == 0 and h != d:
+        if depth == 0 and d_h != d:
             raise ValueError(
-                f"{name}: hidden_size is {h}, but depth 0 is weight tying and needs the "
+                f"{name}: hidden_size is {d_h}, but depth 0 is weight tying and needs the "
                 f"embedding's width {d}; make them equal, or take Bilinear"
             )
         if residual:
-            same_width(name, "hidden_size", h, "the embedding's width", d)
-        super().__init__(embedding, h, bias, joint_size=h)
+            same_width(name, "hidden_size", d_h, "the embedding's width", d)
+        super().__init__(embedding, d_h, bias, joint_size=d_h)
         self.depth = depth
         self.residual = residual
         self.residual_between = residual_between
         self.encoder = one_of(name, "encoder", encoder, get_args(EncoderImplementation))
-        maps = [LabelMap(d if i == 0 else h, h, options) for i in range(depth)]
+        maps = [LabelMap(d if i == 0 else d_h, d_h, options) for i in range(depth)]
         self.maps = cast(Sequence[LabelMap], nn.ModuleList(maps))
 
     def labels(self, rows: Tensor | None = None, check: bool = True) -> Tensor:
@@ -92,7 +92,7 @@ class DeepResidual(MatrixLayer):
             return self._fused(E)
         X = E
         for i, f in enumerate(self.maps):
-            Y = f(X, f.draw_mask(X))  # (V, h)
+            Y = f(X, f.draw_mask(X))  # (V, d_h)
             if self.residual_between and i > 0:
                 Y = Y + X
             if self.residual:

@@ -13,10 +13,11 @@ from drill.layers.vectors import LabelSource, label_width, placement
 
 
 class DualNonlinear(MatrixLayer):
-    """softmax(act(E U + b_u) . act(V h + b_v) + b): labels and contexts meet in a joint space.
+    """softmax(act(E U + b_u) . act(W h + b_w) + b): labels and contexts meet in a joint space.
 
-    Takes d*j + j*h + 2*j + V parameters for a joint size j of your choice. Dropout acts on the
-    label side, ``residual`` adds E there and h on the other side (so d = j = h); see DeepResidual.
+    Takes d*k + k*d_h + 2*k + V parameters for a joint size k of your choice. Dropout acts on the
+    label side, ``residual`` adds E there and h on the other side (so d = k = d_h); see
+    DeepResidual.
     """
 
     def __init__(
@@ -36,30 +37,30 @@ class DualNonlinear(MatrixLayer):
     ) -> None:
         name = type(self).__name__
         d = label_width(name, embedding)
-        h = d if hidden_size is None else positive(name, "hidden_size", hidden_size)
-        j = d if joint_size is None else positive(name, "joint_size", joint_size)
+        d_h = d if hidden_size is None else positive(name, "hidden_size", hidden_size)
+        k = d if joint_size is None else positive(name, "joint_size", joint_size)
         if residual:
-            same_width(name, "joint_size", j, "the embedding's width", d)
-            same_width(name, "joint_size", j, "hidden_size", h)
-        super().__init__(embedding, h, bias, joint_size=j)
+            same_width(name, "joint_size", k, "the embedding's width", d)
+            same_width(name, "joint_size", k, "hidden_size", d_h)
+        super().__init__(embedding, d_h, bias, joint_size=k)
         self.residual = residual
         place = placement(embedding)
         options = MapOptions(
             name, activation, dropout, locked, dropout_at, init_range, map_bias, place
         )
-        self.label_map = LabelMap(d, j, options)
+        self.label_map = LabelMap(d, k, options)
         # Without dropout: the encoder drops its own outputs.
-        self.context_map = LabelMap(h, j, replace(options, dropout=0.0))
+        self.context_map = LabelMap(d_h, k, replace(options, dropout=0.0))
 
     def labels(self, rows: Tensor | None = None, check: bool = True) -> Tensor:
         E = self.label_rows(rows, check)  # (V, d)
-        Y = cast(Tensor, self.label_map(E, self.label_map.draw_mask(E)))  # (V, j)
+        Y = cast(Tensor, self.label_map(E, self.label_map.draw_mask(E)))  # (V, k)
         return Y + E if self.residual else Y
 
     def context(self, hidden: Tensor) -> Tensor:
         self.check_hidden(hidden)
         check_operand("DualNonlinear", hidden, "context_map", self.context_map.linear.weight)
-        Y = cast(Tensor, self.context_map(hidden, None))  # (..., j)
+        Y = cast(Tensor, self.context_map(hidden, None))  # (..., k)
         return Y + hidden if self.residual else Y
 
     def extra_repr(self) -> str:

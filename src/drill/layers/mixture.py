@@ -17,7 +17,7 @@ class MixtureOfSoftmaxes(WrappingLayer):
     """p(y | h) = sum_e pi_e(h) p_layer(y | tanh(W_e h + b_e)): K softmaxes of one matrix layer.
 
     Breaks the rank limit of a single softmax for K times its price; the wrapped layer may be any
-    MatrixLayer, so a mixture over DeepResidual needs nothing more. Takes h*K + (h*w + w)*K
+    MatrixLayer, so a mixture over DeepResidual needs nothing more. Takes d_h*K + (d_h*w + w)*K
     parameters beyond the layer's, w being the layer's hidden_size.
 
     The loss needs no K logits tensors: with nll_e the loss of expert e,
@@ -25,9 +25,9 @@ class MixtureOfSoftmaxes(WrappingLayer):
 
     layer        the matrix layer every expert uses
     experts      K
-    hidden_size  h, the layer's hidden_size by default
-    dropout      on the experts' contexts; with a hidden of shape (time, batch, h) and ``locked``
-                 one mask serves all time steps
+    hidden_size  d_h, the layer's hidden_size by default
+    dropout      on the experts' contexts; with a hidden of shape (time, batch, d_h) and
+                 ``locked`` one mask serves all time steps
     init_range   the projections start uniform in +-init_range
     """
 

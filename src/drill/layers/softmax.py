@@ -8,9 +8,9 @@ from drill.layers.vectors import LabelSource, Placement, label_count, label_widt
 
 
 class FullSoftmax(MatrixLayer):
-    """softmax(W h + b): g_out = W (V, h), a matrix of its own.
+    """softmax(W h + b): g_out = W (V, d_h), a matrix of its own.
 
-    Most parameters (V*h + V), no sharing with the input. The first argument only says how many
+    Most parameters (V*d_h + V), no sharing with the input. The first argument only says how many
     labels there are: the model's embedding, or V itself. W starts uniform in +-init_range.
     """
 
@@ -41,13 +41,13 @@ class FullSoftmax(MatrixLayer):
         super().__init__(own, hidden_size, bias, joint_size=hidden_size)
 
     def labels(self, rows: Tensor | None = None, check: bool = True) -> Tensor:
-        return self.label_rows(rows, check)  # (V, h)
+        return self.label_rows(rows, check)  # (V, d_h)
 
 
 class TiedSoftmax(MatrixLayer):
     """softmax(E h + b): g_out = E (V, d), the input embedding itself (weight tying).
 
-    Fewest parameters (V); needs h = d. What DeepResidual of depth 0 is.
+    Fewest parameters (V); needs d_h = d. What DeepResidual of depth 0 is.
     """
 
     def __init__(self, embedding: nn.Embedding | LabelSource, *, bias: bool = True) -> None:
