@@ -1,7 +1,8 @@
 """Checkpoints: tensors and numbers in one safetensors file, written whole, checked when read.
 
-The numbers are JSON in the file's header, beside a checksum of every tensor. One file, so a rename
-puts all of it into place: a checkpoint is the old one or the new one, never a mixture.
+The numbers are JSON in the file's header, beside a checksum of every tensor; that text has a checksum
+too. One file, so a rename puts all of it into place: a checkpoint is the old one or the new one, never
+a mixture.
 """
 
 import errno
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from drill.data.files import write_whole
 
-FORMAT = 1  # another layout takes another number
+FORMAT = 2  # another layout takes another number
 
 
 class CheckpointError(RuntimeError):
@@ -29,12 +30,14 @@ class CheckpointError(RuntimeError):
 def save(path: Path, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
     """Write ``path``, whole or not at all: what stood there before stays until then."""
     held = {name: _plain(tensor) for name, tensor in tensors.items()}
-    note = {
-        "format": FORMAT,
-        "checksums": {name: _checksum(tensor) for name, tensor in held.items()},
-        "numbers": numbers,
-    }
-    content = safetensors.torch.save(held, {"drill": json.dumps(note)})
+    note = json.dumps(
+        {
+            "format": FORMAT,
+            "checksums": {name: _checksum(tensor) for name, tensor in held.items()},
+            "numbers": numbers,
+        }
+    )
+    content = safetensors.torch.save(held, {"drill": note, "checksum": _text_checksum(note)})
     try:
         write_whole(path, lambda stream: _write(stream, content))
         _settle(path.parent)
@@ -46,33 +49,29 @@ def save(path: Path, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) 
         ) from None
 
 
-def load(
-    path: Path, device: torch.device | str = "cpu"
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What ``save`` wrote: tensors, numbers. Anything else raises CheckpointError."""
+def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What ``save`` wrote: tensors on the CPU, numbers. Anything else raises CheckpointError."""
     if not path.is_file():
         raise CheckpointError(f"{path}: there is no such checkpoint; train first")
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
-            note = json.loads((file.metadata() or {})["drill"])
+            header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
-        numbers, wanted, layout = note["numbers"], note["checksums"], note["format"]
+        note = json.loads(header["drill"])
+        layout, numbers, wanted = note["format"], note["numbers"], note["checksums"]
     except (SafetensorError, OSError, LookupError, TypeError, ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f"{path}: is damaged or no checkpoint of drill ({type(error).__name__}: {error}); "
-            "restore it from a copy, or remove it to start over"
-        ) from None
+        raise _damaged(path, f"{type(error).__name__}: {error}") from None
     if layout != FORMAT:
         raise CheckpointError(
             f"{path}: has format {layout}, this version of drill reads {FORMAT}; use the version "
             "that wrote it"
         )
-    for name, tensor in tensors.items():
-        if wanted.get(name) != _checksum(tensor):
-            raise CheckpointError(
-                f"{path}: the values of {name} are damaged (wrong checksum); restore it from a "
-                "copy, or remove it to start over"
-            )
+    if header.get("checksum") != _text_checksum(header["drill"]):
+        raise _damaged(path, "wrong checksum of its numbers")
+    found = {name: _checksum(tensor) for name, tensor in tensors.items()}
+    wrong = sorted({name for name, _ in found.items() ^ wanted.items()})
+    if wrong:
+        raise _damaged(path, f"wrong checksum of {_some(wrong)}")
     return tensors, numbers
 
 
@@ -111,7 +110,19 @@ def _plain(tensor: Tensor) -> Tensor:
 
 def _checksum(tensor: Tensor) -> int:
     values: Any = tensor.reshape(-1).view(torch.uint8).numpy()  # any dtype, bfloat16 too
-    return zlib.crc32(values)
+    kind = f"{tensor.dtype} {tuple(tensor.shape)}"  # the same bytes mean something else as another
+    return zlib.crc32(values, zlib.crc32(kind.encode()))
+
+
+def _text_checksum(text: str) -> str:
+    return str(zlib.crc32(text.encode()))
+
+
+def _damaged(path: Path, fault: str) -> CheckpointError:
+    return CheckpointError(
+        f"{path}: is damaged or no checkpoint of drill ({fault}); restore it from a copy, or "
+        "remove it to start over"
+    )
 
 
 def _write(stream: Any, content: bytes) -> None:
