@@ -189,7 +189,7 @@ def test_changed_bytes_are_refused_or_mean_the_same(tmp_path, sound, data):
     try:
         tensors, numbers = load(path)
     except CheckpointError as error:
-        assert str(path) in str(error)
+        assert str(path) in str(error)  # noqa: PT017 - some changes raise nothing
         return
     path.write_bytes(sound)
     wanted, expected = load(path)
@@ -235,9 +235,9 @@ def test_what_is_no_safetensors_file_is_refused(tmp_path, content):
 
 @pytest.mark.parametrize(
     "metadata",
-    [None, {"format": "pt"}, {"drill": "{"}, {"drill": "[]"}, {"drill": "{}"}, {"drill": "[" * 10**5}],
+    [None, {"format": "pt"}, *({"drill": note} for note in ("{", "[]", "{}", "[" * 10**5))],
     ids=["none", "foreign", "no json", "a list", "empty", "deep"],
-)  # fmt: skip
+)
 def test_a_foreign_safetensors_file_is_refused(tmp_path, metadata):
     content = safetensors.torch.save({"a": torch.ones(3)}, metadata)
     assert "no checkpoint of drill" in assert_refused(tmp_path / "c.safetensors", content)

@@ -1,8 +1,8 @@
 """Checkpoints: tensors and numbers in one safetensors file, written whole, checked when read.
 
-The numbers are JSON in the file's header, beside a checksum of every tensor; that text has a checksum
-too. One file, so a rename puts all of it into place: a checkpoint is the old one or the new one, never
-a mixture.
+The numbers are JSON in the file's header, beside a checksum of every tensor; that text has one too.
+One file, so a rename puts all of it into place: a checkpoint is the old one or the new one, never a
+mixture.
 """
 
 import errno
