@@ -90,12 +90,15 @@ def installed(tmp_path_factory) -> Environment:
     return environment
 
 
-def test_the_wheel_holds_every_module_and_the_type_marker(installed):
-    package = installed.site / "drill"
-    assert (package / "py.typed").is_file()
-    source = ROOT / "src" / "drill"
-    modules = {path.relative_to(source) for path in source.rglob("*.py")}
-    assert modules == {path.relative_to(package) for path in package.rglob("*.py")}
+def files(package: Path) -> set[Path]:
+    found = (path for path in package.rglob("*") if path.is_file())
+    return {path.relative_to(package) for path in found if "__pycache__" not in path.parts}
+
+
+def test_the_wheel_holds_every_file_of_the_package(installed):
+    source = files(ROOT / "src" / "drill")
+    assert Path("py.typed") in source
+    assert files(installed.site / "drill") == source
 
 
 def test_nothing_but_what_is_declared_can_be_imported_there(installed, tmp_path):
