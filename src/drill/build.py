@@ -182,8 +182,8 @@ def finetuning(run: Path | str) -> Settings:
     settings = saved(folder.recipe)
     if settings.optimizer[NAME] == "adamw":
         raise SettingsError(
-            f"{folder.path}: was trained with adamw, whose rate says nothing about that of averaged "
-            "SGD; finetune runs of nt-asgd, asgd or sgd"
+            f"{folder.path}: was trained with adamw, whose rate tells nothing about that of "
+            "averaged SGD; finetune runs of nt-asgd, asgd or sgd"
         )
     kept = {key: settings.optimizer[key] for key in ("lr", "weight_decay", "clip")}
     return Settings(

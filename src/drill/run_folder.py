@@ -23,9 +23,11 @@ from typing import Any
 from torch import Tensor
 
 from drill import checkpoint
-from drill.data.files import write_whole
+from drill.data.files import remove_parts, write_whole
 
 logger = logging.getLogger("drill")
+
+NO_LOCKS = "there are no file locks here: do not train twice in one folder"
 
 
 class RunFolderError(RuntimeError):
@@ -47,7 +49,10 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep every other process from training in this folder; a killed one holds no lock."""
+        """Keep every other process from training in this folder.
+
+        A killed one holds no lock; what it had written only in part is removed.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             stream = (self.path / ".lock").open("a")
@@ -61,6 +66,8 @@ class RunFolder:
                     f"{self.path}: another process is training here; wait for it or choose another "
                     "name"
                 )
+            for path in (self.recipe, self.vocabulary, self.environment, self.best, self.last):
+                remove_parts(path)
             yield
 
     def write_json(self, path: Path, value: Any) -> None:
@@ -81,6 +88,7 @@ class RunFolder:
         """Add a line to ``metrics.jsonl``; it is on disk when this returns."""
         line = json.dumps({key: _json_number(value) for key, value in row.items()})
         try:
+            self.path.mkdir(parents=True, exist_ok=True)
             with self.metrics.open("a", encoding="utf-8") as stream:
                 stream.write(line + "\n")
                 stream.flush()
@@ -109,15 +117,18 @@ class RunFolder:
         """The lines of ``metrics.jsonl``; a last one that was cut off is left out."""
         if not self.metrics.exists():
             return []
-        lines = self.metrics.read_text(encoding="utf-8").split("\n")
+        lines = self.metrics.read_bytes().split(b"\n")
         rows = []
         for number, line in enumerate(lines[:-1], start=1):  # what follows the last end is cut off
             try:
-                rows.append(json.loads(line))
-            except ValueError:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                row = None
+            if not isinstance(row, dict):
                 raise RunFolderError(
-                    f"{self.metrics}: line {number} is not JSON; restore it from a copy"
-                ) from None
+                    f"{self.metrics}: line {number} is no JSON object; restore it from a copy"
+                )
+            rows.append(row)
         return rows
 
     def _show_in_tensorboard(self, row: Mapping[str, Any]) -> None:
@@ -153,15 +164,18 @@ def _write(stream: Any, content: bytes) -> None:
 
 
 def _lock(handle: int) -> bool:
+    """False where another process holds the lock."""
     try:
         import fcntl
-    except ImportError:  # no locks of this kind here; two processes in one folder stay a mistake
-        logger.info("this system has no file locks: do not train twice in one folder")
+    except ImportError:
+        logger.warning(NO_LOCKS)
         return True
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         return False
+    except OSError:
+        logger.warning(NO_LOCKS)
     return True
 
 

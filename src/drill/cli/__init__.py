@@ -9,6 +9,7 @@ import typer
 
 from drill import __version__
 from drill.checkpoint import CheckpointError
+from drill.cli.demo import demo
 from drill.cli.layers import layers
 from drill.cli.reports import data, record, report
 from drill.cli.train import finetune, recipes, train
@@ -29,6 +30,7 @@ app = typer.Typer(
 )
 
 for command in (
+    demo,
     train,
     finetune,
     evaluate,

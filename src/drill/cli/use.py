@@ -101,7 +101,7 @@ def evaluate(
     if losses is not None and (len(splits) != 1 or dynamic or cache):
         raise SettingsError("--losses: needs one --split, and neither --dynamic nor --cache")
     held = _loaded(run, weights, device)
-    chosen = precision.value if precision else held.settings.training["precision"]
+    chosen: Any = precision.value if precision else held.settings.training["precision"]
     where = torch.device(next(held.model.parameters()).device)
     with products(chosen, where) as autocast, told():
         if dynamic:
