@@ -82,6 +82,12 @@ def write_whole(path: Path, write: Callable[[BinaryIO], None]) -> None:
         beside.unlink(missing_ok=True)
 
 
+def remove_parts(path: Path) -> None:
+    """Remove what a killed ``write_whole`` of ``path`` has left; nobody may be writing it now."""
+    for part in path.parent.glob(f".{path.name}.*.tmp"):
+        part.unlink(missing_ok=True)
+
+
 def digest(path: Path, algorithm: str) -> str:
     """The checksum of a file as hexadecimal digits."""
     with path.open("rb") as stream:
