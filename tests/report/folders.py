@@ -117,3 +117,8 @@ def write_run(
 def write_metrics(folder: Path, rows: list[dict[str, Any]], tail: str = "") -> None:
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     (folder / "metrics.jsonl").write_text(lines + tail, encoding="utf-8")
+
+
+def write_evaluations(folder: Path, rows: list[dict[str, Any]], tail: str = "") -> None:
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "evaluations.jsonl").write_text(lines + tail, encoding="utf-8")

@@ -15,7 +15,7 @@ import pytest
 
 from drill.report import ledger
 from drill.report.ledger import LedgerError, read, record
-from tests.report.folders import write_run
+from tests.report.folders import write_evaluations, write_run
 
 ROOT = Path(__file__).parents[2]
 NOW = datetime(2026, 11, 15, 9, 30, tzinfo=UTC)
@@ -52,6 +52,7 @@ def test_a_row_says_what_was_measured_and_where(tmp_path):
         "started": "2026-11-15T08:00:00+00:00",
         "recorded": "2026-11-15T09:30:00+00:00",
         "note": "first try",
+        "evaluations": [],
         "extra": {"dynamic_test": 51.2},
         "settings_digest": row.settings_digest,
         "fingerprint": row.fingerprint,
@@ -86,6 +87,15 @@ def test_a_run_that_went_on_is_another_result(tmp_path):
     record(write_run(tmp_path / "a", valid=[90.0], test=None), path)
     record(write_run(tmp_path / "a", valid=[90.0, 80.0]), path)
     assert [(row.epochs, row.test) for row in read(path)] == [(1, None), (2, 58.0)]
+
+
+def test_a_run_that_was_evaluated_since_is_another_result_with_its_settings(tmp_path):
+    run, path = write_run(tmp_path / "a"), tmp_path / "runs.jsonl"
+    record(run, path)
+    write_evaluations(run, [{"kind": "dynamic", "split": "test", "perplexity": 51.0, "lr": 5e-5}])
+    row = record(run, path)
+    assert row.evaluations == [{"kind": "dynamic", "split": "test", "perplexity": 51.0, "lr": 5e-5}]
+    assert read(path)[1] == row
 
 
 def test_a_run_that_diverged_is_a_result_too(tmp_path):
@@ -152,7 +162,7 @@ def test_a_missing_ledger_is_named(tmp_path):
         (b'{"kind": "result"', "line 2 is not a JSON object"),
         (b"[]", "line 2 is not a JSON object"),
         (b"\xff\xfe", "line 2 is not a JSON object"),
-        (b'{"kind": "result"}', "line 2 is no result; name, recipe, layer and 21 more"),
+        (b'{"kind": "result"}', "line 2 is no result; name, recipe, layer and 22 more"),
         (b'{"some": "thing"}', "line 2 is no result; it has kind None"),
     ],
 )
@@ -171,7 +181,14 @@ def test_a_damaged_line_is_named_and_nothing_is_added_to_it(tmp_path, line, faul
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("name", 7), ("valid", "low"), ("epochs", None), ("extra", []), ("seed", 1.5)],
+    [
+        ("name", 7),
+        ("valid", "low"),
+        ("epochs", None),
+        ("extra", []),
+        ("seed", 1.5),
+        ("evaluations", [1]),
+    ],
 )
 def test_a_field_of_the_wrong_kind_is_named(tmp_path, field, value):
     path = tmp_path / "runs.jsonl"

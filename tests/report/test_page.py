@@ -15,7 +15,13 @@ from drill.report.figures import best_so_far, looks
 from drill.report.plot import COLOURS, DASHES
 from drill.report.runs import read_run, read_runs
 from tests.report.drawing import checked, paths
-from tests.report.folders import epoch_row, perplexities, write_metrics, write_run
+from tests.report.folders import (
+    epoch_row,
+    perplexities,
+    write_evaluations,
+    write_metrics,
+    write_run,
+)
 from tests.report.hostile import HOSTILE
 
 NOW = datetime(2026, 11, 15, 9, 30, tzinfo=UTC)
@@ -330,6 +336,19 @@ def test_markdown_holds_the_tables(tmp_path, runs):
     assert "environment.json: is missing" in text
     assert markdown([]) == "## Runs\n\nNo runs were given.\n"
     assert markdown([], [ledger]).startswith("## ")
+
+
+def test_evaluations_have_their_section_where_there_are_any(tmp_path, runs):
+    write_evaluations(runs[0], [{"kind": "dynamic", "split": "test", "perplexity": 51.25}])
+    _, page = written(tmp_path, runs)
+    assert ("h2", "Learning from the text") in page.said
+    assert "51.25" in page.text
+    assert "| tied | tied | dynamic | 51.25 |" in markdown(runs)
+    ledger = tmp_path / "runs.jsonl"
+    record(runs[0], ledger)
+    _, page = written(tmp_path, [], ledgers=[ledger])
+    assert "51.25" in page.text
+    assert "| tied | tied | dynamic | 51.25 |" in markdown([], [ledger])
 
 
 def test_markdown_of_runs_without_seeds_has_one_table(runs):

@@ -6,7 +6,14 @@ import math
 import pytest
 
 from drill.report.runs import RunError, layer_name, read_run, read_runs
-from tests.report.folders import epoch_row, perplexities, test_row, write_metrics, write_run
+from tests.report.folders import (
+    epoch_row,
+    perplexities,
+    test_row,
+    write_evaluations,
+    write_metrics,
+    write_run,
+)
 
 
 def test_a_whole_run_is_summarised(tmp_path):
@@ -212,3 +219,36 @@ def test_a_copy_of_a_run_has_its_fingerprint_and_a_longer_run_has_not(tmp_path):
 )
 def test_layers_are_called_by_name_and_size(table, name):
     assert layer_name(table) == name
+
+
+def test_the_last_evaluation_of_each_kind_and_split_counts(tmp_path):
+    folder = write_run(tmp_path / "run")
+    assert read_run(folder).evaluations == ()
+    dynamic = {
+        "kind": "dynamic",
+        "split": "test",
+        "perplexity": 52.0,
+        "published": 51.9,
+        "lr": 1e-4,
+    }
+    rows = [
+        {**dynamic, "perplexity": 60.0},
+        dynamic,
+        {**dynamic, "split": "valid", "loss": math.nan, "lr": [1]},
+        {"kind": "plain", "split": "test", "perplexity": 58.0},
+        {"kind": "cache", "split": "test", "perplexity": "inf"},
+    ]
+    write_evaluations(folder, rows, tail='{"kind": "cac')
+    run = read_run(folder)
+    valid = {"kind": "dynamic", "split": "valid", "perplexity": 52.0, "published": 51.9}
+    assert run.evaluations == (dynamic, valid)
+    assert run.faults == ()
+
+
+def test_a_damaged_evaluation_is_named(tmp_path):
+    folder = write_run(tmp_path / "run")
+    write_evaluations(folder, [{"kind": 7}], tail="nothing\n")
+    assert read_run(folder).faults == (
+        f"{folder}/evaluations.jsonl: line 2 is not a JSON object; it is left out",
+        f"{folder}/evaluations.jsonl: line 1 names no kind and split; it is left out",
+    )

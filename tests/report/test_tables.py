@@ -1,18 +1,12 @@
 """What the tables say, from synthetic runs whose figures are known."""
 
-import math
-
-import pytest
-
-from drill.analysis.frequency import Band, BandChange
 from drill.recipes import recipe_names
 from drill.report import ledger
 from drill.report.paper import FINETUNED, PAPER
 from drill.report.runs import read_run, read_runs
 from drill.report.tables import (
-    bands_table,
-    changes_table,
     epochs_table,
+    evaluations_table,
     ledger_table,
     milestones,
     recipes_table,
@@ -21,7 +15,7 @@ from drill.report.tables import (
     spread,
     time_table,
 )
-from tests.report.folders import write_run
+from tests.report.folders import write_evaluations, write_run
 
 
 def cells(table, row=0):
@@ -31,7 +25,7 @@ def cells(table, row=0):
 
 
 def test_every_row_of_the_paper_is_a_recipe():
-    assert {name.removesuffix(FINETUNED) for name in PAPER} <= set(recipe_names())
+    assert {name.partition("+")[0].removesuffix(FINETUNED) for name in PAPER} <= set(recipe_names())
 
 
 def test_a_run_stands_beside_the_paper(tmp_path):
@@ -138,6 +132,36 @@ def test_runs_of_which_nothing_is_known_have_a_row_all_the_same(tmp_path):
     assert recipes_table([]).rows == []
 
 
+def test_models_that_learn_from_the_text_stand_beside_the_papers(tmp_path):
+    tuned = write_run(tmp_path / "tuned", recipe="ptb-tied-finetune")
+    write_evaluations(
+        tuned,
+        [
+            {"kind": "cache", "split": "test", "perplexity": 53.1, "published": 53.0},
+            {"kind": "dynamic", "split": "valid", "perplexity": 52.0, "published": 51.9},
+            {"kind": "dynamic", "split": "test", "perplexity": 51.5, "published": "odd"},
+        ],
+    )
+    plain = write_run(tmp_path / "plain")
+    write_evaluations(plain, [{"kind": "cache", "split": "test", "perplexity": 54.0}])
+    table = evaluations_table(read_runs([tuned, plain, write_run(tmp_path / "none")]))
+    assert [list(row) for row in table.rows] == [
+        ["tuned", "tied", "dynamic", "52.00", "51.50", "51.6 / 51.1", "+0.3"],
+        ["tuned", "tied", "cache", "", "53.10", "53.9 / 52.8", "+0.2"],
+        ["plain", "tied", "cache", "", "54.00", "53.9 / 52.8 ft", ""],
+    ]
+
+
+def test_figures_in_tables_of_their_own_have_no_column(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    ledger.record(
+        write_run(tmp_path / "a"), path, extra={"list": [1, 2], "table": {}, "bleu": 27.3}
+    )
+    row = cells(ledger_table(ledger.read(path)))
+    assert row["bleu"] == "27.30"
+    assert not {"list", "table"} & row.keys()
+
+
 def test_a_ledger_as_a_table(tmp_path):
     path = tmp_path / "runs.jsonl"
     ledger.record(write_run(tmp_path / "a", test=58.0), path, "a | note", {"dynamic_test": 51.25})
@@ -190,51 +214,3 @@ def test_milestones_are_round_and_closer_together_near_the_best():
         assert 5 <= len(found) <= 12
         assert found == sorted(found, reverse=True)
         assert best <= found[-1] <= 1.25 * best
-
-
-# -- bands ----------------------------------------------------------------------------------------
-
-BANDS = [Band(0, 1, 0, 0, 0.0), Band(1, 50, 2, 4, 20.0), Band(50, None, 3, 100, 300.0)]
-OTHER = [Band(0, 1, 0, 0, 0.0), Band(1, 50, 2, 4, 22.0), Band(50, None, 3, 100, 297.0)]
-
-
-def test_bands_beside_one_another_with_the_change_over_tokens():
-    table = bands_table({"drill": BANDS, "tied": OTHER})
-    assert [column.heading for column in table.columns] == [
-        "training count", "types", "tokens", "drill", "tied", "tied, %",
-    ]  # fmt: skip
-    assert [list(row) for row in table.rows] == [
-        ["1 to 49", "2", "4", "5.000", "5.500", "+10.00"],
-        ["50 and more", "3", "100", "3.000", "2.970", "-1.00"],
-        ["all", "5", "104", "3.077", "3.067", "-0.31"],
-    ]
-    assert "drill" in table.notes[0]
-
-
-def test_models_that_read_other_words_are_not_compared():
-    other = [Band(0, 1, 0, 0, 0.0), Band(1, 50, 2, 5, 22.0), Band(50, None, 3, 100, 297.0)]
-    table = bands_table({"drill": BANDS, "tied": other})
-    assert "tied, %" not in [column.heading for column in table.columns]
-    assert any("tied read other tokens" in note for note in table.notes)
-
-
-def test_a_model_with_other_bands_is_refused():
-    with pytest.raises(ValueError, match="tied has bands that start at 0, 1 and drill at 0, 1, 50"):
-        bands_table({"drill": BANDS, "tied": BANDS[:2]})
-    assert bands_table({}).rows == []
-
-
-def test_changes_both_ways():
-    changes = [
-        BandChange(0, 1, 0, 0, math.nan, math.nan),
-        BandChange(1, 50, 4116, 9000, 17.55, 2.29),
-        BandChange(50, None, 861, 7000, -0.004, math.inf),
-    ]
-    table = changes_table({"tied": changes})
-    assert [column.heading for column in table.columns] == [
-        "training count", "types", "tokens", "tied by types, %", "tied by tokens, %",
-    ]  # fmt: skip
-    assert [list(row) for row in table.rows] == [
-        ["1 to 49", "4,116", "9,000", "+17.55", "+2.29"],
-        ["50 and more", "861", "7,000", "0.00", "+inf"],
-    ]

@@ -50,7 +50,8 @@ class Row:
     note: str
     settings_digest: str
     fingerprint: str
-    extra: dict[str, Any]  # other figures, such as those of a dynamic evaluation
+    evaluations: list[dict[str, Any]]  # by `drill evaluate`, with dynamic evaluation or a cache
+    extra: dict[str, Any]  # other figures
 
 
 HINTS: Mapping[str, Any] = get_type_hints(Row)
@@ -113,6 +114,7 @@ def _row(run: RunSummary, note: str, extra: dict[str, Any], now: datetime) -> Ro
     if not run.curve:
         raise LedgerError(f"{run.folder}: has no epoch yet; record it when one has ended")
     values = {key: getattr(run, key) for key in HINTS if hasattr(run, key)}
+    values["evaluations"] = [dict(each) for each in run.evaluations]
     for key in ("torch", "precision", "world_size", "started"):
         found = run.environment.get(key)
         values[key] = found if _fits(found, HINTS[key]) else None
@@ -173,6 +175,8 @@ def _fits(value: Any, hint: Any) -> bool:
     for kind in get_args(hint) if isinstance(hint, types.UnionType) else (hint,):
         if kind is float and type(value) in (int, float):
             return True
+        if get_origin(kind) is list and isinstance(value, list):
+            return all(isinstance(each, dict) for each in value)
         if type(value) is (get_origin(kind) or kind):
             return True
     return False

@@ -9,6 +9,7 @@ from typing import Any
 from drill.analysis.frequency import Band, BandChange
 from drill.data.files import write_whole
 from drill.report import ledger
+from drill.report.band_tables import bands_table, changes_table
 from drill.report.figures import (
     bands_figure,
     best_so_far,
@@ -22,15 +23,16 @@ from drill.report.markup import escape, markdown_text
 from drill.report.plot import Look
 from drill.report.runs import ReportError, RunSummary, read_runs
 from drill.report.tables import (
-    bands_table,
-    changes_table,
     epochs_table,
+    evaluations_table,
     ledger_table,
     milestones,
     recipes_table,
     runs_table,
     time_table,
 )
+
+ADAPTED = "Learning from the text"  # dynamic evaluation and the cache
 
 Ledgers = Sequence[tuple[str, Sequence[Row]]]
 
@@ -84,10 +86,14 @@ def markdown(runs: Sequence[Path | str], ledgers: Sequence[Path | str] = ()) -> 
         parts += ["## Runs", runs_table(found).markdown() if found else "No runs were given.\n"]
     if _seeds(found):
         parts += ["## By recipe", recipes_table(found).markdown()]
+    if any(run.evaluations for run in found):
+        parts += [f"## {ADAPTED}", evaluations_table(found).markdown()]
     for path in ledgers:
         rows = ledger.read(path)
         parts += [f"## {markdown_text(path)}"]
         parts += [ledger_table(rows).markdown() if rows else "No results were recorded.\n"]
+        if any(row.evaluations for row in rows):
+            parts += [f"### {ADAPTED}", evaluations_table(rows).markdown()]
     if faults := [fault for run in found for fault in run.faults]:
         parts += ["## Read with care", "".join(f"- {markdown_text(each)}\n" for each in faults)]
     return "\n".join(part if part.endswith("\n") else f"{part}\n" for part in parts)
@@ -107,6 +113,7 @@ def html_page(
         ("results", "Results", _results(runs)),
         ("curves", "Learning curves", _by_corpus(runs, look, "curves")),
         ("time", "Time to a perplexity", _by_corpus(runs, look, "time")),
+        ("evaluations", ADAPTED, _evaluations(runs)),
         ("bands", "Rare and frequent words", _bands(bands, changes, look)),
         ("samples", "Samples", _samples(samples, look)),
         ("ledgers", "Ledgers", _ledgers(ledgers)),
@@ -170,6 +177,16 @@ def _results(runs: Sequence[RunSummary]) -> str:
     return "\n".join([*parts, runs_table(runs).html("Every run")])
 
 
+def _evaluations(runs: Sequence[RunSummary]) -> str:
+    if not any(run.evaluations for run in runs):
+        return ""
+    text = (
+        "Dynamic evaluation steps the weights as the text is read, a cache points to recent words."
+    )
+    table = evaluations_table(runs).html("Perplexity of models that go on learning")
+    return f"<p>{escape(text)}</p>\n{table}"
+
+
 def _by_corpus(runs: Sequence[RunSummary], look: Mapping[str, Look], kind: str) -> str:
     """Perplexities of different texts do not compare, so each corpus has its own plot."""
     draw = _curves if kind == "curves" else _times
@@ -231,12 +248,15 @@ def _samples(samples: Mapping[str, Sequence[str]], look: Mapping[str, Look]) -> 
 
 
 def _ledgers(ledgers: Ledgers) -> str:
-    return "\n".join(
-        ledger_table(rows).html(path)
-        if rows
-        else f"<p>{escape(path)}: no results were recorded.</p>"
-        for path, rows in ledgers
-    )
+    parts = []
+    for path, rows in ledgers:
+        if not rows:
+            parts.append(f"<p>{escape(path)}: no results were recorded.</p>")
+        else:
+            parts.append(ledger_table(rows).html(path))
+        if any(row.evaluations for row in rows):
+            parts.append(evaluations_table(rows).html(f"{path}, {ADAPTED.lower()}"))
+    return "\n".join(parts)
 
 
 def _settings(runs: Sequence[RunSummary]) -> str:

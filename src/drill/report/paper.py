@@ -2,7 +2,8 @@
 
 Its perplexities divide by all tokens of a text, the first of each column among them, so only our
 ``*_published`` ones compare with them. Most of its rows are of finetuned models, which `drill
-finetune` makes from a run; the mixtures are quoted there from their own paper.
+finetune` makes from a run; the mixtures and the adaptive baselines are quoted there from their own
+papers.
 """
 
 from collections.abc import Mapping
@@ -37,4 +38,13 @@ PAPER: Mapping[str, Perplexities] = {
     "wt2-drill-4": Perplexities(65.7, 62.8),
     "wt2-drill-4-finetune": Perplexities(64.9, 61.9),
     "wt2-mos-finetune": Perplexities(63.88, 61.45),
+    # with what `drill evaluate` can add
+    "ptb-tied-finetune+cache": Perplexities(53.9, 52.8),
+    "ptb-tied-finetune+dynamic": Perplexities(51.6, 51.1),
+    "ptb-drill-4-finetune+dynamic": Perplexities(49.5, 49.4),
+    "ptb-mos-finetune+dynamic": Perplexities(48.33, 47.69),
+    "wt2-tied-finetune+cache": Perplexities(53.8, 52.0),
+    "wt2-tied-finetune+dynamic": Perplexities(46.4, 44.3),
+    "wt2-drill-4-finetune+dynamic": Perplexities(43.9, 42.0),
+    "wt2-mos-finetune+dynamic": Perplexities(42.41, 40.68),
 }

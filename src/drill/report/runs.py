@@ -7,14 +7,26 @@ goes into ``RunSummary.faults``, a sentence each. Only a folder that is no run a
 import hashlib
 import json
 import math
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from drill.report.run_files import (
+    NumberedRow,
+    as_finite,
+    as_number,
+    as_text,
+    as_whole,
+    read_environment,
+    read_rows,
+    read_settings,
+)
 from drill.run_folder import RunFolder
+
+EVALUATIONS = "evaluations.jsonl"  # what `drill evaluate` adds to a run folder
+ADAPTIVE = ("dynamic", "cache")  # its kinds that metrics.jsonl does not have
 
 
 class ReportError(ValueError):
@@ -61,6 +73,7 @@ class RunSummary:
     tokens_per_second: float | None  # median over epochs
     device: str | None
     commit: str | None
+    evaluations: tuple[Mapping[str, Any], ...]  # the last of each adaptive kind and split
     curve: tuple[Epoch, ...]
     settings: Mapping[str, Any]
     environment: Mapping[str, Any]
@@ -75,7 +88,8 @@ class RunSummary:
     def fingerprint(self) -> str:
         """Equal for copies of one result: settings and every measured perplexity."""
         curve = [(point.epoch, repr(point.valid), point.elapsed) for point in self.curve]
-        return digest([self.settings, self.seed, curve, self.best_epoch, self.valid, self.test])
+        found = [self.best_epoch, self.valid, self.test, self.evaluations]
+        return digest([self.settings, self.seed, curve, found])
 
 
 def read_runs(folders: Iterable[Path | str]) -> list[RunSummary]:
@@ -97,9 +111,9 @@ def read_run(folder: Path | str) -> RunSummary:
         names = " nor ".join(part.name for part in parts)
         raise RunError(f"{folder}: holds neither {names}, so it is no run; name a run folder")
     faults: list[str] = []
-    settings = _settings(files.recipe, faults)
-    environment = _environment(files.environment, faults)
-    rows = _rows(files.metrics, faults)
+    settings = read_settings(files.recipe, faults)
+    environment = read_environment(files.environment, faults)
+    rows = read_rows(files.metrics, faults)
     curve = _curve(files.metrics, rows, faults)
     tests = [row for _, row in rows if row.get("kind") == "test"]
     rates = _known(rows, "tokens_per_second")
@@ -107,16 +121,17 @@ def read_run(folder: Path | str) -> RunSummary:
     return RunSummary(
         folder=files.path,
         name=files.path.resolve().name,
-        recipe=_text(settings.get("recipe")),
+        recipe=as_text(settings.get("recipe")),
         layer=layer_name(settings.get("layer")),
-        parameters=_whole(environment.get("parameters")),
-        seed=_whole(environment.get("seed")),
+        parameters=as_whole(environment.get("parameters")),
+        seed=as_whole(environment.get("seed")),
         epochs=curve[-1].epoch if curve else 0,
         **_best(curve, tests),
         seconds=elapsed[-1] if elapsed else None,
         tokens_per_second=median(rates) if rates else None,
-        device=_text(environment.get("device")),
-        commit=_text(environment.get("commit")),
+        device=as_text(environment.get("device")),
+        commit=as_text(environment.get("commit")),
+        evaluations=_evaluations(files.path / EVALUATIONS, faults),
         curve=tuple(curve),
         settings=settings,
         environment=environment,
@@ -138,9 +153,9 @@ def distinct_names(folders: Sequence[Path]) -> dict[Path, str]:
 
 def layer_name(table: Any) -> str | None:
     """The output layer as tables call it: ``deep-residual 4``, ``mixture 15 x tied``."""
-    if not isinstance(table, Mapping) or (name := _text(table.get("name"))) is None:
+    if not isinstance(table, Mapping) or (name := as_text(table.get("name"))) is None:
         return None
-    sizes = (_whole(table.get(key)) for key in ("depth", "experts", "samples"))
+    sizes = (as_whole(table.get(key)) for key in ("depth", "experts", "samples"))
     parts = [name, *(str(size) for size in sizes if size is not None)]
     inner = layer_name(table.get("over"))
     return " ".join(parts if inner is None else [*parts, "x", inner])
@@ -163,60 +178,16 @@ def digest(value: Any) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-# -- the files of a run ---------------------------------------------------------------------------
+# -- from rows to figures ------------------------------------------------------------------------
 
 
-def _settings(path: Path, faults: list[str]) -> dict[str, Any]:
-    raw = _bytes(path, faults, "the settings of the run are unknown")
-    if raw is None:
-        return {}
-    try:
-        return tomllib.loads(raw.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        faults.append(f"{path}: byte {error.start} is not UTF-8; the settings are unknown")
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        faults.append(f"{path}: is not TOML ({_one_line(error)}); the settings are unknown")
-    return {}
-
-
-def _environment(path: Path, faults: list[str]) -> dict[str, Any]:
-    raw = _bytes(path, faults, "device, commit and seed are unknown")
-    if raw is None:
-        return {}
-    try:
-        found = json.loads(raw)
-    except (ValueError, RecursionError):
-        faults.append(f"{path}: is not JSON; device, commit and seed are unknown")
-        return {}
-    if isinstance(found, dict):
-        return found
-    faults.append(f"{path}: holds no JSON object; device, commit and seed are unknown")
-    return {}
-
-
-def _rows(path: Path, faults: list[str]) -> list[tuple[int, dict[str, Any]]]:
-    """(line number, row) of metrics.jsonl. What follows the last line end is being written."""
-    raw = _bytes(path, faults, "no epoch has ended yet")
-    rows = []
-    for number, line in enumerate((raw or b"").split(b"\n")[:-1], start=1):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if isinstance(row, dict):
-            rows.append((number, row))
-        else:
-            faults.append(f"{path}: line {number} is not a JSON object; it is left out")
-    return rows
-
-
-def _curve(path: Path, rows: list[tuple[int, dict[str, Any]]], faults: list[str]) -> list[Epoch]:
+def _curve(path: Path, rows: list[NumberedRow], faults: list[str]) -> list[Epoch]:
     """Epochs in rising order: one that was run again replaces itself and all that followed."""
     curve: list[Epoch] = []
     for number, row in rows:
         if row.get("kind") != "epoch":
             continue
-        epoch, valid = _whole(row.get("epoch")), _number(row.get("valid_perplexity"))
+        epoch, valid = as_whole(row.get("epoch")), as_number(row.get("valid_perplexity"))
         if epoch is None:
             faults.append(f"{path}: line {number} names no epoch; it is left out")
             continue
@@ -226,17 +197,34 @@ def _curve(path: Path, rows: list[tuple[int, dict[str, Any]]], faults: list[str]
             Epoch(
                 epoch=epoch,
                 valid=math.nan if valid is None else valid,
-                valid_published=_number(row.get("valid_published")),
-                train=_number(row.get("train_perplexity")),
-                elapsed=_finite(row.get("elapsed")),
+                valid_published=as_number(row.get("valid_published")),
+                train=as_number(row.get("train_perplexity")),
+                elapsed=as_finite(row.get("elapsed")),
                 averaged=row.get("averaged") is True,
             )
         )
     return curve
 
 
-def _known(rows: list[tuple[int, dict[str, Any]]], key: str) -> list[float]:
-    values = (_finite(row.get(key)) for _, row in rows)
+def _evaluations(path: Path, faults: list[str]) -> tuple[Mapping[str, Any], ...]:
+    """Rows with kind, split, perplexity and the settings of the evaluation."""
+    found: dict[tuple[str, str], Mapping[str, Any]] = {}
+    for number, row in read_rows(path, faults) if path.exists() else []:
+        kind, split = as_text(row.get("kind")), as_text(row.get("split"))
+        if kind is None or split is None:
+            faults.append(f"{path}: line {number} names no kind and split; it is left out")
+        elif kind in ADAPTIVE and as_finite(row.get("perplexity")) is not None:
+            found[kind, split] = {key: value for key, value in row.items() if _plain(value)}
+    return tuple(found.values())
+
+
+def _plain(value: Any) -> bool:
+    """Whether JSON can hold it again."""
+    return isinstance(value, str | int) or as_finite(value) is not None
+
+
+def _known(rows: list[NumberedRow], key: str) -> list[float]:
+    values = (as_finite(row.get(key)) for _, row in rows)
     return [value for value in values if value is not None]
 
 
@@ -245,55 +233,13 @@ def _best(curve: list[Epoch], tests: list[dict[str, Any]]) -> dict[str, Any]:
     found = dict.fromkeys(["best_epoch", "valid", "valid_published", "test", "test_published"])
     if tests:
         row = tests[-1]
-        found["best_epoch"] = _whole(row.get("epoch"))
+        found["best_epoch"] = as_whole(row.get("epoch"))
         for split in ("valid", "test"):
-            found[split] = _finite(row.get(f"{split}_perplexity"))
-            found[f"{split}_published"] = _finite(row.get(f"{split}_published"))
+            found[split] = as_finite(row.get(f"{split}_perplexity"))
+            found[f"{split}_published"] = as_finite(row.get(f"{split}_published"))
     finite = [point for point in curve if math.isfinite(point.valid)]
     if finite and found["valid"] is None:
         best = min(finite, key=lambda point: point.valid)
         found |= {"best_epoch": best.epoch, "valid": best.valid}
         found["valid_published"] = best.valid_published
     return found
-
-
-def _bytes(path: Path, faults: list[str], so: str) -> bytes | None:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        faults.append(f"{path}: is missing; {so}")
-    except OSError as error:
-        faults.append(f"{path}: cannot be read ({error.strerror}); {so}")
-    return None
-
-
-# -- values of any kind ---------------------------------------------------------------------------
-
-
-def _number(value: Any) -> float | None:
-    """A float; training writes what JSON has no word for as the strings nan and inf."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    if isinstance(value, str) and value not in ("nan", "inf", "-inf"):
-        return None
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
-
-
-def _finite(value: Any) -> float | None:
-    number = _number(value)
-    return number if number is not None and math.isfinite(number) else None
-
-
-def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) and value else None
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -1,15 +1,15 @@
-"""Tables of runs, of ledgers and of frequency bands; ``markup.Table`` writes them down."""
+"""Tables of runs and of ledgers; ``markup.Table`` writes them down."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, stdev
 
-from drill.analysis.frequency import Band, BandChange
 from drill.report import numbers
 from drill.report.ledger import Row
 from drill.report.markup import Column, Table
-from drill.report.paper import FINETUNED, PAPER
+from drill.report.paper import FINETUNED, PAPER, Perplexities
 from drill.report.plot import linear_ticks, log_ticks
-from drill.report.runs import ReportError, RunSummary
+from drill.report.run_files import as_finite
+from drill.report.runs import ADAPTIVE, RunSummary
 
 Result = RunSummary | Row
 
@@ -48,7 +48,7 @@ def runs_table(results: Sequence[Result]) -> Table:
         ]
         for each in results
     ]
-    return Table.of(_columns(names), rows, _paper_notes(results))
+    return Table.of(columns(names), rows, _paper_notes(rows, names.index("paper")))
 
 
 def recipes_table(results: Sequence[Result]) -> Table:
@@ -79,12 +79,14 @@ def recipes_table(results: Sequence[Result]) -> Table:
             ]
         )
     several = [SPREAD_NOTE] if any(len(group) > 1 for group in groups.values()) else []
-    return Table.of(_columns(names), rows, [*several, *_paper_notes(results)])
+    return Table.of(columns(names), rows, [*several, *_paper_notes(rows, names.index("paper"))])
 
 
 def ledger_table(rows: Sequence[Row]) -> Table:
     """Every row of a ledger, with whatever other figures were recorded."""
-    extra = list(dict.fromkeys(key for row in rows for key in row.extra))
+    extra = list(
+        dict.fromkeys(key for row in rows for key, value in row.extra.items() if not _nested(value))
+    )
     names = ["run", "recipe", "layer", "seed", "epochs", "valid", "test", "paper", "gap", *extra]
     names += ["time", "device", "commit", "recorded", "note"]
     lines = [
@@ -107,7 +109,36 @@ def ledger_table(rows: Sequence[Row]) -> Table:
         ]
         for row in rows
     ]
-    return Table.of(_columns(names), lines, _paper_notes(rows))
+    return Table.of(columns(names), lines, _paper_notes(lines, names.index("paper")))
+
+
+def evaluations_table(results: Sequence[Result]) -> Table:
+    """Perplexities of models that learn from the text as they read it, by `drill evaluate`."""
+    names = ["run", "layer", "evaluation", "valid", "test", "paper", "gap"]
+    rows = []
+    for each in results:
+        for kind in ADAPTIVE:
+            figures = {
+                (found.get("split"), key): as_finite(found.get(key))
+                for found in each.evaluations
+                for key in ("perplexity", "published")
+                if found.get("kind") == kind
+            }
+            if not figures:
+                continue
+            valid, test = (figures.get((split, "published")) for split in ("valid", "test"))
+            rows.append(
+                [
+                    each.name,
+                    each.layer or "",
+                    kind,
+                    numbers.perplexity(figures.get(("valid", "perplexity"))),
+                    numbers.perplexity(figures.get(("test", "perplexity"))),
+                    _paper(each.recipe, f"+{kind}"),
+                    _less(valid, test, PAPER.get(f"{each.recipe}+{kind}")),
+                ]
+            )
+    return Table.of(columns(names), rows, _paper_notes(rows, names.index("paper")))
 
 
 def grouped(results: Sequence[Result]) -> dict[tuple[str | None, str], list[Result]]:
@@ -137,28 +168,30 @@ def _labels(groups: Mapping[tuple[str | None, str], list[Result]]) -> dict[objec
     return labels
 
 
-def _paper(recipe: str | None) -> str:
+def _paper(recipe: str | None, added: str = "") -> str:
     """Validation / test of the paper, where it has this model or at least a finetuned one."""
-    if paper := PAPER.get(recipe or ""):
+    if paper := PAPER.get(f"{recipe}{added}"):
         return " / ".join(map(str, paper))
-    tuned = PAPER.get(f"{recipe}{FINETUNED}")
+    tuned = PAPER.get(f"{recipe}{FINETUNED}{added}")
     return "" if tuned is None else f"{' / '.join(map(str, tuned))} ft"
 
 
 def _gap(recipe: str | None, results: Sequence[Result]) -> str:
-    paper = PAPER.get(recipe or "")
+    valid = _mean(each.valid_published for each in results)
+    return _less(valid, _mean(each.test_published for each in results), PAPER.get(recipe or ""))
+
+
+def _less(valid: float | None, test: float | None, paper: Perplexities | None) -> str:
     if paper is None:
         return ""
-    valid = _mean(each.valid_published for each in results)
-    test = _mean(each.test_published for each in results)
     pairs = zip((valid, test), paper, strict=True)
     return " / ".join(numbers.change(ours - theirs) for ours, theirs in pairs if ours is not None)
 
 
-def _paper_notes(results: Sequence[Result]) -> list[str]:
-    notes = [GAP_NOTE] if any(_gap(each.recipe, [each]) for each in results) else []
-    tuned = any(_paper(each.recipe).endswith(" ft") for each in results)
-    return [*notes, TUNED_NOTE] if tuned else notes
+def _paper_notes(table: Sequence[Sequence[str]], paper: int) -> list[str]:
+    """What the columns ``paper`` and ``gap`` mean, where anything stands in them."""
+    notes = [GAP_NOTE] if any(row[paper + 1] for row in table) else []
+    return [*notes, TUNED_NOTE] if any(row[paper].endswith(" ft") for row in table) else notes
 
 
 # -- curves ---------------------------------------------------------------------------------------
@@ -171,7 +204,7 @@ def epochs_table(runs: Sequence[RunSummary]) -> Table:
     for run in runs:
         found = {point.epoch: point.valid for point in run.curve}
         rows.append([run.name, *(numbers.perplexity(found.get(epoch)) for epoch in epochs)])
-    return Table.of(_columns(["run", *map(str, epochs)]), rows)
+    return Table.of(columns(["run", *map(str, epochs)]), rows)
 
 
 def selected_epochs(epochs: Sequence[int]) -> list[int]:
@@ -195,7 +228,7 @@ def time_table(runs: Sequence[RunSummary], perplexities: Sequence[float]) -> Tab
     for run in runs:
         reached = [seconds_to(run, wanted) for wanted in perplexities]
         rows.append([run.name, *map(numbers.duration, reached)])
-    return Table.of(_columns(["run", *(f"{wanted:,g}" for wanted in perplexities)]), rows)
+    return Table.of(columns(["run", *(f"{wanted:,g}" for wanted in perplexities)]), rows)
 
 
 def seconds_to(run: RunSummary, perplexity: float) -> float | None:
@@ -206,92 +239,22 @@ def seconds_to(run: RunSummary, perplexity: float) -> float | None:
     return None
 
 
-# -- bands ----------------------------------------------------------------------------------------
-
-
-def bands_table(bands: Mapping[str, Sequence[Band]]) -> Table:
-    """Mean loss of each model in each band, and how much more than the first model it loses."""
-    models = list(bands.items())
-    if not models:
-        return Table.of(_columns(["training count"]), [])
-    base, first = models[0]
-    for name, each in models[1:]:
-        if [band.low for band in each] != [band.low for band in first]:
-            raise ReportError(
-                f"bands: {name} has bands that start at {_starts(each)} and {base} at "
-                f"{_starts(first)}; take the same edges for every model"
-            )
-    other = [name for name, each in models if _tokens(each) != _tokens(first)]
-    compared = [name for name, _ in models[1:] if name not in other]
-    names = ["training count", "types", "tokens", *bands, *(f"{name}, %" for name in compared)]
-    lines = [(first[n].label, {name: each[n] for name, each in models}) for n in range(len(first))]
-    lines.append(("all", {name: _whole(each) for name, each in models}))
-    rows = []
-    for label, line in lines:
-        if not any(band.tokens for band in line.values()):
-            continue
-        more = (_percent(line[base].loss, line[name].loss) for name in compared)
-        rows.append(
-            [
-                label,
-                numbers.count(line[base].types),
-                numbers.count(line[base].tokens),
-                *(numbers.loss(band.mean_loss) for band in line.values()),
-                *(numbers.change(value, 2) for value in more),
-            ]
-        )
-    notes = ["Mean loss in nats per token, by how often a word occurs in the training text."]
-    if compared:
-        notes = [f"{notes[0]} % is how much more is lost than by {base}, over tokens."]
-    notes += [f"{name} read other tokens than {base}, so they are not compared." for name in other]
-    return Table.of(_columns(names), rows, notes)
-
-
-def changes_table(changes: Mapping[str, Sequence[BandChange]]) -> Table:
-    """How much more each model loses than the one it was compared with, both ways."""
-    names = ["training count", "types", "tokens"]
-    for name in changes:
-        names += [f"{name} by types, %", f"{name} by tokens, %"]
-    rows = []
-    for line in zip(*changes.values(), strict=True):
-        if line[0].tokens:
-            row = [line[0].label, numbers.count(line[0].types), numbers.count(line[0].tokens)]
-            for each in line:
-                row += [numbers.change(each.by_types, 2), numbers.change(each.by_tokens, 2)]
-            rows.append(row)
-    note = "By types every word weighs the same, by tokens every occurrence; + loses more."
-    return Table.of(_columns(names), rows, [note])
-
-
-def _starts(bands: Sequence[Band]) -> str:
-    return ", ".join(str(band.low) for band in bands)
-
-
-def _tokens(bands: Sequence[Band]) -> list[tuple[int, int]]:
-    return [(band.types, band.tokens) for band in bands]
-
-
-def _whole(bands: Sequence[Band]) -> Band:
-    types, tokens = (sum(getattr(band, key) for band in bands) for key in ("types", "tokens"))
-    return Band(0, None, types, tokens, sum(band.loss for band in bands))
-
-
-def _percent(base: float, other: float) -> float | None:
-    return 100 * (other - base) / base if base else None
-
-
 # -- cells ----------------------------------------------------------------------------------------
 
 TEXTS = {"run", "recipe", "layer", "seeds", "device", "commit", "recorded", "note"}
-TEXTS |= {"training count"}
+TEXTS |= {"training count", "evaluation"}
 
 
-def _columns(names: Iterable[str]) -> list[Column]:
+def columns(names: Iterable[str]) -> list[Column]:
     return [Column(name, numeric=name not in TEXTS) for name in names]
 
 
 def _figure(value: object) -> str:
     return numbers.perplexity(value) if isinstance(value, float) else str(value)
+
+
+def _nested(value: object) -> bool:
+    return isinstance(value, dict | list)  # has no place in a cell
 
 
 def _known(values: Iterable[float | None]) -> list[float]:

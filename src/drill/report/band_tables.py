@@ -1,0 +1,80 @@
+"""Tables of losses by word frequency."""
+
+from collections.abc import Mapping, Sequence
+
+from drill.analysis.frequency import Band, BandChange
+from drill.report import numbers
+from drill.report.markup import Table
+from drill.report.runs import ReportError
+from drill.report.tables import columns
+
+
+def bands_table(bands: Mapping[str, Sequence[Band]]) -> Table:
+    """Mean loss of each model in each band, and how much more than the first model it loses."""
+    models = list(bands.items())
+    if not models:
+        return Table.of(columns(["training count"]), [])
+    base, first = models[0]
+    for name, each in models[1:]:
+        if [band.low for band in each] != [band.low for band in first]:
+            raise ReportError(
+                f"bands: {name} has bands that start at {_starts(each)} and {base} at "
+                f"{_starts(first)}; take the same edges for every model"
+            )
+    other = [name for name, each in models if _tokens(each) != _tokens(first)]
+    compared = [name for name, _ in models[1:] if name not in other]
+    names = ["training count", "types", "tokens", *bands, *(f"{name}, %" for name in compared)]
+    lines = [(first[n].label, {name: each[n] for name, each in models}) for n in range(len(first))]
+    lines.append(("all", {name: _whole(each) for name, each in models}))
+    rows = []
+    for label, line in lines:
+        if not any(band.tokens for band in line.values()):
+            continue
+        more = (_percent(line[base].loss, line[name].loss) for name in compared)
+        rows.append(
+            [
+                label,
+                numbers.count(line[base].types),
+                numbers.count(line[base].tokens),
+                *(numbers.loss(band.mean_loss) for band in line.values()),
+                *(numbers.change(value, 2) for value in more),
+            ]
+        )
+    notes = ["Mean loss in nats per token, by how often a word occurs in the training text."]
+    if compared:
+        notes = [f"{notes[0]} % is how much more is lost than by {base}, over tokens."]
+    notes += [f"{name} read other tokens than {base}, so they are not compared." for name in other]
+    return Table.of(columns(names), rows, notes)
+
+
+def changes_table(changes: Mapping[str, Sequence[BandChange]]) -> Table:
+    """How much more each model loses than the one it was compared with, both ways."""
+    names = ["training count", "types", "tokens"]
+    for name in changes:
+        names += [f"{name} by types, %", f"{name} by tokens, %"]
+    rows = []
+    for line in zip(*changes.values(), strict=True):
+        if line[0].tokens:
+            row = [line[0].label, numbers.count(line[0].types), numbers.count(line[0].tokens)]
+            for each in line:
+                row += [numbers.change(each.by_types, 2), numbers.change(each.by_tokens, 2)]
+            rows.append(row)
+    note = "By types every word weighs the same, by tokens every occurrence; + loses more."
+    return Table.of(columns(names), rows, [note])
+
+
+def _starts(bands: Sequence[Band]) -> str:
+    return ", ".join(str(band.low) for band in bands)
+
+
+def _tokens(bands: Sequence[Band]) -> list[tuple[int, int]]:
+    return [(band.types, band.tokens) for band in bands]
+
+
+def _whole(bands: Sequence[Band]) -> Band:
+    types, tokens = (sum(getattr(band, key) for band in bands) for key in ("types", "tokens"))
+    return Band(0, None, types, tokens, sum(band.loss for band in bands))
+
+
+def _percent(base: float, other: float) -> float | None:
+    return 100 * (other - base) / base if base else None
