@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,7 @@ from drill.layers import (
     OutputLayer,
     SampledSoftmax,
     TiedSoftmax,
+    WrappingLayer,
     placement,
 )
 
@@ -127,12 +129,15 @@ def _loss(layer: OutputLayer, hidden: Tensor, targets: Tensor) -> Tensor:
 
 
 def _matrix_layer(layer: OutputLayer) -> MatrixLayer:
-    return layer if isinstance(layer, MatrixLayer) else layer.layer
+    matrix = layer.layer if isinstance(layer, WrappingLayer) else layer
+    assert isinstance(matrix, MatrixLayer)
+    return matrix
 
 
 def _own_parameters(layer: OutputLayer) -> int:
     matrix = _matrix_layer(layer)
-    shared = [] if isinstance(matrix, FullSoftmax) else list(matrix.embedding.parameters())
+    embedding = cast(nn.Module, matrix.embedding)
+    shared = [] if isinstance(matrix, FullSoftmax) else list(embedding.parameters())
     return sum(
         parameter.numel()
         for parameter in layer.parameters()
