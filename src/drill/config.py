@@ -7,7 +7,7 @@ of ``read_corpus``. Their names, types and defaults stand in those signatures an
 
 import inspect
 import json
-import math
+import sys
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ from drill.data import read_corpus
 from drill.encoders import ENCODERS
 from drill.layers import LAYERS, MatrixLayer, OutputLayer
 from drill.optim import RULES
-from drill.recipes import NAME, SettingsError, Table, change_of, merged, nearest, parsed, read
-from drill.training import train
+from drill.recipes import NAME, SettingsError, Table, changed, nearest, parsed, read
+from drill.training import check_options, train
 
 OVER = "over"  # the layer that a wrapping layer wraps
 NONE = "none"
@@ -75,11 +75,8 @@ class Settings:
 
 def recipe(name: str, changes: Sequence[str] = ()) -> Settings:
     """Settings of a recipe by name or of a TOML file, changed by ``table.key=value`` texts."""
-    tables = read(name)
-    for change in changes:
-        tables = merged(tables, change_of(change))
     label = Path(name).stem if name.endswith(".toml") else name
-    return resolved({"recipe": label, **tables})
+    return resolved({"recipe": label, **changed(read(name), changes)})
 
 
 def saved(path: Path) -> Settings:
@@ -95,11 +92,11 @@ def resolved(tables: Mapping[str, Any]) -> Settings:
             raise SettingsError(f"{key}: is no table of a recipe{nearest(key, known)}")
         if key in TABLES and not isinstance(value, dict):
             raise SettingsError(f"{key}: is a table, not {value!r}; write [{key}]")
-    start = tables.get(START)
-    if start is not None and not isinstance(start, str):
-        raise SettingsError(f"{START}: is the folder of a run, not {start!r}")
+    for key, meaning in (("recipe", "the name of these settings"), (START, "the folder of a run")):
+        if not isinstance(tables.get(key), str | None):
+            raise SettingsError(f"{key}: is {meaning}, a text, not {tables[key]!r}")
     checked = {name: check(tables.get(name, {})) for name, check in TABLES.items()}
-    return Settings(str(tables.get("recipe", "own")), start=start, **checked)
+    return Settings(tables.get("recipe") or "own", start=tables.get(START), **checked)
 
 
 # -- tables and the signatures behind them --------------------------------------------------------
@@ -123,18 +120,18 @@ def _filled(where: str, table: Table, call: Callable[..., Any], also: Iterable[s
         if key in also:
             continue
         if key not in arguments:
-            named = f" of {table[NAME]}" if NAME in table else ""
+            named = f" of {table[NAME]}" if NAME in also else ""
             raise SettingsError(
                 f"{where}.{key}: is no setting{named}{nearest(key, [*arguments, *also])}"
             )
-        if not _fits(_read_none(value), arguments[key].annotation):
+        if not _fits(_read_none(value, arguments[key]), arguments[key].annotation):
             raise SettingsError(
                 f"{where}.{key}: is {_kind(arguments[key].annotation)}, not {value!r}"
             )
     filled = {key: table[key] for key in also if key in table}
     for key, parameter in arguments.items():
         if key in table:
-            value = _read_none(table[key])
+            value = _read_none(table[key], parameter)
         elif parameter.default is inspect.Parameter.empty:
             raise SettingsError(f"{where}.{key}: is missing; it is {_kind(parameter.annotation)}")
         else:
@@ -144,14 +141,14 @@ def _filled(where: str, table: Table, call: Callable[..., Any], also: Iterable[s
     return filled
 
 
-def _read_none(value: Any) -> Any:
-    """TOML has no null: the text none stands for it."""
-    return None if value == NONE else value
+def _read_none(value: Any, parameter: inspect.Parameter) -> Any:
+    """TOML has no null: the text none stands for it, where there is a None to stand for."""
+    return None if value == NONE and _fits(None, parameter.annotation) else value
 
 
 def _chosen(where: str, table: Table, choices: Mapping[str, Any], default: str) -> Table:
     name = table.get(NAME, default)
-    if name not in choices:
+    if not isinstance(name, str) or name not in choices:
         raise SettingsError(
             f"{where}.{NAME}: there is no {name!r}{nearest(str(name), list(choices))}"
         )
@@ -203,7 +200,12 @@ def _optimizer(table: Table) -> Table:
 
 
 def _training(table: Table) -> Table:
-    return _filled("training", table, train)
+    filled = _filled("training", table, train)
+    try:
+        check_options(**filled)
+    except ValueError as error:
+        raise SettingsError(f"[training]: {error}") from None
+    return filled
 
 
 TABLES: dict[str, Callable[[Table], Table]] = {
@@ -228,7 +230,7 @@ def _fits(value: Any, annotation: Any) -> bool:
         elif get_origin(kind) is not None:  # a sequence of numbers
             fits = isinstance(value, list) and all(_fits(each, get_args(kind)[0]) for each in value)
         elif kind is float:
-            fits = type(value) in (int, float) and math.isfinite(value)
+            fits = type(value) in (int, float) and abs(value) <= sys.float_info.max  # NaN fails
         else:
             fits = value is None if kind is types.NoneType else type(value) is kind
         if fits:
@@ -268,8 +270,8 @@ def _written(value: Any) -> str:
         return json.dumps(NONE)
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=True)
+    if isinstance(value, str):  # TOML takes JSON's escapes, but no surrogates and no bare DEL
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_written, value))}]"
     return repr(value)

@@ -102,7 +102,19 @@ def train(
     baseline     validate first: only better weights replace those given
     save_every   seconds between checkpoints
     """
-    _check(epochs, micro_batch, save_every)
+    check_options(
+        epochs=epochs,
+        batch_size=batch_size,
+        bptt=bptt,
+        seed=seed,
+        length_seed=length_seed,
+        length_cap=length_cap,
+        micro_batch=micro_batch,
+        valid_batch_size=valid_batch_size,
+        test_batch_size=test_batch_size,
+        patience=patience,
+        save_every=save_every,
+    )
     device = next(model.parameters()).device
     data = world.columns(columns(ids.train, batch_size)).to(device)  # (rows, B)
     rows = data.shape[0]
@@ -120,7 +132,7 @@ def train(
     agreeing = 1 if world.size == 1 else AGREE_EVERY
     saved = shown = time.monotonic()
 
-    with _products(precision, device) as autocast, Interrupts() as interrupts:
+    with products(precision, device) as autocast, Interrupts() as interrupts:
         if baseline and not resumed:
             at.epoch = 0
             row = _validate(at, model, valid, rule, world, bptt, autocast)
@@ -291,7 +303,7 @@ def _wrapped(model: LanguageModel, world: World) -> nn.Module:
 
 
 @contextmanager
-def _products(precision: Precision, device: torch.device) -> Iterator[torch.dtype | None]:
+def products(precision: Precision, device: torch.device) -> Iterator[torch.dtype | None]:
     """Set how float32 products are computed; gives the dtype of autocast, if any."""
     if precision not in ("float32", "tf32", "bfloat16"):
         raise ValueError(f"train: precision is float32, tf32 or bfloat16, not {precision!r}")
@@ -335,10 +347,38 @@ def _widest(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def _check(epochs: int, micro_batch: int | None, save_every: float) -> None:
-    if epochs < 1:
-        raise ValueError(f"train: epochs is at least 1, not {epochs}")
-    if micro_batch is not None and micro_batch < 1:
-        raise ValueError(f"train: micro_batch is at least 1 or none, not {micro_batch}")
+def check_options(
+    *,
+    epochs: int,
+    batch_size: int,
+    bptt: int,
+    seed: int,
+    length_seed: int | None,
+    length_cap: int | None,
+    micro_batch: int | None,
+    valid_batch_size: int,
+    test_batch_size: int,
+    patience: int | None,
+    save_every: float,
+    **_: object,
+) -> None:
+    """Refuse what ``train`` could not use; it says so before anything is read."""
+    counted = {
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "bptt": bptt,
+        "length_cap": length_cap,
+        "micro_batch": micro_batch,
+        "valid_batch_size": valid_batch_size,
+        "test_batch_size": test_batch_size,
+    }
+    for name, count in counted.items():
+        if count is not None and count < 1:
+            raise ValueError(f"{name} is at least 1, not {count}")
+    for name, drawn in {"seed": seed, "length_seed": length_seed}.items():
+        if drawn is not None and not 0 <= drawn < 2**32:
+            raise ValueError(f"{name} lies in 0 to 2**32 - 1, not {drawn}")
+    if patience is not None and patience < 0:
+        raise ValueError(f"patience is at least 0, not {patience}")
     if not save_every >= 0.0:
-        raise ValueError(f"train: save_every is at least 0 seconds, not {save_every}")
+        raise ValueError(f"save_every is at least 0 seconds, not {save_every}")

@@ -9,7 +9,7 @@ import typer
 from drill.build import finetuning, train_run
 from drill.cli.display import Counter, TrainingDisplay, console, duration, note
 from drill.config import Settings, recipe, resolved
-from drill.recipes import SettingsError, change_of, merged, recipe_names
+from drill.recipes import SettingsError, changed, recipe_names
 from drill.recipes import describe as described
 from drill.run_folder import RunFolder
 from drill.training import Outcome
@@ -71,9 +71,7 @@ def finetune(
     settings = finetuning(run)
     if change:
         tables = {"recipe": settings.recipe, "start": settings.start, **settings.tables()}
-        for each in change:
-            tables = merged(tables, change_of(each))
-        settings = resolved(tables)
+        settings = resolved(changed(tables, change))
     folder = run.parent / (name or f"{run.name}-finetune")
     if not _trained(settings, folder, device, quiet):
         raise typer.Exit(130)

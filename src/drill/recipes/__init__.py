@@ -8,7 +8,7 @@ depth = 4
 
 import difflib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,12 @@ class SettingsError(ValueError):
 
 def recipe_names() -> list[str]:
     """Recipes that come with the package; those behind an underscore are only started from."""
+    return [name for name in _shipped() if not name.startswith("_")]
+
+
+def _shipped() -> list[str]:
     names = (entry.name for entry in resources.files("drill.recipes").iterdir())
-    return sorted(n[:-5] for n in names if n.endswith(".toml") and not n.startswith("_"))
+    return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
 
 
 def describe(name: str) -> str:
@@ -40,31 +44,41 @@ def describe(name: str) -> str:
     return " ".join(said)
 
 
-def read(name: str, place: Path = Path()) -> Table:
-    """The tables of a recipe by name or of a ``.toml`` file, on top of those of its base."""
+def read(name: str, place: Path = Path(), under: tuple[str, ...] = ()) -> Table:
+    """The tables of a recipe by name or of a ``.toml`` file, on top of those of its base.
+
+    A file is looked for in ``place``; ``under`` are the recipes that start from this one.
+    """
+    path = place / name
     if name.endswith(".toml"):
-        path = place / name
-        tables, place = parsed(path), path.parent
-    else:
+        tables, label = parsed(path), str(path.resolve())
+    elif name in _shipped():
         entry = resources.files("drill.recipes") / f"{name}.toml"
-        if "/" in name or not entry.is_file():
-            raise SettingsError(
-                f"{name}: there is no such recipe{nearest(name, recipe_names())}; a recipe of "
-                "your own is a file that ends in .toml"
-            )
-        tables = _parsed(entry.read_bytes(), f"{name}.toml")
+        tables, label = _parsed(entry.read_bytes(), f"{name}.toml"), name
+    else:
+        raise SettingsError(
+            f"{name}: is neither a recipe nor a file that ends in .toml"
+            f"{nearest(name, recipe_names())}"
+        )
+    if label in under:
+        raise SettingsError(
+            f"{name}: starts from itself ({' from '.join([*under, label])}); change its {BASE}"
+        )
     base = tables.pop(BASE, None)
     tables.pop("recipe", None)  # of a file that a run has written
-    return tables if base is None else merged(read(str(base), place), tables)
+    if base is None:
+        return tables
+    return merged(read(str(base), path.parent, (*under, label)), tables)
 
 
 def parsed(path: Path) -> Table:
     """The tables of a file as they stand there."""
     try:
         raw = path.read_bytes()
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a path may hold what no file name can
+        fault = error.strerror if isinstance(error, OSError) else error
         raise SettingsError(
-            f"{path}: cannot be read ({error.strerror}); name a recipe or a .toml file"
+            f"{path}: cannot be read ({fault}); name a recipe or a .toml file"
         ) from None
     return _parsed(raw, str(path))
 
@@ -72,7 +86,7 @@ def parsed(path: Path) -> Table:
 def _parsed(raw: bytes, place: str) -> Table:
     try:
         return tomllib.loads(raw.decode("utf-8"))
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: the bytes, the text or a number
         raise SettingsError(f"{place}: is not TOML ({error}); mend that line") from None
 
 
@@ -89,22 +103,34 @@ def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> Table:
     return both
 
 
-def change_of(text: str) -> Table:
-    """``table.key=value`` as tables; the value is TOML, or a text where it is not."""
-    path, sign, value = text.partition("=")
-    keys = [key.strip() for key in path.split(".")]
-    if not sign or not all(keys):
-        raise SettingsError(f"{text!r}: a change has the form table.key=value")
-    nested: Any = _value(value.strip())
-    for key in reversed(keys):
-        nested = {key: nested}
-    return dict(nested)
+def changed(tables: Mapping[str, Any], changes: Sequence[str]) -> Table:
+    """``tables`` with changes ``table.key=value``; which of them comes first makes no difference,
+    unless they are of one key."""
+    together: Table = {}
+    for change in changes:
+        _put(together, change)
+    return merged(tables, together)
+
+
+def _put(tables: Table, change: str) -> None:
+    path, sign, value = change.partition("=")
+    *outer, last = [key.strip() for key in path.split(".")]
+    if not sign or not all([*outer, last]):
+        raise SettingsError(f"{change!r}: a change has the form table.key=value")
+    if any("\ud800" <= character <= "\udfff" for character in change):  # bytes of the command line
+        raise SettingsError(f"{change!r}: is no UTF-8, so no recipe could hold it; rename the file")
+    for key in outer:
+        if not isinstance(tables.setdefault(key, {}), dict):
+            raise SettingsError(f"{change!r}: another change has made {key} a value, not a table")
+        tables = tables[key]
+    tables[last] = _value(value.strip())
 
 
 def _value(text: str) -> Any:
+    """TOML, or a text where it is not."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return text
 
 
