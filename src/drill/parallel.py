@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from drill.data import DataError
+
 
 @dataclass(frozen=True)
 class World:
@@ -35,7 +37,7 @@ class World:
             return data
         batch = data.shape[1]
         if batch % self.size != 0:
-            raise ValueError(
+            raise DataError(
                 f"a batch of {batch} columns cannot be shared by {self.size} processes; set "
                 f"training.batch_size to a multiple of {self.size}"
             )

@@ -119,6 +119,7 @@ def train(
     data = world.columns(columns(ids.train, batch_size)).to(device)  # (rows, B)
     rows = data.shape[0]
     valid = columns(ids.valid, valid_batch_size).to(device)
+    test_columns = columns(ids.test, test_batch_size)  # too short a text shows now, not at the end
     lengths = sequence_lengths(seed if length_seed is None else length_seed, bptt, length_cap)
     stopper = None if patience is None else NonMonotone(patience)
     options = {"activation": activation, "slowness": slowness, "check": False}
@@ -168,6 +169,7 @@ def train(
                     return Outcome(False, at.epoch, at.best_epoch, at.best, None)
 
             at.loss = _finite(at.mean_loss(world), at, rule, folder)
+            _refuse_damaged(at, model, rule, folder)
             row = _validate(at, model, valid, rule, world, bptt, autocast)
             rule.epoch_ended(row["valid_loss"])
             if stopper is not None:
@@ -180,7 +182,6 @@ def train(
         test: Perplexity | None = None
         if at.best is not None and world.first:
             load_into(model, folder.best)
-            test_columns = columns(ids.test, test_batch_size)
             test = perplexity(model, test_columns, bptt=bptt, autocast=autocast)
             at.tick()
             folder.append(at.test_row(test))
@@ -272,7 +273,10 @@ def _validate(
     """Keep the weights if they are the best so far; gives the epoch's line of metrics."""
     averaged = rule.averaging
     with rule.evaluated():
-        scores = perplexity(model, valid, bptt=bptt, autocast=autocast) if world.first else None
+        try:
+            scores = perplexity(model, valid, bptt=bptt, autocast=autocast) if world.first else None
+        except FloatingPointError as error:  # of finite parameters: those were looked at before
+            raise Diverged(f"the validation after epoch {at.epoch}: {error}") from None
         scores = world.from_first(scores)
         better = at.offer(scores, model)
     at.tick()
