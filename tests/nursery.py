@@ -1,0 +1,183 @@
+"""Raises runs that are killed, again and again, until they have finished.
+
+    python -m tests.nursery FOLDER SEED
+
+A life is a process that trains in a folder. All are forked from this one, which has imported torch
+and computed nothing: so a life costs milliseconds, and kill -9 is the real one. Prints as JSON how
+often each scene has killed, and where the runs are that must have come to what "whole" has.
+"""
+
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import torch._dynamo  # noqa: F401 - the first optimiser would import it, in every life anew
+
+from drill import checkpoint
+from drill.build import train_run
+from drill.config import recipe
+from tests.tiny_runs import interrupted_after, rows, small_run, text
+
+Life = Callable[[], object]
+KILLS = 12
+
+
+def born(life: Life) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        life()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def ended(pid: int) -> int:
+    """0, or minus the signal that ended it; a life that ends in an error ends this program."""
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if status not in (0, -signal.SIGKILL):
+        sys.exit(f"a life ended with {status}")
+    return status
+
+
+def lived(life: Life) -> None:
+    if ended(born(life)) != 0:
+        sys.exit("a life that nobody should have killed was killed")
+
+
+def training(folder: Path, save_every: float = 0.0) -> Life:
+    return lambda: small_run(folder, "deep-residual", "nt-asgd", epochs=5, save_every=save_every)
+
+
+def suicidal(life: Life, calls: int) -> Life:
+    """``life`` that is killed at its ``calls``-th fsync or rename, before it does anything."""
+
+    def lives() -> None:
+        left = calls
+
+        def doomed(act: Callable) -> Callable:
+            def counted(*args: object) -> object:
+                nonlocal left
+                left -= 1
+                if left == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return act(*args)
+
+            return counted
+
+        os.fsync, os.replace = doomed(os.fsync), doomed(os.replace)
+        life()
+
+    return lives
+
+
+def half_written(life: Life, saves: int) -> Life:
+    """``life`` that is killed in the middle of writing its ``saves``-th checkpoint."""
+
+    def lives() -> None:
+        left = saves
+
+        def write(stream, content: bytes) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                stream.write(content[: len(content) // 2])
+                stream.flush()
+                os.kill(os.getpid(), signal.SIGKILL)
+            stream.write(content)
+
+        checkpoint._write = write
+        life()
+
+    return lives
+
+
+def at_random(folder: Path, seed: int) -> dict[str, object]:
+    """kill -9 at any moment: twelve times within about the time that a whole run takes."""
+    began = time.monotonic()
+    lived(training(folder / "whole"))
+    longest = (time.monotonic() - began) / 8
+    drawn, life, killed = random.Random(seed), training(folder / "killed"), 0
+    while killed < KILLS:
+        pid = born(life)
+        time.sleep(drawn.uniform(0.0, longest))
+        os.kill(pid, signal.SIGKILL)
+        if ended(pid) == 0:
+            break
+        killed += 1
+    lived(life)
+    return {"kills": killed, "runs": ["killed"]}
+
+
+def in_a_save(folder: Path, seed: int) -> dict[str, object]:
+    """Killed before every single fsync and rename around the end of an epoch, and inside writes."""
+    lived(training(folder / "whole", save_every=600.0))
+    eve = folder / "eve"  # one step before the end of the first epoch
+    rule = interrupted_after(rows(folder / "whole")[0]["step"] - 1, "nt-asgd")
+    lived(lambda: small_run(eve, "deep-residual", rule, epochs=5))
+    kills = 0
+    runs = []
+    for name, ill in (("call", suicidal), ("half", half_written)):
+        for n in range(1, 14 if name == "call" else 6):
+            own = folder / f"{name}-{n}"
+            shutil.copytree(eve, own)
+            kills += ended(born(ill(training(own), n))) != 0
+            lived(training(own, save_every=600.0))
+            runs.append(own.name)
+    again = folder / "again"  # no life gets further than a few calls
+    drawn = random.Random(seed)
+    while ended(born(suicidal(training(again), drawn.randint(1, 24)))) != 0:
+        kills += 1
+    return {"kills": kills, "runs": [*runs, "again"]}
+
+
+def from_the_start(folder: Path, seed: int) -> dict[str, object]:
+    """A run of a recipe, killed before every rename that it begins with."""
+    texts = folder / "texts"
+    texts.mkdir()
+    for name, ids in zip(("train", "valid", "test"), text(), strict=True):
+        lines = (ids[i : i + 7] for i in range(0, len(ids), 7))
+        (texts / f"{name}.txt").write_text("\n".join(" ".join(map(str, line)) for line in lines))
+    settings = recipe(
+        "demo-drill",
+        [f"data.corpus={texts}", "data.minimum_count=1", "encoder.width=8", "training.bptt=10",
+         "encoder.hidden_size=10", "training.batch_size=4", "training.save_every=0"],
+    )  # fmt: skip
+
+    def life(name: str, cache: str) -> Life:
+        def lives() -> None:
+            os.environ["XDG_CACHE_HOME"] = str(folder / cache)
+            os.environ["DRILL_COMMIT"] = "0000000"
+            train_run(settings, folder / name, device="cpu")
+
+        return lives
+
+    lived(life("whole", "cache"))
+    kills = 0
+    names = []
+    for n in (1, 2, 4, 9, 13, 15, 17, 19, 21):
+        names.append(f"call-{n}")
+        kills += ended(born(suicidal(life(names[-1], names[-1] + "-cache"), n))) != 0
+        lived(life(names[-1], names[-1] + "-cache"))
+    return {"kills": kills, "runs": names}
+
+
+if __name__ == "__main__":
+    place, number = Path(sys.argv[1]), int(sys.argv[2])
+    report = {}
+    for scene in (at_random, in_a_save, from_the_start):
+        own = place / scene.__name__
+        own.mkdir()
+        report[scene.__name__] = scene(own, number)
+    print(json.dumps(report))

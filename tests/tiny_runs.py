@@ -1,0 +1,161 @@
+"""Small runs: models of a few hundred numbers, on a text that has something to learn."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from drill import checkpoint
+from drill.data import Ids
+from drill.encoders import AwdLstm
+from drill.layers import (
+    AdaptiveSoftmax,
+    DeepResidual,
+    MixtureOfSoftmaxes,
+    OutputLayer,
+    SampledSoftmax,
+    TiedSoftmax,
+)
+from drill.models import LanguageModel
+from drill.optim import AdamW, Asgd, NtAsgd, Rule, Sgd
+from drill.run_folder import RunFolder
+from drill.training import Outcome, train
+
+V, WIDTH, HIDDEN = 40, 8, 10
+BATCH, BPTT = 4, 10
+TIMES = ("seconds", "elapsed", "tokens_per_second")  # what differs between two equal runs
+
+LAYERS: dict[str, Callable[[nn.Embedding, float], OutputLayer]] = {
+    "tied": lambda e, p: TiedSoftmax(e),
+    "deep-residual": lambda e, p: DeepResidual(e, depth=2, dropout=p, locked=True),
+    "mixture": lambda e, p: MixtureOfSoftmaxes(TiedSoftmax(e), experts=3, dropout=p),
+    "sampled": lambda e, p: SampledSoftmax(TiedSoftmax(e), samples=12),
+    "adaptive": lambda e, p: AdaptiveSoftmax(TiedSoftmax(e), cutoffs=[10, 20]),
+}
+
+RULES: dict[str, Callable[[], Rule]] = {
+    "nt-asgd": lambda: NtAsgd(8.0, clip=0.25, patience=0),  # starts to average within few epochs
+    "asgd": lambda: Asgd(5.0),
+    "sgd": lambda: Sgd(5.0),
+    "adamw": lambda: AdamW(0.01),
+}
+
+
+def text(train: int = 400, valid: int = 120, test: int = 90) -> Ids:
+    """Of three words in four the next one follows from the one before."""
+    drawn = np.random.default_rng(5)
+    stream = [0]
+    for _ in range(train + valid + test - 1):
+        known = drawn.random() < 0.75
+        stream.append((3 * stream[-1] + 1) % V if known else int(drawn.integers(V)))
+    ids = np.array(stream, dtype=np.uint16)
+    return Ids(ids[:train], ids[train : train + valid], ids[train + valid :])
+
+
+def small_model(
+    layer: str = "tied", *, dropout: float = 0.2, dtype: torch.dtype = torch.float32
+) -> LanguageModel:
+    """Two LSTMs, each dropout at ``dropout``; the numbers are always the same."""
+    torch.manual_seed(7)
+    embedding = nn.Embedding(V, WIDTH)
+    drops = ("dropout_embedding", "dropout_input", "dropout_hidden", "dropout_output")
+    encoder = AwdLstm(
+        embedding,
+        HIDDEN,
+        2,
+        weight_drop=dropout,
+        init_range=0.1,
+        **dict.fromkeys(drops, dropout),
+    )
+    return LanguageModel(encoder, LAYERS[layer](embedding, dropout)).to(dtype)
+
+
+def small_run(
+    path: Path | str,
+    layer: str = "tied",
+    rule: Rule | str = "sgd",
+    *,
+    dropout: float = 0.2,
+    dtype: torch.dtype = torch.float32,
+    model: LanguageModel | None = None,
+    ids: Ids | None = None,
+    **options: Any,
+) -> Outcome:
+    """Train in the folder ``path``, from the beginning or from where it stopped."""
+    model = small_model(layer, dropout=dropout, dtype=dtype) if model is None else model
+    torch.manual_seed(11)
+    return train(
+        model,
+        text() if ids is None else ids,
+        RunFolder(path),
+        RULES[rule]() if isinstance(rule, str) else rule,
+        **{"epochs": 3, "batch_size": BATCH, "bptt": BPTT, "seed": 3, **options},
+    )
+
+
+def after(steps: int, rule: Rule, act: Callable[[], object]) -> Rule:
+    """``rule`` that calls ``act`` when it has made ``steps`` steps."""
+    step, left = rule.step, steps
+
+    def counted(*arguments: Any) -> None:
+        nonlocal left
+        step(*arguments)
+        left -= 1
+        if left == 0:
+            act()
+
+    rule.step = counted  # type: ignore[method-assign]
+    return rule
+
+
+def interrupted_after(steps: int, rule: Rule | str, number: int = signal.SIGINT) -> Rule:
+    """``rule`` whose process gets a signal when it has made ``steps`` steps."""
+    fresh = RULES[rule]() if isinstance(rule, str) else rule
+    return after(steps, fresh, lambda: os.kill(os.getpid(), number))
+
+
+def rows(path: Path | str) -> list[dict[str, Any]]:
+    """The metrics of a run but for the times."""
+    held = RunFolder(path).rows()
+    return [{key: value for key, value in row.items() if key not in TIMES} for row in held]
+
+
+def assert_close_rows(path: Path | str, other: Path | str, rel: float) -> None:
+    """Two runs have the same metrics but for the rounding of their sums."""
+    for mine, theirs in zip(rows(path), rows(other), strict=True):
+        assert mine.keys() == theirs.keys()
+        for key, value in theirs.items():
+            assert mine[key] == (pytest.approx(value, rel) if type(value) is float else value), key
+
+
+def weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a checkpoint."""
+    return checkpoint.load(path)[0]
+
+
+def all_of(path: Path | str) -> dict[str, Any]:
+    """All that a run has come to but for the times: metrics, numbers and every tensor's bits."""
+    folder = RunFolder(path)
+    held: dict[str, Any] = {"rows": rows(path)}
+    for name, file in (("last", folder.last), ("best", folder.best)):
+        tensors, numbers = checkpoint.load(file)
+        for key in (*TIMES, "metrics_size"):  # which times make longer and shorter
+            numbers.pop(key, None)
+        held[f"{name} numbers"] = numbers
+        held |= {f"{name} {key}": bits(tensor) for key, tensor in tensors.items()}
+    return held
+
+
+def bits(tensor: Tensor) -> bytes:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def unlike(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """The names under which two runs hold something else; empty for equal runs."""
+    return sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
