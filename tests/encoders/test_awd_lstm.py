@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from drill.encoders import AwdLstm
 from drill.encoders import awd_lstm as module
 from drill.encoders.dropout import weight_dropout
+from drill.kernels.lstm import in_one_buffer
 
 V, d, H, T, B = 53, 12, 17, 7, 5
 SITES = [
@@ -211,7 +212,7 @@ def test_a_loaded_or_stepped_weight_is_the_one_that_drops():
 def test_weights_in_one_buffer_are_the_same_weights_with_the_same_gradients():
     lstm = make(1).lstms[0]
     weights = list(lstm.all_weights[0])
-    found = module.in_one_buffer(weights)
+    found = in_one_buffer(weights)
     torch.testing.assert_close(found, [w.detach() for w in weights], rtol=0, atol=0)
     assert len({w.untyped_storage().data_ptr() for w in found}) == 1
     ends = [w.storage_offset() + w.numel() for w in found]
@@ -263,7 +264,7 @@ def test_dropout_is_back_after_without_dropout_even_after_an_error():
 
 
 def test_the_order_of_the_dropouts(monkeypatch):
-    calls = []
+    calls, drawn = [], []
 
     def rows(x, ids, count, p):
         calls.append(("rows", p, x))
@@ -273,13 +274,18 @@ def test_the_order_of_the_dropouts(monkeypatch):
         calls.append(("locked", p, x))
         return x + 1
 
-    def dropped(lstm, x, h, c, p):
-        calls.append(("lstm", p, x))
-        return torch.full((T, B, lstm.hidden_size), 10.0 * len(calls)), h, c
+    def dropped(weight, p):
+        drawn.append(p)
+        return weight
+
+    def run(x, h, c, weights, impl, keep_padding):
+        calls.append(("lstm", drawn.pop(), x))
+        return torch.full((T, B, h.shape[2]), 10.0 * len(calls)), h, c
 
     monkeypatch.setattr(module, "row_dropout", rows)
     monkeypatch.setattr(module, "locked_dropout", locked)
-    monkeypatch.setattr(module, "weight_dropped", dropped)
+    monkeypatch.setattr(module, "weight_dropout", dropped)
+    monkeypatch.setattr(module, "run_lstm", run)
     sites = dict(zip(SITES, (0.1, 0.2, 0.3, 0.4, 0.5), strict=True))
     encoder, ids = make(dtype=torch.float32, **sites), text()
     output, raw, _ = encoder(ids)

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from drill.encoders.base import Encoded, Encoder, State
 from drill.encoders.dropout import locked_dropout, row_dropout, weight_dropout
+from drill.kernels.lstm import IMPLEMENTATIONS, Implementation, Weights
+from drill.kernels.lstm import lstm as run_lstm
 
 
 class AwdLstm(Encoder):
@@ -30,6 +32,7 @@ class AwdLstm(Encoder):
     dropout_hidden     locked, between LSTMs
     dropout_output     locked, on the last one's output
     weight_drop        share of every hidden-to-hidden matrix that a forward loses, entry by entry
+    impl               of the LSTMs: auto, reference, cudnn or persistent; see drill.kernels.lstm
     init_range         given, the embedding is drawn uniform in +-init_range; it belongs to the
                        caller, so by default it stays as it is. LSTMs start at torch's default,
                        uniform in +-1/sqrt(width)
@@ -47,6 +50,7 @@ class AwdLstm(Encoder):
         dropout_hidden: float = 0.3,
         dropout_output: float = 0.4,
         weight_drop: float = 0.5,
+        impl: Implementation = "auto",
         init_range: float | None = None,
     ) -> None:
         super().__init__()
@@ -65,6 +69,9 @@ class AwdLstm(Encoder):
         self.dropout_hidden = _fraction("dropout_hidden", dropout_hidden)
         self.dropout_output = _fraction("dropout_output", dropout_output)
         self.weight_drop = _fraction("weight_drop", weight_drop)
+        if impl not in IMPLEMENTATIONS:
+            raise ValueError(f"AwdLstm: impl is one of {', '.join(IMPLEMENTATIONS)}, not {impl!r}")
+        self.impl = impl
         self._dropping = True
         device, dtype = embedding.weight.device, embedding.weight.dtype
         widths = zip([d, *inner], [*inner, self.output_size], strict=True)
@@ -97,11 +104,13 @@ class AwdLstm(Encoder):
         for i, (lstm, held) in enumerate(zip(self.lstms, state, strict=True)):
             if dropping and i > 0:
                 x = locked_dropout(x, self.dropout_hidden)
-            h, c = held
+            weights = Weights(*lstm.all_weights[0])
             if dropping and self.weight_drop > 0.0:
-                x, h, c = weight_dropped(lstm, x, h, c, self.weight_drop)
-            else:
-                x, (h, c) = lstm(x, (h, c))
+                # The only Parameter is the undropped matrix; this one lives for this call.
+                weights = weights._replace(w_hh=weight_dropout(weights.w_hh, self.weight_drop))
+            inner = i + 1 < len(self.lstms)
+            h, c = held
+            x, h, c = run_lstm(x, h, c, weights, self.impl, keep_padding=inner)
             carried.append((h, c))
         output = locked_dropout(x, self.dropout_output) if dropping else x
         return Encoded(output, x, tuple(carried))
@@ -146,37 +155,6 @@ class AwdLstm(Encoder):
                 f"AwdLstm: the state has shapes {found}, but this encoder and a batch of {batch} "
                 f"need {wanted}; start from initial_state({batch})"
             )
-
-
-def weight_dropped(
-    lstm: nn.LSTM,  # of one layer
-    x: Tensor,  # (T, B, i)
-    h: Tensor,  # (1, B, o)
-    c: Tensor,  # (1, B, o)
-    p: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """LSTM(x; W_hh * m), the mask m (4o, o) drawn anew: output (T, B, o), h and c after it.
-
-    The module's Parameter is the undropped W_hh, the only one there is: the dropped matrix lives
-    for this call and gives W_hh a gradient that is zero wherever m is.
-    """
-    w_ih, w_hh, b_ih, b_hh = lstm.all_weights[0]
-    weights = [w_ih, weight_dropout(w_hh, p), b_ih, b_hh]
-    if x.is_cuda:  # a CPU reads them wherever they are
-        weights = in_one_buffer(weights)
-    biases, depth, dropout, train, bidirectional, batch_first = True, 1, 0.0, True, False, False
-    return torch.lstm(x, (h, c), weights, biases, depth, dropout, train, bidirectional, batch_first)
-
-
-def in_one_buffer(weights: list[Tensor]) -> list[Tensor]:
-    """The same weights, one behind the other in memory.
-
-    So cuDNN wants them, in the order of ``nn.LSTM``: given separate tensors it copies them into one
-    buffer at every call and warns.
-    """
-    buffer = torch.cat([weight.flatten() for weight in weights])
-    pieces = buffer.split([weight.numel() for weight in weights])
-    return [piece.view_as(weight) for piece, weight in zip(pieces, weights, strict=True)]
 
 
 def _positive(name: str, value: int) -> int:

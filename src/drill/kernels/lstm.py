@@ -1,0 +1,138 @@
+"""One LSTM layer over a sequence, by the implementation that suits the device.
+
+i, f, g, o = gates of  W_ih x_t + b_ih + W_hh h_{t-1} + b_hh
+c_t = f c_{t-1} + i g        h_t = o tanh(c_t)
+
+reference   the equation, step by step
+cudnn       PyTorch's own: cuDNN on a GPU, oneDNN on a CPU
+persistent  one launch for all steps, weights in registers: Hopper GPUs, bfloat16 products with
+            float32 sums and cell states
+"""
+
+import logging
+from functools import cache
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from drill.kernels import lstm_persistent
+from drill.kernels.nll import autocast_on
+
+Implementation = Literal["auto", "reference", "cudnn", "persistent"]
+IMPLEMENTATIONS: tuple[Implementation, ...] = ("auto", "reference", "cudnn", "persistent")
+
+logger = logging.getLogger("drill")
+
+
+class Weights(NamedTuple):
+    """As of ``nn.LSTM``, gates in the order i, f, g, o."""
+
+    w_ih: Tensor  # (4 o, i)
+    w_hh: Tensor  # (4 o, o)
+    b_ih: Tensor  # (4 o,)
+    b_hh: Tensor  # (4 o,)
+
+
+def lstm(
+    x: Tensor,  # (T, B, i)
+    h: Tensor,  # (1, B, o)
+    c: Tensor,  # (1, B, o)
+    weights: Weights,
+    impl: Implementation = "auto",
+    keep_padding: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Output (T, B, o), and h and c (1, B, o) after the last step.
+
+    ``auto`` takes ``persistent`` where products are in bfloat16 anyway (autocast, or such weights)
+    and the device allows it, else ``cudnn``; ``choose`` says which and why. With ``keep_padding``
+    a persistent output may be wider than o, zeros beyond it, and x wider than i: a stack of layers
+    then stays aligned in memory.
+    """
+    chosen, _ = choose(impl, x, weights.w_hh)
+    if chosen == "persistent":
+        return _persistent(x, h, c, weights, keep_padding)
+    x = x[..., : weights.w_ih.shape[1]]
+    return _reference(x, h, c, weights) if chosen == "reference" else _library(x, h, c, weights)
+
+
+def choose(impl: Implementation, x: Tensor, w_hh: Tensor) -> tuple[str, str]:
+    """The implementation that ``impl`` means here, and why."""
+    if impl not in IMPLEMENTATIONS:
+        raise ValueError(f"lstm: impl is one of {', '.join(IMPLEMENTATIONS)}, not {impl!r}")
+    if impl in ("reference", "cudnn"):
+        return impl, "asked for"
+    obstacle = lstm_persistent.supported(x.device, w_hh.shape[1])
+    if impl == "persistent":
+        if obstacle is not None:
+            raise ValueError(f"lstm: impl persistent does not run here: {obstacle}; use auto")
+        return impl, "asked for"
+    half = w_hh.dtype == torch.bfloat16
+    if autocast_on(x.device):
+        half = torch.get_autocast_dtype(x.device.type) == torch.bfloat16
+    if not half:
+        return "cudnn", "products are not in bfloat16"
+    if obstacle is not None:
+        _tell(obstacle)
+        return "cudnn", obstacle
+    return "persistent", "products are in bfloat16 and the device allows it"
+
+
+@cache
+def _tell(obstacle: str) -> None:
+    logger.info("lstm: cudnn instead of persistent: %s", obstacle)
+
+
+def _persistent(
+    x: Tensor, h: Tensor, c: Tensor, weights: Weights, keep_padding: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    w_ih, w_hh, b_ih, b_hh = weights
+    with torch.autocast(x.device.type, enabled=False):
+        bias = b_ih.float() + b_hh.float()
+        output, last = lstm_persistent.PersistentLstm.apply(
+            x.to(torch.bfloat16), h[0], c[0], w_ih, w_hh, bias
+        )
+    width = w_hh.shape[1]
+    ended = output[-1:, :, :width].to(h.dtype)
+    return output if keep_padding else output[..., :width], ended, last[None].to(c.dtype)
+
+
+def _library(x: Tensor, h: Tensor, c: Tensor, weights: Weights) -> tuple[Tensor, Tensor, Tensor]:
+    given = list(weights)
+    if x.is_cuda and not lie_together(given):  # a CPU reads them wherever they are
+        given = in_one_buffer(given)
+    train = torch.is_grad_enabled()
+    biases, depth, dropout, bidirectional, batch_first = True, 1, 0.0, False, False
+    return torch.lstm(x, (h, c), given, biases, depth, dropout, train, bidirectional, batch_first)
+
+
+def lie_together(weights: list[Tensor]) -> bool:
+    """Whether each begins where the one before it ends."""
+    ends = [weight.data_ptr() + weight.nbytes for weight in weights]
+    return all(w.is_contiguous() for w in weights) and all(
+        weight.data_ptr() == end for weight, end in zip(weights[1:], ends[:-1], strict=True)
+    )
+
+
+def in_one_buffer(weights: list[Tensor]) -> list[Tensor]:
+    """The same weights, one behind the other in memory.
+
+    So cuDNN wants them, in the order of ``nn.LSTM``: given separate tensors it copies them into one
+    buffer at every call and warns.
+    """
+    buffer = torch.cat([weight.flatten() for weight in weights])
+    pieces = buffer.split([weight.numel() for weight in weights])
+    return [piece.view_as(weight) for piece, weight in zip(pieces, weights, strict=True)]
+
+
+def _reference(x: Tensor, h: Tensor, c: Tensor, weights: Weights) -> tuple[Tensor, Tensor, Tensor]:
+    w_ih, w_hh, b_ih, b_hh = weights
+    hidden, cell = h[0], c[0]
+    outputs = []
+    for step in x:
+        gates = step @ w_ih.t() + b_ih + hidden @ w_hh.t() + b_hh  # (B, 4 o)
+        i, f, g, o = gates.chunk(4, dim=1)
+        cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
+        hidden = o.sigmoid() * cell.tanh()
+        outputs.append(hidden)
+    return torch.stack(outputs), hidden[None], cell[None]

@@ -1,0 +1,144 @@
+"""CUDA C++ compiled at first use by the compiler that comes with PyTorch, kept on disk.
+
+A user needs no toolkit: NVRTC lies beside torch's own libraries, the driver loads what it makes.
+"""
+
+import ctypes
+import hashlib
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+MAXIMUM_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
+
+class CompileError(RuntimeError):
+    """CUDA source that does not compile here."""
+
+
+class Kernel:
+    """A compiled kernel; calling it launches all its blocks at once, or none of them."""
+
+    def __init__(self, function: ctypes.c_void_p, shared: int) -> None:
+        self._function = function
+        self._shared = shared
+        _check(_driver().cuFuncSetAttribute(function, MAXIMUM_SHARED, shared), "shared memory")
+
+    def __call__(self, blocks: int, threads: int, arguments: Sequence[Tensor | int]) -> None:
+        """Launch on the current stream; a tensor is passed as its address, an int as 32 bits."""
+        held = [
+            ctypes.c_void_p(each.data_ptr()) if isinstance(each, Tensor) else ctypes.c_int(each)
+            for each in arguments
+        ]
+        places = (ctypes.c_void_p * len(held))(
+            *(ctypes.cast(ctypes.byref(each), ctypes.c_void_p) for each in held)
+        )
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        _check(
+            _driver().cuLaunchCooperativeKernel(
+                self._function, blocks, 1, 1, threads, 1, 1, self._shared, stream, places
+            ),
+            "launch",
+        )
+
+
+def compiled(
+    source: Path, name: str, defines: Mapping[str, int], shared: int, device: torch.device
+) -> Kernel:
+    """The kernel ``name`` of ``source`` for this device with these macros."""
+    return _kernel(source, name, tuple(sorted(defines.items())), shared, device.index or 0)
+
+
+@cache
+def _kernel(
+    source: Path, name: str, defines: tuple[tuple[str, int], ...], shared: int, index: int
+) -> Kernel:
+    major, minor = torch.cuda.get_device_capability(index)
+    target = f"sm_{major}{minor}" + ("a" if major >= 9 else "")
+    options = [f"--gpu-architecture={target}", "--std=c++17"]
+    options += [f"-D{key}={value}" for key, value in defines]
+    text = source.read_bytes()
+    key = hashlib.sha256("\0".join([*options, str(torch.version.cuda)]).encode() + text).hexdigest()
+    kept = cubin_folder() / f"{key}.cubin"
+    try:
+        cubin = kept.read_bytes()
+    except OSError:
+        cubin = _compile(text, options, source.name)
+        _keep(kept, cubin)
+    torch.cuda.init()
+    with torch.cuda.device(index):
+        torch.zeros(1, device="cuda")  # the module loads into the context that torch has made
+        module, function = ctypes.c_void_p(), ctypes.c_void_p()
+        _check(_driver().cuModuleLoadData(ctypes.byref(module), cubin), "loading")
+        found = _driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode())
+        _check(found, f"finding {name}")
+        return Kernel(function, shared)
+
+
+def cubin_folder() -> Path:
+    """``XDG_CACHE_HOME/drill/kernels``, by default below ``~/.cache``."""
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "drill" / "kernels"
+
+
+def _keep(path: Path, content: bytes) -> None:
+    """Whole or not at all; a folder that cannot be written costs compiling again."""
+    beside = path.with_name(f".{secrets.token_hex(8)}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_bytes(content)
+        os.replace(beside, path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+
+
+def _compile(source: bytes, options: Sequence[str], name: str) -> bytes:
+    compiler = _compiler()
+    program = ctypes.c_void_p()
+    made = compiler.nvrtcCreateProgram(ctypes.byref(program), source, name.encode(), 0, None, None)
+    if made != 0:
+        raise CompileError(f"{name}: NVRTC makes no program (error {made})")
+    try:
+        given = (ctypes.c_char_p * len(options))(*(each.encode() for each in options))
+        if compiler.nvrtcCompileProgram(program, len(options), given) != 0:
+            size = ctypes.c_size_t()
+            compiler.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+            log = ctypes.create_string_buffer(size.value)
+            compiler.nvrtcGetProgramLog(program, log)
+            raise CompileError(f"{name} with {' '.join(options)}: {log.value.decode()}")
+        size = ctypes.c_size_t()
+        compiler.nvrtcGetCUBINSize(program, ctypes.byref(size))
+        cubin = ctypes.create_string_buffer(size.value)
+        compiler.nvrtcGetCUBIN(program, cubin)
+        return cubin.raw
+    finally:
+        compiler.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+@cache
+def _compiler() -> ctypes.CDLL:
+    major = str(torch.version.cuda).split(".")[0]
+    for name in (f"libnvrtc.so.{major}", "libnvrtc.so"):
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    raise CompileError(f"NVRTC of CUDA {major} is not found, though PyTorch brings it")
+
+
+def _check(result: int, what: str) -> None:
+    if result != 0:
+        text = ctypes.c_char_p()
+        _driver().cuGetErrorString(result, ctypes.byref(text))
+        reason = text.value.decode() if text.value else "unknown"
+        raise RuntimeError(f"CUDA, {what}: {reason} (error {result})")
