@@ -33,8 +33,8 @@ format: $(INSTALLED) ## Rewrite the code in the project's style
 bench: $(INSTALLED) ## Run every benchmark in bench/
 	$(BIN)/python bench/run_all.py
 
-demo: $(INSTALLED) ## Print what each output layer costs
-	$(BIN)/python -m drill layers
+demo: $(INSTALLED) ## Train two output layers on the embedded corpus and compare them
+	$(BIN)/python -m drill demo
 
 wheel: $(INSTALLED) ## Build the wheel into dist/
 	$(BIN)/python -m build --wheel --no-isolation

@@ -1,28 +1,25 @@
 """`drill demo`: two layers on the embedded corpus, compared."""
 
 import math
+import shutil
+import sys
 import time
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 from rich import box
 from rich.table import Table
 
-from drill.analysis.frequency import Band, compare_bands, frequency_bands
 from drill.build import Run, load_run, train_run
+from drill.cli.compared import Compared
 from drill.cli.display import TrainingDisplay, console, duration, note
 from drill.config import recipe
-from drill.data import EOS, columns
-from drill.evaluation import token_losses
-from drill.generation import generate
 from drill.report.page import write_report
 
 RECIPES = ("demo-tied", "demo-drill")
 EDGES = (1, 10, 50, 250, 1000)  # training counts; the corpus is a tenth of the paper's larger one
 PROMPTS = ("In the beginning", "The king said to", "Blessed are")
-BATCH = 20  # columns of the test text; one column would take four times as long
 
 
 def demo(
@@ -39,8 +36,8 @@ def demo(
     start = time.monotonic()
     shown = console()
     shown.print(
-        "The World English Bible (public domain) comes with the package: 840,418 tokens to train on,"
-        "\nother books to test on. Two models differ in their output layer alone.\n"
+        "The World English Bible (public domain) comes as a package: 840,418 tokens to train on,\n"
+        "other books to test on. The two models differ in their output layer alone.\n"
     )
     changes = [] if epochs is None else [f"training.epochs={epochs}"]
     trained: dict[str, Run] = {}
@@ -55,51 +52,34 @@ def demo(
         trained[name] = load_run(runs / name, device="cpu")
 
     note("reading the test books")
-    first = trained[RECIPES[0]]
-    targets = _targets(first)
-    losses = {
-        name: token_losses(run.model, run.ids.test, batch_size=BATCH)
-        for name, run in trained.items()
-    }
-    counts, end = first.vocabulary.counts, [first.vocabulary.ids[EOS]]
-    bands = {
-        name: frequency_bands(each, targets, counts, edges=EDGES, exclude=end)
-        for name, each in losses.items()
-    }
-    shown.print(_comparison(trained, losses, bands))
-    samples = {name: [_sample(run, prompt) for prompt in PROMPTS] for name, run in trained.items()}
+    found = Compared(EDGES, PROMPTS)
+    for name, run in trained.items():
+        found.add(name, run, samples=len(PROMPTS))
+    shown.print(_comparison(trained, found))
     shown.print(f"\nWhat {RECIPES[1]} writes:")
-    for text in samples[RECIPES[1]]:
+    for text in found.samples[RECIPES[1]]:
         shown.print(f"  {text}", soft_wrap=True)
-    tied, drill = (losses[name] for name in RECIPES)
-    change = compare_bands(drill, tied, targets, counts, edges=EDGES, exclude=end)
     page = write_report(
         [runs / name for name in RECIPES],
         out,
-        bands=bands,
-        changes={RECIPES[0]: change},
-        samples=samples,
+        bands=found.bands,
+        changes=found.changes(),
+        samples=found.samples,
         title="drill demo: tied weights and the deep residual layer",
     )
     shown.print(f"\n{duration(time.monotonic() - start)} in all. Look at {page}, then try:")
+    program = "drill" if shutil.which("drill") else f"{sys.executable} -m drill"
     for line in (
-        f"drill generate {runs / RECIPES[1]} --prompt 'And God said' --temperature 0.8",
-        f"drill evaluate {runs / RECIPES[1]} --cache --search",
-        "drill train demo-drill --name deeper --set layer.depth=4 --set training.epochs=3",
-        "drill train my.toml     # your own text: docs/language-models.md",
-        "drill recipes           # every row of the paper",
+        f"generate {runs / RECIPES[1]} --prompt 'And God said' --temperature 0.8",
+        f"evaluate {runs / RECIPES[1]} --cache --search",
+        "train demo-drill --name deeper --set layer.depth=4 --set training.epochs=3",
+        "train my.toml     # your own text: docs/language-models.md",
+        "recipes           # every row of the paper",
     ):
-        shown.print(f"  {line}", soft_wrap=True)
+        shown.print(f"  {program} {line}", soft_wrap=True)
 
 
-def _targets(run: Run) -> torch.Tensor:
-    """The words that ``token_losses`` predicts, in its order: column after column."""
-    return columns(run.ids.test, BATCH)[1:].t().flatten()
-
-
-def _comparison(
-    trained: dict[str, Run], losses: dict[str, torch.Tensor], bands: dict[str, list[Band]]
-) -> Table:
+def _comparison(trained: dict[str, Run], found: Compared) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("test perplexity", no_wrap=True)
     for name in trained:
@@ -110,21 +90,14 @@ def _comparison(
         change = f"{100 * (values[1] / values[0] - 1):+.1f}%"
         table.add_row(label, *(f"{value:,.1f}" for value in values), change)
 
-    add("all words", [math.exp(float(each.double().mean())) for each in losses.values()])
-    for i, band in enumerate(bands[RECIPES[0]]):
+    add("all words", [math.exp(float(each.double().mean())) for each in found.losses.values()])
+    for i, band in enumerate(found.bands[RECIPES[0]]):
         if band.tokens:
             label = f"seen {band.label} times" if band.low else "never seen"
-            add(
-                f"{label} ({band.tokens:,} tokens)", [each[i].perplexity for each in bands.values()]
-            )
+            values = [each[i].perplexity for each in found.bands.values()]
+            add(f"{label} ({band.tokens:,} tokens)", values)
     table.add_section()
     counts = [run.model.parameter_count() for run in trained.values()]
     more = f"{100 * (counts[1] / counts[0] - 1):+.1f}%"
     table.add_row("parameters", *(f"{count:,}" for count in counts), more)
     return table
-
-
-def _sample(run: Run, prompt: str) -> str:
-    pieces = generate(run.model, run.vocabulary, prompt=prompt, tokens=25, temperature=0.8, seed=7)
-    line = prompt + "".join(pieces)
-    return line.split("\n")[0]

@@ -16,7 +16,7 @@ def layers(
     vocabulary: Annotated[int, typer.Option(min=2, max=10**8, help="V, the labels.")] = 10_000,
     width: Annotated[int, typer.Option(min=1, max=10**5, help="d, of the embedding.")] = 400,
     hidden: Annotated[
-        int | None, typer.Option(min=1, max=10**5, help="h, of a hidden state; d by default.")
+        int | None, typer.Option(min=1, max=10**5, help="d_h, of a hidden state; d by default.")
     ] = None,
     tokens: Annotated[int, typer.Option(min=1, max=10**6, help="N, of one step.")] = 1_400,
     depth: Annotated[int, typer.Option(min=0, max=1000, help="Maps of deep-residual.")] = 4,
@@ -69,14 +69,14 @@ def _print_costs(sizes: dict[str, int], rows: list[dict[str, Any]]) -> None:
     # Wider than any table: a narrow terminal wraps lines by itself, a number must not be cut.
     console = Console(highlight=False, width=200)
     V, d, h, N = (f"{sizes[name]:,}" for name in ["vocabulary", "width", "hidden", "tokens"])
-    console.print(f"V = {V} labels, d = {d}, h = {h}, N = {N} tokens a step\n")
+    console.print(f"V = {V} labels, d = {d}, d_h = {h}, N = {N} tokens a step\n")
     console.print(table)
     console.print("\nown parameters: beyond the embedding E, which the encoder shares")
     console.print("train: one loss and its gradients; infer: the labels are already encoded")
     console.print("folds: once trained, a single nn.Linear on g_in(h) replaces the layer")
     console.print("mixture, sampled and adaptive wrap the tied layer here")
     if narrow := [row["layer"] for row in rows if row["hidden"] != sizes["hidden"]]:
-        console.print(f"counted at h = d = {d}, which they need: {', '.join(narrow)}")
+        console.print(f"counted at d_h = d = {d}, which they need: {', '.join(narrow)}")
 
 
 def _giga(flops: int) -> str:

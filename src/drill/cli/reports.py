@@ -1,15 +1,18 @@
 """`drill report`, `drill record`, `drill data`."""
 
-import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from drill.build import load_run
+from drill.cli.compared import Compared
 from drill.cli.display import Counter, console
+from drill.cli.display import note as note_
 from drill.data import CORPORA, NAMES, data_folders, read_corpus
 from drill.report.ledger import record as record_run
 from drill.report.page import markdown, write_report
+from drill.report.runs import distinct_names
 
 
 def report(
@@ -23,15 +26,40 @@ def report(
         "report.html"
     ),
     title: Annotated[str, typer.Option(help="Its heading.")] = "Runs",
+    bands: Annotated[
+        bool,
+        typer.Option("--bands", help="Read the test text again: loss by word frequency."),
+    ] = False,
+    samples: Annotated[int, typer.Option(min=0, help="Texts of each model to show.")] = 0,
     as_markdown: Annotated[
         bool, typer.Option("--markdown", help="Print Markdown tables, write no page.")
     ] = False,
+    device: Annotated[str, typer.Option(help="Of --bands and --samples: auto, cpu, ...")] = "auto",
 ) -> None:
-    """One self-contained page about runs and ledgers: tables, curves, settings."""
+    """One self-contained page about runs and ledgers: tables, curves, settings.
+
+    With --bands also the loss on rare and frequent words, of each run and against the first one.
+    """
+    folders = runs or []
     if as_markdown:
-        typer.echo(markdown(runs or [], ledger or []))
+        typer.echo(markdown(folders, ledger or []))
         return
-    typer.echo(f"wrote {write_report(runs or [], out, ledgers=ledger or [], title=title)}")
+    found = Compared()
+    if bands or samples:
+        names = distinct_names(folders)
+        for folder in folders:
+            note_(f"reading {folder}")
+            found.add(names[folder], load_run(folder, device=device), bands, samples)
+    page = write_report(
+        folders,
+        out,
+        ledgers=ledger or [],
+        bands=found.bands,
+        changes=found.changes(),
+        samples=found.samples,
+        title=title,
+    )
+    typer.echo(f"wrote {page}")
 
 
 def record(
@@ -41,12 +69,7 @@ def record(
     force: Annotated[bool, typer.Option("--force", help="Record a result again.")] = False,
 ) -> None:
     """Append the result of a run to a ledger."""
-    evaluations = run / "evaluations.jsonl"
-    extra: dict[str, Any] = {}
-    if evaluations.exists():
-        lines = evaluations.read_text(encoding="utf-8").splitlines()
-        extra["evaluations"] = [json.loads(line) for line in lines]
-    row = record_run(run, ledger, note, extra or None, force=force)
+    row = record_run(run, ledger, note, force=force)
     typer.echo(f"{ledger}: {row.recipe}, valid {row.valid}, test {row.test}")
 
 
