@@ -2,20 +2,25 @@
 
     E^(0) = E,   E^(i) = drop(act(E^(i-1) U^(i) + b^(i))) [+ E^(i-1)] [+ E]
 
-Plain PyTorch runs about ten passes over the labels per map and step; here it is one pass and one
-matrix product forward, the same backward, and one batched product for all U.
-``layers/deep_residual.py`` is the reference twin.
+Plain PyTorch runs about ten passes over the labels per map and step. ``label_encoder_triton`` runs
+one pass and one cuBLAS product forward, the same backward, and one batched product for all U.
+``label_encoder_fused`` multiplies in Triton too, without passes between, and leaves out the columns
+that locked masks drop. ``layers/deep_residual.py`` is the reference twin.
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
-from drill.kernels.nll import Choice, compute_dtype, triton_missing
+from drill.kernels.nll import INTERPRETED, Choice, compute_dtype, triton_missing
 
 EncoderImplementation = Literal["auto", "reference", "triton"]
+
+PRODUCTS: Literal["cublas", "narrow", "triton"] = "cublas"
+"""Who multiplies labels and maps of half precision in the fused encoder: cuBLAS, Triton, or Triton
+where locked masks drop columns (``label_encoder_fused``) and cuBLAS elsewhere."""
 
 
 def choose_encoder(embedding: Tensor, width_out: int, depth: int) -> Choice:
@@ -51,16 +56,35 @@ def encode_labels(
     residual_between: bool,
 ) -> Tensor:  # (V, d)
     """E^(depth) by the fused kernels, differentiable in the embedding, weights and biases."""
-    from drill.kernels.label_encoder_triton import fused_encode
+    from drill.kernels.label_encoder_steps import ACTIVATION_CODES, Options, drops_columns
 
-    return fused_encode(
-        embedding,
-        masks,
-        compute_dtype(embedding),
-        activation,
-        dropout_at,
-        residual,
-        residual_between,
-        weights,
-        biases,
+    options = Options(
+        ACTIVATION_CODES[activation],
+        mask_in=masks is not None and dropout_at == "input",
+        mask_out=masks is not None and dropout_at == "output",
+        locked=masks is not None and masks.shape[1] == 1,
+        residual=residual,
+        between=residual_between,
     )
+    dtype = compute_dtype(embedding)
+    parameters = (*weights, *(biases or ()))
+    keep = torch.is_grad_enabled() and any(x.requires_grad for x in (embedding, *parameters))
+    with torch.cuda.device_of(embedding):  # where Triton launches
+        encoded = _function(embedding, dtype, drops_columns(options)).apply(
+            embedding, masks, dtype, options, len(weights), keep, *parameters
+        )
+    return cast(Tensor, encoded)
+
+
+def _function(embedding: Tensor, dtype: torch.dtype, narrow: bool) -> type[torch.autograd.Function]:
+    V, d = embedding.shape
+    # Triton's interpreter multiplies float32, but takes the bits of bfloat16 for integers.
+    dtypes = (torch.float16, torch.float32 if INTERPRETED else torch.bfloat16)
+    wanted = PRODUCTS == "triton" or (PRODUCTS == "narrow" and narrow)
+    if wanted and dtype in dtypes and V > 0 and d % 16 == 0:  # aligned rows
+        from drill.kernels.label_encoder_fused import FusedEncode
+
+        return FusedEncode
+    from drill.kernels.label_encoder_triton import PointwiseEncode
+
+    return PointwiseEncode

@@ -7,66 +7,19 @@ ones. See ``label_encoder``.
 Shapes: V labels, d width, L maps; X has d' > d columns, so that its rows stay aligned.
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from drill.kernels.label_encoder_steps import Options, activate, mask_at, slope
 from drill.kernels.nll import refuse_second_derivatives
-
-ACTIVATION_CODES = {"none": 0, "sigmoid": 1, "relu": 2, "tanh": 3, "gelu": 4}
-_SIGMOID = tl.constexpr(1)
-_RELU = tl.constexpr(2)
-_TANH = tl.constexpr(3)
-_GELU = tl.constexpr(4)
 
 _ROWS, _COLUMNS = 64, 64
 _EXTRA = 8
 """Columns that X has beyond d: the ones, and what keeps rows 16 bytes aligned."""
-
-
-@triton.jit
-def _activate(x, ACTIVATION: tl.constexpr):
-    if ACTIVATION == _SIGMOID:
-        x = tl.sigmoid(x)
-    elif ACTIVATION == _RELU:
-        x = tl.where(x > 0, x, tl.where(x <= 0, 0.0, x))  # keeps NaN
-    elif ACTIVATION == _TANH:
-        x = 2.0 * tl.sigmoid(2.0 * x) - 1.0
-    elif ACTIVATION == _GELU:
-        x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
-    return x
-
-
-@triton.jit
-def _slope(x, ACTIVATION: tl.constexpr):
-    """Derivative of the activation at x."""
-    if ACTIVATION == _SIGMOID:
-        y = tl.sigmoid(x)
-        x = y * (1.0 - y)
-    elif ACTIVATION == _RELU:
-        x = tl.where(x > 0, 1.0, 0.0)
-    elif ACTIVATION == _TANH:
-        y = 2.0 * tl.sigmoid(2.0 * x) - 1.0
-        x = 1.0 - y * y
-    elif ACTIVATION == _GELU:
-        density = tl.exp(-0.5 * x * x) * 0.3989422804014327
-        x = 0.5 * (1.0 + tl.erf(x * 0.7071067811865476)) + x * density
-    else:
-        x = tl.full(x.shape, 1.0, tl.float32)
-    return x
-
-
-@triton.jit
-def _mask_at(masks, at, column, inside, width, LOCKED: tl.constexpr):
-    if LOCKED:  # one row for all labels
-        mask = tl.load(masks + column, mask=column < width, other=0.0)[None, :]
-    else:
-        mask = tl.load(masks + at, mask=inside, other=0.0)
-    return mask.to(tl.float32)
 
 
 @triton.jit
@@ -102,9 +55,9 @@ def _advance(
         y = tl.load(E + at, mask=inside, other=0.0).to(tl.float32)
     else:
         y = tl.load(P + at, mask=inside, other=0.0).to(tl.float32)
-        y = _activate(y, ACTIVATION)
+        y = activate(y, ACTIVATION)
         if HAS_OUT:
-            y *= _mask_at(mask_out, at, column, inside, width, LOCKED)
+            y *= mask_at(mask_out, at, column, inside, width, LOCKED)
         if BETWEEN:
             y += tl.load(before + at, mask=inside, other=0.0).to(tl.float32)
         if RESIDUAL:
@@ -113,7 +66,7 @@ def _advance(
         tl.store(Y + at, y.to(Y.dtype.element_ty), mask=inside)
     if HAS_NEXT:
         if HAS_IN:
-            y *= _mask_at(mask_in, at, column, inside, width, LOCKED)
+            y *= mask_at(mask_in, at, column, inside, width, LOCKED)
         y = tl.where((column == width)[None, :], 1.0, y)
         tl.store(
             X + row.to(tl.int64)[:, None] * X_stride + column[None, :],
@@ -148,15 +101,15 @@ def _retreat(
     at = row.to(tl.int64)[:, None] * width + column[None, :]
     g = tl.load(above + at, mask=inside, other=0.0).to(tl.float32)
     if HAS_IN:
-        g *= _mask_at(mask_in, at, column, inside, width, LOCKED)
+        g *= mask_at(mask_in, at, column, inside, width, LOCKED)
     if BETWEEN:
         if not TOP:
             g += tl.load(G + at, mask=inside, other=0.0)
         tl.store(G + at, g, mask=inside)
     if HAS_OUT:
-        g *= _mask_at(mask_out, at, column, inside, width, LOCKED)
+        g *= mask_at(mask_out, at, column, inside, width, LOCKED)
     x = tl.load(P + at, mask=inside, other=0.0).to(tl.float32)
-    p = g * _slope(x, ACTIVATION)
+    p = g * slope(x, ACTIVATION)
     tl.store(dP + at, p.to(dP.dtype.element_ty), mask=inside)
 
 
@@ -197,25 +150,16 @@ def _leave(
             g = g.to(tl.float32)
             if HAS_IN:
                 own = masks + layer * tl.cast(mask_layer, tl.int64)
-                g *= _mask_at(own, at, column, inside, width, LOCKED)
+                g *= mask_at(own, at, column, inside, width, LOCKED)
             if BETWEEN and layer > 0:
                 g *= layer
             total += g
     tl.store(dE + at, total.to(dE.dtype.element_ty), mask=inside)
 
 
-class Options(NamedTuple):
-    """How the maps are put together; see ``layers.deep_residual``."""
+class PointwiseEncode(torch.autograd.Function):
+    """(embedding, masks, dtype, options, depth, keep, *weights, *biases) -> labels (V, d)."""
 
-    activation: int
-    mask_in: bool
-    mask_out: bool
-    locked: bool
-    residual: bool
-    between: bool
-
-
-class _FusedEncode(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -345,31 +289,3 @@ def _sum_over_labels(dP: Tensor, X: Tensor) -> Tensor:
     if a.is_cuda and a.dtype != torch.float32:
         return torch.bmm(a, X, out_dtype=torch.float32)
     return torch.bmm(a, X).float()
-
-
-def fused_encode(
-    embedding: Tensor,
-    masks: Tensor | None,
-    dtype: torch.dtype,
-    activation: str,
-    dropout_at: str,
-    residual: bool,
-    residual_between: bool,
-    weights: Sequence[Tensor],
-    biases: Sequence[Tensor] | None,
-) -> Tensor:
-    options = Options(
-        ACTIVATION_CODES[activation],
-        mask_in=masks is not None and dropout_at == "input",
-        mask_out=masks is not None and dropout_at == "output",
-        locked=masks is not None and masks.shape[1] == 1,
-        residual=residual,
-        between=residual_between,
-    )
-    parameters = (*weights, *(biases or ()))
-    keep = torch.is_grad_enabled() and any(x.requires_grad for x in (embedding, *parameters))
-    with torch.cuda.device_of(embedding):  # where Triton launches
-        encoded = _FusedEncode.apply(
-            embedding, masks, dtype, options, len(weights), keep, *parameters
-        )
-    return cast(Tensor, encoded)

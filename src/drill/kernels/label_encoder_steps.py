@@ -1,0 +1,72 @@
+"""What both Triton encoders do to a tile of labels between two products. See ``label_encoder``."""
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+
+ACTIVATION_CODES = {"none": 0, "sigmoid": 1, "relu": 2, "tanh": 3, "gelu": 4}
+_SIGMOID = tl.constexpr(1)
+_RELU = tl.constexpr(2)
+_TANH = tl.constexpr(3)
+_GELU = tl.constexpr(4)
+
+
+class Options(NamedTuple):
+    """How the maps are put together; see ``layers.deep_residual``."""
+
+    activation: int
+    mask_in: bool
+    mask_out: bool
+    locked: bool
+    residual: bool
+    between: bool
+
+
+def drops_columns(options: Options) -> bool:
+    """Whether the masks drop whole columns of the labels, so that none of them need be computed.
+
+    Not with residuals between maps: what one map does not read is still part of the result.
+    """
+    return options.mask_in and options.locked and not options.between
+
+
+@triton.jit
+def activate(x, ACTIVATION: tl.constexpr):
+    if ACTIVATION == _SIGMOID:
+        x = tl.sigmoid(x)
+    elif ACTIVATION == _RELU:
+        x = tl.where(x > 0, x, tl.where(x <= 0, 0.0, x))  # keeps NaN
+    elif ACTIVATION == _TANH:
+        x = 2.0 * tl.sigmoid(2.0 * x) - 1.0
+    elif ACTIVATION == _GELU:
+        x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    return x
+
+
+@triton.jit
+def slope(x, ACTIVATION: tl.constexpr):
+    """Derivative of the activation at x."""
+    if ACTIVATION == _SIGMOID:
+        y = tl.sigmoid(x)
+        x = y * (1.0 - y)
+    elif ACTIVATION == _RELU:
+        x = tl.where(x > 0, 1.0, 0.0)
+    elif ACTIVATION == _TANH:
+        y = 2.0 * tl.sigmoid(2.0 * x) - 1.0
+        x = 1.0 - y * y
+    elif ACTIVATION == _GELU:
+        density = tl.exp(-0.5 * x * x) * 0.3989422804014327
+        x = 0.5 * (1.0 + tl.erf(x * 0.7071067811865476)) + x * density
+    else:
+        x = tl.full(x.shape, 1.0, tl.float32)
+    return x
+
+
+@triton.jit
+def mask_at(masks, at, column, inside, width, LOCKED: tl.constexpr):
+    if LOCKED:  # one row for all labels
+        mask = tl.load(masks + column, mask=column < width, other=0.0)[None, :]
+    else:
+        mask = tl.load(masks + at, mask=inside, other=0.0)
+    return mask.to(tl.float32)
