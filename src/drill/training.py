@@ -21,6 +21,7 @@ from drill.data import Ids, columns, inputs_and_targets, sequence_lengths, train
 from drill.encoders.base import State
 from drill.evaluation.perplexity import Perplexity, perplexity
 from drill.interrupts import Interrupts
+from drill.kernels.lstm_persistent import stalled
 from drill.layers import MatrixLayer
 from drill.models import LanguageModel
 from drill.optim import NonMonotone, Rule
@@ -332,8 +333,14 @@ def _finite(loss: float, at: Position, rule: Rule, folder: RunFolder) -> float:
     last = (
         f"the last good checkpoint is {folder.last}"
         if folder.last.exists()
-        else ("no checkpoint was due before that")
+        else "no checkpoint was due before that"
     )
+    if stalled():
+        raise Diverged(
+            f"the LSTM kernel waited in vain for room on the GPU before step {at.step} of epoch "
+            f"{at.epoch}: others fill it; {last}; run the same command on a free GPU, or choose "
+            "encoder.impl=cudnn under another name"
+        )
     raise Diverged(
         f"the loss became {loss} in epoch {at.epoch}, before step {at.step}, at lr {rule.lr:g}; "
         f"{last}; train under another name with a lower rate, for example "
