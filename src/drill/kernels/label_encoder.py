@@ -18,7 +18,7 @@ from drill.kernels.nll import INTERPRETED, Choice, compute_dtype, triton_missing
 
 EncoderImplementation = Literal["auto", "reference", "triton"]
 
-PRODUCTS: Literal["cublas", "narrow", "triton"] = "cublas"
+PRODUCTS: Literal["cublas", "narrow", "triton"] = "narrow"
 """Who multiplies labels and maps of half precision in the fused encoder: cuBLAS, Triton, or Triton
 where locked masks drop columns (``label_encoder_fused``) and cuBLAS elsewhere."""
 

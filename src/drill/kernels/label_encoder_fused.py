@@ -35,15 +35,15 @@ class Tiles(NamedTuple):
     stages: int
 
 
-MAP = Tiles(64, 64, 64, warps=4, stages=3)
-GRADIENT = Tiles(64, 64, 64, warps=4, stages=3)
-SUM = Tiles(128, 128, 64, warps=8, stages=3)
+MAP = Tiles(64, 64, 64, warps=4, stages=2)
+GRADIENT = Tiles(64, 64, 32, warps=4, stages=4)
+SUM = Tiles(64, 64, 64, warps=4, stages=3)
 
 SUM_PROGRAMS = 256
 """Programs wanted for the gradients of U: the sum over labels is cut until there are as many."""
 NARROW_SUM_PROGRAMS = 1024
 """The same where most of them find that they have nothing to do."""
-_MOST_SPLITS = 16
+_MOST_SPLITS = 8
 
 _ROWS, _COLUMNS = 32, 64
 """Tile of the kernels that multiply nothing."""
