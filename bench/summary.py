@@ -15,6 +15,7 @@ QUESTIONS = {
     "loss": "How fast, how small and how exact is the loss?",
     "memory": "Does the loss stay within its memory budget, however many tokens there are?",
     "inference": "What does a trained layer cost at inference?",
+    "step": "What does a whole training step of a language model cost, against plain PyTorch?",
 }
 
 
@@ -77,6 +78,11 @@ COLUMNS: dict[str, dict[str, Cell]] = {
         "graph ms": milliseconds("ms_graph_median"),
         "x nn.Linear (graph)": against("nn.Linear", "ms_graph_median"),
     },
+    "step": {
+        "ms": milliseconds("ms_median"),
+        "x plain": against("plain nn.LSTM + F.cross_entropy", "ms_median"),
+        "MiB beyond gradients": mib("working_bytes"),
+    },
 }
 
 
@@ -86,10 +92,12 @@ def section(row: Row) -> tuple[Any, ...]:
 
 def page(rows: list[Row], source: str) -> Iterable[str]:
     machines = sorted({f"{row['device']}, torch {row['torch']}" for row in rows})
+    commits = sorted({row["commit"] for row in rows if row.get("commit")})
     yield "# Measured"
     yield ""
     yield f"Made by `python bench/summary.py {source}` from what the benchmarks wrote, not by hand."
-    yield "; ".join(machines) + ". How it is measured: [bench/README.md](../bench/README.md)."
+    of = f", commit {' and '.join(commits)}" if commits else ""
+    yield "; ".join(machines) + f"{of}. How it is measured: [bench/README.md](../bench/README.md)."
     for benchmark, question in QUESTIONS.items():
         ours = [row for row in rows if row["benchmark"] == benchmark]
         if ours:
