@@ -254,8 +254,8 @@ def test_masks_hold_without_gradients_too(products, multiply):
     torch.testing.assert_close(found, layer.labels().detach())
 
 
-# 331 x 36 takes cuBLAS whoever is asked for. Labels enough that relu's kink is no matter of luck: with
-# 257 of them one sign that float16 rounds to the other side of 0 was a third of the whole error.
+# 331 x 36 takes cuBLAS whoever is asked for. There are labels enough that relu's kink is no matter
+# of luck: with 257 of them, one that float16 rounds to the other side of 0 decided.
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("size", [(1000, 400), (2057, 512), (331, 36)])

@@ -1,0 +1,263 @@
+"""The commands around runs, from a text to a report: what they print, write and refuse."""
+
+import importlib
+import io
+import json
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from drill import cli
+from drill.recipes import recipe_names
+
+RECIPE = """
+[data]
+corpus = "text"
+
+[encoder]
+width = 8
+hidden_size = 12
+layers = 2
+
+[layer]
+name = "deep-residual"
+depth = 2
+
+[optimizer]
+lr = 5.0
+
+[training]
+epochs = 2
+bptt = 10
+batch_size = 8
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a text, a recipe and a trained run."""
+    folder = tmp_path_factory.mktemp("place")
+    die = random.Random(0)
+    (folder / "text").mkdir()
+    for split, lines in {"train": 300, "valid": 40, "test": 40}.items():
+        words = [
+            " ".join(die.choice(["lamp", "boat", "sea", "is", "lit"]) for _ in range(5))
+            for _ in range(lines)
+        ]
+        (folder / "text" / f"{split}.txt").write_text("\n".join(words) + "\n")
+    (folder / "tiny.toml").write_text(RECIPE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        result = CliRunner().invoke(cli.app, ["train", "tiny.toml", "--device", "cpu"])
+        assert result.exit_code == 0, result.output
+    return folder
+
+
+@pytest.fixture
+def drill(place, monkeypatch, capfd):
+    """Run the command as a user does; gives exit code, stdout, stderr."""
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+
+    def run(*words: str, stdin: str | None = None) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["drill", *words])
+        if stdin is not None:
+            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        out, err = capfd.readouterr()
+        return code, out, err
+
+    return run
+
+
+def test_a_run_is_a_folder_of_plain_files(place):
+    found = {path.name for path in (place / "runs" / "tiny").iterdir()}
+    expected = {"recipe.toml", "vocabulary.json", "environment.json", "metrics.jsonl", "last"}
+    assert found >= {*expected, "best.safetensors"}
+    environment = json.loads((place / "runs/tiny/environment.json").read_text())
+    assert environment["vocabulary_size"] == 7
+    assert environment["tf32"] is False
+
+
+def test_the_same_command_again_says_the_same(drill):
+    code, out, err = drill("train", "tiny.toml", "--device", "cpu")
+    assert code == 0
+    assert "runs/tiny: valid" in out
+    assert "going on with tiny" in err
+    assert drill("train", "tiny.toml", "--device", "cpu", "-q")[1:] == (out, "")
+
+
+def test_another_setting_needs_another_name(drill):
+    code, _, err = drill("train", "tiny.toml", "--set", "layer.depth=3")
+    assert code == 1
+    assert "layer.depth: 2 -> 3" in err
+    assert "--name" in err
+    assert "Traceback" not in err
+
+
+def test_several_seeds_and_recipes_in_one_go(drill, place):
+    code, out, _ = drill(
+        *("train", "tiny.toml", "--seed", "1", "--seed", "2", "--runs", "many", "-q"),
+        *("--set", "training.epochs=1", "--device", "cpu"),
+    )
+    assert code == 0
+    assert out.count("valid") == 2
+    assert {path.name for path in (place / "many").iterdir()} == {"tiny-seed-1", "tiny-seed-2"}
+    code, _, err = drill("train", "tiny.toml", "ptb-tied", "--name", "x")
+    assert (code, "2 are asked for" in err) == (1, True)
+
+
+def test_finetuning_starts_from_the_best_weights(drill, place):
+    code, out, _ = drill(
+        *("finetune", "runs/tiny", "--set", "training.epochs=1", "--set", "optimizer.lr=0.001"),
+        *("--device", "cpu"),
+    )
+    assert code == 0
+    assert "runs/tiny-finetune: valid" in out
+    rows = (place / "runs/tiny-finetune/metrics.jsonl").read_text().splitlines()
+    assert [json.loads(row)["epoch"] for row in rows[:2]] == [0, 1]
+
+
+def test_evaluate_prints_both_normalisations_and_keeps_them(drill, place):
+    code, out, _ = drill("evaluate", "runs/tiny", "--json", "--device", "cpu")
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert code == 0
+    assert [row["split"] for row in rows] == ["valid", "test"]
+    assert all(row["published"] < row["perplexity"] for row in rows)
+    metrics = [json.loads(r) for r in (place / "runs/tiny/metrics.jsonl").read_text().splitlines()]
+    assert rows[1]["perplexity"] == pytest.approx(metrics[-1]["test_perplexity"], rel=1e-6)
+    kept = (place / "runs/tiny/evaluations.jsonl").read_text().splitlines()
+    assert json.loads(kept[-1])["split"] == "test"
+
+
+@pytest.mark.parametrize("kind", ["--dynamic", "--cache"])
+def test_evaluate_searches_on_validation_only(drill, kind):
+    limit = ("--limit", "60", "--every", "20") if kind == "--dynamic" else ()
+    code, out, err = drill("evaluate", "runs/tiny", kind, "--search", *limit, "--device", "cpu")
+    assert code == 0, err
+    assert err.startswith("search: ")
+    assert len(out.splitlines()) == 2
+    assert f"{kind[2:]} test" in out
+
+
+def test_evaluate_writes_the_loss_of_every_token(drill, place):
+    code, out, _ = drill(
+        *("evaluate", "runs/tiny", "--split", "test", "--losses", "l.npy", "--json"),
+        *("--device", "cpu"),
+    )
+    losses = np.load(place / "l.npy")
+    row = json.loads(out)
+    assert (code, len(losses)) == (0, row["tokens"])
+    assert losses.mean(dtype=np.float64) == pytest.approx(row["loss"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["evaluate", "nowhere"], "nowhere: holds no run"),
+        (["evaluate", "runs/tiny", "--dynamic", "--cache"], "choose one of them"),
+        (["evaluate", "runs/tiny", "--search"], "add one of them"),
+        (["evaluate", "runs/tiny", "--losses", "x.npy"], "needs one --split"),
+        (["evaluate", "runs/tiny", "--cache", "--share", "7"], "7"),
+        (["evaluate", "runs/tiny", "--device", "tpu"], "device tpu: cannot be used here"),
+        (["generate", "runs/tiny", "--temperature", "nan"], "temperature"),
+        (["score", "runs/tiny", "missing.txt"], "missing.txt: cannot be read"),
+        (["train", "ptb-tide"], "did you mean ptb-tied"),
+        (["train", "tiny.toml", "--set", "layer.detph=1"], "did you mean depth?"),
+        (["train", "tiny.toml", "--set", "data.corpus=gone", "--name", "g"], "gone: is neither"),
+        (["finetune", "nowhere"], "nowhere"),
+        (["record", "nowhere"], "nowhere"),
+        (["report", "nowhere"], "nowhere"),
+        (["data", "gone"], "gone: is neither a corpus"),
+    ],
+)
+def test_a_mistake_ends_in_one_sentence(drill, words, said):
+    code, _, err = drill(*words)
+    assert code == 1
+    assert "Traceback" not in err
+    *notes, last = err.strip().splitlines()
+    assert last.startswith("drill: ")
+    assert said in last
+    assert notes in ([], ["training tiny in runs/g"])
+
+
+def test_generate_streams_words_and_tells_of_strange_ones(drill):
+    code, out, err = drill(
+        "generate", "runs/tiny", "--prompt", "the boat", "--tokens", "12", "--seed", "3"
+    )
+    assert code == 0
+    assert "read as <unk>: the" in err
+    assert set(out.split()) <= {"lamp", "boat", "sea", "is", "lit"}
+    again = drill("generate", "runs/tiny", "--prompt", "the boat", "--tokens", "12", "--seed", "3")
+    assert again[1] == out
+
+
+def test_score_reads_standard_input_and_files(drill, place):
+    text = "lamp is lit\n\nsea sea unheard\n"
+    code, out, _ = drill("score", "runs/tiny", "--json", "--words", stdin=text)
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert code == 0
+    assert [row["tokens"] for row in rows] == [4, 1, 4]
+    assert rows[2]["unknown"] == ["unheard"]
+    assert sum(value for _, value in rows[0]["words"]) == pytest.approx(rows[0]["log_prob"])
+    (place / "lines.txt").write_text(text)
+    code, out, _ = drill("score", "runs/tiny", "lines.txt")
+    assert (code, len(out.splitlines())) == (0, 3)
+    assert float(out.splitlines()[0].split("\t")[0]) == pytest.approx(rows[0]["log_prob"], abs=1e-3)
+    (place / "bad.txt").write_bytes(b"lamp\n\xff\xfe\n")
+    code, _, err = drill("score", "runs/tiny", "bad.txt")
+    assert (code, "bad.txt: line 2 is not UTF-8" in err) == (1, True)
+
+
+def test_report_and_record(drill, place):
+    code, out, _ = drill("report", "runs/tiny", "-o", "r.html", "--bands", "--samples", "2")
+    assert (code, out) == (0, "wrote r.html\n")
+    page = (place / "r.html").read_text()
+    assert "Rare and frequent words" in page
+    assert "Samples" in page
+    code, out, _ = drill("report", "runs/tiny", "--markdown")
+    assert (code, "| tiny | deep-residual 2 |" in out) == (0, True)
+    assert drill("record", "runs/tiny", "--ledger", "l.jsonl")[0] == 0
+    code, _, err = drill("record", "runs/tiny", "--ledger", "l.jsonl")
+    assert (code, "is already in l.jsonl" in err) == (1, True)
+
+
+def test_data_counts_a_corpus(drill):
+    code, out, _ = drill("data", "text")
+    assert code == 0
+    assert "text: 7 words; tokens train 1,800  valid 240  test 240" in out
+    assert "ptb" in drill("data")[1]
+
+
+def test_recipes_lists_every_one(drill):
+    code, out, _ = drill("recipes")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == recipe_names()
+
+
+def test_the_demo_compares_two_runs(drill, place, monkeypatch):
+    """The whole command on the tiny text: what it trains is the recipes' affair."""
+    demo = importlib.import_module("drill.cli.demo")
+    for name in demo.RECIPES:
+        layer = "tied" if name.endswith("tied") else "deep-residual"
+        (place / f"{name}.toml").write_text(
+            RECIPE.replace("deep-residual", layer).replace("depth = 2\n", "")
+        )
+    recipes = tuple(f"{name}.toml" for name in demo.RECIPES)
+    monkeypatch.setattr(demo, "RECIPES", recipes)
+    monkeypatch.setattr(demo, "PROMPTS", ("lamp", "sea"))
+    code, out, err = drill("demo", "--runs", "demo", "-o", "demo.html", "--epochs", "1")
+    assert code == 0, err
+    assert "all words" in out
+    assert "seen 250 to 999 times" in out
+    assert "Rare and frequent words" in (place / "demo.html").read_text()
+    assert str(Path("demo.html")) in out
