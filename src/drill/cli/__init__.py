@@ -10,10 +10,11 @@ import typer
 from drill import __version__
 from drill.checkpoint import CheckpointError
 from drill.cli.demo import demo
+from drill.cli.evaluate import evaluate
 from drill.cli.layers import layers
 from drill.cli.reports import data, record, report
+from drill.cli.texts import generate, score
 from drill.cli.train import finetune, recipes, train
-from drill.cli.use import evaluate, generate, score
 from drill.data import DataError
 from drill.recipes import SettingsError
 from drill.report.runs import ReportError

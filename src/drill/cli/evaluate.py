@@ -1,10 +1,8 @@
-"""`drill evaluate`, `drill generate`, `drill score`: a trained run at work."""
+"""`drill evaluate`: perplexity of a trained run, as it is, adapting, or with a cache."""
 
 import json
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -14,17 +12,21 @@ import numpy as np
 import torch
 import typer
 
-from drill.build import Run, load_run
+from drill.build import Run
 from drill.cli.display import Counter, console, note
-from drill.data import UNK, DataError
+from drill.cli.trained import (
+    DeviceOption,
+    QuietOption,
+    RunFolderArgument,
+    WeightsOption,
+    loaded,
+    told,
+)
 from drill.data.files import write_whole
 from drill.evaluation import Perplexity, perplexity, token_losses
 from drill.evaluation.cache import cache_perplexity, cache_search
 from drill.evaluation.dynamic import dynamic_perplexity, dynamic_search
 from drill.evaluation.gradients import gradient_statistics
-from drill.evaluation.scoring import Scored, unknown_words
-from drill.evaluation.scoring import score as scored
-from drill.generation import generate as generated
 from drill.recipes import SettingsError
 from drill.training import products
 
@@ -35,21 +37,10 @@ class Split(StrEnum):
     test = "test"
 
 
-class Weights(StrEnum):
-    best = "best"
-    last = "last"
-
-
 class Precision(StrEnum):
     float32 = "float32"
     tf32 = "tf32"
     bfloat16 = "bfloat16"
-
-
-RunFolderArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
-WeightsOption = Annotated[Weights | None, typer.Option(help="Which weights; the best by default.")]
-DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 
 
 def evaluate(
@@ -100,7 +91,7 @@ def evaluate(
     splits = split or [Split.valid, Split.test]
     if losses is not None and (len(splits) != 1 or dynamic or cache):
         raise SettingsError("--losses: needs one --split, and neither --dynamic nor --cache")
-    held = _loaded(run, weights, device)
+    held = loaded(run, weights, device)
     chosen: Any = precision.value if precision else held.settings.training["precision"]
     where = torch.device(next(held.model.parameters()).device)
     with products(chosen, where) as autocast, told():
@@ -117,11 +108,6 @@ def evaluate(
                 typer.echo(json.dumps(row))
             else:
                 console().print(_line(row), soft_wrap=True)
-
-
-def _loaded(folder: Path, weights: Weights | None, device: str) -> Run:
-    chosen: Any = None if weights is None else weights.value
-    return load_run(folder, chosen, device)
 
 
 def _plain(
@@ -267,107 +253,3 @@ SHOWN = {"run", "weights", "precision", "kind", "split", "tokens", "loss", "perp
 def _keep(run: Run, row: dict[str, Any]) -> None:
     with (run.folder.path / "evaluations.jsonl").open("a", encoding="utf-8") as stream:
         stream.write(json.dumps(row) + "\n")
-
-
-def generate(
-    run: RunFolderArgument,
-    prompt: Annotated[str, typer.Option(help="Words to go on from, separated by spaces.")] = "",
-    tokens: Annotated[int, typer.Option(min=1, help="How many, line ends counted.")] = 100,
-    temperature: Annotated[float, typer.Option(help="Below 1 safer, 0 the likeliest.")] = 1.0,
-    top_k: Annotated[int | None, typer.Option(min=1, help="Only the k likeliest words.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Only those that make up p.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="The same text again.")] = None,
-    samples: Annotated[int, typer.Option(min=1, help="How many texts.")] = 1,
-    unknown: Annotated[bool, typer.Option("--unknown", help=f"Let {UNK} be drawn.")] = False,
-    weights: WeightsOption = None,
-    device: DeviceOption = "auto",
-) -> None:
-    """Write text, word by word as it is drawn."""
-    held = _loaded(run, weights, device)
-    with told():
-        pieces = generated(
-            held.model,
-            held.vocabulary,
-            prompt=prompt,
-            tokens=tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            seed=seed,
-            samples=samples,
-            allow_unknown=unknown,
-        )
-        strange = unknown_words(held.vocabulary, prompt)
-        if strange:
-            note(f"not in the vocabulary, read as {UNK}: {' '.join(strange)}")
-        for piece in pieces:
-            sys.stdout.write(piece)
-            sys.stdout.flush()
-        sys.stdout.write("\n")
-
-
-def score(
-    run: RunFolderArgument,
-    file: Annotated[
-        Path | None, typer.Argument(help="One sentence a line; standard input by default.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
-    words: Annotated[bool, typer.Option("--words", help="Also log p of every word.")] = False,
-    weights: WeightsOption = None,
-    device: DeviceOption = "auto",
-) -> None:
-    """Log-probabilities of lines, each on its own: sum, tokens, perplexity, text."""
-    held = _loaded(run, weights, device)
-    with told(), ExitStack() as stack:
-        # One by one where somebody waits for the answer, else together, which is faster.
-        waited = file is None and sys.stdin.isatty()
-        lines = sys.stdin.buffer if file is None else stack.enter_context(_opened(file))
-        texts = _texts(lines, "standard input" if file is None else str(file))
-        block = 1 if waited else 1024
-        for each in scored(held.model, held.vocabulary, texts, lines_per_block=block):
-            typer.echo(_as_json(each, words) if as_json else _as_text(each, words))
-
-
-def _opened(file: Path) -> Any:
-    try:
-        return file.open("rb")
-    except OSError as error:
-        raise DataError(f"{file}: cannot be read ({error.strerror}); name a text file") from None
-
-
-def _texts(lines: Any, name: str) -> Iterator[str]:
-    for number, line in enumerate(lines, start=1):
-        try:
-            yield line.decode("utf-8").rstrip("\r\n")
-        except UnicodeDecodeError:
-            raise DataError(f"{name}: line {number} is not UTF-8; convert it first") from None
-
-
-def _as_json(each: Scored, words: bool) -> str:
-    row: dict[str, Any] = {
-        "text": each.text,
-        "log_prob": each.log_prob,
-        "tokens": each.tokens,
-        "perplexity": each.perplexity,
-        "unknown": list(each.unknown),
-    }
-    if words:
-        row["words"] = list(zip(each.words, each.log_probs, strict=True))
-    return json.dumps(row, ensure_ascii=False)
-
-
-def _as_text(each: Scored, words: bool) -> str:
-    line = f"{each.log_prob:.4f}\t{each.tokens}\t{each.perplexity:.2f}\t{each.text}"
-    if words:
-        pairs = zip(each.words, each.log_probs, strict=True)
-        line += "".join(f"\n\t{value:.4f}\t{word}" for word, value in pairs)
-    return line
-
-
-@contextmanager
-def told() -> Iterator[None]:
-    """What a function says about a value of the command line is told as its sentence."""
-    try:
-        yield
-    except (ValueError, TypeError, FloatingPointError) as error:
-        raise SettingsError(str(error)) from error

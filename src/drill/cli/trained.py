@@ -1,0 +1,37 @@
+"""What the commands on a trained run share: its folder, its weights, its device."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from drill.build import Run, load_run
+from drill.recipes import SettingsError
+
+
+class Weights(StrEnum):
+    best = "best"
+    last = "last"
+
+
+RunFolderArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
+WeightsOption = Annotated[Weights | None, typer.Option(help="Which weights; the best by default.")]
+DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+
+
+def loaded(folder: Path, weights: Weights | None, device: str) -> Run:
+    chosen: Any = None if weights is None else weights.value
+    return load_run(folder, chosen, device)
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """What a function says about a value of the command line is told as its sentence."""
+    try:
+        yield
+    except (ValueError, TypeError, FloatingPointError) as error:
+        raise SettingsError(str(error)) from error
