@@ -44,9 +44,10 @@ class World:
         own = batch // self.size
         return data[:, self.rank * own : (self.rank + 1) * own].contiguous()
 
-    def any(self, flag: bool) -> bool:
-        """Whether any process says so; all get the same answer."""
-        return bool(self.largest(float(flag)))
+    def wait(self) -> None:
+        """Until all processes have come here."""
+        if self.size > 1:
+            dist.barrier(group=self.control)
 
     def largest(self, value: float) -> float:
         if self.size == 1:
@@ -82,14 +83,40 @@ class World:
 
 @contextmanager
 def world(device: torch.device, timeout: float = 1800.0) -> Iterator[World]:
-    """The world that ``torchrun`` set up, or a world of one where it did not start us."""
+    """The world that ``torchrun`` set up, or a world of one where it did not start us.
+
+    Of several machines each ``torchrun`` that may restart its processes needs the environment
+    variable TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, see ``_store``.
+    """
     if "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield World()
         return
     limit = datetime.timedelta(seconds=timeout)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=limit)
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        store=_store(limit),
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+        timeout=limit,
+    )
     try:
         control = dist.new_group(backend="gloo", timeout=limit)
         yield World(dist.get_rank(), dist.get_world_size(), control)
     finally:
         dist.destroy_process_group()
+
+
+def _store(limit: datetime.timedelta) -> Any:
+    """Where processes find each other; None leaves it to torch.
+
+    The store that ``torchrun`` keeps outlives a restart and then holds the addresses of processes
+    that have died (pytorch issue 135712), so every start gets a part of its own. Only one machine
+    can number its starts: several ones count them separately.
+    """
+    shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if not shared or os.environ.get("GROUP_WORLD_SIZE") != "1":
+        return None
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    stores: Any = dist  # which exports them, though not for a type checker
+    whole = stores.TCPStore(address, port, is_master=False, timeout=limit)
+    return stores.PrefixStore(f"start {os.environ['TORCHELASTIC_RESTART_COUNT']}", whole)

@@ -16,7 +16,7 @@ from drill.encoders.base import State
 from drill.evaluation.perplexity import Perplexity
 from drill.optim import NonMonotone, Rule
 from drill.parallel import World
-from drill.run_folder import RunFolder
+from drill.run_folder import RunFolder, RunFolderError
 
 logger = logging.getLogger("drill")
 
@@ -28,6 +28,7 @@ class Position:
     lengths: SequenceLengths
     stopper: NonMonotone | None
     nll: Tensor  # (), of the epoch so far: mean loss of a segment times its length, summed
+    text: int  # checksum of what is trained and evaluated on
     epoch: int = 1
     row: int = 0
     step: int = 0  # of the whole run
@@ -113,6 +114,7 @@ def save(at: Position, model: nn.Module, rule: Rule, folder: RunFolder, world: W
         tensors |= {f"{name}/{rank}": part for rank, part in enumerate(parts)}
     if not world.first:
         at.best_weights = None
+        world.wait()
         return
     tensors |= {f"model/{name}": p for name, p in model.named_parameters()}
     tensors |= {f"rule/{name}": tensor for name, tensor in rule.tensors().items()}
@@ -129,24 +131,31 @@ def save(at: Position, model: nn.Module, rule: Rule, folder: RunFolder, world: W
         "rule": rule.numbers(),
         "layers": [] if at.hidden is None else [len(layer) for layer in at.hidden],
         "world": world.size,
+        "text": at.text,
     }
     if at.best_weights is not None:
         assert at.best is not None
         folder.save_best(at.best_weights, {"epoch": at.best_epoch, "valid": asdict(at.best)})
         at.best_weights = None
     folder.save_last(tensors, numbers)
+    world.wait()  # nobody goes on before it is on disk
 
 
 def restore(at: Position, model: nn.Module, rule: Rule, folder: RunFolder, world: World) -> bool:
     """Put the run back to its last checkpoint; False where there is none."""
     found = folder.load_last()
-    if world.first:  # what was appended after the checkpoint is about to happen again
-        folder.cut_metrics(0 if found is None else found[1]["metrics_size"])
+    _agree(found, folder, world)
     if found is None:
+        _cut_metrics(0, folder, world)
         return False
     tensors, numbers = found
     device = next(model.parameters()).device
     try:
+        if numbers["text"] != at.text:
+            raise RunFolderError(
+                f"{folder.path}: the text has changed since this run was saved; restore it, or "
+                "train under another name"
+            )
         copy_into(dict(model.named_parameters()), _under("model/", tensors), str(folder.last))
         rule.load(_under("rule/", tensors), numbers["rule"])
         at.epoch, at.row, at.step = numbers["epoch"], numbers["row"], numbers["step"]
@@ -164,12 +173,31 @@ def restore(at: Position, model: nn.Module, rule: Rule, folder: RunFolder, world
             or None
         )
         _take(at, tensors, numbers, world)
+        _cut_metrics(numbers["metrics_size"], folder, world)
     except (LookupError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"{folder.last}: does not fit this run ({type(error).__name__}: {error}); restore it "
             "from a copy, or remove it to start over"
         ) from None
     return True
+
+
+def _cut_metrics(size: int, folder: RunFolder, world: World) -> None:
+    """What was appended after the checkpoint is about to happen again."""
+    if world.first:
+        folder.cut_metrics(size)
+
+
+def _agree(found: tuple[Any, dict[str, Any]] | None, folder: RunFolder, world: World) -> None:
+    """Processes that start from different places would wait for each other in vain."""
+    step = torch.tensor(-1 if found is None else found[1]["step"])
+    steps = sorted({int(each) for each in world.gathered(step)})
+    if len(steps) > 1:
+        read = ", ".join("none" if each < 0 else f"that of step {each}" for each in steps)
+        raise CheckpointError(
+            f"{folder.last}: the processes read different checkpoints ({read}); give all machines "
+            "one shared folder for --runs"
+        )
 
 
 def _exp(loss: float) -> float:

@@ -7,6 +7,7 @@ that a run which was killed goes on as if nothing had happened.
 
 import math
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from drill.encoders.base import State
 from drill.evaluation.perplexity import Perplexity, perplexity
 from drill.interrupts import Interrupts
 from drill.kernels.lstm_persistent import stalled
-from drill.layers import MatrixLayer
+from drill.layers import MatrixLayer, MixtureOfSoftmaxes, SampledSoftmax
 from drill.models import LanguageModel
 from drill.optim import NonMonotone, Rule
 from drill.parallel import World
@@ -125,7 +126,8 @@ def train(
     stopper = None if patience is None else NonMonotone(patience)
     options = {"activation": activation, "slowness": slowness, "check": False}
     rule.begin(model.named_parameters())
-    at = Position(lengths, stopper, torch.zeros((), dtype=_widest(device), device=device))
+    no_loss = torch.zeros((), dtype=_widest(device), device=device)
+    at = Position(lengths, stopper, no_loss, _checksum(ids))
     resumed = restore(at, model, rule, folder, world)
     if not resumed and world.rank > 0:
         torch.manual_seed(seed + world.rank)  # every process drops other things
@@ -302,8 +304,9 @@ def _tell(
 def _wrapped(model: LanguageModel, world: World) -> nn.Module:
     if world.size == 1:
         return model
-    # A step of a sampled or adaptive softmax need not touch every parameter.
-    unused = not isinstance(model.layer, MatrixLayer)
+    # A step of an adaptive softmax need not touch every parameter; nor may one of another layer.
+    whole = (MatrixLayer, MixtureOfSoftmaxes, SampledSoftmax)
+    unused = not isinstance(model.layer, whole)
     return DistributedDataParallel(model, find_unused_parameters=unused)
 
 
@@ -352,6 +355,13 @@ def _refuse_damaged(at: Position, model: LanguageModel, rule: Rule, folder: RunF
     """No checkpoint may hold what no training comes back from."""
     norms = torch._foreach_norm([p.detach() for p in model.parameters()])
     _finite(float(torch.stack([norm.float() for norm in norms]).sum() + at.nll), at, rule, folder)
+
+
+def _checksum(ids: Ids) -> int:
+    found = 0
+    for split in ids:
+        found = zlib.crc32(split.tobytes(), found)
+    return found
 
 
 def _widest(device: torch.device) -> torch.dtype:
