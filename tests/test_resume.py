@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from drill.checkpoint import CheckpointError
+from drill.data import Ids
 from drill.run_folder import RunFolder, RunFolderError
-from tests.tiny_runs import all_of, interrupted_after, rows, small_run, unlike, weights
+from tests.tiny_runs import V, all_of, interrupted_after, rows, small_run, text, unlike, weights
 
 ROOT = Path(__file__).parents[1]
 
@@ -170,6 +171,18 @@ def test_a_checkpoint_of_another_model_is_named(tmp_path):
     with pytest.raises(CheckpointError, match="does not fit this run") as caught:
         small_run(tmp_path, rule="nt-asgd")
     assert str(folder.last) in str(caught.value)
+
+
+@pytest.mark.parametrize("split", range(3))
+def test_a_changed_text_is_refused_and_nothing_is_touched(tmp_path, split):
+    folder = interrupted(tmp_path)
+    metrics = folder.metrics.read_bytes()
+    changed = [ids.copy() for ids in text()]
+    changed[split][5] = (changed[split][5] + 1) % V
+    with pytest.raises(RunFolderError, match="the text has changed since this run was saved"):
+        small_run(tmp_path, ids=Ids(*changed))
+    assert folder.metrics.read_bytes() == metrics
+    assert small_run(tmp_path).finished
 
 
 def test_a_run_without_its_checkpoint_starts_over(tmp_path):

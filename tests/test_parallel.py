@@ -1,0 +1,166 @@
+"""Two processes train what one does; one that dies is started anew and loses nothing."""
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from drill.checkpoint import CheckpointError
+from drill.data import DataError
+from drill.parallel import World, world
+from drill.run_folder import RunFolder
+from tests.tiny_runs import (
+    all_of,
+    assert_close_rows,
+    interrupted_after,
+    rows,
+    small_run,
+    unlike,
+    weights,
+)
+from tests.workers import EXACT, PLAIN
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory) -> Path:
+    """The folder in which two processes have done what tests/workers.py says."""
+    folder = tmp_path_factory.mktemp("parallel")
+    begun = interrupted_after(13, "nt-asgd")
+    assert not small_run(folder / "one, then two", "deep-residual", begun, **EXACT).finished
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+               "--max-restarts", "3", "-m", "tests.workers", str(folder)]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(launched) -> dict:
+    return json.loads((launched / "found.json").read_text())
+
+
+def assert_close_runs(path: Path, other: Path) -> None:
+    """The same metrics, weights and averages; sums over two processes are rounded otherwise."""
+    assert_close_rows(path, other, rel=1e-10)
+    for file in ("best.safetensors", "last/checkpoint.safetensors"):
+        mine, theirs = weights(path / file), weights(other / file)
+        for name, expected in theirs.items():
+            if not name.startswith(("random/", "nll/")):  # what every process has for itself
+                torch.testing.assert_close(mine[name], expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layer", PLAIN)
+def test_two_processes_train_what_one_does(launched, found, tmp_path, layer):
+    assert found["size"] == 2
+    small_run(tmp_path, layer, "nt-asgd", **EXACT)
+    assert {row.get("averaged") for row in rows(tmp_path)} >= {True, False}
+    assert_close_runs(launched / layer, tmp_path)
+
+
+@pytest.mark.slow
+def test_micro_batches_of_two_processes_too(launched):
+    assert_close_runs(launched / "micro", launched / "deep-residual")
+
+
+@pytest.mark.slow
+def test_all_processes_hold_the_same_weights(found):
+    assert found["alike"] == [True]
+
+
+@pytest.mark.slow
+def test_a_step_need_not_touch_every_parameter(found):
+    assert 0.0 < found["sampled"] < 10.0
+
+
+@pytest.mark.slow
+def test_every_process_drops_other_things(launched):
+    last = weights(launched / "whole" / "last" / "checkpoint.safetensors")
+    assert not torch.equal(last["random/cpu/0"], last["random/cpu/1"])
+
+
+@pytest.mark.slow
+def test_a_batch_that_cannot_be_shared_is_refused(found):
+    assert found["odd"] == (
+        "a batch of 5 columns cannot be shared by 2 processes; set training.batch_size to a "
+        "multiple of 2"
+    )
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_process_stops_all_of_them_and_the_run_goes_on(launched, found):
+    finished, step = found["stopped"]
+    assert not finished
+    assert step == 9  # asked after 7, agreed on at a multiple of 3
+    assert unlike(all_of(launched / "stopped"), all_of(launched / "whole")) == []
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_is_started_anew_and_nothing_is_lost(launched):
+    assert int((launched / "restarts").read_text()) >= 1
+    assert unlike(all_of(launched / "died"), all_of(launched / "whole")) == []
+
+
+@pytest.mark.slow
+def test_a_run_may_go_on_with_another_number_of_processes(launched, tmp_path, caplog):
+    """Without dropout nothing is random, so it even comes to the same."""
+    assert_close_runs(launched / "one, then two", launched / "deep-residual")
+    shutil.copytree(launched / "two, then one", tmp_path / "run")
+    assert RunFolder(tmp_path / "run").load_last()[1]["world"] == 2
+    with caplog.at_level(logging.WARNING, "drill"):
+        assert small_run(tmp_path / "run", "deep-residual", "nt-asgd", **EXACT).finished
+    assert [record.getMessage() for record in caplog.records] == [
+        "saved by 2 processes and going on with 1: random numbers start anew"
+    ]
+    assert_close_runs(tmp_path / "run", launched / "deep-residual")
+
+
+# -- the world of one -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("environment", [{}, {"RANK": "0", "WORLD_SIZE": "1"}])
+def test_alone_everything_is_the_identity(monkeypatch, environment):
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with world(torch.device("cpu")) as alone:
+        data = torch.arange(6).view(2, 3)
+        assert alone == World()
+        assert alone.first
+        assert alone.columns(data) is data
+        assert (alone.largest(2.5), alone.mean(2.5), alone.from_first("x")) == (2.5, 2.5, "x")
+        assert [part.tolist() for part in alone.gathered(data)] == [data.tolist()]
+    assert not torch.distributed.is_initialized()
+
+
+def test_processes_that_read_different_checkpoints_are_told(tmp_path, monkeypatch):
+    """As from folders that are not shared; they would wait for each other until the time is up."""
+    small_run(tmp_path, rule=interrupted_after(13, "sgd"))
+    monkeypatch.setattr(World, "gathered", lambda self, tensor: [tensor, torch.tensor(-1)])
+    with pytest.raises(CheckpointError, match=r"different checkpoints \(none, that of step 13\)"):
+        small_run(tmp_path)
+
+
+def test_processes_share_the_columns_in_order():
+    data = torch.arange(24).view(2, 6, 2)
+    parts = [World(rank, 3).columns(data) for rank in range(3)]
+    assert torch.equal(torch.cat(parts, dim=1), data)
+    assert [World(rank, 3).first for rank in range(3)] == [True, False, False]
+    with pytest.raises(DataError, match="a batch of 6 columns cannot be shared by 4 processes"):
+        World(1, 4).columns(data)
