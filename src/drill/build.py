@@ -132,17 +132,18 @@ def _train(
     progress: Callable[[Progress], None] | None,
     data_progress: Any,
 ) -> Outcome:
-    if run.recipe.exists():
+    begun = run.last.exists() or run.best.exists()  # else there is nothing to keep
+    if begun and run.recipe.exists():
         _refuse_other(settings, run)
     ids, vocabulary = corpus(settings, data_progress if processes.first else None)
-    if run.vocabulary.exists() and Vocabulary.load(run.vocabulary) != vocabulary:
+    if begun and Vocabulary.load(run.vocabulary) != vocabulary:
         raise DataError(
             f"{run.path}: its vocabulary is not that of {settings.data['corpus']} any more; the "
             "text has changed, so train under another name"
         )
     torch.manual_seed(settings.training["seed"])
     model = language_model(settings, vocabulary, device)
-    if settings.start is not None:
+    if settings.start is not None and not run.last.exists():
         start = RunFolder(settings.start)
         if Vocabulary.load(start.vocabulary) != vocabulary:
             raise DataError(f"{start.path}: was trained with another vocabulary; start elsewhere")
