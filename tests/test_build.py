@@ -1,0 +1,317 @@
+"""From settings to a run folder and back: own text, end to end."""
+
+import json
+import os
+import platform
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from drill import __version__, build
+from drill.build import commit, finetuning, language_model, load_run, pick_device, train_run
+from drill.checkpoint import CheckpointError
+from drill.config import Settings, recipe, saved
+from drill.data import DataError, Vocabulary
+from drill.evaluation.perplexity import perplexity
+from drill.layers import LAYERS
+from drill.recipes import SettingsError
+from drill.run_folder import RunFolder, RunFolderError
+from tests.tiny_runs import all_of, interrupted_after, rows, text, unlike, weights
+
+SMALL = [
+    "encoder.width=8", "encoder.hidden_size=10", "training.bptt=10", "training.batch_size=4",
+    "training.epochs=2", "training.seed=3",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+    monkeypatch.setenv("DRILL_COMMIT", "0123abc")
+
+
+def write_texts(folder: Path) -> Path:
+    folder.mkdir()
+    for name, ids in zip(("train", "valid", "test"), text(), strict=True):
+        lines = (ids[i : i + 7] for i in range(0, len(ids), 7))
+        content = "\n".join(" ".join(f"w{word}" for word in line) for line in lines)
+        (folder / f"{name}.txt").write_text(content + "\n", encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def texts(tmp_path) -> Path:
+    return write_texts(tmp_path / "texts")
+
+
+def small(texts: Path, *changes: str, name: str = "ptb-drill-2") -> Settings:
+    return recipe(name, [f"data.corpus={texts}", *SMALL, *changes])
+
+
+def stopped(monkeypatch, settings: Settings, folder: Path, steps: int) -> None:
+    """Train, with Ctrl-C after ``steps`` steps."""
+    real = build.rule
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "rule", lambda held: interrupted_after(steps, real(held)))
+        assert not train_run(settings, folder, device="cpu").finished
+
+
+# -- a run and back -------------------------------------------------------------------------------
+
+
+def test_own_text_end_to_end(tmp_path, texts):
+    settings = small(texts)
+    told = []
+    outcome = train_run(settings, tmp_path / "run", device="cpu", progress=told.append)
+    assert outcome.finished
+    assert [report.row["epoch"] for report in told if report.row] == [1, 2]
+    run = load_run(tmp_path / "run", device="cpu")
+    assert run.settings == settings
+    assert run.weights == "best"
+    assert not run.model.training
+    assert run.model.layer.label_weight is run.model.encoder.embedding.weight
+    assert run.vocabulary.words[:2] == ("w0", "w1")
+    assert perplexity(run.model, run.ids.test, batch_size=1, bptt=10) == outcome.test
+    assert {entry.name for entry in (tmp_path / "run").iterdir()} - {"tensorboard"} == {
+        ".lock", "best.safetensors", "environment.json", "last", "metrics.jsonl", "recipe.toml",
+        "vocabulary.json",
+    }  # fmt: skip
+
+
+def test_the_environment_of_a_run(tmp_path, texts):
+    train_run(small(texts, "training.precision=float32"), tmp_path / "run", device="cpu")
+    found = json.loads((tmp_path / "run" / "environment.json").read_text())
+    model = load_run(tmp_path / "run", device="cpu").model
+    assert found.pop("started").startswith("20")
+    assert found.pop("device")
+    assert isinstance(found.pop("command"), list)
+    assert found == {
+        "drill": __version__,
+        "commit": "0123abc",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "precision": "float32",
+        "tf32": False,
+        "seed": 3,
+        "world_size": 1,
+        "parameters": model.parameter_count(),
+        "vocabulary_size": len(load_run(tmp_path / "run").vocabulary),
+    }
+
+
+def test_the_same_command_resumes(tmp_path, texts, monkeypatch):
+    settings = small(texts)
+    train_run(settings, tmp_path / "whole", device="cpu")
+    stopped(monkeypatch, settings, tmp_path / "run", 14)
+    torch.manual_seed(99)
+    assert train_run(settings, tmp_path / "run", device="cpu").finished
+    assert unlike(all_of(tmp_path / "run"), all_of(tmp_path / "whole")) == []
+
+
+def test_one_seed_gives_one_run_whatever_was_drawn_before(tmp_path, texts):
+    for name in "ab":
+        torch.rand(ord(name))
+        train_run(small(texts), tmp_path / name, device="cpu")
+    train_run(small(texts, "training.seed=4"), tmp_path / "c", device="cpu")
+    assert unlike(all_of(tmp_path / "a"), all_of(tmp_path / "b")) == []
+    assert rows(tmp_path / "a") != rows(tmp_path / "c")
+
+
+def test_a_single_file_is_split(tmp_path, texts):
+    whole = tmp_path / "whole.txt"
+    whole.write_text("".join((texts / f"{n}.txt").read_text() for n in ("train", "valid", "test")))
+    settings = small(whole, "data.valid=0.2", "data.test=0.2", "data.minimum_count=2")
+    assert train_run(settings, tmp_path / "run", device="cpu").finished
+    assert "<unk>" in load_run(tmp_path / "run", device="cpu").vocabulary
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_every_layer_trains_and_comes_back(tmp_path, texts, layer):
+    own = {"adaptive": ["layer.cutoffs=[5, 20]"], "sampled": ["layer.samples=8"],
+           "mixture": ["layer.experts=2", "encoder.output_size=6"]}  # fmt: skip
+    settings = small(texts, f"layer.name={layer}", "training.epochs=1", *own.get(layer, []))
+    outcome = train_run(settings, tmp_path / "run", device="cpu")
+    run = load_run(tmp_path / "run", device="cpu")
+    assert type(run.model.layer) is LAYERS[layer]
+    assert perplexity(run.model, run.ids.valid, bptt=10) == outcome.valid
+
+
+# -- which weights --------------------------------------------------------------------------------
+
+
+def test_before_the_first_validation_the_last_weights_are_loaded(tmp_path, texts, monkeypatch):
+    stopped(monkeypatch, small(texts), tmp_path / "run", 3)
+    run = load_run(tmp_path / "run", device="cpu")
+    assert run.weights == "last"
+    last = weights(run.folder.last)
+    for name, p in run.model.named_parameters():
+        assert torch.equal(p, last[f"model/{name}"])
+    with pytest.raises(CheckpointError, match="there is no such checkpoint"):
+        load_run(tmp_path / "run", "best", device="cpu")
+
+
+def test_either_weights_on_request(tmp_path, texts):
+    train_run(small(texts), tmp_path / "run", device="cpu")
+    best, last = (load_run(tmp_path / "run", which, "cpu") for which in ("best", "last"))
+    assert (best.weights, last.weights) == ("best", "last")
+    held = weights(best.folder.best)
+    assert all(torch.equal(p, held[name]) for name, p in best.model.named_parameters())
+    held = weights(best.folder.last)
+    assert all(torch.equal(p, held[f"model/{name}"]) for name, p in last.model.named_parameters())
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+
+def test_other_settings_are_refused_but_for_epochs_and_saving(tmp_path, texts):
+    train_run(small(texts), tmp_path / "run", device="cpu")
+    before = all_of(tmp_path / "run")
+    with pytest.raises(RunFolderError, match=r"layer\.depth: 2 -> 3; training\.seed: 3 -> 5\)"):
+        train_run(small(texts, "layer.depth=3", "training.seed=5"), tmp_path / "run", device="cpu")
+    others = ["layer.depth=3", "layer.bias=false", "encoder.layers=2", "training.seed=5"]
+    with pytest.raises(RunFolderError, match="and 1 more"):
+        train_run(small(texts, *others), tmp_path / "run", device="cpu")
+    assert unlike(all_of(tmp_path / "run"), before) == []
+    more = small(texts, "training.epochs=3", "training.save_every=5")
+    assert train_run(more, tmp_path / "run", device="cpu").epoch == 3
+    assert saved(tmp_path / "run" / "recipe.toml") == more
+
+
+def test_a_run_that_never_began_holds_nobody_back(tmp_path, texts):
+    """A batch too large for the text is found after the folder is made."""
+    with pytest.raises(DataError, match="columns give"):
+        train_run(small(texts, "training.batch_size=4000"), tmp_path / "run", device="cpu")
+    with pytest.raises(SettingsError, match="clip is a positive number"):
+        train_run(small(texts, "optimizer.clip=-1"), tmp_path / "run", device="cpu")
+    assert train_run(small(texts), tmp_path / "run", device="cpu").finished
+    train_run(small(texts), tmp_path / "other", device="cpu")
+    assert unlike(all_of(tmp_path / "run"), all_of(tmp_path / "other")) == []
+
+
+@pytest.mark.parametrize("split", ["train", "valid", "test"])
+def test_a_changed_text_is_refused(tmp_path, texts, monkeypatch, split):
+    stopped(monkeypatch, small(texts), tmp_path / "run", 14)
+    before = all_of(tmp_path / "run")
+    path = texts / f"{split}.txt"
+    first, second, *rest = path.read_text().splitlines()
+    path.write_text("\n".join([second, first, *rest]) + "\n")  # the same words
+    with pytest.raises((DataError, RunFolderError), match="text has changed"):
+        train_run(small(texts), tmp_path / "run", device="cpu")
+    path.write_text("\n".join([first, second, *rest, "w1 w2 w3"]) + "\n")
+    with pytest.raises((DataError, RunFolderError), match="text has changed"):
+        train_run(small(texts), tmp_path / "run", device="cpu")
+    assert unlike(all_of(tmp_path / "run"), before) == []
+    path.write_text("\n".join([first, second, *rest]) + "\n")
+    assert train_run(small(texts), tmp_path / "run", device="cpu").finished
+
+
+def test_the_ids_of_a_run_are_those_of_its_text(tmp_path, texts):
+    train_run(small(texts), tmp_path / "run", device="cpu")
+    with (texts / "train.txt").open("a") as stream:
+        stream.write("w1 w2 w3\n")
+    with pytest.raises(DataError, match="was trained on another text"):
+        _ = load_run(tmp_path / "run", device="cpu").ids
+
+
+def test_a_folder_that_is_trained_in_is_refused(tmp_path, texts):
+    with (
+        RunFolder(tmp_path / "run").locked(),
+        pytest.raises(RunFolderError, match="another process is training here"),
+    ):
+        train_run(small(texts), tmp_path / "run", device="cpu")
+
+
+def test_what_is_no_run_is_named(tmp_path):
+    for path in (tmp_path, tmp_path / "none"):
+        with pytest.raises(RunFolderError, match="holds no run"):
+            load_run(path)
+    with pytest.raises(SettingsError, match="cannot be read"):
+        finetuning(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["cuda:99", "gpu", "", "cpu:x"])
+def test_a_device_that_is_not_there_is_named(name):
+    with pytest.raises(SettingsError, match=f"device {name}: cannot be used here"):
+        pick_device(name)
+    assert pick_device("cpu") == torch.device("cpu")
+
+
+# -- finetuning -----------------------------------------------------------------------------------
+
+
+def test_the_settings_of_finetuning(tmp_path, texts):
+    settings = small(texts, "training.bptt=10", "optimizer.lr=7", "optimizer.clip=0.5")
+    train_run(settings, tmp_path / "run", device="cpu")
+    found = finetuning(tmp_path / "run")
+    assert found.recipe == "ptb-drill-2-finetune"
+    assert found.start == str(tmp_path / "run")
+    assert found.optimizer == {"name": "asgd", "lr": 7.0, "weight_decay": 1.2e-6, "clip": 0.5}
+    kept = (settings.data, settings.encoder, settings.layer)
+    assert (found.data, found.encoder, found.layer) == kept
+    changed = {"length_seed": 331, "length_cap": 20, "patience": 5, "baseline": True}
+    assert found.training == {**settings.training, **changed}
+    (tmp_path / "f.toml").write_text(found.to_toml())
+    assert saved(tmp_path / "f.toml") == found
+
+
+def test_finetuning_starts_from_the_best_weights_and_resumes_without_them(
+    tmp_path, texts, monkeypatch
+):
+    train_run(small(texts), tmp_path / "run", device="cpu")
+    given = load_run(tmp_path / "run", device="cpu")
+    before = perplexity(given.model, given.ids.valid, bptt=10)
+    settings = finetuning(tmp_path / "run")
+    train_run(settings, tmp_path / "whole", device="cpu")
+    first = rows(tmp_path / "whole")[0]
+    assert (first["epoch"], first["valid_loss"]) == (0, before.loss)
+    assert all(row["averaged"] for row in rows(tmp_path / "whole")[1:-1])
+    stopped(monkeypatch, settings, tmp_path / "fine", 14)
+    shutil.rmtree(tmp_path / "run")
+    assert train_run(settings, tmp_path / "fine", device="cpu").finished
+    assert unlike(all_of(tmp_path / "fine"), all_of(tmp_path / "whole")) == []
+
+
+def test_finetuning_needs_weights_and_the_same_words(tmp_path, texts):
+    train_run(small(texts), tmp_path / "run", device="cpu")
+    settings = finetuning(tmp_path / "run")
+    other = write_texts(tmp_path / "other")
+    with (other / "train.txt").open("a") as stream:
+        stream.write("another word\n")
+    elsewhere = settings.changed(data={"corpus": str(other)})
+    with pytest.raises(DataError, match="was trained with another vocabulary"):
+        train_run(elsewhere, tmp_path / "fine", device="cpu")
+    os.remove(tmp_path / "run" / "best.safetensors")
+    with pytest.raises(CheckpointError, match="no such checkpoint; train first"):
+        train_run(settings, tmp_path / "fine", device="cpu")
+
+
+def test_a_run_of_adamw_is_not_finetuned(tmp_path, texts):
+    """Its rate and its decay would be the end of averaged SGD."""
+    train_run(small(texts, name="demo-drill"), tmp_path / "run", device="cpu")
+    with pytest.raises(SettingsError, match="was trained with adamw"):
+        finetuning(tmp_path / "run")
+
+
+# -- parts ----------------------------------------------------------------------------------------
+
+
+def test_a_model_follows_from_the_seed(texts):
+    vocabulary = Vocabulary.from_training((texts / "train.txt").read_text().splitlines())
+    models = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        models.append(language_model(small(texts), vocabulary))
+    pairs = zip(models[0].parameters(), models[1].parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_the_commit_is_that_of_the_environment_or_of_the_checkout(monkeypatch):
+    assert commit() == "0123abc"
+    monkeypatch.delenv("DRILL_COMMIT")
+    found = commit()
+    assert found is None or len(found) >= 7
+    monkeypatch.setenv("PATH", "")
+    assert commit() is None
