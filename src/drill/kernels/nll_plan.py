@@ -6,6 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+ROW_BYTES = 40
+"""What a row takes beside its logits: targets, peaks, sums, losses and their gradients."""
+
 MIN_BLOCK = 512
 """Tokens that a block of rows holds at least."""
 CHUNK_ELEMENTS = {"cpu": 2**20, "cuda": 2**25}
@@ -91,7 +94,9 @@ def plan(hidden: Tensor, labels: int, settings: Settings, keep: bool) -> Plan:
     columns = _columns(columns, most // block)
     summed = sums * width * block
     at_work = each * block * aligned(columns, device) + casts * width * (block + columns)
-    room = min(max(0, memory - at_work - summed) // dtype.itemsize, rows * aligned(labels, device))
+    vectors = ROW_BYTES * rows
+    room = max(0, memory - at_work - summed - vectors) // dtype.itemsize
+    room = min(room, rows * aligned(labels, device))
     room = room if keep else 0
     tiles = []
     used = 0
