@@ -22,7 +22,7 @@ from tests.tiny_runs import RULES, after, bits, interrupted_after, small_model, 
 
 EXACT = {"dropout": 0.0, "dtype": torch.float64, "epochs": 4}
 NOISY = {"layer": "deep-residual", "epochs": 4, "save_every": 0.0}
-PLAIN = ("tied", "deep-residual", "mixture", "adaptive")
+PLAIN = ("deep-residual", "mixture", "adaptive")
 
 
 def alike(mine: World, model: torch.nn.Module) -> bool:
