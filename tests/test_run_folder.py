@@ -250,6 +250,15 @@ def test_rows_go_to_tensorboard_where_it_is_installed(folder, monkeypatch):
     assert len(folder.rows()) == 2
 
 
+def test_tensorboard_itself_reads_what_was_written(folder):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    folder.append({**ROW, "valid_loss": 0.5})
+    folder.append({**ROW, "valid_loss": 0.25, "epoch": 2})
+    events = accumulator.EventAccumulator(str(folder.path / "tensorboard")).Reload()
+    found = [(event.step, event.value) for event in events.Scalars("epoch/valid_loss")]
+    assert found == [(1, 0.5), (2, 0.25)]
+
+
 def test_without_tensorboard_there_are_only_metrics(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     folder.append(ROW)
