@@ -25,12 +25,16 @@ from drill.data.corpora import (
 )
 from drill.data.download import download
 from drill.data.files import DataError
+from drill.data.subwords import BEGIN, END, PAD, Subwords
 from drill.data.vocabulary import EOS, UNK, Vocabulary
 
 __all__ = [
+    "BEGIN",
     "CORPORA",
+    "END",
     "EOS",
     "NAMES",
+    "PAD",
     "UNK",
     "Corpus",
     "DataError",
@@ -39,6 +43,7 @@ __all__ = [
     "Published",
     "Segment",
     "SequenceLengths",
+    "Subwords",
     "Vocabulary",
     "cache_folder",
     "columns",
