@@ -1,0 +1,281 @@
+"""The Transformer (Vaswani et al., NIPS 2017): a source and the beginning of a target -> hidden.
+
+x = drop(sqrt(d) E[ids] + positions),  blocks of attention and feed-forward networks over it
+
+``positions`` are sines and cosines of wavelengths 2 pi to 20000 pi.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple, Self, cast, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from drill.encoders.transformer_blocks import (
+    CrossAttention,
+    DecoderBlock,
+    EncoderBlock,
+    SelfAttention,
+)
+from drill.encoders.transformer_cache import Cache
+from drill.layers.settings import at_least_zero, fraction, one_of, positive
+
+Norm = Literal["pre", "post"]
+
+
+class Memory(NamedTuple):
+    """What the encoder makes of B source sentences.
+
+    states  (B, S, d)
+    mask    (B, 1, 1, S), True where a token stands and False where padding does
+    """
+
+    states: Tensor
+    mask: Tensor
+
+    def repeat(self, times: int) -> "Memory":
+        """Every sentence ``times`` times, one beside the other."""
+        return Memory(*(tensor.repeat_interleave(times, 0) for tensor in self))
+
+
+@dataclass(frozen=True)
+class Size:
+    """A preset: the width of the embeddings and what ``Transformer`` takes beside them."""
+
+    width: int
+    layers: int
+    heads: int
+    feedforward: int
+    dropout: float
+
+
+PRESETS: dict[str, Size] = {
+    "base": Size(512, 6, 8, 2048, 0.1),
+    "small": Size(256, 4, 4, 1024, 0.1),
+    "tiny": Size(128, 2, 4, 512, 0.1),
+}
+"""``base`` is the paper's; ``small`` suits ten thousands of sentences, ``tiny`` a CPU."""
+
+
+class Transformer(nn.Module):
+    """Encoder and decoder of attention alone; for translation.
+
+    source_embedding   the model's nn.Embedding (V_s, d), shared; blocks go to its device and dtype
+    target_embedding   (V_t, d); the source's unless given, for a joint vocabulary
+    layers             blocks of the encoder, and of the decoder
+    heads              of every attention; a divisor of d
+    feedforward        inner width of the networks between
+    dropout            on embedded words, inside the networks and on what enters a residual
+    attention_dropout  on attention weights; as ``dropout`` unless given
+    norm               "pre": x + f(norm(x)) and a norm at either end, which trains without care;
+                       "post": norm(x + f(x)), as first published
+    pad                the id that fills up short rows, on the right
+    init_embeddings    whether the embeddings are drawn too; they belong to the caller, so by
+                       default they stay as they are
+
+    Matrices start as Glorot has them, uniform in +-sqrt(6 / (in + out)), biases at 0.
+    """
+
+    def __init__(
+        self,
+        source_embedding: nn.Embedding,
+        target_embedding: nn.Embedding | None = None,
+        *,
+        layers: int = 6,
+        heads: int = 8,
+        feedforward: int = 2048,
+        dropout: float = 0.1,
+        attention_dropout: float | None = None,
+        norm: Norm = "pre",
+        pad: int = 0,
+        init_embeddings: bool = False,
+    ) -> None:
+        super().__init__()
+        name = type(self).__name__
+        target_embedding = source_embedding if target_embedding is None else target_embedding
+        d = _common_width(source_embedding, target_embedding)
+        if d % positive(name, "heads", heads) != 0 or d % 2 != 0:
+            raise ValueError(
+                f"{name}: the embeddings have width {d}, which {heads} heads and two halves of "
+                f"positions must divide; take a multiple of {math.lcm(heads, 2)}"
+            )
+        self.source_embedding = source_embedding
+        self.target_embedding = target_embedding
+        self.output_size = d
+        self.dropout = fraction(name, "dropout", dropout)
+        self.norm = one_of(name, "norm", norm, get_args(Norm))
+        self.pad = at_least_zero(name, "pad", pad)
+        words = min(source_embedding.num_embeddings, target_embedding.num_embeddings)
+        if pad >= words:
+            raise ValueError(f"{name}: pad is {pad}, but an embedding has only {words} rows")
+        block = (
+            d,
+            heads,
+            positive(name, "feedforward", feedforward),
+            dropout,
+            dropout
+            if attention_dropout is None
+            else fraction(name, "attention_dropout", attention_dropout),
+            norm == "pre",
+        )
+        depth = range(positive(name, "layers", layers))
+        with source_embedding.weight.device:
+            encoder = nn.ModuleList(EncoderBlock(*block) for _ in depth)
+            decoder = nn.ModuleList(DecoderBlock(*block) for _ in depth)
+            # After the last residual of a "pre" model nothing has been normed yet.
+            ends = [nn.LayerNorm(d) if norm == "pre" else nn.Identity() for _ in range(2)]
+        self.encoder = cast(Sequence[EncoderBlock], encoder)
+        self.decoder = cast(Sequence[DecoderBlock], decoder)
+        self.encoder_norm, self.decoder_norm = ends
+        for part in (encoder, decoder, *ends):
+            part.to(source_embedding.weight.dtype)
+        self._draw(init_embeddings)
+
+    @classmethod
+    def preset(
+        cls,
+        name: str,
+        source_embedding: nn.Embedding,
+        target_embedding: nn.Embedding | None = None,
+        **changes: Any,
+    ) -> Self:
+        """One of ``PRESETS``, with changes: ``Transformer.preset("base", embedding, pad=2)``."""
+        size = PRESETS[one_of(cls.__name__, "preset", name, tuple(PRESETS))]
+        if source_embedding.embedding_dim != size.width:
+            raise ValueError(
+                f"{cls.__name__}: preset {name!r} has width {size.width} and the embedding "
+                f"{source_embedding.embedding_dim}; build nn.Embedding(words, {size.width})"
+            )
+        options: dict[str, Any] = {
+            "layers": size.layers,
+            "heads": size.heads,
+            "feedforward": size.feedforward,
+            "dropout": size.dropout,
+            **changes,
+        }
+        return cls(source_embedding, target_embedding, **options)
+
+    # -- all positions at once ----------------------------------------------------------------
+
+    def encode(self, source: Tensor) -> Memory:
+        """Ids (B, S), padded on the right, -> Memory. An empty sentence reads as one ``pad``."""
+        self._check_ids("source", source, 2)
+        if source.shape[1] == 0:
+            source = F.pad(source, (0, 1), value=self.pad)
+        mask = source != self.pad
+        first = torch.arange(source.shape[1], device=source.device) == 0
+        # Attention over nothing is NaN, so an empty sentence shows its first place.
+        mask = (mask | (first & ~mask.any(1, keepdim=True)))[:, None, None]  # (B, 1, 1, S)
+        x = self._embedded(self.source_embedding, source, 0)
+        for block in self.encoder:
+            x = block(x, mask)
+        return Memory(self.encoder_norm(x), mask)
+
+    def decode(self, target: Tensor, memory: Memory) -> Tensor:
+        """Ids (B, T), padded on the right, -> hidden (B, T, d): what follows each of them.
+
+        Position t sees the source and the target up to t. What stands at padding is to be ignored.
+        """
+        self._check_ids("target", target, 2, memory.states.shape[0])
+        x = self._embedded(self.target_embedding, target, 0)
+        for block in self.decoder:
+            x = block(x, block.source_attention.keys_values(memory.states), memory.mask)
+        return self.decoder_norm(x)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        """Ids (B, S) and (B, T) -> hidden (B, T, d)."""
+        return self.decode(target, self.encode(source))
+
+    # -- step by step -------------------------------------------------------------------------
+
+    def start(self, memory: Memory, hypotheses: int = 1) -> Cache:
+        """What ``step`` begins with, for K hypotheses of every sentence."""
+        positive(type(self).__name__, "hypotheses", hypotheses)
+        source = [block.source_attention.keys_values(memory.states) for block in self.decoder]
+        return Cache(source, memory.mask, hypotheses)
+
+    def step(self, ids: Tensor, cache: Cache) -> Tensor:
+        """The next id of every hypothesis (B*K,) -> hidden (B*K, d); ``cache`` grows by one step.
+
+        As ``decode`` of all ids so far at the last position, up to rounding. For evaluation: what
+        is cached is written in place.
+        """
+        self._check_ids("ids", ids, 1, cache.sentences * cache.hypotheses)
+        x = self._embedded(self.target_embedding, ids[:, None], cache.length)  # (B*K, 1, d)
+        x = x.view(cache.sentences, cache.hypotheses, self.output_size)
+        for i, (block, source) in enumerate(zip(self.decoder, cache.source, strict=True)):
+            x = block(x, source, cache.mask, partial(cache.append, i))
+        cache.length += 1
+        return self.decoder_norm(x).flatten(0, 1)
+
+    # -----------------------------------------------------------------------------------------
+
+    def extra_repr(self) -> str:
+        shared = self.source_embedding is self.target_embedding
+        return f"norm={self.norm!r}, dropout={self.dropout}, pad={self.pad}, shared={shared}"
+
+    def _embedded(self, embedding: nn.Embedding, ids: Tensor, start: int) -> Tensor:
+        x = embedding(ids) * math.sqrt(self.output_size)
+        x = x + sinusoids(start, ids.shape[1], self.output_size, x)
+        return F.dropout(x, self.dropout, self.training)
+
+    @torch.no_grad()
+    def _draw(self, embeddings: bool) -> None:
+        joined: dict[nn.Module, int] = {}  # several maps lie in one matrix, but each is one map
+        for module in self.modules():
+            if isinstance(module, SelfAttention):
+                joined[module.query_key_value] = 3
+            elif isinstance(module, CrossAttention):
+                joined[module.key_value] = 2
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                for part in module.weight.detach().chunk(joined.get(module, 1)):
+                    nn.init.xavier_uniform_(part)
+                nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.Embedding) and embeddings:
+                nn.init.xavier_uniform_(module.weight)
+
+    def _check_ids(self, what: str, ids: Tensor, dims: int, rows: int | None = None) -> None:
+        shape = "(B, T)" if dims == 2 else "(B*K,)"
+        if ids.dtype not in (torch.int64, torch.int32) or ids.dim() != dims or ids.shape[0] == 0:
+            raise TypeError(
+                f"Transformer: {what} is whole numbers of shape {shape}, not {ids.dtype} "
+                f"{tuple(ids.shape)}; a single sentence has one row"
+            )
+        if rows is not None and ids.shape[0] != rows:
+            raise ValueError(
+                f"Transformer: {what} has {ids.shape[0]} rows, but the encoded source has {rows}; "
+                "give a row for each"
+            )
+
+
+def sinusoids(start: int, length: int, width: int, like: Tensor) -> Tensor:
+    """Positions start..start+length-1, (length, width): sin(t w_i), then cos(t w_i).
+
+    w_i = 10000^(-2i/width) for i = 0..width/2-1. Made when asked for, so no sentence is too long.
+    """
+    exact = torch.promote_types(like.dtype, torch.float32)
+    t = torch.arange(start, start + length, device=like.device, dtype=exact)
+    i = torch.arange(width // 2, device=like.device, dtype=exact)
+    angles = t[:, None] * torch.exp(i * (-2.0 * math.log(10_000.0) / width))
+    return torch.cat([angles.sin(), angles.cos()], dim=1).to(like.dtype)
+
+
+def _common_width(source: nn.Embedding, target: nn.Embedding) -> int:
+    for embedding in (source, target):
+        if not isinstance(embedding, nn.Embedding):
+            raise TypeError(
+                "Transformer: the first arguments are the model's nn.Embeddings, "
+                f"not {type(embedding).__name__}"
+            )
+    a, b = source.embedding_dim, target.embedding_dim
+    if a != b:
+        raise ValueError(
+            f"Transformer: the source embedding has width {a} and the target embedding {b}; "
+            "give both one width"
+        )
+    return a
