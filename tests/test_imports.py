@@ -21,6 +21,7 @@ TIERS = {
     "__init__": 2,
     "encoders": 2,
     "models": 3,
+    "translator": 3,
     "optim": 3,
     "checkpoint": 4,
     "interrupts": 4,
