@@ -24,7 +24,9 @@ from drill.data.corpora import (
     read_corpus,
 )
 from drill.data.download import download
+from drill.data.encoded_pairs import KEEP_ALL, FilterReport, Filters, Pairs, encode_pairs
 from drill.data.files import DataError
+from drill.data.parallel_text import ParallelText
 from drill.data.subwords import BEGIN, END, PAD, Subwords
 from drill.data.vocabulary import EOS, UNK, Vocabulary
 
@@ -33,13 +35,18 @@ __all__ = [
     "CORPORA",
     "END",
     "EOS",
+    "KEEP_ALL",
     "NAMES",
     "PAD",
     "UNK",
     "Corpus",
     "DataError",
+    "FilterReport",
+    "Filters",
     "Ids",
     "LengthState",
+    "Pairs",
+    "ParallelText",
     "Published",
     "Segment",
     "SequenceLengths",
@@ -51,6 +58,7 @@ __all__ = [
     "corpus_from_folder",
     "data_folders",
     "download",
+    "encode_pairs",
     "encoded",
     "evaluation_segments",
     "inputs_and_targets",
