@@ -26,6 +26,7 @@ from drill.data.corpora import (
 from drill.data.download import download
 from drill.data.encoded_pairs import KEEP_ALL, FilterReport, Filters, Pairs, encode_pairs
 from drill.data.files import DataError
+from drill.data.pair_batches import IGNORE, Padding, PairBatch, PairBatches
 from drill.data.parallel_text import ParallelText
 from drill.data.subwords import BEGIN, END, PAD, Subwords
 from drill.data.vocabulary import EOS, UNK, Vocabulary
@@ -35,6 +36,7 @@ __all__ = [
     "CORPORA",
     "END",
     "EOS",
+    "IGNORE",
     "KEEP_ALL",
     "NAMES",
     "PAD",
@@ -45,6 +47,9 @@ __all__ = [
     "Filters",
     "Ids",
     "LengthState",
+    "Padding",
+    "PairBatch",
+    "PairBatches",
     "Pairs",
     "ParallelText",
     "Published",

@@ -1,0 +1,201 @@
+"""Batches of pairs with about the same number of tokens each, whatever the sentences' lengths.
+
+Pairs are sorted by length and cut where the next pair would take a padded side over the limit. An
+epoch draws anew which of the pairs of equal lengths stand together, and the order of the batches;
+both follow from (seed, epoch) alone, so a run goes on from (epoch, index) with nothing else saved.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from drill.data.encoded_pairs import Pairs
+from drill.data.files import DataError
+from drill.data.subwords import BEGIN, END, PAD
+
+IGNORE = -100
+"""The target where there is only padding; the losses leave it out."""
+
+
+class PairBatch(NamedTuple):
+    """B padded pairs, int64. Row b is pair ``indices[b]``.
+
+    source      (B, S): x_1 ... x_n <end> <pad>
+    target_in   (B, T): <begin> y_1 ... y_m <pad>
+    target_out  (B, T): y_1 ... y_m <end> IGNORE
+
+    The source ends in ``<end>`` so that an empty line, too, is something to read.
+    """
+
+    source: Tensor
+    target_in: Tensor
+    target_out: Tensor
+    indices: Tensor  # (B,)
+    target_tokens: int  # what target_out asks for: the targets and an <end> each
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "PairBatch":
+        def move(part: Tensor) -> Tensor:
+            return part.to(device, non_blocking=non_blocking)
+
+        return PairBatch(
+            move(self.source),
+            move(self.target_in),
+            move(self.target_out),
+            move(self.indices),
+            self.target_tokens,
+        )
+
+
+class Padding(NamedTuple):
+    """The share of positions that hold padding, over a whole epoch."""
+
+    source: float
+    target: float
+
+
+class PairBatches:
+    """P pairs in batches of B pairs, where B x S and B x T stay within ``max_tokens``.
+
+    The number of batches is the same in every epoch. A pair that is longer than ``max_tokens`` on
+    its own is refused: it would break the bound on memory that the limit stands for.
+
+        batches = PairBatches(pairs, max_tokens=4096, seed=1)
+        for batch in batches.epoch(3, start=120): ...  # from batch 120 of epoch 3 on
+    """
+
+    def __init__(
+        self, pairs: Pairs, max_tokens: int = 4096, seed: int = 0, *, rank: int = 0, size: int = 1
+    ) -> None:
+        if max_tokens < 1:
+            raise DataError(f"PairBatches: max_tokens is at least 1, not {max_tokens}")
+        if seed < 0:
+            raise DataError(f"PairBatches: seed is at least 0, not {seed}")
+        if not 0 <= rank < size:
+            raise DataError(f"PairBatches: rank lies in 0 to size - 1, not {rank} of {size}")
+        if not len(pairs):
+            raise DataError("PairBatches: there is no pair; give a text with lines")
+        self.pairs = pairs
+        self.max_tokens, self.seed = max_tokens, seed
+        self.rank, self.size = rank, size
+        sources, targets = pairs.lengths
+        self._source, self._target = sources + 1, targets + 1  # with <end>; with <begin> or <end>
+        longer = np.maximum(self._source, self._target)
+        if longer.max() > max_tokens:
+            worst = int(longer.argmax())
+            raise DataError(
+                f"PairBatches: pair {worst} has {longer[worst]:,} tokens on one side, more than "
+                f"max_tokens ({max_tokens:,}); raise max_tokens, or drop such pairs with "
+                "Filters(maximum=...)"
+            )
+        order = self._by_length(np.arange(len(pairs)))
+        self._bounds = _shared_equally(_bounds(longer[order], max_tokens), size)
+        starts = self._bounds[:-1]
+        counts = np.diff(self._bounds)
+        padded = [
+            int((np.maximum.reduceat(side[order], starts) * counts).sum())
+            for side in (self._source, self._target)
+        ]
+        self.padding = Padding(
+            1 - int(self._source.sum()) / padded[0], 1 - int(self._target.sum()) / padded[1]
+        )
+
+    def __len__(self) -> int:
+        """Batches an epoch, for this process."""
+        return (len(self._bounds) - 1) // self.size
+
+    def shard(self, rank: int, size: int) -> "PairBatches":
+        """The batches of one of ``size`` processes: the same number for each, none for two.
+
+        Where the batches are no multiple of ``size``, the largest are halved until they are.
+        """
+        return PairBatches(self.pairs, self.max_tokens, self.seed, rank=rank, size=size)
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[PairBatch]:
+        """The batches ``start``, ``start + 1``, ... of an epoch."""
+        if epoch < 0:
+            raise DataError(f"PairBatches: epoch is at least 0, not {epoch}")
+        if not 0 <= start <= len(self):
+            raise DataError(f"PairBatches: start lies in 0 to {len(self)}, not {start}")
+        return self._epoch(epoch, start)
+
+    def _epoch(self, epoch: int, start: int) -> Iterator[PairBatch]:
+        # The legacy generator: its numbers stay the same in every version of numpy.
+        seeds = np.random.SeedSequence([self.seed, epoch])
+        random = np.random.RandomState(np.random.MT19937(seeds))
+        order = self._by_length(random.permutation(len(self.pairs)))
+        batches = random.permutation(len(self._bounds) - 1)
+        for each in batches[self.rank :: self.size][start:]:
+            yield self.batch(order[self._bounds[each] : self._bounds[each + 1]])
+
+    def _by_length(self, order: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Sort by the longer side, then by the difference of the two.
+
+        What stands first in ``order`` goes first among pairs of equal lengths. The second key rises
+        under one length and falls under the next, so that a batch that reaches over two lengths
+        holds no pairs of both ends.
+        """
+        source, target = self._source[order], self._target[order]
+        longer = np.maximum(source, target)
+        excess = np.where(longer % 2 == 0, source - target, target - source)
+        return order[np.lexsort((excess, longer))]
+
+    def batch(self, indices: NDArray[np.int64]) -> PairBatch:
+        """The pairs ``indices`` (B,) as one batch, in this order."""
+        count = len(self.pairs)
+        source = self._padded(indices, self._source[indices], PAD)
+        target_out = self._padded(count + indices, self._target[indices], IGNORE)
+        target_in = np.full_like(target_out, PAD)
+        target_in[:, 0] = BEGIN
+        target_in[:, 1:] = np.where(
+            (target_out[:, :-1] == IGNORE) | (target_out[:, :-1] == END), PAD, target_out[:, :-1]
+        )
+        return PairBatch(
+            torch.from_numpy(source),
+            torch.from_numpy(target_in),
+            torch.from_numpy(target_out),
+            torch.from_numpy(indices.copy()),
+            int(self._target[indices].sum()),
+        )
+
+    def _padded(
+        self, sentences: NDArray[np.int64], lengths: NDArray[np.int64], fill: int
+    ) -> NDArray[np.int64]:
+        """Sentences and ``<end>``, (B, longest); ``lengths`` (B,) count that ``<end>``."""
+        places = np.arange(lengths.max())
+        rows: NDArray[np.int64] = np.full((len(sentences), len(places)), fill, dtype=np.int64)
+        within = places < lengths[:, None] - 1
+        positions = self.pairs.offsets[sentences][:, None] + places
+        rows[within] = self.pairs.ids[positions[within]]
+        rows[np.arange(len(sentences)), lengths - 1] = END
+        return rows
+
+
+def _bounds(longer: NDArray[np.int64], max_tokens: int) -> NDArray[np.int64]:
+    """Where batches begin, and the end (batches + 1,); ``longer`` (P,) rises.
+
+    Each batch is as large as the limit allows.
+    """
+    bounds = [0]
+    for place, length in enumerate(longer.tolist()):
+        if length * (place + 1 - bounds[-1]) > max_tokens:
+            bounds.append(place)
+    return np.array([*bounds, len(longer)], dtype=np.int64)
+
+
+def _shared_equally(bounds: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """Halve the largest batches until their number is a multiple of ``size``."""
+    batches = len(bounds) - 1
+    while (len(bounds) - 1) % size:
+        counts = np.diff(bounds)
+        largest = int(counts.argmax())
+        if counts[largest] < 2:
+            raise DataError(
+                f"PairBatches: {bounds[-1]} pairs in {batches} batches cannot be shared equally "
+                f"by {size} processes; take fewer processes or more pairs"
+            )
+        bounds = np.insert(bounds, largest + 1, bounds[largest] + counts[largest] // 2)
+    return bounds

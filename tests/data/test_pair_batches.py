@@ -1,0 +1,170 @@
+"""Batches of pairs: each pair once, within the limit, little padding, any order twice the same."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drill.data import BEGIN, END, IGNORE, PAD, DataError, FilterReport, PairBatches, Pairs
+
+
+def pairs_of(source, target):
+    """Pairs of given lengths; every id says which sentence it is from."""
+    lengths = np.array([*source, *target], dtype=np.int64)
+    ids = np.repeat(np.arange(len(lengths)), lengths) + 3
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    return Pairs(ids.astype(np.int32), offsets, FilterReport(len(source)))
+
+
+def realistic(count=20_000, seed=0):
+    """Lengths as in news: a long tail, and targets about as long as their sources."""
+    random = np.random.default_rng(seed)
+    source = np.clip(random.gamma(2.6, 9.5, count), 1, 200)
+    target = np.clip(source * random.normal(1.1, 0.22, count), 1, 200)
+    return pairs_of(source.astype(int), target.astype(int))
+
+
+def seen(batches):
+    return np.concatenate([batch.indices for batch in batches])
+
+
+def same(first, second):
+    return all(
+        torch.equal(a, b)
+        for one, other in zip(first, second, strict=True)
+        for a, b in zip(one[:4], other[:4], strict=True)
+    )
+
+
+def test_a_batch_is_laid_out_as_said():
+    batch = PairBatches(pairs_of([2, 0], [1, 3])).batch(np.array([1, 0]))
+    assert batch.source.tolist() == [[END, PAD, PAD], [3, 3, END]]
+    assert batch.target_in.tolist() == [[BEGIN, 6, 6, 6], [BEGIN, 5, PAD, PAD]]
+    assert batch.target_out.tolist() == [[6, 6, 6, END], [5, END, IGNORE, IGNORE]]
+    assert batch.indices.tolist() == [1, 0]
+    assert batch.target_tokens == 6 == int((batch.target_out != IGNORE).sum())
+    assert {part.dtype for part in batch[:4]} == {torch.int64}
+
+
+def test_a_batch_moves_as_a_whole():
+    batch = next(PairBatches(pairs_of([2], [1])).epoch(0))
+    moved = batch.to("meta")
+    assert [part.device.type for part in moved[:4]] == ["meta"] * 4
+    assert moved.target_tokens == batch.target_tokens
+
+
+@given(
+    lengths=st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), min_size=1, max_size=60),
+    limit=st.integers(13, 60),
+    seed=st.integers(0, 3),
+    epoch=st.integers(0, 3),
+)
+@settings(max_examples=60, deadline=None)
+def test_every_pair_comes_once_and_within_the_limit(lengths, limit, seed, epoch):
+    pairs = pairs_of(*zip(*lengths, strict=True))
+    batches = PairBatches(pairs, limit, seed)
+    found = list(batches.epoch(epoch))
+    assert len(found) == len(batches)
+    assert sorted(seen(found)) == list(range(len(pairs)))
+    padded = [0, 0]
+    for batch in found:
+        assert batch.source.numel() <= limit
+        assert batch.target_out.numel() <= limit
+        for row, index in enumerate(batch.indices.tolist()):
+            source, target = pairs.source(index).tolist(), pairs.target(index).tolist()
+            assert [x for x in batch.source[row].tolist() if x != PAD] == [*source, END]
+            assert [x for x in batch.target_in[row].tolist() if x != PAD] == [BEGIN, *target]
+            assert [x for x in batch.target_out[row].tolist() if x != IGNORE] == [*target, END]
+        padded[0] += int((batch.source == PAD).sum())
+        padded[1] += int((batch.target_out == IGNORE).sum())
+    shares = [padded[side] / sum(batch[2 * side].numel() for batch in found) for side in range(2)]
+    assert list(batches.padding) == pytest.approx(shares)
+
+
+def test_little_is_padding_and_batches_are_full():
+    pairs = realistic()
+    batches = PairBatches(pairs, 4096)
+    assert batches.padding.source < 0.10
+    assert batches.padding.target < 0.06
+    longer = np.maximum(*pairs.lengths).sum() + len(pairs)
+    assert len(batches) * 4096 < 1.06 * longer
+
+
+def test_an_order_follows_from_seed_and_epoch_alone():
+    pairs = realistic(2_000)
+    one, two = PairBatches(pairs, 512, seed=5), PairBatches(pairs, 512, seed=5)
+    list(one.epoch(0))  # what was read before makes no difference
+    assert same(one.epoch(3), two.epoch(3))
+    orders = {
+        tuple(seen(PairBatches(pairs, 512, seed).epoch(epoch)))
+        for seed, epoch in itertools.product(range(2), range(3))
+    }
+    assert len(orders) == 6
+
+
+def test_another_epoch_puts_other_pairs_together():
+    batches = PairBatches(pairs_of([5] * 400, [5] * 400), 60)
+    first, second = (
+        {frozenset(batch.indices.tolist()) for batch in batches.epoch(epoch)} for epoch in (0, 1)
+    )
+    assert len(first & second) == 0
+
+
+def test_batches_of_all_lengths_are_mixed():
+    widths = [batch.target_in.shape[1] for batch in PairBatches(realistic(), 4096).epoch(0)]
+    assert abs(np.corrcoef(widths, np.arange(len(widths)))[0, 1]) < 0.3
+
+
+@pytest.mark.parametrize("start", [0, 1, 7, 37, -1])
+def test_a_resumed_epoch_equals_the_rest_of_the_straight_one(start):
+    pairs = realistic(1_000)
+    batches = PairBatches(pairs, 512, seed=2)
+    start %= len(batches) + 1
+    straight = list(batches.epoch(4))
+    assert same(straight[start:], PairBatches(pairs, 512, seed=2).epoch(4, start))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+def test_ranks_share_the_batches(size):
+    pairs = realistic(1_000)
+    whole = PairBatches(pairs, 512, seed=2)
+    shards = [whole.shard(rank, size) for rank in range(size)]
+    assert len({len(shard) for shard in shards}) == 1
+    assert len(whole) <= len(shards[0]) * size < len(whole) + size
+    found = [list(shard.epoch(1)) for shard in shards]
+    assert {len(batches) for batches in found} == {len(shards[0])}
+    assert sorted(np.concatenate([seen(batches) for batches in found])) == list(range(1_000))
+    assert max(batch.source.numel() for batches in found for batch in batches) <= 512
+    assert same(found[-1][3:], shards[-1].epoch(1, 3))
+
+
+def test_too_few_pairs_for_the_processes_are_named():
+    batches = PairBatches(pairs_of([4, 4, 4], [4, 4, 4]), 5)
+    with pytest.raises(DataError, match="3 pairs in 3 batches cannot be shared equally by 2"):
+        batches.shard(0, 2)
+
+
+def test_a_pair_over_the_limit_is_named():
+    pairs = pairs_of([4, 9], [4, 4])
+    assert len(PairBatches(pairs, 10)) == 2
+    with pytest.raises(DataError, match=r"pair 1 has 10 tokens on one side, more than .*\(9\)"):
+        PairBatches(pairs, 9)
+
+
+def test_wrong_arguments_are_named():
+    pairs = pairs_of([4], [4])
+    with pytest.raises(DataError, match="max_tokens is at least 1, not 0"):
+        PairBatches(pairs, 0)
+    with pytest.raises(DataError, match="seed is at least 0, not -1"):
+        PairBatches(pairs, seed=-1)
+    with pytest.raises(DataError, match="there is no pair"):
+        PairBatches(pairs_of([], []))
+    with pytest.raises(DataError, match="rank lies in 0 to size - 1, not 2 of 2"):
+        PairBatches(pairs).shard(2, 2)
+    with pytest.raises(DataError, match="epoch is at least 0, not -1"):
+        PairBatches(pairs).epoch(-1)
+    with pytest.raises(DataError, match="start lies in 0 to 1, not 2"):
+        PairBatches(pairs).epoch(0, 2)
