@@ -10,8 +10,9 @@ from drill.checkpoint import load, load_into
 from drill.data import DataError, Ids, Segment, columns, sequence_lengths, training_segments
 from drill.evaluation.perplexity import Perplexity, perplexity
 from drill.optim import Asgd, NtAsgd, Sgd
+from drill.progress import Progress
 from drill.run_folder import RunFolder
-from drill.training import Progress, train
+from drill.training import train
 from tests.tiny_runs import (
     BATCH,
     BPTT,

@@ -30,9 +30,10 @@ from drill.layers import LAYERS, OutputLayer
 from drill.models import LanguageModel
 from drill.optim import RULES, Rule
 from drill.parallel import World, world
+from drill.progress import Progress
 from drill.recipes import NAME, SettingsError
 from drill.run_folder import RunFolder, RunFolderError
-from drill.training import Outcome, Progress, train
+from drill.training import Outcome, train
 
 FINETUNE_LENGTH_SEED = 331  # of the published finetuning, whatever the seed of the run
 FINETUNE_LENGTH_ROOM = 10  # how far beyond bptt its segments may be

@@ -8,10 +8,10 @@ that a run which was killed goes on as if nothing had happened.
 import math
 import time
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,9 +28,9 @@ from drill.models import LanguageModel
 from drill.optim import NonMonotone, Rule
 from drill.parallel import World
 from drill.position import Position, restore, save
+from drill.precision import Precision, autocast_to, products
+from drill.progress import Progress, Speed
 from drill.run_folder import RunFolder
-
-Precision = Literal["float32", "tf32", "bfloat16"]
 
 SHOW_EVERY = 0.5  # seconds between two looks at the loss, for which a GPU must be waited for
 AGREE_EVERY = 20  # steps between two agreements of several processes on saving and stopping
@@ -38,20 +38,6 @@ AGREE_EVERY = 20  # steps between two agreements of several processes on saving 
 
 class Diverged(RuntimeError):
     """The loss is no longer a number; the last good checkpoint is on disk."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where a run stands: told a few times a second, and with ``row`` at the end of an epoch."""
-
-    epoch: int
-    epochs: int
-    share: float  # of the epoch
-    step: int  # of the run
-    loss: float  # mean of the epoch so far
-    tokens_per_second: float
-    seconds_left: float  # of the run
-    row: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -147,7 +133,7 @@ def train(
             model.train()
             for segment in training_segments(rows, at.lengths, at.row):
                 inputs, targets = inputs_and_targets(data, segment)  # (T, B) each
-                with _autocast(device, autocast):
+                with autocast_to(device, autocast):
                     nll, at.hidden = _backward(
                         trained, inputs, targets, at.hidden, micro_batch, options
                     )
@@ -189,36 +175,6 @@ def train(
             at.tick()
             folder.append(at.test_row(test))
         return Outcome(True, at.epoch - 1, at.best_epoch, at.best, world.from_first(test))
-
-
-class Speed:
-    """How fast an epoch goes, and how long the rest will take."""
-
-    def __init__(self, at: Position, rows: int, batch: int, epochs: int) -> None:
-        self.at, self.rows, self.batch, self.epochs = at, rows, batch, epochs
-        self.restart()
-
-    def restart(self) -> None:
-        self._row, self._time = self.at.row, time.monotonic()
-
-    def report(self, row: dict[str, Any] | None = None) -> Progress:
-        at = self.at
-        seconds = max(1e-9, time.monotonic() - self._time)
-        rate = max(1e-9, (at.row - self._row) / seconds)  # rows a second
-        ahead = (self.epochs - at.epoch) * self.rows + self.rows - at.row
-        if row is not None:
-            row["tokens_per_second"] = at.row * self.batch / max(1e-9, at.seconds)
-            row["tokens"] = at.row * self.batch
-        return Progress(
-            epoch=at.epoch,
-            epochs=self.epochs,
-            share=min(1.0, at.row / max(1, self.rows - 1)),
-            step=at.step,
-            loss=at.loss,
-            tokens_per_second=rate * self.batch,
-            seconds_left=ahead / rate,
-            row=row,
-        )
 
 
 def _backward(
@@ -308,26 +264,6 @@ def _wrapped(model: LanguageModel, world: World) -> nn.Module:
     whole = (MatrixLayer, MixtureOfSoftmaxes, SampledSoftmax)
     unused = not isinstance(model.layer, whole)
     return DistributedDataParallel(model, find_unused_parameters=unused)
-
-
-@contextmanager
-def products(precision: Precision, device: torch.device) -> Iterator[torch.dtype | None]:
-    """Set how float32 products are computed; gives the dtype of autocast, if any."""
-    if precision not in ("float32", "tf32", "bfloat16"):
-        raise ValueError(f"train: precision is float32, tf32 or bfloat16, not {precision!r}")
-    places: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
-    before = [place.allow_tf32 for place in places]
-    for place in places:
-        place.allow_tf32 = precision != "float32"
-    try:
-        yield torch.bfloat16 if precision == "bfloat16" else None
-    finally:
-        for place, allowed in zip(places, before, strict=True):
-            place.allow_tf32 = allowed
-
-
-def _autocast(device: torch.device, dtype: torch.dtype | None) -> Any:
-    return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
 
 
 def _finite(loss: float, at: Position, rule: Rule, folder: RunFolder) -> float:

@@ -9,7 +9,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from drill.training import Progress as Report
+from drill.progress import Progress as Report
 
 LINE_EVERY = 60.0  # seconds between lines inside an epoch where there is no terminal
 

@@ -27,8 +27,8 @@ from drill.evaluation import Perplexity, perplexity, token_losses
 from drill.evaluation.cache import cache_perplexity, cache_search
 from drill.evaluation.dynamic import dynamic_perplexity, dynamic_search
 from drill.evaluation.gradients import gradient_statistics
+from drill.precision import products
 from drill.recipes import SettingsError
-from drill.training import products
 
 
 class Split(StrEnum):

@@ -1,0 +1,29 @@
+"""How matrix products are computed: plain float32, on tf32 units, or in bfloat16."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, Literal
+
+import torch
+
+Precision = Literal["float32", "tf32", "bfloat16"]
+
+
+@contextmanager
+def products(precision: Precision, device: torch.device) -> Iterator[torch.dtype | None]:
+    """Set how float32 products are computed; gives the dtype of autocast, if any."""
+    if precision not in ("float32", "tf32", "bfloat16"):
+        raise ValueError(f"train: precision is float32, tf32 or bfloat16, not {precision!r}")
+    places: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
+    before = [place.allow_tf32 for place in places]
+    for place in places:
+        place.allow_tf32 = precision != "float32"
+    try:
+        yield torch.bfloat16 if precision == "bfloat16" else None
+    finally:
+        for place, allowed in zip(places, before, strict=True):
+            place.allow_tf32 = allowed
+
+
+def autocast_to(device: torch.device, dtype: torch.dtype | None) -> Any:
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype)

@@ -1,0 +1,51 @@
+"""How far a run is and how fast it goes."""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from drill.position import Position
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands: told a few times a second, and with ``row`` at the end of an epoch."""
+
+    epoch: int
+    epochs: int
+    share: float  # of the epoch
+    step: int  # of the run
+    loss: float  # mean of the epoch so far
+    tokens_per_second: float
+    seconds_left: float  # of the run
+    row: dict[str, Any] | None = None
+
+
+class Speed:
+    """How fast an epoch goes, and how long the rest will take."""
+
+    def __init__(self, at: Position, rows: int, batch: int, epochs: int) -> None:
+        self.at, self.rows, self.batch, self.epochs = at, rows, batch, epochs
+        self.restart()
+
+    def restart(self) -> None:
+        self._row, self._time = self.at.row, time.monotonic()
+
+    def report(self, row: dict[str, Any] | None = None) -> Progress:
+        at = self.at
+        seconds = max(1e-9, time.monotonic() - self._time)
+        rate = max(1e-9, (at.row - self._row) / seconds)  # rows a second
+        ahead = (self.epochs - at.epoch) * self.rows + self.rows - at.row
+        if row is not None:
+            row["tokens_per_second"] = at.row * self.batch / max(1e-9, at.seconds)
+            row["tokens"] = at.row * self.batch
+        return Progress(
+            epoch=at.epoch,
+            epochs=self.epochs,
+            share=min(1.0, at.row / max(1, self.rows - 1)),
+            step=at.step,
+            loss=at.loss,
+            tokens_per_second=rate * self.batch,
+            seconds_left=ahead / rate,
+            row=row,
+        )
