@@ -26,6 +26,7 @@ from drill.data.corpora import (
 from drill.data.download import download
 from drill.data.encoded_pairs import KEEP_ALL, FilterReport, Filters, Pairs, encode_pairs
 from drill.data.files import DataError
+from drill.data.numbers_and_dates import ParallelSplits, generate_pairs, numbers_and_dates_corpus
 from drill.data.pair_batches import IGNORE, Padding, PairBatch, PairBatches
 from drill.data.parallel_text import ParallelText
 from drill.data.subwords import BEGIN, END, PAD, Subwords
@@ -51,6 +52,7 @@ __all__ = [
     "PairBatch",
     "PairBatches",
     "Pairs",
+    "ParallelSplits",
     "ParallelText",
     "Published",
     "Segment",
@@ -66,8 +68,10 @@ __all__ = [
     "encode_pairs",
     "encoded",
     "evaluation_segments",
+    "generate_pairs",
     "inputs_and_targets",
     "load_corpus",
+    "numbers_and_dates_corpus",
     "read_corpus",
     "sequence_lengths",
     "training_segments",
