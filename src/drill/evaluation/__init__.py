@@ -1,4 +1,4 @@
-"""How good a language model is: one question a file."""
+"""How good a model is, and what it writes: one question a file."""
 
 from drill.evaluation.cache import cache_perplexity, cache_search
 from drill.evaluation.dynamic import dynamic_perplexity, dynamic_search
@@ -6,20 +6,34 @@ from drill.evaluation.gradients import StaleStatistics, Statistics, gradient_sta
 from drill.evaluation.grid import Cell, Search
 from drill.evaluation.perplexity import Perplexity, perplexity, token_losses
 from drill.evaluation.scoring import Scored, score
+from drill.evaluation.search import (
+    Decoding,
+    Hypothesis,
+    beam_search,
+    encoded_once,
+    greedy,
+    sample,
+)
 
 __all__ = [
     "Cell",
+    "Decoding",
+    "Hypothesis",
     "Perplexity",
     "Scored",
     "Search",
     "StaleStatistics",
     "Statistics",
+    "beam_search",
     "cache_perplexity",
     "cache_search",
     "dynamic_perplexity",
     "dynamic_search",
+    "encoded_once",
     "gradient_statistics",
+    "greedy",
     "perplexity",
+    "sample",
     "score",
     "token_losses",
 ]

@@ -1,0 +1,250 @@
+"""What every search stands on: sources in batches, labels encoded once, one token at a time."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from drill.data import DataError
+from drill.encoders.transformer import Memory, Transformer
+from drill.evaluation.perplexity import evaluating
+from drill.layers import MatrixLayer, SampledSoftmax
+from drill.layers.base import head_log_probs
+from drill.translator import Translator
+
+Sources = Tensor | Sequence[Sequence[int]]
+"""Sentences as ids: (B, S) padded on the right, or a list for each."""
+
+Head = Callable[[Tensor], Tensor]
+"""hidden (N, d) -> log p of every label (N, V)."""
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """What every search must know, and how it goes about it.
+
+    bos, eos      ids that a sentence begins with and ends with
+    max_ratio,    a translation has at most max_ratio * tokens of its source + max_extra tokens,
+    max_extra     the <eos> counted; there it ends, whatever that costs
+    forbidden     ids that are never written, beside bos and padding
+    batch_tokens  source tokens, padding counted, that are searched together; memory grows with it
+    cache         whether keys and values are kept from step to step; False computes every prefix
+                  anew, as a check of the other
+    autocast      torch.bfloat16, say; by default the model's own precision
+    """
+
+    bos: int
+    eos: int
+    max_ratio: float = 1.0
+    max_extra: int = 50
+    forbidden: tuple[int, ...] = ()
+    batch_tokens: int = 4096
+    cache: bool = True
+    autocast: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        if not (0.0 <= self.max_ratio < math.inf and self.max_extra >= 0):
+            raise ValueError(
+                "Decoding: max_ratio and max_extra are finite numbers of at least 0, not "
+                f"{self.max_ratio} and {self.max_extra}"
+            )
+        if self.batch_tokens < 1:
+            raise ValueError(f"Decoding: batch_tokens is at least 1, not {self.batch_tokens}")
+
+    def limit(self, tokens: int) -> int:
+        """The longest translation of a source of so many tokens; there is room for an <eos>."""
+        return max(1, math.floor(self.max_ratio * tokens + self.max_extra))
+
+    def never(self, model: Translator) -> list[int]:
+        """Every id that no translation holds; ValueError where the ids fit neither each other nor
+        the model."""
+        labels = model.layer.vocabulary_size
+        never = {self.bos, model.transformer.pad, *self.forbidden}
+        for name, ids in (("bos", {self.bos}), ("eos", {self.eos}), ("forbidden", never)):
+            for each in ids:
+                if not 0 <= each < labels:
+                    raise ValueError(
+                        f"Decoding: {name} {each} is none of the model's {labels} labels"
+                    )
+        if self.eos in never:
+            raise ValueError(
+                f"Decoding: eos {self.eos} is bos, padding or forbidden, so no sentence could end"
+            )
+        return sorted(never)
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A translation.
+
+    ids       without <bos> and <eos>
+    log_prob  log p(ids, <eos> | source), a sum over tokens
+    score     what it was ranked by
+    """
+
+    ids: tuple[int, ...]
+    log_prob: float
+    score: float
+
+
+# -- batches --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sentences of about one length.
+
+    places  (B,) where they stand among the sources
+    source  (B, S) on the model's device
+    limits  tokens that each translation may have
+    """
+
+    places: tuple[int, ...]
+    source: Tensor
+    limits: tuple[int, ...]
+
+
+def batches(name: str, model: Translator, sources: Sources, decoding: Decoding) -> list[Batch]:
+    """The longest sentences first, so that what does not fit into memory fails at once."""
+    pad, words = model.transformer.pad, model.transformer.source_embedding.num_embeddings
+    device = model.transformer.source_embedding.weight.device
+    if isinstance(sources, Tensor):
+        if sources.dim() != 2:
+            raise DataError(
+                f"{name}: sources are ids of shape (B, S), not {tuple(sources.shape)}; a single "
+                "sentence has one row"
+            )
+        sources = [row[row != pad].tolist() for row in sources.cpu()]
+    for i, row in enumerate(sources):
+        for each in (min(row, default=0), max(row, default=0)):
+            if not 0 <= each < words:
+                raise DataError(
+                    f"{name}: id {each} of sentence {i} is none of the model's {words} source "
+                    "words; encode the text with the vocabulary the model was trained with"
+                )
+    order = sorted(range(len(sources)), key=lambda i: -len(sources[i]))
+    made = []
+    while order:
+        width = max(1, len(sources[order[0]]))
+        fit = max(1, decoding.batch_tokens // width)
+        places, order = tuple(order[:fit]), order[fit:]
+        rows = [[*sources[i], *[pad] * (width - len(sources[i]))] for i in places]
+        limits = tuple(decoding.limit(len(sources[i])) for i in places)
+        made.append(Batch(places, torch.tensor(rows, device=device), limits))
+    return made
+
+
+# -- labels ---------------------------------------------------------------------------------------
+
+
+@contextmanager
+def encoded_once(model: Translator) -> Iterator[Head]:
+    """The model's output layer with labels that are encoded now and never again.
+
+        with encoded_once(model) as head:
+            for batch in many:
+                beam_search(model, batch, decoding, head=head)
+
+    Folded where the layer folds; mixtures and adaptive softmaxes keep their labels cached. Inside,
+    the model is in eval mode and must not be trained.
+    """
+    layer = model.layer
+    matrix = layer.layer if isinstance(layer, SampledSoftmax) else layer
+    with evaluating(model):
+        if isinstance(matrix, MatrixLayer):
+            linear, context = matrix.fold(), matrix.context
+            yield lambda hidden: head_log_probs(context(hidden), linear.weight, linear.bias)
+        else:
+            with layer.cached_labels():
+                yield layer.log_probs
+
+
+@contextmanager
+def ready(model: Translator, head: Head | None) -> Iterator[Head]:
+    """Eval mode inside, and ``head`` or one of its own."""
+    with evaluating(model):
+        if head is not None:
+            yield head
+        else:
+            with encoded_once(model) as own:
+                yield own
+
+
+# -- steps ----------------------------------------------------------------------------------------
+
+
+class Steps(Protocol):
+    """K hypotheses of each of B sentences; row b*K + k is hypothesis k of sentence b."""
+
+    def step(self, ids: Tensor) -> Tensor:
+        """The next id of every row (B*K,) -> hidden (B*K, d)."""
+
+    def reorder(self, rows: Tensor) -> None:
+        """Row i goes on from what row ``rows[i]`` was, (B*K,)."""
+
+    def select(self, sentences: Tensor) -> None:
+        """Only these sentences go on, (b,)."""
+
+
+class CachedSteps:
+    """Keys and values are kept: a step costs what one token costs."""
+
+    def __init__(self, transformer: Transformer, memory: Memory, hypotheses: int) -> None:
+        self.transformer = transformer
+        self.cache = transformer.start(memory, hypotheses)
+        self.reorder = self.cache.reorder
+        self.select = self.cache.select
+
+    def step(self, ids: Tensor) -> Tensor:
+        return self.transformer.step(ids, self.cache)
+
+
+class WholeSteps:
+    """Every prefix is decoded from its beginning; what the cached steps must equal."""
+
+    def __init__(self, transformer: Transformer, memory: Memory, hypotheses: int) -> None:
+        self.transformer = transformer
+        self.hypotheses = hypotheses
+        self.memory = memory.repeat(hypotheses)
+        self.prefixes = memory.mask.new_empty((len(self.memory.mask), 0), dtype=torch.int64)
+
+    def step(self, ids: Tensor) -> Tensor:
+        self.prefixes = torch.cat([self.prefixes, ids[:, None]], dim=1)
+        return self.transformer.decode(self.prefixes, self.memory)[:, -1]
+
+    def reorder(self, rows: Tensor) -> None:
+        self.prefixes = self.prefixes[rows]
+
+    def select(self, sentences: Tensor) -> None:
+        k = torch.arange(self.hypotheses, device=sentences.device)
+        rows = (sentences[:, None] * self.hypotheses + k).flatten()
+        self.memory = Memory(self.memory.states[rows], self.memory.mask[rows])
+        self.reorder(rows)
+
+
+def begin(model: Translator, source: Tensor, hypotheses: int, cache: bool) -> Steps:
+    memory = model.transformer.encode(source)
+    return (CachedSteps if cache else WholeSteps)(model.transformer, memory, hypotheses)
+
+
+class Writable:
+    """Which labels may be written when: never some of them, and at the limit only <eos>."""
+
+    def __init__(self, model: Translator, decoding: Decoding, device: torch.device) -> None:
+        self.never = torch.tensor(decoding.never(model), device=device)
+        labels = torch.arange(model.layer.vocabulary_size, device=device)
+        self.goes_on = labels != decoding.eos  # (V,)
+
+    def __call__(self, log_p: Tensor, at_limit: Tensor | None) -> Tensor:
+        """log p (B, K, V), -inf for what may not be; ``at_limit`` (B,) says where a row must end.
+
+        No other label gains by it: a score stays the sum of what the model says.
+        """
+        log_p = log_p.index_fill(-1, self.never, -torch.inf)
+        if at_limit is None:
+            return log_p
+        return log_p.masked_fill(at_limit[:, None, None] & self.goes_on, -torch.inf)
