@@ -192,12 +192,15 @@ def test_hypotheses_are_reordered_and_sentences_left_behind():
     for t in range(3):
         model.step(prefixes[:, t], cache)
     rows = torch.tensor([1, 1, 0, 3, 7, 4, 4, 4, 8, 9, 11, 8])  # each within its sentence
-    cache.reorder(rows)
-    following = ids(B * K, 1)
-    prefixes = torch.cat([prefixes[rows], following], dim=1)
-    found = model.step(following[:, 0], cache)
+    for _ in range(STEPS_AT_ONCE):
+        cache.reorder(rows)
+        following = ids(B * K, 1)
+        prefixes = torch.cat([prefixes[rows], following], dim=1)
+        found = model.step(following[:, 0], cache)
+        rows = rows.roll(1).view(B, K).sort(0).values.flatten() % K + rows // K * K
+    assert cache.length > STEPS_AT_ONCE
     whole = model.decode(prefixes, memory.repeat(K))[:, -1]
-    torch.testing.assert_close(found, whole, rtol=0, atol=1e-12)
+    torch.testing.assert_close(found, whole, rtol=0, atol=1e-11)
 
     cache.select(torch.tensor([2, 0]))
     kept = [*range(8, 12), *range(4)]
@@ -322,6 +325,14 @@ def test_embeddings_that_do_not_fit_name_the_mend():
         Transformer(nn.Linear(3, 3))
 
 
+def test_steps_with_gradients_are_refused():
+    model = make()
+    cache = model.start(model.encode(ids(1, S)))
+    with pytest.raises(RuntimeError, match=r"under torch.no_grad\(\), or all at once to train"):
+        model.step(torch.ones(1, dtype=torch.int64), cache)
+
+
+@torch.no_grad()
 def test_ids_of_another_shape_are_refused():
     model = make()
     with pytest.raises(TypeError, match=r"source is whole numbers of shape \(B, T\), not"):

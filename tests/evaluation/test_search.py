@@ -71,13 +71,18 @@ def built(name: str):
 
 
 @torch.no_grad()
-def log_prob(model: Translator, source: list[int], ids: tuple[int, ...]) -> float:
-    """log p(ids, <eos> | source), the whole target at once."""
+def log_probs(model: Translator, source: list[int], rows: list[tuple[int, ...]]) -> list[float]:
+    """log p(ids, <eos> | source) for ids of one length, whole targets at once."""
     model.eval()
-    rows = torch.tensor([source or [PAD]])
-    log_p = model.log_probs(rows, torch.tensor([[BOS, *ids]]))[0]
+    target_in = torch.tensor([[BOS, *ids] for ids in rows])
+    log_p = model.log_probs(torch.tensor([source or [PAD]]).expand(len(rows), -1), target_in)
     model.train()
-    return sum(log_p[t, y].item() for t, y in enumerate((*ids, EOS)))
+    target_out = torch.tensor([[*ids, EOS] for ids in rows])
+    return log_p.gather(-1, target_out[..., None]).sum((1, 2)).tolist()
+
+
+def log_prob(model: Translator, source: list[int], ids: tuple[int, ...]) -> float:
+    return log_probs(model, source, [ids])[0]
 
 
 def penalised(value: float, length: int, alpha: float) -> float:
@@ -88,8 +93,8 @@ def exhaustive(model: Translator, source: list[int], alpha: float) -> list[Hypot
     """Every translation of at most 3 words, the best first."""
     found = []
     for n in range(4):
-        for ids in itertools.product(WORDS, repeat=n):
-            value = log_prob(model, source, ids)
+        rows = list(itertools.product(WORDS, repeat=n))
+        for ids, value in zip(rows, log_probs(model, source, rows), strict=True):
             found.append(Hypothesis(ids, value, penalised(value, n + 1, alpha)))
     return sorted(found, key=lambda hypothesis: -hypothesis.score)
 

@@ -1,7 +1,6 @@
 """What a Transformer keeps while it decodes step by step."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from drill.encoders.transformer_blocks import KeysValues
@@ -14,8 +13,8 @@ class Cache:
     """Keys and values of K hypotheses for each of B sentences, after ``length`` steps.
 
     Those of the source exist once a sentence, whatever K is. Those of the hypotheses lie in one
-    tensor for all layers, so that to reorder them is one operation; row b*K + k is hypothesis k of
-    sentence b.
+    tensor for all layers, the steps outermost: to reorder them is one copy of the steps so far.
+    Row b*K + k is hypothesis k of sentence b.
     """
 
     def __init__(self, source: list[KeysValues], mask: Tensor, hypotheses: int) -> None:
@@ -23,7 +22,8 @@ class Cache:
         self.mask = mask  # (B, 1, 1, S)
         self.hypotheses = hypotheses
         self.length = 0
-        self._held: Tensor | None = None  # (layers, 2, B*K, H, room, d/H)
+        self._held: Tensor | None = None  # (room, layers, 2, B*K, H, d/H)
+        self._spare: Tensor | None = None  # as large; fresh memory would cost more than the copy
 
     @property
     def sentences(self) -> int:
@@ -31,25 +31,33 @@ class Cache:
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> KeysValues:
         """Adds this step's (B*K, H, 1, d/H); gives all of the layer, (B*K, H, length + 1, d/H)."""
-        room = 0 if self._held is None else self._held.shape[4]
-        if self.length == room:
+        if keys.requires_grad:
+            raise RuntimeError(
+                "Cache: steps are written in place and have no gradient; decode step by step under "
+                "torch.no_grad(), or all at once to train"
+            )
+        if self._held is None or self.length == self._held.shape[0]:
             rows, heads, _, width = keys.shape
-            if self._held is None:
-                shape = (len(self.source), 2, rows, heads, STEPS_AT_ONCE, width)
-                self._held = keys.new_zeros(shape)
-            else:
-                self._held = F.pad(self._held, (0, 0, 0, STEPS_AT_ONCE))
-        assert self._held is not None
-        held = self._held[layer]
-        held[0, :, :, self.length] = keys[:, :, 0]
-        held[1, :, :, self.length] = values[:, :, 0]
-        end = self.length + 1
-        return held[0, :, :, :end], held[1, :, :, :end]
+            shape = (STEPS_AT_ONCE, len(self.source), 2, rows, heads, width)
+            room = keys.new_empty(shape)
+            self._held = room if self._held is None else torch.cat([self._held, room])
+            self._spare = None
+        held = self._held[: self.length + 1, layer]  # (length + 1, 2, B*K, H, d/H)
+        held[-1, 0] = keys[:, :, 0]
+        held[-1, 1] = values[:, :, 0]
+        all_keys, all_values = held.permute(1, 2, 3, 0, 4).unbind(0)
+        return all_keys, all_values
 
     def reorder(self, rows: Tensor) -> None:
         """Row i goes on from what row ``rows[i]`` was, (B*K,); a row stays in its sentence."""
-        if self._held is not None:
-            self._held = self._held.index_select(2, rows)
+        if self._held is None:
+            return
+        if len(rows) != self._held.shape[3]:
+            self._held, self._spare = self._held.index_select(3, rows), None
+            return
+        spare = torch.empty_like(self._held) if self._spare is None else self._spare
+        torch.index_select(self._held[: self.length], 3, rows, out=spare[: self.length])
+        self._held, self._spare = spare, self._held
 
     def select(self, sentences: Tensor) -> None:
         """Only these sentences go on, (b,), in this order."""
