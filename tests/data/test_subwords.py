@@ -19,11 +19,14 @@ LINES = [
     "the cats sat on 1984 mats, all of them",
     "im Jahr 1984 saßen die Katzen dort",
 ] * 5
+TRAINED = {
+    digits: Subwords.train(LINES, size=310, single_digits=digits) for digits in (False, True)
+}
 
 
 @pytest.fixture(scope="module")
 def subwords():
-    return Subwords.train(LINES, size=310)
+    return TRAINED[False]
 
 
 @given(line=st.text(st.characters(codec="utf-8"), max_size=60))
@@ -52,6 +55,24 @@ def test_many_lines_are_encoded_as_each_alone(subwords):
     assert subwords.encode("") == []
 
 
+SPACED = st.lists(st.sampled_from(["the", "Katze", "'s", "7", "19", " ", "\t", "\u3000", "é", ","]))
+
+
+@pytest.mark.parametrize("single_digits", [False, True])
+@given(lines=st.lists(SPACED.map(" ".join) | SPACED.map("".join), max_size=6))
+@settings(max_examples=80, deadline=None)
+def test_remembered_words_change_no_line(single_digits, lines):
+    trained = TRAINED[single_digits]
+    assert trained.encode_lines(lines) == [trained.encode(line) for line in lines]
+
+
+def test_words_are_forgotten_when_they_are_many(subwords, monkeypatch):
+    monkeypatch.setattr("drill.data.subwords.MOST_KNOWN", 5)
+    for line in LINES:
+        assert subwords.encode_lines([line, line]) == [subwords.encode(line)] * 2
+        assert len(subwords._known) <= 5 + len(line.split())
+
+
 def test_pieces_are_longer_than_bytes(subwords):
     assert len(subwords) == 310
     assert len(subwords.encode(LINES[0])) < len(LINES[0]) / 2
@@ -74,7 +95,7 @@ def test_the_same_lines_give_the_same_pieces(subwords):
 
 
 def test_single_digits_keep_numbers_apart(subwords):
-    split = Subwords.train(LINES, size=310, single_digits=True)
+    split = TRAINED[True]
     assert len(split.encode("1984")) == 4
     assert len(subwords.encode(" 1984")) < 4
     assert split.decode(split.encode("on 1984, 007")) == "on 1984, 007"
@@ -125,6 +146,8 @@ def change(*path, to):
         change("normalizer", to={"type": "Lowercase"}),
         change("decoder", to=None),
         change("pre_tokenizer", to=None),
+        change("pre_tokenizer", to={"type": "Whitespace"}),
+        change("pre_tokenizer", "add_prefix_space", to=True),
         lambda held: held["model"]["vocab"].pop("a"),
         lambda held: held["model"].pop("vocab"),
         lambda held: held.clear(),

@@ -9,6 +9,7 @@ import importlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,6 +23,7 @@ PAD, BEGIN, END = 0, 1, 2
 SPECIAL = ("<pad>", "<begin>", "<end>")
 SMALLEST = len(SPECIAL) + 256
 REPORT_EVERY = 10_000  # lines
+MOST_KNOWN = 1_000_000  # words that are remembered, some 300 MB
 
 Progress = Callable[[int, int | None], None]
 """Called with the lines read and the lines in all, None where that is not known."""
@@ -48,6 +50,7 @@ class Subwords:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._size: int = self._tokenizer.get_vocab_size()
+        self._known: dict[str, list[int]] = {}  # words and their ids after a space
         parts = [held["model"]["vocab"], held["model"]["merges"], held["pre_tokenizer"]]
         self.fingerprint: str = hashlib.sha256(
             json.dumps(parts, sort_keys=True).encode("utf-8")
@@ -57,6 +60,7 @@ class Subwords:
     @staticmethod
     def _check(held: Any) -> None:
         """Refuse what the library would take and what would not bring every text back."""
+        alphabet = set(_library().pre_tokenizers.ByteLevel.alphabet())
         try:
             model = held["model"]
             vocabulary = model["vocab"]
@@ -64,9 +68,12 @@ class Subwords:
             exact = held["normalizer"] is None and model["dropout"] is None
             specials = [vocabulary[name] for name in SPECIAL] == [PAD, BEGIN, END]
             whole = set(vocabulary.values()) == set(range(len(vocabulary)))
-            alphabet = set(_library().pre_tokenizers.ByteLevel.alphabet())
-            complete = alphabet <= vocabulary.keys() and held["pre_tokenizer"] is not None
-        except (LookupError, TypeError, AttributeError):
+            complete = alphabet <= vocabulary.keys()
+            *digits, split = held["pre_tokenizer"].get("pretokenizers", [held["pre_tokenizer"]])
+            bytewise = bytewise and split["type"] == "ByteLevel" and split["use_regex"]
+            exact = exact and not split["add_prefix_space"]
+            exact = exact and all(each["type"] == "Digits" for each in digits)
+        except (LookupError, TypeError, AttributeError, ValueError):
             bytewise = exact = specials = whole = complete = False
         if not (bytewise and exact and specials and whole and complete):
             raise DataError(
@@ -146,12 +153,40 @@ class Subwords:
 
     def encode(self, line: str) -> list[int]:
         """Ids of a line, without begin or end; an empty line has none."""
-        return self.encode_lines([line])[0]
+        return self._encode([line])[0]
 
     def encode_lines(self, lines: Sequence[str]) -> list[list[int]]:
-        """Ids of many lines at once, on all cores."""
+        """``encode`` of many lines, some three times as fast on ordinary text.
+
+        No piece reaches over a space that stands alone, so a word after one has the same ids in
+        every line and is encoded once. Lines with other white space are encoded as a whole.
+        """
         if isinstance(lines, str):
             raise TypeError("Subwords: encode_lines takes lines, not one string; pass [line]")
+        if len(self._known) > MOST_KNOWN:
+            self._known = {}
+        known = self._known
+        starts: list[str] = []
+        rests: list[list[str]] = []
+        for line in lines:
+            if not isinstance(line, str):
+                raise _not_a_text(lines)
+            words = line.split(" ")
+            ordinary = words == line.split()
+            starts.append(words[0] if ordinary else line)
+            rests.append(words[1:] if ordinary else [])
+        new = list(set(chain.from_iterable(rests)).difference(known))
+        try:
+            known.update(zip(new, self._encode([f" {word}" for word in new]), strict=True))
+            heads = self._encode(starts)
+        except DataError:
+            raise _not_a_text(lines) from None
+        look_up = known.__getitem__
+        return [
+            list(chain(head, *map(look_up, rest))) for head, rest in zip(heads, rests, strict=True)
+        ]
+
+    def _encode(self, lines: list[str]) -> list[list[int]]:
         try:
             found = self._tokenizer.encode_batch_fast(lines, add_special_tokens=False)
         except TypeError:  # what the library says of anything it cannot turn into UTF-8
