@@ -20,16 +20,21 @@ def handlers() -> list:
 
 @pytest.fixture(autouse=True)
 def own_handlers():
-    """Every test must leave the handlers as they were; SIGTERM may not end the tests."""
+    """Every test must leave the handlers as they were; SIGTERM may not end the tests.
+
+    A process in the background may have been started with Ctrl-C ignored.
+    """
 
     def end(number: int, frame: object) -> None:
         raise SystemExit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, end)
+    terminate = signal.signal(signal.SIGTERM, end)
+    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
     found = handlers()
     yield
     assert handlers() == found
-    signal.signal(signal.SIGTERM, before)
+    signal.signal(signal.SIGTERM, terminate)
+    signal.signal(signal.SIGINT, interrupt)
 
 
 @BOTH
