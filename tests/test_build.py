@@ -315,3 +315,18 @@ def test_the_commit_is_that_of_the_environment_or_of_the_checkout(monkeypatch):
     assert found is None or len(found) >= 7
     monkeypatch.setenv("PATH", "")
     assert commit() is None
+
+
+# -- the model of a recipe ------------------------------------------------------------------------
+
+
+def test_the_embedding_starts_small_and_every_word_of_it_is_trained(texts):
+    """No row is a padding row: on current PyTorch -1 would mean the last one."""
+    settings = small(texts, *(f"encoder.dropout_{site}=0" for site in ("embedding", "input")))
+    _, vocabulary = build.corpus(settings)
+    model = language_model(settings, vocabulary)
+    weight = model.encoder.embedding.weight
+    assert 0.09 < float(weight.detach().abs().max()) <= 0.1
+    ids = torch.arange(len(vocabulary))[:, None]
+    model.encoder(ids).output.sum().backward()
+    assert (weight.grad.abs().sum(1) > 0).all()

@@ -1,6 +1,7 @@
 """The commands around runs, from a text to a report: what they print, write and refuse."""
 
 import importlib
+import inspect
 import io
 import json
 import random
@@ -12,6 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from drill import cli
+from drill.build import load_run
+from drill.evaluation.dynamic import dynamic_perplexity
+from drill.evaluation.gradients import gradient_statistics
 from drill.recipes import recipe_names
 
 RECIPE = """
@@ -147,6 +151,37 @@ def test_evaluate_searches_on_validation_only(drill, kind):
     assert err.startswith("search: ")
     assert len(out.splitlines()) == 2
     assert f"{kind[2:]} test" in out
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "cache"])
+def test_a_search_reads_the_validation_text(drill, monkeypatch, kind):
+    module = importlib.import_module("drill.cli.evaluate")
+    search, read = getattr(module, f"{kind}_search"), []
+
+    def spy(model, ids, *arguments, **options):
+        read.append(np.asarray(ids))
+        return search(model, ids, *arguments, **options)
+
+    monkeypatch.setattr(module, f"{kind}_search", spy)
+    limit = ("--limit", "60", "--every", "20") if kind == "dynamic" else ()
+    code, _, err = drill("evaluate", "runs/tiny", f"--{kind}", "--search", *limit)
+    assert code == 0, err
+    run = load_run("runs/tiny", device="cpu")
+    assert [np.array_equal(ids, run.ids.valid) for ids in read] == [True]
+    assert not np.array_equal(run.ids.valid, run.ids.test)
+
+
+def test_the_defaults_of_dynamic_evaluation_are_the_published_ones():
+    """lr 5e-5, lamb 0.002, epsilon 2e-5, steps of 5 tokens; statistics in 100 columns."""
+    function = inspect.signature(dynamic_perplexity).parameters
+    command = inspect.signature(importlib.import_module("drill.cli.evaluate").evaluate).parameters
+    published = {"lr": 5e-5, "lamb": 0.002, "epsilon": 2e-5, "bptt": 5}
+    names = {"lamb": "pull", "bptt": "every"}
+    for name, value in published.items():
+        assert function[name].default == value
+        assert command[names.get(name, name)].default == value
+    gathered = inspect.signature(gradient_statistics).parameters
+    assert (gathered["batch_size"].default, gathered["bptt"].default) == (100, 5)
 
 
 def test_evaluate_writes_the_loss_of_every_token(drill, place):

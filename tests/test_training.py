@@ -398,6 +398,20 @@ def test_bfloat16_trains_float32_weights(tmp_path, layer):
     assert lower[-1]["valid_loss"] < math.log(V) - 0.02
 
 
+@pytest.mark.parametrize(("precision", "expected"), [("bfloat16", True), ("tf32", False)])
+def test_steps_and_validation_run_under_the_autocast_of_the_precision(
+    tmp_path, precision, expected
+):
+    model, seen = small_model(), []
+
+    def note(module, given):
+        seen.append((module.training, torch.is_autocast_enabled("cpu")))
+
+    model.encoder.register_forward_pre_hook(note)
+    small_run(tmp_path, model=model, epochs=1, precision=precision)
+    assert set(seen) == {(True, expected), (False, expected)}
+
+
 # -- progress and options -------------------------------------------------------------------------
 
 
