@@ -67,6 +67,7 @@ def drill(place, monkeypatch, capfd):
     """Run the command as a user does; gives exit code, stdout, stderr."""
     monkeypatch.chdir(place)
     monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
 
     def run(*words: str, stdin: str | None = None) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["drill", *words])
@@ -98,6 +99,15 @@ def test_the_same_command_again_says_the_same(drill):
     assert "runs/tiny: valid" in out
     assert "going on with tiny" in err
     assert drill("train", "tiny.toml", "--device", "cpu", "-q")[1:] == (out, "")
+
+
+@pytest.mark.parametrize(("load", "warned"), [(0.1, False), (64.0, True)])
+def test_a_busy_machine_is_told_of(drill, monkeypatch, load, warned):
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+    monkeypatch.setattr("torch.get_num_threads", lambda: 2)
+    monkeypatch.setattr("os.getloadavg", lambda: (load, load, load))
+    _, _, err = drill("train", "tiny.toml", "--device", "cpu")
+    assert ("OMP_WAIT_POLICY=passive" in err) is warned
 
 
 def test_another_setting_needs_another_name(drill):

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from drill.build import Run, load_run, train_run
 from drill.cli.compared import Compared
-from drill.cli.display import TrainingDisplay, console, duration, note
+from drill.cli.display import TrainingDisplay, console, duration, note, warn_of_a_crowd
 from drill.config import recipe
 from drill.report.page import write_report
 
@@ -39,6 +39,7 @@ def demo(
         "The World English Bible (public domain) comes as a package: 840,418 tokens to train on,\n"
         "other books to test on. The two models differ in their output layer alone.\n"
     )
+    warn_of_a_crowd("cpu")
     changes = [] if epochs is None else [f"training.epochs={epochs}"]
     trained: dict[str, Run] = {}
     for name in RECIPES:

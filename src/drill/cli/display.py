@@ -1,11 +1,13 @@
 """What long work shows: a bar on a terminal, a line an epoch everywhere."""
 
+import os
 import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -132,6 +134,19 @@ def duration(seconds: float) -> str:
 
 def _power(loss: float) -> float:
     return 2.718281828459045**loss if loss < 700.0 else float("inf")
+
+
+def warn_of_a_crowd(device: str) -> None:
+    """On a busy CPU threads that spin while they wait take the cores from those they wait for."""
+    passive = os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive"
+    alone = device != "cpu" and torch.cuda.is_available()
+    if alone or passive or torch.get_num_threads() == 1 or not hasattr(os, "getloadavg"):
+        return
+    if os.getloadavg()[0] > 0.75 * (os.cpu_count() or 1):
+        note(
+            "others use this machine's cores: set OMP_WAIT_POLICY=passive, or threads may wait for "
+            "each other for most of the time"
+        )
 
 
 def note(line: str) -> None:

@@ -7,7 +7,14 @@ from typing import Annotated
 import typer
 
 from drill.build import finetuning, train_run
-from drill.cli.display import Counter, TrainingDisplay, console, duration, note
+from drill.cli.display import (
+    Counter,
+    TrainingDisplay,
+    console,
+    duration,
+    note,
+    warn_of_a_crowd,
+)
 from drill.config import Settings, recipe, resolved
 from drill.recipes import SettingsError, changed, recipe_names
 from drill.recipes import describe as described
@@ -91,6 +98,7 @@ def _trained(settings: Settings, folder: Path, device: str, quiet: bool) -> bool
     if first and not quiet:
         verb = "going on with" if RunFolder(folder).last.exists() else "training"
         note(f"{verb} {settings.recipe} in {folder}")
+        warn_of_a_crowd(device)
     with Counter("data", quiet) as counted, TrainingDisplay(quiet or not first) as display:
         outcome = train_run(
             settings, folder, device=device, progress=display.show, data_progress=counted
