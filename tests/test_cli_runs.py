@@ -211,6 +211,8 @@ def test_evaluate_writes_the_loss_of_every_token(drill, place):
         (["evaluate", "nowhere"], "nowhere: holds no run"),
         (["evaluate", "runs/tiny", "--dynamic", "--cache"], "choose one of them"),
         (["evaluate", "runs/tiny", "--search"], "add one of them"),
+        (["evaluate", "runs/tiny", "--lr", "1"], "--lr: says something about --dynamic"),
+        (["report"], "name folders of runs"),
         (["evaluate", "runs/tiny", "--losses", "x.npy"], "needs one --split"),
         (["evaluate", "runs/tiny", "--cache", "--share", "7"], "7"),
         (["evaluate", "runs/tiny", "--device", "tpu"], "device tpu: cannot be used here"),
@@ -302,7 +304,7 @@ def test_the_demo_compares_two_runs(drill, place, monkeypatch):
     monkeypatch.setattr(demo, "PROMPTS", ("lamp", "sea"))
     code, out, err = drill("demo", "--runs", "demo", "-o", "demo.html", "--epochs", "1")
     assert code == 0, err
-    assert "all words" in out
+    assert "the whole text, line ends too" in out
     assert "seen 250 to 999 times" in out
     assert "Rare and frequent words" in (place / "demo.html").read_text()
     assert str(Path("demo.html")) in out

@@ -181,6 +181,10 @@ def finetuning(run: Path | str) -> Settings:
     starts averaging in NT-ASGD; only weights better than the given ones are kept.
     """
     folder = RunFolder(run)
+    if not folder.recipe.exists():
+        raise RunFolderError(
+            f"{folder.path}: holds no run (no recipe.toml); name a folder that `drill train` made"
+        )
     settings = saved(folder.recipe)
     if settings.optimizer[NAME] == "adamw":
         raise SettingsError(

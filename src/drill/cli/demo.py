@@ -91,7 +91,12 @@ def _comparison(trained: dict[str, Run], found: Compared) -> Table:
         change = f"{100 * (values[1] / values[0] - 1):+.1f}%"
         table.add_row(label, *(f"{value:,.1f}" for value in values), change)
 
-    add("all words", [math.exp(float(each.double().mean())) for each in found.losses.values()])
+    tests = [run.folder.rows()[-1]["test_perplexity"] for run in trained.values()]
+    add("the whole text, line ends too", tests)
+    sums = [
+        (sum(b.loss for b in bands), sum(b.tokens for b in bands)) for bands in found.bands.values()
+    ]
+    add(f"words ({sums[0][1]:,} tokens)", [math.exp(loss / tokens) for loss, tokens in sums])
     for i, band in enumerate(found.bands[RECIPES[0]]):
         if band.tokens:
             label = f"seen {band.label} times" if band.low else "never seen"

@@ -43,7 +43,12 @@ class Precision(StrEnum):
     bfloat16 = "bfloat16"
 
 
+OF_DYNAMIC = ("lr", "pull", "epsilon", "every", "limit")
+OF_CACHE = ("window", "theta", "share", "published")
+
+
 def evaluate(
+    context: typer.Context,
     run: RunFolderArgument,
     split: Annotated[
         list[Split] | None, typer.Option(help="valid and test by default; may be repeated.")
@@ -84,6 +89,11 @@ def evaluate(
     By predicted token (N - 1), and divided by all tokens (N) as published numbers are. Results
     also go to RUN/evaluations.jsonl.
     """
+    for needed, given, names in (("dynamic", dynamic, OF_DYNAMIC), ("cache", cache, OF_CACHE)):
+        for name in names:
+            source = context.get_parameter_source(name)
+            if not given and source is not None and source.name == "COMMANDLINE":
+                raise SettingsError(f"--{name}: says something about --{needed}; add that")
     if dynamic and cache:
         raise SettingsError("--dynamic and --cache: choose one of them")
     if search and not (dynamic or cache):

@@ -10,6 +10,8 @@ from drill.cli.compared import Compared
 from drill.cli.display import Counter, console
 from drill.cli.display import note as note_
 from drill.data import CORPORA, NAMES, data_folders, read_corpus
+from drill.recipes import SettingsError
+from drill.report import numbers
 from drill.report.ledger import record as record_run
 from drill.report.page import markdown, write_report
 from drill.report.runs import distinct_names
@@ -41,6 +43,8 @@ def report(
     With --bands also the loss on rare and frequent words, of each run and against the first one.
     """
     folders = runs or []
+    if not folders and not ledger:
+        raise SettingsError("report: name folders of runs, or a --ledger")
     if as_markdown:
         typer.echo(markdown(folders, ledger or []))
         return
@@ -70,7 +74,8 @@ def record(
 ) -> None:
     """Append the result of a run to a ledger."""
     row = record_run(run, ledger, note, force=force)
-    typer.echo(f"{ledger}: {row.recipe}, valid {row.valid}, test {row.test}")
+    valid, test = numbers.perplexity(row.valid), numbers.perplexity(row.test)
+    typer.echo(f"{ledger}: {row.name}, valid {valid}, test {test}")
 
 
 def data(
