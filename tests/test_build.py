@@ -228,8 +228,8 @@ def test_what_is_no_run_is_named(tmp_path):
     for path in (tmp_path, tmp_path / "none"):
         with pytest.raises(RunFolderError, match="holds no run"):
             load_run(path)
-    with pytest.raises(SettingsError, match="cannot be read"):
-        finetuning(tmp_path)
+        with pytest.raises(RunFolderError, match="holds no run"):
+            finetuning(path)
 
 
 @pytest.mark.parametrize("name", ["cuda:99", "gpu", "", "cpu:x"])
