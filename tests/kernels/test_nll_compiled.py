@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, library
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from drill.kernels import nll_plan
@@ -62,7 +62,7 @@ def test_the_operator_keeps_the_rules_of_its_registry(wanted):
     for leaf, want in zip(given[:3], wanted, strict=True):
         leaf.requires_grad_(want)
     arguments = (given.hidden, given.weight, given.bias, given.targets, *settings("chunked"), True)
-    torch.library.opcheck(nll_op, arguments)
+    library.opcheck(nll_op, arguments)
 
 
 class Products(TorchDispatchMode):
