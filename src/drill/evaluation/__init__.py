@@ -1,5 +1,6 @@
 """How good a model is, and what it writes: one question a file."""
 
+from drill.evaluation.bleu import Scores, corpus_scores
 from drill.evaluation.cache import cache_perplexity, cache_search
 from drill.evaluation.dynamic import dynamic_perplexity, dynamic_search
 from drill.evaluation.gradients import StaleStatistics, Statistics, gradient_statistics
@@ -21,12 +22,14 @@ __all__ = [
     "Hypothesis",
     "Perplexity",
     "Scored",
+    "Scores",
     "Search",
     "StaleStatistics",
     "Statistics",
     "beam_search",
     "cache_perplexity",
     "cache_search",
+    "corpus_scores",
     "dynamic_perplexity",
     "dynamic_search",
     "encoded_once",
