@@ -5,7 +5,8 @@ import math
 import pytest
 
 from drill.analysis.frequency import Band, BandChange
-from drill.report.band_tables import bands_table, changes_table
+from drill.analysis.word_accuracy import AccuracyBand
+from drill.report.band_tables import accuracy_table, bands_table, changes_table
 from drill.report.runs import ReportError
 
 BANDS = [Band(0, 1, 0, 0, 0.0), Band(1, 50, 2, 4, 20.0), Band(50, None, 3, 100, 300.0)]
@@ -54,3 +55,35 @@ def test_changes_both_ways():
         ["1 to 49", "4,116", "9,000", "+17.55", "+2.29"],
         ["50 and more", "861", "7,000", "0.00", "+inf"],
     ]
+
+
+ACCURACY = [AccuracyBand(0, 1, 0, 0, 0, 0), AccuracyBand(1, 5, 2, 4, 4, 1)]
+BETTER = [AccuracyBand(0, 1, 0, 0, 1, 0), AccuracyBand(1, 5, 2, 4, 4, 2)]
+
+
+def test_accuracy_of_one_model_with_its_parts():
+    table = accuracy_table({"tied": [ACCURACY[0], AccuracyBand(1, 5, 2, 4, 2, 1)]})
+    assert [column.heading for column in table.columns] == [
+        "training count", "types", "wanted", "tied F1", "precision", "recall",
+    ]  # fmt: skip
+    row = ["2", "4", "33.33", "50.00", "25.00"]
+    assert [list(each) for each in table.rows] == [["1 to 4", *row], ["all", *row]]
+
+
+def test_accuracy_of_several_models_against_the_first():
+    table = accuracy_table({"tied": ACCURACY, "drill": BETTER})
+    assert [list(row) for row in table.rows] == [
+        ["never", "0", "0", "", "0.00", ""],
+        ["1 to 4", "2", "4", "25.00", "50.00", "+25.00"],
+        ["all", "2", "4", "25.00", "44.44", "+19.44"],
+    ]
+    assert table.notes[0].endswith("Points: F1 above that of tied.")
+    assert accuracy_table({}).rows == []
+
+
+def test_accuracy_against_other_references_or_bands_is_refused():
+    other = [ACCURACY[0], AccuracyBand(1, 5, 2, 5, 4, 1)]
+    with pytest.raises(ReportError, match="drill was held against other references than tied"):
+        accuracy_table({"tied": ACCURACY, "drill": other})
+    with pytest.raises(ReportError, match="drill has bands that start at 0 and tied at 0, 1"):
+        accuracy_table({"tied": ACCURACY, "drill": ACCURACY[:1]})

@@ -144,6 +144,13 @@ def compare_bands(
     return changes
 
 
+def band_ends(where: str, edges: Sequence[int]) -> list[tuple[int, int | None]]:
+    """(low, high) of every band; the first holds what was never seen, the last has no end."""
+    if not edges or edges[0] != 1 or any(x >= y for x, y in pairwise(edges)):
+        raise DataError(f"{where}: edges start at 1 and rise, not {list(edges)}")
+    return list(zip([0, *edges], [*edges, None], strict=True))
+
+
 def band_label(low: int, high: int | None) -> str:
     """Training counts in words: ``never``, ``1 to 49``, ``5,000 and more``."""
     if low == 0:
@@ -198,11 +205,9 @@ class _Words:
         self, where: str, edges: Sequence[int]
     ) -> list[tuple[int, int | None, NDArray[np.bool_]]]:
         """(low, high, which words are inside) for each band."""
-        if not edges or edges[0] != 1 or any(x >= y for x, y in pairwise(edges)):
-            raise DataError(f"{where}: edges start at 1 and rise, not {list(edges)}")
+        ends = band_ends(where, edges)
         place = np.searchsorted(edges, self.count, side="right")  # 0: never seen
-        highs: list[int | None] = [*edges, None]
-        return [(low, highs[i], place == i) for i, low in enumerate([0, *edges])]
+        return [(low, high, place == i) for i, (low, high) in enumerate(ends)]
 
 
 def _array(values: Values) -> NDArray[np.generic]:

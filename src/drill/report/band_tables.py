@@ -1,8 +1,10 @@
-"""Tables of losses by word frequency."""
+"""Tables of losses and of accuracy by word frequency."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 from drill.analysis.frequency import Band, BandChange
+from drill.analysis.word_accuracy import AccuracyBand
 from drill.report import numbers
 from drill.report.markup import Table
 from drill.report.runs import ReportError
@@ -15,12 +17,7 @@ def bands_table(bands: Mapping[str, Sequence[Band]]) -> Table:
     if not models:
         return Table.of(columns(["training count"]), [])
     base, first = models[0]
-    for name, each in models[1:]:
-        if [band.low for band in each] != [band.low for band in first]:
-            raise ReportError(
-                f"bands: {name} has bands that start at {_starts(each)} and {base} at "
-                f"{_starts(first)}; take the same edges for every model"
-            )
+    _same_bands(models)
     other = [name for name, each in models if _tokens(each) != _tokens(first)]
     compared = [name for name, _ in models[1:] if name not in other]
     names = ["training count", "types", "tokens", *bands, *(f"{name}, %" for name in compared)]
@@ -63,8 +60,72 @@ def changes_table(changes: Mapping[str, Sequence[BandChange]]) -> Table:
     return Table.of(columns(names), rows, [note])
 
 
-def _starts(bands: Sequence[Band]) -> str:
+def _starts(bands: Sequence[Band] | Sequence[AccuracyBand]) -> str:
     return ", ".join(str(band.low) for band in bands)
+
+
+def accuracy_table(bands: Mapping[str, Sequence[AccuracyBand]]) -> Table:
+    """F1 of the words of each band, in percent: for one model with its parts, else model by model.
+
+    Behind several models stands how much each has gained on the first, in points.
+    """
+    models = list(bands.items())
+    if not models:
+        return Table.of(columns(["training count"]), [])
+    _same_bands(models)
+    base, first = models[0]
+    for name, each in models[1:]:
+        if _wanted(each) != _wanted(first):
+            raise ReportError(
+                f"accuracy: {name} was held against other references than {base}; translate the "
+                "same text with every model"
+            )
+    compared = list(bands)[1:]
+    parts = [f"{name}, points" for name in compared] if compared else ["precision", "recall"]
+    names = ["training count", "types", "wanted", *(f"{name} F1" for name in bands), *parts]
+    rows = []
+    lines = [(first[n].label, {name: each[n] for name, each in models}) for n in range(len(first))]
+    lines.append(("all", {name: _pooled(each) for name, each in models}))
+    for label, line in lines:
+        ours = line[base]
+        if not any(band.wanted or band.written for band in line.values()):
+            continue
+        if compared:
+            more = [numbers.change(100 * (line[name].f1 - ours.f1), 2) for name in compared]
+        else:
+            more = [_share(ours.precision), _share(ours.recall)]
+        counts = [numbers.count(ours.types), numbers.count(ours.wanted)]
+        rows.append([label, *counts, *(_share(band.f1) for band in line.values()), *more])
+    note = (
+        "Target words found again in the translation of the same sentence, in percent, by how "
+        "often a word occurs in the training text."
+    )
+    if compared:
+        note += f" Points: F1 above that of {base}."
+    return Table.of(columns(names), rows, [note])
+
+
+def _same_bands(models: Sequence[tuple[str, Sequence[Band] | Sequence[AccuracyBand]]]) -> None:
+    base, first = models[0]
+    for name, each in models[1:]:
+        if [band.low for band in each] != [band.low for band in first]:
+            raise ReportError(
+                f"bands: {name} has bands that start at {_starts(each)} and {base} at "
+                f"{_starts(first)}; take the same edges for every model"
+            )
+
+
+def _wanted(bands: Sequence[AccuracyBand]) -> list[tuple[int, int]]:
+    return [(band.types, band.wanted) for band in bands]
+
+
+def _pooled(bands: Sequence[AccuracyBand]) -> AccuracyBand:
+    keys = ("types", "wanted", "written", "matched")
+    return AccuracyBand(0, None, *(sum(getattr(band, key) for band in bands) for key in keys))
+
+
+def _share(value: float) -> str:
+    return numbers.NOTHING if math.isnan(value) else f"{100 * value:.2f}"
 
 
 def _tokens(bands: Sequence[Band]) -> list[tuple[int, int]]:
