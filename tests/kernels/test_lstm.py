@@ -8,26 +8,7 @@ from drill.encoders import AwdLstm
 from drill.kernels import lstm_persistent
 from drill.kernels.lstm import Weights, choose, in_one_buffer, lie_together, lstm
 from drill.kernels.lstm_persistent import by_gate, by_unit, layout, supported
-
-GRADIENTS = ("x", "h0", "c0", "w_ih", "w_hh", "b_ih", "b_hh")
-
-
-def problem(steps, batch, width, hidden, device="cpu", dtype=torch.float64):
-    """x, h0, c0, weights and gradients of the three results, all from one seed."""
-    torch.manual_seed(steps * 1000 + batch)
-    module = nn.LSTM(width, hidden)
-    weights = Weights(*(p.detach().to(device, dtype).requires_grad_() for p in module.parameters()))
-    x = torch.randn(steps, batch, width).to(device, dtype).requires_grad_()
-    h, c = (torch.randn(1, batch, hidden).mul(0.3).to(device, dtype).requires_grad_() for _ in "hc")
-    wanted = [torch.randn(steps, batch, hidden), *(torch.randn(1, batch, hidden) for _ in "hc")]
-    return x, h, c, weights, [w.to(device, dtype) for w in wanted]
-
-
-def solve(impl, x, h, c, weights, wanted):
-    """Output, h, c, and the gradients of everything."""
-    results = lstm(x, h, c, weights, impl)
-    loss = sum((r.to(w.dtype) * w).sum() for r, w in zip(results, wanted, strict=True))
-    return results, torch.autograd.grad(loss, [x, h, c, *weights])
+from tests.kernels.lstm_problems import errors, problem, solve
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 3, 5), (7, 4, 6, 8)])
@@ -63,7 +44,9 @@ def test_the_choice_says_why():
     assert choose("reference", x, weights.w_hh) == ("reference", "asked for")
     with pytest.raises(ValueError, match="persistent does not run here: it needs an NVIDIA GPU"):
         lstm(x, *problem(2, 1, 3, 4)[1:4], "persistent")
-    with pytest.raises(ValueError, match="impl is one of auto, reference, cudnn, persistent"):
+    with pytest.raises(
+        ValueError, match="impl is one of auto, reference, cudnn, persistent, graph"
+    ):
         choose("fast", x, weights.w_hh)
     with pytest.raises(ValueError, match="AwdLstm: impl is one of"):
         AwdLstm(nn.Embedding(5, 4), 6, 2, impl="fast")
@@ -126,12 +109,6 @@ def needs_hopper():
     reason = supported(torch.device("cuda", 0), 400)
     if reason:
         pytest.skip(reason)
-
-
-def errors(found, truth):
-    truths = [each.detach() for each in (*truth[0], *truth[1])]
-    pairs = zip([*found[0], *found[1]], truths, strict=True)
-    return [float((a.detach().double() - b).norm() / b.norm()) for a, b in pairs]
 
 
 @pytest.mark.gpu

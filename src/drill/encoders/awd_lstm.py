@@ -32,7 +32,8 @@ class AwdLstm(Encoder):
     dropout_hidden     locked, between LSTMs
     dropout_output     locked, on the last one's output
     weight_drop        share of every hidden-to-hidden matrix that a forward loses, entry by entry
-    impl               of the LSTMs: auto, reference, cudnn or persistent; see drill.kernels.lstm
+    impl               of the LSTMs: auto, reference, cudnn, persistent or graph; see
+                       drill.kernels.lstm
     init_range         given, the embedding is drawn uniform in +-init_range; it belongs to the
                        caller, so by default it stays as it is. LSTMs start at torch's default,
                        uniform in +-1/sqrt(width)

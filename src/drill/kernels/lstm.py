@@ -5,8 +5,10 @@ c_t = f c_{t-1} + i g        h_t = o tanh(c_t)
 
 reference   the equation, step by step
 cudnn       PyTorch's own: cuDNN on a GPU, oneDNN on a CPU
-persistent  one launch for all steps, weights in registers: Hopper GPUs, bfloat16 products with
-            float32 sums and cell states
+persistent  one launch for all steps, weights in registers: Hopper GPUs, small batches
+graph       a product and a kernel per step, replayed as CUDA graphs: any NVIDIA GPU with bfloat16
+
+The last two multiply in bfloat16, with float32 sums and cell states.
 """
 
 import logging
@@ -17,10 +19,13 @@ import torch
 from torch import Tensor
 
 from drill.kernels import lstm_persistent
-from drill.kernels.nll import autocast_on
+from drill.kernels.nll import autocast_on, triton_missing
 
-Implementation = Literal["auto", "reference", "cudnn", "persistent"]
-IMPLEMENTATIONS: tuple[Implementation, ...] = ("auto", "reference", "cudnn", "persistent")
+Implementation = Literal["auto", "reference", "cudnn", "persistent", "graph"]
+IMPLEMENTATIONS: tuple[Implementation, ...] = ("auto", "reference", "cudnn", "persistent", "graph")
+
+LARGEST_PERSISTENT_BATCH = 40
+"""``auto`` takes ``graph`` beyond: the persistent kernel then needs several launches in turn."""
 
 logger = logging.getLogger("drill")
 
@@ -44,14 +49,16 @@ def lstm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output (T, B, o), and h and c (1, B, o) after the last step.
 
-    ``auto`` takes ``persistent`` where products are in bfloat16 anyway (autocast, or such weights)
-    and the device allows it, else ``cudnn``; ``choose`` says which and why. With ``keep_padding``
-    a persistent output may be wider than o, zeros beyond it, and x wider than i: a stack of layers
-    then stays aligned in memory.
+    Where products are in bfloat16 anyway (autocast, or such weights), ``auto`` takes ``persistent``
+    for small batches if the device allows it, else ``graph``; elsewhere ``cudnn``. ``choose`` says
+    which and why. With ``keep_padding`` the output of these two may be wider than o, zeros beyond
+    it, and x wider than i: a stack of layers then stays aligned in memory.
     """
     chosen, _ = choose(impl, x, weights.w_hh)
     if chosen == "persistent":
         return _persistent(x, h, c, weights, keep_padding)
+    if chosen == "graph":
+        return _stepwise(x, h, c, weights, keep_padding)
     x = x[..., : weights.w_ih.shape[1]]
     return _reference(x, h, c, weights) if chosen == "reference" else _library(x, h, c, weights)
 
@@ -62,25 +69,44 @@ def choose(impl: Implementation, x: Tensor, w_hh: Tensor) -> tuple[str, str]:
         raise ValueError(f"lstm: impl is one of {', '.join(IMPLEMENTATIONS)}, not {impl!r}")
     if impl in ("reference", "cudnn"):
         return impl, "asked for"
-    obstacle = lstm_persistent.supported(x.device, w_hh.shape[1])
-    if impl == "persistent":
+    if impl != "auto":
+        obstacle = _obstacle(impl, x.device, w_hh)
         if obstacle is not None:
-            raise ValueError(f"lstm: impl persistent does not run here: {obstacle}; use auto")
+            raise ValueError(f"lstm: impl {impl} does not run here: {obstacle}; use auto")
         return impl, "asked for"
     half = w_hh.dtype == torch.bfloat16
     if autocast_on(x.device):
         half = torch.get_autocast_dtype(x.device.type) == torch.bfloat16
     if not half:
         return "cudnn", "products are not in bfloat16"
-    if obstacle is not None:
-        _tell(obstacle)
-        return "cudnn", obstacle
-    return "persistent", "products are in bfloat16 and the device allows it"
+    obstacle = _obstacle("persistent", x.device, w_hh)
+    if obstacle is None and x.shape[1] > LARGEST_PERSISTENT_BATCH:
+        obstacle = f"a batch of {x.shape[1]} is over {LARGEST_PERSISTENT_BATCH}"
+    if obstacle is None:
+        return "persistent", "products are in bfloat16 and the device allows it"
+    chosen = "graph"
+    if not x.is_cuda:  # there Triton interprets, if at all
+        chosen = "cudnn"
+    elif missing := _obstacle("graph", x.device, w_hh):
+        chosen, obstacle = "cudnn", f"{obstacle}; nor graph: {missing}"
+    _tell(chosen, obstacle)
+    return chosen, obstacle
+
+
+def _obstacle(impl: str, device: torch.device, w_hh: Tensor) -> str | None:
+    """Why ``impl`` does not run on this device; None where it does."""
+    if impl == "persistent":
+        return lstm_persistent.supported(device, w_hh.shape[1])
+    if device.type == "cuda" and torch.version.hip:
+        return "it needs an NVIDIA GPU"
+    if device.type == "cuda" and torch.cuda.get_device_capability(device)[0] < 8:
+        return "it needs a GPU that multiplies bfloat16, compute capability 8 or more"
+    return triton_missing(device, torch.bfloat16)
 
 
 @cache
-def _tell(obstacle: str) -> None:
-    logger.info("lstm: cudnn instead of persistent: %s", obstacle)
+def _tell(chosen: str, obstacle: str) -> None:
+    logger.info("lstm: %s instead of persistent: %s", chosen, obstacle)
 
 
 def _persistent(
@@ -92,6 +118,20 @@ def _persistent(
         output, last = lstm_persistent.PersistentLstm.apply(
             x.to(torch.bfloat16), h[0], c[0], w_ih, w_hh, bias
         )
+    width = w_hh.shape[1]
+    ended = output[-1:, :, :width].to(h.dtype)
+    return output if keep_padding else output[..., :width], ended, last[None].to(c.dtype)
+
+
+def _stepwise(
+    x: Tensor, h: Tensor, c: Tensor, weights: Weights, keep_padding: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    from drill.kernels.lstm_steps import StepwiseLstm
+
+    w_ih, w_hh, b_ih, b_hh = weights
+    with torch.autocast(x.device.type, enabled=False), torch.cuda.device_of(x):
+        bias = b_ih.float() + b_hh.float()
+        output, last = StepwiseLstm.apply(x, h[0], c[0], w_ih, w_hh, bias)
     width = w_hh.shape[1]
     ended = output[-1:, :, :width].to(h.dtype)
     return output if keep_padding else output[..., :width], ended, last[None].to(c.dtype)

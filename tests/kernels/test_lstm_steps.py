@@ -1,0 +1,295 @@
+"""The LSTM by per-step kernels: exact in float32, near float64 in bfloat16, and its graphs."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from drill.encoders import AwdLstm
+from drill.kernels import lstm as module
+from drill.kernels.lstm import choose, lstm
+from drill.kernels.nll import INTERPRETED, TRITON_INSTALLED
+from tests.kernels.lstm_problems import errors, problem, solve
+
+if TRITON_INSTALLED:
+    from drill.kernels import lstm_loops, lstm_steps
+    from drill.kernels.lstm_loops import pieces
+
+pytestmark = pytest.mark.skipif(not TRITON_INSTALLED, reason="Triton is missing")
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="Triton does not interpret kernels here")
+
+SIZES = [(1, 1, 3, 5), (2, 3, 4, 16), (7, 4, 6, 8), (12, 2, 5, 37), (3, 2, 20, 140)]
+
+
+@pytest.fixture
+def float32_products(monkeypatch):
+    """Triton's interpreter cuts float32 to bfloat16 where a GPU rounds; so nothing is cut."""
+    monkeypatch.setattr(lstm_steps, "OPERANDS", torch.float32)
+
+
+@pytest.fixture
+def replays(monkeypatch):
+    """Loops that are kept, as on a GPU; a replay of a graph launches what was captured."""
+
+    def capture(self, steps):
+        self.now.fill_(torch.nan)  # a capture may leave anything there
+        self.inner.fill_(torch.nan)
+        self.graphs = {
+            piece: SimpleNamespace(replay=lambda piece=piece: self._launch(piece))
+            for piece in pieces(steps)
+        }
+
+    monkeypatch.setattr(lstm_loops.Loop, "capture", capture)
+    monkeypatch.setattr(lstm_loops, "_replaying_stream", lambda device: 0)
+    monkeypatch.setattr(lstm_loops, "_loops", type(lstm_loops._loops)())
+    return lstm_loops._loops
+
+
+def assert_same_bits(found, wanted):
+    for a, b in zip([*found[0], *found[1]], [*wanted[0], *wanted[1]], strict=True):
+        assert torch.equal(a, b)
+
+
+@interpreted
+@pytest.mark.usefixtures("float32_products", "nan_in_fresh_memory")
+@pytest.mark.parametrize("sizes", SIZES)
+def test_results_and_gradients_are_those_of_the_equation(sizes):
+    truth = solve("reference", *problem(*sizes))
+    found = solve("graph", *problem(*sizes, dtype=torch.float32))
+    assert max(errors(found, truth)) < 2e-6
+
+
+@interpreted
+@pytest.mark.parametrize("sizes", SIZES[2:])
+def test_bfloat16_costs_what_rounding_costs(sizes):
+    truth = solve("reference", *problem(*sizes))
+    given = problem(*sizes, dtype=torch.float32)
+    found = solve("graph", *given)
+    assert max(errors(found, truth)) < 1.2e-2  # twice that of a GPU, which rounds
+    assert_same_bits(solve("graph", *given), found)
+
+
+@interpreted
+@pytest.mark.usefixtures("float32_products", "nan_in_fresh_memory")
+def test_a_padded_output_ends_in_zeros_and_feeds_the_next_layer():
+    x, h, c, first, _ = problem(4, 2, 6, 9, dtype=torch.float32)
+    _, h2, c2, second, _ = problem(4, 2, 9, 5, dtype=torch.float32)
+    wide, _, _ = lstm(x, h, c, first, "graph", keep_padding=True)
+    assert wide.shape == (4, 2, 16)
+    assert torch.equal(wide[..., 9:], torch.zeros(4, 2, 7))
+    narrow = lstm(x, h, c, first, "graph")[0]
+    assert torch.equal(narrow, wide[..., :9])
+    outputs = [lstm(each, h2, c2, second, "graph")[0] for each in (wide, narrow)]
+    torch.testing.assert_close(*outputs)
+    grads = [torch.autograd.grad(each.square().sum(), [x, *first, *second]) for each in outputs]
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@interpreted
+@pytest.mark.usefixtures("float32_products", "nan_in_fresh_memory")
+def test_what_is_frozen_has_no_gradient_and_the_rest_has_its_own():
+    x, h, c, weights, wanted = problem(3, 2, 4, 5, dtype=torch.float32)
+    full = solve("graph", x, h, c, weights, wanted)[1]
+    frozen = weights._replace(w_ih=weights.w_ih.detach())
+    results = lstm(x.detach(), h.detach(), c, frozen, "graph")
+    loss = sum((r * w).sum() for r, w in zip(results, wanted, strict=True))
+    for found, its in zip(
+        torch.autograd.grad(loss, [c, frozen.w_hh, frozen.b_hh]),
+        [full[2], full[4], full[6]],
+        strict=True,
+    ):
+        assert torch.equal(found, its)
+
+
+@interpreted
+def test_nan_comes_out_from_where_it_went_in():
+    x, h, c, weights, _ = problem(5, 3, 4, 6, dtype=torch.float32)
+    x = x.detach().clone()
+    x[2, 1] = torch.nan
+    output, _, last = lstm(x, h, c, weights, "graph")
+    assert output[:2].isfinite().all()
+    assert output[2:, 1].isnan().all()
+    assert output[:, [0, 2]].isfinite().all()
+    assert last[0, 1].isnan().all()
+
+
+# -- graphs ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [1, 5, 63, 64, 70, 140, 200])
+def test_pieces_add_up_and_are_few(steps):
+    found = pieces(steps)
+    assert sum(found) == steps
+    assert set(found) <= {1, 2, 4, 8, 16, 32, 64}
+    assert found == sorted(found, reverse=True)
+    assert len(found) <= steps // 64 + 6
+
+
+@interpreted
+def test_replays_of_any_length_give_the_bits_of_launches(replays, monkeypatch):
+    for steps in (1, 6, 13):
+        given = problem(steps, 2, 3, 5, dtype=torch.float32)
+        found = solve("graph", *given)
+        with monkeypatch.context() as launching:
+            launching.setattr(lstm_loops, "_replaying_stream", lambda device: None)
+            assert_same_bits(found, solve("graph", *given))
+    assert len(replays) == 2  # forward and backward, for all lengths
+
+
+@interpreted
+@pytest.mark.usefixtures("replays")
+def test_two_forwards_before_their_backwards_do_not_meet():
+    one, other = (problem(*sizes, dtype=torch.float32) for sizes in [(5, 2, 3, 5), (3, 2, 3, 5)])
+    alone = [solve("graph", *given) for given in (one, other)]
+    results = [lstm(*given[:4], "graph") for given in (one, other)]
+    for (x, h, c, weights, wanted), result, its in zip((one, other), results, alone, strict=True):
+        loss = sum((r * w).sum() for r, w in zip(result, wanted, strict=True))
+        assert_same_bits((result, torch.autograd.grad(loss, [x, h, c, *weights])), its)
+
+
+@interpreted
+def test_loops_that_nobody_uses_are_let_go(replays, monkeypatch):
+    monkeypatch.setattr(lstm_loops, "MAXIMUM_LOOPS", 2)
+    for batch in (1, 2, 1, 3):
+        x, h, c, weights, _ = problem(2, batch, 3, 5, dtype=torch.float32)
+        with torch.no_grad():
+            lstm(x, h, c, weights, "graph")
+    assert [loop.batch for loop in replays.values()] == [1, 3]
+
+
+# -- the choice -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("batch", "obstacles", "wanted"),
+    [
+        (40, {}, ("persistent", "products are in bfloat16 and the device allows it")),
+        (41, {}, ("graph", "a batch of 41 is over 40")),
+        (1, {"persistent": "it needs a Hopper GPU"}, ("graph", "it needs a Hopper GPU")),
+        (
+            1,
+            {"persistent": "it needs a Hopper GPU", "graph": "Triton is not installed"},
+            ("cudnn", "it needs a Hopper GPU; nor graph: Triton is not installed"),
+        ),
+    ],
+)
+def test_auto_on_a_gpu(batch, obstacles, wanted, monkeypatch, caplog):
+    monkeypatch.setattr(module, "LARGEST_PERSISTENT_BATCH", 40)
+    monkeypatch.setattr(module, "_obstacle", lambda impl, device, w: obstacles.get(impl))
+    module._tell.cache_clear()
+    x = SimpleNamespace(device=torch.device("cuda"), shape=(7, batch, 3), is_cuda=True)
+    w_hh = torch.zeros(16, 4, dtype=torch.bfloat16)
+    with caplog.at_level("INFO", logger="drill"):
+        assert choose("auto", x, w_hh) == choose("auto", x, w_hh) == wanted
+    told = [f"lstm: {wanted[0]} instead of persistent: {wanted[1]}"]
+    assert caplog.messages == (told if wanted[0] != "persistent" else [])
+
+
+def test_graph_says_what_it_lacks(monkeypatch):
+    x, h, c, weights, _ = problem(2, 1, 3, 4)
+    monkeypatch.setattr(module, "triton_missing", lambda device, dtype: "Triton is not installed")
+    with pytest.raises(ValueError, match="graph does not run here: Triton is not installed; use a"):
+        lstm(x, h, c, weights, "graph")
+
+
+# -- on a GPU -------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        *((70, 20, 400, 1150), (70, 80, 1150, 1150), (70, 20, 1150, 400), (1, 1, 400, 1150)),
+        *((5, 3, 16, 64), (37, 10, 400, 400), (33, 37, 280, 960), (140, 80, 400, 400)),
+        *((9, 100, 300, 650), (2, 41, 64, 100), (140, 1, 30, 2050)),
+    ],
+)
+def test_graph_is_near_float64_and_repeats_its_bits(sizes):
+    truth = solve("cudnn", *problem(*sizes, device="cuda"))
+    given = problem(*sizes, device="cuda", dtype=torch.float32)
+    found, again = solve("graph", *given), solve("graph", *given)
+    wrong = errors(found, truth)
+    assert max(wrong[:3]) < 4e-3
+    assert max(wrong[3:]) < 6e-3
+    assert_same_bits(found, again)
+
+
+@pytest.mark.gpu
+def test_graph_is_no_worse_than_cudnn_in_bfloat16():
+    sizes = (70, 20, 400, 1150)
+    truth = solve("cudnn", *problem(*sizes, device="cuda"))
+    ours = solve("graph", *problem(*sizes, device="cuda", dtype=torch.float32))
+    theirs = solve("cudnn", *problem(*sizes, device="cuda", dtype=torch.bfloat16))
+    assert all(
+        a <= 1.1 * b for a, b in zip(errors(ours, truth), errors(theirs, truth), strict=True)
+    )
+
+
+@pytest.mark.gpu
+def test_graphs_are_captured_once_and_serve_all_lengths(monkeypatch):
+    monkeypatch.setattr(lstm_loops, "_loops", type(lstm_loops._loops)())
+    for steps in (70, 64, 71, 3, 66):
+        solve("graph", *problem(steps, 20, 30, 100, device="cuda", dtype=torch.float32))
+    held = list(lstm_loops._loops.values())
+    assert [sorted(loop.graphs) for loop in held] == [[1, 2, 4, 64]] * 2
+    before = [dict(loop.graphs) for loop in held]
+    solve("graph", *problem(69, 20, 30, 100, device="cuda", dtype=torch.float32))
+    assert [loop.graphs for loop in held] == before
+
+
+@pytest.mark.gpu
+def test_two_forwards_before_their_backwards_do_not_meet_on_a_gpu():
+    pair = [problem(steps, 20, 30, 100, device="cuda", dtype=torch.float32) for steps in (70, 5)]
+    alone = [solve("graph", *given) for given in pair]
+    results = [lstm(*given[:4], "graph") for given in pair]
+    for (x, h, c, weights, wanted), result, its in zip(pair, results, alone, strict=True):
+        loss = sum((r.to(w.dtype) * w).sum() for r, w in zip(result, wanted, strict=True))
+        assert_same_bits((result, torch.autograd.grad(loss, [x, h, c, *weights])), its)
+
+
+@pytest.mark.gpu
+def test_a_surrounding_capture_holds_the_steps_and_follows_its_inputs():
+    given = problem(9, 20, 30, 100, device="cuda", dtype=torch.float32)
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        solve("graph", *given)
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = solve("graph", *given)
+    other = problem(9, 21, 30, 100, device="cuda", dtype=torch.float32)
+    with torch.no_grad():
+        given[0].copy_(other[0][:, :20])
+    wanted = solve("graph", *given)
+    solve("graph", *problem(70, 20, 30, 100, device="cuda", dtype=torch.float32))
+    graph.replay()
+    assert_same_bits(captured, wanted)
+
+
+@pytest.mark.gpu
+def test_graph_hands_nan_on():
+    x, h, c, weights, _ = problem(12, 4, 16, 60, device="cuda", dtype=torch.float32)
+    x = x.detach().clone()
+    x[5, 2] = torch.nan
+    output, _, _ = lstm(x, h, c, weights, "graph")
+    assert output[:5].isfinite().all()
+    assert output[5:, 2].isnan().all()
+    assert output[:, [0, 1, 3]].isfinite().all()
+
+
+@pytest.mark.gpu
+def test_the_encoder_takes_it_for_large_batches():
+    torch.manual_seed(0)
+    encoder = AwdLstm(nn.Embedding(50, 48), 100, 3).cuda().eval()
+    ids = torch.randint(50, (9, module.LARGEST_PERSISTENT_BATCH + 1), device="cuda")
+    exact = encoder(ids).output.detach()
+    with torch.autocast("cuda", torch.bfloat16):
+        weight = encoder.lstms[0].weight_hh_l0
+        assert choose("auto", encoder.embedding(ids), weight)[0] == "graph"
+        near = encoder(ids).output
+    assert float((near.detach().float() - exact).norm() / exact.norm()) < 1e-2
+    near.float().sum().backward()
+    assert all(p.grad.isfinite().all() for p in encoder.parameters())
