@@ -161,11 +161,11 @@ class _Sum:
             return
         out = self.out[rows]
         if (first and last) or out.dtype == self.exact:
-            _product(out, a, b, add=not first)
+            add_product(out, a, b, add=not first)
             return
         if self.wide is None or self.wide.shape != out.shape:
             self.wide = torch.empty_like(out, dtype=self.exact)
-        _product(self.wide, a, b, add=not first)
+        add_product(self.wide, a, b, add=not first)
         if last:
             out.copy_(self.wide)
 
@@ -176,7 +176,7 @@ def _room(spare: Tensor | None, tile: Chunk, like: Tensor, dtype: torch.dtype) -
     return spare
 
 
-def _product(out: Tensor, a: Tensor, b: Tensor, add: bool) -> None:
+def add_product(out: Tensor, a: Tensor, b: Tensor, add: bool) -> None:
     """out (+)= a @ b, accumulated in out's dtype, which may be wider than the operands'."""
     if a.shape[1] == 0:
         if not add:
@@ -239,10 +239,10 @@ def _whole_backward(
     hidden_grad = weight_grad = None
     if for_hidden:
         hidden_grad = torch.empty_like(hidden, memory_format=_ROWS_FIRST)
-        _product(hidden_grad, logits, w, add=False)
+        add_product(hidden_grad, logits, w, add=False)
     if for_weight:
         weight_grad = weight.new_empty(w.shape)
-        _product(weight_grad, logits.t(), h, add=False)
+        add_product(weight_grad, logits.t(), h, add=False)
         weight_grad = weight_grad[:labels]
     if bias_grad is not None and bias is not None:
         bias_grad = bias_grad.to(bias.dtype)

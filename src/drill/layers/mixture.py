@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drill.kernels.nll import check_head, check_operand, reduce_losses
+from drill.kernels.nll_mixture import mixture_nll
 from drill.layers.base import LossOptions, MatrixLayer, NotFoldable, head_log_probs
 from drill.layers.dropout import draw_mask
 from drill.layers.settings import fraction, positive, span
@@ -20,8 +21,8 @@ class MixtureOfSoftmaxes(WrappingLayer):
     MatrixLayer, so a mixture over DeepResidual needs nothing more. Takes d_h*K + (d_h*w + w)*K
     parameters beyond the layer's, w being the layer's hidden_size.
 
-    The loss needs no K logits tensors: with nll_e the loss of expert e,
-    ``nll = -logsumexp_e(log pi_e - nll_e)``, so the layer's own memory-bounded loss does the work.
+    The loss needs no K logits tensors: ``drill.kernels.nll_mixture`` walks the tokens once and has
+    the gradients as soon as a chunk of tokens has its logits.
 
     layer        the matrix layer every expert uses
     experts      K
@@ -92,29 +93,31 @@ class MixtureOfSoftmaxes(WrappingLayer):
         return mixed
 
     def checked_nll(self, hidden: Tensor, targets: Tensor, options: LossOptions) -> Tensor:
-        ignore_index = options.ignore_index
         log_prior, contexts = self.expert_contexts(hidden)
-        if options.label_smoothing:  # needs every label's log-probability, not only the target's
-            losses = smoothed_nll(
-                self._mix,
-                (log_prior, self.layer.context(contexts)),
-                self.layer.weight,
-                targets,
-                ignore_index=ignore_index,
-                label_smoothing=options.label_smoothing,
-                memory=options.memory,
-                copies=5 * self.experts,
-            )
-        else:
-            each = self.layer.checked_nll(
+        contexts, weight = self.layer.context(contexts), self.layer.weight
+        if not options.label_smoothing:
+            return mixture_nll(
+                log_prior,
                 contexts,
-                targets[..., None].expand(*targets.shape, self.experts),
-                options._replace(reduction="none"),
-            )  # (..., K)
-            losses = torch.where(
-                targets == ignore_index, 0, -torch.logsumexp(log_prior - each, dim=-1)
+                weight,
+                targets,
+                self.layer.bias,
+                reduction=options.reduction,
+                ignore_index=options.ignore_index,
+                impl=options.impl,
+                memory=options.memory,
             )
-        return reduce_losses(losses, targets, options.reduction, ignore_index)
+        losses = smoothed_nll(  # needs every label's log-probability, not only the target's
+            self._mix,
+            (log_prior, contexts),
+            weight,
+            targets,
+            ignore_index=options.ignore_index,
+            label_smoothing=options.label_smoothing,
+            memory=options.memory,
+            copies=5 * self.experts,
+        )
+        return reduce_losses(losses, targets, options.reduction, options.ignore_index)
 
     def fold(self) -> nn.Linear:
         raise NotFoldable(

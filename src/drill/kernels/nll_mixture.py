@@ -1,0 +1,372 @@
+"""Negative log-likelihood of a mixture of softmaxes over one weight, trained in one sweep.
+
+    nll_n = -log sum_e pi_ne softmax(c_ne W^T + b)[y_n]
+
+A sweep takes all experts of some tokens at once. Then the experts' shares in a token,
+
+    gamma_ne = pi_ne softmax(c_ne W^T + b)[y_n] / p(y_n),
+
+are known as soon as its logits are, and so are all gradients but for the factor of backward:
+
+    P = softmax(C W^T + b) - onehot(y)        one row per token and expert, written over the logits
+    dC = gamma P W,   dW = P^T (gamma C),   db = P^T gamma,   d log pi = -gamma
+
+Three products of N K x V x k and no logits kept: one chunk of them lives at a time. The factors
+gamma are rows' own, so they go to the small operands and the logits need one pass only.
+
+Where a sweep cannot serve, the losses of the experts are asked of ``nll`` one by one and mixed.
+
+Shapes: N tokens, K experts, V labels, k width; R = K times the tokens of a chunk.
+"""
+
+import functools
+import logging
+from typing import Any, NamedTuple, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from drill.kernels.nll import (
+    DEFAULT_MEMORY,
+    Implementation,
+    Reduction,
+    check_head,
+    choose,
+    compute_dtype,
+    nll,
+    reduce_losses,
+    refuse_second_derivatives,
+    require_triton,
+)
+from drill.kernels.nll_chunked import add_product, engine_named, padded_weight, wants_gradients
+from drill.kernels.nll_plan import ROW_BYTES, Settings, aligned
+
+CHUNK_ELEMENTS = {"cpu": 2**21, "cuda": 2**28}
+"""Logits of a chunk at most. Every chunk reads and writes the sums of the labels' gradient, so
+chunks are larger than where a chunk completes its labels."""
+MIN_ROWS = 256
+"""With fewer rows in a chunk, those sums would cost more than the products."""
+_WIDTH_ALIGN = 8
+
+logger = logging.getLogger("drill")
+
+
+def mixture_nll(
+    log_prior: Tensor,  # (..., K)
+    contexts: Tensor,  # (..., K, k)
+    weight: Tensor,  # (V, k)
+    targets: Tensor,  # (...)
+    bias: Tensor | None = None,  # (V,)
+    *,
+    reduction: Reduction = "mean",
+    ignore_index: int = -100,
+    impl: Implementation = "auto",
+    memory: int = DEFAULT_MEMORY,
+) -> Tensor:
+    """Mean, sum or per-token loss of a mixture of K softmaxes; options as those of ``nll``.
+
+    ``targets`` are int64 and are not checked: one out of range yields NaN for its token.
+    """
+    check_head("nll", contexts, weight, bias)
+    experts = contexts.shape[-2]
+    dtype = compute_dtype(contexts)
+    tokens = targets.numel()
+    if impl == "auto":
+        impl = choose(tokens * experts, weight.shape[0], dtype, contexts.device).impl
+    if impl == "triton":
+        require_triton(contexts.device, dtype)
+    settings = Settings(ignore_index, 0.0, dtype, impl, memory)
+    tensors = (log_prior, contexts, weight, bias)
+    at_once = tokens_at_once(tokens, experts, weight, bias is not None, settings)
+    missing = _why_apart(reduction, impl, at_once, wants_gradients(*tensors))
+    if missing is not None:
+        if not torch.compiler.is_compiling():
+            logger.debug("mixture_nll: the experts' losses apart (%s)", missing)
+        return _apart(*tensors, targets, reduction, settings)
+    logger.debug("mixture_nll: one sweep, %d of %d tokens at once", at_once, tokens)
+    with torch.cuda.device_of(contexts):  # where Triton launches
+        loss = _OneSweep.apply(
+            reduction,
+            log_prior.reshape(tokens, experts),
+            contexts.reshape(tokens * experts, contexts.shape[-1]),
+            weight,
+            bias,
+            targets.reshape(-1).contiguous(),
+            settings,
+            at_once,
+        )
+    return cast(Tensor, loss)
+
+
+def _why_apart(reduction: str, impl: str, at_once: int, trained: bool) -> str | None:
+    """Why one sweep cannot serve; None when it can."""
+    if torch.compiler.is_compiling():
+        return "torch.compile takes the operator of nll"
+    if impl == "reference":
+        return 'impl="reference"'
+    if not trained:
+        return "nothing to differentiate"
+    if reduction == "none":
+        return "each token's gradient has a factor of its own, known only in backward"
+    if at_once == 0:
+        return "memory holds no chunk worth a sweep"
+    return None
+
+
+def tokens_at_once(
+    tokens: int, experts: int, weight: Tensor, has_bias: bool, settings: Settings
+) -> int:
+    """Tokens of a chunk so that all that a sweep makes fits into ``memory``; 0 if it cannot.
+
+    A sweep keeps the unscaled gradients of contexts and labels until backward, which is one copy
+    more than the gradients themselves.
+    """
+    labels, width = aligned(weight.shape[0], weight.device.type), weight.shape[1]
+    wide = _wide_enough(width, has_bias, settings.dtype)
+    size = settings.dtype.itemsize
+    exact = torch.promote_types(settings.dtype, torch.float32).itemsize
+    # Plain PyTorch makes wider copies of a chunk as it works.
+    logit = size + (0 if settings.engine == "triton" else 3 * exact)
+    operands = 2 * size + (0 if settings.engine == "triton" else 2 * exact)
+    kept = tokens * experts * (width * size + ROW_BYTES) + labels * wide * (2 * size + exact)
+    room = (settings.memory - kept) // (experts * (labels * logit + wide * operands))
+    least = -(-MIN_ROWS // experts)
+    most = CHUNK_ELEMENTS.get(weight.device.type, CHUNK_ELEMENTS["cuda"]) // (experts * labels)
+    at_once = min(max(least, most), room, max(1, tokens))
+    if at_once < min(least, max(1, tokens)):
+        return 0
+    chunks = -(-max(1, tokens) // at_once)
+    return -(-max(1, tokens) // chunks)  # all of one size, but the last
+
+
+class Passes(Protocol):
+    """What a chunk needs beside its products."""
+
+    def errors(self, logits: Tensor, targets: Tensor, experts: int) -> Tensor:
+        """logits (R, V) become softmax - onehot in place; the losses (R,) are returned."""
+
+    def mix(
+        self,
+        log_prior: Tensor,  # (tokens, K)
+        each: Tensor,  # (R,) losses of the experts
+        targets: Tensor,  # (tokens,)
+        ignore_index: int,
+        rows: Tensor,  # (R, columns)
+        scaled: Tensor | None,  # (R, columns), becomes gamma * rows
+        losses: Tensor,  # (tokens,), written; 0 where ignored
+        gamma: Tensor,  # (tokens, K), written; 0 where ignored
+    ) -> None:
+        """The losses of the mixture and the experts' shares in them."""
+
+
+class TorchPasses:
+    """The passes in plain PyTorch."""
+
+    def errors(self, logits: Tensor, targets: Tensor, experts: int) -> Tensor:
+        labels = logits.shape[1]
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        log_p = torch.log_softmax(logits, 1, dtype=wide)
+        known = ((targets >= 0) & (targets < labels)).repeat_interleave(experts)
+        column = torch.where(known, targets.repeat_interleave(experts), 0)[:, None]
+        hit = torch.where(known, log_p.gather(1, column)[:, 0], torch.nan)
+        errors = log_p.exp_().scatter_add_(1, column, -known[:, None].to(wide))
+        logits.copy_(errors)
+        return -hit
+
+    def mix(
+        self,
+        log_prior: Tensor,
+        each: Tensor,
+        targets: Tensor,
+        ignore_index: int,
+        rows: Tensor,
+        scaled: Tensor | None,
+        losses: Tensor,
+        gamma: Tensor,
+    ) -> None:
+        scores = log_prior - each.view(log_prior.shape)
+        total = torch.logsumexp(scores, 1)
+        ignored = targets == ignore_index
+        losses.copy_(torch.where(ignored, 0, -total))
+        gamma.copy_(torch.where(ignored[:, None], 0, (scores - total[:, None]).exp()))
+        if scaled is not None:
+            scaled.copy_(rows * gamma.view(-1, 1))
+
+
+@functools.cache
+def _passes(engine: str) -> Passes:
+    if engine == "triton":
+        from drill.kernels.nll_mixture_triton import TritonPasses
+
+        return TritonPasses()
+    return TorchPasses()
+
+
+class Swept(NamedTuple):
+    """A sweep's losses, and its gradients before the factor that backward brings."""
+
+    losses: Tensor  # (N,)
+    gamma: Tensor  # (N, K)
+    contexts: Tensor | None  # P W, (N * K, k), before gamma
+    labels: Tensor | None  # P^T gamma [C, 1], (V, columns asked for) in float32
+
+
+def _sweep(
+    log_prior: Tensor,  # (N, K)
+    contexts: Tensor,  # (N * K, k)
+    weight: Tensor,  # (V, k)
+    bias: Tensor | None,  # (V,)
+    targets: Tensor,  # (N,)
+    settings: Settings,
+    at_once: int,
+    wanted: tuple[bool, bool, bool],  # contexts, weight, bias
+) -> Swept:
+    passes, dtype = _passes(settings.engine), settings.dtype
+    exact = torch.promote_types(dtype, torch.float32)
+    for_contexts, for_weight, for_bias = wanted
+    tokens, experts = log_prior.shape
+    labels, width = weight.shape
+    w = _with_bias(weight, bias, dtype)  # (V padded, k and the bias)
+    columns = slice(0 if for_weight else width, w.shape[1] if for_bias else width)
+    logits = w.new_empty((at_once * experts, w.shape[0]))
+    padded = w.new_ones((at_once * experts, w.shape[1])) if bias is not None else None
+    losses = contexts.new_empty(tokens, dtype=exact)
+    gamma = contexts.new_empty((tokens, experts), dtype=exact)
+    context_sums = contexts.new_empty(contexts.shape, dtype=dtype) if for_contexts else None
+    label_sums = operand = None
+    if for_weight or for_bias:
+        label_sums = w.new_empty((w.shape[0], columns.stop - columns.start), dtype=exact)
+        operand = w.new_empty((at_once * experts, label_sums.shape[1]))
+        if tokens == 0:
+            label_sums.zero_()
+    for top in range(0, tokens, at_once):
+        some = slice(top, min(tokens, top + at_once))
+        here = slice(some.start * experts, some.stop * experts)
+        count = here.stop - here.start
+        rows, errors = contexts[here].to(dtype), logits[:count]
+        if padded is not None:
+            padded[:count, :width] = rows  # and 1 where w has the bias
+            rows = padded[:count]
+        torch.mm(rows, w.t(), out=errors)
+        # The padding of the logits is 0 and stays so.
+        each = passes.errors(errors[:, :labels], targets[some], experts)
+        scaled = None if operand is None else operand[:count]
+        passes.mix(
+            log_prior[some],
+            each,
+            targets[some],
+            settings.ignore_index,
+            rows[:, columns],
+            scaled,
+            losses[some],
+            gamma[some],
+        )
+        if context_sums is not None:
+            torch.mm(errors, w[:, :width], out=context_sums[here])
+        if label_sums is not None and scaled is not None:
+            add_product(label_sums, errors.t(), scaled, add=top > 0)
+    return Swept(losses, gamma, context_sums, label_sums)
+
+
+def _with_bias(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """[W, b] in the dtype of the products, padded; b as a sum of as many columns as it needs.
+
+    So the products add the bias and sum its gradient, and no pass has to read it.
+    """
+    padded = padded_weight(weight, dtype)
+    if bias is None:
+        return padded
+    labels, width = weight.shape
+    w = weight.new_zeros((padded.shape[0], _wide_enough(width, True, dtype)), dtype=dtype)
+    w[:, :width] = padded
+    rest = bias.to(torch.promote_types(dtype, torch.float32))
+    for column in range(width, width + _bias_columns(dtype)):
+        w[:labels, column] = rest
+        rest = rest - w[:labels, column]
+        rest = torch.where(rest.isfinite(), rest, 0)  # a masked label: -inf is one column's
+    return w
+
+
+def _bias_columns(dtype: torch.dtype) -> int:
+    return 3 if dtype.itemsize < 4 else 1  # three halves hold the digits of a float32
+
+
+def _wide_enough(width: int, has_bias: bool, dtype: torch.dtype) -> int:
+    if not has_bias:
+        return width
+    return -(-(width + _bias_columns(dtype)) // _WIDTH_ALIGN) * _WIDTH_ALIGN
+
+
+class _OneSweep(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        reduction: str,
+        log_prior: Tensor,
+        contexts: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        settings: Settings,
+        at_once: int,
+    ) -> Tensor:
+        wanted = ctx.needs_input_grad[2:5]
+        swept = _sweep(log_prior, contexts, weight, bias, targets, settings, at_once, wanted)
+        passes = engine_named(settings.engine)
+        loss, share = passes.gather(swept.losses, targets, settings.ignore_index, reduction)
+        ctx.save_for_backward(share, *swept[1:])
+        ctx.labels, ctx.width = weight.shape
+        ctx.dtypes = [None if x is None else x.dtype for x in (log_prior, contexts, weight, bias)]
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivatives("nll", 'impl="reference"')
+        share, gamma, context_sums, label_sums = ctx.saved_tensors
+        for_prior, for_contexts, for_weight, for_bias = ctx.needs_input_grad[1:5]
+        prior_dtype, context_dtype, weight_dtype, bias_dtype = ctx.dtypes
+        scale = grad.to(gamma.dtype)
+        scale = scale if share is None else scale * share
+        gamma = gamma * scale
+        grads: list[Tensor | None] = [None] * 4
+        if for_prior:
+            grads[0] = gamma.neg().to(prior_dtype)
+        if for_contexts:
+            grads[1] = _scaled(context_sums, gamma.view(-1, 1), context_dtype)
+        if for_weight:
+            grads[2] = _scaled(label_sums[: ctx.labels, : ctx.width], scale, weight_dtype)
+        if for_bias:
+            column = ctx.width if for_weight else 0
+            grads[3] = _scaled(label_sums[: ctx.labels, column], scale, bias_dtype)
+        return None, *grads, None, None, None
+
+
+def _scaled(sums: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+    """sums * factor in the wider of their dtypes, rounded once, in one pass."""
+    return torch.mul(sums, factor, out=torch.empty(sums.shape, dtype=dtype, device=sums.device))
+
+
+def _apart(
+    log_prior: Tensor,
+    contexts: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    reduction: Reduction,
+    settings: Settings,
+) -> Tensor:
+    """-logsumexp_e(log pi_e - nll_e), each expert's token a token of its own for ``nll``."""
+    ignore_index = settings.ignore_index
+    each = nll(
+        contexts,
+        weight,
+        targets[..., None].expand(contexts.shape[:-1]),
+        bias,
+        reduction="none",
+        ignore_index=ignore_index,
+        impl=cast(Implementation, settings.engine),
+        memory=settings.memory,
+        check=False,
+    )  # (..., K)
+    losses = torch.where(targets == ignore_index, 0, -torch.logsumexp(log_prior - each, dim=-1))
+    return reduce_losses(losses, targets, reduction, ignore_index)

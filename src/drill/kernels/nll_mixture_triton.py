@@ -1,0 +1,165 @@
+"""The passes of ``nll_mixture`` as Triton kernels, one launch each.
+
+Imported only when asked for, so that the package needs no Triton.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+RESIDENT = 16384
+"""Rows of this many labels at most stay in registers between the two halves of ``errors``."""
+BLOCK, WARPS = 4096, 16
+"""Longer rows are read again, from the cache: a block at a time, by so few programs that the rows
+at work fit into it."""
+_MIX_COLUMNS = 512
+
+
+@triton.jit
+def _errors(
+    logits,  # (R, V), rows ``stride`` apart; overwritten
+    targets,  # (R / experts,)
+    losses,  # (R,), written
+    columns,
+    stride,
+    experts,
+    RESIDENT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One row: its log-sum-exp, then softmax - onehot over it."""
+    row = tl.program_id(0)
+    line = logits + row.to(tl.int64) * stride
+    label = tl.load(targets + row // experts)
+    known = (label >= 0) & (label < columns)
+    hit = tl.load(line + label, mask=known, other=float("nan")).to(tl.float32)
+    tl.debug_barrier()  # the target's logit is read before any thread overwrites it
+    column = tl.arange(0, BLOCK)
+    if RESIDENT:
+        inside = column < columns
+        x = tl.load(line + column, mask=inside, other=-float("inf")).to(tl.float32)
+        m = tl.max(x, 0)
+        base = tl.where(m == -float("inf"), 0.0, m)
+        e = tl.exp(x - base)
+        s = tl.sum(e, 0)
+        p = tl.where(column == label, e / s - 1.0, e / s)
+        tl.store(line + column, p.to(logits.dtype.element_ty), mask=inside)
+        z = base + tl.log(s)
+    else:
+        m = tl.full((BLOCK,), -float("inf"), tl.float32)
+        s = tl.zeros((BLOCK,), tl.float32)
+        for start in range(0, columns, BLOCK):
+            x = tl.load(
+                line + start + column, mask=start + column < columns, other=-float("inf")
+            ).to(tl.float32)
+            higher = tl.maximum(m, x)
+            # A lane of -inf so far has no mass; -inf - -inf would make it NaN.
+            base = tl.where(higher == -float("inf"), 0.0, higher)
+            s = s * tl.exp(m - base) + tl.exp(x - base)
+            m = higher
+        peak = tl.max(m, 0)
+        peak = tl.where(peak == -float("inf"), 0.0, peak)
+        z = peak + tl.log(tl.sum(s * tl.exp(m - peak), 0))
+        tl.debug_barrier()
+        for start in range(0, columns, BLOCK):
+            inside = start + column < columns
+            x = tl.load(line + start + column, mask=inside, other=0.0).to(tl.float32)
+            p = tl.exp(x - z)
+            p = tl.where(start + column == label, p - 1.0, p)
+            tl.store(line + start + column, p.to(logits.dtype.element_ty), mask=inside)
+    tl.store(losses + row, z - hit)
+
+
+@triton.jit
+def _mix(
+    log_prior,  # (tokens, K)
+    each,  # (tokens * K,)
+    targets,  # (tokens,)
+    rows,  # (tokens * K, columns), rows ``stride`` apart
+    scaled,  # (tokens * K, columns), rows ``scaled_stride`` apart, written
+    losses,  # (tokens,), written
+    gamma,  # (tokens, K), written
+    experts,
+    columns,
+    stride,
+    scaled_stride,
+    ignore_index,
+    HAS_SCALED: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """One token: its loss, the experts' shares in it, their contexts times these."""
+    token = tl.program_id(0).to(tl.int64)
+    expert = tl.arange(0, EXPERTS)
+    own = expert < experts
+    place = token * experts + expert
+    score = tl.load(log_prior + place, mask=own, other=-float("inf"))
+    score -= tl.load(each + place, mask=own, other=0.0)
+    peak = tl.max(score, 0)
+    peak = tl.where(peak == -float("inf"), 0.0, peak)
+    total = peak + tl.log(tl.sum(tl.exp(score - peak), 0))
+    ignored = tl.load(targets + token) == ignore_index
+    share = tl.where(ignored, 0.0, tl.exp(score - total))
+    tl.store(losses + token, tl.where(ignored, 0.0, -total))
+    tl.store(gamma + place, share, mask=own)
+    if HAS_SCALED:
+        for start in range(0, columns, COLUMNS):
+            column = start + tl.arange(0, COLUMNS)
+            inside = own[:, None] & (column < columns)[None, :]
+            x = tl.load(rows + place[:, None] * stride + column[None, :], mask=inside, other=0.0)
+            x = x.to(tl.float32) * share[:, None]
+            at = scaled + place[:, None] * scaled_stride + column[None, :]
+            tl.store(at, x.to(scaled.dtype.element_ty), mask=inside)
+
+
+class TritonPasses:
+    """The passes as Triton kernels."""
+
+    def errors(self, logits: Tensor, targets: Tensor, experts: int) -> Tensor:
+        rows, columns = logits.shape
+        losses = logits.new_empty(rows, dtype=torch.float32)
+        block = triton.next_power_of_2(columns)
+        resident = block <= RESIDENT
+        _errors[(rows,)](
+            logits,
+            targets,
+            losses,
+            columns,
+            logits.stride(0),
+            experts,
+            RESIDENT=resident,
+            BLOCK=block if resident else BLOCK,
+            num_warps=max(4, min(16, block // 1024)) if resident else WARPS,
+        )
+        return losses
+
+    def mix(
+        self,
+        log_prior: Tensor,
+        each: Tensor,
+        targets: Tensor,
+        ignore_index: int,
+        rows: Tensor,
+        scaled: Tensor | None,
+        losses: Tensor,
+        gamma: Tensor,
+    ) -> None:
+        tokens, experts = log_prior.shape
+        _mix[(tokens,)](
+            log_prior.contiguous(),
+            each,
+            targets,
+            rows,
+            scaled,
+            losses,
+            gamma,
+            experts,
+            rows.shape[1],
+            rows.stride(0),
+            0 if scaled is None else scaled.stride(0),
+            ignore_index,
+            HAS_SCALED=scaled is not None,
+            EXPERTS=triton.next_power_of_2(experts),
+            COLUMNS=min(_MIX_COLUMNS, triton.next_power_of_2(rows.shape[1])),
+            num_warps=4,
+        )
