@@ -172,23 +172,25 @@ def test_an_empty_sentence_is_one_pad_however_it_is_padded():
 
 
 @both_norms
+@pytest.mark.parametrize("room", [None, STEPS_AT_ONCE + 6], ids=["growing", "fixed"])
 @torch.no_grad()
-def test_steps_are_the_whole_decoded(norm):
+def test_steps_are_the_whole_decoded(norm, room):
     model, source, length = make(norm, shared=False), ragged(S), STEPS_AT_ONCE + 3
     target = ids(B, length)
     memory = model.encode(source)
-    cache = model.start(memory)
+    cache = model.start(memory, room=room)
     steps = torch.stack([model.step(target[:, t], cache) for t in range(length)], dim=1)
     assert cache.length == length
     torch.testing.assert_close(steps, model.decode(target, memory), rtol=0, atol=1e-11)
 
 
+@pytest.mark.parametrize("room", [None, STEPS_AT_ONCE + 6], ids=["growing", "fixed"])
 @torch.no_grad()
-def test_hypotheses_are_reordered_and_sentences_left_behind():
+def test_hypotheses_are_reordered_and_sentences_left_behind(room):
     model, K = make(), 4
     memory = model.encode(ragged(S))
     prefixes = ids(B * K, 3)
-    cache = model.start(memory, hypotheses=K)
+    cache = model.start(memory, hypotheses=K, room=room)
     for t in range(3):
         model.step(prefixes[:, t], cache)
     rows = torch.tensor([1, 1, 0, 3, 7, 4, 4, 4, 8, 9, 11, 8])  # each within its sentence

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from drill.data import DataError
 from drill.encoders import Transformer
 from drill.evaluation import search, search_steps
+from drill.evaluation.beam import Beam
 from drill.evaluation.sampling import draw
 from drill.evaluation.search import (
     Decoding,
@@ -199,6 +200,12 @@ def test_stopping_early_loses_nothing_and_saves_steps(alpha, monkeypatch):
         steps.append(len(ids))
         return one(self, ids, cache)
 
+    settle = Beam.settle
+
+    def only_when_nothing_grows(beam: Beam, n_best: int) -> None:
+        settle(beam, n_best)
+        beam.done.copy_((beam.alive == -torch.inf).all(1))
+
     monkeypatch.setattr(Transformer, "step", counted)
     saved = False
     for seed in range(6):
@@ -207,8 +214,7 @@ def test_stopping_early_loses_nothing_and_saves_steps(alpha, monkeypatch):
         rows = sum(steps)
         steps.clear()
         with monkeypatch.context() as patch:
-            nothing_grows = lambda beam, *_: (beam.alive == -torch.inf).all(1)  # noqa: E731
-            patch.setattr(search, "_settled", nothing_grows)
+            patch.setattr(Beam, "settle", only_when_nothing_grows)
             late = beam_search(model, SOURCES, decoding, beam=5, n_best=2, length_penalty=alpha)
         assert early == late
         saved |= rows < sum(steps)
@@ -303,6 +309,51 @@ def test_cached_and_uncached_are_the_same():
     drawn = [sample(model, SOURCES, each, samples=3, seed=5) for each in (cached, whole)]
     for a, b in zip(*drawn, strict=True):
         same(a, b)
+
+
+@pytest.mark.parametrize("beam", [1, 3, 8])
+@pytest.mark.parametrize("alpha", [0.0, 0.6])
+def test_replayed_steps_are_the_same(beam, alpha, monkeypatch):
+    """In fixed room that grows twice, with sentences that leave; without a device, no graph."""
+    monkeypatch.setattr(search, "FIRST_ROOM", 4)
+    monkeypatch.setattr(search, "LOOK_EVERY", 4)
+    options = {"beam": beam, "n_best": beam, "length_penalty": alpha}
+    for seed, eos in ((2, -1.0), (3, -6.0)):
+        model = make(seed, eos=eos)
+        plain, replayed = (
+            beam_search(model, SOURCES, Decoding(BOS, EOS, max_extra=11, graph=graph), **options)
+            for graph in (False, True)
+        )
+        for a, b in zip(plain, replayed, strict=True):
+            same(a, b)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+def test_graphs_are_the_same_on_a_gpu(autocast, monkeypatch):
+    monkeypatch.setattr(search, "FIRST_ROOM", 8)
+    model = make(2, eos=-4.0).float().cuda()
+    for beam in (1, 4):
+        plain, replayed = (
+            beam_search(
+                model,
+                SOURCES,
+                Decoding(BOS, EOS, max_extra=40, graph=graph, autocast=autocast),
+                beam=beam,
+            )
+            for graph in (False, None)
+        )
+        for a, b in zip(plain, replayed, strict=True):
+            assert a[0].ids == b[0].ids
+            assert a[0].score == pytest.approx(b[0].score, abs=1e-3 if autocast is None else 0.1)
+
+
+def test_only_layers_that_fold_are_replayed():
+    model = make(4, built("mixture"))
+    with pytest.raises(ValueError, match="graph=True is for output layers that fold"):
+        beam_search(model, SOURCES, Decoding(BOS, EOS, graph=True))
+    with pytest.raises(ValueError, match="graph=True needs cache=True"):
+        Decoding(BOS, EOS, graph=True, cache=False)
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -31,7 +31,8 @@ class Memory(NamedTuple):
     """What the encoder makes of B source sentences.
 
     states  (B, S, d)
-    mask    (B, 1, 1, S), True where a token stands and False where padding does
+    mask    (B, 1, 1, S), 0 where a token stands and -inf where padding does: added to every
+            attention as it is, so made once
     """
 
     states: Tensor
@@ -169,8 +170,9 @@ class Transformer(nn.Module):
         mask = source != self.pad
         first = torch.arange(source.shape[1], device=source.device) == 0
         # Attention over nothing is NaN, so an empty sentence shows its first place.
-        mask = (mask | (first & ~mask.any(1, keepdim=True)))[:, None, None]  # (B, 1, 1, S)
+        mask = mask | (first & ~mask.any(1, keepdim=True))
         x = self._embedded(self.source_embedding, source, 0)
+        mask = _added(mask, x)
         for block in self.encoder:
             x = block(x, mask)
         return Memory(self.encoder_norm(x), mask)
@@ -192,11 +194,14 @@ class Transformer(nn.Module):
 
     # -- step by step -------------------------------------------------------------------------
 
-    def start(self, memory: Memory, hypotheses: int = 1) -> Cache:
-        """What ``step`` begins with, for K hypotheses of every sentence."""
+    def start(self, memory: Memory, hypotheses: int = 1, room: int | None = None) -> Cache:
+        """What ``step`` begins with, for K hypotheses of every sentence.
+
+        ``room`` for so many steps is made at once and does not move: see ``Cache``.
+        """
         positive(type(self).__name__, "hypotheses", hypotheses)
         source = [block.source_attention.keys_values(memory.states) for block in self.decoder]
-        return Cache(source, memory.mask, hypotheses)
+        return Cache(source, memory.mask, hypotheses, room)
 
     def step(self, ids: Tensor, cache: Cache) -> Tensor:
         """The next id of every hypothesis (B*K,) -> hidden (B*K, d); ``cache`` grows by one step.
@@ -218,7 +223,7 @@ class Transformer(nn.Module):
         shared = self.source_embedding is self.target_embedding
         return f"norm={self.norm!r}, dropout={self.dropout}, pad={self.pad}, shared={shared}"
 
-    def _embedded(self, embedding: nn.Embedding, ids: Tensor, start: int) -> Tensor:
+    def _embedded(self, embedding: nn.Embedding, ids: Tensor, start: int | Tensor) -> Tensor:
         x = embedding(ids) * math.sqrt(self.output_size)
         x = x + sinusoids(start, ids.shape[1], self.output_size, x)
         return F.dropout(x, self.dropout, self.training)
@@ -253,16 +258,29 @@ class Transformer(nn.Module):
             )
 
 
-def sinusoids(start: int, length: int, width: int, like: Tensor) -> Tensor:
+def sinusoids(start: int | Tensor, length: int, width: int, like: Tensor) -> Tensor:
     """Positions start..start+length-1, (length, width): sin(t w_i), then cos(t w_i).
 
     w_i = 10000^(-2i/width) for i = 0..width/2-1. Made when asked for, so no sentence is too long.
     """
     exact = torch.promote_types(like.dtype, torch.float32)
-    t = torch.arange(start, start + length, device=like.device, dtype=exact)
+    t = torch.arange(length, device=like.device, dtype=exact) + start
     i = torch.arange(width // 2, device=like.device, dtype=exact)
     angles = t[:, None] * torch.exp(i * (-2.0 * math.log(10_000.0) / width))
     return torch.cat([angles.sin(), angles.cos()], dim=1).to(like.dtype)
+
+
+ALIGNED = 8
+"""Fused attention copies a mask whose rows do not begin at multiples of so many numbers."""
+
+
+def _added(seen: Tensor, x: Tensor) -> Tensor:
+    """(B, S) of True and False as (B, 1, 1, S) of 0 and -inf, in the precision of attention."""
+    kind = x.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    rows, length = seen.shape
+    room = x.new_zeros((rows, 1, 1, -(-length // ALIGNED) * ALIGNED), dtype=dtype)
+    return room[..., :length].masked_fill_(~seen[:, None, None], -torch.inf)
 
 
 def _common_width(source: nn.Embedding, target: nn.Embedding) -> int:

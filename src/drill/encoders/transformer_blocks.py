@@ -15,8 +15,9 @@ from torch import Tensor, nn
 KeysValues = tuple[Tensor, Tensor]
 """Keys and values, each (B, H, S, d/H)."""
 
-Append = Callable[[Tensor, Tensor], KeysValues]
-"""Adds the keys and values (B*K, H, 1, d/H) of a step; gives those of all steps so far."""
+Append = Callable[[Tensor], tuple[Tensor, Tensor, Tensor | None]]
+"""Adds the keys and values (2, B*K, H, d/H) of a step; gives those of all steps, and a mask where
+some of these are still to come."""
 
 
 class SelfAttention(nn.Module):
@@ -32,7 +33,7 @@ class SelfAttention(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """x (B, T, d) -> (B, T, d); position t sees those of ``mask``, without one those up to t.
 
-        mask  (B, 1, 1, T), True where a token may be seen
+        mask  (B, 1, 1, T), 0 where a token may be seen and -inf elsewhere
         """
         q, k, v = _by_heads(self.query_key_value(x), 3, self.heads)
         p = self.dropout if self.training else 0.0
@@ -41,10 +42,10 @@ class SelfAttention(nn.Module):
 
     def step(self, x: Tensor, append: Append) -> Tensor:
         """One position of x (B, K, d), every hypothesis for itself, after those appended before."""
-        rows = self.query_key_value(x).flatten(0, 1)[:, None]  # (B*K, 1, 3d)
-        q, k, v = _by_heads(rows, 3, self.heads)
-        seen = F.scaled_dot_product_attention(q, *append(k, v))  # (B*K, H, 1, d/H)
-        return self.output(seen.reshape(x.shape))
+        rows = self.query_key_value(x).view(-1, 3, self.heads, x.shape[-1] // self.heads)
+        parts = rows.transpose(0, 1)  # (3, B*K, H, d/H)
+        seen = F.scaled_dot_product_attention(parts[0].unsqueeze(2), *append(parts[1:]))
+        return self.output(seen.reshape(x.shape))  # of (B*K, H, 1, d/H)
 
 
 class CrossAttention(nn.Module):

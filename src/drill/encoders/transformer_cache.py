@@ -15,48 +15,84 @@ class Cache:
     Those of the source exist once a sentence, whatever K is. Those of the hypotheses lie in one
     tensor for all layers, the steps outermost: to reorder them is one copy of the steps so far.
     Row b*K + k is hypothesis k of sentence b.
+
+    With ``room`` there is memory for so many steps from the beginning. ``length`` is then a tensor
+    (1,), every step reads all of the room behind a mask, and no shape or address depends on the
+    step: a CUDA graph of two steps can be replayed, two because a reordering swaps two halves.
     """
 
-    def __init__(self, source: list[KeysValues], mask: Tensor, hypotheses: int) -> None:
+    def __init__(
+        self, source: list[KeysValues], mask: Tensor, hypotheses: int, room: int | None = None
+    ) -> None:
         self.source = source  # of each layer, (B, H, S, d/H)
         self.mask = mask  # (B, 1, 1, S)
         self.hypotheses = hypotheses
-        self.length = 0
+        self.fixed = room is not None
+        self.length: int | Tensor = 0
         self._held: Tensor | None = None  # (room, layers, 2, B*K, H, d/H)
         self._spare: Tensor | None = None  # as large; fresh memory would cost more than the copy
+        self._to_come: Tensor | None = None  # (1, 1, 1, room), -inf at steps after this one
+        if room is not None:
+            self.length = torch.zeros(1, dtype=torch.int64, device=mask.device)
+            self.make_room(room)
 
     @property
     def sentences(self) -> int:
         return self.mask.shape[0]
 
-    def append(self, layer: int, keys: Tensor, values: Tensor) -> KeysValues:
-        """Adds this step's (B*K, H, 1, d/H); gives all of the layer, (B*K, H, length + 1, d/H)."""
-        if keys.requires_grad:
+    @property
+    def room(self) -> int:
+        return 0 if self._held is None else self._held.shape[0]
+
+    def make_room(self, steps: int) -> None:
+        """For at least so many steps in all; what is held is copied."""
+        keys = self.source[0][0]
+        rows, (_, heads, _, width) = self.sentences * self.hypotheses, keys.shape
+        shape = (steps - self.room, len(self.source), 2, rows, heads, width)
+        # What is masked still counts 0 times itself, so it must be a number.
+        more = keys.new_zeros(shape) if self.fixed else keys.new_empty(shape)
+        self._held = more if self._held is None else torch.cat([self._held, more])
+        self._spare = torch.empty_like(self._held) if self.fixed else None
+
+    def append(self, layer: int, step: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Adds this step's keys and values (2, B*K, H, d/H) of a layer.
+
+        Gives all of the layer so far, twice (B*K, H, length + 1, d/H), and no mask; or with a fixed
+        room twice (B*K, H, room, d/H) and the mask over it.
+        """
+        if step.requires_grad:
             raise RuntimeError(
                 "Cache: steps are written in place and have no gradient; decode step by step under "
                 "torch.no_grad(), or all at once to train"
             )
-        if self._held is None or self.length == self._held.shape[0]:
-            rows, heads, _, width = keys.shape
-            shape = (STEPS_AT_ONCE, len(self.source), 2, rows, heads, width)
-            room = keys.new_empty(shape)
-            self._held = room if self._held is None else torch.cat([self._held, room])
-            self._spare = None
-        held = self._held[: self.length + 1, layer]  # (length + 1, 2, B*K, H, d/H)
-        held[-1, 0] = keys[:, :, 0]
-        held[-1, 1] = values[:, :, 0]
-        all_keys, all_values = held.permute(1, 2, 3, 0, 4).unbind(0)
-        return all_keys, all_values
+        if isinstance(self.length, Tensor):
+            assert self._held is not None
+            held = self._held[:, layer]  # (room, 2, B*K, H, d/H)
+            held.index_copy_(0, self.length, step[None])
+            if layer == 0:
+                later = torch.arange(self.room, device=step.device) > self.length
+                zeros = step.new_zeros((1, 1, 1, self.room))
+                self._to_come = zeros.masked_fill_(later, -torch.inf)
+        else:
+            if self.length == self.room:
+                self.make_room(self.room + STEPS_AT_ONCE)
+            assert self._held is not None
+            held = self._held[: self.length + 1, layer]  # (length + 1, 2, B*K, H, d/H)
+            held[-1] = step
+        keys, values = held.permute(1, 2, 3, 0, 4).unbind(0)
+        return keys, values, self._to_come
 
     def reorder(self, rows: Tensor) -> None:
         """Row i goes on from what row ``rows[i]`` was, (B*K,); a row stays in its sentence."""
         if self._held is None:
             return
         if len(rows) != self._held.shape[3]:
-            self._held, self._spare = self._held.index_select(3, rows), None
+            self._held = self._held.index_select(3, rows)
+            self._spare = torch.empty_like(self._held) if self.fixed else None
             return
         spare = torch.empty_like(self._held) if self._spare is None else self._spare
-        torch.index_select(self._held[: self.length], 3, rows, out=spare[: self.length])
+        used = self.room if isinstance(self.length, Tensor) else self.length
+        torch.index_select(self._held[:used], 3, rows, out=spare[:used])
         self._held, self._spare = spare, self._held
 
     def select(self, sentences: Tensor) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from drill.data import DataError
 from drill.encoders.transformer import Memory, Transformer
@@ -35,6 +35,9 @@ class Decoding:
     cache         whether keys and values are kept from step to step; False computes every prefix
                   anew, as a check of the other
     autocast      torch.bfloat16, say; by default the model's own precision
+    graph         whether a beam is searched by replays of a CUDA graph, several times as fast where
+                  the host is what takes the time; by default on CUDA wherever the output layer
+                  folds. On a CPU True runs the same steps without one, as a check
     """
 
     bos: int
@@ -45,8 +48,13 @@ class Decoding:
     batch_tokens: int = 4096
     cache: bool = True
     autocast: torch.dtype | None = None
+    graph: bool | None = None
 
     def __post_init__(self) -> None:
+        if self.graph and not self.cache:
+            raise ValueError(
+                "Decoding: graph=True needs cache=True; without a cache every step has other shapes"
+            )
         if not (0.0 <= self.max_ratio < math.inf and self.max_extra >= 0):
             raise ValueError(
                 "Decoding: max_ratio and max_extra are finite numbers of at least 0, not "
@@ -58,6 +66,17 @@ class Decoding:
     def limit(self, tokens: int) -> int:
         """The longest translation of a source of so many tokens; there is room for an <eos>."""
         return max(1, math.floor(self.max_ratio * tokens + self.max_extra))
+
+    def replays(self, device: torch.device, head: "Head") -> bool:
+        """Whether a beam over ``head`` is searched by replays."""
+        if self.graph and not isinstance(head, FoldedHead):
+            raise ValueError(
+                "Decoding: graph=True is for output layers that fold, because a graph may read "
+                "nothing back; leave graph out for this one"
+            )
+        if self.graph is not None:
+            return self.graph
+        return device.type == "cuda" and self.cache and isinstance(head, FoldedHead)
 
     def never(self, model: Translator) -> list[int]:
         """Every id that no translation holds; ValueError where the ids fit neither each other nor
@@ -141,6 +160,17 @@ def batches(name: str, model: Translator, sources: Sources, decoding: Decoding) 
 # -- labels ---------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class FoldedHead:
+    """log softmax(weight context(h) + bias): what a layer of one matrix is once it is trained."""
+
+    context: Head
+    linear: nn.Linear
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return head_log_probs(self.context(hidden), self.linear.weight, self.linear.bias)
+
+
 @contextmanager
 def encoded_once(model: Translator) -> Iterator[Head]:
     """The model's output layer with labels that are encoded now and never again.
@@ -156,8 +186,7 @@ def encoded_once(model: Translator) -> Iterator[Head]:
     matrix = layer.layer if isinstance(layer, SampledSoftmax) else layer
     with evaluating(model):
         if isinstance(matrix, MatrixLayer):
-            linear, context = matrix.fold(), matrix.context
-            yield lambda hidden: head_log_probs(context(hidden), linear.weight, linear.bias)
+            yield FoldedHead(matrix.context, matrix.fold())
         else:
             with layer.cached_labels():
                 yield layer.log_probs
@@ -189,18 +218,29 @@ class Steps(Protocol):
     def select(self, sentences: Tensor) -> None:
         """Only these sentences go on, (b,)."""
 
+    def make_room(self, steps: int) -> bool:
+        """Whether something has moved so that so many steps fit."""
+
 
 class CachedSteps:
     """Keys and values are kept: a step costs what one token costs."""
 
-    def __init__(self, transformer: Transformer, memory: Memory, hypotheses: int) -> None:
+    def __init__(
+        self, transformer: Transformer, memory: Memory, hypotheses: int, room: int | None = None
+    ) -> None:
         self.transformer = transformer
-        self.cache = transformer.start(memory, hypotheses)
+        self.cache = transformer.start(memory, hypotheses, room)
         self.reorder = self.cache.reorder
         self.select = self.cache.select
 
     def step(self, ids: Tensor) -> Tensor:
         return self.transformer.step(ids, self.cache)
+
+    def make_room(self, steps: int) -> bool:
+        if not self.cache.fixed or steps <= self.cache.room:
+            return False
+        self.cache.make_room(max(steps, 2 * self.cache.room))
+        return True
 
 
 class WholeSteps:
@@ -216,6 +256,9 @@ class WholeSteps:
         self.prefixes = torch.cat([self.prefixes, ids[:, None]], dim=1)
         return self.transformer.decode(self.prefixes, self.memory)[:, -1]
 
+    def make_room(self, steps: int) -> bool:
+        return False
+
     def reorder(self, rows: Tensor) -> None:
         self.prefixes = self.prefixes[rows]
 
@@ -226,9 +269,14 @@ class WholeSteps:
         self.reorder(rows)
 
 
-def begin(model: Translator, source: Tensor, hypotheses: int, cache: bool) -> Steps:
+def begin(
+    model: Translator, source: Tensor, hypotheses: int, cache: bool, room: int | None = None
+) -> Steps:
+    """``room``: for so many steps at once, in memory that does not move."""
     memory = model.transformer.encode(source)
-    return (CachedSteps if cache else WholeSteps)(model.transformer, memory, hypotheses)
+    if not cache:
+        return WholeSteps(model.transformer, memory, hypotheses)
+    return CachedSteps(model.transformer, memory, hypotheses, room)
 
 
 class Writable:
