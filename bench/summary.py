@@ -15,6 +15,7 @@ QUESTIONS = {
     "loss": "How fast, how small and how exact is the loss?",
     "memory": "Does the loss stay within its memory budget, however many tokens there are?",
     "inference": "What does a trained layer cost at inference?",
+    "lstm": "What do the LSTMs of AWD-LSTM cost, with weight drop, against cuDNN?",
     "step": "What does a whole training step of a language model cost, against plain PyTorch?",
 }
 
@@ -77,6 +78,13 @@ COLUMNS: dict[str, dict[str, Cell]] = {
         "x nn.Linear": against("nn.Linear", "ms_median"),
         "graph ms": milliseconds("ms_graph_median"),
         "x nn.Linear (graph)": against("nn.Linear", "ms_graph_median"),
+    },
+    "lstm": {
+        "ms": milliseconds("ms_median"),
+        "x cudnn": against("cudnn", "ms_median"),
+        "graph ms": milliseconds("ms_graph_median"),
+        "x cudnn (graph)": against("cudnn", "ms_graph_median"),
+        "MiB beyond gradients": mib("working_bytes"),
     },
     "step": {
         "ms": milliseconds("ms_median"),

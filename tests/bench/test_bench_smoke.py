@@ -48,6 +48,7 @@ EXPECTED = {
     "loss": {"GEMM floor", "drill reference", "drill chunked", "drill triton", "drill auto"},
     "memory": {"reference", "chunked", "triton"},
     "inference": {"nn.Linear", "deep-residual 4, folded", "deep-residual 4, as trained"},
+    "lstm": {"cudnn"},
     "step": {"plain nn.LSTM + F.cross_entropy", "drill tied", "drill deep-residual 4"},
 }
 

@@ -84,9 +84,10 @@ class Loop(ABC):
         """Have the graphs that so many steps need. Overwrites what a loop holds but for w."""
         if self.graphs is None:
             self.graphs = {}
-        current = torch.cuda.current_stream(self.w.device)
-        aside = _stream_for(self.w.device, current.cuda_stream)
-        for piece in sorted(set(pieces(steps)) - self.graphs.keys()):
+        missing = sorted(set(pieces(steps)) - self.graphs.keys())
+        for piece in missing:
+            current = torch.cuda.current_stream(self.w.device)
+            aside = _stream_for(self.w.device, current.cuda_stream)
             aside.wait_stream(current)
             with torch.cuda.stream(aside):
                 # Compiles, loads and allocates, none of which a capture allows.
