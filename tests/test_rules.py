@@ -118,7 +118,7 @@ def test_wrong_settings_name_the_rule_and_the_mend():
         NtAsgd(math.nan)
     with pytest.raises(ValueError, match="clip is a positive number or none, not 0"):
         Sgd(clip=0.0)
-    with pytest.raises(ValueError, match="schedule is constant, cosine or one-cycle"):
+    with pytest.raises(ValueError, match="schedule is constant, cosine, one-cycle or inverse-sqrt"):
         AdamW(schedule="linear")
     with pytest.raises(ValueError, match="no parameter to train"):
         Sgd().begin([])

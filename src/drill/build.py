@@ -8,9 +8,9 @@ run.model, run.vocabulary
 
 import datetime
 import inspect
+import logging
 import os
 import platform
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,10 +23,11 @@ from torch import nn
 
 from drill import __version__
 from drill.checkpoint import copy_into, load, load_into
-from drill.config import OVER, Settings, saved, wraps
-from drill.data import DataError, Ids, Vocabulary, cache_folder, read_corpus
+from drill.config import LANGUAGE_MODEL, OVER, TRANSLATION, Settings, saved, wraps
+from drill.data import NAMES, PARALLEL_NAMES, DataError, Ids, Vocabulary, cache_folder, read_corpus
 from drill.encoders import ENCODERS
 from drill.layers import LAYERS, OutputLayer
+from drill.machine import commit, device_name, pick_device
 from drill.models import LanguageModel
 from drill.optim import RULES, Rule
 from drill.parallel import World, world
@@ -34,11 +35,20 @@ from drill.progress import Progress
 from drill.recipes import NAME, SettingsError
 from drill.run_folder import RunFolder, RunFolderError
 from drill.training import Outcome, train
+from drill.translation_training import TranslationOutcome
+from drill.translator import Translator
 
 FINETUNE_LENGTH_SEED = 331  # of the published finetuning, whatever the seed of the run
 FINETUNE_LENGTH_ROOM = 10  # how far beyond bptt its segments may be
 
-Weights = Literal["best", "last"]
+OVER_ALL_EPOCHS = ("cosine", "one-cycle")  # schedules that end with the run
+
+CORPUS_NAMES = {LANGUAGE_MODEL: NAMES, TRANSLATION: PARALLEL_NAMES}
+
+Weights = Literal["averaged", "best", "last"]
+"""``averaged``, of translators, where they are better than the best single ones."""
+
+logger = logging.getLogger("drill")
 
 
 def corpus(settings: Settings, progress: Any = None) -> tuple[Ids, Vocabulary]:
@@ -56,27 +66,31 @@ def language_model(
     try:
         embedding = nn.Embedding(len(vocabulary), width)
         built = kind(embedding, **encoder)
-        layer = _layer(settings.layer, embedding, built.output_size, vocabulary)
+        layer = output_layer(settings.layer, embedding, built.output_size, vocabulary.counts.tolist)
         return LanguageModel(built, layer).to(device)
     except (ValueError, TypeError) as error:
         raise SettingsError(f"the recipe {settings.recipe} makes no model: {error}") from None
 
 
-def _layer(
-    table: dict[str, Any], embedding: nn.Embedding, hidden_size: int, vocabulary: Vocabulary
+def output_layer(
+    table: dict[str, Any],
+    embedding: nn.Embedding,
+    hidden_size: int,
+    counts: Callable[[], list[int]],
 ) -> OutputLayer:
+    """The layer that a table describes; ``counts`` of labels are asked for where it needs them."""
     options = {key: value for key, value in table.items() if key not in (NAME, OVER)}
     kind: Any = LAYERS[table[NAME]]
     takes = inspect.signature(kind).parameters
     if options.get("hidden_size", hidden_size) is None:
         options["hidden_size"] = hidden_size
     if "counts" in takes:
-        options["counts"] = vocabulary.counts.tolist()
+        options["counts"] = counts()
     if not wraps(kind):
         return kind(embedding, **options)
     # A mixture projects what the encoder gives; others hand it on as it is.
     inner = embedding.embedding_dim if "hidden_size" in takes else hidden_size
-    return kind(_layer(table[OVER], embedding, inner, vocabulary), **options)
+    return kind(output_layer(table[OVER], embedding, inner, counts), **options)
 
 
 def rule(settings: Settings) -> Rule:
@@ -85,21 +99,6 @@ def rule(settings: Settings) -> Rule:
         return RULES[options.pop(NAME)](**options)
     except (ValueError, TypeError) as error:
         raise SettingsError(f"[optimizer]: {error}") from None
-
-
-def pick_device(name: str = "auto") -> torch.device:
-    """``auto``: the process's own GPU where there is one, else the CPU."""
-    if name != "auto":
-        try:
-            device = torch.device(name)
-            torch.zeros(1, device=device)
-        except (RuntimeError, AssertionError, ValueError) as error:
-            reason = str(error).split("\n")[0]
-            raise SettingsError(f"device {name}: cannot be used here ({reason})") from None
-        return device
-    if torch.cuda.is_available():
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    return torch.device("cpu")
 
 
 # -- runs -----------------------------------------------------------------------------------------
@@ -112,20 +111,27 @@ def train_run(
     device: torch.device | str = "auto",
     progress: Callable[[Progress], None] | None = None,
     data_progress: Any = None,
-) -> Outcome:
-    """Train in ``folder``, from the beginning or from where a run of these settings stopped."""
+) -> Outcome | TranslationOutcome:
+    """Train in ``folder``, from the beginning or from where a run of these settings stopped.
+
+    The outcome is that of ``train`` or, for a translator, that of ``train_translator``.
+    """
     place = pick_device(device) if isinstance(device, str) else device
     if place.type == "cuda":
         torch.cuda.set_device(place)
     run = RunFolder(folder)
+    if settings.task == TRANSLATION:
+        from drill.build_translation import train_translation as train_task  # built on this module
+    else:
+        train_task = train_language_model
     with world(place) as processes:
         if not processes.first:
-            return _train(settings, run, place, processes, progress, data_progress)
+            return train_task(settings, run, place, processes, progress, data_progress)
         with run.locked():
-            return _train(settings, run, place, processes, progress, data_progress)
+            return train_task(settings, run, place, processes, progress, data_progress)
 
 
-def _train(
+def train_language_model(
     settings: Settings,
     run: RunFolder,
     device: torch.device,
@@ -135,7 +141,9 @@ def _train(
 ) -> Outcome:
     begun = run.last.exists() or run.best.exists()  # else there is nothing to keep
     if begun and run.recipe.exists():
-        _refuse_other(settings, run)
+        refuse_other(settings, run)
+        if processes.first:
+            _tell_of_the_schedule(settings, run)
     ids, vocabulary = corpus(settings, data_progress if processes.first else None)
     if begun and Vocabulary.load(run.vocabulary) != vocabulary:
         raise DataError(
@@ -151,7 +159,7 @@ def _train(
         load_into(model, start.best)
     if processes.first:
         vocabulary.save(run.vocabulary)
-        run.write_json(run.environment, _environment(settings, model, device, processes))
+        run.write_json(run.environment, environment(settings, model, device, processes))
         run.write_text(run.recipe, settings.to_toml())
     return train(
         model,
@@ -164,13 +172,23 @@ def _train(
     )
 
 
-def _refuse_other(settings: Settings, run: RunFolder) -> None:
-    changes = saved(run.recipe).differences(settings)
+def refuse_other(settings: Settings, run: RunFolder) -> None:
+    changes = located(saved(run.recipe), run).differences(located(settings))
     if changes:
         more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
         raise RunFolderError(
             f"{run.path}: holds a run with other settings ({'; '.join(changes[:3])}{more}); give "
             "this one another --name, or remove the folder"
+        )
+
+
+def _tell_of_the_schedule(settings: Settings, run: RunFolder) -> None:
+    schedule = settings.optimizer.get("schedule")
+    before, now = (each.training["epochs"] for each in (saved(run.recipe), settings))
+    if before != now and schedule in OVER_ALL_EPOCHS:
+        logger.warning(
+            f"{run.path}: training.epochs {before} -> {now} changes its {schedule} schedule too: "
+            f"the learning rate jumps here, and the run is not one of {now} epochs from the start"
         )
 
 
@@ -191,6 +209,7 @@ def finetuning(run: Path | str) -> Settings:
             f"{folder.path}: was trained with adamw, whose rate tells nothing about that of "
             "averaged SGD; finetune runs of nt-asgd, asgd or sgd"
         )
+    settings = with_text(settings, folder)
     kept = {key: settings.optimizer[key] for key in ("lr", "weight_decay", "clip")}
     return Settings(
         recipe=f"{settings.recipe}-finetune",
@@ -209,6 +228,33 @@ def finetuning(run: Path | str) -> Settings:
     )
 
 
+def located(settings: Settings, run: RunFolder | None = None) -> Settings:
+    """Settings with an absolute path to their text, so that they hold in every folder.
+
+    A relative path of a run starts in the folder it was trained in. Where that has no such text
+    (the run was moved with it, or is too old to tell), and for new settings, it starts here.
+    """
+    corpus = settings.data["corpus"]
+    if corpus in CORPUS_NAMES[settings.task]:
+        return settings
+    folders = (None if run is None else run.working_folder(), ".")
+    places = [os.path.abspath(Path(each, corpus)) for each in folders if each is not None]
+    place = next(filter(os.path.exists, places), places[0])
+    return settings.changed(data={"corpus": place})
+
+
+def with_text(settings: Settings, run: RunFolder) -> Settings:
+    """``located`` settings of a run whose text must be there."""
+    found = located(settings, run)
+    corpus = found.data["corpus"]
+    if corpus not in CORPUS_NAMES[settings.task] and not Path(corpus).exists():
+        raise DataError(
+            f"{run.path}: the text it was trained on is gone from {corpus}; put it back, or go to "
+            f"the folder in which it is {settings.data['corpus']}"
+        )
+    return found
+
+
 @dataclass(frozen=True)
 class Run:
     """A trained model and what it was trained on."""
@@ -222,7 +268,7 @@ class Run:
     @cached_property
     def ids(self) -> Ids:
         """The encoded corpus; refuses one that is not the run's."""
-        ids, vocabulary = corpus(self.settings)
+        ids, vocabulary = corpus(with_text(self.settings, self.folder))
         if vocabulary != self.vocabulary:
             raise DataError(
                 f"{self.folder.path}: was trained on another text than "
@@ -231,36 +277,61 @@ class Run:
         return ids
 
 
+def settings_of(run: RunFolder) -> Settings:
+    if not run.path.is_dir() or not run.recipe.exists():
+        raise RunFolderError(
+            f"{run.path}: holds no run (no recipe.toml); name a folder of `drill train`"
+        )
+    return saved(run.recipe)
+
+
+def task_of(folder: Path | str) -> str:
+    """What the run of a folder was trained for."""
+    return settings_of(RunFolder(folder)).task
+
+
 def load_run(
     folder: Path | str, weights: Weights | None = None, device: torch.device | str = "auto"
 ) -> Run:
     """The model of a run in eval mode: the best weights, or the last where none are best yet."""
     run = RunFolder(folder)
-    if not run.path.is_dir() or not run.recipe.exists():
+    settings = settings_of(run)
+    if settings.task == TRANSLATION:
         raise RunFolderError(
-            f"{run.path}: holds no run (no recipe.toml); name a folder of `drill train`"
+            f"{run.path}: holds a translator, not a language model; use `drill translate`, or "
+            "load_translation in Python"
         )
-    settings = saved(run.recipe)
     vocabulary = Vocabulary.load(run.vocabulary)
     place = pick_device(device) if isinstance(device, str) else device
-    chosen: Weights = weights or ("best" if run.best.exists() else "last")
     model = language_model(settings, vocabulary, place)
-    if chosen == "best":
-        load_into(model, run.best)
-    else:
+    chosen = load_weights(model, run, weights)
+    return Run(run, settings, vocabulary, model, chosen)
+
+
+def load_weights(model: nn.Module, run: RunFolder, weights: Weights | None) -> Weights:
+    """Load these, or the best there are, and set eval mode; gives which they are."""
+    files: dict[Weights, Path] = {"averaged": run.averaged, "best": run.best}
+    there: list[Weights] = [name for name, path in files.items() if path.exists()]
+    chosen: Weights = weights or [*there, "last"][0]
+    if chosen == "last":
         tensors, _ = load(run.last)
         wanted = {f"model/{name}": p for name, p in model.named_parameters()}
         found = {name: t for name, t in tensors.items() if name.startswith("model/")}
         copy_into(wanted, found, str(run.last))
+    else:
+        load_into(model, files[chosen])
     model.eval()
-    return Run(run, settings, vocabulary, model, chosen)
+    return chosen
 
 
 # -- environment ----------------------------------------------------------------------------------
 
 
-def _environment(
-    settings: Settings, model: LanguageModel, device: torch.device, processes: World
+def environment(
+    settings: Settings,
+    model: LanguageModel | Translator,
+    device: torch.device,
+    processes: World,
 ) -> dict[str, Any]:
     precision = settings.training["precision"]
     return {
@@ -275,38 +346,8 @@ def _environment(
         "seed": settings.training["seed"],
         "world_size": processes.size,
         "command": sys.argv,
+        "working_folder": str(Path.cwd()),
         "parameters": model.parameter_count(),
         "vocabulary_size": model.layer.vocabulary_size,
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
-
-
-def commit() -> str | None:
-    """The commit of the source, with a plus where files differ from it; None outside a checkout.
-
-    ``DRILL_COMMIT`` goes before: a copy on another machine may have another history or none.
-    """
-    if "DRILL_COMMIT" in os.environ:
-        return os.environ["DRILL_COMMIT"]
-    here = str(Path(__file__).parent)
-
-    def git(*words: str) -> str:
-        done = subprocess.run(
-            ["git", "-C", here, *words], capture_output=True, text=True, check=True
-        )
-        return done.stdout.strip()
-
-    try:
-        name = git("rev-parse", "--short", "HEAD")
-        return name + ("+" if git("status", "--porcelain", "--untracked-files=no", here) else "")
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
-def device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    info = Path("/proc/cpuinfo")
-    names = info.read_text().splitlines() if info.exists() else []
-    model = [line.split(":", 1)[1].strip() for line in names if line.startswith("model name")]
-    return model[0] if model else platform.processor() or platform.machine()

@@ -3,35 +3,50 @@
 A table of a recipe is a set of keyword arguments: ``[layer]`` those of an output layer,
 ``[encoder]`` of an encoder, ``[optimizer]`` of a rule, ``[training]`` of ``train`` and ``[data]``
 of ``read_corpus``. Their names, types and defaults stand in those signatures and nowhere else.
+A recipe with ``task = "translation"`` has ``[encoder]`` of ``Transformer``, ``[training]`` of
+``train_translator``, ``[data]`` of ``read_parallel_corpus``, and beside them ``[filters]`` of
+``Filters`` and ``[subwords]`` of ``Subwords.train``.
 """
 
+import difflib
 import inspect
 import json
 import sys
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from drill.data import read_corpus
+from drill.data import Filters, Subwords, read_corpus, read_parallel_corpus
 from drill.encoders import ENCODERS
+from drill.encoders.transformer import PRESETS, Transformer
 from drill.layers import LAYERS, MatrixLayer, OutputLayer
 from drill.optim import RULES
 from drill.recipes import NAME, SettingsError, Table, changed, nearest, parsed, read
 from drill.training import check_options, train
+from drill.translation_training import check_translation_options, train_translator
 
 OVER = "over"  # the layer that a wrapping layer wraps
 NONE = "none"
 START = "start"  # a run whose best weights are the first ones
+TASK = "task"
+LANGUAGE_MODEL, TRANSLATION = "language-model", "translation"
 
 # What a run gives by itself, and what no TOML can hold.
 NOT_SET = {
     "embedding", "layer", "counts", "generator",  # of layers and encoders
-    "model", "ids", "folder", "rule", "world", "progress",  # of train
-    "fetch",
+    "source_embedding", "target_embedding", "pad", "init_embeddings",  # of the Transformer
+    "model", "ids", "data", "folder", "rule", "world", "progress",  # of train
+    "fetch", "lines",
 }  # fmt: skip
-MAY_CHANGE = ("training.epochs", "training.save_every")  # while a run goes on
+MAY_CHANGE = (  # while a run goes on
+    "training.epochs",
+    "training.updates",
+    "training.max_minutes",
+    "training.save_every",
+)
 
 
 @dataclass(frozen=True)
@@ -45,13 +60,18 @@ class Settings:
     optimizer: Table
     training: Table
     start: str | None = None
+    task: str = LANGUAGE_MODEL
+    filters: Table = field(default_factory=dict)  # this and the next of translation alone
+    subwords: Table = field(default_factory=dict)
 
     def tables(self) -> dict[str, Table]:
-        return {name: getattr(self, name) for name in TABLES}
+        return {name: getattr(self, name) for name in TASKS[self.task]}
 
     def to_toml(self) -> str:
         """The text of ``recipe.toml``; ``resolved`` of it gives these settings again."""
         head = [f"recipe = {_written(self.recipe)}"]
+        if self.task != LANGUAGE_MODEL:
+            head.append(f"{TASK} = {_written(self.task)}")
         if self.start is not None:
             head.append(f"{START} = {_written(self.start)}")
         parts = [_table(name, table) for name, table in self.tables().items()]
@@ -60,12 +80,13 @@ class Settings:
     def changed(self, **tables: Mapping[str, Any]) -> "Settings":
         """The same settings with other values, ``changed(training={"epochs": 3})``."""
         merged = {name: {**table, **tables.get(name, {})} for name, table in self.tables().items()}
-        return Settings(self.recipe, start=self.start, **merged)
+        return Settings(self.recipe, start=self.start, task=self.task, **merged)
 
     def differences(self, other: "Settings") -> list[str]:
         """``key: mine -> theirs`` for all that two runs may not differ in."""
         mine, theirs = _flat(self.tables()), _flat(other.tables())
-        mine[START], theirs[START] = self.start, other.start
+        mine |= {START: self.start, TASK: self.task}
+        theirs |= {START: other.start, TASK: other.task}
         return [
             f"{key}: {mine.get(key)!r} -> {theirs.get(key)!r}"
             for key in sorted(mine.keys() | theirs.keys())
@@ -86,17 +107,21 @@ def saved(path: Path) -> Settings:
 
 def resolved(tables: Mapping[str, Any]) -> Settings:
     """Check every key and every value's kind, and fill in what is left out."""
-    known = [*TABLES, "recipe", START]
+    task = tables.get(TASK, LANGUAGE_MODEL)
+    if not isinstance(task, str) or task not in TASKS:
+        raise SettingsError(f"{TASK}: there is no {task!r}{nearest(str(task), list(TASKS))}")
+    checks = TASKS[task]
+    known = [*checks, "recipe", START, TASK]
     for key, value in tables.items():
         if key not in known:
             raise SettingsError(f"{key}: is no table of a recipe{nearest(key, known)}")
-        if key in TABLES and not isinstance(value, dict):
+        if key in checks and not isinstance(value, dict):
             raise SettingsError(f"{key}: is a table, not {value!r}; write [{key}]")
     for key, meaning in (("recipe", "the name of these settings"), (START, "the folder of a run")):
         if not isinstance(tables.get(key), str | None):
             raise SettingsError(f"{key}: is {meaning}, a text, not {tables[key]!r}")
-    checked = {name: check(tables.get(name, {})) for name, check in TABLES.items()}
-    return Settings(tables.get("recipe") or "own", start=tables.get(START), **checked)
+    checked = {name: check(tables.get(name, {})) for name, check in checks.items()}
+    return Settings(tables.get("recipe") or "own", start=tables.get(START), task=task, **checked)
 
 
 # -- tables and the signatures behind them --------------------------------------------------------
@@ -113,16 +138,26 @@ def _arguments(call: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     }
 
 
-def _filled(where: str, table: Table, call: Callable[..., Any], also: Iterable[str] = ()) -> Table:
-    """``table`` with the defaults of ``call``; keys in ``also`` have been looked at already."""
+def _filled(
+    where: str,
+    table: Table,
+    call: Callable[..., Any],
+    also: Iterable[str] = (),
+    choices: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
+) -> Table:
+    """``table`` with the defaults of ``call``; keys in ``also`` have been looked at already.
+
+    ``choices`` are what the table could have named instead, and may have the key that is unknown.
+    """
     arguments = _arguments(call)
     for key, value in table.items():
         if key in also:
             continue
         if key not in arguments:
             named = f" of {table[NAME]}" if NAME in also else ""
+            near = _elsewhere(where, key, list(arguments), choices)
             raise SettingsError(
-                f"{where}.{key}: is no setting{named}{nearest(key, [*arguments, *also])}"
+                f"{where}.{key}: is no setting{named}{near or nearest(key, [*arguments, *also])}"
             )
         if not _fits(_read_none(value, arguments[key]), arguments[key].annotation):
             raise SettingsError(
@@ -139,6 +174,19 @@ def _filled(where: str, table: Table, call: Callable[..., Any], also: Iterable[s
         wants_float = float in _alternatives(parameter.annotation)
         filled[key] = float(value) if wants_float and type(value) is int else value
     return filled
+
+
+def _elsewhere(
+    where: str, key: str, own: list[str], choices: Mapping[str, Callable[..., Any]]
+) -> str:
+    """Who has ``key`` or one spelt alike, where no key of one's ``own`` is as near."""
+    held = {name: _arguments(call) for name, call in choices.items()}
+    known = [*own, *(each for arguments in held.values() for each in arguments)]
+    near = difflib.get_close_matches(key, known, n=1)
+    if not near or near[0] in own:
+        return ""
+    owners = [name for name, arguments in held.items() if near[0] in arguments]
+    return f"; did you mean {near[0]} of {' or '.join(owners)}? then set {where}.{NAME} too"
 
 
 def _read_none(value: Any, parameter: inspect.Parameter) -> Any:
@@ -165,7 +213,8 @@ def _encoder(table: Table) -> Table:
         raise SettingsError(
             f"encoder.width: is a whole number of at least 1, not {table['width']!r}"
         )
-    return _filled("encoder", table, ENCODERS[table[NAME]], also=(NAME, "width"))
+    kind = ENCODERS[table[NAME]]
+    return _filled("encoder", table, kind, also=(NAME, "width"), choices=ENCODERS)
 
 
 def wraps(kind: type[OutputLayer]) -> bool:
@@ -182,7 +231,7 @@ def _layer(table: Table, where: str = "layer") -> Table:
                 f"{where}.{OVER}: {table[NAME]} wraps no other layer; leave it out, or choose "
                 f"{', '.join(n for n, c in LAYERS.items() if wraps(c))}"
             )
-        return _filled(where, table, kind, also=(NAME,))
+        return _filled(where, table, kind, also=(NAME,), choices=LAYERS)
     inner = table.get(OVER, {})
     if not isinstance(inner, dict):
         raise SettingsError(f"{where}.{OVER}: is a table, not {inner!r}; write [{where}.{OVER}]")
@@ -191,30 +240,72 @@ def _layer(table: Table, where: str = "layer") -> Table:
         raise SettingsError(
             f"{where}.{OVER}.{NAME}: {table[NAME]} wraps a layer of one matrix, not {inner[NAME]}"
         )
-    return {**_filled(where, table, kind, also=(NAME, OVER)), OVER: inner}
+    return {**_filled(where, table, kind, also=(NAME, OVER), choices=LAYERS), OVER: inner}
 
 
-def _optimizer(table: Table) -> Table:
-    table = _chosen("optimizer", table, RULES, "nt-asgd")
-    return _filled("optimizer", table, RULES[table[NAME]], also=(NAME,))
+def _optimizer(table: Table, default: str = "nt-asgd") -> Table:
+    table = _chosen("optimizer", table, RULES, default)
+    return _filled("optimizer", table, RULES[table[NAME]], also=(NAME,), choices=RULES)
 
 
 def _training(table: Table) -> Table:
-    filled = _filled("training", table, train)
+    return _checked_training(table, train, check_options)
+
+
+def _checked_training(table: Table, call: Callable[..., Any], check: Callable[..., None]) -> Table:
+    filled = _filled("training", table, call)
     try:
-        check_options(**filled)
+        check(**filled)
     except ValueError as error:
         raise SettingsError(f"[training]: {error}") from None
     return filled
 
 
-TABLES: dict[str, Callable[[Table], Table]] = {
-    "data": _data,
-    "encoder": _encoder,
-    "layer": _layer,
-    "optimizer": _optimizer,
-    "training": _training,
+def _transformer(table: Table) -> Table:
+    """``preset`` stands for a size; resolved, the size stands there itself."""
+    table = _chosen("encoder", table, {"transformer": Transformer}, "transformer")
+    preset = table.pop("preset", "base")
+    if preset not in PRESETS:
+        raise SettingsError(
+            f"encoder.preset: there is no {preset!r}{nearest(str(preset), list(PRESETS))}"
+        )
+    table = {"shared": True, **asdict(PRESETS[preset]), **table}
+    for key, kind in (("width", int), ("shared", bool)):
+        if not _fits(table[key], kind):
+            raise SettingsError(f"encoder.{key}: is {_kind(kind)}, not {table[key]!r}")
+    return _filled("encoder", table, Transformer, also=(NAME, "width", "shared"))
+
+
+def _filters(table: Table) -> Table:
+    filled = _filled("filters", table, Filters)
+    try:
+        Filters(**filled)
+    except ValueError as error:
+        raise SettingsError(f"[filters]: {error}") from None
+    return filled
+
+
+TASKS: dict[str, dict[str, Callable[[Table], Table]]] = {
+    LANGUAGE_MODEL: {
+        "data": _data,
+        "encoder": _encoder,
+        "layer": _layer,
+        "optimizer": _optimizer,
+        "training": _training,
+    },
+    TRANSLATION: {
+        "data": lambda table: _filled("data", table, read_parallel_corpus),
+        "filters": _filters,
+        "subwords": lambda table: _filled("subwords", table, Subwords.train),
+        "encoder": _transformer,
+        "layer": _layer,
+        "optimizer": lambda table: _optimizer(table, "adamw"),
+        "training": lambda table: _checked_training(
+            table, train_translator, check_translation_options
+        ),
+    },
 }
+"""The tables of every task, each with what checks and fills it."""
 
 
 def _alternatives(annotation: Any) -> tuple[Any, ...]:

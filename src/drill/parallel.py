@@ -56,12 +56,15 @@ class World:
         dist.all_reduce(held, op=dist.ReduceOp.MAX, group=self.control)
         return float(held)
 
-    def mean(self, value: float) -> float:
+    def sum(self, value: float) -> float:
         if self.size == 1:
             return value
         held = torch.tensor([value], dtype=torch.float64)
         dist.all_reduce(held, group=self.control)
-        return float(held) / self.size
+        return float(held)
+
+    def mean(self, value: float) -> float:
+        return self.sum(value) / self.size
 
     def from_first(self, value: Any) -> Any:
         """What the first process holds, for all."""

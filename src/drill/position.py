@@ -1,10 +1,7 @@
 """Where a run stands: all that changes while it trains, and how that is saved and found again."""
 
-import logging
-import math
-import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -17,36 +14,30 @@ from drill.evaluation.perplexity import Perplexity
 from drill.optim import NonMonotone, Rule
 from drill.parallel import World
 from drill.run_folder import RunFolder, RunFolderError
-
-logger = logging.getLogger("drill")
+from drill.standing import (
+    Standing,
+    agree,
+    copied,
+    cut_metrics,
+    own_tensors,
+    perplexity_of,
+    take_own,
+    under,
+)
 
 
 @dataclass
-class Position:
-    """The next segment starts at row ``row`` of epoch ``epoch``."""
+class Position(Standing):
+    """The next segment starts at row ``row`` of epoch ``epoch``.
+
+    ``nll`` sums mean losses of segments times their lengths.
+    """
 
     lengths: SequenceLengths
     stopper: NonMonotone | None
-    nll: Tensor  # (), of the epoch so far: mean loss of a segment times its length, summed
-    text: int  # checksum of what is trained and evaluated on
-    epoch: int = 1
     row: int = 0
-    step: int = 0  # of the whole run
     hidden: State | None = None
-    loss: float = math.nan  # mean of the epoch so far, when last looked at
     best: Perplexity | None = None
-    best_epoch: int = 0
-    best_weights: dict[str, Tensor] | None = None  # not yet on disk
-    seconds: float = 0.0  # of this epoch
-    elapsed: float = 0.0  # of the run, over all its processes' lives
-    _ticked: float = field(default_factory=time.monotonic)
-
-    def tick(self) -> None:
-        """Count the time since the last tick."""
-        now = time.monotonic()
-        self.seconds += now - self._ticked
-        self.elapsed += now - self._ticked
-        self._ticked = now
 
     def mean_loss(self, world: World) -> float:
         """Mean of the epoch so far; waits for the device."""
@@ -57,7 +48,7 @@ class Position:
         better = self.best is None or scores.loss < self.best.loss
         if better:
             self.best, self.best_epoch = scores, self.epoch
-            self.best_weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+            self.best_weights = copied(model)
         return better
 
     def next_epoch(self) -> None:
@@ -65,7 +56,7 @@ class Position:
         self.row = 0
         self.hidden = None
         self.seconds = 0.0
-        self.loss = math.nan
+        self.loss = float("nan")
         self.nll.zero_()
 
     # -- lines of metrics.jsonl -------------------------------------------------------------------
@@ -79,7 +70,7 @@ class Position:
             "epoch": self.epoch,
             "step": self.step,
             "train_loss": self.loss if trained else None,
-            "train_perplexity": _exp(self.loss) if trained else None,
+            "train_perplexity": perplexity_of(self.loss) if trained else None,
             "valid_loss": valid.loss,
             "valid_perplexity": valid.perplexity,
             "valid_published": valid.published_perplexity,
@@ -109,9 +100,7 @@ def save(at: Position, model: nn.Module, rule: Rule, folder: RunFolder, world: W
     """Write best.safetensors where it is due, then the checkpoint that knows of it."""
     at.tick()
     tensors = {f"hidden/{name}": torch.cat(world.gathered(t), 1) for name, t in _named(at.hidden)}
-    for name, tensor in _own(at).items():
-        parts = world.gathered(tensor)
-        tensors |= {f"{name}/{rank}": part for rank, part in enumerate(parts)}
+    tensors |= own_tensors(at, world)
     if not world.first:
         at.best_weights = None
         world.wait()
@@ -144,9 +133,9 @@ def save(at: Position, model: nn.Module, rule: Rule, folder: RunFolder, world: W
 def restore(at: Position, model: nn.Module, rule: Rule, folder: RunFolder, world: World) -> bool:
     """Put the run back to its last checkpoint; False where there is none."""
     found = folder.load_last()
-    _agree(found, folder, world)
+    agree(found, folder, world)
     if found is None:
-        _cut_metrics(0, folder, world)
+        cut_metrics(0, folder, world)
         return False
     tensors, numbers = found
     device = next(model.parameters()).device
@@ -156,8 +145,8 @@ def restore(at: Position, model: nn.Module, rule: Rule, folder: RunFolder, world
                 f"{folder.path}: the text has changed since this run was saved; restore it, or "
                 "train under another name"
             )
-        copy_into(dict(model.named_parameters()), _under("model/", tensors), str(folder.last))
-        rule.load(_under("rule/", tensors), numbers["rule"])
+        copy_into(dict(model.named_parameters()), under("model/", tensors), str(folder.last))
+        rule.load(under("rule/", tensors), numbers["rule"])
         at.epoch, at.row, at.step = numbers["epoch"], numbers["row"], numbers["step"]
         at.seconds, at.elapsed = numbers["seconds"], numbers["elapsed"]
         at.best = None if numbers["best"] is None else Perplexity(**numbers["best"])
@@ -172,8 +161,8 @@ def restore(at: Position, model: nn.Module, rule: Rule, folder: RunFolder, world
             )
             or None
         )
-        _take(at, tensors, numbers, world)
-        _cut_metrics(numbers["metrics_size"], folder, world)
+        take_own(at, tensors, numbers["world"], world)
+        cut_metrics(numbers["metrics_size"], folder, world)
     except (LookupError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"{folder.last}: does not fit this run ({type(error).__name__}: {error}); restore it "
@@ -182,60 +171,7 @@ def restore(at: Position, model: nn.Module, rule: Rule, folder: RunFolder, world
     return True
 
 
-def _cut_metrics(size: int, folder: RunFolder, world: World) -> None:
-    """What was appended after the checkpoint is about to happen again."""
-    if world.first:
-        folder.cut_metrics(size)
-
-
-def _agree(found: tuple[Any, dict[str, Any]] | None, folder: RunFolder, world: World) -> None:
-    """Processes that start from different places would wait for each other in vain."""
-    step = torch.tensor(-1 if found is None else found[1]["step"])
-    steps = sorted({int(each) for each in world.gathered(step)})
-    if len(steps) > 1:
-        read = ", ".join("none" if each < 0 else f"that of step {each}" for each in steps)
-        raise CheckpointError(
-            f"{folder.last}: the processes read different checkpoints ({read}); give all machines "
-            "one shared folder for --runs"
-        )
-
-
-def _exp(loss: float) -> float:
-    return math.exp(loss) if loss < 700.0 else math.inf
-
-
-def _own(at: Position) -> dict[str, Tensor]:
-    """What every process has for itself."""
-    held = {"nll": at.nll, "random/cpu": torch.get_rng_state()}
-    if at.nll.is_cuda:
-        held["random/cuda"] = torch.cuda.get_rng_state(at.nll.device)
-    return held
-
-
-def _take(at: Position, tensors: dict[str, Tensor], numbers: dict[str, Any], world: World) -> None:
-    size = numbers["world"]
-    losses = [tensors[f"nll/{rank}"] for rank in range(size)]
-    if size != world.size:
-        logger.warning(
-            "saved by %d processes and going on with %d: random numbers start anew",
-            size,
-            world.size,
-        )
-        at.nll.copy_(torch.stack(losses).mean())
-        torch.manual_seed(torch.initial_seed() + at.step * world.size + world.rank)
-        return
-    at.nll.copy_(losses[world.rank])
-    torch.set_rng_state(tensors[f"random/cpu/{world.rank}"])
-    cuda = tensors.get(f"random/cuda/{world.rank}")
-    if at.nll.is_cuda and cuda is not None:
-        torch.cuda.set_rng_state(cuda, at.nll.device)
-
-
 def _named(hidden: State | None) -> Iterator[tuple[str, Tensor]]:
     for i, layer in enumerate(hidden or ()):
         for j, tensor in enumerate(layer):
             yield f"{i}/{j}", tensor
-
-
-def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)}

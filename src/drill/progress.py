@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from drill.position import Position
+from drill.translation_position import TranslationPosition
 
 
 @dataclass(frozen=True)
@@ -47,5 +48,32 @@ class Speed:
             loss=at.loss,
             tokens_per_second=rate * self.batch,
             seconds_left=ahead / rate,
+            row=row,
+        )
+
+
+class Pace:
+    """How fast a translator trains, in target tokens, and how long the rest will take."""
+
+    def __init__(self, at: TranslationPosition, epochs: int) -> None:
+        self.at, self.epochs = at, epochs
+        self.restart(0.0)
+
+    def restart(self, share: float) -> None:
+        """Measure from here on: an epoch begins, or a validation has ended."""
+        self._share, self._tokens, self._time = share, self.at.tokens, time.monotonic()
+
+    def report(self, share: float, row: dict[str, Any] | None = None) -> Progress:
+        """``share`` of the run is done."""
+        at = self.at
+        seconds = max(1e-9, time.monotonic() - self._time)
+        return Progress(
+            epoch=at.epoch,
+            epochs=self.epochs,
+            share=at.batch / at.batches,
+            step=at.step,
+            loss=at.loss,
+            tokens_per_second=(at.tokens - self._tokens) / seconds,
+            seconds_left=max(0.0, 1.0 - share) * seconds / max(1e-9, share - self._share),
             row=row,
         )

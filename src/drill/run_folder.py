@@ -1,11 +1,13 @@
 """A run is a folder of plain files.
 
-    recipe.toml        the resolved settings
-    vocabulary.json    words and their counts in the training text
-    environment.json   versions, device, commit, seed
-    metrics.jsonl      one line an epoch, and one for the test at the end
-    best.safetensors   the weights with the lowest validation loss
-    last/              what an exact resume needs
+    recipe.toml           the resolved settings
+    vocabulary.json       words and their counts in the training text
+    subwords.json         in its place for a translator: pieces of words, of both languages
+    environment.json      versions, device, commit, seed
+    metrics.jsonl         one line an epoch, and one for the test at the end
+    best.safetensors      the weights with the lowest validation loss
+    averaged.safetensors  the mean of a translator's last weights, where that is better still
+    last/                 what an exact resume needs
 
 Every file is written whole and renamed into place, but ``metrics.jsonl``: it grows, and a resume
 cuts it back to where the checkpoint stood.
@@ -15,7 +17,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -41,9 +43,11 @@ class RunFolder:
         self.path = Path(path)
         self.recipe = self.path / "recipe.toml"
         self.vocabulary = self.path / "vocabulary.json"
+        self.subwords = self.path / "subwords.json"
         self.environment = self.path / "environment.json"
         self.metrics = self.path / "metrics.jsonl"
         self.best = self.path / "best.safetensors"
+        self.averaged = self.path / "averaged.safetensors"
         self.last = self.path / "last" / "checkpoint.safetensors"
         self._tensorboard: Any = None
 
@@ -66,7 +70,16 @@ class RunFolder:
                     f"{self.path}: another process is training here; wait for it or choose another "
                     "name"
                 )
-            for path in (self.recipe, self.vocabulary, self.environment, self.best, self.last):
+            for path in (
+                self.recipe,
+                self.vocabulary,
+                self.subwords,
+                self.environment,
+                self.best,
+                self.averaged,
+                self.last,
+                self.recent("*"),
+            ):
                 remove_parts(path)
             yield
 
@@ -80,6 +93,18 @@ class RunFolder:
         except OSError as error:
             raise RunFolderError(
                 f"{path}: cannot be written ({error.strerror}); make room or choose another folder"
+            ) from None
+
+    def working_folder(self) -> str | None:
+        """The folder in which the run was trained; None where its environment does not tell."""
+        if not self.environment.exists():
+            return None
+        try:
+            told = json.loads(self.environment.read_bytes())
+            return None if told.get("working_folder") is None else str(told["working_folder"])
+        except (ValueError, AttributeError):
+            raise RunFolderError(
+                f"{self.environment}: is no JSON object; restore it from a copy, or remove it"
             ) from None
 
     # -- metrics ----------------------------------------------------------------------------------
@@ -148,6 +173,20 @@ class RunFolder:
 
     def save_last(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
         checkpoint.save(self.last, tensors, {**numbers, "metrics_size": self.metrics_size()})
+
+    def save_averaged(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
+        checkpoint.save(self.averaged, tensors, numbers)
+
+    def recent(self, step: int | str) -> Path:
+        """The weights of a validation, kept for averaging; ``*`` stands for any."""
+        return self.last.with_name(f"recent-{step}.safetensors")
+
+    def forget_recent(self, kept: Iterable[int]) -> None:
+        """Remove the recent weights that no checkpoint knows any more."""
+        names = {self.recent(step).name for step in kept}
+        for path in self.last.parent.glob(self.recent("*").name):
+            if path.name not in names:
+                path.unlink(missing_ok=True)
 
     def load_last(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """The last checkpoint, or None before the first."""

@@ -31,6 +31,8 @@ from drill.position import Position, restore, save
 from drill.precision import Precision, autocast_to, products
 from drill.progress import Progress, Speed
 from drill.run_folder import RunFolder
+from drill.standing import Standing
+from drill.translator import Translator
 
 SHOW_EVERY = 0.5  # seconds between two looks at the loss, for which a GPU must be waited for
 AGREE_EVERY = 20  # steps between two agreements of several processes on saving and stopping
@@ -112,12 +114,12 @@ def train(
     stopper = None if patience is None else NonMonotone(patience)
     options = {"activation": activation, "slowness": slowness, "check": False}
     rule.begin(model.named_parameters())
-    no_loss = torch.zeros((), dtype=_widest(device), device=device)
-    at = Position(lengths, stopper, no_loss, _checksum(ids))
+    no_loss = torch.zeros((), dtype=widest(device), device=device)
+    at = Position(lengths, stopper, nll=no_loss, text=_checksum(ids))
     resumed = restore(at, model, rule, folder, world)
     if not resumed and world.rank > 0:
         torch.manual_seed(seed + world.rank)  # every process drops other things
-    trained = _wrapped(model, world)
+    trained = wrapped(model, world)
     speed = Speed(at, rows, batch_size, epochs)
     agreeing = 1 if world.size == 1 else AGREE_EVERY
     saved = shown = time.monotonic()
@@ -126,7 +128,7 @@ def train(
         if baseline and not resumed:
             at.epoch = 0
             row = _validate(at, model, valid, rule, world, bptt, autocast)
-            _tell(folder, world, progress, speed.report(row))
+            tell(folder, world, progress, speed.report(row))
             at.next_epoch()
 
         while at.epoch <= epochs and not (stopper is not None and stopper.triggered):
@@ -147,23 +149,23 @@ def train(
                 now = time.monotonic()
                 if agreeing > 1 or now - shown >= SHOW_EVERY:
                     shown = now
-                    at.loss = _finite(at.mean_loss(world), at, rule, folder)
-                    _tell(folder, world, progress, speed.report())
+                    at.loss = finite(at.mean_loss(world), at, rule, folder)
+                    tell(folder, world, progress, speed.report())
                 urge = world.largest(2.0 * interrupts.asked + (now - saved >= save_every))
                 if urge > 0.0:
-                    _refuse_damaged(at, model, rule, folder)
+                    refuse_damaged(at, model, rule, folder)
                     save(at, model, rule, folder, world)
                     saved = time.monotonic()
                 if urge >= 2.0:
                     return Outcome(False, at.epoch, at.best_epoch, at.best, None)
 
-            at.loss = _finite(at.mean_loss(world), at, rule, folder)
-            _refuse_damaged(at, model, rule, folder)
+            at.loss = finite(at.mean_loss(world), at, rule, folder)
+            refuse_damaged(at, model, rule, folder)
             row = _validate(at, model, valid, rule, world, bptt, autocast)
             rule.epoch_ended(row["valid_loss"])
             if stopper is not None:
                 stopper.update(row["valid_loss"])
-            _tell(folder, world, progress, speed.report(row))
+            tell(folder, world, progress, speed.report(row))
             at.next_epoch()
             speed.restart()
 
@@ -242,7 +244,7 @@ def _validate(
     return at.epoch_row(scores, lr=rule.lr, averaged=averaged, best=better)
 
 
-def _tell(
+def tell(
     folder: RunFolder,
     world: World,
     progress: Callable[[Progress], None] | None,
@@ -257,7 +259,8 @@ def _tell(
         progress(report)
 
 
-def _wrapped(model: LanguageModel, world: World) -> nn.Module:
+def wrapped(model: LanguageModel | Translator, world: World) -> nn.Module:
+    """The model as several processes train it: its gradients are means over them."""
     if world.size == 1:
         return model
     # A step of an adaptive softmax need not touch every parameter; nor may one of another layer.
@@ -266,7 +269,8 @@ def _wrapped(model: LanguageModel, world: World) -> nn.Module:
     return DistributedDataParallel(model, find_unused_parameters=unused)
 
 
-def _finite(loss: float, at: Position, rule: Rule, folder: RunFolder) -> float:
+def finite(loss: float, at: Standing, rule: Rule, folder: RunFolder) -> float:
+    """``loss``, or Diverged where training cannot go on from it."""
     if math.isfinite(loss):
         return loss
     last = (
@@ -287,10 +291,10 @@ def _finite(loss: float, at: Position, rule: Rule, folder: RunFolder) -> float:
     )
 
 
-def _refuse_damaged(at: Position, model: LanguageModel, rule: Rule, folder: RunFolder) -> None:
+def refuse_damaged(at: Standing, model: nn.Module, rule: Rule, folder: RunFolder) -> None:
     """No checkpoint may hold what no training comes back from."""
     norms = torch._foreach_norm([p.detach() for p in model.parameters()])
-    _finite(float(torch.stack([norm.float() for norm in norms]).sum() + at.nll), at, rule, folder)
+    finite(float(torch.stack([norm.float() for norm in norms]).sum() + at.nll), at, rule, folder)
 
 
 def _checksum(ids: Ids) -> int:
@@ -300,7 +304,8 @@ def _checksum(ids: Ids) -> int:
     return found
 
 
-def _widest(device: torch.device) -> torch.dtype:
+def widest(device: torch.device) -> torch.dtype:
+    """For sums over many steps."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 

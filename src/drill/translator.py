@@ -45,12 +45,14 @@ class Translator(nn.Module):
         target_out: Tensor,  # (B, T)
         *,
         label_smoothing: float = 0.1,
+        ignore_index: int | None = None,
         **options: Any,
     ) -> Tensor:
         """Mean of -log p(target_out) over all tokens but padding, in nats.
 
         With ``label_smoothing`` a target is one label with 1 - it, and all labels alike with it;
-        0 is what to report. ``options`` go to ``layer.nll``: ``reduction="sum"`` for
+        0 is what to report. ``ignore_index`` is what ``target_out`` holds at padding, the
+        transformer's ``pad`` unless given. ``options`` go to ``layer.nll``: ``reduction="sum"`` for
         micro-batches, ``check=False`` spares a GPU the wait for the host.
         """
         if target_in.shape != target_out.shape:
@@ -61,7 +63,7 @@ class Translator(nn.Module):
         return self.layer.nll(
             self._hidden(source, target_in),
             target_out.t(),
-            ignore_index=self.transformer.pad,
+            ignore_index=self.transformer.pad if ignore_index is None else ignore_index,
             label_smoothing=label_smoothing,
             **options,
         )

@@ -15,6 +15,7 @@ from drill.cli.layers import layers
 from drill.cli.reports import data, record, report
 from drill.cli.texts import generate, score
 from drill.cli.train import finetune, recipes, train
+from drill.cli.translate import translate
 from drill.data import DataError
 from drill.recipes import SettingsError
 from drill.report.runs import ReportError
@@ -37,6 +38,7 @@ for command in (
     evaluate,
     generate,
     score,
+    translate,
     report,
     record,
     data,
@@ -58,8 +60,10 @@ USER_ERRORS = (
 
 def main() -> None:
     try:
-        app()
-        sys.stdout.flush()
+        try:
+            app()
+        finally:  # what is still held back may find the pipe closed too
+            sys.stdout.flush()
     except USER_ERRORS as error:
         _leave(f"{error}")
     except torch.OutOfMemoryError as error:
@@ -67,9 +71,12 @@ def main() -> None:
             f"the GPU's memory does not do ({str(error).splitlines()[0]}); take a smaller "
             "training.batch_size, or training.micro_batch for the same result in pieces"
         )
-    except BrokenPipeError:  # `drill layers | head` has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+    except BrokenPipeError:
+        _leave_closed_pipe()
+    except SystemExit as ended:
+        if isinstance(ended.__context__, BrokenPipeError):  # typer makes it a failure of ours
+            _leave_closed_pipe()
+        raise
     except OSError as error:
         _leave(f"{error.filename or 'output'}: {error.strerror or error}")
     except KeyboardInterrupt:
@@ -79,6 +86,12 @@ def main() -> None:
 def _leave(sentence: str) -> None:
     print(f"drill: {sentence}", file=sys.stderr)
     sys.exit(1)
+
+
+def _leave_closed_pipe() -> None:
+    """`drill layers | head` has read enough: no word, and the status of whom SIGPIPE ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(141)
 
 
 def _print_version(wanted: bool) -> None:

@@ -122,6 +122,8 @@ def epoch_line(row: dict[str, Any], epochs: int) -> str:
         f"{row['seconds']:7.1f} s",
         f"{row['tokens_per_second']:9,.0f} tokens/s" if trained is not None else "before training",
     ]
+    if "valid_bleu" in row:
+        parts.append(f"BLEU {row['valid_bleu']:.2f}")
     return "  ".join(parts) + ("  averaged" if row["averaged"] else "")
 
 

@@ -12,16 +12,20 @@ import numpy as np
 import torch
 import typer
 
-from drill.build import Run
+from drill.build import Run, task_of
 from drill.cli.display import Counter, console, note
+from drill.cli.evaluate_translation import evaluate_translation
 from drill.cli.trained import (
     DeviceOption,
+    Precision,
     QuietOption,
     RunFolderArgument,
     WeightsOption,
     loaded,
+    loaded_translator,
     told,
 )
+from drill.config import TRANSLATION
 from drill.data.files import write_whole
 from drill.evaluation import Perplexity, perplexity, token_losses
 from drill.evaluation.cache import cache_perplexity, cache_search
@@ -37,14 +41,10 @@ class Split(StrEnum):
     test = "test"
 
 
-class Precision(StrEnum):
-    float32 = "float32"
-    tf32 = "tf32"
-    bfloat16 = "bfloat16"
-
-
 OF_DYNAMIC = ("lr", "pull", "epsilon", "every", "limit")
 OF_CACHE = ("window", "theta", "share", "published")
+OF_TEXTS = ("dynamic", "cache", "search", "batch_size", "losses", *OF_DYNAMIC, *OF_CACHE)
+OF_TRANSLATORS = ("beam", "length_penalty")
 
 
 def evaluate(
@@ -59,7 +59,7 @@ def evaluate(
         bool, typer.Option("--search", help="Tune --dynamic or --cache on validation first.")
     ] = False,
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Columns; the run's 10 for valid, 1 for test.")
+        int | None, typer.Option(min=1, help="Columns; by default as in training, 10 and 1.")
     ] = None,
     lr: Annotated[float, typer.Option(help="Of --dynamic: length of the steps.")] = 5e-5,
     pull: Annotated[float, typer.Option(help="Of --dynamic: pull to the start.")] = 0.002,
@@ -78,6 +78,12 @@ def evaluate(
         Path | None,
         typer.Option(help="Write -log p of every token to this .npy file; needs one --split."),
     ] = None,
+    beam: Annotated[
+        int | None, typer.Option(min=1, help="Of a translator: places; the run's by default.")
+    ] = None,
+    length_penalty: Annotated[
+        float | None, typer.Option(help="Of a translator: the run's by default.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
     weights: WeightsOption = None,
     precision: Annotated[Precision | None, typer.Option(help="The run's by default.")] = None,
@@ -89,6 +95,24 @@ def evaluate(
     By predicted token (N - 1), and divided by all tokens (N) as published numbers are. Results
     also go to RUN/evaluations.jsonl.
     """
+    translator = task_of(run) == TRANSLATION
+    for name in OF_TEXTS if translator else OF_TRANSLATORS:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            kind = "language models" if translator else "translators"
+            raise SettingsError(f"--{name.replace('_', '-')}: is for {kind}, which {run} is not")
+    if translator:
+        with told():
+            evaluate_translation(
+                loaded_translator(run, weights, device),
+                [each.value for each in split or [Split.valid, Split.test]],
+                beam=beam,
+                length_penalty=length_penalty,
+                precision=precision.value if precision else None,
+                as_json=as_json,
+                quiet=quiet,
+            )
+        return
     for needed, given, names in (("dynamic", dynamic, OF_DYNAMIC), ("cache", cache, OF_CACHE)):
         for name in names:
             source = context.get_parameter_source(name)
@@ -98,6 +122,10 @@ def evaluate(
         raise SettingsError("--dynamic and --cache: choose one of them")
     if search and not (dynamic or cache):
         raise SettingsError("--search: tunes --dynamic or --cache; add one of them")
+    if batch_size is not None and (dynamic or cache):
+        raise SettingsError(
+            f"--batch-size: --{'dynamic' if dynamic else 'cache'} reads one column; leave it out"
+        )
     splits = split or [Split.valid, Split.test]
     if losses is not None and (len(splits) != 1 or dynamic or cache):
         raise SettingsError("--losses: needs one --split, and neither --dynamic nor --cache")
@@ -118,6 +146,8 @@ def evaluate(
                 typer.echo(json.dumps(row))
             else:
                 console().print(_line(row), soft_wrap=True)
+        if (dynamic or cache) and not as_json:
+            _tell_of_columns(held, splits)
 
 
 def _plain(
@@ -130,8 +160,7 @@ def _plain(
 ) -> Iterator[dict[str, Any]]:
     training = run.settings.training
     for split in splits:
-        default = training["test_batch_size" if split is Split.test else "valid_batch_size"]
-        batch, start = batch_size or default, time.monotonic()
+        batch, start = batch_size or _plain_batch_size(run, split), time.monotonic()
         call = partial(
             perplexity if losses is None else token_losses,
             run.model,
@@ -146,7 +175,7 @@ def _plain(
             values = found.numpy()
             write_whole(losses, lambda stream, values=values: np.save(stream, values))  # type: ignore[misc]
             found = Perplexity(float(values.sum(dtype=np.float64)), len(values), batch)
-        yield _row("plain", split, found, start, {"batch_size": batch})
+        yield _row("plain", split, found, start, {})
 
 
 def _dynamic(
@@ -194,7 +223,8 @@ def _dynamic(
                 progress=progress,
             )
         chosen = {"lr": settings["lr"], "pull": settings["lamb"]}
-        yield _row("dynamic", split, found, start, {**chosen, "epsilon": epsilon, "every": every})
+        chosen |= {"epsilon": epsilon, "every": every}
+        yield _row("dynamic", split, found, start, chosen)
         start = time.monotonic()
 
 
@@ -240,6 +270,7 @@ def _row(
         "perplexity": found.perplexity,
         "published": found.published_perplexity,
         "seconds": round(time.monotonic() - start, 3),
+        "batch_size": found.columns,
         **settings,
     }
 
@@ -247,17 +278,36 @@ def _row(
 def _line(row: dict[str, Any]) -> str:
     beyond = [key for key in row if key not in SHOWN]
     settings = ", ".join(f"{key} {row[key]}" for key in beyond)
+    columns = "1 column" if row["batch_size"] == 1 else f"{row['batch_size']} columns"
     return (
         f"{row['kind']} {row['split']:5}  perplexity {row['perplexity']:.3f}  "
         f"(divided by N: {row['published']:.3f})  loss {row['loss']:.4f}  "
-        f"{row['tokens']:,} tokens  {row['seconds']:.1f} s  [{settings}]"
+        f"{row['tokens']:,} tokens in {columns}  {row['seconds']:.1f} s"
+        + (f"  [{settings}]" if settings else "")
     )
 
 
 SHOWN = {"run", "weights", "precision", "kind", "split", "tokens", "loss", "perplexity"} | {
     "published",
     "seconds",
+    "batch_size",
 }
+
+
+def _tell_of_columns(run: Run, splits: list[Split]) -> None:
+    """Every column begins without context, so figures of more columns are a little higher."""
+    for split in splits:
+        plain = _plain_batch_size(run, split)
+        if plain != 1:
+            note(
+                f"{split}: training and plain evaluation read it in {plain} columns, this in one; "
+                f"compare with `drill evaluate {run.folder.path} --split {split} --batch-size 1`"
+            )
+
+
+def _plain_batch_size(run: Run, split: Split) -> int:
+    name = "test_batch_size" if split is Split.test else "valid_batch_size"
+    return int(run.settings.training[name])
 
 
 def _keep(run: Run, row: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """`drill train`, `drill finetune`, `drill recipes`."""
 
 import os
+import textwrap
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +21,7 @@ from drill.recipes import SettingsError, changed, recipe_names
 from drill.recipes import describe as described
 from drill.run_folder import RunFolder
 from drill.training import Outcome
+from drill.translation_training import TranslationOutcome
 
 Changes = Annotated[
     list[str] | None,
@@ -74,7 +76,10 @@ def finetune(
     device: Device = "auto",
     quiet: Quiet = False,
 ) -> None:
-    """Go on from the best weights of a run with averaged SGD, until it no longer helps."""
+    """Go on from a run's best weights with averaged SGD.
+
+    It ends when it no longer helps.
+    """
     settings = finetuning(run)
     if change:
         tables = {"recipe": settings.recipe, "start": settings.start, **settings.tables()}
@@ -89,7 +94,10 @@ def recipes() -> None:
     shown = console()
     width = max(map(len, recipe_names()))
     for each in recipe_names():
-        shown.print(f"{each:{width}}  {described(each)}", soft_wrap=True)
+        below = " " * (width + 2)
+        shown.print(
+            textwrap.fill(f"{each:{width}}  {described(each)}", 80, subsequent_indent=below)
+        )
 
 
 def _trained(settings: Settings, folder: Path, device: str, quiet: bool) -> bool:
@@ -108,15 +116,17 @@ def _trained(settings: Settings, folder: Path, device: str, quiet: bool) -> bool
     return outcome.finished
 
 
-def _print_outcome(outcome: Outcome, folder: Path) -> None:
+def _print_outcome(outcome: Outcome | TranslationOutcome, folder: Path) -> None:
     if not outcome.finished:
         note(f"stopped in epoch {outcome.epoch}; all is saved, the same command goes on")
         return
-    assert outcome.valid is not None
-    assert outcome.test is not None
     rows = [row for row in RunFolder(folder).rows() if row["kind"] == "test"]
+    if isinstance(outcome, TranslationOutcome):
+        tested = f"BLEU {rows[-1]['test_bleu']:.2f}  exact {rows[-1]['test_exact']:.1%}"
+    else:
+        tested = f"{rows[-1]['test_perplexity']:.2f}"
     typer.echo(
-        f"{folder}: valid {outcome.valid.perplexity:.2f}  test {outcome.test.perplexity:.2f}  "
+        f"{folder}: valid {rows[-1]['valid_perplexity']:.2f}  test {tested}  "
         f"(best of {outcome.epoch} epochs: {outcome.best_epoch}; "
         f"{duration(rows[-1]['elapsed'])} in all)"
     )

@@ -9,12 +9,20 @@ from typing import Annotated, Any
 import typer
 
 from drill.build import Run, load_run
+from drill.build_translation import TranslationRun, load_translation
 from drill.recipes import SettingsError
 
 
 class Weights(StrEnum):
+    averaged = "averaged"
     best = "best"
     last = "last"
+
+
+class Precision(StrEnum):
+    float32 = "float32"
+    tf32 = "tf32"
+    bfloat16 = "bfloat16"
 
 
 RunFolderArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
@@ -26,6 +34,11 @@ QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progre
 def loaded(folder: Path, weights: Weights | None, device: str) -> Run:
     chosen: Any = None if weights is None else weights.value
     return load_run(folder, chosen, device)
+
+
+def loaded_translator(folder: Path, weights: Weights | None, device: str) -> TranslationRun:
+    chosen: Any = None if weights is None else weights.value
+    return load_translation(folder, chosen, device)
 
 
 @contextmanager

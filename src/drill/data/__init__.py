@@ -28,8 +28,14 @@ from drill.data.encoded_pairs import KEEP_ALL, FilterReport, Filters, Pairs, enc
 from drill.data.files import DataError
 from drill.data.numbers_and_dates import ParallelSplits, generate_pairs, numbers_and_dates_corpus
 from drill.data.pair_batches import IGNORE, Padding, PairBatch, PairBatches
+from drill.data.parallel_corpora import (
+    PARALLEL_CORPORA,
+    PARALLEL_NAMES,
+    read_parallel_corpus,
+)
 from drill.data.parallel_text import ParallelText
 from drill.data.subwords import BEGIN, END, PAD, Subwords
+from drill.data.translation_data import TranslationData, learnt_subwords, translation_data
 from drill.data.vocabulary import EOS, UNK, Vocabulary
 
 __all__ = [
@@ -41,6 +47,8 @@ __all__ = [
     "KEEP_ALL",
     "NAMES",
     "PAD",
+    "PARALLEL_CORPORA",
+    "PARALLEL_NAMES",
     "UNK",
     "Corpus",
     "DataError",
@@ -58,6 +66,7 @@ __all__ = [
     "Segment",
     "SequenceLengths",
     "Subwords",
+    "TranslationData",
     "Vocabulary",
     "cache_folder",
     "columns",
@@ -70,9 +79,12 @@ __all__ = [
     "evaluation_segments",
     "generate_pairs",
     "inputs_and_targets",
+    "learnt_subwords",
     "load_corpus",
     "numbers_and_dates_corpus",
     "read_corpus",
+    "read_parallel_corpus",
     "sequence_lengths",
     "training_segments",
+    "translation_data",
 ]

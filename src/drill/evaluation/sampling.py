@@ -34,6 +34,7 @@ def sample(
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int | None = None,
+    first: int = 0,
     head: Head | None = None,
 ) -> list[list[Hypothesis]]:
     """``samples`` translations of every source, drawn token by token, in the order of the sources.
@@ -42,6 +43,7 @@ def sample(
     top_k, top_p  draw only from the k likeliest tokens; from the likeliest that make up p of these
     seed          the same translations again; each has random numbers of its own, so they do not
                   depend on how many are drawn beside it
+    first         number of the first source, where a long text is translated in parts
 
     ``log_prob`` is what the model says of the whole, whatever it was drawn with; ``score`` too.
     """
@@ -60,18 +62,18 @@ def sample(
     work = batches("sample", model, sources, decoding)
     with ready(model, head) as scores:
         for batch in work:
-            u = _uniform(entropy, batch, samples)
+            u = _uniform(entropy, batch, samples, first)
             with lower_precision(batch.source.device, decoding.autocast):
                 found |= _drawn(model, scores, batch, decoding, u, temperature, top_k, top_p)
     return [found[place] for place in range(len(found))]
 
 
-def _uniform(entropy: Any, batch: Batch, samples: int) -> Tensor:
+def _uniform(entropy: Any, batch: Batch, samples: int, first: int) -> Tensor:
     """A number in [0, 1) for every token that may be drawn, (B, samples, L)."""
     u = np.zeros((len(batch.places), samples, max(batch.limits)))
     for row, place, limit in zip(u, batch.places, batch.limits, strict=True):
         for i in range(samples):
-            own = np.random.SeedSequence(entropy, spawn_key=(place, i))
+            own = np.random.SeedSequence(entropy, spawn_key=(first + place, i))
             row[i, :limit] = np.random.default_rng(own).random(limit)
     return torch.from_numpy(u).to(batch.source.device)
 

@@ -1,0 +1,163 @@
+"""From settings to a translator, its data and its runs; what ``drill.build`` is for texts.
+
+settings = recipe("mt-demo")
+outcome = train_run(settings, "runs/mt-demo")  # of drill.build
+run = load_translation("runs/mt-demo")
+run.model, run.subwords
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from drill.build import (
+    Weights,
+    environment,
+    load_weights,
+    output_layer,
+    refuse_other,
+    rule,
+    settings_of,
+    with_text,
+)
+from drill.config import TRANSLATION, Settings
+from drill.data import (
+    PAD,
+    DataError,
+    Filters,
+    Subwords,
+    TranslationData,
+    cache_folder,
+    learnt_subwords,
+    read_parallel_corpus,
+    translation_data,
+)
+from drill.encoders import Transformer
+from drill.machine import pick_device
+from drill.parallel import World
+from drill.progress import Progress
+from drill.recipes import NAME, SettingsError
+from drill.run_folder import RunFolder, RunFolderError
+from drill.translation_training import TranslationOutcome, train_translator
+from drill.translator import Translator
+
+
+def pairs(
+    settings: Settings, subwords: Subwords | None = None, progress: Any = None
+) -> TranslationData:
+    """Texts and ids, by these subwords or by ones learnt now; both are cached by what they hold."""
+    text = read_parallel_corpus(**settings.data)
+    if subwords is None:
+        subwords = learnt_subwords(text.train, cache_folder(), **settings.subwords)
+    return translation_data(text, subwords, Filters(**settings.filters), cache_folder(), progress)
+
+
+def translator(
+    settings: Settings,
+    words: int,
+    counts: Callable[[], list[int]],
+    device: torch.device | str = "cpu",
+) -> Translator:
+    """A fresh model over so many subwords; its numbers follow from torch's seed."""
+    options = dict(settings.encoder)
+    options.pop(NAME)
+    width, shared = options.pop("width"), options.pop("shared")
+    try:
+        source = nn.Embedding(words, width)
+        target = source if shared else nn.Embedding(words, width)
+        transformer = Transformer(source, target, **options, pad=PAD, init_embeddings=True)
+        layer = output_layer(settings.layer, target, transformer.output_size, counts)
+        return Translator(transformer, layer).to(device)
+    except (ValueError, TypeError) as error:
+        raise SettingsError(f"the recipe {settings.recipe} makes no model: {error}") from None
+
+
+def train_translation(
+    settings: Settings,
+    run: RunFolder,
+    device: torch.device,
+    processes: World,
+    progress: Callable[[Progress], None] | None,
+    data_progress: Any,
+) -> TranslationOutcome:
+    """What ``drill.build.train_run`` does for these settings."""
+    begun = run.last.exists() or run.best.exists()  # else there is nothing to keep
+    if begun and run.recipe.exists():
+        refuse_other(settings, run)
+    kept = Subwords.load(run.subwords) if begun else None
+    if not processes.first:
+        processes.wait()  # the first process learns and caches what the others read
+    data = pairs(settings, kept, data_progress if processes.first else None)
+    if processes.first:
+        processes.wait()
+    torch.manual_seed(settings.training["seed"])
+    model = translator(settings, len(data.subwords), data.target_counts().tolist, device)
+    if processes.first:
+        data.subwords.save(run.subwords)
+        told = environment(settings, model, device, processes)
+        run.write_json(run.environment, {**told, "pairs": data.checksum})
+        run.write_text(run.recipe, settings.to_toml())
+    return train_translator(
+        model,
+        data,
+        run,
+        rule(settings),
+        **settings.training,
+        world=processes,
+        progress=progress,
+    )
+
+
+@dataclass(frozen=True)
+class TranslationRun:
+    """A trained translator and what it was trained on."""
+
+    folder: RunFolder
+    settings: Settings
+    subwords: Subwords
+    model: Translator
+    weights: Weights
+
+    @cached_property
+    def data(self) -> TranslationData:
+        """Texts and ids of the run; refuses texts that are not the run's."""
+        return _data(self.folder, self.settings, self.subwords)
+
+
+def load_translation(
+    folder: Path | str, weights: Weights | None = None, device: torch.device | str = "auto"
+) -> TranslationRun:
+    """The translator of a run in eval mode: the averaged weights where they are better, the best
+    ones, or the last where none are best yet."""
+    run = RunFolder(folder)
+    settings = settings_of(run)
+    if settings.task != TRANSLATION:
+        raise RunFolderError(
+            f"{run.path}: holds a language model, not a translator; use `drill generate`, or "
+            "load_run in Python"
+        )
+    subwords = Subwords.load(run.subwords)
+    place = pick_device(device) if isinstance(device, str) else device
+
+    def counts() -> list[int]:
+        found: list[int] = _data(run, settings, subwords).target_counts().tolist()
+        return found
+
+    model = translator(settings, len(subwords), counts, place)
+    return TranslationRun(run, settings, subwords, model, load_weights(model, run, weights))
+
+
+def _data(run: RunFolder, settings: Settings, subwords: Subwords) -> TranslationData:
+    data = pairs(with_text(settings, run), subwords)
+    if json.loads(run.environment.read_bytes()).get("pairs") != data.checksum:
+        raise DataError(
+            f"{run.path}: was trained on other texts than {settings.data['corpus']} holds now; "
+            "restore them"
+        )
+    return data

@@ -1,0 +1,137 @@
+"""`drill translate`: lines through a trained translator, in their order, as they are done."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import count
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from drill.cli.trained import (
+    DeviceOption,
+    Precision,
+    RunFolderArgument,
+    WeightsOption,
+    loaded_translator,
+    told,
+)
+from drill.data import DataError
+from drill.precision import products
+from drill.recipes import SettingsError
+from drill.translation import Search, Translation, translate_blocks
+
+CHUNK = 1 << 16
+"""Bytes that are read at most before what has come is translated; some hundred lines."""
+
+
+def translate(
+    run: RunFolderArgument,
+    file: Annotated[
+        Path | None, typer.Argument(help="One sentence a line; - or none: standard input.")
+    ] = None,
+    beam: Annotated[int | None, typer.Option(min=1, help="Places; the run's by default.")] = None,
+    length_penalty: Annotated[
+        float | None, typer.Option(help="0 favours the short; the run's by default.")
+    ] = None,
+    greedy: Annotated[bool, typer.Option("--greedy", help="The likeliest token each.")] = False,
+    sample: Annotated[bool, typer.Option("--sample", help="Draw translations at random.")] = False,
+    n_best: Annotated[int, typer.Option(min=1, help="Translations of each line.")] = 1,
+    temperature: Annotated[float, typer.Option(help="Of --sample: below 1 safer.")] = 1.0,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Of --sample: only k tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Of --sample: what makes up p.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of --sample: the same again.")] = None,
+    scores: Annotated[bool, typer.Option("--scores", help="Line, score and text.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line.")] = False,
+    batch_tokens: Annotated[
+        int, typer.Option(min=1, help="Subwords searched together; less takes less memory.")
+    ] = 4096,
+    max_source: Annotated[
+        int, typer.Option(min=1, help="Subwords of a line that are read; the rest is cut off.")
+    ] = 512,
+    weights: WeightsOption = None,
+    precision: Annotated[Precision | None, typer.Option(help="The run's by default.")] = None,
+    device: DeviceOption = "auto",
+) -> None:
+    """Translate lines of a file or of standard input.
+
+    A line in, a line out, in the same order; with --n-best or --scores each has the number of its
+    line, its score and the text, separated by tabs. What has come is translated at once.
+    """
+    if greedy and (sample or n_best > 1 or beam is not None):
+        raise SettingsError("--greedy: has one place and draws nothing; leave out the other")
+    if sample and (beam is not None or length_penalty is not None):
+        raise SettingsError("--sample: has no beam; leave out --beam and --length-penalty")
+    for name, value in (("top-k", top_k), ("top-p", top_p), ("seed", seed)):
+        if value is not None and not sample:
+            raise SettingsError(f"--{name}: says something about --sample; add that")
+    held = loaded_translator(run, weights, device)
+    training = held.settings.training
+    chosen: Any = precision.value if precision else training["precision"]
+    places = 1 if greedy else max(n_best, beam or training["beam"])
+    penalty = training["length_penalty"] if length_penalty is None else length_penalty
+    where = torch.device(next(held.model.parameters()).device)
+    with told(), ExitStack() as stack:
+        search = Search(
+            beam=places,
+            n_best=n_best,
+            length_penalty=0.0 if greedy else penalty,
+            sampled=sample,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            max_source=max_source,
+            batch_tokens=batch_tokens,
+            autocast=stack.enter_context(products(chosen, where)),
+        )
+        standard = file is None or str(file) == "-"
+        stream = sys.stdin.buffer if standard else stack.enter_context(_opened(file))
+        blocks = _blocks(stream, "standard input" if standard else str(file))
+        numbers = count(1)
+        for block in translate_blocks(held.model, held.subwords, blocks, search):
+            for found in block:
+                sys.stdout.write(_written(next(numbers), found, scores or n_best > 1, as_json))
+            sys.stdout.flush()
+
+
+def _opened(file: Path | None) -> Any:
+    assert file is not None
+    try:
+        return file.open("rb")
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read ({error.strerror}); name a text file") from None
+
+
+def _blocks(stream: Any, name: str) -> Iterator[list[str]]:
+    """Whole lines as they come; of a terminal one by one, of a pipe what is in it."""
+    rest, number = b"", 0
+    while chunk := stream.read1(CHUNK):
+        *whole, rest = (rest + chunk).split(b"\n")
+        if whole:
+            yield _decoded(whole, name, number)
+            number += len(whole)
+    if rest:
+        yield _decoded([rest], name, number)
+
+
+def _decoded(lines: list[bytes], name: str, before: int) -> list[str]:
+    found = []
+    for number, line in enumerate(lines, start=before + 1):
+        try:
+            found.append(line.removesuffix(b"\r").decode("utf-8"))
+        except UnicodeDecodeError:
+            raise DataError(f"{name}: line {number} is not UTF-8; convert it first") from None
+    return found
+
+
+def _written(number: int, found: list[Translation], with_scores: bool, as_json: bool) -> str:
+    if as_json:
+        listed = [{"text": t.text, "score": t.score, "log_prob": t.log_prob} for t in found]
+        return json.dumps({"line": number, "translations": listed}, ensure_ascii=False) + "\n"
+    if not with_scores:
+        return f"{found[0].text}\n"
+    return "".join(f"{number}\t{each.score:.4f}\t{each.text}\n" for each in found)

@@ -1,0 +1,103 @@
+"""Parallel texts in three splits: corpora by name, the generated one, and pairs of your own."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from drill.data.corpora import SPLITS, data_folders
+from drill.data.files import DataError
+from drill.data.numbers_and_dates import ParallelSplits, numbers_and_dates_corpus
+from drill.data.parallel_text import ParallelText
+
+PACKED = ("", ".gz", ".xz")
+GENERATED = "numbers"
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The files of a corpus below a data folder, without ``.en`` or ``.de``; a split joins them."""
+
+    train: tuple[str, ...]
+    valid: tuple[str, ...]
+    test: tuple[str, ...]
+
+
+NEWS = tuple(
+    f"newstest/{each}"
+    for each in ("news-test2008", *(f"newstest{year}" for year in range(2009, 2013)))
+)
+
+PARALLEL_CORPORA: Mapping[str, Parts] = {
+    "multi30k": Parts(("multi30k/train",), ("multi30k/val",), ("multi30k/test_2016_flickr",)),
+    "europarl": Parts(
+        ("europarl/train", *NEWS), ("newstest/newstest2013",), ("newstest/newstest2014",)
+    ),
+    "wmt14": Parts(("wmt14/train",), ("newstest/newstest2013",), ("newstest/newstest2014",)),
+}
+"""Captions; speeches and older news; the paper's training set. The last two test on news."""
+
+PARALLEL_NAMES = (*PARALLEL_CORPORA, GENERATED)
+
+
+def read_parallel_corpus(
+    corpus: str = GENERATED,
+    *,
+    source: str = "en",
+    target: str = "de",
+    pairs: int | None = None,
+) -> ParallelSplits:
+    """Train, valid and test, from a name or from a folder of your own.
+
+    A folder holds ``train.en``, ``train.de``, ``valid.en``, ... for the languages ``source`` and
+    ``target``, plain or packed as ``.gz`` or ``.xz``. A name goes before a path. ``pairs`` takes
+    the first so many pairs for training; of ``numbers``, English to German, so many are generated.
+    """
+    if pairs is not None and pairs < 1:
+        raise DataError(f"the number of training pairs is at least 1, not {pairs}")
+    if corpus == GENERATED:
+        return _generated(source, target, pairs)
+    if corpus in PARALLEL_CORPORA:
+        known = PARALLEL_CORPORA[corpus]
+        found = [_joined(corpus, getattr(known, split), (source, target)) for split in SPLITS]
+    elif Path(corpus).is_dir():
+        stems = [str(Path(corpus).resolve() / split) for split in SPLITS]
+        found = [_joined(corpus, (stem,), (source, target)) for stem in stems]
+    else:
+        raise DataError(
+            f"{corpus}: is neither a parallel corpus ({', '.join(PARALLEL_NAMES)}) nor a folder; "
+            f"name a folder with train.{source}, train.{target}, valid.{source}, ..."
+        )
+    train, valid, test = found
+    if pairs is not None:
+        train = ParallelText(train.source[:pairs], train.target[:pairs])
+    return ParallelSplits(train, valid, test)
+
+
+def _generated(source: str, target: str, pairs: int | None) -> ParallelSplits:
+    if (source, target) not in (("en", "de"), ("de", "en")):
+        raise DataError(f"{GENERATED}: has the languages en and de, not {source} and {target}")
+    made = numbers_and_dates_corpus() if pairs is None else numbers_and_dates_corpus(pairs)
+    if source == "en":
+        return made
+    return ParallelSplits(*(ParallelText(each.target, each.source) for each in made))
+
+
+def _joined(corpus: str, stems: tuple[str, ...], languages: tuple[str, str]) -> ParallelText:
+    texts = [
+        ParallelText.from_files(*(_found(corpus, f"{stem}.{each}") for each in languages))
+        for stem in stems
+    ]
+    return sum(texts[1:], start=texts[0])
+
+
+def _found(corpus: str, name: str) -> Path:
+    """The file of this name, packed or not; a name that is no path from the root is looked for."""
+    places = [folder / f"{name}{packed}" for folder in data_folders() for packed in PACKED]
+    for place in places:
+        if place.is_file():
+            return place
+    where = "put it there" if Path(name).is_absolute() else "put it there, or set DRILL_DATA"
+    raise DataError(
+        f"{corpus}: {places[0]} is missing; {where} (.gz and .xz are read too); no translation "
+        "corpus is downloaded"
+    )

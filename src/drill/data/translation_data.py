@@ -1,0 +1,90 @@
+"""All that a translator trains on: texts, subwords learnt from them, and ids.
+
+ParallelSplits -> Subwords -> TranslationData: train filtered, valid and test line by line
+"""
+
+import hashlib
+import json
+import logging
+import zlib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drill.data.encoded_pairs import Filters, Pairs, Progress, encode_pairs
+from drill.data.files import DataError
+from drill.data.numbers_and_dates import ParallelSplits
+from drill.data.parallel_text import ParallelText
+from drill.data.subwords import END, Subwords
+
+logger = logging.getLogger("drill")
+
+
+@dataclass(frozen=True, eq=False)
+class TranslationData:
+    """Pair i of ``valid`` and ``test`` is line i of their texts; ``train`` has passed filters."""
+
+    text: ParallelSplits
+    subwords: Subwords
+    train: Pairs
+    valid: Pairs
+    test: Pairs
+
+    @cached_property
+    def checksum(self) -> int:
+        """Equal where the same ids are trained and evaluated on."""
+        found = 0
+        for pairs in (self.train, self.valid, self.test):
+            found = zlib.crc32(pairs.offsets.tobytes(), found)
+            found = zlib.crc32(pairs.ids.tobytes(), found)
+        return found
+
+    def target_counts(self) -> NDArray[np.int64]:
+        """How often every label is asked for in training, (V,)."""
+        first = self.train.offsets[len(self.train)]
+        counts = np.bincount(self.train.ids[first:], minlength=len(self.subwords))
+        counts[END] += len(self.train)
+        return counts.astype(np.int64)
+
+
+def translation_data(
+    text: ParallelSplits,
+    subwords: Subwords,
+    filters: Filters = Filters(),  # noqa: B008 - it is frozen
+    cache: Path | None = None,
+    progress: Progress | None = None,
+) -> TranslationData:
+    """Encode all splits; with a folder ``cache`` ids are kept there by what they hold."""
+    return TranslationData(
+        text,
+        subwords,
+        encode_pairs(text.train, subwords, filters, cache, progress),
+        encode_pairs(text.valid, subwords, cache=cache),
+        encode_pairs(text.test, subwords, cache=cache),
+    )
+
+
+def learnt_subwords(text: ParallelText, cache: Path | None = None, **options: Any) -> Subwords:
+    """``Subwords.train`` on both sides of a text; kept in ``cache`` by the text and the options."""
+    lines = [*text.source, *text.target]
+    if cache is None:
+        return Subwords.train(lines, **options)
+    settings = {key: value for key, value in options.items() if key != "progress"}
+    held = hashlib.sha256(json.dumps(["drill subwords 1", settings], sort_keys=True).encode())
+    held.update("\n".join(lines).encode("utf-8", "surrogatepass"))
+    path = cache / f"{held.hexdigest()}.subwords.json"
+    if path.exists():
+        try:
+            return Subwords.load(path)
+        except DataError as error:
+            logger.warning("subwords are learnt again: %s", error)
+    made = Subwords.train(lines, **options)
+    try:
+        made.save(path)
+    except OSError as error:
+        logger.warning("subwords are not cached: %s cannot be written (%s)", cache, error)
+    return made

@@ -1,0 +1,48 @@
+"""A translator held against a parallel text: loss, BLEU and chrF, sentences that are exact."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from drill.data import Pairs, ParallelText, Subwords
+from drill.evaluation.bleu import Scores, corpus_scores
+from drill.evaluation.translation_loss import TranslationLoss, translation_loss
+from drill.translation import Search, translate
+from drill.translator import Translator
+
+Progress = Callable[[int, int], None]
+"""Called with the lines that are translated and the lines in all."""
+
+
+@dataclass(frozen=True)
+class Translated:
+    """What a text and its translations come to; ``exact`` is the share that equal the reference."""
+
+    fit: TranslationLoss
+    scores: Scores
+    exact: float
+    hypotheses: tuple[str, ...]
+
+
+def translated(
+    model: Translator,
+    subwords: Subwords,
+    text: ParallelText,
+    pairs: Pairs,
+    search: Search,
+    *,
+    language: str = "de",
+    progress: Progress | None = None,
+) -> Translated:
+    """Translate ``text``, whose ids are ``pairs`` line by line, and score it.
+
+    ``language`` is that of the target, for BLEU over tokenised text.
+    """
+    fit = translation_loss(model, pairs, autocast=search.autocast)
+    hypotheses = []
+    for done, found in enumerate(translate(model, subwords, text.source, search), start=1):
+        hypotheses.append(found[0].text)
+        if progress is not None:
+            progress(done, len(text))
+    scores = corpus_scores(hypotheses, text.target, tokenised=True, language=language)
+    exact = sum(map(str.__eq__, hypotheses, text.target)) / len(text)
+    return Translated(fit, scores, exact, tuple(hypotheses))

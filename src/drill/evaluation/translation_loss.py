@@ -1,0 +1,70 @@
+"""What reference translations cost a translator.
+
+loss = 1/M sum_t -log p(y_t | y_<t, x)        perplexity = exp(loss)
+
+M counts every target token and one ``<end>`` a sentence. No label smoothing: it is for training.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from drill.data import IGNORE, PairBatches, Pairs
+from drill.evaluation.perplexity import evaluating, lower_precision
+from drill.translator import Translator
+
+
+@dataclass(frozen=True)
+class TranslationLoss:
+    """nll is the sum of -log p over ``tokens`` target tokens, ``<end>`` counted."""
+
+    nll: float
+    tokens: int
+
+    @property
+    def loss(self) -> float:
+        return self.nll / self.tokens
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(self.loss) if self.loss < 700.0 else math.inf
+
+
+@torch.no_grad()
+def translation_loss(
+    model: Translator,
+    pairs: Pairs,
+    *,
+    max_tokens: int = 8192,
+    autocast: torch.dtype | None = None,
+) -> TranslationLoss:
+    """The loss of all ``pairs``, nothing dropped; the model comes back in the mode it was in.
+
+    ``max_tokens`` bounds a batch, which changes the time and not the result; a longer pair has a
+    batch of its own. NaN raises FloatingPointError.
+    """
+    longest = max(int(side.max(initial=0)) + 1 for side in pairs.lengths)
+    batches = PairBatches(pairs, max(max_tokens, longest))
+    device = next(model.parameters()).device
+    total = torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64)
+    total, tokens = total.to(device), 0
+    with evaluating(model), lower_precision(device, autocast), model.layer.cached_labels():
+        for batch in batches.epoch(0):
+            total += model.loss(
+                batch.source.to(device),
+                batch.target_in.to(device),
+                batch.target_out.to(device),
+                label_smoothing=0.0,
+                ignore_index=IGNORE,
+                reduction="sum",
+                check=False,
+            )
+            tokens += batch.target_tokens
+    nll = total.item()
+    if math.isnan(nll):
+        raise FloatingPointError(
+            "translation_loss: the loss is NaN; training has diverged, or the precision is too "
+            "low: go back to an earlier checkpoint, or evaluate in float32"
+        )
+    return TranslationLoss(nll, tokens)

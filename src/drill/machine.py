@@ -1,0 +1,69 @@
+"""The machine a run is trained on: which of its devices, its name, and the commit of the source."""
+
+import difflib
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+import torch
+
+from drill.recipes import SettingsError
+
+DEVICES = ("cpu", "cuda", "mps")
+
+
+def pick_device(name: str = "auto") -> torch.device:
+    """``auto``: the process's own GPU where there is one, else the CPU."""
+    if name != "auto":
+        try:
+            device = torch.device(name)
+        except RuntimeError:
+            kind = "cuda" if name.lower() == "gpu" else name.lower().partition(":")[0]
+            near = [
+                f"; did you mean {each}?" for each in difflib.get_close_matches(kind, DEVICES, 1)
+            ]
+            raise SettingsError(
+                f"device {name}: cannot be used here (no device is called so); choose cpu, cuda or "
+                f"mps{''.join(near)}"
+            ) from None
+        try:
+            torch.zeros(1, device=device)
+        except (RuntimeError, AssertionError, ValueError) as error:
+            reason = str(error).split("\n")[0]
+            raise SettingsError(f"device {name}: cannot be used here ({reason})") from None
+        return device
+    if torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device("cpu")
+
+
+def commit() -> str | None:
+    """The commit of the source, with a plus where files differ from it; None outside a checkout.
+
+    ``DRILL_COMMIT`` goes before: a copy on another machine may have another history or none.
+    """
+    if "DRILL_COMMIT" in os.environ:
+        return os.environ["DRILL_COMMIT"]
+    here = str(Path(__file__).parent)
+
+    def git(*words: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", here, *words], capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    try:
+        name = git("rev-parse", "--short", "HEAD")
+        return name + ("+" if git("status", "--porcelain", "--untracked-files=no", here) else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    info = Path("/proc/cpuinfo")
+    names = info.read_text().splitlines() if info.exists() else []
+    model = [line.split(":", 1)[1].strip() for line in names if line.startswith("model name")]
+    return model[0] if model else platform.processor() or platform.machine()

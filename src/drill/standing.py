@@ -1,0 +1,115 @@
+"""What every run must remember, whatever it trains, and how that is saved and found again."""
+
+import logging
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from drill.checkpoint import CheckpointError
+from drill.parallel import World
+from drill.run_folder import RunFolder
+
+logger = logging.getLogger("drill")
+
+
+@dataclass(kw_only=True)
+class Standing:
+    """How far a run is; what it trains adds where the next batch starts."""
+
+    nll: Tensor  # (), of this process's part of the epoch so far
+    text: int  # checksum of what is trained and evaluated on
+    epoch: int = 1
+    step: int = 0  # of the whole run
+    loss: float = math.nan  # mean of the epoch so far, when last looked at
+    best_epoch: int = 0
+    best_weights: dict[str, Tensor] | None = None  # not yet on disk
+    seconds: float = 0.0  # of this epoch
+    elapsed: float = 0.0  # of the run, over all its processes' lives
+    _ticked: float = field(default_factory=time.monotonic)
+
+    def tick(self) -> None:
+        """Count the time since the last tick."""
+        now = time.monotonic()
+        self.seconds += now - self._ticked
+        self.elapsed += now - self._ticked
+        self._ticked = now
+
+    def running(self) -> float:
+        """Seconds of the run up to now."""
+        return self.elapsed + time.monotonic() - self._ticked
+
+
+def copied(model: nn.Module) -> dict[str, Tensor]:
+    """The weights as they are now."""
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def perplexity_of(loss: float) -> float:
+    return math.exp(loss) if loss < 700.0 else math.inf
+
+
+# -- what every process has for itself ------------------------------------------------------------
+
+
+def own_tensors(at: Standing, world: World) -> dict[str, Tensor]:
+    """Losses and random numbers of all processes, ``name/rank``, on the CPU."""
+    held = {"nll": at.nll, "random/cpu": torch.get_rng_state()}
+    if at.nll.is_cuda:
+        held["random/cuda"] = torch.cuda.get_rng_state(at.nll.device)
+    return {
+        f"{name}/{rank}": part
+        for name, tensor in held.items()
+        for rank, part in enumerate(world.gathered(tensor))
+    }
+
+
+def take_own(at: Standing, tensors: Mapping[str, Tensor], size: int, world: World) -> None:
+    """Give each process its own back; ``size`` processes had saved them.
+
+    Where their number has changed, losses are shared equally, so that their mean stays.
+    """
+    losses = [tensors[f"nll/{rank}"] for rank in range(size)]
+    if size != world.size:
+        logger.warning(
+            "saved by %d processes and going on with %d: random numbers start anew",
+            size,
+            world.size,
+        )
+        at.nll.copy_(torch.stack(losses).mean())
+        torch.manual_seed(torch.initial_seed() + at.step * world.size + world.rank)
+        return
+    at.nll.copy_(losses[world.rank])
+    torch.set_rng_state(tensors[f"random/cpu/{world.rank}"])
+    cuda = tensors.get(f"random/cuda/{world.rank}")
+    if at.nll.is_cuda and cuda is not None:
+        torch.cuda.set_rng_state(cuda, at.nll.device)
+
+
+# -- checkpoints of several processes -------------------------------------------------------------
+
+
+def agree(found: tuple[Any, dict[str, Any]] | None, folder: RunFolder, world: World) -> None:
+    """Processes that start from different places would wait for each other in vain."""
+    step = torch.tensor(-1 if found is None else found[1]["step"])
+    steps = sorted({int(each) for each in world.gathered(step)})
+    if len(steps) > 1:
+        read = ", ".join("none" if each < 0 else f"that of step {each}" for each in steps)
+        raise CheckpointError(
+            f"{folder.last}: the processes read different checkpoints ({read}); give all machines "
+            "one shared folder for --runs"
+        )
+
+
+def cut_metrics(size: int, folder: RunFolder, world: World) -> None:
+    """What was appended after the checkpoint is about to happen again."""
+    if world.first:
+        folder.cut_metrics(size)
+
+
+def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)}

@@ -1,0 +1,207 @@
+"""Where the training of a translator stands, and how that is saved and found again."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from drill import checkpoint
+from drill.checkpoint import CheckpointError, copy_into
+from drill.evaluation.translation_loss import TranslationLoss
+from drill.optim import Rule
+from drill.parallel import World
+from drill.run_folder import RunFolder, RunFolderError
+from drill.standing import (
+    Standing,
+    agree,
+    copied,
+    cut_metrics,
+    own_tensors,
+    perplexity_of,
+    take_own,
+    under,
+)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When training ends: whichever comes first."""
+
+    epochs: int
+    updates: int | None
+    minutes: float | None
+
+    def clock(self, at: Standing) -> float:
+        """The share of the time that is used up."""
+        return 0.0 if self.minutes is None else at.running() / (60.0 * self.minutes)
+
+
+@dataclass
+class TranslationPosition(Standing):
+    """The next update starts at batch ``batch`` of ``batches`` of epoch ``epoch``.
+
+    ``nll`` sums the losses of target tokens, times the number of processes.
+    """
+
+    batches: int  # of an epoch, for each process
+    batch: int = 0
+    tokens: int = 0  # targets of this epoch, over all processes
+    training_seconds: float = 0.0  # of this epoch, without validation
+    validated: int = 0  # the step of the last validation
+    validations: int = 0
+    clock: float = 0.0  # the share of the time limit, as all processes have agreed
+    best: TranslationLoss | None = None
+    recent: dict[int, dict[str, Tensor] | None] = field(default_factory=dict)
+    """Weights of the last validations by step, None where they are on disk."""
+
+    def share(self, limits: Limits) -> float:
+        """How much of the run is done, by the limit that comes first; at 1 it is over."""
+        by_epochs = (self.epoch - 1 + self.batch / self.batches) / limits.epochs
+        by_updates = 0.0 if limits.updates is None else self.step / limits.updates
+        return max(by_epochs, by_updates, self.clock)
+
+    def tick_training(self) -> None:
+        """``tick`` after training, which is what the rate of tokens is of."""
+        before = self.seconds
+        self.tick()
+        self.training_seconds += self.seconds - before
+
+    def mean_loss(self, world: World) -> float:
+        """Mean of the epoch so far; waits for the device."""
+        return world.mean(float(self.nll)) / max(1, self.tokens)
+
+    def offer(self, scores: TranslationLoss, model: nn.Module, keep: int) -> bool:
+        """Keep a copy of the weights if they are the best so far, and of the last ``keep``."""
+        self.validated = self.step
+        self.validations += 1
+        if keep > 1:
+            self.recent[self.step] = copied(model)
+            for old in sorted(self.recent)[:-keep]:
+                del self.recent[old]
+        better = self.best is None or scores.loss < self.best.loss
+        if better:
+            self.best, self.best_epoch = scores, self.epoch
+            self.best_weights = copied(model)
+        return better
+
+    def next_epoch(self) -> None:
+        self.epoch += 1
+        self.batch = self.tokens = 0
+        self.seconds = self.training_seconds = 0.0
+        self.loss = math.nan
+        self.nll.zero_()
+
+    def row(self, valid: TranslationLoss, *, lr: float, best: bool) -> dict[str, Any]:
+        """A line of metrics.jsonl; the training loss is the smoothed one."""
+        return {
+            "epoch": self.epoch,
+            "step": self.step,
+            "train_loss": self.loss,
+            "train_perplexity": perplexity_of(self.loss),
+            "valid_loss": valid.loss,
+            "valid_perplexity": valid.perplexity,
+            "lr": lr,
+            "averaged": False,
+            "best": best,
+            "tokens": self.tokens,
+            "tokens_per_second": self.tokens / max(1e-9, self.training_seconds),
+            "seconds": self.seconds,
+            "elapsed": self.elapsed,
+        }
+
+
+def save(
+    at: TranslationPosition, model: nn.Module, rule: Rule, folder: RunFolder, world: World
+) -> None:
+    """Write what is due of the best and the recent weights, then the checkpoint that knows them."""
+    at.tick()
+    tensors = own_tensors(at, world)
+    if not world.first:
+        at.best_weights = None
+        at.recent = dict.fromkeys(at.recent)
+        world.wait()
+        return
+    tensors |= {f"model/{name}": p for name, p in model.named_parameters()}
+    tensors |= {f"rule/{name}": tensor for name, tensor in rule.tensors().items()}
+    for step, weights in at.recent.items():
+        if weights is not None:
+            checkpoint.save(folder.recent(step), weights, {"step": step})
+    at.recent = dict.fromkeys(at.recent)
+    if at.best_weights is not None:
+        assert at.best is not None
+        folder.save_best(at.best_weights, {"epoch": at.best_epoch, "valid": asdict(at.best)})
+        at.best_weights = None
+    numbers = {
+        "epoch": at.epoch,
+        "batch": at.batch * world.size,
+        "step": at.step,
+        "tokens": at.tokens,
+        "seconds": at.seconds,
+        "training_seconds": at.training_seconds,
+        "elapsed": at.elapsed,
+        "validated": at.validated,
+        "validations": at.validations,
+        "best": None if at.best is None else asdict(at.best),
+        "best_epoch": at.best_epoch,
+        "recent": list(at.recent),
+        "rule": rule.numbers(),
+        "world": world.size,
+        "text": at.text,
+    }
+    folder.save_last(tensors, numbers)
+    folder.forget_recent(at.recent)
+    world.wait()  # nobody goes on before it is on disk
+    at.tick()
+
+
+def restore(
+    at: TranslationPosition, model: nn.Module, rule: Rule, folder: RunFolder, world: World
+) -> bool:
+    """Put the run back to its last checkpoint; False where there is none."""
+    found = folder.load_last()
+    agree(found, folder, world)
+    if found is None:
+        cut_metrics(0, folder, world)
+        return False
+    tensors, numbers = found
+    if numbers.get("text") != at.text:
+        raise RunFolderError(
+            f"{folder.path}: the texts have changed since this run was saved; restore them, or "
+            "train under another name"
+        )
+    try:
+        copy_into(dict(model.named_parameters()), under("model/", tensors), str(folder.last))
+        rule.load(under("rule/", tensors), numbers["rule"])
+        for key in ("epoch", "step", "tokens", "seconds", "training_seconds", "elapsed"):
+            setattr(at, key, numbers[key])
+        at.batch = min(at.batches, numbers["batch"] // world.size)
+        at.validated, at.validations = numbers["validated"], numbers["validations"]
+        at.best = None if numbers["best"] is None else TranslationLoss(**numbers["best"])
+        at.best_epoch = numbers["best_epoch"]
+        at.recent = dict.fromkeys(numbers["recent"])
+        take_own(at, tensors, numbers["world"], world)
+        cut_metrics(numbers["metrics_size"], folder, world)
+    except (LookupError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{folder.last}: does not fit this run ({type(error).__name__}: {error}); restore it "
+            "from a copy, or remove it to start over"
+        ) from None
+    return True
+
+
+@torch.no_grad()
+def averaged(at: TranslationPosition, folder: RunFolder) -> dict[str, Tensor]:
+    """The mean of the recent weights, all of which are on disk."""
+    total: dict[str, Tensor] = {}
+    for weights in _read(at, folder):
+        for name, tensor in weights.items():
+            total[name] = total[name] + tensor if name in total else tensor.clone()
+    return {name: tensor / len(at.recent) for name, tensor in total.items()}
+
+
+def _read(at: TranslationPosition, folder: RunFolder) -> Iterator[dict[str, Tensor]]:
+    for step in sorted(at.recent):
+        yield checkpoint.load(folder.recent(step))[0]

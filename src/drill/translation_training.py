@@ -1,0 +1,376 @@
+"""The training loop of translators, read top to bottom.
+
+An update is the gradient of a few batches of pairs, divided by their target tokens. Every epoch,
+and every so many updates, the loop validates and keeps the best weights. Every so often all of it
+is saved, so that a run which was killed goes on as if nothing had happened.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from drill.checkpoint import copy_into, load_into
+from drill.data import IGNORE, DataError, PairBatch, PairBatches, TranslationData
+from drill.evaluation.bleu import corpus_scores
+from drill.evaluation.translated import Translated, translated
+from drill.evaluation.translation_loss import TranslationLoss, translation_loss
+from drill.interrupts import Interrupts
+from drill.optim import Rule
+from drill.parallel import World
+from drill.precision import Precision, autocast_to, products
+from drill.progress import Pace, Progress
+from drill.run_folder import RunFolder
+from drill.training import (
+    AGREE_EVERY,
+    SHOW_EVERY,
+    Diverged,
+    finite,
+    refuse_damaged,
+    tell,
+    widest,
+    wrapped,
+)
+from drill.translation import Search
+from drill.translation_position import Limits, TranslationPosition, averaged, restore, save
+from drill.translator import Translator
+
+
+@dataclass(frozen=True)
+class TranslationOutcome:
+    """What a run has come to. Unfinished, it was interrupted and can go on."""
+
+    finished: bool
+    epoch: int
+    best_epoch: int
+    valid: TranslationLoss | None
+    test: Translated | None
+
+
+def train_translator(
+    model: Translator,
+    data: TranslationData,
+    folder: RunFolder,
+    rule: Rule,
+    *,
+    epochs: int = 30,
+    updates: int | None = None,
+    max_minutes: float | None = None,
+    max_tokens: int = 4096,
+    accumulate: int = 1,
+    label_smoothing: float = 0.1,
+    seed: int = 1,
+    precision: Precision = "tf32",
+    compile: bool = False,
+    validate_every: int | None = None,
+    bleu_every: int | None = None,
+    average: int = 1,
+    beam: int = 4,
+    length_penalty: float = 0.6,
+    save_every: float = 120.0,
+    world: World = World(),  # noqa: B008 - it is frozen
+    progress: Callable[[Progress], None] | None = None,
+) -> TranslationOutcome:
+    """Train ``model`` until the first limit, then test its best weights: loss and BLEU.
+
+    Goes on from the last checkpoint of ``folder`` where there is one. Ctrl-C and SIGTERM end the
+    step, save and give an unfinished outcome.
+
+    epochs, updates,  limits: whichever is reached first ends the run. Schedules that run over the
+    max_minutes       whole run follow that one, so max_minutes gives each layer the same time
+    max_tokens        of a batch, on either side, padding counted
+    accumulate        batches an update, over all processes
+    label_smoothing   of the training loss; what is validated and tested has none
+    precision         float32, tf32 (float32 stored, products on tf32 units) or bfloat16 (autocast)
+    compile           the Transformer by torch.compile
+    validate_every    updates; the end of an epoch is always validated
+    bleu_every        validations; BLEU of the validation text goes into their lines
+    average           the mean of the weights of so many last validations is tried at the end: where
+                      it is better than the best ones, it is kept and tested; 1 tries nothing
+    beam,             of all translations that are scored
+    length_penalty
+    save_every        seconds between checkpoints
+    """
+    check_translation_options(
+        epochs=epochs,
+        updates=updates,
+        max_minutes=max_minutes,
+        max_tokens=max_tokens,
+        accumulate=accumulate,
+        label_smoothing=label_smoothing,
+        seed=seed,
+        validate_every=validate_every,
+        bleu_every=bleu_every,
+        average=average,
+        beam=beam,
+        save_every=save_every,
+    )
+    corpus_scores(["-"], ["-"])  # a missing package shows now, not at the end
+    device = next(model.parameters()).device
+    batches = PairBatches(data.train, max_tokens, seed, rank=world.rank, size=world.size)
+    own = _own_batches(accumulate, world)
+    limits = Limits(epochs, updates, max_minutes)
+    search = Search(beam=beam, length_penalty=length_penalty)
+    rule.begin(model.named_parameters())
+    no_loss = torch.zeros((), dtype=widest(device), device=device)
+    at = TranslationPosition(len(batches), nll=no_loss, text=data.checksum)
+    resumed = restore(at, model, rule, folder, world)
+    if not resumed and world.rank > 0:
+        torch.manual_seed(seed + world.rank)  # every process drops other things
+    if compile:
+        model.transformer.compile(dynamic=True)  # sentences have all lengths
+    trained = wrapped(model, world)
+    at.clock = world.largest(limits.clock(at))
+    pace = Pace(at, epochs)
+    pace.restart(at.share(limits))
+    agreeing = 1 if world.size == 1 else AGREE_EVERY
+    saved = shown = time.monotonic()
+
+    with products(precision, device) as autocast, Interrupts() as interrupts:
+        search = replace(search, autocast=autocast)
+        if at.share(limits) < 1.0 and world.first:
+            folder.averaged.unlink(missing_ok=True)  # of a run that was to be shorter
+        while at.share(limits) < 1.0:
+            for update in _updates(batches.epoch(at.epoch, at.batch), own):
+                model.train()
+                tokens = int(world.sum(sum(batch.target_tokens for batch in update)))
+                with autocast_to(device, autocast):
+                    at.nll += _backward(trained, model, update, tokens, label_smoothing, device)
+                rule.step(1, 1, at.share(limits))
+                at.batch += len(update)
+                at.step += 1
+                at.tokens += tokens
+
+                agreed = at.step % agreeing == 0
+                if agreed:
+                    at.clock = world.largest(limits.clock(at))
+                ended, over = at.batch == len(batches), at.share(limits) >= 1.0
+                due = validate_every is not None and at.step % validate_every == 0
+                if ended or over or due:
+                    at.loss = finite(at.mean_loss(world), at, rule, folder)
+                    refuse_damaged(at, model, rule, folder)
+                    at.tick_training()
+                    bleu = bleu_every is not None and (at.validations + 1) % bleu_every == 0
+                    row = _validate(at, model, data, rule, limits, world, average, search, bleu)
+                    row["kind"] = "epoch" if ended else "validation"
+                    tell(folder, world, progress, pace.report(at.share(limits), row))
+                    pace.restart(at.share(limits))
+                if over:
+                    break
+                if not agreed:
+                    continue
+                now = time.monotonic()
+                if agreeing > 1 or now - shown >= SHOW_EVERY:
+                    shown = now
+                    at.loss = finite(at.mean_loss(world), at, rule, folder)
+                    tell(folder, world, progress, pace.report(at.share(limits)))
+                urge = world.largest(2.0 * interrupts.asked + (now - saved >= save_every))
+                if urge > 0.0:
+                    refuse_damaged(at, model, rule, folder)
+                    at.tick_training()
+                    save(at, model, rule, folder, world)
+                    saved = time.monotonic()
+                if urge >= 2.0:
+                    return TranslationOutcome(False, at.epoch, at.best_epoch, at.best, None)
+            if at.batch == len(batches):
+                at.next_epoch()
+                pace.restart(at.share(limits))
+
+        save(at, model, rule, folder, world)
+        test = None
+        if world.first and at.best is not None:
+            chosen, fit = _best_weights(at, model, data, folder, search)
+            test = translated(model, data.subwords, data.text.test, data.test, search)
+            at.tick()
+            folder.append(_test_row(at, chosen, fit, test))
+        epoch = at.epoch if at.batch else at.epoch - 1
+        return TranslationOutcome(True, epoch, at.best_epoch, at.best, world.from_first(test))
+
+
+def _own_batches(accumulate: int, world: World) -> int:
+    """Batches an update for each process."""
+    if accumulate % world.size != 0:
+        raise DataError(
+            f"{accumulate} batches an update cannot be shared by {world.size} processes; set "
+            f"training.accumulate to a multiple of {world.size}"
+        )
+    return accumulate // world.size
+
+
+def _updates(batches: Iterator[PairBatch], size: int) -> Iterator[list[PairBatch]]:
+    """So many batches at a time; what is left of an epoch is an update too."""
+    return iter(lambda: list(islice(batches, size)), [])
+
+
+def _backward(
+    trained: nn.Module,  # the model, or what wraps it for several processes
+    model: Translator,
+    update: list[PairBatch],
+    tokens: int,  # targets of the update, over all processes
+    label_smoothing: float,
+    device: torch.device,
+) -> Tensor:
+    """Add the gradients of the mean over ``tokens``; gives the summed loss of this process.
+
+    Both are multiplied by the number of processes, over which gradients and losses are averaged.
+    """
+    several = trained if isinstance(trained, DistributedDataParallel) else None
+    size = 1 if several is None else torch.distributed.get_world_size()
+    total = torch.zeros((), device=device)
+    # Several processes sum gradients during backward, which a shared encoding would come after.
+    alone = several is None and len(update) > 1
+    with model.layer.shared_labels() if alone else nullcontext():
+        for left, batch in zip(range(len(update))[::-1], update, strict=True):
+            source, target_in, target_out = _on(device, batch)
+            with several.no_sync() if several and left else nullcontext():
+                nll = trained(
+                    source,
+                    target_in,
+                    target_out,
+                    label_smoothing=label_smoothing,
+                    ignore_index=IGNORE,
+                    reduction="sum",
+                    check=False,
+                )
+                (nll * (size / tokens)).backward()
+            total += nll.detach()
+    return total * size
+
+
+def _on(device: torch.device, batch: PairBatch) -> Iterator[Tensor]:
+    """Source, target_in and target_out; a GPU fetches them while the host goes on."""
+    for part in (batch.source, batch.target_in, batch.target_out):
+        pinned = part.pin_memory() if device.type == "cuda" else part
+        yield pinned.to(device, non_blocking=True)
+
+
+def _validate(
+    at: TranslationPosition,
+    model: Translator,
+    data: TranslationData,
+    rule: Rule,
+    limits: Limits,
+    world: World,
+    average: int,
+    search: Search,
+    bleu: bool,
+) -> dict[str, Any]:
+    """Keep the weights if they are the best so far; gives the line of metrics."""
+    fit, more = None, {}
+    if world.first:
+        fit = _fit(at, model, data, search)
+        if bleu:
+            found = translated(model, data.subwords, data.text.valid, data.valid, search)
+            more = {"valid_bleu": found.scores.bleu}
+    fit = world.from_first(fit)
+    better = at.offer(fit, model, average)
+    at.tick()
+    return at.row(fit, lr=rule.rate(at.share(limits)), best=better) | more
+
+
+def _fit(
+    at: TranslationPosition, model: Translator, data: TranslationData, search: Search
+) -> TranslationLoss:
+    try:
+        return translation_loss(model, data.valid, autocast=search.autocast)
+    except FloatingPointError as error:  # of finite parameters: those were looked at before
+        raise Diverged(f"the validation after step {at.step}: {error}") from None
+
+
+def _best_weights(
+    at: TranslationPosition,
+    model: Translator,
+    data: TranslationData,
+    folder: RunFolder,
+    search: Search,
+) -> tuple[str, TranslationLoss]:
+    """Load what is to be tested: the best weights, or the mean of the last if that is better."""
+    assert at.best is not None
+    if len(at.recent) > 1:
+        mean = averaged(at, folder)
+        copy_into(dict(model.named_parameters()), mean, str(folder.last.parent))
+        fit = _fit(at, model, data, search)
+        better = fit.loss < at.best.loss
+        at.tick()
+        folder.append(
+            {
+                "kind": "average",
+                "epoch": at.epoch if at.batch else at.epoch - 1,
+                "steps": sorted(at.recent),
+                "valid_loss": fit.loss,
+                "valid_perplexity": fit.perplexity,
+                "best": better,
+                "elapsed": at.elapsed,
+            }
+        )
+        if better:
+            folder.save_averaged(mean, {"steps": sorted(at.recent), "valid": asdict(fit)})
+            return "averaged", fit
+    load_into(model, folder.best)
+    return "best", at.best
+
+
+def _test_row(
+    at: TranslationPosition, weights: str, valid: TranslationLoss, test: Translated
+) -> dict[str, Any]:
+    return {
+        "kind": "test",
+        "epoch": at.best_epoch,
+        "weights": weights,
+        "valid_loss": valid.loss,
+        "valid_perplexity": valid.perplexity,
+        "test_loss": test.fit.loss,
+        "test_perplexity": test.fit.perplexity,
+        "test_bleu": test.scores.bleu,
+        "test_tokenised_bleu": test.scores.tokenised_bleu,
+        "test_chrf": test.scores.chrf,
+        "test_exact": test.exact,
+        "bleu_signature": test.scores.signature,
+        "elapsed": at.elapsed,
+    }
+
+
+def check_translation_options(
+    *,
+    epochs: int,
+    updates: int | None,
+    max_minutes: float | None,
+    max_tokens: int,
+    accumulate: int,
+    label_smoothing: float,
+    seed: int,
+    validate_every: int | None,
+    bleu_every: int | None,
+    average: int,
+    beam: int,
+    save_every: float,
+    **_: object,
+) -> None:
+    """Refuse what ``train_translator`` could not use; it says so before anything is read."""
+    counted = {
+        "epochs": epochs,
+        "updates": updates,
+        "max_tokens": max_tokens,
+        "accumulate": accumulate,
+        "validate_every": validate_every,
+        "bleu_every": bleu_every,
+        "average": average,
+        "beam": beam,
+    }
+    for name, count in counted.items():
+        if count is not None and count < 1:
+            raise ValueError(f"{name} is at least 1, not {count}")
+    if max_minutes is not None and not max_minutes > 0.0:
+        raise ValueError(f"max_minutes is a positive number, not {max_minutes}")
+    if not 0.0 <= label_smoothing < 1.0:
+        raise ValueError(f"label_smoothing lies in [0, 1), not {label_smoothing}")
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"seed lies in 0 to 2**32 - 1, not {seed}")
+    if not save_every >= 0.0:
+        raise ValueError(f"save_every is at least 0 seconds, not {save_every}")
