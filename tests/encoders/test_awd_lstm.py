@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from drill.encoders import AwdLstm
 from drill.encoders import awd_lstm as module
-from drill.encoders.dropout import weight_dropout
+from drill.kernels import lstm as kernel
 from drill.kernels.lstm import in_one_buffer
+from drill.kernels.masks import drop_entries
 
 V, d, H, T, B = 53, 12, 17, 7, 5
 SITES = [
@@ -139,10 +140,10 @@ def test_weight_drop_is_elementwise_on_hh_and_gradients_vanish_where_it_drops(mo
     drawn = []
 
     def record(weight: Tensor, p: float) -> Tensor:
-        drawn.append(weight_dropout(weight, p))
+        drawn.append(drop_entries(weight, p))
         return drawn[-1]
 
-    monkeypatch.setattr(module, "weight_dropout", record)
+    monkeypatch.setattr(kernel, "drop_entries", record)
     encoder, ids = make(weight_drop=0.5), text()
     output = encoder(ids).output
     assert [x.shape for x in drawn] == [lstm.weight_hh_l0.shape for lstm in encoder.lstms]
@@ -264,7 +265,7 @@ def test_dropout_is_back_after_without_dropout_even_after_an_error():
 
 
 def test_the_order_of_the_dropouts(monkeypatch):
-    calls, drawn = [], []
+    calls = []
 
     def rows(x, ids, count, p):
         calls.append(("rows", p, x))
@@ -274,17 +275,12 @@ def test_the_order_of_the_dropouts(monkeypatch):
         calls.append(("locked", p, x))
         return x + 1
 
-    def dropped(weight, p):
-        drawn.append(p)
-        return weight
-
-    def run(x, h, c, weights, impl, keep_padding):
-        calls.append(("lstm", drawn.pop(), x))
+    def run(x, h, c, weights, impl, drop, keep_padding):
+        calls.append(("lstm", drop, x))
         return torch.full((T, B, h.shape[2]), 10.0 * len(calls)), h, c
 
     monkeypatch.setattr(module, "row_dropout", rows)
     monkeypatch.setattr(module, "locked_dropout", locked)
-    monkeypatch.setattr(module, "weight_dropout", dropped)
     monkeypatch.setattr(module, "run_lstm", run)
     sites = dict(zip(SITES, (0.1, 0.2, 0.3, 0.4, 0.5), strict=True))
     encoder, ids = make(dtype=torch.float32, **sites), text()

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from drill.encoders.dropout import draw_mask, locked_dropout, row_dropout, weight_dropout
+from drill.encoders.dropout import locked_dropout, row_dropout
+from drill.kernels.masks import draw_mask, drop_entries
 
 V, T, B, H = 400, 6, 8, 50
 
@@ -27,14 +28,14 @@ def test_a_mask_loses_its_share_and_keeps_the_mean(p, dtype):
     assert rows.max() - rows.min() < 0.2  # entries, neither rows nor columns
 
 
-def test_weight_dropout_drops_entries():
+def test_weight_drop_drops_entries():
     weight = torch.randn(60, 80, requires_grad=True)
-    dropped = weight_dropout(weight, 0.5)
+    dropped = drop_entries(weight, 0.5)
     kept = dropped != 0
     torch.testing.assert_close(dropped[kept], 2.0 * weight[kept])
     (grad,) = torch.autograd.grad(dropped.sum(), weight)
     assert torch.equal(grad, 2.0 * kept)
-    assert not torch.equal(dropped, weight_dropout(weight, 0.5))
+    assert not torch.equal(dropped, drop_entries(weight, 0.5))
 
 
 def test_a_locked_mask_is_shared_over_time_and_differs_between_sequences_and_calls():
@@ -77,4 +78,4 @@ def test_without_dropout_the_tensor_itself_comes_back():
     x, ids = torch.ones(T, B, H), torch.zeros(T, B, dtype=torch.long)
     assert locked_dropout(x, 0.0) is x
     assert row_dropout(x, ids, V, 0.0) is x
-    assert weight_dropout(x, 0.0) is x
+    assert drop_entries(x, 0.0) is x

@@ -7,7 +7,7 @@ from torch import nn
 from drill.encoders import AwdLstm
 from drill.kernels import lstm_persistent
 from drill.kernels.lstm import Weights, choose, in_one_buffer, lie_together, lstm
-from drill.kernels.lstm_persistent import by_gate, by_unit, layout, supported
+from drill.kernels.lstm_persistent import layout, supported
 from tests.kernels.lstm_problems import errors, problem, solve
 
 
@@ -85,15 +85,6 @@ def test_the_paper_s_layers_need_next_to_no_padding():
 def test_what_does_not_fit_is_said():
     assert layout(2048, 132) is None
     assert supported(torch.device("cpu"), 400) == "it needs an NVIDIA GPU, not cpu"
-
-
-def test_weights_by_unit_come_back_by_gate():
-    weight = torch.arange(4 * 5 * 3.0).view(20, 3)
-    arranged = by_unit(weight, 5, 8, 4)
-    assert arranged.shape == (32, 4)
-    assert arranged[4 * 2 + 1, 0] == weight[5 + 2, 0]  # unit 2, gate 1
-    assert arranged[20:].abs().sum() == 0
-    assert torch.equal(by_gate(arranged.float(), 5, 3), weight)
 
 
 def test_batches_are_cut_evenly():

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from drill.encoders.base import Encoded, Encoder, State
-from drill.encoders.dropout import locked_dropout, row_dropout, weight_dropout
+from drill.encoders.dropout import locked_dropout, row_dropout
 from drill.kernels.lstm import IMPLEMENTATIONS, Implementation, Weights
 from drill.kernels.lstm import lstm as run_lstm
 
@@ -106,12 +106,10 @@ class AwdLstm(Encoder):
             if dropping and i > 0:
                 x = locked_dropout(x, self.dropout_hidden)
             weights = Weights(*lstm.all_weights[0])
-            if dropping and self.weight_drop > 0.0:
-                # The only Parameter is the undropped matrix; this one lives for this call.
-                weights = weights._replace(w_hh=weight_dropout(weights.w_hh, self.weight_drop))
             inner = i + 1 < len(self.lstms)
+            drop = self.weight_drop if dropping else 0.0
             h, c = held
-            x, h, c = run_lstm(x, h, c, weights, self.impl, keep_padding=inner)
+            x, h, c = run_lstm(x, h, c, weights, self.impl, drop=drop, keep_padding=inner)
             carried.append((h, c))
         output = locked_dropout(x, self.dropout_output) if dropping else x
         return Encoded(output, x, tuple(carried))

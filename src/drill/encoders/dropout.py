@@ -1,18 +1,12 @@
 """The dropouts of recurrent encoders: entries are lost with probability p, others grow by 1/(1-p).
 
-What differs is what one draw decides: a dimension for all steps, a word wherever it stands, or a
-single weight.
+What differs is what one draw decides: a dimension for all steps, or a word wherever it stands. The
+single weights of a recurrent matrix are dropped where that is read, in ``drill.kernels.lstm``.
 """
 
-import torch
 from torch import Tensor
 
-
-def draw_mask(shape: tuple[int, ...], p: float, like: Tensor) -> Tensor:
-    """0 with probability p, else 1/(1-p), in the dtype and on the device of ``like``."""
-    # bernoulli_ says the same and is ten times slower on a CPU.
-    kept = torch.rand(shape, device=like.device, dtype=torch.float32) >= p
-    return kept.to(like.dtype).div_(1.0 - p)
+from drill.kernels.masks import draw_mask
 
 
 def locked_dropout(x: Tensor, p: float) -> Tensor:
@@ -30,8 +24,3 @@ def row_dropout(vectors: Tensor, ids: Tensor, rows: int, p: float) -> Tensor:
     table (rows, d) before the lookup, without touching the table, which labels may share.
     """
     return vectors * draw_mask((rows, 1), p, vectors)[ids] if p > 0.0 else vectors
-
-
-def weight_dropout(weight: Tensor, p: float) -> Tensor:
-    """weight * m, every entry for itself (DropConnect); for recurrent matrices."""
-    return weight * draw_mask(tuple(weight.shape), p, weight) if p > 0.0 else weight

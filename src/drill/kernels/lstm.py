@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from drill.kernels import lstm_persistent
+from drill.kernels.masks import drop_entries
 from drill.kernels.nll import autocast_on, triton_missing
 
 Implementation = Literal["auto", "reference", "cudnn", "persistent", "graph"]
@@ -45,18 +46,23 @@ def lstm(
     c: Tensor,  # (1, B, o)
     weights: Weights,
     impl: Implementation = "auto",
+    *,
+    drop: float = 0.0,
     keep_padding: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output (T, B, o), and h and c (1, B, o) after the last step.
 
     Where products are in bfloat16 anyway (autocast, or such weights), ``auto`` takes ``persistent``
     for small batches if the device allows it, else ``graph``; elsewhere ``cudnn``. ``choose`` says
-    which and why. With ``keep_padding`` the output of these two may be wider than o, zeros beyond
-    it, and x wider than i: a stack of layers then stays aligned in memory.
+    which and why. ``drop`` is the share of the entries of W_hh that this call loses, the others
+    growing by 1 / (1 - drop); the Parameter stays whole. With ``keep_padding`` the output of
+    these two may be wider than o, zeros beyond it, and x wider than i: a stack of layers then
+    stays aligned in memory.
     """
     chosen, _ = choose(impl, x, weights.w_hh)
     if chosen == "persistent":
-        return _persistent(x, h, c, weights, keep_padding)
+        return _persistent(x, h, c, weights, drop, keep_padding)
+    weights = weights._replace(w_hh=drop_entries(weights.w_hh, drop))
     if chosen == "graph":
         return _stepwise(x, h, c, weights, keep_padding)
     x = x[..., : weights.w_ih.shape[1]]
@@ -96,7 +102,8 @@ def choose(impl: Implementation, x: Tensor, w_hh: Tensor) -> tuple[str, str]:
 def _obstacle(impl: str, device: torch.device, w_hh: Tensor) -> str | None:
     """Why ``impl`` does not run on this device; None where it does."""
     if impl == "persistent":
-        return lstm_persistent.supported(device, w_hh.shape[1])
+        obstacle = lstm_persistent.supported(device, w_hh.shape[1])
+        return obstacle or triton_missing(device, torch.bfloat16)
     if device.type == "cuda" and torch.version.hip:
         return "it needs an NVIDIA GPU"
     if device.type == "cuda" and torch.cuda.get_device_capability(device)[0] < 8:
@@ -110,17 +117,13 @@ def _tell(chosen: str, obstacle: str) -> None:
 
 
 def _persistent(
-    x: Tensor, h: Tensor, c: Tensor, weights: Weights, keep_padding: bool
+    x: Tensor, h: Tensor, c: Tensor, weights: Weights, drop: float, keep_padding: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    w_ih, w_hh, b_ih, b_hh = weights
-    with torch.autocast(x.device.type, enabled=False):
-        bias = b_ih.float() + b_hh.float()
+    with torch.autocast(x.device.type, enabled=False), torch.cuda.device_of(x):
         output, last = lstm_persistent.PersistentLstm.apply(
-            x.to(torch.bfloat16), h[0], c[0], w_ih, w_hh, bias
+            x.to(torch.bfloat16), h[0], c[0], *weights, drop
         )
-    width = w_hh.shape[1]
-    ended = output[-1:, :, :width].to(h.dtype)
-    return output if keep_padding else output[..., :width], ended, last[None].to(c.dtype)
+    return _results(output, last, h, c, keep_padding)
 
 
 def _stepwise(
@@ -132,7 +135,13 @@ def _stepwise(
     with torch.autocast(x.device.type, enabled=False), torch.cuda.device_of(x):
         bias = b_ih.float() + b_hh.float()
         output, last = StepwiseLstm.apply(x, h[0], c[0], w_ih, w_hh, bias)
-    width = w_hh.shape[1]
+    return _results(output, last, h, c, keep_padding)
+
+
+def _results(
+    output: Tensor, last: Tensor, h: Tensor, c: Tensor, keep_padding: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    width = h.shape[2]
     ended = output[-1:, :, :width].to(h.dtype)
     return output if keep_padding else output[..., :width], ended, last[None].to(c.dtype)
 

@@ -294,13 +294,12 @@ __device__ __forceinline__ void meet() {
     asm volatile("barrier.cluster.arrive.release.aligned;\n barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// gates (T, B, H, 4): the activations. c (T + 1, B, H). dout (T, B, width), width the units without
-// padding. dgates (T, B, H, 4) bfloat16, EMPTY. dh and dc (B, H): in, the gradients of the final state;
-// out of dc, that of the initial one.
+// gates (T, B, H, 4): the activations. c (T + 1, B, H). dout (T, B, H) bfloat16. dgates (T, B, H, 4)
+// bfloat16, EMPTY. dc (B, H): in, the gradient of the final cell; out, that of the initial one.
+// dbias (B, H, 4): sums of dgates over the steps, before they are rounded.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(4, 1, 1) lstm_backward(
-    const unsigned short* Wt, const float4* gates, const float* c, const float* dout,
-    unsigned short* dgates, const float* dh, float* dc, int steps, int batch, int total, int width,
-    u32* stalled) {
+    const unsigned short* Wt, const float4* gates, const float* c, const unsigned short* dout,
+    unsigned short* dgates, float* dc, float4* dbias, int steps, int batch, int total, u32* stalled) {
     extern __shared__ float sums[];               // (WARPS, BATCH, STRIDE), then received
     float* received = sums + WARPS * BATCH * STRIDE;  // (2, 4, BATCH, UNITS)
     constexpr int RECEIVED = 4 * BATCH * UNITS;
@@ -309,7 +308,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(4, 1, 
     Slice slice;
     slice.load(Wt, 4 * H, (blockIdx.x - rank) * UNITS, rank * H + warp * KW);
     Waiter waiter{stalled, false};
-    float dcell[PER], first[PER];
+    float dcell[PER];
+    float4 db[PER];
     int unit[PER], row[PER];
 #pragma unroll
     for (int i = 0; i < PER; ++i) {
@@ -317,9 +317,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(4, 1, 
         unit[i] = index % UNITS;
         row[i] = index / UNITS;
         bool real = row[i] < batch;
-        long long at = (long long)row[i] * H + unit0 + unit[i];
-        dcell[i] = real ? dc[at] : 0.0f;
-        first[i] = real ? dh[at] : 0.0f;
+        dcell[i] = real ? dc[(long long)row[i] * H + unit0 + unit[i]] : 0.0f;
+        db[i] = make_float4(0, 0, 0, 0);
     }
     meet();  // only now every block of the cluster is there to be written to
     float4 gate[PER];
@@ -328,19 +327,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(4, 1, 
 #pragma unroll
         for (int i = 0; i < PER; ++i)
             if (row[i] < batch) {
-                long long line = (long long)t * total + row[i], at = line * H + unit0 + unit[i];
+                long long at = ((long long)t * total + row[i]) * H + unit0 + unit[i];
                 gate[i] = gates[at];
                 before[i] = c[at];
                 now_[i] = c[at + (long long)total * H];
-                d[i] = unit0 + unit[i] < width ? dout[line * width + unit0 + unit[i]] : 0.0f;
+                d[i] = __uint_as_float((u32)dout[at] << 16);
             }
     };
     fetch(steps - 1);
     for (int t = steps - 1; t >= 0; --t) {
-        if (t == steps - 1) {
-#pragma unroll
-            for (int i = 0; i < PER; ++i) d[i] += first[i];
-        } else {
+        if (t < steps - 1) {
             float* into = received + (t % 2) * RECEIVED;
             slice.product(dgates + (long long)(t + 1) * total * 4 * H + rank * H + warp * KW, 4 * H, batch,
                           sums + warp * BATCH * STRIDE, waiter);
@@ -369,18 +365,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(4, 1, 
             if (row[i] < batch) {
                 float4 a = gate[i];
                 float tc = tanh_(now_[i]);
-                float dout_ = d[i] * tc;
                 float dcl = dcell[i] + d[i] * a.w * (1.0f - tc * tc);
+                float4 g = make_float4(dcl * a.z * a.x * (1.0f - a.x), dcl * before[i] * a.y * (1.0f - a.y),
+                                       dcl * a.x * (1.0f - a.z * a.z), d[i] * tc * a.w * (1.0f - a.w));
                 long long at = (((long long)t * total + row[i]) * H + unit0 + unit[i]) * 4;
-                store2(dgates + at, pack(dcl * a.z * a.x * (1.0f - a.x), dcl * before[i] * a.y * (1.0f - a.y)),
-                       pack(dcl * a.x * (1.0f - a.z * a.z), dout_ * a.w * (1.0f - a.w)));
+                store2(dgates + at, pack(g.x, g.y), pack(g.z, g.w));
                 dcell[i] = dcl * a.y;
+                add(db[i], g);
             }
         if (t > 0) fetch(t - 1);  // on nobody's way
     }
 #pragma unroll
     for (int i = 0; i < PER; ++i)
-        if (row[i] < batch) dc[(long long)row[i] * H + unit0 + unit[i]] = dcell[i];
+        if (row[i] < batch) {
+            long long at = (long long)row[i] * H + unit0 + unit[i];
+            dc[at] = dcell[i];
+            dbias[at] = db[i];
+        }
     meet();  // no block may leave while another still writes into its memory
 }
 

@@ -3,8 +3,8 @@
 gates_t = W_ih x_t + b + W_hh h_{t-1};  c_t = f c_{t-1} + i g;  h_t = o tanh(c_t)
 
 The products with the input and the gradients of the weights are matrix products over all steps at
-once; the recurrence alone is in ``lstm_persistent.cu``. Rows of weights are ordered by unit, then
-by gate, and units are padded to a size that the kernel's blocks share evenly.
+once; the recurrence alone is in ``lstm_persistent.cu``. ``lstm_weights`` orders rows of weights by
+unit, then by gate, and pads units to a size that the kernel's blocks share evenly.
 """
 
 from functools import cache
@@ -131,33 +131,28 @@ def stalled_flag(index: int) -> Tensor:
     return _flags[index]
 
 
-def by_unit(weight: Tensor, hidden: int, padded: int, width: int) -> Tensor:
-    """(4 hidden, i) by gate -> (4 padded, width) by unit, then gate; bfloat16, padded by zeros."""
-    rows = weight.view(4, hidden, -1).transpose(0, 1)  # (hidden, 4, i)
-    if padded == hidden and width == rows.shape[2]:
-        return rows.to(torch.bfloat16).reshape(4 * padded, width)
-    made = weight.new_zeros(padded, 4, width, dtype=torch.bfloat16)
-    made[:hidden, :, : rows.shape[2]].copy_(rows)
-    return made.view(4 * padded, width)
-
-
-def by_gate(weight: Tensor, hidden: int, width: int) -> Tensor:
-    """The inverse, in float32: (4 padded, w) -> (4 hidden, width)."""
-    rows = weight.view(-1, 4, weight.shape[1])[:hidden, :, :width]
-    return rows.transpose(0, 1).reshape(4 * hidden, width)
-
-
 class PersistentLstm(torch.autograd.Function):
     """x (T, B, i), h0 and c0 (B, H), weights as of nn.LSTM -> h (T, B, padded), c_T (B, H).
 
-    Both h and x are bfloat16 and may be wider than H and i, the rest being zeros: so a stack of
-    layers stays aligned. h_T is the last row of h.
+    ``drop`` is the share of the entries of W_hh that this call loses, the others growing by
+    1 / (1 - drop). Both h and x are bfloat16 and may be wider than H and i, the rest being zeros:
+    so a stack of layers stays aligned. h_T is the last row of h.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, h0: Tensor, c0: Tensor, w_ih: Tensor, w_hh: Tensor, bias: Tensor
+        ctx: Any,
+        x: Tensor,
+        h0: Tensor,
+        c0: Tensor,
+        w_ih: Tensor,
+        w_hh: Tensor,
+        b_ih: Tensor,
+        b_hh: Tensor,
+        drop: float,
     ) -> tuple[Tensor, Tensor]:
+        from drill.kernels.lstm_weights import prepare
+
         steps, batch, width = x.shape
         hidden = h0.shape[1]
         device = x.device
@@ -165,77 +160,76 @@ class PersistentLstm(torch.autograd.Function):
         shapes = layout(hidden, processors)
         assert shapes is not None
         padded = shapes.hidden
-        inputs = x.to(torch.bfloat16).view(steps * batch, width)
-        w_in = by_unit(w_ih, hidden, padded, width)
-        w = by_unit(w_hh, hidden, padded, padded)
-        b = _padded(bias.float().view(4, hidden).t(), (padded, 4))
-        gates = torch.mm(inputs, w_in.t(), out_dtype=torch.float32)  # (T B, 4 padded)
-        h = torch.empty(steps + 1, batch, padded, dtype=torch.bfloat16, device=device)
-        h[1:].view(torch.int16).fill_(EMPTY)
-        c = torch.empty(steps + 1, batch, padded, device=device)
-        for state, given in ((h[0], h0), (c[0], c0)):
-            if padded > hidden:
-                state.zero_()
-            state[:, :hidden].copy_(given)
+        # On the device: a seed drawn on the host would be the same in every replay of a graph.
+        seed = torch.randint(2**62, (1,), device=device) if drop > 0.0 else None
+        weights = (w_ih, w_hh, b_ih, b_hh)
+        made = prepare(
+            weights,
+            h0,
+            c0,
+            steps=steps,
+            width=width,
+            padded=padded,
+            drop=drop,
+            seed=seed,
+            transposed=any(ctx.needs_input_grad),
+        )
+        inputs = x.to(torch.bfloat16).reshape(steps * batch, width)
+        gates = torch.mm(inputs, made.w_ih.t(), out_dtype=torch.float32)  # (T B, 4 padded)
+        h, c = made.h, made.c
         flag = stalled_flag(device.index)
         shape = shapes.forward
         for start, count in _tiles(batch):
             kernel = _forward_kernel(shape, -(-count // 8), device)
-            kernel(
-                shape.blocks,
-                shape.threads,
-                [w, b, gates[start:], h[0, start:], c[0, start:], steps, count, batch, flag],
+            given = [made.w_hh, made.bias, gates[start:], h[0, start:], c[0, start:]]
+            kernel(shape.blocks, shape.threads, [*given, steps, count, batch, flag])
+        if any(ctx.needs_input_grad):
+            ctx.save_for_backward(
+                inputs, made.w_ih, made.w_hh, made.w_hh_t, gates, h, c, seed, *weights
             )
-        ctx.save_for_backward(inputs, w_in, w, gates, h, c)
-        ctx.shapes, ctx.sizes = shapes, (steps, batch, hidden, width, w_ih.shape[1])
-        ctx.dtypes = (x.dtype, h0.dtype, c0.dtype, w_ih.dtype, w_hh.dtype, bias.dtype)
+        ctx.shape, ctx.drop = shapes.backward, drop
+        ctx.dtypes = (x.dtype, h0.dtype, c0.dtype)
+        ctx.set_materialize_grads(False)
         return h[1:], c[steps, :, :hidden].clone()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dh: Tensor, dc_last: Tensor | None) -> tuple[Tensor | None, ...]:
-        inputs, w_in, w, gates, h, c = ctx.saved_tensors
-        steps, batch, hidden, width, real_width = ctx.sizes
-        padded, shape = ctx.shapes.hidden, ctx.shapes.backward
-        dout = dh.to(torch.float32).contiguous()  # (T, B, padded)
+    def backward(ctx: Any, dh: Tensor | None, dc_last: Tensor | None) -> tuple[Tensor | None, ...]:
+        from drill.kernels.lstm_weights import finish
+
+        inputs, w_in, w, w_t, gates, h, c, seed, *weights = ctx.saved_tensors
+        shape: Shape = ctx.shape
+        padded, (steps, batch) = shape.hidden, (h.shape[0] - 1, h.shape[1])
+        hidden = weights[1].shape[1]
+        dout = torch.zeros_like(h[1:]) if dh is None else dh.contiguous()  # (T, B, padded)
         dgates = torch.empty(steps, batch, 4 * padded, dtype=torch.bfloat16, device=h.device)
         dgates.view(torch.int16).fill_(EMPTY)
-        none = torch.zeros(batch, padded, device=h.device)
-        dc = none.clone() if dc_last is None else _padded(dc_last.float(), (batch, padded)).clone()
-        w_t = w.t().contiguous()  # (padded, 4 padded)
+        dc = torch.zeros(batch, padded, device=h.device)
+        if dc_last is not None:
+            dc[:, :hidden] = dc_last
+        dbias = torch.empty(batch, 4 * padded, device=h.device)
         flag = stalled_flag(h.device.index)
         for start, count in _tiles(batch):
             kernel = _backward_kernel(shape, -(-count // 8), h.device)
-            kernel(
-                shape.blocks,
-                shape.threads,
-                [
-                    *(w_t, gates[start:], c[0, start:], dout[0, start:], dgates[0, start:]),
-                    *(none, dc[start:], steps, count, batch, padded, flag),
-                ],
-            )
+            given = [w_t, gates[start:], c[0, start:], dout[0, start:], dgates[0, start:]]
+            given += [dc[start:], dbias[start:]]
+            kernel(shape.blocks, shape.threads, [*given, steps, count, batch, flag])
         flat = dgates.view(steps * batch, 4 * padded)
-        x_dtype, h_dtype, c_dtype, ih_dtype, hh_dtype, b_dtype = ctx.dtypes
+        x_dtype, h_dtype, c_dtype = ctx.dtypes
         needs = ctx.needs_input_grad
-        dx = (flat @ w_in).view(steps, batch, width).to(x_dtype) if needs[0] else None
+        dx = (flat @ w_in).view(steps, batch, -1).to(x_dtype) if needs[0] else None
         dh0 = (dgates[0] @ w)[:, :hidden].to(h_dtype) if needs[1] else None
         dc0 = dc[:, :hidden].to(c_dtype) if needs[2] else None
-        dw_ih = dw_hh = db = None
-        if needs[3]:
-            full = torch.mm(flat.t(), inputs, out_dtype=torch.float32)
-            dw_ih = by_gate(full, hidden, real_width).to(ih_dtype)
-        if needs[4]:
-            before = h[:steps].reshape(steps * batch, padded)
-            full = torch.mm(flat.t(), before, out_dtype=torch.float32)
-            dw_hh = by_gate(full, hidden, hidden).to(hh_dtype)
-        if needs[5]:
-            db = by_gate(flat.sum(0, dtype=torch.float32)[:, None], hidden, 1)[:, 0].to(b_dtype)
-        return dx, dh0, dc0, dw_ih, dw_hh, db
-
-
-def _padded(values: Tensor, shape: tuple[int, int]) -> Tensor:
-    if values.shape == shape:
-        return values.contiguous()
-    made = values.new_zeros(shape)
-    made[: values.shape[0], : values.shape[1]].copy_(values)
-    return made
+        before = h[:steps].view(steps * batch, padded)
+        made = finish(
+            torch.mm(flat.t(), inputs, out_dtype=torch.float32) if needs[3] else None,
+            torch.mm(flat.t(), before, out_dtype=torch.float32) if needs[4] else None,
+            dbias.view(batch, padded, 4) if needs[5] or needs[6] else None,
+            weights,
+            padded=padded,
+            drop=ctx.drop,
+            seed=seed,
+        )
+        db_ih = made.bias if needs[5] else None
+        db_hh = made.bias if needs[6] else None
+        return dx, dh0, dc0, made.w_ih, made.w_hh, db_ih, db_hh, None

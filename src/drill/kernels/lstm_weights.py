@@ -1,0 +1,282 @@
+"""Weights of an LSTM on their way to the persistent kernel and back, one pass each (Triton).
+
+    prepare   W_hh * m, W_ih and b_ih + b_hh: ordered by unit, then by gate; padded, in bfloat16.
+              The initial state and the marks of what is not computed yet are written on the way.
+    finish    gradients of these back in the order of ``nn.LSTM``; that of W_hh times m
+
+The mask m of weight drop is never stored: both passes draw it from one seed.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+Weights = Sequence[Tensor]
+"""As of ``nn.LSTM``: W_ih (4 hidden, i), W_hh (4 hidden, hidden), b_ih and b_hh (4 hidden,)."""
+
+UNITS, COLUMNS = 16, 64  # of a tile of weights, with the four gates of each unit
+WORDS = 8192  # of a block that marks hidden states
+
+
+class Prepared(NamedTuple):
+    """What ``prepare`` makes; p stands for the padded hidden size."""
+
+    w_ih: Tensor  # (4p, width)
+    w_hh: Tensor  # (4p, p)
+    w_hh_t: Tensor | None  # (p, 4p), where gradients are wanted
+    bias: Tensor  # (p, 4), float32
+    h: Tensor  # (T + 1, B, p), bfloat16: the initial state, then marks
+    c: Tensor  # (T + 1, B, p), float32: the initial state
+
+
+def prepare(
+    weights: Weights,
+    h0: Tensor,  # (B, hidden)
+    c0: Tensor,  # (B, hidden)
+    *,
+    steps: int,
+    width: int,  # of the input with its padding
+    padded: int,  # hidden size with its padding
+    drop: float,
+    seed: Tensor | None,  # (1,), int64; where something is dropped
+    transposed: bool,
+) -> Prepared:
+    batch, hidden = h0.shape
+    w_ih, w_hh, b_ih, b_hh = (weight.contiguous() for weight in weights)
+    half: dict[str, Any] = {"dtype": torch.bfloat16, "device": w_hh.device}
+    wide: dict[str, Any] = {"dtype": torch.float32, "device": w_hh.device}
+    made = Prepared(
+        torch.empty(4 * padded, width, **half),
+        torch.empty(4 * padded, padded, **half),
+        torch.empty(padded, 4 * padded, **half) if transposed else None,
+        torch.empty(padded, 4, **wide),
+        torch.empty(steps + 1, batch, padded, **half),
+        torch.empty(steps + 1, batch, padded, **wide),
+    )
+    words = steps * batch * padded
+    recurrent = triton.cdiv(padded, UNITS) * triton.cdiv(padded, COLUMNS)
+    inward = triton.cdiv(padded, UNITS) * triton.cdiv(width, COLUMNS)
+    states = triton.cdiv(batch * padded, WORDS)
+    _prepare[(recurrent + inward + states + triton.cdiv(words, WORDS),)](
+        w_ih,
+        w_hh,
+        b_ih,
+        b_hh,
+        h0.contiguous(),
+        c0.contiguous(),
+        seed,
+        made.w_ih,
+        made.w_hh,
+        made.w_hh_t,
+        made.bias,
+        made.h,
+        made.h.view(torch.int16),
+        made.c,
+        hidden,
+        w_ih.shape[1],
+        width,
+        batch,
+        words,
+        recurrent,
+        inward,
+        states,
+        drop,
+        PADDED=padded,
+        DROP=seed is not None,
+        TRANSPOSED=transposed,
+        UNITS=UNITS,
+        COLUMNS=COLUMNS,
+        WORDS=WORDS,
+        num_warps=4,
+    )
+    return made
+
+
+class Gradients(NamedTuple):
+    """As of ``nn.LSTM``; None where nobody asked."""
+
+    w_ih: Tensor | None
+    w_hh: Tensor | None
+    bias: Tensor | None
+
+
+def finish(
+    d_ih: Tensor | None,  # (4p, width), float32, by unit
+    d_hh: Tensor | None,  # (4p, p), float32, by unit
+    d_bias: Tensor | None,  # (B, p, 4), float32
+    like: Weights,  # for shapes and dtypes
+    *,
+    padded: int,
+    drop: float,
+    seed: Tensor | None,
+) -> Gradients:
+    w_ih, w_hh, b_ih, _ = like
+    hidden, inputs = w_hh.shape[1], w_ih.shape[1]
+    plain = torch.contiguous_format
+    made = Gradients(
+        None if d_ih is None else torch.empty_like(w_ih, memory_format=plain),
+        None if d_hh is None else torch.empty_like(w_hh, memory_format=plain),
+        None if d_bias is None else torch.empty_like(b_ih),
+    )
+    rows = triton.cdiv(hidden, UNITS)
+    recurrent = 0 if d_hh is None else rows * triton.cdiv(hidden, COLUMNS)
+    inward = 0 if d_ih is None else rows * triton.cdiv(inputs, COLUMNS)
+    biases = 0 if d_bias is None else triton.cdiv(4 * hidden, COLUMNS)
+    if recurrent + inward + biases:
+        _finish[(recurrent + inward + biases,)](
+            d_ih,
+            d_hh,
+            d_bias,
+            seed,
+            made.w_ih,
+            made.w_hh,
+            made.bias,
+            hidden,
+            inputs,
+            inputs if d_ih is None else d_ih.shape[1],
+            0 if d_bias is None else d_bias.shape[0],
+            recurrent,
+            inward,
+            drop,
+            PADDED=padded,
+            DROP=seed is not None,
+            UNITS=UNITS,
+            COLUMNS=COLUMNS,
+            num_warps=4,
+        )
+    return made
+
+
+@triton.jit
+def _mask(seed, unit, column, hidden, drop):
+    """Four tiles, one a gate: 0 with probability ``drop``, else 1 / (1 - drop)."""
+    a, b, c, d = tl.rand4x(seed, unit * hidden + column)
+    scale = 1.0 / (1.0 - drop)
+    zero = tl.zeros_like(a)
+    return (
+        tl.where(a >= drop, scale, zero),
+        tl.where(b >= drop, scale, zero),
+        tl.where(c >= drop, scale, zero),
+        tl.where(d >= drop, scale, zero),
+    )
+
+
+@triton.jit
+def _prepare(
+    w_ih, w_hh, b_ih, b_hh, h0, c0, seed, made_ih, made_hh, made_hh_t, made_bias, h, marks, c,
+    hidden, inputs, width, batch, words, recurrent, inward, states, drop,
+    PADDED: tl.constexpr, DROP: tl.constexpr, TRANSPOSED: tl.constexpr,
+    UNITS: tl.constexpr, COLUMNS: tl.constexpr, WORDS: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    if program < recurrent:
+        strips = tl.cdiv(PADDED, COLUMNS)
+        unit = (program // strips * UNITS + tl.arange(0, UNITS))[:, None]
+        column = (program % strips * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+        real = (unit < hidden) & (column < hidden)
+        at = w_hh + unit * hidden + column
+        i = tl.load(at, mask=real, other=0.0).to(tl.float32)
+        f = tl.load(at + hidden * hidden, mask=real, other=0.0).to(tl.float32)
+        g = tl.load(at + 2 * hidden * hidden, mask=real, other=0.0).to(tl.float32)
+        o = tl.load(at + 3 * hidden * hidden, mask=real, other=0.0).to(tl.float32)
+        if DROP:
+            keep_i, keep_f, keep_g, keep_o = _mask(tl.load(seed), unit, column, hidden, drop)
+            i, f, g, o = i * keep_i, f * keep_f, g * keep_g, o * keep_o
+        i, f, g, o = i.to(tl.bfloat16), f.to(tl.bfloat16), g.to(tl.bfloat16), o.to(tl.bfloat16)
+        inside = (unit < PADDED) & (column < PADDED)
+        to = made_hh + 4 * unit * PADDED + column
+        tl.store(to, i, mask=inside)
+        tl.store(to + PADDED, f, mask=inside)
+        tl.store(to + 2 * PADDED, g, mask=inside)
+        tl.store(to + 3 * PADDED, o, mask=inside)
+        if TRANSPOSED:
+            # (unit, column, 2, 2), the last the lower bit of the gate -> (column, unit and gate)
+            gates = tl.join(tl.join(i, g), tl.join(f, o))
+            turned = tl.reshape(tl.permute(gates, (1, 0, 2, 3)), (COLUMNS, 4 * UNITS))
+            line = (program % strips * COLUMNS + tl.arange(0, COLUMNS))[:, None]
+            row = (program // strips * 4 * UNITS + tl.arange(0, 4 * UNITS))[None, :]
+            within = (line < PADDED) & (row < 4 * PADDED)
+            tl.store(made_hh_t + line * 4 * PADDED + row, turned, mask=within)
+    elif program < recurrent + inward:
+        tile = program - recurrent
+        strips = tl.cdiv(width, COLUMNS)
+        unit = (tile // strips * UNITS + tl.arange(0, UNITS))[:, None]
+        column = (tile % strips * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+        real = (unit < hidden) & (column < inputs)
+        inside = (unit < PADDED) & (column < width)
+        for gate in tl.static_range(4):
+            value = tl.load(w_ih + (gate * hidden + unit) * inputs + column, mask=real, other=0.0)
+            tl.store(
+                made_ih + (4 * unit + gate) * width + column, value.to(tl.bfloat16), mask=inside
+            )
+        if tile % strips == 0:
+            units = tile // strips * UNITS + tl.arange(0, UNITS)
+            for gate in tl.static_range(4):
+                ours = gate * hidden + units
+                b = tl.load(b_ih + ours, mask=units < hidden, other=0.0).to(tl.float32)
+                b += tl.load(b_hh + ours, mask=units < hidden, other=0.0).to(tl.float32)
+                tl.store(made_bias + 4 * units + gate, b, mask=units < PADDED)
+    elif program < recurrent + inward + states:
+        place = (program - recurrent - inward) * WORDS + tl.arange(0, WORDS)
+        unit = place % PADDED
+        inside = place < batch * PADDED
+        real = inside & (unit < hidden)
+        at = place // PADDED * hidden + unit
+        first = tl.load(h0 + at, mask=real, other=0.0)
+        tl.store(h + place, first.to(tl.bfloat16), mask=inside)
+        cell = tl.load(c0 + at, mask=real, other=0.0)
+        tl.store(c + place, cell.to(tl.float32), mask=inside)
+    else:
+        block = (program - recurrent - inward - states).to(tl.int64)
+        place = block * WORDS + tl.arange(0, WORDS)
+        tl.store(
+            marks + batch * PADDED + place, tl.full((WORDS,), -1, tl.int16), mask=place < words
+        )
+
+
+@triton.jit
+def _finish(
+    d_ih, d_hh, d_bias, seed, made_ih, made_hh, made_bias,
+    hidden, inputs, width, batch, recurrent, inward, drop,
+    PADDED: tl.constexpr, DROP: tl.constexpr, UNITS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    if program < recurrent:
+        strips = tl.cdiv(hidden, COLUMNS)
+        unit = (program // strips * UNITS + tl.arange(0, UNITS))[:, None]
+        column = (program % strips * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+        real = (unit < hidden) & (column < hidden)
+        at = d_hh + 4 * unit * PADDED + column
+        i = tl.load(at, mask=real, other=0.0)
+        f = tl.load(at + PADDED, mask=real, other=0.0)
+        g = tl.load(at + 2 * PADDED, mask=real, other=0.0)
+        o = tl.load(at + 3 * PADDED, mask=real, other=0.0)
+        if DROP:
+            keep_i, keep_f, keep_g, keep_o = _mask(tl.load(seed), unit, column, hidden, drop)
+            i, f, g, o = i * keep_i, f * keep_f, g * keep_g, o * keep_o
+        to = made_hh + unit * hidden + column
+        tl.store(to, i, mask=real)
+        tl.store(to + hidden * hidden, f, mask=real)
+        tl.store(to + 2 * hidden * hidden, g, mask=real)
+        tl.store(to + 3 * hidden * hidden, o, mask=real)
+    elif program < recurrent + inward:
+        tile = program - recurrent
+        strips = tl.cdiv(inputs, COLUMNS)
+        unit = (tile // strips * UNITS + tl.arange(0, UNITS))[:, None]
+        column = (tile % strips * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+        real = (unit < hidden) & (column < inputs)
+        for gate in tl.static_range(4):
+            value = tl.load(d_ih + (4 * unit + gate) * width + column, mask=real, other=0.0)
+            tl.store(made_ih + (gate * hidden + unit) * inputs + column, value, mask=real)
+    else:
+        place = (program - recurrent - inward) * COLUMNS + tl.arange(0, COLUMNS)
+        at = place % hidden * 4 + place // hidden  # place is by gate, the sums are by unit
+        real = place < 4 * hidden
+        total = tl.zeros((COLUMNS,), tl.float32)
+        for row in range(batch):
+            total += tl.load(d_bias + row * 4 * PADDED + at, mask=real, other=0.0)
+        tl.store(made_bias + place, total, mask=real)
