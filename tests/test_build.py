@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from drill import __version__, build
-from drill.build import commit, finetuning, language_model, load_run, pick_device, train_run
+from drill.build import finetuning, language_model, load_run, train_run
 from drill.checkpoint import CheckpointError
 from drill.config import Settings, recipe, saved
 from drill.data import DataError, Vocabulary
 from drill.evaluation.perplexity import perplexity
 from drill.layers import LAYERS
+from drill.machine import commit, pick_device
 from drill.recipes import SettingsError
 from drill.run_folder import RunFolder, RunFolderError
 from tests.tiny_runs import all_of, interrupted_after, rows, text, unlike, weights
@@ -97,6 +98,7 @@ def test_the_environment_of_a_run(tmp_path, texts):
         "tf32": False,
         "seed": 3,
         "world_size": 1,
+        "working_folder": str(Path.cwd()),
         "parameters": model.parameter_count(),
         "vocabulary_size": len(load_run(tmp_path / "run").vocabulary),
     }
@@ -109,6 +111,49 @@ def test_the_same_command_resumes(tmp_path, texts, monkeypatch):
     torch.manual_seed(99)
     assert train_run(settings, tmp_path / "run", device="cpu").finished
     assert unlike(all_of(tmp_path / "run"), all_of(tmp_path / "whole")) == []
+
+
+def test_a_run_goes_on_from_another_folder(tmp_path, texts, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    stopped(monkeypatch, small(Path(texts.name)), Path("run"), 14)
+    monkeypatch.chdir(texts)
+    assert train_run(small(Path(".")), tmp_path / "run", device="cpu").finished
+    monkeypatch.chdir("/")
+    assert len(load_run(tmp_path / "run", device="cpu").ids.test) > 0
+
+
+def test_a_run_that_does_not_tell_its_folder_looks_for_its_text_here(tmp_path, texts, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    train_run(small(Path(texts.name)), "run", device="cpu")
+    environment = tmp_path / "run" / "environment.json"
+    told = json.loads(environment.read_text())
+    for known in ({}, {"working_folder": "/nowhere"}):  # older; moved with its text
+        environment.write_text(json.dumps({**told, "working_folder": None} | known))
+        assert len(load_run("run", device="cpu").ids.test) > 0
+        assert train_run(small(Path(texts.name)), "run", device="cpu").finished
+    environment.write_text("[")
+    with pytest.raises(RunFolderError, match=r"environment.json: is no JSON object"):
+        _ = load_run("run", device="cpu").ids
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (["optimizer.name=adamw", "optimizer.schedule=cosine"], "changes its cosine schedule too"),
+        (["optimizer.name=adamw", "optimizer.schedule=one-cycle"], "changes its one-cycle"),
+        (["optimizer.name=adamw", "optimizer.schedule=constant"], None),
+        ([], None),
+    ],
+)
+def test_more_epochs_for_a_schedule_are_told_of(tmp_path, texts, caplog, changes, told):
+    train_run(small(texts, *changes), tmp_path / "run", device="cpu")
+    train_run(small(texts, *changes), tmp_path / "run", device="cpu")
+    assert caplog.messages == []
+    train_run(small(texts, *changes, "training.epochs=3"), tmp_path / "run", device="cpu")
+    assert len(caplog.messages) == (told is not None)
+    if told is not None:
+        assert "training.epochs 2 -> 3" in caplog.text
+        assert told in caplog.text
 
 
 def test_one_seed_gives_one_run_whatever_was_drawn_before(tmp_path, texts):

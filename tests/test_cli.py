@@ -91,6 +91,14 @@ def test_an_unknown_command_ends_in_one_sentence():
     assert "lairs" in done.output
 
 
+@pytest.mark.parametrize("columns", ["80", "200"])
+def test_no_summary_of_a_command_is_cut_off(monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    listed = drill("--help").output.split("Commands:\n")[1].splitlines()
+    assert len(listed) == len(app.registered_commands)
+    assert [line for line in listed if line.endswith("...")] == []
+
+
 @pytest.mark.slow
 def test_the_module_runs_as_the_command():
     command = [sys.executable, "-m", "drill", "--version"]

@@ -4,7 +4,9 @@ import importlib
 import inspect
 import io
 import json
+import os
 import random
+import shlex
 import sys
 from pathlib import Path
 
@@ -194,6 +196,23 @@ def test_the_defaults_of_dynamic_evaluation_are_the_published_ones():
     assert (gathered["batch_size"].default, gathered["bptt"].default) == (100, 5)
 
 
+def test_evaluate_tells_in_how_many_columns_a_text_was_read(drill):
+    words = ("evaluate", "runs/tiny", "--device", "cpu")
+    _, out, err = drill(*words)
+    assert ["in 10 columns" in line for line in out.splitlines()] == [True, False]
+    assert "in 1 column " in out.splitlines()[1]
+    assert err == ""
+    _, out, err = drill(*words, "--cache")
+    assert [" in 1 column " in line for line in out.splitlines()] == [True, True]
+    (told,) = err.splitlines()
+    assert told.startswith(
+        "valid: training and plain evaluation read it in 10 columns, this in one"
+    )
+    proposed = told.split("`drill ")[1].rstrip("`").split()
+    assert " in 1 column " in drill(*proposed, "--device", "cpu")[1]
+    assert drill(*words, "--cache", "--split", "test")[2] == ""
+
+
 def test_evaluate_writes_the_loss_of_every_token(drill, place):
     code, out, _ = drill(
         *("evaluate", "runs/tiny", "--split", "test", "--losses", "l.npy", "--json"),
@@ -212,14 +231,23 @@ def test_evaluate_writes_the_loss_of_every_token(drill, place):
         (["evaluate", "runs/tiny", "--dynamic", "--cache"], "choose one of them"),
         (["evaluate", "runs/tiny", "--search"], "add one of them"),
         (["evaluate", "runs/tiny", "--lr", "1"], "--lr: says something about --dynamic"),
+        (["evaluate", "runs/tiny", "--cache", "--batch-size", "2"], "--cache reads one column"),
         (["report"], "name folders of runs"),
         (["evaluate", "runs/tiny", "--losses", "x.npy"], "needs one --split"),
         (["evaluate", "runs/tiny", "--cache", "--share", "7"], "7"),
         (["evaluate", "runs/tiny", "--device", "tpu"], "device tpu: cannot be used here"),
+        (
+            ["evaluate", "runs/tiny", "--device", "gpu"],
+            "choose cpu, cuda or mps; did you mean cuda?",
+        ),
         (["generate", "runs/tiny", "--temperature", "nan"], "temperature"),
         (["score", "runs/tiny", "missing.txt"], "missing.txt: cannot be read"),
         (["train", "ptb-tide"], "did you mean ptb-tied"),
         (["train", "tiny.toml", "--set", "layer.detph=1"], "did you mean depth?"),
+        (
+            ["train", "demo-tied", "--set", "layer.detph=3"],
+            "is no setting of tied; did you mean depth of deep-residual? then set layer.name too",
+        ),
         (["train", "tiny.toml", "--set", "data.corpus=gone", "--name", "g"], "gone: is neither"),
         (["finetune", "nowhere"], "nowhere"),
         (["record", "nowhere"], "nowhere"),
@@ -243,9 +271,22 @@ def test_generate_streams_words_and_tells_of_strange_ones(drill):
     )
     assert code == 0
     assert "read as <unk>: the" in err
-    assert set(out.split()) <= {"lamp", "boat", "sea", "is", "lit"}
+    assert out.startswith("the boat ")
+    assert set(out.split()[1:]) <= {"lamp", "boat", "sea", "is", "lit"}
     again = drill("generate", "runs/tiny", "--prompt", "the boat", "--tokens", "12", "--seed", "3")
     assert again[1] == out
+
+
+def test_generate_begins_every_text_with_the_prompt_unless_told_not_to(drill):
+    words = ("generate", "runs/tiny", "--prompt", "sea is ", "--samples", "2", "--seed", "3")
+    _, out, _ = drill(*words, "--tokens", "4")
+    texts = out.removesuffix("\n").split("\n\n")
+    assert len(texts) == 2
+    assert all(text.startswith("sea is") for text in texts)
+    assert "\033" not in out
+    _, bare, _ = drill(*words, "--tokens", "4", "--no-echo")
+    assert bare == out.replace("sea is", "")
+    assert not drill("generate", "runs/tiny", "--tokens", "3", "--seed", "1")[1].startswith(" ")
 
 
 def test_score_reads_standard_input_and_files(drill, place):
@@ -269,6 +310,7 @@ def test_report_and_record(drill, place):
     code, out, _ = drill("report", "runs/tiny", "-o", "r.html", "--bands", "--samples", "2")
     assert (code, out) == (0, "wrote r.html\n")
     page = (place / "r.html").read_text()
+    assert page.count("Without &lt;eos&gt;") == 1
     assert "Rare and frequent words" in page
     assert "Samples" in page
     code, out, _ = drill("report", "runs/tiny", "--markdown")
@@ -288,7 +330,9 @@ def test_data_counts_a_corpus(drill):
 def test_recipes_lists_every_one(drill):
     code, out, _ = drill("recipes")
     assert code == 0
-    assert [line.split()[0] for line in out.splitlines()] == recipe_names()
+    lines = out.splitlines()
+    assert [line.split()[0] for line in lines if not line.startswith(" ")] == recipe_names()
+    assert [line for line in lines if len(line) > 80] == []
 
 
 def test_the_demo_compares_two_runs(drill, place, monkeypatch):
@@ -308,3 +352,52 @@ def test_the_demo_compares_two_runs(drill, place, monkeypatch):
     assert "seen 250 to 999 times" in out
     assert "Rare and frequent words" in (place / "demo.html").read_text()
     assert str(Path("demo.html")) in out
+    proposed = [line for line in out.splitlines() if " drill " in f"{line} "]
+    assert len(proposed) == 4
+    for line in proposed:
+        words = shlex.split(line)
+        code, _, err = drill(*words[words.index("drill") + 1 :])
+        assert code == 0, err
+
+
+def test_a_run_is_used_from_every_folder(drill, place, tmp_path, monkeypatch):
+    run = str(place / "runs" / "tiny")
+    _, here, _ = drill("evaluate", run, "--split", "test", "--json")
+    monkeypatch.chdir(tmp_path)
+    code, there, err = drill("evaluate", run, "--split", "test", "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(there)["loss"] == json.loads(here)["loss"]
+    for _ in range(2):  # the second time goes on with the first
+        few = ("--set", "training.epochs=1", "--set", "optimizer.lr=0.001")
+        code, _, err = drill("finetune", run, "--name", "afar", *few, "--device", "cpu")
+        assert code == 0, err
+
+
+def test_a_text_that_is_gone_is_named(drill, place):
+    (place / "text").rename(place / "elsewhere")
+    try:
+        code, _, err = drill("evaluate", "runs/tiny")
+    finally:
+        (place / "elsewhere").rename(place / "text")
+    assert code == 1
+    assert f"runs/tiny: the text it was trained on is gone from {place / 'text'}; put it" in err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "layers", "layers --json", "recipes", "data", "data text", "--help", "train --help",
+        "evaluate runs/tiny", "evaluate runs/tiny --json", "generate runs/tiny",
+        "score runs/tiny text/test.txt", "score runs/tiny text/test.txt --json",
+        "report runs/tiny --markdown", "train tiny.toml --device cpu",
+    ],
+)  # fmt: skip
+def test_a_closed_pipe_ends_without_a_word(drill, monkeypatch, words):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdout", os.fdopen(writer, "w"))
+        code, _, err = drill(*words.split())
+        sys.stdout.close()
+    assert code == 141
+    assert err.replace("going on with tiny in runs/tiny\n", "") == ""

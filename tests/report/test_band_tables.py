@@ -26,6 +26,14 @@ def test_bands_beside_one_another_with_the_change_over_tokens():
     assert "drill" in table.notes[0]
 
 
+def test_the_tables_say_which_words_they_leave_out():
+    said = bands_table({"drill": BANDS}, left_out=["<eos>"]).notes
+    assert "Without <eos>, in the row of all too." in said
+    changes = {"tied": [BandChange(1, 50, 2, 4, 10.0, 10.0)]}
+    assert "Without <eos>." in changes_table(changes, left_out=["<eos>"]).notes
+    assert not any("Without" in note for note in bands_table({"drill": BANDS}).notes)
+
+
 def test_models_that_read_other_words_are_not_compared():
     other = [Band(0, 1, 0, 0, 0.0), Band(1, 50, 2, 5, 22.0), Band(50, None, 3, 100, 297.0)]
     table = bands_table({"drill": BANDS, "tied": other})

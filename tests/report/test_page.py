@@ -139,6 +139,26 @@ def test_a_page_says_what_the_runs_say(tmp_path, runs, words):
     assert ("dd", "NVIDIA H200") in page.said
 
 
+def test_a_page_says_which_words_its_bands_leave_out(tmp_path, runs, words):
+    assert "Without" not in written(tmp_path, runs, **words)[1].text
+    _, page = written(tmp_path, runs, left_out=["<eos>"], **words)
+    assert page.text.count("Without <eos>") == 2
+
+
+def test_one_epoch_gives_no_time_to_a_perplexity(tmp_path, runs):
+    short = write_run(tmp_path / "short", valid=[300.0])
+    text, page = written(tmp_path, [short])
+    assert "Not shown, since one epoch has one time only: short." in page.text
+    assert len(plots(text)) == 1
+    assert "at or below a perplexity" not in page.text
+    text, page = written(tmp_path, [*runs, short])
+    assert "one time only: short." in page.text
+    assert len(plots(text)) == 2
+    section = text.split('<section id="time"')[1].split("</section>")[0]
+    assert section.count("short") == 1
+    assert "one time only" not in written(tmp_path, runs)[1].text
+
+
 def test_a_page_needs_nothing_from_elsewhere(tmp_path, runs, words):
     text, page = written(tmp_path, runs, **words)
     tags = {tag for tag, _ in page.elements}
@@ -206,7 +226,7 @@ def test_no_runs_make_a_page_too(tmp_path):
 
 def test_one_epoch_is_a_dot_and_a_row(tmp_path):
     text, page = written(tmp_path, [write_run(tmp_path / "one", valid=[300.0], test=290.0)])
-    assert len(plots(text)) == 2
+    assert len(plots(text)) == 1
     assert paths(checked(plots(text)[0])) == []
     assert "1 run, written" in page.text
     assert "300.00" in page.text

@@ -19,6 +19,7 @@ class Compared:
 
     def __init__(self, edges: Sequence[int] = EDGES, prompts: Sequence[str] = ("",)) -> None:
         self.edges = edges
+        self.left_out = (EOS,)
         self.prompts = prompts
         self.bands: dict[str, list[Band]] = {}
         self.losses: dict[str, Tensor] = {}
@@ -33,7 +34,7 @@ class Compared:
                 self._targets(run),
                 run.vocabulary.counts,
                 edges=self.edges,
-                exclude=[run.vocabulary.ids[EOS]],
+                exclude=[run.vocabulary.ids[word] for word in self.left_out],
             )
             self._runs[name] = run
         if samples:
@@ -56,7 +57,7 @@ class Compared:
                 targets,
                 counts,
                 edges=self.edges,
-                exclude=[first.vocabulary.ids[EOS]],
+                exclude=[first.vocabulary.ids[word] for word in self.left_out],
             )
             for name in names[1:]
             if self._runs[name].vocabulary == first.vocabulary

@@ -26,7 +26,10 @@ def layers(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not a table.")] = False,
 ) -> None:
-    """Show what every output layer costs: own parameters, training, inference."""
+    """Show what every output layer costs.
+
+    Its own parameters, training and inference.
+    """
     hidden, joint = hidden or width, joint or width
     sizes = {"vocabulary": vocabulary, "width": width, "hidden": hidden, "tokens": tokens}
     sizes |= {"depth": depth, "experts": experts, "joint": joint}

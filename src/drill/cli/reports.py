@@ -38,9 +38,10 @@ def report(
     ] = False,
     device: Annotated[str, typer.Option(help="Of --bands and --samples: auto, cpu, ...")] = "auto",
 ) -> None:
-    """One self-contained page about runs and ledgers: tables, curves, settings.
+    """Write one self-contained page about runs and ledgers.
 
-    With --bands also the loss on rare and frequent words, of each run and against the first one.
+    Tables, curves, settings. With --bands also the loss on rare and frequent words, of each run
+    and against the first one.
     """
     folders = runs or []
     if not folders and not ledger:
@@ -60,6 +61,7 @@ def report(
         ledgers=ledger or [],
         bands=found.bands,
         changes=found.changes(),
+        left_out=found.left_out,
         samples=found.samples,
         title=title,
     )

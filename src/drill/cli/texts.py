@@ -20,6 +20,7 @@ from drill.cli.trained import (
 from drill.data import UNK, DataError
 from drill.evaluation.scoring import Scored, unknown_words
 from drill.evaluation.scoring import score as scored
+from drill.generation import BETWEEN_SAMPLES
 from drill.generation import generate as generated
 
 
@@ -33,6 +34,9 @@ def generate(
     seed: Annotated[int | None, typer.Option(min=0, help="The same text again.")] = None,
     samples: Annotated[int, typer.Option(min=1, help="How many texts.")] = 1,
     unknown: Annotated[bool, typer.Option("--unknown", help=f"Let {UNK} be drawn.")] = False,
+    echo: Annotated[
+        bool, typer.Option("--echo/--no-echo", help="Begin each text with the prompt.")
+    ] = True,
     weights: WeightsOption = None,
     device: DeviceOption = "auto",
 ) -> None:
@@ -54,10 +58,13 @@ def generate(
         strange = unknown_words(held.vocabulary, prompt)
         if strange:
             note(f"not in the vocabulary, read as {UNK}: {' '.join(strange)}")
+        begun = typer.style(prompt.rstrip(" "), bold=True) if echo and prompt else ""
+        typer.echo(begun, nl=False)  # bold on a terminal only
         for piece in pieces:
-            sys.stdout.write(piece)
-            sys.stdout.flush()
-        sys.stdout.write("\n")
+            typer.echo(piece, nl=False)
+            if piece == BETWEEN_SAMPLES:
+                typer.echo(begun, nl=False)
+        typer.echo()
 
 
 def score(
@@ -70,7 +77,10 @@ def score(
     weights: WeightsOption = None,
     device: DeviceOption = "auto",
 ) -> None:
-    """Log-probabilities of lines, each on its own: sum, tokens, perplexity, text."""
+    """Print the log-probability of every line.
+
+    Each line on its own: log p, tokens, perplexity, text.
+    """
     held = loaded(run, weights, device)
     with told(), ExitStack() as stack:
         # One by one where somebody waits for the answer, else together, which is faster.

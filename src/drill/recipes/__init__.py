@@ -34,14 +34,9 @@ def _shipped() -> list[str]:
 
 
 def describe(name: str) -> str:
-    """The comment a recipe begins with, as one line."""
-    lines = (resources.files("drill.recipes") / f"{name}.toml").read_text("utf-8").splitlines()
-    said = []
-    for line in lines:
-        if not line.startswith("#"):
-            break
-        said.append(line.lstrip("# "))
-    return " ".join(said)
+    """The first line of a recipe, a comment; what the lines below it say is for its readers."""
+    text = (resources.files("drill.recipes") / f"{name}.toml").read_text("utf-8")
+    return text.splitlines()[0].lstrip("# ")
 
 
 def read(name: str, place: Path = Path(), under: tuple[str, ...] = ()) -> Table:

@@ -11,8 +11,12 @@ from drill.report.runs import ReportError
 from drill.report.tables import columns
 
 
-def bands_table(bands: Mapping[str, Sequence[Band]]) -> Table:
-    """Mean loss of each model in each band, and how much more than the first model it loses."""
+def bands_table(bands: Mapping[str, Sequence[Band]], left_out: Sequence[str] = ()) -> Table:
+    """Mean loss of each model in each band, and how much more than the first model it loses.
+
+    ``left_out`` are the words that no band holds: the table says so, since its last row is then
+    not the loss of the whole text.
+    """
     models = list(bands.items())
     if not models:
         return Table.of(columns(["training count"]), [])
@@ -40,11 +44,15 @@ def bands_table(bands: Mapping[str, Sequence[Band]]) -> Table:
     notes = ["Mean loss in nats per token, by how often a word occurs in the training text."]
     if compared:
         notes = [f"{notes[0]} % is how much more is lost than by {base}, over tokens."]
+    if left_out:
+        notes.append(f"Without {' and '.join(left_out)}, in the row of all too.")
     notes += [f"{name} read other tokens than {base}, so they are not compared." for name in other]
     return Table.of(columns(names), rows, notes)
 
 
-def changes_table(changes: Mapping[str, Sequence[BandChange]]) -> Table:
+def changes_table(
+    changes: Mapping[str, Sequence[BandChange]], left_out: Sequence[str] = ()
+) -> Table:
     """How much more each model loses than the one it was compared with, both ways."""
     names = ["training count", "types", "tokens"]
     for name in changes:
@@ -57,7 +65,8 @@ def changes_table(changes: Mapping[str, Sequence[BandChange]]) -> Table:
                 row += [numbers.change(each.by_types, 2), numbers.change(each.by_tokens, 2)]
             rows.append(row)
     note = "By types every word weighs the same, by tokens every occurrence; + loses more."
-    return Table.of(columns(names), rows, [note])
+    left = [f"Without {' and '.join(left_out)}."] if left_out else []
+    return Table.of(columns(names), rows, [note, *left])
 
 
 def _starts(bands: Sequence[Band] | Sequence[AccuracyBand]) -> str:

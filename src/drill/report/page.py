@@ -44,6 +44,7 @@ def write_report(
     ledgers: Sequence[Path | str] = (),
     bands: Mapping[str, Sequence[Band]] | None = None,
     changes: Mapping[str, Sequence[BandChange]] | None = None,
+    left_out: Sequence[str] = (),
     samples: Mapping[str, Sequence[str]] | None = None,
     title: str = "Runs",
     now: datetime | None = None,
@@ -52,6 +53,7 @@ def write_report(
 
     bands    loss by word frequency of each model, from ``frequency_bands``
     changes  each model against another, from ``compare_bands``
+    left_out words that ``bands`` and ``changes`` exclude, which the page then says
     samples  texts of each model
     now      the time the page says; the same input and time give the same bytes
 
@@ -66,6 +68,7 @@ def write_report(
         [(str(path), ledger.read(path)) for path in ledgers],
         bands or {},
         changes or {},
+        left_out,
         samples or {},
         title,
         now,
@@ -104,6 +107,7 @@ def html_page(
     ledgers: Ledgers,
     bands: Mapping[str, Sequence[Band]],
     changes: Mapping[str, Sequence[BandChange]],
+    left_out: Sequence[str],
     samples: Mapping[str, Sequence[str]],
     title: str,
     now: datetime,
@@ -114,7 +118,7 @@ def html_page(
         ("curves", "Learning curves", _by_corpus(runs, look, "curves")),
         ("time", "Time to a perplexity", _by_corpus(runs, look, "time")),
         ("evaluations", ADAPTED, _evaluations(runs)),
-        ("bands", "Rare and frequent words", _bands(bands, changes, look)),
+        ("bands", "Rare and frequent words", _bands(bands, changes, left_out, look)),
         ("samples", "Samples", _samples(samples, look)),
         ("ledgers", "Ledgers", _ledgers(ledgers)),
         ("settings", "Settings and environment", _settings(runs)),
@@ -209,6 +213,12 @@ def _curves(runs: Sequence[RunSummary], look: Mapping[str, Look], identifier: st
 
 
 def _times(runs: Sequence[RunSummary], look: Mapping[str, Look], identifier: str) -> str:
+    """One epoch tells its own length, not how long a perplexity takes: so it is left out."""
+    short = [run.name for run in runs if sum(point.epoch > 0 for point in run.curve) < 2]
+    runs = [run for run in runs if run.name not in short]
+    why = f"<p>Not shown, since one epoch has one time only: {escape(', '.join(short))}.</p>"
+    if not runs:
+        return why
     devices = list(dict.fromkeys(run.device for run in runs if run.device))
     text = f"Measured on {', '.join(devices)}." if devices else "The devices are not known."
     figure = time_figure(runs, look, identifier, text)
@@ -216,22 +226,24 @@ def _times(runs: Sequence[RunSummary], look: Mapping[str, Look], identifier: str
         return "<p>No epoch has a time and a finite perplexity.</p>"
     best = min(y for run in runs for _, y in best_so_far(run) if y > 0.0)
     table = time_table(runs, milestones(best))
-    return f"{figure}\n{table.html('Time to the first epoch at or below a perplexity')}"
+    shown = f"{figure}\n{table.html('Time to the first epoch at or below a perplexity')}"
+    return f"{shown}\n{why}" if short else shown
 
 
 def _bands(
     bands: Mapping[str, Sequence[Band]],
     changes: Mapping[str, Sequence[BandChange]],
+    left_out: Sequence[str],
     look: Mapping[str, Look],
 ) -> str:
     parts: list[str | None] = []
     if bands:
         text = "How often a word occurs in the training text, and what it costs to predict it."
-        table = bands_table(bands).html("Loss by training count")
+        table = bands_table(bands, left_out).html("Loss by training count")
         parts += [bands_figure(bands, look, "bands-loss", text), table]
     if changes:
         text = "Above zero more is lost than by the model compared with, below zero less."
-        table = changes_table(changes).html("Loss against the model compared with")
+        table = changes_table(changes, left_out).html("Loss against the model compared with")
         parts += [changes_figure(changes, look, "bands-change", text), table]
     return "\n".join(part for part in parts if part is not None)
 
