@@ -316,3 +316,25 @@ def test_another_shape_is_named_and_nothing_is_copied(tmp_path):
         load_into(smaller, path)
     assert str(path) in str(caught.value)
     assert all(torch.equal(a, b) for a, b in zip(smaller.parameters(), before, strict=True))
+
+
+def test_a_little_room_is_told_in_kib(tmp_path, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(CheckpointError, match=r"device; 5 KiB are needed\)"):
+        save(tmp_path / "c.safetensors", {"a": torch.zeros(1000)}, {})
+
+
+def test_a_damaged_file_is_mended_as_its_reader_can(tmp_path):
+    path = tmp_path / "c.safetensors"
+    path.write_bytes(b"nothing")
+    with pytest.raises(
+        CheckpointError, match=r"; restore it from a copy, or remove it to start over$"
+    ):
+        load(path)
+    with pytest.raises(CheckpointError, match=r"; restore it from a copy$"):
+        load_into(torch.nn.Linear(1, 1), path)
+    with pytest.raises(CheckpointError, match=r"; take another$"):
+        load_into(torch.nn.Linear(1, 1), path, "take another")

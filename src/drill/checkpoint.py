@@ -5,7 +5,6 @@ One file, so a rename puts all of it into place: a checkpoint is the old one or 
 mixture.
 """
 
-import errno
 import json
 import os
 import zlib
@@ -18,9 +17,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from drill.data.files import write_whole
+from drill.data.files import NotWritten, write_whole
 
 FORMAT = 2  # another layout takes another number
+START_OVER = "restore it from a copy, or remove it to start over"
 
 
 class CheckpointError(RuntimeError):
@@ -42,15 +42,18 @@ def save(path: Path, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) 
         write_whole(path, lambda stream: _write(stream, content))
         _settle(path.parent)
     except OSError as error:
-        room = f" ({len(content) / 2**20:,.0f} MiB are needed)" if _is_full(error) else ""
+        room = NotWritten(path, error, len(content)).room
         raise CheckpointError(
-            f"{path}: cannot be written ({error.strerror or error}){room}; make room or choose "
+            f"{path}: cannot be written ({error.strerror or error}{room}); make room or choose "
             "another folder, then run the same command: it goes on from the checkpoint before"
         ) from None
 
 
-def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What ``save`` wrote: tensors on the CPU, numbers. Anything else raises CheckpointError."""
+def load(path: Path, mend: str = START_OVER) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What ``save`` wrote: tensors on the CPU, numbers. Anything else raises CheckpointError.
+
+    ``mend`` is what the reader of that error can do about a damaged file.
+    """
     if not path.is_file():
         raise CheckpointError(f"{path}: there is no such checkpoint; train first")
     try:
@@ -60,27 +63,29 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         note = json.loads(header["drill"])
         layout, numbers, wanted = note["format"], note["numbers"], note["checksums"]
     except (SafetensorError, OSError, LookupError, TypeError, ValueError, RecursionError) as error:
-        raise _damaged(path, f"{type(error).__name__}: {error}") from None
+        raise _damaged(path, f"{type(error).__name__}: {error}", mend) from None
     if layout != FORMAT:
         raise CheckpointError(
             f"{path}: has format {layout}, this version of drill reads {FORMAT}; use the version "
             "that wrote it"
         )
     if header.get("checksum") != _text_checksum(header["drill"]):
-        raise _damaged(path, "wrong checksum of its numbers")
+        raise _damaged(path, "wrong checksum of its numbers", mend)
     found = {name: _checksum(tensor) for name, tensor in tensors.items()}
     wrong = sorted({name for name, _ in found.items() ^ wanted.items()})
     if wrong:
-        raise _damaged(path, f"wrong checksum of {_some(wrong)}")
+        raise _damaged(path, f"wrong checksum of {_some(wrong)}", mend)
     return tensors, numbers
 
 
-def load_into(model: torch.nn.Module, path: Path) -> dict[str, Any]:
+def load_into(
+    model: torch.nn.Module, path: Path, mend: str = "restore it from a copy"
+) -> dict[str, Any]:
     """Copy the tensors of ``path`` into the parameters of ``model``; gives the numbers.
 
     Storages stay, so ties and optimisers stay valid. Names and shapes must agree.
     """
-    tensors, numbers = load(path)
+    tensors, numbers = load(path, mend)
     copy_into(dict(model.named_parameters()), tensors, str(path))
     return numbers
 
@@ -118,11 +123,8 @@ def _text_checksum(text: str) -> str:
     return str(zlib.crc32(text.encode()))
 
 
-def _damaged(path: Path, fault: str) -> CheckpointError:
-    return CheckpointError(
-        f"{path}: is damaged or no checkpoint of drill ({fault}); restore it from a copy, or "
-        "remove it to start over"
-    )
+def _damaged(path: Path, fault: str, mend: str) -> CheckpointError:
+    return CheckpointError(f"{path}: is damaged or no checkpoint of drill ({fault}); {mend}")
 
 
 def _write(stream: Any, content: bytes) -> None:
@@ -141,10 +143,6 @@ def _settle(folder: Path) -> None:
         pass
     finally:
         os.close(handle)
-
-
-def _is_full(error: OSError) -> bool:
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _some(names: list[str]) -> str:

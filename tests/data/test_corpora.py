@@ -23,6 +23,7 @@ from drill.data import (
     corpus_from_folder,
     data_folders,
     load_corpus,
+    read_corpus,
 )
 
 TEXTS = {"train": "a b\nc a\n", "valid": "a d\n\n", "test": "e\nb\n"}
@@ -249,3 +250,11 @@ def test_the_counts_are_the_published_ones(name, tmp_path):
     assert columns(ids.valid, 10).shape == (known.tokens[1] // 10, 10)
     vocabulary.save(tmp_path / "vocabulary.json")
     assert Vocabulary.load(tmp_path / "vocabulary.json") == vocabulary
+
+
+def test_a_vocabulary_without_a_word_is_refused(tmp_path):
+    for name, text in TEXTS.items():
+        (tmp_path / f"{name}.txt").write_text(text)
+    assert len(read_corpus(str(tmp_path), minimum_count=2)[1]) == 3
+    with pytest.raises(DataError, match=r"no word of its training text occurs 3 times.*minimum_co"):
+        read_corpus(str(tmp_path), minimum_count=3)

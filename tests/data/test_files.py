@@ -1,10 +1,20 @@
 """Reading text: whatever the bytes, a text or one sentence."""
 
+import errno
+import os
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drill.data.files import DataError, decode_text, lines_of, read_text
+from drill.data.files import (
+    DataError,
+    NotWritten,
+    decode_text,
+    lines_of,
+    read_text,
+    write_whole,
+)
 
 
 @pytest.mark.parametrize(
@@ -62,3 +72,34 @@ def test_bytes_of_any_kind_give_lines_or_one_sentence(raw):
         assert len(lines_of(text)) >= 2
         assert any(line.split() for line in lines_of(text))
         assert "\r" not in text
+
+
+def full_disk(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize(
+    ("content", "room"),
+    [
+        (b"ab", "; 1 KiB are needed"),
+        (b"a" * (4 * 2**20), "; 4 MiB are needed"),
+        (lambda stream: stream.write(b"ab"), ""),
+    ],
+)
+def test_a_full_disk_is_told_with_the_file_and_its_size(tmp_path, monkeypatch, content, room):
+    path = tmp_path / "held.json"
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(NotWritten) as caught:
+        write_whole(path, content)
+    assert str(caught.value) == (
+        f"{path}: cannot be written (No space left on device{room}); make room or choose another "
+        "place"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_a_full_disk_asks_for_room(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(NotWritten) as caught:
+        write_whole(tmp_path / "file" / "held.json", b"ab")
+    assert "KiB" not in str(caught.value)

@@ -247,3 +247,23 @@ def test_nan_raises():
         model.encoder.embedding.weight[3] = torch.nan
     with pytest.raises(FloatingPointError, match="cache_perplexity: the loss is NaN"):
         cache_perplexity(model, text(60))
+
+
+def test_lower_precision_reaches_the_model_and_not_the_nearness(monkeypatch):
+    model, ids = language_model("tied", torch.float32), text(120)
+    kinds = []
+
+    def spy(h, *rest):
+        kinds.append(h.dtype)
+        return pointer_log_probs(h, *rest)
+
+    monkeypatch.setattr("drill.evaluation.cache.pointer_log_probs", spy)
+    exact = cache_perplexity(model, ids, window=20, **STRONG)
+    coarse = cache_perplexity(model, ids, window=20, autocast=torch.bfloat16, **STRONG)
+    assert coarse.nll != exact.nll
+    assert coarse.loss == pytest.approx(exact.loss, rel=0.02)
+    searched = cache_search(
+        model, ids, window=20, thetas=[0.8], lambs=[0.3], autocast=torch.bfloat16
+    )
+    assert searched.best.result == coarse
+    assert set(kinds) == {torch.float32}

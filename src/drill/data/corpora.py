@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from drill.data.cache import encoded
 from drill.data.download import Progress, download
 from drill.data.files import DataError, decode_text, lines_of, read_bytes, read_text
-from drill.data.vocabulary import Vocabulary
+from drill.data.vocabulary import EOS, UNK, Vocabulary
 from drill.data.world_english import verses_by_split
 
 SPLITS = ("train", "valid", "test")
@@ -235,4 +235,10 @@ def read_corpus(
             f"{corpus}: is neither a corpus ({', '.join(NAMES)}) nor a folder or file; check the "
             "path"
         )
-    return found, found.vocabulary(minimum_count, maximum_size)
+    vocabulary = found.vocabulary(minimum_count, maximum_size)
+    if not set(vocabulary.words) - {EOS, UNK}:
+        raise DataError(
+            f"{corpus}: no word of its training text occurs {minimum_count} times, so every word "
+            f"would be {UNK}; choose a smaller minimum_count"
+        )
+    return found, vocabulary

@@ -1,5 +1,6 @@
 """Text in, files out: reading a text strictly, and writing a file whole or not at all."""
 
+import errno
 import hashlib
 import os
 import secrets
@@ -13,6 +14,29 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 class DataError(ValueError):
     """Data that cannot be used; the message is one sentence with the place and the mend."""
+
+
+class NotWritten(OSError):
+    """A file that could not be written; one sentence with the place, the room and the mend."""
+
+    def __init__(self, path: Path, cause: OSError, size: int | None = None) -> None:
+        super().__init__(cause.errno, cause.strerror or str(cause), str(path))
+        self.room = (
+            f"; {amount(size)} are needed"
+            if size is not None and cause.errno in (errno.ENOSPC, errno.EDQUOT)
+            else ""
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"{self.filename}: cannot be written ({self.strerror}{self.room}); make room or choose "
+            "another place"
+        )
+
+
+def amount(size: int) -> str:
+    """Bytes as a user counts them."""
+    return f"{size / 2**20:,.0f} MiB" if size >= 2 * 2**20 else f"{-(-size // 2**10):,} KiB"
 
 
 def decode_text(raw: bytes, name: str) -> str:
@@ -65,21 +89,29 @@ def lines_of(text: str) -> list[str]:
     return lines
 
 
-def write_whole(path: Path, write: Callable[[BinaryIO], None]) -> None:
-    """Let ``write`` fill a file beside ``path``, then rename it into place.
+def write_whole(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
+    """Write ``content``, or let it fill the file, beside ``path``; then rename it into place.
 
     A reader sees the old file or the new one, never a part; of several writers the last one wins.
+    What goes wrong with the disk is NotWritten.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        with beside.open("xb") as stream:
-            write(stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with beside.open("xb") as stream:
+                if isinstance(content, bytes):
+                    stream.write(content)
+                else:
+                    content(stream)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(beside, path)
+        finally:
+            beside.unlink(missing_ok=True)
+    except OSError as error:
+        size = len(content) if isinstance(content, bytes) else None
+        raise NotWritten(path, error, size) from error
 
 
 def remove_parts(path: Path) -> None:

@@ -160,7 +160,7 @@ class Vocabulary:
         """Write JSON, whole or not at all: an object with ``words`` and ``counts``."""
         held = {"words": self.words, "counts": self.counts.tolist()}
         text = json.dumps(held, ensure_ascii=False, indent=0)
-        write_whole(Path(path), lambda stream: _write(stream, text))
+        write_whole(Path(path), text.encode("utf-8"))
 
     @classmethod
     def load(cls, path: Path | str) -> "Vocabulary":
@@ -200,10 +200,6 @@ def tokens(lines: Iterable[str]) -> Iterator[str]:
             )
         yield from words
         yield EOS
-
-
-def _write(stream: Any, text: str) -> None:
-    stream.write(text.encode("utf-8"))
 
 
 def _all_of(values: Any, kind: type) -> bool:

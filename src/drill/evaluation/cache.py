@@ -20,6 +20,7 @@ from drill.evaluation.perplexity import (
     Progress,
     Text,
     evaluating,
+    lower_precision,
     one_column,
     refuse_nan,
 )
@@ -44,6 +45,7 @@ def cache_perplexity(
     lamb: float = 0.1,
     bptt: int = 2000,
     published: bool = False,
+    autocast: torch.dtype | None = None,
     progress: Progress | None = None,
 ) -> Perplexity:
     """The perplexity of ``ids`` (N,), read in one column, with a cache of its last words.
@@ -52,13 +54,14 @@ def cache_perplexity(
     theta      how much nearer contexts count for more; 0 counts words
     lamb       the cache's share of the probability
     bptt       tokens that are encoded at a time, which changes the time and not the result
+    autocast   torch.bfloat16, say: of the model; nearness is always computed in its own precision
     published  as the released code has it: the first window + 1 tokens and the first token of every
                later chunk of ``bptt`` go without the cache (and read ``published_perplexity``). By
                default the cache serves from the second token on, with whatever it holds
     """
     _check_settings(window, [theta], [lamb])
     data = one_column("cache_perplexity", model, ids)
-    read = _read(model, data, window, [theta], bptt, progress)
+    read = _read(model, data, window, [theta], bptt, autocast, progress)
     served = read.served_as_published(window, bptt) if published else read.served
     losses = _mixed(read.vocabulary, read.pointer[0], served, lamb)
     refuse_nan("cache_perplexity", model, losses[:, None])
@@ -74,6 +77,7 @@ def cache_search(
     lambs: Sequence[float] = LAMBS,
     bptt: int = 2000,
     limit: int | None = None,
+    autocast: torch.dtype | None = None,
     progress: Progress | None = None,
 ) -> Search:
     """Every theta with every lamb on the validation text ``ids``, which is read once for all.
@@ -85,7 +89,7 @@ def cache_search(
     if not (thetas and lambs):
         raise ValueError("cache_search: there are no settings to try; give a theta and a lamb")
     data = one_column("cache_search", model, ids, limit)
-    read = _read(model, data, window, thetas, bptt, progress)
+    read = _read(model, data, window, thetas, bptt, autocast, progress)
     refuse_nan("cache_search", model, read.vocabulary[:, None])
     cells = []
     for theta, pointer in zip(thetas, read.pointer, strict=True):
@@ -126,22 +130,26 @@ def _read(
     window: int,
     thetas: Sequence[float],
     bptt: int,
+    autocast: torch.dtype | None,
     progress: Progress | None,
 ) -> Read:
     segments = evaluation_segments(len(data), bptt)
     state = model.initial_state(1)
+    wide = next(model.parameters()).dtype
     vocabulary, pointer = [], []
     h_held, y_held = None, data.new_empty(0)
     block = block_length(min(window, len(data)))
     with evaluating(model), model.layer.cached_labels():
         for segment in segments:
             inputs, targets = inputs_and_targets(data, segment)
-            encoded = model.encoder(inputs, state)
+            with lower_precision(data.device, autocast):
+                encoded = model.encoder(inputs, state)
+                nll = model.layer.nll(encoded.output, targets, reduction="none", check=False)
             state = encoded.state
-            vocabulary.append(
-                model.layer.nll(encoded.output, targets, reduction="none", check=False)[:, 0]
-            )
-            h = encoded.raw[:, 0]
+            vocabulary.append(nll[:, 0])
+            h = encoded.raw[:, 0].to(
+                wide
+            )  # theta h_t . h_j in bfloat16 would be off by whole units
             h = h if h_held is None else torch.cat([h_held, h])  # (held + length, w)
             y = torch.cat([y_held, targets[:, 0]])
             scale = torch.tensor(thetas, dtype=h.dtype, device=h.device)

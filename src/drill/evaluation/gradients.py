@@ -6,7 +6,6 @@ MS_i = sqrt( mean over batches of g_i^2 )        for every parameter i, over the
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import safetensors
 import safetensors.torch
@@ -31,7 +30,7 @@ class StaleStatistics(ValueError):
 class Statistics:
     """MS of every trained parameter, and what it was gathered from.
 
-    roots    parameter name -> MS, in the parameter's shape
+    roots    parameter name -> MS, in the parameter's shape, on the CPU
     batches  how many gradients were averaged
     weights  fingerprint of the model
     text     fingerprint of the text, its columns and its segments
@@ -47,9 +46,10 @@ class Statistics:
 
         How strongly each number is pulled back to where it started, 1 on average. The bound keeps
         the pull from going past the start. It is made anew at every call, so one ``lamb`` of a
-        search does not reach the next.
+        search does not reach the next. The sum goes by name: statistics from a file come in another
+        order, and must give the same bits.
         """
-        gsum = torch.stack([root.mean() for root in self.roots.values()]).mean()
+        gsum = torch.stack([self.roots[name].mean() for name in sorted(self.roots)]).mean()
         rates = {name: root / gsum for name, root in self.roots.items()}
         return rates if lamb == 0 else {n: r.clamp_(max=1 / lamb) for n, r in rates.items()}
 
@@ -72,7 +72,7 @@ class Statistics:
         about = {"weights": self.weights, "text": self.text, "batches": self.batches}
         tensors = {name: root.contiguous() for name, root in self.roots.items()}
         raw = safetensors.torch.save(tensors, {"kind": KIND, "about": json.dumps(about)})
-        write_whole(Path(path), lambda stream: _write(stream, raw))
+        write_whole(Path(path), raw)
 
     @classmethod
     def load(cls, path: Path | str) -> "Statistics":
@@ -132,7 +132,8 @@ def gradient_statistics(
             "gradient_statistics: every gradient is 0 or one is NaN, so steps have no measure; "
             "look at the weights and at the text"
         )
-    made = Statistics(dict(zip(parameters, roots, strict=True)), len(segments), weights, text)
+    held = {name: root.cpu() for name, root in zip(parameters, roots, strict=True)}
+    made = Statistics(held, len(segments), weights, text)
     if file is not None:
         made.save(file)
     return made
@@ -164,7 +165,3 @@ def loss_and_gradients(
     loss = model.loss(inputs, targets, state, activation=0.0, slowness=0.0, check=False)
     # A layer may have parameters that no token of a segment reaches: their gradient is zero.
     return loss, list(torch.autograd.grad(loss.total, parameters, materialize_grads=True))
-
-
-def _write(stream: BinaryIO, raw: bytes) -> None:
-    stream.write(raw)

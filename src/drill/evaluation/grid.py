@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from drill.data import DataError
 from drill.data.files import read_bytes, write_whole
@@ -114,7 +114,7 @@ def _add(path: Path, key: str, name: str, result: Perplexity | None) -> None:
         for key, cells in searches.items()
     }
     text = json.dumps({"kind": KIND, "searches": plain}, indent=1, allow_nan=False)
-    write_whole(path, lambda stream: _write(stream, text))
+    write_whole(path, text.encode("utf-8"))
 
 
 def _name(point: Settings) -> str:
@@ -133,7 +133,3 @@ def _result(cell: Any) -> Perplexity | None:
 
 def _finite(result: Perplexity) -> Perplexity | None:
     return result if math.isfinite(result.nll) else None
-
-
-def _write(stream: BinaryIO, text: str) -> None:
-    stream.write(text.encode("utf-8"))
