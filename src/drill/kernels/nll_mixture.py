@@ -46,7 +46,7 @@ CHUNK_ELEMENTS = {"cpu": 2**21, "cuda": 2**28}
 chunks are larger than where a chunk completes its labels."""
 MIN_ROWS = 256
 """With fewer rows in a chunk, those sums would cost more than the products."""
-_WIDTH_ALIGN = 8
+_WIDTH_ALIGN = 16
 
 logger = logging.getLogger("drill")
 
@@ -77,7 +77,7 @@ def mixture_nll(
         require_triton(contexts.device, dtype)
     settings = Settings(ignore_index, 0.0, dtype, impl, memory)
     tensors = (log_prior, contexts, weight, bias)
-    at_once = tokens_at_once(tokens, experts, weight, bias is not None, settings)
+    at_once = tokens_at_once(tokens, experts, weight, bias, settings)
     missing = _why_apart(reduction, impl, at_once, wants_gradients(*tensors))
     if missing is not None:
         if not torch.compiler.is_compiling():
@@ -114,7 +114,7 @@ def _why_apart(reduction: str, impl: str, at_once: int, trained: bool) -> str | 
 
 
 def tokens_at_once(
-    tokens: int, experts: int, weight: Tensor, has_bias: bool, settings: Settings
+    tokens: int, experts: int, weight: Tensor, bias: Tensor | None, settings: Settings
 ) -> int:
     """Tokens of a chunk so that all that a sweep makes fits into ``memory``; 0 if it cannot.
 
@@ -122,14 +122,14 @@ def tokens_at_once(
     more than the gradients themselves.
     """
     labels, width = aligned(weight.shape[0], weight.device.type), weight.shape[1]
-    wide = _wide_enough(width, has_bias, settings.dtype)
+    columns = _columns(width, bias, settings.dtype)
     size = settings.dtype.itemsize
     exact = torch.promote_types(settings.dtype, torch.float32).itemsize
     # Plain PyTorch makes wider copies of a chunk as it works.
     logit = size + (0 if settings.engine == "triton" else 3 * exact)
     operands = 2 * size + (0 if settings.engine == "triton" else 2 * exact)
-    kept = tokens * experts * (width * size + ROW_BYTES) + labels * wide * (2 * size + exact)
-    room = (settings.memory - kept) // (experts * (labels * logit + wide * operands))
+    kept = tokens * experts * (width * size + ROW_BYTES) + labels * columns * (size + exact)
+    room = (settings.memory - kept) // (experts * (labels * logit + columns * operands))
     least = -(-MIN_ROWS // experts)
     most = CHUNK_ELEMENTS.get(weight.device.type, CHUNK_ELEMENTS["cuda"]) // (experts * labels)
     at_once = min(max(least, most), room, max(1, tokens))
@@ -142,8 +142,11 @@ def tokens_at_once(
 class Passes(Protocol):
     """What a chunk needs beside its products."""
 
-    def errors(self, logits: Tensor, targets: Tensor, experts: int) -> Tensor:
-        """logits (R, V) become softmax - onehot in place; the losses (R,) are returned."""
+    def errors(self, logits: Tensor, labels: int, targets: Tensor, experts: int) -> Tensor:
+        """logits (R, V padded with 0) become softmax - onehot in place, the padding stays 0.
+
+        The losses (R,) are returned; one of a target that is no label is NaN.
+        """
 
     def mix(
         self,
@@ -162,8 +165,8 @@ class Passes(Protocol):
 class TorchPasses:
     """The passes in plain PyTorch."""
 
-    def errors(self, logits: Tensor, targets: Tensor, experts: int) -> Tensor:
-        labels = logits.shape[1]
+    def errors(self, logits: Tensor, labels: int, targets: Tensor, experts: int) -> Tensor:
+        logits = logits[:, :labels]
         wide = torch.promote_types(logits.dtype, torch.float32)
         log_p = torch.log_softmax(logits, 1, dtype=wide)
         known = ((targets >= 0) & (targets < labels)).repeat_interleave(experts)
@@ -248,8 +251,7 @@ def _sweep(
             padded[:count, :width] = rows  # and 1 where w has the bias
             rows = padded[:count]
         torch.mm(rows, w.t(), out=errors)
-        # The padding of the logits is 0 and stays so.
-        each = passes.errors(errors[:, :labels], targets[some], experts)
+        each = passes.errors(errors, labels, targets[some], experts)
         scaled = None if operand is None else operand[:count]
         passes.mix(
             log_prior[some],
@@ -271,30 +273,34 @@ def _sweep(
 def _with_bias(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """[W, b] in the dtype of the products, padded; b as a sum of as many columns as it needs.
 
-    So the products add the bias and sum its gradient, and no pass has to read it.
+    So the products add the bias and sum its gradient, and no pass has to read it. The logits are
+    rounded after the bias, as those of a linear head are.
     """
-    padded = padded_weight(weight, dtype)
     if bias is None:
-        return padded
+        return padded_weight(weight, dtype)
     labels, width = weight.shape
-    w = weight.new_zeros((padded.shape[0], _wide_enough(width, True, dtype)), dtype=dtype)
-    w[:, :width] = padded
-    rest = bias.to(torch.promote_types(dtype, torch.float32))
-    for column in range(width, width + _bias_columns(dtype)):
-        w[:labels, column] = rest
-        rest = rest - w[:labels, column]
-        rest = torch.where(rest.isfinite(), rest, 0)  # a masked label: -inf is one column's
+    shape = aligned(labels, weight.device.type), _columns(width, bias, dtype)
+    w = weight.new_zeros(shape, dtype=dtype)
+    w[:labels, :width] = weight
+    w[:labels, width] = bias
+    for column in range(width, width + _bias_columns(bias, dtype) - 1):
+        bias = bias - w[:labels, column]
+        bias = bias.nan_to_num(0.0, 0.0, 0.0)  # a masked label: -inf is the first column's
+        w[:labels, column + 1] = bias
     return w
 
 
-def _bias_columns(dtype: torch.dtype) -> int:
-    return 3 if dtype.itemsize < 4 else 1  # three halves hold the digits of a float32
+def _bias_columns(bias: Tensor | None, dtype: torch.dtype) -> int:
+    """Columns of this dtype that hold all digits of the bias: three halves those of a float32."""
+    if bias is None:
+        return 0
+    return 1 if torch.promote_types(bias.dtype, dtype) == dtype else 3
 
 
-def _wide_enough(width: int, has_bias: bool, dtype: torch.dtype) -> int:
-    if not has_bias:
+def _columns(width: int, bias: Tensor | None, dtype: torch.dtype) -> int:
+    if bias is None:
         return width
-    return -(-(width + _bias_columns(dtype)) // _WIDTH_ALIGN) * _WIDTH_ALIGN
+    return -(-(width + _bias_columns(bias, dtype)) // _WIDTH_ALIGN) * _WIDTH_ALIGN
 
 
 class _OneSweep(torch.autograd.Function):

@@ -10,63 +10,65 @@ from torch import Tensor
 
 RESIDENT = 16384
 """Rows of this many labels at most stay in registers between the two halves of ``errors``."""
-BLOCK, WARPS = 4096, 16
-"""Longer rows are read again, from the cache: a block at a time, by so few programs that the rows
-at work fit into it."""
+BLOCK, WARPS = 8192, 32
+"""Longer rows are read again a block at a time, by so few programs that caches hold their rows."""
 _MIX_COLUMNS = 512
 
 
 @triton.jit
 def _errors(
-    logits,  # (R, V), rows ``stride`` apart; overwritten
+    logits,  # (R, padded); overwritten, the padding with 0
     targets,  # (R / experts,)
     losses,  # (R,), written
-    columns,
-    stride,
+    labels,
+    padded,
     experts,
     RESIDENT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One row: its log-sum-exp, then softmax - onehot over it."""
+    """One row: its log-sum-exp, then softmax - onehot over it.
+
+    Loads are masked by the padded width only: a mask at a ragged column would make them narrow.
+    """
     row = tl.program_id(0)
-    line = logits + row.to(tl.int64) * stride
+    line = logits + row.to(tl.int64) * padded
     label = tl.load(targets + row // experts)
-    known = (label >= 0) & (label < columns)
+    known = (label >= 0) & (label < labels)
     hit = tl.load(line + label, mask=known, other=float("nan")).to(tl.float32)
+    target = tl.where(known, label, -1).to(tl.int32)
     tl.debug_barrier()  # the target's logit is read before any thread overwrites it
-    column = tl.arange(0, BLOCK)
+    lane = tl.arange(0, BLOCK)
     if RESIDENT:
-        inside = column < columns
-        x = tl.load(line + column, mask=inside, other=-float("inf")).to(tl.float32)
+        x = tl.load(line + lane, mask=lane < padded, other=0.0).to(tl.float32)
+        x = tl.where(lane < labels, x, -float("inf"))
         m = tl.max(x, 0)
         base = tl.where(m == -float("inf"), 0.0, m)
         e = tl.exp(x - base)
         s = tl.sum(e, 0)
-        p = tl.where(column == label, e / s - 1.0, e / s)
-        tl.store(line + column, p.to(logits.dtype.element_ty), mask=inside)
+        p = e * (1.0 / s)
+        p = tl.where(lane == target, p - 1.0, p)
+        tl.store(line + lane, p.to(logits.dtype.element_ty), mask=lane < padded)
         z = base + tl.log(s)
     else:
-        m = tl.full((BLOCK,), -float("inf"), tl.float32)
+        m = -float("inf")
         s = tl.zeros((BLOCK,), tl.float32)
-        for start in range(0, columns, BLOCK):
-            x = tl.load(
-                line + start + column, mask=start + column < columns, other=-float("inf")
-            ).to(tl.float32)
-            higher = tl.maximum(m, x)
-            # A lane of -inf so far has no mass; -inf - -inf would make it NaN.
+        for start in range(0, padded, BLOCK):
+            column = start + lane
+            x = tl.load(line + column, mask=column < padded, other=0.0).to(tl.float32)
+            x = tl.where(column < labels, x, -float("inf"))
+            higher = tl.maximum(m, tl.max(x, 0))
+            # A row of -inf so far has no mass; -inf - -inf would make it NaN.
             base = tl.where(higher == -float("inf"), 0.0, higher)
             s = s * tl.exp(m - base) + tl.exp(x - base)
             m = higher
-        peak = tl.max(m, 0)
-        peak = tl.where(peak == -float("inf"), 0.0, peak)
-        z = peak + tl.log(tl.sum(s * tl.exp(m - peak), 0))
+        z = m + tl.log(tl.sum(s, 0))
         tl.debug_barrier()
-        for start in range(0, columns, BLOCK):
-            inside = start + column < columns
-            x = tl.load(line + start + column, mask=inside, other=0.0).to(tl.float32)
-            p = tl.exp(x - z)
-            p = tl.where(start + column == label, p - 1.0, p)
-            tl.store(line + start + column, p.to(logits.dtype.element_ty), mask=inside)
+        for start in range(0, padded, BLOCK):
+            column = start + lane
+            x = tl.load(line + column, mask=column < padded, other=0.0).to(tl.float32)
+            p = tl.where(column < labels, tl.exp(x - z), 0.0)
+            p = tl.where(column == target, p - 1.0, p)
+            tl.store(line + column, p.to(logits.dtype.element_ty), mask=column < padded)
     tl.store(losses + row, z - hit)
 
 
@@ -115,21 +117,21 @@ def _mix(
 class TritonPasses:
     """The passes as Triton kernels."""
 
-    def errors(self, logits: Tensor, targets: Tensor, experts: int) -> Tensor:
-        rows, columns = logits.shape
+    def errors(self, logits: Tensor, labels: int, targets: Tensor, experts: int) -> Tensor:
+        rows, padded = logits.shape
         losses = logits.new_empty(rows, dtype=torch.float32)
-        block = triton.next_power_of_2(columns)
+        block = triton.next_power_of_2(padded)
         resident = block <= RESIDENT
         _errors[(rows,)](
             logits,
             targets,
             losses,
-            columns,
-            logits.stride(0),
+            labels,
+            padded,
             experts,
             RESIDENT=resident,
             BLOCK=block if resident else BLOCK,
-            num_warps=max(4, min(16, block // 1024)) if resident else WARPS,
+            num_warps=max(4, min(32, block // 1024)) if resident else WARPS,
         )
         return losses
 
