@@ -76,6 +76,14 @@ def test_the_code_on_the_page_runs(page, tmp_path, monkeypatch):
         run_page(page)
 
 
+def test_a_symbol_has_one_meaning():
+    """h is a hidden state and d_h its width; k is a width and no number of words."""
+    sources = [*PAGES, *(ROOT / "src").rglob("*.py")]
+    wrong = re.compile(r"\([A-Z.][^()]*, h\)|\bk likeliest")
+    found = {page.name: wrong.findall(page.read_text("utf-8")) for page in sources}
+    assert {name: uses for name, uses in found.items() if uses} == {}
+
+
 PAGE = """\
 # A page
 

@@ -53,7 +53,7 @@ def generate(
 
     tokens         how many are drawn, ``<eos>`` counted
     temperature    p^(1/temperature), normalised; 0 takes the likeliest word
-    top_k, top_p   draw only from the k likeliest words; from the likeliest that make up p
+    top_k, top_p   draw only from so many likeliest words; from the likeliest that make up p
     seed           the same text again; sample i has random numbers of its own
     samples        texts, drawn together; BETWEEN_SAMPLES stands between them
     allow_unknown  whether ``<unk>`` may be drawn
@@ -145,7 +145,7 @@ def _next_scores(
 
 
 def _scorer(layer: OutputLayer, held: ExitStack) -> Callable[[Tensor], Tensor]:
-    """hidden (B, h) -> log p (B, V), with labels that are encoded now and never again."""
+    """hidden (B, d_h) -> log p (B, V), with labels that are encoded now and never again."""
     matrix = layer.layer if isinstance(layer, SampledSoftmax) else layer
     if isinstance(matrix, MatrixLayer):
         head, context = matrix.fold(), matrix.context

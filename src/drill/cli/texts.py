@@ -29,7 +29,7 @@ def generate(
     prompt: Annotated[str, typer.Option(help="Words to go on from, separated by spaces.")] = "",
     tokens: Annotated[int, typer.Option(min=1, help="How many, line ends counted.")] = 100,
     temperature: Annotated[float, typer.Option(help="Below 1 safer, 0 the likeliest.")] = 1.0,
-    top_k: Annotated[int | None, typer.Option(min=1, help="Only the k likeliest words.")] = None,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Only so many likeliest words.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Only those that make up p.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="The same text again.")] = None,
     samples: Annotated[int, typer.Option(min=1, help="How many texts.")] = 1,

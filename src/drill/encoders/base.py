@@ -1,6 +1,6 @@
 """The contract of every encoder.
 
-    ids (T, B) -> hidden states (T, B, h)
+    ids (T, B) -> hidden states (T, B, d_h)
 
 T is the time steps of a batch, B its sequences and h the width that an output layer reads.
 """
@@ -18,8 +18,8 @@ State = tuple[tuple[Tensor, ...], ...]
 class Encoded(NamedTuple):
     """What an encoder makes of a batch.
 
-    output  (T, B, h) with the last dropout: what an output layer reads
-    raw     (T, B, h) the same before that dropout
+    output  (T, B, d_h) with the last dropout: what an output layer reads
+    raw     (T, B, d_h) the same before that dropout
     state   where the next batch goes on, still attached to this batch's graph
     """
 

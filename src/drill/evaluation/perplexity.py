@@ -132,7 +132,7 @@ def _losses(
             done += segment.length
             if (done - scored) * batch < TOKENS_PER_LOSS and done < rows - 1:
                 continue
-            hidden = torch.cat(waiting)  # (done - scored, B, h)
+            hidden = torch.cat(waiting)  # (done - scored, B, d_h)
             targets = data[scored + 1 : done + 1]
             found.append(model.layer.nll(hidden, targets, reduction="none", check=False))
             waiting, scored = [], done
