@@ -2,17 +2,19 @@
 
 import itertools
 import logging
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from drill.kernels import nll_mixture, nll_plan
 from drill.kernels.nll import TRITON_INSTALLED
 from drill.kernels.nll_mixture import mixture_nll, tokens_at_once
 from drill.kernels.nll_plan import Settings
+from drill.layers import DeepResidual, MixtureOfSoftmaxes
 from tests.kernels.test_nll import IGNORED, Engine, every_dtype, every_engine
 from tests.kernels.test_nll_bounds import Allocations
 from tests.kernels.test_nll_compiled import Products
@@ -89,6 +91,7 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr(nll_mixture, "MIN_ROWS", 1)
     for device in ("cpu", "cuda"):
         monkeypatch.setitem(nll_plan.ALIGN, device, 8)  # 37 labels are padded to 40
+        monkeypatch.setitem(nll_mixture.WIDTH_ALIGN, device, 16)
         monkeypatch.setitem(nll_mixture.CHUNK_ELEMENTS, device, 4 * K * 40)
 
 
@@ -359,6 +362,21 @@ def test_tensors_with_gaps_in_memory(engine):
     )
     assert not any(x.is_contiguous() for x in swapped)
     torch.testing.assert_close(swapped.solve(impl=engine.impl), given.solve(impl="reference"))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_micro_batches_over_deep_labels_sum_to_the_gradients_of_one_batch(shared):
+    torch.manual_seed(0)
+    deep = DeepResidual(nn.Embedding(V, k, dtype=torch.float64), depth=2)
+    layer = MixtureOfSoftmaxes(deep, experts=K).double()
+    hidden, targets = torch.randn(N, k, dtype=torch.float64), torch.randint(V, (N,))
+    layer.nll(hidden, targets, impl="reference").backward()
+    truth = [p.grad.clone() for p in layer.parameters()]
+    layer.zero_grad()
+    with layer.shared_labels() if shared else nullcontext():
+        for part, wanted in zip(hidden.split(6), targets.split(6), strict=True):
+            (layer.nll(part, wanted, reduction="sum", impl="chunked") / N).backward()
+    torch.testing.assert_close([p.grad for p in layer.parameters()], truth)
 
 
 # -- memory, and which way ----------------------------------------------------------------------

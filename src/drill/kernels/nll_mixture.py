@@ -46,7 +46,8 @@ CHUNK_ELEMENTS = {"cpu": 2**21, "cuda": 2**28}
 chunks are larger than where a chunk completes its labels."""
 MIN_ROWS = 256
 """With fewer rows in a chunk, those sums would cost more than the products."""
-_WIDTH_ALIGN = 16
+WIDTH_ALIGN = {"cpu": 1, "cuda": 16}
+"""Contexts and labels with their bias are padded to this width: GPUs read them in wide words."""
 
 logger = logging.getLogger("drill")
 
@@ -300,7 +301,8 @@ def _bias_columns(bias: Tensor | None, dtype: torch.dtype) -> int:
 def _columns(width: int, bias: Tensor | None, dtype: torch.dtype) -> int:
     if bias is None:
         return width
-    return -(-(width + _bias_columns(bias, dtype)) // _WIDTH_ALIGN) * _WIDTH_ALIGN
+    align = WIDTH_ALIGN.get(bias.device.type, WIDTH_ALIGN["cuda"])
+    return -(-(width + _bias_columns(bias, dtype)) // align) * align
 
 
 class _OneSweep(torch.autograd.Function):
