@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-BENCHMARKS = ("layers", "loss", "memory", "inference", "lstm", "step")
+BENCHMARKS = ("layers", "loss", "memory", "inference", "lstm", "step", "translation")
 
 
 def main() -> None:

@@ -26,6 +26,7 @@ SIZES = {
     "ptb": Size(1400, 10_000, 400),  # Penn Treebank, batch 20 of 70 tokens
     "wt2": Size(5600, 33_278, 400),  # WikiText-2, batch 80
     "nmt": Size(4096, 32_000, 512),  # Transformer base, subwords
+    "multi30k": Size(4096, 10_000, 256),  # Transformer small, subwords
     "llm": Size(4096, 128_256, 4096),  # Llama 3, 8B
 }
 DTYPES = ("float32", "tf32", "bfloat16", "autocast")

@@ -17,6 +17,7 @@ QUESTIONS = {
     "inference": "What does a trained layer cost at inference?",
     "lstm": "What do the LSTMs of AWD-LSTM cost, with weight drop, against cuDNN?",
     "step": "What does a whole training step of a language model cost, against plain PyTorch?",
+    "translation": "How fast is a translator trained and searched, against MarianMT?",
 }
 
 
@@ -44,6 +45,20 @@ def over(base: str, key: str) -> Cell:
         return f"{here - there:+.3f}" if here is not None and there is not None else ""
 
     return cell
+
+
+def faster(base: str) -> Cell:
+    """How many times the rate of ``base``."""
+
+    def cell(row: Row, others: dict[str, Row]) -> str:
+        ours, theirs = row.get("ms_median"), others.get(base, {}).get("ms_median")
+        return f"{theirs / ours:.2f}" if ours and theirs else ""
+
+    return cell
+
+
+def rate(key: str) -> Cell:
+    return lambda row, _: f"{row[key]:,.0f}" if row.get(key) is not None else ""
 
 
 def error(key: str) -> Cell:
@@ -91,11 +106,19 @@ COLUMNS: dict[str, dict[str, Cell]] = {
         "x plain": against("plain nn.LSTM + F.cross_entropy", "ms_median"),
         "MiB beyond gradients": mib("working_bytes"),
     },
+    "translation": {
+        "ms": milliseconds("ms_median"),
+        "target tokens/s": rate("target_tokens_per_second"),
+        "sentences/s": rate("sentences_per_second"),
+        "x MarianMT": faster("MarianMT"),
+        "peak MiB": mib("peak_extra_bytes"),
+    },
 }
 
 
 def section(row: Row) -> tuple[Any, ...]:
-    return tuple(row[key] for key in ("benchmark", "size", "tokens", "labels", "width", "dtype"))
+    sizes = (row[key] for key in ("size", "tokens", "labels", "width", "dtype"))
+    return (*sizes, row.get("task"))
 
 
 def page(rows: list[Row], source: str) -> Iterable[str]:
@@ -110,14 +133,15 @@ def page(rows: list[Row], source: str) -> Iterable[str]:
         ours = [row for row in rows if row["benchmark"] == benchmark]
         if ours:
             yield from ("", f"## {question}", "", f"`python bench/{benchmark}.py`")
-        for (_, size, tokens, labels, width, dtype), group in groupby(ours, key=section):
+        for (size, tokens, labels, width, dtype, task), group in groupby(ours, key=section):
             table = {row["name"]: row for row in group}
             shown = {
                 name: [cell(row, table) for row in table.values()]
                 for name, cell in COLUMNS[benchmark].items()
             }
             shown = {name: cells for name, cells in shown.items() if any(cells)}
-            yield from ("", f"**{size}**, N={tokens:,} V={labels:,} d={width:,}, {dtype}", "")
+            what = f"**{size}**, N={tokens:,} V={labels:,} d={width:,}, {dtype}"
+            yield from ("", f"{what}, {task}" if task else what, "")
             yield f"| | {' | '.join(shown)} |"
             yield f"|---|{'---:|' * len(shown)}"
             for i, (name, row) in enumerate(table.items()):

@@ -31,6 +31,7 @@ TIERS = {
     "evaluation": 4,
     "generation": 4,
     "translation": 4,
+    "captured": 4,
     "export": 4,
     "standing": 5,
     "position": 5,

@@ -50,6 +50,7 @@ EXPECTED = {
     "inference": {"nn.Linear", "deep-residual 4, folded", "deep-residual 4, as trained"},
     "lstm": {"cudnn"},
     "step": {"plain nn.LSTM + F.cross_entropy", "drill tied", "drill deep-residual 4"},
+    "translation": {"MarianMT", "drill tied", "drill deep-residual 2"},
 }
 
 

@@ -131,17 +131,18 @@ def _search(
 
     found: dict[int, list[Hypothesis]] = {}
     replayed: Callable[[], None] | None = None
+    moved = True  # whether tensors are where no turn has found them yet
     length, look = 0, 0  # tokens written; those at which the device is asked
     while length < last:
         if replay is None:
             length += 1
             turn(length in batch.limits)
-        elif length == 0:
-            length += 1
+        elif steps.make_room(length + TURNS) or moved:
             replay.warm_up(turn)
+            length += 1
+            moved, replayed = False, None
         else:
-            if steps.make_room(length + TURNS) or replayed is None:
-                replayed = replay.captured(turn)
+            replayed = replayed or replay.captured(turn)
             replayed()
             length += TURNS
         if length < min(look, last):
@@ -159,7 +160,7 @@ def _search(
         if done * (LEAVE_AT if replay is None else LEAVE_REPLAY_AT) >= len(beam.done):
             found |= beam.select(beam.done.nonzero()[:, 0]).hypotheses(n_best)
             stay = (~beam.done).nonzero()[:, 0]
-            beam, replayed = beam.select(stay), None
+            beam, moved = beam.select(stay), True
             steps.select(stay)
             ids = beam.last().flatten()
     return _all_ended(found | beam.hypotheses(n_best))

@@ -1,5 +1,5 @@
 """Trained models in the file formats of other programs."""
 
-from drill.export.marian import NotExportable, export_marian
+from drill.export.marian import NotExportable, export_marian, marian_weights
 
-__all__ = ["NotExportable", "export_marian"]
+__all__ = ["NotExportable", "export_marian", "marian_weights"]

@@ -49,16 +49,45 @@ def export_marian(
     NotFoldable for mixtures and adaptive softmaxes, NotExportable for a layer that transforms its
     contexts (dual) and for a "pre" model with two embeddings.
     """
+    folder = Path(folder)
+    _check_subwords(model.transformer, subwords)
+    config, tensors = marian_weights(model, positions)
+    try:
+        _write(folder / "config.json", _json(config))
+        _write(folder / "generation_config.json", _json(_generation(positions)))
+        _write(folder / "tokenizer.json", _tokenizer(subwords, folder / "tokenizer.json"))
+        _write(folder / "tokenizer_config.json", _json(_tokenizer_config(positions)))
+        # Clones: the file format allows no two names for one piece of memory.
+        held = {name: each.cpu().contiguous().clone() for name, each in tensors.items()}
+        _write(folder / "model.safetensors", safetensors.torch.save(held, {"format": "pt"}))
+    except OSError as error:
+        raise DataError(
+            f"{folder}: cannot be written ({error.strerror or error}); choose another folder"
+        ) from None
+    return folder
+
+
+@torch.no_grad()
+def marian_weights(
+    model: Translator, positions: int = 1024
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The library's settings and its tensors by name, sharing memory with the model's."""
     positive("export_marian", "positions", positions)
-    folder, transformer = Path(folder), model.transformer
+    transformer = model.transformer
     head = _folded(model.layer)
-    _check(transformer, subwords)
-    pegasus = transformer.norm == "pre"
+    source, target = transformer.source_embedding.weight, transformer.target_embedding.weight
     shared = transformer.source_embedding is transformer.target_embedding
-    tied = torch.equal(head.weight, transformer.target_embedding.weight)
+    if transformer.norm == "pre" and not shared:
+        raise NotExportable(
+            'export_marian: a Transformer with norm="pre" becomes a Pegasus model, which has one '
+            'embedding for both languages; share the embedding or train with norm="post"'
+        )
+    tied = torch.equal(head.weight, target)
+    config = _config(transformer, positions, tied)
+    if transformer.norm == "post":
+        config |= {"decoder_vocab_size": len(target), "share_encoder_decoder_embeddings": shared}
 
     tensors = dict(_blocks(transformer))
-    source, target = transformer.source_embedding.weight, transformer.target_embedding.weight
     if shared:
         tensors["model.shared.weight"] = source
     if not shared or not tied:  # untied, the library looks for each of them by its own name
@@ -71,26 +100,7 @@ def export_marian(
         tensors[f"model.{side}.embed_positions.weight"] = table
     bias = torch.zeros_like(head.weight[:, 0]) if head.bias is None else head.bias
     tensors["final_logits_bias"] = bias[None]
-
-    config = _config(transformer, positions, tied)
-    if not pegasus:
-        config |= {
-            "decoder_vocab_size": transformer.target_embedding.num_embeddings,
-            "share_encoder_decoder_embeddings": shared,
-        }
-    try:
-        _write(folder / "config.json", _json(config))
-        _write(folder / "generation_config.json", _json(_generation(positions)))
-        _write(folder / "tokenizer.json", _tokenizer(subwords, folder / "tokenizer.json"))
-        _write(folder / "tokenizer_config.json", _json(_tokenizer_config(positions)))
-        # Clones: the file format allows no two names for one piece of memory.
-        held = {name: each.detach().cpu().contiguous().clone() for name, each in tensors.items()}
-        _write(folder / "model.safetensors", safetensors.torch.save(held, {"format": "pt"}))
-    except OSError as error:
-        raise DataError(
-            f"{folder}: cannot be written ({error.strerror or error}); choose another folder"
-        ) from None
-    return folder
+    return config, {name: each.detach() for name, each in tensors.items()}
 
 
 # -- what does not fit ----------------------------------------------------------------------------
@@ -112,9 +122,9 @@ def _folded(layer: OutputLayer) -> nn.Linear:
     return matrix.fold()
 
 
-def _check(transformer: Transformer, subwords: Subwords) -> None:
-    source, target = transformer.source_embedding, transformer.target_embedding
-    for name, embedding in (("source", source), ("target", target)):
+def _check_subwords(transformer: Transformer, subwords: Subwords) -> None:
+    sides = {"source": transformer.source_embedding, "target": transformer.target_embedding}
+    for name, embedding in sides.items():
         if embedding.num_embeddings != len(subwords):
             raise DataError(
                 f"export_marian: the {name} embedding has {embedding.num_embeddings} rows and "
@@ -124,11 +134,6 @@ def _check(transformer: Transformer, subwords: Subwords) -> None:
         raise DataError(
             f"export_marian: the Transformer pads with {transformer.pad} and subwords with {PAD}; "
             "pass those the model was trained with"
-        )
-    if transformer.norm == "pre" and source is not target:
-        raise NotExportable(
-            'export_marian: a Transformer with norm="pre" becomes a Pegasus model, which has one '
-            'embedding for both languages; share the embedding or train with norm="post"'
         )
 
 

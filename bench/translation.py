@@ -1,0 +1,254 @@
+"""How fast is a translator trained and searched? Ours against MarianMT of the same size.
+
+Training: loss with label smoothing, gradients, a step of fused Adam. Search: a beam of 4, all
+translations of one length, the same weights on both sides. MarianMT is that of transformers.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import torch
+import torch.nn.functional as F
+from setting import Setting, parser, settings
+from table import Report, mib
+from timing import Prepare, Result, Step, measure
+from torch import Tensor, nn
+
+from drill.captured import CapturedGradients
+from drill.encoders import Transformer
+from drill.evaluation import Decoding, beam_search, encoded_once
+from drill.export import marian_weights
+from drill.layers import DeepResidual, OutputLayer, TiedSoftmax
+from drill.translator import Translator
+
+BASE = "MarianMT"
+SIZES = {"multi30k": (4, 4, 1024), "nmt": (6, 8, 2048)}  # blocks, heads, inner width
+NAMES = tuple(SIZES)
+PAD, BEGIN, END = 0, 1, 2
+LENGTH = 32  # tokens of every sentence, on both sides
+BEAM = 4
+SMOOTHING = 0.1
+LAYERS: dict[str, Callable[[nn.Embedding], OutputLayer]] = {
+    "tied": TiedSoftmax,
+    "deep-residual 2": lambda embedding: DeepResidual(embedding, depth=2),
+}
+
+
+def translator(setting: Setting, layer: str) -> Translator:
+    """Random weights that never end a sentence by themselves; post-norm, as MarianMT is."""
+    torch.manual_seed(0)
+    blocks, heads, inner = SIZES[setting.name]
+    embedding = nn.Embedding(setting.size.labels, setting.size.width)
+    sizes = {"layers": blocks, "heads": heads, "feedforward": inner, "norm": "post"}
+    transformer = Transformer(embedding, **sizes, pad=PAD, init_embeddings=True)
+    model = Translator(transformer, LAYERS[layer](embedding))
+    with torch.no_grad():
+        model.layer.bias[END] = -1e4
+    return model.to(setting.device)
+
+
+def marian(setting: Setting) -> nn.Module:
+    """The tied translator's weights in the other library's model."""
+    from transformers import MarianConfig, MarianMTModel
+
+    config, tensors = marian_weights(translator(setting, "tied"), positions=128)
+    model = MarianMTModel(MarianConfig(**config)).to(setting.device)
+    held = {"lm_head", "model.encoder.embed_tokens", "model.decoder.embed_tokens"}  # tied
+    report = model.load_state_dict(tensors, strict=False)
+    assert {name.removesuffix(".weight") for name in report.missing_keys} <= held, report
+    return model
+
+
+# -- training -------------------------------------------------------------------------------------
+
+
+def training(setting: Setting, compiled: bool) -> dict[str, Prepare]:
+    rows = max(1, setting.size.tokens // LENGTH)
+    ids = torch.randint(3, setting.size.labels, (3, rows, LENGTH), device=setting.device)
+    source, target_in, target_out = ids.unbind(0)
+    seen = torch.ones_like(source)
+
+    def theirs(compile_it: bool) -> Prepare:
+        def prepare() -> Step:
+            model = marian(setting).train()
+            run = torch.compile(model) if compile_it else model
+
+            def loss() -> Tensor:
+                with setting.autocast():
+                    logits = run(
+                        input_ids=source,
+                        attention_mask=seen,
+                        decoder_input_ids=target_in,
+                        use_cache=False,
+                    ).logits
+                    return F.cross_entropy(
+                        logits.flatten(0, 1),
+                        target_out.flatten(),
+                        ignore_index=PAD,
+                        label_smoothing=SMOOTHING,
+                    )
+
+            def gradients() -> Tensor:
+                value = loss()
+                value.backward()
+                return value.detach()
+
+            return update(model, gradients)
+
+        return prepare
+
+    def ours(layer: str, graph: bool = False, compile_it: bool = False) -> Prepare:
+        def prepare() -> Step:
+            model = translator(setting, layer).train()
+            run = torch.compile(model) if compile_it else model
+
+            def loss(*batch: Tensor) -> Tensor:
+                with setting.autocast():
+                    return run(*batch, label_smoothing=SMOOTHING, check=False)
+
+            def plain() -> Tensor:
+                value = loss(source, target_in, target_out)
+                value.backward()
+                return value.detach()
+
+            captured = CapturedGradients(model, loss)
+            gradients = (lambda: captured(source, target_in, target_out)) if graph else plain
+            return update(model, gradients)
+
+        return prepare
+
+    made = {BASE: theirs(False)}
+    if compiled:
+        made[f"{BASE}, torch.compile"] = theirs(True)
+    for layer in LAYERS:
+        made[f"drill {layer}"] = ours(layer)
+        if setting.device.type == "cuda":
+            made[f"drill {layer}, CUDA graph"] = ours(layer, graph=True)
+        if compiled:
+            made[f"drill {layer}, torch.compile"] = ours(layer, compile_it=True)
+    return made
+
+
+def update(model: nn.Module, gradients: Callable[[], Tensor]) -> Step:
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-5, fused=True)
+
+    def step() -> list[Tensor]:
+        value = gradients()
+        optimizer.step()
+        optimizer.zero_grad()
+        return [value]
+
+    return step
+
+
+# -- search ---------------------------------------------------------------------------------------
+
+
+def search(setting: Setting, sentences: int, stack: ExitStack) -> dict[str, Prepare]:
+    ids = torch.randint(3, setting.size.labels, (sentences, LENGTH), device=setting.device)
+    ids[:, -1] = END
+
+    def theirs() -> Step:
+        model = marian(setting).to(setting.parameters).eval()
+        seen = torch.ones_like(ids)
+
+        def step() -> list[Tensor]:
+            with torch.no_grad(), setting.autocast():
+                written = model.generate(
+                    input_ids=ids,
+                    attention_mask=seen,
+                    num_beams=BEAM,
+                    max_length=LENGTH + 1,
+                    do_sample=False,
+                )
+            assert written.shape == (sentences, LENGTH + 1)  # <begin> is counted there
+            return [written]
+
+        return step
+
+    def ours(layer: str, graph: bool | None = None) -> Prepare:
+        def prepare() -> Step:
+            model = translator(setting, layer).to(setting.parameters).eval()
+            head = stack.enter_context(encoded_once(model))
+            decoding = Decoding(
+                BEGIN,
+                END,
+                max_ratio=0.0,
+                max_extra=LENGTH,
+                batch_tokens=ids.numel(),
+                autocast=torch.bfloat16 if setting.dtype == "autocast" else None,
+                graph=graph,
+            )
+            sources = ids.tolist()
+
+            def step() -> list[Tensor]:
+                found = beam_search(model, sources, decoding, beam=BEAM, head=head)
+                assert all(len(best.ids) == LENGTH - 1 for best, *_ in found)
+                return []
+
+            return step
+
+        return prepare
+
+    made = {BASE: theirs}
+    for layer in LAYERS:
+        made[f"drill {layer}"] = ours(layer)
+    if setting.device.type == "cuda":
+        made["drill tied, graph=False"] = ours("tied", graph=False)
+    return made
+
+
+# -------------------------------------------------------------------------------------------------
+
+
+def rate(results: dict[str, Result], each: str, amount: int) -> dict[str, Callable[[Result], str]]:
+    """Columns: ``amount`` things a step, in things a second, and against MarianMT."""
+    base = results[BASE]
+    for result in results.values():
+        if result.ms:
+            result.found[f"{each.replace(' ', '_')}_per_second"] = 1e3 * amount / result.median
+    return {
+        "rate": lambda result: f"{1e3 * amount / result.median:,.0f} {each}/s",
+        f"x {BASE}": lambda result: f"{base.median / result.median:.2f}" if base.ms else "-",
+        "peak MiB": lambda result: mib(result.peak),
+    }
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("--size", nargs="+", choices=NAMES, help="default: all; on a CPU multi30k")
+    options.add_argument("--sentences", type=int, nargs="+", default=[64], help="searched at once")
+    options.add_argument("--compile", action="store_true", help="also with torch.compile: minutes")
+    args = options.parse_args()
+    cuda = args.device.type == "cuda"
+    seconds = 0 if args.quick else args.seconds
+    rounds = (1, 1) if args.quick else (5, 100)
+    report = Report("translation", args.device, args.json)
+    if args.dtype is None:
+        args.dtype = ["autocast"] if cuda else ["float32"]  # parameters are float32 in training
+    for setting in settings(args, NAMES):
+        contestants = training(setting, args.compile)
+        # Nothing here is captured as it stands: an optimiser counts its steps on the host.
+        results = measure(
+            contestants, args.device, seconds=seconds, rounds=rounds, waiting=tuple(contestants)
+        )
+        tokens = max(1, setting.size.tokens // LENGTH) * LENGTH
+        columns = rate(results, "target tokens", tokens)
+        report.add(setting, results, columns, task="training", length=LENGTH)
+        deployed = "bfloat16" if setting.dtype == "autocast" else setting.dtype
+        for sentences in [4] if args.quick else args.sentences:
+            size = setting.size._replace(tokens=sentences * LENGTH)
+            searched = Setting(setting.name, size, deployed, setting.device)
+            with ExitStack() as stack:
+                made = search(searched, sentences, stack)
+                results = measure(
+                    made, args.device, seconds=seconds, rounds=rounds, waiting=tuple(made)
+                )
+            columns = rate(results, "sentences", sentences)
+            report.add(searched, results, columns, task="search", beam=BEAM, length=LENGTH)
+    report.note(f"search: beam {BEAM}, {LENGTH} tokens a sentence, the same weights on both sides")
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Gradients by replays: the same as by backward(), whatever the optimiser does with them."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from drill.captured import CapturedGradients
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+
+
+def make(device: str) -> nn.Sequential:
+    return nn.Sequential(nn.Embedding(11, 8), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 11)).to(
+        device
+    )
+
+
+def batches(device: str) -> list[tuple[Tensor, Tensor]]:
+    """Two shapes, each five times."""
+    return [
+        tuple(torch.randint(11, (2, 4 + 3 * (i % 2)), device=device) for _ in range(2))
+        for i in range(10)
+    ]
+
+
+def loss_of(model: nn.Module):
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
+
+    return loss
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("accumulated", [1, 3])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_training_is_the_same(device, accumulated, set_to_none):
+    model = make(device)
+    other = make(device)
+    other.load_state_dict(model.state_dict())
+    plain, captured = loss_of(model), CapturedGradients(other, loss_of(other))
+    optimizers = [torch.optim.Adam(each.parameters(), lr=0.1) for each in (model, other)]
+    for i, batch in enumerate(batches(device)):
+        value = plain(*batch)
+        value.backward()
+        replayed = captured(*batch)
+        assert not replayed.requires_grad
+        torch.testing.assert_close(replayed, value.detach())
+        if (i + 1) % accumulated == 0:
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=set_to_none)
+    for ours, theirs in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.gpu
+def test_every_replay_drops_anew_and_losses_outlive_the_next_one():
+    model = nn.Dropout(0.5).cuda()
+    weight = nn.Parameter(torch.ones(64, device="cuda"))
+    model.register_parameter("weight", weight)
+    captured = CapturedGradients(model, lambda x: (model(x) * weight).sum())
+    x = torch.arange(64.0, device="cuda")
+    values = [captured(x) for _ in range(6)]
+    assert len({value.item() for value in values}) > 3
+    assert captured._graphs[((x.shape, x.dtype),)] is not None
+
+
+@pytest.mark.gpu
+def test_a_frozen_parameter_has_no_gradient():
+    model = make("cuda")
+    model[1].weight.requires_grad_(False)
+    captured = CapturedGradients(model, loss_of(model))
+    for batch in batches("cuda"):
+        captured(*batch)
+    assert model[1].weight.grad is None
+    assert model[1].bias.grad is not None
