@@ -1,5 +1,6 @@
 """The ledger: rows are added whole, never twice, never changed."""
 
+import dataclasses
 import errno
 import json
 import math
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from drill.report import ledger
+from drill.report import ledger, read_run
 from drill.report.ledger import LedgerError, read, record
 from tests.report.folders import write_evaluations, write_run
 
@@ -56,6 +57,7 @@ def test_a_row_says_what_was_measured_and_where(tmp_path):
         "extra": {"dynamic_test": 51.2},
         "settings_digest": row.settings_digest,
         "fingerprint": row.fingerprint,
+        "curve": [[1, 90.0, 89.97], [2, 60.5, 60.47], [3, 61.0, 60.97]],
     }
     assert read(path) == [row]
 
@@ -89,19 +91,51 @@ def test_a_run_that_went_on_is_another_result(tmp_path):
     assert [(row.epochs, row.test) for row in read(path)] == [(1, None), (2, 58.0)]
 
 
-def test_a_run_that_was_evaluated_since_is_another_result_with_its_settings(tmp_path):
+def test_an_evaluation_is_a_row_of_its_own_that_names_the_result(tmp_path):
     run, path = write_run(tmp_path / "a"), tmp_path / "runs.jsonl"
-    record(run, path)
-    write_evaluations(run, [{"kind": "dynamic", "split": "test", "perplexity": 51.0, "lr": 5e-5}])
-    row = record(run, path)
-    assert row.evaluations == [{"kind": "dynamic", "split": "test", "perplexity": 51.0, "lr": 5e-5}]
-    assert read(path)[1] == row
+    first = record(run, path)
+    before = path.read_bytes()
+    dynamic = {"kind": "dynamic", "split": "test", "perplexity": 51.0, "lr": 5e-5}
+    write_evaluations(run, [dynamic])
+    row = record(run, path, "later", now=NOW)
+    assert path.read_bytes().startswith(before)
+    assert json.loads(lines(path)[1]) == {
+        "kind": "evaluation",
+        "fingerprint": first.fingerprint,
+        "evaluation": dynamic,
+        "recorded": "2026-11-15T09:30:00+00:00",
+        "note": "later",
+    }
+    assert read(path) == [row]  # one result, however often it is evaluated
+    assert row == dataclasses.replace(first, evaluations=[dynamic])
+    with pytest.raises(LedgerError, match=r"is already in .*runs.jsonl, line 1"):
+        record(run, path)
+    better, cache = {**dynamic, "perplexity": 50.0}, {**dynamic, "kind": "cache"}
+    write_evaluations(run, [dynamic, better, cache])
+    assert record(run, path).evaluations == [better, cache]
+    assert [json.loads(line)["kind"] for line in lines(path)] == ["result", *["evaluation"] * 3]
+
+
+def test_a_row_from_before_curves_is_still_read(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    row = record(write_run(tmp_path / "a"), path)
+    held = json.loads(path.read_text())
+    del held["curve"]
+    path.write_text(json.dumps(held) + "\n")
+    assert read(path) == [dataclasses.replace(row, curve=[])]
+
+
+def test_the_fingerprint_of_a_recorded_run_stays(tmp_path):
+    """Rows of old have it: another way to compute it would let every run in twice."""
+    run = write_run(tmp_path / "a", valid=[90.0, 60.5], test=58.0)
+    assert read_run(run).fingerprint == "d86de1ea98681b12"
 
 
 def test_a_run_that_diverged_is_a_result_too(tmp_path):
     path = tmp_path / "runs.jsonl"
     row = record(write_run(tmp_path / "a", valid=["nan", "inf"], test=None), path, "lr 60")
     assert (row.valid, row.test, row.epochs) == (None, None, 2)
+    assert row.curve == [[1, None, None], [2, None, None]]
     assert "NaN" not in path.read_text()
 
 
@@ -189,6 +223,7 @@ def test_a_damaged_line_is_named_and_nothing_is_added_to_it(tmp_path, line, faul
         ("extra", []),
         ("seed", 1.5),
         ("evaluations", [1]),
+        ("curve", [[1, "low", 2.0]]),
     ],
 )
 def test_a_field_of_the_wrong_kind_is_named(tmp_path, field, value):

@@ -1,22 +1,24 @@
 """The ledger: one JSON line for every measured result, bad ones too.
 
 Rows are only ever added, by ``record``, from what a run has written; nobody types a number. A row
-names the recipe, the seed, the commit and the device, so that it can be measured again.
+names the recipe, the seed, the commit and the device, so that it can be measured again. What
+`drill evaluate` finds of a result that stands there already is a row that names it.
 """
 
 import json
 import os
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
+from drill.report.run_files import as_finite
 from drill.report.runs import ReportError, RunSummary, read_run
 
-KIND = "result"  # tells a row from those of other tools in the same folder
+RESULT, EVALUATION = "result", "evaluation"  # tell rows from those of other tools
 
 
 class LedgerError(ReportError):
@@ -52,8 +54,21 @@ class Row:
     fingerprint: str
     evaluations: list[dict[str, Any]]  # by `drill evaluate`, with dynamic evaluation or a cache
     extra: dict[str, Any]  # other figures
+    curve: list[list[float | None]] = field(default_factory=list)
+    """[epoch, valid, valid_published] of every validation; rows of old have none."""
 
 
+@dataclass(frozen=True)
+class Evaluated:
+    """What was found of a result after it had been recorded."""
+
+    fingerprint: str  # of the result
+    evaluation: dict[str, Any]
+    recorded: str
+    note: str
+
+
+KINDS: Mapping[str, type[Row] | type[Evaluated]] = {RESULT: Row, EVALUATION: Evaluated}
 HINTS: Mapping[str, Any] = get_type_hints(Row)
 
 
@@ -69,31 +84,36 @@ def record(
     """Add the result of a run to a ledger, whole or not at all, and give the row.
 
     A result that stands there already is refused unless ``force``: the same settings with the same
-    perplexities, wherever the folder lies. A run that went on is another result. Writers wait for
-    one another; the row is on disk when this returns.
+    perplexities, wherever the folder lies. If it was evaluated since, that alone is added. A run
+    that went on is another result. Writers wait for one another; the row is on disk when this
+    returns.
     """
     path = Path(ledger_path)
     now = datetime.now(UTC) if now is None else now
     if now.tzinfo is None:
         raise ValueError(f"record: now needs a time zone, such as UTC; {now} has none")
     row = _row(read_run(run_folder), note, _plain(run_folder, extra or {}), now)
-    line = json.dumps({"kind": KIND, **asdict(row)})  # ASCII: file names need not be UTF-8
     with _locked(path) as handle:
         held = _read_all(handle)
         rows = list(_rows(path, held))
         same = [number for number, other in rows if other and other.fingerprint == row.fingerprint]
+        added: list[Row | Evaluated] = [row]
         if same and not force:
-            raise LedgerError(
-                f"{run_folder}: is already in {path}, line {same[0]}; force it to record it again"
-            )
+            added = [*_evaluated_since(row, [other for _, other in rows])]
+            if not added:
+                raise LedgerError(
+                    f"{run_folder}: is already in {path}, line {same[0]}; force it to record it "
+                    "again"
+                )
         if any(other is None for _, other in rows):
             raise LedgerError(
                 f"{path}: holds benchmark rows; record runs in another file, such as "
                 f"{path.with_name('runs.jsonl')}"
             )
         start = b"" if not held or held.endswith(b"\n") else b"\n"
-        _append(path, handle, start + line.encode("ascii") + b"\n", len(held))
-    return row
+        _append(path, handle, start + b"".join(map(_line, added)), len(held))
+    together = _merged([other for _, other in rows if other] + added)
+    return next(each for each in reversed(together) if each.fingerprint == row.fingerprint)
 
 
 def read(ledger: Path | str) -> list[Row]:
@@ -105,7 +125,33 @@ def read(ledger: Path | str) -> list[Row]:
         raise LedgerError(
             f"{path}: cannot be read ({error.strerror}); name a ledger, such as results/runs.jsonl"
         ) from None
-    return [row for _, row in _rows(path, held) if row is not None]
+    return _merged([row for _, row in _rows(path, held) if row is not None])
+
+
+def _merged(rows: Sequence[Row | Evaluated]) -> list[Row]:
+    """Results with all that was found of them: the last of each kind of evaluation and split."""
+    found: list[Row] = []
+    for row in rows:
+        if isinstance(row, Row):
+            found.append(row)
+            continue
+        for place, result in enumerate(found):
+            if result.fingerprint == row.fingerprint:
+                each = [*result.evaluations, row.evaluation]
+                last = {(one.get("kind"), one.get("split")): one for one in each}
+                found[place] = replace(result, evaluations=list(last.values()))
+    return found
+
+
+def _evaluated_since(row: Row, held: Sequence[Row | Evaluated | None]) -> Iterator[Evaluated]:
+    """The evaluations of a recorded result that the ledger does not hold."""
+    known: list[dict[str, Any]] = []
+    for other in held:
+        if other is not None and other.fingerprint == row.fingerprint:
+            known += other.evaluations if isinstance(other, Row) else [other.evaluation]
+    for evaluation in row.evaluations:
+        if evaluation not in known:
+            yield Evaluated(row.fingerprint, evaluation, row.recorded, row.note)
 
 
 def _row(run: RunSummary, note: str, extra: dict[str, Any], now: datetime) -> Row:
@@ -115,6 +161,9 @@ def _row(run: RunSummary, note: str, extra: dict[str, Any], now: datetime) -> Ro
         raise LedgerError(f"{run.folder}: has no epoch yet; record it when one has ended")
     values = {key: getattr(run, key) for key in HINTS if hasattr(run, key)}
     values["evaluations"] = [dict(each) for each in run.evaluations]
+    values["curve"] = [
+        [each.epoch, as_finite(each.valid), as_finite(each.valid_published)] for each in run.curve
+    ]
     for key in ("torch", "precision", "world_size", "started"):
         found = run.environment.get(key)
         values[key] = found if _fits(found, HINTS[key]) else None
@@ -137,7 +186,13 @@ def _plain(folder: Path | str, extra: Mapping[str, Any]) -> dict[str, Any]:
 # -- lines ----------------------------------------------------------------------------------------
 
 
-def _rows(path: Path, held: bytes) -> Iterator[tuple[int, Row | None]]:
+def _line(row: Row | Evaluated) -> bytes:
+    kind = RESULT if isinstance(row, Row) else EVALUATION
+    text = json.dumps({"kind": kind, **asdict(row)})  # ASCII: file names need not be UTF-8
+    return text.encode("ascii") + b"\n"
+
+
+def _rows(path: Path, held: bytes) -> Iterator[tuple[int, Row | Evaluated | None]]:
     """(line number, row) of every line with something in it; None for a benchmark's row."""
     for number, line in enumerate(held.split(b"\n"), start=1):
         if not line.strip():
@@ -155,17 +210,19 @@ def _rows(path: Path, held: bytes) -> Iterator[tuple[int, Row | None]]:
         elif fault := _fault(found):
             raise LedgerError(f"{path}: line {number} is no result; {fault}")
         else:
-            yield number, Row(**{key: found[key] for key in HINTS})
+            kind = KINDS[found["kind"]]
+            yield number, kind(**{key: found[key] for key in get_type_hints(kind) if key in found})
 
 
 def _fault(found: dict[str, Any]) -> str | None:
-    if found.get("kind") != KIND:
-        return f"it has kind {found.get('kind')!r} and not {KIND!r}"
-    if missing := [key for key in HINTS if key not in found]:
+    if (kind := KINDS.get(str(found.get("kind")))) is None:
+        return f"it has kind {found.get('kind')!r} and not {RESULT!r}"
+    needed = [each.name for each in fields(kind) if each.default_factory is MISSING]
+    if missing := [key for key in needed if key not in found]:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         return f"{', '.join(missing[:3])}{more} missing"
-    for key, hint in HINTS.items():
-        if not _fits(found[key], hint):
+    for key, hint in get_type_hints(kind).items():
+        if key in found and not _fits(found[key], hint):
             return f"{key} is {found[key]!r}"
     return None
 
@@ -176,7 +233,7 @@ def _fits(value: Any, hint: Any) -> bool:
         if kind is float and type(value) in (int, float):
             return True
         if get_origin(kind) is list and isinstance(value, list):
-            return all(isinstance(each, dict) for each in value)
+            return all(_fits(each, get_args(kind)[0]) for each in value)
         if type(value) is (get_origin(kind) or kind):
             return True
     return False

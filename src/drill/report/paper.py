@@ -1,9 +1,9 @@
 """What the paper reports, by recipe: Pappas & Henderson, ICML 2019, tables 1, 2 and 4.
 
 Its perplexities divide by all tokens of a text, the first of each column among them, so only our
-``*_published`` ones compare with them. Most of its rows are of finetuned models, which `drill
-finetune` makes from a run; the mixtures and the adaptive baselines are quoted there from their own
-papers.
+``*_published`` ones compare with them; those of dynamic evaluation divide by the predicted tokens,
+as our ``perplexity`` does. Most of its rows are of finetuned models, which `drill finetune` makes
+from a run; the mixtures and the adaptive baselines are quoted there from their own papers.
 """
 
 from collections.abc import Mapping
@@ -48,3 +48,15 @@ PAPER: Mapping[str, Perplexities] = {
     "wt2-drill-4-finetune+dynamic": Perplexities(43.9, 42.0),
     "wt2-mos-finetune+dynamic": Perplexities(42.41, 40.68),
 }
+
+CURVES: Mapping[str, Mapping[int, float]] = {
+    "ptb-tied": {
+        1: 338.50, 2: 224.26, 3: 181.96, 4: 149.31, 5: 131.21, 6: 121.66, 8: 106.60, 10: 98.20,
+        15: 87.35, 20: 82.10,
+    },
+    "ptb-drill-4": {
+        1: 312.24, 2: 199.97, 3: 164.85, 4: 138.71, 5: 124.02, 6: 115.06, 8: 102.34, 10: 93.34,
+        15: 84.38, 20: 79.45,
+    },
+}  # fmt: skip
+"""Epoch -> validation perplexity, divided by all tokens: the authors' logs of their own runs."""

@@ -25,7 +25,6 @@ from drill.report.run_files import (
 )
 from drill.run_folder import RunFolder
 
-EVALUATIONS = "evaluations.jsonl"  # what `drill evaluate` adds to a run folder
 ADAPTIVE = ("dynamic", "cache")  # its kinds that metrics.jsonl does not have
 
 
@@ -86,9 +85,12 @@ class RunSummary:
 
     @property
     def fingerprint(self) -> str:
-        """Equal for copies of one result: settings and every measured perplexity."""
+        """Equal for copies of one trained model: settings and every perplexity of its training.
+
+        What is evaluated later does not make another result of it.
+        """
         curve = [(point.epoch, repr(point.valid), point.elapsed) for point in self.curve]
-        found = [self.best_epoch, self.valid, self.test, self.evaluations]
+        found: list[Any] = [self.best_epoch, self.valid, self.test, []]  # [] as in rows of old
         return digest([self.settings, self.seed, curve, found])
 
 
@@ -131,7 +133,7 @@ def read_run(folder: Path | str) -> RunSummary:
         tokens_per_second=median(rates) if rates else None,
         device=as_text(environment.get("device")),
         commit=as_text(environment.get("commit")),
-        evaluations=_evaluations(files.path / EVALUATIONS, faults),
+        evaluations=_evaluations(files.evaluations, faults),
         curve=tuple(curve),
         settings=settings,
         environment=environment,

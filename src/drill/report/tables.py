@@ -17,6 +17,11 @@ GAP_NOTE = (
     "Paper and gap are of validation / test; the gap is ours less the paper's, ours divided by all "
     "tokens as the paper's are."
 )
+ADAPTIVE_NOTE = (
+    "Paper and gap are of validation / test; the gap is ours less the paper's. Ours are divided as "
+    "the published ones are: with a cache by all tokens, in dynamic evaluation by the predicted ones."
+)
+PREDICTED_ONLY = ("dynamic",)  # kinds whose published figures divide by N - 1
 TUNED_NOTE = "ft: the paper has this model finetuned only, which is no fair comparison."
 SPREAD_NOTE = (
     "± is half the range of two runs, the standard deviation of more; perplexities are of runs "
@@ -126,7 +131,8 @@ def evaluations_table(results: Sequence[Result]) -> Table:
             }
             if not figures:
                 continue
-            valid, test = (figures.get((split, "published")) for split in ("valid", "test"))
+            key = "perplexity" if kind in PREDICTED_ONLY else "published"
+            valid, test = (figures.get((split, key)) for split in ("valid", "test"))
             rows.append(
                 [
                     each.name,
@@ -138,7 +144,8 @@ def evaluations_table(results: Sequence[Result]) -> Table:
                     _less(valid, test, PAPER.get(f"{each.recipe}+{kind}")),
                 ]
             )
-    return Table.of(columns(names), rows, _paper_notes(rows, names.index("paper")))
+    notes = _paper_notes(rows, names.index("paper"), ADAPTIVE_NOTE)
+    return Table.of(columns(names), rows, notes)
 
 
 def grouped(results: Sequence[Result]) -> dict[tuple[str | None, str], list[Result]]:
@@ -188,9 +195,9 @@ def _less(valid: float | None, test: float | None, paper: Perplexities | None) -
     return " / ".join(numbers.change(ours - theirs) for ours, theirs in pairs if ours is not None)
 
 
-def _paper_notes(table: Sequence[Sequence[str]], paper: int) -> list[str]:
+def _paper_notes(table: Sequence[Sequence[str]], paper: int, gap_note: str = GAP_NOTE) -> list[str]:
     """What the columns ``paper`` and ``gap`` mean, where anything stands in them."""
-    notes = [GAP_NOTE] if any(row[paper + 1] for row in table) else []
+    notes = [gap_note] if any(row[paper + 1] for row in table) else []
     return [*notes, TUNED_NOTE] if any(row[paper].endswith(" ft") for row in table) else notes
 
 
