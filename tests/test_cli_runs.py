@@ -1,5 +1,6 @@
 """The commands around runs, from a text to a report: what they print, write and refuse."""
 
+import errno
 import importlib
 import inspect
 import io
@@ -7,6 +8,7 @@ import json
 import os
 import random
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from typer.testing import CliRunner
 from drill import cli
 from drill.build import load_run
 from drill.evaluation.dynamic import dynamic_perplexity
-from drill.evaluation.gradients import gradient_statistics
+from drill.evaluation.gradients import Statistics, gradient_statistics
 from drill.recipes import recipe_names
 
 RECIPE = """
@@ -165,6 +167,80 @@ def test_evaluate_searches_on_validation_only(drill, kind):
     assert f"{kind[2:]} test" in out
 
 
+def test_the_statistics_of_dynamic_evaluation_have_its_segments(drill, place):
+    for every in (20, 5):
+        words = ("--dynamic", "--every", str(every), "--split", "test", "--device", "cpu")
+        assert drill("evaluate", "runs/tiny", *words)[0] == 0
+        kept = Statistics.load(place / "runs/tiny/dynamic.safetensors")
+        assert kept.text.endswith(f"in {every}s")
+        assert kept.batches == -(-17 // every)  # 1,800 tokens in 100 columns
+
+
+def test_a_stopped_search_says_that_it_goes_on(drill, monkeypatch):
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    module = importlib.import_module("drill.cli.evaluate")
+    monkeypatch.setattr(module, "dynamic_search", stopped)
+    code, out, err = drill("evaluate", "runs/tiny", "--dynamic", "--search", "--device", "cpu")
+    assert (code, out) == (130, "")
+    assert err == "stopped; every setting that was tried is kept, the same command goes on\n"
+
+
+def test_evaluate_records_the_precision_it_used(drill, place):
+    """Autocast reaches the cache; the steps of dynamic evaluation are never taken in bfloat16."""
+    shutil.copytree(place / "runs/tiny", place / "runs/coarse")
+    path = place / "runs/coarse/recipe.toml"
+    path.write_text(path.read_text().replace('precision = "tf32"', 'precision = "bfloat16"'))
+
+    def row(kind: str, *words: str) -> dict:
+        words = ("evaluate", "runs/coarse", kind, "--split", "test", "--json", *words)
+        code, out, err = drill(*words, "--device", "cpu")
+        assert code == 0, err
+        return json.loads(out)
+
+    coarse, exact = row("--cache"), row("--cache", "--precision", "float32")
+    assert (coarse["precision"], exact["precision"]) == ("bfloat16", "float32")
+    assert coarse["loss"] != exact["loss"]
+    wide, exact = row("--dynamic"), row("--dynamic", "--precision", "float32")
+    assert (wide["precision"], exact["precision"]) == ("tf32", "float32")
+    assert wide["loss"] == exact["loss"]  # a CPU has no tf32
+
+
+def test_the_published_cache_has_the_chunks_it_is_told(drill):
+    def row(*words: str) -> dict:
+        words = ("evaluate", "runs/tiny", "--cache", "--split", "test", "--json", *words)
+        return json.loads(drill(*words, "--window", "20", "--device", "cpu")[1])
+
+    assert row("--chunk", "30")["loss"] == pytest.approx(row()["loss"], rel=1e-6)
+    published = row("--published", "--chunk", "30")
+    assert published["chunk"] == 30
+    assert published["loss"] != pytest.approx(row("--published")["loss"], rel=1e-6)
+
+
+def test_a_full_disk_does_not_take_an_evaluation_away(drill, place, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    held = place / "runs/tiny/evaluations.jsonl"
+    drill("evaluate", "runs/tiny", "--split", "test", "--device", "cpu")
+    before = held.read_bytes()
+    monkeypatch.setattr(os, "fsync", full)
+    code, out, err = drill("evaluate", "runs/tiny", "--split", "test", "--device", "cpu")
+    assert code == 1
+    assert out.startswith("plain test   perplexity ")
+    assert err == (
+        "drill: runs/tiny/evaluations.jsonl: cannot be written (No space left on device; 1 KiB are "
+        "needed), so this result is not kept; make room and evaluate again\n"
+    )
+    assert held.read_bytes() == before
+    words = ("--dynamic", "--every", "7", "--split", "test", "--device", "cpu")
+    code, _, err = drill("evaluate", "runs/tiny", *words)
+    assert code == 1
+    assert err.startswith("drill: runs/tiny/dynamic.safetensors: cannot be written (No space left")
+    assert " KiB are needed)" in err
+
+
 @pytest.mark.parametrize("kind", ["dynamic", "cache"])
 def test_a_search_reads_the_validation_text(drill, monkeypatch, kind):
     module = importlib.import_module("drill.cli.evaluate")
@@ -232,6 +308,28 @@ def test_evaluate_writes_the_loss_of_every_token(drill, place):
         (["evaluate", "runs/tiny", "--search"], "add one of them"),
         (["evaluate", "runs/tiny", "--lr", "1"], "--lr: says something about --dynamic"),
         (["evaluate", "runs/tiny", "--cache", "--batch-size", "2"], "--cache reads one column"),
+        (
+            ["evaluate", "runs/tiny", "--dynamic", "--search", "--lr", "0.5"],
+            "--lr: is what --search looks for",
+        ),
+        (
+            ["evaluate", "runs/tiny", "--dynamic", "--search", "--pull", "0.5"],
+            "--pull: is what --search looks for",
+        ),
+        (
+            ["evaluate", "runs/tiny", "--cache", "--search", "--theta", "0.5"],
+            "--theta: is what --search looks for",
+        ),
+        (
+            ["evaluate", "runs/tiny", "--cache", "--search", "--share", "0.5"],
+            "--share: is what --search looks for",
+        ),
+        (["evaluate", "runs/tiny", "--dynamic", "--limit", "50"], "--limit: bounds what --search"),
+        (["evaluate", "runs/tiny", "--chunk", "50"], "--chunk: says something about --cache"),
+        (
+            ["evaluate", "runs/tiny", "--dynamic", "--precision", "bfloat16"],
+            "--precision bfloat16: is too coarse for the steps of --dynamic",
+        ),
         (["report"], "name folders of runs"),
         (["evaluate", "runs/tiny", "--losses", "x.npy"], "needs one --split"),
         (["evaluate", "runs/tiny", "--cache", "--share", "7"], "7"),

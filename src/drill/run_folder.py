@@ -5,6 +5,7 @@
     subwords.json         in its place for a translator: pieces of words, of both languages
     environment.json      versions, device, commit, seed
     metrics.jsonl         one line an epoch, and one for the test at the end
+    evaluations.jsonl     what `drill evaluate` found since
     best.safetensors      the weights with the lowest validation loss
     averaged.safetensors  the mean of a translator's last weights, where that is better still
     last/                 what an exact resume needs
@@ -25,7 +26,7 @@ from typing import Any
 from torch import Tensor
 
 from drill import checkpoint
-from drill.data.files import remove_parts, write_whole
+from drill.data.files import NotWritten, remove_parts, write_whole
 
 logger = logging.getLogger("drill")
 
@@ -46,6 +47,7 @@ class RunFolder:
         self.subwords = self.path / "subwords.json"
         self.environment = self.path / "environment.json"
         self.metrics = self.path / "metrics.jsonl"
+        self.evaluations = self.path / "evaluations.jsonl"
         self.best = self.path / "best.safetensors"
         self.averaged = self.path / "averaged.safetensors"
         self.last = self.path / "last" / "checkpoint.safetensors"
@@ -89,11 +91,9 @@ class RunFolder:
     def write_text(self, path: Path, text: str) -> None:
         content = text.encode("utf-8")
         try:
-            write_whole(path, lambda stream: _write(stream, content))
-        except OSError as error:
-            raise RunFolderError(
-                f"{path}: cannot be written ({error.strerror}); make room or choose another folder"
-            ) from None
+            write_whole(path, content)
+        except NotWritten as error:
+            raise RunFolderError(str(error)) from None
 
     def working_folder(self) -> str | None:
         """The folder in which the run was trained; None where its environment does not tell."""
@@ -111,11 +111,10 @@ class RunFolder:
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Add a line to ``metrics.jsonl``; it is on disk when this returns."""
-        line = json.dumps({key: _json_number(value) for key, value in row.items()})
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            with self.metrics.open("a", encoding="utf-8") as stream:
-                stream.write(line + "\n")
+            with self.metrics.open("ab") as stream:
+                stream.write(_line(row))
                 stream.flush()
                 os.fsync(stream.fileno())
         except OSError as error:
@@ -124,6 +123,26 @@ class RunFolder:
                 "same command: it goes on from the last checkpoint"
             ) from None
         self._show_in_tensorboard(row)
+
+    def keep_evaluation(self, row: Mapping[str, Any]) -> None:
+        """Add a line to ``evaluations.jsonl``, whole or not at all."""
+        line = _line(row)
+        try:
+            with self.evaluations.open("ab", buffering=0) as stream:
+                size, left = stream.tell(), memoryview(line)
+                try:
+                    while left:
+                        left = left[stream.write(left) :]
+                    os.fsync(stream.fileno())
+                except OSError:
+                    stream.truncate(size)
+                    raise
+        except OSError as error:
+            lost = NotWritten(self.evaluations, error, len(line))
+            raise RunFolderError(
+                f"{self.evaluations}: cannot be written ({lost.strerror}{lost.room}), so this "
+                "result is not kept; make room and evaluate again"
+            ) from None
 
     def metrics_size(self) -> int:
         return self.metrics.stat().st_size if self.metrics.exists() else 0
@@ -193,13 +212,14 @@ class RunFolder:
         return checkpoint.load(self.last) if self.last.exists() else None
 
 
+def _line(row: Mapping[str, Any]) -> bytes:
+    text = json.dumps({key: _json_number(value) for key, value in row.items()})
+    return text.encode("utf-8") + b"\n"
+
+
 def _json_number(value: Any) -> Any:
     """JSON has no NaN and no infinity: they are written as strings."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _write(stream: Any, content: bytes) -> None:
-    stream.write(content)
 
 
 def _lock(handle: int) -> bool:

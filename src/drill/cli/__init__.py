@@ -17,6 +17,7 @@ from drill.cli.texts import generate, score
 from drill.cli.train import finetune, recipes, train
 from drill.cli.translate import translate
 from drill.data import DataError
+from drill.data.files import NotWritten
 from drill.recipes import SettingsError
 from drill.report.runs import ReportError
 from drill.run_folder import RunFolderError
@@ -51,6 +52,7 @@ USER_ERRORS = (
     CheckpointError,
     DataError,
     Diverged,
+    NotWritten,
     ReportError,
     RunFolderError,
     SettingsError,

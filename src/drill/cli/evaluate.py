@@ -2,11 +2,11 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -42,7 +42,8 @@ class Split(StrEnum):
 
 
 OF_DYNAMIC = ("lr", "pull", "epsilon", "every", "limit")
-OF_CACHE = ("window", "theta", "share", "published")
+OF_CACHE = ("window", "theta", "share", "published", "chunk")
+SEARCHED = ("lr", "pull", "theta", "share")
 OF_TEXTS = ("dynamic", "cache", "search", "batch_size", "losses", *OF_DYNAMIC, *OF_CACHE)
 OF_TRANSLATORS = ("beam", "length_penalty")
 
@@ -64,7 +65,9 @@ def evaluate(
     lr: Annotated[float, typer.Option(help="Of --dynamic: length of the steps.")] = 5e-5,
     pull: Annotated[float, typer.Option(help="Of --dynamic: pull to the start.")] = 0.002,
     epsilon: Annotated[float, typer.Option(help="Of --dynamic: bounds rare steps.")] = 2e-5,
-    every: Annotated[int, typer.Option(min=1, help="Of --dynamic: tokens a step.")] = 5,
+    every: Annotated[
+        int, typer.Option(min=1, help="Of --dynamic: tokens a step, in its statistics too.")
+    ] = 5,
     limit: Annotated[
         int, typer.Option(min=10, help="Of --dynamic --search: tokens of validation read.")
     ] = 30_000,
@@ -74,6 +77,9 @@ def evaluate(
     published: Annotated[
         bool, typer.Option("--published", help="Of --cache: skip what the released code skips.")
     ] = False,
+    chunk: Annotated[
+        int, typer.Option(min=1, help="Of --cache: tokens at a time; --published skips by it.")
+    ] = 2000,
     losses: Annotated[
         Path | None,
         typer.Option(help="Write -log p of every token to this .npy file; needs one --split."),
@@ -96,9 +102,9 @@ def evaluate(
     also go to RUN/evaluations.jsonl.
     """
     translator = task_of(run) == TRANSLATION
-    for name in OF_TEXTS if translator else OF_TRANSLATORS:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
+    given = [name for name in context.params if _is_given(context, name)]
+    for name in given:
+        if name in (OF_TEXTS if translator else OF_TRANSLATORS):
             kind = "language models" if translator else "translators"
             raise SettingsError(f"--{name.replace('_', '-')}: is for {kind}, which {run} is not")
     if translator:
@@ -113,41 +119,63 @@ def evaluate(
                 quiet=quiet,
             )
         return
-    for needed, given, names in (("dynamic", dynamic, OF_DYNAMIC), ("cache", cache, OF_CACHE)):
-        for name in names:
-            source = context.get_parameter_source(name)
-            if not given and source is not None and source.name == "COMMANDLINE":
-                raise SettingsError(f"--{name}: says something about --{needed}; add that")
-    if dynamic and cache:
-        raise SettingsError("--dynamic and --cache: choose one of them")
-    if search and not (dynamic or cache):
-        raise SettingsError("--search: tunes --dynamic or --cache; add one of them")
-    if batch_size is not None and (dynamic or cache):
-        raise SettingsError(
-            f"--batch-size: --{'dynamic' if dynamic else 'cache'} reads one column; leave it out"
-        )
     splits = split or [Split.valid, Split.test]
-    if losses is not None and (len(splits) != 1 or dynamic or cache):
-        raise SettingsError("--losses: needs one --split, and neither --dynamic nor --cache")
+    _refuse_what_is_not_used(given, splits, precision)
     held = loaded(run, weights, device)
     chosen: Any = precision.value if precision else held.settings.training["precision"]
+    if dynamic and chosen == Precision.bfloat16:
+        chosen = Precision.tf32.value  # its steps are too small for bfloat16
     where = torch.device(next(held.model.parameters()).device)
     with products(chosen, where) as autocast, told():
         if dynamic:
             rows = _dynamic(held, splits, search, lr, pull, epsilon, every, limit, quiet)
         elif cache:
-            rows = _cached(held, splits, search, window, theta, share, published, quiet)
+            cached = Cached(window, theta, share, published, chunk)
+            rows = _cached(held, splits, search, cached, autocast, quiet)
         else:
             rows = _plain(held, splits, batch_size, autocast, losses, quiet)
         for row in rows:
             row = {"run": str(run), "weights": held.weights, "precision": chosen, **row}
-            _keep(held, row)
             if as_json:
                 typer.echo(json.dumps(row))
             else:
                 console().print(_line(row), soft_wrap=True)
+            held.folder.keep_evaluation(row)  # printed first: a full disk takes nothing away
         if (dynamic or cache) and not as_json:
             _tell_of_columns(held, splits)
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _refuse_what_is_not_used(
+    given: Sequence[str], splits: Sequence[Split], precision: Precision | None
+) -> None:
+    """An option of the command line that would change nothing is a mistake."""
+    for needed, names in (("dynamic", OF_DYNAMIC), ("cache", OF_CACHE)):
+        for name in given:
+            if name in names and needed not in given:
+                raise SettingsError(f"--{name}: says something about --{needed}; add that")
+    kinds = [name for name in ("dynamic", "cache") if name in given]
+    if len(kinds) == 2:
+        raise SettingsError("--dynamic and --cache: choose one of them")
+    if "search" in given and not kinds:
+        raise SettingsError("--search: tunes --dynamic or --cache; add one of them")
+    if "batch_size" in given and kinds:
+        raise SettingsError(f"--batch-size: --{kinds[0]} reads one column; leave it out")
+    for name in SEARCHED:
+        if name in given and "search" in given:
+            raise SettingsError(f"--{name}: is what --search looks for; leave one of them out")
+    if "limit" in given and "search" not in given:
+        raise SettingsError("--limit: bounds what --search reads; add that")
+    if "losses" in given and (len(splits) != 1 or kinds):
+        raise SettingsError("--losses: needs one --split, and neither --dynamic nor --cache")
+    if precision is Precision.bfloat16 and "dynamic" in kinds:
+        raise SettingsError(
+            "--precision bfloat16: is too coarse for the steps of --dynamic; choose float32 or tf32"
+        )
 
 
 def _plain(
@@ -193,21 +221,29 @@ def _dynamic(
     start = time.monotonic()
     with Counter("gradient statistics", quiet) as progress:
         statistics = gradient_statistics(
-            run.model, run.ids.train, progress=progress, file=folder / "dynamic.safetensors"
+            run.model,
+            run.ids.train,
+            bptt=every,
+            progress=progress,
+            file=folder / "dynamic.safetensors",
         )
     settings = {"lr": lr, "lamb": pull}
     if search:
-        with Counter("search on validation", quiet) as progress:
-            best = dynamic_search(
-                run.model,
-                run.ids.valid,
-                statistics,
-                epsilon=epsilon,
-                bptt=every,
-                limit=limit,
-                file=folder / "dynamic-search.json",
-                progress=progress,
-            ).best
+        try:
+            with Counter("search on validation", quiet) as progress:
+                best = dynamic_search(
+                    run.model,
+                    run.ids.valid,
+                    statistics,
+                    epsilon=epsilon,
+                    bptt=every,
+                    limit=limit,
+                    file=folder / "dynamic-search.json",
+                    progress=progress,
+                ).best
+        except KeyboardInterrupt:
+            note("stopped; every setting that was tried is kept, the same command goes on")
+            raise
         settings = dict(best.settings)
         note(f"search: lr {settings['lr']:g}, pull {settings['lamb']:g}")
     for split in splits:
@@ -228,19 +264,29 @@ def _dynamic(
         start = time.monotonic()
 
 
+class Cached(NamedTuple):
+    """The options of --cache."""
+
+    window: int
+    theta: float
+    share: float
+    published: bool
+    chunk: int
+
+
 def _cached(
     run: Run,
     splits: list[Split],
     search: bool,
-    window: int,
-    theta: float,
-    share: float,
-    published: bool,
+    options: Cached,
+    autocast: torch.dtype | None,
     quiet: bool,
 ) -> Iterator[dict[str, Any]]:
+    window, theta, share, published, chunk = options
+    common: dict[str, Any] = {"window": window, "bptt": chunk, "autocast": autocast}
     if search:
         with Counter("search on validation", quiet) as progress:
-            best = cache_search(run.model, run.ids.valid, window=window, progress=progress).best
+            best = cache_search(run.model, run.ids.valid, **common, progress=progress).best
         theta, share = best.settings["theta"], best.settings["lamb"]
         note(f"search: theta {theta:g}, share {share:g}")
     for split in splits:
@@ -249,13 +295,14 @@ def _cached(
             found = cache_perplexity(
                 run.model,
                 getattr(run.ids, split),
-                window=window,
                 theta=theta,
                 lamb=share,
                 published=published,
+                **common,
                 progress=progress,
             )
         chosen = {"window": window, "theta": theta, "share": share, "as_published": published}
+        chosen |= {"chunk": chunk} if published else {}
         yield _row("cache", split, found, start, chosen)
 
 
@@ -308,8 +355,3 @@ def _tell_of_columns(run: Run, splits: list[Split]) -> None:
 def _plain_batch_size(run: Run, split: Split) -> int:
     name = "test_batch_size" if split is Split.test else "valid_batch_size"
     return int(run.settings.training[name])
-
-
-def _keep(run: Run, row: dict[str, Any]) -> None:
-    with (run.folder.path / "evaluations.jsonl").open("a", encoding="utf-8") as stream:
-        stream.write(json.dumps(row) + "\n")

@@ -14,7 +14,6 @@ from drill.data.parallel_text import ParallelText
 from drill.evaluation.translated import translated
 from drill.precision import products
 from drill.recipes import SettingsError
-from drill.report.runs import EVALUATIONS
 from drill.translation import Search
 
 
@@ -70,12 +69,11 @@ def evaluate_translation(
             **search,
             "seconds": round(time.monotonic() - start, 3),
         }
-        with (run.folder.path / EVALUATIONS).open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(row) + "\n")
         if as_json:
             typer.echo(json.dumps(row))
         else:
             console().print(_line(row), soft_wrap=True)
+        run.folder.keep_evaluation(row)
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -19,7 +19,7 @@ GAP_NOTE = (
 )
 ADAPTIVE_NOTE = (
     "Paper and gap are of validation / test; the gap is ours less the paper's. Ours are divided as "
-    "the published ones are: with a cache by all tokens, in dynamic evaluation by the predicted ones."
+    "the published ones are: with a cache by all tokens, in dynamic evaluation by those predicted."
 )
 PREDICTED_ONLY = ("dynamic",)  # kinds whose published figures divide by N - 1
 TUNED_NOTE = "ft: the paper has this model finetuned only, which is no fair comparison."
