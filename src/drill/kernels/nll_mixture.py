@@ -21,6 +21,7 @@ Shapes: N tokens, K experts, V labels, k width; R = K times the tokens of a chun
 
 import functools
 import logging
+from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
@@ -30,7 +31,6 @@ from drill.kernels.nll import (
     DEFAULT_MEMORY,
     Implementation,
     Reduction,
-    check_head,
     choose,
     compute_dtype,
     nll,
@@ -38,12 +38,15 @@ from drill.kernels.nll import (
     refuse_second_derivatives,
     require_triton,
 )
+from drill.kernels.nll_checks import check_head
 from drill.kernels.nll_chunked import add_product, engine_named, padded_weight, wants_gradients
 from drill.kernels.nll_plan import ROW_BYTES, Settings, aligned
 
-CHUNK_ELEMENTS = {"cpu": 2**21, "cuda": 2**28}
+CHUNK_ELEMENTS = {"cpu": 2**22, "cuda": 2**28}
 """Logits of a chunk at most. Every chunk reads and writes the sums of the labels' gradient, so
 chunks are larger than where a chunk completes its labels."""
+SLICE_ELEMENTS = {"cpu": 2**19, "cuda": 2**40}
+"""Logits of a slice at most: what a product leaves in the cache and the pass finds there."""
 MIN_ROWS = 256
 """With fewer rows in a chunk, those sums would cost more than the products."""
 WIDTH_ALIGN = {"cpu": 1, "cuda": 16}
@@ -132,7 +135,7 @@ def tokens_at_once(
     kept = tokens * experts * (width * size + ROW_BYTES) + labels * columns * (size + exact)
     room = (settings.memory - kept) // (experts * (labels * logit + columns * operands))
     least = -(-MIN_ROWS // experts)
-    most = CHUNK_ELEMENTS.get(weight.device.type, CHUNK_ELEMENTS["cuda"]) // (experts * labels)
+    most = _at_most(CHUNK_ELEMENTS, weight, experts * labels)
     at_once = min(max(least, most), room, max(1, tokens))
     if at_once < min(least, max(1, tokens)):
         return 0
@@ -143,10 +146,10 @@ def tokens_at_once(
 class Passes(Protocol):
     """What a chunk needs beside its products."""
 
-    def errors(self, logits: Tensor, labels: int, targets: Tensor, experts: int) -> Tensor:
+    def errors(self, logits: Tensor, labels: int, targets: Tensor, each: Tensor) -> None:
         """logits (R, V padded with 0) become softmax - onehot in place, the padding stays 0.
 
-        The losses (R,) are returned; one of a target that is no label is NaN.
+        ``each`` (R,) becomes their losses, NaN where a target (tokens,) is no label.
         """
 
     def mix(
@@ -166,8 +169,8 @@ class Passes(Protocol):
 class TorchPasses:
     """The passes in plain PyTorch."""
 
-    def errors(self, logits: Tensor, labels: int, targets: Tensor, experts: int) -> Tensor:
-        logits = logits[:, :labels]
+    def errors(self, logits: Tensor, labels: int, targets: Tensor, each: Tensor) -> None:
+        logits, experts = logits[:, :labels], each.shape[0] // targets.shape[0]
         wide = torch.promote_types(logits.dtype, torch.float32)
         log_p = torch.log_softmax(logits, 1, dtype=wide)
         known = ((targets >= 0) & (targets < labels)).repeat_interleave(experts)
@@ -175,7 +178,7 @@ class TorchPasses:
         hit = torch.where(known, log_p.gather(1, column)[:, 0], torch.nan)
         errors = log_p.exp_().scatter_add_(1, column, -known[:, None].to(wide))
         logits.copy_(errors)
-        return -hit
+        each.copy_(-hit)
 
     def mix(
         self,
@@ -232,31 +235,35 @@ def _sweep(
     labels, width = weight.shape
     w = _with_bias(weight, bias, dtype)  # (V padded, k and the bias)
     columns = slice(0 if for_weight else width, w.shape[1] if for_bias else width)
-    logits = w.new_empty((at_once * experts, w.shape[0]))
-    padded = w.new_ones((at_once * experts, w.shape[1])) if bias is not None else None
+    height = at_once * experts
+    logits = w.new_empty((height, w.shape[0]))
+    each = w.new_empty(height, dtype=exact)
+    padded = w.new_ones((height, w.shape[1])) if bias is not None else None
     losses = contexts.new_empty(tokens, dtype=exact)
     gamma = contexts.new_empty((tokens, experts), dtype=exact)
     context_sums = contexts.new_empty(contexts.shape, dtype=dtype) if for_contexts else None
     label_sums = operand = None
     if for_weight or for_bias:
         label_sums = w.new_empty((w.shape[0], columns.stop - columns.start), dtype=exact)
-        operand = w.new_empty((at_once * experts, label_sums.shape[1]))
+        operand = w.new_empty((height, label_sums.shape[1]))
         if tokens == 0:
             label_sums.zero_()
-    for top in range(0, tokens, at_once):
-        some = slice(top, min(tokens, top + at_once))
+    in_cache = _at_most(SLICE_ELEMENTS, contexts, experts * w.shape[0])
+    for some in _spans(tokens, at_once):
         here = slice(some.start * experts, some.stop * experts)
         count = here.stop - here.start
         rows, errors = contexts[here].to(dtype), logits[:count]
         if padded is not None:
             padded[:count, :width] = rows  # and 1 where w has the bias
             rows = padded[:count]
-        torch.mm(rows, w.t(), out=errors)
-        each = passes.errors(errors, labels, targets[some], experts)
+        for few in _spans(some.stop - some.start, in_cache):
+            part = slice(few.start * experts, few.stop * experts)
+            torch.mm(rows[part], w.t(), out=errors[part])
+            passes.errors(errors[part], labels, targets[some][few], each[part])
         scaled = None if operand is None else operand[:count]
         passes.mix(
             log_prior[some],
-            each,
+            each[:count],
             targets[some],
             settings.ignore_index,
             rows[:, columns],
@@ -267,8 +274,17 @@ def _sweep(
         if context_sums is not None:
             torch.mm(errors, w[:, :width], out=context_sums[here])
         if label_sums is not None and scaled is not None:
-            add_product(label_sums, errors.t(), scaled, add=top > 0)
+            add_product(label_sums, errors.t(), scaled, add=some.start > 0)
     return Swept(losses, gamma, context_sums, label_sums)
+
+
+def _spans(count: int, step: int) -> Iterator[slice]:
+    return (slice(start, min(count, start + step)) for start in range(0, count, step))
+
+
+def _at_most(elements: dict[str, int], tensor: Tensor, each: int) -> int:
+    """Tokens of ``each`` elements on the tensor's device, at least one."""
+    return max(1, elements.get(tensor.device.type, elements["cuda"]) // each)
 
 
 def _with_bias(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
