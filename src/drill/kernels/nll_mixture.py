@@ -92,7 +92,7 @@ def mixture_nll(
         loss = _OneSweep.apply(
             reduction,
             log_prior.reshape(tokens, experts),
-            contexts.reshape(tokens * experts, contexts.shape[-1]),
+            contexts.reshape(tokens * experts, contexts.shape[-1]).contiguous(),
             weight,
             bias,
             targets.reshape(-1).contiguous(),
