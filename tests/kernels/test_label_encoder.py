@@ -6,10 +6,12 @@ import itertools
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 from drill.kernels import label_encoder
 from drill.kernels import nll as module
 from drill.kernels.label_encoder import choose_encoder
+from drill.kernels.nll import Choice
 from drill.layers import DeepResidual
 
 interpreted = pytest.mark.skipif(
@@ -290,3 +292,65 @@ def test_repeats_bit_by_bit(products, locked, dtype, multiply):
     layer = layer.to(dtype)
     first, second = (solve(layer, "triton", masks, grad) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def pruned(layer: DeepResidual) -> None:
+    prune.l1_unstructured(layer.maps[1].linear, "weight", 0.5)
+
+
+class Adapter(nn.Linear):
+    """Stands for what fine-tuning puts in the place of a linear map."""
+
+
+def adapted(layer: DeepResidual) -> None:
+    layer.maps[1].linear = Adapter(8, 8)
+
+
+def watched(layer: DeepResidual) -> None:
+    layer.maps[1].linear.register_full_backward_hook(lambda *_: None)
+
+
+def watched_before(layer: DeepResidual) -> None:
+    layer.maps[1].register_full_backward_pre_hook(lambda *_: None)
+
+
+def replaced(layer: DeepResidual) -> None:
+    layer.maps[1].linear.forward = torch.nn.functional.relu
+
+
+def unlike(layer: DeepResidual) -> None:
+    layer.maps[1].activation = "relu"
+
+
+def frozen(layer: DeepResidual) -> None:
+    layer.maps[1].eval()
+
+
+def unbiased(layer: DeepResidual) -> None:
+    layer.maps[1].linear.bias = None
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (pruned, "map 1 has hooks"),
+        (adapted, "the linear part of map 1 is of type Adapter"),
+        (watched, "map 1 has hooks"),
+        (watched_before, "map 1 has hooks"),
+        (replaced, "map 1 has hooks"),
+        (unlike, "map 1 has other settings than map 0"),
+        (frozen, "map 1 has other settings than map 0"),
+        (unbiased, "map 1 has other settings than map 0"),
+    ],
+)
+def test_maps_that_must_be_called_are_called(change, why, monkeypatch):
+    layer = build(4, 8, depth=2)
+    change(layer)
+    layer.encoder = "triton"
+    with pytest.raises(ValueError, match=rf'{why}.*; use encoder="auto"'):
+        layer.labels()
+    layer.encoder = "auto"
+    fused = Choice("triton", "as on a GPU")
+    monkeypatch.setattr("drill.layers.deep_residual.choose_encoder", lambda *_: fused)
+    monkeypatch.setattr(DeepResidual, "_fused", lambda *_: pytest.fail("the maps were passed by"))
+    layer.labels()

@@ -150,3 +150,15 @@ def test_a_compiled_loss_is_one_graph_by_default_and_for_every_length():
     for N in range(2, 12):
         step(torch.randn(N, 8, requires_grad=True), weight, torch.randint(40, (N,)))
     assert counter.frame_count <= 2  # one for a fixed length, one for all others
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_whole_path_counts_every_copy_it_makes(dtype):
+    N, V, k = 300, 128, 64
+    hidden = torch.empty(N, k, dtype=dtype, device="meta")
+    logits, tokens = 2 * N * V, nll_plan.ROW_BYTES * N
+    casts = 0 if dtype == torch.bfloat16 else 2 * (N + V) * k  # of hidden and of weight
+    for spare, fits in ((0, True), (-1, False)):
+        memory = logits + tokens + casts + spare
+        settings = nll_plan.Settings(-100, 0.0, torch.bfloat16, "triton", memory)
+        assert nll_plan.fits_whole(hidden, V, settings) is fits

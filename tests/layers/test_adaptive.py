@@ -13,6 +13,7 @@ from drill.layers import (
     FullSoftmax,
     MixtureOfSoftmaxes,
     NotFoldable,
+    StaleLabels,
     TiedSoftmax,
 )
 from tests.layers.table import V, batch, every_matrix_case, gradients, make
@@ -522,3 +523,76 @@ def test_on_a_gpu_it_agrees_with_the_cpu(targets, impl):
     for key, grad in gradients(found, layer, remote).items():
         torch.testing.assert_close(grad.cpu(), expected[key])
     assert layer.nll(remote, targets.cuda() + V, impl=impl, check=False).isnan()
+
+
+# -- masked labels ------------------------------------------------------------------------------
+
+
+@RANKINGS
+def test_a_cluster_masked_as_a_whole_has_no_mass(counts):
+    layer = adaptive("tied", counts=counts)
+    hidden, _ = batch(layer, 4)
+    gone = layer.ranking.labels_of(torch.arange(3, 7))  # all of the first cluster
+    with torch.no_grad():
+        layer.bias[gone] = -torch.inf
+    log_probs = layer.log_probs(hidden)
+    assert (log_probs[:, gone] == -torch.inf).all()
+    torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(4, dtype=torch.float64))
+    targets = layer.ranking.labels_of(torch.tensor([0, 2, 7, 10]))
+    losses = layer.nll(hidden, targets, reduction="none")
+    torch.testing.assert_close(losses, -log_probs.gather(1, targets[:, None])[:, 0])
+    assert all(x.isfinite().all() for x in gradients(losses.sum(), layer, hidden).values())
+
+
+def test_one_masked_label_leaves_its_cluster_its_mass():
+    layer = adaptive("tied")
+    hidden, _ = batch(layer, 4)
+    before = layer.log_probs(hidden).exp()[:, 3:7].sum(-1)
+    with torch.no_grad():
+        layer.bias[4] = -torch.inf
+    torch.testing.assert_close(layer.log_probs(hidden).exp()[:, 3:7].sum(-1), before)
+
+
+# -- cached_labels ------------------------------------------------------------------------------
+
+
+def test_cached_labels_are_mapped_by_their_cluster_once():
+    layer = adaptive(reduction_factor=2.0, counts=COUNTS)
+    hidden, _ = batch(layer, 4)
+    calls = []
+    for B in layer.label_maps:
+        B.register_forward_hook(lambda *_: calls.append(1))
+    with torch.no_grad(), layer.cached_labels():
+        for _ in range(3):
+            layer.log_probs(hidden)
+    assert len(calls) == len(layer.label_maps)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda layer: layer.cluster_weight.data.add_(1),
+        lambda layer: layer.cluster_bias.data.add_(1),
+        lambda layer: layer.label_maps[1].weight.data.add_(1),
+        lambda layer: layer.ranking.ids[:2].copy_(layer.ranking.ids[:2].flip(0)),
+        lambda layer: setattr(layer, "cutoffs", (2, 7)),
+        lambda layer: layer.bias.data.add_(1),
+    ],
+    ids=["cluster_weight", "cluster_bias", "label_maps", "ranking", "cutoffs", "bias"],
+)
+def test_what_the_cached_clusters_were_made_of_may_not_change(change):
+    layer = adaptive(reduction_factor=2.0, counts=COUNTS)
+    hidden, _ = batch(layer, 4)
+    with torch.no_grad(), layer.cached_labels():
+        layer.log_probs(hidden)
+        change(layer)
+        with pytest.raises(StaleLabels):
+            layer.log_probs(hidden)
+
+
+def test_a_copy_made_while_clusters_are_cached_is_free():
+    layer = adaptive()
+    hidden, targets = batch(layer, 4)
+    with torch.no_grad(), layer.cached_labels():
+        double = copy.deepcopy(layer)
+    double.nll(hidden, targets).backward()

@@ -23,6 +23,7 @@ from tests.kernels.test_nll_bounds import Allocations
 from tests.layers.table import (
     CASES,
     ONE_EACH,
+    WRAPPERS,
     V,
     batch,
     drawing,
@@ -396,3 +397,28 @@ def test_a_smoothed_mixture_stays_within_its_memory():
     with Allocations() as allocations:
         layer.nll(hidden, targets, label_smoothing=0.1, memory=2**20).backward()
     assert allocations.peak < 3 * 2**20  # one block of all rows would take 13 MiB
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_a_wrapper_gives_the_labels_bias_and_contexts_of_its_layer(name):
+    layer = make(name)
+    inner = layer.layer
+    assert layer.bias is inner.bias
+    rows = torch.tensor([2, 0])
+    assert torch.equal(layer.labels(), inner.labels())
+    assert torch.equal(layer.labels(rows), inner.labels(rows))
+    hidden, _ = batch(layer, 3)
+    if isinstance(layer, MixtureOfSoftmaxes):
+        with pytest.raises(NotFoldable, match=r"contexts.*expert_contexts\(hidden\)"):
+            layer.context(hidden)
+    else:
+        assert torch.equal(layer.context(hidden), inner.context(hidden))
+
+
+def test_a_layer_says_whether_its_labels_are_encoded_already():
+    layer = make("deep residual 2")
+    for hold in (layer.cached_labels, layer.shared_labels):
+        assert not layer.holds_labels
+        with hold():
+            assert layer.holds_labels
+    assert not layer.holds_labels

@@ -234,7 +234,7 @@ def test_an_unknown_encoder():
         DeepResidual(E, encoder="fast")
 
 
-@pytest.mark.parametrize("value", [0.0, -0.1, float("nan"), float("inf")])
+@pytest.mark.parametrize("value", [0.0, -0.1, float("nan"), float("inf"), "x", None, True])
 @pytest.mark.parametrize(
     "build",
     [
@@ -246,7 +246,7 @@ def test_an_unknown_encoder():
     ],
 )
 def test_an_init_range_that_is_no_range(build, value):
-    with one_sentence(ValueError, "init_range", "positive finite", value):
+    with one_sentence(ValueError, "init_range", "positive finite", repr(value)):
         build(E, init_range=value)
 
 
@@ -364,6 +364,13 @@ def test_resizing_beyond_the_descriptions():
     layer = make("tied over descriptions")
     with one_sentence(ValueError, f"{V} labels", V + 2, "extend"):
         layer.resize(V + 2)
+    with one_sentence(ValueError, f"{V} labels", V - 2, "truncate"):
+        layer.resize(V - 2)
+
+
+def test_resizing_with_vectors_that_are_no_tensor():
+    with one_sentence(TypeError, "TiedSoftmax", "vectors are a tensor", "list"):
+        make("tied").resize(V + 1, [[0.0] * D])
 
 
 # -- label sources and rows ---------------------------------------------------------------------
@@ -381,6 +388,27 @@ def test_descriptions_that_do_not_fit_the_old_ones():
         source.extend(torch.randn(2, 7))
     with one_sentence(ValueError, "one row per label", "()"):
         Descriptions(nn.Identity(), torch.tensor(1.0), D)
+    with one_sentence(ValueError, f"{V} rows", V + 1, "extend"):
+        source.truncate(V + 1)
+    with one_sentence(ValueError, "number of labels", "at least 1", 0):
+        source.truncate(0)
+
+
+def test_descriptions_of_another_type():
+    rows, encoder = torch.zeros(V, 3, dtype=torch.long), nn.EmbeddingBag(20, D)
+    with one_sentence(TypeError, "rows are a tensor", "list"):
+        Descriptions(encoder, [[1, 2, 3]], D)
+    with one_sentence(TypeError, "encoder is an nn.Module", "function"):
+        Descriptions(lambda x: x, rows, D)
+    for width in (0, 4.0):
+        with one_sentence(ValueError, "embedding_dim", "at least 1", width):
+            Descriptions(encoder, rows, width)
+    source = Descriptions(encoder, rows, D)
+    with one_sentence(TypeError, "new rows are a tensor", "list"):
+        source.extend([[1, 2, 3]])
+    with one_sentence(TypeError, "torch.float32", "torch.int64"):
+        source.extend(torch.full((1, 3), 0.5))
+    assert source.num_embeddings == V
 
 
 @pytest.mark.parametrize(
@@ -412,6 +440,52 @@ def test_what_a_recurrent_module_returns_is_named():
 def test_settings_of_another_type(setting):
     with one_sentence(TypeError, "is a whole number"):
         TiedSoftmax(E).nll(torch.randn(3, 4), torch.arange(3), **setting)
+
+
+@pytest.mark.parametrize("smoothing", [None, "0.1", True])
+@one_of_each_layer
+def test_a_label_smoothing_that_is_no_number(name, smoothing):
+    with one_sentence(TypeError, "label_smoothing is a number", repr(smoothing)):
+        loss(name, torch.zeros(3, 2, dtype=torch.long), label_smoothing=smoothing)
+
+
+@pytest.mark.parametrize("index", [2**70, 2**63, -(2**63) - 1])
+@one_of_each_layer
+def test_an_ignore_index_that_no_target_can_hold(name, index):
+    with one_sentence(ValueError, f"ignore_index is {index}", "64 bits"):
+        loss(name, torch.zeros(3, 2, dtype=torch.long), ignore_index=index)
+
+
+@pytest.mark.parametrize(
+    ("build", "option"),
+    [
+        (build, option)
+        for build in (Bilinear, DualNonlinear, DeepResidual)
+        for option in ("residual", "locked", "map_bias", "bias")
+    ]
+    + [
+        (DeepResidual, "residual_between"),
+        (FullSoftmax, "bias"),
+        (TiedSoftmax, "bias"),
+        (lambda _, **options: MixtureOfSoftmaxes(TiedSoftmax(E), 2, **options), "locked"),
+    ],
+)
+def test_a_switch_that_is_neither_on_nor_off(build, option):
+    for value in ("no", 1, None):
+        with one_sentence(ValueError, f"{option} is True or False", repr(value)):
+            build(E, **{option: value})
+
+
+def test_options_of_wrappers_of_another_type():
+    for factor in (None, "4", True):
+        with one_sentence(ValueError, "reduction_factor", "at least 1", repr(factor)):
+            AdaptiveSoftmax(TiedSoftmax(E), [3], reduction_factor=factor)
+    with one_sentence(TypeError, "generator is a torch.Generator", 3):
+        SampledSoftmax(TiedSoftmax(E), generator=3)
+    for wrapper in (SampledSoftmax, partial(AdaptiveSoftmax, cutoffs=[3])):
+        for counts, kind in (("abc", "str"), ([1, None], "list"), (["a"] * V, "list")):
+            with one_sentence(TypeError, "counts are", "one per label", kind):
+                wrapper(TiedSoftmax(E), counts=counts)
 
 
 def test_an_embedding_cast_after_the_layer_was_built():

@@ -404,3 +404,61 @@ def test_a_changed_setting_or_a_removed_part_is_stale(change):
         change(layer)
         with pytest.raises(StaleLabels):
             layer.logits(torch.randn(2, D))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda layer: setattr(layer, "embedding", nn.Embedding(V, D)),
+        lambda layer: setattr(layer.embedding, "weight", nn.Parameter(torch.randn(V, D))),
+        lambda layer: setattr(layer.embedding.weight, "data", torch.randn(V, D)),
+        lambda layer: setattr(layer, "residual", False),
+        lambda layer: setattr(layer.maps[0], "activation", "relu"),
+        lambda layer: setattr(layer.maps[0].linear, "bias", None),
+        lambda layer: setattr(layer, "maps", layer.maps[:1]),
+        lambda layer: layer.eval(),
+    ],
+    ids=[
+        "another embedding",
+        "another parameter",
+        "other data",
+        "residual",
+        "activation",
+        "a bias removed",
+        "maps removed",
+        "eval",
+    ],
+)
+def test_what_shared_labels_were_made_of_may_not_change(change):
+    def train(read_after: bool) -> None:
+        layer = DeepResidual(nn.Embedding(V, D), depth=2)
+        with layer.shared_labels():
+            layer.nll(torch.randn(3, D), torch.arange(3)).backward()
+            change(layer)
+            if read_after:
+                layer.nll(torch.randn(3, D), torch.arange(3))
+                pytest.fail("stale labels were served")
+
+    for read_after in (False, True):
+        with pytest.raises(StaleLabels, match=r"inside shared_labels\(\).*after the block"):
+            train(read_after)
+
+
+def test_other_descriptions_inside_shared_labels_are_refused():
+    layer = make("tied over descriptions")
+
+    def train() -> None:
+        with layer.shared_labels():
+            layer.embedding.extend(torch.randn(1, 6))
+
+    with pytest.raises(StaleLabels, match="a part changed"):
+        train()
+
+
+def test_another_kind_of_module_inside_the_cache_is_stale():
+    encoder = nn.Sequential(nn.Linear(6, D), nn.Tanh())
+    layer = TiedSoftmax(Descriptions(encoder, torch.randn(V, 6), D)).eval()
+    with torch.no_grad(), layer.cached_labels():
+        encoder[1] = nn.ReLU()
+        with pytest.raises(StaleLabels):
+            layer.logits(torch.randn(2, D))

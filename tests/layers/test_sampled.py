@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drill.layers import MatrixLayer, MixtureOfSoftmaxes, SampledSoftmax, TiedSoftmax
+from drill.layers import sampled as module
 from drill.layers.sampled import distinct
 from tests.layers.table import V, batch, every_matrix_case, gradients, make
 
@@ -533,3 +534,46 @@ def test_gradients_of_a_repeated_label_are_summed_in_float32():
     layer.nll(hidden.double(), targets, reduction="sum").backward()
     truth = embedding.weight.grad[7]
     assert (found - truth).norm() / truth.norm() < 2e-2
+
+
+def test_the_bias_gradient_of_a_repeated_label_is_summed_in_float32():
+    torch.manual_seed(0)
+    embedding = nn.Embedding(50, 8, dtype=torch.bfloat16)
+    layer = SampledSoftmax(TiedSoftmax(embedding), 4).bfloat16()
+    fix(layer, [1, 2, 3, 4])
+    hidden, targets = torch.randn(4096, 8, dtype=torch.bfloat16), torch.full((4096,), 7)
+    layer.nll(hidden, targets, reduction="sum").backward()
+    found = layer.bias.grad.double()
+    layer.double().zero_grad()
+    layer.nll(hidden.double(), targets, reduction="sum").backward()
+    truth = layer.bias.grad
+    assert (found - truth).norm() / truth.norm() < 2e-2
+
+
+def test_masked_draws_count_nothing_and_leave_finite_gradients():
+    layer = sampled("tied")
+    with torch.no_grad():
+        layer.bias[[1, 2]] = -torch.inf
+    fix(layer, [1, 2, 2])
+    hidden, targets = batch(layer, 4)
+    targets[:] = torch.tensor([0, 3, 5, 9])
+    losses = layer.nll(hidden, targets, reduction="none")
+    assert torch.equal(losses, torch.zeros_like(losses))  # Z_hat is the target alone
+    assert all(x.isfinite().all() for x in gradients(losses.sum(), layer, hidden).values())
+    fix(layer, [1, 4, 2])
+    found = layer.nll(hidden, targets, reduction="none")
+    fix(layer, [4])
+    shift = torch.tensor(3.0, dtype=torch.float64).log()  # of three draws, one counts
+    l_target = layer.logits(hidden).gather(1, targets[:, None])[:, 0]
+    rest = layer.nll(hidden, targets, reduction="none") + l_target
+    truth = torch.logaddexp(l_target, (rest.exp() - l_target.exp()).log() - shift) - l_target
+    torch.testing.assert_close(found, truth)
+
+
+@PROPOSALS
+def test_a_device_without_float64_gets_labels_drawn_on_the_cpu(proposal, monkeypatch):
+    monkeypatch.setattr(module, "WITHOUT_FLOAT64", ("meta",))
+    layer = sampled("tied", proposal=proposal, generator=torch.Generator())
+    assert layer.sample(3, torch.device("meta")).is_meta
+    with pytest.raises(NotImplementedError, match="copy out of meta"):  # it asks for the CPU
+        layer.log_proposal(torch.empty(3, device="meta", dtype=torch.long))

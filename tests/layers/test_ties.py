@@ -6,6 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
 
 from drill.layers import OutputLayer, TiedSoftmax
 from drill.layers.vectors import Descriptions
@@ -16,6 +18,7 @@ from tests.layers.table import (
     V,
     batch,
     every_case,
+    make,
     matrix_of,
     model,
     one_of_each_layer,
@@ -38,7 +41,7 @@ def resize(layer: OutputLayer, size: int, vectors: Tensor | None = None) -> None
     """Resize any row; a source of descriptions is given or robbed of its rows first."""
     if isinstance(origin := source(layer), Descriptions):
         origin.extend(origin.descriptions[: max(0, size - V)])
-        origin.descriptions = origin.descriptions[:size]
+        origin.truncate(size)
         vectors = None
     layer.resize(size, vectors)
 
@@ -223,3 +226,34 @@ def test_a_model_saved_and_loaded_answers_bit_for_bit(name, tmp_path):
     assert load_model(other, tmp_path / "model.safetensors") == (set(), [])
     assert torch.equal(other.layer.log_probs(hidden), truth)
     assert is_tied(other) == (name in TIED)
+
+
+def test_labels_described_last_can_be_dropped():
+    layer = make("tied over descriptions")
+    hidden, _ = batch(layer, 3)
+    kept = layer.logits(hidden)[:, :4]
+    layer.embedding.truncate(4)
+    layer.resize(4)
+    assert torch.equal(layer.logits(hidden), kept)
+    assert layer.embedding.descriptions.untyped_storage().nbytes() == 4 * 6 * 4
+
+
+class Dtypes(TorchDispatchMode):
+    """The dtypes of all tensors made inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.made |= {x.dtype for x in tree_iter(out) if isinstance(x, Tensor)}
+        return out
+
+
+def test_a_layer_resizes_where_there_is_no_float64():
+    layer = make("deep residual 2")
+    with Dtypes() as dtypes:
+        layer.resize(V + 2)
+    assert torch.float32 in dtypes.made
+    assert torch.float64 not in dtypes.made

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from drill.kernels import lstm_persistent
 from drill.kernels.masks import drop_entries
-from drill.kernels.nll import autocast_on, triton_missing
+from drill.kernels.nll import triton_missing
+from drill.kernels.nll_checks import autocast_on
 
 Implementation = Literal["auto", "reference", "cudnn", "persistent", "graph"]
 IMPLEMENTATIONS: tuple[Implementation, ...] = ("auto", "reference", "cudnn", "persistent", "graph")

@@ -12,15 +12,17 @@ Three implementations give the same answer and are chosen by ``impl=``:
 ``auto``       the one of these that :func:`choose` names, and says why
 """
 
-import importlib.util
 import logging
 import math
 import os
-from typing import Literal, NamedTuple, cast, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from drill.kernels.nll_checks import TRITON_INSTALLED as TRITON_INSTALLED
+from drill.kernels.nll_checks import autocast_on, check_head, check_targets
 
 Implementation = Literal["auto", "reference", "chunked", "triton"]
 Reduction = Literal["none", "mean", "sum"]
@@ -34,7 +36,6 @@ DEFAULT_MEMORY = 2**30
 _SMALL_LOGITS = 4 * 2**20
 """Below this many bytes of logits nothing is gained by chunks."""
 
-TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Triton's own switch for running its kernels on a CPU, read once as Triton does."""
 
@@ -147,11 +148,6 @@ def compute_dtype(hidden: Tensor) -> torch.dtype:
     return hidden.dtype
 
 
-def autocast_on(device: torch.device) -> bool:
-    """Whether autocast is on for this device; torch has no answer for the meta device."""
-    return device.type != "meta" and torch.is_autocast_enabled(device.type)
-
-
 def triton_missing(device: torch.device, dtype: torch.dtype) -> str | None:
     """Why the Triton kernels cannot serve this device and dtype; None when they can."""
     if not TRITON_INSTALLED:
@@ -169,51 +165,6 @@ def require_triton(device: torch.device, dtype: torch.dtype) -> None:
         raise ValueError(f'impl="triton": {missing}; use impl="chunked" or impl="auto"')
 
 
-def check_range(
-    name: str, ids: Tensor, labels: int, ignore_index: int | None = None, what: str = "targets"
-) -> None:
-    """Raise IndexError unless every id is in [0, labels) or is ``ignore_index``."""
-    if ids.numel() == 0 or must_not_wait(ids.device):
-        return
-    lowest, highest = _extremes(ids, ignore_index)
-    if lowest >= 0 and highest < labels:
-        return
-    ids = ids.long()
-    outside = (ids < 0) | (ids >= labels)
-    exempt, mends = "", ["map it to a label"]
-    if ignore_index is not None:
-        outside &= ids != ignore_index
-        exempt = f" (ignore_index is {ignore_index})"
-    place = outside.nonzero()[0].tolist()  # only now: it waits for the device again
-    wrong = int(ids[tuple(place)])
-    if wrong >= labels:
-        mends.append(f"resize the layer to {highest + 1} labels")
-    elif ignore_index is not None:
-        mends.append("name it as ignore_index")
-    where = f" at {place}" if place else ""
-    raise IndexError(
-        f"{name}: {what} hold {wrong}{where}, but the labels are 0 to {labels - 1}{exempt}; "
-        f"{', or '.join(mends)}"
-    )
-
-
-def _extremes(ids: Tensor, ignore_index: int | None) -> list[int]:
-    if ids.is_cuda and TRITON_INSTALLED:
-        from drill.kernels.nll_triton import extremes  # one launch instead of four
-
-        return extremes(ids, ignore_index)
-    ids = ids.long()
-    kept = ids if ignore_index is None else torch.where(ids == ignore_index, 0, ids)
-    return cast(list[int], torch.stack(torch.aminmax(kept)).tolist())
-
-
-def must_not_wait(device: torch.device) -> bool:
-    """Whether reading a value back from the device is impossible here."""
-    if device.type == "meta" or torch.compiler.is_compiling():
-        return True
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-
 def check_settings(
     reduction: str, label_smoothing: float, impl: str, memory: int, ignore_index: int
 ) -> None:
@@ -221,100 +172,24 @@ def check_settings(
     for name, value in (("memory", memory), ("ignore_index", ignore_index)):
         if isinstance(value, bool) or not isinstance(value, int | torch.SymInt):
             raise TypeError(f"nll: {name} is a whole number, not {value!r}")
+    if not -(2**63) <= ignore_index < 2**63:
+        raise ValueError(
+            f"nll: ignore_index is {ignore_index}, which no integer target can hold; give a number "
+            "that fits 64 bits, such as -100"
+        )
     if reduction not in _REDUCTIONS:
         known = ", ".join(_REDUCTIONS)
         raise ValueError(f"nll: reduction is one of {known}, not {reduction!r}")
     if impl not in _IMPLEMENTATIONS:
         known = ", ".join(_IMPLEMENTATIONS)
         raise ValueError(f"nll: impl is one of {known}, not {impl!r}")
+    number = isinstance(label_smoothing, int | float | torch.SymFloat)
+    if not number or isinstance(label_smoothing, bool):
+        raise TypeError(f"nll: label_smoothing is a number, not {label_smoothing!r}")
     if not 0.0 <= label_smoothing <= 1.0 or math.isnan(label_smoothing):
         raise ValueError(f"nll: label_smoothing lies in [0, 1], not {label_smoothing}")
     if memory < 1:
         raise ValueError(f"nll: memory is a positive number of bytes, not {memory}")
-
-
-def check_head(name: str, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """Raise unless hidden (..., k), weight (V, k) and bias (V,) fit in shape, device and dtype."""
-    check_states(name, hidden)
-    if weight.dim() != 2:
-        raise ValueError(f"{name}: weight is (labels, width), not of shape {tuple(weight.shape)}")
-    if hidden.dim() < 1 or hidden.shape[-1] != weight.shape[1]:
-        raise ValueError(
-            f"{name}: hidden {tuple(hidden.shape)} does not end in the width {weight.shape[1]} "
-            f"of weight {tuple(weight.shape)}; project hidden to {weight.shape[1]} first"
-        )
-    check_operand(name, hidden, "weight", weight)
-    if bias is not None:
-        if bias.dtype == torch.float64:
-            check_operand(name, hidden, "bias", bias)  # narrower ones are added to wider logits
-        _check_device(name, hidden, "bias", bias)
-        if bias.shape != weight.shape[:1]:
-            raise ValueError(
-                f"{name}: bias {tuple(bias.shape)} does not match the {weight.shape[0]} labels of "
-                f"weight {tuple(weight.shape)}; give one bias per label, in a layer by "
-                f"resize({weight.shape[0]})"
-            )
-
-
-def check_operand(
-    name: str, hidden: Tensor, what: str, tensor: Tensor, called: str = "hidden"
-) -> None:
-    """Raise unless a product of the two can run: device and dtype."""
-    _check_device(name, hidden, what, tensor, called)
-    if tensor.dtype == hidden.dtype:
-        return
-    pair = f"{name}: {called} is {hidden.dtype} but {what} {tensor.dtype}"
-    exact = torch.float64 in (hidden.dtype, tensor.dtype)
-    if not autocast_on(hidden.device):
-        autocast = "" if exact else ", or run under torch.autocast"
-        raise TypeError(f"{pair}; cast one with .to(){autocast}")
-    if exact:
-        raise TypeError(f"{pair}, and autocast leaves float64 as it is; cast one with .to()")
-
-
-def check_states(name: str, hidden: object) -> None:
-    """Raise TypeError unless ``hidden`` is a floating-point tensor."""
-    if isinstance(hidden, tuple):
-        raise TypeError(
-            f"{name}: hidden is a tensor, not a tuple; a recurrent module returns (output, state): "
-            "give the output"
-        )
-    if not isinstance(hidden, Tensor):
-        raise TypeError(f"{name}: hidden is a tensor, not {type(hidden).__name__}")
-    if not hidden.is_floating_point():
-        raise TypeError(
-            f"{name}: hidden is floating point, not {hidden.dtype}; give encoder outputs, not ids"
-        )
-
-
-def check_targets(
-    hidden: Tensor, targets: Tensor, labels: int, ignore_index: int, in_range: bool = True
-) -> None:
-    """Raise unless there is one integer target per token and, if asked, each one is a label."""
-    if not isinstance(targets, Tensor):
-        raise TypeError(f"nll: targets are a tensor of label ids, not {type(targets).__name__}")
-    if targets.shape != hidden.shape[:-1]:
-        raise ValueError(
-            f"nll: targets {tuple(targets.shape)} do not match hidden {tuple(hidden.shape)}; "
-            f"give one target per token, shape {tuple(hidden.shape[:-1])}"
-        )
-    if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
-        raise TypeError(
-            f"nll: targets are integer label ids, not {targets.dtype}; convert with .long()"
-        )
-    _check_device("nll", hidden, "targets", targets)
-    if in_range:
-        check_range("nll", targets, labels, ignore_index)
-
-
-def _check_device(
-    name: str, hidden: Tensor, what: str, tensor: Tensor, called: str = "hidden"
-) -> None:
-    if tensor.device != hidden.device:
-        raise ValueError(
-            f"{name}: {called} is on {hidden.device} but {what} on {tensor.device}; "
-            "move one with .to()"
-        )
 
 
 def _reference(

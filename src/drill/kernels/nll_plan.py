@@ -137,9 +137,10 @@ def fits_whole(hidden: Tensor, labels: int, settings: Settings) -> bool:
     device, dtype = hidden.device.type, settings.dtype
     rows, width = hidden.shape
     padded = aligned(labels, device)
-    # A padded or cast copy of the weight counts too.
-    copied = 0 if padded == labels and dtype == hidden.dtype else padded * width
-    return (rows * padded + copied) * dtype.itemsize <= settings.memory
+    cast = dtype != hidden.dtype
+    copied = padded * width if cast or padded != labels else 0  # of the weight
+    copied += rows * width if cast else 0  # of hidden
+    return (rows * padded + copied) * dtype.itemsize + ROW_BYTES * rows <= settings.memory
 
 
 def aligned(width: int, device: str) -> int:

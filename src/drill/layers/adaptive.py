@@ -1,16 +1,20 @@
 """Adaptive softmax (Grave et al., 2017) over any matrix layer."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from drill.kernels.nll import Implementation, check_head, must_not_wait, nll, reduce_losses
+from drill.kernels.nll import Implementation, nll, reduce_losses
+from drill.kernels.nll_checks import check_head, must_not_wait
 from drill.layers.base import LossOptions, MatrixLayer, NotFoldable, head_log_probs
+from drill.layers.held import FrozenLabels, without_autocast
 from drill.layers.ranking import Ranking
+from drill.layers.settings import is_number
 from drill.layers.smoothing import smoothed_nll
 from drill.layers.wrapping import WrappingLayer
 
@@ -55,10 +59,10 @@ class AdaptiveSoftmax(WrappingLayer):
     ) -> None:
         super().__init__(layer)
         name = type(self).__name__
-        if not (reduction_factor >= 1.0 and math.isfinite(reduction_factor)):
+        if not is_number(reduction_factor) or not 1.0 <= reduction_factor < math.inf:
             raise ValueError(
                 f"{name}: reduction_factor is a finite number of at least 1, not "
-                f"{reduction_factor}; 4 is usual, 1 keeps every cluster as wide as the head"
+                f"{reduction_factor!r}; 4 is usual, 1 keeps every cluster as wide as the head"
             )
         self.cutoffs = _checked_cutoffs(name, cutoffs, layer.vocabulary_size)
         self.reduction_factor = float(reduction_factor)
@@ -78,6 +82,7 @@ class AdaptiveSoftmax(WrappingLayer):
             A, B = _maps(k, max(1, round(k / self.reduction_factor**i)), reduction_factor, like)
             self.context_maps.append(A)
             self.label_maps.append(B)
+        self._frozen: FrozenLabels[list[Softmax]] | None = None
 
     # -- the hierarchy ----------------------------------------------------------------------
 
@@ -94,8 +99,14 @@ class AdaptiveSoftmax(WrappingLayer):
         sizes = [end - start for start, end in pairwise((0, *self.cutoffs, V))]
         W, *W_tail = self.ranking.by_rank(weight).split(sizes)
         b, *b_tail = self.ranking.by_rank(bias).split(sizes)
+        b_cluster: Tensor = self.cluster_bias
+        if self.layer.bias is not None:
+            # A cluster whose labels are all masked has no softmax: the head masks it as a whole.
+            masked = [(b_i == -torch.inf).all() for b_i in b_tail]
+            b_cluster = b_cluster.masked_fill(torch.stack(masked), -torch.inf)
+            b_tail = [b_i.masked_fill(gone, 0.0) for b_i, gone in zip(b_tail, masked, strict=True)]
         W = torch.cat([W, self.cluster_weight])  # (c_1 + C, k)
-        b = torch.cat([b, self.cluster_bias])
+        b = torch.cat([b, b_cluster])
         tails = zip(self.context_maps, self.label_maps, W_tail, b_tail, strict=True)
         return [
             Softmax(nn.Identity(), W, b),
@@ -110,16 +121,20 @@ class AdaptiveSoftmax(WrappingLayer):
         parts += [p + head[..., c_1 + i, None] for i, p in enumerate(clusters)]
         return self.ranking.by_label(torch.cat(parts, dim=-1))
 
-    def _encode(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """context(h) and all labels: encoded once, so head and clusters share a dropout mask."""
+    def _encode(self, hidden: Tensor) -> tuple[Tensor, Tensor, list[Softmax]]:
+        """context(h), all labels and the softmaxes over them.
+
+        Labels are encoded once, so head and clusters share a dropout mask.
+        """
         self.check_hidden(hidden)
         context, weight = self.layer.context(hidden), self.layer.weight
         check_head(type(self).__name__, context, weight, self.layer.bias)
-        return context, weight
+        softmaxes = self.softmaxes(weight) if self._frozen is None else self._frozen.read()
+        return context, weight, softmaxes
 
     def log_probs(self, hidden: Tensor) -> Tensor:
-        context, weight = self._encode(hidden)
-        return self._join(context, self.softmaxes(weight))
+        context, _, softmaxes = self._encode(hidden)
+        return self._join(context, softmaxes)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """``log_probs``: the hierarchy is normalised as it is made."""
@@ -132,8 +147,7 @@ class AdaptiveSoftmax(WrappingLayer):
         Inside ``torch.compile`` or a CUDA graph, which cannot wait, a cluster looks at all tokens.
         """
         reduction, ignore_index, label_smoothing, impl, memory, _ = options
-        context, weight = self._encode(hidden)
-        softmaxes = self.softmaxes(weight)
+        context, weight, softmaxes = self._encode(hidden)
         if label_smoothing:  # needs every label's log-probability, not only the target's
             losses = smoothed_nll(
                 lambda context, _: self._join(context, softmaxes),
@@ -218,6 +232,21 @@ class AdaptiveSoftmax(WrappingLayer):
             f"an adaptive softmax of {len(self.cutoffs)} clusters is a hierarchy, so no nn.Linear "
             "equals it; at inference use `with layer.cached_labels():` to encode the labels once"
         )
+
+    @contextmanager
+    def cached_labels(self) -> Iterator[None]:
+        """As the wrapped layer's, and each cluster's labels are mapped by its B_i once."""
+        with self.layer.cached_labels():
+            with torch.no_grad(), without_autocast(self):
+                softmaxes = None if self.training else self.softmaxes(self.layer.weight)
+            self._frozen = FrozenLabels(self, softmaxes, inner=self.layer)
+            try:
+                yield
+            finally:
+                self._frozen = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_frozen": None}  # a copy holds nothing
 
     def resize(self, new_size: int, vectors: Tensor | None = None) -> None:
         """As the wrapped layer's. Only the last cluster grows or shrinks: new labels join it."""

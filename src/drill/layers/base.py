@@ -17,7 +17,7 @@ adaptive softmax) hold one: see ``wrapping.py``.
 
 import abc
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -28,17 +28,15 @@ from drill.kernels.nll import (
     DEFAULT_MEMORY,
     Implementation,
     Reduction,
-    autocast_on,
-    check_head,
-    check_range,
     check_settings,
-    check_states,
-    check_targets,
     nll,
 )
-from drill.layers.held import FrozenLabels, HeldLabels, SharedLabels
+from drill.kernels.nll_checks import check_head, check_states, check_targets
+from drill.layers.held import FrozenLabels, HeldLabels, SharedLabels, evaluated
+from drill.layers.settings import switch
 from drill.layers.vectors import (
     LabelSource,
+    checked_rows,
     label_count,
     label_vectors,
     placement,
@@ -155,8 +153,8 @@ class MatrixLayer(OutputLayer):
         self.hidden_size = hidden_size
         self.joint_size = joint_size
         zeros = torch.zeros(label_count(embedding), **placement(embedding))
-        self.bias = nn.Parameter(zeros) if bias else None
-        self._held: HeldLabels | None = None
+        self.bias = nn.Parameter(zeros) if switch(type(self).__name__, "bias", bias) else None
+        self._held: HeldLabels[Tensor] | None = None
 
     # -- what a layer says ------------------------------------------------------------------
 
@@ -191,6 +189,11 @@ class MatrixLayer(OutputLayer):
         """
         return self.labels() if self._held is None else self._held.read()
 
+    @property
+    def holds_labels(self) -> bool:
+        """Whether ``weight`` is encoded already, by ``cached_labels`` or ``shared_labels``."""
+        return self._held is not None
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Unnormalised scores (..., V)."""
         context, weight = self.context(hidden), self.weight
@@ -222,7 +225,7 @@ class MatrixLayer(OutputLayer):
 
         Dropout is off in what is folded. The result shares no memory with the layer.
         """
-        weight = evaluated(self)
+        weight = evaluated(self, self.labels)
         head = nn.Linear(
             weight.shape[1],
             weight.shape[0],
@@ -258,7 +261,8 @@ class MatrixLayer(OutputLayer):
         Every read compares every parameter with its value at entry, bit by bit, so no write
         can go unnoticed. For a model that will not change again, ``fold()`` is cheaper still.
         """
-        with self._hold(FrozenLabels(self, evaluated(self) if not self.training else None)):
+        labels = None if self.training else evaluated(self, self.labels)
+        with self._hold(FrozenLabels(self, labels)):
             yield
 
     @contextmanager
@@ -271,7 +275,8 @@ class MatrixLayer(OutputLayer):
             optimizer.step()  # after the block: only then the labels have their gradient
 
         The gradients of the micro-batches are summed in float32. One dropout mask serves them all.
-        An exception inside drops what was summed; a parameter that changes inside raises.
+        An exception inside drops what was summed. A parameter, setting or mode that changes inside
+        raises; only writes that autograd does not see either (``.data``, NumPy) go unnoticed.
         """
         shared = SharedLabels(self, self.labels())
         try:
@@ -289,7 +294,7 @@ class MatrixLayer(OutputLayer):
         return {**self.__dict__, "_held": None}  # a copy holds nothing
 
     @contextmanager
-    def _hold(self, held: HeldLabels) -> Iterator[None]:
+    def _hold(self, held: HeldLabels[Tensor]) -> Iterator[None]:
         if self._held is not None:
             raise RuntimeError(
                 f"{type(self).__name__}: labels are held already; "
@@ -304,26 +309,7 @@ class MatrixLayer(OutputLayer):
     def label_rows(self, rows: Tensor | None, check: bool) -> Tensor:
         """E, or the rows of it: what every ``labels`` starts from."""
         if rows is not None:
-            if not isinstance(rows, Tensor):
-                raise TypeError(
-                    f"{type(self).__name__}: rows are a tensor of label ids, "
-                    f"not {type(rows).__name__}"
-                )
-            whole = not (rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool)
-            if not whole or rows.dim() != 1:
-                raise TypeError(
-                    f"{type(self).__name__}: rows are label ids of shape (R,), "
-                    f"not {rows.dtype} {tuple(rows.shape)}"
-                )
-            rows = rows.long()
-            device = placement(self.embedding)["device"]
-            if device is not None and rows.device != device:
-                raise ValueError(
-                    f"{type(self).__name__}: rows are on {rows.device} but the label vectors on "
-                    f"{device}; move one with .to()"
-                )
-            if check:
-                check_range(type(self).__name__, rows, self.vocabulary_size, what="rows")
+            rows = checked_rows(type(self).__name__, self.embedding, rows, check)
         return label_vectors(self.embedding, rows)
 
 
@@ -332,18 +318,3 @@ def head_log_probs(context: Tensor, weight: Tensor, bias: Tensor | None) -> Tens
     logits = F.linear(context, weight)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.log_softmax(logits if bias is None else logits + bias, dim=-1)
-
-
-@torch.no_grad()
-def evaluated(layer: MatrixLayer) -> Tensor:
-    """``labels()`` with dropout off, whatever mode the layer is in."""
-    modes = [(module, module.training) for module in layer.modules()]
-    device = next((tensor.device for tensor in layer.parameters()), torch.device("cpu"))
-    off = torch.autocast(device.type, enabled=False) if autocast_on(device) else nullcontext()
-    try:
-        layer.eval()
-        with off:  # a fold lasts longer than an autocast
-            return layer.labels()
-    finally:
-        for module, mode in modes:
-            module.training = mode

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from drill.layers.base import MatrixLayer
 from drill.layers.label_map import LabelMap, MapOptions
-from drill.layers.settings import positive, same_width
+from drill.layers.settings import positive, same_width, switch
 from drill.layers.vectors import LabelSource, label_width, placement
 
 
@@ -31,7 +31,7 @@ class Bilinear(MatrixLayer):
         name = type(self).__name__
         d = label_width(name, embedding)
         d_h = d if hidden_size is None else positive(name, "hidden_size", hidden_size)
-        if residual:
+        if switch(name, "residual", residual):
             same_width(name, "hidden_size", d_h, "the embedding's width", d)
         super().__init__(embedding, d_h, bias, joint_size=d_h)
         self.residual = residual

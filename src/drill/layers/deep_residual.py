@@ -20,7 +20,7 @@ from drill.kernels.label_encoder import (
 from drill.kernels.nll import logger
 from drill.layers.base import MatrixLayer
 from drill.layers.label_map import LabelMap, MapOptions
-from drill.layers.settings import at_least_zero, one_of, positive, same_width
+from drill.layers.settings import at_least_zero, one_of, positive, same_width, switch
 from drill.layers.vectors import LabelSource, label_width, placement
 
 
@@ -43,7 +43,8 @@ class DeepResidual(MatrixLayer):
     init_range        U starts uniform in +-init_range
     map_bias, bias    the b^(i); the output bias b
     encoder           how labels are encoded: "reference" (the loop in ``labels``), "triton" (fused,
-                      CUDA) or "auto"
+                      CUDA) or "auto"; inside torch.compile, which fuses the loop itself, always
+                      the loop
     """
 
     def __init__(
@@ -76,12 +77,12 @@ class DeepResidual(MatrixLayer):
                 f"{name}: hidden_size is {d_h}, but depth 0 is weight tying and needs the "
                 f"embedding's width {d}; make them equal, or take Bilinear"
             )
-        if residual:
+        if switch(name, "residual", residual):
             same_width(name, "hidden_size", d_h, "the embedding's width", d)
         super().__init__(embedding, d_h, bias, joint_size=d_h)
         self.depth = depth
         self.residual = residual
-        self.residual_between = residual_between
+        self.residual_between = switch(name, "residual_between", residual_between)
         self.encoder = one_of(name, "encoder", encoder, get_args(EncoderImplementation))
         maps = [LabelMap(d if i == 0 else d_h, d_h, options) for i in range(depth)]
         self.maps = cast(Sequence[LabelMap], nn.ModuleList(maps))
@@ -107,15 +108,17 @@ class DeepResidual(MatrixLayer):
         )
 
     def _resolve(self, E: Tensor) -> str:
+        if torch.compiler.is_compiling():
+            return "reference"
+        missing = _beyond_fusion(self.maps)
         if self.encoder == "auto":
-            if not all(_plain(f) for f in self.maps):  # adapters and hooks want to be called
+            if missing is not None:
                 return "reference"
             choice = choose_encoder(E, self.hidden_size, self.depth)
-            if not torch.compiler.is_compiling():
-                logger.debug("DeepResidual: auto -> %s (%s)", *choice)
+            logger.debug("DeepResidual: auto -> %s (%s)", *choice)
             return choice.impl
         if self.encoder == "triton":
-            missing = fused_missing(E, self.hidden_size, self.depth)
+            missing = missing or fused_missing(E, self.hidden_size, self.depth)
             if missing is not None:
                 raise ValueError(f'DeepResidual: encoder="triton": {missing}; use encoder="auto"')
         return self.encoder
@@ -135,6 +138,28 @@ class DeepResidual(MatrixLayer):
         )
 
 
-def _plain(f: LabelMap) -> bool:
-    hooks = (f._forward_hooks, f._forward_pre_hooks, f.linear._forward_hooks)
-    return type(f.linear) is nn.Linear and not any(hooks)
+def _beyond_fusion(maps: Sequence[LabelMap]) -> str | None:
+    """Why these maps have to be called one by one; None where only their weights count."""
+    for i, f in enumerate(maps):
+        if type(f) is not LabelMap or type(f.linear) is not nn.Linear:
+            return f"the linear part of map {i} is of type {type(f.linear).__name__} and has to be called"
+        if any(_hooked(module) for module in (f, f.linear)):
+            return f"map {i} has hooks, which have to be called"
+        if _settings_of(f) != _settings_of(maps[0]):
+            return f"map {i} has other settings than map 0, and the fused encoder has one set"
+    return None
+
+
+def _hooked(module: nn.Module) -> bool:
+    # Pruning and weight_norm are hooks too: they make the weight before each call.
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "forward" in vars(module)
+    )
+
+
+def _settings_of(f: LabelMap) -> tuple[object, ...]:
+    return f.activation, f.dropout, f.dropout_at, f.locked, f.training, f.linear.bias is None

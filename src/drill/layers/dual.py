@@ -5,10 +5,10 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from drill.kernels.nll import check_operand
+from drill.kernels.nll_checks import check_operand
 from drill.layers.base import MatrixLayer
 from drill.layers.label_map import LabelMap, MapOptions
-from drill.layers.settings import positive, same_width
+from drill.layers.settings import positive, same_width, switch
 from drill.layers.vectors import LabelSource, label_width, placement
 
 
@@ -39,7 +39,7 @@ class DualNonlinear(MatrixLayer):
         d = label_width(name, embedding)
         d_h = d if hidden_size is None else positive(name, "hidden_size", hidden_size)
         k = d if joint_size is None else positive(name, "joint_size", joint_size)
-        if residual:
+        if switch(name, "residual", residual):
             same_width(name, "joint_size", k, "the embedding's width", d)
             same_width(name, "joint_size", k, "hidden_size", d_h)
         super().__init__(embedding, d_h, bias, joint_size=k)

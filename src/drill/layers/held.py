@@ -1,27 +1,39 @@
 """Labels encoded once: frozen for evaluation, or shared by the micro-batches of one step."""
 
 import abc
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from drill.kernels.nll_checks import autocast_on
+
+_PLAIN = (bool, int, float, str)
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+T = TypeVar("T")
 
 
 class StaleLabels(RuntimeError):
     """A parameter changed while its labels were cached."""
 
 
-class HeldLabels(abc.ABC):
+class HeldLabels(abc.ABC, Generic[T]):
     @abc.abstractmethod
-    def read(self) -> Tensor:
-        """The encoded labels (V, k)."""
+    def read(self) -> T:
+        """The encoded labels: (V, k), or what a layer makes of them."""
 
 
-class FrozenLabels(HeldLabels):
-    """Encoded labels that refuse to be read once any tensor of the layer differs, bit by bit."""
+class FrozenLabels(HeldLabels[T]):
+    """Encoded labels that refuse to be read once any tensor of the layer differs, bit by bit.
 
-    def __init__(self, layer: nn.Module, labels: Tensor | None) -> None:
+    ``inner`` is a part of the layer that holds labels of its own, and so watches its own tensors.
+    """
+
+    def __init__(self, layer: nn.Module, labels: T | None, inner: nn.Module | None = None) -> None:
         if labels is None:
             raise RuntimeError(
                 f"{type(layer).__name__}: cached_labels() serves evaluation, but the layer is in "
@@ -29,10 +41,11 @@ class FrozenLabels(HeldLabels):
             )
         self.layer = layer
         self.labels = labels
-        self.before = {name: tensor.detach().clone() for name, tensor in _tensors(layer)}
+        self.inner = inner
+        self.before = {name: tensor.detach().clone() for name, tensor in _tensors(layer, inner)}
         self.settings = _settings(layer)
 
-    def read(self) -> Tensor:
+    def read(self) -> T:
         if self.layer.training:
             raise RuntimeError(
                 f"{type(self.layer).__name__}: training mode was switched on inside "
@@ -48,7 +61,7 @@ class FrozenLabels(HeldLabels):
                 f"{type(self.layer).__name__}: a setting changed inside cached_labels(); leave the "
                 "block first and enter it again after"
             )
-        now = _tensors(self.layer)
+        now = _tensors(self.layer, self.inner)
         for name in self.before.keys() - dict(now).keys():
             raise StaleLabels(
                 f"{type(self.layer).__name__}: {name} was removed inside cached_labels(); leave "
@@ -63,14 +76,36 @@ class FrozenLabels(HeldLabels):
         return self.labels
 
 
-class SharedLabels(HeldLabels):
-    """Encoded labels as a leaf whose gradients are collected and handed on to g_out once."""
+class _Seen(NamedTuple):
+    """What tells one state of a parameter from another without a copy of it."""
+
+    parameter: nn.Parameter
+    version: int  # torch counts the writes it sees
+    address: int
+
+    @classmethod
+    def of(cls, parameter: nn.Parameter) -> "_Seen":
+        return cls(parameter, parameter._version, parameter.data_ptr())
+
+    def same(self, other: "_Seen | None") -> bool:
+        return other is not None and self.parameter is other.parameter and self[1:] == other[1:]
+
+
+class SharedLabels(HeldLabels[Tensor]):
+    """Encoded labels as a leaf whose gradients are collected and handed on to g_out once.
+
+    A copy of every parameter would double their memory, and to compare it would make each step
+    wait for the device. So a write is noticed where autograd notices one: not if it goes past
+    torch's own count, as ``parameter.data.mul_(2)`` and NumPy views do.
+    """
 
     def __init__(self, layer: nn.Module, labels: Tensor) -> None:
         self.layer = layer
         trained = any(p.requires_grad for p in layer.parameters())
         self.blind = trained and not torch.is_grad_enabled()
-        self.versions = {name: p._version for name, p in layer.named_parameters()}
+        self.seen = {name: _Seen.of(p) for name, p in layer.named_parameters()}
+        self.buffers = dict(layer.named_buffers())
+        self.settings = _settings(layer)
         self.graph = labels
         self.leaf = labels.detach()
         self.collected = _Collected()
@@ -84,15 +119,33 @@ class SharedLabels(HeldLabels):
                 f"{type(self.layer).__name__}: the labels of this shared_labels() block were "
                 "encoded without gradients; enter it outside torch.no_grad() to train"
             )
+        if not torch.compiler.is_compiling():  # whose tensors have no address
+            self.check()
         return self.leaf
 
-    def backward(self) -> None:
-        for name, parameter in self.layer.named_parameters():
-            if parameter._version != self.versions.get(name):
+    def check(self) -> None:
+        """Raise StaleLabels if the labels would be encoded differently by now."""
+        layer = type(self.layer).__name__
+        now = {name: _Seen.of(p) for name, p in self.layer.named_parameters()}
+        for name in sorted(self.seen.keys() | now.keys()):
+            if name not in now or not now[name].same(self.seen.get(name)):
                 raise StaleLabels(
-                    f"{type(self.layer).__name__}: {name} changed inside shared_labels(), before "
-                    "the labels had their gradient; step the optimiser after the block"
+                    f"{layer}: {name} changed inside shared_labels(), before the labels had their "
+                    "gradient; step the optimiser and replace parameters after the block"
                 )
+        # By identity only: a normalised map counts on in its buffers as contexts pass through it.
+        buffers = dict(self.layer.named_buffers())
+        replaced = buffers.keys() != self.buffers.keys() or any(
+            buffers[name] is not self.buffers[name] for name in buffers
+        )
+        if replaced or _settings(self.layer) != self.settings:
+            raise StaleLabels(
+                f"{layer}: a setting, a mode or a part changed inside shared_labels(), before the "
+                "labels had their gradient; change it after the block"
+            )
+
+    def backward(self) -> None:
+        self.check()
         total = self.collected.total
         if total is not None:
             self.graph.backward(total.to(self.graph.dtype))
@@ -123,17 +176,26 @@ class _Collected:
             self.total.add_(grad)
 
 
-def _tensors(layer: nn.Module) -> list[tuple[str, Tensor]]:
-    return [*layer.named_parameters(), *layer.named_buffers()]
+def _tensors(layer: nn.Module, inner: nn.Module | None) -> list[tuple[str, Tensor]]:
+    tensors = [*layer.named_parameters(), *layer.named_buffers()]
+    if inner is None:
+        return tensors
+    elsewhere = {id(tensor) for _, tensor in _tensors(inner, None)}
+    return [(name, tensor) for name, tensor in tensors if id(tensor) not in elsewhere]
 
 
-def _settings(layer: nn.Module) -> list[tuple[str, dict[str, object]]]:
-    """The plain values every module of the layer holds: depth, activation, residual ..."""
-    plain = (bool, int, float, str)
+def _settings(layer: nn.Module) -> list[tuple[str, type, dict[str, object]]]:
+    """Kind and plain values of every module of the layer: depth, activation, residual ..."""
     return [
-        (name, {key: x for key, x in vars(module).items() if isinstance(x, plain)})
+        (name, type(module), {key: x for key, x in vars(module).items() if _is_plain(x)})
         for name, module in layer.named_modules()
     ]
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return isinstance(value, _PLAIN)
 
 
 def _same_bits(a: Tensor, b: Tensor | None) -> bool:
@@ -142,3 +204,21 @@ def _same_bits(a: Tensor, b: Tensor | None) -> bool:
     # As integers, so that NaN equals itself and -0.0 differs from 0.0.
     bits = _INTEGERS[a.element_size()]
     return torch.equal(a.contiguous().view(-1).view(bits), b.contiguous().view(-1).view(bits))
+
+
+@torch.no_grad()
+def evaluated(layer: nn.Module, labels: Callable[[], Tensor]) -> Tensor:
+    """``labels()`` of the layer with dropout off, whatever mode it is in."""
+    modes = [(module, module.training) for module in layer.modules()]
+    try:
+        layer.eval()
+        with without_autocast(layer):  # a fold lasts longer than an autocast
+            return labels()
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def without_autocast(layer: nn.Module) -> AbstractContextManager[Any]:
+    device = next((tensor.device for tensor in layer.parameters()), torch.device("cpu"))
+    return torch.autocast(device.type, enabled=False) if autocast_on(device) else nullcontext()

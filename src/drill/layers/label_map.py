@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from drill.kernels.nll import check_operand
+from drill.kernels.nll_checks import check_operand
 from drill.layers.dropout import draw_mask
-from drill.layers.settings import ACTIVATIONS, fraction, one_of, span
+from drill.layers.settings import ACTIVATIONS, fraction, one_of, span, switch
 from drill.layers.vectors import Placement
 
 DROPOUT_PLACES = ("input", "output")
@@ -31,6 +31,8 @@ class MapOptions:
         fraction(self.layer, "dropout", self.dropout)
         one_of(self.layer, "dropout_at", self.dropout_at, DROPOUT_PLACES)
         span(self.layer, self.init_range)
+        switch(self.layer, "locked", self.locked)
+        switch(self.layer, "map_bias", self.bias)
 
 
 class LabelMap(nn.Module):

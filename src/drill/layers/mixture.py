@@ -4,11 +4,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drill.kernels.nll import check_head, check_operand, reduce_losses
+from drill.kernels.nll import reduce_losses
+from drill.kernels.nll_checks import check_head, check_operand
 from drill.kernels.nll_mixture import mixture_nll
 from drill.layers.base import LossOptions, MatrixLayer, NotFoldable, head_log_probs
 from drill.layers.dropout import draw_mask
-from drill.layers.settings import fraction, positive, span
+from drill.layers.settings import fraction, positive, span, switch
 from drill.layers.smoothing import smoothed_nll
 from drill.layers.vectors import placement
 from drill.layers.wrapping import WrappingLayer
@@ -48,7 +49,7 @@ class MixtureOfSoftmaxes(WrappingLayer):
         if hidden_size is not None:
             self.hidden_size = positive(name, "hidden_size", hidden_size)
         self.dropout = fraction(name, "dropout", dropout)
-        self.locked = locked
+        self.locked = switch(name, "locked", locked)
         place = placement(layer.embedding)
         self.prior = nn.Linear(self.hidden_size, experts, bias=False, **place)
         self.latent = nn.Linear(self.hidden_size, experts * layer.hidden_size, **place)
@@ -60,6 +61,12 @@ class MixtureOfSoftmaxes(WrappingLayer):
         raise NotFoldable(
             f"a mixture of {self.experts} softmaxes has no single weight for a fused loss to "
             "read; call layer.nll(hidden, targets)"
+        )
+
+    def context(self, hidden: Tensor) -> Tensor:
+        raise NotFoldable(
+            f"a mixture of {self.experts} softmaxes has {self.experts} contexts for a hidden "
+            "state, not one; call layer.expert_contexts(hidden)"
         )
 
     def expert_contexts(self, hidden: Tensor) -> tuple[Tensor, Tensor]:

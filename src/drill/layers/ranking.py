@@ -29,7 +29,7 @@ class Ranking(nn.Module):
         ids: Tensor | None = None
         if counts is not None:
             if not isinstance(counts, Tensor):  # on the CPU even while a layer is built on meta
-                counts = torch.as_tensor(counts, device="cpu", dtype=torch.float64)
+                counts = _as_numbers(owner, counts)
             if counts.shape != (labels,):
                 raise ValueError(
                     f"{owner}: counts {tuple(counts.shape)} do not match the {labels} labels; "
@@ -85,3 +85,13 @@ class Ranking(nn.Module):
     def _inverse(ids: Tensor) -> Tensor:
         # Made again for each use: one pass over V integers, and it cannot disagree with ``ids``.
         return torch.empty_like(ids).scatter_(0, ids, torch.arange(len(ids), device=ids.device))
+
+
+def _as_numbers(owner: str, counts: Sequence[float]) -> Tensor:
+    try:
+        return torch.as_tensor(counts, device="cpu", dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(
+            f"{owner}: counts are a tensor or a list of numbers, one per label, "
+            f"not {type(counts).__name__}"
+        ) from None

@@ -8,13 +8,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drill.kernels.nll import check_head, must_not_wait, reduce_losses
+from drill.kernels.nll import reduce_losses
+from drill.kernels.nll_checks import check_head, must_not_wait
 from drill.layers.base import LossOptions, MatrixLayer
 from drill.layers.ranking import Ranking
 from drill.layers.settings import one_of, positive
 from drill.layers.wrapping import WrappingLayer
 
 Proposal = Literal["log-uniform", "uniform"]
+
+WITHOUT_FLOAT64 = ("mps",)
+"""Devices whose labels are drawn on the CPU."""
 
 
 class SampledSoftmax(WrappingLayer):
@@ -35,7 +39,8 @@ class SampledSoftmax(WrappingLayer):
                close to the distribution of words; or "uniform"
     counts     (V,) training counts that rank the labels; without them id 0 is the most frequent
                label, id 1 the next, as frequency-sorted vocabularies have it
-    generator  of the draws, on the device of the hidden states; torch's own by default
+    generator  of the draws, on the device of the hidden states (for MPS, on the CPU); torch's own
+               by default
     """
 
     def __init__(
@@ -49,6 +54,8 @@ class SampledSoftmax(WrappingLayer):
     ) -> None:
         super().__init__(layer)
         name = type(self).__name__
+        if not isinstance(generator, torch.Generator | None):
+            raise TypeError(f"{name}: generator is a torch.Generator, not {generator!r}")
         self.samples = positive(name, "samples", samples)
         self.proposal = one_of(name, "proposal", proposal, get_args(Proposal))
         self.ranking = Ranking(name, layer, counts)
@@ -60,23 +67,24 @@ class SampledSoftmax(WrappingLayer):
     def sample(self, count: int, device: torch.device) -> Tensor:
         """Frequency ranks (count,) drawn with replacement from q; never waits for a device."""
         V = self.vocabulary_size
-        g = self.generator
-        if g is not None and g.device.type != device.type:
+        g, at = self.generator, _with_float64(device)
+        if g is not None and g.device.type != at.type:
             raise ValueError(
                 f"{type(self).__name__}: the generator is on {g.device} but hidden on {device}; "
-                f"give torch.Generator({device.type!r})"
+                f"give torch.Generator({at.type!r})"
             )
         if self.proposal == "uniform":
-            return torch.randint(V, (count,), generator=g, device=device)
+            return torch.randint(V, (count,), generator=g, device=at).to(device)
         # The inverse of the cumulative distribution log(r+1) / log(V+1). In float64: the grid of
         # float32 is as coarse as q itself in the tail of a large vocabulary.
-        u = torch.rand(count, generator=g, device=device, dtype=torch.float64)
+        u = torch.rand(count, generator=g, device=at, dtype=torch.float64)
         r = (u * math.log(V + 1)).exp().long() - 1
-        return r.clamp(0, V - 1)  # exp may round up to V + 1
+        return r.clamp(0, V - 1).to(device)  # exp may round up to V + 1
 
     def log_proposal(self, ranks: Tensor) -> Tensor:
-        """log q of frequency ranks, in float64."""
+        """log q of frequency ranks, in float64 (on the CPU where a device has none)."""
         V = self.vocabulary_size
+        ranks = ranks.to(_with_float64(ranks.device))
         if self.proposal == "uniform":
             return torch.full_like(ranks, -math.log(V), dtype=torch.float64)
         return (ranks.double() + 1).reciprocal().log1p().log() - math.log(math.log(V + 1))
@@ -110,20 +118,22 @@ class SampledSoftmax(WrappingLayer):
         ids = torch.cat([known, drawn])  # (N + S,)
         Y, place = self._encode(ids, check)  # (R, k), (N + S,)
         check_head(name, context, Y, None)
-        # Gathered in float32, so that gradients are summed in it where labels repeat.
+        # Gathered in float32, the bias below too: gradients of repeated labels are summed in it.
         wide = Y.to(torch.promote_types(Y.dtype, torch.float32))
         Y_target = F.embedding(place[: len(known)], wide)  # (N, k)
         Y_drawn = F.embedding(place[len(known) :], wide).to(Y.dtype)  # (S, k)
         logits = F.linear(context, Y_drawn)  # (N, S)
         exact = torch.promote_types(logits.dtype, torch.float32)
         l_target = (context.to(exact) * Y_target.to(exact)).sum(-1)  # (N,)
-        shift = -(self.log_proposal(ranks) + math.log(self.samples)).to(exact)  # (S,)
+        shift = -(self.log_proposal(ranks) + math.log(self.samples))  # (S,)
+        shift = shift.to(ranks.device, exact)
         if self.layer.bias is not None:
-            b = F.embedding(ids, self.layer.bias[:, None])[:, 0]
+            b = F.embedding(ids, self.layer.bias.to(exact)[:, None])[:, 0]
             l_target = l_target + b[: len(known)]
             shift = shift + b[len(known) :]
-        # Not -inf: a token all of whose draws are hits would get NaN gradients.
+        # Not -inf: a token all of whose draws are hits or masked would get NaN gradients.
         lowest = torch.finfo(exact).min
+        shift = shift.clamp(min=lowest)
         hits = known[:, None] == drawn
         log_rest = logits.to(exact).add_(shift).masked_fill_(hits, lowest).logsumexp(1)  # (N,)
         losses = -F.logsigmoid(l_target - log_rest)  # log(exp(l_target) + rest) - l_target
@@ -132,7 +142,7 @@ class SampledSoftmax(WrappingLayer):
 
     def _encode(self, ids: Tensor, check: bool) -> tuple[Tensor, Tensor]:
         """Encoded labels Y (R, k) and the row of each id in it: ``Y[place]`` are labels(ids)."""
-        if self.layer._held is not None:
+        if self.layer.holds_labels:
             return self.layer.weight, ids
         rows, place = distinct(ids, self.vocabulary_size, wait=check)
         return self.layer.labels(rows, check=False), place
@@ -159,10 +169,6 @@ class SampledSoftmax(WrappingLayer):
         """All encoded labels (V, k): the wrapped layer's."""
         return self.layer.weight
 
-    @property
-    def bias(self) -> nn.Parameter | None:
-        return self.layer.bias
-
     def logits(self, hidden: Tensor) -> Tensor:
         """Unnormalised scores (..., V), exact in every mode."""
         return self.layer.logits(hidden)
@@ -184,6 +190,10 @@ class SampledSoftmax(WrappingLayer):
             f"{super().extra_repr()}, samples={self.samples}, proposal={self.proposal!r}, "
             f"generator={generator}"
         )
+
+
+def _with_float64(device: torch.device) -> torch.device:
+    return torch.device("cpu") if device.type in WITHOUT_FLOAT64 else device
 
 
 def distinct(ids: Tensor, labels: int, wait: bool) -> tuple[Tensor, Tensor]:

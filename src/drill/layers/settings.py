@@ -15,6 +15,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def positive(layer: str, name: str, value: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{layer}: {name} is a whole number of at least 1, not {value!r}")
@@ -28,14 +32,20 @@ def at_least_zero(layer: str, name: str, value: int) -> int:
 
 
 def fraction(layer: str, name: str, value: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < 1.0:
+    if not is_number(value) or not 0.0 <= value < 1.0:
         raise ValueError(f"{layer}: {name} is a number in [0, 1), not {value!r}")
     return value
 
 
 def span(layer: str, value: float) -> float:
-    if not (value > 0.0 and math.isfinite(value)):
-        raise ValueError(f"{layer}: init_range is a positive finite number, not {value}")
+    if not is_number(value) or not 0.0 < value < math.inf:
+        raise ValueError(f"{layer}: init_range is a positive finite number, not {value!r}")
+    return value
+
+
+def switch(layer: str, name: str, value: bool) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{layer}: {name} is True or False, not {value!r}")
     return value
 
 

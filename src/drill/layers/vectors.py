@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from drill.kernels.nll_checks import check_range
 from drill.layers.settings import positive
 
 
@@ -25,7 +26,7 @@ class Descriptions(nn.Module):
     ``descriptions`` (V, ...) holds one row per label, for example padded token ids of its
     dictionary entry; ``encoder`` maps rows of it to vectors (R, d) and is trained with the layer.
     A label that was never trained gets a vector from its description: ``extend`` adds rows, then
-    ``layer.resize`` admits them.
+    ``layer.resize`` admits them; ``truncate`` drops the last ones.
 
         source = Descriptions(encoder, token_ids, embedding_dim=400)
         layer = DeepResidual(source, depth=2)
@@ -35,6 +36,13 @@ class Descriptions(nn.Module):
 
     def __init__(self, encoder: nn.Module, descriptions: Tensor, embedding_dim: int) -> None:
         super().__init__()
+        if not isinstance(encoder, nn.Module):
+            raise TypeError(
+                f"Descriptions: the encoder is an nn.Module, not {type(encoder).__name__}; put a "
+                "function into the forward of one, so that it moves and is saved with the layer"
+            )
+        _check_tensor("Descriptions: the rows are", descriptions)
+        positive("Descriptions", "embedding_dim", embedding_dim)
         if descriptions.dim() < 1 or descriptions.shape[0] < 1:
             raise ValueError(
                 f"Descriptions: one row per label is needed, not {tuple(descriptions.shape)}"
@@ -49,12 +57,28 @@ class Descriptions(nn.Module):
 
     def extend(self, descriptions: Tensor) -> None:
         """Append descriptions of new labels; call ``layer.resize(source.num_embeddings)`` after."""
-        if descriptions.shape[1:] != self.descriptions.shape[1:]:
+        _check_tensor("Descriptions: new rows are", descriptions)
+        if not torch.can_cast(descriptions.dtype, self.descriptions.dtype):
+            raise TypeError(
+                f"Descriptions: new rows of {descriptions.dtype} would be cut to the old ones' "
+                f"{self.descriptions.dtype}; give rows of that dtype"
+            )
+        if descriptions.dim() < 1 or descriptions.shape[1:] != self.descriptions.shape[1:]:
             raise ValueError(
                 f"Descriptions: new rows of shape {tuple(descriptions.shape[1:])} do not fit the "
                 f"old ones of shape {tuple(self.descriptions.shape[1:])}; pad or cut them"
             )
         self.descriptions = torch.cat([self.descriptions, descriptions.to(self.descriptions)])
+
+    def truncate(self, labels: int) -> None:
+        """Keep the descriptions of the first ``labels``; call ``layer.resize(labels)`` after."""
+        positive("Descriptions", "the number of labels", labels)
+        if labels > self.num_embeddings:
+            raise ValueError(
+                f"Descriptions: there are {self.num_embeddings} rows to keep, not {labels}; add "
+                "new ones with extend"
+            )
+        self.descriptions = self.descriptions[:labels].clone()  # a view would keep the others
 
     def forward(self, rows: Tensor | None = None) -> Tensor:
         chosen = self.descriptions if rows is None else self.descriptions[rows]
@@ -107,6 +131,29 @@ def label_vectors(source: nn.Embedding | LabelSource, rows: Tensor | None = None
     return source.weight if rows is None else F.embedding(rows, source.weight)
 
 
+def checked_rows(
+    name: str, source: nn.Embedding | LabelSource, rows: Tensor, check: bool
+) -> Tensor:
+    """``rows`` (R,) as int64; ``check`` looks whether each is a label."""
+    if not isinstance(rows, Tensor):
+        raise TypeError(f"{name}: rows are a tensor of label ids, not {type(rows).__name__}")
+    whole = not (rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool)
+    if not whole or rows.dim() != 1:
+        raise TypeError(
+            f"{name}: rows are label ids of shape (R,), not {rows.dtype} {tuple(rows.shape)}"
+        )
+    device = placement(source)["device"]
+    if device is not None and rows.device != device:
+        raise ValueError(
+            f"{name}: rows are on {rows.device} but the label vectors on {device}; "
+            "move one with .to()"
+        )
+    rows = rows.long()
+    if check:
+        check_range(name, rows, label_count(source), what="rows")
+    return rows
+
+
 def resize_rows(
     name: str, source: nn.Embedding | LabelSource, new_size: int, vectors: Tensor | None
 ) -> None:
@@ -115,6 +162,8 @@ def resize_rows(
     old_size = label_count(source)
     added = max(0, new_size - old_size)
     width = source.embedding_dim
+    if vectors is not None:
+        _check_tensor(f"{name}: vectors are", vectors)
     if vectors is not None and vectors.shape != (added, width):
         raise ValueError(
             f"{name}: from {old_size} to {new_size} labels needs vectors of shape "
@@ -122,9 +171,10 @@ def resize_rows(
         )
     if not isinstance(source, nn.Embedding):
         if new_size != old_size:
+            mend = "extend" if new_size > old_size else "truncate"
             raise ValueError(
                 f"{name}: the label source has {old_size} labels; give it {new_size} "
-                "(for Descriptions: extend), then resize the layer"
+                f"(for Descriptions: {mend}), then resize the layer"
             )
         return
     if new_size != old_size:
@@ -136,11 +186,16 @@ def resize_rows(
         source.padding_idx = None  # its row is gone
 
 
+def _check_tensor(what: str, value: object) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{what} a tensor, not {type(value).__name__}; make one with torch.tensor")
+
+
 def refill(parameter: Tensor, data: Tensor) -> None:
     """Give a Parameter data of another shape; whoever shares the object stays tied to it."""
     # While an older graph lives, autograd would go on expecting gradients of the old shape; it
     # forgets that shape only when the dtype changes.
-    other = torch.float64 if data.dtype != torch.float64 else torch.float32
+    other = torch.float32 if data.dtype != torch.float32 else torch.float16
     parameter.grad = None
     parameter.data = data.new_empty(0, dtype=other)
     parameter.data = data

@@ -2,7 +2,7 @@
 
 from contextlib import AbstractContextManager
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from drill.layers.base import MatrixLayer, OutputLayer
 
@@ -31,6 +31,19 @@ class WrappingLayer(OutputLayer):
     def label_weight(self) -> Tensor:
         """E, (V, d): the wrapped layer's."""
         return self.layer.label_weight
+
+    @property
+    def bias(self) -> nn.Parameter | None:
+        """b, (V,): the wrapped layer's."""
+        return self.layer.bias
+
+    def labels(self, rows: Tensor | None = None, check: bool = True) -> Tensor:
+        """g_out: the wrapped layer's encoded labels, (V, k) or those of ``rows`` (R, k)."""
+        return self.layer.labels(rows, check)
+
+    def context(self, hidden: Tensor) -> Tensor:
+        """g_in: the wrapped layer's contexts, (..., d_h) -> (..., k)."""
+        return self.layer.context(hidden)
 
     def cached_labels(self) -> AbstractContextManager[None]:
         return self.layer.cached_labels()

@@ -1,0 +1,143 @@
+"""Checks of what a loss is given: one sentence with the fault, its sizes and the mend."""
+
+import importlib.util
+from typing import cast
+
+import torch
+from torch import Tensor
+
+TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
+
+
+def check_head(name: str, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Raise unless hidden (..., k), weight (V, k) and bias (V,) fit in shape, device and dtype."""
+    check_states(name, hidden)
+    if weight.dim() != 2:
+        raise ValueError(f"{name}: weight is (labels, width), not of shape {tuple(weight.shape)}")
+    if hidden.dim() < 1 or hidden.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"{name}: hidden {tuple(hidden.shape)} does not end in the width {weight.shape[1]} "
+            f"of weight {tuple(weight.shape)}; project hidden to {weight.shape[1]} first"
+        )
+    check_operand(name, hidden, "weight", weight)
+    if bias is not None:
+        if bias.dtype == torch.float64:
+            check_operand(name, hidden, "bias", bias)  # narrower ones are added to wider logits
+        _check_device(name, hidden, "bias", bias)
+        if bias.shape != weight.shape[:1]:
+            raise ValueError(
+                f"{name}: bias {tuple(bias.shape)} does not match the {weight.shape[0]} labels of "
+                f"weight {tuple(weight.shape)}; give one bias per label, in a layer by "
+                f"resize({weight.shape[0]})"
+            )
+
+
+def check_operand(
+    name: str, hidden: Tensor, what: str, tensor: Tensor, called: str = "hidden"
+) -> None:
+    """Raise unless a product of the two can run: device and dtype."""
+    _check_device(name, hidden, what, tensor, called)
+    if tensor.dtype == hidden.dtype:
+        return
+    pair = f"{name}: {called} is {hidden.dtype} but {what} {tensor.dtype}"
+    exact = torch.float64 in (hidden.dtype, tensor.dtype)
+    if not autocast_on(hidden.device):
+        autocast = "" if exact else ", or run under torch.autocast"
+        raise TypeError(f"{pair}; cast one with .to(){autocast}")
+    if exact:
+        raise TypeError(f"{pair}, and autocast leaves float64 as it is; cast one with .to()")
+
+
+def check_states(name: str, hidden: object) -> None:
+    """Raise TypeError unless ``hidden`` is a floating-point tensor."""
+    if isinstance(hidden, tuple):
+        raise TypeError(
+            f"{name}: hidden is a tensor, not a tuple; a recurrent module returns (output, state): "
+            "give the output"
+        )
+    if not isinstance(hidden, Tensor):
+        raise TypeError(f"{name}: hidden is a tensor, not {type(hidden).__name__}")
+    if not hidden.is_floating_point():
+        raise TypeError(
+            f"{name}: hidden is floating point, not {hidden.dtype}; give encoder outputs, not ids"
+        )
+
+
+def check_targets(
+    hidden: Tensor, targets: Tensor, labels: int, ignore_index: int, in_range: bool = True
+) -> None:
+    """Raise unless there is one integer target per token and, if asked, each one is a label."""
+    if not isinstance(targets, Tensor):
+        raise TypeError(f"nll: targets are a tensor of label ids, not {type(targets).__name__}")
+    if targets.shape != hidden.shape[:-1]:
+        raise ValueError(
+            f"nll: targets {tuple(targets.shape)} do not match hidden {tuple(hidden.shape)}; "
+            f"give one target per token, shape {tuple(hidden.shape[:-1])}"
+        )
+    if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
+        raise TypeError(
+            f"nll: targets are integer label ids, not {targets.dtype}; convert with .long()"
+        )
+    _check_device("nll", hidden, "targets", targets)
+    if in_range:
+        check_range("nll", targets, labels, ignore_index)
+
+
+def check_range(
+    name: str, ids: Tensor, labels: int, ignore_index: int | None = None, what: str = "targets"
+) -> None:
+    """Raise IndexError unless every id is in [0, labels) or is ``ignore_index``."""
+    if ids.numel() == 0 or must_not_wait(ids.device):
+        return
+    lowest, highest = _extremes(ids, ignore_index)
+    if lowest >= 0 and highest < labels:
+        return
+    ids = ids.long()
+    outside = (ids < 0) | (ids >= labels)
+    exempt, mends = "", ["map it to a label"]
+    if ignore_index is not None:
+        outside &= ids != ignore_index
+        exempt = f" (ignore_index is {ignore_index})"
+    place = outside.nonzero()[0].tolist()  # only now: it waits for the device again
+    wrong = int(ids[tuple(place)])
+    if wrong >= labels:
+        mends.append(f"resize the layer to {highest + 1} labels")
+    elif ignore_index is not None:
+        mends.append("name it as ignore_index")
+    where = f" at {place}" if place else ""
+    raise IndexError(
+        f"{name}: {what} hold {wrong}{where}, but the labels are 0 to {labels - 1}{exempt}; "
+        f"{', or '.join(mends)}"
+    )
+
+
+def _extremes(ids: Tensor, ignore_index: int | None) -> list[int]:
+    if ids.is_cuda and TRITON_INSTALLED:
+        from drill.kernels.nll_triton import extremes  # one launch instead of four
+
+        return extremes(ids, ignore_index)
+    ids = ids.long()
+    kept = ids if ignore_index is None else torch.where(ids == ignore_index, 0, ids)
+    return cast(list[int], torch.stack(torch.aminmax(kept)).tolist())
+
+
+def _check_device(
+    name: str, hidden: Tensor, what: str, tensor: Tensor, called: str = "hidden"
+) -> None:
+    if tensor.device != hidden.device:
+        raise ValueError(
+            f"{name}: {called} is on {hidden.device} but {what} on {tensor.device}; "
+            "move one with .to()"
+        )
+
+
+def must_not_wait(device: torch.device) -> bool:
+    """Whether reading a value back from the device is impossible here."""
+    if device.type == "meta" or torch.compiler.is_compiling():
+        return True
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def autocast_on(device: torch.device) -> bool:
+    """Whether autocast is on for this device; torch has no answer for the meta device."""
+    return device.type != "meta" and torch.is_autocast_enabled(device.type)
