@@ -124,3 +124,13 @@ def test_wrong_settings_name_the_rule_and_the_mend():
         Sgd().begin([])
     with pytest.raises(RuntimeError, match="call begin"):
         Sgd().step(70, 70, 0.0)
+
+
+def test_a_rule_knows_the_rate_of_its_last_full_length_step():
+    rule = AdamW(lr=1.0, schedule="cosine", warmup=0.0)
+    parameter = nn.Parameter(torch.ones(3))
+    rule.begin([("w", parameter)])
+    assert rule.now == 1.0
+    parameter.grad = torch.ones(3)
+    rule.step(35, 70, 0.5)
+    assert rule.now == pytest.approx(0.5, abs=1e-3)

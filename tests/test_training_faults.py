@@ -46,6 +46,17 @@ def test_the_last_good_checkpoint_stays_and_is_named(tmp_path, value, name):
     assert all(tensor.isfinite().all() for tensor in weights(folder.best).values())
 
 
+def test_the_best_weights_are_kept_where_no_checkpoint_was_due(tmp_path):
+    sentence = poisoned(tmp_path, 15, math.nan)
+    folder = RunFolder(tmp_path)
+    assert "no checkpoint was due before that" in sentence
+    assert f"the best weights, those of epoch 1, are {folder.best}" in sentence
+    small_run(tmp_path / "whole", "deep-residual", epochs=1)
+    kept, best = weights(folder.best), weights(RunFolder(tmp_path / "whole").best)
+    assert kept.keys() == best.keys()
+    assert all(torch.equal(kept[name], best[name]) for name in best)
+
+
 def test_a_run_goes_on_from_the_last_good_checkpoint(tmp_path):
     small_run(tmp_path / "whole", "deep-residual")
     poisoned(tmp_path / "run", 15, math.nan, save_every=0.0)

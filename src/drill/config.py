@@ -46,6 +46,7 @@ MAY_CHANGE = (  # while a run goes on
     "training.updates",
     "training.max_minutes",
     "training.save_every",
+    "training.capture",
 )
 
 

@@ -1,7 +1,7 @@
 """Where a run stands: all that changes while it trains, and how that is saved and found again."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from drill.standing import (
     agree,
     copied,
     cut_metrics,
+    keep_best,
     own_tensors,
     perplexity_of,
     take_own,
@@ -37,7 +38,7 @@ class Position(Standing):
     stopper: NonMonotone | None
     row: int = 0
     hidden: State | None = None
-    best: Perplexity | None = None
+    best: Perplexity | None = field(default=None, kw_only=True)
 
     def mean_loss(self, world: World) -> float:
         """Mean of the epoch so far; waits for the device."""
@@ -122,10 +123,7 @@ def save(at: Position, model: nn.Module, rule: Rule, folder: RunFolder, world: W
         "world": world.size,
         "text": at.text,
     }
-    if at.best_weights is not None:
-        assert at.best is not None
-        folder.save_best(at.best_weights, {"epoch": at.best_epoch, "valid": asdict(at.best)})
-        at.best_weights = None
+    keep_best(at, folder)
     folder.save_last(tensors, numbers)
     world.wait()  # nobody goes on before it is on disk
 

@@ -4,7 +4,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -47,6 +47,14 @@ class Standing:
 def copied(model: nn.Module) -> dict[str, Tensor]:
     """The weights as they are now."""
     return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def keep_best(at: Any, folder: RunFolder) -> None:
+    """Write the best weights of a run that stands at ``at``, where they are not on disk yet."""
+    if at.best_weights is None:
+        return
+    folder.save_best(at.best_weights, {"epoch": at.best_epoch, "valid": asdict(at.best)})
+    at.best_weights = None
 
 
 def perplexity_of(loss: float) -> float:

@@ -8,8 +8,8 @@ that a run which was killed goes on as if nothing had happened.
 import math
 import time
 import zlib
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from drill.checkpoint import load_into
-from drill.data import Ids, columns, inputs_and_targets, sequence_lengths, training_segments
-from drill.encoders.base import State
+from drill.data import Ids, columns, sequence_lengths, training_segments
 from drill.evaluation.perplexity import Perplexity, perplexity
 from drill.interrupts import Interrupts
 from drill.kernels.lstm_persistent import stalled
@@ -28,13 +27,15 @@ from drill.models import LanguageModel
 from drill.optim import NonMonotone, Rule
 from drill.parallel import World
 from drill.position import Position, restore, save
-from drill.precision import Precision, autocast_to, products
+from drill.precision import Precision, products
 from drill.progress import Progress, Speed
 from drill.run_folder import RunFolder
-from drill.standing import Standing
+from drill.standing import Standing, keep_best
+from drill.steps import Glance, steps
 from drill.translator import Translator
 
-SHOW_EVERY = 0.5  # seconds between two looks at the loss, for which a GPU must be waited for
+SHOW_EVERY = 0.5  # seconds between two looks at the loss
+READ_AT_ONCE = 512  # rows of a text that a GPU evaluates; the result does not depend on it
 AGREE_EVERY = 20  # steps between two agreements of several processes on saving and stopping
 
 
@@ -69,6 +70,7 @@ def train(
     slowness: float = 1.0,
     micro_batch: int | None = None,
     precision: Precision = "tf32",
+    capture: bool = True,
     valid_batch_size: int = 10,
     test_batch_size: int = 1,
     patience: int | None = None,
@@ -88,6 +90,7 @@ def train(
     activation   weight of mean(output^2), slowness that of mean((raw[t+1] - raw[t])^2)
     micro_batch  columns at a time, their gradients summed; None takes all at once
     precision    float32, tf32 (float32 stored, products on tf32 units) or bfloat16 (autocast)
+    capture      on a GPU, replay steps as CUDA graphs where the model allows it
     patience     stop after an epoch worse than the best one before the last ``patience``
     baseline     validate first: only better weights replace those given
     save_every   seconds between checkpoints
@@ -108,6 +111,7 @@ def train(
     device = next(model.parameters()).device
     data = world.columns(columns(ids.train, batch_size)).to(device)  # (rows, B)
     rows = data.shape[0]
+    read_at_once = max(bptt, READ_AT_ONCE) if device.type == "cuda" else bptt
     valid = columns(ids.valid, valid_batch_size).to(device)
     test_columns = columns(ids.test, test_batch_size)  # too short a text shows now, not at the end
     lengths = sequence_lengths(seed if length_seed is None else length_seed, bptt, length_cap)
@@ -124,23 +128,34 @@ def train(
     agreeing = 1 if world.size == 1 else AGREE_EVERY
     saved = shown = time.monotonic()
 
-    with products(precision, device) as autocast, Interrupts() as interrupts:
+    with (
+        products(precision, device) as autocast,
+        Interrupts() as interrupts,
+        best_kept(at, folder, world),
+    ):
+        step = steps(
+            model,
+            trained,
+            data,
+            rule,
+            capture=capture,
+            world_size=world.size,
+            bptt=bptt,
+            autocast=autocast,
+            micro_batch=micro_batch,
+            options=options,
+        )
         if baseline and not resumed:
             at.epoch = 0
-            row = _validate(at, model, valid, rule, world, bptt, autocast)
+            row = _validate(at, model, valid, rule, world, read_at_once, autocast)
             tell(folder, world, progress, speed.report(row))
             at.next_epoch()
 
         while at.epoch <= epochs and not (stopper is not None and stopper.triggered):
             model.train()
+            glance = Glance(device)
             for segment in training_segments(rows, at.lengths, at.row):
-                inputs, targets = inputs_and_targets(data, segment)  # (T, B) each
-                with autocast_to(device, autocast):
-                    nll, at.hidden = _backward(
-                        trained, inputs, targets, at.hidden, micro_batch, options
-                    )
-                rule.step(segment.sampled_length, bptt, (at.epoch - 1 + at.row / rows) / epochs)
-                at.nll += nll * segment.length
+                step(at, segment, (at.epoch - 1 + at.row / rows) / epochs)
                 at.row += segment.length
                 at.step += 1
 
@@ -149,7 +164,9 @@ def train(
                 now = time.monotonic()
                 if agreeing > 1 or now - shown >= SHOW_EVERY:
                     shown = now
-                    at.loss = finite(at.mean_loss(world), at, rule, folder)
+                    seen = glance(at, world)
+                    if seen is not None:
+                        at.loss = finite(seen, at, rule, folder)
                     tell(folder, world, progress, speed.report())
                 urge = world.largest(2.0 * interrupts.asked + (now - saved >= save_every))
                 if urge > 0.0:
@@ -161,7 +178,7 @@ def train(
 
             at.loss = finite(at.mean_loss(world), at, rule, folder)
             refuse_damaged(at, model, rule, folder)
-            row = _validate(at, model, valid, rule, world, bptt, autocast)
+            row = _validate(at, model, valid, rule, world, read_at_once, autocast)
             rule.epoch_ended(row["valid_loss"])
             if stopper is not None:
                 stopper.update(row["valid_loss"])
@@ -173,53 +190,10 @@ def train(
         test: Perplexity | None = None
         if at.best is not None and world.first:
             load_into(model, folder.best)
-            test = perplexity(model, test_columns, bptt=bptt, autocast=autocast)
+            test = perplexity(model, test_columns, bptt=read_at_once, autocast=autocast)
             at.tick()
             folder.append(at.test_row(test))
         return Outcome(True, at.epoch - 1, at.best_epoch, at.best, world.from_first(test))
-
-
-def _backward(
-    trained: nn.Module,  # the model, or what wraps it for several processes
-    inputs: Tensor,  # (T, B)
-    targets: Tensor,  # (T, B)
-    hidden: State | None,
-    micro_batch: int | None,
-    options: dict[str, Any],
-) -> tuple[Tensor, State]:
-    """Add the gradients of one batch; gives its mean loss and the state after it."""
-    batch = inputs.shape[1]
-    if micro_batch is None or micro_batch >= batch:
-        loss = trained(inputs, targets, hidden, **options)
-        loss.total.backward()
-        return loss.nll, loss.state
-    several = trained if isinstance(trained, DistributedDataParallel) else None
-    model: LanguageModel = trained.module if several else trained  # type: ignore[assignment]
-    nll = inputs.new_zeros((), dtype=torch.float32)
-    states: list[State] = []
-    # Several processes sum gradients during backward, which a shared encoding would come after.
-    with nullcontext() if several else model.layer.shared_labels():
-        for start in range(0, batch, micro_batch):
-            own = slice(start, min(batch, start + micro_batch))
-            share = (own.stop - own.start) / batch
-            carried = None if hidden is None else _columns(hidden, own)
-            with several.no_sync() if several and own.stop < batch else nullcontext():
-                loss = trained(inputs[:, own], targets[:, own], carried, **options)
-                (loss.total * share).backward()
-            nll = nll + loss.nll * share
-            states.append(loss.state)
-    return nll, _joined(states)
-
-
-def _columns(state: State, own: slice) -> State:
-    return tuple(tuple(tensor[:, own].contiguous() for tensor in layer) for layer in state)
-
-
-def _joined(states: list[State]) -> State:
-    return tuple(
-        tuple(torch.cat(parts, dim=1) for parts in zip(*layers, strict=True))
-        for layers in zip(*states, strict=True)
-    )
 
 
 def _validate(
@@ -228,20 +202,20 @@ def _validate(
     valid: Tensor,
     rule: Rule,
     world: World,
-    bptt: int,
+    rows: int,
     autocast: torch.dtype | None,
 ) -> dict[str, Any]:
     """Keep the weights if they are the best so far; gives the epoch's line of metrics."""
     averaged = rule.averaging
     with rule.evaluated():
         try:
-            scores = perplexity(model, valid, bptt=bptt, autocast=autocast) if world.first else None
+            scores = perplexity(model, valid, bptt=rows, autocast=autocast) if world.first else None
         except FloatingPointError as error:  # of finite parameters: those were looked at before
             raise Diverged(f"the validation after epoch {at.epoch}: {error}") from None
         scores = world.from_first(scores)
         better = at.offer(scores, model)
     at.tick()
-    return at.epoch_row(scores, lr=rule.lr, averaged=averaged, best=better)
+    return at.epoch_row(scores, lr=rule.now, averaged=averaged, best=better)
 
 
 def tell(
@@ -269,6 +243,17 @@ def wrapped(model: LanguageModel | Translator, world: World) -> nn.Module:
     return DistributedDataParallel(model, find_unused_parameters=unused)
 
 
+@contextmanager
+def best_kept(at: Standing, folder: RunFolder, world: World) -> Iterator[None]:
+    """Training that diverges inside loses none of the best weights."""
+    try:
+        yield
+    except Diverged:
+        if world.first:
+            keep_best(at, folder)
+        raise
+
+
 def finite(loss: float, at: Standing, rule: Rule, folder: RunFolder) -> float:
     """``loss``, or Diverged where training cannot go on from it."""
     if math.isfinite(loss):
@@ -278,6 +263,8 @@ def finite(loss: float, at: Standing, rule: Rule, folder: RunFolder) -> float:
         if folder.last.exists()
         else "no checkpoint was due before that"
     )
+    if at.best_epoch:
+        last += f"; the best weights, those of epoch {at.best_epoch}, are {folder.best}"
     if stalled():
         raise Diverged(
             f"the LSTM kernel waited in vain for room on the GPU before step {at.step} of epoch "
@@ -285,7 +272,7 @@ def finite(loss: float, at: Standing, rule: Rule, folder: RunFolder) -> float:
             "encoder.impl=cudnn under another name"
         )
     raise Diverged(
-        f"the loss became {loss} in epoch {at.epoch}, before step {at.step}, at lr {rule.lr:g}; "
+        f"the loss became {loss} in epoch {at.epoch}, before step {at.step}, at lr {rule.now:g}; "
         f"{last}; train under another name with a lower rate, for example "
         f"--set optimizer.lr={rule.lr / 2:g}"
     )

@@ -19,6 +19,7 @@ from drill.standing import (
     agree,
     copied,
     cut_metrics,
+    keep_best,
     own_tensors,
     perplexity_of,
     take_own,
@@ -130,10 +131,7 @@ def save(
         if weights is not None:
             checkpoint.save(folder.recent(step), weights, {"step": step})
     at.recent = dict.fromkeys(at.recent)
-    if at.best_weights is not None:
-        assert at.best is not None
-        folder.save_best(at.best_weights, {"epoch": at.best_epoch, "valid": asdict(at.best)})
-        at.best_weights = None
+    keep_best(at, folder)
     numbers = {
         "epoch": at.epoch,
         "batch": at.batch * world.size,

@@ -28,6 +28,7 @@ from drill.precision import Precision, autocast_to, products
 from drill.progress import Pace, Progress
 from drill.run_folder import RunFolder
 from drill.training import (
+    best_kept,
     AGREE_EVERY,
     SHOW_EVERY,
     Diverged,
@@ -132,7 +133,11 @@ def train_translator(
     agreeing = 1 if world.size == 1 else AGREE_EVERY
     saved = shown = time.monotonic()
 
-    with products(precision, device) as autocast, Interrupts() as interrupts:
+    with (
+        products(precision, device) as autocast,
+        Interrupts() as interrupts,
+        best_kept(at, folder, world),
+    ):
         search = replace(search, autocast=autocast)
         if at.share(limits) < 1.0 and world.first:
             folder.averaged.unlink(missing_ok=True)  # of a run that was to be shorter
@@ -222,7 +227,7 @@ def _backward(
     """
     several = trained if isinstance(trained, DistributedDataParallel) else None
     size = 1 if several is None else torch.distributed.get_world_size()
-    total = torch.zeros((), device=device)
+    total = torch.zeros((), dtype=widest(device), device=device)
     # Several processes sum gradients during backward, which a shared encoding would come after.
     alone = several is None and len(update) > 1
     with model.layer.shared_labels() if alone else nullcontext():

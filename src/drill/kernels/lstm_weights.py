@@ -19,7 +19,7 @@ Weights = Sequence[Tensor]
 """As of ``nn.LSTM``: W_ih (4 hidden, i), W_hh (4 hidden, hidden), b_ih and b_hh (4 hidden,)."""
 
 UNITS, COLUMNS = 16, 64  # of a tile of weights, with the four gates of each unit
-WORDS = 8192  # of a block that marks hidden states
+WORDS = 2048  # of a block that marks hidden states
 
 
 class Prepared(NamedTuple):
@@ -144,6 +144,9 @@ def finish(
             drop,
             PADDED=padded,
             DROP=seed is not None,
+            RECURRENT=d_hh is not None,
+            INWARD=d_ih is not None,
+            BIAS=d_bias is not None,
             UNITS=UNITS,
             COLUMNS=COLUMNS,
             num_warps=4,
@@ -203,49 +206,48 @@ def _prepare(
             tl.store(made_hh_t + line * 4 * PADDED + row, turned, mask=within)
     elif program < recurrent + inward:
         tile = program - recurrent
-        strips = tl.cdiv(width, COLUMNS)
-        unit = (tile // strips * UNITS + tl.arange(0, UNITS))[:, None]
-        column = (tile % strips * COLUMNS + tl.arange(0, COLUMNS))[None, :]
-        real = (unit < hidden) & (column < inputs)
-        inside = (unit < PADDED) & (column < width)
+        strips_in = tl.cdiv(width, COLUMNS)
+        unit_in = (tile // strips_in * UNITS + tl.arange(0, UNITS))[:, None]
+        column_in = (tile % strips_in * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+        real_in = (unit_in < hidden) & (column_in < inputs)
+        inside_in = (unit_in < PADDED) & (column_in < width)
         for gate in tl.static_range(4):
-            value = tl.load(w_ih + (gate * hidden + unit) * inputs + column, mask=real, other=0.0)
-            tl.store(
-                made_ih + (4 * unit + gate) * width + column, value.to(tl.bfloat16), mask=inside
-            )
-        if tile % strips == 0:
-            units = tile // strips * UNITS + tl.arange(0, UNITS)
+            theirs = (gate * hidden + unit_in) * inputs + column_in
+            value = tl.load(w_ih + theirs, mask=real_in, other=0.0).to(tl.bfloat16)
+            tl.store(made_ih + (4 * unit_in + gate) * width + column_in, value, mask=inside_in)
+        if tile % strips_in == 0:
+            units = tile // strips_in * UNITS + tl.arange(0, UNITS)
             for gate in tl.static_range(4):
                 ours = gate * hidden + units
                 b = tl.load(b_ih + ours, mask=units < hidden, other=0.0).to(tl.float32)
                 b += tl.load(b_hh + ours, mask=units < hidden, other=0.0).to(tl.float32)
                 tl.store(made_bias + 4 * units + gate, b, mask=units < PADDED)
     elif program < recurrent + inward + states:
-        place = (program - recurrent - inward) * WORDS + tl.arange(0, WORDS)
-        unit = place % PADDED
-        inside = place < batch * PADDED
-        real = inside & (unit < hidden)
-        at = place // PADDED * hidden + unit
-        first = tl.load(h0 + at, mask=real, other=0.0)
-        tl.store(h + place, first.to(tl.bfloat16), mask=inside)
-        cell = tl.load(c0 + at, mask=real, other=0.0)
-        tl.store(c + place, cell.to(tl.float32), mask=inside)
+        cell = (program - recurrent - inward) * WORDS + tl.arange(0, WORDS)
+        inside_state = cell < batch * PADDED
+        real_state = inside_state & (cell % PADDED < hidden)
+        given = cell // PADDED * hidden + cell % PADDED
+        first_h = tl.load(h0 + given, mask=real_state, other=0.0)
+        tl.store(h + cell, first_h.to(tl.bfloat16), mask=inside_state)
+        first_c = tl.load(c0 + given, mask=real_state, other=0.0)
+        tl.store(c + cell, first_c.to(tl.float32), mask=inside_state)
     else:
         block = (program - recurrent - inward - states).to(tl.int64)
-        place = block * WORDS + tl.arange(0, WORDS)
-        tl.store(
-            marks + batch * PADDED + place, tl.full((WORDS,), -1, tl.int16), mask=place < words
-        )
+        word = block * WORDS + tl.arange(0, WORDS)
+        empty = tl.full((WORDS,), -1, tl.int16)
+        tl.store(marks + batch * PADDED + word, empty, mask=word < words)
 
 
 @triton.jit
 def _finish(
     d_ih, d_hh, d_bias, seed, made_ih, made_hh, made_bias,
     hidden, inputs, width, batch, recurrent, inward, drop,
-    PADDED: tl.constexpr, DROP: tl.constexpr, UNITS: tl.constexpr, COLUMNS: tl.constexpr,
+    PADDED: tl.constexpr, DROP: tl.constexpr,
+    RECURRENT: tl.constexpr, INWARD: tl.constexpr, BIAS: tl.constexpr,
+    UNITS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
-    if program < recurrent:
+    if RECURRENT and program < recurrent:
         strips = tl.cdiv(hidden, COLUMNS)
         unit = (program // strips * UNITS + tl.arange(0, UNITS))[:, None]
         column = (program % strips * COLUMNS + tl.arange(0, COLUMNS))[None, :]
@@ -263,20 +265,21 @@ def _finish(
         tl.store(to + hidden * hidden, f, mask=real)
         tl.store(to + 2 * hidden * hidden, g, mask=real)
         tl.store(to + 3 * hidden * hidden, o, mask=real)
-    elif program < recurrent + inward:
+    elif INWARD and program < recurrent + inward:
         tile = program - recurrent
-        strips = tl.cdiv(inputs, COLUMNS)
-        unit = (tile // strips * UNITS + tl.arange(0, UNITS))[:, None]
-        column = (tile % strips * COLUMNS + tl.arange(0, COLUMNS))[None, :]
-        real = (unit < hidden) & (column < inputs)
+        strips_in = tl.cdiv(inputs, COLUMNS)
+        unit_in = (tile // strips_in * UNITS + tl.arange(0, UNITS))[:, None]
+        column_in = (tile % strips_in * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+        real_in = (unit_in < hidden) & (column_in < inputs)
         for gate in tl.static_range(4):
-            value = tl.load(d_ih + (4 * unit + gate) * width + column, mask=real, other=0.0)
-            tl.store(made_ih + (gate * hidden + unit) * inputs + column, value, mask=real)
-    else:
+            ours = (4 * unit_in + gate) * width + column_in
+            value = tl.load(d_ih + ours, mask=real_in, other=0.0)
+            tl.store(made_ih + (gate * hidden + unit_in) * inputs + column_in, value, mask=real_in)
+    elif BIAS:
         place = (program - recurrent - inward) * COLUMNS + tl.arange(0, COLUMNS)
-        at = place % hidden * 4 + place // hidden  # place is by gate, the sums are by unit
-        real = place < 4 * hidden
+        from_unit = place % hidden * 4 + place // hidden  # place is by gate, the sums are by unit
+        real_bias = place < 4 * hidden
         total = tl.zeros((COLUMNS,), tl.float32)
         for row in range(batch):
-            total += tl.load(d_bias + row * 4 * PADDED + at, mask=real, other=0.0)
-        tl.store(made_bias + place, total, mask=real)
+            total += tl.load(d_bias + row * 4 * PADDED + from_unit, mask=real_bias, other=0.0)
+        tl.store(made_bias + place, total, mask=real_bias)

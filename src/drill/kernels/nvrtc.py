@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,30 +22,41 @@ class CompileError(RuntimeError):
     """CUDA source that does not compile here."""
 
 
+Argument = Tensor | int | ctypes.Structure | ctypes.c_float
+
+
 class Kernel:
-    """A compiled kernel; calling it launches all its blocks at once, or none of them."""
+    """A compiled kernel; calling it launches it."""
 
     def __init__(self, function: ctypes.c_void_p, shared: int) -> None:
         self._function = function
         self._shared = shared
         _check(_driver().cuFuncSetAttribute(function, MAXIMUM_SHARED, shared), "shared memory")
 
-    def __call__(self, blocks: int, threads: int, arguments: Sequence[Tensor | int]) -> None:
-        """Launch on the current stream; a tensor is passed as its address, an int as 32 bits."""
-        held = [
-            ctypes.c_void_p(each.data_ptr()) if isinstance(each, Tensor) else ctypes.c_int(each)
-            for each in arguments
-        ]
+    def __call__(
+        self, blocks: int, threads: int, arguments: Sequence[Argument], *, together: bool = True
+    ) -> None:
+        """Launch on the current stream; ``together``, all blocks run at once or none of them.
+
+        A tensor is passed as its address, an int as 32 bits, what ctypes made as it is.
+        """
+        held = [_passed(each) for each in arguments]
         places = (ctypes.c_void_p * len(held))(
             *(ctypes.cast(ctypes.byref(each), ctypes.c_void_p) for each in held)
         )
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        _check(
-            _driver().cuLaunchCooperativeKernel(
-                self._function, blocks, 1, 1, threads, 1, 1, self._shared, stream, places
-            ),
-            "launch",
-        )
+        shape = (self._function, blocks, 1, 1, threads, 1, 1, self._shared, stream, places)
+        driver = _driver()
+        if together:
+            _check(driver.cuLaunchCooperativeKernel(*shape), "launch")
+        else:
+            _check(driver.cuLaunchKernel(*shape, None), "launch")
+
+
+def _passed(argument: Argument) -> Any:
+    if isinstance(argument, Tensor):
+        return ctypes.c_void_p(argument.data_ptr())
+    return ctypes.c_int(argument) if isinstance(argument, int) else argument
 
 
 def compiled(

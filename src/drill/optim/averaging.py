@@ -62,6 +62,30 @@ class AveragedSgd(Optimizer):
                     self.state[p].update(step=done + 1, rate=float(group["lr"]))
         return loss
 
+    def advance(self) -> tuple[float, float]:
+        """Count a step of all parameters that another takes; gives r_n and the share of w_n in a_n.
+
+        For what changes weights and averages in one pass. Every parameter has to take part.
+        """
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state.update(step=0, rate=float(group["lr"]), average=torch.zeros_like(p))
+        if not self.even():
+            raise RuntimeError("AveragedSgd: advance: some parameters were left out of a step")
+        first = next(iter(self.state.values()))
+        done, rate = first["step"], first["rate"]
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p].update(step=done + 1, rate=float(group["lr"]))
+        return rate, 1.0 if done < 2 else 1.0 / done
+
+    def even(self) -> bool:
+        """Whether all parameters have taken the same steps."""
+        held = [self.state.get(p, {}) for group in self.param_groups for p in group["params"]]
+        return len({(state.get("step", 0), state.get("rate")) for state in held}) == 1
+
     def _by_progress(self, group: dict[str, Any]) -> dict[tuple[int, float], list[Tensor]]:
         """The parameters with gradients by steps done and rate, which are one set unless some were
         left out of a step."""

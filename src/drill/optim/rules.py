@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from drill.kernels import sgd_step
 from drill.optim.averaging import AveragedSgd, NonMonotone, averaged
 from drill.optim.schedules import inverse_sqrt, one_cycle, warmup_cosine
 
@@ -60,6 +61,7 @@ class Rule(abc.ABC):
         if clip is not None and not clip > 0.0:
             raise ValueError(f"{name}: clip is a positive number or none, not {clip}")
         self.lr = lr
+        self.now = lr  # the rate of the last full-length step, which a schedule may change
         self.weight_decay = weight_decay
         self.clip = clip
         self.parameters: dict[str, nn.Parameter] = {}
@@ -82,14 +84,38 @@ class Rule(abc.ABC):
 
     def step(self, sampled_length: int, bptt: int, progress: float) -> None:
         """Clip, step with lr * sampled_length / bptt, drop the gradients."""
+        self.announce(sampled_length, bptt, progress)
+        self.apply()
+
+    def announce(self, sampled_length: int, bptt: int, progress: float) -> None:
+        """The host's part of a step: say how long the next one is."""
+        optimizer = self._begun()
+        self.now = self.rate(progress)
+        self._set_rate(optimizer, scaled_lr(self.now, sampled_length, bptt))
+
+    def apply(self) -> None:
+        """The device's part of a step; recorded, it can be replayed after other announcements."""
         optimizer = self._begun()
         if self.clip is not None:
             clip_(self.parameters.values(), self.clip)
-        rate = scaled_lr(self.rate(progress), sampled_length, bptt)
-        for group in optimizer.param_groups:
-            group["lr"] = rate
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+
+    def _set_rate(self, optimizer: Optimizer, rate: float) -> None:
+        for group in optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)  # where a recorded step reads it
+            else:
+                group["lr"] = rate
+
+    @property
+    def phase(self) -> object:
+        """Another object from the moment on when steps are taken in another way."""
+        return self.optimizer
+
+    @abc.abstractmethod
+    def why_not_recorded(self) -> str | None:
+        """Why ``apply`` cannot be recorded as a CUDA graph; None where it can."""
 
     def epoch_ended(self, valid_loss: float) -> None:  # noqa: B027 - most rules do not care
         """Hear the validation loss of an epoch."""
@@ -151,7 +177,63 @@ class Rule(abc.ABC):
         return self.optimizer
 
 
-class Sgd(Rule):
+class SgdRule(Rule):
+    """What plain and averaged SGD share: on a GPU all of a step is two launches."""
+
+    _fused = False
+
+    def begin(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
+        super().begin(named)
+        self._fused = sgd_step.supported(list(self.parameters.values()))
+        self._numbers = torch.zeros(2, device=next(iter(self.parameters.values())).device)
+
+    def step(self, sampled_length: int, bptt: int, progress: float) -> None:
+        held, self._fused = self._fused, self._fused and self._whole()
+        super().step(sampled_length, bptt, progress)
+        self._fused = held
+
+    def _whole(self) -> bool:
+        """Whether all parameters take part, now and in every step before."""
+        optimizer = self._begun()
+        even = not isinstance(optimizer, AveragedSgd) or optimizer.even()
+        return even and all(p.grad is not None for p in self.parameters.values())
+
+    def announce(self, sampled_length: int, bptt: int, progress: float) -> None:
+        super().announce(sampled_length, bptt, progress)
+        if not self._fused:
+            return
+        optimizer = self._begun()
+        rate, share = optimizer.param_groups[0]["lr"], 0.0
+        if isinstance(optimizer, AveragedSgd):
+            rate, share = optimizer.advance()
+        for place, number in zip(self._numbers, (rate, share), strict=True):
+            place.fill_(number)
+
+    def apply(self) -> None:
+        if not self._fused:
+            super().apply()
+            return
+        optimizer = self._begun()
+        trained = list(self.parameters.values())
+        gradients = [p.grad for p in trained if p.grad is not None]
+        averages = None
+        if isinstance(optimizer, AveragedSgd):
+            averages = [optimizer.state[p]["average"] for p in trained]
+        sgd_step.sgd_step(
+            [p.detach() for p in trained],
+            gradients,
+            averages,
+            self._numbers,
+            clip=self.clip,
+            decay=self.weight_decay,
+        )
+        optimizer.zero_grad(set_to_none=True)
+
+    def why_not_recorded(self) -> str | None:
+        return None if self._fused else "parameters are not all float32 on the GPU"
+
+
+class Sgd(SgdRule):
     """w <- w - lr (g + weight_decay w), g clipped; for a baseline."""
 
     def __init__(
@@ -163,7 +245,7 @@ class Sgd(Rule):
         return torch.optim.SGD(self.parameters.values(), lr=self.lr, weight_decay=self.weight_decay)
 
 
-class Asgd(Rule):
+class Asgd(SgdRule):
     """Averaged SGD from the first step on; for finetuning a trained model."""
 
     def __init__(
@@ -175,7 +257,7 @@ class Asgd(Rule):
         return AveragedSgd(self.parameters.values(), self.lr, weight_decay=self.weight_decay)
 
 
-class NtAsgd(Rule):
+class NtAsgd(SgdRule):
     """SGD until validation stops to improve, averaged SGD from then on.
 
     The switch comes after the epoch that is worse than the best one before the last ``patience``
@@ -263,16 +345,23 @@ class AdamW(Rule):
             {"params": matrices, "weight_decay": self.weight_decay},
             {"params": vectors, "weight_decay": 0.0},
         ]
+        place = next(iter(self.parameters.values())).device
+        on_gpu = place.type == "cuda"
         return torch.optim.AdamW(
             [group for group in groups if group["params"]],
-            lr=self.lr,
+            lr=torch.tensor(self.lr, device=place) if on_gpu else self.lr,
             betas=self.betas,
             eps=self.epsilon,
+            fused=on_gpu or None,
+            capturable=on_gpu,
         )
 
-    def step(self, sampled_length: int, bptt: int, progress: float) -> None:
+    def announce(self, sampled_length: int, bptt: int, progress: float) -> None:
         self.steps += 1
-        super().step(sampled_length, bptt, progress)
+        super().announce(sampled_length, bptt, progress)
+
+    def why_not_recorded(self) -> str | None:
+        return None
 
     def numbers(self) -> dict[str, Any]:
         return {**super().numbers(), "steps": self.steps}

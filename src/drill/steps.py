@@ -1,0 +1,275 @@
+"""One training step after another: launched as they come, or recorded once per length and replayed.
+
+A step of a recurrent model is hundreds of small launches, which take a host longer than the GPU. As
+a CUDA graph they are one. A graph holds addresses and shapes, so there is one for every length of a
+segment, all of them reading the ids, the state and the learning rate where they were put before.
+"""
+
+import gc
+import logging
+from collections import Counter
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from drill.data import Segment, inputs_and_targets
+from drill.encoders.base import State
+from drill.layers import MatrixLayer, MixtureOfSoftmaxes
+from drill.models import LanguageModel
+from drill.optim import Rule
+from drill.parallel import World
+from drill.position import Position
+from drill.precision import autocast_to
+
+logger = logging.getLogger("drill")
+
+MOST_GRAPHS = 256
+SEEN_BEFORE = 1  # launches of a length before it is recorded: they compile what it needs
+
+Replay = Callable[[], None]
+
+
+class Steps:
+    """Forward, backward and the change of the parameters, launched as they come.
+
+    trained      the model, or what wraps it for several processes
+    data         (rows, B), on the device
+    autocast     the dtype of products, if not that of the parameters
+    micro_batch  columns at a time, their gradients summed; None takes all at once
+    options      of the model's loss
+    """
+
+    def __init__(
+        self,
+        trained: nn.Module,
+        data: Tensor,
+        rule: Rule,
+        *,
+        bptt: int,
+        autocast: torch.dtype | None = None,
+        micro_batch: int | None = None,
+        options: dict[str, Any],
+    ) -> None:
+        self.trained, self.data, self.rule, self.bptt = trained, data, rule, bptt
+        self.autocast, self.micro_batch, self.options = autocast, micro_batch, options
+
+    def __call__(self, at: Position, segment: Segment, progress: float) -> None:
+        """Train on one segment; adds its loss to ``at.nll`` and carries ``at.hidden``."""
+        inputs, targets = inputs_and_targets(self.data, segment)  # (T, B) each
+        with autocast_to(self.data.device, self.autocast):
+            nll, at.hidden = backward(
+                self.trained, inputs, targets, at.hidden, self.micro_batch, self.options
+            )
+        self.rule.step(segment.sampled_length, self.bptt, progress)
+        at.nll += nll * segment.length
+
+
+class RecordedSteps(Steps):
+    """The same steps, replayed. The first segment of a length is launched, later ones are replays.
+
+    record  turns work into its replay without doing it; by default into a CUDA graph
+    """
+
+    def __init__(
+        self,
+        trained: LanguageModel,
+        data: Tensor,
+        rule: Rule,
+        *,
+        record: Callable[[Callable[[], None]], Replay] | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(trained, data, rule, **settings)
+        self.model = trained
+        self.record = record or Graphs(data.device)
+        self.ids = data.new_empty((0, data.shape[1]))  # (longest + 1, B)
+        self.state: State | None = None
+        self.seen: Counter[int] = Counter()
+        self.phase: object = None
+        self.replays: dict[int, Replay] = {}
+
+    def __call__(self, at: Position, segment: Segment, progress: float) -> None:
+        length = segment.length
+        self._carry(at)
+        self._make_room(length)
+        if self.rule.phase is not self.phase:  # the parameters change in another way from now on
+            self.replays.clear()
+            self.phase = self.rule.phase
+        self.ids[: length + 1].copy_(self.data[segment.start : segment.start + length + 1])
+        self.rule.announce(segment.sampled_length, self.bptt, progress)
+        self.seen[length] += 1
+        if length not in self.replays:
+            if self.seen[length] <= SEEN_BEFORE or len(self.replays) >= MOST_GRAPHS:
+                self._work(at, length)
+                return
+            self.replays[length] = self.record(lambda: self._work(at, length))
+        self.replays[length]()
+
+    def _work(self, at: Position, length: int) -> None:
+        assert self.state is not None
+        inputs, targets = self.ids[:length], self.ids[1 : length + 1]
+        with autocast_to(self.data.device, self.autocast):
+            loss = self.model(inputs, targets, self.state, **self.options)
+            loss.total.backward()
+        self.rule.apply()
+        at.nll += loss.nll * length
+        torch._foreach_copy_(_flat(self.state), _flat(loss.state))
+
+    def _carry(self, at: Position) -> None:
+        """From now on the state of ``at`` is the one that graphs read and write."""
+        if self.state is None:
+            made = self.model.initial_state(self.data.shape[1])
+            self.state = tuple(tuple(tensor.clone() for tensor in layer) for layer in made)
+        if at.hidden is None:
+            torch._foreach_zero_(_flat(self.state))
+        elif at.hidden is not self.state:
+            torch._foreach_copy_(_flat(self.state), _flat(at.hidden))
+        at.hidden = self.state
+
+    def _make_room(self, length: int) -> None:
+        if self.ids.shape[0] > length:
+            return
+        self.ids = self.data.new_empty((max(length + 1, 2 * self.bptt), self.data.shape[1]))
+        self.replays.clear()  # they read where the ids were
+
+
+class Glance:
+    """The mean loss of the epoch so far, without waiting for the device.
+
+    On a GPU a call reads what an earlier one has sent for: a moment old, None at first.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.waits = device.type != "cuda"
+        self.sent: tuple[Tensor, torch.cuda.Event, int] | None = None
+        self.value: float | None = None
+
+    def __call__(self, at: Position, world: World) -> float | None:
+        if self.waits or world.size > 1:
+            return at.mean_loss(world)
+        if self.sent is not None and self.sent[1].query():
+            seen, _, rows = self.sent
+            self.value, self.sent = float(seen) / max(1, rows), None
+        if self.sent is None:
+            seen = torch.empty((), dtype=at.nll.dtype, pin_memory=True)
+            seen.copy_(at.nll, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+            self.sent = (seen, event, at.row)
+        return self.value
+
+
+class Graphs:
+    """Records work as CUDA graphs that share their memory: only one of them runs at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.pool = torch.cuda.MemPool()  # it outlives the graphs, so that others can follow them
+        self.stream = torch.cuda.Stream(device)
+
+    def __call__(self, work: Callable[[], None]) -> Replay:
+        graph = torch.cuda.CUDAGraph()
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        collecting = gc.isenabled()
+        gc.disable()  # what it frees may be another graph, which a recording does not allow
+        try:
+            with torch.cuda.stream(self.stream):
+                graph.capture_begin(pool=self.pool.id, capture_error_mode="thread_local")
+                try:
+                    work()
+                finally:
+                    graph.capture_end()
+        finally:
+            if collecting:
+                gc.enable()
+        torch.cuda.current_stream(self.device).wait_stream(self.stream)
+        return graph.replay
+
+
+def steps(
+    model: LanguageModel,
+    trained: nn.Module,
+    data: Tensor,
+    rule: Rule,
+    *,
+    capture: bool,
+    world_size: int,
+    micro_batch: int | None,
+    **settings: Any,
+) -> Steps:
+    """Replayed steps where that is wanted and possible, else launched ones; the log says why."""
+    obstacle = why_not_recorded(model, rule, capture, world_size, micro_batch)
+    if obstacle is None:
+        return RecordedSteps(model, data, rule, **settings)
+    if data.is_cuda:
+        logger.info("training: steps are launched one by one: %s", obstacle)
+    return Steps(trained, data, rule, micro_batch=micro_batch, **settings)
+
+
+def why_not_recorded(
+    model: LanguageModel, rule: Rule, capture: bool, world_size: int, micro_batch: int | None
+) -> str | None:
+    """Why steps of this kind are launched one by one; None where they can be replayed."""
+    device = next(model.parameters()).device
+    if not capture:
+        return "asked for"
+    if device.type != "cuda":
+        return f"CUDA graphs need an NVIDIA GPU, not {device.type}"
+    if world_size > 1:
+        return "several processes sum their gradients"
+    if micro_batch is not None:
+        return "a batch is taken in parts"
+    if not isinstance(model.layer, MatrixLayer | MixtureOfSoftmaxes):
+        return f"sizes inside {type(model.layer).__name__} depend on the targets"
+    return rule.why_not_recorded()
+
+
+def backward(
+    trained: nn.Module,  # the model, or what wraps it for several processes
+    inputs: Tensor,  # (T, B)
+    targets: Tensor,  # (T, B)
+    hidden: State | None,
+    micro_batch: int | None,
+    options: dict[str, Any],
+) -> tuple[Tensor, State]:
+    """Add the gradients of one batch; gives its mean loss and the state after it."""
+    batch = inputs.shape[1]
+    if micro_batch is None or micro_batch >= batch:
+        loss = trained(inputs, targets, hidden, **options)
+        loss.total.backward()
+        return loss.nll, loss.state
+    several = trained if isinstance(trained, DistributedDataParallel) else None
+    model: LanguageModel = trained.module if several else trained  # type: ignore[assignment]
+    nll = inputs.new_zeros((), dtype=torch.float32)
+    states: list[State] = []
+    # Several processes sum gradients during backward, which a shared encoding would come after.
+    with nullcontext() if several else model.layer.shared_labels():
+        for start in range(0, batch, micro_batch):
+            own = slice(start, min(batch, start + micro_batch))
+            share = (own.stop - own.start) / batch
+            carried = None if hidden is None else _columns(hidden, own)
+            with several.no_sync() if several and own.stop < batch else nullcontext():
+                loss = trained(inputs[:, own], targets[:, own], carried, **options)
+                (loss.total * share).backward()
+            nll = nll + loss.nll * share
+            states.append(loss.state)
+    return nll, _joined(states)
+
+
+def _columns(state: State, own: slice) -> State:
+    return tuple(tuple(tensor[:, own].contiguous() for tensor in layer) for layer in state)
+
+
+def _joined(states: list[State]) -> State:
+    return tuple(
+        tuple(torch.cat(parts, dim=1) for parts in zip(*layers, strict=True))
+        for layers in zip(*states, strict=True)
+    )
+
+
+def _flat(state: State) -> list[Tensor]:
+    return [tensor for layer in state for tensor in layer]

@@ -1,0 +1,187 @@
+"""Replayed training steps are the launched ones. Here a recording is work that is done again."""
+
+import pytest
+import torch
+from torch import nn
+
+from drill.data import Segment, sequence_lengths, training_segments
+from drill.encoders import AwdLstm
+from drill.layers import AdaptiveSoftmax, DeepResidual, MixtureOfSoftmaxes, TiedSoftmax
+from drill.models import LanguageModel
+from drill.optim import AdamW, Asgd, NtAsgd, Sgd
+from drill.parallel import World
+from drill.position import Position
+from drill.steps import Glance, RecordedSteps, Steps, steps, why_not_recorded
+
+ROWS, BATCH, WORDS, BPTT = 120, 3, 17, 8
+OPTIONS = {"activation": 2.0, "slowness": 1.0, "check": False}
+SETTINGS = {"bptt": BPTT, "options": OPTIONS}
+ALONE = World()
+
+
+def model(device="cpu", layer=TiedSoftmax, dropout=0.3):
+    torch.manual_seed(0)
+    embedding = nn.Embedding(WORDS, 16)
+    encoder = AwdLstm(embedding, 24, 2, weight_drop=dropout)
+    return LanguageModel(encoder, layer(embedding)).to(device)
+
+
+def deep(embedding):
+    return DeepResidual(embedding, depth=2, dropout=0.3)
+
+
+def mixture(embedding):
+    return MixtureOfSoftmaxes(TiedSoftmax(embedding), 2)
+
+
+def text(device="cpu"):
+    torch.manual_seed(5)
+    return torch.randint(WORDS, (ROWS, BATCH), device=device)
+
+
+def position(device="cpu"):
+    nll = torch.zeros((), dtype=torch.float64, device=device)
+    return Position(sequence_lengths(3, BPTT), None, nll=nll, text=0)
+
+
+def run(kind, rule, device="cpu", layer=TiedSoftmax, epochs=3, **settings):
+    """Train a few epochs; gives the position, the parameters and the steps."""
+    trained, data, at = model(device, layer), text(device), position(device)
+    rule.begin(trained.named_parameters())
+    step = kind(trained, data, rule, **SETTINGS, **settings)
+    torch.manual_seed(9)
+    losses = []
+    for epoch in range(epochs):
+        for segment in training_segments(ROWS, at.lengths):
+            step(at, segment, 0.0)
+            at.row += segment.length
+        losses.append(float(at.nll))
+        rule.epoch_ended(1.0)  # averaging starts where the rule knows how
+        if epoch + 1 < epochs:
+            at.next_epoch()
+    return at, losses, list(trained.parameters()), step
+
+
+def again(work):
+    return work
+
+
+@pytest.mark.parametrize("layer", [TiedSoftmax, deep, mixture])
+@pytest.mark.parametrize("rule", [Sgd, Asgd, lambda: NtAsgd(patience=0), AdamW])
+def test_replays_train_as_launches_do(rule, layer):
+    at, losses, found, step = run(RecordedSteps, rule(), layer=layer, record=again)
+    plain, wanted, truth, _ = run(Steps, rule(), layer=layer)
+    assert losses == wanted
+    for a, b in zip(found, truth, strict=True):
+        assert torch.equal(a, b)
+    for ours, theirs in zip(at.hidden, plain.hidden, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert step.replays
+
+
+def test_a_length_is_launched_once_and_recorded_at_its_second_segment():
+    recorded = []
+
+    def record(work):
+        recorded.append(work)
+        return work
+
+    trained, data, at, rule = model(), text(), position(), Sgd()
+    rule.begin(trained.named_parameters())
+    step = RecordedSteps(trained, data, rule, **SETTINGS, record=record)
+    for count, length in ((0, 5), (0, 7), (1, 5), (1, 5), (2, 7)):
+        step(at, Segment(0, length, length), 0.0)
+        assert len(recorded) == count
+
+
+def test_another_way_to_step_and_longer_segments_are_recorded_anew():
+    trained, data, at, rule = model(), text(), position(), NtAsgd(patience=0)
+    rule.begin(trained.named_parameters())
+    step = RecordedSteps(trained, data, rule, **SETTINGS, record=again)
+    for _ in range(3):
+        step(at, Segment(0, 5, 5), 0.0)
+    assert set(step.replays) == {5}
+    rule._average()
+    step(at, Segment(0, 6, 6), 0.0)
+    assert not step.replays
+    step(at, Segment(0, 6, 6), 0.0)
+    step(at, Segment(0, 4 * BPTT, 4 * BPTT), 0.0)  # longer than the room for ids
+    assert not step.replays
+
+
+def test_a_given_state_is_taken_and_a_new_epoch_starts_from_zero():
+    trained, data, at, rule = model(dropout=0.0), text(), position(), Sgd(lr=1e-9)
+    rule.begin(trained.named_parameters())
+    step = RecordedSteps(trained, data, rule, **SETTINGS, record=again)
+    given = tuple(
+        tuple(torch.ones_like(t) for t in layer) for layer in trained.initial_state(BATCH)
+    )
+    at.hidden = given
+    trained.eval()
+    step(at, Segment(0, 5, 5), 0.0)
+    _, state = trained.log_probs(data[:5], given)
+    torch.testing.assert_close(at.hidden[0][0], state[0][0])
+    assert given[0][0].eq(1).all()
+    at.next_epoch()
+    step(at, Segment(0, 5, 5), 0.0)
+    _, state = trained.log_probs(data[:5])
+    torch.testing.assert_close(at.hidden[0][0], state[0][0])
+
+
+def test_where_steps_are_launched_one_by_one_it_says_why():
+    trained, rule = model(), Sgd()
+    rule.begin(trained.named_parameters())
+    assert why_not_recorded(trained, rule, False, 1, None) == "asked for"
+    assert "not cpu" in why_not_recorded(trained, rule, True, 1, None)
+    made = steps(
+        trained, trained, text(), rule, capture=True, world_size=1, micro_batch=None, **SETTINGS
+    )
+    assert type(made) is Steps
+
+
+def test_a_cpu_is_looked_at_at_once():
+    at = position()
+    at.nll += 6.0
+    at.row = 3
+    assert Glance(torch.device("cpu"))(at, ALONE) == 2.0
+
+
+# -- on a GPU -------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layer", [TiedSoftmax, deep, mixture])
+@pytest.mark.parametrize("rule", [Sgd, lambda: NtAsgd(patience=0), AdamW])
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+def test_graphs_train_as_launches_do(rule, layer, autocast):
+    given = {"device": "cuda", "layer": layer, "epochs": 4, "autocast": autocast}
+    at, losses, found, step = run(RecordedSteps, rule(), **given)
+    _, wanted, truth, _ = run(Steps, rule(), **given)
+    assert losses == wanted
+    for a, b in zip(found, truth, strict=True):
+        assert torch.equal(a, b)
+    assert step.replays
+    assert at.hidden is step.state
+
+
+@pytest.mark.gpu
+def test_what_cannot_be_recorded_says_so():
+    trained = model("cuda", lambda embedding: AdaptiveSoftmax(TiedSoftmax(embedding), [5, 10]))
+    rule = Sgd()
+    rule.begin(trained.named_parameters())
+    assert "AdaptiveSoftmax" in why_not_recorded(trained, rule, True, 1, None)
+    plain = model("cuda")
+    rule.begin(plain.named_parameters())
+    assert why_not_recorded(plain, rule, True, 1, None) is None
+    assert "several processes" in why_not_recorded(plain, rule, True, 2, None)
+    assert "in parts" in why_not_recorded(plain, rule, True, 1, 2)
+
+
+@pytest.mark.gpu
+def test_a_glance_at_a_gpu_does_not_wait():
+    at, glance = position("cuda"), Glance(torch.device("cuda"))
+    at.nll += 6.0
+    at.row = 3
+    assert glance(at, ALONE) is None
+    torch.cuda.synchronize()
+    assert glance(at, ALONE) == 2.0
