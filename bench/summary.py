@@ -121,6 +121,22 @@ def section(row: Row) -> tuple[Any, ...]:
     return (*sizes, row.get("task"))
 
 
+def commands(benchmark: str, rows: list[Row]) -> list[str]:
+    """What was called to make these rows, each once; old rows do not say with which options."""
+    called = (f"python bench/{benchmark}.py {row.get('arguments') or ''}".strip() for row in rows)
+    return [f"`{command}`" for command in dict.fromkeys(called)]
+
+
+def with_bias(table: dict[str, Row]) -> str:
+    """Which heads of a section had a bias, where its rows say so."""
+    known = {name: row["bias"] for name, row in table.items() if "bias" in row}
+    if not known:
+        return ""
+    if len(set(known.values())) == 1:
+        return ", with a bias" if all(known.values()) else ", without a bias"
+    return f", with a bias except {'; '.join(name for name, bias in known.items() if not bias)}"
+
+
 def page(rows: list[Row], source: str) -> Iterable[str]:
     machines = sorted({f"{row['device']}, torch {row['torch']}" for row in rows})
     commits = sorted({row["commit"] for row in rows if row.get("commit")})
@@ -129,10 +145,17 @@ def page(rows: list[Row], source: str) -> Iterable[str]:
     yield f"Made by `python bench/summary.py {source}` from what the benchmarks wrote, not by hand."
     of = f", commit {' and '.join(commits)}" if commits else ""
     yield "; ".join(machines) + f"{of}. How it is measured: [bench/README.md](../bench/README.md)."
+    unknown = sum(not row.get("commit") for row in rows)
+    if unknown:
+        yield ""
+        yield (
+            f"**Of {unknown} of the {len(rows)} rows nobody knows which commit they measured**: "
+            "run the benchmarks again."
+        )
     for benchmark, question in QUESTIONS.items():
         ours = [row for row in rows if row["benchmark"] == benchmark]
         if ours:
-            yield from ("", f"## {question}", "", f"`python bench/{benchmark}.py`")
+            yield from ("", f"## {question}", "", ", ".join(commands(benchmark, ours)))
         for (size, tokens, labels, width, dtype, task), group in groupby(ours, key=section):
             table = {row["name"]: row for row in group}
             shown = {
@@ -141,6 +164,7 @@ def page(rows: list[Row], source: str) -> Iterable[str]:
             }
             shown = {name: cells for name, cells in shown.items() if any(cells)}
             what = f"**{size}**, N={tokens:,} V={labels:,} d={width:,}, {dtype}"
+            what += with_bias(table)
             yield from ("", f"{what}, {task}" if task else what, "")
             yield f"| | {' | '.join(shown)} |"
             yield f"|---|{'---:|' * len(shown)}"

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -71,6 +72,7 @@ class Report:
             "torch": torch.__version__,
             "python": platform.python_version(),
             "commit": _commit(),
+            "arguments": _arguments(sys.argv[1:]),
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "threads": torch.get_num_threads() if device.type == "cpu" else None,
         }
@@ -145,6 +147,15 @@ class Report:
             row["error"] = result.error
         with self.path.open("a") as file:
             file.write(json.dumps(row) + "\n")
+
+
+def _arguments(given: list[str]) -> str:
+    """The options that were given, without the file the rows go to."""
+    kept = list(given)
+    while "--json" in kept:
+        at = kept.index("--json")
+        del kept[at : at + 2]
+    return shlex.join(kept)
 
 
 def _commit() -> str | None:

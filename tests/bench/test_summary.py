@@ -1,5 +1,6 @@
 """Measured tables are made from what the benchmarks wrote, never by hand."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -25,3 +26,41 @@ def test_the_tables_of_the_readme_are_what_the_rows_say(tmp_path):
     copy.write_text((ROOT / "README.md").read_text())
     summary("results/h200.jsonl", "--into", str(copy))
     assert copy.read_text() == (ROOT / "README.md").read_text()
+
+
+ROW = {
+    "benchmark": "loss",
+    "size": "ptb",
+    "tokens": 1400,
+    "labels": 10_000,
+    "width": 400,
+    "dtype": "float32",
+    "device": "a machine",
+    "torch": "2",
+    "ms_median": 1.0,
+}
+
+
+def page_of(tmp_path: Path, *rows: dict[str, object]) -> str:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(ROW | row) + "\n" for row in rows))
+    return summary(str(file))
+
+
+def test_the_page_says_how_its_rows_were_made(tmp_path):
+    options = "--size llm --no-bias"
+    floor = {"name": "GEMM floor", "commit": "abc", "arguments": options}
+    ours = {"name": "drill auto", "commit": "abc", "arguments": options, "bias": False}
+    found = page_of(tmp_path, floor, ours)
+    assert "`python bench/loss.py --size llm --no-bias`" in found
+    assert "float32, without a bias" in found
+    assert "nobody knows" not in found
+    mixed = page_of(tmp_path, ours | {"bias": True}, ours | {"name": "another"})
+    assert "with a bias except another" in mixed
+
+
+def test_rows_without_a_commit_are_marked_and_those_without_options_still_shown(tmp_path):
+    found = page_of(tmp_path, {"name": "old"}, {"name": "new", "commit": "abc"})
+    assert "1 of the 2 rows nobody knows which commit" in found
+    assert "`python bench/loss.py`" in found
+    assert "| old | 1.000 |" in found
