@@ -6,6 +6,10 @@ from torch import Tensor, nn
 
 from drill.captured import CapturedGradients
 
+both_devices = pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+)
+
 
 @pytest.fixture(autouse=True)
 def seeded():
@@ -37,7 +41,7 @@ def loss_of(model: nn.Module):
 
 @pytest.mark.parametrize("set_to_none", [True, False])
 @pytest.mark.parametrize("accumulated", [1, 3])
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@both_devices
 def test_training_is_the_same(device, accumulated, set_to_none):
     model = make(device)
     other = make(device)
@@ -58,24 +62,50 @@ def test_training_is_the_same(device, accumulated, set_to_none):
         torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.gpu
-def test_every_replay_drops_anew_and_losses_outlive_the_next_one():
-    model = nn.Dropout(0.5).cuda()
-    weight = nn.Parameter(torch.ones(64, device="cuda"))
+@both_devices
+def test_every_replay_drops_anew_and_losses_outlive_the_next_one(device):
+    model = nn.Dropout(0.5).to(device)
+    weight = nn.Parameter(torch.ones(64, device=device))
     model.register_parameter("weight", weight)
     captured = CapturedGradients(model, lambda x: (model(x) * weight).sum())
-    x = torch.arange(64.0, device="cuda")
-    values = [captured(x) for _ in range(6)]
+    values = [captured(torch.arange(64.0, device=device)) for _ in range(6)]
     assert len({value.item() for value in values}) > 3
-    assert captured._graphs[((x.shape, x.dtype),)] is not None
 
 
-@pytest.mark.gpu
-def test_a_frozen_parameter_has_no_gradient():
-    model = make("cuda")
+@both_devices
+def test_gradients_stay_at_one_address_and_frozen_parameters_have_none(device):
+    model = make(device)
     model[1].weight.requires_grad_(False)
     captured = CapturedGradients(model, loss_of(model))
-    for batch in batches("cuda"):
+    addresses = set()
+    for batch in batches(device):
         captured(*batch)
+        addresses.add(model[1].bias.grad.data_ptr())
+        model.zero_grad()
+    assert len(addresses) == 1
     assert model[1].weight.grad is None
-    assert model[1].bias.grad is not None
+
+
+@both_devices
+def test_a_gradient_put_there_by_others_is_kept(device):
+    model = make(device)
+    captured = CapturedGradients(model, loss_of(model))
+    first, second, third = batches(device)[:5:2]  # of one shape
+    captured(*first)
+    captured(*second)
+    model.zero_grad()
+    loss_of(model)(*third).backward()
+    once = [each.grad.clone() for each in model.parameters()]
+    captured(*third)
+    for parameter, grad in zip(model.parameters(), once, strict=True):
+        torch.testing.assert_close(parameter.grad, 2 * grad)
+
+
+@both_devices
+def test_shapes_beyond_the_most_run_as_they_are(device, monkeypatch):
+    monkeypatch.setattr("drill.captured.MOST_SHAPES", 1)
+    model = make(device)
+    captured = CapturedGradients(model, loss_of(model))
+    for batch in batches(device):
+        torch.testing.assert_close(captured(*batch), loss_of(model)(*batch).detach())
+    assert len(captured._replays) == 1

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from drill.graphs import Graphs
+
 MOST_SHAPES = 256
 """Shapes that get a graph; batches of further ones run as they are."""
 
@@ -26,7 +28,7 @@ class CapturedGradients:
     The first batch of a shape runs as it is, the second is captured, from then on it is replayed:
     with few shapes (equal lengths, lengths padded to multiples) nearly all are replays. ``loss``
     must wait for no value of the device, so pass ``check=False``; dropout draws anew at every
-    replay. On a CPU all batches run as they are. For one process: DDP's exchange of gradients is
+    replay. On a CPU there is no graph, only the same gradients. For one process: DDP's exchange of gradients is
     not part of the graph.
     """
 
@@ -34,45 +36,31 @@ class CapturedGradients:
         self.loss = loss
         self.parameters = [each for each in model.parameters() if each.requires_grad]
         self._held: dict[nn.Parameter, Tensor] = {}  # gradients, at the addresses graphs know
-        self._graphs: dict[Hashable, _Graph | None] = {}  # None: seen once
-        self._stream: torch.cuda.Stream | None = None
-        self._first: torch.cuda.CUDAGraph | None = None  # whose memory all graphs share
+        self._replays: dict[Hashable, _Replay | None] = {}  # None: seen once
+        self._graphs: Graphs | None = None
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         """The loss of these inputs, without a graph of its own."""
-        if inputs[0].device.type != "cuda":
-            return self._run(inputs)
+        self._graphs = self._graphs or Graphs(inputs[0].device)
         self._attach()
         shape = tuple((each.shape, each.dtype) for each in inputs)
-        if shape not in self._graphs:
-            if len(self._graphs) < MOST_SHAPES:
-                self._graphs[shape] = None
-            value = self._aside(inputs)
+        if shape not in self._replays:
+            if len(self._replays) < MOST_SHAPES:
+                self._replays[shape] = None
+            value = self._graphs.warm_up(lambda: self._run(inputs))
             self._attach()  # those which have come up only now
             return value
-        graph = self._graphs[shape]
-        if graph is None:
-            graph = self._graphs[shape] = self._capture(inputs)
-        for static, given in zip(graph.inputs, inputs, strict=True):
-            static.copy_(given)
-        graph.graph.replay()
-        return graph.loss.clone()
+        replay = self._replays[shape]
+        if replay is None:
+            replay = self._replays[shape] = self._recorded(self._graphs, inputs)
+        torch._foreach_copy_(replay.inputs, inputs)
+        replay.run()
+        return replay.loss.clone()
 
     def _run(self, inputs: tuple[Tensor, ...]) -> Tensor:
         value = self.loss(*inputs)
         value.backward()
         return value.detach()
-
-    def _aside(self, inputs: tuple[Tensor, ...]) -> Tensor:
-        """On the stream of the captures, so that its libraries have their memory by then."""
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(inputs[0].device)
-        current = torch.cuda.current_stream(inputs[0].device)
-        self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            value = self._run(inputs)
-        current.wait_stream(self._stream)
-        return value
 
     def _attach(self) -> None:
         """Every gradient at its address; what an optimiser has let go of is zero again."""
@@ -90,30 +78,18 @@ class CapturedGradients:
         if gone:
             torch._foreach_zero_(gone)
 
-    def _capture(self, inputs: tuple[Tensor, ...]) -> "_Graph":
-        assert self._stream is not None
-        device = inputs[0].device
-        held = _Graph(
-            torch.cuda.CUDAGraph(),
-            tuple(each.clone() for each in inputs),
-            torch.zeros((), device=device),
-        )
-        pool = None if self._first is None else self._first.pool()
-        torch.cuda.synchronize(device)
-        with torch.cuda.stream(self._stream):
-            held.graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-            try:
-                held.loss.copy_(self._run(held.inputs))
-            finally:
-                held.graph.capture_end()
-        self._first = self._first or held.graph
-        return held
+    def _recorded(self, graphs: Graphs, inputs: tuple[Tensor, ...]) -> "_Replay":
+        own = tuple(each.clone() for each in inputs)
+        loss = torch.zeros((), device=inputs[0].device)
+
+        def work() -> None:
+            loss.copy_(self._run(own))
+
+        return _Replay(graphs.record(work), own, loss)
 
 
 @dataclass(frozen=True)
-class _Graph:
-    """Tensors outside of the graph's memory: another graph may write all of that."""
-
-    graph: torch.cuda.CUDAGraph
+class _Replay:
+    run: Callable[[], None]
     inputs: tuple[Tensor, ...]
     loss: Tensor

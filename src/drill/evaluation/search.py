@@ -14,7 +14,6 @@ import torch
 from drill.encoders.transformer import ALIGNED
 from drill.evaluation.beam import Beam
 from drill.evaluation.perplexity import lower_precision
-from drill.evaluation.replay import TURNS, Replay
 from drill.evaluation.sampling import sample
 from drill.evaluation.search_steps import (
     Batch,
@@ -28,6 +27,7 @@ from drill.evaluation.search_steps import (
     encoded_once,
     ready,
 )
+from drill.graphs import Graphs
 from drill.layers.settings import positive
 from drill.translator import Translator
 
@@ -41,6 +41,10 @@ LEAVE_REPLAY_AT = 2
 
 LOOK_EVERY = 8
 """Tokens between two looks at what is done, for CUDA graphs: a look waits for the device."""
+
+TURNS = 2
+"""Tokens in one CUDA graph: a beam is reordered between two halves of its memory, so after two
+tokens all is where it was."""
 
 FIRST_ROOM = 64
 """Tokens there is room for at first in a CUDA graph: twice as many when they are used up."""
@@ -78,11 +82,11 @@ def beam_search(
     work = batches("beam_search", model, sources, decoding)
     with ready(model, head) as scores:
         device = model.transformer.source_embedding.weight.device
-        replay = Replay(device) if decoding.replays(device, scores) else None
+        graphs = Graphs(device) if decoding.replays(device, scores) else None
         for batch in work:
             with lower_precision(device, decoding.autocast):
                 found |= _search(
-                    model, scores, batch, decoding, beam, n_best, length_penalty, replay
+                    model, scores, batch, decoding, beam, n_best, length_penalty, graphs
                 )
     return [found[place] for place in range(len(found))]
 
@@ -106,10 +110,10 @@ def _search(
     K: int,
     n_best: int,
     alpha: float,
-    replay: Replay | None,
+    graphs: Graphs | None,
 ) -> dict[int, list[Hypothesis]]:
     device, last = batch.source.device, max(batch.limits)
-    room = None if replay is None else min(FIRST_ROOM, -(-(last + TURNS) // ALIGNED) * ALIGNED)
+    room = None if graphs is None else min(FIRST_ROOM, -(-(last + TURNS) // ALIGNED) * ALIGNED)
     steps = begin(model, batch.source, K, decoding.cache, room)
     writable = Writable(model, decoding, device)
     weight = model.transformer.target_embedding.weight
@@ -129,25 +133,29 @@ def _search(
             steps.reorder((first[: len(parent)] + parent).flatten())
         ids.copy_(beam.last().flatten())
 
+    def turns() -> None:
+        for _ in range(TURNS):
+            turn()
+
     found: dict[int, list[Hypothesis]] = {}
     replayed: Callable[[], None] | None = None
     moved = True  # whether tensors are where no turn has found them yet
     length, look = 0, 0  # tokens written; those at which the device is asked
     while length < last:
-        if replay is None:
+        if graphs is None:
             length += 1
             turn(length in batch.limits)
         elif steps.make_room(length + TURNS) or moved:
-            replay.warm_up(turn)
+            graphs.warm_up(turn)
             length += 1
             moved, replayed = False, None
         else:
-            replayed = replayed or replay.captured(turn)
+            replayed = replayed or graphs.record(turns)
             replayed()
             length += TURNS
         if length < min(look, last):
             continue
-        look = length + (1 if replay is None else LOOK_EVERY)
+        look = length + (1 if graphs is None else LOOK_EVERY)
         going, wrong = torch.stack([(~beam.done).sum(), beam.number.wrong[0]]).tolist()
         if wrong:
             raise FloatingPointError(
@@ -157,7 +165,7 @@ def _search(
         if going == 0:
             break
         done = len(beam.done) - going
-        if done * (LEAVE_AT if replay is None else LEAVE_REPLAY_AT) >= len(beam.done):
+        if done * (LEAVE_AT if graphs is None else LEAVE_REPLAY_AT) >= len(beam.done):
             found |= beam.select(beam.done.nonzero()[:, 0]).hypotheses(n_best)
             stay = (~beam.done).nonzero()[:, 0]
             beam, moved = beam.select(stay), True

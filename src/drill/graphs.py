@@ -1,0 +1,56 @@
+"""Work recorded as CUDA graphs: one launch instead of hundreds, where the host is slow."""
+
+import gc
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+Result = TypeVar("Result")
+
+
+class Graphs:
+    """Records work that changes tensors in place, reads none back and finds them at one address.
+
+    All graphs of one recorder share their memory, so only one runs at a time, and what is to
+    outlive a replay is written to a tensor from outside. On a CPU work runs as it is.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._last: torch.cuda.CUDAGraph | None = None
+
+    def warm_up(self, work: Callable[[], Result]) -> Result:
+        """Do the work as it is, where it will be recorded: it loads what a recording must not."""
+        if self._stream is None:
+            return work()
+        current = torch.cuda.current_stream(self.device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            done = work()
+        current.wait_stream(self._stream)
+        return done
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        """What replays the work; recording does not do it."""
+        if self._stream is None:
+            return work
+        graph = torch.cuda.CUDAGraph()
+        pool = None if self._last is None else self._last.pool()
+        torch.cuda.synchronize(self.device)
+        collecting = gc.isenabled()
+        gc.disable()  # it may free another graph, which a recording does not allow
+        try:
+            # Not torch.cuda.graph(): that gives all free memory back first, slow to get again.
+            with torch.cuda.stream(self._stream):
+                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+                try:
+                    work()
+                finally:
+                    graph.capture_end()
+        finally:
+            if collecting:
+                gc.enable()
+        self._last = graph  # the one before may go only now: its memory is this one's
+        return graph.replay
