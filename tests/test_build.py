@@ -4,6 +4,8 @@ import json
 import os
 import platform
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -338,6 +340,77 @@ def test_a_run_of_adamw_is_not_finetuned(tmp_path, texts):
     train_run(small(texts, name="demo-drill"), tmp_path / "run", device="cpu")
     with pytest.raises(SettingsError, match="was trained with adamw"):
         finetuning(tmp_path / "run")
+
+
+def test_finetuning_goes_on_whatever_its_start_is_called(tmp_path, texts, monkeypatch):
+    """From another folder, and where an older version kept the path as it was given."""
+    monkeypatch.chdir(tmp_path)
+    train_run(small(texts), "run", device="cpu")
+    settings = finetuning("run").changed(training={"epochs": 1})
+    assert settings.start == str(tmp_path / "run")
+    train_run(settings, "tuned", device="cpu")
+    recipe_file = tmp_path / "tuned" / "recipe.toml"
+    old = recipe_file.read_text().replace(f'start = "{tmp_path}/run"', 'start = "run"')
+    monkeypatch.chdir(texts)
+    for kept in (recipe_file.read_text(), old):
+        recipe_file.write_text(kept)
+        settings = finetuning(Path("../run")).changed(training={"epochs": 1})
+        assert train_run(settings, tmp_path / "tuned", device="cpu").finished
+    train_run(small(texts, "training.seed=4"), tmp_path / "other", device="cpu")
+    settings = finetuning(tmp_path / "other").changed(training={"epochs": 1, "seed": 3})
+    with pytest.raises(RunFolderError, match="start: "):
+        train_run(settings, tmp_path / "tuned", device="cpu")
+
+
+def test_a_lost_vocabulary_is_told_with_what_can_be_done(tmp_path, texts):
+    train_run(small(texts), tmp_path / "run", device="cpu")
+    (tmp_path / "run" / "vocabulary.json").unlink()
+    for use in (load_run, lambda folder, device: train_run(small(texts), folder, device=device)):
+        with pytest.raises(RunFolderError, match=r"vocabulary.json: is missing, .* train again"):
+            use(tmp_path / "run", device="cpu")
+
+
+def test_damaged_weights_are_told_with_those_that_are_left(tmp_path, texts):
+    train_run(small(texts), tmp_path / "run", device="cpu")
+    folder = RunFolder(tmp_path / "run")
+    folder.best.write_bytes(b"nothing")
+    with pytest.raises(CheckpointError, match=r"restore it from a copy or take --weights last$"):
+        load_run(folder.path, device="cpu")
+    assert load_run(folder.path, "last", device="cpu").weights == "last"
+    folder.last.write_bytes(b"nothing")
+    with pytest.raises(CheckpointError, match=r"restore it from a copy or take --weights best$"):
+        load_run(folder.path, "last", device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("optimizer.lr=-1", r"\[optimizer\]: .*lr"),
+        ("layer.dropout=2", "makes no model: .*dropout"),
+        ("encoder.layers=0", "makes no model: .*layers"),
+    ],
+)
+def test_settings_are_checked_before_a_text_is_fetched(tmp_path, change, said, monkeypatch):
+    def fetched(*_: object, **__: object) -> None:
+        raise AssertionError("the text was read first")
+
+    monkeypatch.setattr(build, "read_corpus", fetched)
+    with pytest.raises(SettingsError, match=said):
+        train_run(recipe("ptb-drill-2", [change]), tmp_path / "run", device="cpu")
+
+
+def test_a_model_is_rehearsed_without_its_memory_and_without_a_compiler():
+    """Every layer over a million words, in a moment."""
+    code = (
+        "import sys, drill.build, drill.config, drill.layers\n"
+        "for name in drill.layers.LAYERS:\n"
+        "    changes = ['layer.cutoffs=[100, 1000]'] if name == 'adaptive' else []\n"
+        "    settings = drill.config.recipe('demo-tied', [f'layer.name={name}', *changes])\n"
+        "    drill.build.rehearse(settings)\n"
+        "print('torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 # -- parts ----------------------------------------------------------------------------------------

@@ -145,6 +145,17 @@ def test_finetuning_starts_from_the_best_weights(drill, place):
     assert [json.loads(row)["epoch"] for row in rows[:2]] == [0, 1]
 
 
+def test_finetuning_the_folder_one_is_in_writes_beside_it(drill, place, monkeypatch):
+    monkeypatch.chdir(place / "runs" / "tiny")
+    few = ("--set", "training.epochs=1", "--set", "optimizer.lr=0.001")
+    code, _, err = drill("finetune", ".", *few, "--device", "cpu", "--name", "from-within")
+    assert code == 0, err
+    assert (place / "runs" / "from-within" / "best.safetensors").exists()
+    code, out, _ = drill("finetune", ".", *few, "--device", "cpu")
+    assert (code, f"{place / 'runs' / 'tiny-finetune'}: valid" in out) == (0, True)
+    assert not list(Path().glob("*-finetune"))
+
+
 def test_evaluate_prints_both_normalisations_and_keeps_them(drill, place):
     code, out, _ = drill("evaluate", "runs/tiny", "--json", "--device", "cpu")
     rows = [json.loads(line) for line in out.splitlines()]

@@ -6,14 +6,11 @@ run = load_run("runs/demo-drill")
 run.model, run.vocabulary
 """
 
-import datetime
 import inspect
 import logging
 import os
-import platform
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -21,25 +18,27 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from drill import __version__
 from drill.checkpoint import copy_into, load, load_into
 from drill.config import LANGUAGE_MODEL, OVER, TRANSLATION, Settings, saved, wraps
 from drill.data import NAMES, PARALLEL_NAMES, DataError, Ids, Vocabulary, cache_folder, read_corpus
 from drill.encoders import ENCODERS
 from drill.layers import LAYERS, OutputLayer
-from drill.machine import commit, device_name, pick_device
+from drill.machine import pick_device
 from drill.models import LanguageModel
 from drill.optim import RULES, Rule
 from drill.parallel import World, world
 from drill.progress import Progress
+from drill.provenance import has_ended, keep_environment
 from drill.recipes import NAME, SettingsError
 from drill.run_folder import RunFolder, RunFolderError
 from drill.training import Outcome, train
 from drill.translation_training import TranslationOutcome
-from drill.translator import Translator
+from drill.weightless import weightless
 
 FINETUNE_LENGTH_SEED = 331  # of the published finetuning, whatever the seed of the run
 FINETUNE_LENGTH_ROOM = 10  # how far beyond bptt its segments may be
+
+STAND_IN = 2**20  # words of a vocabulary that is not known yet
 
 OVER_ALL_EPOCHS = ("cosine", "one-cycle")  # schedules that end with the run
 
@@ -61,13 +60,24 @@ def language_model(
     settings: Settings, vocabulary: Vocabulary, device: torch.device | str = "cpu"
 ) -> LanguageModel:
     """A fresh model; its numbers follow from torch's seed."""
+    return _model(settings, len(vocabulary), vocabulary.counts.tolist).to(device)
+
+
+def rehearse(settings: Settings) -> None:
+    """Build the rule, and the model without its memory: faults show before a text is fetched."""
+    rule(settings)
+    with weightless():
+        _model(settings, STAND_IN, lambda: [1] * STAND_IN)
+
+
+def _model(settings: Settings, words: int, counts: Callable[[], list[int]]) -> LanguageModel:
     encoder = dict(settings.encoder)
     kind, width = ENCODERS[encoder.pop(NAME)], encoder.pop("width")
     try:
-        embedding = nn.Embedding(len(vocabulary), width)
+        embedding = nn.Embedding(words, width)
         built = kind(embedding, **encoder)
-        layer = output_layer(settings.layer, embedding, built.output_size, vocabulary.counts.tolist)
-        return LanguageModel(built, layer).to(device)
+        layer = output_layer(settings.layer, embedding, built.output_size, counts)
+        return LanguageModel(built, layer)
     except (ValueError, TypeError) as error:
         raise SettingsError(f"the recipe {settings.recipe} makes no model: {error}") from None
 
@@ -144,8 +154,9 @@ def train_language_model(
         refuse_other(settings, run)
         if processes.first:
             _tell_of_the_schedule(settings, run)
+    rehearse(settings)
     ids, vocabulary = corpus(settings, data_progress if processes.first else None)
-    if begun and Vocabulary.load(run.vocabulary) != vocabulary:
+    if begun and vocabulary_of(run) != vocabulary:
         raise DataError(
             f"{run.path}: its vocabulary is not that of {settings.data['corpus']} any more; the "
             "text has changed, so train under another name"
@@ -154,12 +165,12 @@ def train_language_model(
     model = language_model(settings, vocabulary, device)
     if settings.start is not None and not run.last.exists():
         start = RunFolder(settings.start)
-        if Vocabulary.load(start.vocabulary) != vocabulary:
+        if vocabulary_of(start) != vocabulary:
             raise DataError(f"{start.path}: was trained with another vocabulary; start elsewhere")
         load_into(model, start.best)
-    if processes.first:
+    if processes.first and not has_ended(run, settings):
         vocabulary.save(run.vocabulary)
-        run.write_json(run.environment, environment(settings, model, device, processes))
+        keep_environment(run, settings, model, device, processes)
         run.write_text(run.recipe, settings.to_toml())
     return train(
         model,
@@ -213,7 +224,7 @@ def finetuning(run: Path | str) -> Settings:
     kept = {key: settings.optimizer[key] for key in ("lr", "weight_decay", "clip")}
     return Settings(
         recipe=f"{settings.recipe}-finetune",
-        start=str(folder.path),
+        start=str(folder.path.resolve()),
         data=settings.data,
         encoder=settings.encoder,
         layer=settings.layer,
@@ -229,18 +240,23 @@ def finetuning(run: Path | str) -> Settings:
 
 
 def located(settings: Settings, run: RunFolder | None = None) -> Settings:
-    """Settings with an absolute path to their text, so that they hold in every folder.
+    """Settings with absolute paths to their text and start, so that they hold in every folder.
 
     A relative path of a run starts in the folder it was trained in. Where that has no such text
     (the run was moved with it, or is too old to tell), and for new settings, it starts here.
     """
+    folders = [None if run is None else run.working_folder(), "."]
+
+    def place(path: str) -> str:
+        places = [os.path.abspath(Path(each, path)) for each in folders if each is not None]
+        return next(filter(os.path.exists, places), places[0])
+
+    if settings.start is not None:
+        settings = replace(settings, start=os.path.realpath(place(settings.start)))
     corpus = settings.data["corpus"]
     if corpus in CORPUS_NAMES[settings.task]:
         return settings
-    folders = (None if run is None else run.working_folder(), ".")
-    places = [os.path.abspath(Path(each, corpus)) for each in folders if each is not None]
-    place = next(filter(os.path.exists, places), places[0])
-    return settings.changed(data={"corpus": place})
+    return settings.changed(data={"corpus": place(corpus)})
 
 
 def with_text(settings: Settings, run: RunFolder) -> Settings:
@@ -285,6 +301,15 @@ def settings_of(run: RunFolder) -> Settings:
     return saved(run.recipe)
 
 
+def vocabulary_of(run: RunFolder) -> Vocabulary:
+    if not run.vocabulary.exists():
+        raise RunFolderError(
+            f"{run.vocabulary}: is missing, so nobody knows which word an id is; restore it from a "
+            "copy, or remove the folder and train again"
+        )
+    return Vocabulary.load(run.vocabulary)
+
+
 def task_of(folder: Path | str) -> str:
     """What the run of a folder was trained for."""
     return settings_of(RunFolder(folder)).task
@@ -301,7 +326,7 @@ def load_run(
             f"{run.path}: holds a translator, not a language model; use `drill translate`, or "
             "load_translation in Python"
         )
-    vocabulary = Vocabulary.load(run.vocabulary)
+    vocabulary = vocabulary_of(run)
     place = pick_device(device) if isinstance(device, str) else device
     model = language_model(settings, vocabulary, place)
     chosen = load_weights(model, run, weights)
@@ -314,40 +339,17 @@ def load_weights(model: nn.Module, run: RunFolder, weights: Weights | None) -> W
     there: list[Weights] = [name for name, path in files.items() if path.exists()]
     chosen: Weights = weights or [*there, "last"][0]
     if chosen == "last":
-        tensors, _ = load(run.last)
+        tensors, _ = load(run.last, _other_weights(there))
         wanted = {f"model/{name}": p for name, p in model.named_parameters()}
         found = {name: t for name, t in tensors.items() if name.startswith("model/")}
         copy_into(wanted, found, str(run.last))
     else:
-        load_into(model, files[chosen])
+        others: list[Weights] = [name for name in there if name != chosen]
+        load_into(model, files[chosen], _other_weights(others + ["last"] * run.last.exists()))
     model.eval()
     return chosen
 
 
-# -- environment ----------------------------------------------------------------------------------
-
-
-def environment(
-    settings: Settings,
-    model: LanguageModel | Translator,
-    device: torch.device,
-    processes: World,
-) -> dict[str, Any]:
-    precision = settings.training["precision"]
-    return {
-        "drill": __version__,
-        "commit": commit(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "device": device_name(device),
-        "threads": torch.get_num_threads(),
-        "precision": precision,
-        "tf32": precision != "float32" and device.type == "cuda",
-        "seed": settings.training["seed"],
-        "world_size": processes.size,
-        "command": sys.argv,
-        "working_folder": str(Path.cwd()),
-        "parameters": model.parameter_count(),
-        "vocabulary_size": model.layer.vocabulary_size,
-        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    }
+def _other_weights(there: Sequence[Weights]) -> str:
+    """What can be done about weights that are damaged."""
+    return " or ".join(["restore it from a copy", *(f"take --weights {each}" for each in there)])

@@ -18,7 +18,6 @@ from torch import nn
 
 from drill.build import (
     Weights,
-    environment,
     load_weights,
     output_layer,
     refuse_other,
@@ -39,9 +38,11 @@ from drill.data import (
     translation_data,
 )
 from drill.encoders import Transformer
+from drill.layers import SampledSoftmax
 from drill.machine import pick_device
 from drill.parallel import World
 from drill.progress import Progress
+from drill.provenance import has_ended, keep_environment
 from drill.recipes import NAME, SettingsError
 from drill.run_folder import RunFolder, RunFolderError
 from drill.translation_training import TranslationOutcome, train_translator
@@ -98,10 +99,14 @@ def train_translation(
         processes.wait()
     torch.manual_seed(settings.training["seed"])
     model = translator(settings, len(data.subwords), data.target_counts().tolist, device)
-    if processes.first:
+    if isinstance(model.layer, SampledSoftmax) and settings.training["label_smoothing"]:
+        raise SettingsError(
+            "training.label_smoothing: needs the probabilities of all labels, which a sampled "
+            "layer does not compute; set it to 0"
+        )
+    if processes.first and not has_ended(run, settings):
         data.subwords.save(run.subwords)
-        told = environment(settings, model, device, processes)
-        run.write_json(run.environment, {**told, "pairs": data.checksum})
+        keep_environment(run, settings, model, device, processes, pairs=data.checksum)
         run.write_text(run.recipe, settings.to_toml())
     return train_translator(
         model,

@@ -54,6 +54,7 @@ def commit() -> str | None:
         return done.stdout.strip()
 
     try:
+        git("ls-files", "--error-unmatch", __file__)  # else a user's repository around an install
         name = git("rev-parse", "--short", "HEAD")
         return name + ("+" if git("status", "--porcelain", "--untracked-files=no", here) else "")
     except (OSError, subprocess.CalledProcessError):

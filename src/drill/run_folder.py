@@ -96,16 +96,25 @@ class RunFolder:
             raise RunFolderError(str(error)) from None
 
     def working_folder(self) -> str | None:
-        """The folder in which the run was trained; None where its environment does not tell."""
+        """Where the run was trained last; None where its environment does not tell."""
+        told = self.read_environment()
+        lives = [] if told is None else [told, *told.get("resumed", [])]
+        found = lives[-1].get("working_folder") if lives else None
+        return None if found is None else str(found)
+
+    def read_environment(self) -> dict[str, Any] | None:
+        """What the run has told of where it was trained; None where it has not."""
         if not self.environment.exists():
             return None
         try:
             told = json.loads(self.environment.read_bytes())
-            return None if told.get("working_folder") is None else str(told["working_folder"])
-        except (ValueError, AttributeError):
+        except (ValueError, RecursionError):
+            told = None
+        if not isinstance(told, dict):
             raise RunFolderError(
                 f"{self.environment}: is no JSON object; restore it from a copy, or remove it"
-            ) from None
+            )
+        return told
 
     # -- metrics ----------------------------------------------------------------------------------
 

@@ -84,6 +84,7 @@ def finetune(
     if change:
         tables = {"recipe": settings.recipe, "start": settings.start, **settings.tables()}
         settings = resolved(changed(tables, change))
+    run = Path(os.path.abspath(run))  # `.` has neither a name nor a parent
     folder = run.parent / (name or f"{run.name}-finetune")
     if not _trained(settings, folder, device, quiet):
         raise typer.Exit(130)

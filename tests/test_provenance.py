@@ -1,0 +1,99 @@
+"""environment.json tells of the training, and of nothing that trained nothing."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from drill import machine
+from drill.build import train_run
+from tests.test_build import own_cache, small, stopped, texts  # noqa: F401 - fixtures
+
+
+def told(folder: Path) -> dict:
+    return json.loads((folder / "environment.json").read_text())
+
+
+def test_a_finished_run_keeps_where_it_comes_from(tmp_path, texts, monkeypatch):  # noqa: F811
+    folder = tmp_path / "run"
+    train_run(small(texts), folder, device="cpu")
+    before = (folder / "environment.json").read_bytes()
+    monkeypatch.setenv("DRILL_COMMIT", "another")
+    monkeypatch.setattr(sys, "argv", ["something", "else"])
+    for settings in (small(texts), small(texts, "training.epochs=1")):
+        assert train_run(settings, folder, device="cpu").finished
+        assert (folder / "environment.json").read_bytes() == before
+
+
+def test_every_later_life_is_added(tmp_path, texts, monkeypatch):  # noqa: F811
+    folder = tmp_path / "run"
+    stopped(monkeypatch, small(texts), folder, 5)
+    first = told(folder)
+    assert "resumed" not in first
+    for commit, epochs in (("later", 2), ("latest", 3)):
+        monkeypatch.setenv("DRILL_COMMIT", commit)
+        assert train_run(small(texts, f"training.epochs={epochs}"), folder, device="cpu").finished
+    found = told(folder)
+    lives = found.pop("resumed")
+    assert found == first
+    assert [life["commit"] for life in lives] == ["later", "latest"]
+    assert all(set(life) < set(first) for life in lives)
+
+
+def test_a_run_that_stopped_by_itself_is_not_woken_by_more_epochs(tmp_path, texts):  # noqa: F811
+    folder = tmp_path / "run"
+    still = ("optimizer.lr=100", "training.patience=0")  # soon an epoch is worse than the best
+    settings = small(texts, *still, "training.epochs=9", name="ptb-tied")
+    assert train_run(settings, folder, device="cpu").epoch < 9
+    before = (folder / "environment.json").read_bytes()
+    settings = small(texts, *still, "training.epochs=12", name="ptb-tied")
+    assert train_run(settings, folder, device="cpu").epoch < 9
+    assert (folder / "environment.json").read_bytes() == before
+
+
+def test_a_run_that_left_no_checkpoint_begins_anew(tmp_path, texts, monkeypatch):  # noqa: F811
+    folder = tmp_path / "run"
+    train_run(small(texts), folder, device="cpu")
+    for path in (folder / "last", folder / "best.safetensors"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    monkeypatch.setenv("DRILL_COMMIT", "anew")
+    train_run(small(texts), folder, device="cpu")
+    assert told(folder)["commit"] == "anew"
+    assert "resumed" not in told(folder)
+
+
+# -- the commit -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch) -> Path:
+    """A repository with a file of drill's in it that git does not know."""
+    monkeypatch.delenv("DRILL_COMMIT")
+    for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    place = tmp_path / "project"
+    place.mkdir()
+    (place / "machine.py").write_text("")
+    (place / "own.txt").write_text("")
+    git(place, "init", "-q")
+    git(place, "add", "own.txt")
+    git(place, "commit", "-q", "-m", "mine")
+    monkeypatch.setattr(machine, "__file__", str(place / "machine.py"))
+    return place
+
+
+def git(place: Path, *words: str) -> None:
+    who = ("-c", "user.name=n", "-c", "user.email=n@example.org", "-c", "commit.gpgsign=false")
+    subprocess.run(["git", *who, *words], cwd=place, check=True, capture_output=True)
+
+
+def test_the_commit_is_drills_and_not_that_of_a_repository_around_it(repository):
+    assert machine.commit() is None
+    git(repository, "add", "machine.py")
+    git(repository, "commit", "-q", "-m", "the source")
+    assert len(machine.commit()) >= 7
+    (repository / "machine.py").write_text("changed")
+    assert machine.commit().endswith("+")
