@@ -28,8 +28,8 @@ class CapturedGradients:
     The first batch of a shape runs as it is, the second is captured, from then on it is replayed:
     with few shapes (equal lengths, lengths padded to multiples) nearly all are replays. ``loss``
     must wait for no value of the device, so pass ``check=False``; dropout draws anew at every
-    replay. On a CPU there is no graph, only the same gradients. For one process: DDP's exchange of gradients is
-    not part of the graph.
+    replay. On a CPU there is no graph, only the same gradients. For one process: DDP's exchange of
+    gradients is not part of the graph.
     """
 
     def __init__(self, model: nn.Module, loss: Callable[..., Tensor]) -> None:
