@@ -25,6 +25,7 @@ from drill.build import train_run
 from drill.config import recipe
 from drill.optim import Rule
 from tests.tiny_runs import interrupted_after, rows, small_run, text
+from tests.tiny_translations import small_training
 
 Life = Callable[[], object]
 KILLS = 12
@@ -106,7 +107,15 @@ def half_written(life: Life, saves: int) -> Life:
     return lives
 
 
-def at_random(folder: Path, seed: int) -> dict[str, object]:
+def translating(folder: Path) -> Life:
+    """Some twenty updates, and the mean of the last weights at the end."""
+    return lambda: small_training(folder, "deep-residual", save_every=0.0, average=2, accumulate=2,
+                                  validate_every=5, max_tokens=40)  # fmt: skip
+
+
+def at_random(
+    folder: Path, seed: int, training: Callable[[Path], Life] = training
+) -> dict[str, object]:
     """kill -9 at any moment: twelve times within about the time that a whole run takes."""
     began = time.monotonic()
     lived(training(folder / "whole"))
@@ -121,6 +130,10 @@ def at_random(folder: Path, seed: int) -> dict[str, object]:
         killed += 1
     lived(life)
     return {"kills": killed, "runs": ["killed"]}
+
+
+def of_a_translator(folder: Path, seed: int) -> dict[str, object]:
+    return at_random(folder, seed, translating)
 
 
 def in_a_save(folder: Path, seed: int) -> dict[str, object]:
@@ -183,7 +196,7 @@ def told(scene: Callable[[Path, int], dict[str, object]], folder: Path, seed: in
 def main(place: Path, seed: int) -> None:
     """All scenes at once: each is a process of its own that raises others."""
     pids = []
-    for scene in (at_random, in_a_save, from_the_start):
+    for scene in (at_random, of_a_translator, in_a_save, from_the_start):
         folder = place / scene.__name__
         folder.mkdir()
         pids.append(born(told(scene, folder, seed)))

@@ -24,7 +24,8 @@ from tests.tiny_runs import (
     unlike,
     weights,
 )
-from tests.workers import EXACT, PLAIN
+from tests.tiny_translations import small_training
+from tests.workers import EXACT, PLAIN, TRANSLATOR
 
 ROOT = Path(__file__).parents[1]
 
@@ -54,14 +55,14 @@ def found(launched) -> dict:
     return json.loads((launched / "found.json").read_text())
 
 
-def assert_close_runs(path: Path, other: Path) -> None:
+def assert_close_runs(path: Path, other: Path, atol: float = 1e-12) -> None:
     """The same metrics, weights and averages; sums over two processes are rounded otherwise."""
     assert_close_rows(path, other, rel=1e-10)
     for file in ("best.safetensors", "last/checkpoint.safetensors"):
         mine, theirs = weights(path / file), weights(other / file)
         for name, expected in theirs.items():
             if not name.startswith(("random/", "nll/")):  # what every process has for itself
-                torch.testing.assert_close(mine[name], expected, rtol=1e-10, atol=1e-12)
+                torch.testing.assert_close(mine[name], expected, rtol=1e-10, atol=atol)
 
 
 @pytest.mark.slow
@@ -76,6 +77,30 @@ def test_two_processes_train_what_one_does(launched, found, tmp_path, layer):
 @pytest.mark.slow
 def test_micro_batches_of_two_processes_too(launched):
     assert_close_runs(launched / "micro", launched / "deep-residual")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batches", [2, 4])
+def test_two_processes_train_the_translator_that_one_does(launched, tmp_path, batches):
+    """The loss is divided by the tokens of the whole update, wherever they are."""
+    small_training(tmp_path, accumulate=batches, **TRANSLATOR)
+    # Biases of keys change nothing: their gradients are rounding, which Adam makes larger.
+    assert_close_runs(launched / f"translator {batches}", tmp_path, atol=1e-9)
+
+
+@pytest.mark.slow
+def test_processes_of_a_translator_stop_together_and_go_on(launched, found):
+    assert found["translator stopped"] == [False, 6]  # asked after 5, agreed on at a multiple of 3
+    mine, whole = (all_of(launched / name) for name in ("stopped translator", "translator 2"))
+    assert unlike(mine, whole) == []
+
+
+@pytest.mark.slow
+def test_an_update_that_cannot_be_shared_is_refused(found):
+    assert found["odd update"] == (
+        "3 batches an update cannot be shared by 2 processes; set training.accumulate to a "
+        "multiple of 2"
+    )
 
 
 @pytest.mark.slow

@@ -15,14 +15,16 @@ from pathlib import Path
 
 import torch
 
-from drill import training
+from drill import training, translation_training
 from drill.parallel import World, world
 from drill.run_folder import RunFolder
 from tests.tiny_runs import RULES, after, bits, interrupted_after, small_model, small_run
+from tests.tiny_translations import small_rule, small_training
 
 EXACT = {"dropout": 0.0, "dtype": torch.float64, "epochs": 4}
 NOISY = {"layer": "deep-residual", "epochs": 4, "save_every": 0.0}
 PLAIN = ("deep-residual", "mixture", "adaptive")
+TRANSLATOR = {"layer": "plain", "dropout": 0.0, "dtype": torch.float64, "average": 2}
 
 
 def alike(mine: World, model: torch.nn.Module) -> bool:
@@ -44,6 +46,18 @@ def first_life(folder: Path, mine: World) -> None:
     small_run(folder / "alike", rule=rule, model=model, world=mine, epochs=1)
     found["alike"] = same
 
+    for batches in (2, 4):
+        path = folder / f"translator {batches}"
+        small_training(path, world=mine, accumulate=batches, **TRANSLATOR)
+    stopping = interrupted_after(5, small_rule()) if mine.rank == 1 else small_rule()
+    stopped = folder / "stopped translator"
+    outcome = small_training(stopped, rule=stopping, world=mine, accumulate=2, **TRANSLATOR)
+    found["translator stopped"] = [outcome.finished, RunFolder(stopped).load_last()[1]["step"]]
+    small_training(stopped, world=mine, accumulate=2, **TRANSLATOR)
+    try:
+        small_training(folder / "odd", world=mine, accumulate=3)
+    except ValueError as error:
+        found["odd update"] = str(error)
     try:
         small_run(folder / "odd", world=mine, batch_size=5)
     except ValueError as error:
@@ -74,6 +88,7 @@ def last_run(folder: Path, mine: World, dies: bool) -> None:
 
 def main(folder: Path) -> None:
     logging.basicConfig()
+    translation_training.AGREE_EVERY = 3
     training.AGREE_EVERY = 3  # an epoch of these has eleven steps
     life = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     with world(torch.device("cpu"), timeout=60.0) as mine:

@@ -92,7 +92,9 @@ def record(
     now = datetime.now(UTC) if now is None else now
     if now.tzinfo is None:
         raise ValueError(f"record: now needs a time zone, such as UTC; {now} has none")
-    row = _row(read_run(run_folder), note, _plain(run_folder, extra or {}), now)
+    run = read_run(run_folder)
+    measured = {} if run.bleu is None else {"bleu": run.bleu}
+    row = _row(run, note, _plain(run_folder, {**measured, **(extra or {})}), now)
     with _locked(path) as handle:
         held = _read_all(handle)
         rows = list(_rows(path, held))

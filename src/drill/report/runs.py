@@ -68,6 +68,7 @@ class RunSummary:
     test: float | None
     valid_published: float | None
     test_published: float | None
+    bleu: float | None  # of a translator, on the test text
     seconds: float | None
     tokens_per_second: float | None  # median over epochs
     device: str | None
@@ -129,6 +130,7 @@ def read_run(folder: Path | str) -> RunSummary:
         seed=as_whole(environment.get("seed")),
         epochs=curve[-1].epoch if curve else 0,
         **_best(curve, tests),
+        bleu=as_finite(tests[-1].get("test_bleu")) if tests else None,
         seconds=elapsed[-1] if elapsed else None,
         tokens_per_second=median(rates) if rates else None,
         device=as_text(environment.get("device")),

@@ -35,7 +35,8 @@ SHOWN_EPOCHS = 12  # up to here all of them
 
 def runs_table(results: Sequence[Result]) -> Table:
     """One row a run, the paper's figures beside ours where the recipe is one of its rows."""
-    names = ["run", "layer", "parameters", "seed", "epochs", "valid", "test"]
+    bleu = _any_bleu(results)
+    names = ["run", "layer", "parameters", "seed", "epochs", "valid", "test", *bleu]
     names += ["paper", "gap", "time", "device"]
     rows = [
         [
@@ -46,6 +47,7 @@ def runs_table(results: Sequence[Result]) -> Table:
             numbers.count(each.epochs),
             numbers.perplexity(each.valid),
             numbers.perplexity(each.test),
+            *(numbers.perplexity(_bleu(each)) for _ in bleu),
             _paper(each.recipe),
             _gap(each.recipe, [each]),
             numbers.duration(each.seconds),
@@ -58,7 +60,8 @@ def runs_table(results: Sequence[Result]) -> Table:
 
 def recipes_table(results: Sequence[Result]) -> Table:
     """One row for all runs that differ by their seed alone: means and how far they spread."""
-    names = ["recipe", "layer", "parameters", "seeds", "runs", "epochs", "valid", "test"]
+    bleu = _any_bleu(results)
+    names = ["recipe", "layer", "parameters", "seeds", "runs", "epochs", "valid", "test", *bleu]
     names += ["paper", "gap", "time"]
     groups = grouped(results)
     labels = _labels(groups)
@@ -78,6 +81,7 @@ def recipes_table(results: Sequence[Result]) -> Table:
                 " to ".join(numbers.count(each) for each in dict.fromkeys([epochs[0], epochs[-1]])),
                 spread(_known(each.valid for each in used)),
                 spread(_known(each.test for each in used)),
+                *(spread(_known(map(_bleu, used))) for _ in bleu),
                 _paper(first.recipe),
                 _gap(first.recipe, used),
                 numbers.duration(_mean(each.seconds for each in used)),
@@ -173,6 +177,15 @@ def _labels(groups: Mapping[tuple[str | None, str], list[Result]]) -> dict[objec
         changed = recipe is not None and recipes.count(recipe) > 1
         labels[recipe, settings] = f"{label}, settings {settings[:6]}" if changed else label
     return labels
+
+
+def _any_bleu(results: Sequence[Result]) -> list[str]:
+    """The heading of a column for BLEU, where there is a translator."""
+    return ["BLEU"] if any(_bleu(each) is not None for each in results) else []
+
+
+def _bleu(each: Result) -> float | None:
+    return each.bleu if isinstance(each, RunSummary) else as_finite(each.extra.get("bleu"))
 
 
 def _paper(recipe: str | None, added: str = "") -> str:

@@ -1,0 +1,340 @@
+"""From a translation recipe to a run folder and back, and the commands around it."""
+
+import io
+import json
+import shutil
+import sys
+
+import pytest
+import torch
+
+from drill import build_translation, cli
+from drill.build import load_run, train_run
+from drill.build_translation import load_translation, translator
+from drill.config import TRANSLATION, Settings, recipe, saved
+from drill.data import DataError, Subwords
+from drill.recipes import SettingsError, recipe_names
+from drill.report.ledger import read as read_ledger
+from drill.report.runs import read_run
+from drill.run_folder import RunFolderError
+from drill.translation import Search, translate
+from tests.tiny_runs import all_of, interrupted_after, unlike
+from tests.tiny_translations import text
+
+SMALL = [
+    "data.pairs=none", "subwords.size=262", "subwords.single_digits=false", "encoder.width=8",
+    "encoder.layers=1", "encoder.heads=2", "encoder.feedforward=16", "training.epochs=2",
+    "training.max_tokens=60", "training.beam=2", "training.average=2", "optimizer.lr=0.02",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with pairs and a trained run of them."""
+    folder = tmp_path_factory.mktemp("place")
+    write_pairs(folder / "pairs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        assert train_run(small(), "runs/tiny", device="cpu").finished
+    return folder
+
+
+@pytest.fixture
+def here(place, monkeypatch):
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    return place
+
+
+@pytest.fixture
+def drill(here, monkeypatch, capfd):
+    """Run the command as a user does; gives exit code, stdout, stderr."""
+
+    def run(*words: str, stdin: str | bytes | None = None) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["drill", *words])
+        if stdin is not None:
+            raw = stdin.encode() if isinstance(stdin, str) else stdin
+            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw)))
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        out, err = capfd.readouterr()
+        return code, out, err
+
+    return run
+
+
+def write_pairs(folder) -> None:
+    folder.mkdir()
+    for split, pairs in text()._asdict().items():
+        for language, lines in (("en", pairs.source), ("de", pairs.target)):
+            (folder / f"{split}.{language}").write_text("\n".join(lines) + "\n")
+
+
+def small(*changes: str, name: str = "mt-demo") -> Settings:
+    return recipe(name, ["data.corpus=pairs", *SMALL, *changes])
+
+
+# -- recipes --------------------------------------------------------------------------------------
+
+TRANSLATIONS = [name for name in recipe_names() if recipe(name).task == TRANSLATION]
+
+
+def test_there_is_a_recipe_for_every_corpus_and_layer():
+    wanted = {
+        f"{c}-{k}" for c in ("wmt14", "europarl", "multi30k") for k in ("tied", "dual", "drill")
+    }
+    assert set(TRANSLATIONS) == wanted | {"mt-demo", "mt-demo-tied"}
+
+
+@pytest.mark.parametrize("name", TRANSLATIONS)
+def test_recipes_of_one_corpus_differ_in_their_layer_alone(name):
+    corpus, _, _ = name.rpartition("-")
+    settings = recipe(name)
+    if corpus in ("wmt14", "europarl", "multi30k"):
+        differing = recipe(f"{corpus}-tied").differences(settings)
+        assert all(each.startswith("layer.") for each in differing)
+    assert settings.data["corpus"] in ("wmt14", "europarl", "multi30k", "numbers")
+
+
+def test_the_papers_model_has_the_papers_size():
+    """Encoder and decoder as published; 79.4M parameters mean about 68.9K rows of embeddings."""
+    counts = {}
+    for name in ("wmt14-tied", "wmt14-drill"):
+        with torch.device("meta"):
+            model = translator(recipe(name), 34_450, list, "meta")
+        assert model.transformer.source_embedding is not model.transformer.target_embedding
+        assert model.layer.label_weight is model.transformer.target_embedding.weight
+        counts[name] = model.parameter_count()
+    assert counts["wmt14-drill"] - counts["wmt14-tied"] == 525_312
+    assert counts["wmt14-tied"] == 44_140_544 + 2 * 34_450 * 512 + 34_450
+    rate = recipe("wmt14-drill").optimizer
+    assert rate["lr"] == pytest.approx(2 * (512 * 8000) ** -0.5, rel=1e-4)
+
+
+def test_settings_survive_their_file(here):
+    assert saved(here / "runs/tiny/recipe.toml") == small()
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ("task=translating", "task: there is no 'translating'; did you mean translation?"),
+        ("encoder.preset=tinny", "encoder.preset: there is no 'tinny'; did you mean tiny?"),
+        ("encoder.shared=1", "encoder.shared: is true or false, not 1"),
+        ("encoder.width=none", "encoder.width: is a whole number, not 'none'"),
+        ("subwords.sice=10", "subwords.sice: is no setting; did you mean size?"),
+        ("filters.ratio=0.5", "[filters]: Filters: ratio is at least 1, not 0.5"),
+        ("training.epoch=3", "training.epoch: is no setting; did you mean epochs?"),
+        ("training.average=0", "[training]: average is at least 1, not 0"),
+        ("training.bptt=3", "training.bptt: is no setting"),
+    ],
+)
+def test_what_no_recipe_can_hold_is_named(change, fault):
+    with pytest.raises(SettingsError) as caught:
+        recipe("mt-demo", [change])
+    assert str(caught.value).startswith(fault)
+
+
+def test_a_table_of_translation_is_none_of_a_language_model():
+    with pytest.raises(SettingsError, match="subwords: is no table of a recipe"):
+        recipe("demo-drill", ["subwords.size=300"])
+
+
+def test_a_model_that_cannot_be_built_names_the_recipe(here):
+    with pytest.raises(SettingsError, match=r"the recipe mt-demo makes no model: .*heads"):
+        train_run(small("encoder.heads=3"), "runs/none", device="cpu")
+
+
+# -- a run and back -------------------------------------------------------------------------------
+
+
+def test_a_run_comes_back_as_it_was(here):
+    run = load_translation("runs/tiny", device="cpu")
+    assert run.subwords == Subwords.load("runs/tiny/subwords.json")
+    assert not run.model.training
+    assert run.model.layer.label_weight is run.model.transformer.target_embedding.weight
+    test = [row for row in run.folder.rows() if row["kind"] == "test"][-1]
+    assert run.weights == test["weights"]
+    found = translate(run.model, run.subwords, run.data.text.test.source, Search(beam=2))
+    exact = [t[0].text == r for t, r in zip(found, run.data.text.test.target, strict=True)]
+    assert sum(exact) / len(exact) == test["test_exact"]
+    told = json.loads((here / "runs/tiny/environment.json").read_text())
+    assert told["pairs"] == run.data.checksum
+    assert told["vocabulary_size"] == len(run.subwords) == 262
+
+
+def test_either_weights_on_request(here):
+    assert load_translation("runs/tiny", "last", "cpu").weights == "last"
+    assert load_translation("runs/tiny", "best", "cpu").weights == "best"
+
+
+def test_a_counted_layer_gets_the_counts_of_the_targets(here):
+    wrapped = ["layer.name=sampled", "layer.samples=20", "training.epochs=1"]
+    with pytest.raises(SettingsError, match="a sampled layer does not compute; set it to 0"):
+        train_run(small(*wrapped), "runs/sampled", device="cpu")
+    train_run(small(*wrapped, "training.label_smoothing=0"), "runs/sampled", device="cpu")
+    run = load_translation("runs/sampled", device="cpu")
+    assert run.model.layer.vocabulary_size == 262
+
+
+def test_the_same_command_resumes(here, monkeypatch):
+    real = build_translation.rule
+    with monkeypatch.context() as patch:
+        patch.setattr(build_translation, "rule", lambda held: interrupted_after(4, real(held)))
+        assert not train_run(small(), "runs/again", device="cpu").finished
+    torch.manual_seed(99)
+    assert train_run(small(), "runs/again", device="cpu").finished
+    assert unlike(all_of("runs/again"), all_of("runs/tiny")) == []
+
+
+def test_other_settings_need_another_name(here):
+    with pytest.raises(RunFolderError, match=r"subwords.size: 262 -> 270"):
+        train_run(small("subwords.size=270"), "runs/tiny", device="cpu")
+
+
+def test_a_changed_text_is_refused(here, tmp_path):
+    shutil.copytree("pairs", tmp_path / "pairs")
+    settings = small(f"data.corpus={tmp_path / 'pairs'}")
+    train_run(settings, tmp_path / "run", device="cpu")
+    for language in ("en", "de"):
+        path = tmp_path / "pairs" / f"test.{language}"
+        path.write_text(path.read_text() + "a\n")
+    with pytest.raises(RunFolderError, match="the texts have changed"):
+        train_run(settings, tmp_path / "run", device="cpu")
+    with pytest.raises(DataError, match="was trained on other texts"):
+        _ = load_translation(tmp_path / "run", device="cpu").data
+
+
+def test_each_task_has_its_own_loader(here):
+    with pytest.raises(RunFolderError, match="holds a translator, not a language model"):
+        load_run("runs/tiny")
+    with pytest.raises(RunFolderError, match="holds no run"):
+        load_translation("runs/nothing")
+
+
+# -- commands -------------------------------------------------------------------------------------
+
+
+def test_train_prints_bleu_and_resumes(drill):
+    changes = [word for change in ["data.corpus=pairs", *SMALL] for word in ("--set", change)]
+    code, out, err = drill("train", "mt-demo", *changes, "--name", "tiny", "--device", "cpu")
+    assert code == 0
+    assert "runs/tiny: valid" in out
+    assert "BLEU" in out
+    assert "going on with mt-demo" in err
+
+
+def test_translate_keeps_the_number_and_the_order_of_lines(drill):
+    lines = ["abc", "", "ed", " ", "世界", "a\r"]
+    code, out, _ = drill("translate", "runs/tiny", "--device", "cpu", stdin="\n".join(lines))
+    assert code == 0
+    found = out.split("\n")
+    assert len(found) == len(lines) + 1
+    assert (found[1], found[3], found[-1]) == ("", "", "")
+    run = load_translation("runs/tiny", device="cpu")
+    clean = [line.rstrip("\r") for line in lines]
+    expected = translate(run.model, run.subwords, clean, Search(beam=2))
+    assert found[:-1] == [each[0].text for each in expected]
+
+
+def test_translate_reads_files_and_a_dash(drill, tmp_path):
+    (tmp_path / "in.txt").write_text("abc\nde\n")
+    from_file = drill("translate", "runs/tiny", str(tmp_path / "in.txt"), "--device", "cpu")
+    piped = drill("translate", "runs/tiny", "-", "--device", "cpu", stdin="abc\nde\n")
+    assert from_file == piped
+    assert drill("translate", "runs/tiny", "--device", "cpu", stdin="")[:2] == (0, "")
+
+
+def test_n_best_lists_scores_by_line(drill):
+    words = ("translate", "runs/tiny", "--n-best", "2", "--device", "cpu")
+    _, out, _ = drill(*words, stdin="abc\n\nde\n")
+    rows = [line.split("\t") for line in out.splitlines()]
+    assert [row[0] for row in rows] == ["1", "1", "2", "3", "3"]
+    assert float(rows[0][1]) >= float(rows[1][1])
+    assert rows[2] == ["2", "0.0000", ""]
+    _, out, _ = drill(*words, "--json", stdin="abc\n\nde\n")
+    found = [json.loads(line) for line in out.splitlines()]
+    assert [each["line"] for each in found] == [1, 2, 3]
+    assert [len(each["translations"]) for each in found] == [2, 1, 2]
+    texts = [each["text"] for row in found for each in row["translations"]]
+    assert texts == [row[2] for row in rows]
+
+
+def test_greedy_and_samples(drill):
+    words = ("translate", "runs/tiny", "--device", "cpu")
+    _, greedy, _ = drill(*words, "--greedy", stdin="abc\n")
+    assert greedy == drill(*words, "--beam", "1", stdin="abc\n")[1]
+    sampled = ("--sample", "--seed", "3", "--n-best", "2", "--top-k", "9")
+    assert drill(*words, *sampled, stdin="abc\n") == drill(*words, *sampled, stdin="abc\n")
+
+
+def test_a_line_too_long_is_cut_with_a_word(drill, caplog):
+    words = ("translate", "runs/tiny", "--device", "cpu", "--max-source", "16", "--greedy")
+    code, out, _ = drill(*words, stdin="ab " * 10_000 + "\nabc\n")
+    assert (code, len(out.splitlines())) == (0, 2)
+    assert "line 1 has" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("words", "stdin", "fault"),
+    [
+        (["--greedy", "--sample"], "a", "--greedy: has one place"),
+        (["--sample", "--beam", "3"], "a", "--sample: has no beam"),
+        (["--seed", "3"], "a", "--seed: says something about --sample"),
+        (["--sample", "--temperature", "0"], "a", "temperature is a finite number above 0"),
+        (["nowhere.txt"], "a", "nowhere.txt: cannot be read"),
+        ([], b"abc\n\xff\n", "standard input: line 2 is not UTF-8"),
+    ],
+)
+def test_a_mistake_ends_in_one_sentence(drill, words, stdin, fault):
+    code, _, err = drill("translate", "runs/tiny", *words, "--device", "cpu", stdin=stdin)
+    assert code == 1
+    assert fault in err
+    assert "Traceback" not in err
+
+
+def test_evaluate_gives_bleu_and_keeps_it(drill, here):
+    code, out, _ = drill("evaluate", "runs/tiny", "--device", "cpu", "--json", "-q")
+    assert code == 0
+    valid, test = map(json.loads, out.splitlines())
+    assert (valid["split"], test["split"]) == ("valid", "test")
+    tested = [row for row in load_translation("runs/tiny", device="cpu").folder.rows()
+              if row["kind"] == "test"][-1]  # fmt: skip
+    assert test["bleu"] == pytest.approx(tested["test_bleu"])
+    assert test["perplexity"] == pytest.approx(tested["test_perplexity"], rel=1e-5)
+    kept = (here / "runs/tiny/evaluations.jsonl").read_text().splitlines()
+    assert json.loads(kept[-1]) == test
+    _, out, _ = drill("evaluate", "runs/tiny", "--split", "test", "--beam", "1", "--device", "cpu")
+    assert out.startswith("translation test   BLEU")
+
+
+@pytest.mark.parametrize("option", ["--dynamic", "--cache"])
+def test_what_is_for_language_models_says_so(drill, option):
+    code, _, err = drill("evaluate", "runs/tiny", option)
+    assert code == 1
+    assert f"{option}: is for language models" in err
+
+
+def test_reports_and_ledgers_take_translators(drill, here, tmp_path):
+    ledger = tmp_path / "ledger.jsonl"
+    code, out, err = drill("record", "runs/tiny", "--ledger", str(ledger))
+    assert code == 0, err
+    row = read_ledger(ledger)[0]
+    run = read_run("runs/tiny")
+    assert row.test == run.test
+    assert row.extra["bleu"] == run.bleu
+    assert run.bleu == pytest.approx(
+        [r for r in load_translation("runs/tiny", device="cpu").folder.rows()
+         if r["kind"] == "test"][-1]["test_bleu"]
+    )  # fmt: skip
+    page = tmp_path / "page.html"
+    code, _, err = drill("report", "runs/tiny", "--ledger", str(ledger), "--out", str(page))
+    assert code == 0, err
+    assert "BLEU" in page.read_text()
+    _, out, _ = drill("report", "runs/tiny", "--markdown")
+    assert "bleu" in out.lower()

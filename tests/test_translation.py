@@ -1,0 +1,133 @@
+"""Lines into lines: order, empty and long lines, any character, seeds that know their line."""
+
+import logging
+
+import pytest
+import torch
+
+from drill.data import BEGIN, END
+from drill.evaluation.bleu import corpus_scores
+from drill.evaluation.search import Decoding, beam_search
+from drill.evaluation.translated import translated
+from drill.evaluation.translation_loss import translation_loss
+from drill.translation import EMPTY, Search, translate, translate_blocks
+from tests.tiny_translations import small_data, small_translator
+
+
+@pytest.fixture(scope="module")
+def data():
+    return small_data()
+
+
+@pytest.fixture(scope="module")
+def model():
+    """Untrained, with a head so pointed that something is written."""
+    made = small_translator("deep-residual", dropout=0.0).eval()
+    with torch.no_grad():
+        made.layer.bias.normal_(generator=torch.Generator().manual_seed(1))
+    return made
+
+
+LINES = ["abc", "", "ee dd", "   ", "世界 🎉 عربي", "\x00\x1b[1m", "abcde" * 30, "e"]
+
+
+def test_every_line_has_its_translations_in_order(data, model):
+    found = list(translate(model, data.subwords, LINES, Search(n_best=2), lines_per_block=3))
+    assert len(found) == len(LINES)
+    assert found[1] == found[3] == [EMPTY]
+    for line, translations in zip(LINES, found, strict=True):
+        if not line.strip():
+            continue
+        source = [*data.subwords.encode(line), END]
+        by_hand = beam_search(model, [source], Decoding(BEGIN, END), beam=4, n_best=2)[0]
+        assert [t.text for t in translations] == [
+            data.subwords.decode(h.ids).replace("\n", " ").replace("\r", " ") for h in by_hand
+        ]
+        assert [t.score for t in translations] == pytest.approx(
+            [h.score for h in by_hand], abs=1e-4
+        )
+
+
+def test_blocks_change_nothing_but_the_moment(data, model):
+    whole = [each[0].text for each in translate(model, data.subwords, LINES)]
+    for size in (1, 3, 100):
+        parts = translate(model, data.subwords, iter(LINES), lines_per_block=size)
+        assert [each[0].text for each in parts] == whole
+
+
+def test_a_block_is_translated_before_the_next_is_read(data, model):
+    read = []
+
+    def blocks():
+        for block in (["abc"], ["de", "e"]):
+            read.append(block)
+            yield block
+
+    found = translate_blocks(model, data.subwords, blocks(), Search(beam=1))
+    assert len(next(found)) == 1
+    assert read == [["abc"]]
+
+
+def test_a_long_line_is_cut_and_the_log_names_it(data, model, caplog):
+    lines = ["a", "", "ab " * 10_000]
+    with caplog.at_level(logging.WARNING, "drill"):
+        found = list(translate(model, data.subwords, lines, Search(beam=1, max_source=20)))
+    assert len(found) == 3
+    count = len(data.subwords.encode(lines[2]))
+    assert [record.getMessage() for record in caplog.records] == [
+        f"line 3 has {count} subwords, of which the first 20 are read"
+    ]
+    cut = data.subwords.decode(data.subwords.encode(lines[2])[:20])
+    assert found[2] == next(translate(model, data.subwords, [cut], Search(beam=1)))
+
+
+def test_a_translation_is_one_line_whatever_the_model_writes(data, model):
+    newline = data.subwords.encode("\n")[0]
+    with torch.no_grad():
+        before = model.layer.bias[newline].clone()
+        model.layer.bias[newline] = 50.0
+    try:
+        found = next(translate(model, data.subwords, ["abc"], Search(beam=1)))
+    finally:
+        with torch.no_grad():
+            model.layer.bias[newline] = before
+    assert "\n" not in found[0].text
+    assert found[0].text.strip() == ""
+    assert len(found[0].text) > 10
+
+
+def test_samples_follow_from_the_seed_and_the_line_alone(data, model):
+    search = Search(sampled=True, n_best=2, seed=5, top_k=20, top_p=0.9)
+    lines = ["abc", "", "abc", "dd", "", "abc"]
+    whole = list(translate(model, data.subwords, lines, search))
+    parts = list(translate(model, data.subwords, lines, search, lines_per_block=2))
+    assert [[t.text for t in each] for each in parts] == [[t.text for t in each] for each in whole]
+    assert whole[0] != whole[2]  # another line, other random numbers
+    other = Search(sampled=True, n_best=2, seed=6, top_k=20, top_p=0.9)
+    assert list(translate(model, data.subwords, lines, other)) != whole
+
+
+def test_the_model_comes_back_in_its_mode(data, model):
+    model.train()
+    list(translate(model, data.subwords, ["abc"]))
+    assert model.training
+    model.eval()
+
+
+def test_limits_of_a_search_are_named():
+    with pytest.raises(ValueError, match="max_source is at least 1, not 0"):
+        Search(max_source=0)
+
+
+def test_a_text_is_held_against_its_references(data, model):
+    seen = []
+    found = translated(
+        model, data.subwords, data.text.test, data.test, Search(beam=1),
+        progress=lambda done, of: seen.append((done, of)),
+    )  # fmt: skip
+    lines = [t[0].text for t in translate(model, data.subwords, data.text.test.source, Search(1))]
+    assert list(found.hypotheses) == lines
+    assert found.scores == corpus_scores(lines, data.text.test.target, tokenised=True)
+    assert found.fit == translation_loss(model, data.test)
+    assert found.exact == 0.0
+    assert seen == [(i, 6) for i in range(1, 7)]

@@ -1,0 +1,338 @@
+"""The training loop of translators: what an update is, what a run keeps, how it ends."""
+
+import itertools
+import json
+import math
+import signal
+import time
+
+import pytest
+import torch
+
+from drill import checkpoint, translation_training
+from drill.checkpoint import CheckpointError
+from drill.data import IGNORE, PairBatches
+from drill.evaluation.translation_loss import TranslationLoss, translation_loss
+from drill.optim import AdamW
+from drill.run_folder import RunFolder, RunFolderError
+from drill.training import Diverged
+from tests.tiny_runs import after, all_of, interrupted_after, rows, unlike, weights
+from tests.tiny_translations import (
+    LAYERS,
+    small_data,
+    small_rule,
+    small_training,
+    small_translator,
+    text,
+)
+
+
+def kinds(path) -> list[str]:
+    return [row["kind"] for row in rows(path)]
+
+
+# -- an update ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("layer", ["plain", "mixture"])
+def test_the_gradient_is_that_of_the_mean_over_all_tokens_of_the_update(
+    tmp_path, monkeypatch, accumulate, layer
+):
+    data, seen = small_data(), []
+    model = small_translator(layer, dropout=0.0, dtype=torch.float64)
+    by_hand = small_translator(layer, dropout=0.0, dtype=torch.float64)
+    rule = small_rule()
+    step = rule.step
+
+    def spied(*arguments):
+        seen.append({name: p.grad.clone() for name, p in model.named_parameters()})
+        step(*arguments)
+
+    monkeypatch.setattr(rule, "step", spied)
+    small_training(tmp_path, rule=rule, model=model, data=data, updates=1, accumulate=accumulate)
+    batches = list(PairBatches(data.train, 60, 3).epoch(1))[:accumulate]
+    tokens = sum(batch.target_tokens for batch in batches)
+    for batch in batches:
+        loss = by_hand.loss(*batch[:3], label_smoothing=0.1, ignore_index=IGNORE, reduction="sum")
+        (loss / tokens).backward()
+    for name, p in by_hand.named_parameters():
+        torch.testing.assert_close(seen[0][name], p.grad, rtol=1e-9, atol=1e-12)
+
+
+def test_the_reported_loss_is_that_of_all_tokens_of_the_epoch(tmp_path):
+    data = small_data()
+    still = AdamW(1e-12, weight_decay=0.0, schedule="constant", warmup=0.0)
+    small_training(tmp_path, "plain", rule=still, data=data, dropout=0.0, epochs=1, accumulate=2)
+    model, total, tokens = small_translator("plain", dropout=0.0), 0.0, 0
+    for batch in PairBatches(data.train, 60, 3).epoch(1):
+        total += model.loss(*batch[:3], ignore_index=IGNORE, reduction="sum").item()
+        tokens += batch.target_tokens
+    row = rows(tmp_path)[0]
+    assert row["train_loss"] == pytest.approx(total / tokens, rel=1e-5)
+    assert row["tokens"] == tokens
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_every_layer_learns(tmp_path, layer):
+    outcome = small_training(tmp_path, layer, epochs=6, accumulate=2)
+    losses = [row["valid_loss"] for row in rows(tmp_path) if row["kind"] == "epoch"]
+    assert losses[-1] < 0.8 * losses[0]
+    assert outcome.valid.loss == min(losses)
+    assert outcome.test.scores.lines == 6
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
+def test_every_precision_learns(tmp_path, precision):
+    small_training(tmp_path, epochs=4, precision=precision)
+    losses = [row["valid_loss"] for row in rows(tmp_path)[:-1]]
+    assert losses[-1] < losses[0]
+
+
+def test_compile_compiles_the_transformer_alone(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        torch.nn.Module, "compile", lambda self, **options: asked.append((type(self), options))
+    )
+    small_training(tmp_path, updates=1, compile=True)
+    assert [(kind.__name__, options) for kind, options in asked] == [
+        ("Transformer", {"dynamic": True})
+    ]
+
+
+# -- what a run keeps -----------------------------------------------------------------------------
+
+
+def test_best_holds_the_weights_of_the_lowest_validation_loss(tmp_path):
+    data = small_data()
+    outcome = small_training(tmp_path, data=data, rule=AdamW(0.3, schedule="constant"), epochs=5)
+    losses = {row["epoch"]: row["valid_loss"] for row in rows(tmp_path) if row["kind"] == "epoch"}
+    assert outcome.best_epoch == min(losses, key=losses.get)
+    model = small_translator()
+    numbers = checkpoint.load_into(model, tmp_path / "best.safetensors")
+    assert numbers["epoch"] == outcome.best_epoch
+    assert translation_loss(model, data.valid).loss == pytest.approx(outcome.valid.loss, rel=1e-6)
+    assert translation_loss(model, data.test) == outcome.test.fit
+
+
+def test_a_validation_inside_an_epoch_has_a_line_of_its_own(tmp_path):
+    small_training(tmp_path, epochs=2, validate_every=4, bleu_every=2)
+    held = rows(tmp_path)
+    batches = len(PairBatches(small_data().train, 60, 3))
+    steps = sorted({*range(4, 2 * batches + 1, 4), batches, 2 * batches})
+    assert [row["step"] for row in held[:-1]] == steps
+    assert [row["kind"] == "epoch" for row in held[:-1]] == [s % batches == 0 for s in steps]
+    assert ["valid_bleu" in row for row in held[:-1]] == [i % 2 == 1 for i in range(len(steps))]
+
+
+def test_the_mean_of_the_last_weights_is_tried_and_kept_where_it_is_better(tmp_path):
+    """A rate so high that the weights jump about: their mean lies between them."""
+    data = small_data()
+    rule = AdamW(0.4, schedule="constant", warmup=0.0)
+    outcome = small_training(tmp_path, data=data, rule=rule, epochs=6, average=3)
+    *epochs, average, test = rows(tmp_path)
+    batches = len(PairBatches(data.train, 60, 3))
+    assert (average["kind"], test["kind"]) == ("average", "test")
+    assert average["steps"] == [4 * batches, 5 * batches, 6 * batches]
+    kept = sorted(path.name for path in (tmp_path / "last").glob("recent-*"))
+    assert kept == sorted(f"recent-{step}.safetensors" for step in average["steps"])
+    best = min(row["valid_loss"] for row in epochs)
+    assert average["best"]
+    assert average["valid_loss"] < best
+    assert test["weights"] == "averaged"
+    parts = [weights(tmp_path / "last" / f"recent-{step}.safetensors") for step in average["steps"]]
+    for name, tensor in weights(tmp_path / "averaged.safetensors").items():
+        mean = sum(part[name] for part in parts) / 3
+        torch.testing.assert_close(tensor, mean)
+    model = small_translator()
+    checkpoint.load_into(model, tmp_path / "averaged.safetensors")
+    assert translation_loss(model, data.test).loss == pytest.approx(outcome.test.fit.loss, rel=1e-6)
+
+
+def test_a_mean_that_is_worse_is_not_kept(tmp_path):
+    small_training(tmp_path, epochs=3, average=3)  # the first weights are far from the last
+    *_, average, test = rows(tmp_path)
+    assert not average["best"]
+    assert test["weights"] == "best"
+    assert not (tmp_path / "averaged.safetensors").exists()
+
+
+def test_more_epochs_leave_no_stale_mean(tmp_path):
+    rule = AdamW(0.4, schedule="constant", warmup=0.0)
+    small_training(tmp_path / "a", rule=rule, epochs=6, average=3)
+    assert (tmp_path / "a" / "averaged.safetensors").exists()
+    again = AdamW(0.4, schedule="constant", warmup=0.0)
+    seen: list[bool] = []
+    after(1, again, lambda: seen.append((tmp_path / "a" / "averaged.safetensors").exists()))
+    small_training(tmp_path / "a", rule=again, epochs=8, average=3)
+    assert seen == [False]
+    whole = AdamW(0.4, schedule="constant", warmup=0.0)
+    small_training(tmp_path / "b", rule=whole, epochs=8, average=3)
+    assert unlike(all_of(tmp_path / "a"), all_of(tmp_path / "b")) == []
+
+
+# -- limits ---------------------------------------------------------------------------------------
+
+
+def test_updates_end_a_run_inside_an_epoch_with_a_validation(tmp_path):
+    outcome = small_training(tmp_path, updates=4)
+    assert outcome.finished
+    assert outcome.epoch == 1
+    held = rows(tmp_path)
+    assert [row["kind"] for row in held] == ["validation", "test"]
+    assert held[0]["step"] == 4
+
+
+def test_the_clock_ends_a_run_properly(tmp_path, monkeypatch):
+    """Every look at the clock is a second later."""
+    real = time.monotonic
+
+    def trained(minutes: float):
+        clock = itertools.count(real())
+        monkeypatch.setattr("time.monotonic", lambda: next(clock))
+        return small_training(tmp_path, epochs=50, max_minutes=minutes)
+
+    outcome = trained(2.0)
+    assert outcome.finished
+    assert outcome.test is not None
+    held = rows(tmp_path)
+    assert held[-1]["kind"] == "test"
+    assert 5 <= held[-2]["step"] < 100
+    before = all_of(tmp_path)
+    assert trained(2.0).test == outcome.test
+    assert unlike(all_of(tmp_path), before) == []
+    assert trained(4.0).finished
+    assert rows(tmp_path)[-2]["step"] > held[-2]["step"]
+
+
+def test_a_schedule_follows_the_limit_that_comes_first(tmp_path):
+    rule = AdamW(0.01, schedule="cosine", warmup=0.1)
+    small_training(tmp_path, rule=rule, epochs=1000, updates=20, validate_every=10)
+    first, last = (row["lr"] for row in rows(tmp_path) if row["kind"] == "validation")
+    assert first == pytest.approx(0.01 * 0.5 * (1 + math.cos(math.pi * 4 / 9)), rel=1e-3)
+    assert last == pytest.approx(0.0, abs=1e-6)
+
+
+# -- resuming -------------------------------------------------------------------------------------
+
+
+def in_pieces(path, steps: int, **options) -> int:
+    for life in range(1, 100):
+        torch.manual_seed(life)  # the saved state counts, not the one found
+        rule = interrupted_after(steps, small_rule())
+        if small_training(path, rule=rule, **options).finished:
+            return life
+    raise AssertionError("100 lives were not enough")
+
+
+@pytest.mark.parametrize(
+    ("layer", "steps", "options"),
+    [
+        ("deep-residual", 1, {"epochs": 2}),
+        ("tied", 4, {"accumulate": 2, "average": 2, "validate_every": 3}),
+        ("mixture", 5, {"accumulate": 2}),
+        ("tied", 3, {"precision": "bfloat16", "bleu_every": 1, "epochs": 2}),
+    ],
+)
+def test_an_interrupted_run_is_the_same_run(tmp_path, layer, steps, options):
+    small_training(tmp_path / "whole", layer, **options)
+    lives = in_pieces(tmp_path / "pieces", steps, layer=layer, **options)
+    whole = all_of(tmp_path / "whole")
+    last = [row for row in whole["rows"] if row["kind"] == "epoch"][-1]["step"]
+    assert lives == math.ceil(last / steps)
+    assert unlike(all_of(tmp_path / "pieces"), whole) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_stops(tmp_path, number):
+    rule = interrupted_after(5, small_rule(), number)
+    outcome = small_training(tmp_path, rule=rule)
+    assert (outcome.finished, outcome.test) == (False, None)
+    assert RunFolder(tmp_path).load_last()[1]["step"] == 5
+
+
+def test_a_finished_run_gives_its_outcome_again_without_training(tmp_path, monkeypatch):
+    first = small_training(tmp_path, average=2)
+    before = all_of(tmp_path)
+    monkeypatch.setattr(translation_training, "_backward", None)  # nothing may be trained
+    assert small_training(tmp_path, average=2) == first
+    assert unlike(all_of(tmp_path), before) == []
+
+
+def test_texts_that_changed_are_noticed(tmp_path):
+    small_training(tmp_path, rule=interrupted_after(5, small_rule()))
+    with pytest.raises(RunFolderError, match="the texts have changed since this run was saved"):
+        small_training(tmp_path, data=small_data(train=59))
+
+
+def test_a_checkpoint_that_lacks_something_is_named(tmp_path):
+    small_training(tmp_path, rule=interrupted_after(5, small_rule()))
+    folder = RunFolder(tmp_path)
+    tensors, numbers = folder.load_last()
+    del numbers["validated"]
+    checkpoint.save(folder.last, tensors, numbers)
+    with pytest.raises(CheckpointError, match="does not fit this run"):
+        small_training(tmp_path)
+
+
+# -- faults ---------------------------------------------------------------------------------------
+
+
+def test_a_loss_that_is_no_number_ends_the_run_with_the_last_good_checkpoint(tmp_path):
+    model = small_translator()
+    rule = after(5, small_rule(), lambda: model.layer.bias.data.fill_(math.nan))
+    with pytest.raises(Diverged, match=r"the loss became nan in epoch 1.*last good checkpoint"):
+        small_training(tmp_path, model=model, rule=rule, save_every=0.0)
+    _, numbers = RunFolder(tmp_path).load_last()
+    assert numbers["step"] == 4
+    assert all(
+        tensor.isfinite().all()
+        for tensor in weights(tmp_path / "last/checkpoint.safetensors").values()
+        if tensor.is_floating_point()
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        ({"epochs": 0}, "epochs is at least 1, not 0"),
+        ({"updates": 0}, "updates is at least 1, not 0"),
+        ({"max_minutes": 0.0}, "max_minutes is a positive number, not 0.0"),
+        ({"accumulate": 0}, "accumulate is at least 1"),
+        ({"average": 0}, "average is at least 1"),
+        ({"label_smoothing": 1.0}, r"label_smoothing lies in \[0, 1\)"),
+        ({"seed": -1}, "seed lies in 0"),
+        ({"save_every": math.nan}, "save_every is at least 0 seconds"),
+    ],
+)
+def test_options_that_cannot_be_used_are_named(tmp_path, options, fault):
+    with pytest.raises(ValueError, match=fault):
+        small_training(tmp_path, **options)
+
+
+def test_lines_of_metrics_are_json_with_what_reports_read(tmp_path):
+    small_training(tmp_path, epochs=1)
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    epoch, test = map(json.loads, lines)
+    assert {"epoch", "step", "train_perplexity", "valid_perplexity", "lr", "tokens_per_second",
+            "elapsed"} <= epoch.keys()  # fmt: skip
+    assert {"valid_perplexity", "test_perplexity", "test_bleu", "test_chrf", "test_exact",
+            "bleu_signature"} <= test.keys()  # fmt: skip
+
+
+def test_the_validation_loss_does_not_depend_on_batches_or_smoothing():
+    data, model = small_data(), small_translator("plain", dtype=torch.float64).eval()
+    whole = translation_loss(model, data.valid)
+    assert whole.tokens == sum(len(data.valid.target(i)) + 1 for i in range(len(data.valid)))
+    assert translation_loss(model, data.valid, max_tokens=10).nll == pytest.approx(whole.nll)
+    by_hand = 0.0
+    for batch in PairBatches(data.valid, 1000).epoch(0):
+        log_p = model.log_probs(batch.source, batch.target_in)
+        kept = batch.target_out != IGNORE
+        by_hand -= float(log_p[kept].gather(1, batch.target_out[kept][:, None]).sum().detach())
+    assert whole.nll == pytest.approx(by_hand)
+    assert TranslationLoss(800.0, 1).perplexity == math.inf
+
+
+def test_the_text_of_these_tests_is_a_language():
+    assert all(s == t[::-1] for s, t in zip(*vars(text().train).values(), strict=True))

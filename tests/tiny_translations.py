@@ -1,0 +1,92 @@
+"""Small translators: a language of letters that is written backwards, learnt in a few steps."""
+
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from torch import nn
+
+from drill.data import (
+    PAD,
+    ParallelSplits,
+    ParallelText,
+    Subwords,
+    TranslationData,
+    translation_data,
+)
+from drill.encoders import Transformer
+from drill.layers import AdaptiveSoftmax, DeepResidual, MixtureOfSoftmaxes, OutputLayer, TiedSoftmax
+from drill.optim import AdamW, Rule
+from drill.run_folder import RunFolder
+from drill.translation_training import TranslationOutcome, train_translator
+from drill.translator import Translator
+
+WIDTH = 8
+
+LAYERS: dict[str, Callable[[nn.Embedding], OutputLayer]] = {
+    "tied": TiedSoftmax,
+    "deep-residual": lambda e: DeepResidual(e, depth=2, dropout=0.2, locked=True),
+    "plain": lambda e: DeepResidual(e, depth=2),
+    "mixture": lambda e: MixtureOfSoftmaxes(TiedSoftmax(e), experts=2),
+    "adaptive": lambda e: AdaptiveSoftmax(TiedSoftmax(e), cutoffs=[50, 150]),
+}
+
+
+def text(train: int = 60, valid: int = 8, test: int = 6) -> ParallelSplits:
+    drawn = Random(3)
+
+    def lines(count: int) -> ParallelText:
+        words = ["".join(drawn.choice("abcde") for _ in range(drawn.randint(1, 9)))
+                 for _ in range(count)]  # fmt: skip
+        return ParallelText(words, [word[::-1] for word in words])
+
+    return ParallelSplits(lines(train), lines(valid), lines(test))
+
+
+def small_data(**sizes: int) -> TranslationData:
+    """262 subwords: the bytes, the special ids and a few pairs of letters."""
+    found = text(**sizes)
+    subwords = Subwords.train([*found.train.source, *found.train.target], 262)
+    return translation_data(found, subwords)
+
+
+def small_translator(
+    layer: str = "tied", *, dropout: float = 0.1, dtype: torch.dtype = torch.float32
+) -> Translator:
+    """One block on either side; the numbers are always the same."""
+    torch.manual_seed(7)
+    embedding = nn.Embedding(262, WIDTH)
+    transformer = Transformer(
+        embedding, layers=1, heads=2, feedforward=16, dropout=dropout, pad=PAD,
+        init_embeddings=True,
+    )  # fmt: skip
+    return Translator(transformer, LAYERS[layer](embedding)).to(dtype)
+
+
+def small_rule() -> Rule:
+    return AdamW(0.02, weight_decay=0.01, schedule="inverse-sqrt", warmup_steps=5)
+
+
+def small_training(
+    path: Path | str,
+    layer: str = "tied",
+    *,
+    rule: Rule | None = None,
+    dropout: float = 0.1,
+    dtype: torch.dtype = torch.float32,
+    model: Translator | None = None,
+    data: TranslationData | None = None,
+    **options: Any,
+) -> TranslationOutcome:
+    """Train in the folder ``path``, from the beginning or from where it stopped."""
+    model = small_translator(layer, dropout=dropout, dtype=dtype) if model is None else model
+    torch.manual_seed(11)
+    return train_translator(
+        model,
+        small_data() if data is None else data,
+        RunFolder(path),
+        small_rule() if rule is None else rule,
+        **{"epochs": 3, "max_tokens": 60, "seed": 3, "beam": 1, **options},
+    )
