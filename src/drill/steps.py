@@ -173,12 +173,13 @@ class Graphs:
 
     def __call__(self, work: Callable[[], None]) -> Replay:
         graph = torch.cuda.CUDAGraph()
+        pool: Any = self.pool.id
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         collecting = gc.isenabled()
         gc.disable()  # what it frees may be another graph, which a recording does not allow
         try:
             with torch.cuda.stream(self.stream):
-                graph.capture_begin(pool=self.pool.id, capture_error_mode="thread_local")
+                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
                 try:
                     work()
                 finally:

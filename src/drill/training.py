@@ -147,7 +147,7 @@ def train(
         )
         if baseline and not resumed:
             at.epoch = 0
-            row = _validate(at, model, valid, rule, world, read_at_once, autocast)
+            row = _validate(at, model, valid, rule, world, read_at_once, autocast, rule.rate(0.0))
             tell(folder, world, progress, speed.report(row))
             at.next_epoch()
 
@@ -178,7 +178,8 @@ def train(
 
             at.loss = finite(at.mean_loss(world), at, rule, folder)
             refuse_damaged(at, model, rule, folder)
-            row = _validate(at, model, valid, rule, world, read_at_once, autocast)
+            lr = rule.rate((at.epoch - 1 + at.row / rows) / epochs)
+            row = _validate(at, model, valid, rule, world, read_at_once, autocast, lr)
             rule.epoch_ended(row["valid_loss"])
             if stopper is not None:
                 stopper.update(row["valid_loss"])
@@ -204,6 +205,7 @@ def _validate(
     world: World,
     rows: int,
     autocast: torch.dtype | None,
+    lr: float,
 ) -> dict[str, Any]:
     """Keep the weights if they are the best so far; gives the epoch's line of metrics."""
     averaged = rule.averaging
@@ -215,7 +217,7 @@ def _validate(
         scores = world.from_first(scores)
         better = at.offer(scores, model)
     at.tick()
-    return at.epoch_row(scores, lr=rule.now, averaged=averaged, best=better)
+    return at.epoch_row(scores, lr=lr, averaged=averaged, best=better)
 
 
 def tell(

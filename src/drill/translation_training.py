@@ -28,10 +28,10 @@ from drill.precision import Precision, autocast_to, products
 from drill.progress import Pace, Progress
 from drill.run_folder import RunFolder
 from drill.training import (
-    best_kept,
     AGREE_EVERY,
     SHOW_EVERY,
     Diverged,
+    best_kept,
     finite,
     refuse_damaged,
     tell,
@@ -142,8 +142,8 @@ def train_translator(
         if at.share(limits) < 1.0 and world.first:
             folder.averaged.unlink(missing_ok=True)  # of a run that was to be shorter
         while at.share(limits) < 1.0:
+            model.train()
             for update in _updates(batches.epoch(at.epoch, at.batch), own):
-                model.train()
                 tokens = int(world.sum(sum(batch.target_tokens for batch in update)))
                 with autocast_to(device, autocast):
                     at.nll += _backward(trained, model, update, tokens, label_smoothing, device)
