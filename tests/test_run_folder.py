@@ -250,6 +250,28 @@ def test_rows_go_to_tensorboard_where_it_is_installed(folder, monkeypatch):
     assert len(folder.rows()) == 2
 
 
+def test_tensorboard_shows_what_a_resume_has_kept_and_no_more(folder, monkeypatch):
+    monkeypatch.setattr(Board, "made", [])
+    module = types.SimpleNamespace(SummaryWriter=Board)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    folder.append({**ROW, "valid_loss": 3.0})
+    kept = folder.metrics_size()
+    folder.append({**ROW, "epoch": 2, "valid_loss": 2.0})
+    events = folder.path / "tensorboard" / "events.out.tfevents.1.host"
+    events.parent.mkdir()
+    events.write_bytes(b"of the first life")
+    again = RunFolder(folder.path)
+    again.cut_metrics(kept)
+    again.append({**ROW, "epoch": 2, "valid_loss": 1.0})
+    again.append({**ROW, "epoch": 3, "valid_loss": 0.5})
+    assert not events.exists()
+    assert [(value, step) for _, value, step in Board.made[1].shown] == [
+        (3.0, 1),
+        (1.0, 2),
+        (0.5, 3),
+    ]
+
+
 def test_tensorboard_itself_reads_what_was_written(folder):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     folder.append({**ROW, "valid_loss": 0.5})

@@ -1,6 +1,7 @@
 """The training loop: what a step, an epoch and the end of a run do, held against hand-made ones."""
 
 import math
+import time
 
 import pytest
 import torch
@@ -468,3 +469,15 @@ def test_a_model_with_frozen_parameters_trains_the_others(tmp_path):
     train(model, text(), RunFolder(tmp_path), Asgd(5.0), epochs=1, batch_size=4, bptt=10)
     assert torch.equal(model.encoder.embedding.weight, before)
     assert "encoder.embedding.weight" in weights(RunFolder(tmp_path).best)
+
+
+def test_validation_does_not_slow_down_the_rate_of_training(tmp_path, monkeypatch):
+    def slow(*arguments, **options):
+        time.sleep(0.3)
+        return perplexity(*arguments, **options)
+
+    monkeypatch.setattr("drill.training.perplexity", slow)
+    small_run(tmp_path, epochs=2)
+    for row in RunFolder(tmp_path).rows()[:2]:
+        trained = row["tokens"] / row["tokens_per_second"]
+        assert 0.0 < trained <= row["seconds"] - 0.3

@@ -39,10 +39,14 @@ class Position(Standing):
     row: int = 0
     hidden: State | None = None
     best: Perplexity | None = field(default=None, kw_only=True)
+    training_seconds: float = field(default=0.0, kw_only=True)  # of this epoch, validation apart
 
     def mean_loss(self, world: World) -> float:
-        """Mean of the epoch so far; waits for the device."""
-        return world.mean(float(self.nll)) / max(1, self.row)
+        """Mean of the epoch so far; waits for the device, so it also knows the time of training."""
+        mean = world.mean(float(self.nll)) / max(1, self.row)
+        self.tick()
+        self.training_seconds = self.seconds
+        return mean
 
     def offer(self, scores: Perplexity, model: nn.Module) -> bool:
         """Keep a copy of the weights if they are the best so far."""
@@ -56,7 +60,7 @@ class Position(Standing):
         self.epoch += 1
         self.row = 0
         self.hidden = None
-        self.seconds = 0.0
+        self.seconds = self.training_seconds = 0.0
         self.loss = float("nan")
         self.nll.zero_()
 

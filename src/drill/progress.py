@@ -38,7 +38,7 @@ class Speed:
         rate = max(1e-9, (at.row - self._row) / seconds)  # rows a second
         ahead = (self.epochs - at.epoch) * self.rows + self.rows - at.row
         if row is not None:
-            row["tokens_per_second"] = at.row * self.batch / max(1e-9, at.seconds)
+            row["tokens_per_second"] = at.row * self.batch / max(1e-9, at.training_seconds)
             row["tokens"] = at.row * self.batch
         return Progress(
             epoch=at.epoch,

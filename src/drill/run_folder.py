@@ -185,13 +185,19 @@ class RunFolder:
         return rows
 
     def _show_in_tensorboard(self, row: Mapping[str, Any]) -> None:
-        """The same numbers for TensorBoard, where it is installed."""
+        """The same numbers for TensorBoard, where it is installed.
+
+        Its files cannot be cut as metrics are: each life of a run writes all that is left anew.
+        """
+        rows = [row]
         if self._tensorboard is None:
             self._tensorboard = _tensorboard_writer(self.path / "tensorboard")
+            rows = [*self.rows()[:-1], row]
         if self._tensorboard is not False:
-            for key, value in row.items():
-                if isinstance(value, float) and key not in ("elapsed",):
-                    self._tensorboard.add_scalar(f"{row['kind']}/{key}", value, row["epoch"])
+            for each in rows:
+                for key, value in each.items():
+                    if isinstance(value, float) and key != "elapsed":
+                        self._tensorboard.add_scalar(f"{each['kind']}/{key}", value, each["epoch"])
             self._tensorboard.flush()
 
     # -- weights ----------------------------------------------------------------------------------
@@ -248,9 +254,11 @@ def _lock(handle: int) -> bool:
 
 
 def _tensorboard_writer(folder: Path) -> Any:
-    """A writer, or False where TensorBoard is not installed."""
+    """A writer with nothing behind it, or False where TensorBoard is not installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         return False
+    for old in folder.glob("events.out.tfevents.*"):
+        old.unlink()
     return SummaryWriter(str(folder))
