@@ -71,7 +71,8 @@ def main() -> None:
     except torch.OutOfMemoryError as error:
         _leave(
             f"the GPU's memory does not do ({str(error).splitlines()[0]}); take a smaller "
-            "training.batch_size, or training.micro_batch for the same result in pieces"
+            "training.batch_size, or training.micro_batch for the same result in pieces; of a "
+            "translator a smaller training.max_tokens and a larger training.accumulate"
         )
     except BrokenPipeError:
         _leave_closed_pipe()
