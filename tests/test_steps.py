@@ -1,4 +1,4 @@
-"""Replayed training steps are the launched ones. Here a recording is work that is done again."""
+"""Replayed training steps are the launched ones. On a CPU a replay does the work again."""
 
 import pytest
 import torch
@@ -6,6 +6,7 @@ from torch import nn
 
 from drill.data import Segment, sequence_lengths, training_segments
 from drill.encoders import AwdLstm
+from drill.graphs import Graphs
 from drill.layers import AdaptiveSoftmax, DeepResidual, MixtureOfSoftmaxes, TiedSoftmax
 from drill.models import LanguageModel
 from drill.optim import AdamW, Asgd, NtAsgd, Sgd
@@ -16,7 +17,7 @@ from drill.steps import Glance, RecordedSteps, Steps, steps, why_not_recorded
 ROWS, BATCH, WORDS, BPTT = 120, 3, 17, 8
 OPTIONS = {"activation": 2.0, "slowness": 1.0, "check": False}
 SETTINGS = {"bptt": BPTT, "options": OPTIONS}
-ALONE = World()
+ALONE, CPU = World(), torch.device("cpu")
 
 
 def model(device="cpu", layer=TiedSoftmax, dropout=0.3):
@@ -62,14 +63,10 @@ def run(kind, rule, device="cpu", layer=TiedSoftmax, epochs=3, **settings):
     return at, losses, list(trained.parameters()), step
 
 
-def again(work):
-    return work
-
-
 @pytest.mark.parametrize("layer", [TiedSoftmax, deep, mixture])
 @pytest.mark.parametrize("rule", [Sgd, Asgd, lambda: NtAsgd(patience=0), AdamW])
 def test_replays_train_as_launches_do(rule, layer):
-    at, losses, found, step = run(RecordedSteps, rule(), layer=layer, record=again)
+    at, losses, found, step = run(RecordedSteps, rule(), layer=layer)
     plain, wanted, truth, _ = run(Steps, rule(), layer=layer)
     assert losses == wanted
     for a, b in zip(found, truth, strict=True):
@@ -82,13 +79,14 @@ def test_replays_train_as_launches_do(rule, layer):
 def test_a_length_is_launched_once_and_recorded_at_its_second_segment():
     recorded = []
 
-    def record(work):
-        recorded.append(work)
-        return work
+    class Recorder(Graphs):
+        def record(self, work):
+            recorded.append(work)
+            return work
 
     trained, data, at, rule = model(), text(), position(), Sgd()
     rule.begin(trained.named_parameters())
-    step = RecordedSteps(trained, data, rule, **SETTINGS, record=record)
+    step = RecordedSteps(trained, data, rule, **SETTINGS, graphs=Recorder(CPU))
     for count, length in ((0, 5), (0, 7), (1, 5), (1, 5), (2, 7)):
         step(at, Segment(0, length, length), 0.0)
         assert len(recorded) == count
@@ -97,7 +95,7 @@ def test_a_length_is_launched_once_and_recorded_at_its_second_segment():
 def test_another_way_to_step_and_longer_segments_are_recorded_anew():
     trained, data, at, rule = model(), text(), position(), NtAsgd(patience=0)
     rule.begin(trained.named_parameters())
-    step = RecordedSteps(trained, data, rule, **SETTINGS, record=again)
+    step = RecordedSteps(trained, data, rule, **SETTINGS)
     for _ in range(3):
         step(at, Segment(0, 5, 5), 0.0)
     assert set(step.replays) == {5}
@@ -112,7 +110,7 @@ def test_another_way_to_step_and_longer_segments_are_recorded_anew():
 def test_a_given_state_is_taken_and_a_new_epoch_starts_from_zero():
     trained, data, at, rule = model(dropout=0.0), text(), position(), Sgd(lr=1e-9)
     rule.begin(trained.named_parameters())
-    step = RecordedSteps(trained, data, rule, **SETTINGS, record=again)
+    step = RecordedSteps(trained, data, rule, **SETTINGS)
     given = tuple(
         tuple(torch.ones_like(t) for t in layer) for layer in trained.initial_state(BATCH)
     )
@@ -143,7 +141,7 @@ def test_a_cpu_is_looked_at_at_once():
     at = position()
     at.nll += 6.0
     at.row = 3
-    assert Glance(torch.device("cpu"))(at, ALONE) == 2.0
+    assert Glance(CPU)(at, ALONE) == 2.0
 
 
 # -- on a GPU -------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ a CUDA graph they are one. A graph holds addresses and shapes, so there is one f
 segment, all of them reading the ids, the state and the learning rate where they were put before.
 """
 
-import gc
 import logging
 from collections import Counter
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from drill.data import Segment, inputs_and_targets
 from drill.encoders.base import State
+from drill.graphs import Graphs
 from drill.layers import MatrixLayer, MixtureOfSoftmaxes
 from drill.models import LanguageModel
 from drill.optim import Rule
@@ -71,7 +71,7 @@ class Steps:
 class RecordedSteps(Steps):
     """The same steps, replayed. The first segment of a length is launched, later ones are replays.
 
-    record  turns work into its replay without doing it; by default into a CUDA graph
+    graphs  where they are recorded
     """
 
     def __init__(
@@ -80,12 +80,12 @@ class RecordedSteps(Steps):
         data: Tensor,
         rule: Rule,
         *,
-        record: Callable[[Callable[[], None]], Replay] | None = None,
+        graphs: Graphs | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(trained, data, rule, **settings)
         self.model = trained
-        self.record = record or Graphs(data.device)
+        self.graphs = graphs or Graphs(data.device)
         self.ids = data.new_empty((0, data.shape[1]))  # (longest + 1, B)
         self.state: State | None = None
         self.seen: Counter[int] = Counter()
@@ -104,9 +104,9 @@ class RecordedSteps(Steps):
         self.seen[length] += 1
         if length not in self.replays:
             if self.seen[length] <= SEEN_BEFORE or len(self.replays) >= MOST_GRAPHS:
-                self._work(at, length)
+                self.graphs.warm_up(lambda: self._work(at, length))
                 return
-            self.replays[length] = self.record(lambda: self._work(at, length))
+            self.replays[length] = self.graphs.record(lambda: self._work(at, length))
         self.replays[length]()
 
     def _work(self, at: Position, length: int) -> None:
@@ -161,34 +161,6 @@ class Glance:
             event.record()
             self.sent = (seen, event, at.row)
         return self.value
-
-
-class Graphs:
-    """Records work as CUDA graphs that share their memory: only one of them runs at a time."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.pool = torch.cuda.MemPool()  # it outlives the graphs, so that others can follow them
-        self.stream = torch.cuda.Stream(device)
-
-    def __call__(self, work: Callable[[], None]) -> Replay:
-        graph = torch.cuda.CUDAGraph()
-        pool: Any = self.pool.id
-        self.stream.wait_stream(torch.cuda.current_stream(self.device))
-        collecting = gc.isenabled()
-        gc.disable()  # what it frees may be another graph, which a recording does not allow
-        try:
-            with torch.cuda.stream(self.stream):
-                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-                try:
-                    work()
-                finally:
-                    graph.capture_end()
-        finally:
-            if collecting:
-                gc.enable()
-        torch.cuda.current_stream(self.device).wait_stream(self.stream)
-        return graph.replay
 
 
 def steps(

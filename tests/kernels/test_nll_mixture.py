@@ -96,13 +96,12 @@ def small_chunks(monkeypatch):
         monkeypatch.setitem(nll_mixture.SLICE_ELEMENTS, device, 3 * K * 40)
 
 
-@pytest.fixture(params=[True, False], ids=["resident", "read twice"])
+@pytest.fixture(params=[True, False], ids=["one block", "several blocks"])
 def rows_of_both_kinds(request, monkeypatch):
-    """Rows that stay in registers, and rows that are too long for them."""
+    """Rows that are one block, and longer ones."""
     if TRITON_INSTALLED and not request.param:
         from drill.kernels import nll_mixture_triton
 
-        monkeypatch.setattr(nll_mixture_triton, "RESIDENT", 0)
         monkeypatch.setattr(nll_mixture_triton, "BLOCK", 16)
 
 
