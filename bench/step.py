@@ -1,10 +1,12 @@
 """What does a whole training step of a language model cost? Ours against plain PyTorch.
 
-The plain model is what one writes by hand: nn.Embedding, nn.LSTM, F.linear and F.cross_entropy with
-the same sizes and dropouts. Both read the same batch and take a step of the same optimiser.
+Sizes, dropouts, losses and optimiser are those of the recipes. The plain model is what one writes
+by hand: nn.Embedding, nn.LSTM, F.linear and F.cross_entropy. Both read the same batch and take a
+step of the same optimiser.
 """
 
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,104 +16,122 @@ from timing import Prepare, Step, measure
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from drill.encoders import AwdLstm
-from drill.layers import DeepResidual, OutputLayer, TiedSoftmax
-from drill.models import LanguageModel
-from drill.optim import NtAsgd
+from drill import build
+from drill.config import Settings, recipe
+from drill.data import Vocabulary
 
 BASE = "plain nn.LSTM + F.cross_entropy"
-BATCH = 20
-HIDDEN = {"demo": (192, 2), "ptb": (1150, 3)}  # width of the inner LSTMs, and how many LSTMs
-NAMES = tuple(HIDDEN)
-DROPOUTS = {"embedding": 0.1, "input": 0.4, "hidden": 0.25, "output": 0.4}
-WEIGHT_DROP = 0.5
-OPTIMIZER = {"lr": 30.0, "weight_decay": 1.2e-6}
-CLIP = 0.25
+RECIPES = {"demo": ("demo-tied", "demo-drill"), "ptb": ("ptb-tied", "ptb-drill-4")}
+NAMES = tuple(RECIPES)
 
 
 class Plain(nn.Module):
-    """The same model without this package."""
+    """The same model without this package, from the settings of an AWD-LSTM with tied weights."""
 
-    def __init__(self, labels: int, width: int, hidden: int, layers: int) -> None:
+    def __init__(self, labels: int, encoder: dict[str, Any]) -> None:
         super().__init__()
+        width, hidden, layers = (encoder[key] for key in ("width", "hidden_size", "layers"))
+        self.dropped = {key.removeprefix("dropout_"): p for key, p in encoder.items()}
         self.embedding = nn.Embedding(labels, width)
         widths = [width, *[hidden] * (layers - 1), width]
         self.lstms = nn.ModuleList(nn.LSTM(*pair) for pair in pairwise(widths))
         self.bias = nn.Parameter(torch.zeros(labels))
 
-    def forward(self, ids: Tensor, targets: Tensor, state: list) -> tuple[Tensor, list]:
-        weight = self.embedding.weight
-        rows = F.dropout(torch.ones(len(weight), 1, device=ids.device), DROPOUTS["embedding"])
-        x = locked(F.embedding(ids, weight * rows), DROPOUTS["input"])
+    def forward(
+        self, ids: Tensor, targets: Tensor, state: list, activation: float, slowness: float
+    ) -> tuple[Tensor, list]:
+        p, weight = self.dropped, self.embedding.weight
+        if p["embedding"]:
+            rows = F.dropout(torch.ones(len(weight), 1, device=ids.device), p["embedding"])
+            weight = weight * rows
+        x = locked(F.embedding(ids, weight), p["input"])
         after = []
         for i, lstm in enumerate(self.lstms):
             if i:
-                x = locked(x, DROPOUTS["hidden"])
-            dropped = {"weight_hh_l0": F.dropout(lstm.weight_hh_l0, WEIGHT_DROP)}
+                x = locked(x, p["hidden"])
+            dropped = {"weight_hh_l0": F.dropout(lstm.weight_hh_l0, p["weight_drop"])}
             x, carried = functional_call(lstm, dropped, (x, state[i]))
             after.append(tuple(each.detach() for each in carried))
-        logits = F.linear(locked(x, DROPOUTS["output"]), weight, self.bias)
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten()), after
+        output = locked(x, p["output"])
+        logits = F.linear(output, self.embedding.weight, self.bias)
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        if activation:
+            loss = loss + activation * output.pow(2).mean()
+        if slowness:
+            loss = loss + slowness * (x[1:] - x[:-1]).pow(2).mean()
+        return loss, after
 
 
 def locked(x: Tensor, p: float) -> Tensor:
     return x * F.dropout(x.new_ones(1, x.shape[1], x.shape[2]), p)
 
 
+def sized(name: str, setting: Setting) -> Settings:
+    """The recipe; a try-out makes its embedding narrower."""
+    return recipe(name).changed(encoder={"width": setting.size.width})
+
+
+def plain_optimizer(table: dict[str, Any], model: nn.Module) -> torch.optim.Optimizer:
+    common = {"lr": table["lr"], "weight_decay": table["weight_decay"]}
+    if table["name"] == "adamw":
+        betas = (table["beta1"], table["beta2"])
+        return torch.optim.AdamW(model.parameters(), betas=betas, eps=table["epsilon"], **common)
+    assert table["name"] == "nt-asgd", table  # SGD until it starts to average
+    return torch.optim.SGD(model.parameters(), **common)
+
+
 def contestants(setting: Setting) -> dict[str, Prepare]:
-    tokens, labels, width = setting.size
-    hidden, layers = HIDDEN[setting.name]
-    ids = torch.randint(labels, (tokens // BATCH + 1, BATCH), device=setting.device)
+    labels, device = setting.size.labels, setting.device
+    tied, deep = (sized(name, setting) for name in RECIPES[setting.name])
+    batch = tied.training["batch_size"]
+    weights = {key: tied.training[key] for key in ("activation", "slowness")}
+    ids = torch.randint(labels, (setting.size.tokens // batch + 1, batch), device=device)
     inputs, targets = ids[:-1], ids[1:]
 
     def plain() -> Step:
-        model = Plain(labels, width, hidden, layers).to(setting.device)
-        optimizer = torch.optim.SGD(model.parameters(), **OPTIMIZER)
+        model = Plain(labels, tied.encoder).to(device)
+        optimizer = plain_optimizer(tied.optimizer, model)
         state = [
-            tuple(torch.zeros(1, BATCH, lstm.hidden_size, device=setting.device) for _ in "hc")
+            tuple(torch.zeros(1, batch, lstm.hidden_size, device=device) for _ in "hc")
             for lstm in model.lstms
         ]
 
         def step() -> list[Tensor]:
             nonlocal state
             with setting.autocast():
-                loss, state = model(inputs, targets, state)
+                loss, state = model(inputs, targets, state, **weights)
             loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+            nn.utils.clip_grad_norm_(model.parameters(), tied.optimizer["clip"])
             optimizer.step()
             optimizer.zero_grad()
             return [loss.detach()]
 
         return step
 
-    def ours(layer: type[OutputLayer], **options: object) -> Prepare:
+    def ours(chosen: Settings) -> Prepare:
         def prepare() -> Step:
-            embedding = nn.Embedding(labels, width)
-            drops = {f"dropout_{name}": p for name, p in DROPOUTS.items()}
-            encoder = AwdLstm(embedding, hidden, layers, **drops, weight_drop=WEIGHT_DROP)
-            model = LanguageModel(encoder, layer(embedding, **options)).to(setting.device)
-            rule = NtAsgd(OPTIMIZER["lr"], weight_decay=OPTIMIZER["weight_decay"], clip=CLIP)
+            words = Vocabulary(["<eos>", *map(str, range(1, labels))], [1] * labels)
+            model = build.language_model(chosen, words, device)
+            rule = build.rule(chosen)
             rule.begin(model.named_parameters())
-            state = model.initial_state(BATCH)
+            state = model.initial_state(batch)
+            bptt = chosen.training["bptt"]
 
             def step() -> list[Tensor]:
                 nonlocal state
                 with setting.autocast():
-                    loss = model(inputs, targets, state, activation=0.0, slowness=0.0, check=False)
+                    loss = model(inputs, targets, state, **weights, check=False)
                 state = loss.state
                 loss.total.backward()
-                rule.step(sampled_length=70, bptt=70, progress=0.0)
+                rule.step(bptt, bptt, 0.5)
                 return [loss.nll]
 
             return step
 
         return prepare
 
-    return {
-        BASE: plain,
-        "drill tied": ours(TiedSoftmax),
-        "drill deep-residual 4": ours(DeepResidual, depth=4, dropout=0.6),
-    }
+    depth = deep.layer["depth"]
+    return {BASE: plain, "drill tied": ours(tied), f"drill deep-residual {depth}": ours(deep)}
 
 
 def main() -> None:
@@ -130,7 +150,9 @@ def main() -> None:
         )
         columns = {"x plain": ratio(results[BASE]), "peak MiB": lambda result: mib(result.peak)}
         report.add(setting, results, columns)
-    report.note("a step: loss, gradients, clipping, update; the same dropouts everywhere")
+    report.note(
+        "a step of the recipe: loss, gradients, clipping, update; the same dropouts everywhere"
+    )
     report.finish()
 
 

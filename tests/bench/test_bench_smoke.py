@@ -49,7 +49,7 @@ EXPECTED = {
     "memory": {"reference", "chunked", "triton"},
     "inference": {"nn.Linear", "deep-residual 4, folded", "deep-residual 4, as trained"},
     "lstm": {"cudnn"},
-    "step": {"plain nn.LSTM + F.cross_entropy", "drill tied", "drill deep-residual 4"},
+    "step": {"plain nn.LSTM + F.cross_entropy", "drill tied", "drill deep-residual 2"},
     "translation": {"MarianMT", "drill tied", "drill deep-residual 2"},
 }
 
