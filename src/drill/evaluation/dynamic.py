@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from drill.data import evaluation_segments
 from drill.evaluation.fingerprint import text_fingerprint
-from drill.evaluation.gradients import Statistics, loss_and_gradients, trained
+from drill.evaluation.gradients import GradientReader, Statistics, trained
 from drill.evaluation.grid import Cell, Search, Settings, grid
 from drill.evaluation.perplexity import Perplexity, Progress, Text, one_column
 from drill.models import LanguageModel
@@ -62,16 +63,17 @@ def dynamic_perplexity(
     step = [lr / (statistics.roots[name].to(p.device) + epsilon) for name, p in named.items()]
 
     total = torch.zeros((), dtype=torch.float64, device=data.device)
-    state = model.initial_state(1)
+
+    def adapt(nll: Tensor, grads: list[Tensor], length: int) -> None:
+        total.add_(nll.double() * length)
+        torch._foreach_lerp_(parameters, start, pull)
+        torch._foreach_addcmul_(parameters, grads, step, value=-1.0)
+
+    read = GradientReader(model, parameters, data, adapt)
     try:
         with model.without_dropout(), torch.enable_grad():
             for number, segment in enumerate(segments, start=1):
-                loss, grads = loss_and_gradients(model, parameters, data, segment, state)
-                state = loss.state
-                total += loss.nll.double() * segment.length
-                with torch.no_grad():
-                    torch._foreach_lerp_(parameters, start, pull)
-                    torch._foreach_addcmul_(parameters, grads, step, value=-1.0)
+                read(segment)
                 if number % SEGMENTS_PER_LOOK == 0 or number == len(segments):
                     _look(total.item(), segment.start + segment.length, lr)
                 if progress is not None:

@@ -4,6 +4,7 @@ MS_i = sqrt( mean over batches of g_i^2 )        for every parameter i, over the
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,12 +13,13 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from drill.data import DataError, Segment, evaluation_segments, inputs_and_targets
+from drill.data import DataError, Segment, evaluation_segments
 from drill.data.files import read_bytes, write_whole
-from drill.encoders.base import State
 from drill.evaluation.fingerprint import text_fingerprint, weights_fingerprint
 from drill.evaluation.perplexity import Progress, Text, laid_out
-from drill.models import LanguageModel, Loss
+from drill.graphs import Graphs
+from drill.layers import MatrixLayer, MixtureOfSoftmaxes
+from drill.models import LanguageModel
 
 KIND = "drill gradient statistics"
 
@@ -118,12 +120,14 @@ def gradient_statistics(
             return kept
     parameters = trained(model)
     squares = [torch.zeros_like(p) for p in parameters.values()]
-    state = model.initial_state(data.shape[1])
+
+    def add(_: Tensor, grads: list[Tensor], length: int) -> None:
+        torch._foreach_addcmul_(squares, grads, grads)
+
+    read = GradientReader(model, list(parameters.values()), data, add)
     with model.without_dropout(), torch.enable_grad():
         for segment in segments:
-            loss, grads = loss_and_gradients(model, list(parameters.values()), data, segment, state)
-            state = loss.state
-            torch._foreach_addcmul_(squares, grads, grads)
+            read(segment)
             if progress is not None:
                 progress((segment.start + segment.length) * data.shape[1], data[1:].numel())
     roots = torch._foreach_sqrt(torch._foreach_div(squares, len(segments)))
@@ -157,11 +161,53 @@ def trained(model: LanguageModel) -> dict[str, Tensor]:
     return parameters
 
 
-def loss_and_gradients(
-    model: LanguageModel, parameters: list[Tensor], data: Tensor, segment: Segment, state: State
-) -> tuple[Loss, list[Tensor]]:
-    """The mean loss of a segment and its gradients; ``.grad`` of the parameters stays as it is."""
-    inputs, targets = inputs_and_targets(data, segment)
-    loss = model.loss(inputs, targets, state, activation=0.0, slowness=0.0, check=False)
-    # A layer may have parameters that no token of a segment reaches: their gradient is zero.
-    return loss, list(torch.autograd.grad(loss.total, parameters, materialize_grads=True))
+Use = Callable[[Tensor, list[Tensor], int], None]
+"""Takes the mean loss of a segment, its gradients and its length; changes tensors in place."""
+
+
+class GradientReader:
+    """Reads segment after segment, and hands the gradients of each to ``use``.
+
+    The state is carried, ``.grad`` of the parameters stays as it is. On a GPU all of it is
+    replayed as CUDA graphs, one for every length, where the sizes inside the layer do not depend on
+    the targets.
+    """
+
+    def __init__(
+        self, model: LanguageModel, parameters: list[Tensor], data: Tensor, use: Use
+    ) -> None:
+        self.model, self.parameters, self.data, self.use = model, parameters, data, use
+        start = model.initial_state(data.shape[1])
+        self.state = tuple(tuple(tensor.clone() for tensor in layer) for layer in start)
+        self.ids = data.new_empty((0, data.shape[1]))
+        whole = isinstance(model.layer, MatrixLayer | MixtureOfSoftmaxes)
+        self.graphs = Graphs(data.device) if whole and data.is_cuda else None
+        self.replays: dict[int, Callable[[], None] | None] = {}
+
+    def __call__(self, segment: Segment) -> None:
+        length = segment.length
+        if len(self.ids) <= length:
+            self.ids = self.data.new_empty((length + 1, self.data.shape[1]))
+            self.replays.clear()
+        self.ids[: length + 1].copy_(self.data[segment.start : segment.start + length + 1])
+        if self.graphs is None:
+            self._read(length)
+        elif length not in self.replays:
+            self.replays[length] = None
+            self.graphs.warm_up(lambda: self._read(length))
+        else:
+            replay = self.replays[length] or self.graphs.record(lambda: self._read(length))
+            self.replays[length] = replay
+            replay()
+
+    def _read(self, length: int) -> None:
+        inputs, targets = self.ids[:length], self.ids[1 : length + 1]
+        loss = self.model.loss(
+            inputs, targets, self.state, activation=0.0, slowness=0.0, check=False
+        )
+        # A layer may have parameters that no token of a segment reaches: their gradient is zero.
+        grads = torch.autograd.grad(loss.total, self.parameters, materialize_grads=True)
+        with torch.no_grad():
+            self.use(loss.nll, list(grads), length)
+            for kept, new in zip(self.state, loss.state, strict=True):
+                torch._foreach_copy_(list(kept), list(new))
