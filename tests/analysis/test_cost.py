@@ -104,6 +104,8 @@ def test_an_adaptive_softmax_is_counted_as_it_runs():
     assert counted.train_flops == counter.get_total_flops()
     assert counted.parameters == V + 2 * (d + 1) + 2 * d * (d // 4 + round(d / 16))
     assert not counted.folded
+    head, narrow = 2 * N * d * (30 + 2), zip((170, V - 200), (d // 4, round(d / 16)), strict=True)
+    assert counted.inference_flops == head + sum(2 * N * k_i * (d + V_i) for V_i, k_i in narrow)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)

@@ -74,7 +74,7 @@ def cost(layer: OutputLayer, tokens: int) -> Cost:
     return Cost(
         parameters=_own_parameters(layer),
         train_flops=_flops(lambda: _loss(layer, hidden, targets).backward()),
-        inference_flops=_flops(lambda: layer.log_probs(hidden)) - _flops(matrix.labels),
+        inference_flops=_flops(lambda: layer.log_probs(hidden)) - _flops(lambda: _encoded(layer)),
         folded=folded,
     )
 
@@ -112,6 +112,12 @@ def zipf_counts(layer: AdaptiveSoftmax, tokens: int) -> list[int]:
     V = layer.vocabulary_size
     bounds = pairwise([*layer.cutoffs, V])
     return [round(tokens * math.log((end + 1) / (start + 1), V + 1)) for start, end in bounds]
+
+
+def _encoded(layer: OutputLayer) -> object:
+    """What ``cached_labels`` makes once: encoded labels, of clusters as their maps give them."""
+    labels = _matrix_layer(layer).labels()
+    return layer.softmaxes(labels) if isinstance(layer, AdaptiveSoftmax) else labels
 
 
 def _loss(layer: OutputLayer, hidden: Tensor, targets: Tensor) -> Tensor:
