@@ -130,10 +130,11 @@ def train_run(
     if place.type == "cuda":
         torch.cuda.set_device(place)
     run = RunFolder(folder)
+    train_task: Callable[..., Outcome | TranslationOutcome] = train_language_model
     if settings.task == TRANSLATION:
-        from drill.build_translation import train_translation as train_task  # built on this module
-    else:
-        train_task = train_language_model
+        from drill.build_translation import train_translation  # which is built on this module
+
+        train_task = train_translation
     with world(place) as processes:
         if not processes.first:
             return train_task(settings, run, place, processes, progress, data_progress)

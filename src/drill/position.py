@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from drill.checkpoint import CheckpointError, copy_into
+from drill.checkpoint import copy_into
 from drill.data import SequenceLengths
 from drill.encoders.base import State
 from drill.evaluation.perplexity import Perplexity
@@ -19,6 +19,7 @@ from drill.standing import (
     agree,
     copied,
     cut_metrics,
+    fitting,
     keep_best,
     own_tensors,
     perplexity_of,
@@ -141,7 +142,7 @@ def restore(at: Position, model: nn.Module, rule: Rule, folder: RunFolder, world
         return False
     tensors, numbers = found
     device = next(model.parameters()).device
-    try:
+    with fitting(folder):
         if numbers["text"] != at.text:
             raise RunFolderError(
                 f"{folder.path}: the text has changed since this run was saved; restore it, or "
@@ -165,11 +166,6 @@ def restore(at: Position, model: nn.Module, rule: Rule, folder: RunFolder, world
         )
         take_own(at, tensors, numbers["world"], world)
         cut_metrics(numbers["metrics_size"], folder, world)
-    except (LookupError, TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"{folder.last}: does not fit this run ({type(error).__name__}: {error}); restore it "
-            "from a copy, or remove it to start over"
-        ) from None
     return True
 
 

@@ -3,7 +3,8 @@
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -111,6 +112,18 @@ def agree(found: tuple[Any, dict[str, Any]] | None, folder: RunFolder, world: Wo
             f"{folder.last}: the processes read different checkpoints ({read}); give all machines "
             "one shared folder for --runs"
         )
+
+
+@contextmanager
+def fitting(folder: RunFolder) -> Iterator[None]:
+    """Inside, the last checkpoint is taken apart; what it lacks or has wrong is told as that."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{folder.last}: does not fit this run ({type(error).__name__}: {error}); restore it "
+            "from a copy, or remove it to start over"
+        ) from None
 
 
 def cut_metrics(size: int, folder: RunFolder, world: World) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from drill import checkpoint
-from drill.checkpoint import CheckpointError, copy_into
+from drill.checkpoint import copy_into
 from drill.evaluation.translation_loss import TranslationLoss
 from drill.optim import Rule
 from drill.parallel import World
@@ -19,6 +19,7 @@ from drill.standing import (
     agree,
     copied,
     cut_metrics,
+    fitting,
     keep_best,
     own_tensors,
     perplexity_of,
@@ -170,7 +171,7 @@ def restore(
             f"{folder.path}: the texts have changed since this run was saved; restore them, or "
             "train under another name"
         )
-    try:
+    with fitting(folder):
         copy_into(dict(model.named_parameters()), under("model/", tensors), str(folder.last))
         rule.load(under("rule/", tensors), numbers["rule"])
         for key in ("epoch", "step", "tokens", "seconds", "training_seconds", "elapsed"):
@@ -182,11 +183,6 @@ def restore(
         at.recent = dict.fromkeys(numbers["recent"])
         take_own(at, tensors, numbers["world"], world)
         cut_metrics(numbers["metrics_size"], folder, world)
-    except (LookupError, TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"{folder.last}: does not fit this run ({type(error).__name__}: {error}); restore it "
-            "from a copy, or remove it to start over"
-        ) from None
     return True
 
 

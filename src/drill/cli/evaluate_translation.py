@@ -32,7 +32,7 @@ def evaluate_translation(
         raise SettingsError("--split train: a translator is evaluated on valid and test")
     training, device = run.settings.training, torch.device(next(run.model.parameters()).device)
     chosen: Any = precision or training["precision"]
-    search = {
+    search: dict[str, Any] = {
         "beam": beam or training["beam"],
         "length_penalty": training["length_penalty"] if length_penalty is None else length_penalty,
     }

@@ -85,14 +85,15 @@ def score(
     with told(), ExitStack() as stack:
         # One by one where somebody waits for the answer, else together, which is faster.
         waited = file is None and sys.stdin.isatty()
-        lines = sys.stdin.buffer if file is None else stack.enter_context(_opened(file))
+        lines = sys.stdin.buffer if file is None else stack.enter_context(opened(file))
         texts = _texts(lines, "standard input" if file is None else str(file))
         block = 1 if waited else 1024
         for each in scored(held.model, held.vocabulary, texts, lines_per_block=block):
             typer.echo(_as_json(each, words) if as_json else _as_text(each, words))
 
 
-def _opened(file: Path) -> Any:
+def opened(file: Path) -> Any:
+    """A file to read bytes from."""
     try:
         return file.open("rb")
     except OSError as error:

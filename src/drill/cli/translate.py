@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from drill.cli.texts import opened
 from drill.cli.trained import (
     DeviceOption,
     Precision,
@@ -88,22 +89,15 @@ def translate(
             batch_tokens=batch_tokens,
             autocast=stack.enter_context(products(chosen, where)),
         )
-        standard = file is None or str(file) == "-"
-        stream = sys.stdin.buffer if standard else stack.enter_context(_opened(file))
-        blocks = _blocks(stream, "standard input" if standard else str(file))
+        if file is None or str(file) == "-":
+            blocks = _blocks(sys.stdin.buffer, "standard input")
+        else:
+            blocks = _blocks(stack.enter_context(opened(file)), str(file))
         numbers = count(1)
         for block in translate_blocks(held.model, held.subwords, blocks, search):
             for found in block:
                 sys.stdout.write(_written(next(numbers), found, scores or n_best > 1, as_json))
             sys.stdout.flush()
-
-
-def _opened(file: Path | None) -> Any:
-    assert file is not None
-    try:
-        return file.open("rb")
-    except OSError as error:
-        raise DataError(f"{file}: cannot be read ({error.strerror}); name a text file") from None
 
 
 def _blocks(stream: Any, name: str) -> Iterator[list[str]]:
