@@ -4,8 +4,10 @@ import json
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -189,3 +191,70 @@ def test_processes_share_the_columns_in_order():
     assert [World(rank, 3).first for rank in range(3)] == [True, False, False]
     with pytest.raises(DataError, match="a batch of 6 columns cannot be shared by 4 processes"):
         World(1, 4).columns(data)
+
+
+RECIPE = """
+[data]
+corpus = "text.txt"
+
+[encoder]
+width = 8
+hidden_size = 10
+layers = 2
+
+[optimizer]
+lr = 5.0
+
+[training]
+epochs = 3
+bptt = 10
+batch_size = 8
+save_every = 0
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds the workers of torchrun in /proc")
+def test_the_documented_command_survives_a_worker_that_is_killed(tmp_path):
+    """`torchrun -m drill train`, its second worker killed once it has a checkpoint."""
+    lines = (" ".join(f"w{(i * k) % 7}" for k in range(1, 7)) for i in range(400))
+    (tmp_path / "text.txt").write_text("\n".join(lines) + "\n")
+    (tmp_path / "small.toml").write_text(RECIPE)
+    page = (ROOT / "docs" / "language-models.md").read_text()
+    (shown,) = (line.split() for line in page.splitlines() if line.startswith("    torchrun "))
+    words = " ".join(shown).replace("--nproc-per-node 4", "--standalone --nproc-per-node 2")
+    command = words.replace("ptb-drill-4", "small.toml --device cpu").split()
+    assert command[-6:] == ["-m", "drill", "train", "small.toml", "--device", "cpu"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--max-restarts", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    with subprocess.Popen(
+        [*launcher, *command[1:]],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        folder = RunFolder(tmp_path / "runs" / "small")
+        deadline = time.monotonic() + 120
+        while not folder.last.exists() and process.poll() is None:
+            assert time.monotonic() < deadline, "no checkpoint came"
+            time.sleep(0.005)
+        killed = kill_a_worker(process.pid)
+        out, err = process.communicate(timeout=180)
+    assert process.returncode == 0, err[-4000:]
+    assert killed
+    assert out.count("runs/small: valid") == 1  # the first process alone speaks
+    assert [row["epoch"] for row in folder.rows() if row["kind"] == "epoch"] == [1, 2, 3]
+    told = json.loads(folder.environment.read_text())
+    assert told["world_size"] == 2
+    assert [life["world_size"] for life in told["resumed"]] == [2]
+
+
+def kill_a_worker(launcher: int) -> bool:
+    """Kill the last process that the launcher has started."""
+    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    workers = [int(child) for child in children]
+    if workers:
+        os.kill(workers[-1], signal.SIGKILL)
+    return bool(workers)
