@@ -27,6 +27,9 @@ from tests.tiny_translations import (
 )
 
 
+CPU = torch.device("cpu")
+
+
 def kinds(path) -> list[str]:
     return [row["kind"] for row in rows(path)]
 
@@ -58,6 +61,32 @@ def test_the_gradient_is_that_of_the_mean_over_all_tokens_of_the_update(
         (loss / tokens).backward()
     for name, p in by_hand.named_parameters():
         torch.testing.assert_close(seen[0][name], p.grad, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("layer", ["plain", "mixture"])
+def test_gradients_for_replays_are_those_of_an_update(layer, count):
+    found, truth = (small_translator(layer, dropout=0.0, dtype=torch.float64) for _ in range(2))
+    update = list(PairBatches(small_data().train, 60, 3, multiple=4).epoch(1))[:count]
+    tokens = sum(batch.target_tokens for batch in update)
+    captured = translation_training._captured(found, 0.1, None)
+    ours = translation_training._replayed(captured, update, tokens, CPU)
+    theirs = translation_training._backward(truth, truth, update, tokens, 0.1, CPU)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=0)
+    for a, b in zip(found.parameters(), truth.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_replayed_training_is_launched_training(tmp_path, precision):
+    for name, capture in (("replayed", True), ("launched", False)):
+        model = small_translator("deep-residual").cuda()
+        options = {"pad_to": 8, "capture": capture, "precision": precision, "epochs": 4}
+        small_training(tmp_path / name, model=model, **options)
+    ours, theirs = (rows(tmp_path / name) for name in ("replayed", "launched"))
+    for a, b in zip(ours, theirs, strict=True):
+        assert a["valid_loss"] == pytest.approx(b["valid_loss"], rel=1e-3)
 
 
 def test_the_reported_loss_is_that_of_all_tokens_of_the_epoch(tmp_path):

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from drill.captured import CapturedGradients
 from drill.checkpoint import copy_into, load_into
 from drill.data import IGNORE, DataError, PairBatch, PairBatches, TranslationData
 from drill.evaluation.bleu import corpus_scores
@@ -68,6 +69,8 @@ def train_translator(
     label_smoothing: float = 0.1,
     seed: int = 1,
     precision: Precision = "tf32",
+    pad_to: int = 1,
+    capture: bool = True,
     compile: bool = False,
     validate_every: int | None = None,
     bleu_every: int | None = None,
@@ -89,6 +92,8 @@ def train_translator(
     accumulate        batches an update, over all processes
     label_smoothing   of the training loss; what is validated and tested has none
     precision         float32, tf32 (float32 stored, products on tf32 units) or bfloat16 (autocast)
+    pad_to            lengths of a batch are multiples of it: more padding and fewer shapes
+    capture           on a GPU, replay batches of a shape seen before as CUDA graphs
     compile           the Transformer by torch.compile
     validate_every    updates; the end of an epoch is always validated
     bleu_every        validations; BLEU of the validation text goes into their lines
@@ -104,6 +109,7 @@ def train_translator(
         max_minutes=max_minutes,
         max_tokens=max_tokens,
         accumulate=accumulate,
+        pad_to=pad_to,
         label_smoothing=label_smoothing,
         seed=seed,
         validate_every=validate_every,
@@ -114,7 +120,9 @@ def train_translator(
     )
     corpus_scores(["-"], ["-"])  # a missing package shows now, not at the end
     device = next(model.parameters()).device
-    batches = PairBatches(data.train, max_tokens, seed, rank=world.rank, size=world.size)
+    batches = PairBatches(
+        data.train, max_tokens, seed, multiple=pad_to, rank=world.rank, size=world.size
+    )
     own = _own_batches(accumulate, world)
     limits = Limits(epochs, updates, max_minutes)
     search = Search(beam=beam, length_penalty=length_penalty)
@@ -139,14 +147,20 @@ def train_translator(
         best_kept(at, folder, world),
     ):
         search = replace(search, autocast=autocast)
+        captured = None
+        if capture and device.type == "cuda" and world.size == 1 and not compile:
+            captured = _captured(model, label_smoothing, autocast)
         if at.share(limits) < 1.0 and world.first:
             folder.averaged.unlink(missing_ok=True)  # of a run that was to be shorter
         while at.share(limits) < 1.0:
             model.train()
             for update in _updates(batches.epoch(at.epoch, at.batch), own):
                 tokens = int(world.sum(sum(batch.target_tokens for batch in update)))
-                with autocast_to(device, autocast):
-                    at.nll += _backward(trained, model, update, tokens, label_smoothing, device)
+                if captured is not None:
+                    at.nll += _replayed(captured, update, tokens, device)
+                else:
+                    with autocast_to(device, autocast):
+                        at.nll += _backward(trained, model, update, tokens, label_smoothing, device)
                 rule.step(1, 1, at.share(limits))
                 at.batch += len(update)
                 at.step += 1
@@ -246,6 +260,38 @@ def _backward(
                 (nll * (size / tokens)).backward()
             total += nll.detach()
     return total * size
+
+
+def _captured(
+    model: Translator, label_smoothing: float, autocast: torch.dtype | None
+) -> CapturedGradients:
+    """Gradients of the summed loss times the last input, one graph for every shape of a batch."""
+
+    def loss(source: Tensor, target_in: Tensor, target_out: Tensor, scale: Tensor) -> Tensor:
+        with autocast_to(source.device, autocast):
+            nll = model(
+                source,
+                target_in,
+                target_out,
+                label_smoothing=label_smoothing,
+                ignore_index=IGNORE,
+                reduction="sum",
+                check=False,
+            )
+        return nll * scale
+
+    return CapturedGradients(model, loss)
+
+
+def _replayed(
+    gradients: CapturedGradients, update: list[PairBatch], tokens: int, device: torch.device
+) -> Tensor:
+    """What ``_backward`` does for one process, by replays."""
+    scale = torch.full((), 1.0 / tokens, device=device)
+    total = torch.zeros((), dtype=widest(device), device=device)
+    for batch in update:
+        total += gradients(*_on(device, batch), scale)
+    return total * tokens
 
 
 def _on(device: torch.device, batch: PairBatch) -> Iterator[Tensor]:
@@ -348,6 +394,7 @@ def check_translation_options(
     max_minutes: float | None,
     max_tokens: int,
     accumulate: int,
+    pad_to: int,
     label_smoothing: float,
     seed: int,
     validate_every: int | None,
@@ -363,6 +410,7 @@ def check_translation_options(
         "updates": updates,
         "max_tokens": max_tokens,
         "accumulate": accumulate,
+        "pad_to": pad_to,
         "validate_every": validate_every,
         "bleu_every": bleu_every,
         "average": average,

@@ -168,3 +168,23 @@ def test_wrong_arguments_are_named():
         PairBatches(pairs).epoch(-1)
     with pytest.raises(DataError, match="start lies in 0 to 1, not 2"):
         PairBatches(pairs).epoch(0, 2)
+
+
+def test_lengths_are_padded_to_a_multiple_and_shapes_repeat():
+    pairs = realistic()
+    plain, few = PairBatches(pairs, 4096), PairBatches(pairs, 4096, multiple=8)
+    batches = list(few.epoch(1))
+    assert sorted(seen(batches)) == list(range(len(pairs)))
+    for batch in batches:
+        assert batch.source.shape[1] % 8 == batch.target_in.shape[1] % 8 == 0
+        assert max(batch.source.numel(), batch.target_in.numel()) <= 4096
+
+    def shapes(batches):
+        return {(b.source.shape, b.target_in.shape) for b in batches}
+
+    assert len(shapes(batches)) < 0.5 * len(shapes(plain.epoch(1)))
+    assert few.padding.target < plain.padding.target + 0.15
+    assert len(few.shard(1, 2)) * 2 >= len(few)
+    assert all(b.source.shape[1] % 8 == 0 for b in few.shard(1, 2).epoch(1))
+    with pytest.raises(DataError, match="multiple is at least 1, not 0"):
+        PairBatches(pairs, multiple=0)

@@ -6,7 +6,7 @@ both follow from (seed, epoch) alone, so a run goes on from (epoch, index) with 
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -65,10 +65,20 @@ class PairBatches:
 
         batches = PairBatches(pairs, max_tokens=4096, seed=1)
         for batch in batches.epoch(3, start=120): ...  # from batch 120 of epoch 3 on
+
+    S and T are multiples of ``multiple``: more padding, but few shapes, each of which may be
+    recorded as a CUDA graph.
     """
 
     def __init__(
-        self, pairs: Pairs, max_tokens: int = 4096, seed: int = 0, *, rank: int = 0, size: int = 1
+        self,
+        pairs: Pairs,
+        max_tokens: int = 4096,
+        seed: int = 0,
+        *,
+        multiple: int = 1,
+        rank: int = 0,
+        size: int = 1,
     ) -> None:
         if max_tokens < 1:
             raise DataError(f"PairBatches: max_tokens is at least 1, not {max_tokens}")
@@ -76,14 +86,16 @@ class PairBatches:
             raise DataError(f"PairBatches: seed is at least 0, not {seed}")
         if not 0 <= rank < size:
             raise DataError(f"PairBatches: rank lies in 0 to size - 1, not {rank} of {size}")
+        if multiple < 1:
+            raise DataError(f"PairBatches: multiple is at least 1, not {multiple}")
         if not len(pairs):
             raise DataError("PairBatches: there is no pair; give a text with lines")
         self.pairs = pairs
-        self.max_tokens, self.seed = max_tokens, seed
+        self.max_tokens, self.seed, self.multiple = max_tokens, seed, multiple
         self.rank, self.size = rank, size
         sources, targets = pairs.lengths
         self._source, self._target = sources + 1, targets + 1  # with <end>; with <begin> or <end>
-        longer = np.maximum(self._source, self._target)
+        longer = _rounded_up(np.maximum(self._source, self._target), multiple)
         if longer.max() > max_tokens:
             worst = int(longer.argmax())
             raise DataError(
@@ -96,7 +108,7 @@ class PairBatches:
         starts = self._bounds[:-1]
         counts = np.diff(self._bounds)
         padded = [
-            int((np.maximum.reduceat(side[order], starts) * counts).sum())
+            int((_rounded_up(np.maximum.reduceat(side[order], starts), multiple) * counts).sum())
             for side in (self._source, self._target)
         ]
         self.padding = Padding(
@@ -112,7 +124,9 @@ class PairBatches:
 
         Where the batches are no multiple of ``size``, the largest are halved until they are.
         """
-        return PairBatches(self.pairs, self.max_tokens, self.seed, rank=rank, size=size)
+        return PairBatches(
+            self.pairs, self.max_tokens, self.seed, multiple=self.multiple, rank=rank, size=size
+        )
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[PairBatch]:
         """The batches ``start``, ``start + 1``, ... of an epoch."""
@@ -132,15 +146,16 @@ class PairBatches:
             yield self.batch(order[self._bounds[each] : self._bounds[each + 1]])
 
     def _by_length(self, order: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Sort by the longer side, then by the difference of the two.
+        """Sort by the longer side, as it is padded, then by the difference of the two.
 
         What stands first in ``order`` goes first among pairs of equal lengths. The second key rises
         under one length and falls under the next, so that a batch that reaches over two lengths
         holds no pairs of both ends.
         """
         source, target = self._source[order], self._target[order]
-        longer = np.maximum(source, target)
-        excess = np.where(longer % 2 == 0, source - target, target - source)
+        longer = _rounded_up(np.maximum(source, target), self.multiple)
+        rises = longer // self.multiple % 2 == 0
+        excess = np.where(rises, source - target, target - source)
         return order[np.lexsort((excess, longer))]
 
     def batch(self, indices: NDArray[np.int64]) -> PairBatch:
@@ -165,13 +180,17 @@ class PairBatches:
         self, sentences: NDArray[np.int64], lengths: NDArray[np.int64], fill: int
     ) -> NDArray[np.int64]:
         """Sentences and ``<end>``, (B, longest); ``lengths`` (B,) count that ``<end>``."""
-        places = np.arange(lengths.max())
+        places = np.arange(_rounded_up(lengths.max(), self.multiple))
         rows: NDArray[np.int64] = np.full((len(sentences), len(places)), fill, dtype=np.int64)
         within = places < lengths[:, None] - 1
         positions = self.pairs.offsets[sentences][:, None] + places
         rows[within] = self.pairs.ids[positions[within]]
         rows[np.arange(len(sentences)), lengths - 1] = END
         return rows
+
+
+def _rounded_up(lengths: Any, multiple: int) -> Any:
+    return -(-lengths // multiple) * multiple
 
 
 def _bounds(longer: NDArray[np.int64], max_tokens: int) -> NDArray[np.int64]:
