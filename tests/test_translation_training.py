@@ -26,7 +26,6 @@ from tests.tiny_translations import (
     text,
 )
 
-
 CPU = torch.device("cpu")
 
 
