@@ -4,6 +4,7 @@ import io
 import json
 import shutil
 import sys
+import types
 
 import pytest
 import torch
@@ -248,6 +249,26 @@ def test_translate_reads_files_and_a_dash(drill, tmp_path):
     piped = drill("translate", "runs/tiny", "-", "--device", "cpu", stdin="abc\nde\n")
     assert from_file == piped
     assert drill("translate", "runs/tiny", "--device", "cpu", stdin="")[:2] == (0, "")
+
+
+def test_what_has_come_is_translated_before_more_is_awaited(here, monkeypatch, capfd):
+    seen: list[str] = []
+
+    class Slow:
+        """A pipe into which somebody types; a line may come in two pieces."""
+
+        pieces = iter([b"abc\nd", b"e\n", b"e"])
+
+        def read1(self, most: int) -> bytes:
+            seen.append(capfd.readouterr().out)
+            return next(self.pieces, b"")
+
+    monkeypatch.setattr(sys, "argv", ["drill", "translate", "runs/tiny", "--device", "cpu"])
+    monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(buffer=Slow()))
+    with pytest.raises(SystemExit, match="0"):
+        cli.main()
+    seen.append(capfd.readouterr().out)
+    assert [out.count("\n") for out in seen] == [0, 1, 1, 0, 1]
 
 
 def test_n_best_lists_scores_by_line(drill):

@@ -44,6 +44,7 @@ TIERS = {
     "translation_training": 5,
     "analysis": 5,
     "config": 6,
+    "signatures": 6,
     "machine": 6,
     "provenance": 6,
     "build": 6,

@@ -8,16 +8,11 @@ A recipe with ``task = "translation"`` has ``[encoder]`` of ``Transformer``, ``[
 ``Filters`` and ``[subwords]`` of ``Subwords.train``.
 """
 
-import difflib
-import inspect
 import json
-import sys
-import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 from drill.data import Filters, Subwords, read_corpus, read_parallel_corpus
 from drill.encoders import ENCODERS
@@ -25,22 +20,15 @@ from drill.encoders.transformer import PRESETS, Transformer
 from drill.layers import LAYERS, MatrixLayer, OutputLayer
 from drill.optim import RULES
 from drill.recipes import NAME, SettingsError, Table, changed, nearest, parsed, read
+from drill.signatures import NONE, fits_kind, in_words, with_defaults, with_name
 from drill.training import check_options, train
 from drill.translation_training import check_translation_options, train_translator
 
 OVER = "over"  # the layer that a wrapping layer wraps
-NONE = "none"
 START = "start"  # a run whose best weights are the first ones
 TASK = "task"
 LANGUAGE_MODEL, TRANSLATION = "language-model", "translation"
 
-# What a run gives by itself, and what no TOML can hold.
-NOT_SET = {
-    "embedding", "layer", "counts", "generator",  # of layers and encoders
-    "source_embedding", "target_embedding", "pad", "init_embeddings",  # of the Transformer
-    "model", "ids", "data", "folder", "rule", "world", "progress",  # of train
-    "fetch", "lines",
-}  # fmt: skip
 MAY_CHANGE = (  # while a run goes on
     "training.epochs",
     "training.updates",
@@ -128,94 +116,18 @@ def resolved(tables: Mapping[str, Any]) -> Settings:
 # -- tables and the signatures behind them --------------------------------------------------------
 
 
-def _arguments(call: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """What may be set of a callable, with resolved annotations."""
-    made: Any = call
-    hints = get_type_hints(made.__init__ if isinstance(call, type) else call)
-    return {
-        name: parameter.replace(annotation=hints[name])
-        for name, parameter in inspect.signature(call).parameters.items()
-        if name not in NOT_SET
-    }
-
-
-def _filled(
-    where: str,
-    table: Table,
-    call: Callable[..., Any],
-    also: Iterable[str] = (),
-    choices: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
-) -> Table:
-    """``table`` with the defaults of ``call``; keys in ``also`` have been looked at already.
-
-    ``choices`` are what the table could have named instead, and may have the key that is unknown.
-    """
-    arguments = _arguments(call)
-    for key, value in table.items():
-        if key in also:
-            continue
-        if key not in arguments:
-            named = f" of {table[NAME]}" if NAME in also else ""
-            near = _elsewhere(where, key, list(arguments), choices)
-            raise SettingsError(
-                f"{where}.{key}: is no setting{named}{near or nearest(key, [*arguments, *also])}"
-            )
-        if not _fits(_read_none(value, arguments[key]), arguments[key].annotation):
-            raise SettingsError(
-                f"{where}.{key}: is {_kind(arguments[key].annotation)}, not {value!r}"
-            )
-    filled = {key: table[key] for key in also if key in table}
-    for key, parameter in arguments.items():
-        if key in table:
-            value = _read_none(table[key], parameter)
-        elif parameter.default is inspect.Parameter.empty:
-            raise SettingsError(f"{where}.{key}: is missing; it is {_kind(parameter.annotation)}")
-        else:
-            value = parameter.default
-        wants_float = float in _alternatives(parameter.annotation)
-        filled[key] = float(value) if wants_float and type(value) is int else value
-    return filled
-
-
-def _elsewhere(
-    where: str, key: str, own: list[str], choices: Mapping[str, Callable[..., Any]]
-) -> str:
-    """Who has ``key`` or one spelt alike, where no key of one's ``own`` is as near."""
-    held = {name: _arguments(call) for name, call in choices.items()}
-    known = [*own, *(each for arguments in held.values() for each in arguments)]
-    near = difflib.get_close_matches(key, known, n=1)
-    if not near or near[0] in own:
-        return ""
-    owners = [name for name, arguments in held.items() if near[0] in arguments]
-    return f"; did you mean {near[0]} of {' or '.join(owners)}? then set {where}.{NAME} too"
-
-
-def _read_none(value: Any, parameter: inspect.Parameter) -> Any:
-    """TOML has no null: the text none stands for it, where there is a None to stand for."""
-    return None if value == NONE and _fits(None, parameter.annotation) else value
-
-
-def _chosen(where: str, table: Table, choices: Mapping[str, Any], default: str) -> Table:
-    name = table.get(NAME, default)
-    if not isinstance(name, str) or name not in choices:
-        raise SettingsError(
-            f"{where}.{NAME}: there is no {name!r}{nearest(str(name), list(choices))}"
-        )
-    return {NAME: name, **{key: value for key, value in table.items() if key != NAME}}
-
-
 def _data(table: Table) -> Table:
-    return _filled("data", table, read_corpus)
+    return with_defaults("data", table, read_corpus)
 
 
 def _encoder(table: Table) -> Table:
-    table = {"width": 400, **_chosen("encoder", table, ENCODERS, "awd-lstm")}
+    table = {"width": 400, **with_name("encoder", table, ENCODERS, "awd-lstm")}
     if type(table["width"]) is not int or table["width"] < 1:
         raise SettingsError(
             f"encoder.width: is a whole number of at least 1, not {table['width']!r}"
         )
     kind = ENCODERS[table[NAME]]
-    return _filled("encoder", table, kind, also=(NAME, "width"), choices=ENCODERS)
+    return with_defaults("encoder", table, kind, also=(NAME, "width"), choices=ENCODERS)
 
 
 def wraps(kind: type[OutputLayer]) -> bool:
@@ -224,7 +136,7 @@ def wraps(kind: type[OutputLayer]) -> bool:
 
 
 def _layer(table: Table, where: str = "layer") -> Table:
-    table = _chosen(where, table, LAYERS, "tied")
+    table = with_name(where, table, LAYERS, "tied")
     kind = LAYERS[table[NAME]]
     if not wraps(kind):
         if OVER in table:
@@ -232,7 +144,7 @@ def _layer(table: Table, where: str = "layer") -> Table:
                 f"{where}.{OVER}: {table[NAME]} wraps no other layer; leave it out, or choose "
                 f"{', '.join(n for n, c in LAYERS.items() if wraps(c))}"
             )
-        return _filled(where, table, kind, also=(NAME,), choices=LAYERS)
+        return with_defaults(where, table, kind, also=(NAME,), choices=LAYERS)
     inner = table.get(OVER, {})
     if not isinstance(inner, dict):
         raise SettingsError(f"{where}.{OVER}: is a table, not {inner!r}; write [{where}.{OVER}]")
@@ -241,12 +153,12 @@ def _layer(table: Table, where: str = "layer") -> Table:
         raise SettingsError(
             f"{where}.{OVER}.{NAME}: {table[NAME]} wraps a layer of one matrix, not {inner[NAME]}"
         )
-    return {**_filled(where, table, kind, also=(NAME, OVER), choices=LAYERS), OVER: inner}
+    return {**with_defaults(where, table, kind, also=(NAME, OVER), choices=LAYERS), OVER: inner}
 
 
 def _optimizer(table: Table, default: str = "nt-asgd") -> Table:
-    table = _chosen("optimizer", table, RULES, default)
-    return _filled("optimizer", table, RULES[table[NAME]], also=(NAME,), choices=RULES)
+    table = with_name("optimizer", table, RULES, default)
+    return with_defaults("optimizer", table, RULES[table[NAME]], also=(NAME,), choices=RULES)
 
 
 def _training(table: Table) -> Table:
@@ -254,7 +166,7 @@ def _training(table: Table) -> Table:
 
 
 def _checked_training(table: Table, call: Callable[..., Any], check: Callable[..., None]) -> Table:
-    filled = _filled("training", table, call)
+    filled = with_defaults("training", table, call)
     try:
         check(**filled)
     except ValueError as error:
@@ -264,7 +176,7 @@ def _checked_training(table: Table, call: Callable[..., Any], check: Callable[..
 
 def _transformer(table: Table) -> Table:
     """``preset`` stands for a size; resolved, the size stands there itself."""
-    table = _chosen("encoder", table, {"transformer": Transformer}, "transformer")
+    table = with_name("encoder", table, {"transformer": Transformer}, "transformer")
     preset = table.pop("preset", "base")
     if preset not in PRESETS:
         raise SettingsError(
@@ -272,13 +184,13 @@ def _transformer(table: Table) -> Table:
         )
     table = {"shared": True, **asdict(PRESETS[preset]), **table}
     for key, kind in (("width", int), ("shared", bool)):
-        if not _fits(table[key], kind):
-            raise SettingsError(f"encoder.{key}: is {_kind(kind)}, not {table[key]!r}")
-    return _filled("encoder", table, Transformer, also=(NAME, "width", "shared"))
+        if not fits_kind(table[key], kind):
+            raise SettingsError(f"encoder.{key}: is {in_words(kind)}, not {table[key]!r}")
+    return with_defaults("encoder", table, Transformer, also=(NAME, "width", "shared"))
 
 
 def _filters(table: Table) -> Table:
-    filled = _filled("filters", table, Filters)
+    filled = with_defaults("filters", table, Filters)
     try:
         Filters(**filled)
     except ValueError as error:
@@ -295,9 +207,9 @@ TASKS: dict[str, dict[str, Callable[[Table], Table]]] = {
         "training": _training,
     },
     TRANSLATION: {
-        "data": lambda table: _filled("data", table, read_parallel_corpus),
+        "data": lambda table: with_defaults("data", table, read_parallel_corpus),
         "filters": _filters,
-        "subwords": lambda table: _filled("subwords", table, Subwords.train),
+        "subwords": lambda table: with_defaults("subwords", table, Subwords.train),
         "encoder": _transformer,
         "layer": _layer,
         "optimizer": lambda table: _optimizer(table, "adamw"),
@@ -307,42 +219,6 @@ TASKS: dict[str, dict[str, Callable[[Table], Table]]] = {
     },
 }
 """The tables of every task, each with what checks and fills it."""
-
-
-def _alternatives(annotation: Any) -> tuple[Any, ...]:
-    if get_origin(annotation) in (Union, types.UnionType):
-        return get_args(annotation)
-    return (annotation,)
-
-
-def _fits(value: Any, annotation: Any) -> bool:
-    for kind in _alternatives(annotation):
-        if get_origin(kind) is Literal:
-            fits = value in get_args(kind) and type(value) is type(get_args(kind)[0])
-        elif get_origin(kind) is not None:  # a sequence of numbers
-            fits = isinstance(value, list) and all(_fits(each, get_args(kind)[0]) for each in value)
-        elif kind is float:
-            fits = type(value) in (int, float) and abs(value) <= sys.float_info.max  # NaN fails
-        else:
-            fits = value is None if kind is types.NoneType else type(value) is kind
-        if fits:
-            return True
-    return False
-
-
-WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
-
-
-def _kind(annotation: Any) -> str:
-    words = []
-    for kind in _alternatives(annotation):
-        if get_origin(kind) is Literal:
-            words.append("one of " + ", ".join(map(str, get_args(kind))))
-        elif get_origin(kind) is not None:
-            words.append("a list of whole numbers")
-        else:
-            words.append(WORDS.get(kind, "none"))
-    return " or ".join(words)
 
 
 # -- writing ---------------------------------------------------------------------------------------
