@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from drill import build_translation, cli
-from drill.build import load_run, train_run
+from drill.build import finetuning, load_run, train_run
 from drill.build_translation import load_translation, translator
 from drill.config import TRANSLATION, Settings, recipe, saved
 from drill.data import DataError, Subwords
@@ -198,6 +198,13 @@ def test_other_settings_need_another_name(here):
         train_run(small("subwords.size=270"), "runs/tiny", device="cpu")
 
 
+def test_a_run_that_is_to_be_longer_is_told_of_its_schedule(here, tmp_path, caplog):
+    """The schedule of mt-demo ends with the run."""
+    shutil.copytree("runs/tiny", tmp_path / "run")
+    train_run(small("training.updates=15"), tmp_path / "run", device="cpu")
+    assert "training.updates None -> 15 changes its cosine schedule too" in caplog.text
+
+
 def test_a_changed_text_is_refused(here, tmp_path):
     shutil.copytree("pairs", tmp_path / "pairs")
     settings = small(f"data.corpus={tmp_path / 'pairs'}")
@@ -216,6 +223,8 @@ def test_each_task_has_its_own_loader(here):
         load_run("runs/tiny")
     with pytest.raises(RunFolderError, match="holds no run"):
         load_translation("runs/nothing")
+    with pytest.raises(SettingsError, match="finetuning is for language models"):
+        finetuning("runs/tiny")
 
 
 # -- commands -------------------------------------------------------------------------------------

@@ -154,7 +154,7 @@ def train_language_model(
     if begun and run.recipe.exists():
         refuse_other(settings, run)
         if processes.first:
-            _tell_of_the_schedule(settings, run)
+            tell_of_the_schedule(settings, run)
     rehearse(settings)
     ids, vocabulary = corpus(settings, data_progress if processes.first else None)
     if begun and vocabulary_of(run) != vocabulary:
@@ -194,14 +194,20 @@ def refuse_other(settings: Settings, run: RunFolder) -> None:
         )
 
 
-def _tell_of_the_schedule(settings: Settings, run: RunFolder) -> None:
+def tell_of_the_schedule(settings: Settings, run: RunFolder) -> None:
+    """A schedule that ends with the run changes with the run's end."""
     schedule = settings.optimizer.get("schedule")
-    before, now = (each.training["epochs"] for each in (saved(run.recipe), settings))
-    if before != now and schedule in OVER_ALL_EPOCHS:
-        logger.warning(
-            f"{run.path}: training.epochs {before} -> {now} changes its {schedule} schedule too: "
-            f"the learning rate jumps here, and the run is not one of {now} epochs from the start"
-        )
+    if schedule not in OVER_ALL_EPOCHS:
+        return
+    held = saved(run.recipe).training
+    for limit in ("epochs", "updates", "max_minutes"):
+        before, now = held.get(limit), settings.training.get(limit)
+        if before != now:
+            logger.warning(
+                f"{run.path}: training.{limit} {before} -> {now} changes its {schedule} schedule "
+                "too: the learning rate jumps here, and the run is not one of "
+                f"{now} {limit.removeprefix('max_')} from the start"
+            )
 
 
 def finetuning(run: Path | str) -> Settings:
@@ -216,6 +222,11 @@ def finetuning(run: Path | str) -> Settings:
             f"{folder.path}: holds no run (no recipe.toml); name a folder that `drill train` made"
         )
     settings = saved(folder.recipe)
+    if settings.task == TRANSLATION:
+        raise SettingsError(
+            f"{folder.path}: holds a translator, and finetuning is for language models; go on with "
+            "it by a larger training.epochs"
+        )
     if settings.optimizer[NAME] == "adamw":
         raise SettingsError(
             f"{folder.path}: was trained with adamw, whose rate tells nothing about that of "

@@ -23,6 +23,7 @@ from drill.build import (
     refuse_other,
     rule,
     settings_of,
+    tell_of_the_schedule,
     with_text,
 )
 from drill.config import TRANSLATION, Settings
@@ -55,7 +56,9 @@ def pairs(
     """Texts and ids, by these subwords or by ones learnt now; both are cached by what they hold."""
     text = read_parallel_corpus(**settings.data)
     if subwords is None:
-        subwords = learnt_subwords(text.train, cache_folder(), **settings.subwords)
+        subwords = learnt_subwords(
+            text.train, cache_folder(), **settings.subwords, progress=progress
+        )
     return translation_data(text, subwords, Filters(**settings.filters), cache_folder(), progress)
 
 
@@ -91,6 +94,8 @@ def train_translation(
     begun = run.last.exists() or run.best.exists()  # else there is nothing to keep
     if begun and run.recipe.exists():
         refuse_other(settings, run)
+        if processes.first:
+            tell_of_the_schedule(settings, run)
     kept = Subwords.load(run.subwords) if begun else None
     if not processes.first:
         processes.wait()  # the first process learns and caches what the others read
