@@ -40,10 +40,11 @@ def pieces(steps: int) -> list[int]:
 
 
 def multiply(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
-    """a b in float32, whatever the operands."""
+    """a b in float32, whatever the operands; three-dimensional ones are stacks of matrices."""
+    product = torch.mm if a.dim() == 2 else torch.bmm
     if a.is_cuda and a.dtype != torch.float32:
-        return torch.mm(a, b, out_dtype=torch.float32, out=out)
-    return torch.mm(a.float(), b.float(), out=out)
+        return product(a, b, out_dtype=torch.float32, out=out)
+    return product(a.float(), b.float(), out=out)
 
 
 class Loop(ABC):
@@ -131,15 +132,17 @@ class BackwardLoop(Loop):
         super().__init__(w, batch, hidden)
         rows, padded = w.shape
         self.now = w.new_zeros(batch, rows)  # d gates_t
-        self.inner = w.new_zeros(batch, padded, dtype=torch.float32)  # in the end d h_0
-        self.dc = torch.zeros_like(self.inner)  # in the end d c_0
+        # One product a gate: a single one over all of them would need a second kernel for its sum.
+        self.inner = w.new_zeros(4, batch, padded, dtype=torch.float32)
+        self.dc = torch.zeros_like(self.inner[0])  # in the end d c_0
 
     def step(self, offset: int) -> None:
         retreat(self.table, self.inner, self.now, self.dc, offset, self.hidden)
-        multiply(self.now, self.w, out=self.inner)
+        by_gate = self.now.view(self.batch, 4, -1).transpose(0, 1)  # (4, B, P)
+        multiply(by_gate, self.w.view(4, *self.dc.shape[1:], -1), out=self.inner)
 
     def rehearsal(self) -> Tensors:
-        states = self.inner.new_zeros(2, *self.inner.shape)
+        states = self.inner.new_zeros(2, *self.dc.shape)
         activations = torch.zeros_like(self.now, dtype=torch.float32)
         return activations, states, states[0].to(self.now.dtype), torch.zeros_like(self.now)
 

@@ -82,7 +82,7 @@ def _advance(
 @triton.jit(do_not_specialize=["offset"])
 def _retreat(
     table,  # step, then activations (T, B, 4, P), c (T + 1, B, P), d h (T, B, P), d gates as they
-    product,  # (B, P) what reaches h_t through gates_{t+1}
+    product,  # (4, B, P) what reaches h_t through each of the gates_{t+1}
     now,  # (B, 4, P) becomes d gates_t
     dc,  # (B, P) what reaches c_t through c_{t+1}, becomes that of c_{t-1}
     offset,
@@ -104,7 +104,12 @@ def _retreat(
     dgates = tl.load(table + 4).to(operands) + line * 4 * padded + unit
     dc += row * padded + unit
     now += row * 4 * padded + unit
-    through_h = tl.load(product + row * padded + unit, mask=real, other=0.0)
+    product += row * padded + unit
+    gate = batch * padded
+    through_h = tl.load(product, mask=real, other=0.0)
+    through_h += tl.load(product + gate, mask=real, other=0.0)
+    through_h += tl.load(product + 2 * gate, mask=real, other=0.0)
+    through_h += tl.load(product + 3 * gate, mask=real, other=0.0)
     through_c = tl.load(dc, mask=real, other=0.0)
     through_h += tl.load(dh, mask=real, other=0.0).to(tl.float32)
     before = tl.load(c, mask=real, other=0.0)
@@ -147,6 +152,6 @@ def retreat(
     table: Tensor, product: Tensor, now: Tensor, dc: Tensor, offset: int, hidden: int
 ) -> None:
     """One step backward, ``offset`` behind the table's step: it is negative or 0."""
-    batch, padded = product.shape
+    batch, padded = dc.shape
     grid = (batch, triton.cdiv(padded, _UNITS))
     _retreat[grid](table, product, now, dc, offset, batch, hidden, padded, UNITS=_UNITS)

@@ -67,7 +67,7 @@ class StepwiseLstm(torch.autograd.Function):
             loop.run(steps - 1, steps, (gates, c, dh.contiguous(), dgates))
             x_dtype, h_dtype, c_dtype, ih_dtype, hh_dtype, b_dtype = ctx.dtypes
             needs = ctx.needs_input_grad
-            dh0 = loop.inner[:, :hidden].to(h_dtype, copy=True) if needs[1] else None
+            dh0 = loop.inner.sum(0)[:, :hidden].to(h_dtype) if needs[1] else None
             dc0 = loop.dc[:, :hidden].to(c_dtype, copy=True) if needs[2] else None
         flat = dgates.view(steps * batch, 4 * padded)
         dx = (flat @ w_in).view(steps, batch, width).to(x_dtype) if needs[0] else None
