@@ -131,3 +131,8 @@ def test_a_text_is_held_against_its_references(data, model):
     assert found.fit == translation_loss(model, data.test)
     assert found.exact == 0.0
     assert seen == [(i, 6) for i in range(1, 7)]
+    other = translated(
+        model, data.subwords, data.text.test, data.test, Search(beam=1), language="fr"
+    )
+    assert other.scores.tokenised_bleu is None  # its rules are not known
+    assert other.scores.bleu == found.scores.bleu

@@ -59,7 +59,14 @@ def pairs(
         subwords = learnt_subwords(
             text.train, cache_folder(), **settings.subwords, progress=progress
         )
-    return translation_data(text, subwords, Filters(**settings.filters), cache_folder(), progress)
+    return translation_data(
+        text,
+        subwords,
+        Filters(**settings.filters),
+        cache_folder(),
+        progress,
+        language=settings.data["target"],
+    )
 
 
 def translator(

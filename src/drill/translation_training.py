@@ -205,7 +205,9 @@ def train_translator(
         test = None
         if world.first and at.best is not None:
             chosen, fit = _best_weights(at, model, data, folder, search)
-            test = translated(model, data.subwords, data.text.test, data.test, search)
+            test = translated(
+                model, data.subwords, data.text.test, data.test, search, language=data.language
+            )
             at.tick()
             folder.append(_test_row(at, chosen, fit, test))
         epoch = at.epoch if at.batch else at.epoch - 1

@@ -46,7 +46,7 @@ def evaluate_translation(
                 text,
                 getattr(run.data, split),
                 Search(**search, autocast=autocast),
-                language=run.settings.data["target"],
+                language=run.data.language,
                 progress=progress,
             )
         row = {
@@ -77,9 +77,11 @@ def evaluate_translation(
 
 
 def _line(row: dict[str, Any]) -> str:
+    tokenised = row["tokenised_bleu"]
+    cut = "" if tokenised is None else f"tokenised {tokenised:.2f}  "
     return (
-        f"translation {row['split']:5}  BLEU {row['bleu']:.2f}  tokenised "
-        f"{row['tokenised_bleu']:.2f}  chrF {row['chrf']:.2f}  exact {row['exact']:.1%}  "
-        f"perplexity {row['perplexity']:.3f}  {row['lines']:,} lines  {row['seconds']:.1f} s  "
+        f"translation {row['split']:5}  BLEU {row['bleu']:.2f}  {cut}"
+        f"chrF {row['chrf']:.2f}  exact {row['exact']:.1%}  {row['perplexity']:.3f}  "
+        f"{row['lines']:,} lines  {row['seconds']:.1f} s  "
         f"[{row['weights']} weights, beam {row['beam']}, {row['signature']}]"
     )

@@ -26,13 +26,17 @@ logger = logging.getLogger("drill")
 
 @dataclass(frozen=True, eq=False)
 class TranslationData:
-    """Pair i of ``valid`` and ``test`` is line i of their texts; ``train`` has passed filters."""
+    """Pair i of ``valid`` and ``test`` is line i of their texts; ``train`` has passed filters.
+
+    ``language`` is that of the targets.
+    """
 
     text: ParallelSplits
     subwords: Subwords
     train: Pairs
     valid: Pairs
     test: Pairs
+    language: str = "de"
 
     @cached_property
     def checksum(self) -> int:
@@ -57,6 +61,8 @@ def translation_data(
     filters: Filters = Filters(),  # noqa: B008 - it is frozen
     cache: Path | None = None,
     progress: Progress | None = None,
+    *,
+    language: str = "de",
 ) -> TranslationData:
     """Encode all splits; with a folder ``cache`` ids are kept there by what they hold."""
     return TranslationData(
@@ -65,6 +71,7 @@ def translation_data(
         encode_pairs(text.train, subwords, filters, cache, progress),
         encode_pairs(text.valid, subwords, cache=cache),
         encode_pairs(text.test, subwords, cache=cache),
+        language,
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from drill.data import Pairs, ParallelText, Subwords
 from drill.evaluation.bleu import Scores, corpus_scores
 from drill.evaluation.translation_loss import TranslationLoss, translation_loss
+from drill.evaluation.words import LANGUAGES
 from drill.translation import Search, translate
 from drill.translator import Translator
 
@@ -35,7 +36,8 @@ def translated(
 ) -> Translated:
     """Translate ``text``, whose ids are ``pairs`` line by line, and score it.
 
-    ``language`` is that of the target, for BLEU over tokenised text.
+    ``language`` is that of the target: BLEU over tokenised text needs its rules, and is left out
+    where there are none.
     """
     fit = translation_loss(model, pairs, autocast=search.autocast)
     hypotheses = []
@@ -43,6 +45,9 @@ def translated(
         hypotheses.append(found[0].text)
         if progress is not None:
             progress(done, len(text))
-    scores = corpus_scores(hypotheses, text.target, tokenised=True, language=language)
+    known = language in LANGUAGES
+    scores = corpus_scores(
+        hypotheses, text.target, tokenised=known, language=language if known else LANGUAGES[0]
+    )
     exact = sum(map(str.__eq__, hypotheses, text.target)) / len(text)
     return Translated(fit, scores, exact, tuple(hypotheses))
