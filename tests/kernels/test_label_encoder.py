@@ -334,7 +334,7 @@ def unbiased(layer: DeepResidual) -> None:
     ("change", "why"),
     [
         (pruned, "map 1 has hooks"),
-        (adapted, "the linear part of map 1 is of type Adapter"),
+        (adapted, "the linear part of map 1, Adapter, has to be called"),
         (watched, "map 1 has hooks"),
         (watched_before, "map 1 has hooks"),
         (replaced, "map 1 has hooks"),

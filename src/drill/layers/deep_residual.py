@@ -142,7 +142,7 @@ def _beyond_fusion(maps: Sequence[LabelMap]) -> str | None:
     """Why these maps have to be called one by one; None where only their weights count."""
     for i, f in enumerate(maps):
         if type(f) is not LabelMap or type(f.linear) is not nn.Linear:
-            return f"the linear part of map {i} is of type {type(f.linear).__name__} and has to be called"
+            return f"the linear part of map {i}, {type(f.linear).__name__}, has to be called"
         if any(_hooked(module) for module in (f, f.linear)):
             return f"map {i} has hooks, which have to be called"
         if _settings_of(f) != _settings_of(maps[0]):
