@@ -10,7 +10,7 @@ from torch.nn.utils import prune
 
 from drill.kernels import label_encoder
 from drill.kernels import nll as module
-from drill.kernels.label_encoder import choose_encoder
+from drill.kernels.label_encoder import KeptBits, choose_encoder
 from drill.kernels.nll import Choice
 from drill.layers import DeepResidual
 
@@ -23,6 +23,9 @@ OPTIONS = [
     {"activation": "sigmoid", "dropout": 0.6, "dropout_at": "output"},
     {"activation": "relu", "dropout": 0.5, "locked": False},
     {"activation": "relu", "dropout": 0.5, "locked": False, "dropout_at": "output"},
+    {"activation": "tanh", "locked": False, "residual_between": True, "dropout": 0.3},
+    {"activation": "gelu", "locked": False, "depth": 9, "dropout": 0.2, "residual_between": True},
+    {"activation": "none", "locked": False, "depth": 1, "dropout": 0.4, "residual": False},
     {"activation": "tanh", "residual_between": True, "dropout": 0.3},
     {"activation": "gelu", "residual_between": True, "residual": False},
     {"activation": "none", "residual": False, "map_bias": False},
@@ -51,19 +54,19 @@ def build(labels: int, width: int, device: str = "cpu", **options: object) -> De
     return DeepResidual(embedding, **{"depth": 3, **options}).to(device)
 
 
-def with_masks(layer: DeepResidual, masks: Tensor | None) -> None:
+Masks = Tensor | KeptBits | None
+
+
+def with_masks(layer: DeepResidual, masks: Masks) -> None:
     """Every map of the layer drops by these masks, in turn or all at once."""
-
-    def draw(turn, X, count=None):
-        if masks is None:
-            return None
-        return masks.to(X.dtype) if count else masks[turn].to(X.dtype)
-
+    each = masks.masks(layer.depth) if isinstance(masks, KeptBits) else masks
+    given = masks.to(layer.label_weight.dtype) if isinstance(masks, Tensor) else masks
     for turn, f in enumerate(layer.maps):
-        f.draw_mask = lambda X, count=None, turn=turn: draw(turn, X, count)
+        f.draw_mask = lambda X, turn=turn: None if each is None else each[turn].to(X.dtype)
+        f.draw_masks = lambda X, depth: given
 
 
-def solve(layer: DeepResidual, encoder: str, masks: Tensor | None, grad: Tensor) -> list[Tensor]:
+def solve(layer: DeepResidual, encoder: str, masks: Masks, grad: Tensor) -> list[Tensor]:
     """Encoded labels, and the gradients of all parameters that take part."""
     layer = copy.deepcopy(layer)
     layer.encoder = encoder
@@ -75,7 +78,7 @@ def solve(layer: DeepResidual, encoder: str, masks: Tensor | None, grad: Tensor)
 
 def given(labels: int, width: int, device: str = "cpu", **options: object):
     layer = build(labels, width, device, **options)
-    masks = layer.maps[0].draw_mask(layer.label_weight, count=layer.depth)
+    masks = layer.maps[0].draw_masks(layer.label_weight, layer.depth)
     return layer, masks, torch.randn(labels, width, device=device)
 
 
@@ -117,7 +120,7 @@ def test_fused_is_no_less_exact_than_the_loop_in_half_precision(options, product
     assert_no_less_exact(layer, masks, grad, torch.float16)
 
 
-def assert_no_less_exact(layer: DeepResidual, masks: Tensor | None, grad: Tensor, dtype) -> None:
+def assert_no_less_exact(layer: DeepResidual, masks: Masks, grad: Tensor, dtype) -> None:
     narrow = copy.deepcopy(layer).to(dtype)
     truth = solve(copy.deepcopy(narrow).double(), "reference", masks, grad.to(dtype).double())
     loop = relative(solve(narrow, "reference", masks, grad), truth)

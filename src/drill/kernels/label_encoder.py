@@ -9,7 +9,7 @@ that locked masks drop. ``layers/deep_residual.py`` is the reference twin.
 """
 
 from collections.abc import Sequence
-from typing import Literal, cast
+from typing import Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -21,6 +21,35 @@ EncoderImplementation = Literal["auto", "reference", "triton"]
 PRODUCTS: Literal["cublas", "narrow", "triton"] = "narrow"
 """Who multiplies labels and maps of half precision in the fused encoder: cuBLAS, Triton, or Triton
 where locked masks drop columns (``label_encoder_fused``) and cuBLAS elsewhere."""
+
+
+class KeptBits(NamedTuple):
+    """Standard dropout of all maps: a bit an entry and map, where masks of floats take 32.
+
+    Bit i % 8 of plane i // 8 is set where map i keeps the entry, which is then scaled.
+    """
+
+    bits: Tensor  # (ceil(depth / 8), V, d), uint8
+    dropout: float
+
+    @property
+    def scale(self) -> float:
+        return 1.0 / (1.0 - self.dropout)
+
+    def masks(self, depth: int) -> Tensor:  # (depth, V, d), float32
+        """The same as masks, for the reference."""
+        kept = [self.bits[i // 8] >> (i % 8) & 1 for i in range(depth)]
+        return torch.stack(kept).float() * self.scale
+
+
+def draw_kept_bits(embedding: Tensor, depth: int, dropout: float) -> KeptBits:
+    """Fresh bits for labels (V, d), where Triton runs."""
+    from drill.kernels.label_encoder_bits import draw
+
+    # On the device: a seed from the host would be the same in every replay of a CUDA graph.
+    seed = torch.randint(2**62, (1,), device=embedding.device)
+    V, d = embedding.shape
+    return KeptBits(draw(V, d, depth, dropout, seed), dropout)
 
 
 def choose_encoder(embedding: Tensor, width_out: int, depth: int) -> Choice:
@@ -48,7 +77,7 @@ def encode_labels(
     embedding: Tensor,  # (V, d)
     weights: Sequence[Tensor],  # depth x (d, d), as nn.Linear holds them
     biases: Sequence[Tensor] | None,  # depth x (d,)
-    masks: Tensor | None,  # (depth, 1 or V, d), scaled
+    masks: Tensor | KeptBits | None,  # (depth, 1, d), scaled; or bits
     *,
     activation: str,
     dropout_at: str,
@@ -56,13 +85,20 @@ def encode_labels(
     residual_between: bool,
 ) -> Tensor:  # (V, d)
     """E^(depth) by the fused kernels, differentiable in the embedding, weights and biases."""
-    from drill.kernels.label_encoder_steps import ACTIVATION_CODES, Options, drops_columns
+    from drill.kernels import label_encoder_steps as steps
 
-    options = Options(
-        ACTIVATION_CODES[activation],
+    given: Tensor | None
+    if isinstance(masks, KeptBits):
+        given, scale, locked = masks.bits, masks.scale, False
+    else:
+        assert masks is None or masks.shape[1] == 1, "masks of single labels are KeptBits"
+        given, scale, locked = masks, 1.0, True
+    options = steps.Options(
+        steps.ACTIVATION_CODES[activation],
         mask_in=masks is not None and dropout_at == "input",
         mask_out=masks is not None and dropout_at == "output",
-        locked=masks is not None and masks.shape[1] == 1,
+        locked=locked,
+        scale=scale,
         residual=residual,
         between=residual_between,
     )
@@ -70,8 +106,8 @@ def encode_labels(
     parameters = (*weights, *(biases or ()))
     keep = torch.is_grad_enabled() and any(x.requires_grad for x in (embedding, *parameters))
     with torch.cuda.device_of(embedding):  # where Triton launches
-        encoded = _function(embedding, dtype, drops_columns(options)).apply(
-            embedding, masks, dtype, options, len(weights), keep, *parameters
+        encoded = _function(embedding, dtype, steps.drops_columns(options)).apply(
+            embedding, given, dtype, options, len(weights), keep, *parameters
         )
     return cast(Tensor, encoded)
 

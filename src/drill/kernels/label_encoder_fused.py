@@ -21,7 +21,7 @@ from drill.kernels.label_encoder_products import (
     start_gradient,
     sum_over_labels,
 )
-from drill.kernels.label_encoder_steps import Options, drops_columns
+from drill.kernels.label_encoder_steps import Options, drops_columns, masks_of_maps
 from drill.kernels.nll import refuse_second_derivatives
 
 
@@ -84,12 +84,13 @@ class FusedEncode(torch.autograd.Function):
             if U[0].dtype != dtype:
                 U = torch.stack(weights).to(dtype).unbind()
             if not shared:
-                _enter(E, masks if options.mask_in else None, inputs[0])
+                _enter(E, masks, options, inputs[0])
         P = E.new_empty((depth if keep else 0, V, d), dtype=dtype)
         Y = torch.empty_like(E)
         before = [torch.empty_like(E) for _ in range(2 if options.between else 0)]
         grid = (triton.cdiv(V, MAP.rows) * triton.cdiv(d, MAP.columns),)
-        drop, counts, orders = _rows(masks, depth), _rows(count, depth), _rows(order, depth)
+        drop = masks_of_maps(masks, options, depth)
+        counts, orders = _rows(count, depth), _rows(order, depth)
         products = P.unbind() if keep else (None,) * depth
         for i in range(depth):
             last = i == depth - 1
@@ -111,6 +112,8 @@ class FusedEncode(torch.autograd.Function):
                 orders[i + 1],
                 V,
                 d,
+                i,
+                options.scale,
                 ACTIVATION=options.activation,
                 HAS_BIAS=bool(biases),
                 HAS_OUT=options.mask_out,
@@ -147,7 +150,8 @@ class FusedEncode(torch.autograd.Function):
         G = dY.new_empty((V, d), dtype=torch.float32) if options.between else None
         row_blocks = triton.cdiv(V, GRADIENT.rows)
         sums = dY.new_empty((depth, row_blocks, d), dtype=torch.float32) if ctx.has_bias else None
-        drop, counts, orders = _rows(masks, depth), _rows(count, depth), _rows(order, depth)
+        drop = masks_of_maps(masks, options, depth)
+        counts, orders = _rows(count, depth), _rows(order, depth)
         products, gradients, blocks = P.unbind(), dP.unbind(), _rows(sums, depth)
         reached = dX.unbind()
         strips = triton.cdiv(d, _COLUMNS)
@@ -159,6 +163,8 @@ class FusedEncode(torch.autograd.Function):
             blocks[depth - 1],
             V,
             d,
+            depth - 1,
+            options.scale,
             ACTIVATION=options.activation,
             HAS_BIAS=ctx.has_bias,
             HAS_OUT=options.mask_out,
@@ -186,6 +192,8 @@ class FusedEncode(torch.autograd.Function):
                 orders[i],
                 V,
                 d,
+                i - 1,
+                options.scale,
                 ACTIVATION=options.activation,
                 HAS_BIAS=ctx.has_bias,
                 HAS_OUT=options.mask_out,
@@ -260,12 +268,12 @@ def _rows(stacked: Tensor | None, depth: int) -> tuple[Tensor | None, ...]:
     return (None,) * (depth + 1) if stacked is None else (*stacked.unbind(), None)
 
 
-def _enter(E: Tensor, masks: Tensor | None, X: Tensor) -> None:
+def _enter(E: Tensor, masks: Tensor | None, options: Options, X: Tensor) -> None:
     """What the first map multiplies."""
-    if masks is None:
+    if masks is None or not options.mask_in:
         X.copy_(E)
     else:
-        torch.mul(E, masks[0], out=X)
+        torch.mul(E, masks[0] if options.locked else (masks[0] & 1) * options.scale, out=X)
 
 
 def _narrowed(

@@ -139,14 +139,14 @@ def _narrow_labels(
             )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["turn"])
 def map_labels(
     X,  # (V, d) what this map multiplies
     U,  # (d, d)
     b,  # (d,)
     E,  # (V, d)
-    mask_out,  # (1 or V, d) of this map
-    mask_next,  # (1 or V, d) on the input of the next map
+    mask_out,  # of this map, which is map ``turn``, see ``mask_at``
+    mask_next,  # on the input of the next map
     before,  # (V, d) what this map read, without dropout, for BETWEEN
     P,  # (V, d) the product with its bias, written for backward
     X_next,  # (V, d) what the next map multiplies, written; NARROW: holds what is added to it
@@ -155,6 +155,8 @@ def map_labels(
     order,  # (d,) of the next map's input
     labels,
     width,
+    turn,
+    scale,
     ACTIVATION: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_OUT: tl.constexpr,
@@ -209,7 +211,7 @@ def map_labels(
         tl.store(P + line + position[None, :], p.to(P.dtype.element_ty), mask=stored)
     y = activate(p, ACTIVATION)
     if HAS_OUT:
-        y *= mask_at(mask_out, at, column, inside, width, LOCKED)
+        y *= mask_at(mask_out, at, column, inside, width, turn, scale, LOCKED)
     if BETWEEN:
         y += tl.load(before + at, mask=inside, other=0.0).to(tl.float32)
     next_at = line + position[None, :]
@@ -222,19 +224,21 @@ def map_labels(
         tl.store(Y + at, y.to(Y.dtype.element_ty), mask=inside)
     if HAS_NEXT:
         if HAS_IN:
-            y *= mask_at(mask_next, at, column, inside, width, LOCKED)
+            y *= mask_at(mask_next, at, column, inside, width, turn + 1, scale, LOCKED)
         tl.store(X_next + next_at, y.to(X_next.dtype.element_ty), mask=stored)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["turn"])
 def start_gradient(
     dY,  # (V, d)
-    mask_out,  # (1 or V, d) of the last map
+    mask_out,  # of the last map, which is map ``turn``
     P,  # (V, d) of the last map
     dP,  # (V, d) written
     sums,  # (row blocks, d) sums of dP, written
     labels,
     width,
+    turn,
+    scale,
     ACTIVATION: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_OUT: tl.constexpr,
@@ -251,7 +255,7 @@ def start_gradient(
     at = row.to(tl.int64)[:, None] * width + column[None, :]
     g = tl.load(dY + at, mask=inside, other=0.0).to(tl.float32)
     if HAS_OUT:
-        g *= mask_at(mask_out, at, column, inside, width, LOCKED)
+        g *= mask_at(mask_out, at, column, inside, width, turn, scale, LOCKED)
     g *= slope(tl.load(P + at, mask=inside, other=0.0).to(tl.float32), ACTIVATION)
     tl.store(dP + at, g.to(dP.dtype.element_ty), mask=inside)
     if HAS_BIAS:
@@ -259,12 +263,12 @@ def start_gradient(
         tl.store(block + column, tl.sum(g, 0), mask=column < width)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["turn"])
 def map_gradient(
     dP,  # (V, d) of this map
     U,  # (d, d)
-    mask_in,  # (1 or V, d) of this map
-    mask_out,  # (1 or V, d) of the map below
+    mask_in,  # of this map
+    mask_out,  # of the map below, which is map ``turn``
     P_below,  # (V, d)
     above,  # (V, d) gradient of this map's result, for BETWEEN
     G,  # (V, d) float32: that of the result below, written for BETWEEN
@@ -275,6 +279,8 @@ def map_gradient(
     order,  # (d,) of this map's input
     labels,
     width,
+    turn,
+    scale,
     ACTIVATION: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_OUT: tl.constexpr,
@@ -321,7 +327,7 @@ def map_gradient(
     at = line + column[None, :]
     stored = own[:, None] & (position < filled)[None, :]
     if HAS_IN:
-        g *= mask_at(mask_in, at, column, inside, width, LOCKED)
+        g *= mask_at(mask_in, at, column, inside, width, turn + 1, scale, LOCKED)
     if KEEP:
         tl.store(dX + line + position[None, :], g.to(dX.dtype.element_ty), mask=stored)
     if HAS_BELOW:
@@ -329,7 +335,7 @@ def map_gradient(
             g += tl.load(above + at, mask=inside, other=0.0).to(tl.float32)
             tl.store(G + at, g, mask=inside)
         if HAS_OUT:
-            g *= mask_at(mask_out, at, column, inside, width, LOCKED)
+            g *= mask_at(mask_out, at, column, inside, width, turn, scale, LOCKED)
         x = tl.load(P_below + line + position[None, :], mask=stored, other=0.0)
         g *= slope(x.to(tl.float32), ACTIVATION)
         tl.store(dP_below + line + position[None, :], g.to(dP_below.dtype.element_ty), mask=stored)

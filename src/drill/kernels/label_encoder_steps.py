@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
 ACTIVATION_CODES = {"none": 0, "sigmoid": 1, "relu": 2, "tanh": 3, "gelu": 4}
 _SIGMOID = tl.constexpr(1)
@@ -18,7 +19,8 @@ class Options(NamedTuple):
     activation: int
     mask_in: bool
     mask_out: bool
-    locked: bool
+    locked: bool  # masks (L, 1, d); otherwise ``KeptBits``
+    scale: float  # of what bits keep; locked masks are scaled themselves
     residual: bool
     between: bool
 
@@ -63,10 +65,24 @@ def slope(x, ACTIVATION: tl.constexpr):
     return x
 
 
+def masks_of_maps(masks: Tensor | None, options: Options, depth: int) -> tuple[Tensor | None, ...]:
+    """Where the mask of each map lies, and None where the map after the last one would be."""
+    if masks is None:
+        return (None,) * (depth + 1)
+    own = masks.unbind()
+    return (*(own if options.locked else (own[i // 8] for i in range(depth))), None)
+
+
 @triton.jit
-def mask_at(masks, at, column, inside, width, LOCKED: tl.constexpr):
+def mask_at(masks, at, column, inside, width, turn, scale, LOCKED: tl.constexpr):
+    """Mask of map ``turn`` over a tile; ``masks`` is what ``masks_of_maps`` has for it."""
     if LOCKED:  # one row for all labels
-        mask = tl.load(masks + column, mask=column < width, other=0.0)[None, :]
+        mask = tl.load(masks + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
     else:
-        mask = tl.load(masks + at, mask=inside, other=0.0)
-    return mask.to(tl.float32)
+        mask = mask_of_bits(tl.load(masks + at, mask=inside, other=0), turn, scale)
+    return mask
+
+
+@triton.jit
+def mask_of_bits(bits, turn, scale):
+    return tl.where((bits.to(tl.int32) >> (turn % 8)) & 1 != 0, scale, 0.0)

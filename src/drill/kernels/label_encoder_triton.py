@@ -14,26 +14,36 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from drill.kernels.label_encoder_steps import Options, activate, mask_at, slope
+from drill.kernels.label_encoder_steps import (
+    Options,
+    activate,
+    mask_at,
+    mask_of_bits,
+    masks_of_maps,
+    slope,
+)
 from drill.kernels.nll import refuse_second_derivatives
 
 _ROWS, _COLUMNS = 64, 64
-_EXTRA = 8
-"""Columns that X has beyond d: the ones, and what keeps rows 16 bytes aligned."""
+_EXTRA = 16
+"""Columns of ones that X has beyond d. One is needed; so many keep the width a multiple of 16, and
+Triton stores wide only where it knows that."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["turn"])
 def _advance(
     P,  # (V, d) product of this map, with its bias; unused when ENTER
     E,  # (V, d)
-    mask_out,  # (1 or V, d) of this map
-    mask_in,  # (1 or V, d) of the next map
+    mask_out,  # of this map, see ``mask_at``
+    mask_in,  # of the next map
     before,  # (V, d) what this map read, without dropout, for BETWEEN
-    X,  # (V, d') what the next map multiplies, and the column of ones, written
+    X,  # (V, d') what the next map multiplies, and the columns of ones, written
     Y,  # (V, d) the map's result without dropout, written where asked for
     labels,
     width,
     X_stride,
+    turn,
+    scale,
     ENTER: tl.constexpr,
     ACTIVATION: tl.constexpr,
     HAS_OUT: tl.constexpr,
@@ -57,7 +67,7 @@ def _advance(
         y = tl.load(P + at, mask=inside, other=0.0).to(tl.float32)
         y = activate(y, ACTIVATION)
         if HAS_OUT:
-            y *= mask_at(mask_out, at, column, inside, width, LOCKED)
+            y *= mask_at(mask_out, at, column, inside, width, turn, scale, LOCKED)
         if BETWEEN:
             y += tl.load(before + at, mask=inside, other=0.0).to(tl.float32)
         if RESIDUAL:
@@ -66,25 +76,27 @@ def _advance(
         tl.store(Y + at, y.to(Y.dtype.element_ty), mask=inside)
     if HAS_NEXT:
         if HAS_IN:
-            y *= mask_at(mask_in, at, column, inside, width, LOCKED)
-        y = tl.where((column == width)[None, :], 1.0, y)
+            y *= mask_at(mask_in, at, column, inside, width, turn + 1, scale, LOCKED)
+        y = tl.where((column < width)[None, :], y, 1.0)
         tl.store(
             X + row.to(tl.int64)[:, None] * X_stride + column[None, :],
             y.to(X.dtype.element_ty),
-            mask=(row < labels)[:, None] & (column <= width)[None, :],
+            mask=(row < labels)[:, None] & (column < X_stride)[None, :],
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["turn"])
 def _retreat(
     above,  # (V, d) gradient that reaches this map's result, before mask_in
-    mask_in,  # (1 or V, d) of the next map, which ``above`` still has to pass
-    mask_out,  # (1 or V, d) of this map
+    mask_in,  # of the next map, which ``above`` still has to pass
+    mask_out,  # of this map
     P,  # (V, d)
     G,  # (V, d) float32: gradient of the result above, becomes that of this one, for BETWEEN
     dP,  # (V, d) written
     labels,
     width,
+    turn,
+    scale,
     TOP: tl.constexpr,
     ACTIVATION: tl.constexpr,
     HAS_OUT: tl.constexpr,
@@ -101,13 +113,13 @@ def _retreat(
     at = row.to(tl.int64)[:, None] * width + column[None, :]
     g = tl.load(above + at, mask=inside, other=0.0).to(tl.float32)
     if HAS_IN:
-        g *= mask_at(mask_in, at, column, inside, width, LOCKED)
+        g *= mask_at(mask_in, at, column, inside, width, turn + 1, scale, LOCKED)
     if BETWEEN:
         if not TOP:
             g += tl.load(G + at, mask=inside, other=0.0)
         tl.store(G + at, g, mask=inside)
     if HAS_OUT:
-        g *= mask_at(mask_out, at, column, inside, width, LOCKED)
+        g *= mask_at(mask_out, at, column, inside, width, turn, scale, LOCKED)
     x = tl.load(P + at, mask=inside, other=0.0).to(tl.float32)
     p = g * slope(x, ACTIVATION)
     tl.store(dP + at, p.to(dP.dtype.element_ty), mask=inside)
@@ -117,12 +129,13 @@ def _retreat(
 def _leave(
     dY,  # (V, d)
     dX,  # (L, V, d) gradients of the maps' inputs as multiplied
-    masks,  # (L, 1 or V, d)
+    masks,  # of all maps, ``mask_layer`` apart
     dE,  # (V, d) written
     labels,
     width,
     plane,
     mask_layer,
+    scale,
     DEPTH: tl.constexpr,
     HAS_IN: tl.constexpr,
     RESIDUAL: tl.constexpr,
@@ -149,8 +162,14 @@ def _leave(
             g = tl.load(dX + layer * tl.cast(plane, tl.int64) + at, mask=inside, other=0.0)
             g = g.to(tl.float32)
             if HAS_IN:
-                own = masks + layer * tl.cast(mask_layer, tl.int64)
-                g *= mask_at(own, at, column, inside, width, LOCKED)
+                if LOCKED:
+                    own = masks + layer * mask_layer
+                    g *= mask_at(own, at, column, inside, width, layer, scale, LOCKED)
+                else:
+                    if layer % 8 == 0:  # one load serves eight maps
+                        own = masks + layer // 8 * tl.cast(mask_layer, tl.int64)
+                        bits = tl.load(own + at, mask=inside, other=0)
+                    g *= mask_of_bits(bits, layer, scale)
             if BETWEEN and layer > 0:
                 g *= layer
             total += g
@@ -180,7 +199,8 @@ class PointwiseEncode(torch.autograd.Function):
         P = E.new_empty((planes, V, d), dtype=dtype)
         Y = torch.empty_like(E)
         before = [torch.empty_like(E) for _ in range(2 if options.between else 0)]
-        grid = (triton.cdiv(V, _ROWS), triton.cdiv(d + 1, _COLUMNS))
+        drop = masks_of_maps(masks, options, depth)
+        grid = (triton.cdiv(V, _ROWS), triton.cdiv(d + _EXTRA, _COLUMNS))
         for i in range(-1, depth if V else -1):
             if i >= 0:
                 _product(X[i % planes, :, :d], U[i], None if b is None else b[i], out=P[i % planes])
@@ -190,14 +210,16 @@ class PointwiseEncode(torch.autograd.Function):
             _advance[grid](
                 None if i < 0 else P[i % planes],
                 E,
-                None if masks is None or i < 0 else masks[i],
-                None if masks is None or last else masks[i + 1],
+                None if i < 0 else drop[i],
+                drop[i + 1],
                 before[(i - 1) % 2] if options.between and i > 0 else None,
                 None if last else X[(i + 1) % planes],
                 result,
                 V,
                 d,
                 d + _EXTRA,
+                i,
+                options.scale,
                 ENTER=i < 0,
                 ACTIVATION=options.activation,
                 HAS_OUT=options.mask_out,
@@ -227,18 +249,21 @@ class PointwiseEncode(torch.autograd.Function):
         dP, dX = torch.empty_like(P), torch.empty_like(P)
         dE = dY.new_empty((V, d), dtype=ctx.dtypes[0])
         G = dY.new_empty((V, d), dtype=torch.float32) if options.between else None
+        drop = masks_of_maps(masks, options, depth)
         grid = (triton.cdiv(V, _ROWS), triton.cdiv(d, _COLUMNS))
         for i in reversed(range(depth if V else 0)):
             top = i == depth - 1
             _retreat[grid](
                 dY if top else dX[i + 1],
-                None if masks is None or top else masks[i + 1],
-                None if masks is None else masks[i],
+                drop[i + 1],
+                drop[i],
                 P[i],
                 G,
                 dP[i],
                 V,
                 d,
+                i,
+                options.scale,
                 TOP=top,
                 ACTIVATION=options.activation,
                 HAS_OUT=options.mask_out,
@@ -260,6 +285,7 @@ class PointwiseEncode(torch.autograd.Function):
                 d,
                 P.stride(0),
                 0 if masks is None else masks.stride(0),
+                options.scale,
                 DEPTH=depth,
                 HAS_IN=options.mask_in,
                 RESIDUAL=options.residual,

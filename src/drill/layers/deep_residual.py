@@ -130,7 +130,7 @@ class DeepResidual(MatrixLayer):
             E,
             [linear.weight for linear in linears],
             [linear.bias for linear in linears] if f.linear.bias is not None else None,
-            f.draw_mask(E, count=self.depth),
+            f.draw_masks(E, self.depth),
             activation=f.activation,
             dropout_at=f.dropout_at,
             residual=self.residual,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from drill.kernels.label_encoder import KeptBits, draw_kept_bits
 from drill.kernels.nll_checks import check_operand
 from drill.layers.dropout import draw_mask
 from drill.layers.settings import ACTIVATIONS, fraction, one_of, span, switch
@@ -52,14 +53,25 @@ class LabelMap(nn.Module):
         if options.bias:
             nn.init.uniform_(self.linear.bias, -1 / math.sqrt(d_in), 1 / math.sqrt(d_in))
 
-    def draw_mask(self, X: Tensor, count: int | None = None) -> Tensor | None:
-        """A fresh dropout mask for labels X (V, .), or ``count`` of them stacked; None for none."""
-        if not self.training or self.dropout == 0.0:
+    def draw_mask(self, X: Tensor) -> Tensor | None:
+        """A fresh dropout mask for labels X (V, .); None for none."""
+        if not self.drops:
             return None
         linear = self.linear
         width = linear.in_features if self.dropout_at == "input" else linear.out_features
-        rows = (1 if self.locked else X.shape[0], width)
-        return draw_mask(rows if count is None else (count, *rows), self.dropout, X)
+        return draw_mask((1 if self.locked else X.shape[0], width), self.dropout, X)
+
+    def draw_masks(self, X: Tensor, depth: int) -> Tensor | KeptBits | None:
+        """Those of ``depth`` maps like this one that keep the width, for ``encode_labels``."""
+        if not self.drops:
+            return None
+        if self.locked:
+            return draw_mask((depth, 1, X.shape[1]), self.dropout, X)
+        return draw_kept_bits(X, depth, self.dropout)
+
+    @property
+    def drops(self) -> bool:
+        return self.training and self.dropout > 0.0
 
     def forward(self, X: Tensor, mask: Tensor | None) -> Tensor:
         check_operand("labels", X, "their map", self.linear.weight, called="the label vectors")
