@@ -130,6 +130,16 @@ def test_a_head_without_bias_is_as_exact(engine, dtype):
     no_worse_than_eager(given, engine, dtype, reduction="sum")
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@every_engine
+def test_rows_of_several_blocks_and_a_padding_are_as_exact(
+    engine, bias, monkeypatch, nan_in_fresh_memory
+):
+    monkeypatch.setitem(nll_plan.ALIGN, engine.device, 64)
+    given = problem(5, 8203, 3, bias=bias, device=engine.device)
+    no_worse_than_eager(given, engine, torch.float32, label_smoothing=0.1)
+
+
 SHARES = [20.0, 1.5, 0.5, 0.1]  # of the logits' bytes
 BUDGET_SIZE = N, V, k = 8, 40, 3
 

@@ -24,7 +24,10 @@ def empty_sums(rows: Tensor, exact: torch.dtype, smoothing: float) -> Sums:
 
 
 class Engine(Protocol):
-    """The passes over a chunk of logits and over the tokens; the plan does the rest."""
+    """The passes over a chunk of logits and over the tokens; the plan does the rest.
+
+    Rows of a chunk may be padded. The memory between them is theirs: passes may write there.
+    """
 
     def reduce(
         self,

@@ -1,5 +1,8 @@
 """The two passes of ``nll_chunked`` as Triton kernels: each reads a chunk of logits once.
 
+Rows of logits are masked where their padding ends, not at a ragged number of labels, which would
+make loads and stores two bytes wide. What lies in the padding never counts.
+
 Imported only when asked for, so that the package needs no Triton.
 """
 
@@ -56,11 +59,15 @@ def _reduce(
     for start in range(0, columns, BLOCK):
         column = start + tl.arange(0, BLOCK)
         inside = own[:, None] & (column < columns)[None, :]
-        x = tl.load(logits + line[:, None] + column[None, :], mask=inside, other=-float("inf")).to(
-            tl.float32
-        )
+        room = own[:, None] & (column < stride)[None, :]
+        x = tl.load(logits + line[:, None] + column[None, :], mask=room, other=0.0).to(tl.float32)
         if HAS_BIAS:
-            x += tl.load(bias + column, mask=column < columns, other=0.0).to(tl.float32)[None, :]
+            if start + BLOCK <= columns:  # nothing to mask, so this load is wide too
+                b = tl.load(bias + column)
+            else:
+                b = tl.load(bias + column, mask=column < columns, other=0.0)
+            x += b.to(tl.float32)[None, :]
+        x = tl.where(inside, x, -float("inf"))
         higher = tl.maximum(m, tl.max(x, 1))
         # A row of -inf so far has no mass; -inf - -inf would make it NaN.
         base = tl.where(higher == -float("inf"), 0.0, higher)
@@ -178,7 +185,7 @@ def extremes(ids: Tensor, ignore_index: int | None) -> list[int]:
 
 @triton.jit
 def _differentiate(
-    logits,  # (R, C), rows ``stride`` apart; overwritten
+    logits,  # (R, C), rows ``stride`` apart; overwritten, the padding with 0
     bias,  # (C,)
     targets,  # (R,)
     lse,  # (R,)
@@ -211,18 +218,18 @@ def _differentiate(
         row = start + tl.arange(0, ROWS)
         valid = row < rows
         at = logits + row.to(tl.int64)[:, None] * stride + column[None, :]
-        mask = valid[:, None] & inside[None, :]
-        x = tl.load(at, mask=mask, other=0.0).to(tl.float32) + b[None, :]
+        room = valid[:, None] & (column < stride)[None, :]
+        x = tl.load(at, mask=room, other=0.0).to(tl.float32) + b[None, :]
         z = tl.load(lse + row, mask=valid, other=0.0)
         label = tl.load(targets + row, mask=valid, other=0).to(tl.int64)
         g = tl.load(scale + row * scale_stride, mask=valid & (label != ignore_index), other=0.0)
         target = label - left
         p = tl.exp(x - z[:, None]) - uniform
         p = tl.where(column[None, :] == target[:, None], p - certain, p)
-        p *= g[:, None]
-        tl.store(at, p.to(logits.dtype.element_ty), mask=mask)
+        p = tl.where(valid[:, None] & inside[None, :], p * g[:, None], 0.0)
+        tl.store(at, p.to(logits.dtype.element_ty), mask=room)
         if HAS_PARTIAL:
-            summed += tl.where(mask, p, 0.0)
+            summed += p
     if HAS_PARTIAL:
         at = partial + split.to(tl.int64) * columns + column
         tl.store(at, tl.sum(summed, 0), mask=inside)
