@@ -41,6 +41,7 @@ TIERS = {
     "translation_position": 5,
     "progress": 5,
     "training": 5,
+    "translation_steps": 5,
     "translation_training": 5,
     "analysis": 5,
     "config": 6,

@@ -16,6 +16,7 @@ from drill.evaluation.translation_loss import TranslationLoss, translation_loss
 from drill.optim import AdamW
 from drill.run_folder import RunFolder, RunFolderError
 from drill.training import Diverged
+from drill.translation_steps import backward, capturing, replayed
 from tests.tiny_runs import after, all_of, interrupted_after, rows, unlike, weights
 from tests.tiny_translations import (
     LAYERS,
@@ -68,9 +69,9 @@ def test_gradients_for_replays_are_those_of_an_update(layer, count):
     found, truth = (small_translator(layer, dropout=0.0, dtype=torch.float64) for _ in range(2))
     update = list(PairBatches(small_data().train, 60, 3, multiple=4).epoch(1))[:count]
     tokens = sum(batch.target_tokens for batch in update)
-    captured = translation_training._captured(found, 0.1, None)
-    ours = translation_training._replayed(captured, update, tokens, CPU)
-    theirs = translation_training._backward(truth, truth, update, tokens, 0.1, CPU)
+    captured = capturing(found, 0.1, None)
+    ours = replayed(captured, update, tokens, CPU)
+    theirs = backward(truth, truth, update, tokens, 0.1, CPU)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=0)
     for a, b in zip(found.parameters(), truth.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-6, atol=1e-9)
@@ -282,7 +283,7 @@ def test_a_signal_saves_and_stops(tmp_path, number):
 def test_a_finished_run_gives_its_outcome_again_without_training(tmp_path, monkeypatch):
     first = small_training(tmp_path, average=2)
     before = all_of(tmp_path)
-    monkeypatch.setattr(translation_training, "_backward", None)  # nothing may be trained
+    monkeypatch.setattr(translation_training, "backward", None)  # nothing may be trained
     assert small_training(tmp_path, average=2) == first
     assert unlike(all_of(tmp_path), before) == []
 

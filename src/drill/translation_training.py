@@ -6,19 +6,14 @@ is saved, so that a run which was killed goes on as if nothing had happened.
 """
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
-from drill.captured import CapturedGradients
 from drill.checkpoint import copy_into, load_into
-from drill.data import IGNORE, DataError, PairBatch, PairBatches, TranslationData
+from drill.data import PairBatches, TranslationData
 from drill.evaluation.bleu import corpus_scores
 from drill.evaluation.translated import Translated, translated
 from drill.evaluation.translation_loss import TranslationLoss, translation_loss
@@ -41,6 +36,7 @@ from drill.training import (
 )
 from drill.translation import Search
 from drill.translation_position import Limits, TranslationPosition, averaged, restore, save
+from drill.translation_steps import backward, capturing, in_updates, own_batches, replayed
 from drill.translator import Translator
 
 
@@ -123,7 +119,7 @@ def train_translator(
     batches = PairBatches(
         data.train, max_tokens, seed, multiple=pad_to, rank=world.rank, size=world.size
     )
-    own = _own_batches(accumulate, world)
+    own = own_batches(accumulate, world)
     limits = Limits(epochs, updates, max_minutes)
     search = Search(beam=beam, length_penalty=length_penalty)
     rule.begin(model.named_parameters())
@@ -149,18 +145,18 @@ def train_translator(
         search = replace(search, autocast=autocast)
         captured = None
         if capture and device.type == "cuda" and world.size == 1 and not compile:
-            captured = _captured(model, label_smoothing, autocast)
+            captured = capturing(model, label_smoothing, autocast)
         if at.share(limits) < 1.0 and world.first:
             folder.averaged.unlink(missing_ok=True)  # of a run that was to be shorter
         while at.share(limits) < 1.0:
             model.train()
-            for update in _updates(batches.epoch(at.epoch, at.batch), own):
+            for update in in_updates(batches.epoch(at.epoch, at.batch), own):
                 tokens = int(world.sum(sum(batch.target_tokens for batch in update)))
                 if captured is not None:
-                    at.nll += _replayed(captured, update, tokens, device)
+                    at.nll += replayed(captured, update, tokens, device)
                 else:
                     with autocast_to(device, autocast):
-                        at.nll += _backward(trained, model, update, tokens, label_smoothing, device)
+                        at.nll += backward(trained, model, update, tokens, label_smoothing, device)
                 rule.step(1, 1, at.share(limits))
                 at.batch += len(update)
                 at.step += 1
@@ -212,95 +208,6 @@ def train_translator(
             folder.append(_test_row(at, chosen, fit, test))
         epoch = at.epoch if at.batch else at.epoch - 1
         return TranslationOutcome(True, epoch, at.best_epoch, at.best, world.from_first(test))
-
-
-def _own_batches(accumulate: int, world: World) -> int:
-    """Batches an update for each process."""
-    if accumulate % world.size != 0:
-        raise DataError(
-            f"{accumulate} batches an update cannot be shared by {world.size} processes; set "
-            f"training.accumulate to a multiple of {world.size}"
-        )
-    return accumulate // world.size
-
-
-def _updates(batches: Iterator[PairBatch], size: int) -> Iterator[list[PairBatch]]:
-    """So many batches at a time; what is left of an epoch is an update too."""
-    return iter(lambda: list(islice(batches, size)), [])
-
-
-def _backward(
-    trained: nn.Module,  # the model, or what wraps it for several processes
-    model: Translator,
-    update: list[PairBatch],
-    tokens: int,  # targets of the update, over all processes
-    label_smoothing: float,
-    device: torch.device,
-) -> Tensor:
-    """Add the gradients of the mean over ``tokens``; gives the summed loss of this process.
-
-    Both are multiplied by the number of processes, over which gradients and losses are averaged.
-    """
-    several = trained if isinstance(trained, DistributedDataParallel) else None
-    size = 1 if several is None else torch.distributed.get_world_size()
-    total = torch.zeros((), dtype=widest(device), device=device)
-    # Several processes sum gradients during backward, which a shared encoding would come after.
-    alone = several is None and len(update) > 1
-    with model.layer.shared_labels() if alone else nullcontext():
-        for left, batch in zip(range(len(update))[::-1], update, strict=True):
-            source, target_in, target_out = _on(device, batch)
-            with several.no_sync() if several and left else nullcontext():
-                nll = trained(
-                    source,
-                    target_in,
-                    target_out,
-                    label_smoothing=label_smoothing,
-                    ignore_index=IGNORE,
-                    reduction="sum",
-                    check=False,
-                )
-                (nll * (size / tokens)).backward()
-            total += nll.detach()
-    return total * size
-
-
-def _captured(
-    model: Translator, label_smoothing: float, autocast: torch.dtype | None
-) -> CapturedGradients:
-    """Gradients of the summed loss times the last input, one graph for every shape of a batch."""
-
-    def loss(source: Tensor, target_in: Tensor, target_out: Tensor, scale: Tensor) -> Tensor:
-        with autocast_to(source.device, autocast):
-            nll = model(
-                source,
-                target_in,
-                target_out,
-                label_smoothing=label_smoothing,
-                ignore_index=IGNORE,
-                reduction="sum",
-                check=False,
-            )
-        return nll * scale
-
-    return CapturedGradients(model, loss)
-
-
-def _replayed(
-    gradients: CapturedGradients, update: list[PairBatch], tokens: int, device: torch.device
-) -> Tensor:
-    """What ``_backward`` does for one process, by replays."""
-    scale = torch.full((), 1.0 / tokens, device=device)
-    total = torch.zeros((), dtype=widest(device), device=device)
-    for batch in update:
-        total += gradients(*_on(device, batch), scale)
-    return total * tokens
-
-
-def _on(device: torch.device, batch: PairBatch) -> Iterator[Tensor]:
-    """Source, target_in and target_out; a GPU fetches them while the host goes on."""
-    for part in (batch.source, batch.target_in, batch.target_out):
-        pinned = part.pin_memory() if device.type == "cuda" else part
-        yield pinned.to(device, non_blocking=True)
 
 
 def _validate(

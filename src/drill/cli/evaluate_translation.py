@@ -81,7 +81,8 @@ def _line(row: dict[str, Any]) -> str:
     cut = "" if tokenised is None else f"tokenised {tokenised:.2f}  "
     return (
         f"translation {row['split']:5}  BLEU {row['bleu']:.2f}  {cut}"
-        f"chrF {row['chrf']:.2f}  exact {row['exact']:.1%}  {row['perplexity']:.3f}  "
+        f"chrF {row['chrf']:.2f}  exact {row['exact']:.1%}  "
+        f"perplexity {row['perplexity']:.3f}  "
         f"{row['lines']:,} lines  {row['seconds']:.1f} s  "
         f"[{row['weights']} weights, beam {row['beam']}, {row['signature']}]"
     )

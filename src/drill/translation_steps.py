@@ -1,0 +1,105 @@
+"""One update of a translator after another: gradients of a few batches, launched or replayed."""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from itertools import islice
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from drill.captured import CapturedGradients
+from drill.data import IGNORE, DataError, PairBatch
+from drill.parallel import World
+from drill.precision import autocast_to
+from drill.training import widest
+from drill.translator import Translator
+
+
+def own_batches(accumulate: int, world: World) -> int:
+    """Batches an update for each process."""
+    if accumulate % world.size != 0:
+        raise DataError(
+            f"{accumulate} batches an update cannot be shared by {world.size} processes; set "
+            f"training.accumulate to a multiple of {world.size}"
+        )
+    return accumulate // world.size
+
+
+def in_updates(batches: Iterator[PairBatch], size: int) -> Iterator[list[PairBatch]]:
+    """So many batches at a time; what is left of an epoch is an update too."""
+    return iter(lambda: list(islice(batches, size)), [])
+
+
+def backward(
+    trained: nn.Module,  # the model, or what wraps it for several processes
+    model: Translator,
+    update: list[PairBatch],
+    tokens: int,  # targets of the update, over all processes
+    label_smoothing: float,
+    device: torch.device,
+) -> Tensor:
+    """Add the gradients of the mean over ``tokens``; gives the summed loss of this process.
+
+    Both are multiplied by the number of processes, over which gradients and losses are averaged.
+    """
+    several = trained if isinstance(trained, DistributedDataParallel) else None
+    size = 1 if several is None else torch.distributed.get_world_size()
+    total = torch.zeros((), dtype=widest(device), device=device)
+    # Several processes sum gradients during backward, which a shared encoding would come after.
+    alone = several is None and len(update) > 1
+    with model.layer.shared_labels() if alone else nullcontext():
+        for left, batch in zip(range(len(update))[::-1], update, strict=True):
+            source, target_in, target_out = _on(device, batch)
+            with several.no_sync() if several and left else nullcontext():
+                nll = trained(
+                    source,
+                    target_in,
+                    target_out,
+                    label_smoothing=label_smoothing,
+                    ignore_index=IGNORE,
+                    reduction="sum",
+                    check=False,
+                )
+                (nll * (size / tokens)).backward()
+            total += nll.detach()
+    return total * size
+
+
+def capturing(
+    model: Translator, label_smoothing: float, autocast: torch.dtype | None
+) -> CapturedGradients:
+    """Gradients of the summed loss times the last input, one graph for every shape of a batch."""
+
+    def loss(source: Tensor, target_in: Tensor, target_out: Tensor, scale: Tensor) -> Tensor:
+        with autocast_to(source.device, autocast):
+            nll = model(
+                source,
+                target_in,
+                target_out,
+                label_smoothing=label_smoothing,
+                ignore_index=IGNORE,
+                reduction="sum",
+                check=False,
+            )
+        return nll * scale
+
+    return CapturedGradients(model, loss)
+
+
+def replayed(
+    gradients: CapturedGradients, update: list[PairBatch], tokens: int, device: torch.device
+) -> Tensor:
+    """What ``backward`` does for one process, by replays."""
+    scale = torch.full((), 1.0 / tokens, device=device)
+    total = torch.zeros((), dtype=widest(device), device=device)
+    for batch in update:
+        total += gradients(*_on(device, batch), scale)
+    return total * tokens
+
+
+def _on(device: torch.device, batch: PairBatch) -> Iterator[Tensor]:
+    """Source, target_in and target_out; a GPU fetches them while the host goes on."""
+    for part in (batch.source, batch.target_in, batch.target_out):
+        pinned = part.pin_memory() if device.type == "cuda" else part
+        yield pinned.to(device, non_blocking=True)
