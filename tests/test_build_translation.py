@@ -5,6 +5,7 @@ import json
 import shutil
 import sys
 import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -115,6 +116,11 @@ def test_the_papers_model_has_the_papers_size():
     assert counts["wmt14-tied"] == 44_140_544 + 2 * 34_450 * 512 + 34_450
     rate = recipe("wmt14-drill").optimizer
     assert rate["lr"] == pytest.approx(2 * (512 * 8000) ** -0.5, rel=1e-4)
+
+
+def test_the_page_names_every_setting_of_training():
+    page = (Path(__file__).parents[1] / "docs" / "translation.md").read_text()
+    assert [key for key in recipe("mt-demo").training if f"`{key}`" not in page] == []
 
 
 def test_settings_survive_their_file(here):
