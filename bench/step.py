@@ -2,9 +2,10 @@
 
 Sizes, dropouts, losses and optimiser are those of the recipes. The plain model is what one writes
 by hand: nn.Embedding, nn.LSTM, F.linear and F.cross_entropy. Both read the same batch and take a
-step of the same optimiser.
+step of the same optimiser. On a GPU ours come twice: launched, and replayed as `drill train` does.
 """
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -18,11 +19,18 @@ from torch.func import functional_call
 
 from drill import build
 from drill.config import Settings, recipe
-from drill.data import Vocabulary
+from drill.data import Segment, Vocabulary, sequence_lengths
+from drill.position import Position
+from drill.steps import RecordedSteps
 
 BASE = "plain nn.LSTM + F.cross_entropy"
-RECIPES = {"demo": ("demo-tied", "demo-drill"), "ptb": ("ptb-tied", "ptb-drill-4")}
+RECIPES = {
+    "demo": ("demo-tied", "demo-drill"),
+    "ptb": ("ptb-tied", "ptb-drill-4"),
+    "wt2": ("wt2-tied", "wt2-drill-4"),
+}
 NAMES = tuple(RECIPES)
+MIXTURE = ("layer.name=mixture", "layer.experts=15")  # over a tied layer, else as the tied recipe
 
 
 class Plain(nn.Module):
@@ -66,9 +74,9 @@ def locked(x: Tensor, p: float) -> Tensor:
     return x * F.dropout(x.new_ones(1, x.shape[1], x.shape[2]), p)
 
 
-def sized(name: str, setting: Setting) -> Settings:
+def sized(name: str, setting: Setting, changes: Sequence[str] = ()) -> Settings:
     """The recipe; a try-out makes its embedding narrower."""
-    return recipe(name).changed(encoder={"width": setting.size.width})
+    return recipe(name, changes).changed(encoder={"width": setting.size.width})
 
 
 def plain_optimizer(table: dict[str, Any], model: nn.Module) -> torch.optim.Optimizer:
@@ -108,9 +116,10 @@ def contestants(setting: Setting) -> dict[str, Prepare]:
 
         return step
 
+    words = Vocabulary(["<eos>", *map(str, range(1, labels))], [1] * labels)
+
     def ours(chosen: Settings) -> Prepare:
         def prepare() -> Step:
-            words = Vocabulary(["<eos>", *map(str, range(1, labels))], [1] * labels)
             model = build.language_model(chosen, words, device)
             rule = build.rule(chosen)
             rule.begin(model.named_parameters())
@@ -130,8 +139,36 @@ def contestants(setting: Setting) -> dict[str, Prepare]:
 
         return prepare
 
-    depth = deep.layer["depth"]
-    return {BASE: plain, "drill tied": ours(tied), f"drill deep-residual {depth}": ours(deep)}
+    def replayed(chosen: Settings) -> Prepare:
+        def prepare() -> Step:
+            model = build.language_model(chosen, words, device)
+            rule = build.rule(chosen)
+            rule.begin(model.named_parameters())
+            bptt = chosen.training["bptt"]
+            half = torch.bfloat16 if setting.products == torch.bfloat16 else None
+            options = {**weights, "check": False}
+            steps = RecordedSteps(model, ids, rule, bptt=bptt, autocast=half, options=options)
+            nll = torch.zeros((), dtype=torch.float64, device=device)
+            at = Position(sequence_lengths(1, bptt), None, nll=nll, text=0)
+            segment = Segment(0, len(inputs), len(inputs))
+
+            def step() -> list[Tensor]:
+                steps(at, segment, 0.5)
+                return [at.nll]
+
+            return step
+
+        return prepare
+
+    made = {BASE: plain}
+    named = {"drill tied": tied, f"drill deep-residual {deep.layer['depth']}": deep}
+    if setting.name != "demo":
+        named["drill mixture 15"] = sized(RECIPES[setting.name][0], setting, MIXTURE)
+    for name, chosen in named.items():
+        made[name] = ours(chosen)
+        if device.type == "cuda":
+            made[f"{name}, replayed"] = replayed(chosen)
+    return made
 
 
 def main() -> None:
@@ -149,6 +186,8 @@ def main() -> None:
             waiting=("plain", "drill"),  # a step of an optimiser is no CUDA graph as it stands
         )
         columns = {"x plain": ratio(results[BASE]), "peak MiB": lambda result: mib(result.peak)}
+        if args.device.type == "cuda":
+            columns["x tied, replayed"] = ratio(results["drill tied, replayed"])
         report.add(setting, results, columns)
     report.note(
         "a step of the recipe: loss, gradients, clipping, update; the same dropouts everywhere"
