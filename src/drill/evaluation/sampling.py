@@ -40,7 +40,7 @@ def sample(
     """``samples`` translations of every source, drawn token by token, in the order of the sources.
 
     temperature   p^(1/temperature), normalised; for the likeliest token take ``greedy``
-    top_k, top_p  draw only from so many likeliest tokens; from the likeliest that make up p of these
+    top_k, top_p  draw only from so many likeliest tokens; of these, from what makes up p
     seed          the same translations again; each has random numbers of its own, so they do not
                   depend on how many are drawn beside it
     first         number of the first source, where a long text is translated in parts
