@@ -19,7 +19,7 @@ $(INSTALLED): requirements.txt pyproject.toml
 	@touch $@
 
 test: lint ## Run every check: ruff, mypy, pytest
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 lint: $(INSTALLED) ## Check style and types
 	$(BIN)/ruff check .

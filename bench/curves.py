@@ -1,32 +1,36 @@
 """The first epochs of the ledger's runs beside the published curves: the README's table."""
 
-import argparse
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from statistics import mean
 
-from drill.report import Row, read
+from pages import main
+
+from drill.report import Row
 from drill.report.paper import CURVES
 
 EPOCHS = (1, 3, 5, 10, 20)
 MEAN_OF = range(16, 21)
-MARKS = ("<!-- from bench/curves.py -->", "<!-- end of curves -->")
 
 
 def table(rows: Sequence[Row]) -> Iterable[str]:
     """Our perplexities divide by all tokens, as the published ones do; in brackets the gap."""
     found = {name: [row for row in rows if row.recipe == name and row.curve] for name in CURVES}
     found = {name: runs for name, runs in found.items() if runs}
-    titles = (f"{runs[0].layer}, published | ours (gap)" for runs in found.values())
+    precisions = sorted({row.precision for runs in found.values() for row in runs}, reverse=True)
+    titles = []
+    for runs in found.values():
+        titles += [f"{runs[0].layer}, published", *(f"{each} (gap)" for each in precisions)]
     yield f"| epoch | {' | '.join(titles)} |"
-    yield f"|---:|{'---:|---:|' * len(found)}"
+    yield f"|---:|{'---:|' * len(titles)}"
     for epochs in [*([epoch] for epoch in EPOCHS), list(MEAN_OF)]:
         cells = []
         for name, runs in found.items():
             theirs = mean(interpolated(CURVES[name], epoch) for epoch in epochs)
-            ours = [mean(published(run)[epoch] for epoch in epochs) for run in runs]
-            gaps = (f"{each:.1f} ({each / theirs - 1:+.1%})" for each in ours)
-            cells += [f"{theirs:.1f}", ", ".join(gaps)]
+            cells.append(f"{theirs:.1f}")
+            for precision in precisions:
+                own = [run for run in runs if run.precision == precision]
+                ours = [mean(published(run)[epoch] for epoch in epochs) for run in own]
+                cells.append(", ".join(f"{x:.1f} ({x / theirs - 1:+.1%})" for x in ours))
         label = str(epochs[0]) if len(epochs) == 1 else f"mean of {epochs[0]} to {epochs[-1]}"
         yield f"| {label} | {' | '.join(cells)} |"
 
@@ -43,19 +47,5 @@ def interpolated(curve: Mapping[int, float], epoch: int) -> float:
     return curve[before] + share * (curve[after] - curve[before])
 
 
-def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("ledger", type=Path, help="rows of `drill record`")
-    options.add_argument("--into", type=Path, help="renew the table of this page instead")
-    args = options.parse_args()
-    lines = "\n".join(table(read(args.ledger)))
-    if args.into is None:
-        print(lines)
-        return
-    before, marked = args.into.read_text().split(MARKS[0])
-    after = marked.split(MARKS[1])[1]
-    args.into.write_text(f"{before}{MARKS[0]}\n{lines}\n{MARKS[1]}{after}")
-
-
 if __name__ == "__main__":
-    main()
+    main(__doc__, "curves", table)

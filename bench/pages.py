@@ -1,0 +1,27 @@
+"""Tables made from a ledger, printed or put between their marks on a page."""
+
+import argparse
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from drill.report import Row, read
+
+
+def main(about: str | None, name: str, table: Callable[[Sequence[Row]], Iterable[str]]) -> None:
+    """The command line of such a table, which stands between ``marks(name)`` on a page."""
+    options = argparse.ArgumentParser(description=about)
+    options.add_argument("ledger", type=Path, help="rows of `drill record`")
+    options.add_argument("--into", type=Path, help="renew the table of this page instead")
+    args = options.parse_args()
+    lines = "\n".join(table(read(args.ledger)))
+    if args.into is None:
+        print(lines)
+        return
+    begin, end = marks(name)
+    before, marked = args.into.read_text().split(begin)
+    after = marked.split(end)[1]
+    args.into.write_text(f"{before}{begin}\n{lines}\n{end}{after}")
+
+
+def marks(name: str) -> tuple[str, str]:
+    return f"<!-- from bench/{name}.py -->", f"<!-- end of {name} -->"
