@@ -30,7 +30,8 @@ RECIPES = {
     "wt2": ("wt2-tied", "wt2-drill-4"),
 }
 NAMES = tuple(RECIPES)
-MIXTURE = ("layer.name=mixture", "layer.experts=15")  # over a tied layer, else as the tied recipe
+# Over a tied layer; else as the tied recipe.
+MIXTURE = ("layer.name=mixture", "layer.experts=15", "layer.dropout=0.29")
 
 
 class Plain(nn.Module):

@@ -104,6 +104,7 @@ COLUMNS: dict[str, dict[str, Cell]] = {
     "step": {
         "ms": milliseconds("ms_median"),
         "x plain": against("plain nn.LSTM + F.cross_entropy", "ms_median"),
+        "x tied, replayed": against("drill tied, replayed", "ms_median"),
         "MiB beyond gradients": mib("working_bytes"),
     },
     "translation": {
@@ -173,6 +174,21 @@ def page(rows: list[Row], source: str) -> Iterable[str]:
                     yield f"| {name} | {row['error']} |{' |' * (len(shown) - 1)}"
                 else:
                     yield f"| {name} | {' | '.join(cells[i] for cells in shown.values())} |"
+    whole = [row for row in rows if row["benchmark"] == "epoch"]
+    if whole:
+        yield from epochs(whole)
+
+
+def epochs(rows: list[Row]) -> Iterable[str]:
+    """What ``epoch.py`` wrote: whole epochs, no size to time."""
+    yield from ("", "## How long does an epoch take, validation included?", "")
+    yield from (", ".join(commands("epoch", rows)), "")
+    yield "| recipe | precision | seconds | of the first epoch | of dynamic evaluation |"
+    yield "|---|---|---:|---:|---:|"
+    for row in rows:
+        taken = f"{row['dynamic_seconds']:.1f}" if "dynamic_seconds" in row else ""
+        cells = (row["precision"], f"{row['seconds_median']:.2f}", f"{row['first_seconds']:.2f}")
+        yield f"| {row['name']} | {' | '.join(cells)} | {taken} |"
 
 
 def short(rows: list[Row]) -> Iterable[str]:

@@ -59,6 +59,19 @@ def device_ratio(base: Result) -> Cell:
     )
 
 
+def machine_of(device: torch.device) -> dict[str, Any]:
+    """What a row must tell to be repeated."""
+    return {
+        "device": _device_name(device),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "commit": _commit(),
+        "arguments": _arguments(sys.argv[1:]),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "threads": torch.get_num_threads() if device.type == "cpu" else None,
+    }
+
+
 class Report:
     """Collects the results of one benchmark; ``finish`` prints the table."""
 
@@ -67,15 +80,7 @@ class Report:
         self.cuda = device.type == "cuda"
         self.table: Table | None = None
         self.notes: dict[str, None] = {}  # in order, each once
-        self.machine = {
-            "device": _device_name(device),
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "commit": _commit(),
-            "arguments": _arguments(sys.argv[1:]),
-            "time": datetime.now(UTC).isoformat(timespec="seconds"),
-            "threads": torch.get_num_threads() if device.type == "cpu" else None,
-        }
+        self.machine = machine_of(device)
 
     def add(
         self,

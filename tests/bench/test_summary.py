@@ -64,3 +64,15 @@ def test_rows_without_a_commit_are_marked_and_those_without_options_still_shown(
     assert "1 of the 2 rows nobody knows which commit" in found
     assert "`python bench/loss.py`" in found
     assert "| old | 1.000 |" in found
+
+
+def test_epochs_have_a_table_of_their_own(tmp_path):
+    row = {
+        **{"benchmark": "epoch", "name": "ptb-tied", "precision": "bfloat16"},
+        **{"seconds_median": 1.7, "first_seconds": 7.5, "dynamic_seconds": 37.04},
+        **{"device": "GPU", "torch": "2.11", "commit": "abc", "arguments": "--dynamic"},
+    }
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    lines = summary(str(tmp_path / "rows.jsonl")).splitlines()
+    assert "`python bench/epoch.py --dynamic`" in lines
+    assert "| ptb-tied | bfloat16 | 1.70 | 7.50 | 37.0 |" in lines
