@@ -103,6 +103,13 @@ def test_recipes_of_one_corpus_differ_in_their_layer_alone(name):
     assert settings.data["corpus"] in ("wmt14", "europarl", "multi30k", "numbers")
 
 
+@pytest.mark.parametrize("corpus", ["wmt14", "europarl", "multi30k"])
+def test_the_dual_layer_is_as_strong_as_ours(corpus):
+    """What it is compared with decides what a comparison says."""
+    dual, ours = (recipe(f"{corpus}-{each}").layer for each in ("dual", "drill"))
+    assert (dual["activation"], dual["residual"]) == (ours["activation"], True)
+
+
 def test_the_papers_model_has_the_papers_size():
     """Encoder and decoder as published; 79.4M parameters mean about 68.9K rows of embeddings."""
     counts = {}
