@@ -16,7 +16,6 @@ their own: 5 products, and still no more memory.
 Shapes: N tokens, V labels, k width; R rows of a block, C labels of a chunk.
 """
 
-import functools
 from typing import Any, cast
 
 import torch
@@ -31,8 +30,8 @@ _ROWS_FIRST = torch.contiguous_format
 _EXACT = 'impl="reference"'
 
 
-@functools.cache
 def engine_named(name: str) -> Engine:
+    """The passes for one call."""
     if name == "triton":
         from drill.kernels.nll_triton import TritonEngine
 
@@ -66,8 +65,10 @@ def forward_pass(
         else:
             spare = _room(spare, tile, hidden, dtype)
             logits = tile.view(spare)
-        torch.mm(hidden[tile.rows].to(dtype), weight[tile.labels].to(dtype).t(), out=logits)
         part = None if bias is None else bias[tile.labels]
+        part = _multiply(
+            hidden[tile.rows].to(dtype), weight[tile.labels].to(dtype), part, logits, passes
+        )
         first = tile.left == 0
         passes.reduce(logits, part, targets[tile.rows], tile.left, sums.rows(tile.rows), first)
     losses, lse = passes.finish(sums, targets, ignore_index, smoothing, labels)
@@ -123,15 +124,17 @@ def _sweep(
     spare: Tensor | None = None
     for tile in tiles:
         h, w = hidden[tile.rows].to(dtype), weight[tile.labels].to(dtype)
+        part = None if bias is None else bias[tile.labels]
         if tile.kept and kept is not None:
             logits = tile.view(kept[tile.kept])
+            part = None if _takes_bias(logits, passes) else part
         else:
             spare = _room(spare, tile, hidden, dtype)
             logits = tile.view(spare)
-            torch.mm(h, w.t(), out=logits)
+            part = _multiply(h, w, part, logits, passes)
         summed = passes.differentiate(
             logits,
-            None if bias is None else bias[tile.labels],
+            part,
             targets[tile.rows],
             tile.left,
             lse[tile.rows],
@@ -146,6 +149,25 @@ def _sweep(
         last_column, last_block = tile.right == weight.shape[0], tile.bottom == hidden.shape[0]
         to_hidden.add(tile.rows, logits, w, first=tile.left == 0, last=last_column)
         to_weight.add(tile.labels, logits.t(), h, first=tile.top == 0, last=last_block)
+
+
+def _takes_bias(logits: Tensor, passes: Engine) -> bool:
+    """Whether products add the bias on their way: plain PyTorch would need passes of its own.
+
+    Not in half precision, where logits are rounded before the exact bias is added.
+    """
+    return isinstance(passes, TorchEngine) and logits.dtype.itemsize >= 4
+
+
+def _multiply(
+    h: Tensor, w: Tensor, bias: Tensor | None, logits: Tensor, passes: Engine
+) -> Tensor | None:
+    """logits = h w^T, with the bias where ``_takes_bias``; gives the bias that is still to add."""
+    if bias is None or not _takes_bias(logits, passes):
+        torch.mm(h, w.t(), out=logits)
+        return bias
+    torch.addmm(bias.to(logits.dtype), h, w.t(), out=logits)
+    return None
 
 
 class _Sum:

@@ -77,7 +77,18 @@ class Engine(Protocol):
 
 
 class TorchEngine:
-    """The passes in plain PyTorch."""
+    """The passes in plain PyTorch, for the chunks of one call."""
+
+    def __init__(self) -> None:
+        self._room: Tensor | None = None
+
+    def _room_for(self, wide: Tensor, logits: Tensor) -> Tensor:
+        """Where to write as much again, for all chunks: fresh memory costs a CPU more than exp."""
+        if wide is not logits:
+            return wide
+        if self._room is None or self._room.numel() < wide.numel():
+            self._room = wide.new_empty(wide.numel())
+        return self._room[: wide.numel()].view(wide.shape)
 
     def reduce(
         self,
@@ -98,15 +109,16 @@ class TorchEngine:
         wide = logits.to(peak.dtype)
         if bias is not None:
             wide = wide + bias
-        higher = torch.maximum(peak, wide.amax(1))
-        # A row of -inf so far has no mass; -inf - -inf would make it NaN.
-        base = torch.where(higher == -torch.inf, 0, higher)
-        mass.mul_((peak - base).exp_()).add_((wide - base[:, None]).exp_().sum(1))
-        peak.copy_(higher)
         column, inside = _column(targets, left, logits.shape[1])
         hit.copy_(torch.where(inside, wide.gather(1, column[:, None])[:, 0], hit))
         if total is not None:
             total.add_(wide.sum(1))
+        higher = torch.maximum(peak, wide.amax(1))
+        # A row of -inf so far has no mass; -inf - -inf would make it NaN.
+        base = torch.where(higher == -torch.inf, 0, higher)
+        shifted = torch.sub(wide, base[:, None], out=self._room_for(wide, logits))
+        mass.mul_((peak - base).exp_()).add_(shifted.exp_().sum(1))
+        peak.copy_(higher)
 
     def finish(
         self, sums: Sums, targets: Tensor, ignore_index: int, smoothing: float, labels: int
