@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from drill.encoders import AwdLstm
-from drill.kernels import lstm_persistent
+from drill.kernels import lstm as module
+from drill.kernels import lstm_persistent, nvrtc
 from drill.kernels.lstm import Weights, choose, in_one_buffer, lie_together, lstm
 from drill.kernels.lstm_persistent import layout, supported
 from tests.kernels.lstm_problems import errors, problem, solve
@@ -35,12 +36,50 @@ def test_a_wider_input_is_cut_where_nobody_asked_for_padding():
         assert torch.equal(lstm(wide, h, c, weights, impl)[0], lstm(x, h, c, weights, impl)[0])
 
 
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (
+            {"x": (0, 2, 6)},
+            r"x is \(T, B, 6\) with at least one step and sequence, not \(0, 2, 6\)",
+        ),
+        ({"x": (4, 0, 6), "h": (1, 0, 8), "c": (1, 0, 8)}, "at least one step and sequence"),
+        ({"x": (4, 6)}, r"not \(4, 6\); a single text is \(T, 1, 6\)"),
+        ({"x": (4, 2, 5)}, r"not \(4, 2, 5\)"),
+        ({"h": (1, 3, 8)}, r"h and c are \(1, 2, 8\) for x \(4, 2, 6\), not \(1, 3, 8\)"),
+        ({"c": (2, 8)}, r"and \(2, 8\); start from zeros"),
+        ({"w_ih": (28, 6)}, r"weights have shapes \[\(28, 6\), \(32, 8\)"),
+        ({"w_hh": (32, 7)}, "give those of one layer and direction"),
+        ({"b_hh": (8,)}, "give those of one layer and direction"),
+    ],
+)
+@pytest.mark.parametrize("impl", ["auto", "reference", "persistent", "graph"])
+def test_sizes_that_do_not_fit_are_refused_before_a_kernel_reads(changed, message, impl):
+    shapes = {"x": (4, 2, 6), "h": (1, 2, 8), "c": (1, 2, 8)}
+    shapes |= {"w_ih": (32, 6), "w_hh": (32, 8), "b_ih": (32,), "b_hh": (32,)} | changed
+    x, h, c, *weights = (torch.zeros(shape) for shape in shapes.values())
+    with pytest.raises(ValueError, match=message):
+        lstm(x, h, c, Weights(*weights), impl)
+
+
+def test_every_choice_is_told_once(caplog):
+    module._tell.cache_clear()
+    x, h, c, weights, _ = problem(2, 1, 3, 4)
+    with caplog.at_level("INFO", logger="drill"):
+        for impl in ("auto", "reference", "auto"):
+            lstm(x, h, c, weights, impl)
+    assert caplog.messages == [
+        "lstm: cudnn (products are not in bfloat16)",
+        "lstm: reference (asked for)",
+    ]
+
+
 def test_the_choice_says_why():
     x, _, _, weights, _ = problem(2, 1, 3, 4)
     assert choose("auto", x, weights.w_hh) == ("cudnn", "products are not in bfloat16")
     with torch.autocast("cpu", torch.bfloat16):
         name, reason = choose("auto", x.float(), weights.w_hh.float())
-    assert (name, reason) == ("cudnn", "it needs an NVIDIA GPU, not cpu")
+    assert (name, reason) == ("cudnn", "not persistent: it needs an NVIDIA GPU, not cpu")
     assert choose("reference", x, weights.w_hh) == ("reference", "asked for")
     with pytest.raises(ValueError, match="persistent does not run here: it needs an NVIDIA GPU"):
         lstm(x, *problem(2, 1, 3, 4)[1:4], "persistent")
@@ -64,7 +103,7 @@ def test_weights_that_lie_together_are_not_copied():
 
 @pytest.mark.parametrize("hidden", [1, 16, 100, 280, 400, 620, 650, 960, 1024, 1150])
 def test_a_layout_shares_the_units_evenly(hidden):
-    found = layout(hidden, 132)
+    found = layout(hidden, 132, 32)
     assert found is not None
     assert found.hidden >= hidden
     for shape, cluster in ((found.forward, 1), (found.backward, 4)):
@@ -78,13 +117,41 @@ def test_a_layout_shares_the_units_evenly(hidden):
 
 
 def test_the_paper_s_layers_need_next_to_no_padding():
-    assert layout(1150, 132).hidden == 1152
-    assert layout(400, 132).hidden == 400
+    assert layout(1150, 132, 32).hidden == 1152
+    assert layout(400, 132, 32).hidden == 400
 
 
-def test_what_does_not_fit_is_said():
-    assert layout(2048, 132) is None
+@pytest.mark.parametrize(("processors", "clusters"), [(132, 33), (132, 32), (132, 29), (114, 26)])
+def test_every_layout_fits_the_device(processors, clusters):
+    tiles, most = lstm_persistent.MAXIMUM_TILES, lstm_persistent.SHARED
+    fitting = [found for h in range(1, 1400) if (found := layout(h, processors, clusters))]
+    assert len(fitting) > 900
+    for forward, backward in fitting:
+        assert forward.blocks <= processors
+        assert backward.blocks <= 4 * clusters
+        assert forward.forward_shared(tiles) <= most
+        assert backward.backward_shared(tiles) <= most
+
+
+def test_fewer_clusters_mean_more_units_a_block():
+    assert layout(1024, 132, 32).backward.blocks == 128
+    assert layout(1024, 132, 31).backward.blocks == 96
+
+
+def test_what_does_not_fit_is_said(monkeypatch):
+    assert layout(2048, 132, 33) is None
     assert supported(torch.device("cpu"), 400) == "it needs an NVIDIA GPU, not cpu"
+    device = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(lstm_persistent, "_room", lambda index: (132, 32))
+    monkeypatch.setattr(nvrtc, "missing", lambda: None)
+    assert supported(device, 1150) is None
+    assert supported(device, 2048) == (
+        "hidden size 2048 does not fit the registers of 132 multiprocessors"
+    )
+    monkeypatch.setattr(nvrtc, "missing", lambda: "NVRTC is not found")
+    assert supported(device, 1150) == "NVRTC is not found"
 
 
 def test_batches_are_cut_evenly():
@@ -108,7 +175,8 @@ def needs_hopper():
     [
         *((70, 20, 400, 1150), (70, 20, 1150, 1150), (70, 20, 1150, 400), (1, 1, 400, 1150)),
         *((5, 3, 16, 64), (37, 10, 400, 400), (33, 37, 280, 960), (140, 80, 400, 400)),
-        *((9, 100, 300, 650), (2, 41, 64, 100)),
+        *((9, 100, 300, 650), (2, 41, 64, 100), (9, 40, 1150, 1150)),
+        *((9, 20, 300, 1024), (9, 20, 300, 1050)),
     ],
 )
 def test_persistent_is_near_float64_and_repeats_its_bits(sizes):
@@ -177,3 +245,38 @@ def test_the_encoder_takes_it_under_autocast_and_drops_weights_there_too():
     with torch.autocast("cuda", torch.bfloat16):
         near = encoder(ids).output.detach()
     assert float((near.float() - exact).norm() / exact.norm()) < 1e-2
+
+
+@pytest.mark.gpu
+def test_weights_may_change_before_their_backward():
+    needs_hopper()
+    x, h, c, weights, wanted = problem(5, 3, 16, 64, device="cuda", dtype=torch.float32)
+    truth = solve("persistent", x, h, c, weights, wanted)[1]
+    results = lstm(x, h, c, weights, "persistent")
+    with torch.no_grad():
+        torch._foreach_zero_(list(weights))
+    loss = sum((r.to(w.dtype) * w).sum() for r, w in zip(results, wanted, strict=True))
+    for a, b in zip(torch.autograd.grad(loss, [x, h, c, *weights]), truth, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.gpu
+def test_a_nan_with_the_bits_of_a_mark_is_not_waited_on():
+    needs_hopper()
+    x, h, c, weights, _ = problem(4, 3, 16, 64, device="cuda", dtype=torch.bfloat16)
+    h = h.detach().clone()
+    h.view(torch.int16)[0, 1] = -1
+    output, _, _ = lstm(x, h, c, weights, "persistent")
+    assert output[:, 1].isnan().all()
+    assert output[:, [0, 2]].isfinite().all()
+    assert not lstm_persistent.stalled()
+
+
+@pytest.mark.gpu
+def test_a_stall_is_told_once_and_forgotten():
+    needs_hopper()
+    x, h, c, weights, _ = problem(4, 3, 16, 64, device="cuda", dtype=torch.float32)
+    lstm_persistent.stalled_flag(x.device.index or 0).fill_(1)
+    assert lstm_persistent.take_stall()
+    assert not lstm_persistent.take_stall()
+    assert lstm(x, h, c, weights, "persistent")[0].isfinite().all()

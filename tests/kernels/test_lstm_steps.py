@@ -166,25 +166,25 @@ def test_loops_that_nobody_uses_are_let_go(replays, monkeypatch):
     ("batch", "obstacles", "wanted"),
     [
         (40, {}, ("persistent", "products are in bfloat16 and the device allows it")),
-        (41, {}, ("graph", "a batch of 41 is over 40")),
-        (1, {"persistent": "it needs a Hopper GPU"}, ("graph", "it needs a Hopper GPU")),
+        (41, {}, ("graph", "not persistent: a batch of 41 is over 40")),
+        (
+            1,
+            {"persistent": "it needs a Hopper GPU"},
+            ("graph", "not persistent: it needs a Hopper GPU"),
+        ),
         (
             1,
             {"persistent": "it needs a Hopper GPU", "graph": "Triton is not installed"},
-            ("cudnn", "it needs a Hopper GPU; nor graph: Triton is not installed"),
+            ("cudnn", "not persistent: it needs a Hopper GPU; nor graph: Triton is not installed"),
         ),
     ],
 )
-def test_auto_on_a_gpu(batch, obstacles, wanted, monkeypatch, caplog):
+def test_auto_on_a_gpu(batch, obstacles, wanted, monkeypatch):
     monkeypatch.setattr(module, "LARGEST_PERSISTENT_BATCH", 40)
     monkeypatch.setattr(module, "_obstacle", lambda impl, device, w: obstacles.get(impl))
-    module._tell.cache_clear()
     x = SimpleNamespace(device=torch.device("cuda"), shape=(7, batch, 3), is_cuda=True)
     w_hh = torch.zeros(16, 4, dtype=torch.bfloat16)
-    with caplog.at_level("INFO", logger="drill"):
-        assert choose("auto", x, w_hh) == choose("auto", x, w_hh) == wanted
-    told = [f"lstm: {wanted[0]} instead of persistent: {wanted[1]}"]
-    assert caplog.messages == (told if wanted[0] != "persistent" else [])
+    assert choose("auto", x, w_hh) == wanted
 
 
 def test_graph_says_what_it_lacks(monkeypatch):

@@ -65,6 +65,18 @@ def test_weights_are_ordered_by_unit_and_padded(device):
     assert (made.h[1:].view(torch.int16) == -1).all()
 
 
+def test_a_nan_that_looks_like_a_mark_is_made_another(device):
+    given = weights(device)
+    h = torch.zeros(BATCH, HIDDEN, dtype=torch.bfloat16, device=device)
+    h.view(torch.int16)[1:3] = -1
+    h[4] = torch.inf
+    sizes = {"steps": STEPS, "width": WIDTH, "padded": PADDED}
+    made = prepare(given, h, h.float(), **sizes, drop=0.0, seed=None, transposed=False)
+    assert made.h[0, 1:3, :HIDDEN].isnan().all()
+    assert (made.h[0].view(torch.int16) != -1).all()
+    assert torch.equal(made.h[0, [0, 3, 4], :HIDDEN], h[[0, 3, 4]])
+
+
 def test_nothing_is_transposed_where_no_gradient_is_wanted(device):
     assert prepared(weights(device), transposed=False)[0].w_hh_t is None
 
@@ -73,7 +85,7 @@ def test_gradients_come_back_in_the_order_of_the_parameters(device):
     given = weights(device)
     d_ih, d_hh = by_unit(given[0], WIDTH), by_unit(given[1], PADDED)
     d_bias = torch.randn(BATCH, PADDED, 4, device=device)
-    made = finish(d_ih, d_hh, d_bias, given, padded=PADDED, drop=0.0, seed=None)
+    made = finish(d_ih, d_hh, d_bias, given, given[0].device, padded=PADDED, drop=0.0, seed=None)
     assert torch.equal(made.w_ih, given[0])
     assert torch.equal(made.w_hh, given[1])
     torch.testing.assert_close(made.bias, d_bias.sum(0)[:HIDDEN].t().reshape(-1))
@@ -90,9 +102,11 @@ def test_what_nobody_asks_for_is_not_made(asked, device):
         torch.ones(BATCH, PADDED, 4, device=device),
     ]
     wanted = [grad if ask else None for grad, ask in zip(grads, asked, strict=True)]
-    made = finish(*wanted, given, padded=PADDED, drop=0.0, seed=None)
+    place = given[0].device
+    made = finish(*wanted, given, place, padded=PADDED, drop=0.0, seed=None)
     assert tuple(each is not None for each in made) == asked
-    assert finish(None, None, None, given, padded=PADDED, drop=0.0, seed=None) == (None,) * 3
+    nothing = finish(None, None, None, given, place, padded=PADDED, drop=0.0, seed=None)
+    assert nothing == (None,) * 3
 
 
 @pytest.mark.parametrize("drop", [0.3, 0.5])
@@ -110,7 +124,8 @@ def test_both_ways_drop_the_same_entries_and_scale_the_others(drop, device):
     assert abs(share - drop) < 4 * (drop * (1 - drop) / len(ratio)) ** 0.5
     assert torch.equal(made.w_hh_t, made.w_hh.t())
     ones = torch.ones(4 * PADDED, PADDED, device=device)
-    back = finish(None, ones, None, given, padded=PADDED, drop=drop, seed=seed).w_hh
+    meta = [each.to("meta") for each in given]  # no value of theirs is read
+    back = finish(None, ones, None, meta, ones.device, padded=PADDED, drop=drop, seed=seed).w_hh
     mask = (made.w_hh != 0).view(PADDED, 4, PADDED)[:HIDDEN, :, :HIDDEN].transpose(0, 1)
     assert torch.equal(back != 0, mask.reshape(4 * HIDDEN, HIDDEN))
     torch.testing.assert_close(back.max().item(), 1 / (1 - drop))

@@ -1,22 +1,26 @@
 """A step of SGD in two launches against the same step of torch's optimisers."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 
+from drill.kernels import nvrtc
+from drill.kernels import sgd_step as module
 from drill.kernels.sgd_step import sgd_step, supported
 from drill.optim import Asgd, NtAsgd, Sgd
 
 SIZES = [(3,), (1,), (70, 33), (4096,), (129, 65), (5, 1000)]
 
 
-def parameters(device):
+def parameters(device, sizes=SIZES):
     torch.manual_seed(0)
-    return [nn.Parameter(torch.randn(size, device=device)) for size in SIZES]
+    return [nn.Parameter(torch.randn(size, device=device)) for size in sizes]
 
 
-def trained(rule, device, fused, steps=6, scale=1.0):
-    params = parameters(device)
+def trained(rule, device, fused, steps=6, scale=1.0, sizes=SIZES):
+    params = parameters(device, sizes)
     rule.begin((str(i), p) for i, p in enumerate(params))
     rule._fused = rule._fused and fused
     torch.manual_seed(1)
@@ -28,9 +32,86 @@ def trained(rule, device, fused, steps=6, scale=1.0):
     return params, rule
 
 
-def test_what_it_can_change():
-    assert not supported([])
-    assert not supported(parameters("cpu"))
+def stand_in(device="cuda:0", dtype=torch.float32, contiguous=True):
+    """A tensor on a GPU, as far as it is looked at."""
+    return SimpleNamespace(
+        is_cuda=device != "cpu",
+        device=torch.device(device),
+        dtype=dtype,
+        shape=(2, 3),
+        is_contiguous=lambda: contiguous,
+    )
+
+
+@pytest.mark.parametrize(
+    ("tensors", "reason"),
+    [
+        ([], "there is no parameter"),
+        ([stand_in()] * 97, None),
+        ([stand_in(), stand_in("cpu")], "parameters are not all on an NVIDIA GPU, one is on cpu"),
+        ([stand_in(), stand_in("cuda:1")], "parameters are on cuda:0 and cuda:1"),
+        (
+            [stand_in(), stand_in(dtype=torch.bfloat16)],
+            "parameters are not all float32, one is torch.bfloat16",
+        ),
+        (
+            [stand_in(contiguous=False)],
+            "the entries of a parameter (2, 3) are not in order in memory",
+        ),
+    ],
+)
+def test_what_it_cannot_change_is_said(tensors, reason, monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(nvrtc, "missing", lambda: None)
+    assert supported(tensors) == reason
+
+
+def test_without_nvrtc_the_optimiser_of_torch_steps(monkeypatch):
+    monkeypatch.setattr(nvrtc, "missing", lambda: "NVRTC is not found")
+    assert supported([stand_in()]) == "NVRTC is not found"
+    rule = trained(Sgd(), "cpu", True)[1]
+    assert not rule._fused
+    assert rule.why_not_recorded() == "parameters are not all on an NVIDIA GPU, one is on cpu"
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """Every launch by its name, count of tensors and place in the partial sums; none is run."""
+    made = []
+
+    def compiled(source, name, defines, shared, device):
+        def launch(blocks, threads, arguments, *, together):
+            table, partial, *rest = arguments
+            made.append((name, table.count, blocks, partial.storage_offset(), rest[:1]))
+
+        return launch
+
+    monkeypatch.setattr(module, "compiled", compiled)
+    found = SimpleNamespace(multi_processor_count=2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
+    return made
+
+
+def test_many_tensors_go_in_groups_with_one_norm(launches):
+    params = [nn.Parameter(torch.ones(5)) for _ in range(100)]
+    sgd_step(params, params, None, torch.zeros(2), clip=1.0, decay=0.0)
+    assert launches == [
+        ("squares", 96, 8, 0, []),
+        ("squares", 4, 4, 8, []),
+        ("update", 96, 8, 0, [12]),
+        ("update", 4, 4, 0, [12]),
+    ]
+
+
+@pytest.mark.usefixtures("launches")
+def test_autograd_hears_of_the_change():
+    weights, averages = parameters("cpu"), parameters("cpu")
+    loss = weights[0].square().sum()
+    before = [each._version for each in averages]
+    sgd_step(weights, weights, averages, torch.zeros(2), clip=None, decay=0.0)
+    assert all(each._version > old for each, old in zip(averages, before, strict=True))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
 
 
 def test_every_tensor_needs_a_gradient():
@@ -53,6 +134,17 @@ def test_it_is_the_optimiser_step(kind, clip, scale):
     assert ours.numbers() == theirs.numbers()
     for name, tensor in theirs.tensors().items():
         torch.testing.assert_close(ours.tensors()[name], tensor, rtol=2e-6, atol=2e-7)
+
+
+@pytest.mark.gpu
+def test_more_tensors_than_a_launch_takes_are_one_step():
+    sizes = SIZES * 20
+    found, rule = trained(Asgd(lr=0.5), "cuda", True, sizes=sizes)
+    truth, _ = trained(Asgd(lr=0.5), "cuda", False, sizes=sizes)
+    assert rule._fused
+    assert len(found) > module.MOST
+    for a, b in zip(found, truth, strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-6, atol=2e-7)
 
 
 @pytest.mark.gpu

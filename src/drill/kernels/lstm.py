@@ -55,12 +55,14 @@ def lstm(
 
     Where products are in bfloat16 anyway (autocast, or such weights), ``auto`` takes ``persistent``
     for small batches if the device allows it, else ``graph``; elsewhere ``cudnn``. ``choose`` says
-    which and why. ``drop`` is the share of the entries of W_hh that this call loses, the others
-    growing by 1 / (1 - drop); the Parameter stays whole. With ``keep_padding`` the output of
-    these two may be wider than o, zeros beyond it, and x wider than i: a stack of layers then
-    stays aligned in memory.
+    which and why, and the log too, once. ``drop`` is the share of the entries of W_hh that this
+    call loses, the others growing by 1 / (1 - drop); the Parameter stays whole. With
+    ``keep_padding`` the output of these two may be wider than o, zeros beyond it, and x wider than
+    i: a stack of layers then stays aligned in memory.
     """
-    chosen, _ = choose(impl, x, weights.w_hh)
+    _check_shapes(x, h, c, weights)
+    chosen, reason = choose(impl, x, weights.w_hh)
+    _tell(chosen, reason)
     if chosen == "persistent":
         return _persistent(x, h, c, weights, drop, keep_padding)
     weights = weights._replace(w_hh=drop_entries(weights.w_hh, drop))
@@ -91,13 +93,11 @@ def choose(impl: Implementation, x: Tensor, w_hh: Tensor) -> tuple[str, str]:
         obstacle = f"a batch of {x.shape[1]} is over {LARGEST_PERSISTENT_BATCH}"
     if obstacle is None:
         return "persistent", "products are in bfloat16 and the device allows it"
-    chosen = "graph"
+    obstacle = f"not persistent: {obstacle}"
     if not x.is_cuda:  # there Triton interprets, if at all
-        chosen = "cudnn"
-    elif missing := _obstacle("graph", x.device, w_hh):
-        chosen, obstacle = "cudnn", f"{obstacle}; nor graph: {missing}"
-    _tell(chosen, obstacle)
-    return chosen, obstacle
+        return "cudnn", obstacle
+    missing = _obstacle("graph", x.device, w_hh)
+    return ("cudnn", f"{obstacle}; nor graph: {missing}") if missing else ("graph", obstacle)
 
 
 def _obstacle(impl: str, device: torch.device, w_hh: Tensor) -> str | None:
@@ -113,8 +113,31 @@ def _obstacle(impl: str, device: torch.device, w_hh: Tensor) -> str | None:
 
 
 @cache
-def _tell(chosen: str, obstacle: str) -> None:
-    logger.info("lstm: %s instead of persistent: %s", chosen, obstacle)
+def _tell(chosen: str, reason: str) -> None:
+    """Once for every choice of a process."""
+    logger.info("lstm: %s (%s)", chosen, reason)
+
+
+def _check_shapes(x: Tensor, h: Tensor, c: Tensor, weights: Weights) -> None:
+    """Kernels read where the sizes say: what does not fit would be another's memory."""
+    shapes = [tuple(weight.shape) for weight in weights]
+    o, i = weights.w_hh.shape[-1], weights.w_ih.shape[-1]
+    if shapes != [(4 * o, i), (4 * o, o), (4 * o,), (4 * o,)]:
+        raise ValueError(
+            f"lstm: weights have shapes {shapes}, not (4 o, i), (4 o, o), (4 o,) and (4 o,); give "
+            "those of one layer and direction of nn.LSTM"
+        )
+    if x.dim() != 3 or 0 in x.shape or x.shape[2] < i:
+        raise ValueError(
+            f"lstm: x is (T, B, {i}) with at least one step and sequence, not {tuple(x.shape)}; a "
+            f"single text is (T, 1, {i}), and W_ih says how wide"
+        )
+    state = (1, x.shape[1], o)
+    if tuple(h.shape) != state or tuple(c.shape) != state:
+        raise ValueError(
+            f"lstm: h and c are {state} for x {tuple(x.shape)}, not {tuple(h.shape)} and "
+            f"{tuple(c.shape)}; start from zeros of that shape"
+        )
 
 
 def _persistent(

@@ -7,6 +7,7 @@ once; the recurrence alone is in ``lstm_persistent.cu``. ``lstm_weights`` orders
 unit, then by gate, and pads units to a size that the kernel's blocks share evenly.
 """
 
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,9 +16,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from drill.kernels import nvrtc
 from drill.kernels.nvrtc import Kernel, compiled
 
 SOURCE = Path(__file__).with_name("lstm_persistent.cu")
+ROOM_SOURCE = Path(__file__).with_name("cluster_room.cu")
+CLUSTER = 4  # blocks that exchange sums on the way back
+SHARED = 232448  # bytes of shared memory that a block of a Hopper GPU may have
 MAXIMUM_TILES = 5  # of eight batch rows: what the registers hold beside the weights
 REGISTERS = 112  # of a thread for weights
 EMPTY = -1  # as int16: what no conversion to bfloat16 gives
@@ -38,6 +43,17 @@ class Shape(NamedTuple):
     def threads(self) -> int:
         return 32 * self.warps
 
+    def forward_shared(self, tiles: int) -> int:
+        """Bytes: sums of two steps."""
+        return 2 * self._sums(tiles)
+
+    def backward_shared(self, tiles: int) -> int:
+        """Bytes: sums of a step, and what the cluster sends in two."""
+        return self._sums(tiles) + 2 * CLUSTER * 8 * tiles * self.units * 4
+
+    def _sums(self, tiles: int) -> int:
+        return self.warps * 8 * tiles * (4 * self.units + 4) * 4
+
 
 class Layout(NamedTuple):
     forward: Shape
@@ -49,28 +65,54 @@ class Layout(NamedTuple):
 
 
 @cache
-def layout(hidden: int, processors: int) -> Layout | None:
+def layout(hidden: int, processors: int, clusters: int) -> Layout | None:
     """Shapes for a hidden size on a device with so many multiprocessors; None where none fits.
 
-    The least padding first, then the most blocks: each step is as long as a block's part of it.
+    ``clusters`` of four blocks run at once, one block on a multiprocessor. The least padding first,
+    then the most blocks: each step is as long as a block's part of it.
     """
     for padded in range(-(-hidden // 16) * 16, hidden + 257, 16):
-        forward = _shape(padded, processors, cluster=1)
-        backward = _shape(padded, processors, cluster=4)
+        forward = next(
+            (s for s in _shapes(padded, processors) if s.forward_shared(MAXIMUM_TILES) <= SHARED),
+            None,
+        )
+        backward = next(
+            (
+                s
+                for s in _shapes(padded, CLUSTER * clusters)
+                if s.blocks % CLUSTER == 0 and s.backward_shared(MAXIMUM_TILES) <= SHARED
+            ),
+            None,
+        )
         if forward and backward:
             return Layout(forward, backward)
     return None
 
 
-def _shape(hidden: int, processors: int, cluster: int) -> Shape | None:
+def _shapes(hidden: int, most_blocks: int) -> Iterator[Shape]:
+    """Those whose weights fit the registers, the best first."""
     for units in range(4, 33, 4):
         blocks, rest = divmod(hidden, units)
-        if rest or blocks > processors or blocks % cluster:
+        if rest or blocks > most_blocks:
             continue
         for warps in (8, 7, 6, 5, 4, 3, 2, 1):
             if hidden % (16 * warps) == 0 and units * (hidden // warps) // 16 <= REGISTERS:
-                return Shape(hidden, units, warps)
-    return None
+                yield Shape(hidden, units, warps)
+
+
+def layout_on(device: torch.device, hidden: int) -> Layout | None:
+    """``layout`` with the sizes of a Hopper GPU."""
+    return layout(hidden, *_room(device.index or 0))
+
+
+@cache
+def _room(index: int) -> tuple[int, int]:
+    """Multiprocessors, and clusters of four blocks that each have one for themselves."""
+    device = torch.device("cuda", index)
+    with torch.cuda.device(index):
+        kernel = compiled(ROOM_SOURCE, "cluster_of_four", {}, SHARED, device)
+        processors = torch.cuda.get_device_properties(index).multi_processor_count
+        return processors, kernel.clusters_at_once(processors // CLUSTER * CLUSTER, 256)
 
 
 def supported(device: torch.device, hidden: int) -> str | None:
@@ -79,8 +121,10 @@ def supported(device: torch.device, hidden: int) -> str | None:
         return f"it needs an NVIDIA GPU, not {device.type}"
     if torch.cuda.get_device_capability(device)[0] != 9:
         return "it needs a Hopper GPU (clusters of blocks), compute capability 9"
-    processors = torch.cuda.get_device_properties(device).multi_processor_count
-    if layout(hidden, processors) is None:
+    if obstacle := nvrtc.missing():
+        return obstacle
+    if layout_on(device, hidden) is None:
+        processors, _ = _room(device.index or 0)
         return f"hidden size {hidden} does not fit the registers of {processors} multiprocessors"
     return None
 
@@ -93,14 +137,11 @@ def _tiles(batch: int) -> list[tuple[int, int]]:
 
 
 def _forward_kernel(shape: Shape, tiles: int, device: torch.device) -> Kernel:
-    rows = 8 * tiles * (4 * shape.units + 4)
-    return _compiled("lstm_forward", shape, tiles, 0, 2 * shape.warps * rows * 4, device)
+    return _compiled("lstm_forward", shape, tiles, 0, shape.forward_shared(tiles), device)
 
 
 def _backward_kernel(shape: Shape, tiles: int, device: torch.device) -> Kernel:
-    rows = 8 * tiles * (4 * shape.units + 4)
-    received = 2 * 4 * 8 * tiles * shape.units
-    return _compiled("lstm_backward", shape, tiles, 1, (shape.warps * rows + received) * 4, device)
+    return _compiled("lstm_backward", shape, tiles, 1, shape.backward_shared(tiles), device)
 
 
 def _compiled(
@@ -116,9 +157,21 @@ def _compiled(
     return compiled(SOURCE, name, defines, shared, device)
 
 
+STALLED = "the LSTM kernel waited in vain for room on the GPU: others fill it"
+
+
 def stalled() -> bool:
     """Whether a launch of this process has waited in vain; waits for the device."""
     return any(bool(flag.item()) for flag in _flags.values())
+
+
+def take_stall() -> bool:
+    """``stalled``, for whom reports it: later launches try again."""
+    found = stalled()
+    if found:
+        for flag in _flags.values():
+            flag.zero_()
+    return found
 
 
 _flags: dict[int, Tensor] = {}
@@ -156,8 +209,7 @@ class PersistentLstm(torch.autograd.Function):
         steps, batch, width = x.shape
         hidden = h0.shape[1]
         device = x.device
-        processors = torch.cuda.get_device_properties(device).multi_processor_count
-        shapes = layout(hidden, processors)
+        shapes = layout_on(device, hidden)
         assert shapes is not None
         padded = shapes.hidden
         # On the device: a seed drawn on the host would be the same in every replay of a graph.
@@ -184,10 +236,10 @@ class PersistentLstm(torch.autograd.Function):
             given = [made.w_hh, made.bias, gates[start:], h[0, start:], c[0, start:]]
             kernel(shape.blocks, shape.threads, [*given, steps, count, batch, flag])
         if any(ctx.needs_input_grad):
-            ctx.save_for_backward(
-                inputs, made.w_ih, made.w_hh, made.w_hh_t, gates, h, c, seed, *weights
-            )
-        ctx.shape, ctx.drop = shapes.backward, drop
+            ctx.save_for_backward(inputs, made.w_ih, made.w_hh, made.w_hh_t, gates, h, c, seed)
+        ctx.shape, ctx.drop, ctx.hidden = shapes.backward, drop, hidden
+        # Not saved, whose later change would be refused: nothing reads their values any more.
+        ctx.like = [torch.empty_like(weight, device="meta") for weight in weights]
         ctx.dtypes = (x.dtype, h0.dtype, c0.dtype)
         ctx.set_materialize_grads(False)
         return h[1:], c[steps, :, :hidden].clone()
@@ -197,10 +249,10 @@ class PersistentLstm(torch.autograd.Function):
     def backward(ctx: Any, dh: Tensor | None, dc_last: Tensor | None) -> tuple[Tensor | None, ...]:
         from drill.kernels.lstm_weights import finish
 
-        inputs, w_in, w, w_t, gates, h, c, seed, *weights = ctx.saved_tensors
+        inputs, w_in, w, w_t, gates, h, c, seed = ctx.saved_tensors
         shape: Shape = ctx.shape
         padded, (steps, batch) = shape.hidden, (h.shape[0] - 1, h.shape[1])
-        hidden = weights[1].shape[1]
+        hidden: int = ctx.hidden
         dout = torch.zeros_like(h[1:]) if dh is None else dh.contiguous()  # (T, B, padded)
         dgates = torch.empty(steps, batch, 4 * padded, dtype=torch.bfloat16, device=h.device)
         dgates.view(torch.int16).fill_(EMPTY)
@@ -225,7 +277,8 @@ class PersistentLstm(torch.autograd.Function):
             torch.mm(flat.t(), inputs, out_dtype=torch.float32) if needs[3] else None,
             torch.mm(flat.t(), before, out_dtype=torch.float32) if needs[4] else None,
             dbias.view(batch, padded, 4) if needs[5] or needs[6] else None,
-            weights,
+            ctx.like,
+            h.device,
             padded=padded,
             drop=ctx.drop,
             seed=seed,

@@ -108,7 +108,8 @@ def finish(
     d_ih: Tensor | None,  # (4p, width), float32, by unit
     d_hh: Tensor | None,  # (4p, p), float32, by unit
     d_bias: Tensor | None,  # (B, p, 4), float32
-    like: Weights,  # for shapes and dtypes
+    like: Weights,  # for shapes and dtypes, on any device
+    device: torch.device,
     *,
     padded: int,
     drop: float,
@@ -116,11 +117,10 @@ def finish(
 ) -> Gradients:
     w_ih, w_hh, b_ih, _ = like
     hidden, inputs = w_hh.shape[1], w_ih.shape[1]
-    plain = torch.contiguous_format
     made = Gradients(
-        None if d_ih is None else torch.empty_like(w_ih, memory_format=plain),
-        None if d_hh is None else torch.empty_like(w_hh, memory_format=plain),
-        None if d_bias is None else torch.empty_like(b_ih),
+        None if d_ih is None else torch.empty(w_ih.shape, dtype=w_ih.dtype, device=device),
+        None if d_hh is None else torch.empty(w_hh.shape, dtype=w_hh.dtype, device=device),
+        None if d_bias is None else torch.empty(b_ih.shape, dtype=b_ih.dtype, device=device),
     )
     rows = triton.cdiv(hidden, UNITS)
     recurrent = 0 if d_hh is None else rows * triton.cdiv(hidden, COLUMNS)
@@ -227,7 +227,9 @@ def _prepare(
         inside_state = cell < batch * PADDED
         real_state = inside_state & (cell % PADDED < hidden)
         given = cell // PADDED * hidden + cell % PADDED
-        first_h = tl.load(h0 + given, mask=real_state, other=0.0)
+        first_h = tl.load(h0 + given, mask=real_state, other=0.0).to(tl.float32)
+        # Some NaN have the bits of a mark, which would be waited on.
+        first_h = tl.where(first_h != first_h, float("nan"), first_h)
         tl.store(h + cell, first_h.to(tl.bfloat16), mask=inside_state)
         first_c = tl.load(c0 + given, mask=real_state, other=0.0)
         tl.store(c + cell, first_c.to(tl.float32), mask=inside_state)

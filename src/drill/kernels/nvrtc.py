@@ -5,6 +5,7 @@ A user needs no toolkit: NVRTC lies beside torch's own libraries, the driver loa
 
 import ctypes
 import hashlib
+import logging
 import os
 import secrets
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+DIGEST = 32  # bytes before what is kept
 MAXIMUM_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
+logger = logging.getLogger("drill")
 
 
 class CompileError(RuntimeError):
@@ -23,6 +27,22 @@ class CompileError(RuntimeError):
 
 
 Argument = Tensor | int | ctypes.Structure | ctypes.c_float
+
+
+@cache
+def missing() -> str | None:
+    """Why nothing can be compiled and loaded here; None where it can."""
+    if torch.version.cuda is None:
+        return "PyTorch is built without CUDA"
+    try:
+        _driver()
+    except OSError as error:
+        return f"the NVIDIA driver's library is not found ({error})"
+    try:
+        _compiler()
+    except CompileError as error:
+        return str(error)
+    return None
 
 
 class Kernel:
@@ -52,6 +72,27 @@ class Kernel:
         else:
             _check(driver.cuLaunchKernel(*shape, None), "launch")
 
+    def clusters_at_once(self, blocks: int, threads: int) -> int:
+        """How many clusters of a kernel with ``__cluster_dims__`` an empty device runs at once."""
+        config = _LaunchConfig(grid=(blocks, 1, 1), block=(threads, 1, 1), shared=self._shared)
+        count = ctypes.c_int()
+        asked = _driver().cuOccupancyMaxActiveClusters(
+            ctypes.byref(count), self._function, ctypes.byref(config)
+        )
+        _check(asked, "counting clusters")
+        return count.value
+
+
+class _LaunchConfig(ctypes.Structure):
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("attribute_count", ctypes.c_uint),
+    )
+
 
 def _passed(argument: Argument) -> Any:
     if isinstance(argument, Tensor):
@@ -77,9 +118,8 @@ def _kernel(
     text = source.read_bytes()
     key = hashlib.sha256("\0".join([*options, str(torch.version.cuda)]).encode() + text).hexdigest()
     kept = cubin_folder() / f"{key}.cubin"
-    try:
-        cubin = kept.read_bytes()
-    except OSError:
+    cubin = _kept(kept)
+    if cubin is None:
         cubin = _compile(text, options, source.name)
         _keep(kept, cubin)
     torch.cuda.init()
@@ -98,12 +138,25 @@ def cubin_folder() -> Path:
     return (Path(root) if root else Path.home() / ".cache") / "drill" / "kernels"
 
 
+def _kept(path: Path) -> bytes | None:
+    """What ``_keep`` wrote; None where there is nothing, or something damaged."""
+    try:
+        raw = path.read_bytes()
+    except OSError:
+        return None
+    content = raw[DIGEST:]
+    if hashlib.sha256(content).digest() != raw[:DIGEST]:  # a driver may crash over it
+        logger.warning("%s: is damaged; compiling it again", path)
+        return None
+    return content
+
+
 def _keep(path: Path, content: bytes) -> None:
-    """Whole or not at all; a folder that cannot be written costs compiling again."""
+    """With its digest, whole or not at all; a folder that cannot be written costs compiling."""
     beside = path.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_bytes(content)
+        beside.write_bytes(hashlib.sha256(content).digest() + content)
         os.replace(beside, path)
     except OSError:
         beside.unlink(missing_ok=True)

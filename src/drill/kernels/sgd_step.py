@@ -8,11 +8,14 @@ times. For float32 on an NVIDIA GPU.
 
 import ctypes
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
+from drill.kernels import nvrtc
 from drill.kernels.nvrtc import compiled
 
 SOURCE = Path(__file__).with_name("sgd_step.cu")
@@ -32,12 +35,20 @@ class _Tensors(ctypes.Structure):
     )
 
 
-def supported(tensors: Sequence[Tensor]) -> bool:
-    """Whether ``sgd_step`` can change these."""
-    return 0 < len(tensors) <= MOST and all(
-        t.is_cuda and t.dtype == torch.float32 and t.is_contiguous() and not torch.version.hip
-        for t in tensors
-    )
+def supported(tensors: Sequence[Tensor]) -> str | None:
+    """Why ``sgd_step`` cannot change these; None where it can."""
+    if not tensors:
+        return "there is no parameter"
+    for tensor in tensors:
+        if not tensor.is_cuda or torch.version.hip:
+            return f"parameters are not all on an NVIDIA GPU, one is on {tensor.device}"
+        if tensor.device != tensors[0].device:
+            return f"parameters are on {tensors[0].device} and {tensor.device}"
+        if tensor.dtype != torch.float32:
+            return f"parameters are not all float32, one is {tensor.dtype}"
+        if not tensor.is_contiguous():
+            return f"the entries of a parameter {tuple(tensor.shape)} are not in order in memory"
+    return nvrtc.missing()
 
 
 def sgd_step(
@@ -49,30 +60,51 @@ def sgd_step(
     clip: float | None,
     decay: float,
 ) -> None:
-    """Change weights and averages in place; ``numbers`` are read when the launch runs."""
-    if not len(weights) == len(gradients) <= MOST:
+    """Change weights and averages in place; ``numbers`` are read when the launch runs.
+
+    More tensors than one launch takes go in groups: the norm is that of all of them.
+    """
+    if len(weights) != len(gradients):
         raise ValueError(
             f"sgd_step: {len(weights)} tensors have {len(gradients)} gradients; every one needs "
-            f"its own, and {MOST} is the most at once"
+            "its own"
         )
     device = weights[0].device
     given = [gradient.contiguous() for gradient in gradients]
+    tables = [
+        _table(weights[own], given[own], None if averages is None else averages[own])
+        for own in (slice(start, start + MOST) for start in range(0, len(weights), MOST))
+    ]
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    most = BLOCKS_PER_PROCESSOR * processors
+    blocks = [max(1, min(table.first[table.count], most)) for table in tables]
+    parts = sum(blocks)
+    partial = torch.empty(parts, device=device)
+    defines = {"MOST": MOST}
+    with torch.cuda.device_of(weights[0]):
+        if clip is not None:
+            squares = compiled(SOURCE, "squares", defines, 0, device)
+            starts = accumulate(blocks[:-1], initial=0)
+            for table, count, start in zip(tables, blocks, starts, strict=True):
+                squares(count, THREADS, [table, partial[start:]], together=False)
+        update = compiled(SOURCE, "update", defines, 0, device)
+        amounts = [ctypes.c_float(clip or 0.0), ctypes.c_float(decay)]
+        for table, count in zip(tables, blocks, strict=True):
+            update(count, THREADS, [table, partial, parts, numbers, *amounts], together=False)
+    increment_version([*weights, *(averages or [])])  # a kernel writes past torch's count
+
+
+def _table(
+    weights: Sequence[Tensor], gradients: Sequence[Tensor], averages: Sequence[Tensor] | None
+) -> _Tensors:
+    """Addresses, sizes and the first chunk of each tensor of a launch."""
     table = _Tensors()
     chunks = 0
-    for i, (weight, gradient) in enumerate(zip(weights, given, strict=True)):
+    for i, (weight, gradient) in enumerate(zip(weights, gradients, strict=True)):
         table.weights[i], table.gradients[i] = weight.data_ptr(), gradient.data_ptr()
         table.averages[i] = None if averages is None else averages[i].data_ptr()
         table.sizes[i], table.first[i] = weight.numel(), chunks
         chunks += -(-weight.numel() // CHUNK)
     table.count = len(weights)
     table.first[len(weights)] = chunks
-    processors = torch.cuda.get_device_properties(device).multi_processor_count
-    blocks = max(1, min(chunks, BLOCKS_PER_PROCESSOR * processors))
-    defines = {"MOST": MOST}
-    partial = torch.empty(blocks, device=device)
-    if clip is not None:
-        squares = compiled(SOURCE, "squares", defines, 0, device)
-        squares(blocks, THREADS, [table, partial], together=False)
-    update = compiled(SOURCE, "update", defines, 0, device)
-    amounts = [ctypes.c_float(clip or 0.0), ctypes.c_float(decay)]
-    update(blocks, THREADS, [table, partial, blocks, numbers, *amounts], together=False)
+    return table
