@@ -109,3 +109,36 @@ def test_shapes_beyond_the_most_run_as_they_are(device, monkeypatch):
     for batch in batches(device):
         torch.testing.assert_close(captured(*batch), loss_of(model)(*batch).detach())
     assert len(captured._replays) == 1
+
+
+@both_devices
+@pytest.mark.parametrize("change", ["mode", "address", "frozen", "autocast"])
+def test_what_a_graph_took_for_granted_may_change(device, change):
+    model = make(device)
+    model.insert(3, nn.Dropout(1.0))  # train mode: only the last bias counts
+    captured = CapturedGradients(model, loss_of(model))
+    batch = batches(device)[0]
+
+    def gradients(half=False) -> list[Tensor | None]:
+        model.zero_grad()
+        with torch.autocast(device, torch.bfloat16, enabled=half):
+            value = captured(*batch)
+            truth = loss_of(model)(*batch).detach()
+        torch.testing.assert_close(value, truth)
+        return [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+
+    for _ in range(3):
+        gradients()
+    assert len(captured._replays) == 1
+    if change == "mode":
+        model.eval()
+    elif change == "address":
+        model[1].weight.data = model[1].weight.data + 1.0
+    elif change == "frozen":
+        model[1].weight.requires_grad_(False)
+    for _ in range(3):
+        found = gradients(half=change == "autocast")
+    assert len(captured._replays) == 2
+    assert (found[1] is None) == (change == "frozen")
+    if change == "mode":
+        assert found[0].any()

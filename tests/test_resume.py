@@ -11,17 +11,28 @@ import torch
 
 from drill.checkpoint import CheckpointError
 from drill.data import Ids
+from drill.graphs import Graphs
 from drill.run_folder import RunFolder, RunFolderError
-from tests.tiny_runs import V, all_of, interrupted_after, rows, small_run, text, unlike, weights
+from tests.tiny_runs import (
+    V,
+    all_of,
+    interrupted_after,
+    interrupted_replays,
+    rows,
+    small_run,
+    text,
+    unlike,
+    weights,
+)
 
 ROOT = Path(__file__).parents[1]
 
 
-def in_pieces(path: Path, rule: str, steps: int, **options) -> int:
+def in_pieces(path: Path, rule: str, steps: int, stopping=interrupted_after, **options) -> int:
     """Train with an interruption every ``steps`` steps; gives the number of lives."""
     for life in range(1, 200):
         torch.manual_seed(life)  # the saved state counts, not the one found
-        if small_run(path, rule=interrupted_after(steps, rule), **options).finished:
+        if small_run(path, rule=stopping(steps, rule), **options).finished:
             return life
     raise AssertionError("200 lives were not enough")
 
@@ -52,6 +63,36 @@ def test_an_interrupted_run_is_the_same_run(tmp_path, rule, layer, steps, option
         assert {row["averaged"] for row in epochs} == {False, True}  # the switch lies inside
     assert lives == epochs[-1]["step"] // steps + 1
     assert unlike(all_of(tmp_path / "pieces"), whole) == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["tf32", "bfloat16"])
+@pytest.mark.parametrize("rule", ["sgd", "nt-asgd", "adamw"])
+def test_an_interrupted_run_of_replays_is_the_same_run(tmp_path, rule, precision, monkeypatch):
+    replays, record = [], Graphs.record
+
+    def counted(graphs, work):
+        replays.append(work)
+        return record(graphs, work)
+
+    monkeypatch.setattr(Graphs, "record", counted)
+    options = {"layer": "deep-residual", "epochs": 4, "precision": precision, "device": "cuda"}
+    small_run(tmp_path / "whole", rule=rule, **options)
+    assert replays
+    lives = in_pieces(tmp_path / "pieces", rule, 13, interrupted_replays, **options)
+    whole = all_of(tmp_path / "whole")
+    epochs = [row for row in whole["rows"] if row["kind"] == "epoch"]
+    if rule == "nt-asgd":
+        assert {row["averaged"] for row in epochs} == {False, True}
+    assert lives == epochs[-1]["step"] // 13 + 1
+    assert unlike(all_of(tmp_path / "pieces"), whole) == []
+
+
+def test_interruptions_count_steps_that_a_rule_hears_of(tmp_path):
+    assert not small_run(tmp_path, rule=interrupted_replays(5, "sgd")).finished
+    assert RunFolder(tmp_path).last.exists()
+    assert not small_run(tmp_path, rule=interrupted_replays(5, "sgd")).finished
+    assert small_run(tmp_path, rule="sgd").finished
 
 
 def test_a_comparison_of_runs_would_notice_a_wrong_bit(tmp_path):

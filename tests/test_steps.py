@@ -7,6 +7,8 @@ from torch import nn
 from drill.data import Segment, sequence_lengths, training_segments
 from drill.encoders import AwdLstm
 from drill.graphs import Graphs
+from drill.kernels import sgd_step
+from drill.kernels.lstm import choose
 from drill.layers import AdaptiveSoftmax, DeepResidual, MixtureOfSoftmaxes, TiedSoftmax
 from drill.models import LanguageModel
 from drill.optim import AdamW, Asgd, NtAsgd, Sgd
@@ -86,7 +88,9 @@ def test_a_length_is_launched_once_and_recorded_at_its_second_segment():
 
     trained, data, at, rule = model(), text(), position(), Sgd()
     rule.begin(trained.named_parameters())
-    step = RecordedSteps(trained, data, rule, **SETTINGS, graphs=Recorder(CPU))
+    step = RecordedSteps(
+        trained, data, rule, **SETTINGS, graphs=Recorder(CPU, instead="do without")
+    )
     for count, length in ((0, 5), (0, 7), (1, 5), (1, 5), (2, 7)):
         step(at, Segment(0, length, length), 0.0)
         assert len(recorded) == count
@@ -144,6 +148,69 @@ def test_a_cpu_is_looked_at_at_once():
     assert Glance(CPU)(at, ALONE) == 2.0
 
 
+def with_unused(embedding):
+    """A layer with a trained parameter that its loss does not touch."""
+    layer = TiedSoftmax(embedding)
+    layer.unused = nn.Parameter(torch.zeros(3))
+    return layer
+
+
+def test_a_parameter_without_a_gradient_is_named_and_steps_are_launched(monkeypatch, caplog):
+    monkeypatch.setattr(sgd_step, "supported", lambda tensors: None)  # as on a GPU
+    with caplog.at_level("INFO", logger="drill"):
+        _, losses, found, step = run(RecordedSteps, Asgd(), layer=with_unused)
+    reason = "layer.unused has no gradient"
+    assert caplog.messages.count(f"training: steps are launched one by one: {reason}") == 1
+    assert step.obstacle == reason
+    assert not step.replays
+    _, wanted, truth, _ = run(Steps, Asgd(), layer=with_unused)
+    assert losses == wanted
+    for a, b in zip(found, truth, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_other_modes_and_other_places_of_parameters_are_recorded_anew():
+    trained, data, at, rule = model(), text(), position(), AdamW()
+    rule.begin(trained.named_parameters())
+    step = RecordedSteps(trained, data, rule, **SETTINGS)
+
+    def record():
+        for _ in range(2):
+            step(at, Segment(0, 5, 5), 0.0)
+        held = step.replays[5]
+        step(at, Segment(0, 5, 5), 0.0)
+        assert step.replays[5] is held
+        return held
+
+    first = record()
+    trained.encoder.eval()
+    second = record()
+    weight = trained.encoder.lstms[0].weight_hh_l0
+    weight.data = weight.data.clone()
+    assert len({first, second, record()}) == 3
+
+
+def test_autograd_hears_of_a_replay():
+    class Silent(Graphs):
+        """Replays of which torch sees nothing, as of CUDA's."""
+
+        def record(self, work):
+            return lambda: None
+
+    trained, data, at, rule = model(), text(), position(), Asgd()
+    rule.begin(trained.named_parameters())
+    step = RecordedSteps(trained, data, rule, **SETTINGS, graphs=Silent(CPU, instead=""))
+    step(at, Segment(0, 5, 5), 0.0)
+    held = [*trained.parameters(), *rule.tensors().values()]
+    assert len(held) == 2 * len(list(trained.parameters()))
+    before = [tensor._version for tensor in held]
+    loss = trained.encoder.lstms[0].weight_hh_l0.square().sum()
+    step(at, Segment(0, 5, 5), 0.0)
+    assert all(tensor._version > old for tensor, old in zip(held, before, strict=True))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 # -- on a GPU -------------------------------------------------------------------------------------
 
 
@@ -183,3 +250,44 @@ def test_a_glance_at_a_gpu_does_not_wait():
     assert glance(at, ALONE) is None
     torch.cuda.synchronize()
     assert glance(at, ALONE) == 2.0
+
+
+@pytest.mark.gpu
+def test_replays_of_a_large_batch_are_launches_of_the_stepwise_lstm():
+    """Beyond 40 sequences the LSTMs are a product and a kernel per step, inside the same graph."""
+    results = []
+    for kind in (RecordedSteps, Steps):
+        trained, at, rule = model("cuda", dropout=0.5), position("cuda"), Sgd()
+        torch.manual_seed(5)
+        data = torch.randint(WORDS, (ROWS, 41), device="cuda")
+        rule.begin(trained.named_parameters())
+        step = kind(trained, data, rule, **SETTINGS, autocast=torch.bfloat16)
+        with torch.autocast("cuda", torch.bfloat16):
+            weight = trained.encoder.lstms[0].weight_hh_l0
+            assert choose("auto", trained.encoder.embedding(data[:5]), weight)[0] == "graph"
+        torch.manual_seed(9)
+        for start in range(0, 60, 6):
+            step(at, Segment(start, 6, 6), 0.0)
+        results.append((float(at.nll), *trained.parameters()))
+    (loss, *found), (wanted, *truth) = results
+    assert loss == wanted
+    for a, b in zip(found, truth, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rule", [Sgd, Asgd, AdamW])
+def test_replays_wait_for_nothing(rule):
+    trained, data, at, rule = model("cuda"), text("cuda"), position("cuda"), rule()
+    rule.begin(trained.named_parameters())
+    step = RecordedSteps(trained, data, rule, **SETTINGS, autocast=torch.bfloat16)
+    lengths = (5, 6, 7)
+    for length in lengths * 2:  # launched, then recorded
+        step(at, Segment(0, length, length), 0.0)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for length in lengths * 3:
+            step(at, Segment(10, length, length), 0.5)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert at.nll.isfinite()

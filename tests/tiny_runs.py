@@ -85,13 +85,14 @@ def small_run(
     dtype: torch.dtype = torch.float32,
     model: LanguageModel | None = None,
     ids: Ids | None = None,
+    device: str = "cpu",
     **options: Any,
 ) -> Outcome:
     """Train in the folder ``path``, from the beginning or from where it stopped."""
     model = small_model(layer, dropout=dropout, dtype=dtype) if model is None else model
     torch.manual_seed(11)
     return train(
-        model,
+        model.to(device),
         text() if ids is None else ids,
         RunFolder(path),
         RULES[rule]() if isinstance(rule, str) else rule,
@@ -118,6 +119,22 @@ def interrupted_after(steps: int, rule: Rule | str, number: int = signal.SIGINT)
     """``rule`` whose process gets a signal when it has made ``steps`` steps."""
     fresh = RULES[rule]() if isinstance(rule, str) else rule
     return after(steps, fresh, lambda: os.kill(os.getpid(), number))
+
+
+def interrupted_replays(steps: int, rule: str) -> Rule:
+    """The same for steps that are replayed: a rule hears of them before."""
+    made = RULES[rule]()
+    announce, left = made.announce, steps
+
+    def counted(*arguments: Any) -> None:
+        nonlocal left
+        announce(*arguments)
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    made.announce = counted  # type: ignore[method-assign]
+    return made
 
 
 def rows(path: Path | str) -> list[dict[str, Any]]:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from drill.graphs import Graphs
+from drill.graphs import Graphs, standing
+from drill.kernels.nll_checks import autocast_on
 
 MOST_SHAPES = 256
 """Shapes that get a graph; batches of further ones run as they are."""
@@ -30,32 +31,46 @@ class CapturedGradients:
     must wait for no value of the device, so pass ``check=False``; dropout draws anew at every
     replay. On a CPU there is no graph, only the same gradients. For one process: DDP's exchange of
     gradients is not part of the graph.
+
+    A graph holds what was so when it was captured. Other modes of the modules, other addresses of
+    the parameters, others of them trained and another autocast get graphs of their own. Whatever
+    else ``loss`` depends on (numbers, flags, tensors that are neither inputs nor parameters, and
+    parameters put in place of others) must stay; where it does not, make a new one of these.
     """
 
     def __init__(self, model: nn.Module, loss: Callable[..., Tensor]) -> None:
         self.loss = loss
-        self.parameters = [each for each in model.parameters() if each.requires_grad]
+        self.modules, self.parameters = list(model.modules()), list(model.parameters())
         self._held: dict[nn.Parameter, Tensor] = {}  # gradients, at the addresses graphs know
         self._replays: dict[Hashable, _Replay | None] = {}  # None: seen once
         self._graphs: Graphs | None = None
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         """The loss of these inputs, without a graph of its own."""
-        self._graphs = self._graphs or Graphs(inputs[0].device)
+        if self._graphs is None:
+            instead = "set training.capture=false, or call loss(...).backward() itself"
+            self._graphs = Graphs(inputs[0].device, instead=instead)
         self._attach()
-        shape = tuple((each.shape, each.dtype) for each in inputs)
-        if shape not in self._replays:
+        key = self._key(inputs)
+        if key not in self._replays:
             if len(self._replays) < MOST_SHAPES:
-                self._replays[shape] = None
+                self._replays[key] = None
             value = self._graphs.warm_up(lambda: self._run(inputs))
             self._attach()  # those which have come up only now
             return value
-        replay = self._replays[shape]
+        replay = self._replays[key]
         if replay is None:
-            replay = self._replays[shape] = self._recorded(self._graphs, inputs)
+            replay = self._replays[key] = self._recorded(self._graphs, inputs)
         torch._foreach_copy_(replay.inputs, inputs)
         replay.run()
         return replay.loss.clone()
+
+    def _key(self, inputs: tuple[Tensor, ...]) -> Hashable:
+        """What a graph serves."""
+        device = inputs[0].device
+        half = torch.get_autocast_dtype(device.type) if autocast_on(device) else None
+        shapes = tuple((each.shape, each.dtype) for each in inputs)
+        return shapes, half, standing(self.modules, self.parameters)
 
     def _run(self, inputs: tuple[Tensor, ...]) -> Tensor:
         value = self.loss(*inputs)
@@ -66,6 +81,8 @@ class CapturedGradients:
         """Every gradient at its address; what an optimiser has let go of is zero again."""
         gone = []
         for parameter in self.parameters:
+            if not parameter.requires_grad:
+                continue
             held = self._held.get(parameter)
             if parameter.grad is None and held is not None:
                 gone.append(held)

@@ -1,12 +1,29 @@
 """Work recorded as CUDA graphs: one launch instead of hundreds, where the host is slow."""
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 import torch
+from torch import Tensor, nn
 
 Result = TypeVar("Result")
+
+
+class CaptureError(RuntimeError):
+    """Work that cannot be recorded as a CUDA graph."""
+
+
+def standing(modules: Sequence[nn.Module], parameters: Sequence[Tensor]) -> Hashable:
+    """What a graph has taken for granted: modes, addresses, which parameters are trained.
+
+    Where it has changed, a replay would compute what was, or read memory that others have now.
+    """
+    return (
+        tuple(module.training for module in modules),
+        tuple((each.data_ptr(), each.requires_grad) for each in parameters),
+    )
 
 
 class Graphs:
@@ -14,10 +31,12 @@ class Graphs:
 
     All graphs of one recorder share their memory, so only one runs at a time, and what is to
     outlive a replay is written to a tensor from outside. On a CPU work runs as it is.
+
+    instead  how a user does without, for errors
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, *, instead: str) -> None:
+        self.device, self.instead = device, instead
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._last: torch.cuda.CUDAGraph | None = None
 
@@ -47,8 +66,18 @@ class Graphs:
                 graph.capture_begin(pool=pool, capture_error_mode="thread_local")
                 try:
                     work()
-                finally:
-                    graph.capture_end()
+                except BaseException:
+                    with suppress(RuntimeError):  # which only says that work has failed
+                        graph.capture_end()
+                    raise
+                graph.capture_end()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise CaptureError(
+                "this work cannot be recorded as a CUDA graph "
+                f"({str(error).splitlines()[0]}); {self.instead}"
+            ) from error
         finally:
             if collecting:
                 gc.enable()

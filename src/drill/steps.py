@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from drill.data import Segment, inputs_and_targets
 from drill.encoders.base import State
-from drill.graphs import Graphs
+from drill.graphs import Graphs, standing
 from drill.layers import MatrixLayer, MixtureOfSoftmaxes
 from drill.models import LanguageModel
 from drill.optim import Rule
@@ -71,6 +71,9 @@ class Steps:
 class RecordedSteps(Steps):
     """The same steps, replayed. The first segment of a length is launched, later ones are replays.
 
+    Once the rule says that a step cannot be a replay, all are launched. Graphs are recorded anew
+    where modes of modules or addresses of parameters have changed.
+
     graphs  where they are recorded
     """
 
@@ -85,39 +88,64 @@ class RecordedSteps(Steps):
     ) -> None:
         super().__init__(trained, data, rule, **settings)
         self.model = trained
-        self.graphs = graphs or Graphs(data.device)
+        self.graphs = graphs or Graphs(data.device, instead="set training.capture=false")
         self.ids = data.new_empty((0, data.shape[1]))  # (longest + 1, B)
         self.state: State | None = None
         self.seen: Counter[int] = Counter()
         self.phase: object = None
+        self.modules, self.parameters = list(trained.modules()), list(trained.parameters())
+        self.standing: object = None
+        self.obstacle: str | None = None
         self.replays: dict[int, Replay] = {}
 
     def __call__(self, at: Position, segment: Segment, progress: float) -> None:
         length = segment.length
         self._carry(at)
         self._make_room(length)
-        if self.rule.phase is not self.phase:  # the parameters change in another way from now on
-            self.replays.clear()
-            self.phase = self.rule.phase
+        self._look_for_changes()
         self.ids[: length + 1].copy_(self.data[segment.start : segment.start + length + 1])
-        self.rule.announce(segment.sampled_length, self.bptt, progress)
         self.seen[length] += 1
-        if length not in self.replays:
-            if self.seen[length] <= SEEN_BEFORE or len(self.replays) >= MOST_GRAPHS:
-                self.graphs.warm_up(lambda: self._work(at, length))
-                return
-            self.replays[length] = self.graphs.record(lambda: self._work(at, length))
+        new = length not in self.replays
+        few = self.seen[length] <= SEEN_BEFORE or len(self.replays) >= MOST_GRAPHS
+        if self.obstacle is not None or (new and few):
+            self.graphs.warm_up(lambda: self._launch(at, segment, progress))
+            return
+        self.rule.announce(segment.sampled_length, self.bptt, progress)
+        if new:
+            self.replays[length] = self.graphs.record(
+                lambda: self._work(at, length, self.rule.apply)
+            )
         self.replays[length]()
+        self.rule.replayed()
 
-    def _work(self, at: Position, length: int) -> None:
+    def _launch(self, at: Position, segment: Segment, progress: float) -> None:
+        def step() -> None:
+            found = self.rule.why_launched()
+            if found is not None and self.obstacle is None:
+                self.obstacle = found
+                self.replays.clear()
+                logger.info("training: steps are launched one by one: %s", found)
+            self.rule.step(segment.sampled_length, self.bptt, progress)
+
+        self._work(at, segment.length, step)
+
+    def _work(self, at: Position, length: int, step: Callable[[], None]) -> None:
+        """Forward, backward, and ``step`` with the gradients."""
         assert self.state is not None
         inputs, targets = self.ids[:length], self.ids[1 : length + 1]
         with autocast_to(self.data.device, self.autocast):
             loss = self.model(inputs, targets, self.state, **self.options)
             loss.total.backward()
-        self.rule.apply()
+        step()
         at.nll += loss.nll * length
         torch._foreach_copy_(_flat(self.state), _flat(loss.state))
+
+    def _look_for_changes(self) -> None:
+        """Forget graphs of what is no longer so."""
+        now = standing(self.modules, self.parameters)
+        if self.rule.phase is not self.phase or now != self.standing:
+            self.replays.clear()
+            self.phase, self.standing = self.rule.phase, now
 
     def _carry(self, at: Position) -> None:
         """From now on the state of ``at`` is the one that graphs read and write."""

@@ -21,7 +21,7 @@ from drill.checkpoint import load_into
 from drill.data import Ids, columns, sequence_lengths, training_segments
 from drill.evaluation.perplexity import Perplexity, perplexity
 from drill.interrupts import Interrupts
-from drill.kernels.lstm_persistent import stalled
+from drill.kernels.lstm_persistent import STALLED, take_stall
 from drill.layers import MatrixLayer, MixtureOfSoftmaxes, SampledSoftmax
 from drill.models import LanguageModel
 from drill.optim import NonMonotone, Rule
@@ -267,11 +267,10 @@ def finite(loss: float, at: Standing, rule: Rule, folder: RunFolder) -> float:
     )
     if at.best_epoch:
         last += f"; the best weights, those of epoch {at.best_epoch}, are {folder.best}"
-    if stalled():
+    if take_stall():
         raise Diverged(
-            f"the LSTM kernel waited in vain for room on the GPU before step {at.step} of epoch "
-            f"{at.epoch}: others fill it; {last}; run the same command on a free GPU, or choose "
-            "encoder.impl=cudnn under another name"
+            f"{STALLED}, before step {at.step} of epoch {at.epoch}; {last}; run the same command "
+            "on a free GPU, or choose encoder.impl=cudnn under another name"
         )
     raise Diverged(
         f"the loss became {loss} in epoch {at.epoch}, before step {at.step}, at lr {rule.now:g}; "

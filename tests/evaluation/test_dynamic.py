@@ -8,14 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from drill.data import DataError
+from drill.data import DataError, Segment
 from drill.evaluation import (
     StaleStatistics,
     Statistics,
     dynamic_perplexity,
+    dynamic_search,
     gradient_statistics,
     perplexity,
 )
+from drill.evaluation.gradients import GradientReader
+from drill.graphs import Graphs
 from drill.models import LanguageModel
 from tests.evaluation.models import bits, every_layer, language_model, text
 from tests.layers.table import V, one_of_each_layer
@@ -359,11 +362,47 @@ def test_a_model_without_any_gradient_is_refused():
         gradient_statistics(model, np.full(100, 3), batch_size=4)
 
 
+def test_replays_are_left_out_where_nobody_wants_them(monkeypatch):
+    asked = []
+
+    class Reader(GradientReader):
+        def __init__(self, *arguments, capture):
+            asked.append(capture)
+            super().__init__(*arguments, capture=capture)
+
+    for module in ("gradients", "dynamic"):
+        monkeypatch.setattr(f"drill.evaluation.{module}.GradientReader", Reader)
+    model, ids = language_model(), text(60)
+    for capture in (True, False):
+        statistics = gradient_statistics(model, ids, batch_size=4, capture=capture)
+        dynamic_perplexity(model, ids, statistics, capture=capture)
+        dynamic_search(model, ids, statistics, lrs=[1e-4], lambs=[0.1], capture=capture)
+    assert asked == [True] * 3 + [False] * 3
+
+
+def test_autograd_hears_of_replays_that_adapt(monkeypatch):
+    model, ids = language_model(), text(60)
+    parameters = list(model.parameters())
+    data = torch.tensor(ids.astype(int))[:, None]
+    read = GradientReader(model, parameters, data, lambda nll, grads, length: None)
+    read.graphs = Graphs(data.device, instead="")
+    monkeypatch.setattr(read.graphs, "record", lambda work: lambda: None)
+    for count in (0, 1, 2):
+        before = [p._version for p in parameters]
+        read(Segment(0, 5, 5))
+        grown = [p._version - old for p, old in zip(parameters, before, strict=True)]
+        assert grown == [min(count, 1)] * len(parameters)
+
+
 @pytest.mark.gpu
-def test_on_a_gpu_it_is_the_same():
+@pytest.mark.parametrize("capture", [True, False])
+def test_on_a_gpu_it_is_the_same(capture):
     model, test = language_model(), text(200, seed=1)
     statistics = gradient_statistics(model, text(400), batch_size=4)
     truth = dynamic_perplexity(model, test, statistics, **STRONG)
     model = model.cuda()
-    found = dynamic_perplexity(model, test, statistics, **STRONG)
+    again = gradient_statistics(model, text(400), batch_size=4, capture=capture)
+    for name, root in statistics.roots.items():
+        torch.testing.assert_close(again.roots[name], root)
+    found = dynamic_perplexity(model, test, statistics, **STRONG, capture=capture)
     assert found.nll == pytest.approx(truth.nll, rel=1e-6)

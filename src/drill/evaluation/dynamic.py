@@ -18,6 +18,7 @@ from drill.evaluation.fingerprint import text_fingerprint
 from drill.evaluation.gradients import GradientReader, Statistics, trained
 from drill.evaluation.grid import Cell, Search, Settings, grid
 from drill.evaluation.perplexity import Perplexity, Progress, Text, one_column
+from drill.kernels.lstm_persistent import STALLED, take_stall
 from drill.models import LanguageModel
 
 LRS = (3e-5, 4e-5, 5e-5, 6e-5, 7e-5, 10e-5)
@@ -38,6 +39,7 @@ def dynamic_perplexity(
     epsilon: float = 2e-5,
     bptt: int = 5,
     limit: int | None = None,
+    capture: bool = True,
     progress: Progress | None = None,
 ) -> Perplexity:
     """The perplexity of ``ids`` (N,), read in one column by a model that learns as it reads.
@@ -50,6 +52,7 @@ def dynamic_perplexity(
     epsilon  bounds the steps of parameters that rarely have a gradient
     bptt     tokens between two steps; scale lr and lamb with it
     limit    predict the first ``limit`` tokens only
+    capture  replay CUDA graphs where there is a GPU and the layer allows it
     """
     _check_settings(lr, lamb, epsilon)
     data = one_column("dynamic_perplexity", model, ids, limit)
@@ -69,7 +72,7 @@ def dynamic_perplexity(
         torch._foreach_lerp_(parameters, start, pull)
         torch._foreach_addcmul_(parameters, grads, step, value=-1.0)
 
-    read = GradientReader(model, parameters, data, adapt)
+    read = GradientReader(model, parameters, data, adapt, capture=capture)
     try:
         with model.without_dropout(), torch.enable_grad():
             for number, segment in enumerate(segments, start=1):
@@ -95,6 +98,7 @@ def dynamic_search(
     epsilon: float = 2e-5,
     bptt: int = 5,
     limit: int | None = 30_000,
+    capture: bool = True,
     file: Path | str | None = None,
     progress: Progress | None = None,
     report: Callable[[Cell], None] | None = None,
@@ -129,6 +133,7 @@ def dynamic_search(
             lamb=settings["lamb"],
             epsilon=epsilon,
             bptt=bptt,
+            capture=capture,
             progress=progress,
         )
 
@@ -145,6 +150,8 @@ def dynamic_search(
 
 
 def _look(total: float, tokens: int, lr: float) -> None:
+    if math.isnan(total) and take_stall():
+        raise FloatingPointError(f"dynamic_perplexity: {STALLED}; evaluate on a free GPU")
     if math.isnan(total):
         raise FloatingPointError(
             f"dynamic_perplexity: the loss is NaN within the first {tokens} tokens, so the weights "

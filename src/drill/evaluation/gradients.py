@@ -12,6 +12,7 @@ import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from drill.data import DataError, Segment, evaluation_segments
 from drill.data.files import read_bytes, write_whole
@@ -103,13 +104,15 @@ def gradient_statistics(
     *,
     batch_size: int = 100,
     bptt: int = 5,
+    capture: bool = True,
     progress: Progress | None = None,
     file: Path | str | None = None,
 ) -> Statistics:
     """MS over the training text ``ids``: gradients of the mean loss of each segment, no dropout.
 
     With ``file`` they are kept there, and read from there where they are of the same weights, text,
-    ``batch_size`` and ``bptt``. Parameters that are not trained have no statistics.
+    ``batch_size`` and ``bptt``. Parameters that are not trained have no statistics. ``capture``
+    replays CUDA graphs where there is a GPU and the layer allows it.
     """
     data = laid_out("gradient_statistics", model, ids, batch_size)
     segments = list(evaluation_segments(len(data), bptt))
@@ -124,7 +127,7 @@ def gradient_statistics(
     def add(_: Tensor, grads: list[Tensor], length: int) -> None:
         torch._foreach_addcmul_(squares, grads, grads)
 
-    read = GradientReader(model, list(parameters.values()), data, add)
+    read = GradientReader(model, list(parameters.values()), data, add, capture=capture)
     with model.without_dropout(), torch.enable_grad():
         for segment in segments:
             read(segment)
@@ -169,19 +172,27 @@ class GradientReader:
     """Reads segment after segment, and hands the gradients of each to ``use``.
 
     The state is carried, ``.grad`` of the parameters stays as it is. On a GPU all of it is
-    replayed as CUDA graphs, one for every length, where the sizes inside the layer do not depend on
-    the targets.
+    replayed as CUDA graphs, one for every length, unless ``capture`` is False or the sizes inside
+    the layer depend on the targets. Meanwhile parameters keep their places and modules their modes.
     """
 
     def __init__(
-        self, model: LanguageModel, parameters: list[Tensor], data: Tensor, use: Use
+        self,
+        model: LanguageModel,
+        parameters: list[Tensor],
+        data: Tensor,
+        use: Use,
+        *,
+        capture: bool = True,
     ) -> None:
         self.model, self.parameters, self.data, self.use = model, parameters, data, use
         start = model.initial_state(data.shape[1])
         self.state = tuple(tuple(tensor.clone() for tensor in layer) for layer in start)
         self.ids = data.new_empty((0, data.shape[1]))
         whole = isinstance(model.layer, MatrixLayer | MixtureOfSoftmaxes)
-        self.graphs = Graphs(data.device) if whole and data.is_cuda else None
+        self.graphs: Graphs | None = None
+        if capture and whole and data.is_cuda:
+            self.graphs = Graphs(data.device, instead="pass capture=False")
         self.replays: dict[int, Callable[[], None] | None] = {}
 
     def __call__(self, segment: Segment) -> None:
@@ -199,6 +210,7 @@ class GradientReader:
             replay = self.replays[length] or self.graphs.record(lambda: self._read(length))
             self.replays[length] = replay
             replay()
+            increment_version(self.parameters)  # which ``use`` may have changed
 
     def _read(self, length: int) -> None:
         inputs, targets = self.ids[:length], self.ids[1 : length + 1]

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from drill.data import DataError, columns, evaluation_segments, inputs_and_targets
+from drill.kernels.lstm_persistent import STALLED, take_stall
 from drill.models import LanguageModel
 
 Text = NDArray[Any] | Tensor
@@ -208,6 +209,8 @@ def refuse_nan(name: str, model: nn.Module, losses: Tensor) -> None:
     wrong = losses.isnan()
     if not wrong.any():
         return
+    if take_stall():
+        raise FloatingPointError(f"{name}: {STALLED}; evaluate on a free GPU, or with impl cudnn")
     row, column = (int(place) for place in wrong.nonzero()[0])
     parameters = dict(model.named_parameters())
     broken = [key for key, value in parameters.items() if not value.isfinite().all()]

@@ -82,7 +82,9 @@ def beam_search(
     work = batches("beam_search", model, sources, decoding)
     with ready(model, head) as scores:
         device = model.transformer.source_embedding.weight.device
-        graphs = Graphs(device) if decoding.replays(device, scores) else None
+        graphs: Graphs | None = None
+        if decoding.replays(device, scores):
+            graphs = Graphs(device, instead="search with Decoding(..., graph=False)")
         for batch in work:
             with lower_precision(device, decoding.autocast):
                 found |= _search(
