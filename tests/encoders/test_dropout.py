@@ -20,12 +20,35 @@ def seeded():
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.65])
 def test_a_mask_loses_its_share_and_keeps_the_mean(p, dtype):
     mask = draw_mask((200, 500), p, torch.empty(0, dtype=dtype))
-    assert mask.dtype == dtype
-    scale = torch.tensor(1.0, dtype=dtype) / (1.0 - p)
+    assert mask.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    scale = torch.tensor(1.0, dtype=mask.dtype) / (1.0 - p)
     torch.testing.assert_close(mask.unique(), torch.stack([torch.zeros_like(scale), scale]))
     assert abs((mask == 0).double().mean().item() - p) < 0.008  # five standard deviations
     rows = (mask == 0).double().mean(1)
     assert rows.max() - rows.min() < 0.2  # entries, neither rows nor columns
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("p", [0.1, 0.3, 0.4, 0.65])
+def test_in_bfloat16_a_product_is_rounded_once(p, device):
+    x = torch.randn(T, B, H).to(device, torch.bfloat16).requires_grad_()
+    grad = torch.randn(T, B, H).to(device, torch.bfloat16)
+    ids = torch.arange(T * B, device=device).view(T, B)
+    weight = torch.randn(60, 80).to(device, torch.bfloat16)
+    for given, dropped in (
+        (x, locked_dropout(x, p)),
+        (x, row_dropout(x, ids, T * B, p)),
+        (weight, drop_entries(weight, p)),
+    ):
+        assert dropped.dtype == torch.bfloat16
+        exact = (given.detach().double() / (1.0 - p)).bfloat16()
+        kept = dropped != 0
+        assert 0 < kept.sum() < kept.numel()
+        assert torch.equal(dropped[kept], exact[kept])
+    dropped = locked_dropout(x, p)
+    (found,) = torch.autograd.grad(dropped, x, grad)
+    exact = (grad.double() / (1.0 - p)).bfloat16()
+    assert torch.equal(found, exact.where(dropped != 0, torch.zeros_like(exact)))
 
 
 def test_weight_drop_drops_entries():

@@ -328,6 +328,22 @@ def test_locked_dropout_of_a_mixture_holds_one_mask_over_time():
     torch.testing.assert_close(contexts, torch.where(contexts == 0, 0, whole * 2))
 
 
+@pytest.mark.parametrize("half", ["bfloat16", "autocast"])
+def test_dropout_of_a_mixture_in_bfloat16_is_rounded_once(half):
+    embedding = nn.Embedding(9, 16)
+    layer = MixtureOfSoftmaxes(TiedSoftmax(embedding), 3, dropout=0.4)
+    hidden = torch.randn(5, 16)
+    if half == "bfloat16":
+        layer, hidden = layer.bfloat16(), hidden.bfloat16()
+    with torch.autocast("cpu", torch.bfloat16, enabled=half == "autocast"):
+        _, contexts = layer.train().expert_contexts(hidden)
+        _, whole = layer.eval().expert_contexts(hidden)
+    kept = contexts != 0
+    assert contexts.dtype == torch.bfloat16
+    assert 0 < kept.sum() < kept.numel()
+    assert torch.equal(contexts[kept], (whole.double() / 0.6).bfloat16()[kept])
+
+
 def test_locked_dropout_of_a_mixture_draws_a_mask_per_token_where_there_is_no_time():
     """Of hidden states (N, h) nobody knows which are of one sequence; (h,) is one token."""
     layer = make("mixture locked", torch.float64).train()

@@ -6,7 +6,7 @@ single weights of a recurrent matrix are dropped where that is read, in ``drill.
 
 from torch import Tensor
 
-from drill.kernels.masks import draw_mask
+from drill.kernels.masks import draw_mask, masked
 
 
 def locked_dropout(x: Tensor, p: float) -> Tensor:
@@ -14,7 +14,7 @@ def locked_dropout(x: Tensor, p: float) -> Tensor:
 
     Between recurrent layers: what a sequence loses, it loses at every step (variational dropout).
     """
-    return x * draw_mask((1, *x.shape[1:]), p, x) if p > 0.0 else x
+    return masked(x, draw_mask((1, *x.shape[1:]), p, x)) if p > 0.0 else x
 
 
 def row_dropout(vectors: Tensor, ids: Tensor, rows: int, p: float) -> Tensor:
@@ -23,4 +23,4 @@ def row_dropout(vectors: Tensor, ids: Tensor, rows: int, p: float) -> Tensor:
     On looked-up ``vectors`` (T, B, d) of ``ids`` (T, B): the same as dropping whole rows of the
     table (rows, d) before the lookup, without touching the table, which labels may share.
     """
-    return vectors * draw_mask((rows, 1), p, vectors)[ids] if p > 0.0 else vectors
+    return masked(vectors, draw_mask((rows, 1), p, vectors)[ids]) if p > 0.0 else vectors

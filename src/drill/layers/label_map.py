@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from drill.kernels.label_encoder import KeptBits, draw_kept_bits
+from drill.kernels.masks import masked
 from drill.kernels.nll_checks import check_operand
 from drill.layers.dropout import draw_mask
 from drill.layers.settings import ACTIVATIONS, fraction, one_of, span, switch
@@ -77,9 +78,9 @@ class LabelMap(nn.Module):
         check_operand("labels", X, "their map", self.linear.weight, called="the label vectors")
         before = self.dropout_at == "input"
         if mask is not None and before:
-            X = X * mask
+            X = masked(X, mask)
         Y = ACTIVATIONS[self.activation](self.linear(X))
-        return Y if mask is None or before else Y * mask
+        return Y if mask is None or before else masked(Y, mask)
 
     def extra_repr(self) -> str:
         return (

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from drill.kernels.masks import masked
 from drill.kernels.nll import reduce_losses
 from drill.kernels.nll_checks import check_head, check_operand
 from drill.kernels.nll_mixture import mixture_nll
@@ -77,7 +78,8 @@ class MixtureOfSoftmaxes(WrappingLayer):
         latent = torch.tanh(self.latent(hidden))  # (..., K*w)
         if self.training and self.dropout > 0:
             steps = 1 if self.locked and latent.dim() == 3 else latent.shape[0]
-            latent = latent * draw_mask((steps, *latent.shape[1:]), self.dropout, latent)
+            shape = (steps, *latent.shape[1:])
+            latent = masked(latent, draw_mask(shape, self.dropout, latent))
         return log_prior, latent.unflatten(-1, (self.experts, self.layer.hidden_size))
 
     def logits(self, hidden: Tensor) -> Tensor:
