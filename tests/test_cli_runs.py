@@ -5,6 +5,7 @@ import importlib
 import inspect
 import io
 import json
+import logging
 import os
 import random
 import shlex
@@ -21,6 +22,8 @@ from drill.build import load_run
 from drill.evaluation.dynamic import dynamic_perplexity
 from drill.evaluation.gradients import Statistics, gradient_statistics
 from drill.recipes import recipe_names
+from drill.run_folder import RunFolderError
+from drill.steps import TRAINING_LOG
 
 RECIPE = """
 [data]
@@ -122,6 +125,44 @@ def test_another_setting_needs_another_name(drill):
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize(
+    ("words", "folder"),
+    [
+        (["tiny.toml", "tiny.toml"], "twice/tiny"),
+        (["tiny.toml", "--seed", "1", "--seed", "2", "--seed", "1"], "twice/tiny-seed-1"),
+    ],
+)
+def test_two_runs_in_one_folder_are_refused_before_any_is_trained(drill, place, words, folder):
+    code, out, err = drill("train", *words, "--runs", "twice", "--device", "cpu")
+    assert (code, out) == (1, "")
+    assert f"drill: {folder}: is asked for 2 times; name every recipe and seed once" in err
+    assert not (place / "twice").exists()
+
+
+def test_a_run_that_fails_does_not_keep_the_others_from_training(drill, place):
+    (place / "lost.toml").write_text(RECIPE.replace('corpus = "text"', 'corpus = "lost"'))
+    few = ("--set", "training.epochs=1", "--device", "cpu", "--runs", "some", "-q")
+    code, out, err = drill("train", "lost.toml", "tiny.toml", *few)
+    assert code == 1
+    assert out.startswith("some/tiny: valid")
+    assert err.splitlines()[0].startswith("drill: lost: is neither")
+    assert err.splitlines()[-1] == "drill: 1 of 2 runs failed: some/lost"
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_what_training_says_of_its_way_is_shown(drill, monkeypatch, quiet):
+    def speaking(*arguments, **options):
+        logging.getLogger(TRAINING_LOG).info("training on cuda: LSTM persistent")
+        raise RunFolderError("no more")
+
+    monkeypatch.setattr(importlib.import_module("drill.cli.train"), "train_run", speaking)
+    _, out, err = drill("train", "tiny.toml", "--device", "cpu", *(["-q"] if quiet else []))
+    assert out == ""
+    assert ("training on cuda: LSTM persistent\n" in err) is not quiet
+    assert not logging.getLogger(TRAINING_LOG).handlers
+
+
 def test_several_seeds_and_recipes_in_one_go(drill, place):
     code, out, _ = drill(
         *("train", "tiny.toml", "--seed", "1", "--seed", "2", "--runs", "many", "-q"),
@@ -130,6 +171,14 @@ def test_several_seeds_and_recipes_in_one_go(drill, place):
     assert code == 0
     assert out.count("valid") == 2
     assert {path.name for path in (place / "many").iterdir()} == {"tiny-seed-1", "tiny-seed-2"}
+    (place / "other.toml").write_text(RECIPE.replace("depth = 2", "depth = 1"))
+    code, out, _ = drill(
+        *("train", "tiny.toml", "other.toml", "--runs", "two", "-q", "--device", "cpu"),
+        *("--set", "training.epochs=1"),
+    )
+    assert code == 0
+    assert [line.split(":")[0] for line in out.splitlines()] == ["two/tiny", "two/other"]
+    assert 'recipe = "other"' in (place / "two/other/recipe.toml").read_text()
     code, _, err = drill("train", "tiny.toml", "ptb-tied", "--name", "x")
     assert (code, "2 are asked for" in err) == (1, True)
 

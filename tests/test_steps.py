@@ -141,6 +141,10 @@ def test_where_steps_are_launched_one_by_one_it_says_why():
     assert type(made) is Steps
 
 
+def test_a_model_says_which_lstm_it_takes():
+    assert model().encoder.ways(BATCH) == ["LSTM cudnn (products are not in bfloat16)"]
+
+
 def test_a_cpu_is_looked_at_at_once():
     at = position()
     at.nll += 6.0
@@ -240,6 +244,20 @@ def test_what_cannot_be_recorded_says_so():
     assert why_not_recorded(plain, rule, True, 1, None) is None
     assert "several processes" in why_not_recorded(plain, rule, True, 2, None)
     assert "in parts" in why_not_recorded(plain, rule, True, 1, 2)
+
+
+@pytest.mark.gpu
+def test_one_line_says_how_a_run_is_trained(caplog):
+    trained, rule = model("cuda"), Sgd()
+    rule.begin(trained.named_parameters())
+    for capture, way in ((True, "replayed as CUDA graphs"), (False, "launched one by one: asked")):
+        caplog.clear()
+        given = {"capture": capture, "world_size": 1, "micro_batch": None, **SETTINGS}
+        with caplog.at_level("INFO", logger="drill"):
+            steps(trained, trained, text("cuda"), rule, **given, autocast=torch.bfloat16)
+        (line,) = [each for each in caplog.messages if each.startswith("training on cuda")]
+        assert "LSTM " in line
+        assert f"steps {way}" in line
 
 
 @pytest.mark.gpu

@@ -25,7 +25,10 @@ from drill.parallel import World
 from drill.position import Position
 from drill.precision import autocast_to
 
-logger = logging.getLogger("drill")
+TRAINING_LOG = "drill.training"
+"""The logger that says on a GPU how a run is trained; `drill train` shows it."""
+
+logger = logging.getLogger(TRAINING_LOG)
 
 MOST_GRAPHS = 256
 SEEN_BEFORE = 1  # launches of a length before it is recorded: they compile what it needs
@@ -204,10 +207,13 @@ def steps(
 ) -> Steps:
     """Replayed steps where that is wanted and possible, else launched ones; the log says why."""
     obstacle = why_not_recorded(model, rule, capture, world_size, micro_batch)
+    if data.is_cuda:
+        with autocast_to(data.device, settings.get("autocast")):
+            parts = model.encoder.ways(data.shape[1])
+        way = "replayed as CUDA graphs" if obstacle is None else f"launched one by one: {obstacle}"
+        logger.info("training on %s: %s", data.device, "; ".join([*parts, f"steps {way}"]))
     if obstacle is None:
         return RecordedSteps(model, data, rule, **settings)
-    if data.is_cuda:
-        logger.info("training: steps are launched one by one: %s", obstacle)
     return Steps(trained, data, rule, micro_batch=micro_batch, **settings)
 
 

@@ -4,24 +4,17 @@ import os
 import sys
 from typing import Annotated
 
-import torch
 import typer
 
 from drill import __version__
-from drill.checkpoint import CheckpointError
 from drill.cli.demo import demo
 from drill.cli.evaluate import evaluate
+from drill.cli.faults import FAULTS, sentence
 from drill.cli.layers import layers
 from drill.cli.reports import data, record, report
 from drill.cli.texts import generate, score
 from drill.cli.train import finetune, recipes, train
 from drill.cli.translate import translate
-from drill.data import DataError
-from drill.data.files import NotWritten
-from drill.recipes import SettingsError
-from drill.report.runs import ReportError
-from drill.run_folder import RunFolderError
-from drill.training import Diverged
 
 app = typer.Typer(
     help="Output layers for neural language generation.",
@@ -48,17 +41,6 @@ for command in (
 ):
     app.command()(command)
 
-USER_ERRORS = (
-    CheckpointError,
-    DataError,
-    Diverged,
-    NotWritten,
-    ReportError,
-    RunFolderError,
-    SettingsError,
-)
-"""What a user can mend: shown as their sentence."""
-
 
 def main() -> None:
     try:
@@ -66,29 +48,17 @@ def main() -> None:
             app()
         finally:  # what is still held back may find the pipe closed too
             sys.stdout.flush()
-    except USER_ERRORS as error:
-        _leave(f"{error}")
-    except torch.OutOfMemoryError as error:
-        _leave(
-            f"the GPU's memory does not do ({str(error).splitlines()[0]}); take a smaller "
-            "training.batch_size, or training.micro_batch for the same result in pieces; of a "
-            "translator a smaller training.max_tokens and a larger training.accumulate"
-        )
     except BrokenPipeError:
         _leave_closed_pipe()
+    except FAULTS as error:
+        print(f"drill: {sentence(error)}", file=sys.stderr)
+        sys.exit(1)
     except SystemExit as ended:
         if isinstance(ended.__context__, BrokenPipeError):  # typer makes it a failure of ours
             _leave_closed_pipe()
         raise
-    except OSError as error:
-        _leave(f"{error.filename or 'output'}: {error.strerror or error}")
     except KeyboardInterrupt:
         sys.exit(130)
-
-
-def _leave(sentence: str) -> None:
-    print(f"drill: {sentence}", file=sys.stderr)
-    sys.exit(1)
 
 
 def _leave_closed_pipe() -> None:

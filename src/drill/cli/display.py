@@ -73,6 +73,11 @@ class TrainingDisplay:
             self._spoke = time.monotonic()
             self._print(f"epoch {report.epoch}  {report.share:4.0%}  {state}")
 
+    def say(self, line: str) -> None:
+        """A remark, above the bar."""
+        if not self.quiet:
+            self._print(line)
+
     def _print(self, line: str) -> None:
         (self._bar.console if self._bar is not None else self.console).print(line, soft_wrap=True)
 

@@ -1,7 +1,10 @@
 """`drill train`, `drill finetune`, `drill recipes`."""
 
+import logging
 import os
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -16,10 +19,12 @@ from drill.cli.display import (
     note,
     warn_of_a_crowd,
 )
+from drill.cli.faults import FAULTS, sentence
 from drill.config import Settings, recipe, resolved
 from drill.recipes import SettingsError, changed, recipe_names
 from drill.recipes import describe as described
 from drill.run_folder import RunFolder
+from drill.steps import TRAINING_LOG
 from drill.training import Outcome
 from drill.translation_training import TranslationOutcome
 
@@ -50,7 +55,8 @@ def train(
 ) -> None:
     """Train a recipe, or several one after another. The same command resumes.
 
-    Ctrl-C stops after saving. `drill recipes` lists what there is.
+    Ctrl-C stops after saving. Of several, one that fails does not keep the others from training.
+    `drill recipes` lists what there is.
     """
     wanted = [
         (each, number) for each in recipes for number in (seed if seed is not None else [None])
@@ -64,9 +70,30 @@ def train(
         several = number is not None and len(seed or []) > 1
         label = name or (f"{settings.recipe}-seed-{number}" if several else settings.recipe)
         planned.append((settings, runs / label))
+    folders = [folder for _, folder in planned]
+    for folder in folders:
+        if folders.count(folder) > 1:
+            raise SettingsError(
+                f"{folder}: is asked for {folders.count(folder)} times; name every recipe and seed "
+                "once, or train runs of one name by commands of their own, with --name"
+            )
+    failed: list[Path] = []
     for settings, folder in planned:
-        if not _trained(settings, folder, device, quiet):
+        try:
+            finished = _trained(settings, folder, device, quiet)
+        except BrokenPipeError:
+            raise
+        except FAULTS as fault:
+            if len(planned) == 1 or "RANK" in os.environ:  # several processes must stay in step
+                raise
+            note(f"drill: {sentence(fault)}")
+            failed.append(folder)
+            continue
+        if not finished:
             raise typer.Exit(130)
+    if failed:
+        note(f"drill: {len(failed)} of {len(planned)} runs failed: {', '.join(map(str, failed))}")
+        raise typer.Exit(1)
 
 
 def finetune(
@@ -108,13 +135,36 @@ def _trained(settings: Settings, folder: Path, device: str, quiet: bool) -> bool
         verb = "going on with" if RunFolder(folder).last.exists() else "training"
         note(f"{verb} {settings.recipe} in {folder}")
         warn_of_a_crowd(device)
-    with Counter("data", quiet) as counted, TrainingDisplay(quiet or not first) as display:
+    with (
+        Counter("data", quiet) as counted,
+        TrainingDisplay(quiet or not first) as display,
+        _remarks(display),
+    ):
         outcome = train_run(
             settings, folder, device=device, progress=display.show, data_progress=counted
         )
     if first:
         _print_outcome(outcome, folder)
     return outcome.finished
+
+
+@contextmanager
+def _remarks(display: TrainingDisplay) -> Iterator[None]:
+    """Inside, what training says of its way (on a GPU: which LSTM, how steps go) is shown."""
+
+    class Shown(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            display.say(record.getMessage())
+
+    log, handler = logging.getLogger(TRAINING_LOG), Shown(logging.INFO)
+    before = log.level
+    log.setLevel(logging.INFO)
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before)
 
 
 def _print_outcome(outcome: Outcome | TranslationOutcome, folder: Path) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from drill.encoders.base import Encoded, Encoder, State
 from drill.encoders.dropout import locked_dropout, row_dropout
-from drill.kernels.lstm import IMPLEMENTATIONS, Implementation, Weights
+from drill.kernels.lstm import IMPLEMENTATIONS, Implementation, Weights, choose
 from drill.kernels.lstm import lstm as run_lstm
 
 
@@ -113,6 +113,11 @@ class AwdLstm(Encoder):
             carried.append((h, c))
         output = locked_dropout(x, self.dropout_output) if dropping else x
         return Encoded(output, x, tuple(carried))
+
+    def ways(self, batch: int) -> list[str]:
+        x = self.embedding.weight.new_empty(1, batch, 0)
+        made = [choose(self.impl, x, Weights(*each.all_weights[0]).w_hh) for each in self.lstms]
+        return [f"LSTM {impl} ({reason})" for impl, reason in dict.fromkeys(made)]
 
     def initial_state(self, batch: int) -> State:
         """Zeros: per layer h and c, each (1, batch, width)."""

@@ -45,6 +45,10 @@ class Encoder(nn.Module, abc.ABC):
     def without_dropout(self) -> AbstractContextManager[None]:
         """Inside, the encoder is in train mode and drops nothing."""
 
+    def ways(self, batch: int) -> list[str]:
+        """How it computes so many sequences where it is, for each part that has a choice."""
+        return []
+
     @staticmethod
     def detach(state: State) -> State:
         """The same values with no graph behind them: backward stops at the batch's first step."""
