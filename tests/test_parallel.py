@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from drill.checkpoint import CheckpointError
-from drill.data import DataError
+from drill.data import DataError, PairBatches
 from drill.parallel import World, world
 from drill.run_folder import RunFolder
 from tests.tiny_runs import (
@@ -26,8 +26,8 @@ from tests.tiny_runs import (
     unlike,
     weights,
 )
-from tests.tiny_translations import small_training
-from tests.workers import EXACT, PLAIN, TRANSLATOR
+from tests.tiny_translations import small_data, small_rule, small_training
+from tests.workers import EXACT, MANY_BATCHES, PLAIN, TRANSLATOR
 
 ROOT = Path(__file__).parents[1]
 
@@ -38,6 +38,9 @@ def launched(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("parallel")
     begun = interrupted_after(13, "nt-asgd")
     assert not small_run(folder / "one, then two", "deep-residual", begun, **EXACT).finished
+    stopping = interrupted_after(5, small_rule())
+    alone = folder / "one, then two translators"
+    assert not small_training(alone, rule=stopping, **MANY_BATCHES).finished
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
                "--max-restarts", "3", "-m", "tests.workers", str(folder)]  # fmt: skip
     done = subprocess.run(
@@ -88,6 +91,21 @@ def test_two_processes_train_the_translator_that_one_does(launched, tmp_path, ba
     small_training(tmp_path, accumulate=batches, **TRANSLATOR)
     # Biases of keys change nothing: their gradients are rounding, which Adam makes larger.
     assert_close_runs(launched / f"translator {batches}", tmp_path, atol=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["one, then two translators", "two, then one translator"])
+def test_a_translator_goes_on_with_another_number_of_processes(launched, tmp_path, name):
+    """In the middle of an epoch: no pair is skipped and none comes twice."""
+    batches = len(PairBatches(small_data().train, MANY_BATCHES["max_tokens"]))
+    assert batches % 2 == 1  # the last turn of two has one batch for both
+    if name.startswith("two"):
+        last = RunFolder(launched / name).load_last()[1]
+        assert (last["epoch"], last["batch"]) == (1, 12)
+        assert batches > 12
+        small_training(launched / name, **MANY_BATCHES)
+    small_training(tmp_path, **MANY_BATCHES)
+    assert_close_runs(launched / name, tmp_path, atol=1e-9)
 
 
 @pytest.mark.slow

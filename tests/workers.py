@@ -25,6 +25,7 @@ EXACT = {"dropout": 0.0, "dtype": torch.float64, "epochs": 4}
 NOISY = {"layer": "deep-residual", "epochs": 4, "save_every": 0.0}
 PLAIN = ("deep-residual", "mixture", "adaptive")
 TRANSLATOR = {"layer": "plain", "dropout": 0.0, "dtype": torch.float64, "average": 2}
+MANY_BATCHES = {**TRANSLATOR, "accumulate": 2, "max_tokens": 22}
 
 
 def alike(mine: World, model: torch.nn.Module) -> bool:
@@ -54,6 +55,9 @@ def first_life(folder: Path, mine: World) -> None:
     outcome = small_training(stopped, rule=stopping, world=mine, accumulate=2, **TRANSLATOR)
     found["translator stopped"] = [outcome.finished, RunFolder(stopped).load_last()[1]["step"]]
     small_training(stopped, world=mine, accumulate=2, **TRANSLATOR)
+    small_training(folder / "one, then two translators", world=mine, **MANY_BATCHES)
+    stopping = interrupted_after(5, small_rule())
+    small_training(folder / "two, then one translator", rule=stopping, world=mine, **MANY_BATCHES)
     try:
         small_training(folder / "odd", world=mine, accumulate=3)
     except ValueError as error:

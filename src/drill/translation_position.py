@@ -176,7 +176,8 @@ def restore(
         rule.load(under("rule/", tensors), numbers["rule"])
         for key in ("epoch", "step", "tokens", "seconds", "training_seconds", "elapsed"):
             setattr(at, key, numbers[key])
-        at.batch = min(at.batches, numbers["batch"] // world.size)
+        # An update is a multiple of all processes, so only an epoch's last turn is rounded.
+        at.batch = min(at.batches, -(-numbers["batch"] // world.size))
         at.validated, at.validations = numbers["validated"], numbers["validations"]
         at.best = None if numbers["best"] is None else TranslationLoss(**numbers["best"])
         at.best_epoch = numbers["best_epoch"]

@@ -8,7 +8,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drill.data import BEGIN, END, IGNORE, PAD, DataError, FilterReport, PairBatches, Pairs
+from drill.data import (
+    BEGIN,
+    END,
+    IGNORE,
+    PAD,
+    DataError,
+    FilterReport,
+    Filters,
+    PairBatches,
+    Pairs,
+    ParallelText,
+    Subwords,
+    encode_pairs,
+)
 
 
 def pairs_of(source, target):
@@ -141,10 +154,28 @@ def test_ranks_share_the_batches(size):
     assert same(found[-1][3:], shards[-1].epoch(1, 3))
 
 
-def test_too_few_pairs_for_the_processes_are_named():
-    batches = PairBatches(pairs_of([4, 4, 4], [4, 4, 4]), 5)
-    with pytest.raises(DataError, match="3 pairs in 3 batches cannot be shared equally by 2"):
-        batches.shard(0, 2)
+@pytest.mark.parametrize("size", [2, 3, 4, 7])
+def test_the_order_of_an_epoch_is_that_of_one_process(size):
+    """So a run may go on with another number of processes: only the last turn is parted."""
+    whole = PairBatches(realistic(1_000), 512, seed=2)
+    turns = zip(*(whole.shard(rank, size).epoch(2) for rank in range(size)), strict=True)
+    mixed = [batch.indices.tolist() for turn in turns for batch in turn]
+    alone = [batch.indices.tolist() for batch in whole.epoch(2)]
+    full = len(alone) // size * size
+    assert mixed[:full] == alone[:full]
+    assert sorted(itertools.chain(*mixed[full:])) == sorted(itertools.chain(*alone[full:]))
+
+
+def test_processes_that_are_left_without_pairs_get_a_batch_that_asks_for_nothing():
+    whole = PairBatches(pairs_of([3] * 3, [3] * 3), max_tokens=4)
+    assert len(whole) == 3
+    shards = [whole.shard(rank, 2) for rank in range(2)]
+    assert [len(shard) for shard in shards] == [2, 2]
+    found = [batch for shard in shards for batch in shard.epoch(1)]
+    assert sorted(seen(found)) == [0, 1, 2]
+    (idle,) = [batch for batch in found if not len(batch.indices)]
+    assert idle.target_tokens == 0
+    assert (idle.target_out == IGNORE).all()
 
 
 def test_a_pair_over_the_limit_is_named():
@@ -152,6 +183,15 @@ def test_a_pair_over_the_limit_is_named():
     assert len(PairBatches(pairs, 10)) == 2
     with pytest.raises(DataError, match=r"pair 1 has 10 tokens on one side, more than .*\(9\)"):
         PairBatches(pairs, 9)
+
+
+def test_with_subwords_it_is_quoted():
+    """Filters have changed its number, so that says nothing about the text."""
+    lines = ["ab", "ab ab ab ab ab ab ab ab", "abc"]
+    subwords = Subwords.train(lines, 260)
+    pairs = encode_pairs(ParallelText(lines, lines), subwords, Filters(minimum=3))
+    with pytest.raises(DataError, match=r'the pair that begins "ab ab .*\.\.\." has'):
+        PairBatches(pairs, 9, subwords=subwords)
 
 
 def test_wrong_arguments_are_named():

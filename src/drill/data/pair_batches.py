@@ -2,7 +2,8 @@
 
 Pairs are sorted by length and cut where the next pair would take a padded side over the limit. An
 epoch draws anew which of the pairs of equal lengths stand together, and the order of the batches;
-both follow from (seed, epoch) alone, so a run goes on from (epoch, index) with nothing else saved.
+both follow from (seed, epoch) alone, so a run goes on from (epoch, index) with nothing else saved,
+with any number of processes: they take turns in one order.
 """
 
 from collections.abc import Iterator
@@ -15,10 +16,13 @@ from torch import Tensor
 
 from drill.data.encoded_pairs import Pairs
 from drill.data.files import DataError
-from drill.data.subwords import BEGIN, END, PAD
+from drill.data.subwords import BEGIN, END, PAD, Subwords
 
 IGNORE = -100
 """The target where there is only padding; the losses leave it out."""
+
+QUOTED = 12
+"""Subwords by which a pair is named."""
 
 
 class PairBatch(NamedTuple):
@@ -67,7 +71,7 @@ class PairBatches:
         for batch in batches.epoch(3, start=120): ...  # from batch 120 of epoch 3 on
 
     S and T are multiples of ``multiple``: more padding, but few shapes, each of which may be
-    recorded as a CUDA graph.
+    recorded as a CUDA graph. With ``subwords`` a pair that is refused is quoted.
     """
 
     def __init__(
@@ -79,6 +83,7 @@ class PairBatches:
         multiple: int = 1,
         rank: int = 0,
         size: int = 1,
+        subwords: Subwords | None = None,
     ) -> None:
         if max_tokens < 1:
             raise DataError(f"PairBatches: max_tokens is at least 1, not {max_tokens}")
@@ -99,12 +104,12 @@ class PairBatches:
         if longer.max() > max_tokens:
             worst = int(longer.argmax())
             raise DataError(
-                f"PairBatches: pair {worst} has {longer[worst]:,} tokens on one side, more than "
-                f"max_tokens ({max_tokens:,}); raise max_tokens, or drop such pairs with "
-                "Filters(maximum=...)"
+                f"PairBatches: {_named(pairs, worst, subwords)} has {longer[worst]:,} tokens on "
+                f"one side, more than max_tokens ({max_tokens:,}); raise max_tokens, or drop such "
+                "pairs with Filters(maximum=...)"
             )
         order = self._by_length(np.arange(len(pairs)))
-        self._bounds = _shared_equally(_bounds(longer[order], max_tokens), size)
+        self._bounds = _bounds(longer[order], max_tokens)
         starts = self._bounds[:-1]
         counts = np.diff(self._bounds)
         padded = [
@@ -117,12 +122,14 @@ class PairBatches:
 
     def __len__(self) -> int:
         """Batches an epoch, for this process."""
-        return (len(self._bounds) - 1) // self.size
+        return -(-(len(self._bounds) - 1) // self.size)
 
     def shard(self, rank: int, size: int) -> "PairBatches":
         """The batches of one of ``size`` processes: the same number for each, none for two.
 
-        Where the batches are no multiple of ``size``, the largest are halved until they are.
+        Batch i of the epoch is that of process i modulo ``size``. Where the last turn has too few
+        batches for all, its fullest are halved until there are enough; if it has too few pairs even
+        for that, some processes get a batch that asks for nothing.
         """
         return PairBatches(
             self.pairs, self.max_tokens, self.seed, multiple=self.multiple, rank=rank, size=size
@@ -141,9 +148,21 @@ class PairBatches:
         seeds = np.random.SeedSequence([self.seed, epoch])
         random = np.random.RandomState(np.random.MT19937(seeds))
         order = self._by_length(random.permutation(len(self.pairs)))
-        batches = random.permutation(len(self._bounds) - 1)
-        for each in batches[self.rank :: self.size][start:]:
-            yield self.batch(order[self._bounds[each] : self._bounds[each + 1]])
+        drawn = random.permutation(len(self._bounds) - 1)
+        batches = [order[self._bounds[each] : self._bounds[each + 1]] for each in drawn]
+        whole = len(batches) // self.size * self.size
+        batches[whole:] = _halved(batches[whole:], self.size)
+        for indices in batches[self.rank :: self.size][start:]:
+            yield self.batch(indices) if len(indices) else self._nothing()
+
+    def _nothing(self) -> PairBatch:
+        """A pair whose targets are all left out: its loss and its gradients are 0."""
+        held = self.batch(np.zeros(1, dtype=np.int64))
+        return held._replace(
+            target_out=torch.full_like(held.target_out, IGNORE),
+            indices=held.indices[:0],
+            target_tokens=0,
+        )
 
     def _by_length(self, order: NDArray[np.int64]) -> NDArray[np.int64]:
         """Sort by the longer side, as it is padded, then by the difference of the two.
@@ -205,16 +224,22 @@ def _bounds(longer: NDArray[np.int64], max_tokens: int) -> NDArray[np.int64]:
     return np.array([*bounds, len(longer)], dtype=np.int64)
 
 
-def _shared_equally(bounds: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """Halve the largest batches until their number is a multiple of ``size``."""
-    batches = len(bounds) - 1
-    while (len(bounds) - 1) % size:
-        counts = np.diff(bounds)
-        largest = int(counts.argmax())
-        if counts[largest] < 2:
-            raise DataError(
-                f"PairBatches: {bounds[-1]} pairs in {batches} batches cannot be shared equally "
-                f"by {size} processes; take fewer processes or more pairs"
-            )
-        bounds = np.insert(bounds, largest + 1, bounds[largest] + counts[largest] // 2)
-    return bounds
+def _halved(batches: list[NDArray[np.int64]], size: int) -> list[NDArray[np.int64]]:
+    """``size`` batches out of fewer, the fullest halved as often as it takes; of none, none.
+
+    Pairs that do not suffice leave some batches empty.
+    """
+    while batches and len(batches) < size:
+        fullest = max(range(len(batches)), key=lambda place: len(batches[place]))
+        half = len(batches[fullest]) // 2
+        parts = [batches[fullest][:half], batches[fullest][half:]]
+        batches = [*batches[:fullest], *parts, *batches[fullest + 1 :]]
+    return batches
+
+
+def _named(pairs: Pairs, index: int, subwords: Subwords | None) -> str:
+    """A pair as a reader can find it: filters have changed its number in the text."""
+    if subwords is None:
+        return f"pair {index}"
+    begin = subwords.decode(pairs.source(index)[:QUOTED].tolist())
+    return f'the pair that begins "{begin}..."'
