@@ -1,25 +1,30 @@
 """From a translation recipe to a run folder and back, and the commands around it."""
 
+import gzip
 import io
 import json
+import lzma
 import shutil
 import sys
 import types
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from drill import build_translation, cli
+from drill.analysis.translation_bands import subword_bands, word_bands
 from drill.build import finetuning, load_run, train_run
 from drill.build_translation import load_translation, translator
+from drill.cli.evaluate_translation import accuracy_bands
 from drill.config import TRANSLATION, Settings, recipe, saved
 from drill.data import DataError, Subwords
 from drill.recipes import SettingsError, recipe_names
 from drill.report.ledger import read as read_ledger
 from drill.report.runs import read_run
 from drill.run_folder import RunFolderError
-from drill.translation import Search, translate
+from drill.translation import Search, Translation, translate
 from tests.tiny_runs import all_of, interrupted_after, unlike
 from tests.tiny_translations import text
 
@@ -194,6 +199,42 @@ def test_a_counted_layer_gets_the_counts_of_the_targets(here):
     train_run(small(*wrapped, "training.label_smoothing=0"), "runs/sampled", device="cpu")
     run = load_translation("runs/sampled", device="cpu")
     assert run.model.layer.vocabulary_size == 262
+    assert json.loads(run.folder.target_counts.read_text()) == run.data.target_counts().tolist()
+
+
+def test_a_counted_layer_translates_without_the_training_text(here, drill, tmp_path):
+    shutil.copytree("pairs", tmp_path / "pairs")
+    counted = ["layer.name=adaptive", "layer.cutoffs=[50,150]", "training.epochs=1"]
+    run = tmp_path / "run"
+    train_run(small(*counted, f"data.corpus={tmp_path / 'pairs'}"), run, device="cpu")
+    shutil.rmtree(tmp_path / "pairs")
+    words = ("translate", str(run), "--device", "cpu")
+    code, out, err = drill(*words, stdin="abc\n")
+    assert (code, out.count("\n")) == (0, 1), err
+    (run / "target_counts.json").write_text("[1, 2]")
+    _, _, err = drill(*words, stdin="abc\n")
+    assert "target_counts.json: does not hold a count for each of 262 subwords; restore" in err
+    (run / "target_counts.json").unlink()
+    _, _, err = drill(*words, stdin="abc\n")
+    assert err.startswith(f"drill: {run}: the text it was trained on is gone from ")
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        (["encoder.heads=3"], "heads"),
+        (
+            ["layer.name=sampled", "training.label_smoothing=0.1"],
+            "a sampled layer does not compute",
+        ),
+        (["layer.name=adaptive", "layer.cutoffs=[50,500]"], "cutoffs"),
+        (["optimizer.lr=-1"], r"\[optimizer\]"),
+    ],
+)
+def test_faults_of_settings_show_before_a_text_is_read(here, monkeypatch, changes, fault):
+    monkeypatch.setattr(build_translation, "read_parallel_corpus", None)
+    with pytest.raises(SettingsError, match=fault):
+        train_run(small(*changes), "runs/none", device="cpu")
 
 
 def test_the_same_command_resumes(here, monkeypatch):
@@ -273,6 +314,32 @@ def test_translate_reads_files_and_a_dash(drill, tmp_path):
     assert drill("translate", "runs/tiny", "--device", "cpu", stdin="")[:2] == (0, "")
 
 
+def test_translate_reads_packed_files_and_leaves_a_byte_order_mark_out(drill, tmp_path):
+    words = ("translate", "runs/tiny", "--device", "cpu")
+    raw = b"\xef\xbb\xbfabc\nde\n"
+    plain = drill(*words, stdin="abc\nde\n")
+    assert drill(*words, stdin=raw) == plain
+    for name, packed in (("in.gz", gzip.compress(raw)), ("in.xz", lzma.compress(raw))):
+        (tmp_path / name).write_bytes(packed)
+        assert drill(*words, str(tmp_path / name)) == plain
+        (tmp_path / name).write_bytes(packed[:-9])
+        code, _, err = drill(*words, str(tmp_path / name))
+        assert code == 1
+        assert f"{name}: cannot be read" in err
+
+
+def test_translate_writes_utf8_whatever_the_terminal_says(here, monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"abc")))
+    monkeypatch.setattr(sys, "argv", ["drill", "translate", "runs/tiny", "--device", "cpu"])
+    found = [[[Translation("Ä", 0.0, 0.0)]]]
+    monkeypatch.setattr(sys.modules["drill.cli.translate"], "translate_blocks", lambda *_: found)
+    with pytest.raises(SystemExit, match="0"):
+        cli.main()
+    assert written.getvalue().decode("utf-8") == "Ä\n"
+
+
 def test_what_has_come_is_translated_before_more_is_awaited(here, monkeypatch, capfd):
     seen: list[str] = []
 
@@ -329,6 +396,8 @@ def test_a_line_too_long_is_cut_with_a_word(drill, caplog):
         (["--greedy", "--sample"], "a", "--greedy: has one place"),
         (["--sample", "--beam", "3"], "a", "--sample: has no beam"),
         (["--seed", "3"], "a", "--seed: says something about --sample"),
+        (["--temperature", "0.5"], "a", "--temperature: says something about --sample"),
+        (["--length-penalty", "nan"], "a", "length_penalty is finite, not nan"),
         (["--sample", "--temperature", "0"], "a", "temperature is a finite number above 0"),
         (["nowhere.txt"], "a", "nowhere.txt: cannot be read"),
         ([], b"abc\n\xff\n", "standard input: line 2 is not UTF-8"),
@@ -356,6 +425,59 @@ def test_evaluate_gives_bleu_and_keeps_it(drill, here):
     assert out.startswith("translation test   BLEU")
 
 
+def test_evaluate_tells_which_words_are_right_and_keeps_the_translations(drill, here):
+    words = ("evaluate", "runs/tiny", "--split", "valid", "--device", "cpu", "--words", "-q")
+    code, out, err = drill(*words)
+    assert code == 0, err
+    assert "| training count | types | wanted | words F1 |" in out
+    assert "subwords F1" in out
+    _, out, _ = drill(*words, "--json")
+    row = json.loads(out)
+    run = load_translation("runs/tiny", device="cpu")
+    kept = (here / "runs/tiny/valid.de.hyp").read_text().splitlines()
+    text, data = run.data.text, run.data
+    by_hand = word_bands(kept, text.valid.target, text.train.target, "de")
+    assert row["word_bands"] == [asdict(band) for band in by_hand]
+    by_hand = subword_bands(kept, text.valid.target, run.subwords, data.target_counts())
+    assert row["subword_bands"] == [asdict(band) for band in by_hand]
+    wanted = sum(len(run.subwords.encode(line)) for line in text.valid.target)
+    assert sum(band["wanted"] for band in row["subword_bands"]) == wanted
+
+
+def test_words_of_a_language_without_rules_are_left_out_with_a_word(drill, here):
+    run = load_translation("runs/tiny", device="cpu")
+    run.__dict__["data"] = replace(run.data, language="fr")
+    assert list(accuracy_bands(run, "test", run.data.text.test.target)) == ["subword"]
+
+
+def test_a_report_shows_the_words_that_translators_get_right(drill, tmp_path):
+    page = tmp_path / "page.html"
+    code, _, err = drill("report", "runs/tiny", "--bands", "--out", str(page), "--device", "cpu")
+    assert code == 0, err
+    assert "Subwords that translators get right" in page.read_text()
+    shutil.copytree("runs/tiny", tmp_path / "run")
+    (tmp_path / "run/test.de.hyp").unlink()
+    code, _, err = drill("report", str(tmp_path / "run"), "--bands", "--out", str(page))
+    assert code == 1
+    assert "make it with `drill evaluate" in err
+
+
+def test_data_counts_parallel_corpora(drill, here, monkeypatch):
+    (here / "data" / "multi30k").mkdir(parents=True, exist_ok=True)
+    parts = {"train": "train", "valid": "val", "test": "test_2016_flickr"}
+    for split, name in parts.items():
+        for language in ("en", "de"):
+            target = here / "data" / "multi30k" / f"{name}.{language}"
+            shutil.copy(here / "pairs" / f"{split}.{language}", target)
+    monkeypatch.setenv("DRILL_DATA", str(here / "data"))
+    code, out, err = drill("data", "multi30k")
+    assert code == 0, err
+    expected = "multi30k: pairs train 60  valid 8  test 6; words to train on source 60  target 60"
+    assert out.split() == expected.split()
+    assert "multi30k" in drill("data")[1]
+    assert "cut into subwords" in drill("data", "multi30k", "--minimum-count", "2")[2]
+
+
 @pytest.mark.parametrize("option", ["--dynamic", "--cache"])
 def test_what_is_for_language_models_says_so(drill, option):
     code, _, err = drill("evaluate", "runs/tiny", option)
@@ -371,6 +493,13 @@ def test_reports_and_ledgers_take_translators(drill, here, tmp_path):
     run = read_run("runs/tiny")
     assert row.test == run.test
     assert row.extra["bleu"] == run.bleu
+    tested = [r for r in load_translation("runs/tiny", device="cpu").folder.rows()
+              if r["kind"] == "test"][-1]  # fmt: skip
+    for key in ("tokenised_bleu", "chrf", "exact"):
+        assert row.extra[key] == tested[f"test_{key}"]
+    assert (row.extra["beam"], row.extra["length_penalty"]) == (2, 0.6)
+    assert row.extra["weights"] == tested["weights"]
+    assert row.extra["signatures"]["chrf_signature"] == tested["chrf_signature"]
     assert run.bleu == pytest.approx(
         [r for r in load_translation("runs/tiny", device="cpu").folder.rows()
          if r["kind"] == "test"][-1]["test_bleu"]

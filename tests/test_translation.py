@@ -1,6 +1,7 @@
 """Lines into lines: order, empty and long lines, any character, seeds that know their line."""
 
 import logging
+import math
 
 import pytest
 import torch
@@ -117,6 +118,16 @@ def test_the_model_comes_back_in_its_mode(data, model):
 def test_limits_of_a_search_are_named():
     with pytest.raises(ValueError, match="max_source is at least 1, not 0"):
         Search(max_source=0)
+    for wrong in (math.nan, math.inf):
+        with pytest.raises(ValueError, match=f"length_penalty is finite, not {wrong}"):
+            Search(length_penalty=wrong)
+
+
+def test_one_string_is_not_taken_for_lines(data, model):
+    with pytest.raises(TypeError, match=r"not one string; pass \[line\]"):
+        translate(model, data.subwords, "abc")
+    with pytest.raises(ValueError, match="lines_per_block is at least 1, not 0"):
+        translate(model, data.subwords, ["abc"], lines_per_block=0)
 
 
 def test_a_text_is_held_against_its_references(data, model):

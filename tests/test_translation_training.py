@@ -9,11 +9,13 @@ import time
 import pytest
 import torch
 
+import drill.evaluation.translated as translated_module
 from drill import checkpoint, translation_training
 from drill.checkpoint import CheckpointError
 from drill.data import IGNORE, PairBatches
 from drill.evaluation.translation_loss import TranslationLoss, translation_loss
 from drill.optim import AdamW
+from drill.parallel import World
 from drill.run_folder import RunFolder, RunFolderError
 from drill.training import Diverged
 from drill.translation_steps import backward, capturing, replayed
@@ -89,6 +91,62 @@ def test_replayed_training_is_launched_training(tmp_path, precision):
         assert a["valid_loss"] == pytest.approx(b["valid_loss"], rel=1e-3)
 
 
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_batch_that_asks_for_nothing_adds_nothing(layer):
+    """As processes get it that are left without pairs at the end of an epoch."""
+    model = small_translator(layer)
+    shards = [PairBatches(small_data(train=1).train, rank=rank, size=2) for rank in range(2)]
+    updates = [list(shard.epoch(0)) for shard in shards]
+    (idle,) = [update for update in updates if update[0].target_tokens == 0]
+    assert float(backward(model, model, idle, 5, 0.1, CPU)) == 0.0
+    for parameter in model.parameters():
+        assert parameter.grad is None or not parameter.grad.any()
+
+
+@pytest.mark.gpu
+def test_an_interrupted_run_of_replays_is_the_same_run(tmp_path):
+    """Up to what a GPU adds in another order, and to which batches are replays."""
+
+    def trained(name: str, rule=None):
+        model = small_translator("deep-residual").cuda()
+        options = {"pad_to": 8, "capture": True, "epochs": 4, "average": 2}
+        return small_training(tmp_path / name, rule=rule, model=model, **options)
+
+    trained("whole")
+    assert not trained("pieces", interrupted_after(9, small_rule())).finished
+    assert trained("pieces").finished
+    whole, pieces = (rows(tmp_path / name) for name in ("whole", "pieces"))
+    assert [row["kind"] for row in pieces] == [row["kind"] for row in whole]
+    for ours, theirs in zip(pieces, whole, strict=True):
+        assert ours["valid_loss"] == pytest.approx(theirs["valid_loss"], rel=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, when inductor is imported
+def test_compiled_training_is_eager_training(tmp_path):
+    for name, compiled in (("compiled", True), ("eager", False)):
+        small_training(
+            tmp_path / name, "plain", dropout=0.0, dtype=torch.float64, updates=2,
+            precision="float32", compile=compiled,
+        )  # fmt: skip
+    ours, theirs = (weights(tmp_path / n / "best.safetensors") for n in ("compiled", "eager"))
+    for name, expected in theirs.items():
+        torch.testing.assert_close(ours[name], expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("compile", "world", "fault"),
+    [
+        (False, World(), None),
+        (True, World(), "training.compile is set"),
+        (False, World(0, 4), "4 processes exchange gradients"),
+    ],
+)
+def test_why_batches_are_not_replayed_is_said(compile, world, fault):
+    found = translation_training._launched_because(compile, world)
+    assert found is None if fault is None else fault in found
+
+
 def test_the_reported_loss_is_that_of_all_tokens_of_the_epoch(tmp_path):
     data = small_data()
     still = AdamW(1e-12, weight_decay=0.0, schedule="constant", warmup=0.0)
@@ -154,6 +212,23 @@ def test_a_validation_inside_an_epoch_has_a_line_of_its_own(tmp_path):
     assert ["valid_bleu" in row for row in held[:-1]] == [i % 2 == 1 for i in range(len(steps))]
 
 
+def test_a_validation_with_bleu_reads_its_text_once(tmp_path, monkeypatch):
+    asked = []
+    real = translation_training.translation_loss
+    for module in (translation_training, translated_module):
+        monkeypatch.setattr(
+            module, "translation_loss", lambda *a, **k: asked.append(len(a[1])) or real(*a, **k)
+        )
+    small_training(tmp_path, epochs=1, bleu_every=1)
+    assert asked == [8, 6]  # lines of valid, then of test
+
+
+def test_the_tested_translations_are_kept(tmp_path):
+    outcome = small_training(tmp_path)
+    kept = (tmp_path / "test.de.hyp").read_text().split("\n")
+    assert kept == [*outcome.test.hypotheses, ""]
+
+
 def test_the_mean_of_the_last_weights_is_tried_and_kept_where_it_is_better(tmp_path):
     """A rate so high that the weights jump about: their mean lies between them."""
     data = small_data()
@@ -169,6 +244,7 @@ def test_the_mean_of_the_last_weights_is_tried_and_kept_where_it_is_better(tmp_p
     assert average["best"]
     assert average["valid_loss"] < best
     assert test["weights"] == "averaged"
+    assert test["averaged_steps"] == average["steps"]
     parts = [weights(tmp_path / "last" / f"recent-{step}.safetensors") for step in average["steps"]]
     for name, tensor in weights(tmp_path / "averaged.safetensors").items():
         mean = sum(part[name] for part in parts) / 3
@@ -331,6 +407,7 @@ def test_a_loss_that_is_no_number_ends_the_run_with_the_last_good_checkpoint(tmp
         ({"average": 0}, "average is at least 1"),
         ({"label_smoothing": 1.0}, r"label_smoothing lies in \[0, 1\)"),
         ({"seed": -1}, "seed lies in 0"),
+        ({"length_penalty": math.inf}, "length_penalty is a finite number, not inf"),
         ({"save_every": math.nan}, "save_every is at least 0 seconds"),
     ],
 )

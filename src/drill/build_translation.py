@@ -46,8 +46,10 @@ from drill.progress import Progress
 from drill.provenance import has_ended, keep_environment
 from drill.recipes import NAME, SettingsError
 from drill.run_folder import RunFolder, RunFolderError
+from drill.translation_steps import own_batches
 from drill.translation_training import TranslationOutcome, train_translator
 from drill.translator import Translator
+from drill.weightless import weightless
 
 
 def pairs(
@@ -85,8 +87,24 @@ def translator(
         transformer = Transformer(source, target, **options, pad=PAD, init_embeddings=True)
         layer = output_layer(settings.layer, target, transformer.output_size, counts)
         return Translator(transformer, layer).to(device)
+    except DataError:  # of counts, whose sentence says it all
+        raise
     except (ValueError, TypeError) as error:
         raise SettingsError(f"the recipe {settings.recipe} makes no model: {error}") from None
+
+
+def rehearse_translation(settings: Settings, processes: World) -> None:
+    """Build the rule, and the model without its memory: faults show before a text is read."""
+    rule(settings)
+    own_batches(settings.training["accumulate"], processes)
+    words = settings.subwords["size"]
+    with weightless():
+        model = translator(settings, words, lambda: [1] * words, "meta")
+    if isinstance(model.layer, SampledSoftmax) and settings.training["label_smoothing"]:
+        raise SettingsError(
+            "training.label_smoothing: needs the probabilities of all labels, which a sampled "
+            "layer does not compute; set it to 0"
+        )
 
 
 def train_translation(
@@ -103,6 +121,7 @@ def train_translation(
         refuse_other(settings, run)
         if processes.first:
             tell_of_the_schedule(settings, run)
+    rehearse_translation(settings, processes)
     kept = Subwords.load(run.subwords) if begun else None
     if not processes.first:
         processes.wait()  # the first process learns and caches what the others read
@@ -110,14 +129,11 @@ def train_translation(
     if processes.first:
         processes.wait()
     torch.manual_seed(settings.training["seed"])
-    model = translator(settings, len(data.subwords), data.target_counts().tolist, device)
-    if isinstance(model.layer, SampledSoftmax) and settings.training["label_smoothing"]:
-        raise SettingsError(
-            "training.label_smoothing: needs the probabilities of all labels, which a sampled "
-            "layer does not compute; set it to 0"
-        )
+    counts: list[int] = data.target_counts().tolist()
+    model = translator(settings, len(data.subwords), lambda: counts, device)
     if processes.first and not has_ended(run, settings):
         data.subwords.save(run.subwords)
+        run.write_text(run.target_counts, json.dumps(counts) + "\n")
         keep_environment(run, settings, model, device, processes, pairs=data.checksum)
         run.write_text(run.recipe, settings.to_toml())
     return train_translator(
@@ -162,12 +178,25 @@ def load_translation(
     subwords = Subwords.load(run.subwords)
     place = pick_device(device) if isinstance(device, str) else device
 
-    def counts() -> list[int]:
-        found: list[int] = _data(run, settings, subwords).target_counts().tolist()
-        return found
-
-    model = translator(settings, len(subwords), counts, place)
+    model = translator(settings, len(subwords), lambda: _counts(run, settings, subwords), place)
     return TranslationRun(run, settings, subwords, model, load_weights(model, run, weights))
+
+
+def _counts(run: RunFolder, settings: Settings, subwords: Subwords) -> list[int]:
+    """How often each label is asked for in training; runs of old have not written it down."""
+    if not run.target_counts.exists():
+        told: list[int] = _data(run, settings, subwords).target_counts().tolist()
+        return told
+    try:
+        found = json.loads(run.target_counts.read_bytes())
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, list) or [type(count) for count in found] != [int] * len(subwords):
+        raise RunFolderError(
+            f"{run.target_counts}: does not hold a count for each of {len(subwords)} subwords; "
+            "restore it from a copy, or remove it where the training text is at hand"
+        )
+    return found
 
 
 def _data(run: RunFolder, settings: Settings, subwords: Subwords) -> TranslationData:

@@ -6,6 +6,8 @@
     environment.json      versions, device, commit, seed
     metrics.jsonl         one line an epoch, and one for the test at the end
     evaluations.jsonl     what `drill evaluate` found since
+    test.de.hyp           a translator's last translations of a split, line by line
+    target_counts.json    how often each of its labels is asked for in training
     best.safetensors      the weights with the lowest validation loss
     averaged.safetensors  the mean of a translator's last weights, where that is better still
     last/                 what an exact resume needs
@@ -45,6 +47,7 @@ class RunFolder:
         self.recipe = self.path / "recipe.toml"
         self.vocabulary = self.path / "vocabulary.json"
         self.subwords = self.path / "subwords.json"
+        self.target_counts = self.path / "target_counts.json"
         self.environment = self.path / "environment.json"
         self.metrics = self.path / "metrics.jsonl"
         self.evaluations = self.path / "evaluations.jsonl"
@@ -76,6 +79,8 @@ class RunFolder:
                 self.recipe,
                 self.vocabulary,
                 self.subwords,
+                self.target_counts,
+                self.hypotheses("*", "*"),
                 self.environment,
                 self.best,
                 self.averaged,
@@ -94,6 +99,13 @@ class RunFolder:
             write_whole(path, content)
         except NotWritten as error:
             raise RunFolderError(str(error)) from None
+
+    def hypotheses(self, split: str, language: str) -> Path:
+        """Translations of a split; ``*`` stands for any."""
+        return self.path / f"{split}.{language}.hyp"
+
+    def write_lines(self, path: Path, lines: Iterable[str]) -> None:
+        self.write_text(path, "".join(f"{line}\n" for line in lines))
 
     def working_folder(self) -> str | None:
         """Where the run was trained last; None where its environment does not tell."""

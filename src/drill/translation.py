@@ -4,9 +4,10 @@ for hypotheses in translate(model, subwords, ["Two cats."]): print(hypotheses[0]
 """
 
 import logging
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 
 import torch
 
@@ -62,6 +63,8 @@ class Search:
     def __post_init__(self) -> None:
         if self.max_source < 1:
             raise ValueError(f"Search: max_source is at least 1, not {self.max_source}")
+        if not math.isfinite(self.length_penalty):
+            raise ValueError(f"Search: length_penalty is finite, not {self.length_penalty}")
 
 
 def translate(
@@ -78,10 +81,13 @@ def translate(
     sooner. A line without words has one empty translation. Labels are encoded once; do not train
     the model meanwhile.
     """
+    if isinstance(lines, str):
+        raise TypeError("translate: lines are several, not one string; pass [line]")
+    if lines_per_block < 1:
+        raise ValueError(f"translate: lines_per_block is at least 1, not {lines_per_block}")
     left = iter(lines)
     blocks = iter(lambda: list(islice(left, lines_per_block)), [])
-    for found in translate_blocks(model, subwords, blocks, search):
-        yield from found
+    return chain.from_iterable(translate_blocks(model, subwords, blocks, search))
 
 
 def translate_blocks(

@@ -5,6 +5,8 @@ and every so many updates, the loop validates and keeps the best weights. Every 
 is saved, so that a run which was killed goes on as if nothing had happened.
 """
 
+import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -15,7 +17,7 @@ import torch
 from drill.checkpoint import copy_into, load_into
 from drill.data import PairBatches, TranslationData
 from drill.evaluation.bleu import corpus_scores
-from drill.evaluation.translated import Translated, translated
+from drill.evaluation.translated import Translated, best_translations, translated
 from drill.evaluation.translation_loss import TranslationLoss, translation_loss
 from drill.interrupts import Interrupts
 from drill.optim import Rule
@@ -38,6 +40,8 @@ from drill.translation import Search
 from drill.translation_position import Limits, TranslationPosition, averaged, restore, save
 from drill.translation_steps import backward, capturing, in_updates, own_batches, replayed
 from drill.translator import Translator
+
+logger = logging.getLogger("drill")
 
 
 @dataclass(frozen=True)
@@ -112,12 +116,19 @@ def train_translator(
         bleu_every=bleu_every,
         average=average,
         beam=beam,
+        length_penalty=length_penalty,
         save_every=save_every,
     )
     corpus_scores(["-"], ["-"])  # a missing package shows now, not at the end
     device = next(model.parameters()).device
     batches = PairBatches(
-        data.train, max_tokens, seed, multiple=pad_to, rank=world.rank, size=world.size
+        data.train,
+        max_tokens,
+        seed,
+        multiple=pad_to,
+        rank=world.rank,
+        size=world.size,
+        subwords=data.subwords,
     )
     own = own_batches(accumulate, world)
     limits = Limits(epochs, updates, max_minutes)
@@ -144,8 +155,12 @@ def train_translator(
     ):
         search = replace(search, autocast=autocast)
         captured = None
-        if capture and device.type == "cuda" and world.size == 1 and not compile:
-            captured = capturing(model, label_smoothing, autocast)
+        if capture and device.type == "cuda":
+            instead = _launched_because(compile, world)
+            if instead is None:
+                captured = capturing(model, label_smoothing, autocast)
+            elif world.first:
+                logger.warning("batches are launched, not replayed as CUDA graphs: %s", instead)
         if at.share(limits) < 1.0 and world.first:
             folder.averaged.unlink(missing_ok=True)  # of a run that was to be shorter
         while at.share(limits) < 1.0:
@@ -205,9 +220,17 @@ def train_translator(
                 model, data.subwords, data.text.test, data.test, search, language=data.language
             )
             at.tick()
-            folder.append(_test_row(at, chosen, fit, test))
+            folder.append(_test_row(at, chosen, fit, test, search))
+            folder.write_lines(folder.hypotheses("test", data.language), test.hypotheses)
         epoch = at.epoch if at.batch else at.epoch - 1
         return TranslationOutcome(True, epoch, at.best_epoch, at.best, world.from_first(test))
+
+
+def _launched_because(compile: bool, world: World) -> str | None:
+    """Why a GPU cannot replay, though it was asked to."""
+    if world.size > 1:
+        return f"{world.size} processes exchange gradients, which no graph holds"
+    return "training.compile is set" if compile else None
 
 
 def _validate(
@@ -226,8 +249,9 @@ def _validate(
     if world.first:
         fit = _fit(at, model, data, search)
         if bleu:
-            found = translated(model, data.subwords, data.text.valid, data.valid, search)
-            more = {"valid_bleu": found.scores.bleu}
+            text = data.text.valid
+            found = best_translations(model, data.subwords, text.source, search)
+            more = {"valid_bleu": corpus_scores(found, text.target).bleu}
     fit = world.from_first(fit)
     better = at.offer(fit, model, average)
     at.tick()
@@ -277,12 +301,18 @@ def _best_weights(
 
 
 def _test_row(
-    at: TranslationPosition, weights: str, valid: TranslationLoss, test: Translated
+    at: TranslationPosition,
+    weights: str,
+    valid: TranslationLoss,
+    test: Translated,
+    search: Search,
 ) -> dict[str, Any]:
+    """``epoch`` is that of the best single weights; of a mean ``averaged_steps`` says of which."""
     return {
         "kind": "test",
         "epoch": at.best_epoch,
         "weights": weights,
+        **({"averaged_steps": sorted(at.recent)} if weights == "averaged" else {}),
         "valid_loss": valid.loss,
         "valid_perplexity": valid.perplexity,
         "test_loss": test.fit.loss,
@@ -292,6 +322,10 @@ def _test_row(
         "test_chrf": test.scores.chrf,
         "test_exact": test.exact,
         "bleu_signature": test.scores.signature,
+        "tokenised_signature": test.scores.tokenised_signature,
+        "chrf_signature": test.scores.chrf_signature,
+        "beam": search.beam,
+        "length_penalty": search.length_penalty,
         "elapsed": at.elapsed,
     }
 
@@ -310,6 +344,7 @@ def check_translation_options(
     bleu_every: int | None,
     average: int,
     beam: int,
+    length_penalty: float,
     save_every: float,
     **_: object,
 ) -> None:
@@ -330,6 +365,8 @@ def check_translation_options(
             raise ValueError(f"{name} is at least 1, not {count}")
     if max_minutes is not None and not max_minutes > 0.0:
         raise ValueError(f"max_minutes is a positive number, not {max_minutes}")
+    if not math.isfinite(length_penalty):
+        raise ValueError(f"length_penalty is a finite number, not {length_penalty}")
     if not 0.0 <= label_smoothing < 1.0:
         raise ValueError(f"label_smoothing lies in [0, 1), not {label_smoothing}")
     if not 0 <= seed < 2**32:

@@ -45,7 +45,7 @@ OF_DYNAMIC = ("lr", "pull", "epsilon", "every", "limit")
 OF_CACHE = ("window", "theta", "share", "published", "chunk")
 SEARCHED = ("lr", "pull", "theta", "share")
 OF_TEXTS = ("dynamic", "cache", "search", "batch_size", "losses", *OF_DYNAMIC, *OF_CACHE)
-OF_TRANSLATORS = ("beam", "length_penalty")
+OF_TRANSLATORS = ("beam", "length_penalty", "words")
 
 
 def evaluate(
@@ -90,6 +90,10 @@ def evaluate(
     length_penalty: Annotated[
         float | None, typer.Option(help="Of a translator: the run's by default.")
     ] = None,
+    words: Annotated[
+        bool,
+        typer.Option("--words", help="Of a translator: which words are right, by frequency."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
     weights: WeightsOption = None,
     precision: Annotated[Precision | None, typer.Option(help="The run's by default.")] = None,
@@ -98,8 +102,9 @@ def evaluate(
 ) -> None:
     """Perplexity of a run's model on its corpus.
 
-    By predicted token (N - 1), and divided by all tokens (N) as published numbers are. Results
-    also go to RUN/evaluations.jsonl.
+    By predicted token (N - 1), and divided by all tokens (N) as published numbers are. Of a
+    translator loss, BLEU and chrF; its translations go to RUN/<split>.<language>.hyp. Results also
+    go to RUN/evaluations.jsonl.
     """
     translator = task_of(run) == TRANSLATION
     given = [name for name in context.params if _is_given(context, name)]
@@ -114,6 +119,7 @@ def evaluate(
                 [each.value for each in split or [Split.valid, Split.test]],
                 beam=beam,
                 length_penalty=length_penalty,
+                words=words,
                 precision=precision.value if precision else None,
                 as_json=as_json,
                 quiet=quiet,

@@ -1,19 +1,25 @@
-"""`drill evaluate` of a translator: loss, BLEU and chrF of its corpus."""
+"""`drill evaluate` of a translator: loss, BLEU and chrF of its corpus, words by frequency."""
 
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
 import typer
 
+from drill.analysis.translation_bands import subword_bands, word_bands
+from drill.analysis.word_accuracy import AccuracyBand
 from drill.build_translation import TranslationRun
-from drill.cli.display import Counter, console
-from drill.data.parallel_text import ParallelText
+from drill.cli.display import Counter, console, note
+from drill.data.parallel_text import ParallelText, read_lines
 from drill.evaluation.translated import translated
+from drill.evaluation.words import LANGUAGES
 from drill.precision import products
 from drill.recipes import SettingsError
+from drill.report.band_tables import accuracy_table
+from drill.run_folder import RunFolderError
 from drill.translation import Search
 
 
@@ -23,11 +29,16 @@ def evaluate_translation(
     *,
     beam: int | None,
     length_penalty: float | None,
+    words: bool,
     precision: str | None,
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Print a line for each split and add it to RUN/evaluations.jsonl."""
+    """Print a line for each split and add it to RUN/evaluations.jsonl.
+
+    The translations become RUN/<split>.<language>.hyp; with ``words`` their accuracy by word
+    frequency is printed too.
+    """
     if "train" in splits:
         raise SettingsError("--split train: a translator is evaluated on valid and test")
     training, device = run.settings.training, torch.device(next(run.model.parameters()).device)
@@ -69,11 +80,45 @@ def evaluate_translation(
             **search,
             "seconds": round(time.monotonic() - start, 3),
         }
+        bands = accuracy_bands(run, split, found.hypotheses) if words else {}
+        row |= {f"{kind}_bands": [asdict(band) for band in each] for kind, each in bands.items()}
+        run.folder.write_lines(run.folder.hypotheses(split, run.data.language), found.hypotheses)
         if as_json:
             typer.echo(json.dumps(row))
         else:
             console().print(_line(row), soft_wrap=True)
+            for kind, each in bands.items():
+                typer.echo(f"\n{accuracy_table({f'{kind}s': each}).markdown()}")
         run.folder.keep_evaluation(row)
+
+
+def kept_bands(run: TranslationRun, split: str) -> dict[str, list[AccuracyBand]]:
+    """``accuracy_bands`` of the translations that the folder of a run keeps."""
+    path = run.folder.hypotheses(split, run.data.language)
+    if not path.exists():
+        raise RunFolderError(
+            f"{path}: is missing, so nobody knows which words are right; make it with `drill "
+            f"evaluate {run.folder.path} --split {split}`"
+        )
+    return accuracy_bands(run, split, read_lines(path))
+
+
+def accuracy_bands(
+    run: TranslationRun, split: str, hypotheses: Sequence[str]
+) -> dict[str, list[AccuracyBand]]:
+    """Of words, where the rules of the target language are known, and of subwords."""
+    data = run.data
+    references = getattr(data.text, split).target
+    found = {}
+    if data.language in LANGUAGES:
+        found["word"] = word_bands(hypotheses, references, data.text.train.target, data.language)
+    else:
+        note(
+            f"words of {data.language} cannot be cut, only those of {' and '.join(LANGUAGES)}: "
+            "subwords alone are counted"
+        )
+    found["subword"] = subword_bands(hypotheses, references, run.subwords, data.target_counts())
+    return found
 
 
 def _line(row: dict[str, Any]) -> str:

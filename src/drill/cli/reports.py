@@ -5,11 +5,25 @@ from typing import Annotated
 
 import typer
 
-from drill.build import load_run
+from drill.analysis.word_accuracy import AccuracyBand
+from drill.build import load_run, task_of
+from drill.build_translation import load_translation
 from drill.cli.compared import Compared
 from drill.cli.display import Counter, console
 from drill.cli.display import note as note_
-from drill.data import CORPORA, NAMES, data_folders, read_corpus
+from drill.cli.evaluate_translation import kept_bands
+from drill.config import TRANSLATION
+from drill.data import (
+    CORPORA,
+    GENERATED,
+    NAMES,
+    PARALLEL_CORPORA,
+    PARALLEL_NAMES,
+    ParallelSplits,
+    data_folders,
+    read_corpus,
+    read_parallel_corpus,
+)
 from drill.recipes import SettingsError
 from drill.report import numbers
 from drill.report.ledger import record as record_run
@@ -30,7 +44,7 @@ def report(
     title: Annotated[str, typer.Option(help="Its heading.")] = "Runs",
     bands: Annotated[
         bool,
-        typer.Option("--bands", help="Read the test text again: loss by word frequency."),
+        typer.Option("--bands", help="By word frequency: loss, or what a translator gets right."),
     ] = False,
     samples: Annotated[int, typer.Option(min=0, help="Texts of each model to show.")] = 0,
     as_markdown: Annotated[
@@ -41,7 +55,8 @@ def report(
     """Write one self-contained page about runs and ledgers.
 
     Tables, curves, settings. With --bands also the loss on rare and frequent words, of each run
-    and against the first one.
+    and against the first one: the test text is read again. Of translators which words are right in
+    the translations that are kept in their folders.
     """
     folders = runs or []
     if not folders and not ledger:
@@ -50,11 +65,17 @@ def report(
         typer.echo(markdown(folders, ledger or []))
         return
     found = Compared()
+    accuracy: dict[str, dict[str, list[AccuracyBand]]] = {}
     if bands or samples:
         names = distinct_names(folders)
         for folder in folders:
             note_(f"reading {folder}")
-            found.add(names[folder], load_run(folder, device=device), bands, samples)
+            if task_of(folder) == TRANSLATION and not samples:
+                run = load_translation(folder, device=device)
+                for kind, each in kept_bands(run, "test").items():
+                    accuracy.setdefault(kind, {})[names[folder]] = each
+            else:
+                found.add(names[folder], load_run(folder, device=device), bands, samples)
     page = write_report(
         folders,
         out,
@@ -62,6 +83,7 @@ def report(
         bands=found.bands,
         changes=found.changes(),
         left_out=found.left_out,
+        accuracy=accuracy,
         samples=found.samples,
         title=title,
     )
@@ -97,10 +119,32 @@ def data(
                 else ("the World English Bible, public domain; comes with drill[demo]")
             )
             shown.print(f"{name:11}  {about}", soft_wrap=True)
+        for name in PARALLEL_NAMES:
+            shown.print(f"{name:11}  {_about_pairs(name)}", soft_wrap=True)
         shown.print(f"looked for in {' and '.join(map(str, data_folders()))}", soft_wrap=True)
+        return
+    if corpus in PARALLEL_NAMES:
+        if minimum_count > 1:
+            raise SettingsError(f"--minimum-count: {corpus} is cut into subwords; leave it out")
+        shown.print(f"{corpus}: {_counted(read_parallel_corpus(corpus))}", soft_wrap=True)
         return
     with Counter("download") as progress:
         found, vocabulary = read_corpus(corpus, minimum_count=minimum_count, progress=progress)
         ids = found.encode(vocabulary)
     counts = "  ".join(f"{name} {len(getattr(ids, name)):,}" for name in ("train", "valid", "test"))
     shown.print(f"{found.name}: {len(vocabulary):,} words; tokens {counts}", soft_wrap=True)
+
+
+def _about_pairs(name: str) -> str:
+    if name == GENERATED:
+        return "English-German numbers and dates, generated; needs drill[demo]"
+    return f"English-German pairs, given as {', '.join(PARALLEL_CORPORA[name].train)}.{{en,de}}"
+
+
+def _counted(text: ParallelSplits) -> str:
+    pairs = "  ".join(f"{split} {len(each):,}" for split, each in text._asdict().items())
+    words = "  ".join(
+        f"{side} {sum(len(line.split()) for line in getattr(text.train, side)):,}"
+        for side in ("source", "target")
+    )
+    return f"pairs {pairs}; words to train on {words}"

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from drill.cli.texts import opened
 from drill.cli.trained import (
     DeviceOption,
     Precision,
@@ -21,6 +20,8 @@ from drill.cli.trained import (
     told,
 )
 from drill.data import DataError
+from drill.data.files import BYTE_ORDER_MARK
+from drill.data.parallel_text import UNPACKING_FAULTS, opened_text
 from drill.precision import products
 from drill.recipes import SettingsError
 from drill.translation import Search, Translation, translate_blocks
@@ -41,7 +42,9 @@ def translate(
     greedy: Annotated[bool, typer.Option("--greedy", help="The likeliest token each.")] = False,
     sample: Annotated[bool, typer.Option("--sample", help="Draw translations at random.")] = False,
     n_best: Annotated[int, typer.Option(min=1, help="Translations of each line.")] = 1,
-    temperature: Annotated[float, typer.Option(help="Of --sample: below 1 safer.")] = 1.0,
+    temperature: Annotated[
+        float | None, typer.Option(help="Of --sample: below 1 safer; 1 by default.")
+    ] = None,
     top_k: Annotated[int | None, typer.Option(min=1, help="Of --sample: only k tokens.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Of --sample: what makes up p.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Of --sample: the same again.")] = None,
@@ -66,7 +69,8 @@ def translate(
         raise SettingsError("--greedy: has one place and draws nothing; leave out the other")
     if sample and (beam is not None or length_penalty is not None):
         raise SettingsError("--sample: has no beam; leave out --beam and --length-penalty")
-    for name, value in (("top-k", top_k), ("top-p", top_p), ("seed", seed)):
+    of_samples = {"temperature": temperature, "top-k": top_k, "top-p": top_p, "seed": seed}
+    for name, value in of_samples.items():
         if value is not None and not sample:
             raise SettingsError(f"--{name}: says something about --sample; add that")
     held = loaded_translator(run, weights, device)
@@ -81,7 +85,7 @@ def translate(
             n_best=n_best,
             length_penalty=0.0 if greedy else penalty,
             sampled=sample,
-            temperature=temperature,
+            temperature=1.0 if temperature is None else temperature,
             top_k=top_k,
             top_p=top_p,
             seed=seed,
@@ -92,18 +96,19 @@ def translate(
         if file is None or str(file) == "-":
             blocks = _blocks(sys.stdin.buffer, "standard input")
         else:
-            blocks = _blocks(stack.enter_context(opened(file)), str(file))
+            blocks = _blocks(stack.enter_context(opened_text(file)), str(file))
         numbers = count(1)
         for block in translate_blocks(held.model, held.subwords, blocks, search):
             for found in block:
-                sys.stdout.write(_written(next(numbers), found, scores or n_best > 1, as_json))
-            sys.stdout.flush()
+                line = _written(next(numbers), found, scores or n_best > 1, as_json)
+                sys.stdout.buffer.write(line.encode("utf-8"))  # whatever the terminal's encoding
+            sys.stdout.buffer.flush()
 
 
 def _blocks(stream: Any, name: str) -> Iterator[list[str]]:
     """Whole lines as they come; of a terminal one by one, of a pipe what is in it."""
     rest, number = b"", 0
-    while chunk := stream.read1(CHUNK):
+    while chunk := _read(stream, name):
         *whole, rest = (rest + chunk).split(b"\n")
         if whole:
             yield _decoded(whole, name, number)
@@ -112,7 +117,19 @@ def _blocks(stream: Any, name: str) -> Iterator[list[str]]:
         yield _decoded([rest], name, number)
 
 
+def _read(stream: Any, name: str) -> bytes:
+    try:
+        chunk: bytes = stream.read1(CHUNK)
+    except UNPACKING_FAULTS as error:
+        raise DataError(
+            f"{name}: cannot be read ({error}); the file is damaged or cut off, get it again"
+        ) from None
+    return chunk
+
+
 def _decoded(lines: list[bytes], name: str, before: int) -> list[str]:
+    if before == 0:
+        lines = [lines[0].removeprefix(BYTE_ORDER_MARK), *lines[1:]]
     found = []
     for number, line in enumerate(lines, start=before + 1):
         try:

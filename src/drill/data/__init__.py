@@ -29,6 +29,7 @@ from drill.data.files import DataError
 from drill.data.numbers_and_dates import ParallelSplits, generate_pairs, numbers_and_dates_corpus
 from drill.data.pair_batches import IGNORE, Padding, PairBatch, PairBatches
 from drill.data.parallel_corpora import (
+    GENERATED,
     PARALLEL_CORPORA,
     PARALLEL_NAMES,
     read_parallel_corpus,
@@ -43,6 +44,7 @@ __all__ = [
     "CORPORA",
     "END",
     "EOS",
+    "GENERATED",
     "IGNORE",
     "KEEP_ALL",
     "NAMES",

@@ -3,11 +3,17 @@
 import gzip
 import lzma
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from drill.data.files import BYTE_ORDER_MARK, DataError, lines_of, read_bytes
+
+GZIP, XZ = b"\x1f\x8b", b"\xfd7zXZ\0"  # what packed files begin with
+
+UNPACKING_FAULTS = (OSError, EOFError, zlib.error, lzma.LZMAError)
 
 
 @dataclass(frozen=True)
@@ -81,13 +87,32 @@ def read_lines(path: Path) -> list[str]:
     return lines_of(text.replace("\r\n", "\n"))
 
 
+@contextmanager
+def opened_text(path: Path) -> Iterator[Any]:
+    """A text to read bytes from, unpacked as it is read; ``UNPACKING_FAULTS`` may come then."""
+    try:
+        stream = path.open("rb")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); name a text file") from None
+    with stream:
+        start = stream.peek(len(XZ))  # it may be a pipe, which cannot go back
+        if start.startswith(GZIP):
+            with gzip.open(stream) as unpacked:
+                yield unpacked
+        elif start.startswith(XZ):
+            with lzma.open(stream) as unpacked:
+                yield unpacked
+        else:
+            yield stream
+
+
 def _unpacked(raw: bytes, path: Path) -> bytes:
     try:
-        if raw.startswith(b"\x1f\x8b"):
+        if raw.startswith(GZIP):
             return gzip.decompress(raw)
-        if raw.startswith(b"\xfd7zXZ\0"):
+        if raw.startswith(XZ):
             return lzma.decompress(raw)
-    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+    except UNPACKING_FAULTS as error:
         raise DataError(
             f"{path}: cannot be unpacked ({error}); the file is damaged or cut off, get it again"
         ) from None

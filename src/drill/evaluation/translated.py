@@ -1,6 +1,6 @@
 """A translator held against a parallel text: loss, BLEU and chrF, sentences that are exact."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from drill.data import Pairs, ParallelText, Subwords
@@ -40,14 +40,26 @@ def translated(
     where there are none.
     """
     fit = translation_loss(model, pairs, autocast=search.autocast)
-    hypotheses = []
-    for done, found in enumerate(translate(model, subwords, text.source, search), start=1):
-        hypotheses.append(found[0].text)
-        if progress is not None:
-            progress(done, len(text))
+    hypotheses = best_translations(model, subwords, text.source, search, progress)
     known = language in LANGUAGES
     scores = corpus_scores(
         hypotheses, text.target, tokenised=known, language=language if known else LANGUAGES[0]
     )
     exact = sum(map(str.__eq__, hypotheses, text.target)) / len(text)
     return Translated(fit, scores, exact, tuple(hypotheses))
+
+
+def best_translations(
+    model: Translator,
+    subwords: Subwords,
+    lines: Sequence[str],
+    search: Search,
+    progress: Progress | None = None,
+) -> list[str]:
+    """The best translation of every line."""
+    best = []
+    for done, found in enumerate(translate(model, subwords, lines, search), start=1):
+        best.append(found[0].text)
+        if progress is not None:
+            progress(done, len(lines))
+    return best

@@ -93,8 +93,7 @@ def record(
     if now.tzinfo is None:
         raise ValueError(f"record: now needs a time zone, such as UTC; {now} has none")
     run = read_run(run_folder)
-    measured = {} if run.bleu is None else {"bleu": run.bleu}
-    row = _row(run, note, _plain(run_folder, {**measured, **(extra or {})}), now)
+    row = _row(run, note, _plain(run_folder, {**run.scores, **(extra or {})}), now)
     with _locked(path) as handle:
         held = _read_all(handle)
         rows = list(_rows(path, held))

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from drill.analysis.frequency import Band, BandChange
+from drill.analysis.word_accuracy import AccuracyBand
 from drill.data.files import write_whole
 from drill.report import ledger
-from drill.report.band_tables import bands_table, changes_table
+from drill.report.band_tables import accuracy_table, bands_table, changes_table
 from drill.report.figures import (
     bands_figure,
     best_so_far,
@@ -45,6 +46,7 @@ def write_report(
     bands: Mapping[str, Sequence[Band]] | None = None,
     changes: Mapping[str, Sequence[BandChange]] | None = None,
     left_out: Sequence[str] = (),
+    accuracy: Mapping[str, Mapping[str, Sequence[AccuracyBand]]] | None = None,
     samples: Mapping[str, Sequence[str]] | None = None,
     title: str = "Runs",
     now: datetime | None = None,
@@ -54,6 +56,7 @@ def write_report(
     bands    loss by word frequency of each model, from ``frequency_bands``
     changes  each model against another, from ``compare_bands``
     left_out words that ``bands`` and ``changes`` exclude, which the page then says
+    accuracy of translators, by ``"word"`` or ``"subword"`` and model, from ``word_accuracy``
     samples  texts of each model
     now      the time the page says; the same input and time give the same bytes
 
@@ -69,6 +72,7 @@ def write_report(
         bands or {},
         changes or {},
         left_out,
+        accuracy or {},
         samples or {},
         title,
         now,
@@ -108,6 +112,7 @@ def html_page(
     bands: Mapping[str, Sequence[Band]],
     changes: Mapping[str, Sequence[BandChange]],
     left_out: Sequence[str],
+    accuracy: Mapping[str, Mapping[str, Sequence[AccuracyBand]]],
     samples: Mapping[str, Sequence[str]],
     title: str,
     now: datetime,
@@ -118,7 +123,7 @@ def html_page(
         ("curves", "Learning curves", _by_corpus(runs, look, "curves")),
         ("time", "Time to a perplexity", _by_corpus(runs, look, "time")),
         ("evaluations", ADAPTED, _evaluations(runs)),
-        ("bands", "Rare and frequent words", _bands(bands, changes, left_out, look)),
+        ("bands", "Rare and frequent words", _bands(bands, changes, left_out, accuracy, look)),
         ("samples", "Samples", _samples(samples, look)),
         ("ledgers", "Ledgers", _ledgers(ledgers)),
         ("settings", "Settings and environment", _settings(runs)),
@@ -234,6 +239,7 @@ def _bands(
     bands: Mapping[str, Sequence[Band]],
     changes: Mapping[str, Sequence[BandChange]],
     left_out: Sequence[str],
+    accuracy: Mapping[str, Mapping[str, Sequence[AccuracyBand]]],
     look: Mapping[str, Look],
 ) -> str:
     parts: list[str | None] = []
@@ -245,6 +251,10 @@ def _bands(
         text = "Above zero more is lost than by the model compared with, below zero less."
         table = changes_table(changes, left_out).html("Loss against the model compared with")
         parts += [changes_figure(changes, look, "bands-change", text), table]
+    for kind, models in accuracy.items():
+        parts.append(
+            accuracy_table(models).html(f"{kind.capitalize()}s that translators get right")
+        )
     return "\n".join(part for part in parts if part is not None)
 
 

@@ -69,6 +69,7 @@ class RunSummary:
     valid_published: float | None
     test_published: float | None
     bleu: float | None  # of a translator, on the test text
+    scores: Mapping[str, Any]  # all figures of that test, and how they were made
     seconds: float | None
     tokens_per_second: float | None  # median over epochs
     device: str | None
@@ -131,6 +132,7 @@ def read_run(folder: Path | str) -> RunSummary:
         epochs=curve[-1].epoch if curve else 0,
         **_best(curve, tests),
         bleu=as_finite(tests[-1].get("test_bleu")) if tests else None,
+        scores=_scores(tests[-1]) if tests else {},
         seconds=elapsed[-1] if elapsed else None,
         tokens_per_second=median(rates) if rates else None,
         device=as_text(environment.get("device")),
@@ -208,6 +210,17 @@ def _curve(path: Path, rows: list[NumberedRow], faults: list[str]) -> list[Epoch
             )
         )
     return curve
+
+
+def _scores(test: Mapping[str, Any]) -> dict[str, Any]:
+    """What a translator's test row says of its translations; {} of a language model's."""
+    if as_finite(test.get("test_bleu")) is None:
+        return {}
+    found = {key: test.get(f"test_{key}") for key in ("bleu", "tokenised_bleu", "chrf", "exact")}
+    found |= {key: test.get(key) for key in ("beam", "length_penalty", "weights")}
+    signatures = ("bleu_signature", "tokenised_signature", "chrf_signature")
+    found["signatures"] = {key: test[key] for key in signatures if as_text(test.get(key))}
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _evaluations(path: Path, faults: list[str]) -> tuple[Mapping[str, Any], ...]:
