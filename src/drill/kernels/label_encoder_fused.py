@@ -12,15 +12,13 @@ import torch
 import triton
 from torch import Tensor
 
-from drill.kernels.label_encoder_products import (
-    arrange,
+from drill.kernels.label_encoder_gradients import (
     finish,
     map_gradient,
-    map_labels,
-    narrow,
     start_gradient,
     sum_over_labels,
 )
+from drill.kernels.label_encoder_products import arrange, map_labels, narrow
 from drill.kernels.label_encoder_steps import Options, drops_columns, masks_of_maps
 from drill.kernels.nll import refuse_second_derivatives
 
