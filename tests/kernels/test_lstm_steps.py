@@ -13,7 +13,7 @@ from drill.kernels.nll import INTERPRETED, TRITON_INSTALLED
 from tests.kernels.lstm_problems import errors, problem, solve
 
 if TRITON_INSTALLED:
-    from drill.kernels import lstm_loops, lstm_steps
+    from drill.kernels import lstm_drop, lstm_loops, lstm_steps
     from drill.kernels.lstm_loops import pieces
 
 pytestmark = pytest.mark.skipif(not TRITON_INSTALLED, reason="Triton is missing")
@@ -113,6 +113,45 @@ def test_nan_comes_out_from_where_it_went_in():
     assert output[2:, 1].isnan().all()
     assert output[:, [0, 2]].isfinite().all()
     assert last[0, 1].isnan().all()
+
+
+@interpreted
+@pytest.mark.usefixtures("float32_products", "nan_in_fresh_memory")
+@pytest.mark.parametrize("hidden", [16, 37])
+def test_weight_drop_is_a_masked_matrix_both_ways(hidden):
+    drop = 0.3
+    x, h, c, weights, wanted = problem(4, 3, 6, hidden, dtype=torch.float32)
+    ones = torch.ones(4 * hidden, hidden)
+    torch.manual_seed(3)
+    seed = torch.randint(2**62, (1,))
+    mask = lstm_drop.undropped(ones, hidden, drop, seed, torch.float32)
+    assert abs((mask == 0).float().mean().item() - drop) < 0.06
+    torch.testing.assert_close(mask.unique(), torch.tensor([0.0, 1 / (1 - drop)]))
+    torch.manual_seed(3)
+    results = lstm(x, h, c, weights, "graph", drop=drop)
+    masked = weights._replace(w_hh=weights.w_hh * mask)
+    truth = lstm(x, h, c, masked, "reference")
+    sums = [
+        sum((r * w).sum() for r, w in zip(each, wanted, strict=True)) for each in (results, truth)
+    ]
+    found, exact = (torch.autograd.grad(each, [x, h, c, *weights]) for each in sums)
+    for a, b in zip([*results, *found], [*truth, *exact], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    assert (found[4] == 0).eq(mask == 0).all()
+    assert not torch.equal(lstm(x, h, c, weights, "graph", drop=drop)[0], results[0])
+
+
+@interpreted
+def test_dropped_weights_are_padded_with_zeros_and_come_back_without():
+    weight = torch.randn(4 * 21, 21)
+    seed = torch.tensor([7])
+    made = lstm_drop.dropped(weight, 32, 0.5, seed, torch.float32).view(4, 32, 32)
+    assert not made[:, 21:].any()
+    assert not made[:, :, 21:].any()
+    back = lstm_drop.undropped(made.view(128, 32), 21, 0.5, seed, torch.float32)
+    kept = back != 0
+    torch.testing.assert_close(back[kept], 4.0 * weight[kept])
+    torch.testing.assert_close(made[:, :21, :21].reshape(84, 21), back / 2)
 
 
 # -- graphs ---------------------------------------------------------------------------------------
@@ -293,3 +332,26 @@ def test_the_encoder_takes_it_for_large_batches():
     assert float((near.detach().float() - exact).norm() / exact.norm()) < 1e-2
     near.float().sum().backward()
     assert all(p.grad.isfinite().all() for p in encoder.parameters())
+
+
+@pytest.mark.gpu
+def test_weight_drop_on_a_gpu_is_live_and_the_same_both_ways():
+    drop = 0.5
+    x, h, c, weights, wanted = problem(9, 50, 40, 100, device="cuda", dtype=torch.float32)
+    torch.manual_seed(3)
+    seed = torch.randint(2**62, (1,), device="cuda")
+    ones = torch.ones(400, 100, device="cuda")
+    mask = lstm_drop.undropped(ones, 100, drop, seed, torch.float32).double()
+    torch.manual_seed(3)
+    results = lstm(x, h, c, weights, "graph", drop=drop)
+    loss = sum((r.float() * w).sum() for r, w in zip(results, wanted, strict=True))
+    found = results, torch.autograd.grad(loss, [x, h, c, *weights])
+    x, h, c, exact, wanted = problem(9, 50, 40, 100, device="cuda")
+    truth = solve("cudnn", x, h, c, exact._replace(w_hh=(exact.w_hh * mask)), wanted)
+    wrong = errors(
+        (found[0], [*found[1][:4], *found[1][5:]]), (truth[0], [*truth[1][:4], *truth[1][5:]])
+    )
+    assert max(wrong) < 6e-3
+    scaled = truth[1][4] * mask
+    assert float((found[1][4].double() - scaled).norm() / scaled.norm()) < 6e-3
+    assert not found[1][4][mask == 0].any()

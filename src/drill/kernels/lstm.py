@@ -65,9 +65,9 @@ def lstm(
     _tell(chosen, reason)
     if chosen == "persistent":
         return _persistent(x, h, c, weights, drop, keep_padding)
-    weights = weights._replace(w_hh=drop_entries(weights.w_hh, drop))
     if chosen == "graph":
-        return _stepwise(x, h, c, weights, keep_padding)
+        return _stepwise(x, h, c, weights, drop, keep_padding)
+    weights = weights._replace(w_hh=drop_entries(weights.w_hh, drop))
     x = x[..., : weights.w_ih.shape[1]]
     return _reference(x, h, c, weights) if chosen == "reference" else _library(x, h, c, weights)
 
@@ -151,14 +151,14 @@ def _persistent(
 
 
 def _stepwise(
-    x: Tensor, h: Tensor, c: Tensor, weights: Weights, keep_padding: bool
+    x: Tensor, h: Tensor, c: Tensor, weights: Weights, drop: float, keep_padding: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     from drill.kernels.lstm_steps import StepwiseLstm
 
     w_ih, w_hh, b_ih, b_hh = weights
     with torch.autocast(x.device.type, enabled=False), torch.cuda.device_of(x):
         bias = b_ih.float() + b_hh.float()
-        output, last = StepwiseLstm.apply(x, h[0], c[0], w_ih, w_hh, bias)
+        output, last = StepwiseLstm.apply(x, h[0], c[0], w_ih, w_hh, bias, drop)
     return _results(output, last, h, c, keep_padding)
 
 

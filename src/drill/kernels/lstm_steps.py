@@ -14,6 +14,7 @@ import triton  # noqa: F401  this module is of no use without it
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from drill.kernels.lstm_drop import dropped, undropped
 from drill.kernels.lstm_loops import BackwardLoop, ForwardLoop, borrowed, multiply
 
 OPERANDS = torch.bfloat16
@@ -26,20 +27,34 @@ ALIGNED = 16
 class StepwiseLstm(torch.autograd.Function):
     """x (T, B, i), h0 and c0 (B, H), weights as of nn.LSTM -> h (T, B, padded), c_T (B, H).
 
-    Both h and x are bfloat16 and may be wider than H and i, the rest being zeros: so a stack of
-    layers stays aligned. h_T is the last row of h.
+    ``drop`` is the share of the entries of W_hh that this call loses, the others growing by
+    1 / (1 - drop). Both h and x are bfloat16 and may be wider than H and i, the rest being zeros:
+    so a stack of layers stays aligned. h_T is the last row of h.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, h0: Tensor, c0: Tensor, w_ih: Tensor, w_hh: Tensor, bias: Tensor
+        ctx: Any,
+        x: Tensor,
+        h0: Tensor,
+        c0: Tensor,
+        w_ih: Tensor,
+        w_hh: Tensor,
+        bias: Tensor,
+        drop: float,
     ) -> tuple[Tensor, Tensor]:
         steps, batch, width = x.shape
         hidden = h0.shape[1]
         padded = -(-hidden // ALIGNED) * ALIGNED
         inputs = x.to(OPERANDS).reshape(steps * batch, width)
         w_in = widened(w_ih, padded, width)
-        w = widened(w_hh, padded, padded)
+        seed: Tensor | None = None
+        if drop > 0.0:
+            # On the device: drawn on the host it would be the same in every replay of a graph.
+            seed = torch.randint(2**62, (1,), device=x.device)
+            w = dropped(w_hh, padded, drop, seed, OPERANDS)
+        else:
+            w = widened(w_hh, padded, padded)
         gates = multiply(inputs, w_in.t())  # (T B, 4 padded), in the end their activations
         h = torch.empty(steps + 1, batch, padded, dtype=OPERANDS, device=x.device)
         c = torch.empty(steps + 1, batch, padded, device=x.device)
@@ -49,7 +64,8 @@ class StepwiseLstm(torch.autograd.Function):
         with borrowed(ForwardLoop, w, batch, hidden, steps) as loop:
             loop.now.copy_(h[0])
             loop.run(0, steps, (bias.float().contiguous(), gates, h, c))
-        ctx.save_for_backward(inputs, w_in, w, gates, h, c)
+        ctx.save_for_backward(inputs, w_in, w, gates, h, c, seed)
+        ctx.drop = drop
         ctx.sizes = (steps, batch, hidden, width, w_ih.shape[1])
         ctx.dtypes = [tensor.dtype for tensor in (x, h0, c0, w_ih, w_hh, bias)]
         return h[1:], c[steps, :, :hidden].clone()
@@ -57,7 +73,7 @@ class StepwiseLstm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dh: Tensor, dc_last: Tensor) -> tuple[Tensor | None, ...]:
-        inputs, w_in, w, gates, h, c = ctx.saved_tensors
+        inputs, w_in, w, gates, h, c, seed = ctx.saved_tensors
         steps, batch, hidden, width, real_width = ctx.sizes
         padded = w.shape[1]
         dgates = torch.empty(steps, batch, 4 * padded, dtype=w.dtype, device=h.device)
@@ -76,10 +92,14 @@ class StepwiseLstm(torch.autograd.Function):
             dw_ih = narrowed(multiply(flat.t(), inputs), hidden, real_width).to(ih_dtype)
         if needs[4]:
             before = h[:steps].view(steps * batch, padded)
-            dw_hh = narrowed(multiply(flat.t(), before), hidden, hidden).to(hh_dtype)
+            dw = multiply(flat.t(), before)
+            if seed is not None:
+                dw_hh = undropped(dw, hidden, ctx.drop, seed, hh_dtype)
+            else:
+                dw_hh = narrowed(dw, hidden, hidden).to(hh_dtype)
         if needs[5]:
             db = narrowed(flat.sum(0, dtype=torch.float32)[:, None], hidden, 1)[:, 0].to(b_dtype)
-        return dx, dh0, dc0, dw_ih, dw_hh, db
+        return dx, dh0, dc0, dw_ih, dw_hh, db, None
 
 
 def widened(weight: Tensor, padded: int, width: int) -> Tensor:

@@ -155,7 +155,7 @@ def finish(
 
 
 @triton.jit
-def _mask(seed, unit, column, hidden, drop):
+def gate_masks(seed, unit, column, hidden, drop):
     """Four tiles, one a gate: 0 with probability ``drop``, else 1 / (1 - drop)."""
     a, b, c, d = tl.rand4x(seed, unit * hidden + column)
     scale = 1.0 / (1.0 - drop)
@@ -187,7 +187,7 @@ def _prepare(
         g = tl.load(at + 2 * hidden * hidden, mask=real, other=0.0).to(tl.float32)
         o = tl.load(at + 3 * hidden * hidden, mask=real, other=0.0).to(tl.float32)
         if DROP:
-            keep_i, keep_f, keep_g, keep_o = _mask(tl.load(seed), unit, column, hidden, drop)
+            keep_i, keep_f, keep_g, keep_o = gate_masks(tl.load(seed), unit, column, hidden, drop)
             i, f, g, o = i * keep_i, f * keep_f, g * keep_g, o * keep_o
         i, f, g, o = i.to(tl.bfloat16), f.to(tl.bfloat16), g.to(tl.bfloat16), o.to(tl.bfloat16)
         inside = (unit < PADDED) & (column < PADDED)
@@ -260,7 +260,7 @@ def _finish(
         g = tl.load(at + 2 * PADDED, mask=real, other=0.0)
         o = tl.load(at + 3 * PADDED, mask=real, other=0.0)
         if DROP:
-            keep_i, keep_f, keep_g, keep_o = _mask(tl.load(seed), unit, column, hidden, drop)
+            keep_i, keep_f, keep_g, keep_o = gate_masks(tl.load(seed), unit, column, hidden, drop)
             i, f, g, o = i * keep_i, f * keep_f, g * keep_g, o * keep_o
         to = made_hh + unit * hidden + column
         tl.store(to, i, mask=real)
