@@ -146,6 +146,8 @@ class RecordedSteps(Steps):
     def _look_for_changes(self) -> None:
         """Forget graphs of what is no longer so."""
         now = standing(self.modules, self.parameters)
+        if now != self.standing:
+            self.seen.clear()  # other modes may take other kernels, which are to be loaded first
         if self.rule.phase is not self.phase or now != self.standing:
             self.replays.clear()
             self.phase, self.standing = self.rule.phase, now

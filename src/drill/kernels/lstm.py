@@ -62,7 +62,8 @@ def lstm(
     """
     _check_shapes(x, h, c, weights)
     chosen, reason = choose(impl, x, weights.w_hh)
-    _tell(chosen, reason)
+    if not torch.compiler.is_compiling():
+        _tell(chosen, reason)
     if chosen == "persistent":
         return _persistent(x, h, c, weights, drop, keep_padding)
     if chosen == "graph":
