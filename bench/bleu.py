@@ -1,4 +1,8 @@
-"""Translators of a ledger by their output layer: BLEU of every seed, its mean and spread."""
+"""Translators of a ledger by their output layer: BLEU of every seed, its mean and spread.
+
+Runs stand together where they differ by their seed alone. Of a recipe that was trained with several
+settings the latest stand here, and of a seed that was trained twice the latest run.
+"""
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -17,20 +21,32 @@ def table(rows: Sequence[Row]) -> Iterable[str]:
     yield "| corpus | layer | parameters | BLEU of each seed | mean | spread | over tied |"
     yield "|---|---|---:|---:|---:|---:|---:|"
     for corpus, found in groupby(sorted(scored, key=corpus_of), corpus_of):
-        layers: dict[str, list[Row]] = {}
-        for row in found:
-            layers.setdefault(row.layer, []).append(row)
-        base = average(layers[BASE]) if BASE in layers else None
-        for layer in sorted(layers, key=lambda name: (name != BASE, average(layers[name]))):
-            runs = sorted(layers[layer], key=lambda row: row.seed)
+        groups = latest(list(found))
+        bases = [runs for runs in groups if runs[0].layer == BASE]
+        base = average(bases[0]) if bases else None
+        for runs in sorted(groups, key=lambda runs: (runs[0].layer != BASE, average(runs))):
             scores = [row.extra["bleu"] for row in runs]
             spread = f"{stdev(scores):.2f}" if len(scores) > 1 else ""
-            over = "" if base is None or layer == BASE else f"{average(runs) - base:+.2f}"
+            alone = base is None or runs[0].layer == BASE
+            over = "" if alone else f"{average(runs) - base:+.2f}"
             each = ", ".join(f"{score:.1f}" for score in scores)
             yield (
-                f"| {corpus} | {layer} | {runs[0].parameters:,} | {each} | {average(runs):.2f} | "
-                f"{spread} | {over} |"
+                f"| {corpus} | {runs[0].layer} | {runs[0].parameters:,} | {each} | "
+                f"{average(runs):.2f} | {spread} | {over} |"
             )
+
+
+def latest(rows: Sequence[Row]) -> list[list[Row]]:
+    """Runs of each recipe and layer with the settings recorded last, one a seed, by seed."""
+    settings: dict[tuple[str, str], str] = {}
+    runs: dict[tuple[str, str, str], dict[int, Row]] = {}
+    for row in sorted(rows, key=lambda row: row.recorded):
+        settings[row.recipe, row.layer] = row.settings_digest
+        runs.setdefault((row.recipe, row.layer, row.settings_digest), {})[row.seed] = row
+    return [
+        [row for _, row in sorted(runs[recipe, layer, digest].items())]
+        for (recipe, layer), digest in settings.items()
+    ]
 
 
 def corpus_of(row: Row) -> str:
