@@ -462,6 +462,30 @@ def test_a_report_shows_the_words_that_translators_get_right(drill, tmp_path):
     assert "make it with `drill evaluate" in err
 
 
+@pytest.mark.parametrize(
+    ("changes", "kind"), [([], "PegasusForConditionalGeneration"), (["post"], "MarianMTModel")]
+)
+def test_export_writes_what_the_norms_say(drill, here, tmp_path, changes, kind):
+    run = "runs/tiny"
+    if changes:
+        run = str(tmp_path / "run")
+        train_run(small("encoder.norm=post", "training.updates=3"), run, device="cpu")
+    code, out, err = drill("export", run, str(tmp_path / "out"), "--positions", "64")
+    assert code == 0, err
+    assert f"wrote {tmp_path / 'out'}: a {kind[:6]}" in out
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert config["architectures"] == [kind]
+    assert config["max_position_embeddings"] == 64
+
+
+def test_what_cannot_be_exported_is_named(drill, here, tmp_path):
+    train_run(small("layer.name=dual", "training.updates=1"), tmp_path / "run", device="cpu")
+    code, _, err = drill("export", str(tmp_path / "run"), str(tmp_path / "out"))
+    assert code == 1
+    assert "Marian has no place for that" in err
+    assert not (tmp_path / "out").exists()
+
+
 def test_data_counts_parallel_corpora(drill, here, monkeypatch):
     (here / "data" / "multi30k").mkdir(parents=True, exist_ok=True)
     parts = {"train": "train", "valid": "val", "test": "test_2016_flickr"}

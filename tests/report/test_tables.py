@@ -1,8 +1,10 @@
 """What the tables say, from synthetic runs whose figures are known."""
 
+import json
+
 from drill.recipes import recipe_names
 from drill.report import ledger
-from drill.report.paper import FINETUNED, PAPER
+from drill.report.paper import FINETUNED, PAPER, PAPER_BLEU
 from drill.report.runs import read_run, read_runs
 from drill.report.tables import (
     epochs_table,
@@ -26,6 +28,7 @@ def cells(table, row=0):
 
 def test_every_row_of_the_paper_is_a_recipe():
     assert {name.partition("+")[0].removesuffix(FINETUNED) for name in PAPER} <= set(recipe_names())
+    assert set(PAPER_BLEU) <= set(recipe_names())
 
 
 def test_a_run_stands_beside_the_paper(tmp_path):
@@ -150,6 +153,22 @@ def test_models_that_learn_from_the_text_stand_beside_the_papers(tmp_path):
         ["tuned", "tied", "cache", "", "53.10", "53.9 / 52.8", "+0.2"],
         ["plain", "tied", "cache", "", "54.00", "53.9 / 52.8 ft", ""],
     ]
+
+
+def test_translators_stand_beside_the_papers_bleu(tmp_path):
+    """Over tokenised text, as the paper's is; the other BLEU has its own column."""
+    run = write_run(tmp_path / "a", recipe="wmt14-drill")
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    test = {**json.loads(lines[-1]), "test_bleu": 27.0, "test_tokenised_bleu": 27.6}
+    (run / "metrics.jsonl").write_text("\n".join([*lines[:-1], json.dumps(test)]) + "\n")
+    ledger.record(run, tmp_path / "runs.jsonl")
+    rows = ledger.read(tmp_path / "runs.jsonl")
+    for table in (runs_table([read_run(run)]), recipes_table(rows), ledger_table(rows)):
+        assert cells(table)["paper"] == "28.1 BLEU"
+        assert cells(table)["gap"] == "-0.5"
+        assert [note for note in table.notes if "tokenised" in note]
+        assert not [note for note in table.notes if "divided by all" in note]
+    assert rows[0].extra["tokenised_bleu"] == 27.6
 
 
 def test_figures_in_tables_of_their_own_have_no_column(tmp_path):

@@ -9,6 +9,7 @@ import typer
 from drill import __version__
 from drill.cli.demo import demo
 from drill.cli.evaluate import evaluate
+from drill.cli.export import export
 from drill.cli.faults import FAULTS, sentence
 from drill.cli.layers import layers
 from drill.cli.reports import data, record, report
@@ -33,6 +34,7 @@ for command in (
     generate,
     score,
     translate,
+    export,
     report,
     record,
     data,

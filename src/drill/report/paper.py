@@ -2,7 +2,8 @@
 
 Its perplexities divide by all tokens of a text, the first of each column among them, so only our
 ``*_published`` ones compare with them; those of dynamic evaluation divide by the predicted tokens,
-as our ``perplexity`` does. Most of its rows are of finetuned models, which `drill finetune` makes
+as our ``perplexity`` does. Its BLEU is over tokenised text, so our ``tokenised_bleu`` compares with
+it. Most of its rows are of finetuned models, which `drill finetune` makes
 from a run; the mixtures and the adaptive baselines are quoted there from their own papers.
 """
 
@@ -48,6 +49,13 @@ PAPER: Mapping[str, Perplexities] = {
     "wt2-drill-4-finetune+dynamic": Perplexities(43.9, 42.0),
     "wt2-mos-finetune+dynamic": Perplexities(42.41, 40.68),
 }
+
+PAPER_BLEU: Mapping[str, float] = {
+    "wmt14-tied": 27.3,
+    "wmt14-dual": 27.5,
+    "wmt14-drill": 28.1,
+}
+"""English-German, newstest2014, over tokenised text; of the test alone."""
 
 CURVES: Mapping[str, Mapping[int, float]] = {
     "ptb-tied": {

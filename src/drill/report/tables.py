@@ -6,7 +6,7 @@ from statistics import mean, stdev
 from drill.report import numbers
 from drill.report.ledger import Row
 from drill.report.markup import Column, Table
-from drill.report.paper import FINETUNED, PAPER, Perplexities
+from drill.report.paper import FINETUNED, PAPER, PAPER_BLEU, Perplexities
 from drill.report.plot import linear_ticks, log_ticks
 from drill.report.run_files import as_finite
 from drill.report.runs import ADAPTIVE, RunSummary
@@ -23,6 +23,10 @@ ADAPTIVE_NOTE = (
 )
 PREDICTED_ONLY = ("dynamic",)  # kinds whose published figures divide by N - 1
 TUNED_NOTE = "ft: the paper has this model finetuned only, which is no fair comparison."
+BLEU_NOTE = (
+    "Paper and gap of a translator are of BLEU over tokenised text, of the test; the gap is ours "
+    "less the paper's."
+)
 SPREAD_NOTE = (
     "± is half the range of two runs, the standard deviation of more; perplexities are of runs "
     "that have been tested, where there are any."
@@ -188,8 +192,18 @@ def _bleu(each: Result) -> float | None:
     return each.bleu if isinstance(each, RunSummary) else as_finite(each.extra.get("bleu"))
 
 
+def _tokenised_bleu(each: Result) -> float | None:
+    scores = each.scores if isinstance(each, RunSummary) else each.extra
+    return as_finite(scores.get("tokenised_bleu"))
+
+
 def _paper(recipe: str | None, added: str = "") -> str:
-    """Validation / test of the paper, where it has this model or at least a finetuned one."""
+    """Validation / test of the paper, where it has this model or at least a finetuned one.
+
+    Of a translator its BLEU.
+    """
+    if bleu := PAPER_BLEU.get(f"{recipe}{added}"):
+        return f"{bleu} BLEU"
     if paper := PAPER.get(f"{recipe}{added}"):
         return " / ".join(map(str, paper))
     tuned = PAPER.get(f"{recipe}{FINETUNED}{added}")
@@ -197,6 +211,9 @@ def _paper(recipe: str | None, added: str = "") -> str:
 
 
 def _gap(recipe: str | None, results: Sequence[Result]) -> str:
+    if bleu := PAPER_BLEU.get(recipe or ""):
+        ours = _mean(map(_tokenised_bleu, results))
+        return "" if ours is None else numbers.change(ours - bleu)
     valid = _mean(each.valid_published for each in results)
     return _less(valid, _mean(each.test_published for each in results), PAPER.get(recipe or ""))
 
@@ -210,7 +227,9 @@ def _less(valid: float | None, test: float | None, paper: Perplexities | None) -
 
 def _paper_notes(table: Sequence[Sequence[str]], paper: int, gap_note: str = GAP_NOTE) -> list[str]:
     """What the columns ``paper`` and ``gap`` mean, where anything stands in them."""
-    notes = [gap_note] if any(row[paper + 1] for row in table) else []
+    gaps = [row[paper].endswith(" BLEU") for row in table if row[paper + 1]]
+    notes = [gap_note] if not all(gaps) else []
+    notes += [BLEU_NOTE] if any(gaps) else []
     return [*notes, TUNED_NOTE] if any(row[paper].endswith(" ft") for row in table) else notes
 
 

@@ -1,0 +1,29 @@
+"""`drill export`: a trained translator for the package transformers."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from drill.cli.trained import RunFolderArgument, WeightsOption, loaded_translator, told
+from drill.export import export_marian
+
+
+def export(
+    run: RunFolderArgument,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to write it.")],
+    positions: Annotated[
+        int, typer.Option(min=1, help="Longest sentence of the copy, in subwords.")
+    ] = 1024,
+    weights: WeightsOption = None,
+) -> None:
+    """Write a translator as a folder that transformers loads without drill.
+
+    With encoder.norm=post it is a MarianMTModel, else a PegasusForConditionalGeneration; the output
+    layer is folded into one matrix.
+    """
+    held = loaded_translator(run, weights, "cpu")
+    with told():
+        written = export_marian(held.model, held.subwords, folder, positions=positions)
+    kind = "Marian" if held.model.transformer.norm == "post" else "Pegasus"
+    typer.echo(f"wrote {written}: a {kind} model, of the {held.weights} weights")
