@@ -17,7 +17,7 @@ def export(
     ] = 1024,
     weights: WeightsOption = None,
 ) -> None:
-    """Write a translator as a folder that transformers loads without drill.
+    """Write a translator for the package transformers.
 
     With encoder.norm=post it is a MarianMTModel, else a PegasusForConditionalGeneration; the output
     layer is folded into one matrix.
