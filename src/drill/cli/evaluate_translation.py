@@ -82,13 +82,13 @@ def evaluate_translation(
         }
         bands = accuracy_bands(run, split, found.hypotheses) if words else {}
         row |= {f"{kind}_bands": [asdict(band) for band in each] for kind, each in bands.items()}
-        run.folder.write_lines(run.folder.hypotheses(split, run.data.language), found.hypotheses)
         if as_json:
             typer.echo(json.dumps(row))
         else:
             console().print(_line(row), soft_wrap=True)
             for kind, each in bands.items():
                 typer.echo(f"\n{accuracy_table({f'{kind}s': each}).markdown()}")
+        run.folder.write_lines(run.folder.hypotheses(split, run.data.language), found.hypotheses)
         run.folder.keep_evaluation(row)
 
 
