@@ -98,6 +98,10 @@ def test_a_run_is_a_folder_of_plain_files(place):
     environment = json.loads((place / "runs/tiny/environment.json").read_text())
     assert environment["vocabulary_size"] == 7
     assert environment["tf32"] is False
+    assert environment["ways"] == [
+        "LSTM cudnn (products are not in bfloat16)",
+        "steps launched one by one: CUDA graphs need an NVIDIA GPU, not cpu",
+    ]
 
 
 def test_the_same_command_again_says_the_same(drill):
@@ -402,6 +406,20 @@ def test_evaluate_writes_the_loss_of_every_token(drill, place):
         (["score", "runs/tiny", "missing.txt"], "missing.txt: cannot be read"),
         (["train", "ptb-tide"], "did you mean ptb-tied"),
         (["train", "tiny.toml", "--set", "layer.detph=1"], "did you mean depth?"),
+        (
+            [
+                "train",
+                "tiny.toml",
+                "--device",
+                "cpu",
+                "--name",
+                "p",
+                "-q",
+                "--set",
+                "encoder.impl=persistent",
+            ],
+            "the recipe tiny: lstm: impl persistent does not run here: it needs an NVIDIA GPU",
+        ),
         (
             ["train", "demo-tied", "--set", "layer.detph=3"],
             "is no setting of tied; did you mean depth of deep-residual? then set layer.name too",

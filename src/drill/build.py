@@ -27,10 +27,12 @@ from drill.machine import pick_device
 from drill.models import LanguageModel
 from drill.optim import RULES, Rule
 from drill.parallel import World, world
+from drill.precision import autocast_dtype
 from drill.progress import Progress
 from drill.provenance import has_ended, keep_environment
 from drill.recipes import NAME, SettingsError
 from drill.run_folder import RunFolder, RunFolderError
+from drill.steps import ways, why_not_recorded
 from drill.training import Outcome, train
 from drill.translation_training import TranslationOutcome
 from drill.weightless import weightless
@@ -169,19 +171,35 @@ def train_language_model(
         if vocabulary_of(start) != vocabulary:
             raise DataError(f"{start.path}: was trained with another vocabulary; start elsewhere")
         load_into(model, start.best)
+    trains_by = rule(settings)
     if processes.first and not has_ended(run, settings):
         vocabulary.save(run.vocabulary)
-        keep_environment(run, settings, model, device, processes)
+        found = _ways(settings, model, trains_by, processes)
+        keep_environment(run, settings, model, device, processes, found)
         run.write_text(run.recipe, settings.to_toml())
     return train(
         model,
         ids,
         run,
-        rule(settings),
+        trains_by,
         **settings.training,
         world=processes,
         progress=progress,
     )
+
+
+def _ways(settings: Settings, model: LanguageModel, trains_by: Rule, processes: World) -> list[str]:
+    """Which LSTM is used and how steps are made, and why."""
+    given = settings.training
+    trains_by.begin(model.named_parameters())  # what it can do depends on what it changes
+    obstacle = why_not_recorded(
+        model, trains_by, given["capture"], processes.size, given["micro_batch"]
+    )
+    batch = given["batch_size"] // processes.size
+    try:
+        return ways(model, obstacle, batch, autocast_dtype(given["precision"]))
+    except ValueError as error:  # encoder.impl names what does not run here
+        raise SettingsError(f"the recipe {settings.recipe}: {error}") from None
 
 
 def refuse_other(settings: Settings, run: RunFolder) -> None:

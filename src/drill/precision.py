@@ -19,10 +19,14 @@ def products(precision: Precision, device: torch.device) -> Iterator[torch.dtype
     for place in places:
         place.allow_tf32 = precision != "float32"
     try:
-        yield torch.bfloat16 if precision == "bfloat16" else None
+        yield autocast_dtype(precision)
     finally:
         for place, allowed in zip(places, before, strict=True):
             place.allow_tf32 = allowed
+
+
+def autocast_dtype(precision: Precision) -> torch.dtype | None:
+    return torch.bfloat16 if precision == "bfloat16" else None
 
 
 def autocast_to(device: torch.device, dtype: torch.dtype | None) -> Any:

@@ -8,6 +8,7 @@ and start stay those of the training.
 import datetime
 import platform
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,14 @@ def keep_environment(
     model: LanguageModel | Translator,
     device: torch.device,
     processes: World,
+    ways: Sequence[str] = (),
     **more: Any,
 ) -> None:
-    """Tell of a run that begins or goes on; not of one that ``has_ended``."""
+    """Tell of a run that begins or goes on, and the ``ways`` it is trained in where they are known;
+    not of one that ``has_ended``."""
     life = _life(settings, device, processes)
+    if ways:
+        life["ways"] = list(ways)
     told = run.read_environment() if run.last.exists() or run.best.exists() else None
     if told is None:
         about = {

@@ -210,13 +210,21 @@ def steps(
     """Replayed steps where that is wanted and possible, else launched ones; the log says why."""
     obstacle = why_not_recorded(model, rule, capture, world_size, micro_batch)
     if data.is_cuda:
-        with autocast_to(data.device, settings.get("autocast")):
-            parts = model.encoder.ways(data.shape[1])
-        way = "replayed as CUDA graphs" if obstacle is None else f"launched one by one: {obstacle}"
-        logger.info("training on %s: %s", data.device, "; ".join([*parts, f"steps {way}"]))
+        found = ways(model, obstacle, data.shape[1], settings.get("autocast"))
+        logger.info("training on %s: %s", data.device, "; ".join(found))
     if obstacle is None:
         return RecordedSteps(model, data, rule, **settings)
     return Steps(trained, data, rule, micro_batch=micro_batch, **settings)
+
+
+def ways(
+    model: LanguageModel, obstacle: str | None, batch: int, autocast: torch.dtype | None
+) -> list[str]:
+    """How a run is trained where the model is; ``obstacle`` is what ``why_not_recorded`` gives."""
+    with autocast_to(next(model.parameters()).device, autocast):
+        parts = model.encoder.ways(batch)
+    steps = "replayed as CUDA graphs" if obstacle is None else f"launched one by one: {obstacle}"
+    return [*parts, f"steps {steps}"]
 
 
 def why_not_recorded(
