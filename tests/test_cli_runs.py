@@ -47,6 +47,8 @@ bptt = 10
 batch_size = 8
 """
 
+ON_A_CPU = ("train", "tiny.toml", "--device", "cpu")
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
@@ -407,17 +409,7 @@ def test_evaluate_writes_the_loss_of_every_token(drill, place):
         (["train", "ptb-tide"], "did you mean ptb-tied"),
         (["train", "tiny.toml", "--set", "layer.detph=1"], "did you mean depth?"),
         (
-            [
-                "train",
-                "tiny.toml",
-                "--device",
-                "cpu",
-                "--name",
-                "p",
-                "-q",
-                "--set",
-                "encoder.impl=persistent",
-            ],
+            [*ON_A_CPU, "--name", "p", "-q", "--set", "encoder.impl=persistent"],
             "the recipe tiny: lstm: impl persistent does not run here: it needs an NVIDIA GPU",
         ),
         (
