@@ -449,3 +449,38 @@ def test_the_embedding_starts_small_and_every_word_of_it_is_trained(texts):
     ids = torch.arange(len(vocabulary))[:, None]
     model.encoder(ids).output.sum().backward()
     assert (weight.grad.abs().sum(1) > 0).all()
+
+
+def test_a_finished_run_without_its_checkpoint_is_not_trained_over(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = tiny_text(tmp_path)
+    train_run(settings, "runs/done", device="cpu")
+    before = Path("runs/done/metrics.jsonl").read_bytes()
+    shutil.rmtree("runs/done/last")
+    with pytest.raises(RunFolderError, match=r"finished run whose last/ is gone.*another --name"):
+        train_run(settings, "runs/done", device="cpu")
+    assert Path("runs/done/metrics.jsonl").read_bytes() == before
+
+
+def test_a_lower_limit_does_not_end_a_longer_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = tiny_text(tmp_path)
+    train_run(settings.changed(training={"epochs": 3}), "runs/long", device="cpu")
+    recipe_before = Path("runs/long/recipe.toml").read_text()
+    with pytest.raises(RunFolderError, match=r"has trained 3 of its 3 epochs, more than the 1 ask"):
+        train_run(settings.changed(training={"epochs": 1}), "runs/long", device="cpu")
+    assert Path("runs/long/recipe.toml").read_text() == recipe_before
+
+
+def test_a_run_that_does_not_begin_leaves_no_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = tiny_text(tmp_path).changed(data={"corpus": "nowhere.txt"})
+    with pytest.raises(DataError):
+        train_run(settings, "runs/none", device="cpu")
+    assert not Path("runs/none").exists()
+
+
+def tiny_text(path):
+    (path / "text.txt").write_text("the lamp is lit\nthe boat is late\n" * 60)
+    small = ["encoder.width=8", "encoder.hidden_size=8", "training.batch_size=4", "training.bptt=5"]
+    return recipe("demo-tied", [f"data.corpus={path / 'text.txt'}", *small])

@@ -228,7 +228,7 @@ def test_evaluate_searches_on_validation_only(drill, kind):
     limit = ("--limit", "60", "--every", "20") if kind == "--dynamic" else ()
     code, out, err = drill("evaluate", "runs/tiny", kind, "--search", *limit, "--device", "cpu")
     assert code == 0, err
-    assert err.startswith("search: ")
+    assert err.startswith("tuned on validation: ")
     assert len(out.splitlines()) == 2
     assert f"{kind[2:]} test" in out
 
@@ -569,3 +569,16 @@ def test_a_closed_pipe_ends_without_a_word(drill, monkeypatch, words):
         sys.stdout.close()
     assert code == 141
     assert err.replace("going on with tiny in runs/tiny\n", "") == ""
+
+
+def test_a_report_of_all_in_a_folder_leaves_out_what_is_no_run(tmp_path, capsys):
+    run, page, remains = tmp_path / "run", tmp_path / "demo.html", tmp_path / "remains"
+    run.mkdir()
+    (run / "metrics.jsonl").write_text("")
+    page.write_text("<html>")
+    remains.mkdir()
+    reports = importlib.import_module("drill.cli.reports")
+    assert reports._without_others([page, run, remains]) == [run]
+    told = capsys.readouterr().err
+    assert f"{page}: holds no run, so it is left out" in told.replace("\n", " ")
+    assert reports._without_others([page]) == [page]  # said where it is read

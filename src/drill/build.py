@@ -155,6 +155,7 @@ def train_language_model(
     begun = run.last.exists() or run.best.exists()  # else there is nothing to keep
     if begun and run.recipe.exists():
         refuse_other(settings, run)
+        refuse_to_lose(settings, run)
         if processes.first:
             tell_of_the_schedule(settings, run)
     rehearse(settings)
@@ -200,6 +201,26 @@ def _ways(settings: Settings, model: LanguageModel, trains_by: Rule, processes: 
         return ways(model, obstacle, batch, autocast_dtype(given["precision"]))
     except ValueError as error:  # encoder.impl names what does not run here
         raise SettingsError(f"the recipe {settings.recipe}: {error}") from None
+
+
+def refuse_to_lose(settings: Settings, run: RunFolder) -> None:
+    """What a finished run found is not trained over, nor does a lower limit end a longer run."""
+    done = [row["epoch"] for row in run.rows() if row["kind"] == "epoch"]
+    tested = any(row["kind"] == "test" for row in run.rows())
+    if not run.last.exists():
+        if tested and run.best.exists():
+            raise RunFolderError(
+                f"{run.path}: holds a finished run whose last/ is gone, so it cannot go on; give "
+                "this one another --name, or remove the folder"
+            )
+        return
+    asked = settings.training["epochs"]
+    own = saved(run.recipe).training["epochs"] if run.recipe.exists() else asked
+    if done and asked < own and asked < max(done):
+        raise RunFolderError(
+            f"{run.path}: has trained {max(done)} of its {own} epochs, more than the {asked} asked "
+            f"for; say --set training.epochs={own} to go on, or give this one another --name"
+        )
 
 
 def refuse_other(settings: Settings, run: RunFolder) -> None:

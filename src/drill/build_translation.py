@@ -21,6 +21,7 @@ from drill.build import (
     load_weights,
     output_layer,
     refuse_other,
+    refuse_to_lose,
     rule,
     settings_of,
     tell_of_the_schedule,
@@ -119,6 +120,7 @@ def train_translation(
     begun = run.last.exists() or run.best.exists()  # else there is nothing to keep
     if begun and run.recipe.exists():
         refuse_other(settings, run)
+        refuse_to_lose(settings, run)
         if processes.first:
             tell_of_the_schedule(settings, run)
     rehearse_translation(settings, processes)

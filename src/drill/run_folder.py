@@ -16,6 +16,7 @@ Every file is written whole and renamed into place, but ``metrics.jsonl``: it gr
 cuts it back to where the checkpoint stood.
 """
 
+import contextlib
 import json
 import logging
 import math
@@ -88,7 +89,17 @@ class RunFolder:
                 self.recent("*"),
             ):
                 remove_parts(path)
-            yield
+            try:
+                yield
+            finally:
+                self._leave_nothing()
+
+    def _leave_nothing(self) -> None:
+        """A folder in which nothing was begun goes again."""
+        with contextlib.suppress(OSError):
+            if [path.name for path in self.path.iterdir()] == [".lock"]:
+                (self.path / ".lock").unlink()
+                self.path.rmdir()
 
     def write_json(self, path: Path, value: Any) -> None:
         self.write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")

@@ -77,7 +77,7 @@ def test_a_result_is_recorded_once_unless_forced(tmp_path):
     run, path = write_run(tmp_path / "a"), tmp_path / "runs.jsonl"
     record(run, path)
     copy = write_run(tmp_path / "copy")
-    with pytest.raises(LedgerError, match=r"copy: is already in .*runs.jsonl, line 1; force"):
+    with pytest.raises(LedgerError, match=r"copy: is already in .*runs.jsonl, line 1; say --force"):
         record(copy, path)
     assert len(lines(path)) == 1
     record(copy, path, "again", force=True)

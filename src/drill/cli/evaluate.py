@@ -251,7 +251,7 @@ def _dynamic(
             note("stopped; every setting that was tried is kept, the same command goes on")
             raise
         settings = dict(best.settings)
-        note(f"search: lr {settings['lr']:g}, pull {settings['lamb']:g}")
+        note(f"tuned on validation: lr {settings['lr']:g}, pull {settings['lamb']:g}")
     for split in splits:
         with Counter(f"dynamic, {split}", quiet) as progress:
             found = dynamic_perplexity(
@@ -294,7 +294,7 @@ def _cached(
         with Counter("search on validation", quiet) as progress:
             best = cache_search(run.model, run.ids.valid, **common, progress=progress).best
         theta, share = best.settings["theta"], best.settings["lamb"]
-        note(f"search: theta {theta:g}, share {share:g}")
+        note(f"tuned on validation: theta {theta:g}, share {share:g}")
     for split in splits:
         start = time.monotonic()
         with Counter(f"cache, {split}", quiet) as progress:

@@ -28,7 +28,7 @@ from drill.recipes import SettingsError
 from drill.report import numbers
 from drill.report.ledger import record as record_run
 from drill.report.page import markdown, write_report
-from drill.report.runs import distinct_names
+from drill.report.runs import distinct_names, is_run
 
 
 def report(
@@ -58,7 +58,7 @@ def report(
     and against the first one: the test text is read again. Of translators which words are right in
     the translations that are kept in their folders.
     """
-    folders = runs or []
+    folders = _without_others(runs or [])
     if not folders and not ledger:
         raise SettingsError("report: name folders of runs, or a --ledger")
     if as_markdown:
@@ -148,3 +148,14 @@ def _counted(text: ParallelSplits) -> str:
         for side in ("source", "target")
     )
     return f"pairs {pairs}; words to train on {words}"
+
+
+def _without_others(given: list[Path]) -> list[Path]:
+    """Of several paths those of runs: `runs/*` may hold pages and remains beside them."""
+    found = [path for path in given if is_run(path)]
+    if not found:
+        return given  # what is wrong with them is said where they are read
+    for path in given:
+        if path not in found:
+            note_(f"{path}: holds no run, so it is left out")
+    return found

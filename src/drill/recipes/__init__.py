@@ -7,6 +7,7 @@ depth = 4
 """
 
 import difflib
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -51,9 +52,16 @@ def read(name: str, place: Path = Path(), under: tuple[str, ...] = ()) -> Table:
         entry = resources.files("drill.recipes") / f"{name}.toml"
         tables, label = _parsed(entry.read_bytes(), f"{name}.toml"), name
     else:
+        if not under and os.path.isfile(name):  # Path.exists() fails on odd names
+            raise SettingsError(
+                f"{name}: is no recipe; to train on a text take a recipe and name the text, for "
+                f"example drill train demo-drill --name my --set data.corpus={name}"
+            )
+        where = f"{under[-1]}: {BASE}: " if under else ""
+        near = difflib.get_close_matches(name, recipe_names(), n=3, cutoff=0.5)
+        mean = f"did you mean {' or '.join(near)}?" if near else "`drill recipes` lists them"
         raise SettingsError(
-            f"{name}: is neither a recipe nor a file that ends in .toml"
-            f"{nearest(name, recipe_names())}"
+            f"{where}{name}: is neither a recipe nor a file that ends in .toml; {mean}"
         )
     if label in under:
         raise SettingsError(

@@ -103,7 +103,7 @@ def record(
             added = [*_evaluated_since(row, [other for _, other in rows])]
             if not added:
                 raise LedgerError(
-                    f"{run_folder}: is already in {path}, line {same[0]}; force it to record it "
+                    f"{run_folder}: is already in {path}, line {same[0]}; say --force to record it "
                     "again"
                 )
         if any(other is None for _, other in rows):

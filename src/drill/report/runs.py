@@ -105,6 +105,14 @@ def read_runs(folders: Iterable[Path | str]) -> list[RunSummary]:
     return [replace(read_run(folder), name=names[place]) for place, folder in given.items()]
 
 
+def is_run(folder: Path) -> bool:
+    """Whether there is something of a run in a folder."""
+    files = RunFolder(folder)
+    return files.path.is_dir() and any(
+        part.exists() for part in (files.recipe, files.environment, files.metrics)
+    )
+
+
 def read_run(folder: Path | str) -> RunSummary:
     """What is in a run folder; see ``faults`` of the result for what is not."""
     files = RunFolder(folder)
