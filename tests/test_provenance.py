@@ -10,6 +10,7 @@ import pytest
 
 from drill import machine
 from drill.build import train_run
+from drill.run_folder import RunFolderError
 from tests.test_build import own_cache, small, stopped, texts  # noqa: F401 - fixtures
 
 
@@ -23,9 +24,10 @@ def test_a_finished_run_keeps_where_it_comes_from(tmp_path, texts, monkeypatch):
     before = (folder / "environment.json").read_bytes()
     monkeypatch.setenv("DRILL_COMMIT", "another")
     monkeypatch.setattr(sys, "argv", ["something", "else"])
-    for settings in (small(texts), small(texts, "training.epochs=1")):
-        assert train_run(settings, folder, device="cpu").finished
-        assert (folder / "environment.json").read_bytes() == before
+    assert train_run(small(texts), folder, device="cpu").finished
+    with pytest.raises(RunFolderError, match="has trained 2 of its 2 epochs, more than the 1 ask"):
+        train_run(small(texts, "training.epochs=1"), folder, device="cpu")
+    assert (folder / "environment.json").read_bytes() == before
 
 
 def test_every_later_life_is_added(tmp_path, texts, monkeypatch):  # noqa: F811
