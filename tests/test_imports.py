@@ -48,6 +48,7 @@ TIERS = {
     "signatures": 6,
     "machine": 6,
     "provenance": 6,
+    "resuming": 6,
     "build": 6,
     "build_translation": 6,
     "recipes": 6,

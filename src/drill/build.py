@@ -8,9 +8,8 @@ run.model, run.vocabulary
 
 import inspect
 import logging
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -19,8 +18,8 @@ import torch
 from torch import nn
 
 from drill.checkpoint import copy_into, load, load_into
-from drill.config import LANGUAGE_MODEL, OVER, TRANSLATION, Settings, saved, wraps
-from drill.data import NAMES, PARALLEL_NAMES, DataError, Ids, Vocabulary, cache_folder, read_corpus
+from drill.config import OVER, TRANSLATION, Settings, saved, wraps
+from drill.data import DataError, Ids, Vocabulary, cache_folder, read_corpus
 from drill.encoders import ENCODERS
 from drill.layers import LAYERS, OutputLayer
 from drill.machine import pick_device
@@ -31,6 +30,7 @@ from drill.precision import autocast_dtype
 from drill.progress import Progress
 from drill.provenance import has_ended, keep_environment
 from drill.recipes import NAME, SettingsError
+from drill.resuming import has_begun, with_text
 from drill.run_folder import RunFolder, RunFolderError
 from drill.steps import ways, why_not_recorded
 from drill.training import Outcome, train
@@ -41,10 +41,6 @@ FINETUNE_LENGTH_SEED = 331  # of the published finetuning, whatever the seed of 
 FINETUNE_LENGTH_ROOM = 10  # how far beyond bptt its segments may be
 
 STAND_IN = 2**20  # words of a vocabulary that is not known yet
-
-OVER_ALL_EPOCHS = ("cosine", "one-cycle")  # schedules that end with the run
-
-CORPUS_NAMES = {LANGUAGE_MODEL: NAMES, TRANSLATION: PARALLEL_NAMES}
 
 Weights = Literal["averaged", "best", "last"]
 """``averaged``, of translators, where they are better than the best single ones."""
@@ -152,12 +148,7 @@ def train_language_model(
     progress: Callable[[Progress], None] | None,
     data_progress: Any,
 ) -> Outcome:
-    begun = run.last.exists() or run.best.exists()  # else there is nothing to keep
-    if begun and run.recipe.exists():
-        refuse_other(settings, run)
-        refuse_to_lose(settings, run)
-        if processes.first:
-            tell_of_the_schedule(settings, run)
+    begun = has_begun(settings, run, processes)
     rehearse(settings)
     ids, vocabulary = corpus(settings, data_progress if processes.first else None)
     if begun and vocabulary_of(run) != vocabulary:
@@ -203,52 +194,6 @@ def _ways(settings: Settings, model: LanguageModel, trains_by: Rule, processes: 
         raise SettingsError(f"the recipe {settings.recipe}: {error}") from None
 
 
-def refuse_to_lose(settings: Settings, run: RunFolder) -> None:
-    """What a finished run found is not trained over, nor does a lower limit end a longer run."""
-    done = [row["epoch"] for row in run.rows() if row["kind"] == "epoch"]
-    tested = any(row["kind"] == "test" for row in run.rows())
-    if not run.last.exists():
-        if tested and run.best.exists():
-            raise RunFolderError(
-                f"{run.path}: holds a finished run whose last/ is gone, so it cannot go on; give "
-                "this one another --name, or remove the folder"
-            )
-        return
-    asked = settings.training["epochs"]
-    own = saved(run.recipe).training["epochs"] if run.recipe.exists() else asked
-    if done and asked < own and asked < max(done):
-        raise RunFolderError(
-            f"{run.path}: has trained {max(done)} of its {own} epochs, more than the {asked} asked "
-            f"for; say --set training.epochs={own} to go on, or give this one another --name"
-        )
-
-
-def refuse_other(settings: Settings, run: RunFolder) -> None:
-    changes = located(saved(run.recipe), run).differences(located(settings))
-    if changes:
-        more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
-        raise RunFolderError(
-            f"{run.path}: holds a run with other settings ({'; '.join(changes[:3])}{more}); give "
-            "this one another --name, or remove the folder"
-        )
-
-
-def tell_of_the_schedule(settings: Settings, run: RunFolder) -> None:
-    """A schedule that ends with the run changes with the run's end."""
-    schedule = settings.optimizer.get("schedule")
-    if schedule not in OVER_ALL_EPOCHS:
-        return
-    held = saved(run.recipe).training
-    for limit in ("epochs", "updates", "max_minutes"):
-        before, now = held.get(limit), settings.training.get(limit)
-        if before != now:
-            logger.warning(
-                f"{run.path}: training.{limit} {before} -> {now} changes its {schedule} schedule "
-                "too: the learning rate jumps here, and the run is not one of "
-                f"{now} {limit.removeprefix('max_')} from the start"
-            )
-
-
 def finetuning(run: Path | str) -> Settings:
     """Settings that go on from the best weights of a run with averaged SGD from the first step.
 
@@ -288,38 +233,6 @@ def finetuning(run: Path | str) -> Settings:
             "baseline": True,
         },
     )
-
-
-def located(settings: Settings, run: RunFolder | None = None) -> Settings:
-    """Settings with absolute paths to their text and start, so that they hold in every folder.
-
-    A relative path of a run starts in the folder it was trained in. Where that has no such text
-    (the run was moved with it, or is too old to tell), and for new settings, it starts here.
-    """
-    folders = [None if run is None else run.working_folder(), "."]
-
-    def place(path: str) -> str:
-        places = [os.path.abspath(Path(each, path)) for each in folders if each is not None]
-        return next(filter(os.path.exists, places), places[0])
-
-    if settings.start is not None:
-        settings = replace(settings, start=os.path.realpath(place(settings.start)))
-    corpus = settings.data["corpus"]
-    if corpus in CORPUS_NAMES[settings.task]:
-        return settings
-    return settings.changed(data={"corpus": place(corpus)})
-
-
-def with_text(settings: Settings, run: RunFolder) -> Settings:
-    """``located`` settings of a run whose text must be there."""
-    found = located(settings, run)
-    corpus = found.data["corpus"]
-    if corpus not in CORPUS_NAMES[settings.task] and not Path(corpus).exists():
-        raise DataError(
-            f"{run.path}: the text it was trained on is gone from {corpus}; put it back, or go to "
-            f"the folder in which it is {settings.data['corpus']}"
-        )
-    return found
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,8 @@ from drill.build import (
     Weights,
     load_weights,
     output_layer,
-    refuse_other,
-    refuse_to_lose,
     rule,
     settings_of,
-    tell_of_the_schedule,
-    with_text,
 )
 from drill.config import TRANSLATION, Settings
 from drill.data import (
@@ -46,6 +42,7 @@ from drill.parallel import World
 from drill.progress import Progress
 from drill.provenance import has_ended, keep_environment
 from drill.recipes import NAME, SettingsError
+from drill.resuming import has_begun, with_text
 from drill.run_folder import RunFolder, RunFolderError
 from drill.translation_steps import own_batches
 from drill.translation_training import TranslationOutcome, train_translator
@@ -117,12 +114,7 @@ def train_translation(
     data_progress: Any,
 ) -> TranslationOutcome:
     """What ``drill.build.train_run`` does for these settings."""
-    begun = run.last.exists() or run.best.exists()  # else there is nothing to keep
-    if begun and run.recipe.exists():
-        refuse_other(settings, run)
-        refuse_to_lose(settings, run)
-        if processes.first:
-            tell_of_the_schedule(settings, run)
+    begun = has_begun(settings, run, processes)
     rehearse_translation(settings, processes)
     kept = Subwords.load(run.subwords) if begun else None
     if not processes.first:

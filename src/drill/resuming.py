@@ -1,0 +1,105 @@
+"""What is asked of a run folder before training begins in it or goes on."""
+
+import logging
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from drill.config import LANGUAGE_MODEL, TRANSLATION, Settings, saved
+from drill.data import NAMES, PARALLEL_NAMES, DataError
+from drill.parallel import World
+from drill.run_folder import RunFolder, RunFolderError
+
+OVER_ALL_EPOCHS = ("cosine", "one-cycle")  # schedules that end with the run
+CORPUS_NAMES = {LANGUAGE_MODEL: NAMES, TRANSLATION: PARALLEL_NAMES}
+
+logger = logging.getLogger("drill")
+
+
+def has_begun(settings: Settings, run: RunFolder, processes: World) -> bool:
+    """Whether there is something to keep in the folder; refuses settings that would spoil it."""
+    begun = run.last.exists() or run.best.exists()
+    if begun and run.recipe.exists():
+        _refuse_other(settings, run)
+        _refuse_to_lose(settings, run)
+        if processes.first:
+            _tell_of_the_schedule(settings, run)
+    return begun
+
+
+def _refuse_other(settings: Settings, run: RunFolder) -> None:
+    changes = located(saved(run.recipe), run).differences(located(settings))
+    if changes:
+        more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
+        raise RunFolderError(
+            f"{run.path}: holds a run with other settings ({'; '.join(changes[:3])}{more}); give "
+            "this one another --name, or remove the folder"
+        )
+
+
+def _refuse_to_lose(settings: Settings, run: RunFolder) -> None:
+    """What a finished run found is not trained over, nor does a lower limit end a longer run."""
+    done = [row["epoch"] for row in run.rows() if row["kind"] == "epoch"]
+    tested = any(row["kind"] == "test" for row in run.rows())
+    if not run.last.exists():
+        if tested and run.best.exists():
+            raise RunFolderError(
+                f"{run.path}: holds a finished run whose last/ is gone, so it cannot go on; give "
+                "this one another --name, or remove the folder"
+            )
+        return
+    asked = settings.training["epochs"]
+    own = saved(run.recipe).training["epochs"] if run.recipe.exists() else asked
+    if done and asked < own and asked < max(done):
+        raise RunFolderError(
+            f"{run.path}: has trained {max(done)} of its {own} epochs, more than the {asked} asked "
+            f"for; say --set training.epochs={own} to go on, or give this one another --name"
+        )
+
+
+def _tell_of_the_schedule(settings: Settings, run: RunFolder) -> None:
+    """A schedule that ends with the run changes with the run's end."""
+    schedule = settings.optimizer.get("schedule")
+    if schedule not in OVER_ALL_EPOCHS:
+        return
+    held = saved(run.recipe).training
+    for limit in ("epochs", "updates", "max_minutes"):
+        before, now = held.get(limit), settings.training.get(limit)
+        if before != now:
+            logger.warning(
+                f"{run.path}: training.{limit} {before} -> {now} changes its {schedule} schedule "
+                "too: the learning rate jumps here, and the run is not one of "
+                f"{now} {limit.removeprefix('max_')} from the start"
+            )
+
+
+def located(settings: Settings, run: RunFolder | None = None) -> Settings:
+    """Settings with absolute paths to their text and start, so that they hold in every folder.
+
+    A relative path of a run starts in the folder it was trained in. Where that has no such text
+    (the run was moved with it, or is too old to tell), and for new settings, it starts here.
+    """
+    folders = [None if run is None else run.working_folder(), "."]
+
+    def place(path: str) -> str:
+        places = [os.path.abspath(Path(each, path)) for each in folders if each is not None]
+        return next(filter(os.path.exists, places), places[0])
+
+    if settings.start is not None:
+        settings = replace(settings, start=os.path.realpath(place(settings.start)))
+    corpus = settings.data["corpus"]
+    if corpus in CORPUS_NAMES[settings.task]:
+        return settings
+    return settings.changed(data={"corpus": place(corpus)})
+
+
+def with_text(settings: Settings, run: RunFolder) -> Settings:
+    """``located`` settings of a run whose text must be there."""
+    found = located(settings, run)
+    corpus = found.data["corpus"]
+    if corpus not in CORPUS_NAMES[settings.task] and not Path(corpus).exists():
+        raise DataError(
+            f"{run.path}: the text it was trained on is gone from {corpus}; put it back, or go to "
+            f"the folder in which it is {settings.data['corpus']}"
+        )
+    return found
