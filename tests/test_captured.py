@@ -102,13 +102,40 @@ def test_a_gradient_put_there_by_others_is_kept(device):
 
 
 @both_devices
-def test_shapes_beyond_the_most_run_as_they_are(device, monkeypatch):
+def test_shapes_beyond_the_most_run_as_they_are_and_the_log_says_so_once(
+    device, monkeypatch, caplog
+):
     monkeypatch.setattr("drill.captured.MOST_SHAPES", 1)
     model = make(device)
     captured = CapturedGradients(model, loss_of(model))
-    for batch in batches(device):
+    for i, batch in enumerate(batches(device)):
         torch.testing.assert_close(captured(*batch), loss_of(model)(*batch).detach())
+        assert len(caplog.records) == (i >= 3)  # the fourth is the second of the second shape
     assert len(captured._replays) == 1
+    said = caplog.records[0].getMessage()
+    assert said.startswith("batches of 1 shapes are replayed as CUDA graphs, which is the most")
+    assert said.endswith("of a translator by a larger training.pad_to")
+
+
+@both_devices
+def test_shapes_that_come_once_keep_no_frequent_one_out(device, monkeypatch, caplog):
+    monkeypatch.setattr("drill.captured.MOST_SHAPES", 2)
+    monkeypatch.setattr("drill.captured.SEEN_ONCE", 4)
+    model = make(device)
+    captured = CapturedGradients(model, loss_of(model))
+
+    def train_on(length: int) -> None:
+        captured(*(torch.randint(11, (2, length), device=device) for _ in range(2)))
+
+    for length in range(1, 11):
+        train_on(length)
+    assert len(captured._replays) == 0
+    assert len(captured._seen_once) == 4
+    for length in (20, 20, 21, 21, 20):
+        train_on(length)
+    assert len(captured._replays) == 2
+    train_on(1)  # seen so long ago that it is forgotten: no second time, and nothing to say
+    assert not caplog.records
 
 
 @both_devices

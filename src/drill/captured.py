@@ -4,6 +4,7 @@ A small or deep model launches thousands of kernels a step, and a slow host need
 them than the device to run them.
 """
 
+import logging
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
@@ -13,8 +14,13 @@ from torch import Tensor, nn
 from drill.graphs import Graphs, standing
 from drill.kernels.nll_checks import autocast_on
 
+logger = logging.getLogger("drill")
+
 MOST_SHAPES = 256
 """Shapes that get a graph; batches of further ones run as they are."""
+
+SEEN_ONCE = 1024
+"""Shapes that are remembered until they come again; then the oldest are forgotten."""
 
 
 class CapturedGradients:
@@ -27,10 +33,13 @@ class CapturedGradients:
             optimizer.zero_grad()
 
     The first batch of a shape runs as it is, the second is captured, from then on it is replayed:
-    with few shapes (equal lengths, lengths padded to multiples) nearly all are replays. ``loss``
-    must wait for no value of the device, so pass ``check=False``; dropout draws anew at every
-    replay. On a CPU there is no graph, only the same gradients. For one process: DDP's exchange of
-    gradients is not part of the graph.
+    with few shapes (equal lengths, lengths padded to multiples) nearly all are replays. A shape
+    that comes only once takes the place of none; where more than ``MOST_SHAPES`` come again, the
+    log ``drill`` says so once.
+
+    ``loss`` must wait for no value of the device, so pass ``check=False``; dropout draws anew at
+    every replay. On a CPU there is no graph, only the same gradients. For one process: DDP's
+    exchange of gradients is not part of the graph.
 
     A graph holds what was so when it was captured. Other modes of the modules, other addresses of
     the parameters, others of them trained and another autocast get graphs of their own. Whatever
@@ -42,7 +51,10 @@ class CapturedGradients:
         self.loss = loss
         self.modules, self.parameters = list(model.modules()), list(model.parameters())
         self._held: dict[nn.Parameter, Tensor] = {}  # gradients, at the addresses graphs know
-        self._replays: dict[Hashable, _Replay | None] = {}  # None: seen once
+        self._replays: dict[Hashable, _Replay] = {}
+        self._seen_once: dict[Hashable, None] = {}  # the oldest first
+        self._standing: Hashable = None
+        self._told_of_the_most = False
         self._graphs: Graphs | None = None
 
     def __call__(self, *inputs: Tensor) -> Tensor:
@@ -52,25 +64,46 @@ class CapturedGradients:
             self._graphs = Graphs(inputs[0].device, instead=instead)
         self._attach()
         key = self._key(inputs)
-        if key not in self._replays:
-            if len(self._replays) < MOST_SHAPES:
-                self._replays[key] = None
+        replay = self._replays.get(key)
+        if replay is None and self._comes_again(key):
+            replay = self._replays[key] = self._recorded(self._graphs, inputs)
+        if replay is None:
             value = self._graphs.warm_up(lambda: self._run(inputs))
             self._attach()  # those which have come up only now
             return value
-        replay = self._replays[key]
-        if replay is None:
-            replay = self._replays[key] = self._recorded(self._graphs, inputs)
         torch._foreach_copy_(replay.inputs, inputs)
         replay.run()
         return replay.loss.clone()
+
+    def _comes_again(self, key: Hashable) -> bool:
+        """Whether a shape without a graph is to get one: it came before, and there is room."""
+        if key not in self._seen_once:
+            self._seen_once[key] = None
+            if len(self._seen_once) > SEEN_ONCE:
+                del self._seen_once[next(iter(self._seen_once))]
+            return False
+        if len(self._replays) < MOST_SHAPES:
+            del self._seen_once[key]
+            return True
+        if not self._told_of_the_most:
+            self._told_of_the_most = True
+            logger.warning(
+                "batches of %d shapes are replayed as CUDA graphs, which is the most: those of "
+                "further shapes are launched one by one, more slowly; give batches fewer shapes, "
+                "of a translator by a larger training.pad_to",
+                MOST_SHAPES,
+            )
+        return False
 
     def _key(self, inputs: tuple[Tensor, ...]) -> Hashable:
         """What a graph serves."""
         device = inputs[0].device
         half = torch.get_autocast_dtype(device.type) if autocast_on(device) else None
         shapes = tuple((each.shape, each.dtype) for each in inputs)
-        return shapes, half, standing(self.modules, self.parameters)
+        now = standing(self.modules, self.parameters)
+        if now != self._standing:
+            self._standing = now  # one for all keys: it is long
+        return shapes, half, self._standing
 
     def _run(self, inputs: tuple[Tensor, ...]) -> Tensor:
         value = self.loss(*inputs)
