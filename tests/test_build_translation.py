@@ -430,7 +430,12 @@ def test_evaluate_tells_which_words_are_right_and_keeps_the_translations(drill, 
     code, out, err = drill(*words)
     assert code == 0, err
     assert "| training count | types | wanted | words F1 |" in out
-    assert "subwords F1" in out
+    of_words, of_subwords = out.split("| training count |")[1:]
+    assert "subwords F1" in of_subwords
+    for table, unit in ((of_words, "word"), (of_subwords, "subword")):
+        assert f"Target {unit}s found again in the translation of the same sentence" in table
+        assert f"by how often a {unit} occurs in the target side of the training text" in table
+        assert f"distinct {unit}s of the references" in table
     _, out, _ = drill(*words, "--json")
     row = json.loads(out)
     run = load_translation("runs/tiny", device="cpu")

@@ -89,6 +89,13 @@ def test_accuracy_of_several_models_against_the_first():
     assert accuracy_table({}).rows == []
 
 
+@pytest.mark.parametrize("unit", ["word", "subword"])
+def test_accuracy_says_what_its_bands_hold_and_count(unit):
+    (note,) = accuracy_table({"tied": ACCURACY}, of=unit).notes
+    assert note.startswith(f"Target {unit}s found again")
+    assert f"by how often a {unit} occurs in the target side of the training text" in note
+
+
 def test_accuracy_against_other_references_or_bands_is_refused():
     other = [ACCURACY[0], AccuracyBand(1, 5, 2, 5, 4, 1)]
     with pytest.raises(ReportError, match="drill was held against other references than tied"):

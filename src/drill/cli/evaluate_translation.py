@@ -87,7 +87,7 @@ def evaluate_translation(
         else:
             console().print(_line(row), soft_wrap=True)
             for kind, each in bands.items():
-                typer.echo(f"\n{accuracy_table({f'{kind}s': each}).markdown()}")
+                typer.echo(f"\n{accuracy_table({f'{kind}s': each}, of=kind).markdown()}")
         run.folder.write_lines(run.folder.hypotheses(split, run.data.language), found.hypotheses)
         run.folder.keep_evaluation(row)
 

@@ -73,10 +73,11 @@ def _starts(bands: Sequence[Band] | Sequence[AccuracyBand]) -> str:
     return ", ".join(str(band.low) for band in bands)
 
 
-def accuracy_table(bands: Mapping[str, Sequence[AccuracyBand]]) -> Table:
+def accuracy_table(bands: Mapping[str, Sequence[AccuracyBand]], of: str = "word") -> Table:
     """F1 of the words of each band, in percent: for one model with its parts, else model by model.
 
-    Behind several models stands how much each has gained on the first, in points.
+    Behind several models stands how much each has gained on the first, in points. ``of`` is what
+    the bands hold, a ``word`` or a ``subword``: the table says it.
     """
     models = list(bands.items())
     if not models:
@@ -106,8 +107,9 @@ def accuracy_table(bands: Mapping[str, Sequence[AccuracyBand]]) -> Table:
         counts = [numbers.count(ours.types), numbers.count(ours.wanted)]
         rows.append([label, *counts, *(_share(band.f1) for band in line.values()), *more])
     note = (
-        "Target words found again in the translation of the same sentence, in percent, by how "
-        "often a word occurs in the training text."
+        f"Target {of}s found again in the translation of the same sentence, in percent, by how "
+        f"often a {of} occurs in the target side of the training text. Types: distinct {of}s of "
+        "the references; wanted: their occurrences there."
     )
     if compared:
         note += f" Points: F1 above that of {base}."

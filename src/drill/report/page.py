@@ -253,7 +253,7 @@ def _bands(
         parts += [changes_figure(changes, look, "bands-change", text), table]
     for kind, models in accuracy.items():
         parts.append(
-            accuracy_table(models).html(f"{kind.capitalize()}s that translators get right")
+            accuracy_table(models, of=kind).html(f"{kind.capitalize()}s that translators get right")
         )
     return "\n".join(part for part in parts if part is not None)
 
