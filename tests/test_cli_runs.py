@@ -338,6 +338,19 @@ def test_the_defaults_of_dynamic_evaluation_are_the_published_ones():
     assert (gathered["batch_size"].default, gathered["bptt"].default) == (100, 5)
 
 
+@pytest.mark.parametrize("kind", ["dynamic", "cache"])
+def test_the_page_shows_every_option_beside_its_name_in_python(kind):
+    module = importlib.import_module("drill.cli.evaluate")
+    page = (Path(__file__).parents[1] / "docs/evaluation.md").read_text(encoding="utf-8")
+    head = f"| in Python | `drill evaluate --{kind}` |"
+    rows = page.split(head)[1].split("\n\n")[0].splitlines()[2:]
+    names = [[cell.strip(" `") for cell in row.split("|")[1:3]] for row in rows]
+    options = module.OF_DYNAMIC if kind == "dynamic" else module.OF_CACHE
+    assert [option for _, option in names] == [f"--{name}" for name in options]
+    function = inspect.signature(getattr(module, f"{kind}_perplexity")).parameters
+    assert {name.removesuffix("` of `dynamic_search") for name, _ in names} <= set(function)
+
+
 def test_evaluate_tells_in_how_many_columns_a_text_was_read(drill):
     words = ("evaluate", "runs/tiny", "--device", "cpu")
     _, out, err = drill(*words)
@@ -398,7 +411,25 @@ def test_evaluate_writes_the_loss_of_every_token(drill, place):
         ),
         (["report"], "name folders of runs"),
         (["evaluate", "runs/tiny", "--losses", "x.npy"], "needs one --split"),
-        (["evaluate", "runs/tiny", "--cache", "--share", "7"], "7"),
+        (
+            ["evaluate", "runs/tiny", "--cache", "--share", "7"],
+            "drill: --share: lies in [0, 1], not 7.0",
+        ),
+        (
+            ["evaluate", "runs/tiny", "--cache", "--theta", "nan"],
+            "drill: --theta: is a finite number, not nan",
+        ),
+        *(
+            (
+                ["evaluate", "runs/tiny", "--dynamic", option, value],
+                f"drill: {option}: is a finite number {bound}, not {float(value)}",
+            )
+            for option, value, bound in (
+                ("--lr", "-1", "of at least 0"),
+                ("--pull", "inf", "of at least 0"),
+                ("--epsilon", "0", "above 0"),
+            )
+        ),
         (["evaluate", "runs/tiny", "--device", "tpu"], "device tpu: cannot be used here"),
         (
             ["evaluate", "runs/tiny", "--device", "gpu"],

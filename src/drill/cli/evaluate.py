@@ -28,8 +28,12 @@ from drill.cli.trained import (
 from drill.config import TRANSLATION
 from drill.data.files import write_whole
 from drill.evaluation import Perplexity, perplexity, token_losses
-from drill.evaluation.cache import cache_perplexity, cache_search
-from drill.evaluation.dynamic import dynamic_perplexity, dynamic_search
+from drill.evaluation.cache import cache_perplexity, cache_search, check_cache_settings
+from drill.evaluation.dynamic import (
+    check_dynamic_settings,
+    dynamic_perplexity,
+    dynamic_search,
+)
 from drill.evaluation.gradients import gradient_statistics
 from drill.precision import products
 from drill.recipes import SettingsError
@@ -40,6 +44,10 @@ class Split(StrEnum):
     valid = "valid"
     test = "test"
 
+
+DYNAMIC_NAMES = {"lr": "--lr:", "lamb": "--pull:", "epsilon": "--epsilon:"}
+CACHE_NAMES = {"window": "--window:", "theta": "--theta:", "lamb": "--share:"}
+"""What the functions' settings are called here."""
 
 OF_DYNAMIC = ("lr", "pull", "epsilon", "every", "limit")
 OF_CACHE = ("window", "theta", "share", "published", "chunk")
@@ -127,6 +135,11 @@ def evaluate(
         return
     splits = split or [Split.valid, Split.test]
     _refuse_what_is_not_used(given, splits, precision)
+    with told():  # before statistics are gathered for minutes
+        if dynamic:
+            check_dynamic_settings(lr, pull, epsilon, DYNAMIC_NAMES)
+        elif cache:
+            check_cache_settings(window, [theta], [share], CACHE_NAMES)
     held = loaded(run, weights, device)
     chosen: Any = precision.value if precision else held.settings.training["precision"]
     if dynamic and chosen == Precision.bfloat16:

@@ -7,7 +7,7 @@ h_j is the encoder's last output before dropout, y_j the word that followed it. 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -28,6 +28,9 @@ from drill.models import LanguageModel
 
 THETAS = (0.3, 0.5, 0.7, 1.0, 1.5)
 LAMBS = (0.05, 0.1, 0.15, 0.2, 0.3)
+
+NAMES = {name: f"cache_perplexity: {name}" for name in ("window", "theta", "lamb")}
+"""What errors call the settings."""
 
 SCORES = 2**22
 """How many scores h_t . h_j are in memory at a time."""
@@ -59,7 +62,7 @@ def cache_perplexity(
                later chunk of ``bptt`` go without the cache (and read ``published_perplexity``). By
                default the cache serves from the second token on, with whatever it holds
     """
-    _check_settings(window, [theta], [lamb])
+    check_cache_settings(window, [theta], [lamb])
     data = one_column("cache_perplexity", model, ids)
     read = _read(model, data, window, [theta], bptt, autocast, progress)
     served = read.served_as_published(window, bptt) if published else read.served
@@ -85,7 +88,7 @@ def cache_search(
     best = cache_search(model, valid, window=500).best
     result = cache_perplexity(model, test, window=500, **best.settings)
     """
-    _check_settings(window, thetas, lambs)
+    check_cache_settings(window, thetas, lambs)
     if not (thetas and lambs):
         raise ValueError("cache_search: there are no settings to try; give a theta and a lamb")
     data = one_column("cache_search", model, ids, limit)
@@ -206,12 +209,18 @@ def _mixed(vocabulary: Tensor, pointer: Tensor, served: Tensor, lamb: float) -> 
     return -torch.where(served, both, own)
 
 
-def _check_settings(window: int, thetas: Sequence[float], lambs: Sequence[float]) -> None:
+def check_cache_settings(
+    window: int,
+    thetas: Sequence[float],
+    lambs: Sequence[float],
+    called: Mapping[str, str] = NAMES,
+) -> None:
+    """Refuse what makes no cache; ``called`` are the names by which errors speak of it."""
     if window < 1:
-        raise ValueError(f"cache_perplexity: window is at least 1, not {window}")
+        raise ValueError(f"{called['window']} is at least 1, not {window}")
     for theta in thetas:
         if not math.isfinite(theta):
-            raise ValueError(f"cache_perplexity: theta is a finite number, not {theta}")
+            raise ValueError(f"{called['theta']} is a finite number, not {theta}")
     for lamb in lambs:
         if not 0.0 <= lamb <= 1.0:  # NaN fails too
-            raise ValueError(f"cache_perplexity: lamb lies in [0, 1], not {lamb}")
+            raise ValueError(f"{called['lamb']} lies in [0, 1], not {lamb}")

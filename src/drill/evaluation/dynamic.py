@@ -7,7 +7,7 @@ MS and decay are gradient statistics of the training text (``gradients.py``).
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -24,6 +24,9 @@ from drill.models import LanguageModel
 LRS = (3e-5, 4e-5, 5e-5, 6e-5, 7e-5, 10e-5)
 LAMBS = (1e-3, 2e-3, 3e-3, 5e-3)
 """The grid AWD-LSTM was tuned with, for steps every 5 tokens."""
+
+NAMES = {name: f"dynamic_perplexity: {name}" for name in ("lr", "lamb", "epsilon")}
+"""What errors call the settings."""
 
 SEGMENTS_PER_LOOK = 200
 """How often the device is waited for, to see whether the weights have run away."""
@@ -54,7 +57,7 @@ def dynamic_perplexity(
     limit    predict the first ``limit`` tokens only
     capture  replay CUDA graphs where there is a GPU and the layer allows it
     """
-    _check_settings(lr, lamb, epsilon)
+    check_dynamic_settings(lr, lamb, epsilon)
     data = one_column("dynamic_perplexity", model, ids, limit)
     segments = list(evaluation_segments(len(data), bptt))
     statistics.check(model)
@@ -117,7 +120,7 @@ def dynamic_search(
     lambs = [lamb * (bptt / 5) for lamb in LAMBS] if lambs is None else lambs
     for lr in lrs:
         for lamb in lambs:
-            _check_settings(lr, lamb, epsilon)
+            check_dynamic_settings(lr, lamb, epsilon)
     statistics.check(model)
     key = (
         f"dynamic: epsilon {epsilon!r}, bptt {bptt}, text {text_fingerprint(data)}, "
@@ -159,14 +162,15 @@ def _look(total: float, tokens: int, lr: float) -> None:
         )
 
 
-def _check_settings(lr: float, lamb: float, epsilon: float) -> None:
+def check_dynamic_settings(
+    lr: float, lamb: float, epsilon: float, called: Mapping[str, str] = NAMES
+) -> None:
+    """Refuse what no step can be made of; ``called`` are the names by which errors speak of it."""
     for name, value in (("lr", lr), ("lamb", lamb)):
         if not 0.0 <= value < math.inf:  # NaN fails too
-            raise ValueError(
-                f"dynamic_perplexity: {name} is a finite number of at least 0, not {value}"
-            )
+            raise ValueError(f"{called[name]} is a finite number of at least 0, not {value}")
     if not 0.0 < epsilon < math.inf:
         raise ValueError(
-            f"dynamic_perplexity: epsilon is a finite number above 0, not {epsilon}; a parameter "
-            "that never had a gradient has MS 0"
+            f"{called['epsilon']} is a finite number above 0, not {epsilon}; a parameter that "
+            "never had a gradient has MS 0"
         )
