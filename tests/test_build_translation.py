@@ -185,6 +185,13 @@ def test_a_run_comes_back_as_it_was(here):
     told = json.loads((here / "runs/tiny/environment.json").read_text())
     assert told["pairs"] == run.data.checksum
     assert told["vocabulary_size"] == len(run.subwords) == 262
+    attention, *ways = told["ways"]
+    assert attention.startswith("attention ")
+    assert ways == [
+        "loss reference (the logits take only 0.1 MiB)",
+        "batches launched one by one: CUDA graphs need an NVIDIA GPU, not cpu",
+        "beam search launched one by one: CUDA graphs need an NVIDIA GPU, not cpu",
+    ]
 
 
 def test_either_weights_on_request(here):

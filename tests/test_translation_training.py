@@ -13,12 +13,18 @@ import drill.evaluation.translated as translated_module
 from drill import checkpoint, translation_training
 from drill.checkpoint import CheckpointError
 from drill.data import IGNORE, PairBatches
+from drill.evaluation.search import Decoding, encoded_once
 from drill.evaluation.translation_loss import TranslationLoss, translation_loss
 from drill.optim import AdamW
-from drill.parallel import World
 from drill.run_folder import RunFolder, RunFolderError
 from drill.training import Diverged
-from drill.translation_steps import backward, capturing, replayed
+from drill.translation_steps import (
+    backward,
+    capturing,
+    replayed,
+    translation_ways,
+    why_not_captured,
+)
 from tests.tiny_runs import after, all_of, interrupted_after, rows, unlike, weights
 from tests.tiny_translations import (
     LAYERS,
@@ -135,16 +141,49 @@ def test_compiled_training_is_eager_training(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("compile", "world", "fault"),
+    ("options", "fault"),
     [
-        (False, World(), None),
-        (True, World(), "training.compile is set"),
-        (False, World(0, 4), "4 processes exchange gradients"),
+        ({}, None),
+        ({"capture": False}, "asked for"),
+        ({"device": CPU}, "CUDA graphs need an NVIDIA GPU, not cpu"),
+        ({"compile": True}, "training.compile is set"),
+        ({"world_size": 4}, "4 processes exchange gradients, which no graph holds"),
     ],
 )
-def test_why_batches_are_not_replayed_is_said(compile, world, fault):
-    found = translation_training._launched_because(compile, world)
-    assert found is None if fault is None else fault in found
+def test_why_batches_are_not_replayed_is_said(options, fault):
+    usual = {"capture": True, "compile": False, "device": torch.device("cuda"), "world_size": 1}
+    assert why_not_captured(**{**usual, **options}) == fault
+
+
+def test_a_translator_says_in_which_ways_it_is_trained_and_searched():
+    here = "CUDA graphs need an NVIDIA GPU, not cpu"
+    last = f"beam search launched one by one: {here}"
+    model = small_translator("plain", dropout=0.0)
+    assert translation_ways(model, None, 60, None) == [
+        "attention flash (to earlier tokens and past padding)",
+        "loss reference (the logits take only 0.1 MiB)",
+        "batches replayed as CUDA graphs",
+        last,
+    ]
+    many = translation_ways(model, "asked for", 8192, torch.bfloat16)
+    assert many[1:] == [
+        "loss chunked (the logits would take 4 MiB)", "batches launched one by one: asked for", last
+    ]  # fmt: skip
+    model.transformer.decoder[0].attention.dropout = 0.5  # the CPU's fused kernel has none
+    assert translation_ways(model, here, 60, None)[0].startswith("attention math (")
+    mixture = translation_ways(small_translator("mixture"), here, 60, None)
+    assert [way.split(" ")[0] for way in mixture] == ["attention", "batches", "beam"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layer", ["plain", "mixture"])
+def test_a_gpu_searches_in_the_way_it_says(layer):
+    model = small_translator(layer).cuda()
+    *_, found = translation_ways(model, None, 60, torch.bfloat16)
+    with encoded_once(model) as head:
+        replays = Decoding(bos=1, eos=2).replays(torch.device("cuda"), head)
+    said = {True: "replayed as CUDA graphs", False: "MixtureOfSoftmaxes does not fold"}
+    assert found.endswith(said[replays])
 
 
 def test_the_reported_loss_is_that_of_all_tokens_of_the_epoch(tmp_path):

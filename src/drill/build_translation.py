@@ -39,12 +39,13 @@ from drill.encoders import Transformer
 from drill.layers import SampledSoftmax
 from drill.machine import pick_device
 from drill.parallel import World
+from drill.precision import autocast_dtype
 from drill.progress import Progress
 from drill.provenance import has_ended, keep_environment
 from drill.recipes import NAME, SettingsError
 from drill.resuming import has_begun, with_text
 from drill.run_folder import RunFolder, RunFolderError
-from drill.translation_steps import own_batches
+from drill.translation_steps import own_batches, translation_ways, why_not_captured
 from drill.translation_training import TranslationOutcome, train_translator
 from drill.translator import Translator
 from drill.weightless import weightless
@@ -128,7 +129,8 @@ def train_translation(
     if processes.first and not has_ended(run, settings):
         data.subwords.save(run.subwords)
         run.write_text(run.target_counts, json.dumps(counts) + "\n")
-        keep_environment(run, settings, model, device, processes, pairs=data.checksum)
+        found = _ways(settings, model, device, processes)
+        keep_environment(run, settings, model, device, processes, found, pairs=data.checksum)
         run.write_text(run.recipe, settings.to_toml())
     return train_translator(
         model,
@@ -139,6 +141,16 @@ def train_translation(
         world=processes,
         progress=progress,
     )
+
+
+def _ways(
+    settings: Settings, model: Translator, device: torch.device, processes: World
+) -> list[str]:
+    """Which kernels are used, how batches and beams are made, and why."""
+    given = settings.training
+    obstacle = why_not_captured(given["capture"], given["compile"], device, processes.size)
+    autocast = autocast_dtype(given["precision"])
+    return translation_ways(model, obstacle, given["max_tokens"], autocast)
 
 
 @dataclass(frozen=True)

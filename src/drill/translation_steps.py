@@ -10,6 +10,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from drill.captured import CapturedGradients
 from drill.data import IGNORE, DataError, PairBatch
+from drill.encoders.transformer_blocks import attention_ways
+from drill.evaluation.search_steps import foldable
+from drill.kernels.nll import choose
+from drill.layers import MatrixLayer
 from drill.parallel import World
 from drill.precision import autocast_to
 from drill.training import widest
@@ -24,6 +28,44 @@ def own_batches(accumulate: int, world: World) -> int:
             f"training.accumulate to a multiple of {world.size}"
         )
     return accumulate // world.size
+
+
+def why_not_captured(
+    capture: bool, compile: bool, device: torch.device, world_size: int
+) -> str | None:
+    """Why batches are launched one by one; None where they can be replayed."""
+    if not capture:
+        return "asked for"
+    if device.type != "cuda":
+        return _no_graphs(device)
+    if world_size > 1:
+        return f"{world_size} processes exchange gradients, which no graph holds"
+    return "training.compile is set" if compile else None
+
+
+def translation_ways(
+    model: Translator, obstacle: str | None, max_tokens: int, autocast: torch.dtype | None
+) -> list[str]:
+    """How a run is trained and searched where the model is; ``obstacle`` is what
+    ``why_not_captured`` gives."""
+    parameter = next(model.parameters())
+    parts = attention_ways(model.transformer.decoder[0].attention, autocast)
+    if isinstance(model.layer, MatrixLayer):  # others have a loss of their own
+        size = max_tokens, model.layer.vocabulary_size
+        impl, reason = choose(*size, autocast or parameter.dtype, parameter.device)
+        parts.append(f"loss {impl} ({reason})")
+    no_graph = None if parameter.is_cuda else _no_graphs(parameter.device)
+    if foldable(model.layer) is None:
+        no_graph = no_graph or f"{type(model.layer).__name__} does not fold"
+    return [*parts, f"batches {_replayed(obstacle)}", f"beam search {_replayed(no_graph)}"]
+
+
+def _no_graphs(device: torch.device) -> str:
+    return f"CUDA graphs need an NVIDIA GPU, not {device.type}"
+
+
+def _replayed(obstacle: str | None) -> str:
+    return "replayed as CUDA graphs" if obstacle is None else f"launched one by one: {obstacle}"
 
 
 def in_updates(batches: Iterator[PairBatch], size: int) -> Iterator[list[PairBatch]]:

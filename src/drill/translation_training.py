@@ -25,6 +25,7 @@ from drill.parallel import World
 from drill.precision import Precision, autocast_to, products
 from drill.progress import Pace, Progress
 from drill.run_folder import RunFolder
+from drill.steps import TRAINING_LOG
 from drill.training import (
     AGREE_EVERY,
     SHOW_EVERY,
@@ -38,10 +39,19 @@ from drill.training import (
 )
 from drill.translation import Search
 from drill.translation_position import Limits, TranslationPosition, averaged, restore, save
-from drill.translation_steps import backward, capturing, in_updates, own_batches, replayed
+from drill.translation_steps import (
+    backward,
+    capturing,
+    in_updates,
+    own_batches,
+    replayed,
+    translation_ways,
+    why_not_captured,
+)
 from drill.translator import Translator
 
 logger = logging.getLogger("drill")
+training_log = logging.getLogger(TRAINING_LOG)
 
 
 @dataclass(frozen=True)
@@ -154,13 +164,13 @@ def train_translator(
         best_kept(at, folder, world),
     ):
         search = replace(search, autocast=autocast)
-        captured = None
-        if capture and device.type == "cuda":
-            instead = _launched_because(compile, world)
-            if instead is None:
-                captured = capturing(model, label_smoothing, autocast)
-            elif world.first:
-                logger.warning("batches are launched, not replayed as CUDA graphs: %s", instead)
+        obstacle = why_not_captured(capture, compile, device, world.size)
+        captured = None if obstacle is not None else capturing(model, label_smoothing, autocast)
+        if device.type == "cuda" and world.first:
+            found = translation_ways(model, obstacle, max_tokens, autocast)
+            training_log.info("training on %s: %s", device, "; ".join(found))
+            if capture and obstacle is not None:
+                logger.warning("batches are launched, not replayed as CUDA graphs: %s", obstacle)
         if at.share(limits) < 1.0 and world.first:
             folder.averaged.unlink(missing_ok=True)  # of a run that was to be shorter
         while at.share(limits) < 1.0:
@@ -224,13 +234,6 @@ def train_translator(
             folder.write_lines(folder.hypotheses("test", data.language), test.hypotheses)
         epoch = at.epoch if at.batch else at.epoch - 1
         return TranslationOutcome(True, epoch, at.best_epoch, at.best, world.from_first(test))
-
-
-def _launched_because(compile: bool, world: World) -> str | None:
-    """Why a GPU cannot replay, though it was asked to."""
-    if world.size > 1:
-        return f"{world.size} processes exchange gradients, which no graph holds"
-    return "training.compile is set" if compile else None
 
 
 def _validate(

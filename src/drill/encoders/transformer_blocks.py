@@ -9,8 +9,10 @@ Shape legend:
 
 from collections.abc import Callable
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend
 
 KeysValues = tuple[Tensor, Tensor]
 """Keys and values, each (B, H, S, d/H)."""
@@ -70,6 +72,20 @@ class CrossAttention(nn.Module):
         p = self.dropout if self.training else 0.0
         seen = F.scaled_dot_product_attention(q, *keys_values, mask, p)
         return self.output(seen.transpose(1, 2).flatten(2))
+
+
+def attention_ways(attention: SelfAttention, autocast: torch.dtype | None) -> list[str]:
+    """Which of PyTorch's kernels attends in training: to earlier tokens, and past padding."""
+    like, tokens = attention.output.weight, 64
+    q = like.new_empty((1, attention.heads, tokens, like.shape[0] // attention.heads))
+    q = q.to(autocast or like.dtype).requires_grad_()
+    masks = {"to earlier tokens": None, "past padding": q.new_zeros((1, 1, 1, tokens))}
+    found: dict[str, list[str]] = {}
+    for seen, mask in masks.items():
+        choice = torch._fused_sdp_choice(q, q, q, mask, attention.dropout, is_causal=mask is None)
+        name = SDPBackend(choice).name.lower().removesuffix("_attention")
+        found.setdefault(name, []).append(seen)
+    return [f"attention {name} ({' and '.join(seen)})" for name, seen in found.items()]
 
 
 class FeedForward(nn.Module):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from drill.data import DataError
 from drill.encoders.transformer import Memory, Transformer
 from drill.evaluation.perplexity import evaluating
-from drill.layers import MatrixLayer, SampledSoftmax
+from drill.layers import MatrixLayer, OutputLayer, SampledSoftmax
 from drill.layers.base import head_log_probs
 from drill.translator import Translator
 
@@ -171,6 +171,12 @@ class FoldedHead:
         return head_log_probs(self.context(hidden), self.linear.weight, self.linear.bias)
 
 
+def foldable(layer: OutputLayer) -> MatrixLayer | None:
+    """What a search folds of an output layer: all of it, or nothing."""
+    matrix = layer.layer if isinstance(layer, SampledSoftmax) else layer
+    return matrix if isinstance(matrix, MatrixLayer) else None
+
+
 @contextmanager
 def encoded_once(model: Translator) -> Iterator[Head]:
     """The model's output layer with labels that are encoded now and never again.
@@ -182,14 +188,13 @@ def encoded_once(model: Translator) -> Iterator[Head]:
     Folded where the layer folds; mixtures and adaptive softmaxes keep their labels cached. Inside,
     the model is in eval mode and must not be trained.
     """
-    layer = model.layer
-    matrix = layer.layer if isinstance(layer, SampledSoftmax) else layer
+    matrix = foldable(model.layer)
     with evaluating(model):
-        if isinstance(matrix, MatrixLayer):
+        if matrix is not None:
             yield FoldedHead(matrix.context, matrix.fold())
         else:
-            with layer.cached_labels():
-                yield layer.log_probs
+            with model.layer.cached_labels():
+                yield model.layer.log_probs
 
 
 @contextmanager
