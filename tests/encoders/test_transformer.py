@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from drill.encoders import Transformer
 from drill.encoders.transformer import PRESETS, sinusoids
+from drill.encoders.transformer_blocks import attended
 from drill.encoders.transformer_cache import STEPS_AT_ONCE
 
 V, d, B, S, T, PAD = 29, 12, 3, 7, 5, 0
@@ -344,3 +345,24 @@ def test_ids_of_another_shape_are_refused():
     cache = model.start(model.encode(ids(3, S)), hypotheses=2)
     with pytest.raises(ValueError, match="ids has 5 rows, but the encoded source has 6"):
         model.step(torch.ones(5, dtype=torch.int64), cache)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("length", [32, 64, 128, 192])
+def test_queries_that_fit_no_key_have_gradients(length):
+    """cuDNN's gradient is NaN at 64 and 192, so that kernel is not asked: all scores are -120."""
+    made = torch.randn(3, 2, 4, length, 64, device="cuda", dtype=torch.bfloat16)
+    made[:2] *= 0.1
+    made[0, ..., 0], made[1, ..., 0] = 1.0, -120.0 * math.sqrt(64)
+    mask = made.new_zeros(2, 1, 1, length)
+    mask[1, ..., length // 2 :] = -torch.inf
+    gradients = []
+    for dtype in (torch.bfloat16, torch.float64):
+        parts = [each.to(dtype).requires_grad_() for each in made]
+        attended(*parts, mask.to(dtype), 0.0).sin().sum().backward()
+        gradients.append(torch.stack([part.grad.double() for part in parts]))
+    ours, exact = gradients
+    assert ours.isfinite().all()
+    for part in (1, 2):  # the queries' is a sum of large numbers that cancel
+        error = (ours[part] - exact[part]).abs().max()
+        assert error < 0.02 * exact[part].abs().max()

@@ -8,11 +8,12 @@ Shape legend:
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 KeysValues = tuple[Tensor, Tensor]
 """Keys and values, each (B, H, S, d/H)."""
@@ -20,6 +21,26 @@ KeysValues = tuple[Tensor, Tensor]
 Append = Callable[[Tensor], tuple[Tensor, Tensor, Tensor | None]]
 """Adds the keys and values (2, B*K, H, d/H) of a step; gives those of all steps, and a mask where
 some of these are still to come."""
+
+
+def attended(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
+    """softmax(q k^T / sqrt(d/H) + mask) v by PyTorch's fused kernels; without a mask, causal."""
+    with _kernels(q, mask):
+        return F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=mask is None)
+
+
+def _kernels(q: Tensor, mask: Tensor | None) -> AbstractContextManager[None]:
+    """Those whose gradients can be trusted.
+
+    Given a mask, cuDNN's gradient of the queries is NaN at lengths of 64, 192, ... once all scores
+    of a query are below -88, which training comes to (torch 2.11 to 2.13 on Hopper,
+    pytorch/pytorch#196678). The others cost as much here.
+    """
+    if mask is None or not q.is_cuda or not torch.is_grad_enabled():
+        return nullcontext()
+    return sdpa_kernel(
+        [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    )
 
 
 class SelfAttention(nn.Module):
@@ -39,7 +60,7 @@ class SelfAttention(nn.Module):
         """
         q, k, v = _by_heads(self.query_key_value(x), 3, self.heads)
         p = self.dropout if self.training else 0.0
-        seen = F.scaled_dot_product_attention(q, k, v, mask, p, is_causal=mask is None)
+        seen = attended(q, k, v, mask, p)
         return self.output(seen.transpose(1, 2).flatten(2))
 
     def step(self, x: Tensor, append: Append) -> Tensor:
@@ -70,7 +91,7 @@ class CrossAttention(nn.Module):
         """x (B, T, d) -> (B, T, d). Positions do not see each other: they may be hypotheses too."""
         (q,) = _by_heads(self.query(x), 1, self.heads)
         p = self.dropout if self.training else 0.0
-        seen = F.scaled_dot_product_attention(q, *keys_values, mask, p)
+        seen = attended(q, *keys_values, mask, p)
         return self.output(seen.transpose(1, 2).flatten(2))
 
 
@@ -82,7 +103,10 @@ def attention_ways(attention: SelfAttention, autocast: torch.dtype | None) -> li
     masks = {"to earlier tokens": None, "past padding": q.new_zeros((1, 1, 1, tokens))}
     found: dict[str, list[str]] = {}
     for seen, mask in masks.items():
-        choice = torch._fused_sdp_choice(q, q, q, mask, attention.dropout, is_causal=mask is None)
+        with _kernels(q, mask):
+            choice = torch._fused_sdp_choice(
+                q, q, q, mask, attention.dropout, is_causal=mask is None
+            )
         name = SDPBackend(choice).name.lower().removesuffix("_attention")
         found.setdefault(name, []).append(seen)
     return [f"attention {name} ({' and '.join(seen)})" for name, seen in found.items()]
