@@ -6,6 +6,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from drill.data import DataError, Vocabulary
 from drill.evaluation.perplexity import perplexity
 from drill.layers import LAYERS
 from drill.machine import commit, pick_device
+from drill.parallel import World
 from drill.recipes import SettingsError
 from drill.run_folder import RunFolder, RunFolderError
 from tests.tiny_runs import all_of, interrupted_after, rows, text, unlike, weights
@@ -62,6 +64,15 @@ def stopped(monkeypatch, settings: Settings, folder: Path, steps: int) -> None:
 
 
 # -- a run and back -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_only_the_first_process_says_what_is_trained(tmp_path, texts, monkeypatch, first):
+    monkeypatch.setattr(build, "world", lambda device: nullcontext(World(rank=1 - first)))
+    monkeypatch.setattr(build, "train", lambda *arguments, **options: None)
+    said: list[str] = []
+    train_run(small(texts), tmp_path / "run", device="cpu", opened=said.append)
+    assert len(said) == first
 
 
 def test_own_text_end_to_end(tmp_path, texts):

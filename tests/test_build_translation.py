@@ -194,6 +194,18 @@ def test_a_run_comes_back_as_it_was(here):
     ]
 
 
+def test_what_is_trained_is_said_in_one_line_before_it_is(here, tmp_path):
+    said: list[str] = []
+    train_run(small("training.updates=1"), tmp_path / "run", device="cpu", opened=said.append)
+    (line,) = said
+    assert line.startswith(f"training mt-demo in {tmp_path / 'run'}: deep-residual (depth 2, ")
+    run = load_translation(tmp_path / "run", device="cpu")
+    own = 2 * (8 * 8 + 8) + 262  # two maps and the bias
+    assert f"; {run.model.parameter_count():,} parameters, {own} of them the layer's own; " in line
+    assert f"; pairs: {len(run.data.train)} pairs, 262 subwords; cpu (" in line
+    assert line.endswith("), float32")
+
+
 def test_either_weights_on_request(here):
     assert load_translation("runs/tiny", "last", "cpu").weights == "last"
     assert load_translation("runs/tiny", "best", "cpu").weights == "best"

@@ -47,6 +47,7 @@ TIERS = {
     "config": 6,
     "signatures": 6,
     "machine": 6,
+    "opening": 6,
     "provenance": 6,
     "resuming": 6,
     "build": 6,

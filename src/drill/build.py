@@ -24,6 +24,7 @@ from drill.encoders import ENCODERS
 from drill.layers import LAYERS, OutputLayer
 from drill.machine import pick_device
 from drill.models import LanguageModel
+from drill.opening import opening
 from drill.optim import RULES, Rule
 from drill.parallel import World, world
 from drill.precision import autocast_dtype
@@ -119,10 +120,12 @@ def train_run(
     device: torch.device | str = "auto",
     progress: Callable[[Progress], None] | None = None,
     data_progress: Any = None,
+    opened: Callable[[str], None] | None = None,
 ) -> Outcome | TranslationOutcome:
     """Train in ``folder``, from the beginning or from where a run of these settings stopped.
 
-    The outcome is that of ``train`` or, for a translator, that of ``train_translator``.
+    The outcome is that of ``train`` or, for a translator, that of ``train_translator``. ``opened``
+    is told what will be trained, once all settings are checked and the data is read.
     """
     place = pick_device(device) if isinstance(device, str) else device
     if place.type == "cuda":
@@ -135,9 +138,9 @@ def train_run(
         train_task = train_translation
     with world(place) as processes:
         if not processes.first:
-            return train_task(settings, run, place, processes, progress, data_progress)
+            return train_task(settings, run, place, processes, progress, data_progress, opened)
         with run.locked():
-            return train_task(settings, run, place, processes, progress, data_progress)
+            return train_task(settings, run, place, processes, progress, data_progress, opened)
 
 
 def train_language_model(
@@ -147,6 +150,7 @@ def train_language_model(
     processes: World,
     progress: Callable[[Progress], None] | None,
     data_progress: Any,
+    opened: Callable[[str], None] | None,
 ) -> Outcome:
     begun = has_begun(settings, run, processes)
     rehearse(settings)
@@ -169,6 +173,9 @@ def train_language_model(
         found = _ways(settings, model, trains_by, processes)
         keep_environment(run, settings, model, device, processes, found)
         run.write_text(run.recipe, settings.to_toml())
+    if processes.first and opened is not None:
+        text = f"{len(ids.train):,} tokens, {len(vocabulary):,} words"
+        opened(opening(settings, run, model, text, device, processes))
     return train(
         model,
         ids,
@@ -187,7 +194,7 @@ def _ways(settings: Settings, model: LanguageModel, trains_by: Rule, processes: 
     obstacle = why_not_recorded(
         model, trains_by, given["capture"], processes.size, given["micro_batch"]
     )
-    batch = given["batch_size"] // processes.size
+    batch = processes.own_columns(given["batch_size"])
     try:
         return ways(model, obstacle, batch, autocast_dtype(given["precision"]))
     except ValueError as error:  # encoder.impl names what does not run here

@@ -38,6 +38,7 @@ from drill.data import (
 from drill.encoders import Transformer
 from drill.layers import SampledSoftmax
 from drill.machine import pick_device
+from drill.opening import opening
 from drill.parallel import World
 from drill.precision import autocast_dtype
 from drill.progress import Progress
@@ -113,6 +114,7 @@ def train_translation(
     processes: World,
     progress: Callable[[Progress], None] | None,
     data_progress: Any,
+    opened: Callable[[str], None] | None,
 ) -> TranslationOutcome:
     """What ``drill.build.train_run`` does for these settings."""
     begun = has_begun(settings, run, processes)
@@ -132,6 +134,9 @@ def train_translation(
         found = _ways(settings, model, device, processes)
         keep_environment(run, settings, model, device, processes, found, pairs=data.checksum)
         run.write_text(run.recipe, settings.to_toml())
+    if processes.first and opened is not None:
+        text = f"{len(data.train):,} pairs, {len(data.subwords):,} subwords"
+        opened(opening(settings, run, model, text, device, processes))
     return train_translator(
         model,
         data,

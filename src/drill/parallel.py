@@ -31,17 +31,20 @@ class World:
         """Whether this process writes the files and shows the progress."""
         return self.rank == 0
 
-    def columns(self, data: Tensor) -> Tensor:
-        """This process's part of (rows, batch, ...), along the columns."""
-        if self.size == 1:
-            return data
-        batch = data.shape[1]
+    def own_columns(self, batch: int) -> int:
+        """How many columns of a batch are this process's."""
         if batch % self.size != 0:
             raise DataError(
                 f"a batch of {batch} columns cannot be shared by {self.size} processes; set "
                 f"training.batch_size to a multiple of {self.size}"
             )
-        own = batch // self.size
+        return batch // self.size
+
+    def columns(self, data: Tensor) -> Tensor:
+        """This process's part of (rows, batch, ...), along the columns."""
+        if self.size == 1:
+            return data
+        own = self.own_columns(data.shape[1])
         return data[:, self.rank * own : (self.rank + 1) * own].contiguous()
 
     def wait(self) -> None:

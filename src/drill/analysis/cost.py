@@ -72,7 +72,7 @@ def cost(layer: OutputLayer, tokens: int) -> Cost:
     except NotFoldable:
         folded = False
     return Cost(
-        parameters=_own_parameters(layer),
+        parameters=own_parameters(layer),
         train_flops=_flops(lambda: _loss(layer, hidden, targets).backward()),
         inference_flops=_flops(lambda: layer.log_probs(hidden)) - _flops(lambda: _encoded(layer)),
         folded=folded,
@@ -140,7 +140,8 @@ def _matrix_layer(layer: OutputLayer) -> MatrixLayer:
     return matrix
 
 
-def _own_parameters(layer: OutputLayer) -> int:
+def own_parameters(layer: OutputLayer) -> int:
+    """Numbers of a layer beyond the embedding, which an encoder shares."""
     matrix = _matrix_layer(layer)
     embedding = cast(nn.Module, matrix.embedding)
     shared = [] if isinstance(matrix, FullSoftmax) else list(embedding.parameters())

@@ -143,19 +143,19 @@ def _power(loss: float) -> float:
     return 2.718281828459045**loss if loss < 700.0 else float("inf")
 
 
-def warn_of_a_crowd(device: str) -> None:
+def note(line: str) -> None:
+    """A remark that is no result: to stderr, so that results can be piped."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def warn_of_a_crowd(device: str, say: Callable[[str], None] = note) -> None:
     """On a busy CPU threads that spin while they wait take the cores from those they wait for."""
     passive = os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive"
     alone = device != "cpu" and torch.cuda.is_available()
     if alone or passive or torch.get_num_threads() == 1 or not hasattr(os, "getloadavg"):
         return
     if os.getloadavg()[0] > 0.75 * (os.cpu_count() or 1):
-        note(
+        say(
             "others use this machine's cores: set OMP_WAIT_POLICY=passive, or threads may wait for "
             "each other for most of the time"
         )
-
-
-def note(line: str) -> None:
-    """A remark that is no result: to stderr, so that results can be piped."""
-    print(line, file=sys.stderr, flush=True)

@@ -131,17 +131,23 @@ def recipes() -> None:
 def _trained(settings: Settings, folder: Path, device: str, quiet: bool) -> bool:
     """Train; True where the run is finished."""
     first = int(os.environ.get("RANK", "0")) == 0
-    if first and not quiet:
-        verb = "going on with" if RunFolder(folder).last.exists() else "training"
-        note(f"{verb} {settings.recipe} in {folder}")
-        warn_of_a_crowd(device)
     with (
         Counter("data", quiet) as counted,
         TrainingDisplay(quiet or not first) as display,
         _remarks(display),
     ):
+
+        def opened(lines: str) -> None:
+            display.say(lines)
+            warn_of_a_crowd(device, display.say)
+
         outcome = train_run(
-            settings, folder, device=device, progress=display.show, data_progress=counted
+            settings,
+            folder,
+            device=device,
+            progress=display.show,
+            data_progress=counted,
+            opened=opened,
         )
     if first:
         _print_outcome(outcome, folder)

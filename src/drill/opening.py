@@ -1,0 +1,53 @@
+"""What a run is about to train, in a line before it begins."""
+
+from typing import Any
+
+import torch
+
+from drill.analysis.cost import own_parameters
+from drill.config import OVER, Settings
+from drill.machine import device_name
+from drill.models import LanguageModel
+from drill.parallel import World
+from drill.recipes import NAME
+from drill.run_folder import RunFolder
+from drill.translator import Translator
+
+
+def opening(
+    settings: Settings,
+    run: RunFolder,
+    model: LanguageModel | Translator,
+    text: str,
+    device: torch.device,
+    processes: World,
+) -> str:
+    """One line: recipe, folder, output layer, parameters, corpus, device and precision.
+
+    text  what of the corpus is trained on, such as ``"929,589 tokens, 10,000 words"``
+    """
+    begun = run.last.exists()
+    precision = settings.training["precision"]
+    if precision == "tf32" and device.type != "cuda":
+        precision = "float32"  # only GPUs have tf32 units
+    several = f"{processes.size} processes, " if processes.size > 1 else ""
+    parts = [
+        layer_in_words(settings.layer),
+        f"{model.parameter_count():,} parameters, {own_parameters(model.layer):,} of them the "
+        "layer's own",
+        f"{settings.data['corpus']}: {text}",
+        f"{several}{device} ({device_name(device)}), {precision}",
+    ]
+    verb = "going on with" if begun else "training"
+    return f"{verb} {settings.recipe} in {run.path}: {'; '.join(parts)}"
+
+
+def layer_in_words(table: dict[str, Any]) -> str:
+    """``tied (bias true)``, or ``mixture (experts 15) over tied (bias true)``."""
+    options = [
+        f"{key} {str(value).lower() if isinstance(value, bool) else value}"
+        for key, value in table.items()
+        if key not in (NAME, OVER) and value is not None
+    ]
+    own = table[NAME] + (f" ({', '.join(options)})" if options else "")
+    return f"{own} over {layer_in_words(table[OVER])}" if OVER in table else own
