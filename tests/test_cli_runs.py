@@ -124,6 +124,21 @@ def test_what_is_trained_is_said_in_one_line_before_it_is(drill):
     assert drill(*ON_A_CPU, *brief, "-q")[2] == ""
 
 
+def test_a_recipe_without_a_base_says_which_sizes_are_defaults(drill, place):
+    own = RECIPE.replace("hidden_size = 12", "").replace("epochs = 2", "")
+    (place / "bare.toml").write_text(own)
+    (place / "upon.toml").write_text('base = "bare.toml"\n[training]\nepochs = 1\n')
+    code, _, err = drill("train", "upon.toml", "--device", "cpu")
+    assert code == 0
+    assert err.splitlines()[1] == (
+        "upon.toml has no base, so these are drill's defaults: encoder.hidden_size 1150; set them, "
+        'or start from a small recipe with base = "demo-drill" as its first line'
+    )
+    assert (
+        "no base" not in drill("train", "upon.toml", "--device", "cpu")[2]
+    )  # it goes on as it began
+
+
 def test_the_same_command_again_says_the_same(drill):
     code, out, err = drill("train", "tiny.toml", "--device", "cpu")
     assert code == 0

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from drill.build import language_model, rule
 from drill.config import LANGUAGE_MODEL, Settings, recipe, resolved, saved
 from drill.data import EOS, Vocabulary
+from drill.opening import sizes_by_default
 from drill.recipes import SettingsError, changed, describe, merged, recipe_names
 
 SIZES = {"ptb": 10_000, "wikitext-2": 33_278, "web": 10_000}
@@ -460,3 +461,39 @@ def test_a_text_is_no_recipe_and_a_wrong_base_names_the_file(tmp_path, monkeypat
         recipe("own.toml")
     with pytest.raises(SettingsError, match=r"zzz: is neither .*; `drill recipes` lists them$"):
         recipe("zzz")
+
+
+# -- a recipe without a base ----------------------------------------------------------------------
+
+
+def test_what_a_file_without_a_base_leaves_out_is_known(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("own.toml").write_text('[data]\ncorpus = "ptb"\n[encoder]\nwidth = 8\n')
+    own = recipe("own.toml", ["training.epochs=3"])
+    assert {"encoder.hidden_size", "training.bptt", "layer.name"} <= set(own.left_out)
+    assert not {"data.corpus", "encoder.width", "training.epochs"} & set(own.left_out)
+    assert sizes_by_default(own) == (
+        "own.toml has no base, so these are drill's defaults: encoder.hidden_size 1150, "
+        "encoder.layers 3; set them, or start from a small recipe with "
+        'base = "demo-drill" as its first line'
+    )
+    sized = own.changed(encoder={"hidden_size": 9, "layers": 1})
+    assert sizes_by_default(sized) is None
+    assert sized == sized.changed()
+    Path("based.toml").write_text('base = "demo-tied"\n')
+    Path("over.toml").write_text('base = "based.toml"\n')
+    Path("written.toml").write_text(recipe("ptb-tied").to_toml())  # as runs write it
+    for name in ("based.toml", "over.toml", "ptb-tied"):
+        assert recipe(name).left_out == ()
+    assert sizes_by_default(recipe("written.toml")) is None
+
+
+def test_a_preset_is_a_size_that_a_translator_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    table = 'task = "translation"\n[data]\ncorpus = "pairs"\n[training]\nepochs = 1\n'
+    Path("own.toml").write_text(table)
+    said = sizes_by_default(recipe("own.toml"))
+    assert said.startswith("own.toml has no base, so these are drill's defaults: encoder.width 512")
+    assert 'base = "mt-demo"' in said
+    Path("own.toml").write_text(table + '[encoder]\npreset = "tiny"\n')
+    assert sizes_by_default(recipe("own.toml")) is None

@@ -10,7 +10,7 @@ A recipe with ``task = "translation"`` has ``[encoder]`` of ``Transformer``, ``[
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,16 @@ from drill.encoders import ENCODERS
 from drill.encoders.transformer import PRESETS, Transformer
 from drill.layers import LAYERS, MatrixLayer, OutputLayer
 from drill.optim import RULES
-from drill.recipes import NAME, SettingsError, Table, changed, nearest, parsed, read
+from drill.recipes import (
+    NAME,
+    SettingsError,
+    Table,
+    changed,
+    nearest,
+    parsed,
+    read,
+    stands_alone,
+)
 from drill.signatures import NONE, fits_kind, in_words, with_defaults, with_name
 from drill.training import check_options, train
 from drill.translation_training import check_translation_options, train_translator
@@ -52,6 +61,8 @@ class Settings:
     task: str = LANGUAGE_MODEL
     filters: Table = field(default_factory=dict)  # this and the next of translation alone
     subwords: Table = field(default_factory=dict)
+    left_out: tuple[str, ...] = field(default=(), compare=False)
+    """Keys that a recipe file leaves to the defaults, where it starts from no recipe of drill's."""
 
     def tables(self) -> dict[str, Table]:
         return {name: getattr(self, name) for name in TASKS[self.task]}
@@ -68,8 +79,11 @@ class Settings:
 
     def changed(self, **tables: Mapping[str, Any]) -> "Settings":
         """The same settings with other values, ``changed(training={"epochs": 3})``."""
-        merged = {name: {**table, **tables.get(name, {})} for name, table in self.tables().items()}
-        return Settings(self.recipe, start=self.start, task=self.task, **merged)
+        merged: dict[str, Any] = {
+            name: {**table, **tables.get(name, {})} for name, table in self.tables().items()
+        }
+        left_out = tuple(key for key in self.left_out if key not in _flat(tables))
+        return replace(self, left_out=left_out, **merged)
 
     def differences(self, other: "Settings") -> list[str]:
         """``key: mine -> theirs`` for all that two runs may not differ in."""
@@ -86,7 +100,16 @@ class Settings:
 def recipe(name: str, changes: Sequence[str] = ()) -> Settings:
     """Settings of a recipe by name or of a TOML file, changed by ``table.key=value`` texts."""
     label = Path(name).stem if name.endswith(".toml") else name
-    return resolved({"recipe": label, **changed(read(name), changes)})
+    tables = changed(read(name), changes)
+    settings = resolved({"recipe": label, **tables})
+    if not stands_alone(name):
+        return settings
+    given = {*_flat(tables)}
+    if "encoder.preset" in given:
+        given |= {f"encoder.{size}" for size in asdict(PRESETS["base"])}
+    return replace(
+        settings, left_out=tuple(key for key in _flat(settings.tables()) if key not in given)
+    )
 
 
 def saved(path: Path) -> Settings:
@@ -109,7 +132,7 @@ def resolved(tables: Mapping[str, Any]) -> Settings:
     for key, meaning in (("recipe", "the name of these settings"), (START, "the folder of a run")):
         if not isinstance(tables.get(key), str | None):
             raise SettingsError(f"{key}: is {meaning}, a text, not {tables[key]!r}")
-    checked = {name: check(tables.get(name, {})) for name, check in checks.items()}
+    checked: dict[str, Any] = {name: check(tables.get(name, {})) for name, check in checks.items()}
     return Settings(tables.get("recipe") or "own", start=tables.get(START), task=task, **checked)
 
 

@@ -1,15 +1,15 @@
-"""What a run is about to train, in a line before it begins."""
+"""What a run is about to train, in a line or two before it begins."""
 
 from typing import Any
 
 import torch
 
 from drill.analysis.cost import own_parameters
-from drill.config import OVER, Settings
+from drill.config import OVER, TRANSLATION, Settings
 from drill.machine import device_name
 from drill.models import LanguageModel
 from drill.parallel import World
-from drill.recipes import NAME
+from drill.recipes import BASE, NAME
 from drill.run_folder import RunFolder
 from drill.translator import Translator
 
@@ -23,6 +23,8 @@ def opening(
     processes: World,
 ) -> str:
     """One line: recipe, folder, output layer, parameters, corpus, device and precision.
+
+    A second one where a recipe leaves sizes to the defaults and has no base to say so.
 
     text  what of the corpus is trained on, such as ``"929,589 tokens, 10,000 words"``
     """
@@ -39,7 +41,9 @@ def opening(
         f"{several}{device} ({device_name(device)}), {precision}",
     ]
     verb = "going on with" if begun else "training"
-    return f"{verb} {settings.recipe} in {run.path}: {'; '.join(parts)}"
+    line = f"{verb} {settings.recipe} in {run.path}: {'; '.join(parts)}"
+    remark = None if begun else sizes_by_default(settings)
+    return line if remark is None else f"{line}\n{remark}"
 
 
 def layer_in_words(table: dict[str, Any]) -> str:
@@ -51,3 +55,20 @@ def layer_in_words(table: dict[str, Any]) -> str:
     ]
     own = table[NAME] + (f" ({', '.join(options)})" if options else "")
     return f"{own} over {layer_in_words(table[OVER])}" if OVER in table else own
+
+
+def sizes_by_default(settings: Settings) -> str | None:
+    """A sentence on sizes that a recipe file without a base does not name; None without any."""
+    sizes = []
+    for key in settings.left_out:
+        table, _, name = key.partition(".")
+        value = settings.tables()[table].get(name)
+        if key == "training.epochs" or (table == "encoder" and type(value) is int):
+            sizes.append(f"{key} {value}")
+    if not sizes:
+        return None
+    small = "mt-demo" if settings.task == TRANSLATION else "demo-drill"
+    return (
+        f"{settings.recipe}.toml has no {BASE}, so these are drill's defaults: {', '.join(sizes)}; "
+        f'set them, or start from a small recipe with {BASE} = "{small}" as its first line'
+    )
