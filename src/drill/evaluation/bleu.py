@@ -123,5 +123,5 @@ def _library() -> Any:
         return importlib.import_module("sacrebleu")
     except ImportError:
         raise DataError(
-            "BLEU and chrF need the package sacrebleu; install it with pip install drill[mt]"
+            "BLEU and chrF need the package sacrebleu; install it with pip install sacrebleu"
         ) from None
