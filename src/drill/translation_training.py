@@ -223,6 +223,9 @@ def train_translator(
                 pace.restart(at.share(limits))
 
         save(at, model, rule, folder, world)
+        captured = None  # its graphs keep all the memory of training, which the search can use
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
         test = None
         if world.first and at.best is not None:
             chosen, fit = _best_weights(at, model, data, folder, search)
