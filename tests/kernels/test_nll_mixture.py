@@ -205,10 +205,14 @@ def test_labels_of_half_precision_are_summed_over_chunks_in_float32(dtype):
         assert (fast.double() - exact).norm() < 2 * torch.finfo(dtype).eps * exact.norm()
 
 
-def test_a_bias_in_half_precision_products_keeps_the_digits_of_float32():
-    bias = torch.tensor([1 / 3, -20.123456, 1e-3, 0.0, -torch.inf])
-    w = nll_mixture._with_bias(torch.randn(5, k).bfloat16(), bias, torch.bfloat16)
+@every_engine
+def test_a_bias_in_half_precision_products_keeps_the_digits_of_float32(engine, nan_in_fresh_memory):
+    bias = torch.tensor([1 / 3, -20.123456, 1e-3, 0.0, -torch.inf], device=engine.device)
+    weight = torch.randn(5, k, device=engine.device).bfloat16()
+    passes = nll_mixture._passes(engine.impl)
+    w = nll_mixture._with_bias(weight, bias, torch.bfloat16, passes)
     assert w.shape == (8, 16)  # both padded
+    assert torch.equal(w[:5, :k], weight)
     torch.testing.assert_close(w[:5, k:].double().sum(1), bias.double(), rtol=1e-7, atol=0)
     assert not w[5:].any()
 
@@ -334,6 +338,39 @@ def test_huge_logits_stay_finite(engine, rows_of_both_kinds):
     found = given.solve(impl=engine.impl)
     torch.testing.assert_close(found, given.solve(impl="reference"), rtol=1e-4, atol=1e-4)
     assert all(x.isfinite().all() for x in found)
+
+
+@every_dtype
+@every_engine
+def test_a_maximum_may_come_at_the_end_of_a_row(engine, dtype, monkeypatch):
+    """What was written before it, in the measure of lower logits, is brought to its measure."""
+    if engine.impl == "triton":
+        monkeypatch.setattr("drill.kernels.nll_mixture_triton.BLOCK", 8)
+    given = mixture(60, K, V, k, dtype=dtype, device=engine.device)
+    with torch.no_grad():
+        given.bias.copy_((torch.arange(V) // 8 - 4) * 30)  # more than a block's maximum leaves
+        given.bias[::3] -= 60
+    given.targets.copy_(torch.arange(60) % 10 + 24)
+    truth, plain = eager(given.to(torch.float64)), eager(given)
+    for exact, rough, fast in zip(truth, plain, given.solve(impl=engine.impl), strict=True):
+        slack = 2 * torch.finfo(dtype).eps * exact.norm()
+        assert (fast.double() - exact).norm() < 2.5 * (rough.double() - exact).norm() + slack
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("label", [0, V - 1])
+@every_dtype
+@every_engine
+def test_a_label_without_a_finite_logit_is_nan(engine, dtype, label, value, rows_of_both_kinds):
+    given = mixture(N, K, V, k, dtype=dtype, device=engine.device)
+    with torch.no_grad():
+        given.bias[label] = value
+    loss, _, contexts, weight, bias = given.solve(impl=engine.impl)
+    counted = given.targets != IGNORED
+    assert loss.isnan()
+    assert contexts[counted].isnan().all()
+    assert weight.isnan().all()
+    assert bias.isnan().all()
 
 
 @pytest.mark.parametrize("wrong", [V, 10**6, -1, -(10**6)])

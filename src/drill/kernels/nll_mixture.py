@@ -8,11 +8,14 @@ A sweep takes all experts of some tokens at once. Then the experts' shares in a 
 
 are known as soon as its logits are, and so are all gradients but for the factor of backward:
 
-    P = softmax(C W^T + b) - onehot(y)        one row per token and expert, written over the logits
-    dC = gamma P W,   dW = P^T (gamma C),   db = P^T gamma,   d log pi = -gamma
+    P = m (softmax(C W^T + b) - onehot(y))    one row per token and expert, written over the logits
+    r = gamma / m
+    dC = r P W,   dW = P^T (r C),   db = P^T r,   d log pi = -gamma
 
-Three products of N K x V x k and no logits kept: one chunk of them lives at a time. The factors
-gamma are rows' own, so they go to the small operands and the logits need one pass only.
+Three products of N K x V x k and no logits kept: one chunk of them lives at a time. The factors r
+are rows' own, so they go to the small operands. With m = sum exp(l - l') for the logits l and some
+l' near their maximum, P is exp(l - l') but for the target's place: what a pass can write on its way
+to the sum, so that it reads the logits once.
 
 Where a sweep cannot serve, the losses of the experts are asked of ``nll`` one by one and mixed.
 
@@ -22,7 +25,7 @@ Shapes: N tokens, K experts, V labels, k width; R = K times the tokens of a chun
 import functools
 import logging
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -40,6 +43,7 @@ from drill.kernels.nll import (
 )
 from drill.kernels.nll_checks import check_head
 from drill.kernels.nll_chunked import add_product, engine_named, padded_weight, wants_gradients
+from drill.kernels.nll_mixture_passes import Passes, TorchPasses
 from drill.kernels.nll_plan import ROW_BYTES, Settings, aligned
 
 CHUNK_ELEMENTS = {"cpu": 2**22, "cuda": 2**28}
@@ -143,63 +147,6 @@ def tokens_at_once(
     return -(-max(1, tokens) // chunks)  # all of one size, but the last
 
 
-class Passes(Protocol):
-    """What a chunk needs beside its products."""
-
-    def errors(self, logits: Tensor, labels: int, targets: Tensor, each: Tensor) -> None:
-        """logits (R, V padded with 0) become softmax - onehot in place, the padding stays 0.
-
-        ``each`` (R,) becomes their losses, NaN where a target (tokens,) is no label.
-        """
-
-    def mix(
-        self,
-        log_prior: Tensor,  # (tokens, K)
-        each: Tensor,  # (R,) losses of the experts
-        targets: Tensor,  # (tokens,)
-        ignore_index: int,
-        rows: Tensor,  # (R, columns)
-        scaled: Tensor | None,  # (R, columns), becomes gamma * rows
-        losses: Tensor,  # (tokens,), written; 0 where ignored
-        gamma: Tensor,  # (tokens, K), written; 0 where ignored
-    ) -> None:
-        """The losses of the mixture and the experts' shares in them."""
-
-
-class TorchPasses:
-    """The passes in plain PyTorch."""
-
-    def errors(self, logits: Tensor, labels: int, targets: Tensor, each: Tensor) -> None:
-        logits, experts = logits[:, :labels], each.shape[0] // targets.shape[0]
-        wide = torch.promote_types(logits.dtype, torch.float32)
-        log_p = torch.log_softmax(logits, 1, dtype=wide)
-        known = ((targets >= 0) & (targets < labels)).repeat_interleave(experts)
-        column = torch.where(known, targets.repeat_interleave(experts), 0)[:, None]
-        hit = torch.where(known, log_p.gather(1, column)[:, 0], torch.nan)
-        errors = log_p.exp_().scatter_add_(1, column, -known[:, None].to(wide))
-        logits.copy_(errors)
-        each.copy_(-hit)
-
-    def mix(
-        self,
-        log_prior: Tensor,
-        each: Tensor,
-        targets: Tensor,
-        ignore_index: int,
-        rows: Tensor,
-        scaled: Tensor | None,
-        losses: Tensor,
-        gamma: Tensor,
-    ) -> None:
-        scores = log_prior - each.view(log_prior.shape)
-        total = torch.logsumexp(scores, 1)
-        ignored = targets == ignore_index
-        losses.copy_(torch.where(ignored, 0, -total))
-        gamma.copy_(torch.where(ignored[:, None], 0, (scores - total[:, None]).exp()))
-        if scaled is not None:
-            scaled.copy_(rows * gamma.view(-1, 1))
-
-
 @functools.cache
 def _passes(engine: str) -> Passes:
     if engine == "triton":
@@ -214,8 +161,9 @@ class Swept(NamedTuple):
 
     losses: Tensor  # (N,)
     gamma: Tensor  # (N, K)
-    contexts: Tensor | None  # P W, (N * K, k), before gamma
-    labels: Tensor | None  # P^T gamma [C, 1], (V, columns asked for) in float32
+    share: Tensor  # r, (N, K)
+    contexts: Tensor | None  # P W, (N * K, k), before r
+    labels: Tensor | None  # P^T r [C, 1], (V, columns asked for) in float32
 
 
 def _sweep(
@@ -233,14 +181,14 @@ def _sweep(
     for_contexts, for_weight, for_bias = wanted
     tokens, experts = log_prior.shape
     labels, width = weight.shape
-    w = _with_bias(weight, bias, dtype)  # (V padded, k and the bias)
+    w = _with_bias(weight, bias, dtype, passes)  # (V padded, k and the bias)
     columns = slice(0 if for_weight else width, w.shape[1] if for_bias else width)
     height = at_once * experts
     logits = w.new_empty((height, w.shape[0]))
-    each = w.new_empty(height, dtype=exact)
-    padded = w.new_ones((height, w.shape[1])) if bias is not None else None
+    each, mass = w.new_empty((2, height), dtype=exact)
+    padded = w.new_empty((height, w.shape[1])) if bias is not None else None
     losses = contexts.new_empty(tokens, dtype=exact)
-    gamma = contexts.new_empty((tokens, experts), dtype=exact)
+    gamma, share = contexts.new_empty((2, tokens, experts), dtype=exact)
     context_sums = contexts.new_empty(contexts.shape, dtype=dtype) if for_contexts else None
     label_sums = operand = None
     if for_weight or for_bias:
@@ -252,30 +200,34 @@ def _sweep(
     for some in _spans(tokens, at_once):
         here = slice(some.start * experts, some.stop * experts)
         count = here.stop - here.start
-        rows, errors = contexts[here].to(dtype), logits[:count]
-        if padded is not None:
-            padded[:count, :width] = rows  # and 1 where w has the bias
+        rows, errors = contexts[here], logits[:count]
+        if padded is None:
+            rows = rows.to(dtype)
+        else:
+            passes.widen(rows, None, 0, padded[:count])  # by 1 where w has the bias
             rows = padded[:count]
         for few in _spans(some.stop - some.start, in_cache):
             part = slice(few.start * experts, few.stop * experts)
             torch.mm(rows[part], w.t(), out=errors[part])
-            passes.errors(errors[part], labels, targets[some][few], each[part])
+            passes.errors(errors[part], labels, targets[some][few], each[part], mass[part])
         scaled = None if operand is None else operand[:count]
         passes.mix(
             log_prior[some],
             each[:count],
+            mass[:count],
             targets[some],
             settings.ignore_index,
             rows[:, columns],
             scaled,
             losses[some],
             gamma[some],
+            share[some],
         )
         if context_sums is not None:
             torch.mm(errors, w[:, :width], out=context_sums[here])
         if label_sums is not None and scaled is not None:
             add_product(label_sums, errors.t(), scaled, add=some.start > 0)
-    return Swept(losses, gamma, context_sums, label_sums)
+    return Swept(losses, gamma, share, context_sums, label_sums)
 
 
 def _spans(count: int, step: int) -> Iterator[slice]:
@@ -287,23 +239,17 @@ def _at_most(elements: dict[str, int], tensor: Tensor, each: int) -> int:
     return max(1, elements.get(tensor.device.type, elements["cuda"]) // each)
 
 
-def _with_bias(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+def _with_bias(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, passes: Passes) -> Tensor:
     """[W, b] in the dtype of the products, padded; b as a sum of as many columns as it needs.
 
-    So the products add the bias and sum its gradient, and no pass has to read it. The logits are
-    rounded after the bias, as those of a linear head are.
+    So no pass has to read the bias. The logits are rounded after it, as those of a linear head are.
     """
     if bias is None:
         return padded_weight(weight, dtype)
     labels, width = weight.shape
     shape = aligned(labels, weight.device.type), _columns(width, bias, dtype)
-    w = weight.new_zeros(shape, dtype=dtype)
-    w[:labels, :width] = weight
-    w[:labels, width] = bias
-    for column in range(width, width + _bias_columns(bias, dtype) - 1):
-        bias = bias - w[:labels, column]
-        bias = bias.nan_to_num(0.0, 0.0, 0.0)  # a masked label: -inf is the first column's
-        w[:labels, column + 1] = bias
+    w = weight.new_empty(shape, dtype=dtype)
+    passes.widen(weight, bias, _bias_columns(bias, dtype), w)
     return w
 
 
@@ -337,37 +283,41 @@ class _OneSweep(torch.autograd.Function):
         wanted = ctx.needs_input_grad[2:5]
         swept = _sweep(log_prior, contexts, weight, bias, targets, settings, at_once, wanted)
         passes = engine_named(settings.engine)
-        loss, share = passes.gather(swept.losses, targets, settings.ignore_index, reduction)
-        ctx.save_for_backward(share, *swept[1:])
+        loss, per_token = passes.gather(swept.losses, targets, settings.ignore_index, reduction)
+        ctx.save_for_backward(per_token, *swept[1:])
         ctx.labels, ctx.width = weight.shape
         ctx.dtypes = [None if x is None else x.dtype for x in (log_prior, contexts, weight, bias)]
+        ctx.engine = settings.engine
         return loss
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivatives("nll", 'impl="reference"')
-        share, gamma, context_sums, label_sums = ctx.saved_tensors
+        per_token, gamma, share, context_sums, label_sums = ctx.saved_tensors
         for_prior, for_contexts, for_weight, for_bias = ctx.needs_input_grad[1:5]
         prior_dtype, context_dtype, weight_dtype, bias_dtype = ctx.dtypes
-        scale = grad.to(gamma.dtype)
-        scale = scale if share is None else scale * share
-        gamma = gamma * scale
+        factor = grad.to(gamma.dtype)
+        factor = factor if per_token is None else factor * per_token
         grads: list[Tensor | None] = [None] * 4
         if for_prior:
-            grads[0] = gamma.neg().to(prior_dtype)
+            grads[0] = (gamma * -factor).to(prior_dtype)
         if for_contexts:
-            grads[1] = _scaled(context_sums, gamma.view(-1, 1), context_dtype)
+            grads[1] = _scaled(context_sums, (share * factor).view(-1), context_dtype, ctx.engine)
         if for_weight:
-            grads[2] = _scaled(label_sums[: ctx.labels, : ctx.width], scale, weight_dtype)
+            sums = label_sums[: ctx.labels, : ctx.width]
+            grads[2] = _scaled(sums, factor, weight_dtype, ctx.engine)
         if for_bias:
             column = ctx.width if for_weight else 0
-            grads[3] = _scaled(label_sums[: ctx.labels, column], scale, bias_dtype)
+            grads[3] = (label_sums[: ctx.labels, column] * factor).to(bias_dtype)
         return None, *grads, None, None, None
 
 
-def _scaled(sums: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
-    """sums * factor in the wider of their dtypes, rounded once, in one pass."""
-    return torch.mul(sums, factor, out=torch.empty(sums.shape, dtype=dtype, device=sums.device))
+def _scaled(sums: Tensor, factor: Tensor, dtype: torch.dtype, engine: str) -> Tensor:
+    """sums (n, columns) * factor, () or (n,), in the wider of their dtypes, rounded once."""
+    out = torch.empty(sums.shape, dtype=dtype, device=sums.device)
+    with torch.cuda.device_of(sums):  # where Triton launches
+        _passes(engine).scale(sums, factor, out)
+    return out
 
 
 def _apart(

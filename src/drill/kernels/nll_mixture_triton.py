@@ -3,16 +3,17 @@
 Imported only when asked for, so that the package needs no Triton.
 """
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK, WIDE_BLOCK, WARPS = 2048, 4096, 8
-"""Rows are read twice, a block at a time; the second time caches hold them. Measured on an H200,
-rows that stay in registers in between take twice as long."""
-WIDE = 16384
-"""Rows of more labels take the wide block."""
-_MIX_COLUMNS = 512
+BLOCK, WARPS = 2048, 4
+"""Of a row of logits. Whole rows would not stay in the caches, so a block is read once."""
+_HEADROOM = 20.0
+"""How far a logit may lie above the one that stands for the maximum: exp(20) times the number of
+labels is far from where float32 and bfloat16 end, and so is its inverse."""
+_ROWS, _COLUMNS = 4, 512
 
 
 @triton.jit
@@ -20,54 +21,107 @@ def _errors(
     logits,  # (R, padded); overwritten, the padding with 0
     targets,  # (R / experts,)
     losses,  # (R,), written
+    mass,  # (R,), written
     labels,
     padded,
     experts,
+    HEADROOM: tl.constexpr,
+    NORMALISED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One row: its log-sum-exp, then softmax - onehot over it.
+    """One row: e = exp(x - c) over it, its sum m, then e - m at the target's place.
 
-    Loads are masked by the padded width only: a mask at a ragged column would make them narrow.
+    c is the maximum of the blocks so far, give or take HEADROOM. Where a block rises above that,
+    what was written before is shrunk to the new measure; a row seldom has such a block beyond its
+    first. The digits of e are relative, so c costs none.
+
+    float16 has not the range of e. There NORMALISED reads a row twice for softmax - onehot itself,
+    whose mass is 1.
     """
     row = tl.program_id(0)
     line = logits + row.to(tl.int64) * padded
     label = tl.load(targets + row // experts)
     known = (label >= 0) & (label < labels)
     hit = tl.load(line + label, mask=known, other=float("nan")).to(tl.float32)
-    target = tl.where(known, label, -1).to(tl.int32)
     tl.debug_barrier()  # the target's logit is read before any thread overwrites it
     lane = tl.arange(0, BLOCK)
-    m = -float("inf")
+    c = tl.full((), -float("inf"), tl.float32)
     s = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, padded, BLOCK):
-        column = start + lane
+    whole = labels // BLOCK * BLOCK
+    for start in range(0, whole, BLOCK):
+        at = line + start + lane
+        x = tl.load(at).to(tl.float32)
+        c, s = _raise(c, s, x, line, start, HEADROOM, NORMALISED, BLOCK)
+        e = tl.exp(x - _finite(c))
+        s += e
+        if not NORMALISED:
+            tl.store(at, e.to(logits.dtype.element_ty))
+    if whole < padded:
+        # Masked by the padded width only: a mask at a ragged column would make loads narrow.
+        column = whole + lane
         x = tl.load(line + column, mask=column < padded, other=0.0).to(tl.float32)
         x = tl.where(column < labels, x, -float("inf"))
-        higher = tl.maximum(m, tl.max(x, 0))
-        # A row of -inf so far has no mass; -inf - -inf would make it NaN.
-        base = tl.where(higher == -float("inf"), 0.0, higher)
-        s = s * tl.exp(m - base) + tl.exp(x - base)
-        m = higher
-    z = m + tl.log(tl.sum(s, 0))
-    tl.debug_barrier()
-    for start in range(0, padded, BLOCK):
-        column = start + lane
-        x = tl.load(line + column, mask=column < padded, other=0.0).to(tl.float32)
-        p = tl.where(column < labels, tl.exp(x - z), 0.0)
-        p = tl.where(column == target, p - 1.0, p)
-        tl.store(line + column, p.to(logits.dtype.element_ty), mask=column < padded)
+        c, s = _raise(c, s, x, line, whole, HEADROOM, NORMALISED, BLOCK)
+        e = tl.exp(x - _finite(c))
+        s += e
+        if not NORMALISED:
+            tl.store(line + column, e.to(logits.dtype.element_ty), mask=column < padded)
+    m = tl.sum(s, 0)
+    z = c + tl.log(m)
     tl.store(losses + row, z - hit)
+    tl.debug_barrier()  # nothing that follows overtakes the stores above
+    if NORMALISED:
+        target = tl.where(known, label, -1).to(tl.int32)
+        for start in range(0, padded, BLOCK):
+            column = start + lane
+            x = tl.load(line + column, mask=column < padded, other=0.0).to(tl.float32)
+            p = tl.where(column < labels, tl.exp(x - z), 0.0)
+            p = tl.where(column == target, p - 1.0, p)
+            tl.store(line + column, p.to(logits.dtype.element_ty), mask=column < padded)
+        tl.store(mass + row, 1.0)
+    else:
+        error = tl.exp(hit - _finite(c)) - m
+        tl.store(line + label, error.to(logits.dtype.element_ty), mask=known)
+        tl.store(mass + row, m)
+
+
+@triton.jit
+def _finite(c):
+    """A row of -inf so far has no mass; -inf - -inf would make it NaN."""
+    return tl.where(c == -float("inf"), 0.0, c)
+
+
+@triton.jit
+def _raise(
+    c, s, x, line, start, HEADROOM: tl.constexpr, NORMALISED: tl.constexpr, BLOCK: tl.constexpr
+):
+    """c and s as they serve the block x, and in their measure what lies before ``start``."""
+    peak = tl.max(x, 0)
+    if peak > c + HEADROOM:
+        shrink = tl.exp(c - peak)
+        c = peak
+        s *= shrink
+        if not NORMALISED:
+            tl.debug_barrier()
+            for before in range(0, start, BLOCK):
+                at = line + before + tl.arange(0, BLOCK)
+                e = tl.load(at).to(tl.float32) * shrink
+                tl.store(at, e.to(line.dtype.element_ty))
+            tl.debug_barrier()
+    return c, s
 
 
 @triton.jit
 def _mix(
     log_prior,  # (tokens, K)
     each,  # (tokens * K,)
+    mass,  # (tokens * K,)
     targets,  # (tokens,)
     rows,  # (tokens * K, columns), rows ``stride`` apart
     scaled,  # (tokens * K, columns), rows ``scaled_stride`` apart, written
     losses,  # (tokens,), written
     gamma,  # (tokens, K), written
+    share,  # (tokens, K), written
     experts,
     columns,
     stride,
@@ -88,32 +142,118 @@ def _mix(
     peak = tl.where(peak == -float("inf"), 0.0, peak)
     total = peak + tl.log(tl.sum(tl.exp(score - peak), 0))
     ignored = tl.load(targets + token) == ignore_index
-    share = tl.where(ignored, 0.0, tl.exp(score - total))
     tl.store(losses + token, tl.where(ignored, 0.0, -total))
-    tl.store(gamma + place, share, mask=own)
+    posterior = tl.where(ignored, 0.0, tl.exp(score - total))
+    tl.store(gamma + place, posterior, mask=own)
+    r = posterior / tl.load(mass + place, mask=own, other=1.0)
+    r = tl.where(ignored, 0.0, r)
+    tl.store(share + place, r, mask=own)
     if HAS_SCALED:
         for start in range(0, columns, COLUMNS):
             column = start + tl.arange(0, COLUMNS)
             inside = own[:, None] & (column < columns)[None, :]
             x = tl.load(rows + place[:, None] * stride + column[None, :], mask=inside, other=0.0)
-            x = x.to(tl.float32) * share[:, None]
+            x = x.to(tl.float32) * r[:, None]
             at = scaled + place[:, None] * scaled_stride + column[None, :]
             tl.store(at, x.to(scaled.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _widen(
+    source,  # (rows, width)
+    bias,  # (rows,)
+    out,  # (height, columns), written
+    rows,
+    height,
+    width,
+    columns,
+    HAS_BIAS: tl.constexpr,
+    DIGITS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """A few rows and 1 or the bias beside them, digit by digit."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    own = row < rows
+    inside = (row < height)[:, None] & (column < columns)[None, :]
+    at = source + row.to(tl.int64)[:, None] * width + column[None, :]
+    x = tl.load(at, mask=own[:, None] & (column < width)[None, :], other=0.0)
+    x = x.to(tl.float32)
+    if HAS_BIAS:
+        rest = tl.load(bias + row, mask=own, other=0.0).to(tl.float32)
+        for digit in tl.static_range(DIGITS):
+            high = rest.to(out.dtype.element_ty).to(tl.float32)
+            x = tl.where((column == width + digit)[None, :], high[:, None], x)
+            rest -= high
+            rest = tl.where(tl.abs(rest) < float("inf"), rest, 0.0)  # -inf is the first column's
+    else:
+        x = tl.where((column < width)[None, :], x, 1.0)
+    to = out + row.to(tl.int64)[:, None] * columns + column[None, :]
+    tl.store(to, x.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _scale(
+    sums,  # (rows, columns), rows ``stride`` apart
+    factor,  # (rows,), ``factor_stride`` apart
+    out,  # (rows, columns), written
+    rows,
+    columns,
+    stride,
+    factor_stride,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """A few rows times their factors."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    own = row < rows
+    inside = own[:, None] & (column < columns)[None, :]
+    f = tl.load(factor + row * factor_stride, mask=own, other=0.0)
+    x = tl.load(sums + row[:, None] * stride + column[None, :], mask=inside, other=0.0)
+    x = x.to(tl.float32) * f[:, None]
+    tl.store(
+        out + row[:, None] * columns + column[None, :], x.to(out.dtype.element_ty), mask=inside
+    )
 
 
 class TritonPasses:
     """The passes as Triton kernels."""
 
-    def errors(self, logits: Tensor, labels: int, targets: Tensor, each: Tensor) -> None:
+    def widen(self, rows: Tensor, bias: Tensor | None, digits: int, out: Tensor) -> None:
+        height, columns = out.shape
+        _widen[_tiles(height, columns)](
+            rows.contiguous(),
+            None if bias is None else bias.contiguous(),
+            out,
+            rows.shape[0],
+            height,
+            rows.shape[1],
+            columns,
+            HAS_BIAS=bias is not None,
+            DIGITS=digits,
+            ROWS=_ROWS,
+            COLUMNS=_columns(columns),
+            num_warps=4,
+        )
+
+    def errors(
+        self, logits: Tensor, labels: int, targets: Tensor, losses: Tensor, mass: Tensor
+    ) -> None:
         rows, padded = logits.shape
+        assert padded <= labels // BLOCK * BLOCK + BLOCK  # what is not whole blocks is one
         _errors[(rows,)](
             logits,
             targets,
-            each,
+            losses,
+            mass,
             labels,
             padded,
             rows // targets.shape[0],
-            BLOCK=WIDE_BLOCK if padded > WIDE else BLOCK,
+            HEADROOM=_HEADROOM,
+            NORMALISED=logits.dtype == torch.float16,
+            BLOCK=BLOCK,
             num_warps=WARPS,
         )
 
@@ -121,22 +261,26 @@ class TritonPasses:
         self,
         log_prior: Tensor,
         each: Tensor,
+        mass: Tensor,
         targets: Tensor,
         ignore_index: int,
         rows: Tensor,
         scaled: Tensor | None,
         losses: Tensor,
         gamma: Tensor,
+        share: Tensor,
     ) -> None:
         tokens, experts = log_prior.shape
         _mix[(tokens,)](
             log_prior.contiguous(),
             each,
+            mass,
             targets,
             rows,
             scaled,
             losses,
             gamma,
+            share,
             experts,
             rows.shape[1],
             rows.stride(0),
@@ -144,6 +288,30 @@ class TritonPasses:
             ignore_index,
             HAS_SCALED=scaled is not None,
             EXPERTS=triton.next_power_of_2(experts),
-            COLUMNS=min(_MIX_COLUMNS, triton.next_power_of_2(rows.shape[1])),
+            COLUMNS=_columns(rows.shape[1]),
             num_warps=4,
         )
+
+    def scale(self, sums: Tensor, factor: Tensor, out: Tensor) -> None:
+        assert sums.stride(1) == 1
+        if out.numel() == 0:
+            return
+        _scale[_tiles(*out.shape)](
+            sums,
+            factor,
+            out,
+            *out.shape,
+            sums.stride(0),
+            factor.stride(0) if factor.dim() else 0,
+            ROWS=_ROWS,
+            COLUMNS=_columns(out.shape[1]),
+            num_warps=4,
+        )
+
+
+def _columns(columns: int) -> int:
+    return min(_COLUMNS, triton.next_power_of_2(columns))
+
+
+def _tiles(rows: int, columns: int) -> tuple[int, int]:
+    return triton.cdiv(rows, _ROWS), triton.cdiv(columns, _columns(columns))

@@ -4,12 +4,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drill.kernels.masks import masked
+from drill.kernels.masked_tanh import masked_tanh
+from drill.kernels.masks import draw_mask
 from drill.kernels.nll import reduce_losses
 from drill.kernels.nll_checks import check_head, check_operand
 from drill.kernels.nll_mixture import mixture_nll
 from drill.layers.base import LossOptions, MatrixLayer, NotFoldable, head_log_probs
-from drill.layers.dropout import draw_mask
 from drill.layers.settings import fraction, positive, span, switch
 from drill.layers.smoothing import smoothed_nll
 from drill.layers.vectors import placement
@@ -75,12 +75,14 @@ class MixtureOfSoftmaxes(WrappingLayer):
         self.check_hidden(hidden)
         check_operand("MixtureOfSoftmaxes", hidden, "latent", self.latent.weight)
         log_prior = F.log_softmax(self.prior(hidden), dim=-1, dtype=_wide(hidden))
-        latent = torch.tanh(self.latent(hidden))  # (..., K*w)
+        latent = self.latent(hidden)  # (..., K*w)
         if self.training and self.dropout > 0:
             steps = 1 if self.locked and latent.dim() == 3 else latent.shape[0]
             shape = (steps, *latent.shape[1:])
-            latent = masked(latent, draw_mask(shape, self.dropout, latent))
-        return log_prior, latent.unflatten(-1, (self.experts, self.layer.hidden_size))
+            contexts = masked_tanh(latent, draw_mask(shape, self.dropout, latent))
+        else:
+            contexts = torch.tanh(latent)
+        return log_prior, contexts.unflatten(-1, (self.experts, self.layer.hidden_size))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """``log_probs``: a mixture is normalised as it is made."""

@@ -1,0 +1,102 @@
+"""What the sweep of ``nll_mixture`` does beside its products, and the same in plain PyTorch.
+
+Shapes: K experts, V labels, k width; R = K times the tokens of a chunk.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Passes(Protocol):
+    """Passes over what the products read and write; every one fills what it is given."""
+
+    def widen(self, rows: Tensor, bias: Tensor | None, digits: int, out: Tensor) -> None:
+        """rows (n, k) become out (n and more, k and more), an operand with room for a bias.
+
+        Of contexts (bias None) the room is 1. Of labels its first ``digits`` columns sum to the
+        bias (n,) of float32, all else is 0. So the products add the bias and sum its gradient.
+        """
+
+    def errors(
+        self, logits: Tensor, labels: int, targets: Tensor, losses: Tensor, mass: Tensor
+    ) -> None:
+        """logits (R, V padded with 0) become mass * (softmax - onehot), the padding stays 0.
+
+        ``mass`` (R,), some number above 0 a row, is written and so are the losses (R,), NaN where
+        a target (tokens,) is no label.
+        """
+
+    def mix(
+        self,
+        log_prior: Tensor,  # (tokens, K)
+        each: Tensor,  # (R,) losses of the experts
+        mass: Tensor,  # (R,)
+        targets: Tensor,  # (tokens,)
+        ignore_index: int,
+        rows: Tensor,  # (R, columns)
+        scaled: Tensor | None,  # (R, columns), becomes gamma / mass * rows
+        losses: Tensor,  # (tokens,), written; 0 where ignored
+        gamma: Tensor,  # (tokens, K), written; 0 where ignored
+        share: Tensor,  # (tokens, K), written: gamma / mass
+    ) -> None:
+        """The losses of the mixture and the experts' shares in them."""
+
+    def scale(self, sums: Tensor, factor: Tensor, out: Tensor) -> None:
+        """out = sums * factor, (n, columns) with a factor () or (n,), rounded once."""
+
+
+class TorchPasses:
+    """The passes in plain PyTorch."""
+
+    def widen(self, rows: Tensor, bias: Tensor | None, digits: int, out: Tensor) -> None:
+        count, width = rows.shape
+        out[:count, :width] = rows
+        if bias is None:
+            out[:count, width:] = 1
+            return
+        out[count:], out[:count, width:] = 0, 0
+        for column in range(width, width + digits):
+            out[:count, column] = bias
+            # A masked label: -inf is the first column's.
+            bias = (bias - out[:count, column]).nan_to_num(0.0, 0.0, 0.0)
+
+    def errors(
+        self, logits: Tensor, labels: int, targets: Tensor, losses: Tensor, mass: Tensor
+    ) -> None:
+        logits, experts = logits[:, :labels], losses.shape[0] // targets.shape[0]
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        log_p = torch.log_softmax(logits, 1, dtype=wide)
+        known = ((targets >= 0) & (targets < labels)).repeat_interleave(experts)
+        column = torch.where(known, targets.repeat_interleave(experts), 0)[:, None]
+        hit = torch.where(known, log_p.gather(1, column)[:, 0], torch.nan)
+        errors = log_p.exp_().scatter_add_(1, column, -known[:, None].to(wide))
+        logits.copy_(errors)
+        losses.copy_(-hit)
+        mass.fill_(1)
+
+    def mix(
+        self,
+        log_prior: Tensor,
+        each: Tensor,
+        mass: Tensor,
+        targets: Tensor,
+        ignore_index: int,
+        rows: Tensor,
+        scaled: Tensor | None,
+        losses: Tensor,
+        gamma: Tensor,
+        share: Tensor,
+    ) -> None:
+        scores = log_prior - each.view(log_prior.shape)
+        total = torch.logsumexp(scores, 1)
+        ignored = targets == ignore_index
+        losses.copy_(torch.where(ignored, 0, -total))
+        gamma.copy_(torch.where(ignored[:, None], 0, (scores - total[:, None]).exp()))
+        share.copy_(torch.where(ignored[:, None], 0, gamma / mass.view(gamma.shape)))
+        if scaled is not None:
+            scaled.copy_(rows * share.view(-1, 1))
+
+    def scale(self, sums: Tensor, factor: Tensor, out: Tensor) -> None:
+        torch.mul(sums, factor[:, None] if factor.dim() else factor, out=out)
