@@ -24,6 +24,7 @@ from torch import Tensor
 from drill.kernels.nll import refuse_second_derivatives
 from drill.kernels.nll_passes import Engine, TorchEngine, empty_sums
 from drill.kernels.nll_plan import Chunk, Settings, aligned, fits_whole, plan
+from drill.kernels.nll_rows import rows_at_once, swept_nll
 
 _ROWS_FIRST = torch.contiguous_format
 
@@ -330,12 +331,15 @@ def chunked_nll(
     targets: Tensor,  # (N,)
     settings: Settings,
 ) -> Tensor:  # () or, with reduction "none", (N,)
-    """The loss by the plan of this module."""
+    """The loss by the plan of this module, or by ``nll_rows`` where that serves."""
     if not wants_gradients(hidden, weight, bias):
         with torch.cuda.device_of(hidden):
             losses, _, _ = forward_pass(hidden, weight, bias, targets, settings, keep=False)
             passes = engine_named(settings.engine)
             return passes.gather(losses, targets, settings.ignore_index, reduction)[0]
+    rows = rows_at_once(reduction, hidden, weight, settings)
+    if rows > 0:
+        return swept_nll(reduction, hidden, weight, bias, targets, settings, rows)
     with torch.cuda.device_of(hidden):  # where Triton launches
         return cast(Tensor, _NLL.apply(reduction, hidden, weight, bias, targets, settings))
 

@@ -109,7 +109,7 @@ class TorchEngine:
         wide = logits.to(peak.dtype)
         if bias is not None:
             wide = wide + bias
-        column, inside = _column(targets, left, logits.shape[1])
+        column, inside = target_column(targets, left, logits.shape[1])
         hit.copy_(torch.where(inside, wide.gather(1, column[:, None])[:, 0], hit))
         if total is not None:
             total.add_(wide.sum(1))
@@ -171,7 +171,7 @@ class TorchEngine:
         wide.sub_(lse[:, None]).exp_()
         if smoothing:
             wide.sub_(smoothing / labels)
-        column, inside = _column(targets, left, logits.shape[1])
+        column, inside = target_column(targets, left, logits.shape[1])
         wide.scatter_add_(1, column[:, None], inside[:, None].to(wide.dtype) * (smoothing - 1))
         wide.mul_(torch.where(targets == ignore_index, 0, scale)[:, None])
         if wide is not logits:
@@ -179,6 +179,7 @@ class TorchEngine:
         return wide.sum(0) if summed else None
 
 
-def _column(targets: Tensor, left: int, width: int) -> tuple[Tensor, Tensor]:
+def target_column(targets: Tensor, left: int, width: int) -> tuple[Tensor, Tensor]:
+    """Where in a chunk each target (R,) lies, 0 if elsewhere, and whether it lies there."""
     inside = (targets >= left) & (targets < left + width)
     return torch.where(inside, targets - left, 0).long(), inside
