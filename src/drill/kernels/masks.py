@@ -2,6 +2,9 @@
 
 1/(1-p) in bfloat16 is off by up to 0.2%, the same for every entry it scales: an error that no mean
 takes away. So masks are float32, and a product with one is rounded once.
+
+A mask with one row, (1, d), is locked: shared by all labels, so that no label keeps a dimension
+which another loses (variational dropout). A mask (V, d) drops every entry for itself.
 """
 
 from typing import Any

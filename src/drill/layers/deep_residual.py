@@ -19,7 +19,7 @@ from drill.kernels.label_encoder import (
 )
 from drill.kernels.nll import logger
 from drill.layers.base import MatrixLayer
-from drill.layers.label_map import LabelMap, MapOptions
+from drill.layers.label_map import LabelMap, MapOptions, hooked
 from drill.layers.settings import at_least_zero, one_of, positive, same_width, switch
 from drill.layers.vectors import LabelSource, label_width, placement
 
@@ -143,22 +143,11 @@ def _beyond_fusion(maps: Sequence[LabelMap]) -> str | None:
     for i, f in enumerate(maps):
         if type(f) is not LabelMap or type(f.linear) is not nn.Linear:
             return f"the linear part of map {i}, {type(f.linear).__name__}, has to be called"
-        if any(_hooked(module) for module in (f, f.linear)):
+        if any(hooked(module) for module in (f, f.linear)):
             return f"map {i} has hooks, which have to be called"
         if _settings_of(f) != _settings_of(maps[0]):
             return f"map {i} has other settings than map 0, and the fused encoder has one set"
     return None
-
-
-def _hooked(module: nn.Module) -> bool:
-    # Pruning and weight_norm are hooks too: they make the weight before each call.
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or "forward" in vars(module)
-    )
 
 
 def _settings_of(f: LabelMap) -> tuple[object, ...]:

@@ -3,12 +3,12 @@
 import math
 from dataclasses import dataclass
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drill.kernels.label_encoder import KeptBits, draw_kept_bits
-from drill.kernels.masks import masked
+from drill.kernels.masks import draw_mask, masked
 from drill.kernels.nll_checks import check_operand
-from drill.layers.dropout import draw_mask
 from drill.layers.settings import ACTIVATIONS, fraction, one_of, span, switch
 from drill.layers.vectors import Placement
 
@@ -77,13 +77,35 @@ class LabelMap(nn.Module):
     def forward(self, X: Tensor, mask: Tensor | None) -> Tensor:
         check_operand("labels", X, "their map", self.linear.weight, called="the label vectors")
         before = self.dropout_at == "input"
-        if mask is not None and before:
-            X = masked(X, mask)
-        Y = ACTIVATIONS[self.activation](self.linear(X))
+        if mask is not None and before and self._drops_rows_of_U(X, mask):
+            Y = F.linear(X, masked(self.linear.weight, mask), self.linear.bias)
+        else:
+            Y = self.linear(masked(X, mask) if mask is not None and before else X)
+        Y = ACTIVATIONS[self.activation](Y)
         return Y if mask is None or before else masked(Y, mask)
+
+    def _drops_rows_of_U(self, X: Tensor, mask: Tensor) -> bool:
+        """Whether drop(X) U is taken as X drop(U), where a locked mask goes over d_out rows, not V.
+
+        Not in half precision, where X is rounded as the fused encoder rounds it.
+        """
+        whole = type(self.linear) is nn.Linear and not hooked(self.linear)
+        return whole and mask.shape[0] == 1 and X.dtype.itemsize >= 4
 
     def extra_repr(self) -> str:
         return (
             f"activation={self.activation!r}, dropout={self.dropout}, locked={self.locked}, "
             f"dropout_at={self.dropout_at!r}"
         )
+
+
+def hooked(module: nn.Module) -> bool:
+    """Whether calling a module may do more than its own ``forward``."""
+    # Pruning and weight_norm are hooks too: they make the weight before each call.
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "forward" in vars(module)
+    )

@@ -1,0 +1,63 @@
+"""A locked mask drops rows of U instead of columns of the labels, where nobody can tell."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from drill.layers.label_map import LabelMap, MapOptions
+
+V, D_IN, D_OUT = 30, 8, 5
+
+
+def label_map(bias: bool = True, dtype: torch.dtype = torch.float64) -> LabelMap:
+    torch.manual_seed(0)
+    place = {"device": torch.device("cpu"), "dtype": dtype}
+    return LabelMap(D_IN, D_OUT, MapOptions("a test", "tanh", 0.4, True, "input", 0.5, bias, place))
+
+
+def locked(dtype: torch.dtype = torch.float64) -> Tensor:
+    return (torch.arange(D_IN) % 3 != 0).to(dtype)[None] / 0.6
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_labels_and_gradients_are_those_of_dropped_labels(bias):
+    f = label_map(bias)
+    X = torch.randn(V, D_IN, dtype=torch.float64, requires_grad=True)
+    found = f(X, locked())
+    truth = torch.tanh(f.linear(X * locked()))
+    torch.testing.assert_close(found, truth)
+    leaves = [X, *f.parameters()]
+    grad = torch.randn_like(truth)
+    torch.testing.assert_close(
+        torch.autograd.grad(found, leaves, grad), torch.autograd.grad(truth, leaves, grad)
+    )
+
+
+class Adapter(nn.Linear):
+    """Stands for what fine-tuning puts in the place of a linear map."""
+
+
+@pytest.mark.parametrize("kind", ["hook", "adapter", "half precision", "mask of single labels"])
+def test_a_linear_part_that_has_to_be_called_reads_dropped_labels(kind, monkeypatch):
+    dtype = torch.bfloat16 if kind == "half precision" else torch.float32
+    f = label_map(dtype=dtype)
+    mask = locked(torch.float32)
+    if kind == "adapter":
+        f.linear = Adapter(D_IN, D_OUT)
+    if kind == "mask of single labels":
+        mask = mask.expand(V, D_IN)
+    seen = []
+    if kind == "hook":
+        f.linear.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    else:  # on the class: on the instance it would count as a hook
+        call = nn.Linear.forward
+        monkeypatch.setattr(nn.Linear, "forward", lambda self, x: seen.append(x) or call(self, x))
+    X = torch.randn(V, D_IN, dtype=dtype)
+    f(X, mask)
+    assert torch.equal(seen[0], (X * mask).to(dtype))
+
+
+def test_a_plain_linear_part_is_not_called(monkeypatch):
+    f = label_map()
+    monkeypatch.setattr(nn.Linear, "forward", lambda *_: pytest.fail("V rows were masked"))
+    f(torch.randn(V, D_IN, dtype=torch.float64), locked())
