@@ -134,3 +134,22 @@ def test_a_rule_knows_the_rate_of_its_last_full_length_step():
     parameter.grad = torch.ones(3)
     rule.step(35, 70, 0.5)
     assert rule.now == pytest.approx(0.5, abs=1e-3)
+
+
+def test_adamw_on_a_cpu_is_the_rule_of_torch_in_one_pass():
+    torch.manual_seed(0)
+    start = [torch.randn(30, 20), torch.randn(20)]
+    ours, theirs = ([nn.Parameter(each.clone()) for each in start] for _ in range(2))
+    rule = AdamW(0.01, weight_decay=0.3, clip=None, schedule="constant", warmup=0.0)
+    rule.begin(zip("ab", ours, strict=True))
+    assert rule.optimizer.defaults["fused"]
+    groups = [{"params": theirs[:1], "weight_decay": 0.3}, {"params": theirs[1:]}]
+    loop = torch.optim.AdamW(groups, lr=0.01, betas=rule.betas, weight_decay=0.0, foreach=False)
+    for _ in range(5):
+        for a, b in zip(ours, theirs, strict=True):
+            a.grad = torch.randn_like(a)
+            b.grad = a.grad.clone()
+        rule.step(1, 1, 0.5)
+        loop.step()
+    torch.testing.assert_close(ours, theirs)
+    assert not torch.equal(ours[0], start[0])

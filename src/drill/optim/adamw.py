@@ -69,7 +69,7 @@ class AdamW(Rule):
             lr=torch.tensor(self.lr, device=place) if on_gpu else self.lr,
             betas=self.betas,
             eps=self.epsilon,
-            fused=on_gpu or None,
+            fused=place.type in ("cpu", "cuda") or None,  # one pass where there would be ten
             capturable=on_gpu,
         )
 
