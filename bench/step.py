@@ -1,8 +1,9 @@
 """What does a whole training step of a language model cost? Ours against plain PyTorch.
 
-Sizes, dropouts, losses and optimiser are those of the recipes. The plain model is what one writes
-by hand: nn.Embedding, nn.LSTM, F.linear and F.cross_entropy. Both read the same batch and take a
-step of the same optimiser. On a GPU ours come twice: launched, and replayed as `drill train` does.
+Sizes, dropouts, losses and optimiser are those of the recipes. The plain models are what one writes
+by hand: nn.Embedding, nn.LSTM, F.linear and F.cross_entropy, with tied weights and with the maps of
+the paper's layer. All read the same batch and take a step of the same optimiser. On a GPU ours come
+twice: launched, and replayed as `drill train` does.
 """
 
 from collections.abc import Sequence
@@ -12,8 +13,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from setting import Setting, parser, settings
-from table import Report, mib, ratio
-from timing import Prepare, Step, measure
+from table import Cell, Report, mib, ratio
+from timing import Prepare, Result, Step, measure
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -24,27 +25,52 @@ from drill.position import Position
 from drill.steps import RecordedSteps
 
 BASE = "plain nn.LSTM + F.cross_entropy"
+OWN = "own_plain"
+"""Where a row says which plain model has the same size."""
 RECIPES = {
     "demo": ("demo-tied", "demo-drill"),
     "ptb": ("ptb-tied", "ptb-drill-4"),
     "wt2": ("wt2-tied", "wt2-drill-4"),
 }
 NAMES = tuple(RECIPES)
+# The options of the deep residual layer that Plain has, whatever the others are.
+WRITTEN = {
+    "name": "deep-residual",
+    "dropout_at": "input",
+    "residual": True,
+    "residual_between": False,
+    "map_bias": True,
+    "bias": True,
+}
 # Over a tied layer; else as the tied recipe.
 MIXTURE = ("layer.name=mixture", "layer.experts=15", "layer.dropout=0.29")
 
 
 class Plain(nn.Module):
-    """The same model without this package, from the settings of an AWD-LSTM with tied weights."""
+    """The same model without this package, from the settings of an AWD-LSTM and of its layer."""
 
-    def __init__(self, labels: int, encoder: dict[str, Any]) -> None:
+    def __init__(self, labels: int, encoder: dict[str, Any], layer: dict[str, Any]) -> None:
         super().__init__()
+        tied = layer["name"] == "tied"
+        assert tied or {**layer, **WRITTEN} == layer, layer  # what is not written by hand below
         width, hidden, layers = (encoder[key] for key in ("width", "hidden_size", "layers"))
         self.dropped = {key.removeprefix("dropout_"): p for key, p in encoder.items()}
         self.embedding = nn.Embedding(labels, width)
         widths = [width, *[hidden] * (layers - 1), width]
         self.lstms = nn.ModuleList(nn.LSTM(*pair) for pair in pairwise(widths))
+        self.maps = nn.ModuleList(
+            nn.Linear(width, width) for _ in range(0 if tied else layer["depth"])
+        )
+        self.layer = layer
         self.bias = nn.Parameter(torch.zeros(labels))
+
+    def labels(self) -> Tensor:
+        E = X = self.embedding.weight
+        for linear in self.maps:
+            p = self.layer["dropout"]
+            dropped = locked(X, p) if self.layer["locked"] else F.dropout(X, p)
+            X = getattr(torch, self.layer["activation"])(linear(dropped)) + E
+        return X
 
     def forward(
         self, ids: Tensor, targets: Tensor, state: list, activation: float, slowness: float
@@ -62,7 +88,7 @@ class Plain(nn.Module):
             x, carried = functional_call(lstm, dropped, (x, state[i]))
             after.append(tuple(each.detach() for each in carried))
         output = locked(x, p["output"])
-        logits = F.linear(output, self.embedding.weight, self.bias)
+        logits = F.linear(output, self.labels(), self.bias)
         loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
         if activation:
             loss = loss + activation * output.pow(2).mean()
@@ -72,7 +98,7 @@ class Plain(nn.Module):
 
 
 def locked(x: Tensor, p: float) -> Tensor:
-    return x * F.dropout(x.new_ones(1, x.shape[1], x.shape[2]), p)
+    return x * F.dropout(x.new_ones(1, *x.shape[1:]), p)
 
 
 def sized(name: str, setting: Setting, changes: Sequence[str] = ()) -> Settings:
@@ -97,25 +123,28 @@ def contestants(setting: Setting) -> dict[str, Prepare]:
     ids = torch.randint(labels, (setting.size.tokens // batch + 1, batch), device=device)
     inputs, targets = ids[:-1], ids[1:]
 
-    def plain() -> Step:
-        model = Plain(labels, tied.encoder).to(device)
-        optimizer = plain_optimizer(tied.optimizer, model)
-        state = [
-            tuple(torch.zeros(1, batch, lstm.hidden_size, device=device) for _ in "hc")
-            for lstm in model.lstms
-        ]
+    def plain(chosen: Settings) -> Prepare:
+        def prepare() -> Step:
+            model = Plain(labels, chosen.encoder, chosen.layer).to(device)
+            optimizer = plain_optimizer(chosen.optimizer, model)
+            state = [
+                tuple(torch.zeros(1, batch, lstm.hidden_size, device=device) for _ in "hc")
+                for lstm in model.lstms
+            ]
 
-        def step() -> list[Tensor]:
-            nonlocal state
-            with setting.autocast():
-                loss, state = model(inputs, targets, state, **weights)
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), tied.optimizer["clip"])
-            optimizer.step()
-            optimizer.zero_grad()
-            return [loss.detach()]
+            def step() -> list[Tensor]:
+                nonlocal state
+                with setting.autocast():
+                    loss, state = model(inputs, targets, state, **weights)
+                loss.backward()
+                nn.utils.clip_grad_norm_(model.parameters(), chosen.optimizer["clip"])
+                optimizer.step()
+                optimizer.zero_grad()
+                return [loss.detach()]
 
-        return step
+            return step
+
+        return prepare
 
     words = Vocabulary(["<eos>", *map(str, range(1, labels))], [1] * labels)
 
@@ -161,8 +190,9 @@ def contestants(setting: Setting) -> dict[str, Prepare]:
 
         return prepare
 
-    made = {BASE: plain}
-    named = {"drill tied": tied, f"drill deep-residual {deep.layer['depth']}": deep}
+    depth = deep.layer["depth"]
+    made = {BASE: plain(tied), f"{BASE}, deep-residual {depth}": plain(deep)}
+    named = {"drill tied": tied, f"drill deep-residual {depth}": deep}
     if setting.name != "demo":
         named["drill mixture 15"] = sized(RECIPES[setting.name][0], setting, MIXTURE)
     for name, chosen in named.items():
@@ -170,6 +200,24 @@ def contestants(setting: Setting) -> dict[str, Prepare]:
         if device.type == "cuda":
             made[f"{name}, replayed"] = replayed(chosen)
     return made
+
+
+def own_plain(name: str) -> str | None:
+    """The plain model of the same size; a mixture has none here."""
+    kind = name.removeprefix("drill ").removesuffix(", replayed")
+    if name.startswith(BASE) or kind.startswith("mixture"):
+        return None
+    return BASE if kind == "tied" else f"{BASE}, {kind}"
+
+
+def ratio_to_own(results: dict[str, Result]) -> Cell:
+    """Median over that of the plain model of the same size."""
+
+    def cell(result: Result) -> str:
+        own = result.found.get(OWN)
+        return "" if own is None else ratio(results[own])(result)
+
+    return cell
 
 
 def main() -> None:
@@ -186,7 +234,14 @@ def main() -> None:
             seconds=0 if args.quick else args.seconds,
             waiting=("plain", "drill"),  # a step of an optimiser is no CUDA graph as it stands
         )
-        columns = {"x plain": ratio(results[BASE]), "peak MiB": lambda result: mib(result.peak)}
+        for name, result in results.items():
+            own = own_plain(name)
+            result.found |= {} if own is None else {OWN: own}
+        columns = {
+            "x plain tied": ratio(results[BASE]),
+            "x its own plain": ratio_to_own(results),
+            "peak MiB": lambda result: mib(result.peak),
+        }
         if args.device.type == "cuda":
             columns["x tied, replayed"] = ratio(results["drill tied, replayed"])
         report.add(setting, results, columns)

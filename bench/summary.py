@@ -39,6 +39,11 @@ def against(base: str, key: str) -> Cell:
     return cell
 
 
+def against_named(base: str, key: str) -> Cell:
+    """As ``against``, over what the row itself names as its ``base``."""
+    return lambda row, others: against(row.get(base, ""), key)(row, others)
+
+
 def over(base: str, key: str) -> Cell:
     def cell(row: Row, others: dict[str, Row]) -> str:
         here, there = row.get(key), others.get(base, {}).get(key)
@@ -103,7 +108,8 @@ COLUMNS: dict[str, dict[str, Cell]] = {
     },
     "step": {
         "ms": milliseconds("ms_median"),
-        "x plain": against("plain nn.LSTM + F.cross_entropy", "ms_median"),
+        "x plain tied": against("plain nn.LSTM + F.cross_entropy", "ms_median"),
+        "x its own plain": against_named("own_plain", "ms_median"),
         "x tied, replayed": against("drill tied, replayed", "ms_median"),
         "MiB beyond gradients": mib("working_bytes"),
     },

@@ -1,4 +1,4 @@
-"""The step that is measured is the step of the recipe, for both contestants."""
+"""The step that is measured is the step of the recipe, for every contestant."""
 
 import sys
 from pathlib import Path
@@ -8,6 +8,7 @@ import torch
 
 from drill import build
 from drill.config import recipe
+from drill.data import Vocabulary
 
 BENCH = Path(__file__).parents[2] / "bench"
 
@@ -23,7 +24,7 @@ def step(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["demo", "ptb"])
-def test_both_contestants_are_the_recipe(step, name, monkeypatch):
+def test_every_contestant_is_the_recipe(step, name, monkeypatch):
     from setting import SIZES, Setting
 
     made, built = [], []
@@ -36,22 +37,71 @@ def test_both_contestants_are_the_recipe(step, name, monkeypatch):
     training = tied.training
     assert size.width == tied.encoder["width"]
     assert size.tokens == training["batch_size"] * training["bptt"]
-    plain, *ours = step.contestants(setting).values()
-    for prepare in (plain, *ours):
+    for prepare in step.contestants(setting).values():
         assert torch.isfinite(prepare()()[0])
-    assert made[0][0] == (50, tied.encoder)
+    assert [arguments for arguments, _ in made] == [
+        (50, chosen.encoder, chosen.layer) for chosen in (tied, deep)
+    ]
     more = [] if name == "demo" else [recipe(step.RECIPES[name][0], step.MIXTURE)]
     assert [arguments[0] for arguments, _ in built] == [tied, deep, *more]
-    # The tied model has the same parameters but for the names.
-    counts = [sum(p.numel() for p in model.parameters()) for _, model in (made[0], built[0])]
-    assert counts[0] == counts[1]
+    # A plain model has the same parameters but for the names.
+    for (_, plain), (_, model) in zip(made, built, strict=False):
+        assert sizes(plain) == sizes(model)
     kind = {"adamw": torch.optim.AdamW, "nt-asgd": torch.optim.SGD}[tied.optimizer["name"]]
     assert type(step.plain_optimizer(tied.optimizer, made[0][1])) is kind
 
 
+@pytest.mark.parametrize("name", ["demo-tied", "demo-drill", "ptb-drill-4", "wt2-drill-4"])
+def test_a_plain_model_is_ours_where_nothing_is_dropped(step, name):
+    nothing = {key: 0.0 for key in recipe(name).encoder if "drop" in key}
+    chosen = recipe(name).changed(encoder={**nothing, "width": 16, "hidden_size": 24})
+    if "dropout" in chosen.layer:
+        chosen = chosen.changed(layer={"dropout": 0.0})
+    words = Vocabulary(["<eos>", *map(str, range(1, 50))], [1] * 50)
+    ours = build.language_model(chosen, words, torch.device("cpu"))
+    plain = step.Plain(50, chosen.encoder, chosen.layer)
+    ids = torch.randint(50, (8, 3))
+    taken = {k: chosen.training[k] for k in ("activation", "slowness")}
+    with torch.no_grad():
+        plain.embedding.weight.copy_(ours.encoder.embedding.weight)
+        plain.bias.copy_(ours.layer.bias.normal_())
+    plain.lstms.load_state_dict(ours.encoder.lstms.state_dict())
+    for hand, learnt in zip(plain.maps, getattr(ours.layer, "maps", ()), strict=True):
+        hand.load_state_dict(learnt.linear.state_dict())
+    state = [(h.clone(), c.clone()) for h, c in ours.initial_state(3)]
+    loss, _ = plain(ids[:-1], ids[1:], state, **taken)
+    truth = ours(ids[:-1], ids[1:], ours.initial_state(3), **taken).total
+    torch.testing.assert_close(loss, truth)
+    loss.backward()
+    truth.backward()
+    torch.testing.assert_close(
+        plain.embedding.weight.grad, ours.encoder.embedding.weight.grad, rtol=1e-4, atol=1e-6
+    )
+
+
+def test_every_contestant_but_the_mixture_has_a_plain_model_of_its_size(step):
+    from setting import SIZES, Setting
+
+    setting = Setting("ptb", SIZES["ptb"], "float32", torch.device("cpu"))
+    names = list(step.contestants(setting))
+    own = {name: step.own_plain(name) for name in (*names, "drill tied, replayed")}
+    assert own == {
+        step.BASE: None,
+        f"{step.BASE}, deep-residual 4": None,
+        "drill tied": step.BASE,
+        "drill deep-residual 4": f"{step.BASE}, deep-residual 4",
+        "drill mixture 15": None,
+        "drill tied, replayed": step.BASE,
+    }
+
+
+def sizes(model) -> list[int]:
+    return sorted(p.numel() for p in model.parameters())
+
+
 def spy(call, seen: list):
     def called(*arguments):
-        seen.append((arguments[:2], call(*arguments)))
+        seen.append((arguments, call(*arguments)))
         return seen[-1][1]
 
     return called

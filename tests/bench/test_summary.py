@@ -76,3 +76,22 @@ def test_epochs_have_a_table_of_their_own(tmp_path):
     lines = summary(str(tmp_path / "rows.jsonl")).splitlines()
     assert "`python bench/epoch.py --dynamic`" in lines
     assert "| ptb-tied | bfloat16 | 1.70 | 7.50 | 37.0 |" in lines
+
+
+def test_a_step_is_compared_with_the_tied_and_with_its_own_plain_model(tmp_path):
+    plain = "plain nn.LSTM + F.cross_entropy"
+    step = {"benchmark": "step", "commit": "abc", "ms_median": 100.0}
+    found = page_of(
+        tmp_path,
+        step | {"name": plain},
+        step | {"name": f"{plain}, deep-residual 2", "ms_median": 120.0},
+        step
+        | {
+            "name": "drill deep-residual 2",
+            "ms_median": 90.0,
+            "own_plain": f"{plain}, deep-residual 2",
+        },
+    )
+    assert "| | ms | x plain tied | x its own plain |" in found
+    assert "| drill deep-residual 2 | 90.000 | 0.90 | 0.75 |" in found
+    assert f"| {plain}, deep-residual 2 | 120.000 | 1.20 |  |" in found
