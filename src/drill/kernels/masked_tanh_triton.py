@@ -78,6 +78,7 @@ def backward(grad: Tensor, y: Tensor, mask: Tensor) -> Tensor:
 
 def _extent(x: Tensor, mask: Tensor) -> tuple[int, int]:
     """How often the mask is used, and its size."""
+    assert mask.shape in (x.shape, (1, *x.shape[1:]))
     return x.numel() // mask.numel(), mask.numel()
 
 

@@ -315,8 +315,7 @@ class _OneSweep(torch.autograd.Function):
 def _scaled(sums: Tensor, factor: Tensor, dtype: torch.dtype, engine: str) -> Tensor:
     """sums (n, columns) * factor, () or (n,), in the wider of their dtypes, rounded once."""
     out = torch.empty(sums.shape, dtype=dtype, device=sums.device)
-    with torch.cuda.device_of(sums):  # where Triton launches
-        _passes(engine).scale(sums, factor, out)
+    _passes(engine).scale(sums, factor, out)
     return out
 
 
