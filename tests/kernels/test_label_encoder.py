@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
-from drill.kernels import label_encoder
+from drill.kernels import label_encoder, nll_chunked, nll_plan
 from drill.kernels import nll as module
 from drill.kernels.label_encoder import KeptBits, choose_encoder
 from drill.kernels.nll import Choice
@@ -23,6 +23,9 @@ OPTIONS = [
     {"activation": "sigmoid", "dropout": 0.6, "dropout_at": "output"},
     {"activation": "relu", "dropout": 0.5, "locked": False},
     {"activation": "relu", "dropout": 0.5, "locked": False, "dropout_at": "output"},
+    {"activation": "relu", "dropout": 0.5},
+    {"activation": "relu", "dropout": 0.5, "dropout_at": "output", "residual_between": True},
+    {"activation": "relu", "dropout": 0.5, "locked": False, "residual_between": True},
     {"activation": "tanh", "locked": False, "residual_between": True, "dropout": 0.3},
     {"activation": "gelu", "locked": False, "depth": 9, "dropout": 0.2, "residual_between": True},
     {"activation": "none", "locked": False, "depth": 1, "dropout": 0.4, "residual": False},
@@ -110,6 +113,65 @@ def test_fused_equals_the_loop(options, products, size, multiply):
 
 
 @interpreted
+@pytest.mark.usefixtures("nan_in_fresh_memory")
+@pytest.mark.parametrize("size", [(130, 144), (256, 128)])
+@every_option
+def test_large_tiles_and_aligned_rows_change_nothing(options, size, multiply, monkeypatch):
+    from drill.kernels import label_encoder_fused
+
+    monkeypatch.setattr(label_encoder_fused, "LARGE_TILES", 0)
+    monkeypatch.setitem(nll_plan.ALIGN, "cpu", 64)
+    multiply("triton")
+    layer, masks, grad = given(*size, **options)
+    fused, loop = (solve(layer, encoder, masks, grad) for encoder in ("triton", "reference"))
+    assert_same(fused, loop)
+
+
+@interpreted
+@pytest.mark.usefixtures("nan_in_fresh_memory")
+@by_whom
+def test_the_loss_takes_the_labels_as_they_lie(products, multiply, monkeypatch):
+    monkeypatch.setitem(nll_plan.ALIGN, "cpu", 64)
+    multiply(products)
+    layer, *_ = given(70, 32, locked=False, dropout=0.5)
+    layer.encoder = "triton"
+    labels = layer.labels()
+    found = nll_plan.with_padding(labels, labels.dtype)
+    assert found.data_ptr() == labels.data_ptr()
+    assert found.shape == (128, 32)
+    assert torch.equal(found[:70], labels)
+    assert not found[70:].any()
+    assert nll_plan.with_padding(labels, torch.float16) is None
+    assert nll_plan.with_padding(labels.clone(), labels.dtype) is None
+    labels.data = torch.ones(70, 32)
+    assert nll_plan.with_padding(labels, labels.dtype) is None
+
+
+@interpreted
+@pytest.mark.usefixtures("nan_in_fresh_memory")
+@by_whom
+def test_a_step_through_the_loss_copies_no_labels(products, multiply, monkeypatch):
+    def recorded(weight, dtype):
+        found.append(with_padding(weight, dtype))
+        return found[-1]
+
+    found, with_padding = [], nll_plan.with_padding
+    monkeypatch.setitem(nll_plan.ALIGN, "cpu", 64)
+    monkeypatch.setattr(nll_chunked, "with_padding", recorded)
+    multiply(products)
+    layer, masks, _ = given(70, 32, locked=False, dropout=0.5)
+    with_masks(layer, masks)
+    hidden, targets = torch.randn(8, 32), torch.randint(70, (8,))
+    gradients = []
+    for layer.encoder, impl in (("triton", "triton"), ("reference", "reference")):
+        loss = layer.nll(hidden, targets, impl=impl)
+        gradients.append(torch.autograd.grad(loss, list(layer.parameters())))
+    assert_same(*gradients)
+    assert len(found) == 2  # forward and backward
+    assert all(weight is not None for weight in found)
+
+
+@interpreted
 @by_whom
 @every_option
 def test_fused_is_no_less_exact_than_the_loop_in_half_precision(options, products, multiply):
@@ -150,9 +212,10 @@ def test_autocast_encodes_in_half_precision_and_keeps_the_parameters_dtype(
     multiply(products)
     layer, masks, grad = given(70, 32, **options)
     with torch.autocast("cpu", torch.float16):
-        fused = solve(layer, "triton", masks, grad)
+        labels, *gradients = fused = solve(layer, "triton", masks, grad)
     loop = solve(layer, "reference", masks, grad)
-    assert all(x.dtype == torch.float32 for x in fused)
+    assert labels.dtype == torch.float16
+    assert all(x.dtype == torch.float32 for x in gradients)
     assert 1e-5 < max(relative(fused, loop)) < (0.1 if options["activation"] == "relu" else 5e-3)
 
 
@@ -164,11 +227,12 @@ def test_who_multiplies(multiply):
 
     multiply("cublas")
     assert function() == "PointwiseEncode"
-    multiply("narrow")
-    assert function() == "FusedEncode"
-    assert function(narrow=False) == "PointwiseEncode"
+    multiply("auto")
+    wide = 2 * label_encoder.FUSED_WIDTH
+    assert function() == function(narrow=False) == function(d=wide) == "FusedEncode"
+    assert function(d=wide, narrow=False) == "PointwiseEncode"
     multiply("triton")
-    assert function(narrow=False) == "FusedEncode"
+    assert function(d=wide, narrow=False) == "FusedEncode"
     assert function(d=24) == function(labels=0) == "PointwiseEncode"
     assert function(dtype=torch.bfloat16) == "PointwiseEncode"  # the interpreter cannot
 
@@ -280,7 +344,8 @@ def test_autocast_gives_gradients_in_the_parameters_dtype(products, locked, mult
     layer, masks, grad = given(500, 64, "cuda", dropout=0.5, locked=locked)
     with torch.autocast("cuda", torch.bfloat16):
         fused, loop = (solve(layer, encoder, masks, grad) for encoder in ("triton", "reference"))
-    assert all(x.dtype == torch.float32 for x in fused)
+    assert fused[0].dtype == torch.bfloat16
+    assert all(x.dtype == torch.float32 for x in fused[1:])
     for a, b in itertools.pairwise([fused, loop]):
         assert max(relative(a, b)) < 2e-2
 

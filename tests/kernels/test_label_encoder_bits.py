@@ -48,7 +48,7 @@ def test_maps_labels_and_columns_are_dropped_for_themselves(device):
     deviation = 0.25 / (200 * 200) ** 0.5
     for a, b in itertools.combinations(range(9), 2):
         assert (kept[a] * kept[b]).mean().abs() < 5 * deviation
-    for shift in (1, 2, 32, 64):  # neighbours, and those at the same place of another tile
+    for shift in (1, 2, 16, 32, 64):  # neighbours, halves of a word, the same place of a tile
         for dimension in (1, 2):
             together = (kept * kept.roll(shift, dimension)).mean((1, 2))
             assert together.abs().max() < 5 * deviation
@@ -58,6 +58,14 @@ def test_maps_labels_and_columns_are_dropped_for_themselves(device):
 def test_what_is_dropped_depends_on_map_label_and_column_alone(device):
     few, many = drawn(40, 30, 3, 0.5, device), drawn(100, 130, 9, 0.5, device)
     assert torch.equal(few, many[:3, :40, :30])
+
+
+@triton_runs
+@pytest.mark.parametrize("dropout", [0.1, 0.6, 0.95])
+def test_sixteen_bits_are_near_enough_to_any_dropout(dropout):
+    from drill.kernels.label_encoder_bits import WORD
+
+    assert abs(round(dropout * 2**WORD) / 2**WORD - dropout) <= 2**-17
 
 
 @every_device

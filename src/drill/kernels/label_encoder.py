@@ -15,12 +15,16 @@ import torch
 from torch import Tensor
 
 from drill.kernels.nll import INTERPRETED, Choice, compute_dtype, triton_missing
+from drill.kernels.nll_plan import followed_by_zeros
 
 EncoderImplementation = Literal["auto", "reference", "triton"]
 
-PRODUCTS: Literal["cublas", "narrow", "triton"] = "narrow"
-"""Who multiplies labels and maps of half precision in the fused encoder: cuBLAS, Triton, or Triton
-where locked masks drop columns (``label_encoder_fused``) and cuBLAS elsewhere."""
+PRODUCTS: Literal["auto", "cublas", "triton"] = "auto"
+"""Who multiplies labels and maps of half precision in the fused encoder; see ``_function``."""
+FUSED_WIDTH = 512
+"""Triton multiplies labels up to this width, and any that locked masks make narrow. The passes that
+cuBLAS's products need between them take time by the width, the products by its square: cuBLAS wins
+where labels are wide."""
 
 
 class KeptBits(NamedTuple):
@@ -83,8 +87,11 @@ def encode_labels(
     dropout_at: str,
     residual: bool,
     residual_between: bool,
-) -> Tensor:  # (V, d)
-    """E^(depth) by the fused kernels, differentiable in the embedding, weights and biases."""
+) -> Tensor:  # (V, d), in the dtype of the products, which autocast may narrow
+    """E^(depth) by the fused kernels, differentiable in the embedding, weights and biases.
+
+    Zero rows follow the labels in memory, so that the loss need not copy them to align them.
+    """
     from drill.kernels import label_encoder_steps as steps
 
     given: Tensor | None
@@ -109,14 +116,15 @@ def encode_labels(
         encoded = _function(embedding, dtype, steps.drops_columns(options)).apply(
             embedding, given, dtype, options, len(weights), keep, *parameters
         )
-    return cast(Tensor, encoded)
+    return followed_by_zeros(cast(Tensor, encoded))
 
 
 def _function(embedding: Tensor, dtype: torch.dtype, narrow: bool) -> type[torch.autograd.Function]:
+    """Whose products encode these labels."""
     V, d = embedding.shape
     # Triton's interpreter multiplies float32, but takes the bits of bfloat16 for integers.
     dtypes = (torch.float16, torch.float32 if INTERPRETED else torch.bfloat16)
-    wanted = PRODUCTS == "triton" or (PRODUCTS == "narrow" and narrow)
+    wanted = PRODUCTS == "triton" or (PRODUCTS == "auto" and (narrow or d <= FUSED_WIDTH))
     if wanted and dtype in dtypes and V > 0 and d % 16 == 0:  # aligned rows
         from drill.kernels.label_encoder_fused import FusedEncode
 

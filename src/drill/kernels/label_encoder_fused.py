@@ -6,6 +6,7 @@ at dropout 0.6 a map multiplies 160 columns instead of 400 by 160 instead of 400
 all 400. See ``label_encoder_products`` for how.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -18,9 +19,15 @@ from drill.kernels.label_encoder_gradients import (
     start_gradient,
     sum_over_labels,
 )
-from drill.kernels.label_encoder_products import arrange, map_labels, narrow
-from drill.kernels.label_encoder_steps import Options, drops_columns, masks_of_maps
+from drill.kernels.label_encoder_products import arrange, enter, map_labels, narrow
+from drill.kernels.label_encoder_steps import (
+    ACTIVATION_CODES,
+    Options,
+    drops_columns,
+    masks_of_maps,
+)
 from drill.kernels.nll import refuse_second_derivatives
+from drill.kernels.nll_plan import aligned
 
 
 class Tiles(NamedTuple):
@@ -33,15 +40,22 @@ class Tiles(NamedTuple):
     stages: int
 
 
-MAP = Tiles(64, 64, 64, warps=4, stages=2)
-GRADIENT = Tiles(64, 64, 32, warps=4, stages=4)
-SUM = Tiles(64, 64, 64, warps=4, stages=3)
+SMALL_MAP = Tiles(64, 64, 64, warps=4, stages=2)
+SMALL_GRADIENT = Tiles(64, 64, 32, warps=4, stages=4)
+LARGE_MAP = Tiles(128, 128, 64, warps=8, stages=3)
+LARGE_GRADIENT = Tiles(128, 128, 64, warps=8, stages=3)
+LARGE_TILES = 528
+"""Large tiles read less from the cache, but leave a GPU of 132 multiprocessors idle where there are
+fewer than four for each; narrow maps always have too few."""
+SUM = Tiles(64, 64, 64, warps=4, stages=3)  # of narrow maps
 
-SUM_PROGRAMS = 256
-"""Programs wanted for the gradients of U: the sum over labels is cut until there are as many."""
-NARROW_SUM_PROGRAMS = 1024
-"""The same where most of them find that they have nothing to do."""
+SUM_PROGRAMS = 1024
+"""Programs wanted for the gradients of narrow U, most of which find that they have nothing to do:
+the sum over labels is cut until there are as many."""
 _MOST_SPLITS = 8
+PRODUCT_SPLITS = 4
+"""Parts of the sum over labels in cuBLAS's product for the gradients of U: four maps of 400 x 400
+alone are too few tiles for a GPU."""
 
 _ROWS, _COLUMNS = 32, 64
 """Tile of the kernels that multiply nothing."""
@@ -63,16 +77,20 @@ class FusedEncode(torch.autograd.Function):
     ) -> Tensor:
         E = embedding.contiguous()
         V, d = E.shape
+        rows = aligned(V, E.device.type)
         whole = tuple(p.contiguous() for p in parameters)
         weights, biases = whole[:depth], whole[depth:]
         is_narrow = drops_columns(options)
         # The first map multiplies E itself if that needs neither another dtype nor a mask. Without
-        # gradients two planes serve all maps, unless each is filled beforehand.
+        # gradients two planes serve all maps but the first, unless each is filled beforehand.
         shared = int(E.dtype == dtype and not options.mask_in)
-        planes = depth - shared if keep or is_narrow else min(depth - shared, 2)
-        X = E.new_empty((planes, V, d), dtype=dtype)
+        stays = keep or is_narrow
+        planes = (depth if stays else min(depth, 3)) - shared
+        X = E.new_empty((planes, rows, d), dtype=dtype)
         own = X.unbind()
-        inputs = [E] * shared + [own[i % planes] for i in range(depth - shared)]
+        others = range(1, depth) if stays else [1 + (i - 1) % 2 for i in range(1, depth)]
+        inputs = [E if shared else own[0], *(own[i - shared] for i in others)]
+        added = E
         place = order = count = None
         if is_narrow:
             assert masks is not None
@@ -82,11 +100,14 @@ class FusedEncode(torch.autograd.Function):
             if U[0].dtype != dtype:
                 U = torch.stack(weights).to(dtype).unbind()
             if not shared:
-                _enter(E, masks, options, inputs[0])
-        P = E.new_empty((depth if keep else 0, V, d), dtype=dtype)
-        Y = torch.empty_like(E)
-        before = [torch.empty_like(E) for _ in range(2 if options.between else 0)]
-        grid = (triton.cdiv(V, MAP.rows) * triton.cdiv(d, MAP.columns),)
+                added = _enter(E, masks, options, own[0])
+        gates = options.activation == ACTIVATION_CODES["relu"]
+        kept = torch.uint8 if gates else dtype
+        P = E.new_empty((depth if keep else 0, V, d), dtype=kept)
+        Y = E.new_empty((rows, d), dtype=dtype)
+        before = [E.new_empty((rows, d)) for _ in range(2 if options.between else 0)]
+        tiles = _tiles(V, d, is_narrow)[0]
+        grid = (triton.cdiv(rows, tiles.rows) * triton.cdiv(d, tiles.columns),)
         drop = masks_of_maps(masks, options, depth)
         counts, orders = _rows(count, depth), _rows(order, depth)
         products = P.unbind() if keep else (None,) * depth
@@ -99,7 +120,7 @@ class FusedEncode(torch.autograd.Function):
                 inputs[i],
                 U[i],
                 biases[i] if biases else None,
-                E,
+                added,
                 drop[i] if options.mask_out else None,
                 drop[i + 1] if options.mask_in else None,
                 before[(i - 1) % 2] if between else None,
@@ -109,6 +130,7 @@ class FusedEncode(torch.autograd.Function):
                 counts[i],
                 orders[i + 1],
                 V,
+                rows,
                 d,
                 i,
                 options.scale,
@@ -117,23 +139,24 @@ class FusedEncode(torch.autograd.Function):
                 HAS_OUT=options.mask_out,
                 HAS_IN=options.mask_in,
                 KEEP=keep,
+                GATES=gates,
                 HAS_NEXT=not last,
                 HAS_RESULT=result is not None,
                 RESIDUAL=options.residual,
                 BETWEEN=between,
                 LOCKED=options.locked,
                 NARROW=is_narrow,
-                ROWS=MAP.rows,
-                COLUMNS=MAP.columns,
-                INNER=MAP.inner,
-                num_warps=MAP.warps,
-                num_stages=MAP.stages,
+                ROWS=tiles.rows,
+                COLUMNS=tiles.columns,
+                INNER=tiles.inner,
+                num_warps=tiles.warps,
+                num_stages=tiles.stages,
             )
         ctx.save_for_backward(masks, E if shared else None, X, P, place, order, count, *U)
         ctx.has_bias = bool(biases)
         ctx.options = options
         ctx.dtypes = (embedding.dtype, parameters[0].dtype, parameters[-1].dtype)
-        return Y
+        return Y[:V]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -141,17 +164,20 @@ class FusedEncode(torch.autograd.Function):
         masks, E, X, P, place, order, count, *U = ctx.saved_tensors
         options: Options = ctx.options
         depth, V, d = P.shape
+        rows = X.shape[1]
         is_narrow = place is not None
+        gates = P.dtype == torch.uint8
         dY = grad.contiguous()
-        dP = torch.empty_like(P)
-        dX = P.new_empty((depth if options.residual else 1, V, d))
+        dP = X.new_empty((depth, rows, d))
+        dX = _inputs_gradients(X, V, depth, options.residual, is_narrow)
+        dE = dY.new_empty((V, d), dtype=ctx.dtypes[0])
         G = dY.new_empty((V, d), dtype=torch.float32) if options.between else None
-        row_blocks = triton.cdiv(V, GRADIENT.rows)
+        tiles = _tiles(V, d, is_narrow)[1]
+        row_blocks = triton.cdiv(rows, tiles.rows)
         sums = dY.new_empty((depth, row_blocks, d), dtype=torch.float32) if ctx.has_bias else None
         drop = masks_of_maps(masks, options, depth)
         counts, orders = _rows(count, depth), _rows(order, depth)
         products, gradients, blocks = P.unbind(), dP.unbind(), _rows(sums, depth)
-        reached = dX.unbind()
         strips = triton.cdiv(d, _COLUMNS)
         start_gradient[(row_blocks * strips,)](
             dY,
@@ -160,21 +186,22 @@ class FusedEncode(torch.autograd.Function):
             gradients[-1],
             blocks[depth - 1],
             V,
+            rows,
             d,
             depth - 1,
             options.scale,
             ACTIVATION=options.activation,
             HAS_BIAS=ctx.has_bias,
             HAS_OUT=options.mask_out,
+            GATES=gates,
             LOCKED=options.locked,
-            ROWS=GRADIENT.rows,
+            ROWS=tiles.rows,
             COLUMNS=_COLUMNS,
             num_warps=4,
         )
-        grid = (row_blocks * triton.cdiv(d, GRADIENT.columns),)
+        grid = (row_blocks * triton.cdiv(d, tiles.columns),)
         for i in reversed(range(depth)):
             below = i > 0
-            keep = options.residual or not below
             map_gradient[grid](
                 gradients[i],
                 U[i],
@@ -183,60 +210,47 @@ class FusedEncode(torch.autograd.Function):
                 products[i - 1] if below else None,
                 (dY if i == depth - 1 else G) if options.between and below else None,
                 G if below else None,
-                reached[i] if keep else None,
+                dX[i],
                 gradients[i - 1] if below else None,
                 blocks[i - 1] if below else None,
+                None if below else dY,
+                None if below else dE,
                 counts[i],
                 orders[i],
                 V,
+                rows,
                 d,
+                V * d,
                 i - 1,
                 options.scale,
+                DEPTH=depth,
                 ACTIVATION=options.activation,
                 HAS_BIAS=ctx.has_bias,
                 HAS_OUT=options.mask_out,
                 HAS_IN=options.mask_in,
-                KEEP=keep,
+                KEEP=options.residual if below else is_narrow,
+                GATES=gates,
                 HAS_BELOW=below,
+                RESIDUAL=options.residual,
                 BETWEEN=options.between,
                 LOCKED=options.locked,
                 NARROW=is_narrow,
-                ROWS=GRADIENT.rows,
-                COLUMNS=GRADIENT.columns,
-                INNER=GRADIENT.inner,
-                num_warps=GRADIENT.warps,
-                num_stages=GRADIENT.stages,
+                ROWS=tiles.rows,
+                COLUMNS=tiles.columns,
+                INNER=tiles.inner,
+                num_warps=tiles.warps,
+                num_stages=tiles.stages,
             )
-        splits, labels_per_split = _splits(V, d, depth, is_narrow)
-        partial = dY.new_empty((depth, splits, d, d), dtype=torch.float32)
-        tiles = triton.cdiv(d, SUM.rows) * triton.cdiv(d, SUM.columns)
-        sum_over_labels[(tiles, splits, depth)](
-            dP,
-            X if E is None else E,
-            X[1:] if E is None else X,
-            partial,
-            count,
-            V,
-            d,
-            V * d,
-            splits,
-            labels_per_split,
-            NARROW=is_narrow,
-            ROWS=SUM.rows,
-            COLUMNS=SUM.columns,
-            INNER=SUM.inner,
-            num_warps=SUM.warps,
-            num_stages=SUM.stages,
-        )
-        dE = dY.new_empty((V, d), dtype=ctx.dtypes[0])
+        partial = _narrow_sums(dP, X, count, V) if is_narrow else _sums(dP, X, E)
         dU = dY.new_empty((depth, d, d), dtype=ctx.dtypes[1])
         db = dY.new_empty((depth, d), dtype=ctx.dtypes[2]) if ctx.has_bias else None
         U_programs = triton.cdiv(d, _ROWS) * strips
-        finish[(depth * U_programs + triton.cdiv(V, _ROWS) * strips,)](
+        E_programs = triton.cdiv(V, _ROWS) * strips if is_narrow else 0
+        finish[(depth * U_programs + E_programs,)](
             partial,
             sums,
             dY,
-            dX,
+            dX[0],
             dU,
             db,
             dE,
@@ -245,13 +259,12 @@ class FusedEncode(torch.autograd.Function):
             V,
             d,
             V * d,
-            splits,
+            partial.shape[1],
             row_blocks,
             U_programs,
             DEPTH=depth,
             HAS_BIAS=ctx.has_bias,
             RESIDUAL=options.residual,
-            BETWEEN=options.between,
             NARROW=is_narrow,
             ROWS=_ROWS,
             COLUMNS=_COLUMNS,
@@ -261,17 +274,111 @@ class FusedEncode(torch.autograd.Function):
         return dE, None, None, None, None, None, *dU.unbind(), *of_biases
 
 
+def _tiles(V: int, d: int, is_narrow: bool) -> tuple[Tiles, Tiles]:
+    """Those of the maps and of their gradients."""
+    large = triton.cdiv(V, LARGE_MAP.rows) * triton.cdiv(d, LARGE_MAP.columns)
+    if is_narrow or large < LARGE_TILES:
+        return SMALL_MAP, SMALL_GRADIENT
+    return LARGE_MAP, LARGE_GRADIENT
+
+
 def _rows(stacked: Tensor | None, depth: int) -> tuple[Tensor | None, ...]:
     """One entry per map, and None where the map after the last one would be."""
     return (None,) * (depth + 1) if stacked is None else (*stacked.unbind(), None)
 
 
-def _enter(E: Tensor, masks: Tensor | None, options: Options, X: Tensor) -> None:
-    """What the first map multiplies."""
-    if masks is None or not options.mask_in:
-        X.copy_(E)
+def _enter(E: Tensor, masks: Tensor | None, options: Options, X: Tensor) -> Tensor:
+    """Writes what the first map multiplies; gives what residuals add: E in the dtype of X.
+
+    Half of what float32 would have every map read again; its sums are rounded to that dtype anyway.
+    """
+    V, d = E.shape
+    copied = options.residual and options.mask_in and E.dtype != X.dtype
+    copy = X.new_empty((V, d)) if copied else None
+    rows = X.shape[0]
+    enter[(triton.cdiv(rows, _ROWS) * triton.cdiv(d, _COLUMNS),)](
+        E,
+        None if masks is None else masks[0],
+        X,
+        copy,
+        V,
+        rows,
+        d,
+        options.scale,
+        HAS_IN=options.mask_in,
+        HAS_COPY=copied,
+        LOCKED=options.locked,
+        ROWS=_ROWS,
+        COLUMNS=_COLUMNS,
+        num_warps=4,
+    )
+    if copy is not None:
+        return copy
+    return E if options.mask_in else X
+
+
+def _inputs_gradients(
+    X: Tensor, V: int, depth: int, residual: bool, is_narrow: bool
+) -> tuple[Tensor | None, ...]:
+    """Where each map leaves the gradient of its input, and where the first map finds them all."""
+    if is_narrow:
+        dX = X.new_empty((depth if residual else 1, V, X.shape[2]))
+        return (dX, *dX.unbind()[1:], *([None] * (0 if residual else depth - 1)))
+    if not residual or depth == 1:
+        return (None,) * depth
+    dX = X.new_empty((depth - 1, V, X.shape[2]))
+    return (dX, *dX.unbind())
+
+
+def _sums(dP: Tensor, X: Tensor, E: Tensor | None) -> Tensor:  # (L, splits, d, d)
+    """dP^T X of all maps, in float32 and in parts. E stands for the X that the first map lacks."""
+    depth, rows, d = dP.shape
+    V = rows if E is None else E.shape[0]
+    splits = math.gcd(rows, PRODUCT_SPLITS) if E is None else 1
+    partial = dP.new_empty((depth, splits, d, d), dtype=torch.float32)
+    own = depth - X.shape[0]
+    for i in range(own):
+        assert E is not None
+        _multiply(dP[i : i + 1, :V], E[None], partial[i])
+    if own < depth:
+        a = dP[own:].view(-1, rows // splits, d)
+        _multiply(a, X.view(a.shape), partial[own:].view(-1, d, d))
+    return partial
+
+
+def _multiply(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """out = a^T b of each pair, in float32."""
+    if a.is_cuda and a.dtype != torch.float32:
+        torch.bmm(a.transpose(1, 2), b, out_dtype=torch.float32, out=out)
     else:
-        torch.mul(E, masks[0] if options.locked else (masks[0] & 1) * options.scale, out=X)
+        torch.bmm(a.transpose(1, 2).float(), b.float(), out=out)
+
+
+def _narrow_sums(dP: Tensor, X: Tensor, count: Tensor, V: int) -> Tensor:  # (L, splits, d, d)
+    """The same where only the first columns count."""
+    depth, rows, d = dP.shape
+    tiles = triton.cdiv(d, SUM.rows) * triton.cdiv(d, SUM.columns)
+    wanted = min(max(SUM_PROGRAMS // (depth * tiles), 1), _MOST_SPLITS)
+    labels_per_split = triton.cdiv(triton.cdiv(V, SUM.inner), wanted) * SUM.inner
+    splits = triton.cdiv(V, labels_per_split)
+    partial = dP.new_empty((depth, splits, d, d), dtype=torch.float32)
+    sum_over_labels[(tiles, splits, depth)](
+        dP,
+        X,
+        partial,
+        count,
+        V,
+        d,
+        rows * d,
+        splits,
+        labels_per_split,
+        ROWS=SUM.rows,
+        COLUMNS=SUM.columns,
+        INNER=SUM.inner,
+        num_warps=SUM.warps,
+        num_stages=SUM.stages,
+    )
+    return partial
 
 
 def _narrowed(
@@ -307,7 +414,7 @@ def _narrowed(
         count,
         V,
         d,
-        V * d,
+        X.stride(0),
         U_programs,
         DEPTH=depth,
         RESIDUAL=residual,
@@ -316,12 +423,3 @@ def _narrowed(
         num_warps=4,
     )
     return place, order, count, U.unbind()
-
-
-def _splits(V: int, d: int, depth: int, is_narrow: bool) -> tuple[int, int]:
-    """Into how many parts the sum over labels is cut, and labels per part."""
-    tiles = depth * triton.cdiv(d, SUM.rows) * triton.cdiv(d, SUM.columns)
-    wanted = (NARROW_SUM_PROGRAMS if is_narrow else SUM_PROGRAMS) // tiles
-    steps = triton.cdiv(V, SUM.inner)
-    labels_per_split = triton.cdiv(steps, min(max(wanted, 1), _MOST_SPLITS)) * SUM.inner
-    return triton.cdiv(V, labels_per_split), labels_per_split

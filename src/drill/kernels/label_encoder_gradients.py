@@ -3,24 +3,26 @@
 import triton
 import triton.language as tl
 
-from drill.kernels.label_encoder_products import filled_up, flat_tile
-from drill.kernels.label_encoder_steps import mask_at, slope
+from drill.kernels.label_encoder_products import STRIP, filled_up, flat_tile, strip_of
+from drill.kernels.label_encoder_steps import mask_at, slope, through_gate
 
 
 @triton.jit(do_not_specialize=["turn"])
 def start_gradient(
     dY,  # (V, d)
     mask_out,  # of the last map, which is map ``turn``
-    P,  # (V, d) of the last map
-    dP,  # (V, d) written
+    P,  # (V, d) of the last map, or its gates
+    dP,  # (rows, d) written
     sums,  # (row blocks, d) sums of dP, written
     labels,
+    rows,
     width,
     turn,
     scale,
     ACTIVATION: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_OUT: tl.constexpr,
+    GATES: tl.constexpr,
     LOCKED: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -33,13 +35,56 @@ def start_gradient(
     inside = (row < labels)[:, None] & (column < width)[None, :]
     at = row.to(tl.int64)[:, None] * width + column[None, :]
     g = tl.load(dY + at, mask=inside, other=0.0).to(tl.float32)
-    if HAS_OUT:
-        g *= mask_at(mask_out, at, column, inside, width, turn, scale, LOCKED)
-    g *= slope(tl.load(P + at, mask=inside, other=0.0).to(tl.float32), ACTIVATION)
-    tl.store(dP + at, g.to(dP.dtype.element_ty), mask=inside)
+    kept = tl.load(P + at, mask=inside, other=0)
+    g = _past_activation(
+        g,
+        kept,
+        mask_out,
+        at,
+        column,
+        inside,
+        width,
+        turn,
+        scale,
+        ACTIVATION,
+        HAS_OUT,
+        GATES,
+        LOCKED,
+    )
+    room = (row < rows)[:, None] & (column < width)[None, :]
+    tl.store(dP + at, g.to(dP.dtype.element_ty), mask=room)
     if HAS_BIAS:
         block = sums + row_block.to(tl.int64) * width
         tl.store(block + column, tl.sum(g, 0), mask=column < width)
+
+
+@triton.jit
+def _past_activation(
+    g,
+    kept,  # the map's product or its gates
+    mask_out,
+    at,
+    column,
+    inside,
+    width,
+    turn,
+    scale,
+    ACTIVATION: tl.constexpr,
+    HAS_OUT: tl.constexpr,
+    GATES: tl.constexpr,
+    LOCKED: tl.constexpr,
+):
+    """Gradient of map ``turn``'s product from that of its result."""
+    if GATES and HAS_OUT and not LOCKED:
+        g *= through_gate(kept, 1, scale)
+    else:
+        if HAS_OUT:
+            g *= mask_at(mask_out, at, column, inside, width, turn, scale, LOCKED)
+        if GATES:
+            g *= through_gate(kept, 1, 1.0)
+        else:
+            g *= slope(kept.to(tl.float32), ACTIVATION)
+    return g
 
 
 @triton.jit(do_not_specialize=["turn"])
@@ -48,24 +93,31 @@ def map_gradient(
     U,  # (d, d)
     mask_in,  # of this map
     mask_out,  # of the map below, which is map ``turn``
-    P_below,  # (V, d)
+    P_below,  # (V, d) or its gates
     above,  # (V, d) gradient of this map's result, for BETWEEN
     G,  # (V, d) float32: that of the result below, written for BETWEEN
-    dX,  # (V, d) gradient of what this map reads, written
-    dP_below,  # (V, d) written
+    dX,  # (V, d) gradient of what this map reads, written; those of all maps above for the first
+    dP_below,  # (rows, d) written
     sums,  # (row blocks, d) sums of dP_below, written
+    dY,  # (V, d) for the first map
+    dE,  # (V, d) written by the first map
     count,
     order,  # (d,) of this map's input
     labels,
+    rows,
     width,
+    plane,  # of dX
     turn,
     scale,
+    DEPTH: tl.constexpr,
     ACTIVATION: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_OUT: tl.constexpr,
     HAS_IN: tl.constexpr,
     KEEP: tl.constexpr,
+    GATES: tl.constexpr,
     HAS_BELOW: tl.constexpr,
+    RESIDUAL: tl.constexpr,
     BETWEEN: tl.constexpr,
     LOCKED: tl.constexpr,
     NARROW: tl.constexpr,
@@ -73,61 +125,184 @@ def map_gradient(
     COLUMNS: tl.constexpr,
     INNER: tl.constexpr,
 ):
-    """dP U, past the masks and the activation below: the gradient of the product below."""
+    """dP U, past the masks and the activation below: the gradient of the product below.
+
+    The first map, which has none below, gives the gradient of E unless it is NARROW.
+    """
     tiles = tl.cdiv(width, COLUMNS)
     row_block = tl.program_id(0) // tiles
     first = tl.program_id(0) % tiles * COLUMNS
     position = first + tl.arange(0, COLUMNS)
     row = row_block * ROWS + tl.arange(0, ROWS)
+    n = width
     m = width
-    filled = width
-    column = position
     if NARROW:
         n = tl.load(count)
         m = filled_up(tl.load(count + 1))
-        filled = filled_up(n)
         if first >= n:
             return
-        column = tl.load(order + position, mask=position < n, other=width)
     own = row < labels
-    line = row.to(tl.int64)[:, None] * width
     k = tl.arange(0, INNER)
-    P_at = dP + line + k[None, :]
+    P_at = dP + row.to(tl.int64)[:, None] * width + k[None, :]
     U_at = U + k[:, None] * width + position[None, :]
     g = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, m, INNER):
         valid = k < m - start
         p = tl.load(P_at, mask=own[:, None] & valid[None, :], other=0.0)
-        u = tl.load(U_at, mask=valid[:, None] & (position < filled)[None, :], other=0.0)
+        u = tl.load(U_at, mask=valid[:, None] & (position < filled_up(n))[None, :], other=0.0)
         g = tl.dot(p, u, g, input_precision="ieee")
         P_at += INNER
         U_at += INNER * width
+    for strip in tl.static_range(COLUMNS // STRIP):
+        _end_of_gradient(
+            strip_of(g, strip),
+            mask_in,
+            mask_out,
+            P_below,
+            above,
+            G,
+            dX,
+            dP_below,
+            sums,
+            dY,
+            dE,
+            order,
+            row_block,
+            row,
+            first + strip * STRIP + tl.arange(0, STRIP),
+            n,
+            labels,
+            rows,
+            width,
+            plane,
+            turn,
+            scale,
+            DEPTH,
+            ACTIVATION,
+            HAS_BIAS,
+            HAS_OUT,
+            HAS_IN,
+            KEEP,
+            GATES,
+            HAS_BELOW,
+            RESIDUAL,
+            BETWEEN,
+            LOCKED,
+            NARROW,
+        )
+
+
+@triton.jit
+def _end_of_gradient(
+    g,
+    mask_in,
+    mask_out,
+    P_below,
+    above,
+    G,
+    dX,
+    dP_below,
+    sums,
+    dY,
+    dE,
+    order,
+    row_block,
+    row,
+    position,
+    n,
+    labels,
+    rows,
+    width,
+    plane,
+    turn,
+    scale,
+    DEPTH: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_OUT: tl.constexpr,
+    HAS_IN: tl.constexpr,
+    KEEP: tl.constexpr,
+    GATES: tl.constexpr,
+    HAS_BELOW: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    BETWEEN: tl.constexpr,
+    LOCKED: tl.constexpr,
+    NARROW: tl.constexpr,
+):
+    """All of ``map_gradient`` that follows its product."""
+    column = position
+    if NARROW:
+        column = tl.load(order + position, mask=position < n, other=width)
+    own = row < labels
+    line = row.to(tl.int64)[:, None] * width
     inside = own[:, None] & (column < width)[None, :]
     at = line + column[None, :]
+    here = line + position[None, :]
+    filled = filled_up(n)
     stored = own[:, None] & (position < filled)[None, :]
+    kept = 0
+    if HAS_BELOW:
+        kept = tl.load(P_below + here, mask=stored, other=0)
     if HAS_IN:
-        g *= mask_at(mask_in, at, column, inside, width, turn + 1, scale, LOCKED)
+        if GATES and HAS_BELOW and not LOCKED:
+            g *= through_gate(kept, 2, scale)
+        else:
+            g *= mask_at(mask_in, at, column, inside, width, turn + 1, scale, LOCKED)
     if KEEP:
-        tl.store(dX + line + position[None, :], g.to(dX.dtype.element_ty), mask=stored)
+        tl.store(dX + here, g.to(dX.dtype.element_ty), mask=stored)
     if HAS_BELOW:
         if BETWEEN:
             g += tl.load(above + at, mask=inside, other=0.0).to(tl.float32)
             tl.store(G + at, g, mask=inside)
-        if HAS_OUT:
-            g *= mask_at(mask_out, at, column, inside, width, turn, scale, LOCKED)
-        x = tl.load(P_below + line + position[None, :], mask=stored, other=0.0)
-        g *= slope(x.to(tl.float32), ACTIVATION)
-        tl.store(dP_below + line + position[None, :], g.to(dP_below.dtype.element_ty), mask=stored)
+        g = _past_activation(
+            g,
+            kept,
+            mask_out,
+            at,
+            column,
+            inside,
+            width,
+            turn,
+            scale,
+            ACTIVATION,
+            HAS_OUT,
+            GATES,
+            LOCKED,
+        )
+        room = (row < rows)[:, None] & (position < filled)[None, :]
+        tl.store(dP_below + here, g.to(dP_below.dtype.element_ty), mask=room)
         if HAS_BIAS:
             block = sums + row_block.to(tl.int64) * width
             tl.store(block + position, tl.sum(g, 0), mask=position < filled)
+    elif not NARROW:
+        if RESIDUAL:
+            g = _with_results(g, dY, dX, at, inside, plane, DEPTH, BETWEEN)
+        tl.store(dE + at, g.to(dE.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _with_results(g, dY, dX, at, inside, plane, DEPTH: tl.constexpr, BETWEEN: tl.constexpr):
+    """g, plus what E gets by its residuals: the gradients of all results.
+
+    That of result i is dY, plus dX of the next map; with BETWEEN plus dX of all maps above.
+    """
+    y = tl.load(dY + at, mask=inside, other=0.0).to(tl.float32)
+    if BETWEEN:
+        y *= DEPTH
+    g += y
+    for layer in tl.static_range(1, DEPTH):
+        own = dX + (layer - 1) * tl.cast(plane, tl.int64)
+        x = tl.load(own + at, mask=inside, other=0.0).to(tl.float32)
+        if BETWEEN:
+            x *= layer
+        g += x
+    return g
 
 
 @triton.jit
 def sum_over_labels(
-    dP,  # (L, V, d)
-    X_first,  # (V, d) what the first map multiplied
-    X_rest,  # (L - 1, V, d) what the others did
+    dP,  # (L, rows, d)
+    X,  # (L, rows, d) what the maps multiplied
     partial,  # (L, splits, d, d) float32, written
     count,  # (L, 4)
     labels,
@@ -135,35 +310,28 @@ def sum_over_labels(
     plane,
     splits,
     labels_per_split,
-    NARROW: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     INNER: tl.constexpr,
 ):
-    """dP^T X of one map over one split of the labels."""
+    """dP^T X of one narrow map over one split of the labels."""
     tiles = tl.cdiv(width, COLUMNS)
     first_row = tl.program_id(0) // tiles * ROWS
     first_column = tl.program_id(0) % tiles * COLUMNS
     split = tl.program_id(1)
     layer = tl.program_id(2)
-    n = width
-    m = width
-    if NARROW:
-        n = filled_up(tl.load(count + layer * 4))
-        m = filled_up(tl.load(count + layer * 4 + 1))
-        if (first_row >= m) | (first_column >= n):
-            return
+    n = filled_up(tl.load(count + layer * 4))
+    m = filled_up(tl.load(count + layer * 4 + 1))
+    if (first_row >= m) | (first_column >= n):
+        return
     row = first_row + tl.arange(0, ROWS)
     column = first_column + tl.arange(0, COLUMNS)
     start = split * labels_per_split
     stop = tl.minimum(labels, start + labels_per_split)
-    X = X_first
-    if layer > 0:
-        X = X_rest + (layer - 1).to(tl.int64) * plane
     k = tl.arange(0, INNER)
     line = (start + k).to(tl.int64) * width
     P_at = dP + layer.to(tl.int64) * plane + line[None, :] + row[:, None]
-    X_at = X + line[:, None] + column[None, :]
+    X_at = X + layer.to(tl.int64) * plane + line[:, None] + column[None, :]
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for label in range(start, stop, INNER):
         valid = k < stop - label
@@ -181,7 +349,7 @@ def sum_over_labels(
 def finish(
     partial,  # (L, splits, d, d) of all U
     sums,  # (L, row blocks, d) of all b
-    dY,  # (V, d)
+    dY,  # (V, d), for NARROW like the following
     dX,  # (L or 1, V, d) gradients of what the maps read
     dU,  # (L, d, d) written
     db,  # (L, d) written
@@ -197,16 +365,11 @@ def finish(
     DEPTH: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
-    BETWEEN: tl.constexpr,
     NARROW: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Sums of partial sums: gradients of all U and b, and of E.
-
-    E gets a gradient through the first map and, with residuals, from every result. That of result i
-    is dY, plus dX of the next map; with BETWEEN plus dX of all maps above.
-    """
+    """Sums of partial sums: gradients of all U and b and, of narrow maps, of E."""
     program = tl.program_id(0)
     tiles = tl.cdiv(width, COLUMNS)
     layer = program // U_programs
@@ -218,25 +381,10 @@ def finish(
             _finish_bias(
                 sums, db, place, count, layer, block, width, row_blocks, NARROW, ROWS, COLUMNS
             )
-    else:
+    elif NARROW:
         block = program - DEPTH * U_programs
         row, column = flat_tile(block, tiles, ROWS, COLUMNS)
-        _finish_labels(
-            dY,
-            dX,
-            dE,
-            place,
-            count,
-            row,
-            column,
-            labels,
-            width,
-            plane,
-            DEPTH,
-            RESIDUAL,
-            BETWEEN,
-            NARROW,
-        )
+        _finish_labels(dY, dX, dE, place, count, row, column, labels, width, plane, DEPTH, RESIDUAL)
 
 
 @triton.jit
@@ -311,26 +459,17 @@ def _finish_labels(
     plane,
     DEPTH: tl.constexpr,
     RESIDUAL: tl.constexpr,
-    BETWEEN: tl.constexpr,
-    NARROW: tl.constexpr,
 ):
     inside = (row < labels) & (column < width)
     line = row.to(tl.int64) * width
     total = tl.zeros(row.shape, tl.float32)
     if RESIDUAL:
         total = tl.load(dY + line + column, mask=inside, other=0.0).to(tl.float32)
-        if BETWEEN:
-            total *= DEPTH
     for layer in tl.static_range(DEPTH):
         if RESIDUAL or layer == 0:
             own = dX + layer * tl.cast(plane, tl.int64) + line
-            if NARROW:
-                n = tl.load(count + layer * 4)
-                at = tl.load(place + layer * width + column, mask=column < width, other=width)
-                g = tl.load(own + at, mask=(row < labels) & (at < n), other=0.0).to(tl.float32)
-            else:
-                g = tl.load(own + column, mask=inside, other=0.0).to(tl.float32)
-            if BETWEEN and layer > 0:
-                g *= layer
-            total += g
+            n = tl.load(count + layer * 4)
+            at = tl.load(place + layer * width + column, mask=column < width, other=width)
+            read = (row < labels) & (at < n)
+            total += tl.load(own + at, mask=read, other=0.0).to(tl.float32)
     tl.store(dE + line + column, total.to(dE.dtype.element_ty), mask=inside)

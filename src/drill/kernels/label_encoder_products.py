@@ -1,7 +1,8 @@
 """Kernels of ``label_encoder_fused``, forward: products with the pointwise work in their epilogues.
 
-Shapes: V labels, d width, L maps. A map reads n of the d columns of its input and gives m of the d
-columns of its result; both are d unless the encoder is narrow.
+Shapes: V labels, d width, L maps; rows >= V as the loss wants them, those beyond V zeros. A map
+reads n of the d columns of its input and gives m of the d columns of its result; both are d unless
+the encoder is narrow.
 
 Narrow: a locked mask on the inputs drops the same columns for every label. What a map does not read
 need not be computed by the map below, nor get a gradient, so each map becomes a product of
@@ -14,8 +15,9 @@ next multiple of 16 are zeros, which keeps loads aligned.
 import triton
 import triton.language as tl
 
-from drill.kernels.label_encoder_steps import activate, mask_at
+from drill.kernels.label_encoder_steps import activate, gate_of, mask_at
 
+STRIP = tl.constexpr(32)  # columns of a tile that are worked on at once after a product
 _ALIGNED = tl.constexpr(16)  # what Triton asks of a size before it trusts it to be a multiple
 
 
@@ -139,6 +141,37 @@ def _narrow_labels(
             )
 
 
+@triton.jit
+def enter(
+    E,  # (V, d)
+    mask,  # of the first map, see ``mask_at``
+    X,  # (rows, d) what the first map multiplies, written
+    copy,  # (V, d) E in the dtype of the products, written
+    labels,
+    rows,
+    width,
+    scale,
+    HAS_IN: tl.constexpr,
+    HAS_COPY: tl.constexpr,
+    LOCKED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """E as the first map reads it and, for the residuals, as it is."""
+    tiles = tl.cdiv(width, COLUMNS)
+    row = tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(0) % tiles * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (row < labels)[:, None] & (column < width)[None, :]
+    at = row.to(tl.int64)[:, None] * width + column[None, :]
+    x = tl.load(E + at, mask=inside, other=0.0).to(tl.float32)
+    if HAS_COPY:
+        tl.store(copy + at, x.to(copy.dtype.element_ty), mask=inside)
+    if HAS_IN:
+        x *= mask_at(mask, at, column, inside, width, 0, scale, LOCKED)
+    room = (row < rows)[:, None] & (column < width)[None, :]
+    tl.store(X + at, x.to(X.dtype.element_ty), mask=room)
+
+
 @triton.jit(do_not_specialize=["turn"])
 def map_labels(
     X,  # (V, d) what this map multiplies
@@ -148,12 +181,13 @@ def map_labels(
     mask_out,  # of this map, which is map ``turn``, see ``mask_at``
     mask_next,  # on the input of the next map
     before,  # (V, d) what this map read, without dropout, for BETWEEN
-    P,  # (V, d) the product with its bias, written for backward
-    X_next,  # (V, d) what the next map multiplies, written; NARROW: holds what is added to it
-    Y,  # (V, d) the map's result without dropout, written where asked for
+    P,  # (V, d) the product with its bias or, with GATES, its ``gate_of``, written for backward
+    X_next,  # (rows, d) what the next map multiplies, written; NARROW: holds what is added to it
+    Y,  # (rows, d) the map's result without dropout, written where asked for
     count,
     order,  # (d,) of the next map's input
     labels,
+    rows,
     width,
     turn,
     scale,
@@ -162,6 +196,7 @@ def map_labels(
     HAS_OUT: tl.constexpr,
     HAS_IN: tl.constexpr,
     KEEP: tl.constexpr,
+    GATES: tl.constexpr,
     HAS_NEXT: tl.constexpr,
     HAS_RESULT: tl.constexpr,
     RESIDUAL: tl.constexpr,
@@ -174,25 +209,21 @@ def map_labels(
 ):
     """act(X U^T + b), dropped and with its residuals, and dropped again for the next map."""
     tiles = tl.cdiv(width, COLUMNS)
-    row_block = tl.program_id(0) // tiles
     first = tl.program_id(0) % tiles * COLUMNS
     position = first + tl.arange(0, COLUMNS)
-    row = row_block * ROWS + tl.arange(0, ROWS)
+    row = tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS)
     n = width
-    filled = width
-    column = position
+    m = width
     if NARROW:
         n = filled_up(tl.load(count))
         if HAS_NEXT:
             m = tl.load(count + 1)
-            filled = filled_up(m)
             if first >= m:
                 return
-            column = tl.load(order + position, mask=position < m, other=width)
     own = row < labels
-    line = row.to(tl.int64)[:, None] * width
+    filled = filled_up(m)
     k = tl.arange(0, INNER)
-    X_at = X + line + k[None, :]
+    X_at = X + row.to(tl.int64)[:, None] * width + k[None, :]
     U_at = U + position[None, :] * width + k[:, None]
     p = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, n, INNER):
@@ -202,27 +233,141 @@ def map_labels(
         p = tl.dot(x, u, p, input_precision="ieee")
         X_at += INNER
         U_at += INNER
+    for strip in tl.static_range(COLUMNS // STRIP):
+        _end_of_map(
+            strip_of(p, strip),
+            b,
+            E,
+            mask_out,
+            mask_next,
+            before,
+            P,
+            X_next,
+            Y,
+            order,
+            row,
+            first + strip * STRIP + tl.arange(0, STRIP),
+            m,
+            labels,
+            rows,
+            width,
+            turn,
+            scale,
+            ACTIVATION,
+            HAS_BIAS,
+            HAS_OUT,
+            HAS_IN,
+            KEEP,
+            GATES,
+            HAS_NEXT,
+            HAS_RESULT,
+            RESIDUAL,
+            BETWEEN,
+            LOCKED,
+            NARROW,
+        )
+
+
+@triton.jit
+def strip_of(tile, index: tl.constexpr):
+    """STRIP columns of a tile: what follows a product is done strip by strip.
+
+    At once it would take twice the registers, and half as many programs would run side by side.
+    """
+    tl.static_assert(tile.shape[1] <= 4 * STRIP)
+    if tile.shape[1] == STRIP:
+        return tile
+    elif tile.shape[1] == 2 * STRIP:
+        return _half_of(tile, index)
+    else:
+        return _half_of(_half_of(tile, index // 2), index % 2)
+
+
+@triton.jit
+def _half_of(tile, index: tl.constexpr):
+    HALF: tl.constexpr = tile.shape[1] // 2
+    halves = tl.permute(tl.reshape(tile, (tile.shape[0], 2, HALF)), (0, 2, 1))
+    left, right = tl.split(halves)
+    if index == 0:
+        return left
+    else:
+        return right
+
+
+@triton.jit
+def _end_of_map(
+    p,
+    b,
+    E,
+    mask_out,
+    mask_next,
+    before,
+    P,
+    X_next,
+    Y,
+    order,
+    row,
+    position,
+    m,
+    labels,
+    rows,
+    width,
+    turn,
+    scale,
+    ACTIVATION: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_OUT: tl.constexpr,
+    HAS_IN: tl.constexpr,
+    KEEP: tl.constexpr,
+    GATES: tl.constexpr,
+    HAS_NEXT: tl.constexpr,
+    HAS_RESULT: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    BETWEEN: tl.constexpr,
+    LOCKED: tl.constexpr,
+    NARROW: tl.constexpr,
+):
+    """All of ``map_labels`` that follows its product."""
+    column = position
+    if NARROW and HAS_NEXT:
+        column = tl.load(order + position, mask=position < m, other=width)
+    own = row < labels
+    line = row.to(tl.int64)[:, None] * width
     inside = own[:, None] & (column < width)[None, :]
     at = line + column[None, :]
-    stored = own[:, None] & (position < filled)[None, :]
+    next_at = line + position[None, :]
+    computed = (position < filled_up(m))[None, :]
+    stored = own[:, None] & computed
     if HAS_BIAS:
         p += tl.load(b + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
-    if KEEP:
-        tl.store(P + line + position[None, :], p.to(P.dtype.element_ty), mask=stored)
     y = activate(p, ACTIVATION)
+    out = y
+    following = y
     if HAS_OUT:
-        y *= mask_at(mask_out, at, column, inside, width, turn, scale, LOCKED)
+        out = mask_at(mask_out, at, column, inside, width, turn, scale, LOCKED)
+        y *= out
+    if HAS_NEXT and HAS_IN:
+        following = mask_at(mask_next, at, column, inside, width, turn + 1, scale, LOCKED)
+    if KEEP:
+        if GATES:
+            told: tl.constexpr = not LOCKED
+            gate = gate_of(p, out, following, HAS_OUT and told, HAS_NEXT and HAS_IN and told)
+            tl.store(P + next_at, gate, mask=stored)
+        else:
+            tl.store(P + next_at, p.to(P.dtype.element_ty), mask=stored)
     if BETWEEN:
         y += tl.load(before + at, mask=inside, other=0.0).to(tl.float32)
-    next_at = line + position[None, :]
     if RESIDUAL:
         if NARROW and HAS_NEXT:
             y += tl.load(X_next + next_at, mask=stored, other=0.0).to(tl.float32)
         else:
             y += tl.load(E + at, mask=inside, other=0.0).to(tl.float32)
+    # The rows behind the labels are zeros: the loss and the sum over labels read them too.
+    y = tl.where(own[:, None], y, 0.0)
+    room = (row < rows)[:, None] & computed
     if HAS_RESULT:
-        tl.store(Y + at, y.to(Y.dtype.element_ty), mask=inside)
+        tl.store(Y + at, y.to(Y.dtype.element_ty), mask=room)
     if HAS_NEXT:
         if HAS_IN:
-            y *= mask_at(mask_next, at, column, inside, width, turn + 1, scale, LOCKED)
-        tl.store(X_next + next_at, y.to(X_next.dtype.element_ty), mask=stored)
+            y *= following
+        tl.store(X_next + next_at, y.to(X_next.dtype.element_ty), mask=room)

@@ -23,6 +23,7 @@ from drill.kernels.label_encoder_steps import (
     slope,
 )
 from drill.kernels.nll import refuse_second_derivatives
+from drill.kernels.nll_plan import aligned
 
 _ROWS, _COLUMNS = 64, 64
 _EXTRA = 16
@@ -197,7 +198,8 @@ class PointwiseEncode(torch.autograd.Function):
         planes = depth if keep else 1  # without gradients every map may overwrite the one before
         X = E.new_empty((planes, V, d + _EXTRA), dtype=dtype)
         P = E.new_empty((planes, V, d), dtype=dtype)
-        Y = torch.empty_like(E)
+        Y = E.new_empty((aligned(V, E.device.type), d), dtype=dtype)
+        Y[V:] = 0
         before = [torch.empty_like(E) for _ in range(2 if options.between else 0)]
         drop = masks_of_maps(masks, options, depth)
         grid = (triton.cdiv(V, _ROWS), triton.cdiv(d + _EXTRA, _COLUMNS))
@@ -237,7 +239,7 @@ class PointwiseEncode(torch.autograd.Function):
         ctx.has_bias = b is not None
         ctx.options = options
         ctx.dtypes = (embedding.dtype, parameters[0].dtype, parameters[-1].dtype)
-        return Y
+        return Y[:V]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

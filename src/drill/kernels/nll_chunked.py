@@ -23,7 +23,7 @@ from torch import Tensor
 
 from drill.kernels.nll import refuse_second_derivatives
 from drill.kernels.nll_passes import Engine, TorchEngine, empty_sums
-from drill.kernels.nll_plan import Chunk, Settings, aligned, fits_whole, plan
+from drill.kernels.nll_plan import Chunk, Settings, aligned, fits_whole, plan, with_padding
 from drill.kernels.nll_rows import rows_at_once, swept_nll
 
 _ROWS_FIRST = torch.contiguous_format
@@ -281,6 +281,9 @@ def padded_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
     rows = aligned(labels, weight.device.type)
     if rows == labels:
         return weight.to(dtype)
+    whole = with_padding(weight, dtype)
+    if whole is not None:
+        return whole
     padded = weight.new_empty((rows, width), dtype=dtype)
     padded[:labels] = weight
     padded[labels:] = 0
