@@ -143,6 +143,8 @@ def test_the_loss_takes_the_labels_as_they_lie(products, multiply, monkeypatch):
     assert not found[70:].any()
     assert nll_plan.with_padding(labels, torch.float16) is None
     assert nll_plan.with_padding(labels.clone(), labels.dtype) is None
+    labels.mul_(2.0).sum().backward()  # no view, so they may be written to
+    assert not nll_plan.with_padding(labels, labels.dtype)[70:].any()
     labels.data = torch.ones(70, 32)
     assert nll_plan.with_padding(labels, labels.dtype) is None
 

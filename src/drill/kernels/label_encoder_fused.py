@@ -27,7 +27,7 @@ from drill.kernels.label_encoder_steps import (
     masks_of_maps,
 )
 from drill.kernels.nll import refuse_second_derivatives
-from drill.kernels.nll_plan import aligned
+from drill.kernels.nll_plan import aligned, without_padding
 
 
 class Tiles(NamedTuple):
@@ -156,7 +156,7 @@ class FusedEncode(torch.autograd.Function):
         ctx.has_bias = bool(biases)
         ctx.options = options
         ctx.dtypes = (embedding.dtype, parameters[0].dtype, parameters[-1].dtype)
-        return Y[:V]
+        return without_padding(Y, V)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -404,13 +404,14 @@ def _narrowed(
     )
     strips = triton.cdiv(d, _COLUMNS)
     U_programs = triton.cdiv(d, _ROWS) * strips
-    narrow[(depth * U_programs + triton.cdiv(V, _ROWS) * strips,)](
+    E_programs = triton.cdiv(V, _ROWS) * strips * (depth if residual else 1)
+    narrow[(depth * U_programs + E_programs,)](
         E,
         masks,
         torch.stack(weights),
         X,
         U,
-        place,
+        order,
         count,
         V,
         d,

@@ -58,9 +58,9 @@ def narrow(
     E,  # (V, d)
     masks,  # (L, 1, d)
     U,  # (L, d, d)
-    X,  # (L, V, d) what the first map multiplies and, with RESIDUAL, what is added for the others
+    X,  # (L, rows, d) what the first map multiplies and, with RESIDUAL, what the others add
     U_narrow,  # (L, d, d) written
-    place,  # (L + 1, d)
+    order,  # (L + 1, d)
     count,  # (L, 4)
     labels,
     width,
@@ -73,31 +73,38 @@ def narrow(
 ):
     """E and all U with the columns and rows that are read in front.
 
-    Tiles are flat here and in ``finish``, so that the threads of a warp stand side by side in a
-    row: for two dimensions Triton decides that by what it knows of addresses, here nothing.
+    Programs stand where they write, so that scattered are the reads, which caches serve, and not
+    the writes. Tiles are flat here and in ``finish``, so that the threads of a warp stand side by
+    side in a row: for two dimensions Triton decides that by what it knows of addresses, here
+    nothing.
     """
     program = tl.program_id(0)
     tiles = tl.cdiv(width, COLUMNS)
     layer = program // U_programs
     if layer < DEPTH:
         block = program - layer * U_programs
-        row, column = flat_tile(block, tiles, ROWS, COLUMNS)
-        inside = (row < width) & (column < width)
         n = tl.load(count + layer * 4)
         m = tl.load(count + layer * 4 + 1)
-        own = place + layer * width
-        column_at = tl.load(own + column, mask=inside, other=width)
-        row_at = tl.load(own + width + row, mask=inside, other=width)
-        plane_of_U = layer.to(tl.int64) * width * width
-        read = (column_at < n) & (row_at < m)  # the others become the zeros behind
-        u = tl.load(U + plane_of_U + row * width + column, mask=read, other=0.0)
-        at = plane_of_U + row_at * width + column_at
-        tl.store(U_narrow + at, u.to(U_narrow.dtype.element_ty), mask=inside)
-    else:
-        block = program - DEPTH * U_programs
         row, column = flat_tile(block, tiles, ROWS, COLUMNS)
+        own = order + layer * width
+        # Not up to n, of which nothing is known: then these loads would not be wide.
+        column_of = tl.load(own + column, mask=column < width, other=0)
+        row_of = tl.load(own + width + row, mask=row < width, other=0)
+        start = layer.to(tl.int64) * width * width
+        read = (row < m) & (column < n)
+        u = tl.load(U + start + row_of * width + column_of, mask=read, other=0.0)
+        tl.store(
+            U_narrow + start + row * width + column,
+            u.to(U_narrow.dtype.element_ty),
+            mask=(row < filled_up(m)) & (column < filled_up(n)),
+        )
+    else:
+        # The maps of the same labels follow one another: they read the same rows of E.
+        index = program - DEPTH * U_programs
+        maps: tl.constexpr = DEPTH if RESIDUAL else 1
+        layer = index % maps
         _narrow_labels(
-            E, masks, X, place, count, row, column, labels, width, plane, DEPTH, RESIDUAL
+            E, masks, X, order, count, index // maps, layer, labels, width, plane, ROWS, COLUMNS
         )
 
 
@@ -113,32 +120,31 @@ def _narrow_labels(
     E,
     masks,
     X,
-    place,
+    order,
     count,
-    row,
-    column,
+    block,
+    layer,
     labels,
     width,
     plane,
-    DEPTH: tl.constexpr,
-    RESIDUAL: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):
-    inside = (row < labels) & (column < width)
-    line = row.to(tl.int64) * width
-    e = tl.load(E + line + column, mask=inside, other=0.0).to(tl.float32)
-    for layer in tl.static_range(DEPTH):
-        if RESIDUAL or layer == 0:
-            n = tl.load(count + layer * 4)
-            at = tl.load(place + layer * width + column, mask=column < width, other=width)
-            x = e
-            if layer == 0:
-                x *= tl.load(masks + column, mask=column < width, other=0.0).to(tl.float32)
-            x = tl.where(at < n, x, 0.0)
-            tl.store(
-                X + layer * tl.cast(plane, tl.int64) + line + at,
-                x.to(X.dtype.element_ty),
-                mask=inside & (at < filled_up(n)),
-            )
+    tiles = tl.cdiv(width, COLUMNS)
+    n = tl.load(count + layer * 4)
+    if block % tiles * COLUMNS < n:
+        row, column = flat_tile(block, tiles, ROWS, COLUMNS)
+        line = row.to(tl.int64) * width
+        read = column < n
+        column_of = tl.load(order + layer * width + column, mask=column < width, other=0)
+        x = tl.load(E + line + column_of, mask=(row < labels) & read, other=0.0).to(tl.float32)
+        if layer == 0:
+            x *= tl.load(masks + column_of, mask=read, other=0.0).to(tl.float32)
+        tl.store(
+            X + layer.to(tl.int64) * plane + line + column,
+            x.to(X.dtype.element_ty),
+            mask=(row < labels) & (column < filled_up(n)),
+        )
 
 
 @triton.jit

@@ -23,7 +23,7 @@ from drill.kernels.label_encoder_steps import (
     slope,
 )
 from drill.kernels.nll import refuse_second_derivatives
-from drill.kernels.nll_plan import aligned
+from drill.kernels.nll_plan import aligned, without_padding
 
 _ROWS, _COLUMNS = 64, 64
 _EXTRA = 16
@@ -239,7 +239,7 @@ class PointwiseEncode(torch.autograd.Function):
         ctx.has_bias = b is not None
         ctx.options = options
         ctx.dtypes = (embedding.dtype, parameters[0].dtype, parameters[-1].dtype)
-        return Y[:V]
+        return without_padding(Y, V)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

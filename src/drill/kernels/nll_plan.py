@@ -143,6 +143,12 @@ def fits_whole(hidden: Tensor, labels: int, settings: Settings) -> bool:
     return (rows * padded + copied) * dtype.itemsize + ROW_BYTES * rows <= settings.memory
 
 
+def without_padding(padded: Tensor, labels: int) -> Tensor:
+    """The first rows, in the same memory, but no view: autograd lets no view be written to."""
+    first = padded.new_empty(0)
+    return first.set_(padded.untyped_storage(), 0, (labels, padded.shape[1]), padded.stride())
+
+
 def followed_by_zeros(weight: Tensor) -> Tensor:
     """Says of labels (V, k) that zero rows follow in their memory, up to ``aligned``.
 
