@@ -188,6 +188,7 @@ def test_a_run_comes_back_as_it_was(here):
     attention, *ways = told["ways"]
     assert attention.startswith("attention ")
     assert ways == [
+        "residuals and norms reference (made for CUDA devices, not cpu)",
         "loss reference (the logits take only 0.1 MiB)",
         "batches launched one by one: CUDA graphs need an NVIDIA GPU, not cpu",
         "beam search launched one by one: CUDA graphs need an NVIDIA GPU, not cpu",

@@ -160,21 +160,25 @@ def test_why_batches_are_not_replayed_is_said(options, fault):
 def test_a_translator_says_in_which_ways_it_is_trained_and_searched():
     here = "CUDA graphs need an NVIDIA GPU, not cpu"
     last = f"beam search launched one by one: {here}"
+    between = "residuals and norms reference (made for CUDA devices, not cpu)"
     model = small_translator("plain", dropout=0.0)
     assert translation_ways(model, None, 60, None) == [
         "attention flash (to earlier tokens and past padding)",
+        between,
         "loss reference (the logits take only 0.1 MiB)",
         "batches replayed as CUDA graphs",
         last,
     ]
     many = translation_ways(model, "asked for", 8192, torch.bfloat16)
-    assert many[1:] == [
+    assert many[2:] == [
         "loss chunked (the logits would take 4 MiB)", "batches launched one by one: asked for", last
     ]  # fmt: skip
     model.transformer.decoder[0].attention.dropout = 0.5  # the CPU's fused kernel has none
     assert translation_ways(model, here, 60, None)[0].startswith("attention math (")
     mixture = translation_ways(small_translator("mixture"), here, 60, None)
-    assert [way.split(" ")[0] for way in mixture] == ["attention", "batches", "beam"]
+    assert [way.split(" ")[0] for way in mixture] == ["attention", "residuals", "batches", "beam"]
+    compiled = translation_ways(model, here, 60, None, compile=True)
+    assert compiled[1] == "residuals and norms reference (torch.compile fuses by itself)"
 
 
 @pytest.mark.gpu

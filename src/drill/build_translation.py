@@ -155,7 +155,11 @@ def _ways(
     given = settings.training
     obstacle = why_not_captured(given["capture"], given["compile"], device, processes.size)
     autocast = autocast_dtype(given["precision"])
-    return translation_ways(model, obstacle, given["max_tokens"], autocast)
+    size = given["max_tokens"]
+    try:
+        return translation_ways(model, obstacle, size, autocast, given["compile"])
+    except ValueError as error:  # encoder.impl names what does not run here
+        raise SettingsError(f"the recipe {settings.recipe}: {error}") from None
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from drill.data import IGNORE, DataError, PairBatch
 from drill.encoders.transformer_blocks import attention_ways
 from drill.evaluation.search_steps import foldable
 from drill.kernels.nll import choose
+from drill.kernels.residual_norm import choose_sublayer
 from drill.layers import MatrixLayer
 from drill.parallel import World
 from drill.precision import autocast_to
@@ -44,16 +45,24 @@ def why_not_captured(
 
 
 def translation_ways(
-    model: Translator, obstacle: str | None, max_tokens: int, autocast: torch.dtype | None
+    model: Translator,
+    obstacle: str | None,
+    max_tokens: int,
+    autocast: torch.dtype | None,
+    compile: bool = False,
 ) -> list[str]:
     """How a run is trained and searched where the model is; ``obstacle`` is what
     ``why_not_captured`` gives."""
     parameter = next(model.parameters())
     parts = attention_ways(model.transformer.decoder[0].attention, autocast)
+    impl, reason = choose_sublayer(model.transformer.impl, parameter)
+    if compile and model.transformer.impl == "auto":
+        impl, reason = "reference", "torch.compile fuses by itself"
+    parts.append(f"residuals and norms {impl} ({reason})")
     if isinstance(model.layer, MatrixLayer):  # others have a loss of their own
         size = max_tokens, model.layer.vocabulary_size
-        impl, reason = choose(*size, autocast or parameter.dtype, parameter.device)
-        parts.append(f"loss {impl} ({reason})")
+        choice = choose(*size, autocast or parameter.dtype, parameter.device)
+        parts.append(f"loss {choice.impl} ({choice.reason})")
     no_graph = None if parameter.is_cuda else _no_graphs(parameter.device)
     if foldable(model.layer) is None:
         no_graph = no_graph or f"{type(model.layer).__name__} does not fold"

@@ -167,7 +167,7 @@ def train_translator(
         obstacle = why_not_captured(capture, compile, device, world.size)
         captured = None if obstacle is not None else capturing(model, label_smoothing, autocast)
         if device.type == "cuda" and world.first:
-            found = translation_ways(model, obstacle, max_tokens, autocast)
+            found = translation_ways(model, obstacle, max_tokens, autocast, compile)
             training_log.info("training on %s: %s", device, "; ".join(found))
             if capture and obstacle is not None:
                 logger.warning("batches are launched, not replayed as CUDA graphs: %s", obstacle)

@@ -10,6 +10,7 @@ from drill.encoders import Transformer
 from drill.encoders.transformer import PRESETS, sinusoids
 from drill.encoders.transformer_blocks import attended
 from drill.encoders.transformer_cache import STEPS_AT_ONCE
+from drill.kernels.nll import INTERPRETED, TRITON_INSTALLED
 
 V, d, B, S, T, PAD = 29, 12, 3, 7, 5, 0
 both_norms = pytest.mark.parametrize("norm", ["pre", "post"])
@@ -247,6 +248,63 @@ def test_attention_has_a_dropout_of_its_own(site):
     assert model.encoder[0].feedforward.dropout == model.dropout == first
 
 
+# -- one pass between products --------------------------------------------------------------------
+
+every_device = pytest.mark.parametrize(
+    "device",
+    [
+        pytest.param("cpu", marks=pytest.mark.skipif(not INTERPRETED, reason="runs on the GPU")),
+        pytest.param("cuda", marks=pytest.mark.gpu),
+    ],
+)
+
+
+def trained(impl: str, norm: str, device: str, half: bool, dropout: float = 0.0) -> list[Tensor]:
+    """Hidden states and all gradients, of a model that does not depend on ``impl``."""
+    torch.manual_seed(3)
+    model = make(norm, dropout, impl=impl).to(device, torch.float32)
+    source, target = ragged(S).to(device), ids(B, T).to(device)
+    with torch.autocast(device, torch.bfloat16, enabled=half):
+        hidden = model(source, target)
+    (hidden * torch.linspace(-1, 1, d, device=device)).sum().backward()
+    return [hidden.detach(), *(parameter.grad for parameter in model.parameters())]
+
+
+@pytest.mark.skipif(not TRITON_INSTALLED, reason="Triton is not installed")
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "autocast"])
+@both_norms
+@every_device
+def test_one_pass_between_products_is_plain_pytorch(norm, device, half):
+    ours, theirs = (trained(impl, norm, device, half) for impl in ("triton", "reference"))
+    assert [each.dtype for each in ours] == [each.dtype for each in theirs]
+    found, expected = (torch.cat([each.flatten() for each in made]) for made in (ours, theirs))
+    assert (found - expected).norm() <= (0.03 if half else 1e-5) * expected.norm()
+    if not half:
+        for found, expected in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.skipif(not TRITON_INSTALLED, reason="Triton is not installed")
+@both_norms
+@every_device
+def test_one_pass_drops_as_the_seed_says(norm, device):
+    first, again = (trained("triton", norm, device, True, 0.3) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    without = trained("triton", norm, device, True)
+    assert not torch.equal(first[0], without[0])
+
+
+@pytest.mark.gpu
+@torch.no_grad()
+def test_what_is_evaluated_does_not_depend_on_the_kernels_of_training():
+    found = []
+    for impl in ("auto", "reference"):
+        torch.manual_seed(3)
+        model = make(dropout=0.3, impl=impl).to("cuda", torch.float32).eval()
+        found.append(model(ragged(S).cuda(), ids(B, T).cuda()))
+    assert torch.equal(*found)
+
+
 # -- sizes and start values -----------------------------------------------------------------------
 
 
@@ -309,6 +367,7 @@ def test_blocks_go_where_the_embedding_is():
         ({"heads": 0}, "heads is a whole number of at least 1, not 0"),
         ({"dropout": 1.0}, r"dropout is a number in \[0, 1\), not 1.0"),
         ({"norm": "middle"}, "norm is one of pre, post, not 'middle'"),
+        ({"impl": "fast"}, "impl is one of auto, reference, triton, not 'fast'"),
         ({"pad": V}, f"pad is {V}, but an embedding has only {V} rows"),
     ],
 )

@@ -20,8 +20,14 @@ from drill.encoders.transformer_blocks import (
     DecoderBlock,
     EncoderBlock,
     SelfAttention,
+    Stream,
 )
 from drill.encoders.transformer_cache import Cache
+from drill.kernels.nll import compute_dtype
+from drill.kernels.residual_norm import (
+    SUBLAYER_IMPLEMENTATIONS,
+    SublayerImplementation,
+)
 from drill.layers.settings import at_least_zero, fraction, one_of, positive
 
 Norm = Literal["pre", "post"]
@@ -74,6 +80,8 @@ class Transformer(nn.Module):
     attention_dropout  on attention weights; as ``dropout`` unless given
     norm               "pre": x + f(norm(x)) and a norm at either end, which trains without care;
                        "post": norm(x + f(x)), as first published
+    impl               of what lies between products, in training: auto, reference or triton; see
+                       ``drill.kernels.residual_norm``
     pad                the id that fills up short rows, on the right
     init_embeddings    whether the embeddings are drawn too; they belong to the caller, so by
                        default they stay as they are
@@ -92,6 +100,7 @@ class Transformer(nn.Module):
         dropout: float = 0.1,
         attention_dropout: float | None = None,
         norm: Norm = "pre",
+        impl: SublayerImplementation = "auto",
         pad: int = 0,
         init_embeddings: bool = False,
     ) -> None:
@@ -109,6 +118,8 @@ class Transformer(nn.Module):
         self.output_size = d
         self.dropout = fraction(name, "dropout", dropout)
         self.norm = one_of(name, "norm", norm, get_args(Norm))
+        one_of(name, "impl", impl, SUBLAYER_IMPLEMENTATIONS)
+        self.impl: SublayerImplementation = impl
         self.pad = at_least_zero(name, "pad", pad)
         words = min(source_embedding.num_embeddings, target_embedding.num_embeddings)
         if pad >= words:
@@ -122,6 +133,7 @@ class Transformer(nn.Module):
             if attention_dropout is None
             else fraction(name, "attention_dropout", attention_dropout),
             norm == "pre",
+            impl,
         )
         depth = range(positive(name, "layers", layers))
         with source_embedding.weight.device:
@@ -173,9 +185,11 @@ class Transformer(nn.Module):
         mask = mask | (first & ~mask.any(1, keepdim=True))
         x = self._embedded(self.source_embedding, source, 0)
         mask = _added(mask, x)
+        stream = Stream(x)
         for block in self.encoder:
-            x = block(x, mask)
-        return Memory(self.encoder_norm(x), mask)
+            stream = block(stream, mask)
+        # Read by every block of the decoder, so made once what their products read.
+        return Memory(self._ended(stream, self.encoder_norm, compute_dtype(x)), mask)
 
     def decode(self, target: Tensor, memory: Memory) -> Tensor:
         """Ids (B, T), padded on the right, -> hidden (B, T, d): what follows each of them.
@@ -184,9 +198,11 @@ class Transformer(nn.Module):
         """
         self._check_ids("target", target, 2, memory.states.shape[0])
         x = self._embedded(self.target_embedding, target, 0)
+        stream = Stream(x)
         for block in self.decoder:
-            x = block(x, block.source_attention.keys_values(memory.states), memory.mask)
-        return self.decoder_norm(x)
+            source = block.source_attention.keys_values(memory.states)
+            stream = block(stream, source, memory.mask)
+        return self._ended(stream, self.decoder_norm, x.dtype)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         """Ids (B, S) and (B, T) -> hidden (B, T, d)."""
@@ -212,10 +228,11 @@ class Transformer(nn.Module):
         self._check_ids("ids", ids, 1, cache.sentences * cache.hypotheses)
         x = self._embedded(self.target_embedding, ids[:, None], cache.length)  # (B*K, 1, d)
         x = x.view(cache.sentences, cache.hypotheses, self.output_size)
+        stream = Stream(x)
         for i, (block, source) in enumerate(zip(self.decoder, cache.source, strict=True)):
-            x = block(x, source, cache.mask, partial(cache.append, i))
+            stream = block(stream, source, cache.mask, partial(cache.append, i))
         cache.length += 1
-        return self.decoder_norm(x).flatten(0, 1)
+        return self._ended(stream, self.decoder_norm, x.dtype).flatten(0, 1)
 
     # -----------------------------------------------------------------------------------------
 
@@ -227,6 +244,12 @@ class Transformer(nn.Module):
         x = embedding(ids) * math.sqrt(self.output_size)
         x = x + sinusoids(start, ids.shape[1], self.output_size, x)
         return F.dropout(x, self.dropout, self.training)
+
+    def _ended(self, stream: Stream, norm: nn.Module, dtype: torch.dtype) -> Tensor:
+        if isinstance(norm, nn.LayerNorm):
+            return stream.normed(norm, self.impl, dtype=dtype)[1]
+        # Normed already, and in the dtype of products where that is another.
+        return stream.x if stream.read is None or dtype == stream.x.dtype else stream.read
 
     @torch.no_grad()
     def _draw(self, embeddings: bool) -> None:
@@ -276,10 +299,8 @@ ALIGNED = 8
 
 def _added(seen: Tensor, x: Tensor) -> Tensor:
     """(B, S) of True and False as (B, 1, 1, S) of 0 and -inf, in the precision of attention."""
-    kind = x.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
     rows, length = seen.shape
-    room = x.new_zeros((rows, 1, 1, -(-length // ALIGNED) * ALIGNED), dtype=dtype)
+    room = x.new_zeros((rows, 1, 1, -(-length // ALIGNED) * ALIGNED), dtype=compute_dtype(x))
     return room[..., :length].masked_fill_(~seen[:, None, None], -torch.inf)
 
 

@@ -1,5 +1,8 @@
 """The blocks of a Transformer: attention, the network between, and the residual around each.
 
+A residual is not summed where it is made. Between two sub-layers it is a ``Stream``, x and what is
+still to be added, and the norm that reads it sums on its way: one pass where there would be five.
+
 Shape legend:
 
     B, S, T  sentences, source tokens, target tokens
@@ -9,11 +12,16 @@ Shape legend:
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from drill.kernels.nll import compute_dtype
+from drill.kernels.relu_dropout import relu_dropout
+from drill.kernels.residual_norm import SublayerImplementation, choose_sublayer, residual_norm
 
 KeysValues = tuple[Tensor, Tensor]
 """Keys and values, each (B, H, S, d/H)."""
@@ -44,7 +52,10 @@ def _kernels(q: Tensor, mask: Tensor | None) -> AbstractContextManager[None]:
 
 
 class SelfAttention(nn.Module):
-    """softmax(Q K^T / sqrt(d/H)) V for each head, Q, K, V all linear in x; then one more map."""
+    """softmax(Q K^T / sqrt(d/H)) V for each head, Q, K, V all linear in x.
+
+    ``output`` maps the heads together; the residual around applies it.
+    """
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -60,15 +71,14 @@ class SelfAttention(nn.Module):
         """
         q, k, v = _by_heads(self.query_key_value(x), 3, self.heads)
         p = self.dropout if self.training else 0.0
-        seen = attended(q, k, v, mask, p)
-        return self.output(seen.transpose(1, 2).flatten(2))
+        return attended(q, k, v, mask, p).transpose(1, 2).flatten(2)
 
     def step(self, x: Tensor, append: Append) -> Tensor:
         """One position of x (B, K, d), every hypothesis for itself, after those appended before."""
         rows = self.query_key_value(x).view(-1, 3, self.heads, x.shape[-1] // self.heads)
         parts = rows.transpose(0, 1)  # (3, B*K, H, d/H)
         seen = F.scaled_dot_product_attention(parts[0].unsqueeze(2), *append(parts[1:]))
-        return self.output(seen.reshape(x.shape))  # of (B*K, H, 1, d/H)
+        return seen.reshape(x.shape)  # of (B*K, H, 1, d/H)
 
 
 class CrossAttention(nn.Module):
@@ -91,8 +101,7 @@ class CrossAttention(nn.Module):
         """x (B, T, d) -> (B, T, d). Positions do not see each other: they may be hypotheses too."""
         (q,) = _by_heads(self.query(x), 1, self.heads)
         p = self.dropout if self.training else 0.0
-        seen = attended(q, *keys_values, mask, p)
-        return self.output(seen.transpose(1, 2).flatten(2))
+        return attended(q, *keys_values, mask, p).transpose(1, 2).flatten(2)
 
 
 def attention_ways(attention: SelfAttention, autocast: torch.dtype | None) -> list[str]:
@@ -113,31 +122,90 @@ def attention_ways(attention: SelfAttention, autocast: torch.dtype | None) -> li
 
 
 class FeedForward(nn.Module):
-    """W_2 drop(relu(W_1 x + b_1)) + b_2, each position for itself."""
+    """drop(relu(W_1 x + b_1)), each position for itself; the residual around applies W_2, b_2."""
 
-    def __init__(self, width: int, inner: int, dropout: float) -> None:
+    def __init__(
+        self, width: int, inner: int, dropout: float, impl: SublayerImplementation
+    ) -> None:
         super().__init__()
         self.dropout = dropout
+        self.impl = impl
         self.inner = nn.Linear(width, inner)
         self.output = nn.Linear(inner, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.output(F.dropout(self.inner(x).relu(), self.dropout, self.training))
+        p = self.dropout if self.training else 0.0
+        if choose_sublayer(self.impl, x)[0] == "reference":
+            return F.dropout(self.inner(x).relu(), p)
+        product = F.linear(x, self.inner.weight)  # the pass over it adds the bias
+        return relu_dropout(product, self.inner.bias, p, impl=self.impl)
+
+
+class Stream(NamedTuple):
+    """The residual x + drop(y + y_bias) between two sub-layers, not summed yet.
+
+    x        (B, T, d)
+    y        (B, T, d), what the last sub-layer has made; None where there is nothing to add
+    y_bias   (d,), where it is not part of y
+    dropout  of y
+    read     x in the dtype of products, where it has been made
+    """
+
+    x: Tensor
+    y: Tensor | None = None
+    y_bias: Tensor | None = None
+    dropout: float = 0.0
+    read: Tensor | None = None
+
+    def normed(
+        self,
+        norm: nn.LayerNorm,
+        impl: SublayerImplementation,
+        *,
+        carry_norm: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """What goes on, the sum or its norm, and the norm in ``dtype``, that of products."""
+        return residual_norm(
+            self.x,
+            self.y,
+            norm.weight,
+            norm.bias,
+            y_bias=self.y_bias,
+            dropout=self.dropout,
+            epsilon=norm.eps,
+            carry_norm=carry_norm,
+            dtype=compute_dtype(self.x) if dtype is None else dtype,
+            impl=impl,
+        )
 
 
 class Residual(nn.Module):
-    """x + drop(f(norm(x))), or norm(x + drop(f(x))) where the norm comes after."""
+    """x + drop(output(f(norm(x)))), or norm(x + drop(output(f(x)))) where the norm comes after."""
 
-    def __init__(self, width: int, dropout: float, norm_first: bool) -> None:
+    def __init__(
+        self, width: int, dropout: float, norm_first: bool, impl: SublayerImplementation
+    ) -> None:
         super().__init__()
         self.norm_first = norm_first
         self.dropout = dropout
+        self.impl = impl
         self.norm = nn.LayerNorm(width)
 
-    def forward(self, x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+    def forward(self, stream: Stream, f: Callable[[Tensor], Tensor], output: nn.Linear) -> Stream:
         if self.norm_first:
-            return x + F.dropout(f(self.norm(x)), self.dropout, self.training)
-        return self.norm(x + F.dropout(f(x), self.dropout, self.training))
+            x, read = stream.normed(self.norm, self.impl)
+            return self._around(x, f(read), output)
+        inside = f(stream.x if stream.read is None else stream.read)
+        pending = self._around(stream.x, inside, output)
+        x, read = pending.normed(self.norm, self.impl, carry_norm=True)
+        return Stream(x, read=read)
+
+    def _around(self, x: Tensor, inside: Tensor, output: nn.Linear) -> Stream:
+        p = self.dropout if self.training else 0.0
+        if choose_sublayer(self.impl, x)[0] == "reference":
+            return Stream(x, output(inside), None, p)
+        return Stream(x, F.linear(inside, output.weight), output.bias, p)
 
 
 class EncoderBlock(nn.Module):
@@ -151,16 +219,18 @@ class EncoderBlock(nn.Module):
         dropout: float,
         attention_dropout: float,
         norm_first: bool,
+        impl: SublayerImplementation,
     ) -> None:
         super().__init__()
         self.attention = SelfAttention(width, heads, attention_dropout)
-        self.feedforward = FeedForward(width, inner, dropout)
-        self.around_attention = Residual(width, dropout, norm_first)
-        self.around_feedforward = Residual(width, dropout, norm_first)
+        self.feedforward = FeedForward(width, inner, dropout, impl)
+        self.around_attention = Residual(width, dropout, norm_first, impl)
+        self.around_feedforward = Residual(width, dropout, norm_first, impl)
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        x = self.around_attention(x, lambda y: self.attention(y, mask))
-        return self.around_feedforward(x, self.feedforward)
+    def forward(self, stream: Stream, mask: Tensor) -> Stream:
+        attention, network = self.attention, self.feedforward
+        stream = self.around_attention(stream, lambda x: attention(x, mask), attention.output)
+        return self.around_feedforward(stream, network, network.output)
 
 
 class DecoderBlock(nn.Module):
@@ -174,27 +244,36 @@ class DecoderBlock(nn.Module):
         dropout: float,
         attention_dropout: float,
         norm_first: bool,
+        impl: SublayerImplementation,
     ) -> None:
         super().__init__()
         self.attention = SelfAttention(width, heads, attention_dropout)
         self.source_attention = CrossAttention(width, heads, attention_dropout)
-        self.feedforward = FeedForward(width, inner, dropout)
-        self.around_attention = Residual(width, dropout, norm_first)
-        self.around_source_attention = Residual(width, dropout, norm_first)
-        self.around_feedforward = Residual(width, dropout, norm_first)
+        self.feedforward = FeedForward(width, inner, dropout, impl)
+        self.around_attention = Residual(width, dropout, norm_first, impl)
+        self.around_source_attention = Residual(width, dropout, norm_first, impl)
+        self.around_feedforward = Residual(width, dropout, norm_first, impl)
 
     def forward(
-        self, x: Tensor, source: KeysValues, mask: Tensor, append: Append | None = None
-    ) -> Tensor:
-        """x (B, T, d) -> (B, T, d); with ``append`` x is one step of K hypotheses, (B, K, d)."""
-        if append is None:
-            x = self.around_attention(x, lambda y: self.attention(y, None))
-        else:
-            x = self.around_attention(x, lambda y: self.attention.step(y, append))
-        x = self.around_source_attention(x, lambda y: self.source_attention(y, source, mask))
-        return self.around_feedforward(x, self.feedforward)
+        self, stream: Stream, source: KeysValues, mask: Tensor, append: Append | None = None
+    ) -> Stream:
+        """(B, T, d) -> (B, T, d); with ``append`` it is one step of K hypotheses, (B, K, d)."""
+        attention, across, network = self.attention, self.source_attention, self.feedforward
+
+        def to_itself(x: Tensor) -> Tensor:
+            return attention(x, None) if append is None else attention.step(x, append)
+
+        stream = self.around_attention(stream, to_itself, attention.output)
+        stream = self.around_source_attention(
+            stream, lambda x: across(x, source, mask), across.output
+        )
+        return self.around_feedforward(stream, network, network.output)
 
 
 def _by_heads(x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
-    """(B, T, parts*d) -> ``parts`` tensors (B, H, T, d/H)."""
-    return x.unflatten(-1, (parts, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+    """(B, T, parts*d) -> ``parts`` tensors (B, H, T, d/H).
+
+    Parted before they are turned: so their gradients are put together in one copy, not two.
+    """
+    split = x.unflatten(-1, (parts, heads, -1)).unbind(2)
+    return tuple(part.transpose(1, 2) for part in split)
