@@ -87,6 +87,23 @@ def test_gradients_stay_at_one_address_and_frozen_parameters_have_none(device):
 
 
 @both_devices
+def test_a_parameter_that_a_batch_does_not_reach_has_no_gradient_of_the_one_before(device):
+    model = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)]).to(device)
+
+    def loss(x: Tensor) -> Tensor:
+        x = model[0](x)
+        return (model[1](x) if len(x) == 2 else x).square().sum()
+
+    captured = CapturedGradients(model, loss)
+    for _ in range(4):
+        for rows, reached in ((2, True), (5, False)):
+            captured(torch.ones(rows, 3, device=device))
+            assert model[0].weight.grad.any()
+            assert bool(model[1].weight.grad.any()) == reached
+            model.zero_grad()
+
+
+@both_devices
 def test_a_gradient_put_there_by_others_is_kept(device):
     model = make(device)
     captured = CapturedGradients(model, loss_of(model))

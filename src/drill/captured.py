@@ -33,9 +33,10 @@ class CapturedGradients:
             optimizer.zero_grad()
 
     The first batch of a shape runs as it is, the second is captured, from then on it is replayed:
-    with few shapes (equal lengths, lengths padded to multiples) nearly all are replays. A shape
-    that comes only once takes the place of none; where more than ``MOST_SHAPES`` come again, the
-    log ``drill`` says so once.
+    with few shapes (equal lengths, lengths padded to multiples) nearly all are replays. Batches
+    that begin an update and those that add to one count as two shapes: the first kind writes its
+    gradients without reading any. A shape that comes only once takes the place of none; where more
+    than ``MOST_SHAPES`` come again, the log ``drill`` says so once.
 
     ``loss`` must wait for no value of the device, so pass ``check=False``; dropout draws anew at
     every replay. On a CPU there is no graph, only the same gradients. For one process: DDP's
@@ -62,11 +63,14 @@ class CapturedGradients:
         if self._graphs is None:
             instead = "set training.capture=false, or call loss(...).backward() itself"
             self._graphs = Graphs(inputs[0].device, instead=instead)
-        self._attach()
-        key = self._key(inputs)
+        gone = self._attach()
+        fresh = bool(gone) and len(gone) == sum(each.requires_grad for each in self._held)
+        key = fresh, self._key(inputs)
         replay = self._replays.get(key)
         if replay is None and self._comes_again(key):
-            replay = self._replays[key] = self._recorded(self._graphs, inputs)
+            replay = self._replays[key] = self._recorded(self._graphs, inputs, fresh)
+        if gone and (replay is None or not fresh):
+            torch._foreach_zero_(gone)
         if replay is None:
             value = self._graphs.warm_up(lambda: self._run(inputs))
             self._attach()  # those which have come up only now
@@ -110,8 +114,8 @@ class CapturedGradients:
         value.backward()
         return value.detach()
 
-    def _attach(self) -> None:
-        """Every gradient at its address; what an optimiser has let go of is zero again."""
+    def _attach(self) -> list[Tensor]:
+        """Every gradient at its address; gives those an optimiser has let go of, which are 0."""
         gone = []
         for parameter in self.parameters:
             if not parameter.requires_grad:
@@ -125,17 +129,44 @@ class CapturedGradients:
             elif parameter.grad is not None and held is not None and parameter.grad is not held:
                 held.copy_(parameter.grad)
                 parameter.grad = held
-        if gone:
-            torch._foreach_zero_(gone)
+        return gone
 
-    def _recorded(self, graphs: Graphs, inputs: tuple[Tensor, ...]) -> "_Replay":
+    def _recorded(self, graphs: Graphs, inputs: tuple[Tensor, ...], fresh: bool) -> "_Replay":
         own = tuple(each.clone() for each in inputs)
         loss = torch.zeros((), device=inputs[0].device)
 
         def work() -> None:
-            loss.copy_(self._run(own))
+            loss.copy_(self._run_apart(own, fresh))
 
         return _Replay(graphs.record(work), own, loss)
+
+    def _run_apart(self, inputs: tuple[Tensor, ...], fresh: bool) -> Tensor:
+        """``_run``, but gradients come to where they are held in one launch, not one for each.
+
+        ``fresh``: whatever is held there is 0, so they are written and not added.
+        """
+        held = {each: each.grad for each in self.parameters if each.requires_grad}
+        try:
+            for parameter in held:
+                parameter.grad = None
+            value = self._run(inputs)
+            to, made, left = [], [], []
+            for parameter, place in held.items():
+                if place is None:
+                    held[parameter] = parameter.grad
+                elif parameter.grad is None:
+                    left.append(place)
+                else:
+                    to.append(place)
+                    made.append(parameter.grad)
+            if made:
+                (torch._foreach_copy_ if fresh else torch._foreach_add_)(to, made)
+            if left and fresh:
+                torch._foreach_zero_(left)
+        finally:
+            for parameter, place in held.items():
+                parameter.grad = place
+        return value
 
 
 @dataclass(frozen=True)
