@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from drill.kernels.nll import compute_dtype
+from drill.kernels.product import product
 from drill.kernels.relu_dropout import relu_dropout
 from drill.kernels.residual_norm import SublayerImplementation, choose_sublayer, residual_norm
 
@@ -51,16 +52,26 @@ def _kernels(q: Tensor, mask: Tensor | None) -> AbstractContextManager[None]:
     )
 
 
+def mapped(linear: nn.Linear, x: Tensor, impl: SublayerImplementation) -> Tensor:
+    """linear(x), with the gradients of its weights in their own dtype where kernels are ours."""
+    if choose_sublayer(impl, x)[0] == "reference":
+        return linear(x)
+    return product(x, linear.weight, linear.bias)
+
+
 class SelfAttention(nn.Module):
     """softmax(Q K^T / sqrt(d/H)) V for each head, Q, K, V all linear in x.
 
     ``output`` maps the heads together; the residual around applies it.
     """
 
-    def __init__(self, width: int, heads: int, dropout: float) -> None:
+    def __init__(
+        self, width: int, heads: int, dropout: float, impl: SublayerImplementation
+    ) -> None:
         super().__init__()
         self.heads = heads
         self.dropout = dropout
+        self.impl = impl
         self.query_key_value = nn.Linear(width, 3 * width)
         self.output = nn.Linear(width, width)
 
@@ -69,7 +80,7 @@ class SelfAttention(nn.Module):
 
         mask  (B, 1, 1, T), 0 where a token may be seen and -inf elsewhere
         """
-        q, k, v = _by_heads(self.query_key_value(x), 3, self.heads)
+        q, k, v = _by_heads(mapped(self.query_key_value, x, self.impl), 3, self.heads)
         p = self.dropout if self.training else 0.0
         return attended(q, k, v, mask, p).transpose(1, 2).flatten(2)
 
@@ -84,22 +95,25 @@ class SelfAttention(nn.Module):
 class CrossAttention(nn.Module):
     """The same with Q linear in x, K and V linear in what an encoder has made of the source."""
 
-    def __init__(self, width: int, heads: int, dropout: float) -> None:
+    def __init__(
+        self, width: int, heads: int, dropout: float, impl: SublayerImplementation
+    ) -> None:
         super().__init__()
         self.heads = heads
         self.dropout = dropout
+        self.impl = impl
         self.query = nn.Linear(width, width)
         self.key_value = nn.Linear(width, 2 * width)
         self.output = nn.Linear(width, width)
 
     def keys_values(self, states: Tensor) -> KeysValues:
         """Of encoder states (B, S, d); once a sentence, however many steps it is decoded in."""
-        k, v = _by_heads(self.key_value(states), 2, self.heads)
+        k, v = _by_heads(mapped(self.key_value, states, self.impl), 2, self.heads)
         return k, v
 
     def forward(self, x: Tensor, keys_values: KeysValues, mask: Tensor) -> Tensor:
         """x (B, T, d) -> (B, T, d). Positions do not see each other: they may be hypotheses too."""
-        (q,) = _by_heads(self.query(x), 1, self.heads)
+        (q,) = _by_heads(mapped(self.query, x, self.impl), 1, self.heads)
         p = self.dropout if self.training else 0.0
         return attended(q, *keys_values, mask, p).transpose(1, 2).flatten(2)
 
@@ -137,8 +151,8 @@ class FeedForward(nn.Module):
         p = self.dropout if self.training else 0.0
         if choose_sublayer(self.impl, x)[0] == "reference":
             return F.dropout(self.inner(x).relu(), p)
-        product = F.linear(x, self.inner.weight)  # the pass over it adds the bias
-        return relu_dropout(product, self.inner.bias, p, impl=self.impl)
+        inside = product(x, self.inner.weight)  # the pass over it adds the bias
+        return relu_dropout(inside, self.inner.bias, p, impl=self.impl)
 
 
 class Stream(NamedTuple):
@@ -205,7 +219,7 @@ class Residual(nn.Module):
         p = self.dropout if self.training else 0.0
         if choose_sublayer(self.impl, x)[0] == "reference":
             return Stream(x, output(inside), None, p)
-        return Stream(x, F.linear(inside, output.weight), output.bias, p)
+        return Stream(x, product(inside, output.weight), output.bias, p)
 
 
 class EncoderBlock(nn.Module):
@@ -222,7 +236,7 @@ class EncoderBlock(nn.Module):
         impl: SublayerImplementation,
     ) -> None:
         super().__init__()
-        self.attention = SelfAttention(width, heads, attention_dropout)
+        self.attention = SelfAttention(width, heads, attention_dropout, impl)
         self.feedforward = FeedForward(width, inner, dropout, impl)
         self.around_attention = Residual(width, dropout, norm_first, impl)
         self.around_feedforward = Residual(width, dropout, norm_first, impl)
@@ -247,8 +261,8 @@ class DecoderBlock(nn.Module):
         impl: SublayerImplementation,
     ) -> None:
         super().__init__()
-        self.attention = SelfAttention(width, heads, attention_dropout)
-        self.source_attention = CrossAttention(width, heads, attention_dropout)
+        self.attention = SelfAttention(width, heads, attention_dropout, impl)
+        self.source_attention = CrossAttention(width, heads, attention_dropout, impl)
         self.feedforward = FeedForward(width, inner, dropout, impl)
         self.around_attention = Residual(width, dropout, norm_first, impl)
         self.around_source_attention = Residual(width, dropout, norm_first, impl)
