@@ -67,10 +67,10 @@ class CapturedGradients:
         fresh = bool(gone) and len(gone) == sum(each.requires_grad for each in self._held)
         key = fresh, self._key(inputs)
         replay = self._replays.get(key)
-        if replay is None and self._comes_again(key):
-            replay = self._replays[key] = self._recorded(self._graphs, inputs, fresh)
         if gone and (replay is None or not fresh):
             torch._foreach_zero_(gone)
+        if replay is None and self._comes_again(key):
+            replay = self._replays[key] = self._recorded(self._graphs, inputs, fresh)
         if replay is None:
             value = self._graphs.warm_up(lambda: self._run(inputs))
             self._attach()  # those which have come up only now
@@ -115,7 +115,7 @@ class CapturedGradients:
         return value.detach()
 
     def _attach(self) -> list[Tensor]:
-        """Every gradient at its address; gives those an optimiser has let go of, which are 0."""
+        """Every gradient at its address; gives those an optimiser has let go of, to be 0 now."""
         gone = []
         for parameter in self.parameters:
             if not parameter.requires_grad:
@@ -143,7 +143,7 @@ class CapturedGradients:
     def _run_apart(self, inputs: tuple[Tensor, ...], fresh: bool) -> Tensor:
         """``_run``, but gradients come to where they are held in one launch, not one for each.
 
-        ``fresh``: whatever is held there is 0, so they are written and not added.
+        ``fresh``: what is held there counts for nothing, so they are written and not added.
         """
         held = {each: each.grad for each in self.parameters if each.requires_grad}
         try:
