@@ -94,6 +94,16 @@ def test_adamw_decays_matrices_only():
 
 
 @pytest.mark.parametrize("name", RULES)
+def test_autograd_counts_every_step(name):
+    net = model()
+    rule = RULES[name](0.1)
+    rule.begin(net.named_parameters())
+    before = [p._version for p in net.parameters()]
+    train(rule, net, 1)
+    assert all(p._version > old for p, old in zip(net.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("cut", [0, 2, 6])
 def test_a_saved_rule_goes_on_bit_for_bit(name, cut):
     losses = (5.0, 4.0, 3.0, 4.5)

@@ -67,6 +67,12 @@ def by_optimiser(module: nn.Module, name: str) -> None:
     torch.optim.SGD([parameter], lr=0.1).step()
 
 
+def by_fused_optimiser(module: nn.Module, name: str) -> None:
+    parameter = module.get_parameter(name)
+    parameter.grad = torch.ones_like(parameter)
+    torch.optim.AdamW([parameter], lr=0.1, fused=True).step()
+
+
 def by_data(module: nn.Module, name: str) -> None:
     module.get_parameter(name).data.add_(1)
 
@@ -102,6 +108,7 @@ def by_the_sign_of_zero(module: nn.Module, name: str) -> None:
 
 WRITERS = [
     by_optimiser,
+    by_fused_optimiser,
     by_data,
     by_new_data,
     by_new_parameter,
@@ -357,18 +364,45 @@ def test_backward_after_the_block_is_refused_and_not_lost():
         loss.backward()
 
 
-@pytest.mark.parametrize("make_layer", [TiedSoftmax, DeepResidual])
-def test_a_step_inside_shared_labels_is_refused_and_not_lost(make_layer):
-    layer = make_layer(nn.Embedding(V, D))
-    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}], ids=str)
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+@one_of_each_layer
+def test_a_step_inside_shared_labels_is_refused_and_writes_nothing(name, kind, options):
+    layer = make(name).train()
+    hidden, targets = batch(layer, 3)
+    optimizer = kind(layer.parameters(), lr=0.1, **options)
+    before = [p.detach().clone() for p in layer.parameters()]
 
     def train() -> None:
         with layer.shared_labels():
-            layer.nll(torch.randn(3, D), torch.arange(3)).backward()
+            layer.nll(hidden, targets).backward()
             optimizer.step()
 
-    with pytest.raises(StaleLabels, match="after the block"):
+    with pytest.raises(StaleLabels, match=rf"{kind.__name__} would step .* after the block"):
         train()
+    assert all(map(torch.equal, layer.parameters(), before))
+    optimizer.step()  # outside it is free again
+
+
+def test_parameters_of_others_may_step_inside_shared_labels():
+    layer, encoder = TiedSoftmax(nn.Embedding(V, D)), nn.Linear(D, D)
+    optimizer = torch.optim.AdamW(encoder.parameters(), lr=0.1, fused=True)
+    before = encoder.weight.detach().clone()
+    with layer.shared_labels():
+        layer.nll(encoder(torch.randn(3, D)), torch.arange(3)).backward()
+        optimizer.step()
+    assert not torch.equal(encoder.weight, before)
+    assert layer.label_weight.grad is not None
+
+
+def test_a_step_taken_by_the_backward_of_the_labels_is_not_inside():
+    layer = TiedSoftmax(nn.Embedding(V, D), bias=False)
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1, fused=True)
+    before = layer.label_weight.detach().clone()
+    layer.label_weight.register_post_accumulate_grad_hook(lambda _: optimizer.step())
+    with layer.shared_labels():
+        layer.nll(torch.randn(3, D), torch.arange(3)).backward()
+    assert not torch.equal(layer.label_weight, before)
 
 
 def test_training_on_labels_encoded_without_gradients_is_refused():

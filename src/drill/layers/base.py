@@ -275,8 +275,9 @@ class MatrixLayer(OutputLayer):
             optimizer.step()  # after the block: only then the labels have their gradient
 
         The gradients of the micro-batches are summed in float32. One dropout mask serves them all.
-        An exception inside drops what was summed. A parameter, setting or mode that changes inside
-        raises; only writes that autograd does not see either (``.data``, NumPy) go unnoticed.
+        An exception inside drops what was summed. An optimiser that steps inside raises, and so
+        does a parameter, setting or mode that changes; only writes that are no step and that
+        autograd does not see either (``.data``, NumPy) go unnoticed.
         """
         shared = SharedLabels(self, self.labels())
         try:

@@ -7,6 +7,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from drill.kernels.nll_checks import autocast_on
 
@@ -18,7 +19,7 @@ T = TypeVar("T")
 
 
 class StaleLabels(RuntimeError):
-    """A parameter changed while its labels were cached."""
+    """A parameter changed, or was about to, while its labels were held."""
 
 
 class HeldLabels(abc.ABC, Generic[T]):
@@ -96,7 +97,8 @@ class SharedLabels(HeldLabels[Tensor]):
 
     A copy of every parameter would double their memory, and to compare it would make each step
     wait for the device. So a write is noticed where autograd notices one: not if it goes past
-    torch's own count, as ``parameter.data.mul_(2)`` and NumPy views do.
+    torch's own count, as ``parameter.data.mul_(2)`` and NumPy views do. Optimisers with
+    ``fused=True`` go past it too, so the step of any optimiser is stopped before it writes.
     """
 
     def __init__(self, layer: nn.Module, labels: Tensor) -> None:
@@ -112,6 +114,7 @@ class SharedLabels(HeldLabels[Tensor]):
         if labels.requires_grad:
             self.leaf = self.leaf.requires_grad_()
             self.leaf.register_post_accumulate_grad_hook(self.collected)
+        self.watch = register_optimizer_step_pre_hook(self._refuse_step)
 
     def read(self) -> Tensor:
         if self.blind and torch.is_grad_enabled():
@@ -144,13 +147,25 @@ class SharedLabels(HeldLabels[Tensor]):
                 "labels had their gradient; change it after the block"
             )
 
+    def _refuse_step(self, optimizer: Optimizer, *_: object) -> None:
+        stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        for name, seen in self.seen.items():
+            if seen.parameter.requires_grad and id(seen.parameter) in stepped:
+                raise StaleLabels(
+                    f"{type(self.layer).__name__}: {type(optimizer).__name__} would step {name} "
+                    "inside shared_labels(), before the labels had their gradient; step the "
+                    "optimiser after the block"
+                )
+
     def backward(self) -> None:
         self.check()
+        self.watch.remove()  # from here on parameters may be stepped as their gradients come
         total = self.collected.total
         if total is not None:
             self.graph.backward(total.to(self.graph.dtype))
 
     def close(self) -> None:
+        self.watch.remove()
         self.collected.open = False
         self.collected.total = None
 

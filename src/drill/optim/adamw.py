@@ -5,6 +5,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 from torch.optim.optimizer import Optimizer
 
 from drill.optim.base import Rule
@@ -76,6 +77,10 @@ class AdamW(Rule):
     def announce(self, sampled_length: int, bptt: int, progress: float) -> None:
         self.steps += 1
         super().announce(sampled_length, bptt, progress)
+
+    def apply(self) -> None:
+        super().apply()
+        increment_version(list(self.parameters.values()))  # fused steps write past torch's count
 
     def why_not_recorded(self) -> str | None:
         return None
