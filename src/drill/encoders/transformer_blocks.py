@@ -113,7 +113,7 @@ class CrossAttention(nn.Module):
 
     def forward(self, x: Tensor, keys_values: KeysValues, mask: Tensor) -> Tensor:
         """x (B, T, d) -> (B, T, d). Positions do not see each other: they may be hypotheses too."""
-        (q,) = _by_heads(mapped(self.query, x, self.impl), 1, self.heads)
+        q = mapped(self.query, x, self.impl).unflatten(-1, (self.heads, -1)).transpose(1, 2)
         p = self.dropout if self.training else 0.0
         return attended(q, *keys_values, mask, p).transpose(1, 2).flatten(2)
 
