@@ -23,3 +23,11 @@ def nan_in_fresh_memory():
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(before)
+
+
+@pytest.fixture
+def default_dtype():
+    """Sets torch's default dtype, until the test ends."""
+    before = torch.get_default_dtype()
+    yield torch.set_default_dtype
+    torch.set_default_dtype(before)

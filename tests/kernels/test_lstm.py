@@ -205,6 +205,17 @@ def test_persistent_is_no_worse_than_cudnn_in_bfloat16():
 
 
 @pytest.mark.gpu
+def test_persistent_does_not_ask_for_the_default_dtype_of_torch(default_dtype):
+    needs_hopper()
+    given = problem(12, 4, 16, 64, device="cuda", dtype=torch.float32)
+    wanted = solve("persistent", *given)
+    default_dtype(torch.float64)
+    found = solve("persistent", *given)
+    pairs = zip([*found[0], *found[1]], [*wanted[0], *wanted[1]], strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.gpu
 def test_persistent_hands_nan_on():
     needs_hopper()
     x, h, c, weights, _ = problem(12, 4, 16, 64, device="cuda", dtype=torch.float32)

@@ -61,6 +61,14 @@ def test_results_and_gradients_are_those_of_the_equation(sizes):
 
 
 @interpreted
+def test_the_default_dtype_of_torch_is_not_asked(default_dtype):
+    given = problem(*SIZES[2], dtype=torch.float32)
+    wanted = solve("graph", *given)
+    default_dtype(torch.bfloat16)
+    assert_same_bits(solve("graph", *given), wanted)
+
+
+@interpreted
 @pytest.mark.parametrize("sizes", SIZES[2:])
 def test_bfloat16_costs_what_rounding_costs(sizes):
     truth = solve("reference", *problem(*sizes))

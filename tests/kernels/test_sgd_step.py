@@ -9,7 +9,7 @@ from torch import nn
 from drill.kernels import nvrtc
 from drill.kernels import sgd_step as module
 from drill.kernels.sgd_step import sgd_step, supported
-from drill.optim import Asgd, NtAsgd, Sgd
+from drill.optim import AdamW, Asgd, NtAsgd, Sgd
 
 SIZES = [(3,), (1,), (70, 33), (4096,), (129, 65), (5, 1000)]
 
@@ -134,6 +134,23 @@ def test_it_is_the_optimiser_step(kind, clip, scale):
     assert ours.numbers() == theirs.numbers()
     for name, tensor in theirs.tensors().items():
         torch.testing.assert_close(ours.tensors()[name], tensor, rtol=2e-6, atol=2e-7)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", [Sgd, Asgd, AdamW])
+def test_the_default_dtype_of_torch_is_not_asked(kind, default_dtype):
+    def step():
+        params = [nn.Parameter(torch.ones(70, 33, dtype=torch.float32, device="cuda"))]
+        rule = kind(lr=0.5)
+        rule.begin([("p", params[0])])
+        for _ in range(3):
+            params[0].grad = params[0].detach().clone()
+            rule.step(70, 70, 0.1)
+        return params[0]
+
+    wanted = step()
+    default_dtype(torch.float64)
+    assert torch.equal(step(), wanted)
 
 
 @pytest.mark.gpu

@@ -53,6 +53,17 @@ def test_a_layer_is_made_where_its_embedding_is(name, dtype):
     trains_and_answers_in(dtype, CASES[name].build(nn.Embedding(V, D, dtype=dtype)))
 
 
+@pytest.mark.parametrize("name", OVER_AN_EMBEDDING)
+def test_a_layer_is_made_and_trained_on_the_cpu_whatever_the_default_device(name):
+    with torch.device("meta"):  # which shows every tensor made without a place
+        layer = CASES[name].build(nn.Embedding(V, D, device="cpu")).train()
+        assert {tensor.device.type for tensor in layer.parameters()} == {"cpu"}
+        hidden = torch.randn(6, layer.hidden_size, device="cpu")
+        for impl in ("reference", "chunked"):
+            layer.nll(hidden, torch.arange(6, device="cpu"), impl=impl).backward()
+        assert {p.grad.device.type for p in layer.parameters()} == {"cpu"}
+
+
 @every_case
 def test_a_layer_can_be_made_and_trained_under_a_half_precision_default(name, half_by_default):
     torch.manual_seed(0)

@@ -256,10 +256,10 @@ class PersistentLstm(torch.autograd.Function):
         dout = torch.zeros_like(h[1:]) if dh is None else dh.contiguous()  # (T, B, padded)
         dgates = torch.empty(steps, batch, 4 * padded, dtype=torch.bfloat16, device=h.device)
         dgates.view(torch.int16).fill_(EMPTY)
-        dc = torch.zeros(batch, padded, device=h.device)
+        dc = torch.zeros(batch, padded, dtype=torch.float32, device=h.device)
         if dc_last is not None:
             dc[:, :hidden] = dc_last
-        dbias = torch.empty(batch, 4 * padded, device=h.device)
+        dbias = torch.empty(batch, 4 * padded, dtype=torch.float32, device=h.device)
         flag = stalled_flag(h.device.index)
         for start, count in _tiles(batch):
             kernel = _backward_kernel(shape, -(-count // 8), h.device)

@@ -57,7 +57,7 @@ class StepwiseLstm(torch.autograd.Function):
             w = widened(w_hh, padded, padded)
         gates = multiply(inputs, w_in.t())  # (T B, 4 padded), in the end their activations
         h = torch.empty(steps + 1, batch, padded, dtype=OPERANDS, device=x.device)
-        c = torch.empty(steps + 1, batch, padded, device=x.device)
+        c = torch.empty(steps + 1, batch, padded, dtype=torch.float32, device=x.device)
         h[0, :, hidden:] = 0.0  # W_hh has zeros there, but zero times NaN is NaN
         h[0, :, :hidden] = h0
         c[0, :, :hidden] = c0

@@ -17,7 +17,8 @@ def draw_mask(shape: tuple[int, ...], p: float, like: Tensor) -> Tensor:
     """0 with probability p, else 1/(1-p), on the device of ``like``; float32, or wider as it is."""
     dtype = torch.promote_types(like.dtype, torch.float32)
     if like.device.type == "cpu":  # bernoulli_ says the same and is ten times slower there
-        return (torch.rand(shape) >= p).to(dtype).div_(1.0 - p)
+        drawn = torch.rand(shape, dtype=torch.float32, device=like.device)
+        return (drawn >= p).to(dtype).div_(1.0 - p)
     mask = torch.empty(shape, dtype=dtype, device=like.device)
     return mask.bernoulli_(1.0 - p).div_(1.0 - p)
 

@@ -79,7 +79,7 @@ def sgd_step(
     most = BLOCKS_PER_PROCESSOR * processors
     blocks = [max(1, min(table.first[table.count], most)) for table in tables]
     parts = sum(blocks)
-    partial = torch.empty(parts, device=device)
+    partial = torch.empty(parts, dtype=torch.float32, device=device)
     defines = {"MOST": MOST}
     with torch.cuda.device_of(weights[0]):
         if clip is not None:

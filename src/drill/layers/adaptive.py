@@ -275,7 +275,8 @@ def _maps(k: int, k_i: int, reduction_factor: float, like: Tensor) -> tuple[nn.M
     """
     if reduction_factor == 1.0:
         return nn.Identity(), nn.Identity()
-    Q = nn.init.orthogonal_(torch.empty(k_i, k, dtype=torch.float32), gain=(k / k_i) ** 0.25)
+    Q = torch.empty(k_i, k, dtype=torch.float32, device="cpu")
+    nn.init.orthogonal_(Q, gain=(k / k_i) ** 0.25)
 
     def linear() -> nn.Linear:
         made = nn.Linear(k, k_i, bias=False, device="meta")

@@ -65,9 +65,10 @@ class AdamW(Rule):
         ]
         place = next(iter(self.parameters.values())).device
         on_gpu = place.type == "cuda"
+        lr = torch.tensor(self.lr, dtype=torch.float32, device=place) if on_gpu else self.lr
         return torch.optim.AdamW(
             [group for group in groups if group["params"]],
-            lr=torch.tensor(self.lr, device=place) if on_gpu else self.lr,
+            lr=lr,
             betas=self.betas,
             eps=self.epsilon,
             fused=place.type in ("cpu", "cuda") or None,  # one pass where there would be ten

@@ -29,7 +29,7 @@ class SgdRule(Rule):
         trained = list(self.parameters.values())
         self._obstacle = sgd_step.supported(trained)
         self._fused = self._obstacle is None
-        self._numbers = torch.zeros(2, device=trained[0].device)
+        self._numbers = torch.zeros(2, dtype=torch.float32, device=trained[0].device)
         if trained[0].is_cuda and not self._fused:
             logger.info("SGD: torch's optimiser instead of one pass: %s", self._obstacle)
 
