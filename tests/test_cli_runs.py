@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 from drill import cli
 from drill.build import load_run
+from drill.evaluation.cache import cache_perplexity
 from drill.evaluation.dynamic import dynamic_perplexity
 from drill.evaluation.gradients import Statistics, gradient_statistics
 from drill.machine import device_name
@@ -279,7 +280,7 @@ def test_a_stopped_search_says_that_it_goes_on(drill, monkeypatch):
     def stopped(*_, **__):
         raise KeyboardInterrupt
 
-    module = importlib.import_module("drill.cli.evaluate")
+    module = importlib.import_module("drill.cli.evaluate_adaptive")
     monkeypatch.setattr(module, "dynamic_search", stopped)
     code, out, err = drill("evaluate", "runs/tiny", "--dynamic", "--search", "--device", "cpu")
     assert (code, out) == (130, "")
@@ -342,7 +343,7 @@ def test_a_full_disk_does_not_take_an_evaluation_away(drill, place, monkeypatch)
 
 @pytest.mark.parametrize("kind", ["dynamic", "cache"])
 def test_a_search_reads_the_validation_text(drill, monkeypatch, kind):
-    module = importlib.import_module("drill.cli.evaluate")
+    module = importlib.import_module("drill.cli.evaluate_adaptive")
     search, read = getattr(module, f"{kind}_search"), []
 
     def spy(model, ids, *arguments, **options):
@@ -380,7 +381,8 @@ def test_the_page_shows_every_option_beside_its_name_in_python(kind):
     names = [[cell.strip(" `") for cell in row.split("|")[1:3]] for row in rows]
     options = module.OF_DYNAMIC if kind == "dynamic" else module.OF_CACHE
     assert [option for _, option in names] == [f"--{name}" for name in options]
-    function = inspect.signature(getattr(module, f"{kind}_perplexity")).parameters
+    functions = {"dynamic": dynamic_perplexity, "cache": cache_perplexity}
+    function = inspect.signature(functions[kind]).parameters
     assert {name.removesuffix("` of `dynamic_search") for name, _ in names} <= set(function)
 
 

@@ -3,10 +3,9 @@
 import json
 import time
 from collections.abc import Iterator, Sequence
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -14,7 +13,16 @@ import typer
 
 from drill.build import Run, task_of
 from drill.cli.display import Counter, console, note
+from drill.cli.evaluate_adaptive import (
+    CACHE_NAMES,
+    DYNAMIC_NAMES,
+    Cached,
+    Dynamic,
+    cached_rows,
+    dynamic_rows,
+)
 from drill.cli.evaluate_translation import evaluate_translation
+from drill.cli.evaluation_rows import Split, evaluation_line, evaluation_row
 from drill.cli.trained import (
     DeviceOption,
     Precision,
@@ -28,26 +36,10 @@ from drill.cli.trained import (
 from drill.config import TRANSLATION
 from drill.data.files import write_whole
 from drill.evaluation import Perplexity, perplexity, token_losses
-from drill.evaluation.cache import cache_perplexity, cache_search, check_cache_settings
-from drill.evaluation.dynamic import (
-    check_dynamic_settings,
-    dynamic_perplexity,
-    dynamic_search,
-)
-from drill.evaluation.gradients import gradient_statistics
+from drill.evaluation.cache import check_cache_settings
+from drill.evaluation.dynamic import check_dynamic_settings
 from drill.precision import products
 from drill.recipes import SettingsError
-
-
-class Split(StrEnum):
-    train = "train"
-    valid = "valid"
-    test = "test"
-
-
-DYNAMIC_NAMES = {"lr": "--lr:", "lamb": "--pull:", "epsilon": "--epsilon:"}
-CACHE_NAMES = {"window": "--window:", "theta": "--theta:", "lamb": "--share:"}
-"""What the functions' settings are called here."""
 
 OF_DYNAMIC = ("lr", "pull", "epsilon", "every", "limit")
 OF_CACHE = ("window", "theta", "share", "published", "chunk")
@@ -147,10 +139,11 @@ def evaluate(
     where = torch.device(next(held.model.parameters()).device)
     with products(chosen, where) as autocast, told():
         if dynamic:
-            rows = _dynamic(held, splits, search, lr, pull, epsilon, every, limit, quiet)
+            stepped = Dynamic(lr, pull, epsilon, every, limit)
+            rows = dynamic_rows(held, splits, search, stepped, quiet)
         elif cache:
             cached = Cached(window, theta, share, published, chunk)
-            rows = _cached(held, splits, search, cached, autocast, quiet)
+            rows = cached_rows(held, splits, search, cached, autocast, quiet)
         else:
             rows = _plain(held, splits, batch_size, autocast, losses, quiet)
         for row in rows:
@@ -158,7 +151,7 @@ def evaluate(
             if as_json:
                 typer.echo(json.dumps(row))
             else:
-                console().print(_line(row), soft_wrap=True)
+                console().print(evaluation_line(row), soft_wrap=True)
             held.folder.keep_evaluation(row)  # printed first: a full disk takes nothing away
         if (dynamic or cache) and not as_json:
             _tell_of_columns(held, splits)
@@ -222,142 +215,7 @@ def _plain(
             values = found.numpy()
             write_whole(losses, lambda stream, values=values: np.save(stream, values))  # type: ignore[misc]
             found = Perplexity(float(values.sum(dtype=np.float64)), len(values), batch)
-        yield _row("plain", split, found, start, {})
-
-
-def _dynamic(
-    run: Run,
-    splits: list[Split],
-    search: bool,
-    lr: float,
-    pull: float,
-    epsilon: float,
-    every: int,
-    limit: int,
-    quiet: bool,
-) -> Iterator[dict[str, Any]]:
-    folder = run.folder.path
-    start = time.monotonic()
-    with Counter("gradient statistics", quiet) as progress:
-        statistics = gradient_statistics(
-            run.model,
-            run.ids.train,
-            bptt=every,
-            progress=progress,
-            file=folder / "dynamic.safetensors",
-        )
-    settings = {"lr": lr, "lamb": pull}
-    if search:
-        try:
-            with Counter("search on validation", quiet) as progress:
-                best = dynamic_search(
-                    run.model,
-                    run.ids.valid,
-                    statistics,
-                    epsilon=epsilon,
-                    bptt=every,
-                    limit=limit,
-                    file=folder / "dynamic-search.json",
-                    progress=progress,
-                ).best
-        except KeyboardInterrupt:
-            note("stopped; every setting that was tried is kept, the same command goes on")
-            raise
-        settings = dict(best.settings)
-        note(f"tuned on validation: lr {settings['lr']:g}, pull {settings['lamb']:g}")
-    for split in splits:
-        with Counter(f"dynamic, {split}", quiet) as progress:
-            found = dynamic_perplexity(
-                run.model,
-                getattr(run.ids, split),
-                statistics,
-                lr=settings["lr"],
-                lamb=settings["lamb"],
-                epsilon=epsilon,
-                bptt=every,
-                progress=progress,
-            )
-        chosen = {"lr": settings["lr"], "pull": settings["lamb"]}
-        chosen |= {"epsilon": epsilon, "every": every}
-        yield _row("dynamic", split, found, start, chosen)
-        start = time.monotonic()
-
-
-class Cached(NamedTuple):
-    """The options of --cache."""
-
-    window: int
-    theta: float
-    share: float
-    published: bool
-    chunk: int
-
-
-def _cached(
-    run: Run,
-    splits: list[Split],
-    search: bool,
-    options: Cached,
-    autocast: torch.dtype | None,
-    quiet: bool,
-) -> Iterator[dict[str, Any]]:
-    window, theta, share, published, chunk = options
-    common: dict[str, Any] = {"window": window, "bptt": chunk, "autocast": autocast}
-    if search:
-        with Counter("search on validation", quiet) as progress:
-            best = cache_search(run.model, run.ids.valid, **common, progress=progress).best
-        theta, share = best.settings["theta"], best.settings["lamb"]
-        note(f"tuned on validation: theta {theta:g}, share {share:g}")
-    for split in splits:
-        start = time.monotonic()
-        with Counter(f"cache, {split}", quiet) as progress:
-            found = cache_perplexity(
-                run.model,
-                getattr(run.ids, split),
-                theta=theta,
-                lamb=share,
-                published=published,
-                **common,
-                progress=progress,
-            )
-        chosen = {"window": window, "theta": theta, "share": share, "as_published": published}
-        chosen |= {"chunk": chunk} if published else {}
-        yield _row("cache", split, found, start, chosen)
-
-
-def _row(
-    kind: str, split: Split, found: Perplexity, start: float, settings: dict[str, Any]
-) -> dict[str, Any]:
-    return {
-        "kind": kind,
-        "split": split.value,
-        "tokens": found.tokens,
-        "loss": found.loss,
-        "perplexity": found.perplexity,
-        "published": found.published_perplexity,
-        "seconds": round(time.monotonic() - start, 3),
-        "batch_size": found.columns,
-        **settings,
-    }
-
-
-def _line(row: dict[str, Any]) -> str:
-    beyond = [key for key in row if key not in SHOWN]
-    settings = ", ".join(f"{key} {row[key]}" for key in beyond)
-    columns = "1 column" if row["batch_size"] == 1 else f"{row['batch_size']} columns"
-    return (
-        f"{row['kind']} {row['split']:5}  perplexity {row['perplexity']:.3f}  "
-        f"(divided by N: {row['published']:.3f})  loss {row['loss']:.4f}  "
-        f"{row['tokens']:,} tokens in {columns}  {row['seconds']:.1f} s"
-        + (f"  [{settings}]" if settings else "")
-    )
-
-
-SHOWN = {"run", "weights", "precision", "kind", "split", "tokens", "loss", "perplexity"} | {
-    "published",
-    "seconds",
-    "batch_size",
-}
+        yield evaluation_row("plain", split, found, start, {})
 
 
 def _tell_of_columns(run: Run, splits: list[Split]) -> None:

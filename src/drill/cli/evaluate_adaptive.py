@@ -1,0 +1,125 @@
+"""`drill evaluate --dynamic` and `--cache`, tuned on validation first where that is asked for."""
+
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from drill.build import Run
+from drill.cli.display import Counter, note
+from drill.cli.evaluation_rows import Split, evaluation_row
+from drill.evaluation.cache import cache_perplexity, cache_search
+from drill.evaluation.dynamic import dynamic_perplexity, dynamic_search
+from drill.evaluation.gradients import gradient_statistics
+
+DYNAMIC_NAMES = {"lr": "--lr:", "lamb": "--pull:", "epsilon": "--epsilon:"}
+CACHE_NAMES = {"window": "--window:", "theta": "--theta:", "lamb": "--share:"}
+"""What the functions' settings are called here."""
+
+
+class Dynamic(NamedTuple):
+    """The options of --dynamic; ``limit`` is that of its search."""
+
+    lr: float
+    pull: float
+    epsilon: float
+    every: int
+    limit: int
+
+
+def dynamic_rows(
+    run: Run,
+    splits: list[Split],
+    search: bool,
+    options: Dynamic,
+    quiet: bool,
+) -> Iterator[dict[str, Any]]:
+    lr, pull, epsilon, every, limit = options
+    folder = run.folder.path
+    start = time.monotonic()
+    with Counter("gradient statistics", quiet) as progress:
+        statistics = gradient_statistics(
+            run.model,
+            run.ids.train,
+            bptt=every,
+            progress=progress,
+            file=folder / "dynamic.safetensors",
+        )
+    settings = {"lr": lr, "lamb": pull}
+    if search:
+        try:
+            with Counter("search on validation", quiet) as progress:
+                best = dynamic_search(
+                    run.model,
+                    run.ids.valid,
+                    statistics,
+                    epsilon=epsilon,
+                    bptt=every,
+                    limit=limit,
+                    file=folder / "dynamic-search.json",
+                    progress=progress,
+                ).best
+        except KeyboardInterrupt:
+            note("stopped; every setting that was tried is kept, the same command goes on")
+            raise
+        settings = dict(best.settings)
+        note(f"tuned on validation: lr {settings['lr']:g}, pull {settings['lamb']:g}")
+    for split in splits:
+        with Counter(f"dynamic, {split}", quiet) as progress:
+            found = dynamic_perplexity(
+                run.model,
+                getattr(run.ids, split),
+                statistics,
+                lr=settings["lr"],
+                lamb=settings["lamb"],
+                epsilon=epsilon,
+                bptt=every,
+                progress=progress,
+            )
+        chosen = {"lr": settings["lr"], "pull": settings["lamb"]}
+        chosen |= {"epsilon": epsilon, "every": every}
+        yield evaluation_row("dynamic", split, found, start, chosen)
+        start = time.monotonic()
+
+
+class Cached(NamedTuple):
+    """The options of --cache."""
+
+    window: int
+    theta: float
+    share: float
+    published: bool
+    chunk: int
+
+
+def cached_rows(
+    run: Run,
+    splits: list[Split],
+    search: bool,
+    options: Cached,
+    autocast: torch.dtype | None,
+    quiet: bool,
+) -> Iterator[dict[str, Any]]:
+    window, theta, share, published, chunk = options
+    common: dict[str, Any] = {"window": window, "bptt": chunk, "autocast": autocast}
+    if search:
+        with Counter("search on validation", quiet) as progress:
+            best = cache_search(run.model, run.ids.valid, **common, progress=progress).best
+        theta, share = best.settings["theta"], best.settings["lamb"]
+        note(f"tuned on validation: theta {theta:g}, share {share:g}")
+    for split in splits:
+        start = time.monotonic()
+        with Counter(f"cache, {split}", quiet) as progress:
+            found = cache_perplexity(
+                run.model,
+                getattr(run.ids, split),
+                theta=theta,
+                lamb=share,
+                published=published,
+                **common,
+                progress=progress,
+            )
+        chosen = {"window": window, "theta": theta, "share": share, "as_published": published}
+        chosen |= {"chunk": chunk} if published else {}
+        yield evaluation_row("cache", split, found, start, chosen)
