@@ -190,6 +190,19 @@ def test_a_run_that_fails_does_not_keep_the_others_from_training(drill, place):
     assert "Traceback" not in err
 
 
+def test_a_rule_that_cannot_be_made_does_not_keep_the_others_from_training(drill, place):
+    wrong = RECIPE.replace("lr = 5.0", 'name = "adamw"\nbeta1 = 1.5')
+    (place / "wrong.toml").write_text(wrong)
+    few = ("--set", "training.epochs=1", "--device", "cpu", "--runs", "rules", "-q")
+    code, out, err = drill("train", "wrong.toml", "tiny.toml", *few)
+    assert code == 1
+    assert out.startswith("rules/tiny: valid")
+    assert err.splitlines() == [
+        "drill: [optimizer]: AdamW: beta1 lies in [0, 1), not 1.5",
+        "drill: 1 of 2 runs failed: rules/wrong",
+    ]
+
+
 @pytest.mark.parametrize("quiet", [False, True])
 def test_what_training_says_of_its_way_is_shown(drill, monkeypatch, quiet):
     def speaking(*arguments, **options):

@@ -130,6 +130,12 @@ def test_wrong_settings_name_the_rule_and_the_mend():
         Sgd(clip=0.0)
     with pytest.raises(ValueError, match="schedule is constant, cosine, one-cycle or inverse-sqrt"):
         AdamW(schedule="linear")
+    for name, wrong in (("beta1", 1.5), ("beta2", 1.0), ("beta2", math.nan), ("beta1", -0.1)):
+        with pytest.raises(ValueError, match=rf"AdamW: {name} lies in \[0, 1\), not {wrong}"):
+            AdamW(**{name: wrong})
+    for wrong in (0.0, -1e-8, math.nan, math.inf):
+        with pytest.raises(ValueError, match=f"AdamW: epsilon is a finite positive .* {wrong}"):
+            AdamW(epsilon=wrong)
     with pytest.raises(ValueError, match="no parameter to train"):
         Sgd().begin([])
     with pytest.raises(RuntimeError, match="call begin"):

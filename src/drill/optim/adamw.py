@@ -1,5 +1,6 @@
 """The rule of AdamW, with its schedules."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
@@ -49,6 +50,11 @@ class AdamW(Rule):
             )
         if warmup_steps < 1:
             raise ValueError(f"AdamW: warmup_steps is at least 1, not {warmup_steps}")
+        for name, beta in (("beta1", beta1), ("beta2", beta2)):
+            if not 0.0 <= beta < 1.0:  # NaN fails too
+                raise ValueError(f"AdamW: {name} lies in [0, 1), not {beta}")
+        if not (epsilon > 0.0 and math.isfinite(epsilon)):  # 0: rows without gradients would be 0/0
+            raise ValueError(f"AdamW: epsilon is a finite positive number, not {epsilon}")
         self.schedule = schedule
         self.warmup = warmup
         self.warmup_steps = warmup_steps
