@@ -298,6 +298,11 @@ def test_a_device_that_is_not_there_is_named(name):
     assert pick_device("cpu") == torch.device("cpu")
 
 
+def test_a_gpu_that_is_not_there_is_answered_with_what_is():
+    with pytest.raises(SettingsError, match=r"^device cuda:99: .*\); choose --device cpu$"):
+        pick_device("cuda:99")
+
+
 # -- finetuning -----------------------------------------------------------------------------------
 
 

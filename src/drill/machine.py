@@ -31,7 +31,9 @@ def pick_device(name: str = "auto") -> torch.device:
             torch.zeros(1, device=device)
         except (RuntimeError, AssertionError, ValueError) as error:
             reason = str(error).split("\n")[0]
-            raise SettingsError(f"device {name}: cannot be used here ({reason})") from None
+            raise SettingsError(
+                f"device {name}: cannot be used here ({reason}); choose --device cpu"
+            ) from None
         return device
     if torch.cuda.is_available():
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
