@@ -331,6 +331,21 @@ def test_the_published_cache_has_the_chunks_it_is_told(drill):
     assert published["loss"] != pytest.approx(row("--published")["loss"], rel=1e-6)
 
 
+def test_the_published_cache_is_tuned_as_it_is_evaluated(drill, monkeypatch):
+    module = importlib.import_module("drill.cli.evaluate_adaptive")
+    search, found = module.cache_search, []
+
+    def spy(*arguments, **options):
+        found.append(search(*arguments, **options))
+        return found[-1]
+
+    monkeypatch.setattr(module, "cache_search", spy)
+    words = ("--cache", "--search", "--published", "--chunk", "30", "--window", "20")
+    code, out, err = drill("evaluate", "runs/tiny", *words, "--split", "valid", "--json")
+    assert code == 0, err
+    assert json.loads(out)["loss"] == pytest.approx(found[0].best.result.loss, rel=1e-6)
+
+
 def test_a_full_disk_does_not_take_an_evaluation_away(drill, place, monkeypatch):
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

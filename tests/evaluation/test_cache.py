@@ -168,6 +168,15 @@ def test_the_search_finds_what_single_evaluations_find(name):
     assert found.best.settings["lamb"] > 0
 
 
+def test_a_search_skips_what_the_published_evaluation_skips():
+    model, ids = language_model(), np.tile(text(9), 10)
+    common = {"window": 12, "bptt": 17, "published": True}
+    found = cache_search(model, ids, thetas=(0.3, 2.0), lambs=(0.2, 0.6), **common)
+    for cell in found.cells:
+        alone = cache_perplexity(model, ids, **common, **cell.settings)
+        assert cell.result.nll == pytest.approx(alone.nll, rel=1e-9)
+
+
 def test_a_cell_with_an_impossible_word_is_not_the_best():
     found = cache_search(language_model(), np.arange(V), thetas=(1.0,), lambs=(1.0, 0.1))
     assert [cell.result is None for cell in found.cells] == [True, False]

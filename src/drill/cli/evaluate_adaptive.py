@@ -102,7 +102,8 @@ def cached_rows(
     quiet: bool,
 ) -> Iterator[dict[str, Any]]:
     window, theta, share, published, chunk = options
-    common: dict[str, Any] = {"window": window, "bptt": chunk, "autocast": autocast}
+    common: dict[str, Any] = {"window": window, "bptt": chunk, "published": published}
+    common["autocast"] = autocast
     if search:
         with Counter("search on validation", quiet) as progress:
             best = cache_search(run.model, run.ids.valid, **common, progress=progress).best
@@ -116,7 +117,6 @@ def cached_rows(
                 getattr(run.ids, split),
                 theta=theta,
                 lamb=share,
-                published=published,
                 **common,
                 progress=progress,
             )

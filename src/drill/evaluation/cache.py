@@ -79,6 +79,7 @@ def cache_search(
     thetas: Sequence[float] = THETAS,
     lambs: Sequence[float] = LAMBS,
     bptt: int = 2000,
+    published: bool = False,
     limit: int | None = None,
     autocast: torch.dtype | None = None,
     progress: Progress | None = None,
@@ -87,6 +88,8 @@ def cache_search(
 
     best = cache_search(model, valid, window=500).best
     result = cache_perplexity(model, test, window=500, **best.settings)
+
+    Give it the ``published`` and, where that is True, the ``bptt`` of the evaluation it is for.
     """
     check_cache_settings(window, thetas, lambs)
     if not (thetas and lambs):
@@ -94,10 +97,11 @@ def cache_search(
     data = one_column("cache_search", model, ids, limit)
     read = _read(model, data, window, thetas, bptt, autocast, progress)
     refuse_nan("cache_search", model, read.vocabulary[:, None])
+    served = read.served_as_published(window, bptt) if published else read.served
     cells = []
     for theta, pointer in zip(thetas, read.pointer, strict=True):
         for lamb in lambs:
-            nll = _mixed(read.vocabulary, pointer, read.served, lamb).sum().item()
+            nll = _mixed(read.vocabulary, pointer, served, lamb).sum().item()
             result = Perplexity(nll, len(data) - 1, 1) if math.isfinite(nll) else None
             cells.append(Cell({"theta": theta, "lamb": lamb}, result))
     return Search(cells)
