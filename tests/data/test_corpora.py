@@ -258,3 +258,26 @@ def test_a_vocabulary_without_a_word_is_refused(tmp_path):
     assert len(read_corpus(str(tmp_path), minimum_count=2)[1]) == 3
     with pytest.raises(DataError, match=r"no word of its training text occurs 3 times.*minimum_co"):
         read_corpus(str(tmp_path), minimum_count=3)
+
+
+@pytest.mark.parametrize("split", TEXTS)
+def test_the_word_that_ends_lines_is_found_where_it_stands(folder, tmp_path, split):
+    whole = tmp_path / "whole.txt"
+    whole.write_text("".join(f"word {n}\n" for n in range(1, 10)) + "a <eos>\n")
+    with pytest.raises(DataError, match=f"^{whole}: line 10 holds the word <eos>, which is kept"):
+        read_corpus(str(whole))
+    path = folder / f"{split}.txt"
+    path.write_text("a b\nb a\nb <eos>\n")
+    with pytest.raises(DataError, match=f"^{path}: line 3 holds the word <eos>, which is kept"):
+        read_corpus(str(folder))
+    path.write_text("a b\nb a\nb <eos>s\n")  # another word
+    read_corpus(str(folder))
+
+
+@pytest.mark.parametrize("given", [{"valid": 0.2}, {"test": 0.01}])
+def test_shares_of_what_comes_in_three_splits_are_refused(folder, given):
+    fault = "comes in three splits, so valid and test have nothing to divide.*; leave them out"
+    for corpus in (str(folder), "web"):
+        with pytest.raises(DataError, match=f"^{corpus}: {fault}"):
+            read_corpus(corpus, **given)
+    read_corpus(str(folder), valid=0.1, test=0.1)  # as every resolved recipe says

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from drill.data.cache import encoded
 from drill.data.download import Progress, download
 from drill.data.files import DataError, decode_text, lines_of, read_bytes, read_text
-from drill.data.vocabulary import EOS, UNK, Vocabulary
+from drill.data.vocabulary import EOS, UNK, Vocabulary, tokens
 from drill.data.world_english import verses_by_split
 
 SPLITS = ("train", "valid", "test")
+SHARE = 0.1  # of a single file that validation takes, and the test
 
 
 class Ids(NamedTuple):
@@ -42,7 +43,7 @@ class Corpus:
 
     @classmethod
     def from_files(cls, name: str, train: Path, valid: Path, test: Path) -> "Corpus":
-        return cls(name, read_text(train), read_text(valid), read_text(test))
+        return cls(name, _own_text(train), _own_text(valid), _own_text(test))
 
     def vocabulary(self, minimum_count: int = 1, maximum_size: int | None = None) -> Vocabulary:
         """The words of a closed corpus, else those of its training text and ``<unk>``."""
@@ -166,6 +167,18 @@ def _text(name: str, split: str, md5: str, urls: tuple[str, ...], progress: Prog
     return decode_text(raw, str(path))
 
 
+def _own_text(path: Path) -> str:
+    """A text file; lines are counted here, where they are still those of the file."""
+    text = read_text(path)
+    if EOS in text:  # which may also be a part of a word
+        try:
+            for _ in tokens(lines_of(text)):
+                pass
+        except DataError as error:
+            raise DataError(f"{path}: {error}") from None
+    return text
+
+
 def corpus_from_folder(folder: Path | str) -> Corpus:
     """A folder with train, valid and test, each with or without ``.txt``."""
     folder = Path(folder)
@@ -182,7 +195,7 @@ def corpus_from_folder(folder: Path | str) -> Corpus:
     return Corpus.from_files(folder.resolve().name, *paths)
 
 
-def corpus_from_file(path: Path | str, valid: float = 0.1, test: float = 0.1) -> Corpus:
+def corpus_from_file(path: Path | str, valid: float = SHARE, test: float = SHARE) -> Corpus:
     """One text: its last lines are the test split, the lines before them the validation split.
 
     ``valid`` and ``test`` are fractions of the lines; a split has at least one line.
@@ -192,7 +205,7 @@ def corpus_from_file(path: Path | str, valid: float = 0.1, test: float = 0.1) ->
         raise DataError(
             f"valid and test are fractions above 0 that leave a rest, not {valid} and {test}"
         )
-    lines = lines_of(read_text(path))
+    lines = lines_of(_own_text(path))
     tested, validated = (max(1, round(len(lines) * part)) for part in (test, valid))
     trained = len(lines) - validated - tested
     if trained < 1:
@@ -212,8 +225,8 @@ def read_corpus(
     *,
     minimum_count: int = 1,
     maximum_size: int | None = None,
-    valid: float = 0.1,
-    test: float = 0.1,
+    valid: float = SHARE,
+    test: float = SHARE,
     fetch: bool = True,
     progress: Progress | None = None,
 ) -> tuple[Corpus, Vocabulary]:
@@ -221,9 +234,14 @@ def read_corpus(
 
     A name goes before a path: write ``./ptb`` for a folder of that name. ``minimum_count`` and
     ``maximum_size`` bound the vocabulary of own text; ``valid`` and ``test`` are the shares that a
-    single file gives away.
+    single file gives away, and nothing else takes them.
     """
     path = Path(corpus)
+    if (corpus in NAMES or path.is_dir()) and (valid, test) != (SHARE, SHARE):
+        raise DataError(
+            f"{corpus}: comes in three splits, so valid and test have nothing to divide, but they "
+            f"are {valid} and {test}; leave them out, or name a single file"
+        )
     if corpus in NAMES:
         found = load_corpus(corpus, fetch, progress)
     elif path.is_dir():
