@@ -102,7 +102,7 @@ def test_a_run_is_a_folder_of_plain_files(place):
     assert found >= {*expected, "best.safetensors"}
     environment = json.loads((place / "runs/tiny/environment.json").read_text())
     assert environment["vocabulary_size"] == 7
-    assert environment["tf32"] is False
+    assert (environment["precision"], environment["tf32"]) == ("float32", False)
     assert environment["ways"] == [
         "LSTM cudnn (products are not in bfloat16)",
         "steps launched one by one: CUDA graphs need an NVIDIA GPU, not cpu",
@@ -316,8 +316,29 @@ def test_evaluate_records_the_precision_it_used(drill, place):
     assert (coarse["precision"], exact["precision"]) == ("bfloat16", "float32")
     assert coarse["loss"] != exact["loss"]
     wide, exact = row("--dynamic"), row("--dynamic", "--precision", "float32")
-    assert (wide["precision"], exact["precision"]) == ("tf32", "float32")
-    assert wide["loss"] == exact["loss"]  # a CPU has no tf32
+    assert (wide["precision"], exact["precision"]) == ("float32", "float32")  # a CPU has no tf32
+    assert wide["loss"] == exact["loss"]
+    assert row("--cache", "--precision", "tf32")["precision"] == "float32"
+
+
+@pytest.mark.parametrize(
+    ("words", "mend"),
+    [
+        (("--dynamic", "--lr", "1e10"), "have run away; take a smaller --lr"),
+        (("--cache", "--share", "1", "--window", "1"), "take a smaller --share"),
+    ],
+)
+def test_an_infinite_perplexity_is_json_and_no_success(drill, place, words, mend):
+    words = ("evaluate", "runs/tiny", *words, "--split", "test", "--device", "cpu")
+    code, out, err = drill(*words, "--json")
+    row = json.loads(out, parse_constant=pytest.fail)
+    assert (code, row["perplexity"]) == (1, "inf")
+    assert json.loads((place / "runs/tiny/evaluations.jsonl").read_text().splitlines()[-1]) == row
+    (told,) = err.splitlines()
+    assert told.startswith(f"drill: {row['kind']} test: the perplexity is infinite (a loss of ")
+    assert mend in told
+    code, out, _ = drill(*words)
+    assert (code, "perplexity inf " in out) == (1, True)
 
 
 def test_the_published_cache_has_the_chunks_it_is_told(drill):

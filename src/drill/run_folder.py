@@ -250,9 +250,13 @@ class RunFolder:
         return checkpoint.load(self.last) if self.last.exists() else None
 
 
+def json_row(row: Mapping[str, Any]) -> str:
+    """A row as one line of JSON, as the files of a run have it."""
+    return json.dumps({key: _json_number(value) for key, value in row.items()}, allow_nan=False)
+
+
 def _line(row: Mapping[str, Any]) -> bytes:
-    text = json.dumps({key: _json_number(value) for key, value in row.items()})
-    return text.encode("utf-8") + b"\n"
+    return json_row(row).encode("utf-8") + b"\n"
 
 
 def _json_number(value: Any) -> Any:

@@ -1,6 +1,5 @@
 """`drill evaluate`: perplexity of a trained run, as it is, adapting, or with a cache."""
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -22,7 +21,7 @@ from drill.cli.evaluate_adaptive import (
     dynamic_rows,
 )
 from drill.cli.evaluate_translation import evaluate_translation
-from drill.cli.evaluation_rows import Split, evaluation_line, evaluation_row
+from drill.cli.evaluation_rows import Split, evaluation_line, evaluation_row, refuse_infinity
 from drill.cli.trained import (
     DeviceOption,
     Precision,
@@ -38,8 +37,9 @@ from drill.data.files import write_whole
 from drill.evaluation import Perplexity, perplexity, token_losses
 from drill.evaluation.cache import check_cache_settings
 from drill.evaluation.dynamic import check_dynamic_settings
-from drill.precision import products
+from drill.precision import effective, products
 from drill.recipes import SettingsError
+from drill.run_folder import json_row
 
 OF_DYNAMIC = ("lr", "pull", "epsilon", "every", "limit")
 OF_CACHE = ("window", "theta", "share", "published", "chunk")
@@ -146,15 +146,23 @@ def evaluate(
             rows = cached_rows(held, splits, search, cached, autocast, quiet)
         else:
             rows = _plain(held, splits, batch_size, autocast, losses, quiet)
+        kept = []
         for row in rows:
-            row = {"run": str(run), "weights": held.weights, "precision": chosen, **row}
+            row = {
+                "run": str(run),
+                "weights": held.weights,
+                "precision": effective(chosen, where),
+                **row,
+            }
             if as_json:
-                typer.echo(json.dumps(row))
+                typer.echo(json_row(row))
             else:
                 console().print(evaluation_line(row), soft_wrap=True)
             held.folder.keep_evaluation(row)  # printed first: a full disk takes nothing away
+            kept.append(row)
         if (dynamic or cache) and not as_json:
             _tell_of_columns(held, splits)
+        refuse_infinity(kept)
 
 
 def _is_given(context: typer.Context, name: str) -> bool:

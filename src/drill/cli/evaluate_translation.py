@@ -1,6 +1,5 @@
 """`drill evaluate` of a translator: loss, BLEU and chrF of its corpus, words by frequency."""
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -13,13 +12,14 @@ from drill.analysis.translation_bands import subword_bands, word_bands
 from drill.analysis.word_accuracy import AccuracyBand
 from drill.build_translation import TranslationRun
 from drill.cli.display import Counter, console, note
+from drill.cli.evaluation_rows import refuse_infinity
 from drill.data.parallel_text import ParallelText, read_lines
 from drill.evaluation.translated import translated
 from drill.evaluation.words import LANGUAGES
-from drill.precision import products
+from drill.precision import effective, products
 from drill.recipes import SettingsError
 from drill.report.band_tables import accuracy_table
-from drill.run_folder import RunFolderError
+from drill.run_folder import RunFolderError, json_row
 from drill.translation import Search
 
 
@@ -47,6 +47,7 @@ def evaluate_translation(
         "beam": beam or training["beam"],
         "length_penalty": training["length_penalty"] if length_penalty is None else length_penalty,
     }
+    kept = []
     for split in splits:
         start = time.monotonic()
         text: ParallelText = getattr(run.data.text, split)
@@ -63,7 +64,7 @@ def evaluate_translation(
         row = {
             "run": str(run.folder.path),
             "weights": run.weights,
-            "precision": chosen,
+            "precision": effective(chosen, device),
             "kind": "translation",
             "split": split,
             "lines": len(text),
@@ -83,13 +84,15 @@ def evaluate_translation(
         bands = accuracy_bands(run, split, found.hypotheses) if words else {}
         row |= {f"{kind}_bands": [asdict(band) for band in each] for kind, each in bands.items()}
         if as_json:
-            typer.echo(json.dumps(row))
+            typer.echo(json_row(row))
         else:
             console().print(_line(row), soft_wrap=True)
             for kind, each in bands.items():
                 typer.echo(f"\n{accuracy_table({f'{kind}s': each}, of=kind).markdown()}")
         run.folder.write_lines(run.folder.hypotheses(split, run.data.language), found.hypotheses)
         run.folder.keep_evaluation(row)
+        kept.append(row)
+    refuse_infinity(kept)
 
 
 def kept_bands(run: TranslationRun, split: str) -> dict[str, list[AccuracyBand]]:

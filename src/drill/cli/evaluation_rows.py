@@ -1,10 +1,13 @@
 """What `drill evaluate` finds, as a row of evaluations.jsonl and as a line on the screen."""
 
+import math
 import time
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any
 
 from drill.evaluation import Perplexity
+from drill.recipes import SettingsError
 
 
 class Split(StrEnum):
@@ -16,6 +19,14 @@ class Split(StrEnum):
 SHOWN = {"run", "weights", "precision", "kind", "split", "tokens", "loss", "perplexity"}
 SHOWN |= {"published", "seconds", "batch_size"}
 """What a line says in words, or not at all; the rest are settings."""
+
+OTHER_WEIGHTS = "the weights give a word of the text no probability; evaluate others, or train anew"
+MENDS = {
+    "plain": OTHER_WEIGHTS,
+    "dynamic": "the weights have run away; take a smaller --lr or a larger --pull",
+    "cache": "a word that the cache does not hold has no probability; take a smaller --share",
+    "translation": OTHER_WEIGHTS,
+}
 
 
 def evaluation_row(
@@ -44,3 +55,16 @@ def evaluation_line(row: dict[str, Any]) -> str:
         f"{row['tokens']:,} tokens in {columns}  {row['seconds']:.1f} s"
         + (f"  [{settings}]" if settings else "")
     )
+
+
+def refuse_infinity(rows: Iterable[dict[str, Any]]) -> None:
+    """A perplexity without an end is a result, so it is printed and kept; then the command fails.
+
+    A script that reads the exit status alone must not take it for a success.
+    """
+    for row in rows:
+        if not math.isfinite(row["perplexity"]):
+            raise SettingsError(
+                f"{row['kind']} {row['split']}: the perplexity is infinite (a loss of "
+                f"{row['loss']:.4g}): {MENDS[row['kind']]}"
+            )
