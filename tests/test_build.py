@@ -21,6 +21,7 @@ from drill.evaluation.perplexity import perplexity
 from drill.layers import LAYERS
 from drill.machine import commit, pick_device
 from drill.parallel import World
+from drill.precision import effective
 from drill.recipes import SettingsError
 from drill.run_folder import RunFolder, RunFolderError
 from tests.tiny_runs import all_of, interrupted_after, rows, text, unlike, weights
@@ -289,6 +290,15 @@ def test_what_is_no_run_is_named(tmp_path):
             load_run(path)
         with pytest.raises(RunFolderError, match="holds no run"):
             finetuning(path)
+
+
+@pytest.mark.parametrize(
+    ("asked", "on_a_cpu"), [("tf32", "float32"), ("float32", "float32"), ("bfloat16", "bfloat16")]
+)
+def test_only_cuda_devices_have_tf32(asked, on_a_cpu):
+    assert effective(asked, torch.device("cuda:1")) == asked
+    assert effective(asked, torch.device("cpu")) == effective(asked, torch.device("mps"))
+    assert effective(asked, torch.device("cpu")) == on_a_cpu
 
 
 @pytest.mark.parametrize("name", ["cuda:99", "gpu", "", "cpu:x"])

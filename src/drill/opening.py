@@ -9,6 +9,7 @@ from drill.config import OVER, TRANSLATION, Settings
 from drill.machine import device_name
 from drill.models import LanguageModel
 from drill.parallel import World
+from drill.precision import effective
 from drill.recipes import BASE, NAME
 from drill.run_folder import RunFolder
 from drill.translator import Translator
@@ -29,9 +30,7 @@ def opening(
     text  what of the corpus is trained on, such as ``"929,589 tokens, 10,000 words"``
     """
     begun = run.last.exists()
-    precision = settings.training["precision"]
-    if precision == "tf32" and device.type != "cuda":
-        precision = "float32"  # only GPUs have tf32 units
+    precision = effective(settings.training["precision"], device)
     several = f"{processes.size} processes, " if processes.size > 1 else ""
     parts = [
         layer_in_words(settings.layer),

@@ -25,6 +25,11 @@ def products(precision: Precision, device: torch.device) -> Iterator[torch.dtype
             place.allow_tf32 = allowed
 
 
+def effective(precision: Precision, device: torch.device) -> Precision:
+    """What products are computed in there: only CUDA devices have tf32 units."""
+    return "float32" if precision == "tf32" and device.type != "cuda" else precision
+
+
 def autocast_dtype(precision: Precision) -> torch.dtype | None:
     return torch.bfloat16 if precision == "bfloat16" else None
 

@@ -19,6 +19,7 @@ from drill.config import Settings, saved
 from drill.machine import commit, device_name
 from drill.models import LanguageModel
 from drill.parallel import World
+from drill.precision import effective
 from drill.run_folder import RunFolder
 from drill.translator import Translator
 
@@ -68,7 +69,7 @@ def has_ended(run: RunFolder, settings: Settings) -> bool:
 
 
 def _life(settings: Settings, device: torch.device, processes: World) -> dict[str, Any]:
-    precision = settings.training["precision"]
+    precision = effective(settings.training["precision"], device)
     return {
         "drill": __version__,
         "commit": commit(),
