@@ -3,12 +3,12 @@
 import pytest
 import torch
 from torch import Tensor, library
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from drill.kernels import nll_plan
 from drill.kernels.nll_chunked import backward_pass, forward_pass
 from drill.kernels.nll_compiled import compiled_nll, nll_op
 from drill.kernels.nll_plan import Settings, fits_whole
+from tests.kernels.products import Products
 from tests.kernels.test_nll import IGNORED, Engine, Problem, every_engine, interpreted, problem
 
 # Triton's interpreter computes with numpy, which warns of what a GPU does in silence.
@@ -63,20 +63,6 @@ def test_the_operator_keeps_the_rules_of_its_registry(wanted):
         leaf.requires_grad_(want)
     arguments = (given.hidden, given.weight, given.bias, given.targets, *settings("chunked"), True)
     library.opcheck(nll_op, arguments)
-
-
-class Products(TorchDispatchMode):
-    """The labels in every matrix product made inside."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shapes: list[tuple[int, ...]] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm):
-            a, b = args[-2:]
-            self.shapes.append((*a.shape, b.shape[1]))
-        return func(*args, **(kwargs or {}))
 
 
 @interpreted

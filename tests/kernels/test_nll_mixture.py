@@ -15,9 +15,9 @@ from drill.kernels.nll import TRITON_INSTALLED
 from drill.kernels.nll_mixture import mixture_nll, tokens_at_once
 from drill.kernels.nll_plan import Settings
 from drill.layers import DeepResidual, MixtureOfSoftmaxes
+from tests.kernels.products import Products
 from tests.kernels.test_nll import IGNORED, Engine, every_dtype, every_engine
 from tests.kernels.test_nll_bounds import Allocations
-from tests.kernels.test_nll_compiled import Products
 
 # Triton's interpreter computes with numpy, which warns of what a GPU does in silence.
 pytestmark = [

@@ -6,11 +6,11 @@ import logging
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from drill.kernels import nll_rows
 from drill.kernels.nll import nll
 from drill.kernels.nll_plan import Settings
+from tests.kernels.products import Products
 from tests.kernels.test_nll import ENGINES, IGNORED, no_worse_than_eager, problem
 
 N, V, k = 25, 40, 6
@@ -104,18 +104,6 @@ def test_a_target_that_is_no_label_makes_the_loss_nan_and_no_gradient_of_others_
     torch.testing.assert_close(found[others], right[others])
 
 
-class Products(TorchDispatchMode):
-    """The multiplications of all matrix products inside."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm):
-            a, b = args[-2:]
-            self.count += a.shape[0] * a.shape[1] * b.shape[1]
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("wanted", list(itertools.product([True, False], repeat=3)), ids=str)
 def test_only_the_products_that_are_asked_for_are_made(wanted):
     given = problem(N, V, k)
@@ -125,7 +113,7 @@ def test_only_the_products_that_are_asked_for_are_made(wanted):
         loss = given.loss(impl="chunked")
         if any(wanted):
             loss.backward()
-    assert made.count == (1 + wanted[0] + wanted[1]) * N * V * k
+    assert made.multiplications == (1 + wanted[0] + wanted[1]) * N * V * k
     assert [leaf.grad is not None for leaf in given[:3]] == list(wanted)
 
 
