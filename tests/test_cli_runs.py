@@ -104,7 +104,7 @@ def test_a_run_is_a_folder_of_plain_files(place):
     assert environment["vocabulary_size"] == 7
     assert (environment["precision"], environment["tf32"]) == ("float32", False)
     assert environment["ways"] == [
-        "LSTM cudnn (products are not in bfloat16)",
+        "LSTM PyTorch's own (on a CPU)",
         "steps launched one by one: CUDA graphs need an NVIDIA GPU, not cpu",
     ]
 
@@ -272,7 +272,7 @@ def test_evaluate_prints_both_normalisations_and_keeps_them(drill, place):
 
 @pytest.mark.parametrize("kind", ["--dynamic", "--cache"])
 def test_evaluate_searches_on_validation_only(drill, kind):
-    limit = ("--limit", "60", "--every", "20") if kind == "--dynamic" else ()
+    limit = ("--limit", "60", "--every", "16") if kind == "--dynamic" else ()
     code, out, err = drill("evaluate", "runs/tiny", kind, "--search", *limit, "--device", "cpu")
     assert code == 0, err
     assert err.startswith("tuned on validation: ")
@@ -287,6 +287,23 @@ def test_the_statistics_of_dynamic_evaluation_have_its_segments(drill, place):
         kept = Statistics.load(place / "runs/tiny/dynamic.safetensors")
         assert kept.text.endswith(f"in {every}s")
         assert kept.batches == -(-17 // every)  # 1,800 tokens in 100 columns
+
+
+def test_a_short_training_text_is_read_in_fewer_columns(drill, place):
+    """100 columns of 120 tokens would leave none a second row."""
+    (place / "short").mkdir()
+    for split in ("train", "valid", "test"):
+        (place / "short" / f"{split}.txt").write_text("the lamp is lit again\n" * 20)
+    small = ("--set", "data.corpus=short", "--set", "training.batch_size=4")
+    assert drill(*ON_A_CPU, "--name", "short", *small)[0] == 0
+    words = ("evaluate", "runs/short", "--dynamic", "--split", "test", "--json", "--device", "cpu")
+    code, out, err = drill(*words)
+    assert code == 0, err
+    assert json.loads(out)["statistics_columns"] == 20
+    assert err == (
+        "the training text has 120 tokens, so gradient statistics are gathered in 20 columns and "
+        "not in 100\n"
+    )
 
 
 def test_a_stopped_search_says_that_it_goes_on(drill, monkeypatch):

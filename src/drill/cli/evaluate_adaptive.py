@@ -11,7 +11,7 @@ from drill.cli.display import Counter, note
 from drill.cli.evaluation_rows import Split, evaluation_row
 from drill.evaluation.cache import cache_perplexity, cache_search
 from drill.evaluation.dynamic import dynamic_perplexity, dynamic_search
-from drill.evaluation.gradients import gradient_statistics
+from drill.evaluation.gradients import COLUMNS, gradient_statistics, statistics_columns
 
 DYNAMIC_NAMES = {"lr": "--lr:", "lamb": "--pull:", "epsilon": "--epsilon:"}
 CACHE_NAMES = {"window": "--window:", "theta": "--theta:", "lamb": "--share:"}
@@ -38,10 +38,18 @@ def dynamic_rows(
     lr, pull, epsilon, every, limit = options
     folder = run.folder.path
     start = time.monotonic()
+    tokens = len(run.ids.train)
+    columns = statistics_columns(tokens, every)
+    if columns < COLUMNS:
+        note(
+            f"the training text has {tokens:,} tokens, so gradient statistics are gathered in "
+            f"{columns} column{'' if columns == 1 else 's'} and not in {COLUMNS}"
+        )
     with Counter("gradient statistics", quiet) as progress:
         statistics = gradient_statistics(
             run.model,
             run.ids.train,
+            batch_size=columns,
             bptt=every,
             progress=progress,
             file=folder / "dynamic.safetensors",
@@ -78,7 +86,7 @@ def dynamic_rows(
                 progress=progress,
             )
         chosen = {"lr": settings["lr"], "pull": settings["lamb"]}
-        chosen |= {"epsilon": epsilon, "every": every}
+        chosen |= {"epsilon": epsilon, "every": every, "statistics_columns": columns}
         yield evaluation_row("dynamic", split, found, start, chosen)
         start = time.monotonic()
 

@@ -24,6 +24,9 @@ from drill.models import LanguageModel
 
 KIND = "drill gradient statistics"
 
+COLUMNS = 100
+"""In how many columns the training text was read for the published settings."""
+
 
 class StaleStatistics(ValueError):
     """Gradient statistics of another model than the one that is evaluated."""
@@ -102,7 +105,7 @@ def gradient_statistics(
     model: LanguageModel,
     ids: Text,
     *,
-    batch_size: int = 100,
+    batch_size: int = COLUMNS,
     bptt: int = 5,
     capture: bool = True,
     progress: Progress | None = None,
@@ -144,6 +147,14 @@ def gradient_statistics(
     if file is not None:
         made.save(file)
     return made
+
+
+def statistics_columns(tokens: int, bptt: int) -> int:
+    """``COLUMNS``, or as many as a short text fills with a whole segment and its last target each.
+
+    Steps are then measured with gradients of as many tokens as they will be made from.
+    """
+    return max(1, min(COLUMNS, tokens // (bptt + 1)))
 
 
 def trained(model: LanguageModel) -> dict[str, Tensor]:
