@@ -230,11 +230,10 @@ def test_who_multiplies(multiply):
     multiply("cublas")
     assert function() == "PointwiseEncode"
     multiply("auto")
-    wide = 2 * label_encoder.FUSED_WIDTH
-    assert function() == function(narrow=False) == function(d=wide) == "FusedEncode"
-    assert function(d=wide, narrow=False) == "PointwiseEncode"
+    assert function() == function(d=1024) == "FusedEncode"
+    assert function(narrow=False) == "PointwiseEncode"
     multiply("triton")
-    assert function(d=wide, narrow=False) == "FusedEncode"
+    assert function(narrow=False) == "FusedEncode"
     assert function(d=24) == function(labels=0) == "PointwiseEncode"
     assert function(dtype=torch.bfloat16) == "PointwiseEncode"  # the interpreter cannot
 
@@ -282,6 +281,19 @@ def test_second_derivatives_are_refused(products, multiply):
     layer.encoder = "triton"
     with pytest.raises(RuntimeError, match='encoder="reference"'):
         torch.autograd.grad(layer.labels().sum(), layer.label_weight, create_graph=True)
+
+
+@interpreted
+@by_whom
+def test_a_batch_of_gradients_is_refused(products, multiply):
+    multiply(products)
+    layer, *_ = given(4, 16)
+    layer.encoder = "triton"
+    labels = layer.labels()
+    with pytest.raises(RuntimeError, match=r'^DeepResidual: .*; use encoder="reference"$'):
+        torch.autograd.grad(
+            labels, layer.label_weight, torch.ones(3, *labels.shape), is_grads_batched=True
+        )
 
 
 def test_auto_says_what_it_takes_and_why():
