@@ -142,7 +142,7 @@ def test_where_steps_are_launched_one_by_one_it_says_why():
 
 
 def test_a_model_says_which_lstm_it_takes():
-    assert model().encoder.ways(BATCH) == ["LSTM cudnn (products are not in bfloat16)"]
+    assert model().encoder.ways(BATCH) == ["LSTM PyTorch's own (on a CPU)"]
 
 
 def test_a_cpu_is_looked_at_at_once():

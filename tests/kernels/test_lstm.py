@@ -7,7 +7,7 @@ from torch import nn
 from drill.encoders import AwdLstm
 from drill.kernels import lstm as module
 from drill.kernels import lstm_persistent, nvrtc
-from drill.kernels.lstm import Weights, choose, in_one_buffer, lie_together, lstm
+from drill.kernels.lstm import Weights, choose, in_one_buffer, in_words, lie_together, lstm
 from drill.kernels.lstm_persistent import layout, supported
 from tests.kernels.lstm_problems import errors, problem, solve
 
@@ -69,17 +69,21 @@ def test_every_choice_is_told_once(caplog):
         for impl in ("auto", "reference", "auto"):
             lstm(x, h, c, weights, impl)
     assert caplog.messages == [
-        "lstm: cudnn (products are not in bfloat16)",
+        "lstm: PyTorch's own (on a CPU)",
         "lstm: reference (asked for)",
     ]
 
 
 def test_the_choice_says_why():
     x, _, _, weights, _ = problem(2, 1, 3, 4)
-    assert choose("auto", x, weights.w_hh) == ("cudnn", "products are not in bfloat16")
+    assert choose("auto", x, weights.w_hh) == ("cudnn", "on a CPU")
     with torch.autocast("cpu", torch.bfloat16):
         name, reason = choose("auto", x.float(), weights.w_hh.float())
-    assert (name, reason) == ("cudnn", "not persistent: it needs an NVIDIA GPU, not cpu")
+    assert (name, reason) == ("cudnn", "on a CPU")
+    meta = torch.empty(2, 1, 3, device="meta")
+    assert choose("auto", meta, weights.w_hh) == ("cudnn", "on meta")
+    told = [in_words("cudnn", torch.device(each)) for each in ("cpu", "cuda:0")]
+    assert told == ["PyTorch's own", "cudnn"]
     assert choose("reference", x, weights.w_hh) == ("reference", "asked for")
     with pytest.raises(ValueError, match="persistent does not run here: it needs an NVIDIA GPU"):
         lstm(x, *problem(2, 1, 3, 4)[1:4], "persistent")

@@ -232,6 +232,7 @@ def test_auto_on_a_gpu(batch, obstacles, wanted, monkeypatch):
     x = SimpleNamespace(device=torch.device("cuda"), shape=(7, batch, 3), is_cuda=True)
     w_hh = torch.zeros(16, 4, dtype=torch.bfloat16)
     assert choose("auto", x, w_hh) == wanted
+    assert choose("auto", x, w_hh.float()) == ("cudnn", "products are not in bfloat16")
 
 
 def test_graph_says_what_it_lacks(monkeypatch):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from drill.encoders.base import Encoded, Encoder, State
 from drill.encoders.dropout import locked_dropout, row_dropout
-from drill.kernels.lstm import IMPLEMENTATIONS, Implementation, Weights, choose
+from drill.kernels.lstm import IMPLEMENTATIONS, Implementation, Weights, choose, in_words
 from drill.kernels.lstm import lstm as run_lstm
 
 
@@ -117,7 +117,10 @@ class AwdLstm(Encoder):
     def ways(self, batch: int) -> list[str]:
         x = self.embedding.weight.new_empty(1, batch, 0)
         made = [choose(self.impl, x, Weights(*each.all_weights[0]).w_hh) for each in self.lstms]
-        return [f"LSTM {impl} ({reason})" for impl, reason in dict.fromkeys(made)]
+        return [
+            f"LSTM {in_words(chosen, x.device)} ({reason})"
+            for chosen, reason in dict.fromkeys(made)
+        ]
 
     def initial_state(self, batch: int) -> State:
         """Zeros: per layer h and c, each (1, batch, width)."""

@@ -63,7 +63,7 @@ def lstm(
     _check_shapes(x, h, c, weights)
     chosen, reason = choose(impl, x, weights.w_hh)
     if not torch.compiler.is_compiling():
-        _tell(chosen, reason)
+        _tell(in_words(chosen, x.device), reason)
     if chosen == "persistent":
         return _persistent(x, h, c, weights, drop, keep_padding)
     if chosen == "graph":
@@ -84,6 +84,8 @@ def choose(impl: Implementation, x: Tensor, w_hh: Tensor) -> tuple[str, str]:
         if obstacle is not None:
             raise ValueError(f"lstm: impl {impl} does not run here: {obstacle}; use auto")
         return impl, "asked for"
+    if not x.is_cuda:  # there Triton interprets, if at all
+        return "cudnn", f"on {'a CPU' if x.device.type == 'cpu' else x.device.type}"
     half = w_hh.dtype == torch.bfloat16
     if autocast_on(x.device):
         half = torch.get_autocast_dtype(x.device.type) == torch.bfloat16
@@ -95,10 +97,13 @@ def choose(impl: Implementation, x: Tensor, w_hh: Tensor) -> tuple[str, str]:
     if obstacle is None:
         return "persistent", "products are in bfloat16 and the device allows it"
     obstacle = f"not persistent: {obstacle}"
-    if not x.is_cuda:  # there Triton interprets, if at all
-        return "cudnn", obstacle
     missing = _obstacle("graph", x.device, w_hh)
     return ("cudnn", f"{obstacle}; nor graph: {missing}") if missing else ("graph", obstacle)
+
+
+def in_words(chosen: str, device: torch.device) -> str:
+    """What ``choose`` gave, as it is told: there is no cuDNN but on a GPU."""
+    return "PyTorch's own" if chosen == "cudnn" and device.type != "cuda" else chosen
 
 
 def _obstacle(impl: str, device: torch.device, w_hh: Tensor) -> str | None:
