@@ -62,12 +62,16 @@ def test_the_chunked_loss_is_the_cross_entropy_of_the_logits(
 
 
 class Allocations(TorchDispatchMode):
-    """The largest tensor made inside, and the most that lived at once, in bytes."""
+    """The largest tensor made inside, the most that lived at once and what lives now, in bytes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.largest = self.peak = 0
         self.alive: dict[StorageWeakRef, int] = {}
+
+    @property
+    def now(self) -> int:
+        return sum(size for ref, size in self.alive.items() if not ref.expired())
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         out = func(*args, **(kwargs or {}))

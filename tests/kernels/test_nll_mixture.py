@@ -285,6 +285,14 @@ def test_second_derivatives_are_refused_and_not_wrong(engine):
         torch.autograd.grad(loss, given.contexts, create_graph=True)
 
 
+@every_engine
+def test_a_batch_of_gradients_is_refused(engine):
+    given = mixture(N, K, V, k, device=engine.device)
+    loss, factors = given.loss(impl=engine.impl), torch.ones(3, device=engine.device)
+    with pytest.raises(RuntimeError, match=r'^nll: .* at a time, .*; use impl="reference"$'):
+        torch.autograd.grad(loss, given.contexts, factors, is_grads_batched=True)
+
+
 # -- edges --------------------------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ from drill.kernels.nll import nll
 from drill.kernels.nll_plan import Settings
 from tests.kernels.products import Products
 from tests.kernels.test_nll import ENGINES, IGNORED, no_worse_than_eager, problem
+from tests.kernels.test_nll_bounds import Allocations
 
 N, V, k = 25, 40, 6
 CHUNKED = ENGINES["chunked"][0]
@@ -90,6 +91,31 @@ def test_the_gradient_of_the_loss_is_a_factor():
     again = torch.autograd.grad(loss, given[:3])
     torch.testing.assert_close(thrice, tuple(3 * x for x in once))
     torch.testing.assert_close(again, once)
+
+
+@pytest.mark.parametrize("options", [{}, {"memory": 1}, {"reduction": "none"}], ids=str)
+def test_a_batch_of_gradients_is_refused_and_the_reference_has_it(options):
+    given = problem(N, V, k)
+
+    def grads(impl: str) -> Tensor:
+        loss = given.loss(impl=impl, **options)
+        factors = torch.randn(3, *loss.shape, generator=torch.Generator().manual_seed(0))
+        return torch.autograd.grad(loss, given.hidden, factors, is_grads_batched=True)[0]
+
+    with pytest.raises(RuntimeError, match=r'^nll: .* at a time, .*; use impl="reference"$'):
+        grads("chunked")
+    assert grads("reference").shape == (3, N, k)
+
+
+def test_each_loss_of_a_graph_holds_its_gradients_until_backward():
+    given = problem(N, V, k)
+    each = sum(x.nbytes for x in given[:3])
+    with Allocations() as allocations:
+        losses = [given.loss(impl="chunked") for _ in range(5)]
+        assert 5 * each <= allocations.now < 5 * each + V * k * 4  # nothing else of this size
+        for loss in losses:
+            torch.autograd.grad(loss, given[:3])
+        assert allocations.now < each
 
 
 def test_a_target_that_is_no_label_makes_the_loss_nan_and_no_gradient_of_others_wrong():

@@ -26,7 +26,7 @@ from drill.kernels.label_encoder_steps import (
     drops_columns,
     masks_of_maps,
 )
-from drill.kernels.nll import refuse_second_derivatives
+from drill.kernels.nll import require_plain_backward
 from drill.kernels.nll_plan import aligned, without_padding
 
 
@@ -160,7 +160,7 @@ class FusedEncode(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_second_derivatives("DeepResidual", 'encoder="reference"')
+        require_plain_backward("DeepResidual", grad, 'encoder="reference"')
         masks, E, X, P, place, order, count, *U = ctx.saved_tensors
         options: Options = ctx.options
         depth, V, d = P.shape

@@ -22,7 +22,7 @@ from drill.kernels.label_encoder_steps import (
     masks_of_maps,
     slope,
 )
-from drill.kernels.nll import refuse_second_derivatives
+from drill.kernels.nll import require_plain_backward
 from drill.kernels.nll_plan import aligned, without_padding
 
 _ROWS, _COLUMNS = 64, 64
@@ -243,7 +243,7 @@ class PointwiseEncode(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_second_derivatives("DeepResidual", 'encoder="reference"')
+        require_plain_backward("DeepResidual", grad, 'encoder="reference"')
         masks, U, X, P = ctx.saved_tensors
         options: Options = ctx.options
         depth, V, d = P.shape

@@ -135,10 +135,17 @@ def choose(tokens: int, labels: int, dtype: torch.dtype, device: torch.device) -
     return choice
 
 
-def refuse_second_derivatives(name: str, mend: str) -> None:
-    """Raise in a backward that is itself recorded: the fast paths are differentiable once."""
+def require_plain_backward(name: str, grad: Tensor, mend: str) -> None:
+    """Raise in a backward that is itself recorded, or batched: the fast paths run it once."""
     if torch.is_grad_enabled():
         raise RuntimeError(f"{name}: the fast path has no second derivatives; use {mend}")
+    try:
+        grad.untyped_storage()
+    except NotImplementedError:  # what torch says of a tensor that stands for a batch of them
+        raise RuntimeError(
+            f"{name}: the fast path takes one gradient at a time, not a batch "
+            f"(is_grads_batched=True); use {mend}"
+        ) from None
 
 
 def compute_dtype(hidden: Tensor) -> torch.dtype:

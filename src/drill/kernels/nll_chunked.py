@@ -21,7 +21,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from drill.kernels.nll import refuse_second_derivatives
+from drill.kernels.nll import require_plain_backward
 from drill.kernels.nll_passes import Engine, TorchEngine, empty_sums
 from drill.kernels.nll_plan import Chunk, Settings, aligned, fits_whole, plan, with_padding
 from drill.kernels.nll_rows import rows_at_once, swept_nll
@@ -317,7 +317,7 @@ class _NLL(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_second_derivatives("nll", _EXACT)
+        require_plain_backward("nll", grad, _EXACT)
         kept, ctx.kept = ctx.kept, None  # overwritten now; a second backward computes them again
         hidden, weight, bias, targets, lse, share = ctx.saved_tensors
         scale = _spread(grad, share, targets, lse.dtype)

@@ -38,7 +38,7 @@ from drill.kernels.nll import (
     compute_dtype,
     nll,
     reduce_losses,
-    refuse_second_derivatives,
+    require_plain_backward,
     require_triton,
 )
 from drill.kernels.nll_checks import check_head
@@ -292,7 +292,7 @@ class _OneSweep(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_second_derivatives("nll", 'impl="reference"')
+        require_plain_backward("nll", grad, 'impl="reference"')
         per_token, gamma, share, context_sums, label_sums = ctx.saved_tensors
         for_prior, for_contexts, for_weight, for_bias = ctx.needs_input_grad[1:5]
         prior_dtype, context_dtype, weight_dtype, bias_dtype = ctx.dtypes

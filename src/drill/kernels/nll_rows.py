@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from drill.kernels.nll import logger, refuse_second_derivatives
+from drill.kernels.nll import logger, require_plain_backward
 from drill.kernels.nll_passes import target_column
 from drill.kernels.nll_plan import ROW_BYTES, Settings
 
@@ -139,7 +139,7 @@ class _OneSweep(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_second_derivatives("nll", 'impl="reference"')
+        require_plain_backward("nll", grad, 'impl="reference"')
         made, ctx.made = ctx.made, None  # given away now; a second backward makes them again
         if made is None:
             _, *made = _sweep(ctx.reduction, *ctx.saved_tensors, *ctx.how)
