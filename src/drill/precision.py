@@ -30,6 +30,16 @@ def effective(precision: Precision, device: torch.device) -> Precision:
     return "float32" if precision == "tf32" and device.type != "cuda" else precision
 
 
+def current_precision(device: torch.device) -> str:
+    """What ``products``, or its user, has set for float32 on ``device``: for what keeps results."""
+    places: dict[str, Any] = {
+        "products": torch.backends.cuda.matmul,
+        "LSTMs": torch.backends.cudnn.rnn,
+    }
+    used = [name for name, place in places.items() if place.fp32_precision == "tf32"]
+    return f"tf32 in {' and '.join(used)}" if used and device.type == "cuda" else "float32"
+
+
 def autocast_dtype(precision: Precision) -> torch.dtype | None:
     return torch.bfloat16 if precision == "bfloat16" else None
 

@@ -1,10 +1,12 @@
 """Dynamic evaluation against a slow loop written from the equation, in float64."""
 
 import dataclasses
+import json
 import math
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -20,6 +22,7 @@ from drill.evaluation import (
 from drill.evaluation.gradients import GradientReader
 from drill.graphs import Graphs
 from drill.models import LanguageModel
+from drill.precision import current_precision, products
 from tests.evaluation.models import bits, every_layer, language_model, text
 from tests.layers.table import V, one_of_each_layer
 
@@ -292,6 +295,34 @@ def test_a_file_is_read_again_only_for_the_same_weights_text_and_segments(tmp_pa
     made, gathered = gather(text(100), batch_size=5, bptt=7)
     assert gathered
     dynamic_perplexity(model, text(60), made)
+
+
+def test_a_file_is_read_again_only_in_the_same_precision(tmp_path, monkeypatch):
+    model, path, now = language_model(), tmp_path / "statistics.safetensors", ["float32"]
+    monkeypatch.setattr("drill.evaluation.gradients.current_precision", lambda _: now[0])
+    first = gradient_statistics(model, text(100), batch_size=4, file=path)
+    now[0] = "tf32 in products"
+    again = gradient_statistics(model, text(100), batch_size=4, file=path)
+    assert [each.precision for each in (first, again)] == ["float32", "tf32 in products"]
+    assert Statistics.load(path).precision == "tf32 in products"
+
+
+def test_statistics_from_before_the_precision_was_kept_are_gathered_again(tmp_path):
+    model, path = language_model(), tmp_path / "statistics.safetensors"
+    made = gradient_statistics(model, text(100), batch_size=4)
+    about = {"weights": made.weights, "text": made.text, "batches": made.batches}
+    note = {"kind": "drill gradient statistics", "about": json.dumps(about)}
+    safetensors.torch.save_file(made.roots, path, note)
+    assert Statistics.load(path).precision == "unknown"
+    gradient_statistics(model, text(100), batch_size=4, file=path)
+    assert Statistics.load(path).precision == "float32"
+
+
+def test_the_current_precision_is_what_was_set():
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    for precision, said in {"tf32": "tf32 in products and LSTMs", "float32": "float32"}.items():
+        with products(precision, gpu):
+            assert (current_precision(gpu), current_precision(cpu)) == (said, "float32")
 
 
 def test_statistics_of_other_weights_are_refused():

@@ -1,5 +1,6 @@
 """Searches over settings: tuned cell by cell, resumable, never stale."""
 
+import dataclasses
 import json
 import math
 
@@ -220,6 +221,13 @@ def test_the_search_resumes_and_knows_what_its_cells_belong_to(tmp_path, monkeyp
     assert passes(epsilon=1e-3) == 4
     assert passes(bptt=7) == 4
     assert passes(lrs=(0.0, 0.01, 0.02)) == 2
+    of_tf32 = dataclasses.replace(statistics, precision="tf32 in products")
+    assert passes(of_tf32) == 4
+    with monkeypatch.context() as patch:
+        patch.setattr("drill.evaluation.dynamic.current_precision", lambda _: "tf32 in products")
+        assert passes() == 4
+        assert passes() == 0
+    assert passes() == 0
     assert passes(statistics=gradient_statistics(model, text(300), batch_size=4)) == 4
     with torch.no_grad():
         model.layer.bias[0] += 1e-9

@@ -20,6 +20,7 @@ from drill.evaluation.grid import Cell, Search, Settings, grid
 from drill.evaluation.perplexity import Perplexity, Progress, Text, one_column
 from drill.kernels.lstm_persistent import STALLED, take_stall
 from drill.models import LanguageModel
+from drill.precision import current_precision
 
 LRS = (3e-5, 4e-5, 5e-5, 6e-5, 7e-5, 10e-5)
 LAMBS = (1e-3, 2e-3, 3e-3, 5e-3)
@@ -112,8 +113,9 @@ def dynamic_search(
         result = dynamic_perplexity(model, test, statistics, **best.settings)
 
     By default the grid that AWD-LSTM was tuned with, times bptt / 5. Finished cells are kept in
-    ``file`` and a restart goes on after them; a cell belongs to its weights, text, statistics and
-    settings, so others are never taken for it. ``report`` sees each cell as it is finished.
+    ``file`` and a restart goes on after them; a cell belongs to its weights, text, statistics,
+    settings and precision, so others are never taken for it. ``report`` sees each cell as it is
+    finished.
     """
     data = one_column("dynamic_search", model, ids, limit)
     lrs = [rate * (bptt / 5) for rate in LRS] if lrs is None else lrs
@@ -124,7 +126,8 @@ def dynamic_search(
     statistics.check(model)
     key = (
         f"dynamic: epsilon {epsilon!r}, bptt {bptt}, text {text_fingerprint(data)}, "
-        f"weights {statistics.weights}, training text {statistics.text}"
+        f"weights {statistics.weights}, training text {statistics.text}, "
+        f"precision {current_precision(data.device)}, of the statistics {statistics.precision}"
     )
 
     def evaluate(settings: Settings, progress: Progress) -> Perplexity:

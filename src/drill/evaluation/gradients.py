@@ -21,6 +21,7 @@ from drill.evaluation.perplexity import Progress, Text, laid_out
 from drill.graphs import Graphs
 from drill.layers import MatrixLayer, MixtureOfSoftmaxes
 from drill.models import LanguageModel
+from drill.precision import current_precision
 
 KIND = "drill gradient statistics"
 
@@ -36,16 +37,18 @@ class StaleStatistics(ValueError):
 class Statistics:
     """MS of every trained parameter, and what it was gathered from.
 
-    roots    parameter name -> MS, in the parameter's shape, on the CPU
-    batches  how many gradients were averaged
-    weights  fingerprint of the model
-    text     fingerprint of the text, its columns and its segments
+    roots      parameter name -> MS, in the parameter's shape, on the CPU
+    batches    how many gradients were averaged
+    weights    fingerprint of the model
+    text       fingerprint of the text, its columns and its segments
+    precision  how float32 products were computed; files of old do not say
     """
 
     roots: dict[str, Tensor]
     batches: int
     weights: str
     text: str
+    precision: str = "unknown"
 
     def decay(self, lamb: float) -> dict[str, Tensor]:
         """min(MS / gsum, 1 / lamb), gsum the mean over tensors of their mean MS.
@@ -76,6 +79,7 @@ class Statistics:
     def save(self, path: Path | str) -> None:
         """Write safetensors, whole or not at all."""
         about = {"weights": self.weights, "text": self.text, "batches": self.batches}
+        about["precision"] = self.precision
         tensors = {name: root.contiguous() for name, root in self.roots.items()}
         raw = safetensors.torch.save(tensors, {"kind": KIND, "about": json.dumps(about)})
         write_whole(Path(path), raw)
@@ -114,15 +118,16 @@ def gradient_statistics(
     """MS over the training text ``ids``: gradients of the mean loss of each segment, no dropout.
 
     With ``file`` they are kept there, and read from there where they are of the same weights, text,
-    ``batch_size`` and ``bptt``. Parameters that are not trained have no statistics. ``capture``
-    replays CUDA graphs where there is a GPU and the layer allows it.
+    ``batch_size``, ``bptt`` and precision. Parameters that are not trained have no statistics.
+    ``capture`` replays CUDA graphs where there is a GPU and the layer allows it.
     """
     data = laid_out("gradient_statistics", model, ids, batch_size)
     segments = list(evaluation_segments(len(data), bptt))
     weights, text = weights_fingerprint(model), f"{text_fingerprint(data)} in {bptt}s"
+    precision = current_precision(data.device)
     if file is not None and Path(file).is_file():
         kept = Statistics.load(file)
-        if (kept.weights, kept.text) == (weights, text):
+        if (kept.weights, kept.text, kept.precision) == (weights, text, precision):
             return kept
     parameters = trained(model)
     squares = [torch.zeros_like(p) for p in parameters.values()]
@@ -143,7 +148,7 @@ def gradient_statistics(
             "look at the weights and at the text"
         )
     held = {name: root.cpu() for name, root in zip(parameters, roots, strict=True)}
-    made = Statistics(held, len(segments), weights, text)
+    made = Statistics(held, len(segments), weights, text, precision)
     if file is not None:
         made.save(file)
     return made
