@@ -129,7 +129,7 @@ def test_the_published_commands(name, table, expected):
         (["layer.name=[1]"], "layer.name: there is no [1]; known are full, tied, "),
         (["encoder.name=awd"], "encoder.name: there is no 'awd'; did you mean awd-lstm?"),
         (["encoder.embedding=x"], "encoder.embedding: is no setting of awd-lstm; did you mean "),
-        (["optimizer.name=adam"], "optimizer.name: there is no 'adam'; did you mean adamw or "),
+        (["optimizer.name=adam"], "optimizer.name: there is no 'adam'; did you mean adamw?"),
         (["training.progress=1"], "training.progress: is no setting"),
         (["training.name=sgd"], "training.name: is no setting; "),
         (["layer.over.name=tied"], "layer.over: deep-residual wraps no other layer; leave it out"),
@@ -141,8 +141,11 @@ def test_an_unknown_name_answers_with_the_nearest(changes, sentence):
 
 def test_an_unknown_recipe_answers_with_the_nearest():
     assert refused(name="ptb-tide") == (
-        "ptb-tide: is neither a recipe nor a file that ends in .toml; "
-        "did you mean ptb-tied or wt2-tied or ptb-dual?"
+        "ptb-tide: is neither a recipe nor a file that ends in .toml; did you mean ptb-tied?"
+    )
+    assert refused(name="demo-dril").endswith("; did you mean demo-drill?")
+    assert refused(name="ptb-drill").endswith(
+        "; did you mean ptb-drill-4 or ptb-drill-3 or ptb-drill-2?"
     )
     assert refused(name="xyz") == (
         "xyz: is neither a recipe nor a file that ends in .toml; `drill recipes` lists them"

@@ -58,7 +58,7 @@ def read(name: str, place: Path = Path(), under: tuple[str, ...] = ()) -> Table:
                 f"example drill train demo-drill --name my --set data.corpus={name}"
             )
         where = f"{under[-1]}: {BASE}: " if under else ""
-        near = difflib.get_close_matches(name, recipe_names(), n=3, cutoff=0.5)
+        near = near_ones(name, recipe_names())
         mean = f"did you mean {' or '.join(near)}?" if near else "`drill recipes` lists them"
         raise SettingsError(
             f"{where}{name}: is neither a recipe nor a file that ends in .toml; {mean}"
@@ -145,8 +145,15 @@ def _value(text: str) -> Any:
         return text
 
 
+def near_ones(word: str, known: Sequence[str]) -> list[str]:
+    """Up to three names that ``word`` may have been meant as: the nearest, and those as near."""
+    found = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
+    likeness = [difflib.SequenceMatcher(None, each, word).ratio() for each in found]
+    return [each for each, like in zip(found, likeness, strict=True) if like > likeness[0] - 0.1]
+
+
 def nearest(word: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
+    near = near_ones(word, known)
     if near:
         return f"; did you mean {' or '.join(near)}?"
     return f"; known are {', '.join(known)}"
