@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from drill.kernels import nll as module
-from drill.kernels.label_encoder import KeptBits, draw_kept_bits
+from drill.kernels.label_encoder import DRAWS, KeptBits, draw_kept_bits
 from drill.layers import DeepResidual
 
 triton_runs = pytest.mark.skipif(not module.TRITON_INSTALLED, reason="Triton is not installed")
@@ -27,7 +27,7 @@ def drawn(labels: int, width: int, depth: int, dropout: float, device: str) -> T
 
 def test_bits_of_all_maps_lie_side_by_side():
     bits = torch.tensor([[[0b10000001]], [[0b00000010]]], dtype=torch.uint8)
-    masks = KeptBits(bits, dropout=0.75).masks(10).flatten()
+    masks = KeptBits(bits, dropped=3 * DRAWS // 4).masks(10).flatten()
     assert masks.tolist() == [4.0, 0, 0, 0, 0, 0, 0, 4.0, 0, 4.0]
 
 
@@ -36,7 +36,7 @@ def test_bits_of_all_maps_lie_side_by_side():
 def test_the_share_and_the_scale_are_those_of_dropout(dropout, device):
     masks = drawn(400, 100, 9, dropout, device)
     kept = masks != 0
-    assert torch.allclose(masks[kept], torch.tensor(1 / (1 - dropout), device=device))
+    assert torch.allclose(masks[kept], torch.tensor(1 / (1 - dropout), device=device), rtol=2e-4)
     deviation = (dropout * (1 - dropout) / kept[0].numel()) ** 0.5
     shares = kept.flatten(1).float().mean(1)
     assert (shares - (1 - dropout)).abs().max() < 5 * deviation
@@ -60,12 +60,23 @@ def test_what_is_dropped_depends_on_map_label_and_column_alone(device):
     assert torch.equal(few, many[:3, :40, :30])
 
 
-@triton_runs
-@pytest.mark.parametrize("dropout", [0.1, 0.6, 0.95])
-def test_sixteen_bits_are_near_enough_to_any_dropout(dropout):
-    from drill.kernels.label_encoder_bits import WORD
+@pytest.mark.parametrize("dropout", [1e-7, 0.1, 0.6, 0.95, 0.9999, 0.999995])
+@every_device
+def test_any_dropout_is_near_keeps_the_mean_and_keeps_something(dropout, device):
+    kept = draw_kept_bits(torch.empty(1, 1, device=device), 1, dropout)
+    share = 1 - kept.dropped / DRAWS
+    assert share > 0
+    assert abs(share - (1 - dropout)) <= 2**-16
+    assert share * kept.scale == pytest.approx(1, rel=1e-12)
 
-    assert abs(round(dropout * 2**WORD) / 2**WORD - dropout) <= 2**-17
+
+@every_device
+def test_dropout_near_one_drops_what_it_says(device):
+    masks = drawn(800, 200, 9, 0.9999, device)
+    kept = round(0.0001 * DRAWS)  # of DRAWS
+    expected = masks.numel() * kept / DRAWS
+    assert abs((masks != 0).sum().item() - expected) < 5 * expected**0.5
+    assert masks.max() == DRAWS / kept
 
 
 @every_device

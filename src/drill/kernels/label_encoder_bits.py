@@ -10,8 +10,6 @@ _APART = 16
 """Columns between the two that share their random numbers; both are stored side by side."""
 _ROUNDS = 7
 """The fewest rounds of philox 4x32 that are known to pass all tests of randomness."""
-WORD = 16
-"""Bits of the random numbers that are compared with the dropout: off by 2 ** -17 at most."""
 
 
 @triton.jit
@@ -20,7 +18,7 @@ def _draw(
     bits,  # (planes, V, d) written
     labels,
     width,
-    dropped,  # of 2 ** 16 random numbers
+    dropped,  # of label_encoder.DRAWS random numbers, which have 16 bits
     DEPTH: tl.constexpr,
     PLANES: tl.constexpr,
     APART: tl.constexpr,
@@ -68,7 +66,7 @@ def _bit(word, SHIFT: tl.constexpr, dropped):
     return (number >= dropped).to(tl.int32)
 
 
-def draw(labels: int, width: int, depth: int, dropout: float, seed: Tensor) -> Tensor:
+def draw(labels: int, width: int, depth: int, dropped: int, seed: Tensor) -> Tensor:
     """Bits (planes, V, d) of ``label_encoder.KeptBits``, on the device of the seed (1,), int64."""
     planes = -(-depth // 8)
     bits = torch.empty((planes, labels, width), dtype=torch.uint8, device=seed.device)
@@ -80,7 +78,7 @@ def draw(labels: int, width: int, depth: int, dropout: float, seed: Tensor) -> T
                 bits,
                 labels,
                 width,
-                round(dropout * 2**WORD),
+                dropped,
                 DEPTH=depth,
                 PLANES=planes,
                 APART=_APART,
