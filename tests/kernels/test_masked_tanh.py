@@ -53,9 +53,14 @@ def test_errors_are_those_of_plain_pytorch(device, dtype, shape, locked, monkeyp
     # Triton's interpreter cuts float32 to bfloat16 where a GPU rounds.
     factor = 2.5 if device == "cpu" else 1.2
     slack = torch.finfo(dtype).eps / 3
-    for exact, rough, fast in zip(truth, plain, found, strict=True):
+    # Both gradients come from a rounded result. Of a few numbers, which rounding is nearer is luck:
+    # there the bound is what half a unit of y = m t does to dy m (1 - t^2).
+    few = torch.finfo(dtype).eps * (mask * grad * x.double().tanh() ** 2).norm()
+    for exact, rough, fast, unit in zip(truth, plain, found, (0.0, few), strict=True):
         assert fast.dtype == dtype
         allowed = factor * (rough.double() - exact).norm() + slack * exact.norm()
+        if x.numel() < 100:
+            allowed = allowed + unit
         assert (fast.double() - exact).norm() <= allowed
         assert torch.equal(fast == 0, exact.to(dtype) == 0)
 
