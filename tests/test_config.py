@@ -226,10 +226,29 @@ def test_layers_over_layers_are_checked_too(changes, sentence):
     assert refused(*changes).startswith(sentence)
 
 
-def test_values_that_only_a_model_can_refuse_name_the_recipe():
-    found = recipe("ptb-drill-4", ["layer.activation=swish"])
-    with pytest.raises(SettingsError, match=r"the recipe ptb-drill-4 makes no model: .*activation"):
-        language_model(found, vocabulary(50))
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (["layer.activation=swish"], "layer.activation: is one of sigmoid, "),
+        (["layer.dropout=2"], "layer.dropout: is a number in [0, 1), not 2.0"),
+        (["encoder.weight_drop=1"], "encoder.weight_drop: lies in [0, 1), not 1.0"),
+        (
+            ["layer.name=mixture", "layer.over.name=deep-residual", "layer.over.depth=-1"],
+            "layer.over.depth: is a whole number of at least 0, not -1",
+        ),
+        (  # nobody has set the hidden size, so no key can be named
+            ["layer.name=deep-residual", "layer.depth=0", "encoder.output_size=24"],
+            "the recipe ptb-drill-4 makes no model: DeepResidual: hidden_size is 24, but ",
+        ),
+    ],
+)
+def test_values_that_only_a_model_can_refuse_name_the_key_or_the_recipe(changes, sentence):
+    with pytest.raises(SettingsError) as caught:
+        language_model(recipe("ptb-drill-4", changes), vocabulary(50))
+    assert str(caught.value).startswith(sentence)
+
+
+def test_values_that_only_a_rule_can_refuse_name_the_table():
     with pytest.raises(SettingsError, match=r"\[optimizer\]: NtAsgd: lr is a finite positive"):
         rule(recipe("ptb-drill-4", ["optimizer.lr=-1"]))
 

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from drill.checkpoint import copy_into, load, load_into
-from drill.config import OVER, TRANSLATION, Settings, saved, wraps
+from drill.config import OVER, TRANSLATION, Settings, makes_no_model, saved, wraps
 from drill.data import DataError, Ids, Vocabulary, cache_folder, read_corpus
 from drill.encoders import ENCODERS
 from drill.layers import LAYERS, OutputLayer
@@ -78,7 +78,7 @@ def _model(settings: Settings, words: int, counts: Callable[[], list[int]]) -> L
         layer = output_layer(settings.layer, embedding, built.output_size, counts)
         return LanguageModel(built, layer)
     except (ValueError, TypeError) as error:
-        raise SettingsError(f"the recipe {settings.recipe} makes no model: {error}") from None
+        raise makes_no_model(settings, error) from None
 
 
 def output_layer(

@@ -23,7 +23,7 @@ from drill.build import (
     rule,
     settings_of,
 )
-from drill.config import TRANSLATION, Settings
+from drill.config import TRANSLATION, Settings, makes_no_model
 from drill.data import (
     PAD,
     DataError,
@@ -90,7 +90,7 @@ def translator(
     except DataError:  # of counts, whose sentence says it all
         raise
     except (ValueError, TypeError) as error:
-        raise SettingsError(f"the recipe {settings.recipe} makes no model: {error}") from None
+        raise makes_no_model(settings, error) from None
 
 
 def rehearse_translation(settings: Settings, processes: World) -> None:

@@ -136,6 +136,19 @@ def resolved(tables: Mapping[str, Any]) -> Settings:
     return Settings(tables.get("recipe") or "own", start=tables.get(START), task=task, **checked)
 
 
+def makes_no_model(settings: Settings, error: Exception) -> SettingsError:
+    """What an encoder or a layer refuses, under the key whose value it is where there is one."""
+    built, _, said = str(error).partition(": ")  # constructors say: DeepResidual: dropout is ...
+    key, _, rest = said.partition(" ")
+    layer, kinds = settings.layer, {**ENCODERS, **LAYERS, "transformer": Transformer}
+    tables = {"encoder": settings.encoder, "layer": layer, f"layer.{OVER}": layer.get(OVER, {})}
+    for where, table in tables.items():
+        own = NAME in table and kinds[table[NAME]].__name__ == built and key in table
+        if own and rest.endswith((f"not {table[key]!r}", f"not {table[key]}")):
+            return SettingsError(f"{where}.{key}: {rest}")
+    return SettingsError(f"the recipe {settings.recipe} makes no model: {error}")
+
+
 # -- tables and the signatures behind them --------------------------------------------------------
 
 
