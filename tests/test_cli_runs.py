@@ -561,7 +561,11 @@ def test_evaluate_writes_the_loss_of_every_token(drill, place):
         (["finetune", "nowhere"], "nowhere"),
         (["record", "nowhere"], "nowhere"),
         (["report", "nowhere"], "nowhere"),
-        (["data", "gone"], "gone: is neither a corpus"),
+        (
+            ["data", "gone"],
+            "gone: is neither a corpus (ptb, wikitext-2, web, multi30k, europarl, wmt14, numbers) "
+            "nor a folder or file; check the path, or take a name that `drill data` lists",
+        ),
     ],
 )
 def test_a_mistake_ends_in_one_sentence(drill, words, said):

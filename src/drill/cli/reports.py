@@ -1,5 +1,6 @@
 """`drill report`, `drill record`, `drill data`."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +20,7 @@ from drill.data import (
     NAMES,
     PARALLEL_CORPORA,
     PARALLEL_NAMES,
+    DataError,
     ParallelSplits,
     data_folders,
     read_corpus,
@@ -128,6 +130,11 @@ def data(
             raise SettingsError(f"--minimum-count: {corpus} is cut into subwords; leave it out")
         shown.print(f"{corpus}: {_counted(read_parallel_corpus(corpus))}", soft_wrap=True)
         return
+    if corpus not in NAMES and not os.path.exists(corpus):  # Path.exists() fails on odd names
+        raise DataError(
+            f"{corpus}: is neither a corpus ({', '.join([*NAMES, *PARALLEL_NAMES])}) nor a folder "
+            "or file; check the path, or take a name that `drill data` lists"
+        )
     with Counter("download") as progress:
         found, vocabulary = read_corpus(corpus, minimum_count=minimum_count, progress=progress)
         ids = found.encode(vocabulary)
