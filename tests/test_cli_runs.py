@@ -623,6 +623,7 @@ def test_report_and_record(drill, place):
     code, out, _ = drill("report", "runs/tiny", "-o", "r.html", "--bands", "--samples", "2")
     assert (code, out) == (0, "wrote r.html\n")
     page = (place / "r.html").read_text()
+    assert drill("report", "runs/tiny", "-o", "r.html")[1] == "replaced r.html\n"
     assert page.count("Without &lt;eos&gt;") == 1
     assert "Rare and frequent words" in page
     assert "Samples" in page

@@ -78,6 +78,7 @@ def report(
                     accuracy.setdefault(kind, {})[names[folder]] = each
             else:
                 found.add(names[folder], load_run(folder, device=device), bands, samples)
+    verb = "replaced" if out.exists() else "wrote"
     page = write_report(
         folders,
         out,
@@ -89,7 +90,7 @@ def report(
         samples=found.samples,
         title=title,
     )
-    typer.echo(f"wrote {page}")
+    typer.echo(f"{verb} {page}")
 
 
 def record(
