@@ -537,6 +537,7 @@ def test_evaluate_writes_the_loss_of_every_token(drill, place):
             "choose cpu, cuda or mps; did you mean cuda?",
         ),
         (["generate", "runs/tiny", "--temperature", "nan"], "temperature"),
+        (["score", "runs/tiny", "--header", "--json"], "--header: names columns"),
         (["score", "runs/tiny", "missing.txt"], "missing.txt: cannot be read"),
         (["train", "ptb-tide"], "did you mean ptb-tied"),
         (["train", "tiny.toml", "--set", "layer.detph=1"], "did you mean depth?"),
@@ -611,12 +612,26 @@ def test_score_reads_standard_input_and_files(drill, place):
     assert rows[2]["unknown"] == ["unheard"]
     assert sum(value for _, value in rows[0]["words"]) == pytest.approx(rows[0]["log_prob"])
     (place / "lines.txt").write_text(text)
-    code, out, _ = drill("score", "runs/tiny", "lines.txt")
+    code, out, err = drill("score", "runs/tiny", "lines.txt")
     assert (code, len(out.splitlines())) == (0, 3)
+    assert err == "not in the vocabulary, read as <unk>: unheard\n"
     assert float(out.splitlines()[0].split("\t")[0]) == pytest.approx(rows[0]["log_prob"], abs=1e-3)
+    _, named, _ = drill("score", "runs/tiny", "lines.txt", "--header")
+    assert named == f"log p\ttokens\tperplexity\ttext\n{out}"
     (place / "bad.txt").write_bytes(b"lamp\n\xff\xfe\n")
     code, _, err = drill("score", "runs/tiny", "bad.txt")
     assert (code, "bad.txt: line 2 is not UTF-8" in err) == (1, True)
+
+
+def test_score_names_each_unknown_word_once_and_not_too_many(drill):
+    strange = [f"word{i}" for i in range(23)]
+    text = f"{' '.join(strange)} lamp\nword0 boat\n"
+    _, _, err = drill("score", "runs/tiny", stdin=text)
+    assert err == (
+        f"not in the vocabulary, read as <unk>: {' '.join(strange[:20])} and 3 more; --json has "
+        "those of every line\n"
+    )
+    assert drill("score", "runs/tiny", "--json", stdin=text)[2] == ""
 
 
 def test_report_and_record(drill, place):

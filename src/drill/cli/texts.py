@@ -22,6 +22,11 @@ from drill.evaluation.scoring import Scored, unknown_words
 from drill.evaluation.scoring import score as scored
 from drill.generation import BETWEEN_SAMPLES
 from drill.generation import generate as generated
+from drill.recipes import SettingsError
+
+READ_AS_UNKNOWN = f"not in the vocabulary, read as {UNK}: "
+NAMED_AT_MOST = 20  # unknown words of a text that is scored
+COLUMNS = ("log p", "tokens", "perplexity", "text")
 
 
 def generate(
@@ -57,7 +62,7 @@ def generate(
         )
         strange = unknown_words(held.vocabulary, prompt)
         if strange:
-            note(f"not in the vocabulary, read as {UNK}: {' '.join(strange)}")
+            note(f"{READ_AS_UNKNOWN}{' '.join(strange)}")
         begun = typer.style(prompt.rstrip(" "), bold=True) if echo and prompt else ""
         typer.echo(begun, nl=False)  # bold on a terminal only
         for piece in pieces:
@@ -74,13 +79,18 @@ def score(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
     words: Annotated[bool, typer.Option("--words", help="Also log p of every word.")] = False,
+    header: Annotated[bool, typer.Option("--header", help="Name the columns first.")] = False,
     weights: WeightsOption = None,
     device: DeviceOption = "auto",
 ) -> None:
     """Print the log-probability of every line.
 
-    Each line on its own: log p, tokens, perplexity, text.
+    Each line on its own, in columns: log p (in nats, the line's end included), tokens (its words
+    and the end), perplexity (exp(-log p / tokens)), text. Words that the model does not know are
+    named on standard error; --json has those of every line.
     """
+    if header and as_json:
+        raise SettingsError("--header: names columns, and JSON lines name their own; leave it out")
     held = loaded(run, weights, device)
     with told(), ExitStack() as stack:
         # One by one where somebody waits for the answer, else together, which is faster.
@@ -88,8 +98,21 @@ def score(
         lines = sys.stdin.buffer if file is None else stack.enter_context(opened(file))
         texts = _texts(lines, "standard input" if file is None else str(file))
         block = 1 if waited else 1024
+        strange: dict[str, None] = {}  # in the order of the text, each once
+        if header:
+            typer.echo("\t".join(COLUMNS))
         for each in scored(held.model, held.vocabulary, texts, lines_per_block=block):
             typer.echo(_as_json(each, words) if as_json else _as_text(each, words))
+            if waited and each.unknown:
+                note(f"{READ_AS_UNKNOWN}{' '.join(each.unknown)}")
+            strange |= dict.fromkeys(each.unknown)
+        if strange and not waited and not as_json:
+            named = " ".join([*strange][:NAMED_AT_MOST])
+            more = len(strange) - NAMED_AT_MOST
+            note(
+                f"{READ_AS_UNKNOWN}{named}"
+                + (f" and {more:,} more; --json has those of every line" if more > 0 else "")
+            )
 
 
 def opened(file: Path) -> Any:
