@@ -1,4 +1,4 @@
-"""A locked mask drops rows of U instead of columns of the labels, where nobody can tell."""
+"""A locked mask drops rows of U instead of columns of the labels, where these are more."""
 
 import pytest
 import torch
@@ -37,7 +37,10 @@ class Adapter(nn.Linear):
     """Stands for what fine-tuning puts in the place of a linear map."""
 
 
-@pytest.mark.parametrize("kind", ["hook", "adapter", "half precision", "mask of single labels"])
+KINDS = ["hook", "adapter", "half precision", "autocast", "mask of single labels", "few labels"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_linear_part_that_has_to_be_called_reads_dropped_labels(kind, monkeypatch):
     dtype = torch.bfloat16 if kind == "half precision" else torch.float32
     f = label_map(dtype=dtype)
@@ -52,8 +55,9 @@ def test_a_linear_part_that_has_to_be_called_reads_dropped_labels(kind, monkeypa
     else:  # on the class: on the instance it would count as a hook
         call = nn.Linear.forward
         monkeypatch.setattr(nn.Linear, "forward", lambda self, x: seen.append(x) or call(self, x))
-    X = torch.randn(V, D_IN, dtype=dtype)
-    f(X, mask)
+    X = torch.randn(D_OUT if kind == "few labels" else V, D_IN, dtype=dtype)
+    with torch.autocast("cpu", torch.bfloat16, enabled=kind == "autocast"):
+        f(X, mask)
     assert torch.equal(seen[0], (X * mask).to(dtype))
 
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from drill.kernels.label_encoder import KeptBits, draw_kept_bits
 from drill.kernels.masks import draw_mask, masked
+from drill.kernels.nll import compute_dtype
 from drill.kernels.nll_checks import check_operand
 from drill.layers.settings import ACTIVATIONS, fraction, one_of, span, switch
 from drill.layers.vectors import Placement
@@ -90,7 +91,8 @@ class LabelMap(nn.Module):
         Not in half precision, where X is rounded as the fused encoder rounds it.
         """
         whole = type(self.linear) is nn.Linear and not hooked(self.linear)
-        return whole and mask.shape[0] == 1 and X.dtype.itemsize >= 4
+        fewer = mask.shape[0] == 1 and X.shape[0] > self.linear.out_features
+        return whole and fewer and compute_dtype(X).itemsize >= 4
 
     def extra_repr(self) -> str:
         return (
