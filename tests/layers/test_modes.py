@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from drill.kernels.nll import INTERPRETED, TRITON_INSTALLED
 from drill.layers import DeepResidual, MatrixLayer
+from drill.layers.label_map import LabelMap
 from tests.layers.table import (
     CASES,
     D,
@@ -44,6 +45,18 @@ def test_autocast_gives_a_close_loss_and_gradients_in_the_parameters_dtype(name,
     loss.backward()
     assert {p.grad.dtype for p in layer.parameters()} == {torch.float32}
     assert all(p.grad.isfinite().all() for p in layer.parameters())
+
+
+@every_matrix_case
+def test_autocast_encodes_labels_in_its_dtype_and_leaves_others_as_they_are(name):
+    layer = make(name)
+    encoded = any(isinstance(module, LabelMap) for module in layer.modules())
+    plain = layer.label_weight.dtype
+    with bfloat16:
+        own = layer.label_weight.dtype  # descriptions are encoded by products too
+        for labels in (layer.labels(), layer.labels(torch.arange(2))):
+            assert labels.dtype == (torch.bfloat16 if encoded else own)
+    assert layer.labels().dtype == plain
 
 
 @IMPLS

@@ -162,6 +162,8 @@ class MatrixLayer(OutputLayer):
     def labels(self, rows: Tensor | None = None, check: bool = True) -> Tensor:
         """g_out: the encoded labels (V, k), or only those of ``rows`` (R,) -> (R, k).
 
+        They come in the dtype of the products that encode them, autocast's where it is on; label
+        vectors that nothing encodes (tied, full) come as they are.
         ``check`` looks whether every row is a label, which on a GPU waits for the device.
         """
 

@@ -17,7 +17,7 @@ from drill.kernels.label_encoder import (
     encode_labels,
     fused_missing,
 )
-from drill.kernels.nll import logger
+from drill.kernels.nll import compute_dtype, logger
 from drill.layers.base import MatrixLayer
 from drill.layers.label_map import LabelMap, MapOptions, hooked
 from drill.layers.settings import at_least_zero, one_of, positive, same_width, switch
@@ -99,7 +99,7 @@ class DeepResidual(MatrixLayer):
             if self.residual:
                 Y = Y + E
             X = Y
-        return X
+        return X.to(compute_dtype(E)) if self.maps else E  # autocast widens a sum with E
 
     def extra_repr(self) -> str:
         return (

@@ -55,7 +55,7 @@ class DualNonlinear(MatrixLayer):
     def labels(self, rows: Tensor | None = None, check: bool = True) -> Tensor:
         E = self.label_rows(rows, check)  # (V, d)
         Y = cast(Tensor, self.label_map(E, self.label_map.draw_mask(E)))  # (V, k)
-        return Y + E if self.residual else Y
+        return (Y + E).to(Y.dtype) if self.residual else Y  # autocast widens the sum
 
     def context(self, hidden: Tensor) -> Tensor:
         self.check_hidden(hidden)
