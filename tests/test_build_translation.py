@@ -20,10 +20,11 @@ from drill.build_translation import load_translation, translator
 from drill.cli.evaluate_translation import accuracy_bands
 from drill.config import TRANSLATION, Settings, recipe, saved
 from drill.data import DataError, Subwords
+from drill.provenance import has_ended
 from drill.recipes import SettingsError, recipe_names
 from drill.report.ledger import read as read_ledger
 from drill.report.runs import read_run
-from drill.run_folder import RunFolderError
+from drill.run_folder import RunFolder, RunFolderError
 from drill.translation import Search, Translation, translate
 from tests.tiny_runs import all_of, interrupted_after, unlike
 from tests.tiny_translations import text
@@ -195,16 +196,19 @@ def test_a_run_comes_back_as_it_was(here):
     ]
 
 
-def test_what_is_trained_is_said_in_one_line_before_it_is(here, tmp_path):
+def test_what_is_trained_is_said_in_short_lines_before_it_is(here, tmp_path):
     said: list[str] = []
     train_run(small("training.updates=1"), tmp_path / "run", device="cpu", opened=said.append)
-    (line,) = said
-    assert line.startswith(f"training mt-demo in {tmp_path / 'run'}: deep-residual (depth 2, ")
+    first, second, third = said[0].splitlines()
+    assert first == f"training mt-demo in {tmp_path / 'run'}: deep-residual (depth 2)"
     run = load_translation(tmp_path / "run", device="cpu")
     own = 2 * (8 * 8 + 8) + 262  # two maps and the bias
-    assert f"; {run.model.parameter_count():,} parameters, {own} of them the layer's own; " in line
-    assert f"; pairs: {len(run.data.train)} pairs, 262 subwords; cpu (" in line
-    assert line.endswith("), float32")
+    assert second == (
+        f"  {run.model.parameter_count():,} parameters, {own} of them the layer's own; "
+        f"pairs: {len(run.data.train)} pairs, 262 subwords"
+    )
+    assert third.startswith("  cpu (")
+    assert third.endswith("), float32")
 
 
 def test_either_weights_on_request(here):
@@ -255,6 +259,59 @@ def test_faults_of_settings_show_before_a_text_is_read(here, monkeypatch, change
     monkeypatch.setattr(build_translation, "read_parallel_corpus", None)
     with pytest.raises(SettingsError, match=fault):
         train_run(small(*changes), "runs/none", device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("limit", "more"),
+    [
+        ("training.epochs=2", "training.epochs=3"),
+        ("training.updates=3", "training.updates=4"),
+    ],
+)
+def test_a_finished_run_stays_as_it_is(here, limit, more):
+    folder = here / limit
+
+    def contents() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    first = train_run(small(limit), folder, device="cpu")
+    before, first_step = contents(), RunFolder(folder).last_numbers()["step"]
+    again = train_run(small(limit), folder, device="cpu")
+    assert contents() == before
+    assert again.test.scores == first.test.scores
+    assert again.test.hypotheses == ()
+    for mine, theirs in ((again.valid, first.valid), (again.test.fit, first.test.fit)):
+        assert (mine.tokens, mine.loss) == (theirs.tokens, pytest.approx(theirs.loss, rel=1e-12))
+    assert replace(again, valid=first.valid, test=first.test) == first
+    assert train_run(small(more), folder, device="cpu").finished
+    assert saved(folder / "recipe.toml") == small(more)
+    assert RunFolder(folder).last_numbers()["step"] > first_step
+
+
+@pytest.mark.parametrize(
+    ("limits", "ended"),
+    [
+        (["training.epochs=1"], True),
+        (["training.epochs=3"], False),
+        (["training.epochs=3", "training.updates=1"], True),
+        (["training.epochs=3", "training.updates=999"], False),
+        (["training.epochs=3", "training.max_minutes=1e-6"], True),
+        (["training.epochs=3", "training.max_minutes=999"], False),
+    ],
+)
+def test_the_limit_that_comes_first_ends_a_run(here, limits, ended):
+    assert has_ended(RunFolder("runs/tiny"), small(*limits)) is ended
+
+
+def test_no_time_at_all_is_told(drill):
+    changes = ["data.corpus=pairs", *SMALL, "training.max_minutes=1e-9"]
+    words = [word for change in changes for word in ("--set", change)]
+    code, out, err = drill("train", "mt-demo", *words, "--name", "short", "--device", "cpu", "-q")
+    assert (code, out) == (0, "")
+    assert err == (
+        "runs/short: its time was over before the first update; give it a larger "
+        "training.max_minutes\n"
+    )
 
 
 def test_the_same_command_resumes(here, monkeypatch):

@@ -1,11 +1,13 @@
-"""What a run is about to train, in a line or two before it begins."""
+"""What a run is about to train, in a few lines before it begins."""
 
+import inspect
 from typing import Any
 
 import torch
 
 from drill.analysis.cost import own_parameters
 from drill.config import OVER, TRANSLATION, Settings
+from drill.layers import LAYERS
 from drill.machine import device_name
 from drill.models import LanguageModel
 from drill.parallel import World
@@ -23,34 +25,37 @@ def opening(
     device: torch.device,
     processes: World,
 ) -> str:
-    """One line: recipe, folder, output layer, parameters, corpus, device and precision.
+    """Three lines: recipe, folder and output layer; parameters and corpus; device and precision.
 
-    A second one where a recipe leaves sizes to the defaults and has no base to say so.
+    One more where a recipe leaves sizes to the defaults and has no base to say so.
 
     text  what of the corpus is trained on, such as ``"929,589 tokens, 10,000 words"``
     """
     begun = run.last.exists()
     precision = effective(settings.training["precision"], device)
     several = f"{processes.size} processes, " if processes.size > 1 else ""
-    parts = [
-        layer_in_words(settings.layer),
-        f"{model.parameter_count():,} parameters, {own_parameters(model.layer):,} of them the "
-        "layer's own",
-        f"{settings.data['corpus']}: {text}",
-        f"{several}{device} ({device_name(device)}), {precision}",
-    ]
     verb = "going on with" if begun else "training"
-    line = f"{verb} {settings.recipe} in {run.path}: {'; '.join(parts)}"
+    lines = [
+        f"{verb} {settings.recipe} in {run.path}: {layer_in_words(settings.layer)}",
+        f"  {model.parameter_count():,} parameters, {own_parameters(model.layer):,} of them the "
+        f"layer's own; {settings.data['corpus']}: {text}",
+        f"  {several}{device} ({device_name(device)}), {precision}",
+    ]
     remark = None if begun else sizes_by_default(settings)
-    return line if remark is None else f"{line}\n{remark}"
+    return "\n".join(lines if remark is None else [*lines, remark])
 
 
 def layer_in_words(table: dict[str, Any]) -> str:
-    """``tied (bias true)``, or ``mixture (experts 15) over tied (bias true)``."""
+    """``tied``, or ``mixture (experts 15) over deep-residual (depth 4, dropout 0.6)``.
+
+    Sizes, and the options that are not the layer's defaults.
+    """
+    usual = inspect.signature(LAYERS[table[NAME]]).parameters
     options = [
         f"{key} {str(value).lower() if isinstance(value, bool) else value}"
         for key, value in table.items()
         if key not in (NAME, OVER) and value is not None
+        if type(value) is int or value != usual[key].default
     ]
     own = table[NAME] + (f" ({', '.join(options)})" if options else "")
     return f"{own} over {layer_in_words(table[OVER])}" if OVER in table else own
