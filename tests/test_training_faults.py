@@ -57,6 +57,16 @@ def test_the_best_weights_are_kept_where_no_checkpoint_was_due(tmp_path):
     assert all(torch.equal(kept[name], best[name]) for name in best)
 
 
+def test_the_weights_it_began_with_may_be_the_best_ones(tmp_path):
+    said = poisoned(tmp_path, 3, math.nan, baseline=True)
+    kept = tmp_path / "best.safetensors"
+    assert (
+        f"no checkpoint was due before that; the best weights, those it began with, are {kept}; "
+        in said
+    )
+    assert weights(kept).keys() == dict(small_model("deep-residual").named_parameters()).keys()
+
+
 def test_a_run_goes_on_from_the_last_good_checkpoint(tmp_path):
     small_run(tmp_path / "whole", "deep-residual")
     poisoned(tmp_path / "run", 15, math.nan, save_every=0.0)

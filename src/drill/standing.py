@@ -27,6 +27,7 @@ class Standing:
     epoch: int = 1
     step: int = 0  # of the whole run
     loss: float = math.nan  # mean of the epoch so far, when last looked at
+    best: object = None  # scores of the best weights, once there are any
     best_epoch: int = 0
     best_weights: dict[str, Tensor] | None = None  # not yet on disk
     seconds: float = 0.0  # of this epoch

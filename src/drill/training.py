@@ -265,8 +265,9 @@ def finite(loss: float, at: Standing, rule: Rule, folder: RunFolder) -> float:
         if folder.last.exists()
         else "no checkpoint was due before that"
     )
-    if at.best_epoch:
-        last += f"; the best weights, those of epoch {at.best_epoch}, are {folder.best}"
+    if at.best is not None:
+        of = f"those of epoch {at.best_epoch}" if at.best_epoch else "those it began with"
+        last += f"; the best weights, {of}, are {folder.best}"
     if take_stall():
         raise Diverged(
             f"{STALLED}, before step {at.step} of epoch {at.epoch}; {last}; run the same command "

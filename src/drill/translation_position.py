@@ -55,7 +55,7 @@ class TranslationPosition(Standing):
     validated: int = 0  # the step of the last validation
     validations: int = 0
     clock: float = 0.0  # the share of the time limit, as all processes have agreed
-    best: TranslationLoss | None = None
+    best: TranslationLoss | None = field(default=None, kw_only=True)
     recent: dict[int, dict[str, Tensor] | None] = field(default_factory=dict)
     """Weights of the last validations by step, None where they are on disk."""
 
