@@ -20,12 +20,14 @@ from typer.testing import CliRunner
 
 from drill import cli
 from drill.build import load_run
+from drill.checkpoint import fingerprint_in, load, save
 from drill.evaluation.cache import cache_perplexity
 from drill.evaluation.dynamic import dynamic_perplexity
 from drill.evaluation.gradients import Statistics, gradient_statistics
 from drill.machine import device_name
 from drill.recipes import recipe_names
 from drill.run_folder import RunFolderError
+from drill.standing import under
 from drill.steps import TRAINING_LOG
 
 RECIPE = """
@@ -658,6 +660,63 @@ def test_data_counts_a_corpus(drill):
 def test_recipes_lists_every_one(drill):
     code, out, _ = drill("recipes")
     assert code == 0
+def test_evaluations_stay_with_the_weights_they_are_of(drill, place):
+    """Also where the run is trained on."""
+    shutil.copytree(place / "runs/tiny", place / "runs/longer")
+    held = place / "runs/longer/evaluations.jsonl"
+    held.unlink(missing_ok=True)
+    words = ("evaluate", "runs/longer", "--cache", "--split", "test", "--device", "cpu")
+
+    def reported() -> tuple[bool, str]:
+        out = drill("report", "runs/longer", "--markdown")[1]
+        return "Learning from the text" in out, out
+
+    drill(*words)
+    row = json.loads(held.read_text())
+    assert (row["weights"], row["weights_epoch"]) == ("best", 2)
+    assert reported()[0]
+    assert drill("record", "runs/longer", "--ledger", "w.jsonl")[::2] == (0, "")
+    more = ("--name", "longer", "--set", "training.epochs=6")
+    assert drill(*ON_A_CPU, *more)[0] == 0
+    metrics = (place / "runs/longer/metrics.jsonl").read_text().splitlines()
+    assert json.loads(metrics[-1])["epoch"] > 2  # better weights
+    shown, page = reported()
+    assert not shown
+    assert "line 1 is left out, since other weights were evaluated (best of epoch 2)" in page
+    code, _, err = drill("record", "runs/longer", "--ledger", "w.jsonl")
+    assert (code, "best of epoch 2" in err) == (0, True)
+    ledger = [json.loads(line) for line in (place / "w.jsonl").read_text().splitlines()]
+    assert [len(each["evaluations"]) for each in ledger] == [1, 0]
+    drill(*words)
+    assert reported()[0]
+
+
+def test_an_evaluation_of_the_last_weights_is_not_the_runs(drill, place):
+    folder = place / "runs/moved"
+    shutil.copytree(place / "runs/tiny", folder)
+    (folder / "evaluations.jsonl").unlink(missing_ok=True)
+    tensors, numbers = load(folder / "last/checkpoint.safetensors")
+    tensors["model/layer.bias"] += 1.0
+    save(folder / "last/checkpoint.safetensors", tensors, numbers)
+    words = ("evaluate", "runs/moved", "--cache", "--split", "test", "--device", "cpu")
+    drill(*words, "--weights", "last")
+    row = json.loads((folder / "evaluations.jsonl").read_text())
+    assert (row["weights"], row["weights_step"]) == ("last", numbers["step"])
+    out = drill("report", "runs/moved", "--markdown")[1]
+    assert "Learning from the text" not in out
+    assert f"other weights were evaluated (last of step {numbers['step']})" in out
+
+
+def test_equal_weights_have_equal_fingerprints_wherever_they_lie(drill, place):
+    folder = place / "runs/equal"
+    shutil.copytree(place / "runs/tiny", folder)
+    tensors, _ = load(folder / "last/checkpoint.safetensors")
+    save(folder / "best.safetensors", under("model/", tensors), {"epoch": 2})
+    best, last = (load_run(folder, which, "cpu").origin for which in ("best", "last"))
+    assert best.fingerprint == last.fingerprint == fingerprint_in(folder / "best.safetensors")
+    assert (best.when, list(last.when)) == ({"epoch": 2}, ["step"])
+
+
     lines = out.splitlines()
     assert [line.split()[0] for line in lines if not line.startswith(" ")] == recipe_names()
     assert [line for line in lines if len(line) > 80] == []

@@ -8,7 +8,7 @@ run.model, run.vocabulary
 
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from drill.checkpoint import copy_into, load, load_into
+from drill.checkpoint import copy_into, fingerprint, load, load_into
 from drill.config import OVER, TRANSLATION, Settings, makes_no_model, saved, wraps
 from drill.data import DataError, Ids, Vocabulary, cache_folder, read_corpus
 from drill.encoders import ENCODERS
@@ -33,6 +33,7 @@ from drill.provenance import has_ended, keep_environment
 from drill.recipes import NAME, SettingsError
 from drill.resuming import has_begun, with_text
 from drill.run_folder import RunFolder, RunFolderError
+from drill.standing import under
 from drill.steps import ways, why_not_recorded
 from drill.training import Outcome, train
 from drill.translation_training import TranslationOutcome
@@ -244,13 +245,36 @@ def finetuning(run: Path | str) -> Settings:
 
 @dataclass(frozen=True)
 class Run:
+@dataclass(frozen=True)
+class Origin:
+    """Which weights of a run a model has.
+
+    weights      of which kind
+    when         {"epoch": 12}, {"step": 8000} or, of a mean, {"steps": [7000, 8000]}
+    fingerprint  equal for equal weights, bit for bit
+    """
+
+    weights: Weights
+    when: Mapping[str, Any]
+    fingerprint: str
+
+    def row(self) -> dict[str, Any]:
+        """What a row of evaluations.jsonl says of it."""
+        when = {f"weights_{key}": value for key, value in self.when.items()}
+        return {"weights": self.weights, **when, "weights_fingerprint": self.fingerprint}
+
+
     """A trained model and what it was trained on."""
 
     folder: RunFolder
     settings: Settings
     vocabulary: Vocabulary
     model: LanguageModel
-    weights: Weights
+    origin: Origin
+
+    @property
+    def weights(self) -> Weights:
+        return self.origin.weights
 
     @cached_property
     def ids(self) -> Ids:
@@ -300,25 +324,22 @@ def load_run(
     vocabulary = vocabulary_of(run)
     place = pick_device(device) if isinstance(device, str) else device
     model = language_model(settings, vocabulary, place)
-    chosen = load_weights(model, run, weights)
-    return Run(run, settings, vocabulary, model, chosen)
+    return Run(run, settings, vocabulary, model, load_weights(model, run, weights))
 
 
-def load_weights(model: nn.Module, run: RunFolder, weights: Weights | None) -> Weights:
+def load_weights(model: nn.Module, run: RunFolder, weights: Weights | None) -> Origin:
     """Load these, or the best there are, and set eval mode; gives which they are."""
-    files: dict[Weights, Path] = {"averaged": run.averaged, "best": run.best}
+    files: dict[Weights, Path] = {"averaged": run.averaged, "best": run.best, "last": run.last}
     there: list[Weights] = [name for name, path in files.items() if path.exists()]
     chosen: Weights = weights or [*there, "last"][0]
-    if chosen == "last":
-        tensors, _ = load(run.last, _other_weights(there))
-        wanted = {f"model/{name}": p for name, p in model.named_parameters()}
-        found = {name: t for name, t in tensors.items() if name.startswith("model/")}
-        copy_into(wanted, found, str(run.last))
-    else:
-        others: list[Weights] = [name for name in there if name != chosen]
-        load_into(model, files[chosen], _other_weights(others + ["last"] * run.last.exists()))
+    path = files[chosen]
+    tensors, numbers = load(path, _other_weights([name for name in there if name != chosen]))
+    if chosen == "last":  # they lie among what a resume needs
+        tensors = under("model/", tensors)
+    copy_into(dict(model.named_parameters()), tensors, str(path))
     model.eval()
-    return chosen
+    when = {"averaged": "steps", "best": "epoch", "last": "step"}[chosen]
+    return Origin(chosen, {when: numbers[when]}, fingerprint(tensors))
 
 
 def _other_weights(there: Sequence[Weights]) -> str:

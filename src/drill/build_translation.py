@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from drill.build import (
+    Origin,
     Weights,
     load_weights,
     output_layer,
@@ -170,7 +171,11 @@ class TranslationRun:
     settings: Settings
     subwords: Subwords
     model: Translator
-    weights: Weights
+    origin: Origin
+
+    @property
+    def weights(self) -> Weights:
+        return self.origin.weights
 
     @cached_property
     def data(self) -> TranslationData:

@@ -5,6 +5,7 @@ One file, so a rename puts all of it into place: a checkpoint is the old one or 
 mixture.
 """
 
+import hashlib
 import json
 import os
 import zlib
@@ -142,6 +143,27 @@ def _settle(folder: Path) -> None:
     except OSError:
         pass
     finally:
+def fingerprint(tensors: Mapping[str, Tensor]) -> str:
+    """16 digits, equal for equal tensors of equal names: what a result of them belongs to."""
+    return _digest({name: _checksum(_plain(tensor)) for name, tensor in tensors.items()})
+
+
+def fingerprint_in(path: Path) -> str:
+    """``fingerprint`` of all tensors of a file, from its header alone."""
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            return _digest(json.loads(file.metadata()["drill"])["checksums"])
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: there is no such checkpoint; train first") from None
+    except (SafetensorError, OSError, LookupError, TypeError, ValueError, RecursionError) as error:
+        raise _damaged(path, f"{type(error).__name__}: {error}", START_OVER) from None
+
+
+def _digest(checksums: Mapping[str, int]) -> str:
+    text = json.dumps(dict(checksums), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
         os.close(handle)
 
 

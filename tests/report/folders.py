@@ -5,6 +5,10 @@ import math
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from drill import checkpoint
+
 RECIPE = """\
 recipe = "{recipe}"
 
@@ -111,12 +115,27 @@ def write_run(
         last = rows[-1]["elapsed"] + 2.0
         rows.append(test_row(best["epoch"], best["valid_perplexity"], test, last))
     write_metrics(folder, rows)
+    write_weights(folder, epoch=len(valid))
     return folder
 
 
 def write_metrics(folder: Path, rows: list[dict[str, Any]], tail: str = "") -> None:
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     (folder / "metrics.jsonl").write_text(lines + tail, encoding="utf-8")
+
+
+def write_weights(folder: Path, epoch: int) -> None:
+    """Best weights, as small as can be; others at every epoch."""
+    weights = {"layer.bias": torch.full((3,), float(epoch))}
+    checkpoint.save(folder / "best.safetensors", weights, {"epoch": epoch})
+
+
+def of_weights(folder: Path) -> dict[str, Any]:
+    """What a row says that was made of the best weights of the folder as they are now."""
+    path = folder / "best.safetensors"
+    epoch = checkpoint.load(path)[1]["epoch"]
+    digits = checkpoint.fingerprint_in(path)
+    return {"weights": "best", "weights_epoch": epoch, "weights_fingerprint": digits}
 
 
 def write_evaluations(folder: Path, rows: list[dict[str, Any]], tail: str = "") -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from drill.report import ledger, read_run
 from drill.report.ledger import LedgerError, read, record
-from tests.report.folders import write_evaluations, write_run
+from tests.report.folders import of_weights, write_evaluations, write_run
 
 ROOT = Path(__file__).parents[2]
 NOW = datetime(2026, 11, 15, 9, 30, tzinfo=UTC)
@@ -96,6 +96,7 @@ def test_an_evaluation_is_a_row_of_its_own_that_names_the_result(tmp_path):
     first = record(run, path)
     before = path.read_bytes()
     dynamic = {"kind": "dynamic", "split": "test", "perplexity": 51.0, "lr": 5e-5}
+    dynamic |= of_weights(run)
     write_evaluations(run, [dynamic])
     row = record(run, path, "later", now=NOW)
     assert path.read_bytes().startswith(before)
@@ -114,6 +115,28 @@ def test_an_evaluation_is_a_row_of_its_own_that_names_the_result(tmp_path):
     write_evaluations(run, [dynamic, better, cache])
     assert record(run, path).evaluations == [better, cache]
     assert [json.loads(line)["kind"] for line in lines(path)] == ["result", *["evaluation"] * 3]
+
+
+def test_a_run_that_went_on_leaves_evaluations_of_its_old_weights_behind(tmp_path):
+    run, path = write_run(tmp_path / "a", valid=[90.0, 80.0]), tmp_path / "runs.jsonl"
+    write_evaluations(
+        run, [{"kind": "cache", "split": "test", "perplexity": 70.0, **of_weights(run)}]
+    )
+    assert len(record(run, path).evaluations) == 1
+    write_run(run, valid=[90.0, 80.0, 70.0, 60.0])
+    assert record(run, path).evaluations == []
+    assert [len(row.evaluations) for row in read(path)] == [1, 0]
+
+
+def test_evaluations_by_other_settings_stand_beside_each_other(tmp_path):
+    run, path = write_run(tmp_path / "a"), tmp_path / "runs.jsonl"
+    first = {"kind": "cache", "split": "test", "perplexity": 70.0, "theta": 1.0, **of_weights(run)}
+    record(run, path)
+    write_evaluations(run, [first, other := {**first, "theta": 0.5}])
+    assert record(run, path).evaluations == [first, other]
+    again = {**first, "perplexity": 69.0}
+    write_evaluations(run, [first, other, again])
+    assert record(run, path).evaluations == [other, again]
 
 
 def test_a_row_from_before_curves_is_still_read(tmp_path):

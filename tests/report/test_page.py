@@ -17,6 +17,7 @@ from drill.report.runs import read_run, read_runs
 from tests.report.drawing import checked, paths
 from tests.report.folders import (
     epoch_row,
+    of_weights,
     perplexities,
     write_evaluations,
     write_metrics,
@@ -359,7 +360,8 @@ def test_markdown_holds_the_tables(tmp_path, runs):
 
 
 def test_evaluations_have_their_section_where_there_are_any(tmp_path, runs):
-    write_evaluations(runs[0], [{"kind": "dynamic", "split": "test", "perplexity": 51.25}])
+    found = {"kind": "dynamic", "split": "test", "perplexity": 51.25}
+    write_evaluations(runs[0], [{**found, **of_weights(runs[0])}])
     _, page = written(tmp_path, runs)
     assert ("h2", "Learning from the text") in page.said
     assert "51.25" in page.text
@@ -369,6 +371,15 @@ def test_evaluations_have_their_section_where_there_are_any(tmp_path, runs):
     _, page = written(tmp_path, [], ledgers=[ledger])
     assert "51.25" in page.text
     assert "| tied | tied | dynamic | 51.25 |" in markdown([], [ledger])
+
+
+def test_evaluations_of_other_weights_are_to_be_read_with_care(tmp_path, runs):
+    write_evaluations(runs[0], [{"kind": "dynamic", "split": "test", "perplexity": 51.25}])
+    _, page = written(tmp_path, runs)
+    assert ("h2", "Learning from the text") not in page.said
+    assert "51.25" not in page.text
+    assert "line 1 is left out, since no weights are named there" in page.text
+    assert "line 1 is left out, since no weights are named there" in markdown(runs)
 
 
 def test_markdown_of_runs_without_seeds_has_one_table(runs):

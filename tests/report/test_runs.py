@@ -8,6 +8,7 @@ import pytest
 from drill.report.runs import RunError, layer_name, read_run, read_runs
 from tests.report.folders import (
     epoch_row,
+    of_weights,
     perplexities,
     test_row,
     write_evaluations,
@@ -221,10 +222,11 @@ def test_layers_are_called_by_name_and_size(table, name):
     assert layer_name(table) == name
 
 
-def test_the_last_evaluation_of_each_kind_and_split_counts(tmp_path):
+def test_the_last_evaluation_of_each_kind_split_and_setting_counts(tmp_path):
     folder = write_run(tmp_path / "run")
     assert read_run(folder).evaluations == ()
     dynamic = {
+        **of_weights(folder),
         "kind": "dynamic",
         "split": "test",
         "perplexity": 52.0,
@@ -240,9 +242,45 @@ def test_the_last_evaluation_of_each_kind_and_split_counts(tmp_path):
     ]
     write_evaluations(folder, rows, tail='{"kind": "cac')
     run = read_run(folder)
-    valid = {"kind": "dynamic", "split": "valid", "perplexity": 52.0, "published": 51.9}
+    valid = {key: value for key, value in dynamic.items() if key != "lr"} | {"split": "valid"}
     assert run.evaluations == (dynamic, valid)
+    assert run.faults == run.remarks == ()
+
+
+def test_evaluations_of_other_weights_are_left_out_with_a_remark(tmp_path):
+    folder = write_run(tmp_path / "run", valid=[90.0, 80.0])
+    row = {"kind": "cache", "split": "test", "perplexity": 70.0, "theta": 1.0}
+    early = {**row, **of_weights(folder)}
+    write_run(folder, valid=[90.0, 80.0, 70.0, 60.0])  # it was trained on
+    last = {**row, "weights": "last", "weights_step": 40, "weights_fingerprint": "0" * 16}
+    own = {**row, **of_weights(folder), "perplexity": 50.0}
+    write_evaluations(folder, [row, early, row, own, last])
+    run = read_run(folder)
+    assert run.evaluations == (own,)
     assert run.faults == ()
+    path = f"{folder}/evaluations.jsonl"
+    assert run.remarks == (
+        f"{path}: lines 1, 3 are left out, since no weights are named there; evaluate the run "
+        "again",
+        f"{path}: line 2 is left out, since other weights were evaluated (best of epoch 2) than "
+        "the run's figures are of; evaluate the run again",
+        f"{path}: line 5 is left out, since other weights were evaluated (last of step 40) than "
+        "the run's figures are of; evaluate the run again",
+    )
+
+
+@pytest.mark.parametrize("content", [None, b"no weights"])
+def test_evaluations_of_weights_that_are_gone_are_left_out_with_a_remark(tmp_path, content):
+    folder = write_run(tmp_path / "run")
+    row = {"kind": "cache", "split": "test", "perplexity": 70.0, **of_weights(folder)}
+    write_evaluations(folder, [row])
+    best = folder / "best.safetensors"
+    best.unlink() if content is None else best.write_bytes(content)
+    run = read_run(folder)
+    assert (run.evaluations, run.faults) == ((), ())
+    (remark,) = run.remarks
+    assert "nobody can say whether they are of the tested weights" in remark
+    assert str(best) in remark
 
 
 def test_a_damaged_evaluation_is_named(tmp_path):

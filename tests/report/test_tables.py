@@ -1,6 +1,7 @@
 """What the tables say, from synthetic runs whose figures are known."""
 
 import json
+from dataclasses import replace
 
 from drill.recipes import recipe_names
 from drill.report import ledger
@@ -17,7 +18,9 @@ from drill.report.tables import (
     spread,
     time_table,
 )
-from tests.report.folders import write_evaluations, write_run
+from tests.report.folders import of_weights, write_evaluations, write_run
+
+ADAPTED_PAPER = ("51.6 / 51.1", "+0.4 / +0.4")
 
 
 def cells(table, row=0):
@@ -137,22 +140,53 @@ def test_runs_of_which_nothing_is_known_have_a_row_all_the_same(tmp_path):
 
 def test_models_that_learn_from_the_text_stand_beside_the_papers(tmp_path):
     tuned = write_run(tmp_path / "tuned", recipe="ptb-tied-finetune")
+    own = {**of_weights(tuned), "precision": "tf32", "batch_size": 1}
+    step, cache = {"kind": "dynamic", "lr": 5e-5, **own}, {"kind": "cache", "theta": 1.0, **own}
     write_evaluations(
         tuned,
         [
-            {"kind": "cache", "split": "test", "perplexity": 53.1, "published": 53.0},
-            {"kind": "dynamic", "split": "valid", "perplexity": 52.0, "published": 51.9},
-            {"kind": "dynamic", "split": "test", "perplexity": 51.5, "published": "odd"},
+            {**cache, "split": "test", "perplexity": 53.1, "published": 53.0},
+            {**step, "split": "valid", "perplexity": 52.0, "published": 51.9, "seconds": 1.0},
+            {**step, "split": "test", "perplexity": 51.5, "published": "odd", "seconds": 2.0},
+            {**step, "split": "train", "perplexity": 9.0, "published": 9.0},
         ],
     )
     plain = write_run(tmp_path / "plain")
-    write_evaluations(plain, [{"kind": "cache", "split": "test", "perplexity": 54.0}])
+    own = {**of_weights(plain), "as_published": True}
+    write_evaluations(plain, [{"kind": "cache", "split": "test", "perplexity": 54.0, **own}])
     table = evaluations_table(read_runs([tuned, plain, write_run(tmp_path / "none")]))
     assert [list(row) for row in table.rows] == [
-        ["tuned", "tied", "dynamic", "52.00", "51.50", "51.6 / 51.1", "+0.4 / +0.4"],
-        ["tuned", "tied", "cache", "", "53.10", "53.9 / 52.8", "+0.2"],
-        ["plain", "tied", "cache", "", "54.00", "53.9 / 52.8 ft", ""],
+        ["tuned", "tied", "dynamic", "lr 5e-05, tf32", "52.00", "51.50", *ADAPTED_PAPER],
+        ["tuned", "tied", "cache", "theta 1, tf32", "", "53.10", "53.9 / 52.8", "+0.2"],
+        ["plain", "tied", "cache", "as published", "", "54.00", "53.9 / 52.8 ft", ""],
     ]
+
+
+def test_both_figures_of_an_evaluation_are_by_the_same_settings(tmp_path):
+    run = write_run(tmp_path / "run", recipe="ptb-tied-finetune")
+    row = {"kind": "cache", "published": 54.0, **of_weights(run)}
+
+    def found(*said: tuple[str, float, float]) -> tuple[str | None, ...]:
+        keys = ("split", "theta", "perplexity")
+        write_evaluations(run, [{**row, **dict(zip(keys, each, strict=True))} for each in said])
+        shown = cells(evaluations_table([read_run(run)]))
+        return tuple(shown.get(name) for name in ("settings", "valid", "test"))
+
+    valid, test = ("valid", 1.0, 60.0), ("test", 1.0, 58.0)
+    other_valid, other_test = ("valid", 0.5, 59.0), ("test", 0.5, 57.0)
+    assert found(valid, other_test) == ("theta 0.5", None, "57.00")
+    assert found(valid, test, other_test) == ("theta 1", "60.00", "58.00")
+    assert found(other_valid, other_test, valid, test) == ("theta 1", "60.00", "58.00")
+    assert found(valid, other_valid, test, other_test) == ("theta 0.5", "59.00", "57.00")
+
+
+def test_evaluations_of_a_ledger_that_name_no_weights_have_no_row(tmp_path):
+    run, path = write_run(tmp_path / "run"), tmp_path / "runs.jsonl"
+    row = ledger.record(run, path)
+    old = replace(row, evaluations=[{"kind": "cache", "split": "test", "perplexity": 54.0}])
+    table = evaluations_table([old])
+    assert table.rows == []
+    assert table.notes == ["Evaluations that do not say of which weights they are have no row."]
 
 
 def test_translators_stand_beside_the_papers_bleu(tmp_path):

@@ -150,7 +150,7 @@ def evaluate(
         for row in rows:
             row = {
                 "run": str(run),
-                "weights": held.weights,
+                **held.origin.row(),
                 "precision": effective(chosen, where),
                 **row,
             }

@@ -63,7 +63,7 @@ def evaluate_translation(
             )
         row = {
             "run": str(run.folder.path),
-            "weights": run.weights,
+            **run.origin.row(),
             "precision": effective(chosen, device),
             "kind": "translation",
             "split": split,

@@ -18,6 +18,7 @@ class Split(StrEnum):
 
 SHOWN = {"run", "weights", "precision", "kind", "split", "tokens", "loss", "perplexity"}
 SHOWN |= {"published", "seconds", "batch_size"}
+SHOWN |= {"weights_epoch", "weights_step", "weights_fingerprint"}
 """What a line says in words, or not at all; the rest are settings."""
 
 OTHER_WEIGHTS = "the weights give a word of the text no probability; evaluate others, or train anew"

@@ -30,7 +30,7 @@ from drill.recipes import SettingsError
 from drill.report import numbers
 from drill.report.ledger import record as record_run
 from drill.report.page import markdown, write_report
-from drill.report.runs import distinct_names, is_run
+from drill.report.runs import distinct_names, is_run, read_run
 
 
 def report(
@@ -100,6 +100,8 @@ def record(
     force: Annotated[bool, typer.Option("--force", help="Record a result again.")] = False,
 ) -> None:
     """Append the result of a run to a ledger."""
+    for remark in read_run(run).remarks:
+        note_(remark)
     row = record_run(run, ledger, note, force=force)
     valid, test = numbers.perplexity(row.valid), numbers.perplexity(row.test)
     typer.echo(f"{ledger}: {row.name}, valid {valid}, test {test}")

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
+from drill.report.evaluations import latest
 from drill.report.run_files import as_finite
 from drill.report.runs import ReportError, RunSummary, read_run
 
@@ -130,7 +131,7 @@ def read(ledger: Path | str) -> list[Row]:
 
 
 def _merged(rows: Sequence[Row | Evaluated]) -> list[Row]:
-    """Results with all that was found of them: the last of each kind of evaluation and split."""
+    """Results with all that was found of them, ``latest`` of the evaluations."""
     found: list[Row] = []
     for row in rows:
         if isinstance(row, Row):
@@ -138,9 +139,8 @@ def _merged(rows: Sequence[Row | Evaluated]) -> list[Row]:
             continue
         for place, result in enumerate(found):
             if result.fingerprint == row.fingerprint:
-                each = [*result.evaluations, row.evaluation]
-                last = {(one.get("kind"), one.get("split")): one for one in each}
-                found[place] = replace(result, evaluations=list(last.values()))
+                each = latest([*result.evaluations, row.evaluation])
+                found[place] = replace(result, evaluations=[dict(one) for one in each])
     return found
 
 

@@ -85,16 +85,16 @@ def markdown(runs: Sequence[Path | str], ledgers: Sequence[Path | str] = ()) -> 
         parts += ["## Runs", runs_table(found).markdown() if found else "No runs were given.\n"]
     if has_seeds(found):
         parts += ["## By recipe", recipes_table(found).markdown()]
-    if any(run.evaluations for run in found):
-        parts += [f"## {ADAPTED}", evaluations_table(found).markdown()]
+    if (adapted := evaluations_table(found)).rows:
+        parts += [f"## {ADAPTED}", adapted.markdown()]
     for path in ledgers:
         rows = ledger.read(path)
         parts += [f"## {markdown_text(path)}"]
         parts += [ledger_table(rows).markdown() if rows else "No results were recorded.\n"]
         if any(row.evaluations for row in rows):
             parts += [f"### {ADAPTED}", evaluations_table(rows).markdown()]
-    if faults := [fault for run in found for fault in run.faults]:
-        parts += ["## Read with care", "".join(f"- {markdown_text(each)}\n" for each in faults)]
+    if care := [each for run in found for each in (*run.faults, *run.remarks)]:
+        parts += ["## Read with care", "".join(f"- {markdown_text(each)}\n" for each in care)]
     return "\n".join(part if part.endswith("\n") else f"{part}\n" for part in parts)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from drill.report.evaluations import Evaluation, read_evaluations
 from drill.report.run_files import (
     NumberedRow,
     as_finite,
@@ -24,8 +25,6 @@ from drill.report.run_files import (
     read_settings,
 )
 from drill.run_folder import RunFolder
-
-ADAPTIVE = ("dynamic", "cache")  # its kinds that metrics.jsonl does not have
 
 
 class ReportError(ValueError):
@@ -74,11 +73,12 @@ class RunSummary:
     tokens_per_second: float | None  # median over epochs
     device: str | None
     commit: str | None
-    evaluations: tuple[Mapping[str, Any], ...]  # the last of each adaptive kind and split
+    evaluations: tuple[Evaluation, ...]  # adaptive ones of the tested weights
     curve: tuple[Epoch, ...]
     settings: Mapping[str, Any]
     environment: Mapping[str, Any]
     faults: tuple[str, ...]
+    remarks: tuple[str, ...]  # what was left out for a good reason
 
     @property
     def settings_digest(self) -> str:
@@ -123,6 +123,7 @@ def read_run(folder: Path | str) -> RunSummary:
         names = " nor ".join(part.name for part in parts)
         raise RunError(f"{folder}: holds neither {names}, so it is no run; name a run folder")
     faults: list[str] = []
+    remarks: list[str] = []
     settings = read_settings(files.recipe, faults)
     environment = read_environment(files.environment, faults)
     rows = read_rows(files.metrics, faults)
@@ -145,11 +146,12 @@ def read_run(folder: Path | str) -> RunSummary:
         tokens_per_second=median(rates) if rates else None,
         device=as_text(environment.get("device")),
         commit=as_text(environment.get("commit")),
-        evaluations=_evaluations(files.evaluations, faults),
+        evaluations=read_evaluations(files, faults, remarks),
         curve=tuple(curve),
         settings=settings,
         environment=environment,
         faults=tuple(faults),
+        remarks=tuple(remarks),
     )
 
 
@@ -229,23 +231,6 @@ def _scores(test: Mapping[str, Any]) -> dict[str, Any]:
     signatures = ("bleu_signature", "tokenised_signature", "chrf_signature")
     found["signatures"] = {key: test[key] for key in signatures if as_text(test.get(key))}
     return {key: value for key, value in found.items() if value is not None}
-
-
-def _evaluations(path: Path, faults: list[str]) -> tuple[Mapping[str, Any], ...]:
-    """Rows with kind, split, perplexity and the settings of the evaluation."""
-    found: dict[tuple[str, str], Mapping[str, Any]] = {}
-    for number, row in read_rows(path, faults) if path.exists() else []:
-        kind, split = as_text(row.get("kind")), as_text(row.get("split"))
-        if kind is None or split is None:
-            faults.append(f"{path}: line {number} names no kind and split; it is left out")
-        elif kind in ADAPTIVE and as_finite(row.get("perplexity")) is not None:
-            found[kind, split] = {key: value for key, value in row.items() if _plain(value)}
-    return tuple(found.values())
-
-
-def _plain(value: Any) -> bool:
-    """Whether JSON can hold it again."""
-    return isinstance(value, str | int) or as_finite(value) is not None
 
 
 def _known(rows: list[NumberedRow], key: str) -> list[float]:

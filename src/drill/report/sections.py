@@ -51,13 +51,14 @@ def results_section(runs: Sequence[RunSummary]) -> str:
 
 
 def evaluations_section(runs: Sequence[RunSummary]) -> str:
-    if not any(run.evaluations for run in runs):
+    table = evaluations_table(runs)
+    if not table.rows:
         return ""
     text = (
         "Dynamic evaluation steps the weights as the text is read, a cache points to recent words."
     )
-    table = evaluations_table(runs).html("Perplexity of models that go on learning")
-    return f"<p>{escape(text)}</p>\n{table}"
+    shown = table.html("Perplexity of models that go on learning")
+    return f"<p>{escape(text)}</p>\n{shown}"
 
 
 def corpora_section(runs: Sequence[RunSummary], look: Mapping[str, Look], kind: str) -> str:
@@ -160,7 +161,8 @@ def settings_section(runs: Sequence[RunSummary]) -> str:
 
 
 def faults_section(runs: Sequence[RunSummary]) -> str:
-    items = "".join(f"<li>{escape(fault)}</li>" for run in runs for fault in run.faults)
+    care = (each for run in runs for each in (*run.faults, *run.remarks))
+    items = "".join(f"<li>{escape(each)}</li>" for each in care)
     return f'<ul class="faults">{items}</ul>' if items else ""
 
 

@@ -4,12 +4,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, stdev
 
 from drill.report import numbers
+from drill.report.evaluations import ADAPTIVE, names_weights, paired
 from drill.report.ledger import Row
 from drill.report.markup import Column, Table
 from drill.report.paper import FINETUNED, PAPER, PAPER_BLEU, Perplexities
 from drill.report.plot import linear_ticks, log_ticks
 from drill.report.run_files import as_finite
-from drill.report.runs import ADAPTIVE, RunSummary
+from drill.report.runs import RunSummary
 
 Result = RunSummary | Row
 
@@ -21,6 +22,7 @@ ADAPTIVE_NOTE = (
     "Paper and gap are of validation / test; the gap is ours less the paper's. Ours are divided as "
     "the published ones are: with a cache by all tokens, in dynamic evaluation by those predicted."
 )
+WEIGHTLESS_NOTE = "Evaluations that do not say of which weights they are have no row."
 PREDICTED_ONLY = ("dynamic",)  # kinds whose published figures divide by N - 1
 TUNED_NOTE = "ft: the paper has this model finetuned only, which is no fair comparison."
 BLEU_NOTE = (
@@ -126,33 +128,35 @@ def ledger_table(rows: Sequence[Row]) -> Table:
 
 
 def evaluations_table(results: Sequence[Result]) -> Table:
-    """Perplexities of models that learn from the text as they read it, by `drill evaluate`."""
-    names = ["run", "layer", "evaluation", "valid", "test", "paper", "gap"]
+    """Perplexities of models that learn from the text as they read it, by `drill evaluate`.
+
+    Both of a row are of the same weights by the same settings; see ``paired``.
+    """
+    names = ["run", "layer", "evaluation", "settings", "valid", "test", "paper", "gap"]
     rows = []
     for each in results:
         for kind in ADAPTIVE:
-            figures = {
-                (found.get("split"), key): as_finite(found.get(key))
-                for found in each.evaluations
-                for key in ("perplexity", "published")
-                if found.get("kind") == kind
-            }
-            if not figures:
+            if (pair := paired(each.evaluations, kind)) is None:
                 continue
             key = "perplexity" if kind in PREDICTED_ONLY else "published"
-            valid, test = (figures.get((split, key)) for split in ("valid", "test"))
+            valid, test = (as_finite((found or {}).get(key)) for found in pair)
             rows.append(
                 [
                     each.name,
                     each.layer or "",
                     kind,
-                    numbers.perplexity(figures.get(("valid", "perplexity"))),
-                    numbers.perplexity(figures.get(("test", "perplexity"))),
+                    pair.settings,
+                    *(
+                        numbers.perplexity(as_finite((found or {}).get("perplexity")))
+                        for found in pair
+                    ),
                     _paper(each.recipe, f"+{kind}"),
                     _less(valid, test, PAPER.get(f"{each.recipe}+{kind}")),
                 ]
             )
     notes = _paper_notes(rows, names.index("paper"), ADAPTIVE_NOTE)
+    if any(not names_weights(found) for each in results for found in each.evaluations):
+        notes.append(WEIGHTLESS_NOTE)
     return Table.of(columns(names), rows, notes)
 
 
@@ -281,7 +285,7 @@ def seconds_to(run: RunSummary, perplexity: float) -> float | None:
 # -- cells ----------------------------------------------------------------------------------------
 
 TEXTS = {"run", "recipe", "layer", "seeds", "device", "commit", "recorded", "note"}
-TEXTS |= {"training count", "evaluation"}
+TEXTS |= {"training count", "evaluation", "settings"}
 
 
 def columns(names: Iterable[str]) -> list[Column]:
