@@ -284,6 +284,34 @@ def test_a_folder_that_is_trained_in_is_refused(tmp_path, texts):
         train_run(small(texts), tmp_path / "run", device="cpu")
 
 
+@pytest.mark.parametrize("damaged", ["header", "tensors"])
+def test_a_damaged_checkpoint_of_a_finished_run_is_answered_with_what_works(
+    tmp_path, texts, damaged
+):
+    folder = tmp_path / "run"
+    train_run(small(texts), folder, device="cpu")
+    last = RunFolder(folder).last
+    content = bytearray(last.read_bytes())
+    content[20 if damaged == "header" else -1] ^= 1
+    last.write_bytes(content)
+    mend = "restore it from a copy, give this run another --name, or remove its folder"
+    with pytest.raises(CheckpointError, match=f"{last}: is damaged.*; {mend}$"):
+        train_run(small(texts), folder, device="cpu")
+    shutil.rmtree(folder)
+    assert train_run(small(texts), folder, device="cpu").finished
+
+
+def test_a_damaged_checkpoint_of_an_unfinished_run_may_be_removed(tmp_path, texts, monkeypatch):
+    folder = tmp_path / "run"
+    stopped(monkeypatch, small(texts), folder, 5)
+    last = RunFolder(folder).last
+    last.write_bytes(b"none")
+    with pytest.raises(CheckpointError, match=r"from a copy, or remove it to start over$"):
+        train_run(small(texts), folder, device="cpu")
+    last.unlink()
+    assert train_run(small(texts), folder, device="cpu").finished
+
+
 def test_what_is_no_run_is_named(tmp_path):
     for path in (tmp_path, tmp_path / "none"):
         with pytest.raises(RunFolderError, match="holds no run"):

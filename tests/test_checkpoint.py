@@ -338,3 +338,17 @@ def test_a_damaged_file_is_mended_as_its_reader_can(tmp_path):
         load_into(torch.nn.Linear(1, 1), path)
     with pytest.raises(CheckpointError, match=r"; take another$"):
         load_into(torch.nn.Linear(1, 1), path, "take another")
+
+
+def test_numbers_are_read_without_the_tensors_and_checked(tmp_path):
+    path = tmp_path / "held.safetensors"
+    checkpoint.save(path, {"w": torch.ones(8)}, {"epoch": 3})
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + b"x")  # a tensor's byte, which nobody reads here
+    assert checkpoint.load_numbers(path) == {"epoch": 3}
+    path.write_bytes(content.replace(b'\\"epoch\\": 3', b'\\"epoch\\": 4'))
+    with pytest.raises(CheckpointError, match="wrong checksum of its numbers"):
+        checkpoint.load_numbers(path)
+    path.unlink()
+    with pytest.raises(CheckpointError, match="there is no such checkpoint"):
+        checkpoint.load_numbers(path)

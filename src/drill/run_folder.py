@@ -207,6 +207,11 @@ class RunFolder:
             rows.append(row)
         return rows
 
+    def test_row(self) -> dict[str, Any] | None:
+        """The line of the test, which is the last one of a finished run; None before."""
+        rows = self.rows()
+        return rows[-1] if rows and rows[-1].get("kind") == "test" else None
+
     def _show_in_tensorboard(self, row: Mapping[str, Any]) -> None:
         """The same numbers for TensorBoard, where it is installed.
 
@@ -247,7 +252,17 @@ class RunFolder:
 
     def load_last(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """The last checkpoint, or None before the first."""
-        return checkpoint.load(self.last) if self.last.exists() else None
+        return checkpoint.load(self.last, self.mend_of_last()) if self.last.exists() else None
+
+    def last_numbers(self) -> dict[str, Any]:
+        """How far the last checkpoint is, without its tensors."""
+        return checkpoint.load_numbers(self.last, self.mend_of_last())
+
+    def mend_of_last(self) -> str:
+        """What to do about a last checkpoint that is no use: a finished run is not trained over."""
+        if self.test_row() is None or not self.best.exists():
+            return checkpoint.START_OVER
+        return "restore it from a copy, give this run another --name, or remove its folder"
 
 
 def json_row(row: Mapping[str, Any]) -> str:

@@ -122,8 +122,8 @@ def fitting(folder: RunFolder) -> Iterator[None]:
         yield
     except (LookupError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"{folder.last}: does not fit this run ({type(error).__name__}: {error}); restore it "
-            "from a copy, or remove it to start over"
+            f"{folder.last}: does not fit this run ({type(error).__name__}: {error}); "
+            f"{folder.mend_of_last()}"
         ) from None
 
 

@@ -199,4 +199,5 @@ def averaged(at: TranslationPosition, folder: RunFolder) -> dict[str, Tensor]:
 
 def _read(at: TranslationPosition, folder: RunFolder) -> Iterator[dict[str, Tensor]]:
     for step in sorted(at.recent):
-        yield checkpoint.load(folder.recent(step))[0]
+        mend = f"restore it from a copy, or remove {folder.last} to start over"
+        yield checkpoint.load(folder.recent(step), mend)[0]
