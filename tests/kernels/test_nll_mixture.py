@@ -334,8 +334,26 @@ def test_masked_labels_get_no_probability_and_no_gradient(engine, rows_of_both_k
     torch.testing.assert_close(found, given.solve(impl="reference"))
     assert all(x.isfinite().all() for x in found)
     assert not found[3][:18].any()
-    given.targets[0] = 0
-    assert given.loss(impl=engine.impl) == torch.inf
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@every_engine
+def test_a_masked_target_costs_infinity_and_spoils_no_gradient(engine, reduction):
+    given = mixture(N, K, V, k, device=engine.device)
+    with torch.no_grad():
+        given.bias[3] = -torch.inf
+    given.targets.copy_(torch.arange(N, device=engine.device) % 8 + 4)
+    given.targets[::5] = 3
+    for impl in (engine.impl, "reference"):
+        loss, *grads = given.solve(impl=impl, reduction=reduction)
+        assert loss.max() == torch.inf
+        assert all(grad.isfinite().all() for grad in grads)
+        assert not any(grad[::5].any() for grad in grads[:2])  # log prior, contexts
+        rest = given._replace(targets=given.targets.clone())
+        rest.targets[::5] = IGNORED
+        right = rest.solve(impl="reference", reduction="sum")[1:]
+        counted = 1 if reduction == "none" else N
+        torch.testing.assert_close(grads, [grad / counted for grad in right])
 
 
 @every_engine

@@ -6,7 +6,8 @@ A sweep takes all experts of some tokens at once. Then the experts' shares in a 
 
     gamma_ne = pi_ne softmax(c_ne W^T + b)[y_n] / p(y_n),
 
-are known as soon as its logits are, and so are all gradients but for the factor of backward:
+are known as soon as its logits are, and so are all gradients but for the factor of backward (of a
+target that is masked, by a bias of -inf, no expert has a share: the loss is inf, its gradients 0):
 
     P = m (softmax(C W^T + b) - onehot(y))    one row per token and expert, written over the logits
     r = gamma / m
@@ -341,5 +342,9 @@ def _apart(
         memory=settings.memory,
         check=False,
     )  # (..., K)
-    losses = torch.where(targets == ignore_index, 0, -torch.logsumexp(log_prior - each, dim=-1))
+    scores = log_prior - each
+    nobody = (scores == -torch.inf).all(-1)  # a masked target: the shares of it would be NaN
+    total = torch.logsumexp(scores.masked_fill(nobody[..., None], 0.0), dim=-1)
+    total = total.masked_fill(nobody, -torch.inf)
+    losses = torch.where(targets == ignore_index, 0, -total)
     return reduce_losses(losses, targets, reduction, ignore_index)

@@ -38,7 +38,7 @@ class Passes(Protocol):
         rows: Tensor,  # (R, columns)
         scaled: Tensor | None,  # (R, columns), becomes gamma / mass * rows
         losses: Tensor,  # (tokens,), written; 0 where ignored
-        gamma: Tensor,  # (tokens, K), written; 0 where ignored
+        gamma: Tensor,  # (tokens, K), written; 0 where ignored, or where the target is masked
         share: Tensor,  # (tokens, K), written: gamma / mass
     ) -> None:
         """The losses of the mixture and the experts' shares in them."""
@@ -93,8 +93,9 @@ class TorchPasses:
         total = torch.logsumexp(scores, 1)
         ignored = targets == ignore_index
         losses.copy_(torch.where(ignored, 0, -total))
-        gamma.copy_(torch.where(ignored[:, None], 0, (scores - total[:, None]).exp()))
-        share.copy_(torch.where(ignored[:, None], 0, gamma / mass.view(gamma.shape)))
+        nobody = (ignored | (total == -torch.inf))[:, None]
+        gamma.copy_(torch.where(nobody, 0, (scores - total[:, None]).exp()))
+        share.copy_(torch.where(nobody, 0, gamma / mass.view(gamma.shape)))
         if scaled is not None:
             scaled.copy_(rows * share.view(-1, 1))
 

@@ -143,10 +143,11 @@ def _mix(
     total = peak + tl.log(tl.sum(tl.exp(score - peak), 0))
     ignored = tl.load(targets + token) == ignore_index
     tl.store(losses + token, tl.where(ignored, 0.0, -total))
-    posterior = tl.where(ignored, 0.0, tl.exp(score - total))
+    nobody = ignored | (total == -float("inf"))  # -inf - -inf would be NaN
+    posterior = tl.where(nobody, 0.0, tl.exp(score - total))
     tl.store(gamma + place, posterior, mask=own)
     r = posterior / tl.load(mass + place, mask=own, other=1.0)
-    r = tl.where(ignored, 0.0, r)
+    r = tl.where(nobody, 0.0, r)
     tl.store(share + place, r, mask=own)
     if HAS_SCALED:
         for start in range(0, columns, COLUMNS):
