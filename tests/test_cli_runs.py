@@ -170,6 +170,16 @@ def test_another_setting_needs_another_name(drill):
     ("words", "folder"),
     [
         (["tiny.toml", "tiny.toml"], "twice/tiny"),
+def test_a_perplexity_beyond_all_numbers_is_printed(drill):
+    wild = ("optimizer.lr=1e6", "optimizer.clip=none", "training.epochs=1")
+    calm = ("training.activation=0", "training.slowness=0")
+    changes = [word for change in (*wild, *calm) for word in ("--set", change)]
+    for _ in range(2):  # trained, and told again from what was written
+        code, out, err = drill(*ON_A_CPU, "--name", "wild", "-q", *changes)
+        assert (code, err) == (0, "")
+        assert out.startswith("runs/wild: valid inf  test inf  (best of 1 epochs: 1; ")
+
+
         (["tiny.toml", "--seed", "1", "--seed", "2", "--seed", "1"], "twice/tiny-seed-1"),
     ],
 )

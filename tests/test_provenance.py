@@ -4,30 +4,40 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from drill import machine
+from drill import build, machine
 from drill.build import train_run
-from drill.run_folder import RunFolderError
+from drill.config import saved
+from drill.run_folder import RunFolder, RunFolderError
 from tests.test_build import own_cache, small, stopped, texts  # noqa: F401 - fixtures
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def told(folder: Path) -> dict:
     return json.loads((folder / "environment.json").read_text())
 
 
-def test_a_finished_run_keeps_where_it_comes_from(tmp_path, texts, monkeypatch):  # noqa: F811
+def test_a_finished_run_stays_as_it_is(tmp_path, texts, monkeypatch):  # noqa: F811
     folder = tmp_path / "run"
-    train_run(small(texts), folder, device="cpu")
-    before = (folder / "environment.json").read_bytes()
+    first = train_run(small(texts), folder, device="cpu")
+    before = contents(folder)
     monkeypatch.setenv("DRILL_COMMIT", "another")
     monkeypatch.setattr(sys, "argv", ["something", "else"])
-    assert train_run(small(texts), folder, device="cpu").finished
+    again = train_run(small(texts), folder, device="cpu")
+    assert contents(folder) == before
+    assert again.test.loss == pytest.approx(first.test.loss, rel=1e-12)
+    assert (again.test.tokens, again.test.columns) == (first.test.tokens, first.test.columns)
+    assert replace(again, test=first.test) == first
     with pytest.raises(RunFolderError, match="has trained 2 of its 2 epochs, more than the 1 ask"):
         train_run(small(texts, "training.epochs=1"), folder, device="cpu")
-    assert (folder / "environment.json").read_bytes() == before
+    assert contents(folder) == before
 
 
 def test_every_later_life_is_added(tmp_path, texts, monkeypatch):  # noqa: F811
@@ -54,6 +64,43 @@ def test_a_run_that_stopped_by_itself_is_not_woken_by_more_epochs(tmp_path, text
     settings = small(texts, *still, "training.epochs=12", name="ptb-tied")
     assert train_run(settings, folder, device="cpu").epoch < 9
     assert (folder / "environment.json").read_bytes() == before
+
+
+def killed(monkeypatch, settings, folder: Path) -> None:
+    """A command that ends when it has told what it is about to train."""
+
+    def kill(*arguments: object, **options: object) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "train", kill)
+        with pytest.raises(SystemExit):
+            train_run(settings, folder, device="cpu")
+
+
+def test_a_command_that_was_killed_before_it_trained_is_no_end(tmp_path, texts, monkeypatch):  # noqa: F811
+    folder = tmp_path / "run"
+    train_run(small(texts), folder, device="cpu")
+    more = small(texts, "training.epochs=3")
+    killed(monkeypatch, more, folder)
+    assert saved(folder / "recipe.toml") == more  # but it has trained 2 epochs, and is tested
+    monkeypatch.setenv("DRILL_COMMIT", "later")
+    assert train_run(more, folder, device="cpu").epoch == 3
+    assert told(folder)["resumed"][-1]["commit"] == "later"
+    assert saved(folder / "recipe.toml") == more
+    assert [row["kind"] for row in RunFolder(folder).rows()] == ["epoch"] * 3 + ["test"]
+
+
+def test_what_a_killed_command_asked_for_is_taken_back(tmp_path, texts, monkeypatch):  # noqa: F811
+    folder = tmp_path / "run"
+    train_run(small(texts), folder, device="cpu")
+    before = (folder / "recipe.toml").read_bytes(), (folder / "metrics.jsonl").read_bytes()
+    killed(monkeypatch, small(texts, "training.epochs=3"), folder)
+    assert train_run(small(texts), folder, device="cpu").epoch == 2
+    assert before == (
+        (folder / "recipe.toml").read_bytes(),
+        (folder / "metrics.jsonl").read_bytes(),
+    )
 
 
 def test_a_run_that_left_no_checkpoint_begins_anew(tmp_path, texts, monkeypatch):  # noqa: F811

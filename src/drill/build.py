@@ -29,7 +29,7 @@ from drill.optim import RULES, Rule
 from drill.parallel import World, world
 from drill.precision import autocast_dtype
 from drill.progress import Progress
-from drill.provenance import has_ended, keep_environment
+from drill.provenance import has_ended, keep_environment, mend_recipe
 from drill.recipes import NAME, SettingsError
 from drill.resuming import has_begun, with_text
 from drill.run_folder import RunFolder, RunFolderError
@@ -169,7 +169,9 @@ def train_language_model(
             raise DataError(f"{start.path}: was trained with another vocabulary; start elsewhere")
         load_into(model, start.best)
     trains_by = rule(settings)
-    if processes.first and not has_ended(run, settings):
+    if processes.first and has_ended(run, settings):
+        mend_recipe(run, settings)
+    elif processes.first:
         vocabulary.save(run.vocabulary)
         found = _ways(settings, model, trains_by, processes)
         keep_environment(run, settings, model, device, processes, found)

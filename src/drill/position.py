@@ -18,7 +18,6 @@ from drill.standing import (
     Standing,
     agree,
     copied,
-    cut_metrics,
     fitting,
     keep_best,
     own_tensors,
@@ -56,6 +55,10 @@ class Position(Standing):
             self.best, self.best_epoch = scores, self.epoch
             self.best_weights = copied(model)
         return better
+
+    def over(self, epochs: int) -> bool:
+        """Whether all epochs are trained, or as many as were worth it."""
+        return self.epoch > epochs or (self.stopper is not None and self.stopper.triggered)
 
     def next_epoch(self) -> None:
         self.epoch += 1
@@ -134,11 +137,10 @@ def save(at: Position, model: nn.Module, rule: Rule, folder: RunFolder, world: W
 
 
 def restore(at: Position, model: nn.Module, rule: Rule, folder: RunFolder, world: World) -> bool:
-    """Put the run back to its last checkpoint; False where there is none."""
+    """Put the run back to its last checkpoint; False where there is none. Metrics stay whole."""
     found = folder.load_last()
     agree(found, folder, world)
     if found is None:
-        cut_metrics(0, folder, world)
         return False
     tensors, numbers = found
     device = next(model.parameters()).device
@@ -165,7 +167,7 @@ def restore(at: Position, model: nn.Module, rule: Rule, folder: RunFolder, world
             or None
         )
         take_own(at, tensors, numbers["world"], world)
-        cut_metrics(numbers["metrics_size"], folder, world)
+        at.metrics_size = numbers["metrics_size"]
     return True
 
 

@@ -21,9 +21,8 @@ from drill.models import LanguageModel
 from drill.parallel import World
 from drill.precision import effective
 from drill.run_folder import RunFolder
+from drill.standing import fitting
 from drill.translator import Translator
-
-LIMITS = ("epochs", "updates", "max_minutes")  # settings that say when a run has ended
 
 
 def keep_environment(
@@ -53,19 +52,29 @@ def keep_environment(
 
 
 def has_ended(run: RunFolder, settings: Settings) -> bool:
-    """Whether a run was tested and these settings ask for no more training: nothing may change."""
-    rows = run.rows()
-    if not rows or rows[-1]["kind"] != "test":
+    """Whether a run was tested and these settings ask for no more training: nothing may change.
+
+    How far it is the checkpoint says. recipe.toml does not: a command that asked for more may have
+    been killed between writing it and training.
+    """
+    if run.test_row() is None or not run.last.exists():
         return False
-    if not (run.last.exists() and run.recipe.exists()):  # it starts over
-        return False
-    before = saved(run.recipe).training
-    moved = [key for key in LIMITS if settings.training.get(key) != before.get(key)]
-    if moved != ["epochs"]:
-        return not moved
-    done = max(row["epoch"] for row in rows if row["kind"] != "test")
-    stopped_early = done < before["epochs"]  # by patience: more epochs do not wake it
-    return stopped_early or settings.training["epochs"] <= done
+    at, asked = run.last_numbers(), settings.training
+    updates, minutes = asked.get("updates"), asked.get("max_minutes")
+    with fitting(run):
+        stopper = at.get("stopper")  # more epochs do not wake who was stopped by patience
+        return (
+            at["epoch"] > asked["epochs"]
+            or (updates is not None and at["step"] >= updates)
+            or (minutes is not None and at["elapsed"] >= 60.0 * minutes)
+            or (stopper is not None and stopper["triggered"])
+        )
+
+
+def mend_recipe(run: RunFolder, settings: Settings) -> None:
+    """Of a run that ``has_ended`` by these settings: recipe.toml asks for what was trained."""
+    if not (run.recipe.exists() and has_ended(run, saved(run.recipe))):
+        run.write_text(run.recipe, settings.to_toml())
 
 
 def _life(settings: Settings, device: torch.device, processes: World) -> dict[str, Any]:

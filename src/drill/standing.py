@@ -32,6 +32,7 @@ class Standing:
     best_weights: dict[str, Tensor] | None = None  # not yet on disk
     seconds: float = 0.0  # of this epoch
     elapsed: float = 0.0  # of the run, over all its processes' lives
+    metrics_size: int = 0  # bytes of metrics.jsonl that the checkpoint knows of
     _ticked: float = field(default_factory=time.monotonic)
 
     def tick(self) -> None:
@@ -127,10 +128,10 @@ def fitting(folder: RunFolder) -> Iterator[None]:
         ) from None
 
 
-def cut_metrics(size: int, folder: RunFolder, world: World) -> None:
+def cut_metrics(at: Standing, folder: RunFolder, world: World) -> None:
     """What was appended after the checkpoint is about to happen again."""
     if world.first:
-        folder.cut_metrics(size)
+        folder.cut_metrics(at.metrics_size)
 
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -30,7 +30,7 @@ from drill.position import Position, restore, save
 from drill.precision import Precision, products
 from drill.progress import Progress, Speed
 from drill.run_folder import RunFolder
-from drill.standing import Standing, keep_best
+from drill.standing import Standing, cut_metrics, keep_best
 from drill.steps import Glance, steps
 from drill.translator import Translator
 
@@ -52,6 +52,7 @@ class Outcome:
     best_epoch: int
     valid: Perplexity | None
     test: Perplexity | None
+    elapsed: float  # seconds, over all lives of the run
 
 
 def train(
@@ -81,8 +82,9 @@ def train(
 ) -> Outcome:
     """Train ``model`` for ``epochs`` epochs, then test its best weights.
 
-    Goes on from the last checkpoint of ``folder`` where there is one. Ctrl-C and SIGTERM end the
-    step, save and give an unfinished outcome.
+    Goes on from the last checkpoint of ``folder`` where there is one; of a run that was tested and
+    has no epoch left it gives what was found then. Ctrl-C and SIGTERM end the step, save and give
+    an unfinished outcome.
 
     batch_size   columns of text, over all processes
     bptt         about how many tokens a gradient reaches back
@@ -121,6 +123,10 @@ def train(
     no_loss = torch.zeros((), dtype=widest(device), device=device)
     at = Position(lengths, stopper, nll=no_loss, text=_checksum(ids))
     resumed = restore(at, model, rule, folder, world)
+    tested = folder.test_row() if resumed and at.over(epochs) else None
+    if tested is not None:  # the run has ended: nothing is measured again, and nothing written
+        return _kept(at, tested, test_columns)
+    cut_metrics(at, folder, world)
     if not resumed and world.rank > 0:
         torch.manual_seed(seed + world.rank)  # every process drops other things
     trained = wrapped(model, world)
@@ -151,7 +157,7 @@ def train(
             tell(folder, world, progress, speed.report(row))
             at.next_epoch()
 
-        while at.epoch <= epochs and not (stopper is not None and stopper.triggered):
+        while not at.over(epochs):
             model.train()
             glance = Glance(device)
             for segment in training_segments(rows, at.lengths, at.row):
@@ -174,7 +180,7 @@ def train(
                     save(at, model, rule, folder, world)
                     saved = time.monotonic()
                 if urge >= 2.0:
-                    return Outcome(False, at.epoch, at.best_epoch, at.best, None)
+                    return Outcome(False, at.epoch, at.best_epoch, at.best, None, at.elapsed)
 
             at.loss = finite(at.mean_loss(world), at, rule, folder)
             refuse_damaged(at, model, rule, folder)
@@ -194,7 +200,16 @@ def train(
             test = perplexity(model, test_columns, bptt=read_at_once, autocast=autocast)
             at.tick()
             folder.append(at.test_row(test))
-        return Outcome(True, at.epoch - 1, at.best_epoch, at.best, world.from_first(test))
+        test = world.from_first(test)
+        return Outcome(True, at.epoch - 1, at.best_epoch, at.best, test, at.elapsed)
+
+
+def _kept(at: Position, row: dict[str, Any], test: Tensor) -> Outcome:
+    """What a run has come to that was tested before, by its line of metrics."""
+    rows, columns = test.shape
+    tokens = (rows - 1) * columns
+    scores = Perplexity(float(row["test_loss"]) * tokens, tokens, columns)
+    return Outcome(True, at.epoch - 1, at.best_epoch, at.best, scores, row["elapsed"])
 
 
 def _validate(

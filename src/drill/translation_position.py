@@ -1,7 +1,7 @@
 """Where the training of a translator stands, and how that is saved and found again."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -10,6 +10,9 @@ from torch import Tensor, nn
 
 from drill import checkpoint
 from drill.checkpoint import copy_into
+from drill.data import Pairs, TranslationData
+from drill.evaluation.bleu import Scores
+from drill.evaluation.translated import Translated
 from drill.evaluation.translation_loss import TranslationLoss
 from drill.optim import Rule
 from drill.parallel import World
@@ -18,7 +21,6 @@ from drill.standing import (
     Standing,
     agree,
     copied,
-    cut_metrics,
     fitting,
     keep_best,
     own_tensors,
@@ -26,6 +28,7 @@ from drill.standing import (
     take_own,
     under,
 )
+from drill.translation import Search
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,10 @@ class TranslationPosition(Standing):
             self.best_weights = copied(model)
         return better
 
+    def last_epoch(self) -> int:
+        """The one that ended last, or that a limit has cut."""
+        return self.epoch if self.batch else self.epoch - 1
+
     def next_epoch(self) -> None:
         self.epoch += 1
         self.batch = self.tokens = 0
@@ -113,6 +120,58 @@ class TranslationPosition(Standing):
             "seconds": self.seconds,
             "elapsed": self.elapsed,
         }
+
+
+def test_row(
+    at: TranslationPosition,
+    weights: str,
+    valid: TranslationLoss,
+    test: Translated,
+    search: Search,
+) -> dict[str, Any]:
+    """``epoch`` is that of the best single weights; of a mean ``averaged_steps`` says of which."""
+    return {
+        "kind": "test",
+        "epoch": at.best_epoch,
+        "weights": weights,
+        **({"averaged_steps": sorted(at.recent)} if weights == "averaged" else {}),
+        "valid_loss": valid.loss,
+        "valid_perplexity": valid.perplexity,
+        "test_loss": test.fit.loss,
+        "test_perplexity": test.fit.perplexity,
+        "test_bleu": test.scores.bleu,
+        "test_tokenised_bleu": test.scores.tokenised_bleu,
+        "test_chrf": test.scores.chrf,
+        "test_exact": test.exact,
+        "bleu_signature": test.scores.signature,
+        "tokenised_signature": test.scores.tokenised_signature,
+        "chrf_signature": test.scores.chrf_signature,
+        "beam": search.beam,
+        "length_penalty": search.length_penalty,
+        "elapsed": at.elapsed,
+    }
+
+
+def tested_before(
+    row: Mapping[str, Any], data: TranslationData
+) -> tuple[TranslationLoss, Translated]:
+    """What ``test_row`` was made of, but for the translations: the folder's may be newer ones."""
+
+    def fit(name: str, pairs: Pairs) -> TranslationLoss:
+        tokens = int(pairs.lengths[1].sum()) + len(pairs)
+        return TranslationLoss(float(row[f"{name}_loss"]) * tokens, tokens)
+
+    scores = Scores(
+        len(data.text.test),
+        row["test_bleu"],
+        row["bleu_signature"],
+        row["test_chrf"],
+        row["chrf_signature"],
+        row["test_tokenised_bleu"],
+        row["tokenised_signature"],
+    )
+    tested = Translated(fit("test", data.test), scores, row["test_exact"], ())
+    return fit("valid", data.valid), tested
 
 
 def save(
@@ -159,11 +218,10 @@ def save(
 def restore(
     at: TranslationPosition, model: nn.Module, rule: Rule, folder: RunFolder, world: World
 ) -> bool:
-    """Put the run back to its last checkpoint; False where there is none."""
+    """Put the run back to its last checkpoint; False where there is none. Metrics stay whole."""
     found = folder.load_last()
     agree(found, folder, world)
     if found is None:
-        cut_metrics(0, folder, world)
         return False
     tensors, numbers = found
     if numbers.get("text") != at.text:
@@ -183,7 +241,7 @@ def restore(
         at.best_epoch = numbers["best_epoch"]
         at.recent = dict.fromkeys(numbers["recent"])
         take_own(at, tensors, numbers["world"], world)
-        cut_metrics(numbers["metrics_size"], folder, world)
+        at.metrics_size = numbers["metrics_size"]
     return True
 
 

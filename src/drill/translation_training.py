@@ -25,6 +25,7 @@ from drill.parallel import World
 from drill.precision import Precision, autocast_to, products
 from drill.progress import Pace, Progress
 from drill.run_folder import RunFolder
+from drill.standing import cut_metrics
 from drill.steps import TRAINING_LOG
 from drill.training import (
     AGREE_EVERY,
@@ -38,7 +39,15 @@ from drill.training import (
     wrapped,
 )
 from drill.translation import Search
-from drill.translation_position import Limits, TranslationPosition, averaged, restore, save
+from drill.translation_position import (
+    Limits,
+    TranslationPosition,
+    averaged,
+    restore,
+    save,
+    test_row,
+    tested_before,
+)
 from drill.translation_steps import (
     backward,
     capturing,
@@ -56,13 +65,18 @@ training_log = logging.getLogger(TRAINING_LOG)
 
 @dataclass(frozen=True)
 class TranslationOutcome:
-    """What a run has come to. Unfinished, it was interrupted and can go on."""
+    """What a run has come to. Unfinished, it was interrupted and can go on.
+
+    ``valid`` is of the best single weights, of a finished run that of the weights it tests. A test
+    of an earlier command has no ``hypotheses`` here: they are in the folder.
+    """
 
     finished: bool
     epoch: int
     best_epoch: int
     valid: TranslationLoss | None
     test: Translated | None
+    elapsed: float  # seconds, over all lives of the run
 
 
 def train_translator(
@@ -93,8 +107,9 @@ def train_translator(
 ) -> TranslationOutcome:
     """Train ``model`` until the first limit, then test its best weights: loss and BLEU.
 
-    Goes on from the last checkpoint of ``folder`` where there is one. Ctrl-C and SIGTERM end the
-    step, save and give an unfinished outcome.
+    Goes on from the last checkpoint of ``folder`` where there is one; of a run that was tested and
+    is at a limit it gives what was found then. Ctrl-C and SIGTERM end the step, save and give an
+    unfinished outcome.
 
     epochs, updates,  limits: whichever is reached first ends the run. Schedules that run over the
     max_minutes       whole run follow that one, so max_minutes gives each layer the same time
@@ -147,12 +162,16 @@ def train_translator(
     no_loss = torch.zeros((), dtype=widest(device), device=device)
     at = TranslationPosition(len(batches), nll=no_loss, text=data.checksum)
     resumed = restore(at, model, rule, folder, world)
+    at.clock = world.largest(limits.clock(at))
+    tested = folder.test_row() if resumed and at.share(limits) >= 1.0 else None
+    if tested is not None:  # the run has ended: nothing is measured again, and nothing written
+        return _kept(at, tested, data)
+    cut_metrics(at, folder, world)
     if not resumed and world.rank > 0:
         torch.manual_seed(seed + world.rank)  # every process drops other things
     if compile:
         model.transformer.compile(dynamic=True)  # sentences have all lengths
     trained = wrapped(model, world)
-    at.clock = world.largest(limits.clock(at))
     pace = Pace(at, epochs)
     pace.restart(at.share(limits))
     agreeing = 1 if world.size == 1 else AGREE_EVERY
@@ -217,7 +236,9 @@ def train_translator(
                     save(at, model, rule, folder, world)
                     saved = time.monotonic()
                 if urge >= 2.0:
-                    return TranslationOutcome(False, at.epoch, at.best_epoch, at.best, None)
+                    return TranslationOutcome(
+                        False, at.epoch, at.best_epoch, at.best, None, at.elapsed
+                    )
             if at.batch == len(batches):
                 at.next_epoch()
                 pace.restart(at.share(limits))
@@ -226,17 +247,25 @@ def train_translator(
         captured = None  # its graphs keep all the memory of training, which the search can use
         if device.type == "cuda":
             torch.cuda.empty_cache()
-        test = None
+        test, fit = None, at.best
         if world.first and at.best is not None:
             chosen, fit = _best_weights(at, model, data, folder, search)
             test = translated(
                 model, data.subwords, data.text.test, data.test, search, language=data.language
             )
-            at.tick()
-            folder.append(_test_row(at, chosen, fit, test, search))
             folder.write_lines(folder.hypotheses("test", data.language), test.hypotheses)
-        epoch = at.epoch if at.batch else at.epoch - 1
-        return TranslationOutcome(True, epoch, at.best_epoch, at.best, world.from_first(test))
+            at.tick()
+            folder.append(test_row(at, chosen, fit, test, search))  # the run has ended
+        epoch, test, fit = at.last_epoch(), world.from_first(test), world.from_first(fit)
+        return TranslationOutcome(True, epoch, at.best_epoch, fit, test, at.elapsed)
+
+
+def _kept(
+    at: TranslationPosition, row: dict[str, Any], data: TranslationData
+) -> TranslationOutcome:
+    """What a run has come to that was tested before, by its line of metrics."""
+    fit, test = tested_before(row, data)
+    return TranslationOutcome(True, at.last_epoch(), at.best_epoch, fit, test, row["elapsed"])
 
 
 def _validate(
@@ -291,7 +320,7 @@ def _best_weights(
         folder.append(
             {
                 "kind": "average",
-                "epoch": at.epoch if at.batch else at.epoch - 1,
+                "epoch": at.last_epoch(),
                 "steps": sorted(at.recent),
                 "valid_loss": fit.loss,
                 "valid_perplexity": fit.perplexity,
@@ -304,36 +333,6 @@ def _best_weights(
             return "averaged", fit
     load_into(model, folder.best)
     return "best", at.best
-
-
-def _test_row(
-    at: TranslationPosition,
-    weights: str,
-    valid: TranslationLoss,
-    test: Translated,
-    search: Search,
-) -> dict[str, Any]:
-    """``epoch`` is that of the best single weights; of a mean ``averaged_steps`` says of which."""
-    return {
-        "kind": "test",
-        "epoch": at.best_epoch,
-        "weights": weights,
-        **({"averaged_steps": sorted(at.recent)} if weights == "averaged" else {}),
-        "valid_loss": valid.loss,
-        "valid_perplexity": valid.perplexity,
-        "test_loss": test.fit.loss,
-        "test_perplexity": test.fit.perplexity,
-        "test_bleu": test.scores.bleu,
-        "test_tokenised_bleu": test.scores.tokenised_bleu,
-        "test_chrf": test.scores.chrf,
-        "test_exact": test.exact,
-        "bleu_signature": test.scores.signature,
-        "tokenised_signature": test.scores.tokenised_signature,
-        "chrf_signature": test.scores.chrf_signature,
-        "beam": search.beam,
-        "length_penalty": search.length_penalty,
-        "elapsed": at.elapsed,
-    }
 
 
 def check_translation_options(

@@ -102,7 +102,7 @@ def _comparison(trained: dict[str, Run], found: Compared) -> Table:
         change = f"{100 * (values[1] / values[0] - 1):+.1f}%"
         table.add_row(label, *(f"{value:,.1f}" for value in values), change)
 
-    tests = [run.folder.rows()[-1]["test_perplexity"] for run in trained.values()]
+    tests = [float(run.folder.rows()[-1]["test_perplexity"]) for run in trained.values()]
     add("the whole text, line ends too", tests)
     sums = [
         (sum(b.loss for b in bands), sum(b.tokens for b in bands)) for bands in found.bands.values()

@@ -23,7 +23,6 @@ from drill.cli.faults import FAULTS, sentence
 from drill.config import Settings, recipe, resolved
 from drill.recipes import SettingsError, changed, recipe_names
 from drill.recipes import describe as described
-from drill.run_folder import RunFolder
 from drill.steps import TRAINING_LOG
 from drill.training import Outcome
 from drill.translation_training import TranslationOutcome
@@ -177,13 +176,18 @@ def _print_outcome(outcome: Outcome | TranslationOutcome, folder: Path) -> None:
     if not outcome.finished:
         note(f"stopped in epoch {outcome.epoch}; all is saved, the same command goes on")
         return
-    rows = [row for row in RunFolder(folder).rows() if row["kind"] == "test"]
+    if outcome.valid is None or outcome.test is None:
+        note(
+            f"{folder}: its time was over before the first update; give it a larger "
+            "training.max_minutes"
+        )
+        return
     if isinstance(outcome, TranslationOutcome):
-        tested = f"BLEU {rows[-1]['test_bleu']:.2f}  exact {rows[-1]['test_exact']:.1%}"
+        tested = f"BLEU {outcome.test.scores.bleu:.2f}  exact {outcome.test.exact:.1%}"
     else:
-        tested = f"{rows[-1]['test_perplexity']:.2f}"
+        tested = f"{outcome.test.perplexity:.2f}"
     typer.echo(
-        f"{folder}: valid {rows[-1]['valid_perplexity']:.2f}  test {tested}  "
+        f"{folder}: valid {outcome.valid.perplexity:.2f}  test {tested}  "
         f"(best of {outcome.epoch} epochs: {outcome.best_epoch}; "
-        f"{duration(rows[-1]['elapsed'])} in all)"
+        f"{duration(outcome.elapsed)} in all)"
     )
