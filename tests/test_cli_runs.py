@@ -126,6 +126,27 @@ def test_what_is_trained_is_said_in_short_lines_before_it_is(drill):
     assert drill(*ON_A_CPU, *brief, "-q")[2] == ""
 
 
+def test_a_run_of_few_updates_says_so_before_it_is_trained(drill):
+    few = ("--set", "training.epochs=1", "--name", "few")
+    assert drill(*ON_A_CPU, *few)[2].splitlines()[3] == (
+        "about 22 updates in all, too few to learn much: set a larger training.epochs (5 make "
+        "about 100), a smaller training.batch_size or training.bptt"
+    )
+    assert "updates in all" not in drill(*ON_A_CPU, *few)[2]  # it is trained already
+    enough = ("--set", "training.epochs=5", "--name", "enough")
+    assert "updates in all" not in drill(*ON_A_CPU, *enough)[2]
+
+
+@pytest.mark.parametrize(("lr", "told"), [("100", True), ("5", False)])
+def test_a_model_that_predicts_no_better_than_a_guess_says_so(drill, lr, told):
+    words = ("--name", f"guess{lr}", "--set", f"optimizer.lr={lr}", "--set", "training.epochs=1")
+    for _ in range(2):  # trained, and asked again
+        code, out, err = drill(*ON_A_CPU, *words, "--set", "optimizer.clip=none")
+        assert code == 0
+        assert (float(out.split("test ")[1].split()[0].replace(",", "")) >= 7) is told
+        assert (" is not below 7, that of a guess among all words: " in err) is told
+
+
 def test_a_recipe_without_a_base_says_which_sizes_are_defaults(drill, place):
     own = RECIPE.replace("hidden_size = 12", "").replace("epochs = 2", "")
     (place / "bare.toml").write_text(own)

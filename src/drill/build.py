@@ -24,7 +24,7 @@ from drill.encoders import ENCODERS
 from drill.layers import LAYERS, OutputLayer
 from drill.machine import pick_device
 from drill.models import LanguageModel
-from drill.opening import opening
+from drill.opening import few_updates, no_better_than_guessing, opening
 from drill.optim import RULES, Rule
 from drill.parallel import World, world
 from drill.precision import autocast_dtype
@@ -34,7 +34,7 @@ from drill.recipes import NAME, SettingsError
 from drill.resuming import has_begun, with_text
 from drill.run_folder import RunFolder, RunFolderError
 from drill.standing import under
-from drill.steps import ways, why_not_recorded
+from drill.steps import TRAINING_LOG, ways, why_not_recorded
 from drill.training import Outcome, train
 from drill.translation_training import TranslationOutcome
 from drill.weightless import weightless
@@ -178,8 +178,9 @@ def train_language_model(
         run.write_text(run.recipe, settings.to_toml())
     if processes.first and opened is not None:
         text = f"{len(ids.train):,} tokens, {len(vocabulary):,} words"
-        opened(opening(settings, run, model, text, device, processes))
-    return train(
+        remark = few_updates(settings, len(ids.train))
+        opened(opening(settings, run, model, text, device, processes, remark))
+    outcome = train(
         model,
         ids,
         run,
@@ -188,6 +189,11 @@ def train_language_model(
         world=processes,
         progress=progress,
     )
+    if processes.first and outcome.test is not None:
+        remark = no_better_than_guessing(outcome.test.perplexity, len(vocabulary))
+        if remark is not None:
+            logging.getLogger(TRAINING_LOG).warning(remark)
+    return outcome
 
 
 def _ways(settings: Settings, model: LanguageModel, trains_by: Rule, processes: World) -> list[str]:

@@ -16,6 +16,8 @@ from drill.recipes import BASE, NAME
 from drill.run_folder import RunFolder
 from drill.translator import Translator
 
+FEW_UPDATES = 100  # below them a model has hardly begun to learn
+
 
 def opening(
     settings: Settings,
@@ -24,10 +26,12 @@ def opening(
     text: str,
     device: torch.device,
     processes: World,
+    remark: str | None = None,
 ) -> str:
     """Three lines: recipe, folder and output layer; parameters and corpus; device and precision.
 
-    One more where a recipe leaves sizes to the defaults and has no base to say so.
+    One more where a recipe leaves sizes to the defaults and has no base to say so, and one for a
+    remark on a run that begins.
 
     text  what of the corpus is trained on, such as ``"929,589 tokens, 10,000 words"``
     """
@@ -41,8 +45,33 @@ def opening(
         f"layer's own; {settings.data['corpus']}: {text}",
         f"  {several}{device} ({device_name(device)}), {precision}",
     ]
-    remark = None if begun else sizes_by_default(settings)
-    return "\n".join(lines if remark is None else [*lines, remark])
+    remarks = [] if begun else [sizes_by_default(settings), remark]
+    return "\n".join([*lines, *(each for each in remarks if each is not None)])
+
+
+def few_updates(settings: Settings, tokens: int) -> str | None:
+    """A sentence where a language model of so many tokens is trained in a few updates only."""
+    given = settings.training
+    epoch = max(1, tokens // given["batch_size"] // given["bptt"])  # segments are about bptt long
+    if epoch * given["epochs"] >= FEW_UPDATES:
+        return None
+    enough = -(-FEW_UPDATES // epoch)
+    return (
+        f"about {epoch * given['epochs']} updates in all, too few to learn much: set a larger "
+        f"training.epochs ({enough} make about {FEW_UPDATES}), a smaller training.batch_size or "
+        "training.bptt"
+    )
+
+
+def no_better_than_guessing(perplexity: float, words: int) -> str | None:
+    """A sentence on a model that predicts no better than one without any training."""
+    if perplexity < words:
+        return None
+    return (
+        f"the test perplexity {perplexity:,.1f} is not below {words:,}, that of a guess among all "
+        "words: the model has learnt nothing of use; train it for more updates (training.epochs, "
+        "training.batch_size, training.bptt), or on more text"
+    )
 
 
 def layer_in_words(table: dict[str, Any]) -> str:
