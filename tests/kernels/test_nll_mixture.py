@@ -105,6 +105,19 @@ def rows_of_both_kinds(request, monkeypatch):
         monkeypatch.setattr(nll_mixture_triton, "BLOCK", 16)
 
 
+@pytest.fixture
+def tf32():
+    """Lets float32 products use tf32 units or not, by one of torch's two settings."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+
+    def allow(setting: str, value: bool) -> None:
+        setattr(matmul, setting, value if setting == "allow_tf32" else ("ieee", "tf32")[value])
+
+    yield allow
+    matmul.allow_tf32 = before == "tf32"
+
+
 def eager(given: Mixture) -> list[Tensor]:
     """Plain PyTorch: a linear head for the experts, its logits rounded after the bias."""
     logits = F.linear(given.contexts, given.weight, given.bias)
@@ -215,6 +228,43 @@ def test_a_bias_in_half_precision_products_keeps_the_digits_of_float32(engine, n
     assert torch.equal(w[:5, :k], weight)
     torch.testing.assert_close(w[:5, k:].double().sum(1), bias.double(), rtol=1e-7, atol=0)
     assert not w[5:].any()
+
+
+@every_engine
+def test_a_bias_in_tf32_products_keeps_the_digits_of_float32(engine, monkeypatch):
+    monkeypatch.setattr(nll_mixture, "_rounds_to_tf32", lambda *_: True)
+    bias = torch.tensor([1 / 3, -20.123456, 1e-3, 0.0, -torch.inf, torch.nan], device=engine.device)
+    weight = torch.randn(6, k, device=engine.device)
+    passes = nll_mixture._passes(engine.impl)
+    columns = nll_mixture._with_bias(weight, bias, torch.float32, passes)[:6, k:]
+    assert torch.equal(columns.double().sum(1)[:5], bias.double()[:5])
+    assert columns[5].sum().isnan()
+    assert not (columns[:4].contiguous().view(torch.int32) % 2**13).any()  # tf32 holds each
+    given = mixture(N, K, V, k, device=engine.device)
+    torch.testing.assert_close(given.solve(impl=engine.impl), given.solve(impl="reference"))
+
+
+@pytest.mark.parametrize("setting", ["allow_tf32", "fp32_precision"])
+@pytest.mark.parametrize("value", [True, False])
+def test_tf32_is_known_by_either_setting(setting, value, tf32):
+    tf32(setting, value)
+    cuda = torch.device("cuda")
+    assert nll_mixture._rounds_to_tf32(cuda, torch.float32) == value
+    assert not nll_mixture._rounds_to_tf32(cuda, torch.bfloat16)
+    assert not nll_mixture._rounds_to_tf32(torch.device("cpu"), torch.float32)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("setting", ["allow_tf32", "fp32_precision"])
+@pytest.mark.parametrize("impl", ["chunked", "triton"])
+def test_the_loss_under_tf32_has_the_bias_in_float32(impl, setting, tf32):
+    given = mixture(N, K, V, k, device="cuda")
+    with torch.no_grad():
+        given.contexts.zero_()  # the products add nothing but the bias
+        given.bias.mul_(10)
+    truth = eager(given.to(torch.float64))[0]
+    tf32(setting, True)
+    torch.testing.assert_close(given.loss(impl=impl).double(), truth, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("scale", [2.0**-14, 2.0**14])

@@ -255,10 +255,21 @@ def _with_bias(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, passes: 
 
 
 def _bias_columns(bias: Tensor | None, dtype: torch.dtype) -> int:
-    """Columns of this dtype that hold all digits of the bias: three halves those of a float32."""
+    """Columns of this dtype that hold all digits of the bias.
+
+    A float32 has 24 bits of them. bfloat16 keeps 8, float16 and tf32 keep 11: three columns do.
+    """
     if bias is None:
         return 0
-    return 1 if torch.promote_types(bias.dtype, dtype) == dtype else 3
+    cut = bias.dtype == torch.float32 and _rounds_to_tf32(bias.device, dtype)
+    return 1 if torch.promote_types(bias.dtype, dtype) == dtype and not cut else 3
+
+
+def _rounds_to_tf32(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether products of this dtype read 11 bits of a float32, as allow_tf32 lets them."""
+    # Of the settings the newer one: it knows of the older ones, which raise if it was used.
+    allowed = torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return allowed and device.type == "cuda" and dtype == torch.float32
 
 
 def _columns(width: int, bias: Tensor | None, dtype: torch.dtype) -> int:

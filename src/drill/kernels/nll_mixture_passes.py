@@ -8,6 +8,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+BEYOND_TF32 = 13
+"""Last bits of a float32 that tf32 has not."""
+
 
 class Passes(Protocol):
     """Passes over what the products read and write; every one fills what it is given."""
@@ -17,6 +20,7 @@ class Passes(Protocol):
 
         Of contexts (bias None) the room is 1. Of labels its first ``digits`` columns sum to the
         bias (n,) of float32, all else is 0. So the products add the bias and sum its gradient.
+        Several columns of float32 have the bits of tf32 each: no product rounds them.
         """
 
     def errors(
@@ -57,8 +61,9 @@ class TorchPasses:
             out[:count, width:] = 1
             return
         out[count:], out[:count, width:] = 0, 0
+        cut = digits > 1 and out.dtype == torch.float32
         for column in range(width, width + digits):
-            out[:count, column] = bias
+            out[:count, column] = _to_tf32(bias) if cut else bias
             # A masked label: -inf is the first column's.
             bias = (bias - out[:count, column]).nan_to_num(0.0, 0.0, 0.0)
 
@@ -101,3 +106,8 @@ class TorchPasses:
 
     def scale(self, sums: Tensor, factor: Tensor, out: Tensor) -> None:
         torch.mul(sums, factor[:, None] if factor.dim() else factor, out=out)
+
+
+def _to_tf32(x: Tensor) -> Tensor:
+    """The float32 numbers x, cut to the bits of tf32."""
+    return (x.view(torch.int32) >> BEYOND_TF32 << BEYOND_TF32).view(torch.float32)

@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from drill.kernels.nll_mixture_passes import BEYOND_TF32
+
 BLOCK, WARPS = 2048, 4
 """Of a row of logits. Whole rows would not stay in the caches, so a block is read once."""
 _HEADROOM = 20.0
@@ -170,6 +172,7 @@ def _widen(
     columns,
     HAS_BIAS: tl.constexpr,
     DIGITS: tl.constexpr,
+    CUT: tl.constexpr,  # last bits of each digit that are 0
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -185,6 +188,9 @@ def _widen(
         rest = tl.load(bias + row, mask=own, other=0.0).to(tl.float32)
         for digit in tl.static_range(DIGITS):
             high = rest.to(out.dtype.element_ty).to(tl.float32)
+            if CUT > 0:
+                bits = high.to(tl.int32, bitcast=True) >> CUT << CUT
+                high = bits.to(tl.float32, bitcast=True)
             x = tl.where((column == width + digit)[None, :], high[:, None], x)
             rest -= high
             rest = tl.where(tl.abs(rest) < float("inf"), rest, 0.0)  # -inf is the first column's
@@ -234,6 +240,7 @@ class TritonPasses:
             columns,
             HAS_BIAS=bias is not None,
             DIGITS=digits,
+            CUT=BEYOND_TF32 if digits > 1 and out.dtype == torch.float32 else 0,
             ROWS=_ROWS,
             COLUMNS=_columns(columns),
             num_warps=4,
