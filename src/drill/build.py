@@ -252,8 +252,6 @@ def finetuning(run: Path | str) -> Settings:
 
 
 @dataclass(frozen=True)
-class Run:
-@dataclass(frozen=True)
 class Origin:
     """Which weights of a run a model has.
 
@@ -272,6 +270,8 @@ class Origin:
         return {"weights": self.weights, **when, "weights_fingerprint": self.fingerprint}
 
 
+@dataclass(frozen=True)
+class Run:
     """A trained model and what it was trained on."""
 
     folder: RunFolder

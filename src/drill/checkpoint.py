@@ -55,28 +55,18 @@ def load(path: Path, mend: str = START_OVER) -> tuple[dict[str, Tensor], dict[st
 
     ``mend`` is what the reader of that error can do about a damaged file.
     """
-    if not path.is_file():
-        raise CheckpointError(f"{path}: there is no such checkpoint; train first")
-    try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            header = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
-        note = json.loads(header["drill"])
-        layout, numbers, wanted = note["format"], note["numbers"], note["checksums"]
-    except (SafetensorError, OSError, LookupError, TypeError, ValueError, RecursionError) as error:
-        raise _damaged(path, f"{type(error).__name__}: {error}", mend) from None
-    if layout != FORMAT:
-        raise CheckpointError(
-            f"{path}: has format {layout}, this version of drill reads {FORMAT}; use the version "
-            "that wrote it"
-        )
-    if header.get("checksum") != _text_checksum(header["drill"]):
-        raise _damaged(path, "wrong checksum of its numbers", mend)
+    tensors, numbers, wanted = _read(path, mend, tensors=True)
     found = {name: _checksum(tensor) for name, tensor in tensors.items()}
     wrong = sorted({name for name, _ in found.items() ^ wanted.items()})
     if wrong:
         raise _damaged(path, f"wrong checksum of {_some(wrong)}", mend)
     return tensors, numbers
+
+
+def load_numbers(path: Path, mend: str = START_OVER) -> dict[str, Any]:
+    """The numbers of ``load`` alone, from the file's header: a look that costs no time."""
+    _, numbers, _ = _read(path, mend, tensors=False)
+    return numbers
 
 
 def load_into(
@@ -110,6 +100,31 @@ def copy_into(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], place: 
         tensor.copy_(found[name])
 
 
+def _read(
+    path: Path, mend: str, *, tensors: bool
+) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, int]]:
+    """Tensors where asked for, not checked yet; numbers; the checksums that tensors should have."""
+    if not path.is_file():
+        raise CheckpointError(f"{path}: there is no such checkpoint; train first")
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            header = file.metadata() or {}
+            names = list(file.keys()) if tensors else []
+            held = {name: file.get_tensor(name) for name in names}
+        note = json.loads(header["drill"])
+        layout, numbers, wanted = note["format"], note["numbers"], note["checksums"]
+    except (SafetensorError, OSError, LookupError, TypeError, ValueError, RecursionError) as error:
+        raise _damaged(path, f"{type(error).__name__}: {error}", mend) from None
+    if layout != FORMAT:
+        raise CheckpointError(
+            f"{path}: has format {layout}, this version of drill reads {FORMAT}; use the version "
+            "that wrote it"
+        )
+    if header.get("checksum") != _text_checksum(header["drill"]):
+        raise _damaged(path, "wrong checksum of its numbers", mend)
+    return held, numbers, wanted
+
+
 def _plain(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().contiguous()
 
@@ -128,21 +143,6 @@ def _damaged(path: Path, fault: str, mend: str) -> CheckpointError:
     return CheckpointError(f"{path}: is damaged or no checkpoint of drill ({fault}); {mend}")
 
 
-def _write(stream: Any, content: bytes) -> None:
-    stream.write(content)
-
-
-def _settle(folder: Path) -> None:
-    """Have the rename on disk too, where the system can."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
-    except OSError:
-        pass
-    finally:
 def fingerprint(tensors: Mapping[str, Tensor]) -> str:
     """16 digits, equal for equal tensors of equal names: what a result of them belongs to."""
     return _digest({name: _checksum(_plain(tensor)) for name, tensor in tensors.items()})
@@ -164,6 +164,21 @@ def _digest(checksums: Mapping[str, int]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def _write(stream: Any, content: bytes) -> None:
+    stream.write(content)
+
+
+def _settle(folder: Path) -> None:
+    """Have the rename on disk too, where the system can."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    except OSError:
+        pass
+    finally:
         os.close(handle)
 
 
