@@ -170,6 +170,16 @@ def test_the_same_command_again_says_the_same(drill):
     assert drill("train", "tiny.toml", "--device", "cpu", "-q")[1:] == (out, "")
 
 
+def test_a_perplexity_beyond_all_numbers_is_printed(drill):
+    wild = ("optimizer.lr=1e6", "optimizer.clip=none", "training.epochs=1")
+    calm = ("training.activation=0", "training.slowness=0")
+    changes = [word for change in (*wild, *calm) for word in ("--set", change)]
+    for _ in range(2):  # trained, and told again from what was written
+        code, out, err = drill(*ON_A_CPU, "--name", "wild", "-q", *changes)
+        assert (code, err) == (0, "")
+        assert out.startswith("runs/wild: valid inf  test inf  (best of 1 epochs: 1; ")
+
+
 @pytest.mark.parametrize(("load", "warned"), [(0.1, False), (64.0, True)])
 def test_a_busy_machine_is_told_of(drill, monkeypatch, load, warned):
     monkeypatch.delenv("OMP_WAIT_POLICY")
@@ -177,6 +187,22 @@ def test_a_busy_machine_is_told_of(drill, monkeypatch, load, warned):
     monkeypatch.setattr("os.getloadavg", lambda: (load, load, load))
     _, _, err = drill("train", "tiny.toml", "--device", "cpu")
     assert ("OMP_WAIT_POLICY=passive" in err) is warned
+
+
+def test_a_folder_of_other_files_is_no_place_for_a_run(drill, place):
+    folder = place / "runs" / "notes"
+    folder.mkdir()
+    (folder / "plan.txt").write_text("1. rest\n")
+    (folder / "sub").mkdir()
+    code, _, err = drill(*ON_A_CPU, "--name", "notes")
+    assert code == 1
+    assert err == (
+        "drill: runs/notes: holds no run, but plan.txt and 1 more; give this one another --name, "
+        "or empty the folder\n"
+    )
+    assert sorted(path.name for path in folder.iterdir()) == ["plan.txt", "sub"]
+    (folder / "recipe.toml").write_text("")  # as a run that was killed before it saved
+    assert drill(*ON_A_CPU, "--name", "notes")[0] == 0
 
 
 def test_another_setting_needs_another_name(drill):
@@ -191,16 +217,6 @@ def test_another_setting_needs_another_name(drill):
     ("words", "folder"),
     [
         (["tiny.toml", "tiny.toml"], "twice/tiny"),
-def test_a_perplexity_beyond_all_numbers_is_printed(drill):
-    wild = ("optimizer.lr=1e6", "optimizer.clip=none", "training.epochs=1")
-    calm = ("training.activation=0", "training.slowness=0")
-    changes = [word for change in (*wild, *calm) for word in ("--set", change)]
-    for _ in range(2):  # trained, and told again from what was written
-        code, out, err = drill(*ON_A_CPU, "--name", "wild", "-q", *changes)
-        assert (code, err) == (0, "")
-        assert out.startswith("runs/wild: valid inf  test inf  (best of 1 epochs: 1; ")
-
-
         (["tiny.toml", "--seed", "1", "--seed", "2", "--seed", "1"], "twice/tiny-seed-1"),
     ],
 )
@@ -681,16 +697,6 @@ def test_report_and_record(drill, place):
     assert (code, "is already in l.jsonl" in err) == (1, True)
 
 
-def test_data_counts_a_corpus(drill):
-    code, out, _ = drill("data", "text")
-    assert code == 0
-    assert "text: 7 words; tokens train 1,800  valid 240  test 240" in out
-    assert "ptb" in drill("data")[1]
-
-
-def test_recipes_lists_every_one(drill):
-    code, out, _ = drill("recipes")
-    assert code == 0
 def test_evaluations_stay_with_the_weights_they_are_of(drill, place):
     """Also where the run is trained on."""
     shutil.copytree(place / "runs/tiny", place / "runs/longer")
@@ -748,6 +754,16 @@ def test_equal_weights_have_equal_fingerprints_wherever_they_lie(drill, place):
     assert (best.when, list(last.when)) == ({"epoch": 2}, ["step"])
 
 
+def test_data_counts_a_corpus(drill):
+    code, out, _ = drill("data", "text")
+    assert code == 0
+    assert "text: 7 words; tokens train 1,800  valid 240  test 240" in out
+    assert "ptb" in drill("data")[1]
+
+
+def test_recipes_lists_every_one(drill):
+    code, out, _ = drill("recipes")
+    assert code == 0
     lines = out.splitlines()
     assert [line.split()[0] for line in lines if not line.startswith(" ")] == recipe_names()
     assert [line for line in lines if len(line) > 80] == []
