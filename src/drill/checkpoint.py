@@ -100,6 +100,17 @@ def copy_into(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], place: 
         tensor.copy_(found[name])
 
 
+def fingerprint(tensors: Mapping[str, Tensor]) -> str:
+    """16 digits, equal for equal tensors of equal names: what a result of them belongs to."""
+    return _digest({name: _checksum(_plain(tensor)) for name, tensor in tensors.items()})
+
+
+def fingerprint_in(path: Path) -> str:
+    """``fingerprint`` of all tensors of a file, from its header alone."""
+    _, _, checksums = _read(path, START_OVER, tensors=False)
+    return _digest(checksums)
+
+
 def _read(
     path: Path, mend: str, *, tensors: bool
 ) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, int]]:
@@ -141,22 +152,6 @@ def _text_checksum(text: str) -> str:
 
 def _damaged(path: Path, fault: str, mend: str) -> CheckpointError:
     return CheckpointError(f"{path}: is damaged or no checkpoint of drill ({fault}); {mend}")
-
-
-def fingerprint(tensors: Mapping[str, Tensor]) -> str:
-    """16 digits, equal for equal tensors of equal names: what a result of them belongs to."""
-    return _digest({name: _checksum(_plain(tensor)) for name, tensor in tensors.items()})
-
-
-def fingerprint_in(path: Path) -> str:
-    """``fingerprint`` of all tensors of a file, from its header alone."""
-    try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            return _digest(json.loads(file.metadata()["drill"])["checksums"])
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: there is no such checkpoint; train first") from None
-    except (SafetensorError, OSError, LookupError, TypeError, ValueError, RecursionError) as error:
-        raise _damaged(path, f"{type(error).__name__}: {error}", START_OVER) from None
 
 
 def _digest(checksums: Mapping[str, int]) -> str:
