@@ -58,7 +58,23 @@ def test_a_row_says_what_was_measured_and_where(tmp_path):
         "settings_digest": row.settings_digest,
         "fingerprint": row.fingerprint,
         "curve": [[1, 90.0, 89.97], [2, 60.5, 60.47], [3, 61.0, 60.97]],
+        "lives": [],
     }
+    assert read(path) == [row]
+
+
+def test_a_run_that_was_resumed_elsewhere_says_where(tmp_path):
+    life = {"commit": "def5678", "device": "a laptop", "torch": "2.11.0", "precision": "float32"}
+    life |= {"world_size": 2, "started": "2026-11-16T08:00:00+00:00"}
+    run, path = write_run(tmp_path / "a", resumed=[life]), tmp_path / "runs.jsonl"
+    row = record(run, path)
+    assert row.device == "NVIDIA H200, then a laptop"
+    assert row.commit == "abc1234, then def5678"
+    assert (row.torch, row.precision) == ("2.11.0", "tf32, then float32")
+    assert (row.world_size, row.started) == (1, "2026-11-15T08:00:00+00:00")
+    first = {"commit": "abc1234", "device": "NVIDIA H200", "torch": "2.11.0", "precision": "tf32"}
+    first |= {"world_size": 1, "started": "2026-11-15T08:00:00+00:00"}
+    assert row.lives == [first, life]
     assert read(path) == [row]
 
 
@@ -139,11 +155,11 @@ def test_evaluations_by_other_settings_stand_beside_each_other(tmp_path):
     assert record(run, path).evaluations == [other, again]
 
 
-def test_a_row_from_before_curves_is_still_read(tmp_path):
+def test_a_row_from_before_curves_and_lives_is_still_read(tmp_path):
     path = tmp_path / "runs.jsonl"
     row = record(write_run(tmp_path / "a"), path)
     held = json.loads(path.read_text())
-    del held["curve"]
+    del held["curve"], held["lives"]
     path.write_text(json.dumps(held) + "\n")
     assert read(path) == [dataclasses.replace(row, curve=[])]
 

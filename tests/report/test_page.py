@@ -373,6 +373,16 @@ def test_evaluations_have_their_section_where_there_are_any(tmp_path, runs):
     assert "| tied | tied | dynamic | 51.25 |" in markdown([], [ledger])
 
 
+def test_the_environment_of_every_life_is_shown(tmp_path):
+    life = {"commit": "def5678", "device": "a laptop"}
+    _, page = written(tmp_path, [write_run(tmp_path / "run", resumed=[life])])
+    assert [text for kind, text in page.said if kind == "h4"][-2:] == [
+        "environment",
+        "environment, resumed 1",
+    ]
+    assert "NVIDIA H200, then a laptop" in page.text
+
+
 def test_evaluations_of_other_weights_are_to_be_read_with_care(tmp_path, runs):
     write_evaluations(runs[0], [{"kind": "dynamic", "split": "test", "perplexity": 51.25}])
     _, page = written(tmp_path, runs)

@@ -148,6 +148,29 @@ def test_values_of_the_wrong_kind_are_as_good_as_missing(tmp_path):
     assert run.curve[1].valid == math.inf
 
 
+@pytest.mark.parametrize(
+    ("first", "later", "told"),
+    [
+        ("one", [], "one"),
+        ("one", ["one", "one"], "one"),
+        ("one", ["two", "two", "one"], "one, then two, then one"),
+        ("one", [None], "one, then unknown"),
+        (None, ["two"], "unknown, then two"),
+        (None, [None], None),
+    ],
+)
+def test_commit_and_device_are_those_of_every_life(tmp_path, first, later, told):
+    resumed = [{"commit": each, "device": each} for each in later]
+    folder = write_run(tmp_path / "run", commit=first, device=first, resumed=resumed)
+    run = read_run(folder)
+    assert (run.commit, run.device) == (told, told)
+
+
+@pytest.mark.parametrize("resumed", ["once", [7], {"commit": "two"}])
+def test_lives_that_are_none_are_passed_over(tmp_path, resumed):
+    assert read_run(write_run(tmp_path / "run", resumed=resumed)).commit == "abc1234"
+
+
 def test_what_is_no_run_is_refused(tmp_path):
     with pytest.raises(RunError, match="none: is no folder; name a run folder"):
         read_run(tmp_path / "none")

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from drill.report.evaluations import latest
-from drill.report.run_files import as_finite
+from drill.report.run_files import as_finite, lives, over_lives
 from drill.report.runs import ReportError, RunSummary, read_run
 
 RESULT, EVALUATION = "result", "evaluation"  # tell rows from those of other tools
+OF_LIVES = ("commit", "device", "torch", "precision", "world_size", "started")
 
 
 class LedgerError(ReportError):
@@ -57,6 +58,8 @@ class Row:
     extra: dict[str, Any]  # other figures
     curve: list[list[float | None]] = field(default_factory=list)
     """[epoch, valid, valid_published] of every validation; rows of old have none."""
+    lives: list[dict[str, Any]] = field(default_factory=list)
+    """``OF_LIVES`` of each life of a run that was resumed; none of a run that was not."""
 
 
 @dataclass(frozen=True)
@@ -165,9 +168,14 @@ def _row(run: RunSummary, note: str, extra: dict[str, Any], now: datetime) -> Ro
     values["curve"] = [
         [each.epoch, as_finite(each.valid), as_finite(each.valid_published)] for each in run.curve
     ]
-    for key in ("torch", "precision", "world_size", "started"):
+    for key in ("torch", "precision"):
+        values[key] = over_lives(run.environment, key)
+    for key in ("world_size", "started"):
         found = run.environment.get(key)
         values[key] = found if _fits(found, HINTS[key]) else None
+    told = lives(run.environment)
+    if len(told) > 1:
+        values["lives"] = [{key: life.get(key) for key in OF_LIVES} for life in told]
     recorded = now.astimezone(UTC).isoformat(timespec="seconds")
     return Row(**values, recorded=recorded, note=note, extra=extra)
 

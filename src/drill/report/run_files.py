@@ -6,6 +6,8 @@ Every reader takes the list that its sentences go to.
 import json
 import math
 import tomllib
+from collections.abc import Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,23 @@ def read_environment(path: Path, faults: list[str]) -> dict[str, Any]:
         return found
     faults.append(f"{path}: holds no JSON object; device, commit and seed are unknown")
     return {}
+
+
+def lives(environment: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What a run was trained on at first, and each time it went on."""
+    first = {key: value for key, value in environment.items() if key != "resumed"}
+    resumed = environment.get("resumed")
+    later = resumed if isinstance(resumed, list) else []
+    return [first, *(life for life in later if isinstance(life, Mapping))]
+
+
+def over_lives(environment: Mapping[str, Any], key: str) -> str | None:
+    """A text of every life, ``abc1234, then def5678`` where it changed; None where none has it."""
+    told = [as_text(life.get(key)) for life in lives(environment)]
+    if not any(told):
+        return None
+    changes = [text or "unknown" for text, _ in groupby(told)]
+    return ", then ".join(changes)
 
 
 def read_rows(path: Path, faults: list[str]) -> list[NumberedRow]:

@@ -20,6 +20,7 @@ from drill.report.run_files import (
     as_number,
     as_text,
     as_whole,
+    over_lives,
     read_environment,
     read_rows,
     read_settings,
@@ -71,8 +72,8 @@ class RunSummary:
     scores: Mapping[str, Any]  # all figures of that test, and how they were made
     seconds: float | None
     tokens_per_second: float | None  # median over epochs
-    device: str | None
-    commit: str | None
+    device: str | None  # of all its lives: "a, then b" where it went on elsewhere
+    commit: str | None  # so too
     evaluations: tuple[Evaluation, ...]  # adaptive ones of the tested weights
     curve: tuple[Epoch, ...]
     settings: Mapping[str, Any]
@@ -144,8 +145,8 @@ def read_run(folder: Path | str) -> RunSummary:
         scores=_scores(tests[-1]) if tests else {},
         seconds=elapsed[-1] if elapsed else None,
         tokens_per_second=median(rates) if rates else None,
-        device=as_text(environment.get("device")),
-        commit=as_text(environment.get("commit")),
+        device=over_lives(environment, "device"),
+        commit=over_lives(environment, "commit"),
         evaluations=read_evaluations(files, faults, remarks),
         curve=tuple(curve),
         settings=settings,

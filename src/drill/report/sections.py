@@ -16,6 +16,7 @@ from drill.report.figures import (
 from drill.report.ledger import Row
 from drill.report.markup import escape
 from drill.report.plot import Look
+from drill.report.run_files import lives
 from drill.report.runs import RunSummary
 from drill.report.tables import (
     epochs_table,
@@ -184,10 +185,12 @@ def _corpora(runs: Sequence[RunSummary]) -> dict[str, list[RunSummary]]:
 
 
 def _tables(run: RunSummary) -> dict[str, Mapping[str, Any]]:
-    """The tables of a recipe, what stands above them, and the environment."""
+    """The tables of a recipe, what stands above them, and the environment of every life."""
     inner = {key: value for key, value in run.settings.items() if isinstance(value, Mapping)}
     above = {key: value for key, value in run.settings.items() if key not in inner}
-    about = {"environment": run.environment} if run.environment else {}
+    told = lives(run.environment) if run.environment else []
+    names = ["environment", *(f"environment, resumed {n}" for n in range(1, len(told)))]
+    about = dict(zip(names, told, strict=False))
     return {"run": {"folder": run.folder, **above}, **inner, **about}
 
 
