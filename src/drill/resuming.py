@@ -19,12 +19,24 @@ logger = logging.getLogger("drill")
 def has_begun(settings: Settings, run: RunFolder, processes: World) -> bool:
     """Whether there is something to keep in the folder; refuses settings that would spoil it."""
     begun = run.last.exists() or run.best.exists()
+    _refuse_strangers(run)
     if begun and run.recipe.exists():
         _refuse_other(settings, run)
         _refuse_to_lose(settings, run)
         if processes.first:
             _tell_of_the_schedule(settings, run)
     return begun
+
+
+def _refuse_strangers(run: RunFolder) -> None:
+    """No run begins among files of another kind; what a killed run has left is none of them."""
+    held = run.strangers()
+    if held:
+        more = f" and {len(held) - 1} more" if len(held) > 1 else ""
+        raise RunFolderError(
+            f"{run.path}: holds no run, but {held[0]}{more}; give this one another --name, or "
+            "empty the folder"
+        )
 
 
 def _refuse_other(settings: Settings, run: RunFolder) -> None:

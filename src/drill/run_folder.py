@@ -95,11 +95,22 @@ class RunFolder:
                 self._leave_nothing()
 
     def _leave_nothing(self) -> None:
-        """A folder in which nothing was begun goes again."""
+        """A folder in which nothing was begun goes again; one of other files stays as it was."""
         with contextlib.suppress(OSError):
-            if [path.name for path in self.path.iterdir()] == [".lock"]:
+            alone = [path.name for path in self.path.iterdir()] == [".lock"]
+            if alone or self.strangers():
                 (self.path / ".lock").unlink()
+            if alone:
                 self.path.rmdir()
+
+    def strangers(self) -> list[str]:
+        """What lies in a folder that has no file of a run; hidden files do not count."""
+        if not self.path.is_dir():
+            return []
+        held = {path.name for path in self.path.iterdir() if not path.name.startswith(".")}
+        own = {self.recipe, self.vocabulary, self.subwords, self.target_counts, self.environment}
+        own |= {self.metrics, self.evaluations, self.best, self.averaged, self.last.parent}
+        return sorted(held) if held.isdisjoint(path.name for path in own) else []
 
     def write_json(self, path: Path, value: Any) -> None:
         self.write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
