@@ -406,6 +406,15 @@ def test_an_infinite_perplexity_is_json_and_no_success(drill, place, words, mend
     assert (code, "perplexity inf " in out) == (1, True)
 
 
+def test_evaluate_says_in_words_what_was_counted_and_skipped(drill):
+    words = ("evaluate", "runs/tiny", "--cache", "--split", "test", "--device", "cpu")
+    _, out, _ = drill(*words)
+    assert "  (as published numbers are counted: " in out
+    assert out.endswith("  [window 500, theta 1.0, share 0.1]\n")
+    _, out, _ = drill(*words, "--published", "--chunk", "30")
+    assert out.endswith(", chunk 30, skipping what the released code skips]\n")
+
+
 def test_the_published_cache_has_the_chunks_it_is_told(drill):
     def row(*words: str) -> dict:
         words = ("evaluate", "runs/tiny", "--cache", "--split", "test", "--json", *words)

@@ -17,7 +17,7 @@ class Split(StrEnum):
 
 
 SHOWN = {"run", "weights", "precision", "kind", "split", "tokens", "loss", "perplexity"}
-SHOWN |= {"published", "seconds", "batch_size"}
+SHOWN |= {"published", "seconds", "batch_size", "as_published"}
 SHOWN |= {"weights_epoch", "weights_step", "weights_fingerprint"}
 """What a line says in words, or not at all; the rest are settings."""
 
@@ -47,12 +47,13 @@ def evaluation_row(
 
 
 def evaluation_line(row: dict[str, Any]) -> str:
-    beyond = [key for key in row if key not in SHOWN]
-    settings = ", ".join(f"{key} {row[key]}" for key in beyond)
+    settings = ", ".join(f"{key} {row[key]}" for key in row if key not in SHOWN)
+    if row.get("as_published"):
+        settings += ", skipping what the released code skips"
     columns = "1 column" if row["batch_size"] == 1 else f"{row['batch_size']} columns"
     return (
         f"{row['kind']} {row['split']:5}  perplexity {row['perplexity']:.3f}  "
-        f"(divided by N: {row['published']:.3f})  loss {row['loss']:.4f}  "
+        f"(as published numbers are counted: {row['published']:.3f})  loss {row['loss']:.4f}  "
         f"{row['tokens']:,} tokens in {columns}  {row['seconds']:.1f} s"
         + (f"  [{settings}]" if settings else "")
     )
