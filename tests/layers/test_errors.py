@@ -4,10 +4,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from drill.kernels.nll import nll
 from drill.layers import (
     AdaptiveSoftmax,
     Bilinear,
@@ -97,6 +99,19 @@ def test_hidden_of_another_dtype_without_autocast(name, method):
     with one_sentence(TypeError, "torch.float64", "torch.float32", ".to()") as caught:
         ask(layer, method, torch.randn(3, layer.hidden_size, dtype=torch.float64))
     assert "torch.autocast" not in str(caught.value)  # it would leave float64 as it is
+
+
+@pytest.mark.parametrize("autocast", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8], ids=str)
+def test_a_weight_that_autocast_would_leave_as_it_is(dtype, autocast):
+    hidden, weight = torch.randn(2, D), torch.zeros(V, D).to(dtype)
+    with (
+        torch.autocast("cpu", torch.bfloat16, enabled=autocast),
+        one_sentence(TypeError, dtype, "torch.float32", ".to()") as caught,
+    ):
+        nll(hidden, weight, torch.zeros(2, dtype=torch.long))
+    assert "run under" not in str(caught.value)
+    assert ("autocast leaves" in str(caught.value)) is autocast
 
 
 @METHODS
@@ -209,7 +224,27 @@ def test_a_mixtures_dropout_that_is_no_fraction(value):
         MixtureOfSoftmaxes(TiedSoftmax(E), 2, dropout=value)
 
 
-@pytest.mark.parametrize("depth", [-1, 1.5, True, "2", None])
+def test_numbers_of_numpy_are_numbers_and_are_kept_as_python_has_them():
+    five, some = np.int64(5), np.float32(0.25)
+    for layer in (
+        DeepResidual(E, depth=np.int32(2), dropout=some, init_range=some),
+        Bilinear(E, hidden_size=five, dropout=np.float64(0.25)),
+        DualNonlinear(E, hidden_size=np.uint8(5), joint_size=five, dropout=some),
+        FullSoftmax(np.int64(V), five, init_range=some),
+        MixtureOfSoftmaxes(TiedSoftmax(E), np.int64(2), dropout=some, init_range=some),
+        SampledSoftmax(TiedSoftmax(E), five),
+        AdaptiveSoftmax(TiedSoftmax(E), np.array([3, 6]), reduction_factor=some * 8),
+        TiedSoftmax(Descriptions(nn.Linear(3, 5), torch.zeros(V, 3), five)),
+    ):
+        layer.resize(np.int64(layer.vocabulary_size))
+        layer.nll(*batch(layer, 3)).backward()
+        kept = [x for module in layer.modules() for x in vars(module).values()]
+        assert not any(isinstance(x, np.generic) for x in kept)
+        cutoffs = getattr(layer, "cutoffs", ())
+        assert all(type(c) is int for c in cutoffs)
+
+
+@pytest.mark.parametrize("depth", [-1, 1.5, True, "2", None, np.int64(-1), np.float64(2.0)])
 def test_a_depth_that_is_no_count(depth):
     with one_sentence(ValueError, "DeepResidual", "depth", "at least 0", repr(depth)):
         DeepResidual(E, depth=depth)

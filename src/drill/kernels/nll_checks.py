@@ -8,6 +8,9 @@ from torch import Tensor
 
 TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
 
+_AUTOCAST = (torch.float32, torch.bfloat16, torch.float16)
+"""What autocast brings to one dtype; others it leaves as they are."""
+
 
 def check_head(name: str, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     """Raise unless hidden (..., k), weight (V, k) and bias (V,) fit in shape, device and dtype."""
@@ -40,12 +43,13 @@ def check_operand(
     if tensor.dtype == hidden.dtype:
         return
     pair = f"{name}: {called} is {hidden.dtype} but {what} {tensor.dtype}"
-    exact = torch.float64 in (hidden.dtype, tensor.dtype)
+    left = next((d for d in (hidden.dtype, tensor.dtype) if d not in _AUTOCAST), None)
     if not autocast_on(hidden.device):
-        autocast = "" if exact else ", or run under torch.autocast"
+        autocast = ", or run under torch.autocast" if left is None else ""
         raise TypeError(f"{pair}; cast one with .to(){autocast}")
-    if exact:
-        raise TypeError(f"{pair}, and autocast leaves float64 as it is; cast one with .to()")
+    if left is not None:
+        as_it_is = f"autocast leaves {str(left).removeprefix('torch.')} as it is"
+        raise TypeError(f"{pair}, and {as_it_is}; cast one with .to()")
 
 
 def check_states(name: str, hidden: object) -> None:

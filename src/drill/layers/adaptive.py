@@ -14,7 +14,7 @@ from drill.kernels.nll_checks import check_head, must_not_wait
 from drill.layers.base import LossOptions, MatrixLayer, NotFoldable, head_log_probs
 from drill.layers.held import FrozenLabels, without_autocast
 from drill.layers.ranking import Ranking
-from drill.layers.settings import is_number
+from drill.layers.settings import is_number, is_whole
 from drill.layers.smoothing import smoothed_nll
 from drill.layers.wrapping import WrappingLayer
 
@@ -290,8 +290,9 @@ def _checked_cutoffs(name: str, cutoffs: Sequence[int], labels: int) -> tuple[in
     if not isinstance(cutoffs, Iterable) or isinstance(cutoffs, str):
         raise TypeError(f"{name}: cutoffs is a list such as [2000, 10000], not {cutoffs!r}")
     ranks = list(cutoffs)
-    if any(isinstance(c, bool) or not isinstance(c, int) for c in ranks):
+    if not all(map(is_whole, ranks)):
         raise TypeError(f"{name}: cutoffs are whole numbers, not {ranks}")
+    ranks = list(map(int, ranks))
     if not ranks:
         raise ValueError(
             f"{name}: cutoffs is empty, so there is no cluster; give at least one rank, or use the "

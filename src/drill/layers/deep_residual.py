@@ -67,7 +67,7 @@ class DeepResidual(MatrixLayer):
         name = type(self).__name__
         d = label_width(name, embedding)
         d_h = d if hidden_size is None else positive(name, "hidden_size", hidden_size)
-        at_least_zero(name, "depth", depth)
+        depth = at_least_zero(name, "depth", depth)
         place = placement(embedding)
         options = MapOptions(
             name, activation, dropout, locked, dropout_at, init_range, map_bias, place

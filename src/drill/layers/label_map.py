@@ -31,7 +31,7 @@ class MapOptions:
 
     def __post_init__(self) -> None:
         one_of(self.layer, "activation", self.activation, tuple(ACTIVATIONS))
-        fraction(self.layer, "dropout", self.dropout)
+        object.__setattr__(self, "dropout", fraction(self.layer, "dropout", self.dropout))
         one_of(self.layer, "dropout_at", self.dropout_at, DROPOUT_PLACES)
         span(self.layer, self.init_range)
         switch(self.layer, "locked", self.locked)

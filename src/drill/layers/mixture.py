@@ -52,8 +52,8 @@ class MixtureOfSoftmaxes(WrappingLayer):
         self.dropout = fraction(name, "dropout", dropout)
         self.locked = switch(name, "locked", locked)
         place = placement(layer.embedding)
-        self.prior = nn.Linear(self.hidden_size, experts, bias=False, **place)
-        self.latent = nn.Linear(self.hidden_size, experts * layer.hidden_size, **place)
+        self.prior = nn.Linear(self.hidden_size, self.experts, bias=False, **place)
+        self.latent = nn.Linear(self.hidden_size, self.experts * layer.hidden_size, **place)
         nn.init.uniform_(self.prior.weight, -span(name, init_range), init_range)
         nn.init.uniform_(self.latent.weight, -init_range, init_range)
 

@@ -1,7 +1,11 @@
-"""Checks of constructor arguments: one sentence with the value and the mend."""
+"""Checks of constructor arguments: one sentence with the value and the mend.
+
+NumPy's numbers are numbers too. What is given back is a plain one of Python's, for a layer to keep.
+"""
 
 import math
 from collections.abc import Callable
+from numbers import Integral, Real
 
 import torch
 from torch import Tensor
@@ -16,31 +20,35 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def positive(layer: str, name: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if not is_whole(value) or value < 1:
         raise ValueError(f"{layer}: {name} is a whole number of at least 1, not {value!r}")
-    return value
+    return int(value)
 
 
 def at_least_zero(layer: str, name: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    if not is_whole(value) or value < 0:
         raise ValueError(f"{layer}: {name} is a whole number of at least 0, not {value!r}")
-    return value
+    return int(value)
 
 
 def fraction(layer: str, name: str, value: float) -> float:
-    if not is_number(value) or not 0.0 <= value < 1.0:
+    if not is_number(value) or not 0.0 <= float(value) < 1.0:
         raise ValueError(f"{layer}: {name} is a number in [0, 1), not {value!r}")
-    return value
+    return float(value)
 
 
 def span(layer: str, value: float) -> float:
-    if not is_number(value) or not 0.0 < value < math.inf:
+    if not is_number(value) or not 0.0 < float(value) < math.inf:
         raise ValueError(f"{layer}: init_range is a positive finite number, not {value!r}")
-    return value
+    return float(value)
 
 
 def switch(layer: str, name: str, value: bool) -> bool:

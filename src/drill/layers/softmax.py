@@ -1,5 +1,7 @@
 """The two plain softmax layers: a matrix of its own, and the tied embedding."""
 
+from numbers import Integral
+
 from torch import Tensor, nn
 
 from drill.layers.base import MatrixLayer
@@ -23,7 +25,7 @@ class FullSoftmax(MatrixLayer):
         init_range: float = 0.1,
     ) -> None:
         place = Placement(device=None, dtype=None)
-        if isinstance(embedding, int):
+        if isinstance(embedding, int | Integral):
             if hidden_size is None:
                 raise ValueError(
                     "FullSoftmax: with a number of labels, hidden_size must be given too"
@@ -34,7 +36,7 @@ class FullSoftmax(MatrixLayer):
             labels = label_count(embedding)
             place = placement(embedding)
             hidden_size = width if hidden_size is None else hidden_size
-        positive("FullSoftmax", "hidden_size", hidden_size)
+        hidden_size = positive("FullSoftmax", "hidden_size", hidden_size)
         span("FullSoftmax", init_range)
         own = nn.Embedding(labels, hidden_size, **place)
         nn.init.uniform_(own.weight, -init_range, init_range)

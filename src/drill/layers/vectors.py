@@ -42,7 +42,7 @@ class Descriptions(nn.Module):
                 "function into the forward of one, so that it moves and is saved with the layer"
             )
         _check_tensor("Descriptions: the rows are", descriptions)
-        positive("Descriptions", "embedding_dim", embedding_dim)
+        embedding_dim = positive("Descriptions", "embedding_dim", embedding_dim)
         if descriptions.dim() < 1 or descriptions.shape[0] < 1:
             raise ValueError(
                 f"Descriptions: one row per label is needed, not {tuple(descriptions.shape)}"
@@ -158,7 +158,7 @@ def resize_rows(
     name: str, source: nn.Embedding | LabelSource, new_size: int, vectors: Tensor | None
 ) -> None:
     """Give ``source`` ``new_size`` rows: ``vectors`` or the mean for new ones."""
-    positive(name, "the number of labels", new_size)
+    new_size = positive(name, "the number of labels", new_size)
     old_size = label_count(source)
     added = max(0, new_size - old_size)
     width = source.embedding_dim
