@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from drill import LAYERS, __version__
-from drill.cli import app
+from drill.cli.commands import app
 
 
 def drill(*arguments: str):
@@ -110,3 +110,25 @@ def test_the_readme_shows_what_the_command_prints():
     shown = readme.split("$ drill layers\n")[1].split("```")[0]
     printed = drill("layers").output
     assert shown.splitlines() == [line.rstrip() for line in printed.rstrip().splitlines()]
+
+
+INTERRUPTED = """
+import os, signal, sys
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == {name!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt())
+sys.argv = ["drill", "layers"]
+from drill.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("name", ["torch", "drill.build"])
+def test_ctrl_c_while_the_command_is_imported_ends_it_without_a_word(name):
+    program = INTERRUPTED.format(name=name)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

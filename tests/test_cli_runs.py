@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from drill import cli
 from drill.build import load_run
 from drill.checkpoint import fingerprint_in, load, save
+from drill.cli.commands import app
 from drill.evaluation.cache import cache_perplexity
 from drill.evaluation.dynamic import dynamic_perplexity
 from drill.evaluation.gradients import Statistics, gradient_statistics
@@ -71,7 +72,7 @@ def place(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-        result = CliRunner().invoke(cli.app, ["train", "tiny.toml", "--device", "cpu"])
+        result = CliRunner().invoke(app, ["train", "tiny.toml", "--device", "cpu"])
         assert result.exit_code == 0, result.output
     return folder
 

@@ -206,7 +206,8 @@ def test_the_check_finds_every_kind_of_fault(tmp_path):
 
 
 def test_the_package_and_its_command_import_without_any_extra():
-    program = f"import sys; sys.modules.update(dict.fromkeys({EXTRAS})); import drill, drill.cli"
+    program = f"import sys; sys.modules.update(dict.fromkeys({EXTRAS})); "
+    program += "import drill.cli.commands; from drill import *"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -233,3 +234,14 @@ def test_only_declared_packages_are_imported():
                 used.add(node.module.split(".")[0])
     foreign = used - set(sys.stdlib_module_names) - {"drill"}
     assert foreign - lazily <= declared
+
+
+def test_the_front_door_gives_the_layers_and_the_rooms_that_come_with_them():
+    program = (
+        "import sys, drill; assert 'torch' not in sys.modules; names = dir(drill); "
+        "assert drill.layers.LAYERS is drill.LAYERS; assert {*drill.__all__} <= {*names}; "
+        "assert not hasattr(drill, 'Nothing'); from drill import DeepResidual; "
+        "assert DeepResidual is drill.layers.deep_residual.DeepResidual"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
