@@ -2,8 +2,9 @@
 
 Sizes, dropouts, losses and optimiser are those of the recipes. The plain models are what one writes
 by hand: nn.Embedding, nn.LSTM, F.linear and F.cross_entropy, with tied weights and with the maps of
-the paper's layer. All read the same batch and take a step of the same optimiser. On a GPU ours come
-twice: launched, and replayed as `drill train` does.
+the paper's layer. All read the same batch and take a step of the same rule, theirs by torch's own
+optimiser with the same options. On a GPU ours come twice: launched, and replayed as `drill train`
+does.
 """
 
 from collections.abc import Sequence
@@ -107,12 +108,23 @@ def sized(name: str, setting: Setting, changes: Sequence[str] = ()) -> Settings:
 
 
 def plain_optimizer(table: dict[str, Any], model: nn.Module) -> torch.optim.Optimizer:
-    common = {"lr": table["lr"], "weight_decay": table["weight_decay"]}
+    """torch's own with the options of ours: AdamW in one pass, biases without decay."""
+    lr, weight_decay = table["lr"], table["weight_decay"]
     if table["name"] == "adamw":
+        matrices = [p for p in model.parameters() if p.dim() >= 2]
+        vectors = [p for p in model.parameters() if p.dim() < 2]
+        groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
         betas = (table["beta1"], table["beta2"])
-        return torch.optim.AdamW(model.parameters(), betas=betas, eps=table["epsilon"], **common)
+        return torch.optim.AdamW(
+            groups,
+            lr=lr,
+            weight_decay=weight_decay,
+            betas=betas,
+            eps=table["epsilon"],
+            fused=True,
+        )
     assert table["name"] == "nt-asgd", table  # SGD until it starts to average
-    return torch.optim.SGD(model.parameters(), **common)
+    return torch.optim.SGD(model.parameters(), lr=lr, weight_decay=weight_decay)
 
 
 def contestants(setting: Setting) -> dict[str, Prepare]:
