@@ -42,10 +42,11 @@ class CapturedGradients:
     every replay. On a CPU there is no graph, only the same gradients. For one process: DDP's
     exchange of gradients is not part of the graph.
 
-    A graph holds what was so when it was captured. Other modes of the modules, other addresses of
-    the parameters, others of them trained and another autocast get graphs of their own. Whatever
-    else ``loss`` depends on (numbers, flags, tensors that are neither inputs nor parameters, and
-    parameters put in place of others) must stay; where it does not, make a new one of these.
+    A graph holds what was so when it was captured. Another autocast gets graphs of its own; at
+    other modes of the modules, other addresses of the parameters or others of them trained all are
+    forgotten and captured anew. Whatever else ``loss`` depends on (numbers, flags, tensors that are
+    neither inputs nor parameters, and parameters put in place of others) must stay; where it does
+    not, make a new one of these.
     """
 
     def __init__(self, model: nn.Module, loss: Callable[..., Tensor]) -> None:
@@ -63,6 +64,7 @@ class CapturedGradients:
         if self._graphs is None:
             instead = "set training.capture=false, or call loss(...).backward() itself"
             self._graphs = Graphs(inputs[0].device, instead=instead)
+        self._look_for_changes()
         gone = self._attach()
         fresh = bool(gone) and len(gone) == sum(each.requires_grad for each in self._held)
         key = fresh, self._key(inputs)
@@ -99,15 +101,20 @@ class CapturedGradients:
             )
         return False
 
+    def _look_for_changes(self) -> None:
+        """Forget graphs of what is no longer so; they would keep memory, and places of the most."""
+        now = standing(self.modules, self.parameters)
+        if now != self._standing:
+            self._replays.clear()
+            self._seen_once.clear()  # other modes may take other kernels, to be loaded first
+            self._standing = now
+
     def _key(self, inputs: tuple[Tensor, ...]) -> Hashable:
-        """What a graph serves."""
+        """What a graph serves, as things stand."""
         device = inputs[0].device
         half = torch.get_autocast_dtype(device.type) if autocast_on(device) else None
         shapes = tuple((each.shape, each.dtype) for each in inputs)
-        now = standing(self.modules, self.parameters)
-        if now != self._standing:
-            self._standing = now  # one for all keys: it is long
-        return shapes, half, self._standing
+        return shapes, half
 
     def _run(self, inputs: tuple[Tensor, ...]) -> Tensor:
         value = self.loss(*inputs)
