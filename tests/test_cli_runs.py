@@ -206,6 +206,18 @@ def test_a_folder_of_other_files_is_no_place_for_a_run(drill, place):
     assert drill(*ON_A_CPU, "--name", "notes")[0] == 0
 
 
+def test_a_run_that_ends_by_the_clock_is_a_run_like_others(drill, place):
+    brief = (*ON_A_CPU, "--name", "brief", "--set")
+    code, out, _ = drill(*brief, "training.max_minutes=1e-6")
+    assert code == 0
+    assert "(best of 1 epochs: 1; " in out
+    assert "max_minutes = 1e-06" in (place / "runs/brief/recipe.toml").read_text()
+    for words in (("report", "runs/brief", "-o", "brief.html"), ("evaluate", "runs/brief")):
+        assert drill(*words)[0] == 0
+    code, out, _ = drill(*brief, "training.max_minutes=none")
+    assert "(best of 2 epochs: 2; " in out
+
+
 def test_another_setting_needs_another_name(drill):
     code, _, err = drill("train", "tiny.toml", "--set", "layer.depth=3")
     assert code == 1

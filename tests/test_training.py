@@ -1,7 +1,9 @@
 """The training loop: what a step, an epoch and the end of a run do, held against hand-made ones."""
 
+import itertools
 import math
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from drill import training
 from drill.checkpoint import load, load_into
 from drill.data import DataError, Ids, Segment, columns, sequence_lengths, training_segments
 from drill.evaluation.perplexity import Perplexity, perplexity
-from drill.optim import Asgd, NtAsgd, Sgd
+from drill.optim import AdamW, Asgd, NtAsgd, Sgd
 from drill.progress import Progress
 from drill.run_folder import RunFolder
 from drill.training import train
@@ -18,11 +20,14 @@ from tests.tiny_runs import (
     BATCH,
     BPTT,
     V,
+    all_of,
     assert_close_rows,
+    interrupted_after,
     rows,
     small_model,
     small_run,
     text,
+    unlike,
     weights,
 )
 
@@ -443,6 +448,8 @@ def test_progress_is_told_and_a_row_ends_every_epoch(tmp_path, monkeypatch):
         ({"save_every": math.nan}, "save_every is at least 0 seconds, not nan"),
         ({"seed": -1}, "seed lies in 0 to 2"),
         ({"patience": -1}, "patience is at least 0, not -1"),
+        ({"max_minutes": 0.0}, "max_minutes is a positive number, not 0.0"),
+        ({"max_minutes": math.nan}, "max_minutes is a positive number, not nan"),
         ({"precision": "float8"}, "precision is float32, tf32 or bfloat16, not 'float8'"),
         ({"batch_size": 399}, "400 tokens in 399 columns give 1 rows"),
         ({"batch_size": 200}, "2 rows hold no segment of 2 rows and a target"),
@@ -481,3 +488,56 @@ def test_validation_does_not_slow_down_the_rate_of_training(tmp_path, monkeypatc
     for row in RunFolder(tmp_path).rows()[:2]:
         trained = row["tokens"] / row["tokens_per_second"]
         assert 0.0 < trained <= row["seconds"] - 0.3
+
+
+# -- the limit of time ----------------------------------------------------------------------------
+
+
+def timed(monkeypatch, path: Path, minutes: float | None, **options):
+    """A run in which every look at the clock is a second later."""
+    with monkeypatch.context() as patch:
+        clock = itertools.count(time.monotonic())
+        patch.setattr("time.monotonic", lambda: next(clock))
+        return small_run(path, max_minutes=minutes, **options)
+
+
+def test_the_clock_ends_a_run_inside_an_epoch_with_a_validation_and_the_test(tmp_path, monkeypatch):
+    outcome = timed(monkeypatch, tmp_path, 0.5, epochs=50)
+    assert outcome.finished
+    assert outcome.test is not None
+    held = rows(tmp_path)
+    assert [row["kind"] for row in held[-2:]] == ["validation", "test"]
+    assert outcome.epoch == held[-2]["epoch"] < 50
+    assert 30.0 <= RunFolder(tmp_path).rows()[-2]["elapsed"] < 40.0
+    before = all_of(tmp_path)
+    assert timed(monkeypatch, tmp_path, 0.5, epochs=50) == outcome  # it has ended
+    assert unlike(all_of(tmp_path), before) == []
+
+
+@pytest.mark.parametrize("rule", ["sgd", "nt-asgd"])
+def test_a_run_that_the_clock_has_ended_goes_on_as_if_it_had_not(tmp_path, monkeypatch, rule):
+    small_run(tmp_path / "whole", rule=rule, epochs=4)
+    for minutes in (0.3, 0.5, 0.7, None):
+        assert timed(monkeypatch, tmp_path / "pieces", minutes, rule=rule, epochs=4).finished
+    both = [rows(tmp_path / name) for name in ("whole", "pieces")]
+    whole, pieces = ([row for row in each if row["kind"] == "epoch"] for each in both)
+    assert len(both[1]) > len(both[0])  # validations inside epochs
+    for row in (*whole, *pieces):
+        row.pop("best")  # those inside may have been better
+    assert pieces == whole
+
+
+def test_a_schedule_follows_the_clock(tmp_path, monkeypatch):
+    rule = AdamW(0.01, schedule="cosine", warmup=0.1)
+    timed(monkeypatch, tmp_path, 0.5, rule=rule, epochs=1000)
+    assert rows(tmp_path)[-2]["lr"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_limit_that_is_over_before_any_validation_still_gives_a_tested_model(
+    tmp_path, monkeypatch
+):
+    small_run(tmp_path, rule=interrupted_after(3, "sgd"), epochs=5)
+    outcome = timed(monkeypatch, tmp_path, 1e-9, epochs=5)
+    assert (outcome.finished, outcome.epoch) == (True, 1)
+    assert outcome.test is not None
+    assert rows(tmp_path)[0]["step"] == 4

@@ -15,6 +15,7 @@ from drill.optim import NonMonotone, Rule
 from drill.parallel import World
 from drill.run_folder import RunFolder, RunFolderError
 from drill.standing import (
+    Limits,
     Standing,
     agree,
     copied,
@@ -56,9 +57,19 @@ class Position(Standing):
             self.best_weights = copied(model)
         return better
 
-    def over(self, epochs: int) -> bool:
-        """Whether all epochs are trained, or as many as were worth it."""
-        return self.epoch > epochs or (self.stopper is not None and self.stopper.triggered)
+    def share(self, limits: Limits, rows: int) -> float:
+        """How much of the run is done, by the limit that comes first."""
+        return max((self.epoch - 1 + self.row / rows) / limits.epochs, self.clock)
+
+    def over(self, limits: Limits) -> bool:
+        """Whether all epochs are trained, or as many as were worth it, or the time is up."""
+        late = self.clock >= 1.0 and self.best is not None
+        stopped = self.stopper is not None and self.stopper.triggered
+        return late or stopped or self.epoch > limits.epochs
+
+    def epochs(self) -> int:
+        """How many were trained; the last of them perhaps in part."""
+        return self.epoch if self.row else self.epoch - 1
 
     def next_epoch(self) -> None:
         self.epoch += 1

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from drill.position import Position
+from drill.standing import Limits
 from drill.translation_position import TranslationPosition
 
 
@@ -25,8 +26,8 @@ class Progress:
 class Speed:
     """How fast an epoch goes, and how long the rest will take."""
 
-    def __init__(self, at: Position, rows: int, batch: int, epochs: int) -> None:
-        self.at, self.rows, self.batch, self.epochs = at, rows, batch, epochs
+    def __init__(self, at: Position, rows: int, batch: int, limits: Limits) -> None:
+        self.at, self.rows, self.batch, self.limits = at, rows, batch, limits
         self.restart()
 
     def restart(self) -> None:
@@ -36,18 +37,20 @@ class Speed:
         at = self.at
         seconds = max(1e-9, time.monotonic() - self._time)
         rate = max(1e-9, (at.row - self._row) / seconds)  # rows a second
-        ahead = (self.epochs - at.epoch) * self.rows + self.rows - at.row
+        left = ((self.limits.epochs - at.epoch) * self.rows + self.rows - at.row) / rate
+        if self.limits.minutes is not None:
+            left = min(left, max(0.0, 60.0 * self.limits.minutes - at.running()))
         if row is not None:
             row["tokens_per_second"] = at.row * self.batch / max(1e-9, at.training_seconds)
             row["tokens"] = at.row * self.batch
         return Progress(
             epoch=at.epoch,
-            epochs=self.epochs,
+            epochs=self.limits.epochs,
             share=min(1.0, at.row / max(1, self.rows - 1)),
             step=at.step,
             loss=at.loss,
             tokens_per_second=rate * self.batch,
-            seconds_left=ahead / rate,
+            seconds_left=left,
             row=row,
         )
 

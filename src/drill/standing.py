@@ -33,6 +33,7 @@ class Standing:
     seconds: float = 0.0  # of this epoch
     elapsed: float = 0.0  # of the run, over all its processes' lives
     metrics_size: int = 0  # bytes of metrics.jsonl that the checkpoint knows of
+    clock: float = 0.0  # the share of the time limit, as all processes have agreed
     _ticked: float = field(default_factory=time.monotonic)
 
     def tick(self) -> None:
@@ -45,6 +46,19 @@ class Standing:
     def running(self) -> float:
         """Seconds of the run up to now."""
         return self.elapsed + time.monotonic() - self._ticked
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When training ends: whichever comes first."""
+
+    epochs: int
+    updates: int | None
+    minutes: float | None
+
+    def clock(self, at: Standing) -> float:
+        """The share of the time that is used up."""
+        return 0.0 if self.minutes is None else at.running() / (60.0 * self.minutes)
 
 
 def copied(model: nn.Module) -> dict[str, Tensor]:

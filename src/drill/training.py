@@ -30,7 +30,7 @@ from drill.position import Position, restore, save
 from drill.precision import Precision, products
 from drill.progress import Progress, Speed
 from drill.run_folder import RunFolder
-from drill.standing import Standing, cut_metrics, keep_best
+from drill.standing import Limits, Standing, cut_metrics, keep_best
 from drill.steps import Glance, steps
 from drill.translator import Translator
 
@@ -62,6 +62,7 @@ def train(
     rule: Rule,
     *,
     epochs: int = 500,
+    max_minutes: float | None = None,
     batch_size: int = 20,
     bptt: int = 70,
     seed: int = 1111,
@@ -80,12 +81,15 @@ def train(
     world: World = World(),  # noqa: B008 - it is frozen
     progress: Callable[[Progress], None] | None = None,
 ) -> Outcome:
-    """Train ``model`` for ``epochs`` epochs, then test its best weights.
+    """Train ``model`` until the first limit, then test its best weights.
 
     Goes on from the last checkpoint of ``folder`` where there is one; of a run that was tested and
     has no epoch left it gives what was found then. Ctrl-C and SIGTERM end the step, save and give
     an unfinished outcome.
 
+    epochs,      limits: whichever is reached first ends the run, with a validation. Schedules that
+    max_minutes  end with the run follow that one, so max_minutes gives each layer the same time, of
+                 the run over all its lives, validations included
     batch_size   columns of text, over all processes
     bptt         about how many tokens a gradient reaches back
     length_seed  of the random segment lengths, ``seed`` unless given; length_cap bounds them
@@ -99,6 +103,7 @@ def train(
     """
     check_options(
         epochs=epochs,
+        max_minutes=max_minutes,
         batch_size=batch_size,
         bptt=bptt,
         seed=seed,
@@ -123,14 +128,16 @@ def train(
     no_loss = torch.zeros((), dtype=widest(device), device=device)
     at = Position(lengths, stopper, nll=no_loss, text=_checksum(ids))
     resumed = restore(at, model, rule, folder, world)
-    tested = folder.test_row() if resumed and at.over(epochs) else None
+    limits = Limits(epochs, None, max_minutes)
+    at.clock = world.largest(limits.clock(at))
+    tested = folder.test_row() if resumed and at.over(limits) else None
     if tested is not None:  # the run has ended: nothing is measured again, and nothing written
         return _kept(at, tested, test_columns)
     cut_metrics(at, folder, world)
     if not resumed and world.rank > 0:
         torch.manual_seed(seed + world.rank)  # every process drops other things
     trained = wrapped(model, world)
-    speed = Speed(at, rows, batch_size, epochs)
+    speed = Speed(at, rows, batch_size, limits)
     agreeing = 1 if world.size == 1 else AGREE_EVERY
     saved = shown = time.monotonic()
 
@@ -157,16 +164,19 @@ def train(
             tell(folder, world, progress, speed.report(row))
             at.next_epoch()
 
-        while not at.over(epochs):
+        while not at.over(limits):
             model.train()
             glance = Glance(device)
             for segment in training_segments(rows, at.lengths, at.row):
-                step(at, segment, (at.epoch - 1 + at.row / rows) / epochs)
+                step(at, segment, at.share(limits, rows))
                 at.row += segment.length
                 at.step += 1
 
                 if at.step % agreeing != 0:
                     continue
+                at.clock = world.largest(limits.clock(at))
+                if at.clock >= 1.0:
+                    break
                 now = time.monotonic()
                 if agreeing > 1 or now - shown >= SHOW_EVERY:
                     shown = now
@@ -184,14 +194,18 @@ def train(
 
             at.loss = finite(at.mean_loss(world), at, rule, folder)
             refuse_damaged(at, model, rule, folder)
-            lr = rule.rate((at.epoch - 1 + at.row / rows) / epochs)
+            lr = rule.rate(at.share(limits, rows))
             row = _validate(at, model, valid, rule, world, read_at_once, autocast, lr)
+            if at.clock >= 1.0:  # inside an epoch, which a larger limit goes on with
+                tell(folder, world, progress, speed.report(row | {"kind": "validation"}))
+                break
             rule.epoch_ended(row["valid_loss"])
             if stopper is not None:
                 stopper.update(row["valid_loss"])
             tell(folder, world, progress, speed.report(row))
             at.next_epoch()
             speed.restart()
+            at.clock = world.largest(limits.clock(at))
 
         save(at, model, rule, folder, world)
         test: Perplexity | None = None
@@ -201,7 +215,7 @@ def train(
             at.tick()
             folder.append(at.test_row(test))
         test = world.from_first(test)
-        return Outcome(True, at.epoch - 1, at.best_epoch, at.best, test, at.elapsed)
+        return Outcome(True, at.epochs(), at.best_epoch, at.best, test, at.elapsed)
 
 
 def _kept(at: Position, row: dict[str, Any], test: Tensor) -> Outcome:
@@ -209,7 +223,7 @@ def _kept(at: Position, row: dict[str, Any], test: Tensor) -> Outcome:
     rows, columns = test.shape
     tokens = (rows - 1) * columns
     scores = Perplexity(float(row["test_loss"]) * tokens, tokens, columns)
-    return Outcome(True, at.epoch - 1, at.best_epoch, at.best, scores, row["elapsed"])
+    return Outcome(True, at.epochs(), at.best_epoch, at.best, scores, row["elapsed"])
 
 
 def _validate(
@@ -316,6 +330,7 @@ def widest(device: torch.device) -> torch.dtype:
 def check_options(
     *,
     epochs: int,
+    max_minutes: float | None,
     batch_size: int,
     bptt: int,
     seed: int,
@@ -344,6 +359,8 @@ def check_options(
     for name, drawn in {"seed": seed, "length_seed": length_seed}.items():
         if drawn is not None and not 0 <= drawn < 2**32:
             raise ValueError(f"{name} lies in 0 to 2**32 - 1, not {drawn}")
+    if max_minutes is not None and not max_minutes > 0.0:
+        raise ValueError(f"max_minutes is a positive number, not {max_minutes}")
     if patience is not None and patience < 0:
         raise ValueError(f"patience is at least 0, not {patience}")
     if not save_every >= 0.0:

@@ -18,6 +18,7 @@ from drill.optim import Rule
 from drill.parallel import World
 from drill.run_folder import RunFolder, RunFolderError
 from drill.standing import (
+    Limits,
     Standing,
     agree,
     copied,
@@ -29,19 +30,6 @@ from drill.standing import (
     under,
 )
 from drill.translation import Search
-
-
-@dataclass(frozen=True)
-class Limits:
-    """When training ends: whichever comes first."""
-
-    epochs: int
-    updates: int | None
-    minutes: float | None
-
-    def clock(self, at: Standing) -> float:
-        """The share of the time that is used up."""
-        return 0.0 if self.minutes is None else at.running() / (60.0 * self.minutes)
 
 
 @dataclass
@@ -57,7 +45,6 @@ class TranslationPosition(Standing):
     training_seconds: float = 0.0  # of this epoch, without validation
     validated: int = 0  # the step of the last validation
     validations: int = 0
-    clock: float = 0.0  # the share of the time limit, as all processes have agreed
     best: TranslationLoss | None = field(default=None, kw_only=True)
     recent: dict[int, dict[str, Tensor] | None] = field(default_factory=dict)
     """Weights of the last validations by step, None where they are on disk."""

@@ -25,7 +25,7 @@ from drill.parallel import World
 from drill.precision import Precision, autocast_to, products
 from drill.progress import Pace, Progress
 from drill.run_folder import RunFolder
-from drill.standing import cut_metrics
+from drill.standing import Limits, cut_metrics
 from drill.steps import TRAINING_LOG
 from drill.training import (
     AGREE_EVERY,
@@ -40,7 +40,6 @@ from drill.training import (
 )
 from drill.translation import Search
 from drill.translation_position import (
-    Limits,
     TranslationPosition,
     averaged,
     restore,
