@@ -86,10 +86,12 @@ def mixture_nll(
         require_triton(contexts.device, dtype)
     settings = Settings(ignore_index, 0.0, dtype, impl, memory)
     tensors = (log_prior, contexts, weight, bias)
-    at_once = tokens_at_once(tokens, experts, weight, bias, settings)
+    # torch.compile sweeps nothing, and cannot trace the question for tf32.
+    compiling = torch.compiler.is_compiling()
+    at_once = 0 if compiling else tokens_at_once(tokens, experts, weight, bias, settings)
     missing = _why_apart(reduction, impl, at_once, wants_gradients(*tensors))
     if missing is not None:
-        if not torch.compiler.is_compiling():
+        if not compiling:
             logger.debug("mixture_nll: the experts' losses apart (%s)", missing)
         return _apart(*tensors, targets, reduction, settings)
     logger.debug("mixture_nll: one sweep, %d of %d tokens at once", at_once, tokens)
