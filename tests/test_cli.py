@@ -1,6 +1,7 @@
 """The command as a user meets it: in a terminal, in a pipe, and with wrong numbers."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from drill import LAYERS, __version__
+from drill.cli import crowd
 from drill.cli.commands import app
 
 
@@ -132,3 +134,40 @@ def test_ctrl_c_while_the_command_is_imported_ends_it_without_a_word(name):
     program = INTERRUPTED.format(name=name)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+BUSY, IDLE = "(64.0, 64.0, 64.0)", "(0.0, 0.0, 0.0)"
+
+
+@pytest.mark.parametrize(
+    ("load", "running", "chosen", "policy"),
+    [
+        (BUSY, True, None, "passive"),
+        (BUSY, False, None, None),  # the last minute was another command of ours
+        (IDLE, True, None, None),
+        (BUSY, True, "active", "active"),
+    ],
+)
+def test_threads_wait_passively_where_others_use_the_cores(load, running, chosen, policy):
+    """torch reads the policy when it is loaded; the command sets none afterwards."""
+    program = (
+        f"import os, sys; os.getloadavg = lambda: {load}; os.cpu_count = lambda: 2; "
+        "import drill.cli as cli; from drill.cli import crowd; "
+        f"crowd.others_running = lambda: {running}; assert 'torch' not in sys.modules; "
+        "sys.argv = ['drill', '--version']\ntry: cli.main()\nexcept SystemExit: pass\n"
+        "assert 'torch' in sys.modules; print(os.environ.get('OMP_WAIT_POLICY'))"
+    )
+    environment = {key: os.environ[key] for key in os.environ if key != "OMP_WAIT_POLICY"}
+    environment |= {} if chosen is None else {"OMP_WAIT_POLICY": chosen}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment
+    )
+    assert done.stdout == f"drill {__version__}\n{policy}\n", done.stderr
+
+
+@pytest.mark.parametrize(("line", "busy"), [("9 9 9 4/99 1", True), ("9 9 9 1/99 1", False)])
+def test_cores_are_busy_while_others_run(monkeypatch, line, busy):
+    monkeypatch.setattr("pathlib.Path.read_text", lambda path: line)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    assert crowd.others_running() is busy

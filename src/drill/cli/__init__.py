@@ -3,6 +3,8 @@
 import os
 import sys
 
+from drill.cli.crowd import wait_passively_in_a_crowd
+
 
 def main() -> None:
     """Ctrl-C ends it without a word, also in the seconds that its imports take."""
@@ -13,6 +15,7 @@ def main() -> None:
 
 
 def _run() -> None:
+    wait_passively_in_a_crowd()  # before the next line loads torch
     from drill.cli.commands import app
     from drill.cli.faults import FAULTS, sentence
 

@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from drill.cli.crowd import PASSIVE, POLICY, crowded
 from drill.progress import Progress as Report
 
 LINE_EVERY = 60.0  # seconds between lines inside an epoch where there is no terminal
@@ -149,13 +150,12 @@ def note(line: str) -> None:
 
 
 def warn_of_a_crowd(device: str, say: Callable[[str], None] = note) -> None:
-    """On a busy CPU threads that spin while they wait take the cores from those they wait for."""
-    passive = os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive"
+    """Of what ``wait_passively_in_a_crowd`` did not mend, since the cores were idle at that moment
+    or somebody has chosen another policy."""
+    passive = os.environ.get(POLICY, "").lower() == PASSIVE
     alone = device != "cpu" and torch.cuda.is_available()
-    if alone or passive or torch.get_num_threads() == 1 or not hasattr(os, "getloadavg"):
-        return
-    if os.getloadavg()[0] > 0.75 * (os.cpu_count() or 1):
+    if not alone and not passive and torch.get_num_threads() > 1 and crowded():
         say(
-            "others use this machine's cores: set OMP_WAIT_POLICY=passive, or threads may wait for "
+            f"others use this machine's cores: set {POLICY}={PASSIVE}, or threads may wait for "
             "each other for most of the time"
         )
