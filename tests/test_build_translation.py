@@ -367,7 +367,7 @@ def test_train_prints_bleu_and_resumes(drill):
     assert code == 0
     assert "runs/tiny: valid" in out
     assert "BLEU" in out
-    assert "going on with mt-demo" in err
+    assert "already trained: mt-demo" in err
 
 
 def test_translate_keeps_the_number_and_the_order_of_lines(drill):

@@ -123,7 +123,7 @@ def test_what_is_trained_is_said_in_short_lines_before_it_is(drill):
         f"  cpu ({device_name(torch.device('cpu'))}), float32",
     ]
     assert lines[3].startswith("epoch 1/5")
-    assert drill(*ON_A_CPU, *brief)[2].startswith("going on with tiny in runs/said: deep-residual ")
+    assert drill(*ON_A_CPU, *brief)[2].startswith("already trained: tiny in runs/said: ")
     assert drill(*ON_A_CPU, *brief, "-q")[2] == ""
 
 
@@ -167,7 +167,7 @@ def test_the_same_command_again_says_the_same(drill):
     code, out, err = drill("train", "tiny.toml", "--device", "cpu")
     assert code == 0
     assert "runs/tiny: valid" in out
-    assert "going on with tiny" in err
+    assert "already trained: tiny" in err
     assert drill("train", "tiny.toml", "--device", "cpu", "-q")[1:] == (out, "")
 
 
@@ -856,7 +856,7 @@ def test_a_closed_pipe_ends_without_a_word(drill, monkeypatch, words):
         code, _, err = drill(*words.split())
         sys.stdout.close()
     assert code == 141
-    said = ("going on with tiny in runs/tiny: ", "  1,967 parameters, ", "  cpu (")
+    said = ("already trained: tiny in runs/tiny: ", "  1,967 parameters, ", "  cpu (")
     assert all(line.startswith(said) for line in err.splitlines())
 
 

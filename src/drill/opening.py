@@ -12,6 +12,7 @@ from drill.machine import device_name
 from drill.models import LanguageModel
 from drill.parallel import World
 from drill.precision import effective
+from drill.provenance import has_ended
 from drill.recipes import BASE, NAME
 from drill.run_folder import RunFolder
 from drill.translator import Translator
@@ -39,6 +40,8 @@ def opening(
     precision = effective(settings.training["precision"], device)
     several = f"{processes.size} processes, " if processes.size > 1 else ""
     verb = "going on with" if begun else "training"
+    if has_ended(run, settings):
+        verb = "already trained:"
     lines = [
         f"{verb} {settings.recipe} in {run.path}: {layer_in_words(settings.layer)}",
         f"  {model.parameter_count():,} parameters, {own_parameters(model.layer):,} of them the "

@@ -79,6 +79,16 @@ def test_an_epoch_that_was_run_again_replaces_what_came_after_it(tmp_path):
     assert [point.valid for point in read_run(folder).curve] == [99.0, 98.0, 197.0, 196.0]
 
 
+def test_of_an_epoch_that_was_not_ended_the_last_validation_stands(tmp_path):
+    folder = write_run(tmp_path / "run")
+    inside = [{**epoch_row(epoch, valid), "kind": "validation"} for epoch, valid in
+              ((1, 99.0), (1, 98.0), (2, 96.0), (2, 95.0))]  # fmt: skip
+    write_metrics(folder, [*inside[:2], epoch_row(1, 97.0), *inside[2:]])
+    assert [(each.epoch, each.valid) for each in read_run(folder).curve] == [(1, 97.0), (2, 95.0)]
+    write_metrics(folder, inside[:2])  # the clock ended it
+    assert read_run(folder).epochs == 1
+
+
 def test_the_validation_before_training_is_epoch_zero(tmp_path):
     folder = write_run(tmp_path / "run")
     write_metrics(folder, [epoch_row(0, 60.0), epoch_row(1, 61.0)])

@@ -199,10 +199,13 @@ def digest(value: Any) -> str:
 
 
 def _curve(path: Path, rows: list[NumberedRow], faults: list[str]) -> list[Epoch]:
-    """Epochs in rising order: one that was run again replaces itself and all that followed."""
+    """Epochs in rising order: one that was run again replaces itself and all that followed.
+
+    Of an epoch that was not ended the last validation inside it stands.
+    """
     curve: list[Epoch] = []
     for number, row in rows:
-        if row.get("kind") != "epoch":
+        if row.get("kind") not in ("epoch", "validation"):
             continue
         epoch, valid = as_whole(row.get("epoch")), as_number(row.get("valid_perplexity"))
         if epoch is None:
