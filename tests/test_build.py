@@ -350,7 +350,8 @@ def test_a_gpu_that_is_not_there_is_answered_with_what_is():
 
 
 def test_the_settings_of_finetuning(tmp_path, texts):
-    settings = small(texts, "training.bptt=10", "optimizer.lr=7", "optimizer.clip=0.5")
+    changes = ("training.bptt=10", "optimizer.lr=7", "optimizer.clip=0.5")
+    settings = small(texts, *changes, "training.max_minutes=60")
     train_run(settings, tmp_path / "run", device="cpu")
     found = finetuning(tmp_path / "run")
     assert found.recipe == "ptb-drill-2-finetune"
@@ -359,6 +360,7 @@ def test_the_settings_of_finetuning(tmp_path, texts):
     kept = (settings.data, settings.encoder, settings.layer)
     assert (found.data, found.encoder, found.layer) == kept
     changed = {"length_seed": 331, "length_cap": 20, "patience": 5, "baseline": True}
+    changed["max_minutes"] = None  # it has the time it takes
     assert found.training == {**settings.training, **changed}
     (tmp_path / "f.toml").write_text(found.to_toml())
     assert saved(tmp_path / "f.toml") == found

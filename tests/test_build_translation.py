@@ -332,8 +332,16 @@ def test_other_settings_need_another_name(here):
 def test_a_run_that_is_to_be_longer_is_told_of_its_schedule(here, tmp_path, caplog):
     """The schedule of mt-demo ends with the run."""
     shutil.copytree("runs/tiny", tmp_path / "run")
-    train_run(small("training.updates=15"), tmp_path / "run", device="cpu")
-    assert "training.updates None -> 15 changes its cosine schedule too" in caplog.text
+    train_run(small("training.max_minutes=5"), tmp_path / "run", device="cpu")
+    assert caplog.text == ""  # it has ended, whatever its time
+    train_run(small("training.epochs=3", "training.max_minutes=5"), tmp_path / "run", device="cpu")
+    assert "training.epochs 2 -> 3 changes its cosine schedule too" in caplog.text
+    train_run(small("training.epochs=4"), tmp_path / "run", device="cpu")
+    assert (
+        "training.max_minutes 5.0 -> none changes its cosine schedule too: the learning rate "
+        in (caplog.text)
+    )
+    assert "None" not in caplog.text
 
 
 def test_a_changed_text_is_refused(here, tmp_path):

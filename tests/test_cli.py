@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from drill import LAYERS, __version__
 from drill.cli import crowd
 from drill.cli.commands import app
+from drill.cli.display import warn_of_a_crowd
 
 
 def drill(*arguments: str):
@@ -171,3 +172,14 @@ def test_cores_are_busy_while_others_run(monkeypatch, line, busy):
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     assert crowd.others_running() is busy
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_a_crowd_is_told_of_while_it_is_there(monkeypatch, running):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.setattr("torch.get_num_threads", lambda: 2)
+    monkeypatch.setattr("drill.cli.display.crowded", lambda: True)
+    monkeypatch.setattr("drill.cli.display.others_running", lambda: running)
+    said: list[str] = []
+    warn_of_a_crowd("cpu", said.append)
+    assert [line.startswith("others use this machine's cores") for line in said] == [True] * running

@@ -245,6 +245,7 @@ def finetuning(run: Path | str) -> Settings:
             **settings.training,
             "length_seed": FINETUNE_LENGTH_SEED,
             "length_cap": settings.training["bptt"] + FINETUNE_LENGTH_ROOM,
+            "max_minutes": None,  # the run it starts from may have had a limit of its own
             "patience": 5,
             "baseline": True,
         },
@@ -256,7 +257,8 @@ class Origin:
     """Which weights of a run a model has.
 
     weights      of which kind
-    when         {"epoch": 12}, {"step": 8000} or, of a mean, {"steps": [7000, 8000]}
+    when         {"epoch": 12}, {"step": 8000} or, of a mean, {"steps": [7000, 8000]}; empty where
+                 a file of weights does not tell
     fingerprint  equal for equal weights, bit for bit
     """
 
@@ -347,7 +349,8 @@ def load_weights(model: nn.Module, run: RunFolder, weights: Weights | None) -> O
     copy_into(dict(model.named_parameters()), tensors, str(path))
     model.eval()
     when = {"averaged": "steps", "best": "epoch", "last": "step"}[chosen]
-    return Origin(chosen, {when: numbers[when]}, fingerprint(tensors))
+    at = {when: numbers[when]} if when in numbers else {}
+    return Origin(chosen, at, fingerprint(tensors))
 
 
 def _other_weights(there: Sequence[Weights]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from drill.config import LANGUAGE_MODEL, TRANSLATION, Settings, saved
 from drill.data import NAMES, PARALLEL_NAMES, DataError
 from drill.parallel import World
+from drill.provenance import has_ended
 from drill.run_folder import RunFolder, RunFolderError
 
 OVER_ALL_EPOCHS = ("cosine", "one-cycle")  # schedules that end with the run
@@ -23,7 +24,7 @@ def has_begun(settings: Settings, run: RunFolder, processes: World) -> bool:
     if begun and run.recipe.exists():
         _refuse_other(settings, run)
         _refuse_to_lose(settings, run)
-        if processes.first:
+        if processes.first and not has_ended(run, settings):
             _tell_of_the_schedule(settings, run)
     return begun
 
@@ -78,10 +79,10 @@ def _tell_of_the_schedule(settings: Settings, run: RunFolder) -> None:
     for limit in ("epochs", "updates", "max_minutes"):
         before, now = held.get(limit), settings.training.get(limit)
         if before != now:
+            like = f", and the run is not one of {now} {limit.removeprefix('max_')} from the start"
             logger.warning(
-                f"{run.path}: training.{limit} {before} -> {now} changes its {schedule} schedule "
-                "too: the learning rate jumps here, and the run is not one of "
-                f"{now} {limit.removeprefix('max_')} from the start"
+                f"{run.path}: training.{limit} {before or 'none'} -> {now or 'none'} changes its "
+                f"{schedule} schedule too: the learning rate jumps here{like if now else ''}"
             )
 
 

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from drill.cli.crowd import PASSIVE, POLICY, crowded
+from drill.cli.crowd import PASSIVE, POLICY, crowded, others_running
 from drill.progress import Progress as Report
 
 LINE_EVERY = 60.0  # seconds between lines inside an epoch where there is no terminal
@@ -154,7 +154,8 @@ def warn_of_a_crowd(device: str, say: Callable[[str], None] = note) -> None:
     or somebody has chosen another policy."""
     passive = os.environ.get(POLICY, "").lower() == PASSIVE
     alone = device != "cpu" and torch.cuda.is_available()
-    if not alone and not passive and torch.get_num_threads() > 1 and crowded():
+    several = torch.get_num_threads() > 1
+    if not alone and not passive and several and crowded() and others_running():
         say(
             f"others use this machine's cores: set {POLICY}={PASSIVE}, or threads may wait for "
             "each other for most of the time"
