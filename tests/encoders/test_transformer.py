@@ -315,6 +315,118 @@ def test_what_is_evaluated_does_not_depend_on_the_kernels_of_training():
     assert torch.equal(*found)
 
 
+# -- modules that are more than their weights -----------------------------------------------------
+
+every_impl = pytest.mark.parametrize(
+    ("impl", "device"),
+    [
+        ("reference", "cpu"),
+        pytest.param(
+            "triton",
+            "cpu",
+            marks=pytest.mark.skipif(
+                not (TRITON_INSTALLED and INTERPRETED), reason="Triton does not interpret"
+            ),
+        ),
+        pytest.param("triton", "cuda", marks=pytest.mark.gpu),
+    ],
+)
+
+
+class Adapted(nn.Linear):
+    """W x + b + A x: as an adapter, with a parameter that only its ``forward`` knows."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__(linear.in_features, linear.out_features)
+        self.load_state_dict(linear.state_dict())
+        self.to(linear.weight)
+        self.extra = nn.Parameter(torch.full_like(self.weight, 0.01))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + nn.functional.linear(x, self.extra)
+
+
+class ScaledNorm(nn.LayerNorm):
+    """A norm with a parameter that only its ``forward`` knows."""
+
+    def __init__(self, norm: nn.LayerNorm) -> None:
+        super().__init__(norm.normalized_shape)
+        self.load_state_dict(norm.state_dict())
+        self.to(norm.weight)
+        self.extra = nn.Parameter(torch.full_like(self.weight, 1.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.extra
+
+
+def adapted(model: Transformer) -> dict[str, nn.Module]:
+    """All maps and norms of a model, put into adapters."""
+    found = {}
+    for name, module in list(model.named_modules()):
+        kind = {nn.Linear: Adapted, nn.LayerNorm: ScaledNorm}.get(type(module))
+        if kind is not None:
+            model.set_submodule(name, kind(module))
+            found[name] = model.get_submodule(name)
+    return found
+
+
+@both_norms
+@every_impl
+def test_adapters_are_called_and_trained(impl, device, norm):
+    gradients = []
+    for way in (impl, "reference"):
+        torch.manual_seed(3)
+        model = make(norm, impl=way).to(device, torch.float32)
+        adapters = adapted(model)
+        hidden = model(ragged(S).to(device), ids(B, T).to(device))
+        (hidden * torch.linspace(-1, 1, d, device=device)).sum().backward()
+        gradients.append({name: module.extra.grad for name, module in adapters.items()})
+    assert len(gradients[0]) == 2 * (4 + 2) + 2 * (7 + 3) + (2 if norm == "pre" else 0)
+    for name, found in gradients[0].items():
+        assert found is not None, name
+        assert found.abs().max() > 0, name
+        torch.testing.assert_close(found, gradients[1][name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+@both_norms
+@every_impl
+def test_hooks_are_called(impl, device, norm, training):
+    """One at a time, so that kernels stand on either side of what is called."""
+    model = make(norm, impl=impl).to(device, torch.float32).train(training)
+    source, target = ragged(S).to(device), ids(B, T).to(device)
+    plain = model(source, target).detach()
+    called = []
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear | nn.LayerNorm):
+            hook = module.register_forward_hook(lambda *_, name=name: called.append(name))
+            with torch.set_grad_enabled(training):
+                hidden = model(source, target)
+            hook.remove()
+            assert called == [name]
+            called.clear()
+            torch.testing.assert_close(hidden.detach(), plain, rtol=1e-3, atol=1e-4)
+
+
+@both_norms
+@every_impl
+def test_kernels_beside_adapters_keep_the_dtypes_of_autocast(impl, device, norm):
+    """A norm called after a map that was not, and a map called before a norm that was not."""
+    for of in ("around_attention.norm", "attention.output", "feedforward.inner"):
+        found = []
+        for way in (impl, "reference"):
+            torch.manual_seed(3)
+            model = make(norm, 0.0, impl=way).to(device, torch.float32)
+            for block in (*model.encoder, *model.decoder):
+                block.get_submodule(of).register_forward_hook(lambda *_: None)
+            with torch.autocast(device, torch.bfloat16):
+                hidden = model(ragged(S).to(device), ids(B, T).to(device))
+            hidden.square().sum().backward()
+            found.append(hidden.detach())
+        assert found[0].dtype == found[1].dtype
+        assert (found[0] - found[1]).norm() <= 0.03 * found[1].norm()
+
+
 # -- sizes and start values -----------------------------------------------------------------------
 
 

@@ -246,8 +246,8 @@ class Transformer(nn.Module):
         return F.dropout(x, self.dropout, self.training)
 
     def _ended(self, stream: Stream, norm: nn.Module, dtype: torch.dtype) -> Tensor:
-        if isinstance(norm, nn.LayerNorm):
-            return stream.normed(norm, self.impl, dtype=dtype)[1]
+        if self.norm == "pre":
+            return stream.normed(cast(nn.LayerNorm, norm), self.impl, dtype=dtype)[1]
         # Normed already, and in the dtype of products where that is another.
         return stream.x if stream.read is None or dtype == stream.x.dtype else stream.read
 

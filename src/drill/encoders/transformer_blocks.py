@@ -2,6 +2,8 @@
 
 A residual is not summed where it is made. Between two sub-layers it is a ``Stream``, x and what is
 still to be added, and the norm that reads it sums on its way: one pass where there would be five.
+Kernels read the weights of a map or a norm and do not call it, so what is more than ``nn.Linear``
+or ``nn.LayerNorm``, an adapter or a module with hooks, is called and its neighbours keep theirs.
 
 Shape legend:
 
@@ -23,6 +25,7 @@ from drill.kernels.nll import compute_dtype
 from drill.kernels.product import product
 from drill.kernels.relu_dropout import relu_dropout
 from drill.kernels.residual_norm import SublayerImplementation, choose_sublayer, residual_norm
+from drill.layers.hooks import only_weights_count
 
 KeysValues = tuple[Tensor, Tensor]
 """Keys and values, each (B, H, S, d/H)."""
@@ -54,9 +57,15 @@ def _kernels(q: Tensor, mask: Tensor | None) -> AbstractContextManager[None]:
 
 def mapped(linear: nn.Linear, x: Tensor, impl: SublayerImplementation) -> Tensor:
     """linear(x), with the gradients of its weights in their own dtype where kernels are ours."""
-    if choose_sublayer(impl, x)[0] == "reference":
+    if not _by_kernels(impl, x, linear, nn.Linear):
         return linear(x)
     return product(x, linear.weight, linear.bias)
+
+
+def _by_kernels(
+    impl: SublayerImplementation, x: Tensor, module: nn.Module, kind: type[nn.Module]
+) -> bool:
+    return choose_sublayer(impl, x)[0] == "triton" and only_weights_count(module, kind)
 
 
 class SelfAttention(nn.Module):
@@ -149,7 +158,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         p = self.dropout if self.training else 0.0
-        if choose_sublayer(self.impl, x)[0] == "reference":
+        if not _by_kernels(self.impl, x, self.inner, nn.Linear):
             return F.dropout(self.inner(x).relu(), p)
         inside = product(x, self.inner.weight)  # the pass over it adds the bias
         return relu_dropout(inside, self.inner.bias, p, impl=self.impl)
@@ -180,6 +189,11 @@ class Stream(NamedTuple):
         dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor]:
         """What goes on, the sum or its norm, and the norm in ``dtype``, that of products."""
+        dtype = compute_dtype(self.x) if dtype is None else dtype
+        if not _by_kernels(impl, self.x, norm, nn.LayerNorm):
+            r = self._summed()
+            n = norm(r)
+            return n if carry_norm else r, n.to(dtype)
         return residual_norm(
             self.x,
             self.y,
@@ -189,9 +203,15 @@ class Stream(NamedTuple):
             dropout=self.dropout,
             epsilon=norm.eps,
             carry_norm=carry_norm,
-            dtype=compute_dtype(self.x) if dtype is None else dtype,
+            dtype=dtype,
             impl=impl,
         )
+
+    def _summed(self) -> Tensor:
+        if self.y is None:
+            return self.x
+        y = self.y if self.y_bias is None else self.y + self.y_bias
+        return self.x + F.dropout(y, self.dropout)
 
 
 class Residual(nn.Module):
@@ -217,7 +237,7 @@ class Residual(nn.Module):
 
     def _around(self, x: Tensor, inside: Tensor, output: nn.Linear) -> Stream:
         p = self.dropout if self.training else 0.0
-        if choose_sublayer(self.impl, x)[0] == "reference":
+        if not _by_kernels(self.impl, x, output, nn.Linear):
             return Stream(x, output(inside), None, p)
         return Stream(x, product(inside, output.weight), output.bias, p)
 

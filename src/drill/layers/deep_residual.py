@@ -19,7 +19,8 @@ from drill.kernels.label_encoder import (
 )
 from drill.kernels.nll import compute_dtype, logger
 from drill.layers.base import MatrixLayer
-from drill.layers.label_map import LabelMap, MapOptions, hooked
+from drill.layers.hooks import hooked
+from drill.layers.label_map import LabelMap, MapOptions
 from drill.layers.settings import at_least_zero, one_of, positive, same_width, switch
 from drill.layers.vectors import LabelSource, label_width, placement
 

@@ -10,6 +10,7 @@ from drill.kernels.label_encoder import KeptBits, draw_kept_bits
 from drill.kernels.masks import draw_mask, masked
 from drill.kernels.nll import compute_dtype
 from drill.kernels.nll_checks import check_operand
+from drill.layers.hooks import only_weights_count
 from drill.layers.settings import ACTIVATIONS, fraction, one_of, span, switch
 from drill.layers.vectors import Placement
 
@@ -90,7 +91,7 @@ class LabelMap(nn.Module):
 
         Not in half precision, where X is rounded as the fused encoder rounds it.
         """
-        whole = type(self.linear) is nn.Linear and not hooked(self.linear)
+        whole = only_weights_count(self.linear, nn.Linear)
         fewer = mask.shape[0] == 1 and X.shape[0] > self.linear.out_features
         return whole and fewer and compute_dtype(X).itemsize >= 4
 
@@ -99,15 +100,3 @@ class LabelMap(nn.Module):
             f"activation={self.activation!r}, dropout={self.dropout}, locked={self.locked}, "
             f"dropout_at={self.dropout_at!r}"
         )
-
-
-def hooked(module: nn.Module) -> bool:
-    """Whether calling a module may do more than its own ``forward``."""
-    # Pruning and weight_norm are hooks too: they make the weight before each call.
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or "forward" in vars(module)
-    )
