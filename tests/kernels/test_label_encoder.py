@@ -41,7 +41,7 @@ every_option = pytest.mark.parametrize(
     "options", OPTIONS, ids=["-".join(map(str, options.values())) for options in OPTIONS]
 )
 
-by_whom = pytest.mark.parametrize("products", ["cublas", "triton"])
+by_whom = pytest.mark.parametrize("products", ["cublas", "narrow"])
 
 
 @pytest.fixture
@@ -115,13 +115,11 @@ def test_fused_equals_the_loop(options, products, size, multiply):
 @interpreted
 @pytest.mark.usefixtures("nan_in_fresh_memory")
 @pytest.mark.parametrize("size", [(130, 144), (256, 128)])
+@by_whom
 @every_option
-def test_large_tiles_and_aligned_rows_change_nothing(options, size, multiply, monkeypatch):
-    from drill.kernels import label_encoder_fused
-
-    monkeypatch.setattr(label_encoder_fused, "LARGE_TILES", 0)
+def test_aligned_rows_change_nothing(options, products, size, multiply, monkeypatch):
     monkeypatch.setitem(nll_plan.ALIGN, "cpu", 64)
-    multiply("triton")
+    multiply(products)
     layer, masks, grad = given(*size, **options)
     fused, loop = (solve(layer, encoder, masks, grad) for encoder in ("triton", "reference"))
     assert_same(fused, loop)
@@ -196,7 +194,7 @@ def assert_no_less_exact(layer: DeepResidual, masks: Masks, grad: Tensor, dtype)
 @pytest.mark.usefixtures("nan_in_fresh_memory")
 @pytest.mark.parametrize("kept", [0, 1, 16, 17, 63, 64, 80])
 def test_masks_may_leave_any_number_of_columns(kept, multiply):
-    multiply("triton")
+    multiply("narrow")
     layer, _, grad = given(70, 80, dropout=0.5)
     masks = torch.zeros(layer.depth, 1, 80)
     for turn in range(layer.depth):
@@ -230,11 +228,9 @@ def test_who_multiplies(multiply):
 
     multiply("cublas")
     assert function() == "PointwiseEncode"
-    multiply("auto")
+    multiply("narrow")
     assert function() == function(d=1024) == "FusedEncode"
     assert function(narrow=False) == "PointwiseEncode"
-    multiply("triton")
-    assert function(narrow=False) == "FusedEncode"
     assert function(d=24) == function(labels=0) == "PointwiseEncode"
     assert function(dtype=torch.bfloat16) == "PointwiseEncode"  # the interpreter cannot
 

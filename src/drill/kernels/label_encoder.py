@@ -4,8 +4,8 @@
 
 Plain PyTorch runs about ten passes over the labels per map and step. ``label_encoder_triton`` runs
 one pass and one cuBLAS product forward, the same backward, and one batched product for all U.
-``label_encoder_fused`` multiplies in Triton too, without passes between, and leaves out the columns
-that locked masks drop. ``layers/deep_residual.py`` is the reference twin.
+``label_encoder_fused`` multiplies in Triton too, without passes between, where locked masks drop
+columns, which it leaves out. ``layers/deep_residual.py`` is the reference twin.
 """
 
 from collections.abc import Sequence
@@ -19,11 +19,10 @@ from drill.kernels.nll_plan import followed_by_zeros
 
 EncoderImplementation = Literal["auto", "reference", "triton"]
 
-PRODUCTS: Literal["auto", "cublas", "triton"] = "auto"
-"""Who multiplies labels and maps of half precision in the fused encoder. Triton where locked masks
-make maps narrow; full ones take it 0.79 ms at WikiText-2's size, where cuBLAS's products with
-passes between them take 0.55."""
-
+PRODUCTS: Literal["narrow", "cublas"] = "narrow"
+"""Who multiplies labels and maps of half precision: Triton where locked masks make maps narrow, or
+always cuBLAS. Of full maps Triton's fused products took 0.79 ms at WikiText-2's size, cuBLAS's with
+passes between them 0.55."""
 
 DRAWS = 2**16
 """Random numbers that standard dropout tells apart. It is rounded to so many parts, and what is
@@ -128,8 +127,8 @@ def _function(embedding: Tensor, dtype: torch.dtype, narrow: bool) -> type[torch
     V, d = embedding.shape
     # Triton's interpreter multiplies float32, but takes the bits of bfloat16 for integers.
     dtypes = (torch.float16, torch.float32 if INTERPRETED else torch.bfloat16)
-    wanted = PRODUCTS == "triton" or (PRODUCTS == "auto" and narrow)
-    if wanted and dtype in dtypes and V > 0 and d % 16 == 0:  # aligned rows
+    fits = dtype in dtypes and V > 0 and d % 16 == 0  # aligned rows
+    if narrow and PRODUCTS == "narrow" and fits:
         from drill.kernels.label_encoder_fused import FusedEncode
 
         return FusedEncode

@@ -3,27 +3,21 @@
 import triton
 import triton.language as tl
 
-from drill.kernels.label_encoder_products import STRIP, filled_up, flat_tile, strip_of
-from drill.kernels.label_encoder_steps import mask_at, slope, through_gate
+from drill.kernels.label_encoder_products import filled_up, flat_tile, half_of
+from drill.kernels.label_encoder_steps import slope
 
 
-@triton.jit(do_not_specialize=["turn"])
+@triton.jit
 def start_gradient(
     dY,  # (V, d)
-    mask_out,  # of the last map, which is map ``turn``
-    P,  # (V, d) of the last map, or its gates
+    P,  # (V, d) of the last map
     dP,  # (rows, d) written
     sums,  # (row blocks, d) sums of dP, written
     labels,
     rows,
     width,
-    turn,
-    scale,
     ACTIVATION: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    HAS_OUT: tl.constexpr,
-    GATES: tl.constexpr,
-    LOCKED: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -35,22 +29,7 @@ def start_gradient(
     inside = (row < labels)[:, None] & (column < width)[None, :]
     at = row.to(tl.int64)[:, None] * width + column[None, :]
     g = tl.load(dY + at, mask=inside, other=0.0).to(tl.float32)
-    kept = tl.load(P + at, mask=inside, other=0)
-    g = _past_activation(
-        g,
-        kept,
-        mask_out,
-        at,
-        column,
-        inside,
-        width,
-        turn,
-        scale,
-        ACTIVATION,
-        HAS_OUT,
-        GATES,
-        LOCKED,
-    )
+    g *= slope(tl.load(P + at, mask=inside, other=0.0).to(tl.float32), ACTIVATION)
     room = (row < rows)[:, None] & (column < width)[None, :]
     tl.store(dP + at, g.to(dP.dtype.element_ty), mask=room)
     if HAS_BIAS:
@@ -59,88 +38,37 @@ def start_gradient(
 
 
 @triton.jit
-def _past_activation(
-    g,
-    kept,  # the map's product or its gates
-    mask_out,
-    at,
-    column,
-    inside,
-    width,
-    turn,
-    scale,
-    ACTIVATION: tl.constexpr,
-    HAS_OUT: tl.constexpr,
-    GATES: tl.constexpr,
-    LOCKED: tl.constexpr,
-):
-    """Gradient of map ``turn``'s product from that of its result."""
-    if GATES and HAS_OUT and not LOCKED:
-        g *= through_gate(kept, 1, scale)
-    else:
-        if HAS_OUT:
-            g *= mask_at(mask_out, at, column, inside, width, turn, scale, LOCKED)
-        if GATES:
-            g *= through_gate(kept, 1, 1.0)
-        else:
-            g *= slope(kept.to(tl.float32), ACTIVATION)
-    return g
-
-
-@triton.jit(do_not_specialize=["turn"])
 def map_gradient(
     dP,  # (V, d) of this map
     U,  # (d, d)
-    mask_in,  # of this map
-    mask_out,  # of the map below, which is map ``turn``
-    P_below,  # (V, d) or its gates
-    above,  # (V, d) gradient of this map's result, for BETWEEN
-    G,  # (V, d) float32: that of the result below, written for BETWEEN
-    dX,  # (V, d) gradient of what this map reads, written; those of all maps above for the first
+    mask_in,  # (1, d) of this map
+    P_below,  # (V, d)
+    dX,  # (V, d) gradient of what this map reads, written
     dP_below,  # (rows, d) written
     sums,  # (row blocks, d) sums of dP_below, written
-    dY,  # (V, d) for the first map
-    dE,  # (V, d) written by the first map
     count,
     order,  # (d,) of this map's input
     labels,
     rows,
     width,
-    plane,  # of dX
-    turn,
-    scale,
-    DEPTH: tl.constexpr,
     ACTIVATION: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    HAS_OUT: tl.constexpr,
-    HAS_IN: tl.constexpr,
     KEEP: tl.constexpr,
-    GATES: tl.constexpr,
     HAS_BELOW: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    BETWEEN: tl.constexpr,
-    LOCKED: tl.constexpr,
-    NARROW: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     INNER: tl.constexpr,
 ):
-    """dP U, past the masks and the activation below: the gradient of the product below.
-
-    The first map, which has none below, gives the gradient of E unless it is NARROW.
-    """
+    """dP U, past the mask and the activation below: the gradient of the product below."""
     tiles = tl.cdiv(width, COLUMNS)
     row_block = tl.program_id(0) // tiles
     first = tl.program_id(0) % tiles * COLUMNS
     position = first + tl.arange(0, COLUMNS)
     row = row_block * ROWS + tl.arange(0, ROWS)
-    n = width
-    m = width
-    if NARROW:
-        n = tl.load(count)
-        m = filled_up(tl.load(count + 1))
-        if first >= n:
-            return
+    n = tl.load(count)
+    m = filled_up(tl.load(count + 1))
+    if first >= n:
+        return
     own = row < labels
     k = tl.arange(0, INNER)
     P_at = dP + row.to(tl.int64)[:, None] * width + k[None, :]
@@ -153,42 +81,26 @@ def map_gradient(
         g = tl.dot(p, u, g, input_precision="ieee")
         P_at += INNER
         U_at += INNER * width
-    for strip in tl.static_range(COLUMNS // STRIP):
+    for half in tl.static_range(2):
         _end_of_gradient(
-            strip_of(g, strip),
+            half_of(g, half),
             mask_in,
-            mask_out,
             P_below,
-            above,
-            G,
             dX,
             dP_below,
             sums,
-            dY,
-            dE,
             order,
             row_block,
             row,
-            first + strip * STRIP + tl.arange(0, STRIP),
+            first + half * (COLUMNS // 2) + tl.arange(0, COLUMNS // 2),
             n,
             labels,
             rows,
             width,
-            plane,
-            turn,
-            scale,
-            DEPTH,
             ACTIVATION,
             HAS_BIAS,
-            HAS_OUT,
-            HAS_IN,
             KEEP,
-            GATES,
             HAS_BELOW,
-            RESIDUAL,
-            BETWEEN,
-            LOCKED,
-            NARROW,
         )
 
 
@@ -196,15 +108,10 @@ def map_gradient(
 def _end_of_gradient(
     g,
     mask_in,
-    mask_out,
     P_below,
-    above,
-    G,
     dX,
     dP_below,
     sums,
-    dY,
-    dE,
     order,
     row_block,
     row,
@@ -213,90 +120,27 @@ def _end_of_gradient(
     labels,
     rows,
     width,
-    plane,
-    turn,
-    scale,
-    DEPTH: tl.constexpr,
     ACTIVATION: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    HAS_OUT: tl.constexpr,
-    HAS_IN: tl.constexpr,
     KEEP: tl.constexpr,
-    GATES: tl.constexpr,
     HAS_BELOW: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    BETWEEN: tl.constexpr,
-    LOCKED: tl.constexpr,
-    NARROW: tl.constexpr,
 ):
     """All of ``map_gradient`` that follows its product."""
-    column = position
-    if NARROW:
-        column = tl.load(order + position, mask=position < n, other=width)
+    column = tl.load(order + position, mask=position < n, other=width)
     own = row < labels
-    line = row.to(tl.int64)[:, None] * width
-    inside = own[:, None] & (column < width)[None, :]
-    at = line + column[None, :]
-    here = line + position[None, :]
+    at = row.to(tl.int64)[:, None] * width + position[None, :]
     filled = filled_up(n)
     stored = own[:, None] & (position < filled)[None, :]
-    kept = 0
-    if HAS_BELOW:
-        kept = tl.load(P_below + here, mask=stored, other=0)
-    if HAS_IN:
-        if GATES and HAS_BELOW and not LOCKED:
-            g *= through_gate(kept, 2, scale)
-        else:
-            g *= mask_at(mask_in, at, column, inside, width, turn + 1, scale, LOCKED)
+    g *= tl.load(mask_in + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
     if KEEP:
-        tl.store(dX + here, g.to(dX.dtype.element_ty), mask=stored)
+        tl.store(dX + at, g.to(dX.dtype.element_ty), mask=stored)
     if HAS_BELOW:
-        if BETWEEN:
-            g += tl.load(above + at, mask=inside, other=0.0).to(tl.float32)
-            tl.store(G + at, g, mask=inside)
-        g = _past_activation(
-            g,
-            kept,
-            mask_out,
-            at,
-            column,
-            inside,
-            width,
-            turn,
-            scale,
-            ACTIVATION,
-            HAS_OUT,
-            GATES,
-            LOCKED,
-        )
+        g *= slope(tl.load(P_below + at, mask=stored, other=0.0).to(tl.float32), ACTIVATION)
         room = (row < rows)[:, None] & (position < filled)[None, :]
-        tl.store(dP_below + here, g.to(dP_below.dtype.element_ty), mask=room)
+        tl.store(dP_below + at, g.to(dP_below.dtype.element_ty), mask=room)
         if HAS_BIAS:
             block = sums + row_block.to(tl.int64) * width
             tl.store(block + position, tl.sum(g, 0), mask=position < filled)
-    elif not NARROW:
-        if RESIDUAL:
-            g = _with_results(g, dY, dX, at, inside, plane, DEPTH, BETWEEN)
-        tl.store(dE + at, g.to(dE.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _with_results(g, dY, dX, at, inside, plane, DEPTH: tl.constexpr, BETWEEN: tl.constexpr):
-    """g, plus what E gets by its residuals: the gradients of all results.
-
-    That of result i is dY, plus dX of the next map; with BETWEEN plus dX of all maps above.
-    """
-    y = tl.load(dY + at, mask=inside, other=0.0).to(tl.float32)
-    if BETWEEN:
-        y *= DEPTH
-    g += y
-    for layer in tl.static_range(1, DEPTH):
-        own = dX + (layer - 1) * tl.cast(plane, tl.int64)
-        x = tl.load(own + at, mask=inside, other=0.0).to(tl.float32)
-        if BETWEEN:
-            x *= layer
-        g += x
-    return g
 
 
 @triton.jit
@@ -314,7 +158,7 @@ def sum_over_labels(
     COLUMNS: tl.constexpr,
     INNER: tl.constexpr,
 ):
-    """dP^T X of one narrow map over one split of the labels."""
+    """dP^T X of one map over one split of the labels."""
     tiles = tl.cdiv(width, COLUMNS)
     first_row = tl.program_id(0) // tiles * ROWS
     first_column = tl.program_id(0) % tiles * COLUMNS
@@ -349,7 +193,7 @@ def sum_over_labels(
 def finish(
     partial,  # (L, splits, d, d) of all U
     sums,  # (L, row blocks, d) of all b
-    dY,  # (V, d), for NARROW like the following
+    dY,  # (V, d)
     dX,  # (L or 1, V, d) gradients of what the maps read
     dU,  # (L, d, d) written
     db,  # (L, d) written
@@ -365,47 +209,40 @@ def finish(
     DEPTH: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
-    NARROW: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Sums of partial sums: gradients of all U and b and, of narrow maps, of E."""
+    """Sums of partial sums: gradients of all U, b and E."""
     program = tl.program_id(0)
     tiles = tl.cdiv(width, COLUMNS)
     layer = program // U_programs
     if layer < DEPTH:
         block = program - layer * U_programs
         row, column = flat_tile(block, tiles, ROWS, COLUMNS)
-        _finish_map(partial, dU, place, count, layer, row, column, width, splits, NARROW)
+        _finish_map(partial, dU, place, count, layer, row, column, width, splits)
         if HAS_BIAS:
-            _finish_bias(
-                sums, db, place, count, layer, block, width, row_blocks, NARROW, ROWS, COLUMNS
-            )
-    elif NARROW:
+            _finish_bias(sums, db, place, count, layer, block, width, row_blocks, ROWS, COLUMNS)
+    else:
         block = program - DEPTH * U_programs
         row, column = flat_tile(block, tiles, ROWS, COLUMNS)
         _finish_labels(dY, dX, dE, place, count, row, column, labels, width, plane, DEPTH, RESIDUAL)
 
 
 @triton.jit
-def _finish_map(partial, dU, place, count, layer, row, column, width, splits, NARROW: tl.constexpr):
+def _finish_map(partial, dU, place, count, layer, row, column, width, splits):
     inside = (row < width) & (column < width)
-    read = inside
-    at = row * width + column
-    stored = layer.to(tl.int64) * width * width + at
-    if NARROW:
-        own = place + layer * width
-        column_at = tl.load(own + column, mask=inside, other=width)
-        row_at = tl.load(own + width + row, mask=inside, other=width)
-        n = tl.load(count + layer * 4)
-        m = tl.load(count + layer * 4 + 1)
-        read = (column_at < n) & (row_at < m)
-        at = row_at * width + column_at
-    part = partial + (layer * splits).to(tl.int64) * width * width + at
+    own = place + layer * width
+    column_at = tl.load(own + column, mask=inside, other=width)
+    row_at = tl.load(own + width + row, mask=inside, other=width)
+    n = tl.load(count + layer * 4)
+    m = tl.load(count + layer * 4 + 1)
+    read = (column_at < n) & (row_at < m)
+    part = partial + (layer * splits).to(tl.int64) * width * width + row_at * width + column_at
     total = tl.zeros(row.shape, tl.float32)
     for _ in range(0, splits):
         total += tl.load(part, mask=read, other=0.0)
         part += width * width
+    stored = layer.to(tl.int64) * width * width + row * width + column
     tl.store(dU + stored, total.to(dU.dtype.element_ty), mask=inside)
 
 
@@ -419,19 +256,15 @@ def _finish_bias(
     block,
     width,
     row_blocks,
-    NARROW: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     if block * COLUMNS < width:  # the first programs of a map take a strip of its bias each
         column = block * COLUMNS + tl.arange(0, COLUMNS)
         inside = column < width
-        read = inside
-        at = column
-        if NARROW:
-            m = tl.load(count + layer * 4 + 1)
-            at = tl.load(place + (layer + 1) * width + column, mask=inside, other=width)
-            read = at < m
+        m = tl.load(count + layer * 4 + 1)
+        at = tl.load(place + (layer + 1) * width + column, mask=inside, other=width)
+        read = at < m
         total = tl.zeros((ROWS, COLUMNS), tl.float32)
         for start in range(0, row_blocks, ROWS):
             part = start + tl.arange(0, ROWS)

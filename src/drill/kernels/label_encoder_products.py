@@ -1,10 +1,9 @@
 """Kernels of ``label_encoder_fused``, forward: products with the pointwise work in their epilogues.
 
 Shapes: V labels, d width, L maps; rows >= V as the loss wants them, those beyond V zeros. A map
-reads n of the d columns of its input and gives m of the d columns of its result; both are d unless
-the encoder is narrow.
+reads n of the d columns of its input and gives m of the d columns of its result, the last map d.
 
-Narrow: a locked mask on the inputs drops the same columns for every label. What a map does not read
+A locked mask on the inputs drops the same columns for every label. What a map does not read
 need not be computed by the map below, nor get a gradient, so each map becomes a product of
 (V, n) with (n, m), where m is what the next map reads. The columns that are read stand first:
 ``place`` (d,) says where a column stands, ``order`` (d,) which column stands there, and ``count``
@@ -15,9 +14,8 @@ next multiple of 16 are zeros, which keeps loads aligned.
 import triton
 import triton.language as tl
 
-from drill.kernels.label_encoder_steps import activate, gate_of, mask_at
+from drill.kernels.label_encoder_steps import activate
 
-STRIP = tl.constexpr(32)  # columns of a tile that are worked on at once after a product
 _ALIGNED = tl.constexpr(16)  # what Triton asks of a size before it trusts it to be a multiple
 
 
@@ -148,84 +146,40 @@ def _narrow_labels(
 
 
 @triton.jit
-def enter(
-    E,  # (V, d)
-    mask,  # of the first map, see ``mask_at``
-    X,  # (rows, d) what the first map multiplies, written
-    copy,  # (V, d) E in the dtype of the products, written
-    labels,
-    rows,
-    width,
-    scale,
-    HAS_IN: tl.constexpr,
-    HAS_COPY: tl.constexpr,
-    LOCKED: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    """E as the first map reads it and, for the residuals, as it is."""
-    tiles = tl.cdiv(width, COLUMNS)
-    row = tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(0) % tiles * COLUMNS + tl.arange(0, COLUMNS)
-    inside = (row < labels)[:, None] & (column < width)[None, :]
-    at = row.to(tl.int64)[:, None] * width + column[None, :]
-    x = tl.load(E + at, mask=inside, other=0.0).to(tl.float32)
-    if HAS_COPY:
-        tl.store(copy + at, x.to(copy.dtype.element_ty), mask=inside)
-    if HAS_IN:
-        x *= mask_at(mask, at, column, inside, width, 0, scale, LOCKED)
-    room = (row < rows)[:, None] & (column < width)[None, :]
-    tl.store(X + at, x.to(X.dtype.element_ty), mask=room)
-
-
-@triton.jit(do_not_specialize=["turn"])
 def map_labels(
     X,  # (V, d) what this map multiplies
     U,  # (d, d)
     b,  # (d,)
     E,  # (V, d)
-    mask_out,  # of this map, which is map ``turn``, see ``mask_at``
-    mask_next,  # on the input of the next map
-    before,  # (V, d) what this map read, without dropout, for BETWEEN
-    P,  # (V, d) the product with its bias or, with GATES, its ``gate_of``, written for backward
-    X_next,  # (rows, d) what the next map multiplies, written; NARROW: holds what is added to it
-    Y,  # (rows, d) the map's result without dropout, written where asked for
+    mask_next,  # (1, d) on the input of the next map
+    P,  # (V, d) the product with its bias, written for backward
+    X_next,  # (rows, d) what the next map multiplies, written; holds what is added to it
+    Y,  # (rows, d) the labels, written by the last map
     count,
     order,  # (d,) of the next map's input
     labels,
     rows,
     width,
-    turn,
-    scale,
     ACTIVATION: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    HAS_OUT: tl.constexpr,
-    HAS_IN: tl.constexpr,
     KEEP: tl.constexpr,
-    GATES: tl.constexpr,
     HAS_NEXT: tl.constexpr,
-    HAS_RESULT: tl.constexpr,
     RESIDUAL: tl.constexpr,
-    BETWEEN: tl.constexpr,
-    LOCKED: tl.constexpr,
-    NARROW: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     INNER: tl.constexpr,
 ):
-    """act(X U^T + b), dropped and with its residuals, and dropped again for the next map."""
+    """act(X U^T + b) with its residual, dropped for the next map; of the last map all columns."""
     tiles = tl.cdiv(width, COLUMNS)
     first = tl.program_id(0) % tiles * COLUMNS
     position = first + tl.arange(0, COLUMNS)
     row = tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS)
-    n = width
+    n = filled_up(tl.load(count))
     m = width
-    if NARROW:
-        n = filled_up(tl.load(count))
-        if HAS_NEXT:
-            m = tl.load(count + 1)
-            if first >= m:
-                return
+    if HAS_NEXT:
+        m = tl.load(count + 1)
+        if first >= m:
+            return
     own = row < labels
     filled = filled_up(m)
     k = tl.arange(0, INNER)
@@ -239,58 +193,36 @@ def map_labels(
         p = tl.dot(x, u, p, input_precision="ieee")
         X_at += INNER
         U_at += INNER
-    for strip in tl.static_range(COLUMNS // STRIP):
+    for half in tl.static_range(2):
         _end_of_map(
-            strip_of(p, strip),
+            half_of(p, half),
             b,
             E,
-            mask_out,
             mask_next,
-            before,
             P,
             X_next,
             Y,
             order,
             row,
-            first + strip * STRIP + tl.arange(0, STRIP),
+            first + half * (COLUMNS // 2) + tl.arange(0, COLUMNS // 2),
             m,
             labels,
             rows,
             width,
-            turn,
-            scale,
             ACTIVATION,
             HAS_BIAS,
-            HAS_OUT,
-            HAS_IN,
             KEEP,
-            GATES,
             HAS_NEXT,
-            HAS_RESULT,
             RESIDUAL,
-            BETWEEN,
-            LOCKED,
-            NARROW,
         )
 
 
 @triton.jit
-def strip_of(tile, index: tl.constexpr):
-    """STRIP columns of a tile: what follows a product is done strip by strip.
+def half_of(tile, index: tl.constexpr):
+    """Left or right columns of a tile: what follows a product is done for one after the other.
 
     At once it would take twice the registers, and half as many programs would run side by side.
     """
-    tl.static_assert(tile.shape[1] <= 4 * STRIP)
-    if tile.shape[1] == STRIP:
-        return tile
-    elif tile.shape[1] == 2 * STRIP:
-        return _half_of(tile, index)
-    else:
-        return _half_of(_half_of(tile, index // 2), index % 2)
-
-
-@triton.jit
-def _half_of(tile, index: tl.constexpr):
     HALF: tl.constexpr = tile.shape[1] // 2
     halves = tl.permute(tl.reshape(tile, (tile.shape[0], 2, HALF)), (0, 2, 1))
     left, right = tl.split(halves)
@@ -305,9 +237,7 @@ def _end_of_map(
     p,
     b,
     E,
-    mask_out,
     mask_next,
-    before,
     P,
     X_next,
     Y,
@@ -318,62 +248,36 @@ def _end_of_map(
     labels,
     rows,
     width,
-    turn,
-    scale,
     ACTIVATION: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    HAS_OUT: tl.constexpr,
-    HAS_IN: tl.constexpr,
     KEEP: tl.constexpr,
-    GATES: tl.constexpr,
     HAS_NEXT: tl.constexpr,
-    HAS_RESULT: tl.constexpr,
     RESIDUAL: tl.constexpr,
-    BETWEEN: tl.constexpr,
-    LOCKED: tl.constexpr,
-    NARROW: tl.constexpr,
 ):
     """All of ``map_labels`` that follows its product."""
     column = position
-    if NARROW and HAS_NEXT:
+    if HAS_NEXT:
         column = tl.load(order + position, mask=position < m, other=width)
     own = row < labels
     line = row.to(tl.int64)[:, None] * width
-    inside = own[:, None] & (column < width)[None, :]
-    at = line + column[None, :]
-    next_at = line + position[None, :]
+    at = line + position[None, :]
     computed = (position < filled_up(m))[None, :]
     stored = own[:, None] & computed
     if HAS_BIAS:
         p += tl.load(b + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
-    y = activate(p, ACTIVATION)
-    out = y
-    following = y
-    if HAS_OUT:
-        out = mask_at(mask_out, at, column, inside, width, turn, scale, LOCKED)
-        y *= out
-    if HAS_NEXT and HAS_IN:
-        following = mask_at(mask_next, at, column, inside, width, turn + 1, scale, LOCKED)
     if KEEP:
-        if GATES:
-            told: tl.constexpr = not LOCKED
-            gate = gate_of(p, out, following, HAS_OUT and told, HAS_NEXT and HAS_IN and told)
-            tl.store(P + next_at, gate, mask=stored)
-        else:
-            tl.store(P + next_at, p.to(P.dtype.element_ty), mask=stored)
-    if BETWEEN:
-        y += tl.load(before + at, mask=inside, other=0.0).to(tl.float32)
+        tl.store(P + at, p.to(P.dtype.element_ty), mask=stored)
+    y = activate(p, ACTIVATION)
     if RESIDUAL:
-        if NARROW and HAS_NEXT:
-            y += tl.load(X_next + next_at, mask=stored, other=0.0).to(tl.float32)
+        if HAS_NEXT:
+            y += tl.load(X_next + at, mask=stored, other=0.0).to(tl.float32)
         else:
-            y += tl.load(E + at, mask=inside, other=0.0).to(tl.float32)
+            y += tl.load(E + at, mask=stored, other=0.0).to(tl.float32)
     # The rows behind the labels are zeros: the loss and the sum over labels read them too.
     y = tl.where(own[:, None], y, 0.0)
     room = (row < rows)[:, None] & computed
-    if HAS_RESULT:
-        tl.store(Y + at, y.to(Y.dtype.element_ty), mask=room)
     if HAS_NEXT:
-        if HAS_IN:
-            y *= following
-        tl.store(X_next + next_at, y.to(X_next.dtype.element_ty), mask=room)
+        mask = tl.load(mask_next + column, mask=column < width, other=0.0).to(tl.float32)
+        tl.store(X_next + at, (y * mask[None, :]).to(X_next.dtype.element_ty), mask=room)
+    else:
+        tl.store(Y + at, y.to(Y.dtype.element_ty), mask=room)

@@ -86,25 +86,3 @@ def mask_at(masks, at, column, inside, width, turn, scale, LOCKED: tl.constexpr)
 @triton.jit
 def mask_of_bits(bits, turn, scale):
     return tl.where((bits.to(tl.int32) >> (turn % 8)) & 1 != 0, scale, 0.0)
-
-
-@triton.jit
-def gate_of(p, out, following, HAS_OUT: tl.constexpr, HAS_IN: tl.constexpr):
-    """What backward asks of an entry under relu: a byte instead of a product and its masks.
-
-    Bit 0: whether a gradient passes the activation and the map's own mask ``out``; bit 1: whether
-    the map that follows reads the entry. Only masks of single entries are told; locked ones are
-    small enough to be read again.
-    """
-    gate = (p > 0).to(tl.int32)
-    if HAS_OUT:
-        gate = tl.where(out != 0, gate, 0)
-    if HAS_IN:
-        gate |= tl.where(following != 0, 2, 0)
-    return gate.to(tl.uint8)
-
-
-@triton.jit
-def through_gate(gate, BIT: tl.constexpr, scale):
-    """Factor of a gradient by one bit of its gate."""
-    return tl.where(gate.to(tl.int32) & BIT != 0, scale, 0.0)
