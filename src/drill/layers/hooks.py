@@ -1,16 +1,24 @@
 """Whether a module has to be called, or its weights may be used without it."""
 
 from torch import nn
+from torch.nn.modules import module as torch_module
 
 
 def hooked(module: nn.Module) -> bool:
-    """Whether calling a module may do more than its own ``forward``."""
+    """Whether calling a module may do more than its own ``forward``.
+
+    Hooks of all modules (``register_module_forward_hook`` and its kin) count for each.
+    """
     # Pruning and weight_norm are hooks too: they make the weight before each call.
     return bool(
         module._forward_hooks
         or module._forward_pre_hooks
         or module._backward_hooks
         or module._backward_pre_hooks
+        or torch_module._global_forward_hooks
+        or torch_module._global_forward_pre_hooks
+        or torch_module._global_backward_hooks
+        or torch_module._global_backward_pre_hooks
         or "forward" in vars(module)
     )
 
