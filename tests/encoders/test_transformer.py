@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
 
 from drill.captured import CapturedGradients
 from drill.encoders import Transformer
@@ -406,6 +407,53 @@ def test_hooks_are_called(impl, device, norm, training):
             assert called == [name]
             called.clear()
             torch.testing.assert_close(hidden.detach(), plain, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "register",
+    [torch_module.register_module_forward_hook, torch_module.register_module_forward_pre_hook],
+)
+@every_impl
+def test_hooks_of_all_modules_are_called(impl, device, register):
+    model = make(impl=impl).to(device, torch.float32)
+    maps = [m for m in model.modules() if isinstance(m, nn.Linear | nn.LayerNorm)]
+    called = []
+    hook = register(lambda module, *_: called.append(module))
+    try:
+        model(ragged(S).to(device), ids(B, T).to(device))
+    finally:
+        hook.remove()
+    assert all(called.count(module) == 1 for module in maps)
+
+
+def without_biases(model: Transformer) -> None:
+    for block in (*model.encoder, *model.decoder):
+        for name in ("inner", "output"):
+            getattr(block.feedforward, name).register_parameter("bias", None)
+        block.attention.output.register_parameter("bias", None)
+        block.around_attention.norm.register_parameter("bias", None)
+        norm = block.around_feedforward.norm
+        block.around_feedforward.norm = nn.LayerNorm(
+            d, elementwise_affine=False, device=norm.weight.device
+        )
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "autocast"])
+@both_norms
+@every_impl
+def test_maps_and_norms_may_have_no_bias(impl, device, norm, half):
+    found = []
+    for way in (impl, "reference"):
+        torch.manual_seed(3)
+        model = make(norm, impl=way).to(device, torch.float32)
+        without_biases(model)
+        with torch.autocast(device, torch.bfloat16, enabled=half):
+            hidden = model(ragged(S).to(device), ids(B, T).to(device))
+        (hidden * torch.linspace(-1, 1, d, device=device)).sum().backward()
+        gradients = [p.grad.flatten() for p in model.parameters()]
+        found.append(torch.cat([hidden.detach().flatten(), *gradients]))
+    ours, theirs = found
+    assert (ours - theirs).norm() <= (0.03 if half else 1e-5) * theirs.norm()
 
 
 @both_norms

@@ -158,8 +158,8 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         p = self.dropout if self.training else 0.0
-        if not _by_kernels(self.impl, x, self.inner, nn.Linear):
-            return F.dropout(self.inner(x).relu(), p)
+        if not _by_kernels(self.impl, x, self.inner, nn.Linear) or self.inner.bias is None:
+            return F.dropout(mapped(self.inner, x, self.impl).relu(), p)
         inside = product(x, self.inner.weight)  # the pass over it adds the bias
         return relu_dropout(inside, self.inner.bias, p, impl=self.impl)
 
@@ -190,7 +190,8 @@ class Stream(NamedTuple):
     ) -> tuple[Tensor, Tensor]:
         """What goes on, the sum or its norm, and the norm in ``dtype``, that of products."""
         dtype = compute_dtype(self.x) if dtype is None else dtype
-        if not _by_kernels(impl, self.x, norm, nn.LayerNorm):
+        by_kernels = _by_kernels(impl, self.x, norm, nn.LayerNorm)
+        if not by_kernels or norm.weight is None or norm.bias is None:
             r = self._summed()
             n = norm(r)
             return n if carry_norm else r, n.to(dtype)
