@@ -13,6 +13,7 @@ from drill.checkpoint import load, load_into
 from drill.data import DataError, Ids, Segment, columns, sequence_lengths, training_segments
 from drill.evaluation.perplexity import Perplexity, perplexity
 from drill.optim import AdamW, Asgd, NtAsgd, Sgd
+from drill.precision import effective, products
 from drill.progress import Progress
 from drill.run_folder import RunFolder
 from drill.training import train
@@ -390,6 +391,18 @@ def test_the_precision_holds_for_the_run_and_no_longer(tmp_path, precision, insi
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = held
 
 
+@pytest.mark.parametrize(
+    ("device", "capability", "expected"),
+    [("cpu", (9, 0), "float32"), ("cuda", (7, 5), "tf32"), ("cuda", (8, 0), "bfloat16")],
+)
+def test_auto_is_the_fast_precision_of_the_device(monkeypatch, device, capability, expected):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    place = torch.device(device)
+    assert effective("auto", place) == expected
+    with products("auto", place) as autocast:
+        assert autocast is (torch.bfloat16 if expected == "bfloat16" else None)
+
+
 @pytest.mark.parametrize("layer", ["tied", "deep-residual", "mixture", "adaptive"])
 def test_bfloat16_trains_float32_weights(tmp_path, layer):
     for precision in ("bfloat16", "float32"):
@@ -450,7 +463,7 @@ def test_progress_is_told_and_a_row_ends_every_epoch(tmp_path, monkeypatch):
         ({"patience": -1}, "patience is at least 0, not -1"),
         ({"max_minutes": 0.0}, "max_minutes is a positive number, not 0.0"),
         ({"max_minutes": math.nan}, "max_minutes is a positive number, not nan"),
-        ({"precision": "float8"}, "precision is float32, tf32 or bfloat16, not 'float8'"),
+        ({"precision": "float8"}, "precision is auto, float32, tf32 or bfloat16, not 'float8'"),
         ({"batch_size": 399}, "400 tokens in 399 columns give 1 rows"),
         ({"batch_size": 200}, "2 rows hold no segment of 2 rows and a target"),
         ({"valid_batch_size": 100}, "120 tokens in 100 columns give 1 rows"),

@@ -204,8 +204,10 @@ def _ways(settings: Settings, model: LanguageModel, trains_by: Rule, processes: 
         model, trains_by, given["capture"], processes.size, given["micro_batch"]
     )
     batch = processes.own_columns(given["batch_size"])
+    device = next(model.parameters()).device
+    autocast = autocast_dtype(given["precision"], device)
     try:
-        return ways(model, obstacle, batch, autocast_dtype(given["precision"]))
+        return ways(model, obstacle, batch, autocast)
     except ValueError as error:  # encoder.impl names what does not run here
         raise SettingsError(f"the recipe {settings.recipe}: {error}") from None
 

@@ -157,7 +157,7 @@ def _ways(
     """Which kernels are used, how batches and beams are made, and why."""
     given = settings.training
     obstacle = why_not_captured(given["capture"], given["compile"], device, processes.size)
-    autocast = autocast_dtype(given["precision"])
+    autocast = autocast_dtype(given["precision"], device)
     size = given["max_tokens"]
     try:
         return translation_ways(model, obstacle, size, autocast, given["compile"])

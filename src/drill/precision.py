@@ -2,32 +2,44 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
-Precision = Literal["float32", "tf32", "bfloat16"]
+Precision = Literal["auto", "float32", "tf32", "bfloat16"]
 
 
 @contextmanager
 def products(precision: Precision, device: torch.device) -> Iterator[torch.dtype | None]:
     """Set how float32 products are computed; gives the dtype of autocast, if any."""
-    if precision not in ("float32", "tf32", "bfloat16"):
-        raise ValueError(f"train: precision is float32, tf32 or bfloat16, not {precision!r}")
+    if precision not in get_args(Precision):
+        raise ValueError(f"train: precision is auto, float32, tf32 or bfloat16, not {precision!r}")
+    precision = _resolved(precision, device)
     places: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
     before = [place.allow_tf32 for place in places]
     for place in places:
         place.allow_tf32 = precision != "float32"
     try:
-        yield autocast_dtype(precision)
+        yield autocast_dtype(precision, device)
     finally:
         for place, allowed in zip(places, before, strict=True):
             place.allow_tf32 = allowed
 
 
 def effective(precision: Precision, device: torch.device) -> Precision:
-    """What products are computed in there: only CUDA devices have tf32 units."""
+    """What products are computed in there: only CUDA devices have tf32 units.
+
+    ``auto`` is bfloat16 on GPUs that multiply in it, float32 elsewhere.
+    """
+    precision = _resolved(precision, device)
     return "float32" if precision == "tf32" and device.type != "cuda" else precision
+
+
+def _resolved(precision: Precision, device: torch.device) -> Precision:
+    if precision != "auto":
+        return precision
+    fits = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+    return "bfloat16" if fits else "tf32"
 
 
 def current_precision(device: torch.device) -> str:
@@ -40,8 +52,8 @@ def current_precision(device: torch.device) -> str:
     return f"tf32 in {' and '.join(used)}" if used and device.type == "cuda" else "float32"
 
 
-def autocast_dtype(precision: Precision) -> torch.dtype | None:
-    return torch.bfloat16 if precision == "bfloat16" else None
+def autocast_dtype(precision: Precision, device: torch.device) -> torch.dtype | None:
+    return torch.bfloat16 if effective(precision, device) == "bfloat16" else None
 
 
 def autocast_to(device: torch.device, dtype: torch.dtype | None) -> Any:

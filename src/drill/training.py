@@ -95,7 +95,7 @@ def train(
     length_seed  of the random segment lengths, ``seed`` unless given; length_cap bounds them
     activation   weight of mean(output^2), slowness that of mean((raw[t+1] - raw[t])^2)
     micro_batch  columns at a time, their gradients summed; None takes all at once
-    precision    float32, tf32 (float32 stored, products on tf32 units) or bfloat16 (autocast)
+    precision    float32, tf32 (float32 stored, products on tf32 units), bfloat16 (autocast) or auto
     capture      on a GPU, replay steps as CUDA graphs where the model allows it
     patience     stop after an epoch worse than the best one before the last ``patience``
     baseline     validate first: only better weights replace those given

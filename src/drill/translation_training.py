@@ -115,7 +115,8 @@ def train_translator(
     max_tokens        of a batch, on either side, padding counted
     accumulate        batches an update, over all processes
     label_smoothing   of the training loss; what is validated and tested has none
-    precision         float32, tf32 (float32 stored, products on tf32 units) or bfloat16 (autocast)
+    precision         float32, tf32 (float32 stored, products on tf32 units), bfloat16 (autocast) or
+                      auto
     pad_to            lengths of a batch are multiples of it: more padding and fewer shapes
     capture           on a GPU, replay batches of a shape seen before as CUDA graphs
     compile           the Transformer by torch.compile

@@ -133,10 +133,11 @@ def evaluate(
         elif cache:
             check_cache_settings(window, [theta], [share], CACHE_NAMES)
     held = loaded(run, weights, device)
-    chosen: Any = precision.value if precision else held.settings.training["precision"]
-    if dynamic and chosen == Precision.bfloat16:
-        chosen = Precision.tf32.value  # its steps are too small for bfloat16
     where = torch.device(next(held.model.parameters()).device)
+    given_precision: Any = precision.value if precision else held.settings.training["precision"]
+    chosen = effective(given_precision, where)
+    if dynamic and chosen == "bfloat16":
+        chosen = "tf32"  # its steps are too small for bfloat16
     with products(chosen, where) as autocast, told():
         if dynamic:
             stepped = Dynamic(lr, pull, epsilon, every, limit)
