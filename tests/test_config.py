@@ -182,7 +182,10 @@ def test_a_folder_that_ends_in_toml_is_named(tmp_path):
         ("training.epochs.x=1", "training.epochs: is a whole number, not {'x': 1}"),
         ("training.baseline=1", "training.baseline: is true or false, not 1"),
         ("training.micro_batch=x", "training.micro_batch: is a whole number or none, not 'x'"),
-        ("training.precision=fp8", "precision: is one of auto, float32, tf32, bfloat16, not"),
+        (
+            "training.precision=fp8",
+            "training.precision: is one of auto, float32, tf32, bfloat16, not",
+        ),
         ("training.save_every=nan", "training.save_every: is a number, not nan"),
         ("optimizer.lr=inf", "optimizer.lr: is a number, not inf"),
         ("optimizer.lr=1979-05-27", "optimizer.lr: is a number, not datetime.date(1979"),
