@@ -13,7 +13,7 @@ import torch
 
 from drill.data import BEGIN, END, Subwords
 from drill.evaluation.search import Decoding, Hypothesis, beam_search, encoded_once, sample
-from drill.evaluation.search_steps import Head
+from drill.evaluation.search_labels import Head
 from drill.translator import Translator
 
 logger = logging.getLogger("drill")

@@ -297,6 +297,28 @@ def test_together_and_alone_are_the_same():
         same(a, b)
 
 
+@pytest.mark.parametrize("searched", [
+    lambda *given, **options: beam_search(*given, beam=3, **options),
+    lambda *given, **options: sample(*given, samples=3, seed=1, **options),
+])  # fmt: skip
+def test_a_step_holds_no_more_scores_than_its_batch_may(searched, monkeypatch):
+    """However short the sentences: B x K x V stays below batch_tokens * SCORES_PER_TOKEN."""
+    model, sources = make(1, eos=-1.0), [[3, 2], [4, 2], [5, 2]] * 10
+    decoding = Decoding(bos=BOS, eos=EOS, max_extra=3, batch_tokens=64)
+    whole, held = searched(model, sources, decoding), []
+    monkeypatch.setattr(search_steps, "SCORES_PER_TOKEN", 2)
+    with encoded_once(model) as head:
+
+        def spied(hidden: Tensor) -> Tensor:
+            held.append(head(hidden).numel())
+            return head(hidden)
+
+        parts = searched(model, sources, decoding, head=spied)
+    assert 7 * 3 * V == max(held) <= 64 * 2 < 8 * 3 * V
+    for a, b in zip(parts, whole, strict=True):
+        same(a, b)
+
+
 def test_cached_and_uncached_are_the_same():
     model = make(2, eos=-1.0)
     cached = Decoding(bos=BOS, eos=EOS, max_extra=6)

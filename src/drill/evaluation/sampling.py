@@ -8,16 +8,15 @@ import torch
 from torch import Tensor
 
 from drill.evaluation.perplexity import lower_precision
+from drill.evaluation.search_labels import Head, ready
 from drill.evaluation.search_steps import (
     Batch,
     Decoding,
-    Head,
     Hypothesis,
     Sources,
     Writable,
     batches,
     begin,
-    ready,
 )
 from drill.layers.settings import positive
 from drill.translator import Translator
@@ -59,7 +58,7 @@ def sample(
         raise ValueError(f"sample: top_p lies in (0, 1], not {top_p}")
     entropy = np.random.SeedSequence(seed).entropy
     found: dict[int, list[Hypothesis]] = {}
-    work = batches("sample", model, sources, decoding)
+    work = batches("sample", model, sources, decoding, samples)
     with ready(model, head) as scores:
         for batch in work:
             u = _uniform(entropy, batch, samples, first)

@@ -15,17 +15,15 @@ from drill.encoders.transformer import ALIGNED
 from drill.evaluation.beam import Beam
 from drill.evaluation.perplexity import lower_precision
 from drill.evaluation.sampling import sample
+from drill.evaluation.search_labels import Head, encoded_once, ready
 from drill.evaluation.search_steps import (
     Batch,
     Decoding,
-    Head,
     Hypothesis,
     Sources,
     Writable,
     batches,
     begin,
-    encoded_once,
-    ready,
 )
 from drill.graphs import Graphs
 from drill.layers.settings import positive
@@ -79,7 +77,7 @@ def beam_search(
             f"pass beam={n_best}"
         )
     found: dict[int, list[Hypothesis]] = {}
-    work = batches("beam_search", model, sources, decoding)
+    work = batches("beam_search", model, sources, decoding, beam)
     with ready(model, head) as scores:
         device = model.transformer.source_embedding.weight.device
         graphs: Graphs | None = None

@@ -1,26 +1,26 @@
-"""What every search stands on: sources in batches, labels encoded once, one token at a time."""
+"""What every search stands on: sources in batches, one token at a time."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from drill.data import DataError
 from drill.encoders.transformer import Memory, Transformer
-from drill.evaluation.perplexity import evaluating
-from drill.layers import MatrixLayer, OutputLayer, SampledSoftmax
-from drill.layers.base import head_log_probs
+from drill.evaluation.search_labels import FoldedHead, Head
 from drill.translator import Translator
 
 Sources = Tensor | Sequence[Sequence[int]]
 """Sentences as ids: (B, S) padded on the right, or a list for each."""
 
-Head = Callable[[Tensor], Tensor]
-"""hidden (N, d) -> log p of every label (N, V)."""
+SCORES_PER_TOKEN = 1 << 14
+"""Log-probabilities, hypotheses x labels, that a step may hold for each of ``batch_tokens``.
+
+Of 32,000 labels and a beam of 4 this many are 8 tokens: only shorter sentences feel it. A beam
+takes 3 to 4 times the memory of these numbers, sampling 10 times."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,9 @@ class Decoding:
     max_ratio,    a translation has at most max_ratio * tokens of its source + max_extra tokens,
     max_extra     the <eos> counted; there it ends, whatever that costs
     forbidden     ids that are never written, beside bos and padding
-    batch_tokens  source tokens, padding counted, that are searched together; memory grows with it
+    batch_tokens  source tokens, padding counted, that are searched together; memory grows with it.
+                  Short sentences are fewer than that where labels or hypotheses are many, see
+                  ``SCORES_PER_TOKEN``
     cache         whether keys and values are kept from step to step; False computes every prefix
                   anew, as a check of the other
     autocast      torch.bfloat16, say; by default the model's own precision
@@ -67,7 +69,7 @@ class Decoding:
         """The longest translation of a source of so many tokens; there is room for an <eos>."""
         return max(1, math.floor(self.max_ratio * tokens + self.max_extra))
 
-    def replays(self, device: torch.device, head: "Head") -> bool:
+    def replays(self, device: torch.device, head: Head) -> bool:
         """Whether a beam over ``head`` is searched by replays."""
         if self.graph and not isinstance(head, FoldedHead):
             raise ValueError(
@@ -127,8 +129,14 @@ class Batch:
     limits: tuple[int, ...]
 
 
-def batches(name: str, model: Translator, sources: Sources, decoding: Decoding) -> list[Batch]:
-    """The longest sentences first, so that what does not fit into memory fails at once."""
+def batches(
+    name: str, model: Translator, sources: Sources, decoding: Decoding, hypotheses: int
+) -> list[Batch]:
+    """The longest sentences first, so that what does not fit into memory fails at once.
+
+    A batch has at most ``batch_tokens`` source tokens, and a step of it, with so many hypotheses of
+    each sentence, at most ``batch_tokens`` * SCORES_PER_TOKEN log-probabilities.
+    """
     pad, words = model.transformer.pad, model.transformer.source_embedding.num_embeddings
     device = model.transformer.source_embedding.weight.device
     if isinstance(sources, Tensor):
@@ -146,66 +154,17 @@ def batches(name: str, model: Translator, sources: Sources, decoding: Decoding) 
                     "words; encode the text with the vocabulary the model was trained with"
                 )
     order = sorted(range(len(sources)), key=lambda i: -len(sources[i]))
+    scores = hypotheses * model.layer.vocabulary_size  # of a sentence, at every step
+    most = decoding.batch_tokens * SCORES_PER_TOKEN // scores
     made = []
     while order:
         width = max(1, len(sources[order[0]]))
-        fit = max(1, decoding.batch_tokens // width)
+        fit = max(1, min(decoding.batch_tokens // width, most))
         places, order = tuple(order[:fit]), order[fit:]
         rows = [[*sources[i], *[pad] * (width - len(sources[i]))] for i in places]
         limits = tuple(decoding.limit(len(sources[i])) for i in places)
         made.append(Batch(places, torch.tensor(rows, device=device), limits))
     return made
-
-
-# -- labels ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class FoldedHead:
-    """log softmax(weight context(h) + bias): what a layer of one matrix is once it is trained."""
-
-    context: Head
-    linear: nn.Linear
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        return head_log_probs(self.context(hidden), self.linear.weight, self.linear.bias)
-
-
-def foldable(layer: OutputLayer) -> MatrixLayer | None:
-    """What a search folds of an output layer: all of it, or nothing."""
-    matrix = layer.layer if isinstance(layer, SampledSoftmax) else layer
-    return matrix if isinstance(matrix, MatrixLayer) else None
-
-
-@contextmanager
-def encoded_once(model: Translator) -> Iterator[Head]:
-    """The model's output layer with labels that are encoded now and never again.
-
-        with encoded_once(model) as head:
-            for batch in many:
-                beam_search(model, batch, decoding, head=head)
-
-    Folded where the layer folds; mixtures and adaptive softmaxes keep their labels cached. Inside,
-    the model is in eval mode and must not be trained.
-    """
-    matrix = foldable(model.layer)
-    with evaluating(model):
-        if matrix is not None:
-            yield FoldedHead(matrix.context, matrix.fold())
-        else:
-            with model.layer.cached_labels():
-                yield model.layer.log_probs
-
-
-@contextmanager
-def ready(model: Translator, head: Head | None) -> Iterator[Head]:
-    """Eval mode inside, and ``head`` or one of its own."""
-    with evaluating(model):
-        if head is not None:
-            yield head
-        else:
-            with encoded_once(model) as own:
-                yield own
 
 
 # -- steps ----------------------------------------------------------------------------------------
