@@ -3,12 +3,15 @@
 import copy
 import inspect
 import pickle
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from drill.kernels.nll import check_settings
 from drill.layers import (
     LAYERS,
     AdaptiveSoftmax,
@@ -132,6 +135,23 @@ def test_nll_is_the_cross_entropy_of_log_probs(name, reduction, smoothing, impl)
     torch.testing.assert_close(
         gradients(found.sum(), layer, hidden), gradients(truth.sum(), layer, hidden)
     )
+
+
+@IMPLS
+@pytest.mark.parametrize("smoothing", [np.int64(0), np.float32(0.1), Fraction(1, 10)])
+@one_of_each_layer
+def test_settings_may_be_numbers_of_numpy(name, smoothing, impl, monkeypatch):
+    layer = make(name).eval()  # no dropout, and no sampling
+    hidden, targets = batch(layer, 3, 2)
+    monkeypatch.setattr("drill.layers.smoothing.MOST_ROWS", 3)
+    theirs = {"label_smoothing": smoothing, "memory": np.uint32(2**31), "ignore_index": np.int8(7)}
+    plain = check_settings("mean", impl=impl, **theirs)
+    assert [type(number) for number in plain] == [float, int, int]  # kernels take no others
+    found = layer.nll(hidden, targets, **theirs, impl=impl)
+    options = {"label_smoothing": float(smoothing), "memory": 2**31, "ignore_index": 7}
+    truth = layer.nll(hidden, targets, **options, impl=impl)
+    assert torch.equal(found, truth)
+    found.backward()
 
 
 @pytest.mark.parametrize("name", [n for n in CASES if CASES[n].layer in ("mixture", "adaptive")])

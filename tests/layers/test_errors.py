@@ -471,13 +471,22 @@ def test_what_a_recurrent_module_returns_is_named():
         layer.labels([1, 2])
 
 
-@pytest.mark.parametrize("setting", [{"memory": "1GB"}, {"ignore_index": None}])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"memory": "1GB"}, {"memory": True}, {"memory": np.bool_(True)}, {"memory": 2.0**20},
+        {"memory": np.float64(2.0**20)}, {"memory": torch.tensor(2**20)}, {"ignore_index": None},
+        {"ignore_index": np.array([1])},
+    ],
+)  # fmt: skip
 def test_settings_of_another_type(setting):
     with one_sentence(TypeError, "is a whole number"):
         TiedSoftmax(E).nll(torch.randn(3, 4), torch.arange(3), **setting)
 
 
-@pytest.mark.parametrize("smoothing", [None, "0.1", True])
+@pytest.mark.parametrize(
+    "smoothing", [None, "0.1", True, np.bool_(True), 0.1j, torch.tensor(0.1), np.array([0.1])]
+)
 @one_of_each_layer
 def test_a_label_smoothing_that_is_no_number(name, smoothing):
     with one_sentence(TypeError, "label_smoothing is a number", repr(smoothing)):

@@ -13,8 +13,9 @@ Three implementations give the same answer and are chosen by ``impl=``:
 """
 
 import logging
-import math
+import operator
 import os
+from numbers import Integral, Real
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -75,7 +76,9 @@ def nll(
     it (and inside ``torch.compile`` or a CUDA graph, which cannot wait) a target out of range
     yields NaN for its token and touches no foreign memory.
     """
-    check_settings(reduction, label_smoothing, impl, memory, ignore_index)
+    label_smoothing, memory, ignore_index = check_settings(
+        reduction, label_smoothing, impl, memory, ignore_index
+    )
     check_head("nll", hidden, weight, bias)
     check_targets(hidden, targets, weight.shape[0], ignore_index, check)
     rows = hidden.reshape(-1, hidden.shape[-1])
@@ -174,11 +177,13 @@ def require_triton(device: torch.device, dtype: torch.dtype) -> None:
 
 def check_settings(
     reduction: str, label_smoothing: float, impl: str, memory: int, ignore_index: int
-) -> None:
-    """Raise for settings that no loss has."""
-    for name, value in (("memory", memory), ("ignore_index", ignore_index)):
-        if isinstance(value, bool) or not isinstance(value, int | torch.SymInt):
-            raise TypeError(f"nll: {name} is a whole number, not {value!r}")
+) -> tuple[float, int, int]:
+    """Raise for settings that no loss has.
+
+    Gives label_smoothing, memory and ignore_index as Python's own numbers: NumPy's are welcome, but
+    theirs overflow, and kernels do not take them.
+    """
+    memory, ignore_index = _whole("memory", memory), _whole("ignore_index", ignore_index)
     if not -(2**63) <= ignore_index < 2**63:
         raise ValueError(
             f"nll: ignore_index is {ignore_index}, which no integer target can hold; give a number "
@@ -190,13 +195,22 @@ def check_settings(
     if impl not in _IMPLEMENTATIONS:
         known = ", ".join(_IMPLEMENTATIONS)
         raise ValueError(f"nll: impl is one of {known}, not {impl!r}")
-    number = isinstance(label_smoothing, int | float | torch.SymFloat)
+    number = isinstance(label_smoothing, float | Real | torch.SymFloat)
     if not number or isinstance(label_smoothing, bool):
         raise TypeError(f"nll: label_smoothing is a number, not {label_smoothing!r}")
-    if not 0.0 <= label_smoothing <= 1.0 or math.isnan(label_smoothing):
+    if not 0.0 <= label_smoothing <= 1.0:  # NaN fails too
         raise ValueError(f"nll: label_smoothing lies in [0, 1], not {label_smoothing}")
     if memory < 1:
         raise ValueError(f"nll: memory is a positive number of bytes, not {memory}")
+    if not isinstance(label_smoothing, float | torch.SymFloat):
+        label_smoothing = float(label_smoothing)
+    return label_smoothing, memory, ignore_index
+
+
+def _whole(name: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | Integral | torch.SymInt):
+        raise TypeError(f"nll: {name} is a whole number, not {value!r}")
+    return value if isinstance(value, int | torch.SymInt) else operator.index(value)
 
 
 def _reference(

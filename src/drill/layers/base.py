@@ -95,7 +95,9 @@ class OutputLayer(nn.Module, abc.ABC):
         ``memory`` is what it may use in bytes: less costs time. ``check`` looks whether every
         target is a label, which on a GPU waits for the device.
         """
-        check_settings(reduction, label_smoothing, impl, memory, ignore_index)
+        label_smoothing, memory, ignore_index = check_settings(
+            reduction, label_smoothing, impl, memory, ignore_index
+        )
         self.check_hidden(hidden)
         check_targets(hidden, targets, self.vocabulary_size, ignore_index, check)
         options = LossOptions(reduction, ignore_index, label_smoothing, impl, memory, check)
