@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from drill.graphs import Graphs, standing
+from drill.graphs import Graphs, taken_for_granted
 from drill.kernels.nll_checks import autocast_on
 
 logger = logging.getLogger("drill")
@@ -55,7 +55,7 @@ class CapturedGradients:
         self._held: dict[nn.Parameter, Tensor] = {}  # gradients, at the addresses graphs know
         self._replays: dict[Hashable, _Replay] = {}
         self._seen_once: dict[Hashable, None] = {}  # the oldest first
-        self._standing: Hashable = None
+        self._granted: Hashable = None
         self._told_of_the_most = False
         self._graphs: Graphs | None = None
 
@@ -103,11 +103,11 @@ class CapturedGradients:
 
     def _look_for_changes(self) -> None:
         """Forget graphs of what is no longer so; they would keep memory, and places of the most."""
-        now = standing(self.modules, self.parameters)
-        if now != self._standing:
+        now = taken_for_granted(self.modules, self.parameters)
+        if now != self._granted:
             self._replays.clear()
             self._seen_once.clear()  # other modes may take other kernels, to be loaded first
-            self._standing = now
+            self._granted = now
 
     def _key(self, inputs: tuple[Tensor, ...]) -> Hashable:
         """What a graph serves, as things stand."""

@@ -15,8 +15,8 @@ class CaptureError(RuntimeError):
     """Work that cannot be recorded as a CUDA graph."""
 
 
-def standing(modules: Sequence[nn.Module], parameters: Sequence[Tensor]) -> Hashable:
-    """What a graph has taken for granted: modes, addresses, which parameters are trained.
+def taken_for_granted(modules: Sequence[nn.Module], parameters: Sequence[Tensor]) -> Hashable:
+    """What a graph is recorded for: modes, addresses, which parameters are trained.
 
     Where it has changed, a replay would compute what was, or read memory that others have now.
     """

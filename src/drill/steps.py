@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from drill.data import Segment, inputs_and_targets
 from drill.encoders.base import State
-from drill.graphs import Graphs, standing
+from drill.graphs import Graphs, taken_for_granted
 from drill.kernels.beside import two_streams
 from drill.layers import MatrixLayer, MixtureOfSoftmaxes
 from drill.models import LanguageModel
@@ -98,7 +98,7 @@ class RecordedSteps(Steps):
         self.seen: Counter[int] = Counter()
         self.phase: object = None
         self.modules, self.parameters = list(trained.modules()), list(trained.parameters())
-        self.standing: object = None
+        self.granted: object = None
         self.obstacle: str | None = None
         self.replays: dict[int, Replay] = {}
 
@@ -146,12 +146,12 @@ class RecordedSteps(Steps):
 
     def _look_for_changes(self) -> None:
         """Forget graphs of what is no longer so."""
-        now = standing(self.modules, self.parameters)
-        if now != self.standing:
+        now = taken_for_granted(self.modules, self.parameters)
+        if now != self.granted:
             self.seen.clear()  # other modes may take other kernels, which are to be loaded first
-        if self.rule.phase is not self.phase or now != self.standing:
+        if self.rule.phase is not self.phase or now != self.granted:
             self.replays.clear()
-            self.phase, self.standing = self.rule.phase, now
+            self.phase, self.granted = self.rule.phase, now
 
     def _carry(self, at: Position) -> None:
         """From now on the state of ``at`` is the one that graphs read and write."""

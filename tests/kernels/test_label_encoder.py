@@ -47,7 +47,14 @@ by_whom = pytest.mark.parametrize("products", ["cublas", "narrow"])
 @pytest.fixture
 def multiply(monkeypatch):
     """Sets who multiplies in the fused encoder."""
-    return lambda products: monkeypatch.setattr(label_encoder, "PRODUCTS", products)
+
+    def choose(products: str) -> None:
+        if products == "cublas":
+            from drill.kernels.label_encoder_triton import PointwiseEncode
+
+            monkeypatch.setattr(label_encoder, "_function", lambda *given: PointwiseEncode)
+
+    return choose
 
 
 def build(labels: int, width: int, device: str = "cpu", **options: object) -> DeepResidual:
@@ -221,14 +228,11 @@ def test_autocast_encodes_in_half_precision_and_keeps_the_parameters_dtype(
 
 
 @interpreted
-def test_who_multiplies(multiply):
+def test_who_multiplies():
     def function(d=16, dtype=torch.float16, narrow=True, labels=4):
         E = torch.zeros(labels, d)
         return label_encoder._function(E, dtype, narrow).__name__
 
-    multiply("cublas")
-    assert function() == "PointwiseEncode"
-    multiply("narrow")
     assert function() == function(d=1024) == "FusedEncode"
     assert function(narrow=False) == "PointwiseEncode"
     assert function(d=24) == function(labels=0) == "PointwiseEncode"

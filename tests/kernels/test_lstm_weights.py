@@ -8,6 +8,7 @@ from drill.kernels.nll import TRITON_INSTALLED
 if not TRITON_INSTALLED:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
+from drill.kernels.lstm_parameters import Weights
 from drill.kernels.lstm_weights import finish, prepare
 
 HIDDEN, INPUTS, PADDED, WIDTH, STEPS, BATCH = 21, 10, 32, 16, 3, 5
@@ -23,7 +24,7 @@ def weights(device):
     torch.manual_seed(0)
     rows = 4 * HIDDEN
     shapes = ((rows, INPUTS), (rows, HIDDEN), (rows,), (rows,))
-    return [torch.randn(shape, device=device) for shape in shapes]
+    return Weights(*(torch.randn(shape, device=device) for shape in shapes))
 
 
 def prepared(given, drop=0.0, seed=None, transposed=True):

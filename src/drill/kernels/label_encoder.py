@@ -19,11 +19,6 @@ from drill.kernels.nll_plan import followed_by_zeros
 
 EncoderImplementation = Literal["auto", "reference", "triton"]
 
-PRODUCTS: Literal["narrow", "cublas"] = "narrow"
-"""Who multiplies labels and maps of half precision: Triton where locked masks make maps narrow, or
-always cuBLAS. Of full maps Triton's fused products took 0.79 ms at WikiText-2's size, cuBLAS's with
-passes between them 0.55."""
-
 DRAWS = 2**16
 """Random numbers that standard dropout tells apart. It is rounded to so many parts, and what is
 kept is scaled by the rounded one: near 1 the other would be off by more than it drops."""
@@ -123,12 +118,16 @@ def encode_labels(
 
 
 def _function(embedding: Tensor, dtype: torch.dtype, narrow: bool) -> type[torch.autograd.Function]:
-    """Whose products encode these labels."""
+    """Whose products encode these labels: Triton's where locked masks make maps narrow.
+
+    Of full maps Triton's fused products took 0.79 ms at WikiText-2's size, cuBLAS's with passes
+    between them 0.55.
+    """
     V, d = embedding.shape
     # Triton's interpreter multiplies float32, but takes the bits of bfloat16 for integers.
     dtypes = (torch.float16, torch.float32 if INTERPRETED else torch.bfloat16)
     fits = dtype in dtypes and V > 0 and d % 16 == 0  # aligned rows
-    if narrow and PRODUCTS == "narrow" and fits:
+    if narrow and fits:
         from drill.kernels.label_encoder_fused import FusedEncode
 
         return FusedEncode

@@ -8,7 +8,9 @@ need not be computed by the map below, nor get a gradient, so each map becomes a
 (V, n) with (n, m), where m is what the next map reads. The columns that are read stand first:
 ``place`` (d,) says where a column stands, ``order`` (d,) which column stands there, and ``count``
 (n, m) how many are read. Only the device knows n: programs beyond it end at once. Columns up to the
-next multiple of 16 are zeros, which keeps loads aligned.
+next multiple of 16 are zeros, which keeps loads aligned. Rows of ``count`` have room for four
+numbers, 16 bytes: were they narrower, Triton would compile the kernels of a map twice, for rows
+that are aligned and rows that are not.
 """
 
 import triton
@@ -29,7 +31,7 @@ def arrange(
     masks,  # (L, 1, d)
     place,  # (L + 1, d) written
     order,  # (L + 1, d) written
-    count,  # (L, 4): n, m, unused, unused; written
+    count,  # (L, 4): n, m and room; written
     width,
     DEPTH: tl.constexpr,
     BLOCK: tl.constexpr,

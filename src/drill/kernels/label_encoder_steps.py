@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from drill.kernels.tanh_triton import tanh
+
 ACTIVATION_CODES = {"none": 0, "sigmoid": 1, "relu": 2, "tanh": 3, "gelu": 4}
 _SIGMOID = tl.constexpr(1)
 _RELU = tl.constexpr(2)
@@ -40,7 +42,7 @@ def activate(x, ACTIVATION: tl.constexpr):
     elif ACTIVATION == _RELU:
         x = tl.where(x > 0, x, tl.where(x <= 0, 0.0, x))  # keeps NaN
     elif ACTIVATION == _TANH:
-        x = 2.0 * tl.sigmoid(2.0 * x) - 1.0
+        x = tanh(x)
     elif ACTIVATION == _GELU:
         x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
     return x
@@ -55,7 +57,7 @@ def slope(x, ACTIVATION: tl.constexpr):
     elif ACTIVATION == _RELU:
         x = tl.where(x > 0, 1.0, 0.0)
     elif ACTIVATION == _TANH:
-        y = 2.0 * tl.sigmoid(2.0 * x) - 1.0
+        y = tanh(x)
         x = 1.0 - y * y
     elif ACTIVATION == _GELU:
         density = tl.exp(-0.5 * x * x) * 0.3989422804014327

@@ -13,12 +13,13 @@ The last two multiply in bfloat16, with float32 sums and cell states.
 
 import logging
 from functools import cache
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from drill.kernels import lstm_persistent
+from drill.kernels.lstm_parameters import Weights as Weights
 from drill.kernels.masks import drop_entries
 from drill.kernels.nll import triton_missing
 from drill.kernels.nll_checks import autocast_on
@@ -30,15 +31,6 @@ LARGEST_PERSISTENT_BATCH = 40
 """``auto`` takes ``graph`` beyond: the persistent kernel then needs several launches in turn."""
 
 logger = logging.getLogger("drill")
-
-
-class Weights(NamedTuple):
-    """As of ``nn.LSTM``, gates in the order i, f, g, o."""
-
-    w_ih: Tensor  # (4 o, i)
-    w_hh: Tensor  # (4 o, o)
-    b_ih: Tensor  # (4 o,)
-    b_hh: Tensor  # (4 o,)
 
 
 def lstm(

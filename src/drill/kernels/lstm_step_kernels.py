@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from drill.kernels.tanh_triton import tanh
+
 TABLE = 5
 """Entries of a table: the step, then four addresses."""
 
@@ -25,11 +27,6 @@ def _aim(table, step, one, two, three, four):
     tl.store(table + 2, two.to(tl.int64))
     tl.store(table + 3, three.to(tl.int64))
     tl.store(table + 4, four.to(tl.int64))
-
-
-@triton.jit
-def _tanh(x):
-    return 2.0 * tl.sigmoid(2.0 * x) - 1.0
 
 
 @triton.jit(do_not_specialize=["offset"])
@@ -66,10 +63,10 @@ def _advance(
     before = tl.load(c, mask=real, other=0.0)
     i = tl.sigmoid(i + tl.load(gates, mask=real, other=0.0))
     f = tl.sigmoid(f + tl.load(gates + padded, mask=real, other=0.0))
-    g = _tanh(g + tl.load(gates + 2 * padded, mask=real, other=0.0))
+    g = tanh(g + tl.load(gates + 2 * padded, mask=real, other=0.0))
     o = tl.sigmoid(o + tl.load(gates + 3 * padded, mask=real, other=0.0))
     after = f * before + i * g
-    result = tl.where(real, o * _tanh(after), 0.0).to(now.dtype.element_ty)
+    result = tl.where(real, o * tanh(after), 0.0).to(now.dtype.element_ty)
     tl.store(now + row * padded + unit, result, mask=stored)
     tl.store(h + batch * padded, result, mask=stored)
     tl.store(c + batch * padded, after, mask=real)
@@ -113,7 +110,7 @@ def _retreat(
     through_c = tl.load(dc, mask=real, other=0.0)
     through_h += tl.load(dh, mask=real, other=0.0).to(tl.float32)
     before = tl.load(c, mask=real, other=0.0)
-    squashed = _tanh(tl.load(c + batch * padded, mask=real, other=0.0))
+    squashed = tanh(tl.load(c + batch * padded, mask=real, other=0.0))
     i = tl.load(gates, mask=real, other=0.0)
     f = tl.load(gates + padded, mask=real, other=0.0)
     g = tl.load(gates + 2 * padded, mask=real, other=0.0)

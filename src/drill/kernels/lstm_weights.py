@@ -7,7 +7,6 @@
 The mask m of weight drop is never stored: both passes draw it from one seed.
 """
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,8 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-Weights = Sequence[Tensor]
-"""As of ``nn.LSTM``: W_ih (4 hidden, i), W_hh (4 hidden, hidden), b_ih and b_hh (4 hidden,)."""
+from drill.kernels.lstm_parameters import Weights
 
 UNITS, COLUMNS = 16, 64  # of a tile of weights, with the four gates of each unit
 WORDS = 2048  # of a block that marks hidden states

@@ -5,17 +5,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from drill.kernels.tanh_triton import tanh
+
 BLOCK, STEPS = 1024, 4
 """Of a program; the steps share what it reads of the mask."""
-_NEAR = tl.constexpr(0.06)
 _WARPS = 4
-
-
-@triton.jit
-def _tanh(x):
-    """To a few parts in a million: near 0 the sigmoid would cancel, so two terms of the series."""
-    near = x * (1.0 - x * x * (1.0 / 3.0))
-    return tl.where(tl.abs(x) < _NEAR, near, 2.0 * tl.sigmoid(2.0 * x) - 1.0)
 
 
 @triton.jit
@@ -27,7 +21,7 @@ def _forward(x, mask, y, steps, size, BLOCK: tl.constexpr, STEPS: tl.constexpr):
     first = tl.program_id(1).to(tl.int64) * STEPS
     for step in range(first, tl.minimum(steps, first + STEPS)):
         place = step * size + at
-        t = _tanh(tl.load(x + place, mask=inside, other=0.0).to(tl.float32))
+        t = tanh(tl.load(x + place, mask=inside, other=0.0).to(tl.float32))
         tl.store(y + place, (t * m).to(y.dtype.element_ty), mask=inside)
 
 
