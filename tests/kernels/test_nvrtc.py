@@ -2,11 +2,12 @@
 
 import ctypes
 import logging
+from contextlib import nullcontext
 
 import pytest
 import torch
 
-from drill.kernels import nvrtc
+from drill.kernels import lstm_persistent, nvrtc
 
 
 def test_what_is_kept_comes_back(tmp_path):
@@ -51,11 +52,78 @@ def test_what_is_missing_is_named(monkeypatch):
     assert missing() is None
 
 
+@pytest.fixture
+def told(caplog):
+    """What is warned of; each test hears of a folder anew."""
+    nvrtc._tell_of_the_folder.cache_clear()
+    with caplog.at_level(logging.WARNING, logger="drill"):
+        yield caplog
+
+
+def test_a_cache_that_is_no_folder_costs_compiling_and_is_told_once(told, tmp_path, monkeypatch):
+    root = tmp_path / "cache"
+    root.write_text("a file")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(root))
+    assert [nvrtc._kept_or_made(name, lambda: b"code") for name in "ab"] == [b"code"] * 2
+    (said,) = told.messages
+    assert said.startswith(
+        f"{root}/drill/kernels: compiled kernels cannot be kept there (Not a directory)"
+    )
+    assert root.read_text() == "a file"
+
+
+def test_a_user_without_a_home_compiles_and_is_told(told, tmp_path, monkeypatch):
+    def home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(nvrtc.Path, "home", home)
+    assert nvrtc._kept_or_made("a", lambda: b"code") == b"code"
+    assert [each.split(",")[0] for each in told.messages] == [
+        "~/.cache: compiled kernels cannot be kept there (this user has no home)"
+    ]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_kept_kernel_is_not_made_again(told, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert nvrtc._kept_or_made("a", lambda: b"code") == b"code"
+    assert nvrtc._kept_or_made("a", lambda: b"other") == b"code"
+    assert not told.messages
+
+
+class RefusingDriver:
+    """Loads no module."""
+
+    def cuModuleLoadData(self, module, cubin):
+        return 222
+
+    def cuGetErrorString(self, result, text):
+        return 0
+
+
+def test_what_the_driver_refuses_is_an_obstacle_that_auto_goes_around(monkeypatch):
+    monkeypatch.setattr(nvrtc, "_driver", RefusingDriver)
+    monkeypatch.setattr(nvrtc, "_kept_or_made", lambda name, make: b"code")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
+    monkeypatch.setattr(torch, "zeros", lambda *_, **__: None)
+    monkeypatch.setattr(nvrtc, "missing", lambda: None)
+    monkeypatch.setattr(torch.version, "hip", None)
+    lstm_persistent._room.cache_clear()
+    nvrtc._kernel.cache_clear()
+    reason = lstm_persistent.supported(torch.device("cuda", 0), 400)
+    lstm_persistent._room.cache_clear()
+    assert reason.startswith(
+        "cluster_room.cu: does not load (CUDA, loading: unknown (error 222)); update the NVIDIA"
+    )
+
+
 @pytest.mark.gpu
 def test_a_gpu_says_how_many_clusters_it_runs():
     if torch.cuda.get_device_capability() < (9, 0):
         pytest.skip("clusters are of Hopper and later")
-    from drill.kernels.lstm_persistent import _room
-
-    processors, clusters = _room(0)
+    processors, clusters = lstm_persistent._room(0)
     assert processors // 4 - 6 <= clusters <= processors // 4

@@ -63,7 +63,20 @@ def stand_in(device="cuda:0", dtype=torch.float32, contiguous=True):
 def test_what_it_cannot_change_is_said(tensors, reason, monkeypatch):
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(nvrtc, "missing", lambda: None)
+    monkeypatch.setattr(module, "_not_compiled", lambda device: None)
     assert supported(tensors) == reason
+
+
+def test_kernels_that_do_not_compile_are_no_step(monkeypatch):
+    def compiled(source, name, *_):
+        raise nvrtc.CompileError(f"{source.name}: does not load (CUDA, loading: no)")
+
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(nvrtc, "missing", lambda: None)
+    monkeypatch.setattr(module, "compiled", compiled)
+    module._not_compiled.cache_clear()
+    assert supported([stand_in()]) == "sgd_step.cu: does not load (CUDA, loading: no)"
+    module._not_compiled.cache_clear()
 
 
 def test_without_nvrtc_the_optimiser_of_torch_steps(monkeypatch):

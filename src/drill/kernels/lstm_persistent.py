@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from drill.kernels import nvrtc
-from drill.kernels.nvrtc import Kernel, compiled
+from drill.kernels.lstm_parameters import Weights
+from drill.kernels.nvrtc import CompileError, DriverError, Kernel, compiled
 
 SOURCE = Path(__file__).with_name("lstm_persistent.cu")
 ROOM_SOURCE = Path(__file__).with_name("cluster_room.cu")
@@ -102,17 +103,24 @@ def _shapes(hidden: int, most_blocks: int) -> Iterator[Shape]:
 
 def layout_on(device: torch.device, hidden: int) -> Layout | None:
     """``layout`` with the sizes of a Hopper GPU."""
-    return layout(hidden, *_room(device.index or 0))
+    room = _room(device.index or 0)
+    return None if isinstance(room, str) else layout(hidden, *room)
 
 
 @cache
-def _room(index: int) -> tuple[int, int]:
-    """Multiprocessors, and clusters of four blocks that each have one for themselves."""
+def _room(index: int) -> tuple[int, int] | str:
+    """Multiprocessors, and clusters of four blocks that each have one for themselves.
+
+    Or why nothing can be compiled and loaded there that would use them.
+    """
     device = torch.device("cuda", index)
-    with torch.cuda.device(index):
-        kernel = compiled(ROOM_SOURCE, "cluster_of_four", {}, SHARED, device)
-        processors = torch.cuda.get_device_properties(index).multi_processor_count
-        return processors, kernel.clusters_at_once(processors // CLUSTER * CLUSTER, 256)
+    try:
+        with torch.cuda.device(index):
+            kernel = compiled(ROOM_SOURCE, "cluster_of_four", {}, SHARED, device)
+            processors = torch.cuda.get_device_properties(index).multi_processor_count
+            return processors, kernel.clusters_at_once(processors // CLUSTER * CLUSTER, 256)
+    except (CompileError, DriverError) as error:
+        return str(error)
 
 
 def supported(device: torch.device, hidden: int) -> str | None:
@@ -123,9 +131,11 @@ def supported(device: torch.device, hidden: int) -> str | None:
         return "it needs a Hopper GPU (clusters of blocks), compute capability 9"
     if obstacle := nvrtc.missing():
         return obstacle
-    if layout_on(device, hidden) is None:
-        processors, _ = _room(device.index or 0)
-        return f"hidden size {hidden} does not fit the registers of {processors} multiprocessors"
+    room = _room(device.index or 0)
+    if isinstance(room, str):
+        return room
+    if layout(hidden, *room) is None:
+        return f"hidden size {hidden} does not fit the registers of {room[0]} multiprocessors"
     return None
 
 
@@ -214,7 +224,7 @@ class PersistentLstm(torch.autograd.Function):
         padded = shapes.hidden
         # On the device: a seed drawn on the host would be the same in every replay of a graph.
         seed = torch.randint(2**62, (1,), device=device) if drop > 0.0 else None
-        weights = (w_ih, w_hh, b_ih, b_hh)
+        weights = Weights(w_ih, w_hh, b_ih, b_hh)
         made = prepare(
             weights,
             h0,
@@ -239,7 +249,7 @@ class PersistentLstm(torch.autograd.Function):
             ctx.save_for_backward(inputs, made.w_ih, made.w_hh, made.w_hh_t, gates, h, c, seed)
         ctx.shape, ctx.drop, ctx.hidden = shapes.backward, drop, hidden
         # Not saved, whose later change would be refused: nothing reads their values any more.
-        ctx.like = [torch.empty_like(weight, device="meta") for weight in weights]
+        ctx.like = Weights(*(torch.empty_like(each, device="meta") for each in weights))
         ctx.dtypes = (x.dtype, h0.dtype, c0.dtype)
         ctx.set_materialize_grads(False)
         return h[1:], c[steps, :, :hidden].clone()

@@ -8,7 +8,8 @@ import hashlib
 import logging
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,11 @@ logger = logging.getLogger("drill")
 
 
 class CompileError(RuntimeError):
-    """CUDA source that does not compile here."""
+    """CUDA source that does not compile here, or that the driver does not load."""
+
+
+class DriverError(RuntimeError):
+    """What the NVIDIA driver refuses."""
 
 
 Argument = Tensor | int | ctypes.Structure | ctypes.c_float
@@ -117,25 +122,47 @@ def _kernel(
     options += [f"-D{key}={value}" for key, value in defines]
     text = source.read_bytes()
     key = hashlib.sha256("\0".join([*options, str(torch.version.cuda)]).encode() + text).hexdigest()
-    kept = cubin_folder() / f"{key}.cubin"
-    cubin = _kept(kept)
-    if cubin is None:
-        cubin = _compile(text, options, source.name)
-        _keep(kept, cubin)
+    cubin = _kept_or_made(f"{key}.cubin", lambda: _compile(text, options, source.name))
     torch.cuda.init()
     with torch.cuda.device(index):
         torch.zeros(1, device="cuda")  # the module loads into the context that torch has made
-        module, function = ctypes.c_void_p(), ctypes.c_void_p()
-        _check(_driver().cuModuleLoadData(ctypes.byref(module), cubin), "loading")
-        found = _driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode())
-        _check(found, f"finding {name}")
-        return Kernel(function, shared)
+        try:
+            return _loaded(cubin, name, shared)
+        except DriverError as error:
+            raise CompileError(
+                f"{source.name}: does not load ({error}); update the NVIDIA driver, or install a "
+                f"PyTorch of an older CUDA than {torch.version.cuda}"
+            ) from error
 
 
-def cubin_folder() -> Path:
-    """``XDG_CACHE_HOME/drill/kernels``, by default below ``~/.cache``."""
+def _loaded(cubin: bytes, name: str, shared: int) -> Kernel:
+    module, function = ctypes.c_void_p(), ctypes.c_void_p()
+    _check(_driver().cuModuleLoadData(ctypes.byref(module), cubin), "loading")
+    found = _driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode())
+    _check(found, f"finding {name}")
+    return Kernel(function, shared)
+
+
+def cubin_folder() -> Path | None:
+    """``XDG_CACHE_HOME/drill/kernels``, by default below ``~/.cache``; None for no home."""
     root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "drill" / "kernels"
+    try:
+        return (Path(root) if root else Path.home() / ".cache") / "drill" / "kernels"
+    except RuntimeError:  # what pathlib says of a user without one
+        return None
+
+
+def _kept_or_made(name: str, make: Callable[[], bytes]) -> bytes:
+    """The file ``name`` of the folder, made and kept where it is not there."""
+    folder = cubin_folder()
+    if folder is None:
+        _tell_of_the_folder("~/.cache", "this user has no home")
+        return make()
+    content = _kept(folder / name)
+    if content is None:
+        content = make()
+        _keep(folder / name, content)
+    return content
 
 
 def _kept(path: Path) -> bytes | None:
@@ -152,14 +179,27 @@ def _kept(path: Path) -> bytes | None:
 
 
 def _keep(path: Path, content: bytes) -> None:
-    """With its digest, whole or not at all; a folder that cannot be written costs compiling."""
+    """With its digest, whole or not at all; where that cannot be, the log says what it costs."""
     beside = path.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         beside.write_bytes(hashlib.sha256(content).digest() + content)
         os.replace(beside, path)
-    except OSError:
-        beside.unlink(missing_ok=True)
+    except OSError as error:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+        _tell_of_the_folder(str(path.parent), error.strerror or str(error))
+
+
+@cache
+def _tell_of_the_folder(folder: str, reason: str) -> None:
+    """Once, not for every kernel."""
+    logger.warning(
+        "%s: compiled kernels cannot be kept there (%s), so every start compiles them again, half "
+        "a minute; set XDG_CACHE_HOME to a folder that can be written",
+        folder,
+        reason,
+    )
 
 
 def _compile(source: bytes, options: Sequence[str], name: str) -> bytes:
@@ -175,7 +215,11 @@ def _compile(source: bytes, options: Sequence[str], name: str) -> bytes:
             compiler.nvrtcGetProgramLogSize(program, ctypes.byref(size))
             log = ctypes.create_string_buffer(size.value)
             compiler.nvrtcGetProgramLog(program, log)
-            raise CompileError(f"{name} with {' '.join(options)}: {log.value.decode()}")
+            raise CompileError(
+                f"{name}: NVRTC of CUDA {torch.version.cuda} does not compile it with "
+                f"{' '.join(options)} ({' '.join(log.value.decode().split())}); install a PyTorch "
+                "whose CUDA knows this GPU"
+            )
         size = ctypes.c_size_t()
         compiler.nvrtcGetCUBINSize(program, ctypes.byref(size))
         cubin = ctypes.create_string_buffer(size.value)
@@ -206,4 +250,4 @@ def _check(result: int, what: str) -> None:
         text = ctypes.c_char_p()
         _driver().cuGetErrorString(result, ctypes.byref(text))
         reason = text.value.decode() if text.value else "unknown"
-        raise RuntimeError(f"CUDA, {what}: {reason} (error {result})")
+        raise DriverError(f"CUDA, {what}: {reason} (error {result})")

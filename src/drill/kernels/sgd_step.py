@@ -8,6 +8,7 @@ times. For float32 on an NVIDIA GPU.
 
 import ctypes
 from collections.abc import Sequence
+from functools import cache
 from itertools import accumulate
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from drill.kernels import nvrtc
-from drill.kernels.nvrtc import compiled
+from drill.kernels.nvrtc import CompileError, Kernel, compiled
 
 SOURCE = Path(__file__).with_name("sgd_step.cu")
 MOST = 96  # tensors of a launch: their addresses are its arguments
@@ -48,7 +49,22 @@ def supported(tensors: Sequence[Tensor]) -> str | None:
             return f"parameters are not all float32, one is {tensor.dtype}"
         if not tensor.is_contiguous():
             return f"the entries of a parameter {tuple(tensor.shape)} are not in order in memory"
-    return nvrtc.missing()
+    return nvrtc.missing() or _not_compiled(tensors[0].device)
+
+
+@cache
+def _not_compiled(device: torch.device) -> str | None:
+    """Why the kernels do not compile or load there; None where they do, now and from now on."""
+    try:
+        for name in ("squares", "update"):
+            _kernel(name, device)
+    except CompileError as error:
+        return str(error)
+    return None
+
+
+def _kernel(name: str, device: torch.device) -> Kernel:
+    return compiled(SOURCE, name, {"MOST": MOST}, 0, device)
 
 
 def sgd_step(
@@ -80,14 +96,13 @@ def sgd_step(
     blocks = [max(1, min(table.first[table.count], most)) for table in tables]
     parts = sum(blocks)
     partial = torch.empty(parts, dtype=torch.float32, device=device)
-    defines = {"MOST": MOST}
     with torch.cuda.device_of(weights[0]):
         if clip is not None:
-            squares = compiled(SOURCE, "squares", defines, 0, device)
+            squares = _kernel("squares", device)
             starts = accumulate(blocks[:-1], initial=0)
             for table, count, start in zip(tables, blocks, starts, strict=True):
                 squares(count, THREADS, [table, partial[start:]], together=False)
-        update = compiled(SOURCE, "update", defines, 0, device)
+        update = _kernel("update", device)
         amounts = [ctypes.c_float(clip or 0.0), ctypes.c_float(decay)]
         for table, count in zip(tables, blocks, strict=True):
             update(count, THREADS, [table, partial, parts, numbers, *amounts], together=False)
