@@ -8,11 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from drill import checkpoint, training
 from drill.checkpoint import CheckpointError
+from drill.divergence import Diverged
+from drill.evaluation.perplexity import Perplexity
+from drill.evaluation.stalls import Stalled
+from drill.kernels import lstm_persistent
 from drill.run_folder import RunFolder, RunFolderError
-from drill.training import Diverged
 from tests.tiny_runs import RULES, after, all_of, rows, small_model, small_run, unlike, weights
 
 # -- numbers that are none ------------------------------------------------------------------------
@@ -105,15 +109,64 @@ def test_a_rate_that_is_too_high_ends_in_the_sentence(tmp_path):
         small_run(tmp_path, rule=rule, save_every=0.0)
 
 
+NO_NUMBER = pytest.mark.parametrize(
+    "fault",
+    [FloatingPointError("perplexity: the loss is NaN"), Stalled("perplexity: it waited in vain")],
+    ids=lambda fault: type(fault).__name__,
+)
+
+
+@NO_NUMBER
 def test_a_validation_that_is_no_number_though_the_weights_are_ends_in_a_sentence(
-    tmp_path, monkeypatch
+    tmp_path, monkeypatch, fault
 ):
     def score(*_: object, **__: object) -> None:
-        raise FloatingPointError("perplexity: the loss is NaN for 3 of 9 tokens")
+        raise fault
 
     monkeypatch.setattr(training, "perplexity", score)
-    with pytest.raises(Diverged, match="the validation after epoch 1: perplexity: the loss is NaN"):
+    with pytest.raises(Diverged, match=f"the validation after epoch 1: {fault}"):
         small_run(tmp_path)
+
+
+@NO_NUMBER
+def test_a_test_that_is_no_number_ends_in_a_sentence_and_can_be_made_again(
+    tmp_path, monkeypatch, fault
+):
+    folder, score = RunFolder(tmp_path / "run"), training.perplexity
+    small_run(tmp_path / "whole")
+
+    def broken(model: nn.Module, columns: Tensor, **options: object) -> Perplexity:
+        if columns.shape[1] == 1:  # as the test text is laid out
+            raise fault
+        return score(model, columns, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "perplexity", broken)
+        with pytest.raises(Diverged) as caught:
+            small_run(folder.path)
+    assert str(caught.value) == (
+        f"the test of the best weights, {folder.best}: {fault}; the same command tests them again"
+    )
+    assert folder.test_row() is None
+    small_run(folder.path)
+    assert unlike(all_of(folder.path), all_of(tmp_path / "whole")) == []
+
+
+def test_a_kernel_that_waited_in_vain_is_not_blamed_on_the_rate(tmp_path, monkeypatch):
+    flag = torch.ones(1, dtype=torch.int32)
+    monkeypatch.setattr(lstm_persistent, "_flags", {0: flag})
+    sentence = poisoned(tmp_path, 15, math.nan, save_every=0.0)
+    folder = RunFolder(tmp_path)
+    assert sentence == (
+        f"{lstm_persistent.STALLED}, before step 15 of epoch 2; the last good checkpoint is "
+        f"{folder.last}; the best weights, those of epoch 1, are {folder.best}; run the same "
+        "command on a free GPU, or choose encoder.impl=cudnn under another name"
+    )
+    assert not flag.any()
+    assert "the loss became nan in epoch 2" in poisoned(tmp_path, 1, math.nan)
+    small_run(tmp_path, "deep-residual")
+    small_run(tmp_path / "whole", "deep-residual")
+    assert unlike(all_of(tmp_path), all_of(tmp_path / "whole")) == []
 
 
 def test_flags_and_parameters_are_left_in_order(tmp_path):

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 import drill.evaluation.translated as translated_module
-from drill import checkpoint, translation_training
+from drill import checkpoint, translation_testing, translation_training
 from drill.checkpoint import CheckpointError
 from drill.data import IGNORE, PairBatches
+from drill.divergence import Diverged
 from drill.evaluation.search import Decoding, encoded_once
 from drill.evaluation.translation_loss import TranslationLoss, translation_loss
 from drill.optim import AdamW
 from drill.run_folder import RunFolder, RunFolderError
-from drill.training import Diverged
 from drill.translation_position import averaged as mean_of_weights
 from drill.translation_steps import (
     backward,
@@ -259,8 +259,8 @@ def test_a_validation_inside_an_epoch_has_a_line_of_its_own(tmp_path):
 
 def test_a_validation_with_bleu_reads_its_text_once(tmp_path, monkeypatch):
     asked = []
-    real = translation_training.translation_loss
-    for module in (translation_training, translated_module):
+    real = translation_testing.translation_loss
+    for module in (translation_testing, translated_module):
         monkeypatch.setattr(
             module, "translation_loss", lambda *a, **k: asked.append(len(a[1])) or real(*a, **k)
         )
@@ -287,8 +287,8 @@ def better_means(monkeypatch):
         found = translation_loss(*arguments, **options)
         return replace(found, nll=found.nll / 2) if asked and asked.pop() else found
 
-    monkeypatch.setattr(translation_training, "averaged", averaged)
-    monkeypatch.setattr(translation_training, "translation_loss", loss)
+    monkeypatch.setattr(translation_testing, "averaged", averaged)
+    monkeypatch.setattr(translation_testing, "translation_loss", loss)
 
 
 @pytest.mark.usefixtures("better_means")
@@ -422,7 +422,7 @@ def test_a_signal_saves_and_stops(tmp_path, number):
 def test_a_finished_run_gives_its_outcome_again_without_training(tmp_path, monkeypatch):
     first = small_training(tmp_path, average=2)
     before = all_of(tmp_path)
-    for name in ("backward", "translation_loss", "translated"):  # nothing is trained or measured
+    for name in ("backward", "validated", "tested"):  # nothing is trained or measured
         monkeypatch.setattr(translation_training, name, None)
     again = small_training(tmp_path, average=2)
     assert again.test.scores == first.test.scores
@@ -461,6 +461,30 @@ def test_a_loss_that_is_no_number_ends_the_run_with_the_last_good_checkpoint(tmp
         for tensor in weights(tmp_path / "last/checkpoint.safetensors").values()
         if tensor.is_floating_point()
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("translation_loss", "the validation after step {step}: NaN"),
+        ("best_translations", "the translations after step {step}: NaN"),
+        ("translated", "the test of the best weights in {path}: NaN; the same command tests them"),
+    ],
+)
+def test_an_evaluation_that_is_no_number_ends_in_a_sentence(tmp_path, monkeypatch, name, sentence):
+    small_training(tmp_path / "whole", bleu_every=1, epochs=1)
+    step = rows(tmp_path / "whole")[0]["step"]
+
+    def score(*_: object, **__: object) -> None:
+        raise FloatingPointError("NaN")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(translation_testing, name, score)
+        with pytest.raises(Diverged) as caught:
+            small_training(tmp_path / "run", bleu_every=1, epochs=1)
+    assert str(caught.value).startswith(sentence.format(step=step, path=tmp_path / "run"))
+    small_training(tmp_path / "run", bleu_every=1, epochs=1)
+    assert unlike(all_of(tmp_path / "run"), all_of(tmp_path / "whole")) == []
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,10 @@ from drill.recipes import (
     stands_alone,
 )
 from drill.signatures import NONE, fits_kind, in_words, with_defaults, with_name
-from drill.training import check_options, train
-from drill.translation_training import check_translation_options, train_translator
+from drill.training import train
+from drill.training_options import check_options
+from drill.translation_options import check_translation_options
+from drill.translation_training import train_translator
 
 OVER = "over"  # the layer that a wrapping layer wraps
 START = "start"  # a run whose best weights are the first ones

@@ -17,6 +17,7 @@ from drill.data import EOS, UNK, Vocabulary
 from drill.encoders.base import State
 from drill.evaluation.perplexity import evaluating
 from drill.evaluation.scoring import Scored, check_vocabulary, score, unknown_words
+from drill.evaluation.stalls import refuse_stall
 from drill.layers import MatrixLayer, OutputLayer, SampledSoftmax
 from drill.layers.base import head_log_probs
 from drill.models import LanguageModel
@@ -82,6 +83,7 @@ def generate(
         if forbidden is not None:
             scores[forbidden] = -math.inf
         if np.isnan(scores).any():
+            refuse_stall("generate")
             raise FloatingPointError(
                 "generate: the model gives NaN for a probability; look at its weights"
             )

@@ -5,11 +5,9 @@ hidden state; then it validates and keeps the best weights. Every so often all o
 that a run which was killed goes on as if nothing had happened.
 """
 
-import math
 import time
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from drill.checkpoint import load_into
 from drill.data import Ids, columns, sequence_lengths, training_segments
+from drill.divergence import best_kept, diverged_if_nan, finite, refuse_damaged
 from drill.evaluation.perplexity import Perplexity, perplexity
 from drill.interrupts import Interrupts
-from drill.kernels.lstm_persistent import STALLED, take_stall
 from drill.layers import MatrixLayer, MixtureOfSoftmaxes, SampledSoftmax
 from drill.models import LanguageModel
 from drill.optim import NonMonotone, Rule
@@ -30,17 +28,14 @@ from drill.position import Position, restore, save
 from drill.precision import Precision, products
 from drill.progress import Progress, Speed
 from drill.run_folder import RunFolder
-from drill.standing import Limits, Standing, cut_metrics, keep_best
+from drill.standing import Limits, cut_metrics
 from drill.steps import Glance, steps
+from drill.training_options import check_options
 from drill.translator import Translator
 
 SHOW_EVERY = 0.5  # seconds between two looks at the loss
 READ_AT_ONCE = 512  # rows of a text that a GPU evaluates; the result does not depend on it
 AGREE_EVERY = 20  # steps between two agreements of several processes on saving and stopping
-
-
-class Diverged(RuntimeError):
-    """The loss is no longer a number; the last good checkpoint is on disk."""
 
 
 @dataclass(frozen=True)
@@ -211,9 +206,11 @@ def train(
         test: Perplexity | None = None
         if at.best is not None and world.first:
             load_into(model, folder.best)
-            test = perplexity(model, test_columns, bptt=read_at_once, autocast=autocast)
+            again = "; the same command tests them again"
+            with diverged_if_nan(f"the test of the best weights, {folder.best}", again):
+                test = perplexity(model, test_columns, bptt=read_at_once, autocast=autocast)
             at.tick()
-            folder.append(at.test_row(test))
+            folder.append_test(at.test_row(test))
         test = world.from_first(test)
         return Outcome(True, at.epochs(), at.best_epoch, at.best, test, at.elapsed)
 
@@ -238,11 +235,11 @@ def _validate(
 ) -> dict[str, Any]:
     """Keep the weights if they are the best so far; gives the epoch's line of metrics."""
     averaged = rule.averaging
+    scores: Perplexity | None = None
     with rule.evaluated():
-        try:
-            scores = perplexity(model, valid, bptt=rows, autocast=autocast) if world.first else None
-        except FloatingPointError as error:  # of finite parameters: those were looked at before
-            raise Diverged(f"the validation after epoch {at.epoch}: {error}") from None
+        if world.first:
+            with diverged_if_nan(f"the validation after epoch {at.epoch}"):
+                scores = perplexity(model, valid, bptt=rows, autocast=autocast)
         scores = world.from_first(scores)
         better = at.offer(scores, model)
     at.tick()
@@ -274,47 +271,6 @@ def wrapped(model: LanguageModel | Translator, world: World) -> nn.Module:
     return DistributedDataParallel(model, find_unused_parameters=unused)
 
 
-@contextmanager
-def best_kept(at: Standing, folder: RunFolder, world: World) -> Iterator[None]:
-    """Training that diverges inside loses none of the best weights."""
-    try:
-        yield
-    except Diverged:
-        if world.first:
-            keep_best(at, folder)
-        raise
-
-
-def finite(loss: float, at: Standing, rule: Rule, folder: RunFolder) -> float:
-    """``loss``, or Diverged where training cannot go on from it."""
-    if math.isfinite(loss):
-        return loss
-    last = (
-        f"the last good checkpoint is {folder.last}"
-        if folder.last.exists()
-        else "no checkpoint was due before that"
-    )
-    if at.best is not None:
-        of = f"those of epoch {at.best_epoch}" if at.best_epoch else "those it began with"
-        last += f"; the best weights, {of}, are {folder.best}"
-    if take_stall():
-        raise Diverged(
-            f"{STALLED}, before step {at.step} of epoch {at.epoch}; {last}; run the same command "
-            "on a free GPU, or choose encoder.impl=cudnn under another name"
-        )
-    raise Diverged(
-        f"the loss became {loss} in epoch {at.epoch}, before step {at.step}, at lr {rule.now:g}; "
-        f"{last}; train under another name with a lower rate, for example "
-        f"--set optimizer.lr={rule.lr / 2:g}"
-    )
-
-
-def refuse_damaged(at: Standing, model: nn.Module, rule: Rule, folder: RunFolder) -> None:
-    """No checkpoint may hold what no training comes back from."""
-    norms = torch._foreach_norm([p.detach() for p in model.parameters()])
-    finite(float(torch.stack([norm.float() for norm in norms]).sum() + at.nll), at, rule, folder)
-
-
 def _checksum(ids: Ids) -> int:
     found = 0
     for split in ids:
@@ -325,43 +281,3 @@ def _checksum(ids: Ids) -> int:
 def widest(device: torch.device) -> torch.dtype:
     """For sums over many steps."""
     return torch.float32 if device.type == "mps" else torch.float64
-
-
-def check_options(
-    *,
-    epochs: int,
-    max_minutes: float | None,
-    batch_size: int,
-    bptt: int,
-    seed: int,
-    length_seed: int | None,
-    length_cap: int | None,
-    micro_batch: int | None,
-    valid_batch_size: int,
-    test_batch_size: int,
-    patience: int | None,
-    save_every: float,
-    **_: object,
-) -> None:
-    """Refuse what ``train`` could not use; it says so before anything is read."""
-    counted = {
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "bptt": bptt,
-        "length_cap": length_cap,
-        "micro_batch": micro_batch,
-        "valid_batch_size": valid_batch_size,
-        "test_batch_size": test_batch_size,
-    }
-    for name, count in counted.items():
-        if count is not None and count < 1:
-            raise ValueError(f"{name} is at least 1, not {count}")
-    for name, drawn in {"seed": seed, "length_seed": length_seed}.items():
-        if drawn is not None and not 0 <= drawn < 2**32:
-            raise ValueError(f"{name} lies in 0 to 2**32 - 1, not {drawn}")
-    if max_minutes is not None and not max_minutes > 0.0:
-        raise ValueError(f"max_minutes is a positive number, not {max_minutes}")
-    if patience is not None and patience < 0:
-        raise ValueError(f"patience is at least 0, not {patience}")
-    if not save_every >= 0.0:
-        raise ValueError(f"save_every is at least 0 seconds, not {save_every}")

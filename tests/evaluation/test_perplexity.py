@@ -9,7 +9,6 @@ import torch
 from drill.data import DataError, columns
 from drill.evaluation import Perplexity, perplexity, token_losses
 from drill.evaluation.perplexity import TOKENS_PER_LOSS
-from drill.kernels import lstm_persistent
 from drill.layers import StaleLabels
 from tests.evaluation.models import bits, every_layer, language_model, plain_losses, text
 from tests.layers.table import V
@@ -170,38 +169,6 @@ def test_an_impossible_token_makes_the_perplexity_infinite():
 
 def test_a_loss_beyond_the_floats_is_infinite_and_no_traceback():
     assert Perplexity(nll=2000.0, tokens=1, columns=1).perplexity == math.inf
-
-
-def test_nan_of_a_kernel_that_waited_in_vain_says_so_once(monkeypatch):
-    model, ids = language_model(), text(50)
-    with torch.no_grad():
-        model.encoder.embedding.weight.fill_(torch.nan)
-    flag = torch.ones(1, dtype=torch.int32)
-    monkeypatch.setattr(lstm_persistent, "_flags", {0: flag})
-    with pytest.raises(FloatingPointError, match="waited in vain for room on the GPU: others fill"):
-        perplexity(model, ids)
-    assert not flag.any()
-    with pytest.raises(FloatingPointError, match="parameters are not finite"):
-        perplexity(model, ids)
-
-
-@pytest.mark.gpu
-def test_a_stall_on_a_gpu_is_told():
-    reason = lstm_persistent.supported(torch.device("cuda", 0), 6)
-    if reason:
-        pytest.skip(reason)
-    model, ids = language_model("tied", torch.float32).cuda(), text(200)
-    sound = perplexity(model, ids, autocast=torch.bfloat16)
-    held = model.encoder.embedding.weight.detach().clone()
-    with torch.no_grad():
-        model.encoder.embedding.weight.fill_(torch.nan)  # as a launch that gives up makes it
-    lstm_persistent.stalled_flag(0).fill_(1)
-    with pytest.raises(FloatingPointError, match="waited in vain"):
-        perplexity(model, ids, autocast=torch.bfloat16)
-    assert not lstm_persistent.stalled()
-    with torch.no_grad():
-        model.encoder.embedding.weight.copy_(held)
-    assert perplexity(model, ids, autocast=torch.bfloat16) == sound
 
 
 def test_nan_raises_and_says_where_and_why():

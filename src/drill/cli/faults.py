@@ -5,21 +5,25 @@ import torch
 from drill.checkpoint import CheckpointError
 from drill.data import DataError
 from drill.data.files import NotWritten
+from drill.divergence import Diverged
+from drill.evaluation.stalls import Stalled
 from drill.graphs import CaptureError
+from drill.kernels.nvrtc import CompileError
 from drill.recipes import SettingsError
 from drill.report.runs import ReportError
 from drill.run_folder import RunFolderError
-from drill.training import Diverged
 
 USER_ERRORS = (
     CaptureError,
     CheckpointError,
+    CompileError,
     DataError,
     Diverged,
     NotWritten,
     ReportError,
     RunFolderError,
     SettingsError,
+    Stalled,
 )
 """They say it themselves."""
 

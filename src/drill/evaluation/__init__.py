@@ -15,6 +15,7 @@ from drill.evaluation.search import (
     greedy,
     sample,
 )
+from drill.evaluation.stalls import Stalled
 
 __all__ = [
     "Cell",
@@ -25,6 +26,7 @@ __all__ = [
     "Scores",
     "Search",
     "StaleStatistics",
+    "Stalled",
     "Statistics",
     "beam_search",
     "cache_perplexity",

@@ -18,7 +18,7 @@ from drill.evaluation.fingerprint import text_fingerprint
 from drill.evaluation.gradients import GradientReader, Statistics, trained
 from drill.evaluation.grid import Cell, Search, Settings, grid
 from drill.evaluation.perplexity import Perplexity, Progress, Text, one_column
-from drill.kernels.lstm_persistent import STALLED, take_stall
+from drill.evaluation.stalls import refuse_stall
 from drill.models import LanguageModel
 from drill.precision import current_precision
 
@@ -156,9 +156,8 @@ def dynamic_search(
 
 
 def _look(total: float, tokens: int, lr: float) -> None:
-    if math.isnan(total) and take_stall():
-        raise FloatingPointError(f"dynamic_perplexity: {STALLED}; evaluate on a free GPU")
     if math.isnan(total):
+        refuse_stall("dynamic_perplexity")
         raise FloatingPointError(
             f"dynamic_perplexity: the loss is NaN within the first {tokens} tokens, so the weights "
             f"have run away; take a smaller lr than {lr}"

@@ -18,6 +18,7 @@ from drill.data import DataError, Segment, evaluation_segments
 from drill.data.files import read_bytes, write_whole
 from drill.evaluation.fingerprint import text_fingerprint, weights_fingerprint
 from drill.evaluation.perplexity import Progress, Text, laid_out
+from drill.evaluation.stalls import refuse_stall
 from drill.graphs import Graphs
 from drill.layers import MatrixLayer, MixtureOfSoftmaxes
 from drill.models import LanguageModel
@@ -143,6 +144,7 @@ def gradient_statistics(
                 progress((segment.start + segment.length) * data.shape[1], data[1:].numel())
     roots = torch._foreach_sqrt(torch._foreach_div(squares, len(segments)))
     if not torch.stack([root.mean() for root in roots]).mean() > 0:  # NaN fails too
+        refuse_stall("gradient_statistics")
         raise ValueError(
             "gradient_statistics: every gradient is 0 or one is NaN, so steps have no measure; "
             "look at the weights and at the text"

@@ -55,7 +55,8 @@ def grid(
 
     ``key`` names all that the results depend on beside the settings of a point: weights, text,
     and so on. A file serves several keys, so it never gives a result of something else and never
-    loses one. A point whose evaluation raises FloatingPointError counts as diverged.
+    loses one. A point whose evaluation raises FloatingPointError counts as diverged; Stalled says
+    nothing about a point, so it ends the search, and a restart goes on there.
     ``tokens`` is how many a point predicts; ``report`` sees each cell, also those from the file.
     """
     if not points:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from drill.data import DataError, columns, evaluation_segments, inputs_and_targets
-from drill.kernels.lstm_persistent import STALLED, take_stall
+from drill.evaluation.stalls import refuse_stall
 from drill.models import LanguageModel
 
 Text = NDArray[Any] | Tensor
@@ -205,12 +205,11 @@ def lower_precision(
 
 
 def refuse_nan(name: str, model: nn.Module, losses: Tensor) -> None:
-    """FloatingPointError where one of the losses (rows, B) is NaN."""
+    """FloatingPointError, or Stalled, where one of the losses (rows, B) is NaN."""
     wrong = losses.isnan()
     if not wrong.any():
         return
-    if take_stall():
-        raise FloatingPointError(f"{name}: {STALLED}; evaluate on a free GPU, or with impl cudnn")
+    refuse_stall(name)
     row, column = (int(place) for place in wrong.nonzero()[0])
     parameters = dict(model.named_parameters())
     broken = [key for key, value in parameters.items() if not value.isfinite().all()]

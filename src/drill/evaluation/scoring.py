@@ -16,6 +16,7 @@ from torch import Tensor
 
 from drill.data import EOS, UNK, DataError, Vocabulary
 from drill.evaluation.perplexity import evaluating
+from drill.evaluation.stalls import refuse_stall
 from drill.models import LanguageModel
 
 TOKENS_PER_BATCH = 4096
@@ -112,6 +113,7 @@ def _scored(
         # All of a block before the first is handed out: in between, the model is the caller's.
         for line, found in zip(block, _log_probs(model, block), strict=True):
             if any(map(math.isnan, found)):
+                refuse_stall(f"score: line {line.number}")
                 raise FloatingPointError(
                     f"score: line {line.number}: the model gives NaN for a probability; look at "
                     "its weights"

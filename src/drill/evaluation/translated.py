@@ -39,7 +39,8 @@ def translated(
     ``language`` is that of the target: BLEU over tokenised text needs its rules, and is left out
     where there are none.
     """
-    fit = translation_loss(model, pairs, autocast=search.autocast)
+    most = 2 * search.batch_tokens  # by default what the loss takes alone; less bounds it too
+    fit = translation_loss(model, pairs, max_tokens=most, autocast=search.autocast)
     hypotheses = best_translations(model, subwords, text.source, search, progress)
     known = language in LANGUAGES
     scores = corpus_scores(
@@ -56,10 +57,12 @@ def best_translations(
     search: Search,
     progress: Progress | None = None,
 ) -> list[str]:
-    """The best translation of every line."""
-    best = []
-    for done, found in enumerate(translate(model, subwords, lines, search), start=1):
+    """The best translation of every line; ``progress`` may end it by an exception."""
+    best: list[str] = []
+    if progress is not None:
+        progress(0, len(lines))
+    for found in translate(model, subwords, lines, search):
         best.append(found[0].text)
         if progress is not None:
-            progress(done, len(lines))
+            progress(len(best), len(lines))
     return best

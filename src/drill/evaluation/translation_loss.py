@@ -6,6 +6,7 @@ M counts every target token and one ``<end>`` a sentence. No label smoothing: it
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -38,19 +39,24 @@ def translation_loss(
     *,
     max_tokens: int = 8192,
     autocast: torch.dtype | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> TranslationLoss:
     """The loss of all ``pairs``, nothing dropped; the model comes back in the mode it was in.
 
     ``max_tokens`` bounds a batch, which changes the time and not the result; a longer pair has a
-    batch of its own. NaN raises FloatingPointError.
+    batch of its own. ``progress`` is called with the pairs that are read and with all there are.
+    NaN raises FloatingPointError.
     """
     longest = max(int(side.max(initial=0)) + 1 for side in pairs.lengths)
     batches = PairBatches(pairs, max(max_tokens, longest))
     device = next(model.parameters()).device
     total = torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64)
-    total, tokens = total.to(device), 0
+    total, tokens, done = total.to(device), 0, 0
     with evaluating(model), lower_precision(device, autocast), model.layer.cached_labels():
         for batch in batches.epoch(0):
+            if progress is not None:
+                progress(done, len(pairs))
+            done += len(batch.indices)
             total += model.loss(
                 batch.source.to(device),
                 batch.target_in.to(device),

@@ -1,0 +1,41 @@
+"""What `[training]` of a language model may say; it is checked before anything is read."""
+
+
+def check_options(
+    *,
+    epochs: int,
+    max_minutes: float | None,
+    batch_size: int,
+    bptt: int,
+    seed: int,
+    length_seed: int | None,
+    length_cap: int | None,
+    micro_batch: int | None,
+    valid_batch_size: int,
+    test_batch_size: int,
+    patience: int | None,
+    save_every: float,
+    **_: object,
+) -> None:
+    """Refuse what ``train`` could not use; it says so before anything is read."""
+    counted = {
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "bptt": bptt,
+        "length_cap": length_cap,
+        "micro_batch": micro_batch,
+        "valid_batch_size": valid_batch_size,
+        "test_batch_size": test_batch_size,
+    }
+    for name, count in counted.items():
+        if count is not None and count < 1:
+            raise ValueError(f"{name} is at least 1, not {count}")
+    for name, drawn in {"seed": seed, "length_seed": length_seed}.items():
+        if drawn is not None and not 0 <= drawn < 2**32:
+            raise ValueError(f"{name} lies in 0 to 2**32 - 1, not {drawn}")
+    if max_minutes is not None and not max_minutes > 0.0:
+        raise ValueError(f"max_minutes is a positive number, not {max_minutes}")
+    if patience is not None and patience < 0:
+        raise ValueError(f"patience is at least 0, not {patience}")
+    if not save_every >= 0.0:
+        raise ValueError(f"save_every is at least 0 seconds, not {save_every}")
