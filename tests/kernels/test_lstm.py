@@ -9,7 +9,7 @@ from drill.kernels import lstm as module
 from drill.kernels import lstm_persistent, nvrtc
 from drill.kernels.lstm import Weights, choose, in_one_buffer, in_words, lie_together, lstm
 from drill.kernels.lstm_persistent import layout, supported
-from tests.kernels.lstm_problems import errors, problem, solve
+from tests.kernels.lstm_problems import errors, needs_hopper, problem, solve
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 3, 5), (7, 4, 6, 8)])
@@ -167,12 +167,6 @@ def test_batches_are_cut_evenly():
 # -- on a Hopper GPU ------------------------------------------------------------------------------
 
 
-def needs_hopper():
-    reason = supported(torch.device("cuda", 0), 400)
-    if reason:
-        pytest.skip(reason)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     "sizes",
@@ -285,13 +279,3 @@ def test_a_nan_with_the_bits_of_a_mark_is_not_waited_on():
     assert output[:, 1].isnan().all()
     assert output[:, [0, 2]].isfinite().all()
     assert not lstm_persistent.stalled()
-
-
-@pytest.mark.gpu
-def test_a_stall_is_told_once_and_forgotten():
-    needs_hopper()
-    x, h, c, weights, _ = problem(4, 3, 16, 64, device="cuda", dtype=torch.float32)
-    lstm_persistent.stalled_flag(x.device.index or 0).fill_(1)
-    assert lstm_persistent.take_stall()
-    assert not lstm_persistent.take_stall()
-    assert lstm(x, h, c, weights, "persistent")[0].isfinite().all()
