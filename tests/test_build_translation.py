@@ -26,6 +26,7 @@ from drill.report.ledger import read as read_ledger
 from drill.report.runs import read_run
 from drill.run_folder import RunFolder, RunFolderError
 from drill.translation import Search, Translation, translate
+from drill.translation_training import NothingTrained
 from tests.tiny_runs import all_of, interrupted_after, unlike
 from tests.tiny_translations import text
 
@@ -307,11 +308,27 @@ def test_no_time_at_all_is_told(drill):
     changes = ["data.corpus=pairs", *SMALL, "training.max_minutes=1e-9"]
     words = [word for change in changes for word in ("--set", change)]
     code, out, err = drill("train", "mt-demo", *words, "--name", "short", "--device", "cpu", "-q")
-    assert (code, out) == (0, "")
+    assert (code, out) == (1, "")
     assert err == (
-        "runs/short: its time was over before the first update; give it a larger "
-        "training.max_minutes\n"
+        "drill: runs/short: training.max_minutes ends it before its first update, so there are no "
+        "weights to test; set a larger one, or none\n"
     )
+    words[-1] = "training.max_minutes=none"
+    assert drill("train", "mt-demo", *words, "--name", "short", "--device", "cpu", "-q")[0] == 0
+
+
+def test_limits_that_end_a_run_before_its_first_validation_are_told(here, tmp_path, monkeypatch):
+    real, folder = build_translation.rule, tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(build_translation, "rule", lambda held: interrupted_after(2, real(held)))
+        assert not train_run(small(), folder, device="cpu").finished
+    before = RunFolder(folder).last.read_bytes()
+    for limit in ("updates=1", "max_minutes=1e-9"):
+        name = limit.partition("=")[0]
+        with pytest.raises(NothingTrained, match=f"training.{name} ends it before its first valid"):
+            train_run(small(f"training.{limit}"), folder, device="cpu")
+    assert RunFolder(folder).last.read_bytes() == before
+    assert train_run(small(), folder, device="cpu").finished
 
 
 def test_the_same_command_resumes(here, monkeypatch):

@@ -44,6 +44,10 @@ from drill.translator import Translator
 logger = logging.getLogger("drill")
 
 
+class NothingTrained(RuntimeError):
+    """A limit ends the run before there are weights to test."""
+
+
 @dataclass(frozen=True)
 class TranslationOutcome:
     """What a run has come to. Unfinished, it was interrupted and can go on.
@@ -91,7 +95,8 @@ def train_translator(
 
     Goes on from the last checkpoint of ``folder`` where there is one; of a run that was tested and
     is at a limit it gives what was found then. Ctrl-C and SIGTERM end the step, save and give an
-    unfinished outcome; in the test they end that, and the next life tests again.
+    unfinished outcome; in the test they end that, and the next life tests again. A limit that
+    leaves nothing to validate raises NothingTrained.
 
     epochs, updates,  limits: whichever is reached first ends the run. Schedules that run over the
     max_minutes       whole run follow that one, so max_minutes gives each layer the same time
@@ -149,6 +154,7 @@ def train_translator(
     ended = folder.test_row() if resumed and at.share(limits) >= 1.0 else None
     if ended is not None:  # nothing is measured again, and nothing written
         return _kept(at, ended, data)
+    _refuse_to_train_nothing(at, limits, folder)
     cut_metrics(at, folder, world)
     if not resumed and world.rank > 0:
         torch.manual_seed(seed + world.rank)  # every process drops other things
@@ -245,6 +251,17 @@ def train_translator(
             elapsed=at.elapsed,
             interrupted=world.largest(interrupts.asked) > 0.0,
         )
+
+
+def _refuse_to_train_nothing(at: TranslationPosition, limits: Limits, folder: RunFolder) -> None:
+    if at.best is not None or at.share(limits) < 1.0:
+        return
+    limit = "max_minutes" if at.clock >= 1.0 else "updates"
+    raise NothingTrained(
+        f"{folder.path}: training.{limit} ends it before its first "
+        f"{'validation' if at.step else 'update'}, so there are no weights to test; set a larger "
+        "one, or none"
+    )
 
 
 def _kept(

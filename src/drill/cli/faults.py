@@ -12,6 +12,7 @@ from drill.kernels.nvrtc import CompileError
 from drill.recipes import SettingsError
 from drill.report.runs import ReportError
 from drill.run_folder import RunFolderError
+from drill.translation_training import NothingTrained
 
 USER_ERRORS = (
     CaptureError,
@@ -19,6 +20,7 @@ USER_ERRORS = (
     CompileError,
     DataError,
     Diverged,
+    NothingTrained,
     NotWritten,
     ReportError,
     RunFolderError,

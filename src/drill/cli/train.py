@@ -176,12 +176,8 @@ def _print_outcome(outcome: Outcome | TranslationOutcome, folder: Path) -> None:
     if not outcome.finished:
         note(f"stopped in epoch {outcome.epoch}; all is saved, the same command goes on")
         return
-    if outcome.valid is None or outcome.test is None:
-        note(
-            f"{folder}: its time was over before the first update; give it a larger "
-            "training.max_minutes"
-        )
-        return
+    assert outcome.valid is not None
+    assert outcome.test is not None
     if isinstance(outcome, TranslationOutcome):
         tested = f"BLEU {outcome.test.scores.bleu:.2f}  exact {outcome.test.exact:.1%}"
     else:
