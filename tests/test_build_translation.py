@@ -616,6 +616,28 @@ def test_what_is_for_language_models_says_so(drill, option):
     assert f"{option}: is for language models" in err
 
 
+def test_a_run_is_recorded_with_its_words_where_neither_weights_nor_texts_are(
+    drill, here, tmp_path
+):
+    words = ("evaluate", "runs/tiny", "--split", "test", "--words", "--device", "cpu", "-q")
+    assert drill(*words)[0] == 0
+    assert drill(*words[:4], "--device", "cpu", "-q")[0] == 0  # without them, later
+    home = tmp_path / "tiny"
+    home.mkdir()
+    kept = ("metrics.jsonl", "environment.json", "recipe.toml", "evaluations.jsonl", "test.de.hyp")
+    for name in kept:
+        shutil.copy(here / "runs/tiny" / name, home / name)
+    code, _, err = drill("record", str(home), "--ledger", str(tmp_path / "ledger.jsonl"))
+    assert (code, err) == (0, "")
+    (row,) = read_ledger(tmp_path / "ledger.jsonl")
+    (found,) = (each for each in row.evaluations if each["split"] == "test")
+    run = load_translation("runs/tiny", device="cpu")
+    hypotheses = (home / "test.de.hyp").read_text().splitlines()
+    for kind, bands in accuracy_bands(run, "test", hypotheses).items():
+        assert found[f"{kind}_bands"] == [asdict(band) for band in bands]
+    assert "training.beam: 4 -> 2" in row.changes
+
+
 def test_reports_and_ledgers_take_translators(drill, here, tmp_path):
     ledger = tmp_path / "ledger.jsonl"
     code, out, err = drill("record", "runs/tiny", "--ledger", str(ledger))

@@ -13,7 +13,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from drill.checkpoint import CheckpointError, load
+from drill.checkpoint import CheckpointError, fingerprint, load
 from drill.run_folder import NO_LOCKS, RunFolder, RunFolderError
 
 ROW = {"kind": "epoch", "epoch": 1, "step": 7, "valid_loss": 1 / 3, "best": True}
@@ -312,3 +312,12 @@ def test_a_damaged_last_checkpoint_is_named_not_passed_over(folder):
     with pytest.raises(CheckpointError, match="damaged") as caught:
         folder.load_last()
     assert str(folder.last) in str(caught.value)
+
+
+@pytest.mark.parametrize("weights", ["best", "averaged"])
+def test_the_line_of_the_test_names_the_weights_it_is_of(folder, weights):
+    folder.save_best({"bias": torch.ones(3)}, {"epoch": 1})
+    folder.save_averaged({"bias": torch.zeros(3)}, {"steps": [1, 2]})
+    folder.append_test({"kind": "test", "epoch": 1, "weights": weights})
+    held = {"bias": torch.ones(3) if weights == "best" else torch.zeros(3)}
+    assert folder.test_row()["weights_fingerprint"] == fingerprint(held)

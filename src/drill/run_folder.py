@@ -167,6 +167,15 @@ class RunFolder:
             ) from None
         self._show_in_tensorboard(row)
 
+    def append_test(self, row: Mapping[str, Any]) -> None:
+        """``append`` the line that ends a run, with the fingerprint of the weights it is of.
+
+        So whoever has the lines alone, without the weights, can tell which evaluations belong to
+        this test. ``row`` says whether the weights are "averaged"; else they are the best ones.
+        """
+        tested = self.averaged if row.get("weights") == "averaged" else self.best
+        self.append({**row, "weights_fingerprint": checkpoint.fingerprint_in(tested)})
+
     def keep_evaluation(self, row: Mapping[str, Any]) -> None:
         """Add a line to ``evaluations.jsonl``, whole or not at all."""
         line = _line(row)

@@ -8,12 +8,14 @@ import os
 import re
 import sys
 import threading
+import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from drill.config import recipe
 from drill.report import ledger, read_run
 from drill.report.ledger import LedgerError, read, record
 from tests.report.folders import of_weights, write_evaluations, write_run
@@ -59,6 +61,18 @@ def test_a_row_says_what_was_measured_and_where(tmp_path):
         "fingerprint": row.fingerprint,
         "curve": [[1, 90.0, 89.97], [2, 60.5, 60.47], [3, 61.0, 60.97]],
         "lives": [],
+        "settings": {
+            "recipe": "ptb-tied",
+            "data": {"corpus": "ptb"},
+            "encoder": {"widths": [400, 1150, 1150, 400]},
+            "layer": {"name": "tied"},
+            "optimizer": {"lr": 30.0},
+            "training": {"epochs": 3, "seed": 28},
+        },
+        "changes": [
+            "encoder.widths: none -> [400, 1150, 1150, 400]",
+            "training.epochs: 500 -> 3",
+        ],
     }
     assert read(path) == [row]
 
@@ -155,13 +169,44 @@ def test_evaluations_by_other_settings_stand_beside_each_other(tmp_path):
     assert record(run, path).evaluations == [other, again]
 
 
+def test_a_row_says_what_it_changes_of_its_recipe(tmp_path):
+    """`drill train NAME --set ...` is not what the name alone says."""
+    run, path = write_run(tmp_path / "a"), tmp_path / "runs.jsonl"
+    changes = ["optimizer.lr=5e-4", "training.max_minutes=8.7", "training.seed=7"]
+    settings = recipe("europarl-tied", changes).to_toml()
+    (run / "recipe.toml").write_text(settings)
+    row = record(run, path)
+    wanted = ["optimizer.lr: 0.0007 -> 0.0005", "training.max_minutes: none -> 8.7"]
+    assert row.changes == wanted
+    assert row.settings == tomllib.loads(settings)
+    assert read(path) == [row]
+
+
+def test_of_a_recipe_of_ones_own_the_settings_alone_tell(tmp_path):
+    run, path = write_run(tmp_path / "a", recipe="mine"), tmp_path / "runs.jsonl"
+    with (run / "recipe.toml").open("a") as stream:
+        stream.write("save_every = inf\nday = 2026-01-01\n")
+    row = record(run, path)
+    assert row.changes is None
+    assert row.settings["training"]["save_every"] == "Infinity"
+    assert row.settings["training"]["day"] == "2026-01-01"
+    assert read(path) == [row]
+
+
+def test_rows_in_the_ledger_stay_readable():
+    """Those of before settings and changes too."""
+    rows = read(ROOT / "results/runs.jsonl")
+    assert rows[0].changes is None
+    assert rows[0].settings == {}
+
+
 def test_a_row_from_before_curves_and_lives_is_still_read(tmp_path):
     path = tmp_path / "runs.jsonl"
     row = record(write_run(tmp_path / "a"), path)
     held = json.loads(path.read_text())
-    del held["curve"], held["lives"]
+    del held["curve"], held["lives"], held["settings"], held["changes"]
     path.write_text(json.dumps(held) + "\n")
-    assert read(path) == [dataclasses.replace(row, curve=[])]
+    assert read(path) == [dataclasses.replace(row, curve=[], settings={}, changes=None)]
 
 
 def test_the_fingerprint_of_a_recorded_run_stays(tmp_path):

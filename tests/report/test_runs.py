@@ -6,6 +6,7 @@ import math
 import pytest
 
 from drill.report.runs import RunError, layer_name, read_run, read_runs
+from drill.run_folder import RunFolder
 from tests.report.folders import (
     epoch_row,
     of_weights,
@@ -314,6 +315,47 @@ def test_evaluations_of_weights_that_are_gone_are_left_out_with_a_remark(tmp_pat
     (remark,) = run.remarks
     assert "nobody can say whether they are of the tested weights" in remark
     assert str(best) in remark
+
+
+def test_evaluations_are_told_apart_by_the_line_of_the_test_where_no_weights_are(tmp_path):
+    """Lines are carried home from the machine that trained; weights are not."""
+    folder = write_run(tmp_path / "run")
+    own = {"kind": "cache", "split": "test", "perplexity": 70.0, **of_weights(folder)}
+    other = {**own, "weights_fingerprint": "0" * 16}
+    write_evaluations(folder, [own, other])
+    rows = RunFolder(folder).rows()
+    rows[-1]["weights_fingerprint"] = own["weights_fingerprint"]
+    write_metrics(folder, rows)
+    (folder / "best.safetensors").unlink()
+    run = read_run(folder)
+    assert run.evaluations == (own,)
+    assert len(run.remarks) == 1
+    assert "line 2 is left out, since other weights were evaluated" in run.remarks[0]
+
+
+def test_words_by_frequency_are_kept_with_their_bands(tmp_path):
+    folder = write_run(tmp_path / "run")
+    band = {"low": 0, "high": None, "types": 3, "wanted": 9, "written": 8, "matched": 5}
+    row = {"kind": "translation", "split": "test", "perplexity": 5.0, "bleu": 30.0, "beam": 4}
+    row |= of_weights(folder)
+    words = {**row, "subword_bands": [band]}
+    again = {**words, "bleu": 31.0, "seconds": 2.0}
+    wider = {**words, "beam": 8}
+    write_evaluations(folder, [words, wider, again, row])  # the last says nothing of words
+    assert read_run(folder).evaluations == (wider, again)
+
+
+@pytest.mark.parametrize("bands", [7, [7], [{"low": 0}], [{"low": 0, "high": None, "types": "3",
+                                   "wanted": 9, "written": 8, "matched": 5}]])  # fmt: skip
+def test_bands_that_hold_no_counts_are_named(tmp_path, bands):
+    folder = write_run(tmp_path / "run")
+    row = {"kind": "translation", "split": "test", "perplexity": 5.0, "word_bands": bands}
+    write_evaluations(folder, [row])
+    run = read_run(folder)
+    assert run.evaluations == ()
+    assert run.faults == (
+        f"{folder}/evaluations.jsonl: line 1 has bands without counts; it is left out",
+    )
 
 
 def test_a_damaged_evaluation_is_named(tmp_path):

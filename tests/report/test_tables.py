@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+from drill.config import recipe
 from drill.recipes import recipe_names
 from drill.report import ledger
 from drill.report.paper import FINETUNED, PAPER, PAPER_BLEU
@@ -267,3 +268,17 @@ def test_milestones_are_round_and_closer_together_near_the_best():
         assert 5 <= len(found) <= 12
         assert found == sorted(found, reverse=True)
         assert best <= found[-1] <= 1.25 * best
+
+
+def test_below_a_table_stands_what_its_runs_have_changed_of_their_recipes(tmp_path):
+    for seed in (1, 2):
+        run = write_run(tmp_path / f"seed-{seed}", seed=seed)
+        changed = recipe("ptb-tied", ["optimizer.lr=20.0", f"training.seed={seed}"])
+        (run / "recipe.toml").write_text(changed.to_toml())
+    plain = write_run(tmp_path / "plain")
+    (plain / "recipe.toml").write_text(recipe("ptb-tied").to_toml())
+    folders = [tmp_path / "seed-1", tmp_path / "seed-2", plain]
+    said = "Changed from the recipe to the run, seed-1, seed-2: optimizer.lr: 30.0 -> 20.0."
+    rows = [ledger.record(folder, tmp_path / "l.jsonl") for folder in folders]
+    for table in (runs_table(read_runs(folders)), ledger_table(rows)):
+        assert [note for note in table.notes if "Changed" in note] == [said]

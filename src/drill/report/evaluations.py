@@ -7,16 +7,21 @@ beside nothing.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, NamedTuple
 
+from drill.analysis.word_accuracy import AccuracyBand
 from drill.checkpoint import CheckpointError, fingerprint_in
 from drill.report.run_files import as_finite, as_text, read_rows
 from drill.run_folder import RunFolder
 
 ADAPTIVE = ("dynamic", "cache")  # kinds that metrics.jsonl does not have
+TRANSLATION = "translation"  # one that it has, but for which words are right
+BANDS = ("word_bands", "subword_bands")
 
 MEASURED = {"run", "kind", "split", "tokens", "loss", "perplexity", "published", "seconds"}
 MEASURED |= {"weights", "weights_epoch", "weights_step"}
+MEASURED |= {"lines", "bleu", "tokenised_bleu", "chrf", "exact", *BANDS}
 """What may differ between two rows that belong together; the rest are settings, and the weights."""
 
 UNSAID = {"batch_size", "weights_fingerprint"}  # the same in all rows that are shown
@@ -39,11 +44,12 @@ class Pair(NamedTuple):
 
 
 def read_evaluations(
-    files: RunFolder, faults: list[str], remarks: list[str]
+    files: RunFolder, test: Mapping[str, Any], faults: list[str], remarks: list[str]
 ) -> tuple[Evaluation, ...]:
-    """Adaptive evaluations of the weights the run was tested with, ``latest`` of them.
+    """Evaluations that adapt, and words by frequency, of the weights the run was tested with.
 
-    What is left out because of its weights is told in ``remarks``.
+    ``test`` is that test's line of metrics, {} where there is none. The ``latest`` of each stand
+    here; what is left out because of its weights is told in ``remarks``.
     """
     path = files.evaluations
     rows: dict[int, Evaluation] = {}
@@ -51,16 +57,23 @@ def read_evaluations(
         kind, split = as_text(row.get("kind")), as_text(row.get("split"))
         if kind is None or split is None:
             faults.append(f"{path}: line {number} names no kind and split; it is left out")
-        elif kind in ADAPTIVE and as_finite(row.get("perplexity")) is not None:
-            rows[number] = {key: value for key, value in row.items() if _plain(value)}
+        elif as_finite(row.get("perplexity")) is None:
+            continue
+        elif kind in ADAPTIVE or (kind == TRANSLATION and any(key in row for key in BANDS)):
+            kept = {key: value for key, value in row.items() if _plain(value)}
+            bands = {key: row[key] for key in BANDS if key in row}
+            if not all(map(_are_bands, bands.values())):
+                faults.append(f"{path}: line {number} has bands without counts; it is left out")
+                continue
+            rows[number] = {**kept, **bands}
     if not rows:
         return ()
     try:
-        tested = fingerprint_in(files.best)
+        tested = _tested_weights(files, test)
     except CheckpointError as error:
         remarks.append(
-            f"{path}: its dynamic and cache evaluations are left out, since nobody can say whether "
-            f"they are of the tested weights ({error})"
+            f"{path}: its evaluations are left out, since nobody can say whether they are of the "
+            f"tested weights ({error})"
         )
         return ()
     others: dict[str, list[int]] = {}
@@ -106,6 +119,13 @@ def names_weights(row: Evaluation) -> bool:
     return as_text(row.get("weights_fingerprint")) is not None
 
 
+def _tested_weights(files: RunFolder, test: Mapping[str, Any]) -> str:
+    """By the test's own line, which needs no weights; runs of old have them only."""
+    if (told := as_text(test.get("weights_fingerprint"))) is not None:
+        return told
+    return fingerprint_in(files.averaged if test.get("weights") == "averaged" else files.best)
+
+
 def _group(row: Evaluation) -> str:
     """Equal for rows of the same weights by the same settings."""
     belongs = {key: value for key, value in row.items() if key not in MEASURED}
@@ -128,6 +148,17 @@ def _said(key: str, value: Any) -> str:
     if isinstance(value, str):
         return value
     return f"{key.replace('_', ' ')} {value:g}"
+
+
+def _are_bands(value: Any) -> bool:
+    """Whether these are ``AccuracyBand``s as JSON has them."""
+    names = {each.name for each in fields(AccuracyBand)}
+    return isinstance(value, list) and all(
+        isinstance(band, Mapping)
+        and band.keys() == names
+        and all(type(band[name]) is int or (name, band[name]) == ("high", None) for name in names)
+        for band in value
+    )
 
 
 def _plain(value: Any) -> bool:

@@ -54,12 +54,18 @@ class Row:
     note: str
     settings_digest: str
     fingerprint: str
-    evaluations: list[dict[str, Any]]  # by `drill evaluate`, with dynamic evaluation or a cache
+    evaluations: list[dict[str, Any]]
+    """By `drill evaluate`: with dynamic evaluation, with a cache, or words by frequency."""
     extra: dict[str, Any]  # other figures
     curve: list[list[float | None]] = field(default_factory=list)
     """[epoch, valid, valid_published] of every validation; rows of old have none."""
     lives: list[dict[str, Any]] = field(default_factory=list)
     """``OF_LIVES`` of each life of a run that was resumed; none of a run that was not."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """The tables of ``recipe.toml``, whole; rows of old have none."""
+    changes: list[str] | None = None
+    """What they change of the recipe, as it was when the row was written; None of rows of old,
+    and where drill has no such recipe."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +174,7 @@ def _row(run: RunSummary, note: str, extra: dict[str, Any], now: datetime) -> Ro
     values["curve"] = [
         [each.epoch, as_finite(each.valid), as_finite(each.valid_published)] for each in run.curve
     ]
+    values["settings"] = _in_json(run.settings)
     for key in ("torch", "precision"):
         values[key] = over_lives(run.environment, key)
     for key in ("world_size", "started"):
@@ -190,6 +197,13 @@ def _plain(folder: Path | str, extra: Mapping[str, Any]) -> dict[str, Any]:
             "and tables of these"
         ) from None
     return plain
+
+
+def _in_json(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """TOML has more kinds of values than JSON, such as dates: those become texts."""
+    text = json.dumps(settings, default=str)
+    found: dict[str, Any] = json.loads(text, parse_constant=str)  # NaN and the infinities too
+    return found
 
 
 # -- lines ----------------------------------------------------------------------------------------
@@ -226,7 +240,8 @@ def _rows(path: Path, held: bytes) -> Iterator[tuple[int, Row | Evaluated | None
 def _fault(found: dict[str, Any]) -> str | None:
     if (kind := KINDS.get(str(found.get("kind")))) is None:
         return f"it has kind {found.get('kind')!r} and not {RESULT!r}"
-    needed = [each.name for each in fields(kind) if each.default_factory is MISSING]
+    unsaid = (MISSING, MISSING)
+    needed = [each.name for each in fields(kind) if (each.default, each.default_factory) == unsaid]
     if missing := [key for key in needed if key not in found]:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         return f"{', '.join(missing[:3])}{more} missing"

@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from drill.report.changes import recipe_changes
 from drill.report.evaluations import Evaluation, read_evaluations
 from drill.report.run_files import (
     NumberedRow,
@@ -74,7 +75,7 @@ class RunSummary:
     tokens_per_second: float | None  # median over epochs
     device: str | None  # of all its lives: "a, then b" where it went on elsewhere
     commit: str | None  # so too
-    evaluations: tuple[Evaluation, ...]  # adaptive ones of the tested weights
+    evaluations: tuple[Evaluation, ...]  # of the tested weights: adaptive, and words by frequency
     curve: tuple[Epoch, ...]
     settings: Mapping[str, Any]
     environment: Mapping[str, Any]
@@ -85,6 +86,11 @@ class RunSummary:
     def settings_digest(self) -> str:
         """Equal for runs that differ by their seed alone."""
         return digest(same_but_seed(self.settings))
+
+    @property
+    def changes(self) -> list[str] | None:
+        """What ``settings`` change of the recipe; None where drill has no such recipe."""
+        return recipe_changes(self.settings)
 
     @property
     def fingerprint(self) -> str:
@@ -147,7 +153,7 @@ def read_run(folder: Path | str) -> RunSummary:
         tokens_per_second=median(rates) if rates else None,
         device=over_lives(environment, "device"),
         commit=over_lives(environment, "commit"),
-        evaluations=read_evaluations(files, faults, remarks),
+        evaluations=read_evaluations(files, tests[-1] if tests else {}, faults, remarks),
         curve=tuple(curve),
         settings=settings,
         environment=environment,

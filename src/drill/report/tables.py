@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, stdev
 
 from drill.report import numbers
+from drill.report.changes import change_notes
 from drill.report.evaluations import ADAPTIVE, names_weights, paired
 from drill.report.ledger import Row
 from drill.report.markup import Column, Table
@@ -61,7 +62,8 @@ def runs_table(results: Sequence[Result]) -> Table:
         ]
         for each in results
     ]
-    return Table.of(columns(names), rows, _paper_notes(rows, names.index("paper")))
+    notes = [*_paper_notes(rows, names.index("paper")), *change_notes(results)]
+    return Table.of(columns(names), rows, notes)
 
 
 def recipes_table(results: Sequence[Result]) -> Table:
@@ -124,7 +126,8 @@ def ledger_table(rows: Sequence[Row]) -> Table:
         ]
         for row in rows
     ]
-    return Table.of(columns(names), lines, _paper_notes(lines, names.index("paper")))
+    notes = [*_paper_notes(lines, names.index("paper")), *change_notes(rows)]
+    return Table.of(columns(names), lines, notes)
 
 
 def evaluations_table(results: Sequence[Result]) -> Table:
