@@ -1,0 +1,78 @@
+"""Epochs and dynamic evaluation are timed where and as they were asked for; no time is asserted."""
+
+import json
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+BENCH = Path(__file__).parents[2] / "bench"
+TEXT = "the lamp is lit\nthe boat is late\n" * 150
+SMALL = ("encoder.width=8", "encoder.hidden_size=12", "training.batch_size=4", "training.bptt=10")
+
+
+@pytest.fixture
+def timed(monkeypatch, tmp_path, capsys):
+    """Rows, and what was printed, by the arguments of the script."""
+    monkeypatch.syspath_prepend(str(BENCH))
+    import epoch
+
+    (tmp_path / "text.txt").write_text(TEXT)
+    common = ["--recipe", "demo-drill", "--device", "cpu", "--json", str(tmp_path / "rows.jsonl")]
+    common += ["--set", f"data.corpus={tmp_path / 'text.txt'}", *SMALL]
+
+    def call(*arguments: str) -> tuple[list[dict[str, object]], str]:
+        monkeypatch.setattr(sys, "argv", ["epoch.py", *common, *arguments])
+        epoch.main()
+        lines = (tmp_path / "rows.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines], capsys.readouterr().out
+
+    yield call
+    for name in ("epoch", "setting", "table", "timing"):
+        sys.modules.pop(name, None)
+
+
+def test_a_row_is_of_the_device_that_was_asked_for(timed, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # another than the one in use
+    (row,), printed = timed("--epochs", "3", "--precision", "float32")
+    assert (row["benchmark"], row["name"]) == ("epoch", "demo-drill")
+    assert "threads" in row["device"]
+    assert row["threads"] == torch.get_num_threads()
+    assert len(row["seconds"]) == 2
+    assert f"{row['seconds_median']:.2f}" in printed
+    assert "dynamic_seconds" not in row
+
+
+@pytest.mark.parametrize(
+    ("precision", "chosen"), [("bfloat16", "tf32"), ("tf32", "tf32"), ("float32", "float32")]
+)
+def test_one_epoch_is_enough_for_dynamic_evaluation(timed, monkeypatch, precision, chosen):
+    """In the precision that `drill evaluate` takes for it."""
+    import epoch
+
+    seen = []
+
+    @contextmanager
+    def spied(asked, device, given=epoch.products):
+        seen.append((asked, device.type))
+        with given(asked, device) as autocast:
+            yield autocast
+
+    monkeypatch.setattr(epoch, "products", spied)
+    (row,), printed = timed("--epochs", "1", "--dynamic", "--precision", precision)
+    assert seen == [(chosen, "cpu")]
+    assert row["dynamic_precision"] == "float32"  # a CPU has no tf32
+    assert 0 < row["statistics_seconds"] < row["dynamic_seconds"]
+    assert row["dynamic_perplexity"] > 1
+    assert "seconds_median" not in row
+    for key, digits in (("first_seconds", 2), ("dynamic_seconds", 1)):
+        assert f"{row[key]:.{digits}f}" in printed
+
+
+@pytest.mark.parametrize("arguments", [("--epochs", "1"), ("--epochs", "0", "--dynamic")])
+def test_too_few_epochs_are_refused(timed, capsys, arguments):
+    with pytest.raises(SystemExit):
+        timed(*arguments)
+    assert "--epochs is at least 2 (with --dynamic 1)" in capsys.readouterr().err
