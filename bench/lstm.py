@@ -1,14 +1,18 @@
-"""What do the LSTMs of AWD-LSTM cost, forward and backward? Ours against cuDNN.
+"""What do the LSTMs of AWD-LSTM cost, forward and backward, and how exact are they? Against cuDNN.
 
 The paper's three layers with weight drop, without embedding and locked dropout: 400 to 1150 to 1150
 to 400, 70 steps, batch 20 (ptb) and 80 (wt2). Parameters are float32, as in training.
 """
 
+import argparse
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
 from setting import Setting, parser, settings, training_step
-from table import Report, device_ratio, mib, ratio
+from table import Cell, Report, device_ratio, mib, ratio
 from timing import Prepare, Step, measure
 from torch import Tensor, nn
 
@@ -21,16 +25,19 @@ WIDER = 2.875  # the inner layers: 1150 / 400
 WEIGHT_DROP = 0.5
 
 
+def widths(setting: Setting) -> list[int]:
+    inner = int(WIDER * setting.size.width)
+    return [setting.size.width, inner, inner, setting.size.width]
+
+
 def contestants(setting: Setting, steps: int) -> dict[str, Prepare]:
-    tokens, _, width = setting.size
-    inner = int(WIDER * width)
-    batch = tokens // steps
+    batch = setting.size.tokens // steps
 
     def prepare(impl: Implementation) -> Step:
         torch.manual_seed(0)
         with torch.device(setting.device):
-            layers = [nn.LSTM(*pair) for pair in pairwise([width, inner, inner, width])]
-            x = torch.randn(steps, batch, width, requires_grad=True)
+            layers = [nn.LSTM(*pair) for pair in pairwise(widths(setting))]
+            x = torch.randn(steps, batch, setting.size.width, requires_grad=True)
             states = [torch.zeros(1, batch, layer.hidden_size) for layer in layers]
 
         def loss() -> Tensor:
@@ -52,28 +59,105 @@ def contestants(setting: Setting, steps: int) -> dict[str, Prepare]:
     return {impl: lambda impl=impl: prepare(impl) for impl in impls}
 
 
+class Truth:
+    """What the same layers give in float64, each by itself, and nothing dropped.
+
+    Dropped entries are drawn anew at every call, so they could not be compared.
+    """
+
+    def __init__(self, setting: Setting, steps: int) -> None:
+        self.setting = setting
+        torch.manual_seed(1)
+        batch = setting.size.tokens // steps
+        self.problems: list[list[Tensor]] = []  # x, h, c, weights, and gradients of the results
+        with torch.device(setting.device):
+            for width, hidden in pairwise(widths(setting)):
+                weights = [weight.detach() for weight in nn.LSTM(width, hidden).parameters()]
+                state = [0.3 * torch.randn(1, batch, hidden) for _ in "hc"]
+                wanted = [torch.randn(n, batch, hidden) for n in (steps, 1, 1)]
+                x = torch.randn(steps, batch, width)
+                self.problems.append([x, *state, *weights, *wanted])
+        self.known = [solve(BASE, problem, torch.float64) for problem in self.problems]
+
+    def errors(self, impl: Implementation) -> dict[str, float]:
+        """The worst |found - truth| / |truth| of all layers: of a result, and of a gradient.
+
+        NaN where anything is NaN, which Python's own ``max`` would pass over.
+        """
+        outputs, gradients = [], []
+        for problem, truth in zip(self.problems, self.known, strict=True):
+            found = solve(impl, problem, torch.float32, self.setting.autocast())
+            wrong = torch.stack(
+                [(a.double() - b).norm() / b.norm() for a, b in zip(found, truth, strict=True)]
+            )
+            outputs.append(wrong[:3].max())
+            gradients.append(wrong[3:].max())
+        worst = {"output_error": outputs, "gradient_error": gradients}
+        return {name: torch.stack(each).max().item() for name, each in worst.items()}
+
+
+def solve(
+    impl: Implementation,
+    problem: list[Tensor],
+    dtype: torch.dtype,
+    autocast: AbstractContextManager[object] | None = None,
+) -> list[Tensor]:
+    """Output, h and c of a layer, and the gradients of its input, its states and its weights."""
+    x, h, c, *weights = given = [each.detach().to(dtype).requires_grad_() for each in problem[:-3]]
+    with autocast or nullcontext():  # forward alone, as in training
+        results = lstm(x, h, c, Weights(*weights), impl)
+    wanted = [each.to(result.dtype) for each, result in zip(problem[-3:], results, strict=True)]
+    found = torch.autograd.grad(results, given, wanted)
+    return [each.detach() for each in (*results, *found)]
+
+
+def error(name: str) -> Cell:
+    return lambda result: f"{result.found[name]:.1e}"
+
+
+def measured(args: argparse.Namespace, steps: int) -> Iterator[Setting]:
+    """The sizes that were asked for, or these layers with the batches that were."""
+    for setting in settings(args, NAMES[:1] if args.batch else NAMES):
+        if not args.batch:
+            yield setting
+        for batch in args.batch:
+            size = setting.size._replace(tokens=batch * steps)
+            yield replace(setting, name=f"batch {batch}", size=size)
+
+
 def main() -> None:
     options = parser(__doc__)
-    options.add_argument("--size", nargs="+", choices=NAMES, help="default: all; on a CPU ptb")
+    sizes = options.add_mutually_exclusive_group()
+    sizes.add_argument("--size", nargs="+", choices=NAMES, help="default: all; on a CPU ptb")
+    sizes.add_argument("--batch", nargs="+", type=int, default=[], help="instead of these sizes'")
     args = options.parse_args()
+    if min(args.batch, default=1) < 1:
+        options.error("--batch: at least one sequence")
     if args.dtype is None and args.device.type == "cuda":
         args.dtype = ["tf32", "autocast"]  # parameters are float32 in training
+    steps = QUICK_STEPS if args.quick else STEPS
     report = Report("lstm", args.device, args.json)
-    for setting in settings(args, NAMES):
+    for setting in measured(args, steps):
         torch.backends.cudnn.allow_tf32 = setting.dtype == "tf32"
         results = measure(
-            contestants(setting, QUICK_STEPS if args.quick else STEPS),
+            contestants(setting, steps),
             args.device,
             seconds=0 if args.quick else args.seconds,
         )
+        truth = Truth(setting, steps)
+        for name, result in results.items():
+            result.found |= truth.errors(name) if result.ms else {}
         columns = {
             f"x {BASE}": ratio(results[BASE]),
             "graph x": device_ratio(results[BASE]),
             "MiB beyond gradients": lambda result: mib(result.working_memory),
+            "output error": error("output_error"),
+            "gradient error": error("gradient_error"),
         }
-        report.add(setting, results, columns)
+        report.add(setting, results, columns, batch=setting.size.tokens // steps, steps=steps)
     report.note("forward and backward of three layers, 70 steps, weight drop included")
     report.note("graph ms: all of it as one CUDA graph; impl graph alone replays its own steps")
+    report.note("errors: the worst of the layers, each by itself in float64, nothing dropped")
     report.finish()
 
 

@@ -86,6 +86,16 @@ def test_gradients_are_right(run):
         assert row["weight_error"] < bound
 
 
+def test_lstms_are_near_float64(run):
+    _, rows, _ = run
+    ours = [row for row in rows["lstm"] if "error" not in row]
+    assert ours
+    for row in ours:
+        bound = {"float32": 1e-5, "tf32": 5e-3}.get(row["dtype"], 2e-2)
+        assert 0 < row["output_error"] < bound
+        assert 0 < row["gradient_error"] < bound
+
+
 def test_memory_does_not_grow_with_the_tokens(run):
     _, rows, _ = run
     working = {
