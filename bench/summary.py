@@ -105,6 +105,8 @@ COLUMNS: dict[str, dict[str, Cell]] = {
         "graph ms": milliseconds("ms_graph_median"),
         "x cudnn (graph)": against("cudnn", "ms_graph_median"),
         "MiB beyond gradients": mib("working_bytes"),
+        "output error": error("output_error"),
+        "gradient error": error("gradient_error"),
     },
     "step": {
         "ms": milliseconds("ms_median"),
@@ -123,9 +125,18 @@ COLUMNS: dict[str, dict[str, Cell]] = {
 }
 
 
+# Seconds, and with how many digits.
+EPOCH_COLUMNS = {
+    "seconds": ("seconds_median", 2),
+    "of the first epoch": ("first_seconds", 2),
+    "of gradient statistics": ("statistics_seconds", 1),
+    "of dynamic evaluation, these included": ("dynamic_seconds", 1),
+}
+
+
 def section(row: Row) -> tuple[Any, ...]:
     sizes = (row[key] for key in ("size", "tokens", "labels", "width", "dtype"))
-    return (*sizes, row.get("task"))
+    return (*sizes, row.get("task"), row.get("commit"))
 
 
 def commands(benchmark: str, rows: list[Row]) -> list[str]:
@@ -142,6 +153,10 @@ def with_bias(table: dict[str, Row]) -> str:
     if len(set(known.values())) == 1:
         return ", with a bias" if all(known.values()) else ", without a bias"
     return f", with a bias except {'; '.join(name for name, bias in known.items() if not bias)}"
+
+
+def measured_at(commit: str | None) -> str:
+    return f"commit {commit}" if commit else "at an unknown commit"
 
 
 def page(rows: list[Row], source: str) -> Iterable[str]:
@@ -163,7 +178,7 @@ def page(rows: list[Row], source: str) -> Iterable[str]:
         ours = [row for row in rows if row["benchmark"] == benchmark]
         if ours:
             yield from ("", f"## {question}", "", ", ".join(commands(benchmark, ours)))
-        for (size, tokens, labels, width, dtype, task), group in groupby(ours, key=section):
+        for (size, tokens, labels, width, dtype, task, commit), group in groupby(ours, section):
             table = {row["name"]: row for row in group}
             shown = {
                 name: [cell(row, table) for row in table.values()]
@@ -172,7 +187,8 @@ def page(rows: list[Row], source: str) -> Iterable[str]:
             shown = {name: cells for name, cells in shown.items() if any(cells)}
             what = f"**{size}**, N={tokens:,} V={labels:,} d={width:,}, {dtype}"
             what += with_bias(table)
-            yield from ("", f"{what}, {task}" if task else what, "")
+            what += f", {task}" if task else ""
+            yield from ("", f"{what}, {measured_at(commit)}", "")
             yield f"| | {' | '.join(shown)} |"
             yield f"|---|{'---:|' * len(shown)}"
             for i, (name, row) in enumerate(table.items()):
@@ -189,12 +205,14 @@ def epochs(rows: list[Row]) -> Iterable[str]:
     """What ``epoch.py`` wrote: whole epochs, no size to time."""
     yield from ("", "## How long does an epoch take, validation included?", "")
     yield from (", ".join(commands("epoch", rows)), "")
-    yield "| recipe | precision | seconds | of the first epoch | of dynamic evaluation |"
-    yield "|---|---|---:|---:|---:|"
+    yield f"| recipe | precision | {' | '.join(EPOCH_COLUMNS)} | |"
+    yield f"|---|---|{'---:|' * len(EPOCH_COLUMNS)}---|"
     for row in rows:
-        taken = f"{row['dynamic_seconds']:.1f}" if "dynamic_seconds" in row else ""
-        cells = (row["precision"], f"{row['seconds_median']:.2f}", f"{row['first_seconds']:.2f}")
-        yield f"| {row['name']} | {' | '.join(cells)} | {taken} |"
+        cells = (
+            f"{row[key]:.{digits}f}" if key in row else "" for key, digits in EPOCH_COLUMNS.values()
+        )
+        shown = (row["name"], row["precision"], *cells, measured_at(row.get("commit")))
+        yield f"| {' | '.join(shown)} |"
 
 
 def short(rows: list[Row]) -> Iterable[str]:

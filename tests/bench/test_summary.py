@@ -69,13 +69,35 @@ def test_rows_without_a_commit_are_marked_and_those_without_options_still_shown(
 def test_epochs_have_a_table_of_their_own(tmp_path):
     row = {
         **{"benchmark": "epoch", "name": "ptb-tied", "precision": "bfloat16"},
-        **{"seconds_median": 1.7, "first_seconds": 7.5, "dynamic_seconds": 37.04},
+        **{"seconds_median": 1.7, "first_seconds": 7.5},
+        **{"dynamic_seconds": 37.04, "statistics_seconds": 12.5},
         **{"device": "GPU", "torch": "2.11", "commit": "abc", "arguments": "--dynamic"},
     }
-    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    dynamic_alone = {key: value for key, value in row.items() if key != "seconds_median"}
+    dynamic_alone |= {"name": "ptb-drill-4", "commit": None}
+    (tmp_path / "rows.jsonl").write_text(f"{json.dumps(row)}\n{json.dumps(dynamic_alone)}\n")
     lines = summary(str(tmp_path / "rows.jsonl")).splitlines()
     assert "`python bench/epoch.py --dynamic`" in lines
-    assert "| ptb-tied | bfloat16 | 1.70 | 7.50 | 37.0 |" in lines
+    assert "| ptb-tied | bfloat16 | 1.70 | 7.50 | 12.5 | 37.0 | commit abc |" in lines
+    alone = "| ptb-drill-4 | bfloat16 |  | 7.50 | 12.5 | 37.0 | at an unknown commit |"
+    assert alone in lines
+
+
+def test_every_table_names_its_commit(tmp_path):
+    lstm = {"benchmark": "lstm", "name": "cudnn", "output_error": 3.4e-3, "gradient_error": 4.7e-3}
+    found = page_of(
+        tmp_path,
+        {"name": "drill auto", "commit": "abc"},
+        {"name": "drill auto", "commit": "def", "ms_median": 2.0},
+        lstm | {"commit": "abc"},
+    )
+    heading = "**ptb**, N=1,400 V=10,000 d=400, float32, commit"
+    assert found.count(f"{heading} abc\n") == 2
+    assert found.count(f"{heading} def\n") == 1
+    assert "| drill auto | 1.000 |" in found
+    assert "| drill auto | 2.000 |" in found
+    assert "| | ms | x cudnn | output error | gradient error |" in found
+    assert "| cudnn | 1.000 | 1.00 | 3.4e-03 | 4.7e-03 |" in found
 
 
 def test_a_step_is_compared_with_the_tied_and_with_its_own_plain_model(tmp_path):
