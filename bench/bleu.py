@@ -10,7 +10,7 @@ from statistics import mean, stdev
 
 from pages import main
 
-from drill.report import Row
+from drill.report import Row, read
 
 BASE = "tied"
 
@@ -58,4 +58,4 @@ def average(rows: Sequence[Row]) -> float:
 
 
 if __name__ == "__main__":
-    main(__doc__, "bleu", table)
+    main(__doc__, "bleu", table, read)

@@ -5,7 +5,7 @@ from statistics import mean
 
 from pages import main
 
-from drill.report import Row
+from drill.report import Row, read
 from drill.report.paper import CURVES
 
 EPOCHS = (1, 3, 5, 10, 20)
@@ -48,4 +48,4 @@ def interpolated(curve: Mapping[int, float], epoch: int) -> float:
 
 
 if __name__ == "__main__":
-    main(__doc__, "curves", table)
+    main(__doc__, "curves", table, read)

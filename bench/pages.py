@@ -1,19 +1,26 @@
-"""Tables made from a ledger, printed or put between their marks on a page."""
+"""Tables made from a file of rows, printed or put between their marks on a page."""
 
 import argparse
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
-from drill.report import Row, read
+R = TypeVar("R")
 
 
-def main(about: str | None, name: str, table: Callable[[Sequence[Row]], Iterable[str]]) -> None:
+def main(
+    about: str | None,
+    name: str,
+    table: Callable[[Sequence[R]], Iterable[str]],
+    read: Callable[[Path], Sequence[R]],
+    of: str = "rows of `drill record`",
+) -> None:
     """The command line of such a table, which stands between ``marks(name)`` on a page."""
     options = argparse.ArgumentParser(description=about)
-    options.add_argument("ledger", type=Path, help="rows of `drill record`")
+    options.add_argument("file", type=Path, help=of)
     options.add_argument("--into", type=Path, help="renew the table of this page instead")
     args = options.parse_args()
-    lines = "\n".join(table(read(args.ledger)))
+    lines = "\n".join(table(read(args.file)))
     if args.into is None:
         print(lines)
         return
