@@ -7,6 +7,7 @@ run.model, run.subwords
 """
 
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -47,10 +48,13 @@ from drill.provenance import has_ended, keep_environment, mend_recipe
 from drill.recipes import NAME, SettingsError
 from drill.resuming import has_begun, with_text
 from drill.run_folder import RunFolder, RunFolderError
+from drill.steps import TRAINING_LOG
 from drill.translation_steps import own_batches, translation_ways, why_not_captured
 from drill.translation_training import TranslationOutcome, train_translator
 from drill.translator import Translator
 from drill.weightless import weightless
+
+training_log = logging.getLogger(TRAINING_LOG)
 
 
 def pairs(
@@ -129,6 +133,7 @@ def train_translation(
     torch.manual_seed(settings.training["seed"])
     counts: list[int] = data.target_counts().tolist()
     model = translator(settings, len(data.subwords), lambda: counts, device)
+    found: list[str] = []
     if processes.first and has_ended(run, settings):
         mend_recipe(run, settings)
     elif processes.first:
@@ -140,6 +145,8 @@ def train_translation(
     if processes.first and opened is not None:
         text = f"{len(data.train):,} pairs, {len(data.subwords):,} subwords"
         opened(opening(settings, run, model, text, device, processes))
+    if found and device.type == "cuda":
+        training_log.info("training on %s: %s", device, "; ".join(found))
     return train_translator(
         model,
         data,

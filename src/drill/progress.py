@@ -11,7 +11,10 @@ from drill.translation_position import TranslationPosition
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands: told a few times a second, and with ``row`` at the end of an epoch."""
+    """Where a run stands: told a few times a second, and with ``row`` at the end of an epoch.
+
+    With ``work`` no updates are made: ``share`` is that of a validation or a test.
+    """
 
     epoch: int
     epochs: int
@@ -21,6 +24,7 @@ class Progress:
     tokens_per_second: float
     seconds_left: float  # of the run
     row: dict[str, Any] | None = None
+    work: str | None = None
 
 
 class Speed:

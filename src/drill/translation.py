@@ -6,7 +6,7 @@ for hypotheses in translate(model, subwords, ["Two cats."]): print(hypotheses[0]
 import logging
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 
 import torch
@@ -44,7 +44,8 @@ class Search:
     sampled         draw them at random instead, with temperature, top_k, top_p and seed
     max_source      subwords of a line that are read; a longer line is cut there, and the log
                     ``drill`` names it
-    batch_tokens    source subwords that are searched together
+    batch_tokens    source subwords that are searched together; halved where a GPU's memory does not
+                    do, and the log ``drill`` says so
     autocast        torch.bfloat16, say
     """
 
@@ -98,7 +99,7 @@ def translate_blocks(
         read = searched = 0  # lines, and those of them with words
         for block in blocks:
             sources = _sources(subwords, block, search.max_source, read)
-            found = _searched(model, list(sources.values()), search, head, searched)
+            found, search = _within_memory(model, list(sources.values()), search, head, searched)
             yield _texts(subwords, len(block), dict(zip(sources, found, strict=True)))
             read, searched = read + len(block), searched + len(sources)
 
@@ -128,6 +129,27 @@ def _texts(
             for each in hypotheses
         ]
     return made
+
+
+def _within_memory(
+    model: Translator, sources: list[list[int]], search: Search, head: Head, first: int
+) -> tuple[list[list[Hypothesis]], Search]:
+    """``_searched``, and the search that a GPU's memory does for: of half the tokens until then."""
+    while True:
+        try:
+            return _searched(model, sources, search, head, first), search
+        except torch.OutOfMemoryError:
+            if search.batch_tokens == 1:
+                raise
+        # Behind the handler: inside, the error would keep all tensors of the search.
+        fewer = search.batch_tokens // 2
+        logger.warning(
+            "the GPU's memory does not do for %d subwords at a time, so they are %d from now on; a "
+            "smaller batch_tokens spares the attempt",
+            search.batch_tokens,
+            fewer,
+        )
+        search = replace(search, batch_tokens=fewer)
 
 
 def _searched(

@@ -237,13 +237,13 @@ def train_translator(
         if device.type == "cuda":
             torch.cuda.empty_cache()
         fit, test = None, None
-        if world.first and at.best is not None:
+        if world.first:
             with suppress(Stopped):  # all is saved: the same command tests again
                 stoppable = watching(pace, progress, interrupts)
                 fit, test = tested(at, model, data, folder, search, stoppable)
         fit, test = world.from_first((fit, test))
         return TranslationOutcome(
-            finished=test is not None or at.best is None,
+            finished=test is not None,
             epoch=at.last_epoch(),
             best_epoch=at.best_epoch,
             valid=fit or at.best,

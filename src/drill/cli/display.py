@@ -61,18 +61,21 @@ class TrainingDisplay:
         if report.row is not None:
             self._print(epoch_line(report.row, report.epochs))
             self._spoke = time.monotonic()
+        title = report.work or f"epoch {report.epoch}/{report.epochs}"
         state = (
-            f"loss {report.loss:.3f}  perplexity {_power(report.loss):,.1f}  "
+            f"{report.share:.0%}"
+            if report.work is not None
+            else f"loss {report.loss:.3f}  perplexity {_power(report.loss):,.1f}  "
             f"{report.tokens_per_second:,.0f} tokens/s  {duration(report.seconds_left)} left"
         )
         if self._bar is not None:
-            title = f"epoch {report.epoch}/{report.epochs}"
             self._bar.update(
                 self._task, description=title, completed=report.share, state=state, refresh=True
             )
         elif report.row is None and time.monotonic() - self._spoke > LINE_EVERY:
             self._spoke = time.monotonic()
-            self._print(f"epoch {report.epoch}  {report.share:4.0%}  {state}")
+            told = state if report.work else f"{report.share:4.0%}  {state}"
+            self._print(f"{report.work or f'epoch {report.epoch}'}  {told}")
 
     def say(self, line: str) -> None:
         """A remark, above the bar."""

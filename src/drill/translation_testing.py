@@ -1,0 +1,155 @@
+"""What is measured of a translator in training: validations, and the test at the end of a run."""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import Any
+
+from drill.checkpoint import copy_into, load_into
+from drill.data import TranslationData
+from drill.divergence import diverged_if_nan
+from drill.evaluation.bleu import corpus_scores
+from drill.evaluation.memory import told_of_memory
+from drill.evaluation.translated import Translated, best_translations, translated
+from drill.evaluation.translation_loss import TranslationLoss, translation_loss
+from drill.interrupts import Interrupts
+from drill.optim import Rule
+from drill.parallel import World
+from drill.progress import Pace, Progress
+from drill.run_folder import RunFolder
+from drill.standing import Limits
+from drill.training import SHOW_EVERY
+from drill.translation import Search
+from drill.translation_position import TranslationPosition, averaged, test_row
+from drill.translator import Translator
+
+Watch = Callable[[str], Callable[[int, int], None]]
+"""The name of some work -> what is called with how much of it is done, and with all there is."""
+
+
+class Stopped(Exception):
+    """Somebody has asked for an end; what was being measured is lost, and nothing else."""
+
+
+def watching(
+    pace: Pace, progress: Callable[[Progress], None] | None, interrupts: Interrupts | None = None
+) -> Watch:
+    """Shows work a few times a second, and ends it with Stopped where ``interrupts`` are given."""
+
+    def watch(work: str) -> Callable[[int, int], None]:
+        shown = time.monotonic()
+
+        def count(done: int, total: int) -> None:
+            nonlocal shown
+            if interrupts is not None and interrupts.asked:
+                raise Stopped
+            if progress is None or time.monotonic() - shown < SHOW_EVERY:
+                return
+            shown = time.monotonic()
+            progress(replace(pace.report(1.0), work=work, share=done / total))
+
+        return count
+
+    return watch
+
+
+def validated(
+    at: TranslationPosition,
+    model: Translator,
+    data: TranslationData,
+    rule: Rule,
+    limits: Limits,
+    world: World,
+    average: int,
+    search: Search,
+    bleu: bool,
+    watch: Watch,
+) -> dict[str, Any]:
+    """Keep the weights if they are the best so far; gives the line of metrics."""
+    fit, more = None, {}
+    if world.first:
+        fit = _fit(at, model, data, search, watch("validation"))
+        if bleu:
+            text = data.text.valid
+            with diverged_if_nan(f"the translations after step {at.step}"):
+                found = best_translations(
+                    model, data.subwords, text.source, search, watch("validation, BLEU")
+                )
+            more = {"valid_bleu": corpus_scores(found, text.target).bleu}
+    fit = world.from_first(fit)
+    better = at.offer(fit, model, average)
+    at.tick()
+    return at.row(fit, lr=rule.rate(at.share(limits)), best=better) | more
+
+
+def tested(
+    at: TranslationPosition,
+    model: Translator,
+    data: TranslationData,
+    folder: RunFolder,
+    search: Search,
+    watch: Watch,
+) -> tuple[TranslationLoss, Translated]:
+    """Test what is best, on the validation text and on the test text; the folder keeps both."""
+    again = "the same command tests them again"
+    with told_of_memory(f"the test of {folder.path}", f"make room on the GPU; {again}"):
+        chosen, fit = _best_weights(at, model, data, folder, search, watch)
+        with diverged_if_nan(f"the test of the {chosen} weights in {folder.path}", f"; {again}"):
+            test = translated(
+                model,
+                data.subwords,
+                data.text.test,
+                data.test,
+                search,
+                language=data.language,
+                progress=watch("test"),
+            )
+    folder.write_lines(folder.hypotheses("test", data.language), test.hypotheses)
+    at.tick()
+    folder.append_test(test_row(at, chosen, fit, test, search))  # the run has ended
+    return fit, test
+
+
+def _fit(
+    at: TranslationPosition,
+    model: Translator,
+    data: TranslationData,
+    search: Search,
+    count: Callable[[int, int], None],
+) -> TranslationLoss:
+    with diverged_if_nan(f"the validation after step {at.step}"):
+        return translation_loss(model, data.valid, autocast=search.autocast, progress=count)
+
+
+def _best_weights(
+    at: TranslationPosition,
+    model: Translator,
+    data: TranslationData,
+    folder: RunFolder,
+    search: Search,
+    watch: Watch,
+) -> tuple[str, TranslationLoss]:
+    """Load what is to be tested: the best weights, or the mean of the last if that is better."""
+    assert at.best is not None
+    if len(at.recent) > 1:
+        mean = averaged(at, folder)
+        copy_into(dict(model.named_parameters()), mean, str(folder.last.parent))
+        fit = _fit(at, model, data, search, watch("validation of the mean"))
+        better = fit.loss < at.best.loss
+        at.tick()
+        folder.append(
+            {
+                "kind": "average",
+                "epoch": at.last_epoch(),
+                "steps": sorted(at.recent),
+                "valid_loss": fit.loss,
+                "valid_perplexity": fit.perplexity,
+                "best": better,
+                "elapsed": at.elapsed,
+            }
+        )
+        if better:
+            folder.save_averaged(mean, {"steps": sorted(at.recent), "valid": asdict(fit)})
+            return "averaged", fit
+    load_into(model, folder.best)
+    return "best", at.best
