@@ -52,6 +52,8 @@ def test_every_later_life_is_added(tmp_path, texts, monkeypatch):  # noqa: F811
     lives = found.pop("resumed")
     assert found == first
     assert [life["commit"] for life in lives] == ["later", "latest"]
+    steps = [life.pop("from_step") for life in lives]
+    assert steps[0] == 5 < steps[1]
     assert all(set(life) < set(first) for life in lives)
 
 
@@ -86,7 +88,7 @@ def test_a_command_that_was_killed_before_it_trained_is_no_end(tmp_path, texts, 
     assert saved(folder / "recipe.toml") == more  # but it has trained 2 epochs, and is tested
     monkeypatch.setenv("DRILL_COMMIT", "later")
     assert train_run(more, folder, device="cpu").epoch == 3
-    assert told(folder)["resumed"][-1]["commit"] == "later"
+    assert [life["commit"] for life in told(folder)["resumed"]] == ["later"]
     assert saved(folder / "recipe.toml") == more
     assert [row["kind"] for row in RunFolder(folder).rows()] == ["epoch"] * 3 + ["test"]
 
@@ -94,13 +96,25 @@ def test_a_command_that_was_killed_before_it_trained_is_no_end(tmp_path, texts, 
 def test_what_a_killed_command_asked_for_is_taken_back(tmp_path, texts, monkeypatch):  # noqa: F811
     folder = tmp_path / "run"
     train_run(small(texts), folder, device="cpu")
-    before = (folder / "recipe.toml").read_bytes(), (folder / "metrics.jsonl").read_bytes()
+    before = contents(folder)
     killed(monkeypatch, small(texts, "training.epochs=3"), folder)
+    assert len(told(folder)["resumed"]) == 1
     assert train_run(small(texts), folder, device="cpu").epoch == 2
-    assert before == (
-        (folder / "recipe.toml").read_bytes(),
-        (folder / "metrics.jsonl").read_bytes(),
-    )
+    assert contents(folder) == before
+
+
+def test_a_life_that_only_tests_is_none(tmp_path, texts, monkeypatch):  # noqa: F811
+    """As of a run that was killed between its last step and its test."""
+    folder = tmp_path / "run"
+    train_run(small(texts), folder, device="cpu")
+    before = told(folder)
+    files = RunFolder(folder)
+    files.cut_metrics(files.last_numbers()["metrics_size"])
+    assert files.test_row() is None
+    monkeypatch.setenv("DRILL_COMMIT", "later")
+    assert train_run(small(texts), folder, device="cpu").test is not None
+    assert files.test_row() is not None
+    assert told(folder) == before
 
 
 def test_a_run_that_left_no_checkpoint_begins_anew(tmp_path, texts, monkeypatch):  # noqa: F811

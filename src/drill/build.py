@@ -29,7 +29,7 @@ from drill.optim import RULES, Rule
 from drill.parallel import World, world
 from drill.precision import autocast_dtype
 from drill.progress import Progress
-from drill.provenance import has_ended, keep_environment, mend_recipe
+from drill.provenance import forget_idle_lives, keep_environment, leave_ended
 from drill.recipes import NAME, SettingsError
 from drill.resuming import has_begun, with_text
 from drill.run_folder import RunFolder, RunFolderError
@@ -141,7 +141,9 @@ def train_run(
         if not processes.first:
             return train_task(settings, run, place, processes, progress, data_progress, opened)
         with run.locked():
-            return train_task(settings, run, place, processes, progress, data_progress, opened)
+            outcome = train_task(settings, run, place, processes, progress, data_progress, opened)
+            forget_idle_lives(run)
+            return outcome
 
 
 def train_language_model(
@@ -169,9 +171,7 @@ def train_language_model(
             raise DataError(f"{start.path}: was trained with another vocabulary; start elsewhere")
         load_into(model, start.best)
     trains_by = rule(settings)
-    if processes.first and has_ended(run, settings):
-        mend_recipe(run, settings)
-    elif processes.first:
+    if processes.first and not leave_ended(run, settings):
         vocabulary.save(run.vocabulary)
         found = _ways(settings, model, trains_by, processes)
         keep_environment(run, settings, model, device, processes, found)

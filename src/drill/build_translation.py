@@ -44,7 +44,7 @@ from drill.opening import opening
 from drill.parallel import World
 from drill.precision import autocast_dtype
 from drill.progress import Progress
-from drill.provenance import has_ended, keep_environment, mend_recipe
+from drill.provenance import keep_environment, leave_ended
 from drill.recipes import NAME, SettingsError
 from drill.resuming import has_begun, with_text
 from drill.run_folder import RunFolder, RunFolderError
@@ -134,9 +134,7 @@ def train_translation(
     counts: list[int] = data.target_counts().tolist()
     model = translator(settings, len(data.subwords), lambda: counts, device)
     found: list[str] = []
-    if processes.first and has_ended(run, settings):
-        mend_recipe(run, settings)
-    elif processes.first:
+    if processes.first and not leave_ended(run, settings):
         data.subwords.save(run.subwords)
         run.write_text(run.target_counts, json.dumps(counts) + "\n")
         found = _ways(settings, model, device, processes)

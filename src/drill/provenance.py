@@ -1,8 +1,8 @@
 """Where a run comes from: `environment.json`, and when it may change.
 
 It is written when a run begins. Every later life of the run adds what it ran on to the list
-``resumed``; a command that trains nothing any more leaves it alone, so the first commit, command
-and start stay those of the training.
+``resumed``, and the step it went on from. One that has trained nothing goes again: at its end or,
+where it was killed, with the next command. So all that stands there is of the training.
 """
 
 import datetime
@@ -39,6 +39,7 @@ def keep_environment(
     life = _life(settings, device, processes)
     if ways:
         life["ways"] = list(ways)
+    forget_idle_lives(run)
     told = run.read_environment() if run.last.exists() or run.best.exists() else None
     if told is None:
         about = {
@@ -48,7 +49,25 @@ def keep_environment(
         }
         run.write_json(run.environment, {**life, **about, **more})
     else:
+        life["from_step"] = _step(run) if run.last.exists() else 0
         run.write_json(run.environment, {**told, "resumed": [*told.get("resumed", []), life]})
+
+
+def forget_idle_lives(run: RunFolder) -> None:
+    """Take those out of environment.json that have not come beyond the step they went on from."""
+    told = run.read_environment() if run.last.exists() else None
+    lives = [] if told is None else told.pop("resumed", [])
+    if told is None or not lives:
+        return
+    step = _step(run)
+    left = [life for life in lives if life.get("from_step") != step]  # those of old do not tell
+    if len(left) < len(lives):
+        run.write_json(run.environment, {**told, "resumed": left} if left else told)
+
+
+def _step(run: RunFolder) -> int:
+    with fitting(run):
+        return int(run.last_numbers()["step"])
 
 
 def has_ended(run: RunFolder, settings: Settings) -> bool:
@@ -71,10 +90,14 @@ def has_ended(run: RunFolder, settings: Settings) -> bool:
         )
 
 
-def mend_recipe(run: RunFolder, settings: Settings) -> None:
-    """Of a run that ``has_ended`` by these settings: recipe.toml asks for what was trained."""
+def leave_ended(run: RunFolder, settings: Settings) -> bool:
+    """``has_ended``, and then recipe.toml asks for what was trained: a killed command may have
+    asked for more."""
+    if not has_ended(run, settings):
+        return False
     if not (run.recipe.exists() and has_ended(run, saved(run.recipe))):
         run.write_text(run.recipe, settings.to_toml())
+    return True
 
 
 def _life(settings: Settings, device: torch.device, processes: World) -> dict[str, Any]:
