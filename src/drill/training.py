@@ -48,6 +48,7 @@ class Outcome:
     valid: Perplexity | None
     test: Perplexity | None
     elapsed: float  # seconds, over all lives of the run
+    interrupted: bool = False  # by Ctrl-C or SIGTERM, be it too late to leave anything undone
 
 
 def train(
@@ -185,7 +186,7 @@ def train(
                     save(at, model, rule, folder, world)
                     saved = time.monotonic()
                 if urge >= 2.0:
-                    return Outcome(False, at.epoch, at.best_epoch, at.best, None, at.elapsed)
+                    return Outcome(False, at.epoch, at.best_epoch, at.best, None, at.elapsed, True)
 
             at.loss = finite(at.mean_loss(world), at, rule, folder)
             refuse_damaged(at, model, rule, folder)
@@ -212,7 +213,8 @@ def train(
             at.tick()
             folder.append_test(at.test_row(test))
         test = world.from_first(test)
-        return Outcome(True, at.epochs(), at.best_epoch, at.best, test, at.elapsed)
+        late = world.largest(interrupts.asked) > 0.0
+        return Outcome(True, at.epochs(), at.best_epoch, at.best, test, at.elapsed, late)
 
 
 def _kept(at: Position, row: dict[str, Any], test: Tensor) -> Outcome:

@@ -45,7 +45,7 @@ OF_DYNAMIC = ("lr", "pull", "epsilon", "every", "limit")
 OF_CACHE = ("window", "theta", "share", "published", "chunk")
 SEARCHED = ("lr", "pull", "theta", "share")
 OF_TEXTS = ("dynamic", "cache", "search", "batch_size", "losses", *OF_DYNAMIC, *OF_CACHE)
-OF_TRANSLATORS = ("beam", "length_penalty", "words")
+OF_TRANSLATORS = ("beam", "length_penalty", "batch_tokens", "words")
 
 
 def evaluate(
@@ -90,6 +90,9 @@ def evaluate(
     length_penalty: Annotated[
         float | None, typer.Option(help="Of a translator: the run's by default.")
     ] = None,
+    batch_tokens: Annotated[
+        int, typer.Option(min=1, help="Of a translator: subwords searched together.")
+    ] = 4096,
     words: Annotated[
         bool,
         typer.Option("--words", help="Of a translator: which words are right, by frequency."),
@@ -119,6 +122,7 @@ def evaluate(
                 [each.value for each in split or [Split.valid, Split.test]],
                 beam=beam,
                 length_penalty=length_penalty,
+                batch_tokens=batch_tokens,
                 words=words,
                 precision=precision.value if precision else None,
                 as_json=as_json,

@@ -14,6 +14,7 @@ from drill.build_translation import TranslationRun
 from drill.cli.display import Counter, console, note
 from drill.cli.evaluation_rows import refuse_infinity
 from drill.data.parallel_text import ParallelText, read_lines
+from drill.evaluation.memory import told_of_memory
 from drill.evaluation.translated import translated
 from drill.evaluation.words import LANGUAGES
 from drill.precision import effective, products
@@ -29,6 +30,7 @@ def evaluate_translation(
     *,
     beam: int | None,
     length_penalty: float | None,
+    batch_tokens: int,
     words: bool,
     precision: str | None,
     as_json: bool,
@@ -51,13 +53,19 @@ def evaluate_translation(
     for split in splits:
         start = time.monotonic()
         text: ParallelText = getattr(run.data.text, split)
-        with products(chosen, device) as autocast, Counter(split, quiet) as progress:
+        with (
+            products(chosen, device) as autocast,
+            Counter(split, quiet) as progress,
+            told_of_memory(
+                f"the evaluation of {run.folder.path}", "take a smaller --batch-tokens or --beam"
+            ),
+        ):
             found = translated(
                 run.model,
                 run.subwords,
                 text,
                 getattr(run.data, split),
-                Search(**search, autocast=autocast),
+                Search(**search, batch_tokens=batch_tokens, autocast=autocast),
                 language=run.data.language,
                 progress=progress,
             )

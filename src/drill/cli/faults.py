@@ -6,6 +6,7 @@ from drill.checkpoint import CheckpointError
 from drill.data import DataError
 from drill.data.files import NotWritten
 from drill.divergence import Diverged
+from drill.evaluation.memory import MemoryShort
 from drill.evaluation.stalls import Stalled
 from drill.graphs import CaptureError
 from drill.kernels.nvrtc import CompileError
@@ -20,6 +21,7 @@ USER_ERRORS = (
     CompileError,
     DataError,
     Diverged,
+    MemoryShort,
     NothingTrained,
     NotWritten,
     ReportError,

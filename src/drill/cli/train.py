@@ -79,7 +79,7 @@ def train(
     failed: list[Path] = []
     for settings, folder in planned:
         try:
-            finished = _trained(settings, folder, device, quiet)
+            go_on = _trained(settings, folder, device, quiet)
         except BrokenPipeError:
             raise
         except FAULTS as fault:
@@ -88,7 +88,7 @@ def train(
             note(f"drill: {sentence(fault)}")
             failed.append(folder)
             continue
-        if not finished:
+        if not go_on:
             raise typer.Exit(130)
     if failed:
         note(f"drill: {len(failed)} of {len(planned)} runs failed: {', '.join(map(str, failed))}")
@@ -128,7 +128,7 @@ def recipes() -> None:
 
 
 def _trained(settings: Settings, folder: Path, device: str, quiet: bool) -> bool:
-    """Train; True where the run is finished."""
+    """Train; False where somebody asked for an end, be it of a run that was ending."""
     first = int(os.environ.get("RANK", "0")) == 0
     with (
         Counter("data", quiet) as counted,
@@ -150,7 +150,7 @@ def _trained(settings: Settings, folder: Path, device: str, quiet: bool) -> bool
         )
     if first:
         _print_outcome(outcome, folder)
-    return outcome.finished
+    return outcome.finished and not outcome.interrupted
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from drill.cli.trained import (
 from drill.data import DataError
 from drill.data.files import BYTE_ORDER_MARK
 from drill.data.parallel_text import UNPACKING_FAULTS, opened_text
+from drill.evaluation.memory import told_of_memory
 from drill.precision import products
 from drill.recipes import SettingsError
 from drill.translation import Search, Translation, translate_blocks
@@ -35,7 +36,9 @@ def translate(
     file: Annotated[
         Path | None, typer.Argument(help="One sentence a line; - or none: standard input.")
     ] = None,
-    beam: Annotated[int | None, typer.Option(min=1, help="Places; the run's by default.")] = None,
+    beam: Annotated[
+        int | None, typer.Option(min=1, help="Places; the run's by default, at least --n-best.")
+    ] = None,
     length_penalty: Annotated[
         float | None, typer.Option(help="0 favours the short; the run's by default.")
     ] = None,
@@ -65,8 +68,16 @@ def translate(
     A line in, a line out, in the same order; with --n-best or --scores each has the number of its
     line, its score and the text, separated by tabs. What has come is translated at once.
     """
-    if greedy and (sample or n_best > 1 or beam is not None):
-        raise SettingsError("--greedy: has one place and draws nothing; leave out the other")
+    if greedy and (sample or n_best > 1 or beam is not None or length_penalty is not None):
+        raise SettingsError(
+            "--greedy: has one place, ranks nothing and draws nothing; leave out --beam, --n-best, "
+            "--length-penalty and --sample"
+        )
+    if beam is not None and n_best > beam:
+        raise SettingsError(
+            f"--n-best {n_best}: a beam of {beam} places has {beam} translations of a line; give "
+            f"--beam {n_best}, or leave --beam out"
+        )
     if sample and (beam is not None or length_penalty is not None):
         raise SettingsError("--sample: has no beam; leave out --beam and --length-penalty")
     of_samples = {"temperature": temperature, "top-k": top_k, "top-p": top_p, "seed": seed}
@@ -79,7 +90,8 @@ def translate(
     places = 1 if greedy else max(n_best, beam or training["beam"])
     penalty = training["length_penalty"] if length_penalty is None else length_penalty
     where = torch.device(next(held.model.parameters()).device)
-    with told(), ExitStack() as stack:
+    memory = told_of_memory(f"the search with {run}", "take a smaller --batch-tokens or --beam")
+    with told(), memory, ExitStack() as stack:
         search = Search(
             beam=places,
             n_best=n_best,
@@ -106,15 +118,18 @@ def translate(
 
 
 def _blocks(stream: Any, name: str) -> Iterator[list[str]]:
-    """Whole lines as they come; of a terminal one by one, of a pipe what is in it."""
+    """Whole lines as they come; of a terminal one by one, of a pipe what is in it.
+
+    A line that cannot be read ends them, after those before it.
+    """
     rest, number = b"", 0
     while chunk := _read(stream, name):
         *whole, rest = (rest + chunk).split(b"\n")
         if whole:
-            yield _decoded(whole, name, number)
+            yield from _decoded(whole, name, number)
             number += len(whole)
     if rest:
-        yield _decoded([rest], name, number)
+        yield from _decoded([rest], name, number)
 
 
 def _read(stream: Any, name: str) -> bytes:
@@ -127,16 +142,19 @@ def _read(stream: Any, name: str) -> bytes:
     return chunk
 
 
-def _decoded(lines: list[bytes], name: str, before: int) -> list[str]:
+def _decoded(lines: list[bytes], name: str, before: int) -> Iterator[list[str]]:
+    """The lines as one block; ``before`` so many came before."""
     if before == 0:
         lines = [lines[0].removeprefix(BYTE_ORDER_MARK), *lines[1:]]
-    found = []
+    found: list[str] = []
     for number, line in enumerate(lines, start=before + 1):
         try:
             found.append(line.removesuffix(b"\r").decode("utf-8"))
         except UnicodeDecodeError:
+            if found:
+                yield found  # what is good is not lost by what follows it
             raise DataError(f"{name}: line {number} is not UTF-8; convert it first") from None
-    return found
+    yield found
 
 
 def _written(number: int, found: list[Translation], with_scores: bool, as_json: bool) -> str:
