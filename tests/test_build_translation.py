@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from drill import build_translation, cli
+from drill import build_translation, cli, translation
 from drill.analysis.translation_bands import subword_bands, word_bands
 from drill.build import finetuning, load_run, train_run
 from drill.build_translation import load_translation, translator
@@ -496,6 +496,8 @@ def test_a_line_too_long_is_cut_with_a_word(drill, caplog):
     ("words", "stdin", "fault"),
     [
         (["--greedy", "--sample"], "a", "--greedy: has one place"),
+        (["--greedy", "--length-penalty", "5"], "a", "leave out --beam, --n-best, --l"),
+        (["--beam", "2", "--n-best", "4"], "a", "--n-best 4: a beam of 2 places has 2"),
         (["--sample", "--beam", "3"], "a", "--sample: has no beam"),
         (["--seed", "3"], "a", "--seed: says something about --sample"),
         (["--temperature", "0.5"], "a", "--temperature: says something about --sample"),
@@ -510,6 +512,30 @@ def test_a_mistake_ends_in_one_sentence(drill, words, stdin, fault):
     assert code == 1
     assert fault in err
     assert "Traceback" not in err
+
+
+def test_lines_before_one_that_cannot_be_read_are_translated(drill):
+    words = ("translate", "runs/tiny", "--device", "cpu")
+    code, out, err = drill(*words, stdin=b"abc\nde\n\xff\nabc\n")
+    assert code == 1
+    assert "line 3 is not UTF-8" in err
+    assert out == drill(*words, stdin="abc\nde\n")[1]
+
+
+def test_a_search_without_memory_for_it_is_told_of_its_own_option(drill, monkeypatch, caplog):
+    """Not of training.max_tokens, which no search reads."""
+
+    def searched(model, sources, decoding, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried\nmore")
+
+    monkeypatch.setattr(translation, "beam_search", searched)
+    for words in (["translate", "runs/tiny"], ["evaluate", "runs/tiny", "-q"]):
+        code, _, err = drill(*words, "--device", "cpu", "--batch-tokens", "2", stdin="abc\n")
+        assert code == 1
+        assert "runs/tiny: the GPU's memory does not do (CUDA out of memory. Tried);" in err
+        assert "take a smaller --batch-tokens or --beam" in err
+        assert "max_tokens" not in err
+    assert "for 2 subwords at a time, so they are 1 from now on" in caplog.text
 
 
 def test_evaluate_gives_bleu_and_keeps_it(drill, here):

@@ -21,15 +21,19 @@ from typer.testing import CliRunner
 from drill import cli
 from drill.build import load_run
 from drill.checkpoint import fingerprint_in, load, save
+from drill.cli import display
 from drill.cli.commands import app
+from drill.evaluation import Perplexity
 from drill.evaluation.cache import cache_perplexity
 from drill.evaluation.dynamic import dynamic_perplexity
 from drill.evaluation.gradients import Statistics, gradient_statistics
 from drill.machine import device_name
+from drill.progress import Progress
 from drill.recipes import recipe_names
 from drill.run_folder import RunFolderError
 from drill.standing import under
 from drill.steps import TRAINING_LOG
+from drill.training import Outcome
 
 RECIPE = """
 [data]
@@ -108,6 +112,8 @@ def test_a_run_is_a_folder_of_plain_files(place):
     assert (environment["precision"], environment["tf32"]) == ("float32", False)
     assert environment["ways"] == [
         "LSTM PyTorch's own (on a CPU)",
+        "labels reference (the labels are on cpu)",
+        "loss reference (the logits take only 0.0 MiB)",
         "steps launched one by one: CUDA graphs need an NVIDIA GPU, not cpu",
     ]
 
@@ -275,6 +281,29 @@ def test_what_training_says_of_its_way_is_shown(drill, monkeypatch, quiet):
     assert out == ""
     assert ("training on cuda: LSTM persistent\n" in err) is not quiet
     assert not logging.getLogger(TRAINING_LOG).handlers
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_ctrl_c_keeps_the_next_recipe_from_beginning(drill, monkeypatch, finished):
+    """Be it so late that the run is whole."""
+    begun = []
+
+    def interrupted(settings, folder, **options):
+        begun.append(folder.name)
+        scores = Perplexity(100.0, 50, 1) if finished else None
+        return Outcome(finished, 2, 1, scores, scores, 1.0, interrupted=True)
+
+    monkeypatch.setattr(importlib.import_module("drill.cli.train"), "train_run", interrupted)
+    code, out, _ = drill(*ON_A_CPU, "--seed", "1", "--seed", "2", "-q")
+    assert (code, begun) == (130, ["tiny-seed-1"])
+    assert ("runs/tiny-seed-1: valid 7.39  test 7.39" in out) is finished
+
+
+def test_the_display_shows_work_that_makes_no_updates(capsys, monkeypatch):
+    monkeypatch.setattr(display, "LINE_EVERY", -1.0)
+    with display.TrainingDisplay() as shown:
+        shown.show(Progress(3, 3, 0.25, 60, 1.5, 100.0, 0.0, work="test"))
+    assert capsys.readouterr().err == "test  25%\n"
 
 
 def test_several_seeds_and_recipes_in_one_go(drill, place):

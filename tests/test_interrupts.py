@@ -124,6 +124,19 @@ def test_a_signal_while_validating_is_heard_at_the_next_step(tmp_path, monkeypat
     assert unlike(all_of(tmp_path / "run"), all_of(tmp_path / "whole")) == []
 
 
+def test_a_signal_in_the_test_is_told_with_what_the_test_finds(tmp_path, monkeypatch):
+    load = training.load_into
+
+    def interrupted(*arguments: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        load(*arguments)
+
+    monkeypatch.setattr(training, "load_into", interrupted)
+    outcome = small_run(tmp_path)
+    assert (outcome.finished, outcome.interrupted) == (True, True)
+    assert outcome.test is not None
+
+
 def test_a_second_ctrl_c_leaves_the_checkpoint_before(tmp_path, monkeypatch):
     small_run(tmp_path / "whole")
     small_run(tmp_path / "run", rule=interrupted_after(6, "sgd"))

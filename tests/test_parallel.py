@@ -5,6 +5,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -173,6 +174,46 @@ def test_a_run_may_go_on_with_another_number_of_processes(launched, tmp_path, ca
         "saved by 2 processes and going on with 1: random numbers start anew"
     ]
     assert_close_runs(tmp_path / "run", launched / "deep-residual")
+
+
+WAITING = """
+import os, sys, time
+from pathlib import Path
+import torch
+from drill.parallel import world
+folder = Path(sys.argv[1])
+(folder / os.environ["RANK"]).touch()
+while len(list(folder.iterdir())) < 2:  # what is loaded counts for nobody's patience
+    time.sleep(0.05)
+with world(torch.device("cpu"), timeout=4.0) as mine:
+    if mine.first:
+        time.sleep(6.0)
+    mine.wait()
+    print(mine.from_first("learnt" if mine.first else None))
+"""
+
+
+@pytest.mark.slow
+def test_what_the_first_process_does_alone_may_take_longer_than_what_all_do(tmp_path):
+    """It learns subwords and translates the test text, for hours where they are large."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", WAITING, str(tmp_path)],
+            cwd=ROOT,
+            env={**os.environ, **shared, "RANK": rank, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in ("0", "1")
+    ]
+    for process in started:
+        out, err = process.communicate(timeout=120)
+        assert out == "learnt\n", err[-2000:]
 
 
 # -- the world of one -----------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from drill import translation
 from drill.data import BEGIN, END
 from drill.evaluation.bleu import corpus_scores
 from drill.evaluation.search import Decoding, beam_search
@@ -121,6 +122,30 @@ def test_limits_of_a_search_are_named():
     for wrong in (math.nan, math.inf):
         with pytest.raises(ValueError, match=f"length_penalty is finite, not {wrong}"):
             Search(length_penalty=wrong)
+
+
+def test_where_memory_does_not_do_fewer_lines_are_searched_together(
+    data, model, monkeypatch, caplog
+):
+    lines, asked = ["ab", "c", "abcde"] * 4, []
+    whole = [found[0].text for found in translate(model, data.subwords, lines, Search())]
+    real = translation.beam_search
+
+    def searched(model, sources, decoding, **options):
+        asked.append(decoding.batch_tokens)
+        if decoding.batch_tokens > 20:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(model, sources, decoding, **options)
+
+    monkeypatch.setattr(translation, "beam_search", searched)
+    search = Search(batch_tokens=64)
+    found = translate(model, data.subwords, lines, search, lines_per_block=6)
+    assert [each[0].text for each in found] == whole
+    assert asked == [64, 32, 16, 16]  # what was found stays so for the next block
+    assert [record.getMessage().partition(";")[0] for record in caplog.records] == [
+        "the GPU's memory does not do for 64 subwords at a time, so they are 32 from now on",
+        "the GPU's memory does not do for 32 subwords at a time, so they are 16 from now on",
+    ]
 
 
 def test_one_string_is_not_taken_for_lines(data, model):

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import os
 import signal
 import time
 from dataclasses import replace
@@ -15,6 +16,7 @@ from drill import checkpoint, translation_testing, translation_training
 from drill.checkpoint import CheckpointError
 from drill.data import IGNORE, PairBatches
 from drill.divergence import Diverged
+from drill.evaluation.memory import MemoryShort
 from drill.evaluation.search import Decoding, encoded_once
 from drill.evaluation.translation_loss import TranslationLoss, translation_loss
 from drill.optim import AdamW
@@ -161,16 +163,18 @@ def test_a_translator_says_in_which_ways_it_is_trained_and_searched():
     here = "CUDA graphs need an NVIDIA GPU, not cpu"
     last = f"beam search launched one by one: {here}"
     between = "residuals and norms reference (made for CUDA devices, not cpu)"
+    labels = "labels reference (the labels are on cpu)"
     model = small_translator("plain", dropout=0.0)
     assert translation_ways(model, None, 60, None) == [
         "attention flash (to earlier tokens and past padding)",
         between,
+        labels,
         "loss reference (the logits take only 0.1 MiB)",
         "batches replayed as CUDA graphs",
         last,
     ]
     many = translation_ways(model, "asked for", 8192, torch.bfloat16)
-    assert many[2:] == [
+    assert many[3:] == [
         "loss chunked (the logits would take 4 MiB)", "batches launched one by one: asked for", last
     ]  # fmt: skip
     model.transformer.decoder[0].attention.dropout = 0.5  # the CPU's fused kernel has none
@@ -419,6 +423,55 @@ def test_a_signal_saves_and_stops(tmp_path, number):
     assert RunFolder(tmp_path).load_last()[1]["step"] == 5
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("name", ["averaged", "translated"])
+def test_a_signal_in_the_test_ends_it_and_the_next_life_tests(tmp_path, monkeypatch, name, number):
+    """All is saved by then, so nothing but the test is done again."""
+    small_training(tmp_path / "whole", average=2)
+    real = getattr(translation_testing, name)
+
+    def interrupted(*arguments: object, **options: object) -> object:
+        os.kill(os.getpid(), number)
+        return real(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(translation_testing, name, interrupted)
+        outcome = small_training(tmp_path / "run", average=2)
+    assert (outcome.finished, outcome.interrupted, outcome.test) == (False, True, None)
+    assert outcome.epoch == 3
+    assert "test" not in kinds(tmp_path / "run")
+    again = small_training(tmp_path / "run", average=2, rule=after(1, small_rule(), pytest.fail))
+    assert (again.finished, again.interrupted) == (True, False)
+    assert unlike(all_of(tmp_path / "run"), all_of(tmp_path / "whole")) == []
+
+
+def test_a_signal_that_comes_after_the_test_is_told(tmp_path, monkeypatch):
+    """The run is whole, but the next of several must not begin."""
+    real = RunFolder.write_lines
+
+    def interrupted(*arguments: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        real(*arguments)
+
+    monkeypatch.setattr(RunFolder, "write_lines", interrupted)
+    outcome = small_training(tmp_path)
+    assert (outcome.finished, outcome.interrupted) == (True, True)
+
+
+def test_validations_and_the_test_are_shown(tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr(translation_testing, "SHOW_EVERY", 0.0)
+    small_training(tmp_path, epochs=2, average=2, bleu_every=2, progress=told.append)
+    work = [(report.work, report.share) for report in told if report.work is not None]
+    assert list(dict.fromkeys(name for name, _ in work)) == [
+        "validation",
+        "validation, BLEU",
+        "validation of the mean",
+        "test",
+    ]
+    assert [share for name, share in work if name == "test"] == [i / 6 for i in range(7)]
+
+
 def test_a_finished_run_gives_its_outcome_again_without_training(tmp_path, monkeypatch):
     first = small_training(tmp_path, average=2)
     before = all_of(tmp_path)
@@ -485,6 +538,19 @@ def test_an_evaluation_that_is_no_number_ends_in_a_sentence(tmp_path, monkeypatc
     assert str(caught.value).startswith(sentence.format(step=step, path=tmp_path / "run"))
     small_training(tmp_path / "run", bleu_every=1, epochs=1)
     assert unlike(all_of(tmp_path / "run"), all_of(tmp_path / "whole")) == []
+
+
+def test_a_test_without_memory_for_it_is_told_of_and_made_by_the_next_life(tmp_path, monkeypatch):
+    """A smaller max_tokens would be another run."""
+
+    def test(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(translation_testing, "translated", test)
+        with pytest.raises(MemoryShort, match=r"make room on the GPU; the same command tests them"):
+            small_training(tmp_path)
+    assert small_training(tmp_path, rule=after(1, small_rule(), pytest.fail)).finished
 
 
 @pytest.mark.parametrize(

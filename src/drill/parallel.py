@@ -87,9 +87,17 @@ class World:
         return parts
 
 
+PATIENCE = 7 * 86_400.0
+"""Seconds that processes wait for what the first one does alone: it learns subwords, reads a text
+for the first time, validates, tests. One that dies is noticed at once all the same."""
+
+
 @contextmanager
 def world(device: torch.device, timeout: float = 1800.0) -> Iterator[World]:
     """The world that ``torchrun`` set up, or a world of one where it did not start us.
+
+    ``timeout`` in seconds is for what all compute together, where half an hour means that something
+    hangs; for decisions of the first process there is PATIENCE.
 
     Of several machines each ``torchrun`` that may restart its processes needs the environment
     variable TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, see ``_store``.
@@ -106,7 +114,8 @@ def world(device: torch.device, timeout: float = 1800.0) -> Iterator[World]:
         timeout=limit,
     )
     try:
-        control = dist.new_group(backend="gloo", timeout=limit)
+        patience = datetime.timedelta(seconds=PATIENCE)
+        control = dist.new_group(backend="gloo", timeout=patience)
         yield World(dist.get_rank(), dist.get_world_size(), control)
     finally:
         dist.destroy_process_group()
