@@ -1,60 +1,138 @@
-"""Translators of a ledger by their output layer: BLEU of every seed, its mean and spread.
+"""Translators of a ledger by their output layer: BLEU of every seed, and which labels are right.
 
-Runs stand together where they differ by their seed alone. Of a recipe that was trained with several
-settings the latest stand here, and of a seed that was trained twice the latest run.
+Runs stand together where they differ by their seed and their layer alone, and only those are
+compared. Of a layer that was trained with several of its own settings the latest stand here, and of
+a seed that was trained twice the latest run. Runs that were made again with other settings, every
+layer with as many seeds, are left out.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from statistics import mean, stdev
 
+from bands import band_table
 from pages import main
 
 from drill.report import Row, read
+from drill.report.runs import digest, same_but_seed
 
 BASE = "tied"
 
+Layers = Mapping[str, Sequence[Row]]
+"""Runs that may be compared: one a seed, in their order, under the name of their layer."""
 
-def table(rows: Sequence[Row]) -> Iterable[str]:
-    """Corpora one after another; within each the base first, then by BLEU."""
-    scored = [row for row in rows if "bleu" in row.extra]
+
+def table(rows: Sequence[Row], kinds: Sequence[str] = ("subword",)) -> Iterable[str]:
+    """BLEU of all corpora, then labels by frequency where `drill evaluate --words` told of them."""
+    groups = comparisons(rows)
     yield "| corpus | layer | parameters | BLEU of each seed | mean | spread | over tied |"
     yield "|---|---|---:|---:|---:|---:|---:|"
-    for corpus, found in groupby(sorted(scored, key=corpus_of), corpus_of):
-        groups = latest(list(found))
-        bases = [runs for runs in groups if runs[0].layer == BASE]
-        base = average(bases[0]) if bases else None
-        for runs in sorted(groups, key=lambda runs: (runs[0].layer != BASE, average(runs))):
-            scores = [row.extra["bleu"] for row in runs]
+    for corpus, layers in groups.items():
+        for name, runs in layers.items():
+            scores = [bleu_of(row) for row in runs]
+            over = ""
+            if BASE in layers and name != BASE:
+                over = f"{mean(scores) - mean(map(bleu_of, layers[BASE])):+.2f}"
             spread = f"{stdev(scores):.2f}" if len(scores) > 1 else ""
-            alone = base is None or runs[0].layer == BASE
-            over = "" if alone else f"{average(runs) - base:+.2f}"
             each = ", ".join(f"{score:.1f}" for score in scores)
             yield (
-                f"| {corpus} | {runs[0].layer} | {runs[0].parameters:,} | {each} | "
-                f"{average(runs):.2f} | {spread} | {over} |"
+                f"| {corpus} | {name} | {runs[0].parameters:,} | {each} | "
+                f"{mean(scores):.2f} | {spread} | {over} |"
             )
+    for note in notes(groups):
+        yield from ("", note)
+    for corpus, layers in groups.items():
+        for kind in kinds:
+            yield from band_table(corpus, layers, kind, BASE)
 
 
-def latest(rows: Sequence[Row]) -> list[list[Row]]:
-    """Runs of each recipe and layer with the settings recorded last, one a seed, by seed."""
-    settings: dict[tuple[str, str], str] = {}
-    runs: dict[tuple[str, str, str], dict[int, Row]] = {}
-    for row in sorted(rows, key=lambda row: row.recorded):
-        settings[row.recipe, row.layer] = row.settings_digest
-        runs.setdefault((row.recipe, row.layer, row.settings_digest), {})[row.seed] = row
-    return [
-        [row for _, row in sorted(runs[recipe, layer, digest].items())]
-        for (recipe, layer), digest in settings.items()
-    ]
+def comparisons(rows: Sequence[Row]) -> dict[str, Layers]:
+    """Corpora one after another; within each the base first, then layers by BLEU.
+
+    A corpus that was trained with several settings has a number behind its name.
+    """
+    found: dict[str, Layers] = {}
+    scored = [row for row in rows if "bleu" in row.extra]
+    for corpus, own in groupby(sorted(scored, key=corpus_of), corpus_of):
+        by_settings: dict[str, list[Row]] = {}
+        for row in sorted(own, key=lambda row: row.recorded):
+            by_settings.setdefault(without_layer(row), []).append(row)
+        groups = sorted(map(latest, by_settings.values()), key=recorded)
+        groups = [
+            group
+            for place, group in enumerate(groups)
+            if not any(made_again(group, later) for later in groups[place + 1 :])
+        ]
+        for number, layers in enumerate(groups, start=1):
+            label = f"{corpus} ({number})" if len(groups) > 1 else corpus
+            first = sorted(layers, key=lambda name: (name != BASE, average(layers[name])))
+            found[label] = {name: layers[name] for name in first}
+    return found
+
+
+def latest(rows: Sequence[Row]) -> Layers:
+    """Of runs in the order they were recorded, the last settings of every layer."""
+    settings: dict[str, str] = {}
+    runs: dict[tuple[str, str], dict[int, Row]] = {}
+    for row in rows:
+        settings[row.layer] = row.settings_digest
+        runs.setdefault((row.layer, row.settings_digest), {})[row.seed] = row
+    return {
+        name: [row for _, row in sorted(runs[name, digits].items())]
+        for name, digits in settings.items()
+    }
+
+
+def without_layer(row: Row) -> str:
+    """Equal for runs that differ by their seed and layer alone.
+
+    Rows of old hold no settings: they stand together, and apart from all others.
+    """
+    return digest(
+        same_but_seed({k: v for k, v in row.settings.items() if k not in ("recipe", "layer")})
+    )
+
+
+def made_again(earlier: Layers, later: Layers) -> bool:
+    return all(len(runs) <= len(later.get(name, ())) for name, runs in earlier.items())
+
+
+def notes(groups: Mapping[str, Layers]) -> Iterable[str]:
+    """What the name of a recipe does not say: its changes, or that nobody wrote them down."""
+    unknown = []
+    for corpus, layers in groups.items():
+        rows = [row for runs in layers.values() for row in runs]
+        changes = dict.fromkeys(
+            f"{each} ({row.layer})" if each.startswith("layer.") else each
+            for row in rows
+            for each in row.changes or ()
+        )
+        if changes:
+            yield f"Changed from the recipe to the runs of {corpus}: {'; '.join(changes)}."
+        if not all(row.settings for row in rows):  # all or none: see without_layer
+            unknown.append(corpus)
+    if unknown:
+        yield (
+            f"Rows of {' and '.join(unknown)} were recorded before rows held their settings: "
+            "changes of the recipe are not told."
+        )
 
 
 def corpus_of(row: Row) -> str:
-    return row.recipe.split("-")[0]
+    told = row.settings.get("data", {}).get("corpus")
+    return str(told or row.recipe.split("-")[0])  # recipes are called after their corpora
+
+
+def recorded(layers: Layers) -> str:
+    return max(row.recorded for runs in layers.values() for row in runs)
+
+
+def bleu_of(row: Row) -> float:
+    return float(row.extra["bleu"])
 
 
 def average(rows: Sequence[Row]) -> float:
-    return mean(row.extra["bleu"] for row in rows)
+    return mean(map(bleu_of, rows))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,15 @@
-"""Turn the JSON rows of the benchmarks into one Markdown page."""
+"""Turn the JSON rows of the benchmarks, and the translators of a ledger, into one Markdown page."""
 
 import argparse
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
+
+import bleu
+
+from drill import report
 
 Row = dict[str, Any]
 Cell = Callable[[Row, dict[str, Row]], str]
@@ -159,12 +163,13 @@ def measured_at(commit: str | None) -> str:
     return f"commit {commit}" if commit else "at an unknown commit"
 
 
-def page(rows: list[Row], source: str) -> Iterable[str]:
+def page(rows: list[Row], source: str, runs: Sequence[report.Row] = ()) -> Iterable[str]:
     machines = sorted({f"{row['device']}, torch {row['torch']}" for row in rows})
     commits = sorted({row["commit"] for row in rows if row.get("commit")})
     yield "# Measured"
     yield ""
-    yield f"Made by `python bench/summary.py {source}` from what the benchmarks wrote, not by hand."
+    wrote = "benchmarks and runs" if runs else "the benchmarks"
+    yield f"Made by `python bench/summary.py {source}` from what {wrote} wrote, not by hand."
     of = f", commit {' and '.join(commits)}" if commits else ""
     yield "; ".join(machines) + f"{of}. How it is measured: [bench/README.md](../bench/README.md)."
     unknown = sum(not row.get("commit") for row in rows)
@@ -199,6 +204,8 @@ def page(rows: list[Row], source: str) -> Iterable[str]:
     whole = [row for row in rows if row["benchmark"] == "epoch"]
     if whole:
         yield from epochs(whole)
+    if any("bleu" in run.extra for run in runs):
+        yield from translators(runs)
 
 
 def epochs(rows: list[Row]) -> Iterable[str]:
@@ -213,6 +220,19 @@ def epochs(rows: list[Row]) -> Iterable[str]:
         )
         shown = (row["name"], row["precision"], *cells, measured_at(row.get("commit")))
         yield f"| {' | '.join(shown)} |"
+
+
+def translators(runs: Sequence[report.Row]) -> Iterable[str]:
+    """What `drill record` took into the ledger of translators: BLEU, and labels by frequency."""
+    groups = bleu.comparisons(runs)
+    shown = [row for layers in groups.values() for each in layers.values() for row in each]
+    machines = sorted({f"{row.device}, torch {row.torch}" for row in shown})
+    commits = sorted({row.commit or "unknown" for row in shown})
+    yield from ("", "## How good are translations by each output layer?", "")
+    yield "`drill train RECIPE`, `drill evaluate RUN --split test --words`, `drill record RUN`"
+    yield from ("", "; ".join(machines) + f", commit {' and '.join(commits)}.")
+    yield from ("BLEU is of the test text, by sacrebleu (13a).", "")
+    yield from bleu.table(runs, kinds=("subword", "word"))
 
 
 def short(rows: list[Row]) -> Iterable[str]:
@@ -245,12 +265,16 @@ MARKS = ("<!-- from bench/summary.py -->", "<!-- end -->")
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("files", nargs="+", type=Path, help="JSON lines of the benchmarks")
+    options.add_argument(
+        "files", nargs="+", type=Path, help="rows of benchmarks, and of `drill record`"
+    )
     options.add_argument("--into", type=Path, help="renew the short tables of this page instead")
     args = options.parse_args()
-    rows = [json.loads(line) for path in args.files for line in path.read_text().splitlines()]
+    held = [json.loads(line) for path in args.files for line in path.read_text().splitlines()]
+    rows = [row for row in held if "benchmark" in row]
     if args.into is None:
-        print("\n".join(page(rows, " ".join(path.as_posix() for path in args.files))))
+        runs = [row for path in args.files for row in report.read(path)]
+        print("\n".join(page(rows, " ".join(path.as_posix() for path in args.files), runs)))
         return
     before, marked = args.into.read_text().split(MARKS[0])
     after = marked.split(MARKS[1])[1]

@@ -15,10 +15,22 @@ def summary(*arguments: str) -> str:
     return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
 
 
-@pytest.mark.parametrize("name", ["h200", "cpu"])
-def test_the_results_page_is_what_the_rows_say(name):
-    page = ROOT / "docs" / ("results.md" if name == "h200" else f"results-{name}.md")
-    assert summary(f"results/{name}.jsonl") == page.read_text()
+@pytest.mark.parametrize(
+    ("page", "files"),
+    [
+        ("results", ["results/h200.jsonl", "results/runs.jsonl"]),
+        ("results-cpu", ["results/cpu.jsonl"]),
+    ],
+)
+def test_the_results_page_is_what_the_rows_say(page, files):
+    assert summary(*files) == (ROOT / "docs" / f"{page}.md").read_text()
+
+
+def test_the_results_page_has_the_translators_of_the_ledger():
+    found = summary("results/h200.jsonl", "results/runs.jsonl")
+    for layer in ("tied", "dual", "deep-residual 2"):
+        assert f"| multi30k | {layer} |" in found
+    assert "| BLEU of each seed | mean | spread | over tied |" in found
 
 
 def test_the_tables_of_the_readme_are_what_the_rows_say(tmp_path):

@@ -1,0 +1,148 @@
+"""Translators are compared where they differ by their layer alone."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from drill.report import Row, read
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def bleu(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    import bleu
+
+    return bleu
+
+
+def made(
+    layer: str,
+    seed: int,
+    score: float,
+    minute: int = 0,
+    *,
+    lr: float | None = 1e-3,
+    width: int = 8,
+    **more: object,
+) -> Row:
+    """A row of the ledger; without ``lr`` one of old, which holds no settings."""
+    row = next(row for row in read(ROOT / "results/runs.jsonl") if row.recipe == "multi30k-tied")
+    settings = {
+        "recipe": f"multi30k-{layer}",
+        "data": {"corpus": "multi30k"},
+        "layer": {"name": layer, "width": width},
+        "optimizer": {"lr": lr},
+        "training": {"seed": seed},
+    }
+    return replace(
+        row,
+        recipe=f"multi30k-{layer}",
+        layer=layer,
+        seed=seed,
+        settings={} if lr is None else settings,
+        settings_digest=f"{layer} {lr} {width}",
+        recorded=f"2026-01-01T00:{minute:02}:00+00:00",
+        extra={"bleu": score, "beam": 4, "length_penalty": 0.6},
+        **more,
+    )
+
+
+def cells(lines: list[str]) -> list[list[str]]:
+    """Rows of the first table, without its head."""
+    rows = [line for line in lines if line.startswith("| multi30k")]
+    return [line.strip("| ").split(" | ") for line in rows]
+
+
+def test_of_a_layer_its_latest_settings_and_of_a_seed_its_latest_run_stand_there(bleu):
+    rows = [
+        *(made("tied", seed, 40.0 + seed, seed) for seed in (1, 2)),
+        *(made("dual", seed, 30.0, 3) for seed in (1, 2)),
+        made("dual", 2, 41.0, 9, width=9),
+        made("dual", 1, 11.0, 7, width=9),
+        made("dual", 1, 43.0, 8, width=9),
+    ]
+    tied, dual = cells([*bleu.table(rows)])
+    assert tied[3:5] == ["41.0, 42.0", "41.50"]
+    assert dual[3:] == ["43.0, 41.0", "42.00", "1.41", "+0.50"]
+
+
+@pytest.mark.parametrize("lr", [1e-3, None])
+def test_a_baseline_of_other_settings_is_none(bleu, lr):
+    """One run of tied weights by another rate neither replaces the baseline nor is held to it."""
+    rows = [
+        *(made("tied", seed, 40.0, 1, lr=lr) for seed in (1, 2, 3)),
+        *(made("dual", seed, 40.5, 2, lr=lr) for seed in (1, 2, 3)),
+        made("tied", 1, 20.0, 9, lr=5e-4),
+        made("drill", 1, 21.0, 9, lr=7e-4),
+    ]
+    found = cells([*bleu.table(rows)])
+    assert [(row[0], row[1], row[4], row[6:]) for row in found] == [
+        ("multi30k (1)", "tied", "40.00", []),
+        ("multi30k (1)", "dual", "40.50", ["+0.50"]),
+        ("multi30k (2)", "tied", "20.00", []),
+        ("multi30k (3)", "drill", "21.00", []),
+    ]
+
+
+def test_what_was_made_again_with_as_many_seeds_stands_alone(bleu):
+    old = [made(layer, seed, 9.0, 1, lr=None) for layer in ("tied", "dual") for seed in (1, 2)]
+    new = [made(layer, seed, 14.0, 2) for layer in ("tied", "dual", "drill") for seed in (1, 2)]
+    assert [row[0] for row in cells([*bleu.table([*old, *new[:-3]])])] == [
+        *["multi30k (1)"] * 2,
+        *["multi30k (2)"] * 2,
+    ]
+    assert [row[:2] for row in cells([*bleu.table([*old, *new])])] == [
+        ["multi30k", layer] for layer in ("tied", "dual", "drill")
+    ]
+
+
+def test_changes_of_the_recipe_stand_below(bleu):
+    lr, depth = "optimizer.lr: 0.002 -> 0.001", "layer.depth: 2 -> 4"
+    rows = [
+        made("tied", 1, 40.0, changes=[lr]),
+        made("tied", 2, 40.0, changes=[lr]),
+        made("drill", 1, 40.0, changes=[depth, lr]),
+    ]
+    *_, note = bleu.table(rows)
+    assert note == f"Changed from the recipe to the runs of multi30k: {lr}; {depth} (drill)."
+    *_, note = bleu.table([made("tied", 1, 40.0, lr=None)])
+    assert "Rows of multi30k were recorded before rows held their settings" in note
+
+
+def evaluation(matched: int, *, wanted: int = 10, beam: int = 4) -> dict[str, object]:
+    counts = [(0, 1, 0, 0, 0), (1, 10, wanted, 10, matched), (10, None, 50, 50, 25)]
+    keys = ("low", "high", "wanted", "written", "matched")
+    bands = [{**dict(zip(keys, each, strict=True)), "types": 3} for each in counts]
+    told = {"kind": "translation", "split": "test", "beam": beam, "length_penalty": 0.6}
+    return {**told, "subword_bands": bands}
+
+
+def test_labels_by_frequency_are_means_over_seeds_against_tied_weights(bleu):
+    matches = {"tied": (4, 6), "dual": (7, 7), "drill": (8, 9)}
+    rows = [
+        made(layer, seed, 40.0, evaluations=[evaluation(matched), evaluation(1, beam=8)])
+        for layer, each in matches.items()
+        for seed, matched in enumerate(each, start=1)
+    ]
+    lines = [*bleu.table(rows)]
+    assert lines[-4:] == [
+        "| training count | types | wanted | tied | dual | drill | dual, points | drill, points |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+        "| 1 to 9 | 3 | 10 | 50.0 ± 14.1 | 70.0 ± 0.0 | 85.0 ± 7.1 | +20.0 | +35.0 |",
+        "| 10 and more | 3 | 50 | 50.0 ± 0.0 | 50.0 ± 0.0 | 50.0 ± 0.0 | +0.0 | +0.0 |",
+    ]
+    assert "Subwords of multi30k found again" in lines[-6]
+    assert "mean of 2 seeds" in lines[-6]
+    assert [*bleu.table(rows, kinds=("word",))][-1].startswith("| multi30k")
+
+
+def test_labels_of_other_references_are_not_compared(bleu):
+    rows = [
+        made("tied", 1, 40.0, evaluations=[evaluation(4)]),
+        made("dual", 1, 40.0, evaluations=[evaluation(4, wanted=12)]),
+    ]
+    with pytest.raises(SystemExit, match="subwords of dual were held against other references"):
+        [*bleu.table(rows)]
