@@ -12,8 +12,12 @@ import pytest
 from drill import build, machine
 from drill.build import train_run
 from drill.config import saved
+from drill.provenance import has_ended
 from drill.run_folder import RunFolder, RunFolderError
 from tests.test_build import own_cache, small, stopped, texts  # noqa: F401 - fixtures
+from tests.tiny_runs import with_a_test_at
+
+TEN_MINUTES = "training.max_minutes=10"
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
@@ -66,6 +70,17 @@ def test_a_run_that_stopped_by_itself_is_not_woken_by_more_epochs(tmp_path, text
     settings = small(texts, *still, "training.epochs=12", name="ptb-tied")
     assert train_run(settings, folder, device="cpu").epoch < 9
     assert (folder / "environment.json").read_bytes() == before
+
+
+def test_time_in_tests_ends_no_run(tmp_path, texts):  # noqa: F811
+    folder = tmp_path / "run"
+    for epochs in (1, 2):
+        train_run(small(texts, f"training.epochs={epochs}"), folder, device="cpu")
+        with_a_test_at(folder, 1000.0)
+    train_run(small(texts, "training.epochs=3"), folder, device="cpu")
+    assert RunFolder(folder).last_numbers()["elapsed"] >= 1000.0
+    assert not has_ended(RunFolder(folder), small(texts, "training.epochs=4", TEN_MINUTES))
+    assert has_ended(RunFolder(folder), small(texts, "training.epochs=3", TEN_MINUTES))
 
 
 def killed(monkeypatch, settings, folder: Path) -> None:

@@ -23,6 +23,7 @@ from tests.tiny_runs import (
     text,
     unlike,
     weights,
+    with_a_test_at,
 )
 
 ROOT = Path(__file__).parents[1]
@@ -177,6 +178,17 @@ def test_more_epochs_go_on_from_the_end(tmp_path, rule):
         tests = [row["kind"] for row in rows(tmp_path / "raised")].count("test")
         assert tests == 1  # that of fewer epochs goes
     assert unlike(all_of(tmp_path / "raised"), all_of(tmp_path / "whole")) == []
+
+
+def test_the_time_of_a_run_never_falls_when_it_goes_on_after_its_test(tmp_path):
+    for epochs, tested in ((1, 1000.0), (2, 2000.0)):
+        small_run(tmp_path, epochs=epochs, max_minutes=10.0)
+        with_a_test_at(tmp_path, tested)
+        outcome = small_run(tmp_path, epochs=epochs + 1, max_minutes=10.0)
+        assert outcome.epoch == epochs + 1  # what was tested does not count for the limit
+        assert [row["elapsed"] >= tested for row in RunFolder(tmp_path).rows()[-2:]] == [True] * 2
+        assert outcome.elapsed >= tested
+    assert RunFolder(tmp_path).last_numbers()["test_seconds"] >= 1900.0
 
 
 def test_fewer_epochs_end_at_once(tmp_path):

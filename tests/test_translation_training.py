@@ -29,7 +29,15 @@ from drill.translation_steps import (
     translation_ways,
     why_not_captured,
 )
-from tests.tiny_runs import after, all_of, interrupted_after, rows, unlike, weights
+from tests.tiny_runs import (
+    after,
+    all_of,
+    interrupted_after,
+    rows,
+    unlike,
+    weights,
+    with_a_test_at,
+)
 from tests.tiny_translations import (
     LAYERS,
     small_data,
@@ -375,6 +383,17 @@ def test_the_clock_ends_a_run_properly(tmp_path, monkeypatch):
     assert unlike(all_of(tmp_path), before) == []
     assert trained(4.0).finished
     assert rows(tmp_path)[-2]["step"] > held[-2]["step"]
+
+
+def test_the_time_of_a_run_never_falls_when_it_goes_on_after_its_test(tmp_path):
+    for updates, tested in ((2, 1000.0), (4, 2000.0)):
+        small_training(tmp_path, updates=updates, max_minutes=10.0)
+        with_a_test_at(tmp_path, tested)
+        outcome = small_training(tmp_path, updates=updates + 2, max_minutes=10.0)
+        assert outcome.elapsed >= tested
+        held = RunFolder(tmp_path).rows()
+        assert held[-2]["elapsed"] >= tested
+        assert held[-2]["step"] == updates + 2  # what was tested does not count for the limit
 
 
 def test_a_schedule_follows_the_limit_that_comes_first(tmp_path):

@@ -81,11 +81,12 @@ def has_ended(run: RunFolder, settings: Settings) -> bool:
     at, asked = run.last_numbers(), settings.training
     updates, minutes = asked.get("updates"), asked.get("max_minutes")
     with fitting(run):
+        trained = at["elapsed"] - at.get("test_seconds", 0.0)
         stopper = at.get("stopper")  # more epochs do not wake who was stopped by patience
         return (
             at["epoch"] > asked["epochs"]
             or (updates is not None and at["step"] >= updates)
-            or (minutes is not None and at["elapsed"] >= 60.0 * minutes)
+            or (minutes is not None and trained >= 60.0 * minutes)
             or (stopper is not None and stopper["triggered"])
         )
 

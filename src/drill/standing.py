@@ -32,6 +32,7 @@ class Standing:
     best_weights: dict[str, Tensor] | None = None  # not yet on disk
     seconds: float = 0.0  # of this epoch
     elapsed: float = 0.0  # of the run, over all its processes' lives
+    test_seconds: float = 0.0  # of elapsed: tests of a run that then went on; no limit counts them
     metrics_size: int = 0  # bytes of metrics.jsonl that the checkpoint knows of
     clock: float = 0.0  # the share of the time limit, as all processes have agreed
     _ticked: float = field(default_factory=time.monotonic)
@@ -44,8 +45,8 @@ class Standing:
         self._ticked = now
 
     def running(self) -> float:
-        """Seconds of the run up to now."""
-        return self.elapsed + time.monotonic() - self._ticked
+        """Seconds of the run up to now, as its limit counts them."""
+        return self.elapsed - self.test_seconds + time.monotonic() - self._ticked
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,15 @@ def fitting(folder: RunFolder) -> Iterator[None]:
 
 
 def cut_metrics(at: Standing, folder: RunFolder, world: World) -> None:
-    """What was appended after the checkpoint is about to happen again."""
+    """What was appended after the checkpoint is about to happen again.
+
+    The line of a test goes too, but not the time it took: nobody sees the run's time fall.
+    """
+    tested = folder.test_row() if world.first else None
+    spent = 0.0 if tested is None else max(0.0, tested["elapsed"] - at.elapsed)
+    spent = world.from_first(spent)
+    at.elapsed += spent
+    at.test_seconds += spent
     if world.first:
         folder.cut_metrics(at.metrics_size)
 

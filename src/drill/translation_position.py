@@ -187,6 +187,7 @@ def save(
         "seconds": at.seconds,
         "training_seconds": at.training_seconds,
         "elapsed": at.elapsed,
+        "test_seconds": at.test_seconds,
         "validated": at.validated,
         "validations": at.validations,
         "best": None if at.best is None else asdict(at.best),
@@ -221,6 +222,7 @@ def restore(
         rule.load(under("rule/", tensors), numbers["rule"])
         for key in ("epoch", "step", "tokens", "seconds", "training_seconds", "elapsed"):
             setattr(at, key, numbers[key])
+        at.test_seconds = numbers.get("test_seconds", 0.0)  # runs of old have not written it down
         # An update is a multiple of all processes, so only an epoch's last turn is rounded.
         at.batch = min(at.batches, -(-numbers["batch"] // world.size))
         at.validated, at.validations = numbers["validated"], numbers["validations"]
