@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from drill.captured import CapturedGradients
 from drill.data import IGNORE, DataError, PairBatch
-from drill.encoders.transformer_blocks import attention_ways
+from drill.encoders.transformer_attention import attention_ways
 from drill.evaluation.search_labels import foldable
 from drill.kernels.nll import choose
 from drill.kernels.residual_norm import choose_sublayer

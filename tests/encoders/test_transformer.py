@@ -9,9 +9,10 @@ from torch.nn.modules import module as torch_module
 
 from drill.captured import CapturedGradients
 from drill.encoders import Transformer
-from drill.encoders.transformer import PRESETS, sinusoids
-from drill.encoders.transformer_blocks import attended
+from drill.encoders.transformer import PRESETS
+from drill.encoders.transformer_attention import attended
 from drill.encoders.transformer_cache import STEPS_AT_ONCE
+from drill.encoders.transformer_inputs import sinusoids
 from drill.kernels.nll import INTERPRETED, TRITON_INSTALLED
 
 V, d, B, S, T, PAD = 29, 12, 3, 7, 5, 0

@@ -15,19 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drill.encoders.transformer_blocks import (
-    CrossAttention,
-    DecoderBlock,
-    EncoderBlock,
-    SelfAttention,
-    Stream,
-)
+from drill.encoders.transformer_attention import CrossAttention, SelfAttention
+from drill.encoders.transformer_blocks import DecoderBlock, EncoderBlock, Stream
 from drill.encoders.transformer_cache import Cache
+from drill.encoders.transformer_inputs import additive_mask, sinusoids
 from drill.kernels.nll import compute_dtype
-from drill.kernels.residual_norm import (
-    SUBLAYER_IMPLEMENTATIONS,
-    SublayerImplementation,
-)
+from drill.kernels.residual_norm import SUBLAYER_IMPLEMENTATIONS, SublayerImplementation
 from drill.layers.settings import at_least_zero, fraction, one_of, positive
 
 Norm = Literal["pre", "post"]
@@ -184,7 +177,7 @@ class Transformer(nn.Module):
         # Attention over nothing is NaN, so an empty sentence shows its first place.
         mask = mask | (first & ~mask.any(1, keepdim=True))
         x = self._embedded(self.source_embedding, source, 0)
-        mask = _added(mask, x)
+        mask = additive_mask(mask, x)
         stream = Stream(x)
         for block in self.encoder:
             stream = block(stream, mask)
@@ -279,29 +272,6 @@ class Transformer(nn.Module):
                 f"Transformer: {what} has {ids.shape[0]} rows, but the encoded source has {rows}; "
                 "give a row for each"
             )
-
-
-def sinusoids(start: int | Tensor, length: int, width: int, like: Tensor) -> Tensor:
-    """Positions start..start+length-1, (length, width): sin(t w_i), then cos(t w_i).
-
-    w_i = 10000^(-2i/width) for i = 0..width/2-1. Made when asked for, so no sentence is too long.
-    """
-    exact = torch.promote_types(like.dtype, torch.float32)
-    t = torch.arange(length, device=like.device, dtype=exact) + start
-    i = torch.arange(width // 2, device=like.device, dtype=exact)
-    angles = t[:, None] * torch.exp(i * (-2.0 * math.log(10_000.0) / width))
-    return torch.cat([angles.sin(), angles.cos()], dim=1).to(like.dtype)
-
-
-ALIGNED = 8
-"""Fused attention copies a mask whose rows do not begin at multiples of so many numbers."""
-
-
-def _added(seen: Tensor, x: Tensor) -> Tensor:
-    """(B, S) of True and False as (B, 1, 1, S) of 0 and -inf, in the precision of attention."""
-    rows, length = seen.shape
-    room = x.new_zeros((rows, 1, 1, -(-length // ALIGNED) * ALIGNED), dtype=compute_dtype(x))
-    return room[..., :length].masked_fill_(~seen[:, None, None], -torch.inf)
 
 
 def _common_width(source: nn.Embedding, target: nn.Embedding) -> int:

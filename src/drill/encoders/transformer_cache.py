@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from drill.encoders.transformer_blocks import KeysValues
+from drill.encoders.transformer_attention import KeysValues
 
 STEPS_AT_ONCE = 32
 """Room is made for so many steps at a time; a copy at every step would cost more."""

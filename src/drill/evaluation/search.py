@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from drill.encoders.transformer import ALIGNED
+from drill.encoders.transformer_inputs import ALIGNED
 from drill.evaluation.beam import Beam
 from drill.evaluation.perplexity import lower_precision
 from drill.evaluation.sampling import sample

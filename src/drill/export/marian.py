@@ -19,9 +19,12 @@ from torch import Tensor, nn
 
 from drill.data.files import DataError, write_whole
 from drill.data.subwords import BEGIN, END, PAD, Subwords
-from drill.encoders.transformer import Transformer, sinusoids
-from drill.encoders.transformer_blocks import CrossAttention, FeedForward, Residual, SelfAttention
-from drill.layers import MatrixLayer, NotFoldable, SampledSoftmax
+from drill.encoders.transformer import Transformer
+from drill.encoders.transformer_attention import CrossAttention, SelfAttention
+from drill.encoders.transformer_blocks import FeedForward, Residual
+from drill.encoders.transformer_inputs import sinusoids
+from drill.evaluation.search_labels import foldable
+from drill.layers import MatrixLayer, NotFoldable
 from drill.layers.base import OutputLayer
 from drill.layers.settings import positive
 from drill.translator import Translator
@@ -107,10 +110,10 @@ def marian_weights(
 
 
 def _folded(layer: OutputLayer) -> nn.Linear:
-    matrix = layer.layer if isinstance(layer, SampledSoftmax) else layer
-    if not isinstance(matrix, MatrixLayer):
+    matrix = foldable(layer)
+    if matrix is None:
         raise NotFoldable(
-            f"export_marian: a {type(matrix).__name__} is no single matrix, and Marian's output "
+            f"export_marian: a {type(layer).__name__} is no single matrix, and Marian's output "
             "layer is one; train the translator with a layer that folds (drill layers says which)"
         )
     if type(matrix).context is not MatrixLayer.context:
