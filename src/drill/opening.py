@@ -56,13 +56,14 @@ def few_updates(settings: Settings, tokens: int) -> str | None:
     """A sentence where a language model of so many tokens is trained in a few updates only."""
     given = settings.training
     epoch = max(1, tokens // given["batch_size"] // given["bptt"])  # segments are about bptt long
-    if epoch * given["epochs"] >= FEW_UPDATES:
+    updates = epoch * given["epochs"]
+    if updates >= FEW_UPDATES:
         return None
     enough = -(-FEW_UPDATES // epoch)
     return (
-        f"about {epoch * given['epochs']} updates in all, too few to learn much: set a larger "
-        f"training.epochs ({enough} make about {FEW_UPDATES}), a smaller training.batch_size or "
-        "training.bptt"
+        f"about {updates} update{'' if updates == 1 else 's'} in all, too few to learn much: set a "
+        f"larger training.epochs ({enough} make about {FEW_UPDATES}), a smaller "
+        "training.batch_size or training.bptt"
     )
 
 

@@ -8,7 +8,7 @@ import torch
 
 from drill.build import Run
 from drill.cli.display import Counter, note
-from drill.cli.evaluation_rows import Split, evaluation_row
+from drill.cli.evaluation_rows import Split, evaluation_row, in_columns
 from drill.evaluation.cache import cache_perplexity, cache_search
 from drill.evaluation.dynamic import dynamic_perplexity, dynamic_search
 from drill.evaluation.gradients import COLUMNS, gradient_statistics, statistics_columns
@@ -42,8 +42,8 @@ def dynamic_rows(
     columns = statistics_columns(tokens, every)
     if columns < COLUMNS:
         note(
-            f"the training text has {tokens:,} tokens, so gradient statistics are gathered in "
-            f"{columns} column{'' if columns == 1 else 's'} and not in {COLUMNS}"
+            f"the training text has {tokens:,} tokens, too few for {COLUMNS} columns of "
+            f"{every + 1}: gradient statistics are gathered in {in_columns(columns)}"
         )
     with Counter("gradient statistics", quiet) as progress:
         statistics = gradient_statistics(

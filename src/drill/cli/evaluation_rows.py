@@ -17,7 +17,7 @@ class Split(StrEnum):
 
 
 SHOWN = {"run", "weights", "precision", "kind", "split", "tokens", "loss", "perplexity"}
-SHOWN |= {"published", "seconds", "batch_size", "as_published"}
+SHOWN |= {"published", "seconds", "batch_size", "as_published", "statistics_columns"}
 SHOWN |= {"weights_epoch", "weights_step", "weights_fingerprint"}
 """What a line says in words, or not at all; the rest are settings."""
 
@@ -50,13 +50,18 @@ def evaluation_line(row: dict[str, Any]) -> str:
     settings = ", ".join(f"{key} {row[key]}" for key in row if key not in SHOWN)
     if row.get("as_published"):
         settings += ", skipping what the released code skips"
-    columns = "1 column" if row["batch_size"] == 1 else f"{row['batch_size']} columns"
+    if "statistics_columns" in row:
+        settings += f", gradient statistics of {in_columns(row['statistics_columns'])}"
     return (
         f"{row['kind']} {row['split']:5}  perplexity {row['perplexity']:.3f}  "
         f"(as published numbers are counted: {row['published']:.3f})  loss {row['loss']:.4f}  "
-        f"{row['tokens']:,} tokens in {columns}  {row['seconds']:.1f} s"
+        f"{row['tokens']:,} tokens in {in_columns(row['batch_size'])}  {row['seconds']:.1f} s"
         + (f"  [{settings}]" if settings else "")
     )
+
+
+def in_columns(count: int) -> str:
+    return "1 column" if count == 1 else f"{count} columns"
 
 
 def refuse_infinity(rows: Iterable[dict[str, Any]]) -> None:
