@@ -191,6 +191,7 @@ def test_a_run_comes_back_as_it_was(here):
     assert attention.startswith("attention ")
     assert ways == [
         "residuals and norms reference (made for CUDA devices, not cpu)",
+        "labels reference (the labels are on cpu)",
         "loss reference (the logits take only 0.1 MiB)",
         "batches launched one by one: CUDA graphs need an NVIDIA GPU, not cpu",
         "beam search launched one by one: CUDA graphs need an NVIDIA GPU, not cpu",
@@ -577,10 +578,81 @@ def test_evaluate_tells_which_words_are_right_and_keeps_the_translations(drill, 
     assert sum(band["wanted"] for band in row["subword_bands"]) == wanted
 
 
+def test_a_split_is_scored_without_the_training_text(drill, here, tmp_path):
+    pairs, run = tmp_path / "pairs", str(tmp_path / "run")
+    shutil.copytree("pairs", pairs)
+    changes = (f"data.corpus={pairs}", "training.updates=2")
+    train_run(small(*changes), run, device="cpu")
+    for language in ("en", "de"):
+        (pairs / f"train.{language}").unlink()
+    words = ("evaluate", run, "--split", "test", "--device", "cpu", "--json", "-q")
+    code, out, err = drill(*words)
+    assert code == 0, err
+    assert json.loads(out)["bleu"] == pytest.approx(read_run(run).bleu)
+    code, _, err = drill(*words, "--words")  # which counts words there
+    assert code == 1
+    assert "train.en is missing" in err
+    told = json.loads((tmp_path / "run/environment.json").read_text())
+    del told["pairs_of"]  # as runs of old
+    (tmp_path / "run/environment.json").write_text(json.dumps(told))
+    assert "train.en is missing" in drill(*words)[2]
+
+
+def test_a_changed_split_is_refused(here, tmp_path):
+    pairs = tmp_path / "pairs"
+    shutil.copytree("pairs", pairs)
+    train_run(small(f"data.corpus={pairs}", "training.updates=1"), tmp_path / "run", device="cpu")
+    run = load_translation(tmp_path / "run", device="cpu")
+    text, ids = run.split("test")
+    assert (text, len(ids)) == (run.data.text.test, len(text))
+    (pairs / "test.de").write_text("x\n" * len(text))
+    run.split("valid")
+    with pytest.raises(DataError, match=r"was trained on other texts than .* holds now"):
+        run.split("test")
+
+
+def test_a_text_of_ones_own_is_scored(drill, here, tmp_path):
+    hypotheses = here / "runs/tiny/test.de.hyp"
+    before = hypotheses.read_bytes()
+    own = {"source": tmp_path / "test.en", "reference": tmp_path / "ours.de"}
+    shutil.copy("pairs/valid.en", own["source"])
+    shutil.copy("pairs/valid.de", own["reference"])
+    files = [word for name, path in own.items() for word in (f"--{name}", str(path))]
+    words = ("evaluate", "runs/tiny", "--device", "cpu", "--json", "-q", "--words")
+    code, out, err = drill(*words, *files)
+    assert code == 0, err
+    row, wanted = json.loads(out), json.loads(drill(*words, "--split", "valid")[1])
+    assert (row["split"], row["reference"]) == tuple(map(str, own.values()))
+    for key in ("lines", "bleu", "chrf", "perplexity", "word_bands", "subword_bands"):
+        assert row[key] == wanted[key]
+    assert hypotheses.read_bytes() == before  # which are of the run's own test
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        (["--source", "pairs/test.en"], "--source: is one of two texts that belong together; add "),
+        (["--reference", "pairs/test.de"], "add --source"),
+        (
+            ["--source", "pairs/test.en", "--reference", "pairs/test.de", "--split", "test"],
+            "--split: is of the run's own corpus; leave it or --source out",
+        ),
+        (
+            ["--source", "pairs/test.en", "--reference", "pairs/valid.de"],
+            "pairs/test.en has 6 lines but pairs/valid.de has 8",
+        ),
+    ],
+)
+def test_a_text_without_its_reference_is_refused(drill, words, fault):
+    code, _, err = drill("evaluate", "runs/tiny", *words, "--device", "cpu")
+    assert code == 1
+    assert fault in err
+
+
 def test_words_of_a_language_without_rules_are_left_out_with_a_word(drill, here):
     run = load_translation("runs/tiny", device="cpu")
     run.__dict__["data"] = replace(run.data, language="fr")
-    assert list(accuracy_bands(run, "test", run.data.text.test.target)) == ["subword"]
+    assert list(accuracy_bands(run, target := run.data.text.test.target, target)) == ["subword"]
 
 
 def test_a_report_shows_the_words_that_translators_get_right(drill, tmp_path):
@@ -659,7 +731,7 @@ def test_a_run_is_recorded_with_its_words_where_neither_weights_nor_texts_are(
     (found,) = (each for each in row.evaluations if each["split"] == "test")
     run = load_translation("runs/tiny", device="cpu")
     hypotheses = (home / "test.de.hyp").read_text().splitlines()
-    for kind, bands in accuracy_bands(run, "test", hypotheses).items():
+    for kind, bands in accuracy_bands(run, run.data.text.test.target, hypotheses).items():
         assert found[f"{kind}_bands"] == [asdict(band) for band in bands]
     assert "training.beam: 4 -> 2" in row.changes
 

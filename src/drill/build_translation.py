@@ -30,11 +30,16 @@ from drill.data import (
     PAD,
     DataError,
     Filters,
+    Pairs,
+    ParallelText,
     Subwords,
     TranslationData,
     cache_folder,
+    encode_pairs,
     learnt_subwords,
+    pairs_checksum,
     read_parallel_corpus,
+    read_parallel_split,
     translation_data,
 )
 from drill.encoders import Transformer
@@ -138,7 +143,8 @@ def train_translation(
         data.subwords.save(run.subwords)
         run.write_text(run.target_counts, json.dumps(counts) + "\n")
         found = _ways(settings, model, device, processes)
-        keep_environment(run, settings, model, device, processes, found, pairs=data.checksum)
+        texts = {"pairs": data.checksum, "pairs_of": data.checksums}
+        keep_environment(run, settings, model, device, processes, found, **texts)
         run.write_text(run.recipe, settings.to_toml())
     if processes.first and opened is not None:
         text = f"{len(data.train):,} pairs, {len(data.subwords):,} subwords"
@@ -189,6 +195,17 @@ class TranslationRun:
         """Texts and ids of the run; refuses texts that are not the run's."""
         return _data(self.folder, self.settings, self.subwords)
 
+    def split(self, name: str) -> tuple[ParallelText, Pairs]:
+        """Text and ids of ``valid`` or ``test`` as in ``data``; no other text is read."""
+        told = json.loads(self.folder.environment.read_bytes()).get("pairs_of")
+        if told is None:  # runs of old know their texts as a whole alone
+            return getattr(self.data.text, name), getattr(self.data, name)
+        text = read_parallel_split(name, **with_text(self.settings, self.folder).data)
+        found = encode_pairs(text, self.subwords, cache=cache_folder())
+        if told[name] != pairs_checksum(found):
+            raise _other_texts(self.folder, self.settings)
+        return text, found
+
 
 def load_translation(
     folder: Path | str, weights: Weights | None = None, device: torch.device | str = "auto"
@@ -229,8 +246,12 @@ def _counts(run: RunFolder, settings: Settings, subwords: Subwords) -> list[int]
 def _data(run: RunFolder, settings: Settings, subwords: Subwords) -> TranslationData:
     data = pairs(with_text(settings, run), subwords)
     if json.loads(run.environment.read_bytes()).get("pairs") != data.checksum:
-        raise DataError(
-            f"{run.path}: was trained on other texts than {settings.data['corpus']} holds now; "
-            "restore them"
-        )
+        raise _other_texts(run, settings)
     return data
+
+
+def _other_texts(run: RunFolder, settings: Settings) -> DataError:
+    return DataError(
+        f"{run.path}: was trained on other texts than {settings.data['corpus']} holds now; restore "
+        "them"
+    )

@@ -20,7 +20,7 @@ from drill.cli.evaluate_adaptive import (
     cached_rows,
     dynamic_rows,
 )
-from drill.cli.evaluate_translation import evaluate_translation
+from drill.cli.evaluate_translation import Files, evaluate_translation
 from drill.cli.evaluation_rows import Split, evaluation_line, evaluation_row, refuse_infinity
 from drill.cli.trained import (
     DeviceOption,
@@ -45,7 +45,7 @@ OF_DYNAMIC = ("lr", "pull", "epsilon", "every", "limit")
 OF_CACHE = ("window", "theta", "share", "published", "chunk")
 SEARCHED = ("lr", "pull", "theta", "share")
 OF_TEXTS = ("dynamic", "cache", "search", "batch_size", "losses", *OF_DYNAMIC, *OF_CACHE)
-OF_TRANSLATORS = ("beam", "length_penalty", "batch_tokens", "words")
+OF_TRANSLATORS = ("beam", "length_penalty", "batch_tokens", "words", "source", "reference")
 
 
 def evaluate(
@@ -97,6 +97,12 @@ def evaluate(
         bool,
         typer.Option("--words", help="Of a translator: which words are right, by frequency."),
     ] = False,
+    source: Annotated[
+        Path | None, typer.Option(help="Of a translator: a text of your own, with --reference.")
+    ] = None,
+    reference: Annotated[
+        Path | None, typer.Option(help="Of a translator: that text in the other language.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
     weights: WeightsOption = None,
     precision: Annotated[Precision | None, typer.Option(help="The run's by default.")] = None,
@@ -106,8 +112,8 @@ def evaluate(
     """Perplexity of a run's model on its corpus.
 
     By predicted token (N - 1), and divided by all tokens (N) as published numbers are. Of a
-    translator loss, BLEU and chrF; its translations go to RUN/<split>.<language>.hyp. Results also
-    go to RUN/evaluations.jsonl.
+    translator loss, BLEU and chrF; its translations go to RUN/<split>.<language>.hyp, but for those
+    of --source. Results also go to RUN/evaluations.jsonl.
     """
     translator = task_of(run) == TRANSLATION
     given = [name for name in context.params if _is_given(context, name)]
@@ -116,10 +122,11 @@ def evaluate(
             kind = "language models" if translator else "translators"
             raise SettingsError(f"--{name.replace('_', '-')}: is for {kind}, which {run} is not")
     if translator:
+        pairs = _pairs(split, source, reference)
         with told():
             evaluate_translation(
                 loaded_translator(run, weights, device),
-                [each.value for each in split or [Split.valid, Split.test]],
+                pairs,
                 beam=beam,
                 length_penalty=length_penalty,
                 batch_tokens=batch_tokens,
@@ -168,6 +175,20 @@ def evaluate(
         if (dynamic or cache) and not as_json:
             _tell_of_columns(held, splits)
         refuse_infinity(kept)
+
+
+def _pairs(
+    split: Sequence[Split] | None, source: Path | None, reference: Path | None
+) -> list[str] | Files:
+    """What a translator is held against."""
+    if source is None and reference is None:
+        return [each.value for each in split or [Split.valid, Split.test]]
+    if source is None or reference is None:
+        given, lacking = ("source", "reference") if reference is None else ("reference", "source")
+        raise SettingsError(f"--{given}: is one of two texts that belong together; add --{lacking}")
+    if split:
+        raise SettingsError("--split: is of the run's own corpus; leave it or --source out")
+    return Files(source, reference)
 
 
 def _is_given(context: typer.Context, name: str) -> bool:

@@ -1,9 +1,10 @@
 """`drill evaluate` of a translator: loss, BLEU and chrF of its corpus, words by frequency."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 import typer
@@ -13,7 +14,8 @@ from drill.analysis.word_accuracy import AccuracyBand
 from drill.build_translation import TranslationRun
 from drill.cli.display import Counter, console, note
 from drill.cli.evaluation_rows import refuse_infinity
-from drill.data.parallel_text import ParallelText, read_lines
+from drill.data import Pairs, ParallelText, encode_pairs
+from drill.data.parallel_text import read_lines
 from drill.evaluation.memory import told_of_memory
 from drill.evaluation.translated import translated
 from drill.evaluation.words import LANGUAGES
@@ -24,9 +26,16 @@ from drill.run_folder import RunFolderError, json_row
 from drill.translation import Search
 
 
+class Files(NamedTuple):
+    """Pairs that are no split of a corpus."""
+
+    source: Path
+    reference: Path
+
+
 def evaluate_translation(
     run: TranslationRun,
-    splits: Sequence[str],
+    splits: Sequence[str] | Files,
     *,
     beam: int | None,
     length_penalty: float | None,
@@ -36,13 +45,14 @@ def evaluate_translation(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Print a line for each split and add it to RUN/evaluations.jsonl.
+    """Print a line for each split, or for the files, and add it to RUN/evaluations.jsonl.
 
-    The translations become RUN/<split>.<language>.hyp; with ``words`` their accuracy by word
-    frequency is printed too.
+    The translations of a split become RUN/<split>.<language>.hyp; with ``words`` their accuracy by
+    word frequency is printed too, which alone needs the training text.
     """
     if "train" in splits:
         raise SettingsError("--split train: a translator is evaluated on valid and test")
+    language = run.settings.data["target"]
     training, device = run.settings.training, torch.device(next(run.model.parameters()).device)
     chosen: Any = precision or training["precision"]
     search: dict[str, Any] = {
@@ -50,9 +60,8 @@ def evaluate_translation(
         "length_penalty": training["length_penalty"] if length_penalty is None else length_penalty,
     }
     kept = []
-    for split in splits:
+    for split, text, pairs in _texts(run, splits):
         start = time.monotonic()
-        text: ParallelText = getattr(run.data.text, split)
         with (
             products(chosen, device) as autocast,
             Counter(split, quiet) as progress,
@@ -64,9 +73,9 @@ def evaluate_translation(
                 run.model,
                 run.subwords,
                 text,
-                getattr(run.data, split),
+                pairs,
                 Search(**search, batch_tokens=batch_tokens, autocast=autocast),
-                language=run.data.language,
+                language=language,
                 progress=progress,
             )
         row = {
@@ -75,6 +84,7 @@ def evaluate_translation(
             "precision": effective(chosen, device),
             "kind": "translation",
             "split": split,
+            **({"reference": str(splits.reference)} if isinstance(splits, Files) else {}),
             "lines": len(text),
             "tokens": found.fit.tokens,
             "loss": found.fit.loss,
@@ -89,7 +99,7 @@ def evaluate_translation(
             **search,
             "seconds": round(time.monotonic() - start, 3),
         }
-        bands = accuracy_bands(run, split, found.hypotheses) if words else {}
+        bands = accuracy_bands(run, text.target, found.hypotheses) if words else {}
         row |= {f"{kind}_bands": [asdict(band) for band in each] for kind, each in bands.items()}
         if as_json:
             typer.echo(json_row(row))
@@ -97,10 +107,22 @@ def evaluate_translation(
             console().print(_line(row), soft_wrap=True)
             for kind, each in bands.items():
                 typer.echo(f"\n{accuracy_table({f'{kind}s': each}, of=kind).markdown()}")
-        run.folder.write_lines(run.folder.hypotheses(split, run.data.language), found.hypotheses)
+        if not isinstance(splits, Files):
+            run.folder.write_lines(run.folder.hypotheses(split, language), found.hypotheses)
         run.folder.keep_evaluation(row)
         kept.append(row)
     refuse_infinity(kept)
+
+
+def _texts(
+    run: TranslationRun, splits: Sequence[str] | Files
+) -> Iterator[tuple[str, ParallelText, Pairs]]:
+    if isinstance(splits, Files):
+        text = ParallelText.from_files(*splits)
+        yield str(splits.source), text, encode_pairs(text, run.subwords)
+        return
+    for split in splits:
+        yield split, *run.split(split)
 
 
 def kept_bands(run: TranslationRun, split: str) -> dict[str, list[AccuracyBand]]:
@@ -111,15 +133,14 @@ def kept_bands(run: TranslationRun, split: str) -> dict[str, list[AccuracyBand]]
             f"{path}: is missing, so nobody knows which words are right; make it with `drill "
             f"evaluate {run.folder.path} --split {split}`"
         )
-    return accuracy_bands(run, split, read_lines(path))
+    return accuracy_bands(run, getattr(run.data.text, split).target, read_lines(path))
 
 
 def accuracy_bands(
-    run: TranslationRun, split: str, hypotheses: Sequence[str]
+    run: TranslationRun, references: Sequence[str], hypotheses: Sequence[str]
 ) -> dict[str, list[AccuracyBand]]:
     """Of words, where the rules of the target language are known, and of subwords."""
     data = run.data
-    references = getattr(data.text, split).target
     found = {}
     if data.language in LANGUAGES:
         found["word"] = word_bands(hypotheses, references, data.text.train.target, data.language)

@@ -33,10 +33,16 @@ from drill.data.parallel_corpora import (
     PARALLEL_CORPORA,
     PARALLEL_NAMES,
     read_parallel_corpus,
+    read_parallel_split,
 )
 from drill.data.parallel_text import ParallelText
 from drill.data.subwords import BEGIN, END, PAD, Subwords
-from drill.data.translation_data import TranslationData, learnt_subwords, translation_data
+from drill.data.translation_data import (
+    TranslationData,
+    learnt_subwords,
+    pairs_checksum,
+    translation_data,
+)
 from drill.data.vocabulary import EOS, UNK, Vocabulary
 
 __all__ = [
@@ -84,8 +90,10 @@ __all__ = [
     "learnt_subwords",
     "load_corpus",
     "numbers_and_dates_corpus",
+    "pairs_checksum",
     "read_corpus",
     "read_parallel_corpus",
+    "read_parallel_split",
     "sequence_lengths",
     "training_segments",
     "translation_data",

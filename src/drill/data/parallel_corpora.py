@@ -52,25 +52,48 @@ def read_parallel_corpus(
     ``target``, plain or packed as ``.gz`` or ``.xz``. A name goes before a path. ``pairs`` takes
     the first so many pairs for training; of ``numbers``, English to German, so many are generated.
     """
-    if pairs is not None and pairs < 1:
-        raise DataError(f"the number of training pairs is at least 1, not {pairs}")
-    if corpus == GENERATED:
+    _refuse_none(pairs)
+    if corpus == GENERATED:  # all at once
         return _generated(source, target, pairs)
+    return ParallelSplits(
+        *(
+            read_parallel_split(split, corpus, source=source, target=target, pairs=pairs)
+            for split in SPLITS
+        )
+    )
+
+
+def read_parallel_split(
+    split: str,
+    corpus: str = GENERATED,
+    *,
+    source: str = "en",
+    target: str = "de",
+    pairs: int | None = None,
+) -> ParallelText:
+    """``train``, ``valid`` or ``test`` of ``read_parallel_corpus``, without reading the others."""
+    _refuse_none(pairs)
+    if corpus == GENERATED:
+        generated: ParallelText = getattr(_generated(source, target, pairs), split)
+        return generated
     if corpus in PARALLEL_CORPORA:
-        known = PARALLEL_CORPORA[corpus]
-        found = [_joined(corpus, getattr(known, split), (source, target)) for split in SPLITS]
+        stems = getattr(PARALLEL_CORPORA[corpus], split)
     elif Path(corpus).is_dir():
-        stems = [str(Path(corpus).resolve() / split) for split in SPLITS]
-        found = [_joined(corpus, (stem,), (source, target)) for stem in stems]
+        stems = (str(Path(corpus).resolve() / split),)
     else:
         raise DataError(
             f"{corpus}: is neither a parallel corpus ({', '.join(PARALLEL_NAMES)}) nor a folder; "
             f"name a folder with train.{source}, train.{target}, valid.{source}, ..."
         )
-    train, valid, test = found
-    if pairs is not None:
-        train = ParallelText(train.source[:pairs], train.target[:pairs])
-    return ParallelSplits(train, valid, test)
+    found = _joined(corpus, stems, (source, target))
+    if split == "train" and pairs is not None:
+        return ParallelText(found.source[:pairs], found.target[:pairs])
+    return found
+
+
+def _refuse_none(pairs: int | None) -> None:
+    if pairs is not None and pairs < 1:
+        raise DataError(f"the number of training pairs is at least 1, not {pairs}")
 
 
 def _generated(source: str, target: str, pairs: int | None) -> ParallelSplits:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from drill.data.corpora import SPLITS
 from drill.data.encoded_pairs import Filters, Pairs, Progress, encode_pairs
 from drill.data.files import DataError
 from drill.data.numbers_and_dates import ParallelSplits
@@ -43,9 +44,13 @@ class TranslationData:
         """Equal where the same ids are trained and evaluated on."""
         found = 0
         for pairs in (self.train, self.valid, self.test):
-            found = zlib.crc32(pairs.offsets.tobytes(), found)
-            found = zlib.crc32(pairs.ids.tobytes(), found)
+            found = pairs_checksum(pairs, found)
         return found
+
+    @cached_property
+    def checksums(self) -> dict[str, int]:
+        """Of each split, so that one can be known without the others."""
+        return {split: pairs_checksum(getattr(self, split)) for split in SPLITS}
 
     def target_counts(self) -> NDArray[np.int64]:
         """How often every label is asked for in training, (V,)."""
@@ -53,6 +58,11 @@ class TranslationData:
         counts = np.bincount(self.train.ids[first:], minlength=len(self.subwords))
         counts[END] += len(self.train)
         return counts.astype(np.int64)
+
+
+def pairs_checksum(pairs: Pairs, start: int = 0) -> int:
+    """Of these ids, after others whose checksum is ``start``."""
+    return zlib.crc32(pairs.ids.tobytes(), zlib.crc32(pairs.offsets.tobytes(), start))
 
 
 def translation_data(
