@@ -62,13 +62,6 @@ def test_a_batch_is_laid_out_as_said():
     assert {part.dtype for part in batch[:4]} == {torch.int64}
 
 
-def test_a_batch_moves_as_a_whole():
-    batch = next(PairBatches(pairs_of([2], [1])).epoch(0))
-    moved = batch.to("meta")
-    assert [part.device.type for part in moved[:4]] == ["meta"] * 4
-    assert moved.target_tokens == batch.target_tokens
-
-
 @given(
     lengths=st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), min_size=1, max_size=60),
     limit=st.integers(13, 60),
@@ -144,7 +137,7 @@ def test_a_resumed_epoch_equals_the_rest_of_the_straight_one(start):
 def test_ranks_share_the_batches(size):
     pairs = realistic(1_000)
     whole = PairBatches(pairs, 512, seed=2)
-    shards = [whole.shard(rank, size) for rank in range(size)]
+    shards = [PairBatches(pairs, 512, seed=2, rank=rank, size=size) for rank in range(size)]
     assert len({len(shard) for shard in shards}) == 1
     assert len(whole) <= len(shards[0]) * size < len(whole) + size
     found = [list(shard.epoch(1)) for shard in shards]
@@ -157,8 +150,10 @@ def test_ranks_share_the_batches(size):
 @pytest.mark.parametrize("size", [2, 3, 4, 7])
 def test_the_order_of_an_epoch_is_that_of_one_process(size):
     """So a run may go on with another number of processes: only the last turn is parted."""
-    whole = PairBatches(realistic(1_000), 512, seed=2)
-    turns = zip(*(whole.shard(rank, size).epoch(2) for rank in range(size)), strict=True)
+    pairs = realistic(1_000)
+    whole = PairBatches(pairs, 512, seed=2)
+    shards = (PairBatches(pairs, 512, seed=2, rank=rank, size=size) for rank in range(size))
+    turns = zip(*(shard.epoch(2) for shard in shards), strict=True)
     mixed = [batch.indices.tolist() for turn in turns for batch in turn]
     alone = [batch.indices.tolist() for batch in whole.epoch(2)]
     full = len(alone) // size * size
@@ -167,9 +162,9 @@ def test_the_order_of_an_epoch_is_that_of_one_process(size):
 
 
 def test_processes_that_are_left_without_pairs_get_a_batch_that_asks_for_nothing():
-    whole = PairBatches(pairs_of([3] * 3, [3] * 3), max_tokens=4)
-    assert len(whole) == 3
-    shards = [whole.shard(rank, 2) for rank in range(2)]
+    pairs = pairs_of([3] * 3, [3] * 3)
+    assert len(PairBatches(pairs, max_tokens=4)) == 3
+    shards = [PairBatches(pairs, max_tokens=4, rank=rank, size=2) for rank in range(2)]
     assert [len(shard) for shard in shards] == [2, 2]
     found = [batch for shard in shards for batch in shard.epoch(1)]
     assert sorted(seen(found)) == [0, 1, 2]
@@ -203,7 +198,7 @@ def test_wrong_arguments_are_named():
     with pytest.raises(DataError, match="there is no pair"):
         PairBatches(pairs_of([], []))
     with pytest.raises(DataError, match="rank lies in 0 to size - 1, not 2 of 2"):
-        PairBatches(pairs).shard(2, 2)
+        PairBatches(pairs, rank=2, size=2)
     with pytest.raises(DataError, match="epoch is at least 0, not -1"):
         PairBatches(pairs).epoch(-1)
     with pytest.raises(DataError, match="start lies in 0 to 1, not 2"):
@@ -224,7 +219,8 @@ def test_lengths_are_padded_to_a_multiple_and_shapes_repeat():
 
     assert len(shapes(batches)) < 0.5 * len(shapes(plain.epoch(1)))
     assert few.padding.target < plain.padding.target + 0.15
-    assert len(few.shard(1, 2)) * 2 >= len(few)
-    assert all(b.source.shape[1] % 8 == 0 for b in few.shard(1, 2).epoch(1))
+    half = PairBatches(pairs, 4096, multiple=8, rank=1, size=2)
+    assert len(half) * 2 >= len(few)
+    assert all(b.source.shape[1] % 8 == 0 for b in half.epoch(1))
     with pytest.raises(DataError, match="multiple is at least 1, not 0"):
         PairBatches(pairs, multiple=0)

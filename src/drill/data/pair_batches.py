@@ -41,18 +41,6 @@ class PairBatch(NamedTuple):
     indices: Tensor  # (B,)
     target_tokens: int  # what target_out asks for: the targets and an <end> each
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> "PairBatch":
-        def move(part: Tensor) -> Tensor:
-            return part.to(device, non_blocking=non_blocking)
-
-        return PairBatch(
-            move(self.source),
-            move(self.target_in),
-            move(self.target_out),
-            move(self.indices),
-            self.target_tokens,
-        )
-
 
 class Padding(NamedTuple):
     """The share of positions that hold padding, over a whole epoch."""
@@ -72,6 +60,11 @@ class PairBatches:
 
     S and T are multiples of ``multiple``: more padding, but few shapes, each of which may be
     recorded as a CUDA graph. With ``subwords`` a pair that is refused is quoted.
+
+    ``rank`` of ``size`` processes has the batches i of an epoch with i modulo ``size`` = ``rank``:
+    the same number for each, none for two. Where the last turn has too few for all, its fullest are
+    halved until there are enough; if it has too few pairs even for that, some processes get a batch
+    that asks for nothing.
     """
 
     def __init__(
@@ -96,7 +89,7 @@ class PairBatches:
         if not len(pairs):
             raise DataError("PairBatches: there is no pair; give a text with lines")
         self.pairs = pairs
-        self.max_tokens, self.seed, self.multiple = max_tokens, seed, multiple
+        self.seed, self.multiple = seed, multiple
         self.rank, self.size = rank, size
         sources, targets = pairs.lengths
         self._source, self._target = sources + 1, targets + 1  # with <end>; with <begin> or <end>
@@ -123,17 +116,6 @@ class PairBatches:
     def __len__(self) -> int:
         """Batches an epoch, for this process."""
         return -(-(len(self._bounds) - 1) // self.size)
-
-    def shard(self, rank: int, size: int) -> "PairBatches":
-        """The batches of one of ``size`` processes: the same number for each, none for two.
-
-        Batch i of the epoch is that of process i modulo ``size``. Where the last turn has too few
-        batches for all, its fullest are halved until there are enough; if it has too few pairs even
-        for that, some processes get a batch that asks for nothing.
-        """
-        return PairBatches(
-            self.pairs, self.max_tokens, self.seed, multiple=self.multiple, rank=rank, size=size
-        )
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[PairBatch]:
         """The batches ``start``, ``start + 1``, ... of an epoch."""
