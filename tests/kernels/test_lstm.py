@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 from drill.encoders import AwdLstm
-from drill.kernels import lstm as module
 from drill.kernels import lstm_persistent, nvrtc
 from drill.kernels.lstm import Weights, choose, in_one_buffer, in_words, lie_together, lstm
 from drill.kernels.lstm_persistent import layout, supported
+from drill.kernels.told import tell_once
 from tests.kernels.lstm_problems import errors, needs_hopper, problem, solve
 
 
@@ -63,7 +63,7 @@ def test_sizes_that_do_not_fit_are_refused_before_a_kernel_reads(changed, messag
 
 
 def test_every_choice_is_told_once(caplog):
-    module._tell.cache_clear()
+    tell_once.cache_clear()
     x, h, c, weights, _ = problem(2, 1, 3, 4)
     with caplog.at_level("INFO", logger="drill"):
         for impl in ("auto", "reference", "auto"):

@@ -12,6 +12,8 @@ from torch import Tensor
 from drill.kernels import nll as module
 from drill.kernels import nll_plan
 from drill.kernels.nll import choose, nll
+from drill.kernels.nll_checks import c_compiler
+from drill.kernels.told import tell_once
 
 # Triton's interpreter computes with numpy, which warns of what a GPU does in silence.
 pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
@@ -477,6 +479,42 @@ def test_auto_says_what_it_takes_and_why(
     assert choice.impl == impl
     assert reason in choice.reason
     assert f"auto -> {impl} ({choice.reason})" in caplog.text
+
+
+def test_without_a_c_compiler_triton_cannot_launch_and_auto_says_so_once(monkeypatch, caplog):
+    reason = "Triton needs a C compiler, and finds neither what $CC names nor gcc nor clang"
+    monkeypatch.setattr(module, "TRITON_INSTALLED", True)
+    monkeypatch.setattr(module, "C_COMPILER", None)
+    gpu = torch.device("cuda")
+    monkeypatch.setattr(module, "INTERPRETED", True)
+    assert module.triton_missing(gpu, torch.float32) is None  # nothing is launched there
+    monkeypatch.setattr(module, "INTERPRETED", False)
+    assert module.triton_missing(gpu, torch.float32) == reason
+    tell_once.cache_clear()
+    caplog.set_level(logging.INFO, logger="drill")
+    assert {choose(10, labels, torch.float32, gpu).impl for labels in (5, 6)} == {"chunked"}
+    assert caplog.messages == [f"nll: chunked (CUDA device, but {reason})"]
+
+
+@pytest.mark.parametrize(
+    ("named", "there", "found"),
+    [
+        (None, ["gcc", "clang"], "gcc"),
+        (None, ["clang", "cc"], "clang"),
+        (None, ["cc"], None),
+        ("mycc", ["mycc", "gcc"], "mycc"),
+        ("mycc", ["gcc"], None),
+        ("", ["gcc"], None),
+    ],
+)
+def test_the_compiler_is_the_one_that_triton_takes(named, there, found, tmp_path, monkeypatch):
+    for name in there:
+        (tmp_path / name).touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    if named is not None:
+        monkeypatch.setenv("CC", named)
+    assert c_compiler() == (None if found is None else str(tmp_path / found))
 
 
 @pytest.mark.parametrize(

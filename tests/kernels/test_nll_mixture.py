@@ -14,6 +14,7 @@ from drill.kernels import nll_mixture, nll_plan
 from drill.kernels.nll import TRITON_INSTALLED
 from drill.kernels.nll_mixture import mixture_nll, tokens_at_once
 from drill.kernels.nll_plan import Settings
+from drill.kernels.told import tell_once
 from drill.layers import DeepResidual, MixtureOfSoftmaxes
 from tests.kernels.products import Products
 from tests.kernels.test_nll import IGNORED, Engine, every_dtype, every_engine
@@ -536,6 +537,16 @@ def test_it_says_which_way_it_goes_and_all_ways_agree(said, caplog):
     if loss.requires_grad:
         found, right = (torch.autograd.grad(x.sum(), given.leaves) for x in (loss, truth))
         torch.testing.assert_close(found, right)
+
+
+def test_a_lack_of_memory_is_told_once_without_asking(caplog):
+    tell_once.cache_clear()
+    caplog.set_level(logging.INFO, logger="drill")
+    for _ in range(2):
+        mixture(N, K, V, k).loss(impl="chunked", memory=5000)
+    assert caplog.messages == [
+        "mixture_nll: the experts' losses apart, slower (memory holds no chunk worth a sweep)"
+    ]
 
 
 def test_auto_sweeps_where_it_is_not_the_reference(caplog):

@@ -11,8 +11,6 @@ graph       a product and a kernel per step, replayed as CUDA graphs: any NVIDIA
 The last two multiply in bfloat16, with float32 sums and cell states.
 """
 
-import logging
-from functools import cache
 from typing import Literal
 
 import torch
@@ -23,14 +21,13 @@ from drill.kernels.lstm_parameters import Weights as Weights
 from drill.kernels.masks import drop_entries
 from drill.kernels.nll import triton_missing
 from drill.kernels.nll_checks import autocast_on
+from drill.kernels.told import tell_once
 
 Implementation = Literal["auto", "reference", "cudnn", "persistent", "graph"]
 IMPLEMENTATIONS: tuple[Implementation, ...] = ("auto", "reference", "cudnn", "persistent", "graph")
 
 LARGEST_PERSISTENT_BATCH = 40
 """``auto`` takes ``graph`` beyond: the persistent kernel then needs several launches in turn."""
-
-logger = logging.getLogger("drill")
 
 
 def lstm(
@@ -55,7 +52,7 @@ def lstm(
     _check_shapes(x, h, c, weights)
     chosen, reason = choose(impl, x, weights.w_hh)
     if not torch.compiler.is_compiling():
-        _tell(in_words(chosen, x.device), reason)
+        tell_once("lstm", in_words(chosen, x.device), reason)
     if chosen == "persistent":
         return _persistent(x, h, c, weights, drop, keep_padding)
     if chosen == "graph":
@@ -108,12 +105,6 @@ def _obstacle(impl: str, device: torch.device, w_hh: Tensor) -> str | None:
     if device.type == "cuda" and torch.cuda.get_device_capability(device)[0] < 8:
         return "it needs a GPU that multiplies bfloat16, compute capability 8 or more"
     return triton_missing(device, torch.bfloat16)
-
-
-@cache
-def _tell(chosen: str, reason: str) -> None:
-    """Once for every choice of a process."""
-    logger.info("lstm: %s (%s)", chosen, reason)
 
 
 def _check_shapes(x: Tensor, h: Tensor, c: Tensor, weights: Weights) -> None:

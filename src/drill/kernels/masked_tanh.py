@@ -15,6 +15,7 @@ from torch import Tensor
 
 from drill.kernels.masks import masked
 from drill.kernels.nll import triton_missing
+from drill.kernels.told import tell_once
 
 TanhImplementation = Literal["auto", "reference", "triton"]
 
@@ -25,8 +26,7 @@ def masked_tanh(x: Tensor, mask: Tensor, *, impl: TanhImplementation = "auto") -
     ``auto`` takes the kernel for half precision on a GPU, which is where the passes cost time.
     """
     if impl == "auto":
-        fused = x.is_cuda and not torch.compiler.is_compiling() and kernel_missing(x) is None
-        impl = "triton" if fused else "reference"
+        impl = _choose(x)
     if impl == "reference":
         return masked(torch.tanh(x), mask)
     missing = kernel_missing(x)
@@ -34,6 +34,16 @@ def masked_tanh(x: Tensor, mask: Tensor, *, impl: TanhImplementation = "auto") -
         raise ValueError(f'masked_tanh: {missing}; use impl="reference" or impl="auto"')
     with torch.cuda.device_of(x):  # where Triton launches
         return cast(Tensor, _MaskedTanh.apply(x, mask))
+
+
+def _choose(x: Tensor) -> TanhImplementation:
+    if not x.is_cuda or torch.compiler.is_compiling():
+        return "reference"
+    missing = kernel_missing(x)
+    if missing is None:
+        return "triton"
+    tell_once("masked_tanh", "reference", missing)
+    return "reference"
 
 
 def kernel_missing(x: Tensor) -> str | None:

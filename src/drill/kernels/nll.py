@@ -22,8 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from drill.kernels.nll_checks import C_COMPILER, autocast_on, check_head, check_targets
 from drill.kernels.nll_checks import TRITON_INSTALLED as TRITON_INSTALLED
-from drill.kernels.nll_checks import autocast_on, check_head, check_targets
+from drill.kernels.told import tell_once
 
 Implementation = Literal["auto", "reference", "chunked", "triton"]
 Reduction = Literal["none", "mean", "sum"]
@@ -135,6 +136,8 @@ def choose(tokens: int, labels: int, dtype: torch.dtype, device: torch.device) -
         choice = Choice("reference", f"the logits take only {size / 2**20:.1f} MiB")
     if not torch.compiler.is_compiling():
         logger.debug("nll: auto -> %s (%s)", *choice)
+        if device.type == "cuda" and choice.impl != "triton":
+            tell_once("nll", *choice)
     return choice
 
 
@@ -166,6 +169,8 @@ def triton_missing(device: torch.device, dtype: torch.dtype) -> str | None:
         return f"Triton needs a CUDA device and the tensors are on {device.type}"
     if dtype == torch.float64:
         return "the Triton kernels are written for float32, bfloat16 and float16, not float64"
+    if not INTERPRETED and C_COMPILER is None:
+        return "Triton needs a C compiler, and finds neither what $CC names nor gcc nor clang"
     return None
 
 

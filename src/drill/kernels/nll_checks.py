@@ -1,12 +1,24 @@
 """Checks of what a loss is given: one sentence with the fault, its sizes and the mend."""
 
 import importlib.util
+import os
+import shutil
 from typing import cast
 
 import torch
 from torch import Tensor
 
 TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
+
+
+def c_compiler() -> str | None:
+    """What Triton builds the launchers of its kernels with: $CC where it is set, gcc or clang."""
+    given = os.environ.get("CC")
+    return (shutil.which("gcc") or shutil.which("clang")) if given is None else shutil.which(given)
+
+
+C_COMPILER = c_compiler()
+"""Looked for once: torch.compile traces who asks."""
 
 _AUTOCAST = (torch.float32, torch.bfloat16, torch.float16)
 """What autocast brings to one dtype; others it leaves as they are."""
@@ -116,7 +128,7 @@ def check_range(
 
 
 def _extremes(ids: Tensor, ignore_index: int | None) -> list[int]:
-    if ids.is_cuda and TRITON_INSTALLED:
+    if ids.is_cuda and TRITON_INSTALLED and C_COMPILER:
         from drill.kernels.nll_triton import extremes  # one launch instead of four
 
         return extremes(ids, ignore_index)

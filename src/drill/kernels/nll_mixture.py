@@ -46,6 +46,7 @@ from drill.kernels.nll_checks import check_head
 from drill.kernels.nll_chunked import add_product, engine_named, padded_weight, wants_gradients
 from drill.kernels.nll_mixture_passes import Passes, TorchPasses
 from drill.kernels.nll_plan import ROW_BYTES, Settings, aligned
+from drill.kernels.told import tell_once
 
 CHUNK_ELEMENTS = {"cpu": 2**22, "cuda": 2**28}
 """Logits of a chunk at most. Every chunk reads and writes the sums of the labels' gradient, so
@@ -56,6 +57,8 @@ MIN_ROWS = 256
 """With fewer rows in a chunk, those sums would cost more than the products."""
 WIDTH_ALIGN = {"cpu": 1, "cuda": 16}
 """Contexts and labels with their bias are padded to this width: GPUs read them in wide words."""
+
+_NO_ROOM = "memory holds no chunk worth a sweep"
 
 logger = logging.getLogger("drill")
 
@@ -93,6 +96,8 @@ def mixture_nll(
     if missing is not None:
         if not compiling:
             logger.debug("mixture_nll: the experts' losses apart (%s)", missing)
+            if missing is _NO_ROOM:
+                tell_once("mixture_nll", "the experts' losses apart, slower", missing)
         return _apart(*tensors, targets, reduction, settings)
     logger.debug("mixture_nll: one sweep, %d of %d tokens at once", at_once, tokens)
     with torch.cuda.device_of(contexts):  # where Triton launches
@@ -120,7 +125,7 @@ def _why_apart(reduction: str, impl: str, at_once: int, trained: bool) -> str | 
     if reduction == "none":
         return "each token's gradient has a factor of its own, known only in backward"
     if at_once == 0:
-        return "memory holds no chunk worth a sweep"
+        return _NO_ROOM
     return None
 
 
