@@ -104,7 +104,7 @@ def test_the_environment_of_a_run(tmp_path, texts):
     assert found.pop("started").startswith("20")
     assert found.pop("device")
     assert isinstance(found.pop("command"), list)
-    assert [way.split(" ")[0] for way in found.pop("ways")] == ["LSTM", "steps"]
+    assert [way.split(" ")[0] for way in found.pop("ways")] == ["LSTM", "labels", "loss", "steps"]
     assert found == {
         "drill": __version__,
         "commit": "0123abc",

@@ -21,7 +21,7 @@ from drill.models import LanguageModel
 from drill.optim import AdamW, Asgd, NtAsgd, Sgd
 from drill.parallel import World
 from drill.position import Position
-from drill.steps import Glance, RecordedSteps, Steps, steps, why_not_recorded
+from drill.steps import Glance, RecordedSteps, Steps, steps, ways, why_not_recorded
 
 ROWS, BATCH, WORDS, BPTT = 120, 3, 17, 8
 OPTIONS = {"activation": 2.0, "slowness": 1.0, "check": False}
@@ -148,8 +148,26 @@ def test_where_steps_are_launched_one_by_one_it_says_why():
     assert type(made) is Steps
 
 
-def test_a_model_says_which_lstm_it_takes():
-    assert model().encoder.ways(BATCH) == ["LSTM PyTorch's own (on a CPU)"]
+def test_a_model_says_in_which_ways_it_is_trained():
+    assert ways(model(layer=deep), "asked for", BATCH, BPTT, None) == [
+        "LSTM PyTorch's own (on a CPU)",
+        "labels reference (the labels are on cpu)",
+        "loss reference (the logits take only 0.0 MiB)",
+        "steps launched one by one: asked for",
+    ]
+
+
+def test_lengths_beyond_the_most_graphs_are_launched_and_told_once(monkeypatch, caplog):
+    monkeypatch.setattr("drill.steps.MOST_GRAPHS", 1)
+    trained, data, at, rule = model(), text(), position(), AdamW()
+    rule.begin(trained.named_parameters())
+    step = RecordedSteps(trained, data, rule, **SETTINGS)
+    with caplog.at_level("WARNING", logger="drill"):
+        for length in (5, 5, 6, 6, 6, 7, 7):
+            step(at, Segment(0, length, length), 0.0)
+    assert list(step.replays) == [5]
+    (told,) = caplog.messages
+    assert told.startswith("training: steps of 1 lengths are replayed as CUDA graphs, which is the")
 
 
 def test_a_cpu_is_looked_at_at_once():

@@ -197,7 +197,7 @@ def train_language_model(
 
 
 def _ways(settings: Settings, model: LanguageModel, trains_by: Rule, processes: World) -> list[str]:
-    """Which LSTM is used and how steps are made, and why."""
+    """Which kernels are used and how steps are made, and why."""
     given = settings.training
     trains_by.begin(model.named_parameters())  # what it can do depends on what it changes
     obstacle = why_not_recorded(
@@ -207,8 +207,8 @@ def _ways(settings: Settings, model: LanguageModel, trains_by: Rule, processes: 
     device = next(model.parameters()).device
     autocast = autocast_dtype(given["precision"], device)
     try:
-        return ways(model, obstacle, batch, autocast)
-    except ValueError as error:  # encoder.impl names what does not run here
+        return ways(model, obstacle, batch, given["bptt"], autocast)
+    except ValueError as error:  # encoder.impl or layer.encoder names what does not run here
         raise SettingsError(f"the recipe {settings.recipe}: {error}") from None
 
 

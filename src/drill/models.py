@@ -85,6 +85,10 @@ class LanguageModel(nn.Module):
     def initial_state(self, batch: int) -> State:
         return self.encoder.initial_state(batch)
 
+    def ways(self, batch: int, length: int) -> list[str]:
+        """How it trains on so many sequences of this length where it is, and why."""
+        return [*self.encoder.ways(batch), *self.layer.ways(batch * length)]
+
     @contextmanager
     def without_dropout(self) -> Iterator[None]:
         """Inside, gradients can be had and nothing is dropped; for dynamic evaluation."""

@@ -101,6 +101,7 @@ class RecordedSteps(Steps):
         self.granted: object = None
         self.obstacle: str | None = None
         self.replays: dict[int, Replay] = {}
+        self._told_of_the_most = False
 
     def __call__(self, at: Position, segment: Segment, progress: float) -> None:
         length = segment.length
@@ -110,8 +111,7 @@ class RecordedSteps(Steps):
         self.ids[: length + 1].copy_(self.data[segment.start : segment.start + length + 1])
         self.seen[length] += 1
         new = length not in self.replays
-        few = self.seen[length] <= SEEN_BEFORE or len(self.replays) >= MOST_GRAPHS
-        if self.obstacle is not None or (new and few):
+        if self.obstacle is not None or (new and not self._comes_again(length)):
             self.graphs.warm_up(lambda: self._launch(at, segment, progress))
             return
         self.rule.announce(segment.sampled_length, self.bptt, progress)
@@ -121,6 +121,22 @@ class RecordedSteps(Steps):
             )
         self.replays[length]()
         self.rule.replayed()
+
+    def _comes_again(self, length: int) -> bool:
+        """Whether a length without a graph is to get one: it came before, and there is room."""
+        if self.seen[length] <= SEEN_BEFORE:
+            return False
+        if len(self.replays) < MOST_GRAPHS:
+            return True
+        if not self._told_of_the_most:
+            self._told_of_the_most = True
+            logger.warning(
+                "training: steps of %d lengths are replayed as CUDA graphs, which is the most: "
+                "those of further lengths are launched one by one, more slowly; a smaller "
+                "training.bptt has fewer",
+                MOST_GRAPHS,
+            )
+        return False
 
     def _launch(self, at: Position, segment: Segment, progress: float) -> None:
         def step() -> None:
@@ -211,7 +227,8 @@ def steps(
     """Replayed steps where that is wanted and possible, else launched ones; the log says why."""
     obstacle = why_not_recorded(model, rule, capture, world_size, micro_batch)
     if data.is_cuda:
-        found = ways(model, obstacle, data.shape[1], settings.get("autocast"))
+        size = data.shape[1], settings["bptt"]
+        found = ways(model, obstacle, *size, settings.get("autocast"))
         logger.info("training on %s: %s", data.device, "; ".join(found))
     if obstacle is None:
         return RecordedSteps(model, data, rule, **settings)
@@ -219,11 +236,15 @@ def steps(
 
 
 def ways(
-    model: LanguageModel, obstacle: str | None, batch: int, autocast: torch.dtype | None
+    model: LanguageModel,
+    obstacle: str | None,
+    batch: int,
+    bptt: int,
+    autocast: torch.dtype | None,
 ) -> list[str]:
     """How a run is trained where the model is; ``obstacle`` is what ``why_not_recorded`` gives."""
     with autocast_to(next(model.parameters()).device, autocast):
-        parts = model.encoder.ways(batch)
+        parts = model.ways(batch, bptt)
     steps = "replayed as CUDA graphs" if obstacle is None else f"launched one by one: {obstacle}"
     return [*parts, f"steps {steps}"]
 

@@ -12,7 +12,6 @@ from drill.captured import CapturedGradients
 from drill.data import IGNORE, DataError, PairBatch
 from drill.encoders.transformer_attention import attention_ways
 from drill.evaluation.search_labels import foldable
-from drill.kernels.nll import choose
 from drill.kernels.residual_norm import choose_sublayer
 from drill.layers import MatrixLayer
 from drill.parallel import World
@@ -59,10 +58,11 @@ def translation_ways(
     if compile and model.transformer.impl == "auto":
         impl, reason = "reference", "torch.compile fuses by itself"
     parts.append(f"residuals and norms {impl} ({reason})")
-    if isinstance(model.layer, MatrixLayer):  # others have a loss of their own
-        size = max_tokens, model.layer.vocabulary_size
-        choice = choose(*size, autocast or parameter.dtype, parameter.device)
-        parts.append(f"loss {choice.impl} ({choice.reason})")
+    with autocast_to(parameter.device, autocast):
+        if isinstance(model.layer, MatrixLayer):
+            parts += model.layer.ways(max_tokens)
+        else:  # smoothed, it has a loss of its own
+            parts += model.layer.label_ways()
     no_graph = None if parameter.is_cuda else _no_graphs(parameter.device)
     if foldable(model.layer) is None:
         no_graph = no_graph or f"{type(model.layer).__name__} does not fold"

@@ -166,6 +166,10 @@ class AdaptiveSoftmax(WrappingLayer):
             )
         return reduce_losses(losses, targets, reduction, ignore_index)
 
+    def ways(self, tokens: int) -> list[str]:
+        head = self.cutoffs[0] + len(self.cutoffs)
+        return [*super().ways(tokens), f"the head's {self.layer.loss_way(tokens, head)}"]
+
     def _losses(
         self,
         context: Tensor,  # (N, k)

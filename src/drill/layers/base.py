@@ -29,6 +29,8 @@ from drill.kernels.nll import (
     Implementation,
     Reduction,
     check_settings,
+    choose,
+    compute_dtype,
     nll,
 )
 from drill.kernels.nll_checks import check_head, check_states, check_targets
@@ -129,6 +131,14 @@ class OutputLayer(nn.Module, abc.ABC):
         Labels need nothing of the text, so a GPU can encode them beside the encoder.
         """
         return nullcontext()
+
+    def ways(self, tokens: int) -> list[str]:
+        """How it trains on so many tokens where it is, for each part that has a choice."""
+        return self.label_ways()
+
+    def label_ways(self) -> list[str]:
+        """How it encodes its labels where it is, if there is a choice."""
+        return []
 
     def forward(self, hidden: Tensor) -> Tensor:
         """``logits``, as of a linear head, so that the layer can stand where one stood."""
@@ -309,6 +319,15 @@ class MatrixLayer(OutputLayer):
         if held or device is None or device.type != "cuda":
             return nullcontext()
         return self._ahead(device)
+
+    def ways(self, tokens: int) -> list[str]:
+        return [*super().ways(tokens), self.loss_way(tokens, self.vocabulary_size)]
+
+    def loss_way(self, tokens: int, labels: int) -> str:
+        """How ``nll`` computes so many losses over so many labels, in autocast's dtype if any."""
+        like = torch.empty(0, **placement(self.embedding))
+        choice = choose(tokens, labels, compute_dtype(like), like.device)
+        return f"loss {choice.impl} ({choice.reason})"
 
     def extra_repr(self) -> str:
         bias = self.bias is not None

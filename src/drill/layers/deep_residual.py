@@ -17,7 +17,8 @@ from drill.kernels.label_encoder import (
     encode_labels,
     fused_missing,
 )
-from drill.kernels.nll import compute_dtype, logger
+from drill.kernels.nll import Choice, compute_dtype
+from drill.kernels.told import tell_once
 from drill.layers.base import MatrixLayer
 from drill.layers.hooks import hooked
 from drill.layers.label_map import LabelMap, MapOptions
@@ -108,21 +109,34 @@ class DeepResidual(MatrixLayer):
             f"residual_between={self.residual_between}, encoder={self.encoder!r}"
         )
 
+    def label_ways(self) -> list[str]:
+        if self.depth == 0:
+            return []
+        E = torch.empty((0, self.embedding.embedding_dim), **placement(self.embedding))
+        impl, reason = self._choose(E)
+        return [f"labels {impl} ({reason})"]
+
     def _resolve(self, E: Tensor) -> str:
         if torch.compiler.is_compiling():
             return "reference"
-        missing = _beyond_fusion(self.maps)
-        if self.encoder == "auto":
-            if missing is not None:
-                return "reference"
-            choice = choose_encoder(E, self.hidden_size, self.depth)
-            logger.debug("DeepResidual: auto -> %s (%s)", *choice)
-            return choice.impl
+        choice = self._choose(E)
+        tell_once("labels of DeepResidual", *choice)
+        return choice.impl
+
+    def _choose(self, E: Tensor) -> Choice:
+        """How labels like E (V, d) are encoded, and why."""
+        if self.encoder == "reference":
+            return Choice("reference", "asked for")
+        beyond = _beyond_fusion(self.maps)
         if self.encoder == "triton":
-            missing = missing or fused_missing(E, self.hidden_size, self.depth)
+            missing = beyond or fused_missing(E, self.hidden_size, self.depth)
             if missing is not None:
                 raise ValueError(f'DeepResidual: encoder="triton": {missing}; use encoder="auto"')
-        return self.encoder
+            return Choice("triton", "asked for")
+        choice = choose_encoder(E, self.hidden_size, self.depth)
+        if choice.impl == "triton" and beyond is not None:
+            return Choice("reference", beyond)
+        return choice
 
     def _fused(self, E: Tensor) -> Tensor:
         f = self.maps[0]

@@ -105,6 +105,10 @@ class MixtureOfSoftmaxes(WrappingLayer):
         assert mixed is not None
         return mixed
 
+    def ways(self, tokens: int) -> list[str]:
+        rows = tokens * self.experts
+        return [*super().ways(tokens), self.layer.loss_way(rows, self.vocabulary_size)]
+
     def checked_nll(self, hidden: Tensor, targets: Tensor, options: LossOptions) -> Tensor:
         log_prior, contexts = self.expert_contexts(hidden)
         contexts, weight = self.layer.context(contexts), self.layer.weight
