@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import logging
 import lzma
 import shutil
 import sys
@@ -25,6 +26,7 @@ from drill.recipes import SettingsError, recipe_names
 from drill.report.ledger import read as read_ledger
 from drill.report.runs import read_run
 from drill.run_folder import RunFolder, RunFolderError
+from drill.steps import TRAINING_LOG
 from drill.translation import Search, Translation, translate
 from drill.translation_training import NothingTrained
 from tests.tiny_runs import all_of, interrupted_after, unlike
@@ -373,6 +375,22 @@ def test_a_changed_text_is_refused(here, tmp_path):
         train_run(settings, tmp_path / "run", device="cpu")
     with pytest.raises(DataError, match="was trained on other texts"):
         _ = load_translation(tmp_path / "run", device="cpu").data
+
+
+@pytest.mark.gpu
+def test_a_gpu_run_finds_and_says_once_in_which_ways_it_is_trained(
+    here, tmp_path, caplog, monkeypatch
+):
+    found = []
+    real = build_translation.translation_ways
+    monkeypatch.setattr(
+        build_translation, "translation_ways", lambda *a: found.append(real(*a)) or found[-1]
+    )
+    with caplog.at_level(logging.INFO, TRAINING_LOG):
+        train_run(small(), tmp_path / "run", device="cuda")
+    (ways,) = found
+    told = [record.getMessage() for record in caplog.records if record.name == TRAINING_LOG]
+    assert told == [f"training on cuda: {'; '.join(ways)}"]
 
 
 def test_each_task_has_its_own_loader(here):
@@ -761,3 +779,11 @@ def test_reports_and_ledgers_take_translators(drill, here, tmp_path):
     assert "BLEU" in page.read_text()
     _, out, _ = drill("report", "runs/tiny", "--markdown")
     assert "bleu" in out.lower()
+
+
+def test_an_export_into_the_folder_of_a_run_is_refused(drill, here):
+    before = sorted(path.name for path in (here / "runs/tiny").iterdir())
+    code, _, err = drill("export", "runs/tiny", "runs/tiny")
+    assert code == 1
+    assert "runs/tiny: holds what is no export" in err
+    assert sorted(path.name for path in (here / "runs/tiny").iterdir()) == before

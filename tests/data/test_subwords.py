@@ -117,6 +117,12 @@ def test_progress_counts_lines(lines):
     assert calls == [(10_000, total), (20_000, total), (25_000, total)]
 
 
+def test_the_description_makes_the_same_subwords(subwords, tmp_path):
+    assert Subwords(subwords.description()) == subwords
+    subwords.save(tmp_path / "subwords.json")
+    assert (tmp_path / "subwords.json").read_text(encoding="utf-8") == subwords.description()
+
+
 def test_save_and_load_are_inverse(subwords, tmp_path):
     path = tmp_path / "run" / "subwords.json"
     subwords.save(path)

@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from drill.data import BEGIN, END, PAD, DataError, Subwords
+from drill.data.files import write_whole
 from drill.encoders import Transformer
 from drill.evaluation import Decoding, beam_search
 from drill.export import NotExportable, export_marian
@@ -194,6 +195,45 @@ def test_what_does_not_fit_is_named(subwords, layer, norm, shared, error, senten
     with pytest.raises(error, match=sentence):
         export_marian(make(subwords, layer, norm, shared), subwords, tmp_path / "none")
     assert not (tmp_path / "none").exists()
+
+
+def test_a_folder_of_other_files_is_refused_and_left_as_it_is(subwords, tmp_path):
+    model = make(subwords, TiedSoftmax)
+    for name in ("best.safetensors", "metrics.jsonl", "recipe.toml", "subwords.json", ".lock"):
+        (tmp_path / name).write_text("")
+    before = sorted(path.name for path in tmp_path.iterdir())
+    with pytest.raises(
+        DataError,
+        match=r"no export \(best.safetensors, metrics.jsonl, recipe.toml and 1 more\); choose a new",
+    ):
+        export_marian(model, subwords, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_an_older_export_is_replaced(subwords, tmp_path):
+    export_marian(make(subwords, TiedSoftmax), subwords, tmp_path, positions=8)
+    export_marian(make(subwords, TiedSoftmax), subwords, tmp_path, positions=16)
+    assert json.loads((tmp_path / "config.json").read_text())["max_position_embeddings"] == 16
+
+
+@pytest.mark.parametrize("end", range(5))
+def test_an_export_that_is_killed_leaves_nothing_that_loads(subwords, tmp_path, monkeypatch, end):
+    model = make(subwords, TiedSoftmax)
+    export_marian(model, subwords, tmp_path, positions=8)
+    written = []
+
+    def killed(path, content):
+        if len(written) == end:
+            raise KeyboardInterrupt
+        written.append(path.name)
+        write_whole(path, content)
+
+    monkeypatch.setattr("drill.export.marian.write_whole", killed)
+    monkeypatch.setattr("drill.data.subwords.write_whole", killed)
+    with pytest.raises(KeyboardInterrupt):
+        export_marian(model, subwords, tmp_path, positions=16)
+    assert not (tmp_path / "model.safetensors").exists()
+    assert json.loads((tmp_path / "tokenizer.json").read_text())["post_processor"] is not None
 
 
 def test_other_subwords_and_a_file_in_the_way_are_named(subwords, tmp_path):

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from drill.data.files import DataError, write_whole
 
@@ -39,7 +39,7 @@ class Subwords:
     """
 
     def __init__(self, description: str) -> None:
-        """``description`` is the JSON that ``save`` writes, the library's own format."""
+        """``description`` is JSON in the library's own format, as the method of that name gives."""
         held = json.loads(description)
         self._check(held)
         try:
@@ -212,14 +212,14 @@ class Subwords:
         name: str = self._tokenizer.id_to_token(index)
         return name
 
-    def save(self, path: Path | str) -> None:
-        """Write the library's JSON, whole or not at all; any program that knows it can read it."""
+    def description(self) -> str:
+        """The library's JSON, of which ``Subwords(description)`` makes these again."""
         text: str = self._tokenizer.to_str()
+        return text
 
-        def write(stream: BinaryIO) -> None:
-            stream.write(text.encode("utf-8"))
-
-        write_whole(Path(path), write)
+    def save(self, path: Path | str) -> None:
+        """Write ``description``, whole or not at all; any program that knows it can read it."""
+        write_whole(Path(path), self.description().encode("utf-8"))
 
     @classmethod
     def load(cls, path: Path | str) -> "Subwords":

@@ -11,7 +11,7 @@ which is the same network with the norms before: Marian has none there. Writing 
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -29,6 +29,11 @@ from drill.layers.base import OutputLayer
 from drill.layers.settings import positive
 from drill.translator import Translator
 
+CONFIG, GENERATION = "config.json", "generation_config.json"
+TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+WEIGHTS = "model.safetensors"
+FILES = (CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, WEIGHTS)
+
 
 class NotExportable(ValueError):
     """The other program has no place for a part of this model."""
@@ -38,7 +43,7 @@ class NotExportable(ValueError):
 def export_marian(
     model: Translator, subwords: Subwords, folder: Path | str, *, positions: int = 1024
 ) -> Path:
-    """Write ``model`` and ``subwords`` into ``folder``; the same translations come out there.
+    """Write ``model`` and ``subwords`` into ``folder``, which gives the same probabilities there.
 
         export_marian(run.model, run.subwords, "marian")
         # elsewhere, without drill:
@@ -48,21 +53,28 @@ def export_marian(
     positions  longest sentence, in subwords, that the copy reads or writes; it keeps a table,
                where ours has no such bound
 
+    Greedy translations are the same too, those of a beam where ``length_penalty`` is 0 on both
+    sides. The folder is new, empty or an older export, which is replaced.
+
     The output layer is folded: a deep residual one becomes ``lm_head`` and ``final_logits_bias``.
     NotFoldable for mixtures and adaptive softmaxes, NotExportable for a layer that transforms its
     contexts (dual) and for a "pre" model with two embeddings.
     """
     folder = Path(folder)
     _check_subwords(model.transformer, subwords)
+    _check_folder(folder)
     config, tensors = marian_weights(model, positions)
+    # Clones: the file format allows no two names for one piece of memory.
+    held = {name: each.cpu().contiguous().clone() for name, each in tensors.items()}
     try:
-        _write(folder / "config.json", _json(config))
-        _write(folder / "generation_config.json", _json(_generation(positions)))
-        _write(folder / "tokenizer.json", _tokenizer(subwords, folder / "tokenizer.json"))
-        _write(folder / "tokenizer_config.json", _json(_tokenizer_config(positions)))
-        # Clones: the file format allows no two names for one piece of memory.
-        held = {name: each.cpu().contiguous().clone() for name, each in tensors.items()}
-        _write(folder / "model.safetensors", safetensors.torch.save(held, {"format": "pt"}))
+        # Weights go first and come last: without them nobody loads what was written in part.
+        if folder.is_dir():
+            (folder / WEIGHTS).unlink(missing_ok=True)
+        write_whole(folder / CONFIG, _json(config))
+        write_whole(folder / GENERATION, _json(_generation(positions)))
+        write_whole(folder / TOKENIZER, _tokenizer(subwords))
+        write_whole(folder / TOKENIZER_CONFIG, _json(_tokenizer_config(positions)))
+        write_whole(folder / WEIGHTS, safetensors.torch.save(held, {"format": "pt"}))
     except OSError as error:
         raise DataError(
             f"{folder}: cannot be written ({error.strerror or error}); choose another folder"
@@ -123,6 +135,19 @@ def _folded(layer: OutputLayer) -> nn.Linear:
             "tied or full layer"
         )
     return matrix.fold()
+
+
+def _check_folder(folder: Path) -> None:
+    """An export among other files would be taken for a part of them, as in the folder of a run."""
+    if not folder.is_dir():
+        return
+    held = sorted(path.name for path in folder.iterdir())
+    if others := [name for name in held if name not in FILES and not name.startswith(".")]:
+        more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+        raise DataError(
+            f"{folder}: holds what is no export ({', '.join(others[:3])}{more}); choose a new or "
+            "an empty folder"
+        )
 
 
 def _check_subwords(transformer: Transformer, subwords: Subwords) -> None:
@@ -249,10 +274,9 @@ def _generation(positions: int) -> dict[str, Any]:
 # -- subwords -------------------------------------------------------------------------------------
 
 
-def _tokenizer(subwords: Subwords, path: Path) -> bytes:
+def _tokenizer(subwords: Subwords) -> bytes:
     """The subwords' own JSON, and every text ends in <end>, as sources do in training."""
-    subwords.save(path)
-    held = json.loads(path.read_bytes())
+    held = json.loads(subwords.description())
     end = subwords.piece(END)
     single = [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": end, "type_id": 0}}]
     held["post_processor"] = {
@@ -283,10 +307,3 @@ def _tokenizer_config(positions: int) -> dict[str, Any]:
 
 def _json(value: Any) -> bytes:
     return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode("utf-8")
-
-
-def _write(path: Path, content: bytes) -> None:
-    def write(stream: BinaryIO) -> None:
-        stream.write(content)
-
-    write_whole(path, write)
