@@ -58,11 +58,11 @@ def choose_encoder(embedding: Tensor, width_out: int, depth: int) -> Choice:
     """The implementation that ``encoder="auto"`` takes for these labels, and why."""
     if torch.compiler.is_compiling():
         return Choice("reference", "torch.compile fuses the plain loop itself")
+    if embedding.device.type != "cuda":  # there Triton interprets, if at all
+        return Choice("reference", f"the labels are on {embedding.device.type}")
     missing = fused_missing(embedding, width_out, depth)
     if missing is not None:
         return Choice("reference", missing)
-    if embedding.device.type != "cuda":
-        return Choice("reference", f"the labels are on {embedding.device.type}")
     return Choice("triton", f"CUDA device, {compute_dtype(embedding)}")
 
 
