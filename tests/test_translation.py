@@ -1,5 +1,6 @@
 """Lines into lines: order, empty and long lines, any character, seeds that know their line."""
 
+import copy
 import logging
 import math
 
@@ -146,6 +147,25 @@ def test_where_memory_does_not_do_fewer_lines_are_searched_together(
         "the GPU's memory does not do for 64 subwords at a time, so they are 32 from now on",
         "the GPU's memory does not do for 32 subwords at a time, so they are 16 from now on",
     ]
+
+
+@pytest.mark.gpu
+def test_a_gpu_whose_memory_does_not_do_searches_in_smaller_batches(data, model, caplog):
+    """Wherever it runs out, be it inside a graph that is being recorded."""
+    model = copy.deepcopy(model).to("cuda")
+    lines = ["ab", "c", "abcde"] * 6000
+    one, two, three = (found[0].text for found in translate(model, data.subwords, lines[:3]))
+    torch.cuda.empty_cache()
+    whole = torch.cuda.get_device_properties(0).total_memory
+    # Of 18,000 sentences with 4 hypotheses and 262 labels one tensor of scores takes 72 MiB.
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (160 << 20)) / whole)
+    try:
+        search = Search(batch_tokens=1 << 18)
+        found = translate(model, data.subwords, lines, search, lines_per_block=len(lines))
+        assert [each[0].text for each in found] == [one, two, three] * 6000
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert f"does not do for {1 << 18} subwords" in caplog.text
 
 
 def test_one_string_is_not_taken_for_lines(data, model):
