@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from drill import training
-from drill.checkpoint import load, load_into
+from drill.checkpoint import fingerprint_in, load, load_into
 from drill.data import DataError, Ids, Segment, columns, sequence_lengths, training_segments
 from drill.evaluation.perplexity import Perplexity, perplexity
 from drill.optim import AdamW, Asgd, NtAsgd, Sgd
@@ -295,6 +295,7 @@ def test_the_test_is_that_of_the_saved_file(tmp_path, layer):
         "test_loss": test.nll / 89,
         "test_perplexity": math.exp(test.nll / 89),
         "test_published": math.exp(test.nll / 90),
+        "weights_fingerprint": fingerprint_in(RunFolder(tmp_path).best),
     }
     assert min(row["valid_loss"] for row in epochs) == last["valid_loss"]
     assert [row["epoch"] for row in epochs if row["best"]][-1] == outcome.best_epoch

@@ -159,6 +159,8 @@ def assert_close_rows(path: Path | str, other: Path | str, rel: float) -> None:
     for mine, theirs in zip(rows(path), rows(other), strict=True):
         assert mine.keys() == theirs.keys()
         for key, value in theirs.items():
+            if key == "weights_fingerprint":  # which is of all bits
+                continue
             assert mine[key] == (pytest.approx(value, rel) if type(value) is float else value), key
 
 
