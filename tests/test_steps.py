@@ -9,14 +9,7 @@ from drill.encoders import AwdLstm
 from drill.graphs import Graphs
 from drill.kernels import sgd_step
 from drill.kernels.lstm import choose
-from drill.layers import (
-    AdaptiveSoftmax,
-    Bilinear,
-    DeepResidual,
-    DualNonlinear,
-    MixtureOfSoftmaxes,
-    TiedSoftmax,
-)
+from drill.layers import AdaptiveSoftmax, DeepResidual, MixtureOfSoftmaxes, TiedSoftmax
 from drill.models import LanguageModel
 from drill.optim import AdamW, Asgd, NtAsgd, Sgd
 from drill.parallel import World
@@ -256,35 +249,6 @@ def test_graphs_train_as_launches_do(rule, layer, autocast):
         assert torch.equal(a, b)
     assert step.replays
     assert at.hidden is step.state
-
-
-def deep_with_standard_dropout(embedding):
-    return DeepResidual(embedding, depth=4, activation="relu", dropout=0.4, locked=False)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("batch", [20, 80])
-@pytest.mark.parametrize("layer", [deep, deep_with_standard_dropout, DualNonlinear, Bilinear])
-def test_labels_encoded_beside_the_lstm_are_those_encoded_before_it(layer, batch):
-    """Enough labels that their encoding and an LSTM that does not wait for it would collide."""
-    results = []
-    for kind in (RecordedSteps, Steps):
-        torch.manual_seed(0)
-        embedding = nn.Embedding(20_000, 400)
-        encoder = AwdLstm(embedding, 300, 2, weight_drop=0.5)
-        trained = LanguageModel(encoder, layer(embedding)).to("cuda")
-        at, rule = position("cuda"), Sgd()
-        data = torch.randint(20_000, (200, batch), device="cuda")
-        rule.begin(trained.named_parameters())
-        step = kind(trained, data, rule, **SETTINGS, autocast=torch.bfloat16)
-        torch.manual_seed(9)
-        for start in range(0, 160, 20):
-            step(at, Segment(start, 20, 20), 0.0)
-        results.append((float(at.nll), *trained.parameters()))
-    (loss, *found), (wanted, *truth) = results
-    assert loss == wanted
-    for a, b in zip(found, truth, strict=True):
-        assert torch.equal(a, b)
 
 
 @pytest.mark.gpu

@@ -37,8 +37,7 @@ class Graphs:
 
     def __init__(self, device: torch.device, *, instead: str) -> None:
         self.device, self.instead = device, instead
-        # Urgent, so that what is recorded beside it takes only what it leaves idle.
-        self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._last: torch.cuda.CUDAGraph | None = None
 
     def warm_up(self, work: Callable[[], Result]) -> Result:

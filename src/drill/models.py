@@ -61,9 +61,8 @@ class LanguageModel(nn.Module):
         undropped one change slowly. Both are means over all elements of the last layer.
         ``options`` go to ``layer.nll``; ``check=False`` spares a GPU the wait for the host.
         """
-        with self.layer.labels_ahead():
-            encoded: Encoded = self.encoder(ids, state)
-            nll = self.layer.nll(encoded.output, targets, **options)
+        encoded: Encoded = self.encoder(ids, state)
+        nll = self.layer.nll(encoded.output, targets, **options)
         total = nll
         if activation != 0.0:
             total = total + activation * _mean_square(encoded.output)

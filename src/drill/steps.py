@@ -18,7 +18,6 @@ from torch.nn.parallel import DistributedDataParallel
 from drill.data import Segment, inputs_and_targets
 from drill.encoders.base import State
 from drill.graphs import Graphs, taken_for_granted
-from drill.kernels.beside import two_streams
 from drill.layers import MatrixLayer, MixtureOfSoftmaxes
 from drill.models import LanguageModel
 from drill.optim import Rule
@@ -153,7 +152,7 @@ class RecordedSteps(Steps):
         """Forward, backward, and ``step`` with the gradients."""
         assert self.state is not None
         inputs, targets = self.ids[:length], self.ids[1 : length + 1]
-        with autocast_to(self.data.device, self.autocast), two_streams():
+        with autocast_to(self.data.device, self.autocast):
             loss = self.model(inputs, targets, self.state, **self.options)
             loss.total.backward()
         step()

@@ -17,7 +17,7 @@ adaptive softmax) hold one: see ``wrapping.py``.
 
 import abc
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -34,7 +34,6 @@ from drill.kernels.nll import (
     nll,
 )
 from drill.kernels.nll_checks import check_head, check_states, check_targets
-from drill.layers.ahead import AheadLabels
 from drill.layers.held import FrozenLabels, HeldLabels, SharedLabels, evaluated
 from drill.layers.settings import switch
 from drill.layers.vectors import (
@@ -124,13 +123,6 @@ class OutputLayer(nn.Module, abc.ABC):
     @abc.abstractmethod
     def shared_labels(self) -> AbstractContextManager[None]:
         """Inside, micro-batches share one encoding of the labels and one backward through it."""
-
-    def labels_ahead(self) -> AbstractContextManager[None]:
-        """Inside, labels may be encoded already; for a step that then makes its hidden states.
-
-        Labels need nothing of the text, so a GPU can encode them beside the encoder.
-        """
-        return nullcontext()
 
     def ways(self, tokens: int) -> list[str]:
         """How it trains on so many tokens where it is, for each part that has a choice."""
@@ -309,17 +301,6 @@ class MatrixLayer(OutputLayer):
         finally:
             shared.close()
 
-    def labels_ahead(self) -> AbstractContextManager[None]:
-        """On a GPU, encode the labels now, beside what is done before they are read; once.
-
-        Where ``kernels.beside`` allows for a second stream, that is; else before it.
-        """
-        device = placement(self.embedding)["device"]
-        held = self._held is not None or torch.compiler.is_compiling()
-        if held or device is None or device.type != "cuda":
-            return nullcontext()
-        return self._ahead(device)
-
     def ways(self, tokens: int) -> list[str]:
         return [*super().ways(tokens), self.loss_way(tokens, self.vocabulary_size)]
 
@@ -349,19 +330,10 @@ class MatrixLayer(OutputLayer):
         finally:
             self._held = None
 
-    @contextmanager
-    def _ahead(self, device: torch.device) -> Iterator[None]:
-        ahead = AheadLabels(self, device)
-        with self._hold(ahead):
-            ahead.encode(self.labels)
-            yield
-
     def label_rows(self, rows: Tensor | None, check: bool) -> Tensor:
         """E, or the rows of it: what every ``labels`` starts from."""
         if rows is not None:
             rows = checked_rows(type(self).__name__, self.embedding, rows, check)
-        if isinstance(self._held, AheadLabels):
-            return self._held.from_outside(lambda: label_vectors(self.embedding, rows))
         return label_vectors(self.embedding, rows)
 
 

@@ -92,56 +92,22 @@ class _Seen(NamedTuple):
         return other is not None and self.parameter is other.parameter and self[1:] == other[1:]
 
 
-class Unchanged:
-    """What the labels of a layer were encoded from, and whether it is still so.
-
-    A copy of every parameter would double their memory, and to compare it would make each step
-    wait for the device. So a write is noticed where autograd notices one: not if it goes past
-    torch's own count, as ``parameter.data.mul_(2)``, NumPy views and fused optimisers do.
-
-    block  what holds the labels, for errors
-    """
-
-    def __init__(self, layer: nn.Module, block: str) -> None:
-        self.layer, self.block = layer, block
-        self.seen = {name: _Seen.of(p) for name, p in layer.named_parameters()}
-        self.buffers = dict(layer.named_buffers())
-        self.settings = _settings(layer)
-
-    def check(self) -> None:
-        """Raise StaleLabels if the labels would be encoded differently by now."""
-        layer = type(self.layer).__name__
-        now = {name: _Seen.of(p) for name, p in self.layer.named_parameters()}
-        for name in sorted(self.seen.keys() | now.keys()):
-            if name not in now or not now[name].same(self.seen.get(name)):
-                raise StaleLabels(
-                    f"{layer}: {name} changed inside {self.block}, before the labels had their "
-                    "gradient; step the optimiser and replace parameters after the block"
-                )
-        # By identity only: a normalised map counts on in its buffers as contexts pass through it.
-        buffers = dict(self.layer.named_buffers())
-        replaced = buffers.keys() != self.buffers.keys() or any(
-            buffers[name] is not self.buffers[name] for name in buffers
-        )
-        if replaced or _settings(self.layer) != self.settings:
-            raise StaleLabels(
-                f"{layer}: a setting, a mode or a part changed inside {self.block}, before the "
-                "labels had their gradient; change it after the block"
-            )
-
-
 class SharedLabels(HeldLabels[Tensor]):
     """Encoded labels as a leaf whose gradients are collected and handed on to g_out once.
 
-    Optimisers with ``fused=True`` write unseen by torch's count, so the step of any optimiser is
-    stopped before it writes.
+    A copy of every parameter would double their memory, and to compare it would make each step
+    wait for the device. So a write is noticed where autograd notices one: not if it goes past
+    torch's own count, as ``parameter.data.mul_(2)`` and NumPy views do. Optimisers with
+    ``fused=True`` go past it too, so the step of any optimiser is stopped before it writes.
     """
 
     def __init__(self, layer: nn.Module, labels: Tensor) -> None:
         self.layer = layer
         trained = any(p.requires_grad for p in layer.parameters())
         self.blind = trained and not torch.is_grad_enabled()
-        self.unchanged = Unchanged(layer, "shared_labels()")
+        self.seen = {name: _Seen.of(p) for name, p in layer.named_parameters()}
+        self.buffers = dict(layer.named_buffers())
+        self.settings = _settings(layer)
         self.graph = labels
         self.leaf = labels.detach()
         self.collected = _Collected()
@@ -157,12 +123,33 @@ class SharedLabels(HeldLabels[Tensor]):
                 "encoded without gradients; enter it outside torch.no_grad() to train"
             )
         if not torch.compiler.is_compiling():  # whose tensors have no address
-            self.unchanged.check()
+            self.check()
         return self.leaf
+
+    def check(self) -> None:
+        """Raise StaleLabels if the labels would be encoded differently by now."""
+        layer = type(self.layer).__name__
+        now = {name: _Seen.of(p) for name, p in self.layer.named_parameters()}
+        for name in sorted(self.seen.keys() | now.keys()):
+            if name not in now or not now[name].same(self.seen.get(name)):
+                raise StaleLabels(
+                    f"{layer}: {name} changed inside shared_labels(), before the labels had their "
+                    "gradient; step the optimiser and replace parameters after the block"
+                )
+        # By identity only: a normalised map counts on in its buffers as contexts pass through it.
+        buffers = dict(self.layer.named_buffers())
+        replaced = buffers.keys() != self.buffers.keys() or any(
+            buffers[name] is not self.buffers[name] for name in buffers
+        )
+        if replaced or _settings(self.layer) != self.settings:
+            raise StaleLabels(
+                f"{layer}: a setting, a mode or a part changed inside shared_labels(), before the "
+                "labels had their gradient; change it after the block"
+            )
 
     def _refuse_step(self, optimizer: Optimizer, *_: object) -> None:
         stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        for name, seen in self.unchanged.seen.items():
+        for name, seen in self.seen.items():
             if seen.parameter.requires_grad and id(seen.parameter) in stepped:
                 raise StaleLabels(
                     f"{type(self.layer).__name__}: {type(optimizer).__name__} would step {name} "
@@ -171,7 +158,7 @@ class SharedLabels(HeldLabels[Tensor]):
                 )
 
     def backward(self) -> None:
-        self.unchanged.check()
+        self.check()
         self.watch.remove()  # from here on parameters may be stepped as their gradients come
         total = self.collected.total
         if total is not None:

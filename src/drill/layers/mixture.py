@@ -1,7 +1,5 @@
 """Mixture of softmaxes (Yang et al., 2018) over any matrix layer."""
 
-from contextlib import AbstractContextManager
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -135,9 +133,6 @@ class MixtureOfSoftmaxes(WrappingLayer):
             copies=5 * self.experts,
         )
         return reduce_losses(losses, targets, options.reduction, options.ignore_index)
-
-    def labels_ahead(self) -> AbstractContextManager[None]:
-        return self.layer.labels_ahead()
 
     def fold(self) -> nn.Linear:
         raise NotFoldable(
