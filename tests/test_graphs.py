@@ -1,6 +1,7 @@
 """Recording work: what happens to work that cannot be recorded."""
 
 from contextlib import nullcontext
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ def graphs(monkeypatch):
     monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Mock(torch.cuda.Stream))
     made = Graphs(torch.device("cpu"), instead="set training.capture=false")
     made._stream = object()
     return made
@@ -66,3 +68,37 @@ def test_after_a_refusal_the_device_goes_on():
     replay = graphs.record(lambda: x.add_(1))
     replay()
     assert x.tolist() == [3.0, 3.0, 3.0]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_replay_right_after_a_recording_has_random_numbers_of_its_own(monkeypatch, fails):
+    """A recording sets them back on its own stream, which may be late: here by some 50 ms."""
+    graphs = Graphs(torch.device("cuda", 0), instead="do without")
+    drawn = torch.empty(4, device="cuda")
+
+    def work():
+        drawn.copy_(torch.rand(4, device="cuda"))
+
+    def late(device):
+        waits(device)
+        with torch.cuda.stream(graphs._stream):
+            torch.cuda._sleep(100_000_000)
+
+    torch.manual_seed(1)
+    for _ in range(3):
+        graphs.warm_up(work)
+    wanted = drawn.tolist()
+    torch.manual_seed(1)
+    graphs.warm_up(work)
+    replay = graphs.record(work)
+    replay()
+    waits = torch.cuda.synchronize
+    monkeypatch.setattr(torch.cuda, "synchronize", late)
+    if fails:
+        with pytest.raises(CaptureError):
+            graphs.record(lambda: drawn.add_(drawn.sum().item()))
+    else:
+        replay = graphs.record(work)
+    replay()
+    assert drawn.tolist() == wanted

@@ -81,5 +81,8 @@ class Graphs:
         finally:
             if collecting:
                 gc.enable()
+            # A recording begins by writing where replays find their random numbers: on its own
+            # stream, so a replay on another must wait, or its numbers may be overwritten.
+            torch.cuda.current_stream(self.device).wait_stream(self._stream)
         self._last = graph  # the one before may go only now: its memory is this one's
         return graph.replay
