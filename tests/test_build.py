@@ -341,6 +341,16 @@ def test_a_device_that_is_not_there_is_named(name):
     assert pick_device("cpu") == torch.device("cpu")
 
 
+@pytest.mark.parametrize(("rank", "index"), [(None, 0), ("3", 3)])
+def test_cuda_is_the_gpu_of_the_process(monkeypatch, rank, index):
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    if rank is not None:
+        monkeypatch.setenv("LOCAL_RANK", rank)
+    monkeypatch.setattr(torch, "zeros", lambda *_, device: None)
+    assert pick_device("cuda") == torch.device("cuda", index)
+    assert pick_device("cuda:1") == torch.device("cuda:1")
+
+
 def test_a_gpu_that_is_not_there_is_answered_with_what_is():
     with pytest.raises(SettingsError, match=r"^device cuda:99: .*\); choose --device cpu$"):
         pick_device("cuda:99")

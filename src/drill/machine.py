@@ -14,7 +14,7 @@ DEVICES = ("cpu", "cuda", "mps")
 
 
 def pick_device(name: str = "auto") -> torch.device:
-    """``auto``: the process's own GPU where there is one, else the CPU."""
+    """``auto``: the process's own GPU where there is one, else the CPU; ``cuda``: that GPU."""
     if name != "auto":
         try:
             device = torch.device(name)
@@ -34,10 +34,12 @@ def pick_device(name: str = "auto") -> torch.device:
             raise SettingsError(
                 f"device {name}: cannot be used here ({reason}); choose --device cpu"
             ) from None
-        return device
-    if torch.cuda.is_available():
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    return torch.device("cpu")
+        return _own_gpu() if device == torch.device("cuda") else device
+    return _own_gpu() if torch.cuda.is_available() else torch.device("cpu")
+
+
+def _own_gpu() -> torch.device:
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 
 def commit() -> str | None:
