@@ -7,7 +7,7 @@ from torch import Tensor
 
 from drill.kernels.row_tiles import column_sums, kept
 
-ROWS, COLUMNS = 8, 256  # of a tile
+ROWS, COLUMNS = 16, 128  # of a tile
 TILES = 8  # of a program of the backward pass, which sums over their rows
 _WARPS = 4
 

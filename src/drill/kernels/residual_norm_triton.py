@@ -16,7 +16,7 @@ from drill.kernels.row_tiles import column_sums, kept
 ENTRIES = 2048  # of a tile
 MOST_ROWS = 16  # of a tile, where rows are short
 TILES = 4  # of a program of the backward pass, which sums over their rows
-_WARPS = 8
+ENTRIES_OF_A_WARP = 1024  # more warps wait longer for one another at every sum of a row
 
 
 class Normed(NamedTuple):
@@ -79,7 +79,7 @@ def forward(
         TWICE=twice,
         ROWS=tile,
         COLUMNS=columns,
-        num_warps=_WARPS,
+        num_warps=_warps(columns * tile),
     )
     return made
 
@@ -129,7 +129,7 @@ def backward(
         TILES=TILES,
         ROWS=tile,
         COLUMNS=columns,
-        num_warps=_WARPS,
+        num_warps=_warps(columns * tile),
     )
     total = column_sums(parts)
     return Gradients(d_x, d_y, total[0], total[1], total[2] if y_bias else None)
@@ -139,6 +139,10 @@ def _tile(width: int) -> tuple[int, int]:
     """Columns and rows of a tile; columns are a power of two, and at least the four of a draw."""
     columns = max(16, triton.next_power_of_2(width))
     return columns, max(1, min(MOST_ROWS, ENTRIES // columns))
+
+
+def _warps(entries: int) -> int:
+    return max(1, min(8, entries // ENTRIES_OF_A_WARP))
 
 
 @triton.jit
