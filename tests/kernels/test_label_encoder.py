@@ -194,7 +194,13 @@ def assert_no_less_exact(layer: DeepResidual, masks: Masks, grad: Tensor, dtype)
     truth = solve(copy.deepcopy(narrow).double(), "reference", masks, grad.to(dtype).double())
     loop = relative(solve(narrow, "reference", masks, grad), truth)
     fused = relative(solve(narrow, "triton", masks, grad), truth)
-    assert all(a <= 1.3 * b + 1e-6 for a, b in zip(fused, loop, strict=True)), (fused, loop)
+    names = ["labels", *(name for name, _ in narrow.named_parameters() if name != "bias")]
+    worse = [
+        f"{name}: {a:.2e} where the loop has {b:.2e}"
+        for name, a, b in zip(names, fused, loop, strict=True)
+        if a > 1.3 * b + 1e-6
+    ]
+    assert worse == []
 
 
 @interpreted
