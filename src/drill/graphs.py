@@ -68,9 +68,9 @@ class Graphs:
                     work()
                 except BaseException:
                     with suppress(RuntimeError):  # which only says that work has failed
-                        graph.capture_end()
+                        self._end(graph)
                     raise
-                graph.capture_end()
+                self._end(graph)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -86,3 +86,18 @@ class Graphs:
             torch.cuda.current_stream(self.device).wait_stream(self._stream)
         self._last = graph  # the one before may go only now: its memory is this one's
         return graph.replay
+
+    def _end(self, graph: torch.cuda.CUDAGraph) -> None:
+        """End a recording. After one that fails torch goes on taking random numbers for recorded.
+
+        No dropout could be drawn any more, until another recording has ended well.
+        """
+        try:
+            graph.capture_end()
+        except RuntimeError:
+            with suppress(RuntimeError):  # of the two errors the first one counts
+                other = torch.cuda.CUDAGraph()
+                other.capture_begin(capture_error_mode="thread_local")
+                torch.zeros(1, device=self.device)
+                other.capture_end()
+            raise
