@@ -1,6 +1,7 @@
 """The fused label encoder against the loop in ``DeepResidual.labels``, under the same masks."""
 
 import copy
+import math
 import itertools
 
 import pytest
@@ -190,15 +191,23 @@ def test_fused_is_no_less_exact_than_the_loop_in_half_precision(options, product
 
 
 def assert_no_less_exact(layer: DeepResidual, masks: Masks, grad: Tensor, dtype) -> None:
+    """By a factor of 1.3, and what luck and the order of sums make of it.
+
+    The error of n numbers is a random number itself: of few, as a bias has, two of one kind differ
+    by a factor of 1 + 4 / sqrt(n) once in ten thousand times. Products sum over the labels one
+    after the other, each sum rounded, where torch sums pairs: sqrt(V) roundings of 2^-24.
+    """
     narrow = copy.deepcopy(layer).to(dtype)
     truth = solve(copy.deepcopy(narrow).double(), "reference", masks, grad.to(dtype).double())
     loop = relative(solve(narrow, "reference", masks, grad), truth)
     fused = relative(solve(narrow, "triton", masks, grad), truth)
     names = ["labels", *(name for name, _ in narrow.named_parameters() if name != "bias")]
+    factors = [max(1.3, 1 + 4 / math.sqrt(tensor.numel())) for tensor in truth]
+    rounding = math.sqrt(len(truth[0])) * 2**-24
     worse = [
         f"{name}: {a:.2e} where the loop has {b:.2e}"
-        for name, a, b in zip(names, fused, loop, strict=True)
-        if a > 1.3 * b + 1e-6
+        for name, a, b, factor in zip(names, fused, loop, factors, strict=True)
+        if a > factor * b + rounding
     ]
     assert worse == []
 
