@@ -1,8 +1,8 @@
 """The fused label encoder against the loop in ``DeepResidual.labels``, under the same masks."""
 
 import copy
-import math
 import itertools
+import math
 
 import pytest
 import torch
