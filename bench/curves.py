@@ -8,18 +8,23 @@ from pages import main
 from drill.report import Row, read
 from drill.report.paper import CURVES
 
-EPOCHS = (1, 3, 5, 10, 20)
+EPOCHS = (1, 2, 3, 5, 10, 20)
 MEAN_OF = range(16, 21)
 
 
 def table(rows: Sequence[Row]) -> Iterable[str]:
-    """Our perplexities divide by all tokens, as the published ones do; in brackets the gap."""
+    """Our perplexities divide by all tokens, as the published ones do.
+
+    Means over seeds; in brackets their gap to the published curve, and the gaps of the seeds.
+    """
     found = {name: [row for row in rows if row.recipe == name and row.curve] for name in CURVES}
     found = {name: runs for name, runs in found.items() if runs}
     precisions = sorted({row.precision for runs in found.values() for row in runs}, reverse=True)
     titles = []
     for runs in found.values():
-        titles += [f"{runs[0].layer}, published", *(f"{each} (gap)" for each in precisions)]
+        titles.append(f"{runs[0].layer}, published")
+        for precision in precisions:
+            titles.append(f"{precision}, {_seeds(_of(runs, precision))}")
     yield f"| epoch | {' | '.join(titles)} |"
     yield f"|---:|{'---:|' * len(titles)}"
     for epochs in [*([epoch] for epoch in EPOCHS), list(MEAN_OF)]:
@@ -28,11 +33,28 @@ def table(rows: Sequence[Row]) -> Iterable[str]:
             theirs = mean(interpolated(CURVES[name], epoch) for epoch in epochs)
             cells.append(f"{theirs:.1f}")
             for precision in precisions:
-                own = [run for run in runs if run.precision == precision]
-                ours = [mean(published(run)[epoch] for epoch in epochs) for run in own]
-                cells.append(", ".join(f"{x:.1f} ({x / theirs - 1:+.1%})" for x in ours))
+                ours = [
+                    mean(published(run)[epoch] for epoch in epochs) for run in _of(runs, precision)
+                ]
+                cells.append(_against(ours, theirs))
         label = str(epochs[0]) if len(epochs) == 1 else f"mean of {epochs[0]} to {epochs[-1]}"
         yield f"| {label} | {' | '.join(cells)} |"
+
+
+def _of(runs: Sequence[Row], precision: str | None) -> list[Row]:
+    return [run for run in runs if run.precision == precision]
+
+
+def _seeds(runs: Sequence[Row]) -> str:
+    return f"{len(runs)} run{'s' if len(runs) != 1 else ''}"
+
+
+def _against(ours: Sequence[float], theirs: float) -> str:
+    if not ours:
+        return ""
+    gaps = sorted(x / theirs - 1 for x in ours)
+    between = f"; {gaps[0]:+.1%} to {gaps[-1]:+.1%}" if len(ours) > 1 else ""
+    return f"{mean(ours):.1f} ({mean(ours) / theirs - 1:+.1%}{between})"
 
 
 def published(run: Row) -> dict[int, float]:

@@ -24,7 +24,7 @@ SOURCE = Path(__file__).with_name("lstm_persistent.cu")
 ROOM_SOURCE = Path(__file__).with_name("cluster_room.cu")
 CLUSTER = 4  # blocks that exchange sums on the way back
 SHARED = 232448  # bytes of shared memory that a block of a Hopper GPU may have
-MAXIMUM_TILES = 5  # of eight batch rows: what the registers hold beside the weights
+MAXIMUM_TILES = 5  # of eight batch rows: beside the weights, registers about hold them
 REGISTERS = 112  # of a thread for weights
 EMPTY = -1  # as int16: what no conversion to bfloat16 gives
 
