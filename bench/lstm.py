@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, cast
 
 import torch
 from setting import Setting, parser, settings, training_step
@@ -20,7 +19,6 @@ from torch import Tensor, nn
 from drill.kernels.lstm import Implementation, Weights, lstm
 
 BASE = "cudnn"
-IN_BFLOAT16 = f"{BASE}, bfloat16"  # of its own: PyTorch's autocast gives it float16, always
 NAMES = ("ptb", "wt2")
 STEPS, QUICK_STEPS = 70, 7
 WIDER = 2.875  # the inner layers: 1150 / 400
@@ -35,7 +33,7 @@ def widths(setting: Setting) -> list[int]:
 def contestants(setting: Setting, steps: int) -> dict[str, Prepare]:
     batch = setting.size.tokens // steps
 
-    def prepare(name: str) -> Step:
+    def prepare(impl: Implementation) -> Step:
         torch.manual_seed(0)
         with torch.device(setting.device):
             layers = [nn.LSTM(*pair) for pair in pairwise(widths(setting))]
@@ -47,8 +45,8 @@ def contestants(setting: Setting, steps: int) -> dict[str, Prepare]:
             for layer, state in zip(layers, states, strict=True):
                 weights = Weights(*layer.all_weights[0])
                 inner = layer is not layers[-1]
-                hidden, _, _ = by(
-                    name, hidden, state, state, weights, drop=WEIGHT_DROP, keep_padding=inner
+                hidden, _, _ = lstm(
+                    hidden, state, state, weights, impl, drop=WEIGHT_DROP, keep_padding=inner
                 )
             return hidden.float().mean()
 
@@ -57,19 +55,8 @@ def contestants(setting: Setting, steps: int) -> dict[str, Prepare]:
 
     # The others multiply in bfloat16 whatever the setting says.
     half = setting.products == torch.bfloat16
-    names = (BASE, IN_BFLOAT16, "persistent", "graph") if half else (BASE,)
-    return {name: lambda name=name: prepare(name) for name in names}
-
-
-def by(
-    name: str, x: Tensor, h: Tensor, c: Tensor, weights: Weights, **options: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    """``lstm`` as a contestant computes it."""
-    if name != IN_BFLOAT16:
-        return lstm(x, h, c, weights, cast(Implementation, name), **options)
-    x, h, c, *each = (tensor.bfloat16() for tensor in (x, h, c, *weights))
-    with torch.autocast(x.device.type, enabled=False):
-        return lstm(x, h, c, Weights(*each), BASE, **options)
+    impls: tuple[Implementation, ...] = (BASE, "persistent", "graph") if half else (BASE,)
+    return {impl: lambda impl=impl: prepare(impl) for impl in impls}
 
 
 class Truth:
@@ -92,14 +79,14 @@ class Truth:
                 self.problems.append([x, *state, *weights, *wanted])
         self.known = [solve(BASE, problem, torch.float64) for problem in self.problems]
 
-    def errors(self, name: str) -> dict[str, float]:
+    def errors(self, impl: Implementation) -> dict[str, float]:
         """The worst |found - truth| / |truth| of all layers: of a result, and of a gradient.
 
         NaN where anything is NaN, which Python's own ``max`` would pass over.
         """
         outputs, gradients = [], []
         for problem, truth in zip(self.problems, self.known, strict=True):
-            found = solve(name, problem, torch.float32, self.setting.autocast())
+            found = solve(impl, problem, torch.float32, self.setting.autocast())
             wrong = torch.stack(
                 [(a.double() - b).norm() / b.norm() for a, b in zip(found, truth, strict=True)]
             )
@@ -110,7 +97,7 @@ class Truth:
 
 
 def solve(
-    name: str,
+    impl: Implementation,
     problem: list[Tensor],
     dtype: torch.dtype,
     autocast: AbstractContextManager[object] | None = None,
@@ -118,7 +105,7 @@ def solve(
     """Output, h and c of a layer, and the gradients of its input, its states and its weights."""
     x, h, c, *weights = given = [each.detach().to(dtype).requires_grad_() for each in problem[:-3]]
     with autocast or nullcontext():  # forward alone, as in training
-        results = by(name, x, h, c, Weights(*weights))
+        results = lstm(x, h, c, Weights(*weights), impl)
     wanted = [each.to(result.dtype) for each, result in zip(problem[-3:], results, strict=True)]
     found = torch.autograd.grad(results, given, wanted)
     return [each.detach() for each in (*results, *found)]
@@ -170,8 +157,6 @@ def main() -> None:
         report.add(setting, results, columns, batch=setting.size.tokens // steps, steps=steps)
     report.note("forward and backward of three layers, 70 steps, weight drop included")
     report.note("graph ms: all of it as one CUDA graph; impl graph alone replays its own steps")
-    if not all(dtype in ("float32", "tf32") for dtype in args.dtype or ()):
-        report.note(f"{BASE} under autocast is float16, whatever dtype is asked for: PyTorch's way")
     report.note("errors: the worst of the layers, each by itself in float64, nothing dropped")
     report.finish()
 

@@ -203,6 +203,22 @@ def test_persistent_is_no_worse_than_cudnn_in_bfloat16():
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_cudnn_computes_in_the_dtype_of_autocast(dtype):
+    """PyTorch's own autocast takes float16 for it, always."""
+    x, h, c, weights, _ = problem(12, 4, 16, 64, device="cuda", dtype=torch.float32)
+    with torch.autocast("cuda", dtype):
+        found = lstm(x, h, c, weights, "cudnn")
+    narrow = [tensor.to(dtype) for tensor in (x, h, c, *weights)]
+    wanted = lstm(*narrow[:3], Weights(*narrow[3:]), "cudnn")
+    for a, b in zip(found, wanted, strict=True):
+        assert a.dtype == dtype
+        assert torch.equal(a, b)
+    gradients = torch.autograd.grad(found[0].float().sum(), [x, *weights])
+    assert all(each.dtype == torch.float32 and each.isfinite().all() for each in gradients)
+
+
+@pytest.mark.gpu
 def test_persistent_does_not_ask_for_the_default_dtype_of_torch(default_dtype):
     needs_hopper()
     given = problem(12, 4, 16, 64, device="cuda", dtype=torch.float32)
