@@ -64,7 +64,7 @@ def evaluated(folder: str, device: torch.device) -> dict[str, Any]:
     run = load_run(folder, device=device)
     columns = statistics_columns(len(run.ids.train), EVERY)
     precision = run.settings.training["precision"]
-    if precision == "bfloat16":
+    if effective(precision, device) == "bfloat16":
         precision = "tf32"  # its steps are too small for bfloat16
     with products(precision, device):
         begin = time.perf_counter()

@@ -144,9 +144,8 @@ def test_a_test_that_is_no_number_ends_in_a_sentence_and_can_be_made_again(
         patch.setattr(training, "perplexity", broken)
         with pytest.raises(Diverged) as caught:
             small_run(folder.path)
-    assert str(caught.value) == (
-        f"the test of the best weights, {folder.best}: {fault}; the same command tests them again"
-    )
+    mend = "; the same command tests them again" if isinstance(fault, Stalled) else ""
+    assert str(caught.value) == f"the test of the best weights, {folder.best}: {fault}{mend}"
     assert folder.test_row() is None
     small_run(folder.path)
     assert unlike(all_of(folder.path), all_of(tmp_path / "whole")) == []

@@ -50,15 +50,19 @@ def refuse_damaged(at: Standing, model: nn.Module, rule: Rule, folder: RunFolder
 
 
 @contextmanager
-def diverged_if_nan(what: str, mend: str = "") -> Iterator[None]:
+def diverged_if_nan(what: str, if_stalled: str = "") -> Iterator[None]:
     """NaN that an evaluation inside finds ends the run with its sentence, as one about ``what``.
 
     The parameters are finite: ``refuse_damaged`` has looked at them before.
+
+    if_stalled  what mends a kernel that waited in vain, which is nobody's NaN
     """
     try:
         yield
-    except (FloatingPointError, Stalled) as error:
-        raise Diverged(f"{what}: {error}{mend}") from None
+    except FloatingPointError as error:
+        raise Diverged(f"{what}: {error}") from None
+    except Stalled as error:
+        raise Diverged(f"{what}: {error}{if_stalled}") from None
 
 
 @contextmanager

@@ -29,7 +29,7 @@ def products(precision: Precision, device: torch.device) -> Iterator[torch.dtype
 def effective(precision: Precision, device: torch.device) -> Precision:
     """What products are computed in there: only CUDA devices have tf32 units.
 
-    ``auto`` is bfloat16 on GPUs that multiply in it, float32 elsewhere.
+    ``auto`` is bfloat16 on GPUs that multiply in it, tf32 elsewhere.
     """
     precision = _resolved(precision, device)
     return "float32" if precision == "tf32" and device.type != "cuda" else precision

@@ -45,8 +45,8 @@ def _refuse_other(settings: Settings, run: RunFolder) -> None:
     if changes:
         more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
         raise RunFolderError(
-            f"{run.path}: holds a run with other settings ({'; '.join(changes[:3])}{more}); give "
-            "this one another --name, or remove the folder"
+            f"{run.path}: holds a run with other settings ({'; '.join(changes[:3])}{more}); set "
+            "them as that run has them to go on, give this one another --name, or remove the folder"
         )
 
 

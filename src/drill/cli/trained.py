@@ -20,6 +20,7 @@ class Weights(StrEnum):
 
 
 class Precision(StrEnum):
+    auto = "auto"
     float32 = "float32"
     tf32 = "tf32"
     bfloat16 = "bfloat16"
