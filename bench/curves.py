@@ -15,7 +15,7 @@ MEAN_OF = range(16, 21)
 def table(rows: Sequence[Row]) -> Iterable[str]:
     """Our perplexities divide by all tokens, as the published ones do.
 
-    Means over seeds; in brackets their gap to the published curve, and the gaps of the seeds.
+    Means over runs; in brackets their gap to the published curve, and the gaps of the seeds.
     """
     found = {name: [row for row in rows if row.recipe == name and row.curve] for name in CURVES}
     found = {name: runs for name, runs in found.items() if runs}
