@@ -12,6 +12,7 @@ from drill.data.files import write_whole
 from drill.encoders import Transformer
 from drill.evaluation import Decoding, beam_search
 from drill.export import NotExportable, export_marian
+from drill.export.marian import FILES
 from drill.layers import (
     Bilinear,
     DeepResidual,
@@ -214,6 +215,34 @@ def test_an_older_export_is_replaced(subwords, tmp_path):
     export_marian(make(subwords, TiedSoftmax), subwords, tmp_path, positions=8)
     export_marian(make(subwords, TiedSoftmax), subwords, tmp_path, positions=16)
     assert json.loads((tmp_path / "config.json").read_text())["max_position_embeddings"] == 16
+
+
+@pytest.mark.parametrize("tuned", [False, True])
+def test_a_model_that_the_library_saved_is_refused_and_left_as_it_is(subwords, tmp_path, tuned):
+    """Its files have the names of an export's; saved from one, ``tuned``, also what marks it."""
+    model, folder = make(subwords, TiedSoftmax), tmp_path / "theirs"
+    export_marian(model, subwords, tmp_path / "ours")
+    saved = load(tmp_path / "ours")
+    if not tuned:
+        del saved.config.exported_by
+    saved.save_pretrained(folder)
+    transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "ours").save_pretrained(folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert before.keys() <= set(FILES)
+    assert (b"exported_by" in before["config.json"]) == tuned
+    with pytest.raises(DataError, match=r"theirs: holds a model that drill has not exported \(con"):
+        export_marian(model, subwords, folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"exported_by": "another"}', None])
+def test_a_folder_without_the_mark_of_an_export_is_refused(subwords, tmp_path, content):
+    (tmp_path / "model.safetensors").write_text("theirs")
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(DataError, match="that drill has not exported"):
+        export_marian(make(subwords, TiedSoftmax), subwords, tmp_path)
+    assert (tmp_path / "model.safetensors").read_text() == "theirs"
 
 
 @pytest.mark.parametrize("end", range(5))

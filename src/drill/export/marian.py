@@ -34,6 +34,11 @@ TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 WEIGHTS = "model.safetensors"
 FILES = (CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, WEIGHTS)
 
+MARK = {"exported_by": "drill"}
+"""In ``config.json``: other programs save their models under the same names of files."""
+
+THEIRS = "transformers_version"  # in every config.json that the library has saved
+
 
 class NotExportable(ValueError):
     """The other program has no place for a part of this model."""
@@ -54,7 +59,8 @@ def export_marian(
                where ours has no such bound
 
     Greedy translations are the same too, those of a beam where ``length_penalty`` is 0 on both
-    sides. The folder is new, empty or an older export, which is replaced.
+    sides. The folder is new, empty or an older export, which is replaced; what the library saved
+    there is not.
 
     The output layer is folded: a deep residual one becomes ``lm_head`` and ``final_logits_bias``.
     NotFoldable for mixtures and adaptive softmaxes, NotExportable for a layer that transforms its
@@ -138,16 +144,32 @@ def _folded(layer: OutputLayer) -> nn.Linear:
 
 
 def _check_folder(folder: Path) -> None:
-    """An export among other files would be taken for a part of them, as in the folder of a run."""
+    """An export among other files would be taken for a part of them, as in the folder of a run;
+    and the files may be another model."""
     if not folder.is_dir():
         return
-    held = sorted(path.name for path in folder.iterdir())
-    if others := [name for name in held if name not in FILES and not name.startswith(".")]:
+    held = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    if others := [name for name in held if name not in FILES]:
         more = f" and {len(others) - 3} more" if len(others) > 3 else ""
         raise DataError(
             f"{folder}: holds what is no export ({', '.join(others[:3])}{more}); choose a new or "
             "an empty folder"
         )
+    if held and not _is_ours(folder / CONFIG):
+        raise DataError(
+            f"{folder}: holds a model that drill has not exported ({', '.join(held[:3])}); choose "
+            "a new or an empty folder"
+        )
+
+
+def _is_ours(config: Path) -> bool:
+    """Whether an export wrote it; the library hands the mark on when it saves a loaded export, and
+    adds its own version."""
+    try:
+        held = json.loads(config.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(held, dict) and held.items() >= MARK.items() and THEIRS not in held
 
 
 def _check_subwords(transformer: Transformer, subwords: Subwords) -> None:
@@ -250,6 +272,7 @@ def _config(transformer: Transformer, positions: int, tied: bool) -> dict[str, A
         "attention_dropout": block.attention.dropout,
         "tie_word_embeddings": tied,
         "is_encoder_decoder": True,
+        **MARK,
         "dtype": str(transformer.source_embedding.weight.dtype).removeprefix("torch."),
         **_ids(),
     }
