@@ -11,6 +11,7 @@ import random
 import shlex
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -824,8 +825,9 @@ def test_recipes_lists_every_one(drill):
     assert [line for line in lines if len(line) > 80] == []
 
 
-def test_the_demo_compares_two_runs(drill, place, monkeypatch):
-    """The whole command on the tiny text: what it trains is the recipes' affair."""
+@pytest.fixture
+def tiny_demo(place, monkeypatch):
+    """The module of the command, on the tiny text: what it trains is the recipes' affair."""
     demo = importlib.import_module("drill.cli.demo")
     for name in demo.RECIPES:
         layer = "tied" if name.endswith("tied") else "deep-residual"
@@ -835,6 +837,27 @@ def test_the_demo_compares_two_runs(drill, place, monkeypatch):
     recipes = tuple(f"{name}.toml" for name in demo.RECIPES)
     monkeypatch.setattr(demo, "RECIPES", recipes)
     monkeypatch.setattr(demo, "PROMPTS", ("lamp", "sea"))
+    return demo
+
+
+def test_a_demo_that_is_interrupted_in_a_test_trains_no_other_model(
+    drill, place, tiny_demo, monkeypatch
+):
+    """The test came to its end all the same, so the run is whole."""
+    real, trained = tiny_demo.train_run, []
+
+    def interrupted(settings, folder, **options):
+        trained.append(folder.name)
+        return replace(real(settings, folder, **options), interrupted=True)
+
+    monkeypatch.setattr(tiny_demo, "train_run", interrupted)
+    code, _, err = drill("demo", "--runs", "stopped", "-o", "stopped.html", "--epochs", "1")
+    assert (code, trained) == (130, [tiny_demo.RECIPES[0]])
+    assert "stopped; all is saved, the same command goes on" in err
+    assert not (place / "stopped.html").exists()
+
+
+def test_the_demo_compares_two_runs(drill, place, tiny_demo):
     code, out, err = drill("demo", "--runs", "demo", "-o", "demo.html", "--epochs", "1")
     assert code == 0, err
     assert "the whole text, line ends too" in out

@@ -48,7 +48,7 @@ def demo(
         note(f"training {name} ({settings.layer['name']}) in {runs / name}")
         with TrainingDisplay() as display:
             outcome = train_run(settings, runs / name, device="cpu", progress=display.show)
-        if not outcome.finished:
+        if not outcome.finished or outcome.interrupted:
             note("stopped; all is saved, the same command goes on")
             raise typer.Exit(130)
         trained[name] = load_run(runs / name, device="cpu")
