@@ -52,11 +52,15 @@ def band_table(
 
 
 def bands_of(row: Row, kind: str) -> list[AccuracyBand]:
-    """Of the test, searched as its BLEU was; [] where nobody has looked."""
+    """Of the test, searched as its BLEU was; [] where nobody has looked.
+
+    Ledgers of old may hold a file of one's own, with its ``reference``, that was called ``test``.
+    """
     found: list[dict[str, Any]] = []
     for each in row.evaluations:
         search = all(each.get(key) == row.extra.get(key) for key in ("beam", "length_penalty"))
-        if search and each.get("split") == "test" and f"{kind}_bands" in each:
+        tested = each.get("split") == "test" and "reference" not in each
+        if search and tested and f"{kind}_bands" in each:
             found = each[f"{kind}_bands"]
     return [AccuracyBand(**band) for band in found]
 

@@ -640,7 +640,7 @@ def test_a_text_of_ones_own_is_scored(drill, here, tmp_path):
     code, out, err = drill(*words, *files)
     assert code == 0, err
     row, wanted = json.loads(out), json.loads(drill(*words, "--split", "valid")[1])
-    assert (row["split"], row["reference"]) == tuple(map(str, own.values()))
+    assert (row["split"], row["source"], row["reference"]) == ("files", *map(str, own.values()))
     for key in ("lines", "bleu", "chrf", "perplexity", "word_bands", "subword_bands"):
         assert row[key] == wanted[key]
     assert hypotheses.read_bytes() == before  # which are of the run's own test
@@ -752,6 +752,24 @@ def test_a_run_is_recorded_with_its_words_where_neither_weights_nor_texts_are(
     for kind, bands in accuracy_bands(run, run.data.text.test.target, hypotheses).items():
         assert found[f"{kind}_bands"] == [asdict(band) for band in bands]
     assert "training.beam: 4 -> 2" in row.changes
+
+
+def test_a_file_called_test_is_not_recorded_as_the_test(drill, here, tmp_path):
+    words = ("evaluate", "runs/tiny", "--words", "--device", "cpu", "-q")
+    assert drill(*words, "--split", "test")[0] == 0
+    for name, path in (("test", "pairs/valid.en"), ("reference", "pairs/valid.de")):
+        shutil.copy(path, here / name)
+    code, out, err = drill(*words, "--source", "test", "--reference", "reference")
+    assert code == 0, err
+    assert out.startswith("translation test   BLEU")  # the file, by its name
+    code, _, err = drill("record", "runs/tiny", "--ledger", str(tmp_path / "ledger.jsonl"))
+    assert code == 0, err
+    (row,) = read_ledger(tmp_path / "ledger.jsonl")
+    assert all("reference" not in each for each in row.evaluations)
+    (test,) = (each for each in row.evaluations if each["split"] == "test")
+    run = load_translation("runs/tiny", device="cpu")
+    assert test["lines"] == len(run.data.text.test) != len(run.data.text.valid)
+    assert test["run"] == row.name == "tiny"  # not the path
 
 
 def test_reports_and_ledgers_take_translators(drill, here, tmp_path):

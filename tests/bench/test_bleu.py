@@ -139,6 +139,14 @@ def test_labels_by_frequency_are_means_over_seeds_against_tied_weights(bleu):
     assert [*bleu.table(rows, kinds=("word",))][-1].startswith("| multi30k")
 
 
+def test_labels_of_a_file_called_test_are_not_those_of_the_test(bleu):
+    own = {**evaluation(9, wanted=12), "reference": "ours.de"}
+    rows = [made(layer, 1, 40.0, evaluations=[evaluation(4), own]) for layer in ("tied", "dual")]
+    assert "| 1 to 9 | 3 | 10 | 40.0 | 40.0 | +0.0 |" in [*bleu.table(rows)]
+    rows = [made(layer, 1, 40.0, evaluations=[own]) for layer in ("tied", "dual")]
+    assert not any("training count" in line for line in bleu.table(rows))
+
+
 def test_labels_of_other_references_are_not_compared(bleu):
     rows = [
         made("tied", 1, 40.0, evaluations=[evaluation(4)]),

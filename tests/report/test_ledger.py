@@ -147,6 +147,21 @@ def test_an_evaluation_is_a_row_of_its_own_that_names_the_result(tmp_path):
     assert [json.loads(line)["kind"] for line in lines(path)] == ["result", *["evaluation"] * 3]
 
 
+def test_an_evaluation_names_the_run_and_not_where_it_lay(tmp_path):
+    run, path = write_run(tmp_path / "a"), tmp_path / "runs.jsonl"
+    found = {"kind": "cache", "split": "test", "perplexity": 51.0, **of_weights(run)}
+    write_evaluations(run, [{"run": str(run), **found}])
+    (evaluation,) = record(run, path).evaluations
+    assert evaluation == {"run": "a", **found}
+    old = path.read_text().replace('"run": "a"', f'"run": "{run}"')
+    path.write_text(old)
+    (row,) = read(path)
+    assert row.evaluations == [{"run": str(run), **found}]  # what stands there stays
+    with pytest.raises(LedgerError, match="is already in"):  # and is the same evaluation
+        record(run, path)
+    assert path.read_text() == old
+
+
 def test_a_run_that_went_on_leaves_evaluations_of_its_old_weights_behind(tmp_path):
     run, path = write_run(tmp_path / "a", valid=[90.0, 80.0]), tmp_path / "runs.jsonl"
     write_evaluations(

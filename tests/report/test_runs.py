@@ -333,6 +333,17 @@ def test_evaluations_are_told_apart_by_the_line_of_the_test_where_no_weights_are
     assert "line 2 is left out, since other weights were evaluated" in run.remarks[0]
 
 
+@pytest.mark.parametrize("split", ["files", "test"])  # runs of old have the name of the file
+def test_files_of_ones_own_are_none_of_the_runs_figures(tmp_path, split):
+    folder = write_run(tmp_path / "run")
+    band = {"low": 0, "high": None, "types": 3, "wanted": 9, "written": 8, "matched": 5}
+    row = {"kind": "translation", "perplexity": 5.0, "subword_bands": [band], **of_weights(folder)}
+    test, own = {**row, "split": "test"}, {**row, "split": split, "reference": "ours.de"}
+    write_evaluations(folder, [test, own])
+    run = read_run(folder)
+    assert (run.evaluations, run.faults, run.remarks) == ((test,), (), ())
+
+
 def test_words_by_frequency_are_kept_with_their_bands(tmp_path):
     folder = write_run(tmp_path / "run")
     band = {"low": 0, "high": None, "types": 3, "wanted": 9, "written": 8, "matched": 5}

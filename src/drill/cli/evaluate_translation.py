@@ -13,7 +13,7 @@ from drill.analysis.translation_bands import subword_bands, word_bands
 from drill.analysis.word_accuracy import AccuracyBand
 from drill.build_translation import TranslationRun
 from drill.cli.display import Counter, console, note
-from drill.cli.evaluation_rows import refuse_infinity
+from drill.cli.evaluation_rows import OWN_FILES, refuse_infinity, text_of
 from drill.data import Pairs, ParallelText, encode_pairs
 from drill.data.parallel_text import read_lines
 from drill.evaluation.memory import told_of_memory
@@ -27,7 +27,7 @@ from drill.translation import Search
 
 
 class Files(NamedTuple):
-    """Pairs that are no split of a corpus."""
+    """Pairs that are no split of a corpus; what is found of them is none of the run's figures."""
 
     source: Path
     reference: Path
@@ -83,8 +83,7 @@ def evaluate_translation(
             **run.origin.row(),
             "precision": effective(chosen, device),
             "kind": "translation",
-            "split": split,
-            **({"reference": str(splits.reference)} if isinstance(splits, Files) else {}),
+            **_told(splits, split),
             "lines": len(text),
             "tokens": found.fit.tokens,
             "loss": found.fit.loss,
@@ -125,6 +124,13 @@ def _texts(
         yield split, *run.split(split)
 
 
+def _told(splits: Sequence[str] | Files, split: str) -> dict[str, str]:
+    """A file may be called ``test`` too, so its name is no split."""
+    if not isinstance(splits, Files):
+        return {"split": split}
+    return {"split": OWN_FILES, **{name: str(path) for name, path in splits._asdict().items()}}
+
+
 def kept_bands(run: TranslationRun, split: str) -> dict[str, list[AccuracyBand]]:
     """``accuracy_bands`` of the translations that the folder of a run keeps."""
     path = run.folder.hypotheses(split, run.data.language)
@@ -157,7 +163,7 @@ def _line(row: dict[str, Any]) -> str:
     tokenised = row["tokenised_bleu"]
     cut = "" if tokenised is None else f"tokenised {tokenised:.2f}  "
     return (
-        f"translation {row['split']:5}  BLEU {row['bleu']:.2f}  {cut}"
+        f"translation {text_of(row):5}  BLEU {row['bleu']:.2f}  {cut}"
         f"chrF {row['chrf']:.2f}  exact {row['exact']:.1%}  "
         f"perplexity {row['perplexity']:.3f}  "
         f"{row['lines']:,} lines  {row['seconds']:.1f} s  "

@@ -16,6 +16,9 @@ class Split(StrEnum):
     test = "test"
 
 
+OWN_FILES = "files"
+"""The ``split`` of a row that is of none: it names ``source`` and ``reference``."""
+
 SHOWN = {"run", "weights", "precision", "kind", "split", "tokens", "loss", "perplexity"}
 SHOWN |= {"published", "seconds", "batch_size", "as_published", "statistics_columns"}
 SHOWN |= {"weights_epoch", "weights_step", "weights_fingerprint"}
@@ -28,6 +31,11 @@ MENDS = {
     "cache": "a word that the cache does not hold has no probability; take a smaller --share",
     "translation": OTHER_WEIGHTS,
 }
+
+
+def text_of(row: dict[str, Any]) -> str:
+    """What was read: a split of the run's corpus, or a file."""
+    return str(row["source"] if row["split"] == OWN_FILES else row["split"])
 
 
 def evaluation_row(
@@ -72,6 +80,6 @@ def refuse_infinity(rows: Iterable[dict[str, Any]]) -> None:
     for row in rows:
         if not math.isfinite(row["perplexity"]):
             raise SettingsError(
-                f"{row['kind']} {row['split']}: the perplexity is infinite (a loss of "
+                f"{row['kind']} {text_of(row)}: the perplexity is infinite (a loss of "
                 f"{row['loss']:.4g}): {MENDS[row['kind']]}"
             )

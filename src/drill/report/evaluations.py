@@ -57,8 +57,8 @@ def read_evaluations(
         kind, split = as_text(row.get("kind")), as_text(row.get("split"))
         if kind is None or split is None:
             faults.append(f"{path}: line {number} names no kind and split; it is left out")
-        elif as_finite(row.get("perplexity")) is None:
-            continue
+        elif as_finite(row.get("perplexity")) is None or "reference" in row:
+            continue  # the latter is of files that are no split of the run's corpus
         elif kind in ADAPTIVE or (kind == TRANSLATION and any(key in row for key in BANDS)):
             kept = {key: value for key, value in row.items() if _plain(value)}
             bands = {key: row[key] for key in BANDS if key in row}

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from drill.report.evaluations import latest
+from drill.report.evaluations import Evaluation, latest
 from drill.report.run_files import as_finite, lives, over_lives
 from drill.report.runs import ReportError, RunSummary, read_run
 
@@ -159,8 +159,9 @@ def _evaluated_since(row: Row, held: Sequence[Row | Evaluated | None]) -> Iterat
     for other in held:
         if other is not None and other.fingerprint == row.fingerprint:
             known += other.evaluations if isinstance(other, Row) else [other.evaluation]
+    names = {"run": row.name}  # ledgers of old have paths there
     for evaluation in row.evaluations:
-        if evaluation not in known:
+        if all(evaluation | names != other | names for other in known):
             yield Evaluated(row.fingerprint, evaluation, row.recorded, row.note)
 
 
@@ -170,7 +171,7 @@ def _row(run: RunSummary, note: str, extra: dict[str, Any], now: datetime) -> Ro
     if not run.curve:
         raise LedgerError(f"{run.folder}: has no epoch yet; record it when one has ended")
     values = {key: getattr(run, key) for key in HINTS if hasattr(run, key)}
-    values["evaluations"] = [dict(each) for each in run.evaluations]
+    values["evaluations"] = [_by_name(each, run.name) for each in run.evaluations]
     values["curve"] = [
         [each.epoch, as_finite(each.valid), as_finite(each.valid_published)] for each in run.curve
     ]
@@ -185,6 +186,11 @@ def _row(run: RunSummary, note: str, extra: dict[str, Any], now: datetime) -> Ro
         values["lives"] = [{key: life.get(key) for key in OF_LIVES} for life in told]
     recorded = now.astimezone(UTC).isoformat(timespec="seconds")
     return Row(**values, recorded=recorded, note=note, extra=extra)
+
+
+def _by_name(evaluation: Evaluation, name: str) -> dict[str, Any]:
+    """The run as the ledger calls it: where its folder lay means nothing elsewhere."""
+    return {**evaluation, "run": name} if "run" in evaluation else dict(evaluation)
 
 
 def _plain(folder: Path | str, extra: Mapping[str, Any]) -> dict[str, Any]:
