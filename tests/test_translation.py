@@ -7,8 +7,10 @@ import math
 import pytest
 import torch
 
+import drill.evaluation.search as searching
 from drill import translation
 from drill.data import BEGIN, END
+from drill.evaluation import sampling
 from drill.evaluation.bleu import corpus_scores
 from drill.evaluation.search import Decoding, beam_search
 from drill.evaluation.translated import translated
@@ -110,6 +112,27 @@ def test_samples_follow_from_the_seed_and_the_line_alone(data, model):
     assert list(translate(model, data.subwords, lines, other)) != whole
 
 
+@pytest.mark.parametrize("sampled", [False, True])
+def test_lines_are_counted_before_every_search_of_several(data, model, monkeypatch, sampled):
+    module, name = (sampling, "_drawn") if sampled else (searching, "_search")
+    real, told = getattr(module, name), []
+
+    def searched(model, head, batch, *rest):
+        told.append(f"{len(batch.places)} searched")
+        return real(model, head, batch, *rest)
+
+    monkeypatch.setattr(module, name, searched)
+    search = Search(batch_tokens=6, beam=1, sampled=sampled, seed=1)
+    lines = ["abc", "", "abcde", "ab", "a", "e", "e", "e", "e"]
+    found = translate(model, data.subwords, lines, search, lines_per_block=5, progress=told.append)
+    assert len(list(found)) == len(lines)
+    before = told[::2]
+    assert before == sorted(before)
+    assert set(before) >= {0, 1, 5}  # 5 is the second block, with the line that has no words
+    assert len(told[1::2]) == len(before)
+    assert sum(int(each.split()[0]) for each in told[1::2]) == 8
+
+
 def test_the_model_comes_back_in_its_mode(data, model):
     model.train()
     list(translate(model, data.subwords, ["abc"]))
@@ -186,7 +209,7 @@ def test_a_text_is_held_against_its_references(data, model):
     assert found.scores == corpus_scores(lines, data.text.test.target, tokenised=True)
     assert found.fit == translation_loss(model, data.test)
     assert found.exact == 0.0
-    assert seen == [(i, 6) for i in range(7)]
+    assert seen == [(0, 6), (0, 6), (6, 6)]  # the loss, one search of all lines, the end
     other = translated(
         model, data.subwords, data.text.test, data.test, Search(beam=1), language="fr"
     )

@@ -6,11 +6,14 @@ import math
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
+import drill.evaluation.search as searching
 import drill.evaluation.translated as translated_module
 from drill import checkpoint, translation_testing, translation_training
 from drill.checkpoint import CheckpointError
@@ -21,6 +24,7 @@ from drill.evaluation.search import Decoding, encoded_once
 from drill.evaluation.translation_loss import TranslationLoss, translation_loss
 from drill.optim import AdamW
 from drill.run_folder import RunFolder, RunFolderError
+from drill.translation import Search
 from drill.translation_position import averaged as mean_of_weights
 from drill.translation_steps import (
     backward,
@@ -29,6 +33,7 @@ from drill.translation_steps import (
     translation_ways,
     why_not_captured,
 )
+from drill.translator import Translator
 from tests.tiny_runs import (
     after,
     all_of,
@@ -464,6 +469,44 @@ def test_a_signal_in_the_test_ends_it_and_the_next_life_tests(tmp_path, monkeypa
     assert unlike(all_of(tmp_path / "run"), all_of(tmp_path / "whole")) == []
 
 
+@pytest.fixture
+def line_by_line(monkeypatch):
+    """Measured in batches of one line; gives what was done: "loss" or "search" for each."""
+    done: list[str] = []
+
+    def noting(name: str, real: Callable[..., object]) -> Callable[..., object]:
+        def measured(*arguments: object, **options: object) -> object:
+            done.append(name)
+            return real(*arguments, **options)
+
+        return measured
+
+    monkeypatch.setattr(translation_training, "Search", partial(Search, batch_tokens=1))
+    monkeypatch.setattr(searching, "_search", noting("search", searching._search))
+    monkeypatch.setattr(Translator, "loss", noting("loss", Translator.loss))
+    return done
+
+
+@pytest.mark.parametrize("work", ["loss", "search"])
+def test_a_signal_in_the_test_waits_for_one_batch(tmp_path, monkeypatch, line_by_line, work):
+    module, name = (Translator, "loss") if work == "loss" else (searching, "_search")
+    testing, real = translation_testing.translated, getattr(module, name)
+
+    def interrupted(*arguments: object, **options: object) -> object:
+        os.kill(os.getpid(), signal.SIGINT)
+        return real(*arguments, **options)
+
+    def tested(*arguments: object, **options: object) -> object:
+        line_by_line.clear()
+        monkeypatch.setattr(module, name, interrupted)
+        return testing(*arguments, **options)
+
+    monkeypatch.setattr(translation_testing, "translated", tested)
+    outcome = small_training(tmp_path)
+    assert (outcome.finished, outcome.interrupted) == (False, True)
+    assert line_by_line.count(work) == 1
+
+
 def test_a_signal_that_comes_after_the_test_is_told(tmp_path, monkeypatch):
     """The run is whole, but the next of several must not begin."""
     real = RunFolder.write_lines
@@ -477,18 +520,27 @@ def test_a_signal_that_comes_after_the_test_is_told(tmp_path, monkeypatch):
     assert (outcome.finished, outcome.interrupted) == (True, True)
 
 
-def test_validations_and_the_test_are_shown(tmp_path, monkeypatch):
+def test_validations_and_the_test_are_shown(tmp_path, monkeypatch, line_by_line):
+    """Batch by batch, and not all at once when all is done."""
     told = []
     monkeypatch.setattr(translation_testing, "SHOW_EVERY", 0.0)
-    small_training(tmp_path, epochs=2, average=2, bleu_every=2, progress=told.append)
-    work = [(report.work, report.share) for report in told if report.work is not None]
-    assert list(dict.fromkeys(name for name, _ in work)) == [
+
+    def show(report):
+        if report.work is not None:
+            told.append((report.work, report.share, line_by_line.count("search")))
+
+    small_training(tmp_path, epochs=2, average=2, bleu_every=2, progress=show)
+    assert list(dict.fromkeys(work for work, _, _ in told)) == [
         "validation",
         "validation, BLEU",
         "validation of the mean",
         "test",
     ]
-    assert [share for name, share in work if name == "test"] == [i / 6 for i in range(7)]
+    for name, lines in (("validation, BLEU", 8), ("test", 6)):
+        shown = [(share, searches) for work, share, searches in told if work == name]
+        first = shown[0][1]
+        assert list(dict.fromkeys(shown)) == [(i / lines, first + i) for i in range(lines + 1)]
+    assert [share for work, share, _ in told if work == "test"].count(0.0) > 2  # the loss too
 
 
 def test_a_finished_run_gives_its_outcome_again_without_training(tmp_path, monkeypatch):
@@ -540,7 +592,7 @@ def test_a_loss_that_is_no_number_ends_the_run_with_the_last_good_checkpoint(tmp
     [
         ("translation_loss", "the validation after step {step}: NaN"),
         ("best_translations", "the translations after step {step}: NaN"),
-        ("translated", "the test of the best weights in {path}: NaN; the same command tests them"),
+        ("translated", "the test of the best weights in {path}: NaN"),
     ],
 )
 def test_an_evaluation_that_is_no_number_ends_in_a_sentence(tmp_path, monkeypatch, name, sentence):

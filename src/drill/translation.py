@@ -14,6 +14,7 @@ import torch
 from drill.data import BEGIN, END, Subwords
 from drill.evaluation.search import Decoding, Hypothesis, beam_search, encoded_once, sample
 from drill.evaluation.search_labels import Head
+from drill.evaluation.search_steps import Progress
 from drill.translator import Translator
 
 logger = logging.getLogger("drill")
@@ -75,12 +76,14 @@ def translate(
     search: Search = Search(),  # noqa: B008 - it is frozen
     *,
     lines_per_block: int = LINES_PER_BLOCK,
+    progress: Progress | None = None,
 ) -> Iterator[list[Translation]]:
     """The translations of every line, the best first, in the order of the lines.
 
     Lines are read and translated ``lines_per_block`` at a time: more are faster, fewer come
     sooner. A line without words has one empty translation. Labels are encoded once; do not train
-    the model meanwhile.
+    the model meanwhile. ``progress`` is called, with the lines that are translated, before every
+    batch of lines that are searched together.
     """
     if isinstance(lines, str):
         raise TypeError("translate: lines are several, not one string; pass [line]")
@@ -88,20 +91,31 @@ def translate(
         raise ValueError(f"translate: lines_per_block is at least 1, not {lines_per_block}")
     left = iter(lines)
     blocks = iter(lambda: list(islice(left, lines_per_block)), [])
-    return chain.from_iterable(translate_blocks(model, subwords, blocks, search))
+    return chain.from_iterable(translate_blocks(model, subwords, blocks, search, progress))
 
 
 def translate_blocks(
-    model: Translator, subwords: Subwords, blocks: Iterable[list[str]], search: Search
+    model: Translator,
+    subwords: Subwords,
+    blocks: Iterable[list[str]],
+    search: Search,
+    progress: Progress | None = None,
 ) -> Iterator[list[list[Translation]]]:
     """``translate`` of blocks of lines, each as soon as it is there."""
     with encoded_once(model) as head:
         read = searched = 0  # lines, and those of them with words
         for block in blocks:
             sources = _sources(subwords, block, search.max_source, read)
-            found, search = _within_memory(model, list(sources.values()), search, head, searched)
+            count = None if progress is None else _counting_from(read, progress)
+            found, search = _within_memory(
+                model, list(sources.values()), search, head, searched, count
+            )
             yield _texts(subwords, len(block), dict(zip(sources, found, strict=True)))
             read, searched = read + len(block), searched + len(sources)
+
+
+def _counting_from(first: int, progress: Progress) -> Progress:
+    return lambda done: progress(first + done)
 
 
 def _sources(subwords: Subwords, lines: list[str], most: int, read: int) -> dict[int, list[int]]:
@@ -132,12 +146,17 @@ def _texts(
 
 
 def _within_memory(
-    model: Translator, sources: list[list[int]], search: Search, head: Head, first: int
+    model: Translator,
+    sources: list[list[int]],
+    search: Search,
+    head: Head,
+    first: int,
+    progress: Progress | None,
 ) -> tuple[list[list[Hypothesis]], Search]:
     """``_searched``, and the search that a GPU's memory does for: of half the tokens until then."""
     while True:
         try:
-            return _searched(model, sources, search, head, first), search
+            return _searched(model, sources, search, head, first, progress), search
         except torch.OutOfMemoryError:
             if search.batch_tokens == 1:
                 raise
@@ -158,6 +177,7 @@ def _searched(
     search: Search,
     head: Head,
     first: int,
+    progress: Progress | None,
 ) -> list[list[Hypothesis]]:
     decoding = Decoding(
         bos=BEGIN, eos=END, batch_tokens=search.batch_tokens, autocast=search.autocast
@@ -173,6 +193,7 @@ def _searched(
             n_best=search.n_best,
             length_penalty=search.length_penalty,
             head=head,
+            progress=progress,
         )
     return sample(
         model,
@@ -185,6 +206,7 @@ def _searched(
         seed=search.seed,
         first=first,
         head=head,
+        progress=progress,
     )
 
 

@@ -13,6 +13,7 @@ from drill.evaluation.search_steps import (
     Batch,
     Decoding,
     Hypothesis,
+    Progress,
     Sources,
     Writable,
     batches,
@@ -35,6 +36,7 @@ def sample(
     seed: int | None = None,
     first: int = 0,
     head: Head | None = None,
+    progress: Progress | None = None,
 ) -> list[list[Hypothesis]]:
     """``samples`` translations of every source, drawn token by token, in the order of the sources.
 
@@ -61,6 +63,8 @@ def sample(
     work = batches("sample", model, sources, decoding, samples)
     with ready(model, head) as scores:
         for batch in work:
+            if progress is not None:
+                progress(len(found))
             u = _uniform(entropy, batch, samples, first)
             with lower_precision(batch.source.device, decoding.autocast):
                 found |= _drawn(model, scores, batch, decoding, u, temperature, top_k, top_p)

@@ -20,6 +20,7 @@ from drill.evaluation.search_steps import (
     Batch,
     Decoding,
     Hypothesis,
+    Progress,
     Sources,
     Writable,
     batches,
@@ -58,6 +59,7 @@ def beam_search(
     n_best: int = 1,
     length_penalty: float = 0.6,
     head: Head | None = None,
+    progress: Progress | None = None,
 ) -> list[list[Hypothesis]]:
     """The ``n_best`` translations of every source, in the order of the sources, the best first.
 
@@ -67,6 +69,7 @@ def beam_search(
     n_best          at most ``beam``; fewer come back where fewer can be written
     length_penalty  alpha: 0 ranks by probability, which favours the short; more, the long
     head            what ``encoded_once`` gives, where labels are to serve several calls
+    progress        called before every batch with the sentences that are found
 
     Sentences of about one length are searched together; alone they have the same translations, up
     to rounding. The model comes back in the mode it was in.
@@ -84,6 +87,8 @@ def beam_search(
         if decoding.replays(device, scores):
             graphs = Graphs(device, instead="search with Decoding(..., graph=False)")
         for batch in work:
+            if progress is not None:
+                progress(len(found))
             with lower_precision(device, decoding.autocast):
                 found |= _search(
                     model, scores, batch, decoding, beam, n_best, length_penalty, graphs

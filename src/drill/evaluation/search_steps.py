@@ -1,7 +1,7 @@
 """What every search stands on: sources in batches, one token at a time."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +15,9 @@ from drill.translator import Translator
 
 Sources = Tensor | Sequence[Sequence[int]]
 """Sentences as ids: (B, S) padded on the right, or a list for each."""
+
+Progress = Callable[[int], None]
+"""Called before every batch with the sentences that are found; an exception ends the search."""
 
 SCORES_PER_TOKEN = 1 << 14
 """Log-probabilities, hypotheses x labels, that a step may hold for each of ``batch_tokens``.

@@ -37,10 +37,16 @@ def translated(
     """Translate ``text``, whose ids are ``pairs`` line by line, and score it.
 
     ``language`` is that of the target: BLEU over tokenised text needs its rules, and is left out
-    where there are none.
+    where there are none. ``progress`` may end it by an exception, also while the loss is computed,
+    before the first line is translated.
     """
+
+    def count(*_: int) -> None:
+        if progress is not None:
+            progress(0, len(text))
+
     most = 2 * search.batch_tokens  # by default what the loss takes alone; less bounds it too
-    fit = translation_loss(model, pairs, max_tokens=most, autocast=search.autocast)
+    fit = translation_loss(model, pairs, max_tokens=most, autocast=search.autocast, progress=count)
     hypotheses = best_translations(model, subwords, text.source, search, progress)
     known = language in LANGUAGES
     scores = corpus_scores(
@@ -57,12 +63,15 @@ def best_translations(
     search: Search,
     progress: Progress | None = None,
 ) -> list[str]:
-    """The best translation of every line; ``progress`` may end it by an exception."""
-    best: list[str] = []
-    if progress is not None:
-        progress(0, len(lines))
-    for found in translate(model, subwords, lines, search):
-        best.append(found[0].text)
+    """The best translation of every line; ``progress`` may end it by an exception.
+
+    It is called before every batch of lines that are searched together, and at the end.
+    """
+
+    def count(done: int) -> None:
         if progress is not None:
-            progress(len(best), len(lines))
+            progress(done, len(lines))
+
+    best = [found[0].text for found in translate(model, subwords, lines, search, progress=count)]
+    count(len(lines))
     return best
