@@ -1,7 +1,10 @@
 import os
+from pathlib import Path
 
 import pytest
 import torch
+
+from drill import user_cache
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when the kernels are imported
@@ -31,3 +34,21 @@ def default_dtype():
     before = torch.get_default_dtype()
     yield torch.set_default_dtype
     torch.set_default_dtype(before)
+
+
+@pytest.fixture
+def unwarned():
+    """A cache that cannot be written is told of anew."""
+    user_cache._warn_once.cache_clear()
+
+
+@pytest.fixture
+def homeless(monkeypatch, unwarned):
+    """As a user without a home, who has named no folders instead."""
+
+    def home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", home)
+    for name in ("DRILL_DATA", "XDG_DATA_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)

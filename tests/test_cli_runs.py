@@ -825,6 +825,17 @@ def test_recipes_lists_every_one(drill):
     assert [line for line in lines if len(line) > 80] == []
 
 
+def test_a_user_without_a_home_evaluates_and_is_told_once(drill, request, caplog):
+    words = ("evaluate", "runs/tiny", "--device", "cpu", "-q", "--json")
+    wanted = [json.loads(line)["loss"] for line in drill(*words)[1].splitlines()]
+    request.getfixturevalue("homeless")
+    code, out, err = drill(*words)
+    assert code == 0, err
+    assert [json.loads(line)["loss"] for line in out.splitlines()] == wanted
+    (said,) = caplog.messages
+    assert "cannot be kept there (this user has no home), so every start makes them again" in said
+
+
 @pytest.fixture
 def tiny_demo(place, monkeypatch):
     """The module of the command, on the tiny text: what it trains is the recipes' affair."""

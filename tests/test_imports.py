@@ -15,6 +15,7 @@ SOURCE = Path(__file__).parents[1] / "src"
 # A module imports its own tier and the tiers below. The front door (`drill` itself) re-exports the
 # layers, so whatever imports it stands above them.
 TIERS = {
+    "user_cache": 0,
     "kernels": 0,
     "layers": 1,
     "data": 1,

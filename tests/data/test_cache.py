@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from drill.data import Vocabulary, cache_folder, encoded
+from drill.data import ParallelText, Subwords, Vocabulary, cache_folder, encode_pairs, encoded
 
 TEXT = "the cat sat\nthe dog sat down\n"
 VOCABULARY = Vocabulary.over_splits(TEXT.splitlines())
@@ -144,10 +144,20 @@ def test_writers_at_the_same_time_agree(tmp_path):
     assert len(files(tmp_path)) == 2  # and no file is left over
 
 
-def test_a_folder_that_cannot_be_written_costs_only_time(tmp_path):
+def test_a_folder_that_cannot_be_written_costs_only_time_and_is_told_once(
+    tmp_path, caplog, unwarned
+):
     blocked = tmp_path / "a file"
     blocked.write_text("")
-    assert encoded(TEXT, VOCABULARY, blocked).tolist() == IDS
+    for text in (TEXT, TEXT * 2):  # as of several splits
+        assert encoded(text, VOCABULARY, blocked).tolist() == IDS * text.count("down")
+    subwords = Subwords.train(TEXT.splitlines(), size=262)
+    pairs = ParallelText(["the cat"], ["the dog"])
+    assert len(encode_pairs(pairs, subwords, cache=blocked)) == 1
+    assert caplog.messages == [
+        f"{blocked}: encoded texts and subwords cannot be kept there (File exists), so every start "
+        "makes them again; make it writable, or set XDG_CACHE_HOME to another folder"
+    ]
 
 
 def test_the_cache_folder_follows_the_environment(tmp_path, monkeypatch):
@@ -156,3 +166,11 @@ def test_the_cache_folder_follows_the_environment(tmp_path, monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_folder() == tmp_path / ".cache" / "drill"
+
+
+def test_a_user_without_a_home_has_no_cache_and_is_told_once(homeless, caplog):
+    assert cache_folder() is cache_folder() is None
+    (said,) = caplog.messages
+    assert said.startswith(
+        "~/.cache: encoded texts and subwords cannot be kept there (this user has no home), so "
+    )

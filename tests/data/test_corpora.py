@@ -136,6 +136,14 @@ def test_folders_follow_the_environment(monkeypatch):
     assert data_folders() == [Path("/d"), Path("/x/drill")]
 
 
+def test_a_user_without_a_home_names_a_folder(homeless, monkeypatch):
+    monkeypatch.setenv("DRILL_DATA", "/d")
+    assert data_folders() == [Path("/d")]
+    monkeypatch.delenv("DRILL_DATA")
+    with pytest.raises(DataError, match=r"\(this user has no home\); set DRILL_DATA to the folder"):
+        data_folders()
+
+
 def test_files_on_disk_are_proven_and_closed(folder, home, tiny):
     home.mkdir()
     folder.rename(home / "tiny")

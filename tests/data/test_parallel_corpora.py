@@ -140,7 +140,16 @@ def test_subwords_are_learnt_once(text, tmp_path, monkeypatch, caplog):
     assert "subwords are learnt again" in caplog.text
 
 
-def test_a_cache_that_cannot_be_written_costs_only_time(text, tmp_path, caplog):
+def test_a_cache_that_cannot_be_written_costs_only_time(text, tmp_path, caplog, unwarned):
     (tmp_path / "file").write_text("")
     assert len(learnt_subwords(text.train, tmp_path / "file" / "cache", size=400)) == 400
-    assert "subwords are not cached" in caplog.text
+    assert "encoded texts and subwords cannot be kept there (Not a directory)" in caplog.text
+
+
+def test_pairs_of_ones_own_need_no_home(homeless, tmp_path):
+    for split in ("train", "valid", "test"):
+        for language in ("en", "de"):
+            (tmp_path / f"{split}.{language}").write_text("a b\nc d\n")
+    assert len(read_parallel_corpus(str(tmp_path), source="en", target="de").train) == 2
+    with pytest.raises(DataError, match=r"has no home\); set DRILL_DATA"):
+        read_parallel_corpus("multi30k")

@@ -53,9 +53,8 @@ def test_what_is_missing_is_named(monkeypatch):
 
 
 @pytest.fixture
-def told(caplog):
-    """What is warned of; each test hears of a folder anew."""
-    nvrtc._tell_of_the_folder.cache_clear()
+def told(caplog, unwarned):
+    """What is warned of."""
     with caplog.at_level(logging.WARNING, logger="drill"):
         yield caplog
 
@@ -72,13 +71,8 @@ def test_a_cache_that_is_no_folder_costs_compiling_and_is_told_once(told, tmp_pa
     assert root.read_text() == "a file"
 
 
-def test_a_user_without_a_home_compiles_and_is_told(told, tmp_path, monkeypatch):
-    def home():
-        raise RuntimeError("Could not determine home directory.")
-
+def test_a_user_without_a_home_compiles_and_is_told(told, homeless, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(nvrtc.Path, "home", home)
     assert nvrtc._kept_or_made("a", lambda: b"code") == b"code"
     assert [each.split(",")[0] for each in told.messages] == [
         "~/.cache: compiled kernels cannot be kept there (this user has no home)"

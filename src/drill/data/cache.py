@@ -8,8 +8,6 @@ renames whole files into place, and equal keys mean equal bytes.
 
 import hashlib
 import json
-import logging
-import os
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +16,20 @@ from numpy.typing import NDArray
 
 from drill.data.files import digest, lines_of, write_whole
 from drill.data.vocabulary import Vocabulary
-
-logger = logging.getLogger("drill")
+from drill.user_cache import cache_root, tell_unkept
 
 LAYOUT = b"drill ids 1"  # part of every key: another layout on disk takes another number
 
 
-def cache_folder() -> Path:
-    """``XDG_CACHE_HOME/drill``, by default ``~/.cache/drill``."""
-    root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "drill"
+UNKEPT = ("encoded texts and subwords", "every start makes them again")
+
+
+def cache_folder() -> Path | None:
+    """``cache_root``; a user without a home, who has none, is told so in the log ``drill``."""
+    root = cache_root()
+    if root is None:
+        tell_unkept(*UNKEPT)
+    return root
 
 
 def cache_key(text: str, vocabulary: Vocabulary) -> str:
@@ -58,7 +60,7 @@ def encoded(text: str, vocabulary: Vocabulary, folder: Path | None = None) -> ND
         held = {"bytes": values.stat().st_size, "sha256": digest(values, "sha256")}
         write_whole(note, lambda stream: _write_json(stream, held))
     except OSError as error:
-        logger.warning("ids are not cached: %s cannot be written (%s)", folder, error)
+        tell_unkept(*UNKEPT, folder, error)
         return ids
     return _mapped(values, ids)
 

@@ -116,12 +116,20 @@ NAMES = (*CORPORA, "web")
 def data_folders() -> list[Path]:
     """Where corpora are looked for; the first is where they are downloaded to.
 
-    ``DRILL_DATA`` where it is set, then ``XDG_DATA_HOME/drill`` (``~/.local/share/drill``).
+    ``DRILL_DATA`` where it is set, then ``XDG_DATA_HOME/drill`` (``~/.local/share/drill``), which
+    a user without a home does not have.
     """
-    root = os.environ.get("XDG_DATA_HOME")
-    own = (Path(root) if root else Path.home() / ".local" / "share") / "drill"
-    chosen = os.environ.get("DRILL_DATA")
-    return [Path(chosen), own] if chosen else [own]
+    chosen, root = os.environ.get("DRILL_DATA"), os.environ.get("XDG_DATA_HOME")
+    folders = [Path(chosen)] if chosen else []
+    try:
+        folders.append((Path(root) if root else Path.home() / ".local" / "share") / "drill")
+    except RuntimeError:  # what pathlib says of a user without one
+        if not folders:
+            raise DataError(
+                "~/.local/share/drill: corpora cannot be kept there (this user has no home); set "
+                "DRILL_DATA to the folder that holds them"
+            ) from None
+    return folders
 
 
 def load_corpus(name: str, fetch: bool = True, progress: Progress | None = None) -> Corpus:

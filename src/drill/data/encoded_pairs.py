@@ -9,7 +9,6 @@ need no lock.
 
 import hashlib
 import json
-import logging
 from collections.abc import Callable
 from dataclasses import asdict, astuple, dataclass
 from functools import partial
@@ -20,11 +19,11 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from drill.data.cache import UNKEPT
 from drill.data.files import DataError, digest, write_whole
 from drill.data.parallel_text import ParallelText
 from drill.data.subwords import Subwords
-
-logger = logging.getLogger("drill")
+from drill.user_cache import tell_unkept
 
 LAYOUT = b"drill pairs 1"  # part of every key: another layout on disk takes another number
 CHUNK = 10_000  # pairs that are encoded at once
@@ -237,7 +236,7 @@ def _keep(folder: Path, key: str, pairs: Pairs) -> Pairs:
         write_whole(note, write)
         return _mapped(arrays, pairs.report)
     except OSError as error:
-        logger.warning("pairs are not cached: %s cannot be written (%s)", folder, error)
+        tell_unkept(*UNKEPT, folder, error)
         return pairs
 
 

@@ -115,7 +115,8 @@ def _joined(corpus: str, stems: tuple[str, ...], languages: tuple[str, str]) -> 
 
 def _found(corpus: str, name: str) -> Path:
     """The file of this name, packed or not; a name that is no path from the root is looked for."""
-    places = [folder / f"{name}{packed}" for folder in data_folders() for packed in PACKED]
+    folders = [Path()] if Path(name).is_absolute() else data_folders()
+    places = [folder / f"{name}{packed}" for folder in folders for packed in PACKED]
     for place in places:
         if place.is_file():
             return place

@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from drill.data.cache import UNKEPT
 from drill.data.corpora import SPLITS
 from drill.data.encoded_pairs import Filters, Pairs, Progress, encode_pairs
 from drill.data.files import DataError
 from drill.data.numbers_and_dates import ParallelSplits
 from drill.data.parallel_text import ParallelText
 from drill.data.subwords import END, Subwords
+from drill.user_cache import tell_unkept
 
 logger = logging.getLogger("drill")
 
@@ -103,5 +105,5 @@ def learnt_subwords(text: ParallelText, cache: Path | None = None, **options: An
     try:
         made.save(path)
     except OSError as error:
-        logger.warning("subwords are not cached: %s cannot be written (%s)", cache, error)
+        tell_unkept(*UNKEPT, cache, error)
     return made

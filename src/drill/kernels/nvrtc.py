@@ -17,8 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from drill.user_cache import cache_root, tell_unkept
+
 DIGEST = 32  # bytes before what is kept
 MAXIMUM_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
+UNKEPT = ("compiled kernels", "every start compiles them again, half a minute")
 
 logger = logging.getLogger("drill")
 
@@ -143,25 +147,17 @@ def _loaded(cubin: bytes, name: str, shared: int) -> Kernel:
     return Kernel(function, shared)
 
 
-def cubin_folder() -> Path | None:
-    """``XDG_CACHE_HOME/drill/kernels``, by default below ``~/.cache``; None for no home."""
-    root = os.environ.get("XDG_CACHE_HOME")
-    try:
-        return (Path(root) if root else Path.home() / ".cache") / "drill" / "kernels"
-    except RuntimeError:  # what pathlib says of a user without one
-        return None
-
-
 def _kept_or_made(name: str, make: Callable[[], bytes]) -> bytes:
-    """The file ``name`` of the folder, made and kept where it is not there."""
-    folder = cubin_folder()
-    if folder is None:
-        _tell_of_the_folder("~/.cache", "this user has no home")
+    """The file ``name`` of the cache, made and kept where it is not there."""
+    root = cache_root()
+    if root is None:
+        tell_unkept(*UNKEPT)
         return make()
-    content = _kept(folder / name)
+    path = root / "kernels" / name
+    content = _kept(path)
     if content is None:
         content = make()
-        _keep(folder / name, content)
+        _keep(path, content)
     return content
 
 
@@ -188,18 +184,7 @@ def _keep(path: Path, content: bytes) -> None:
     except OSError as error:
         with suppress(OSError):
             beside.unlink(missing_ok=True)
-        _tell_of_the_folder(str(path.parent), error.strerror or str(error))
-
-
-@cache
-def _tell_of_the_folder(folder: str, reason: str) -> None:
-    """Once, not for every kernel."""
-    logger.warning(
-        "%s: compiled kernels cannot be kept there (%s), so every start compiles them again, half "
-        "a minute; set XDG_CACHE_HOME to a folder that can be written",
-        folder,
-        reason,
-    )
+        tell_unkept(*UNKEPT, path.parent, error)
 
 
 def _compile(source: bytes, options: Sequence[str], name: str) -> bytes:
