@@ -518,6 +518,7 @@ def timed(monkeypatch, path: Path, minutes: float | None, **options):
 def test_the_clock_ends_a_run_inside_an_epoch_with_a_validation_and_the_test(tmp_path, monkeypatch):
     outcome = timed(monkeypatch, tmp_path, 0.5, epochs=50)
     assert outcome.finished
+    assert outcome.out_of_time
     assert outcome.test is not None
     held = rows(tmp_path)
     assert [row["kind"] for row in held[-2:]] == ["validation", "test"]
@@ -539,6 +540,15 @@ def test_a_run_that_the_clock_has_ended_goes_on_as_if_it_had_not(tmp_path, monke
     for row in (*whole, *pieces):
         row.pop("best")  # those inside may have been better
     assert pieces == whole
+
+
+@pytest.mark.parametrize("options", [{"epochs": 1}, {"epochs": 500, "patience": 1}])
+def test_a_run_that_ends_by_itself_is_not_out_of_time(tmp_path, options):
+    """By its epochs or by its patience: a larger limit would change nothing."""
+    for _ in range(2):  # trained, and asked again
+        outcome = small_run(tmp_path, max_minutes=60.0, **options)
+        assert (outcome.finished, outcome.out_of_time) == (True, False)
+        assert outcome.epoch < 500
 
 
 def test_a_schedule_follows_the_clock(tmp_path, monkeypatch):

@@ -378,13 +378,14 @@ def test_the_clock_ends_a_run_properly(tmp_path, monkeypatch):
         return small_training(tmp_path, epochs=50, max_minutes=minutes)
 
     outcome = trained(2.0)
-    assert outcome.finished
+    assert (outcome.finished, outcome.out_of_time) == (True, True)
     assert outcome.test is not None
     held = rows(tmp_path)
     assert held[-1]["kind"] == "test"
     assert 5 <= held[-2]["step"] < 100
     before = all_of(tmp_path)
-    assert trained(2.0).test.scores == outcome.test.scores
+    again = trained(2.0)
+    assert (again.test.scores, again.out_of_time) == (outcome.test.scores, True)
     assert unlike(all_of(tmp_path), before) == []
     assert trained(4.0).finished
     assert rows(tmp_path)[-2]["step"] > held[-2]["step"]
@@ -395,6 +396,7 @@ def test_the_time_of_a_run_never_falls_when_it_goes_on_after_its_test(tmp_path):
         small_training(tmp_path, updates=updates, max_minutes=10.0)
         with_a_test_at(tmp_path, tested)
         outcome = small_training(tmp_path, updates=updates + 2, max_minutes=10.0)
+        assert not outcome.out_of_time
         assert outcome.elapsed >= tested
         held = RunFolder(tmp_path).rows()
         assert held[-2]["elapsed"] >= tested

@@ -61,11 +61,14 @@ class Position(Standing):
         """How much of the run is done, by the limit that comes first."""
         return max((self.epoch - 1 + self.row / rows) / limits.epochs, self.clock)
 
-    def over(self, limits: Limits) -> bool:
-        """Whether all epochs are trained, or as many as were worth it, or the time is up."""
-        late = self.clock >= 1.0 and self.best is not None
+    def complete(self, limits: Limits) -> bool:
+        """Whether all epochs are trained, or as many as were worth it."""
         stopped = self.stopper is not None and self.stopper.triggered
-        return late or stopped or self.epoch > limits.epochs
+        return stopped or self.epoch > limits.epochs
+
+    def over(self, limits: Limits) -> bool:
+        """Whether the run is complete, or the time is up."""
+        return self.complete(limits) or (self.clock >= 1.0 and self.best is not None)
 
     def epochs(self) -> int:
         """How many were trained; the last of them perhaps in part."""

@@ -49,6 +49,7 @@ class Outcome:
     test: Perplexity | None
     elapsed: float  # seconds, over all lives of the run
     interrupted: bool = False  # by Ctrl-C or SIGTERM, be it too late to leave anything undone
+    out_of_time: bool = False  # ended by max_minutes: a larger one goes on
 
 
 def train(
@@ -128,7 +129,7 @@ def train(
     at.clock = world.largest(limits.clock(at))
     tested = folder.test_row() if resumed and at.over(limits) else None
     if tested is not None:  # the run has ended: nothing is measured again, and nothing written
-        return _kept(at, tested, test_columns)
+        return _kept(at, tested, test_columns, limits)
     cut_metrics(at, folder, world)
     if not resumed and world.rank > 0:
         torch.manual_seed(seed + world.rank)  # every process drops other things
@@ -214,15 +215,18 @@ def train(
             folder.append_test(at.test_row(test))
         test = world.from_first(test)
         late = world.largest(interrupts.asked) > 0.0
-        return Outcome(True, at.epochs(), at.best_epoch, at.best, test, at.elapsed, late)
+        cut = not at.complete(limits)
+        return Outcome(True, at.epochs(), at.best_epoch, at.best, test, at.elapsed, late, cut)
 
 
-def _kept(at: Position, row: dict[str, Any], test: Tensor) -> Outcome:
+def _kept(at: Position, row: dict[str, Any], test: Tensor, limits: Limits) -> Outcome:
     """What a run has come to that was tested before, by its line of metrics."""
     rows, columns = test.shape
     tokens = (rows - 1) * columns
     scores = Perplexity(float(row["test_loss"]) * tokens, tokens, columns)
-    return Outcome(True, at.epochs(), at.best_epoch, at.best, scores, row["elapsed"])
+    cut = not at.complete(limits)
+    elapsed = row["elapsed"]
+    return Outcome(True, at.epochs(), at.best_epoch, at.best, scores, elapsed, out_of_time=cut)
 
 
 def _validate(

@@ -51,9 +51,16 @@ class TranslationPosition(Standing):
 
     def share(self, limits: Limits) -> float:
         """How much of the run is done, by the limit that comes first; at 1 it is over."""
+        return max(self._trained(limits), self.clock)
+
+    def complete(self, limits: Limits) -> bool:
+        """Whether all epochs are trained, or all updates."""
+        return self._trained(limits) >= 1.0
+
+    def _trained(self, limits: Limits) -> float:
         by_epochs = (self.epoch - 1 + self.batch / self.batches) / limits.epochs
         by_updates = 0.0 if limits.updates is None else self.step / limits.updates
-        return max(by_epochs, by_updates, self.clock)
+        return max(by_epochs, by_updates)
 
     def tick_training(self) -> None:
         """``tick`` after training, which is what the rate of tokens is of."""

@@ -63,6 +63,7 @@ class TranslationOutcome:
     test: Translated | None
     elapsed: float  # seconds, over all lives of the run
     interrupted: bool = False  # by Ctrl-C or SIGTERM, be it too late to leave anything undone
+    out_of_time: bool = False  # ended by max_minutes: a larger one goes on
 
 
 def train_translator(
@@ -153,7 +154,7 @@ def train_translator(
     at.clock = world.largest(limits.clock(at))
     ended = folder.test_row() if resumed and at.share(limits) >= 1.0 else None
     if ended is not None:  # nothing is measured again, and nothing written
-        return _kept(at, ended, data)
+        return _kept(at, ended, data, limits)
     _refuse_to_train_nothing(at, limits, folder)
     cut_metrics(at, folder, world)
     if not resumed and world.rank > 0:
@@ -250,6 +251,7 @@ def train_translator(
             test=test,
             elapsed=at.elapsed,
             interrupted=world.largest(interrupts.asked) > 0.0,
+            out_of_time=not at.complete(limits),
         )
 
 
@@ -265,8 +267,16 @@ def _refuse_to_train_nothing(at: TranslationPosition, limits: Limits, folder: Ru
 
 
 def _kept(
-    at: TranslationPosition, row: dict[str, Any], data: TranslationData
+    at: TranslationPosition, row: dict[str, Any], data: TranslationData, limits: Limits
 ) -> TranslationOutcome:
     """What a run has come to that was tested before, by its line of metrics."""
     fit, test = tested_before(row, data)
-    return TranslationOutcome(True, at.last_epoch(), at.best_epoch, fit, test, row["elapsed"])
+    return TranslationOutcome(
+        finished=True,
+        epoch=at.last_epoch(),
+        best_epoch=at.best_epoch,
+        valid=fit,
+        test=test,
+        elapsed=row["elapsed"],
+        out_of_time=not at.complete(limits),
+    )
