@@ -6,7 +6,7 @@ import pytest
 
 from drill.analysis.frequency import Band, BandChange
 from drill.analysis.word_accuracy import AccuracyBand
-from drill.report.band_tables import accuracy_table, bands_table, changes_table
+from drill.report.band_tables import accuracy_table, bands_table, by_text, changes_table
 from drill.report.runs import ReportError
 
 BANDS = [Band(0, 1, 0, 0, 0.0), Band(1, 50, 2, 4, 20.0), Band(50, None, 3, 100, 300.0)]
@@ -34,11 +34,14 @@ def test_the_tables_say_which_words_they_leave_out():
     assert not any("Without" in note for note in bands_table({"drill": BANDS}).notes)
 
 
-def test_models_that_read_other_words_are_not_compared():
+def test_models_that_read_other_words_have_a_table_of_their_own():
     other = [Band(0, 1, 0, 0, 0.0), Band(1, 50, 2, 5, 22.0), Band(50, None, 3, 100, 297.0)]
-    table = bands_table({"drill": BANDS, "tied": other})
-    assert "tied, %" not in [column.heading for column in table.columns]
-    assert any("tied read other tokens" in note for note in table.notes)
+    change = [BandChange(b.low, b.high, b.types, b.tokens, 0.0, 0.0) for b in BANDS]
+    texts = by_text({"drill": BANDS, "far": other, "tied": OTHER}, {"tied": change})
+    assert texts == [({"drill": BANDS, "tied": OTHER}, {"tied": change}), ({"far": other}, {})]
+    assert by_text({}, {}) == []
+    with pytest.raises(ReportError, match="tied read other tokens than drill; give every text a"):
+        bands_table({"drill": BANDS, "tied": other})
 
 
 def test_a_model_with_other_bands_is_refused():

@@ -203,6 +203,23 @@ def test_runs_on_different_texts_are_not_drawn_together(tmp_path, runs):
     assert page.text.count("Lowest test perplexity on") == 2
 
 
+def test_every_text_has_its_own_bands(tmp_path, runs, words):
+    other = write_run(tmp_path / "wt2", recipe="wt2-tied", valid=perplexities(600.0, 70.0, 20))
+    recipe = other / "recipe.toml"
+    recipe.write_text(recipe.read_text().replace('"ptb"', '"wikitext-2"'))
+    far = frequency_bands([2.0, 3.0], [0, 1], [4, 60])
+    words["bands"]["wt2"] = far
+    text, page = written(tmp_path, [*runs, other], **words)
+    section = text.split('<section id="bands"')[1].split("</section>")[0]
+    headings = [said for tag, said in page.said if tag == "h3"]
+    assert headings[-2:] == ["ptb: tied, drill-1, elsewhere", "wikitext-2: wt2"]
+    first, second = section.split("wikitext-2: wt2")
+    assert (first.count("<table"), second.count("<table")) == (2, 1)
+    assert "wt2" not in first.replace(headings[-1], "")
+    identifiers = re.findall(r'\bid="([^"]+)"', text)
+    assert len(identifiers) == len(set(identifiers))
+
+
 def test_colours_are_of_recipes_and_dashes_of_seeds(runs):
     found = looks(read_runs(runs), ["drill-1", "elsewhere"])
     assert found["drill-1"].colour == found["drill-2"].colour != found["tied"].colour

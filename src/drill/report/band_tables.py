@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from drill.analysis.frequency import Band, BandChange
 from drill.analysis.word_accuracy import AccuracyBand
@@ -9,6 +10,22 @@ from drill.report import numbers
 from drill.report.markup import Table
 from drill.report.runs import ReportError
 from drill.report.tables import columns
+
+
+def by_text(
+    bands: Mapping[str, Sequence[Band]], changes: Mapping[str, Sequence[BandChange]]
+) -> list[tuple[dict[str, Sequence[Band]], dict[str, Sequence[BandChange]]]]:
+    """The bands and the changes of each text: a table counts the types and tokens of one.
+
+    Models have read the same text where all their bands hold equally many types and tokens.
+    """
+    _same_bands(list(bands.items()))
+    texts: dict[Any, tuple[dict[str, Sequence[Band]], dict[str, Sequence[BandChange]]]] = {}
+    for name, each in bands.items():
+        texts.setdefault(_tokens(each), ({}, {}))[0][name] = each
+    for name, change in changes.items():
+        texts.setdefault(_tokens(change), ({}, {}))[1][name] = change
+    return list(texts.values())
 
 
 def bands_table(bands: Mapping[str, Sequence[Band]], left_out: Sequence[str] = ()) -> Table:
@@ -22,8 +39,12 @@ def bands_table(bands: Mapping[str, Sequence[Band]], left_out: Sequence[str] = (
         return Table.of(columns(["training count"]), [])
     base, first = models[0]
     _same_bands(models)
-    other = [name for name, each in models if _tokens(each) != _tokens(first)]
-    compared = [name for name, _ in models[1:] if name not in other]
+    compared = [name for name, _ in models[1:]]
+    for name, each in models[1:]:
+        if _tokens(each) != _tokens(first):
+            raise ReportError(
+                f"bands: {name} read other tokens than {base}; give every text a table of its own"
+            )
     names = ["training count", "types", "tokens", *bands, *(f"{name}, %" for name in compared)]
     lines = [(first[n].label, {name: each[n] for name, each in models}) for n in range(len(first))]
     lines.append(("all", {name: _whole(each) for name, each in models}))
@@ -46,7 +67,6 @@ def bands_table(bands: Mapping[str, Sequence[Band]], left_out: Sequence[str] = (
         notes = [f"{notes[0]} % is how much more is lost than by {base}, over tokens."]
     if left_out:
         notes.append(f"Without {' and '.join(left_out)}, in the row of all too.")
-    notes += [f"{name} read other tokens than {base}, so they are not compared." for name in other]
     return Table.of(columns(names), rows, notes)
 
 
@@ -117,6 +137,8 @@ def accuracy_table(bands: Mapping[str, Sequence[AccuracyBand]], of: str = "word"
 
 
 def _same_bands(models: Sequence[tuple[str, Sequence[Band] | Sequence[AccuracyBand]]]) -> None:
+    if not models:
+        return
     base, first = models[0]
     for name, each in models[1:]:
         if [band.low for band in each] != [band.low for band in first]:
@@ -139,8 +161,8 @@ def _share(value: float) -> str:
     return numbers.NOTHING if math.isnan(value) else f"{100 * value:.2f}"
 
 
-def _tokens(bands: Sequence[Band]) -> list[tuple[int, int]]:
-    return [(band.types, band.tokens) for band in bands]
+def _tokens(bands: Sequence[Band] | Sequence[BandChange]) -> tuple[tuple[int, int], ...]:
+    return tuple((band.types, band.tokens) for band in bands)
 
 
 def _whole(bands: Sequence[Band]) -> Band:

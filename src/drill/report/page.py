@@ -45,7 +45,7 @@ def write_report(
 ) -> Path:
     """Write one HTML file about run folders and ledgers, whole or not at all; gives its path.
 
-    bands    loss by word frequency of each model, from ``frequency_bands``
+    bands    loss by word frequency of each model, from ``frequency_bands``; every text has a table
     changes  each model against another, from ``compare_bands``
     left_out words that ``bands`` and ``changes`` exclude, which the page then says
     accuracy of translators, by ``"word"`` or ``"subword"`` and model, from ``word_accuracy``
@@ -118,7 +118,7 @@ def html_page(
         (
             "bands",
             "Rare and frequent words",
-            bands_section(bands, changes, left_out, accuracy, look),
+            bands_section(runs, bands, changes, left_out, accuracy, look),
         ),
         ("samples", "Samples", samples_section(samples, look)),
         ("ledgers", "Ledgers", ledgers_section(ledgers)),

@@ -5,7 +5,7 @@ from typing import Any
 
 from drill.analysis.frequency import Band, BandChange
 from drill.analysis.word_accuracy import AccuracyBand
-from drill.report.band_tables import accuracy_table, bands_table, changes_table
+from drill.report.band_tables import accuracy_table, bands_table, by_text, changes_table
 from drill.report.figures import (
     bands_figure,
     best_so_far,
@@ -102,6 +102,7 @@ def _times(runs: Sequence[RunSummary], look: Mapping[str, Look], identifier: str
 
 
 def bands_section(
+    runs: Sequence[RunSummary],
     bands: Mapping[str, Sequence[Band]],
     changes: Mapping[str, Sequence[BandChange]],
     left_out: Sequence[str],
@@ -109,14 +110,18 @@ def bands_section(
     look: Mapping[str, Look],
 ) -> str:
     parts: list[str | None] = []
-    if bands:
-        text = "How often a word occurs in the training text, and what it costs to predict it."
-        table = bands_table(bands, left_out).html("Loss by training count")
-        parts += [bands_figure(bands, look, "bands-loss", text), table]
-    if changes:
-        text = "Above zero more is lost than by the model compared with, below zero less."
-        table = changes_table(changes, left_out).html("Loss against the model compared with")
-        parts += [changes_figure(changes, look, "bands-change", text), table]
+    texts = by_text(bands, changes)
+    for number, (losses, against) in enumerate(texts):
+        if len(texts) > 1:
+            parts.append(f"<h3>{escape(_text_of([*losses, *against], runs))}</h3>")
+        if losses:
+            text = "How often a word occurs in the training text, and what it costs to predict it."
+            table = bands_table(losses, left_out).html("Loss by training count")
+            parts += [bands_figure(losses, look, f"bands-loss-{number}", text), table]
+        if against:
+            text = "Above zero more is lost than by the model compared with, below zero less."
+            table = changes_table(against, left_out).html("Loss against the model compared with")
+            parts += [changes_figure(against, look, f"bands-change-{number}", text), table]
     for kind, models in accuracy.items():
         parts.append(
             accuracy_table(models, of=kind).html(f"{kind.capitalize()}s that translators get right")
@@ -182,6 +187,16 @@ def _corpora(runs: Sequence[RunSummary]) -> dict[str, list[RunSummary]]:
         corpus = data.get("corpus") if isinstance(data, Mapping) else None
         groups.setdefault(str(corpus or ""), []).append(run)
     return groups
+
+
+def _text_of(models: Sequence[str], runs: Sequence[RunSummary]) -> str:
+    """The corpus that models have read, where runs tell it, and the models."""
+    corpora = [
+        corpus
+        for corpus, group in _corpora(runs).items()
+        if corpus and any(run.name in models for run in group)
+    ]
+    return ": ".join(filter(None, [", ".join(corpora), ", ".join(dict.fromkeys(models))]))
 
 
 def _tables(run: RunSummary) -> dict[str, Mapping[str, Any]]:
