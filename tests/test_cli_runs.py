@@ -24,6 +24,7 @@ from drill.build import load_run
 from drill.checkpoint import fingerprint_in, load, save
 from drill.cli import display
 from drill.cli.commands import app
+from drill.cli.compared import Compared
 from drill.evaluation import Perplexity
 from drill.evaluation.cache import cache_perplexity
 from drill.evaluation.dynamic import dynamic_perplexity
@@ -172,6 +173,27 @@ def test_a_recipe_without_a_base_says_which_sizes_are_defaults(drill, place):
     )  # it goes on as it began
 
 
+def test_words_under_the_cut_off_are_counted_before_training(drill, place):
+    """Ten lines: the last is the test, the one before validation."""
+    text = ["a a b b c"] * 8 + ["a b"] + ["a b c new"]
+    (place / "rare.txt").write_text("\n".join(["odd " + text[0], *text[1:]]) + "\n")
+    said = "of the training tokens, 20.0% of the test tokens; perplexities take it for one word"
+    rare = (
+        "<unk> stands for 1 word seen fewer than 3 times (data.minimum_count) and for words never "
+        f"seen in training: 2.0% {said}"
+    )
+    small = ("--set", "training.batch_size=1", "--set", "training.valid_batch_size=1")
+    own = ("--name", "rare", "--set", "data.corpus=rare.txt", "--set", "data.minimum_count=3")
+    assert rare in drill(*ON_A_CPU, *own, *small)[2].splitlines()
+    assert "<unk>" not in drill(*ON_A_CPU, *own, *small)[2]  # it is trained already
+    out = drill("data", "rare.txt", "--minimum-count", "3")[1].splitlines()
+    assert out[1].startswith("counted with --minimum-count 3; ")
+    assert out[2] == rare
+    assert drill("data", "rare.txt")[1].splitlines()[2] == (
+        f"<unk> stands for words never seen in training: 0.0% {said}"
+    )
+
+
 def test_the_same_command_again_says_the_same(drill):
     code, out, err = drill("train", "tiny.toml", "--device", "cpu")
     assert code == 0
@@ -187,7 +209,7 @@ def test_a_perplexity_beyond_all_numbers_is_printed(drill):
     for _ in range(2):  # trained, and told again from what was written
         code, out, err = drill(*ON_A_CPU, "--name", "wild", "-q", *changes)
         assert (code, err) == (0, "")
-        assert out.startswith("runs/wild: valid inf  test inf  (best of 1 epochs: 1; ")
+        assert out.startswith("runs/wild: valid inf  test inf  (best of 1 epoch: 1; ")
 
 
 @pytest.mark.parametrize(("load", "warned"), [(0.1, False), (64.0, True)])
@@ -217,14 +239,19 @@ def test_a_folder_of_other_files_is_no_place_for_a_run(drill, place):
 
 def test_a_run_that_ends_by_the_clock_is_a_run_like_others(drill, place):
     brief = (*ON_A_CPU, "--name", "brief", "--set")
-    code, out, _ = drill(*brief, "training.max_minutes=1e-6")
-    assert code == 0
-    assert "(best of 1 epochs: 1; " in out
+    for _ in range(2):  # trained, and asked again
+        code, out, err = drill(*brief, "training.max_minutes=1e-6")
+        assert code == 0
+        assert "(best of 1 epoch: 1; " in out
+        said = "ended by training.max_minutes in epoch 1 of 2; a larger one goes on"
+        assert err.splitlines()[-1] == said
     assert "max_minutes = 1e-06" in (place / "runs/brief/recipe.toml").read_text()
     for words in (("report", "runs/brief", "-o", "brief.html"), ("evaluate", "runs/brief")):
         assert drill(*words)[0] == 0
-    code, out, _ = drill(*brief, "training.max_minutes=none")
-    assert "(best of 2 epochs: 2; " in out
+    for limit in ("none", "60"):  # of an hour that its epochs did not need
+        code, out, err = drill(*brief, f"training.max_minutes={limit}")
+        assert "(best of 2 epochs: 2; " in out
+        assert "ended by" not in err
 
 
 def test_another_setting_needs_another_name(drill):
@@ -743,7 +770,7 @@ def test_report_and_record(drill, place):
     assert (code, out) == (0, "wrote r.html\n")
     page = (place / "r.html").read_text()
     assert drill("report", "runs/tiny", "-o", "r.html")[1] == "replaced r.html\n"
-    assert page.count("Without &lt;eos&gt;") == 1
+    assert page.count("Without &lt;eos&gt; and &lt;unk&gt;") == 1
     assert "Rare and frequent words" in page
     assert "Samples" in page
     code, out, _ = drill("report", "runs/tiny", "--markdown")
@@ -751,6 +778,35 @@ def test_report_and_record(drill, place):
     assert drill("record", "runs/tiny", "--ledger", "l.jsonl")[0] == 0
     code, _, err = drill("record", "runs/tiny", "--ledger", "l.jsonl")
     assert (code, "is already in l.jsonl" in err) == (1, True)
+
+
+def test_bands_hold_words_and_each_text_has_its_own(drill, place):
+    """`odd` is under the cut-off: of 40 lines of the test every fourth holds it."""
+    (place / "odd").mkdir()
+    for split, lines in {"train": 300, "valid": 40, "test": 40}.items():
+        held = [
+            f"the sea {'odd' if split == 'test' and n % 4 == 0 else 'is'} lit" for n in range(lines)
+        ]
+        (place / "odd" / f"{split}.txt").write_text("\n".join(held) + "\n")
+    own = ("--set", "data.corpus=odd", "--set", "training.epochs=1", "--set", "optimizer.lr=")
+    for name, lr in (("odd-1", 5.0), ("odd-2", 1.0)):
+        assert drill(*ON_A_CPU, "--name", name, *own[:-1], f"{own[-1]}{lr}")[0] == 0
+    found = Compared()
+    for name in ("tiny", "odd-1", "odd-2"):
+        found.add(name, load_run(f"runs/{name}", device="cpu"))
+    assert found.left_out == ["<eos>", "<unk>"]
+    run = load_run("runs/odd-1", device="cpu")
+    targets = found._targets(run).tolist()
+    words = [each for each in targets if run.vocabulary.words[each] not in found.left_out]
+    assert run.vocabulary.ids["<unk>"] in targets
+    assert sum(band.tokens for band in found.bands["odd-1"]) == len(words)
+    assert list(found.changes()) == ["odd-2"]
+    assert (
+        drill("report", "runs/tiny", "runs/odd-1", "runs/odd-2", "--bands", "-o", "t.html")[0] == 0
+    )
+    section = (place / "t.html").read_text().split('<section id="bands"')[1]
+    assert "<h3>text: tiny</h3>" in section
+    assert "<h3>odd: odd-1, odd-2</h3>" in section
 
 
 def test_evaluations_stay_with_the_weights_they_are_of(drill, place):
@@ -813,7 +869,11 @@ def test_equal_weights_have_equal_fingerprints_wherever_they_lie(drill, place):
 def test_data_counts_a_corpus(drill):
     code, out, _ = drill("data", "text")
     assert code == 0
-    assert "text: 7 words; tokens train 1,800  valid 240  test 240" in out
+    assert out.splitlines() == [
+        "text: 7 words; tokens train 1,800  valid 240  test 240",
+        "counted with --minimum-count 1; `drill train` takes the recipe's data.minimum_count, 3 in "
+        "demo-drill",
+    ]
     assert "ptb" in drill("data")[1]
 
 
@@ -871,10 +931,19 @@ def test_a_demo_that_is_interrupted_in_a_test_trains_no_other_model(
 def test_the_demo_compares_two_runs(drill, place, tiny_demo):
     code, out, err = drill("demo", "--runs", "demo", "-o", "demo.html", "--epochs", "1")
     assert code == 0, err
-    assert "the whole text, line ends too" in out
-    assert "seen 250 to 999 times" in out
+    assert err.startswith("training demo-tied in demo/demo-tied.toml: tied\n")
+    assert "perplexity, <eos> and <unk> too" in out
+    assert "one epoch, one seed.\nLoss is in nats per token" in out
+    (band,) = (line.split() for line in out.splitlines() if "seen 250 to 999 times" in line)
+    tied = load_run("demo/demo-tied.toml", device="cpu")
+    compared = Compared(tiny_demo.EDGES)
+    compared.add("tied", tied)
+    assert band[-3] == f"{compared.bands['tied'][4].mean_loss:.3f}"
     assert "Rare and frequent words" in (place / "demo.html").read_text()
     assert str(Path("demo.html")) in out
+    again = drill("demo", "--runs", "demo", "-o", "demo.html", "--epochs", "1")[2]
+    assert again.count("already trained: ") == 2
+    assert "training demo" not in again
     proposed = [line for line in out.splitlines() if " drill " in f"{line} "]
     assert len(proposed) == 4
     for line in proposed:

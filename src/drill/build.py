@@ -24,7 +24,7 @@ from drill.encoders import ENCODERS
 from drill.layers import LAYERS, OutputLayer
 from drill.machine import pick_device
 from drill.models import LanguageModel
-from drill.opening import few_updates, no_better_than_guessing, opening
+from drill.opening import few_updates, no_better_than_guessing, opening, unknown_words
 from drill.optim import RULES, Rule
 from drill.parallel import World, world
 from drill.precision import autocast_dtype
@@ -157,7 +157,10 @@ def train_language_model(
 ) -> Outcome:
     begun = has_begun(settings, run, processes)
     rehearse(settings)
-    ids, vocabulary = corpus(settings, data_progress if processes.first else None)
+    text, vocabulary = read_corpus(
+        **settings.data, progress=data_progress if processes.first else None
+    )
+    ids = text.encode(vocabulary, cache_folder())
     if begun and vocabulary_of(run) != vocabulary:
         raise DataError(
             f"{run.path}: its vocabulary is not that of {settings.data['corpus']} any more; the "
@@ -177,9 +180,13 @@ def train_language_model(
         keep_environment(run, settings, model, device, processes, found)
         run.write_text(run.recipe, settings.to_toml())
     if processes.first and opened is not None:
-        text = f"{len(ids.train):,} tokens, {len(vocabulary):,} words"
-        remark = few_updates(settings, len(ids.train))
-        opened(opening(settings, run, model, text, device, processes, remark))
+        size = f"{len(ids.train):,} tokens, {len(vocabulary):,} words"
+        cut_off = (settings.data["minimum_count"], settings.data["maximum_size"])
+        remarks = (
+            unknown_words(text, vocabulary, ids, *cut_off),
+            few_updates(settings, len(ids.train)),
+        )
+        opened(opening(settings, run, model, size, device, processes, *remarks))
     outcome = train(
         model,
         ids,

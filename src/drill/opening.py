@@ -7,6 +7,7 @@ import torch
 
 from drill.analysis.cost import own_parameters
 from drill.config import OVER, TRANSLATION, Settings
+from drill.data import UNK, Corpus, Ids, Vocabulary
 from drill.layers import LAYERS
 from drill.machine import device_name
 from drill.models import LanguageModel
@@ -27,12 +28,12 @@ def opening(
     text: str,
     device: torch.device,
     processes: World,
-    remark: str | None = None,
+    *remarks: str | None,
 ) -> str:
     """Three lines: recipe, folder and output layer; parameters and corpus; device and precision.
 
-    One more where a recipe leaves sizes to the defaults and has no base to say so, and one for a
-    remark on a run that begins.
+    One more where a recipe leaves sizes to the defaults and has no base to say so, and one for
+    each remark on a run that begins.
 
     text  what of the corpus is trained on, such as ``"929,589 tokens, 10,000 words"``
     """
@@ -48,8 +49,41 @@ def opening(
         f"layer's own; {settings.data['corpus']}: {text}",
         f"  {several}{device} ({device_name(device)}), {precision}",
     ]
-    remarks = [] if begun else [sizes_by_default(settings), remark]
-    return "\n".join([*lines, *(each for each in remarks if each is not None)])
+    told = [] if begun else [sizes_by_default(settings), *remarks]
+    return "\n".join([*lines, *(each for each in told if each is not None)])
+
+
+def unknown_words(
+    corpus: Corpus,
+    vocabulary: Vocabulary,
+    ids: Ids,
+    minimum_count: int = 1,
+    maximum_size: int | None = None,
+) -> str | None:
+    """A sentence on how much of a text is ``<unk>``, and by which cut-off; None where nothing is.
+
+    Neither is anything said of a closed corpus, whose authors have put ``<unk>`` into the text.
+    """
+    if corpus.closed or UNK not in vocabulary:
+        return None
+    train, test = (float((split == vocabulary.ids[UNK]).mean()) for split in (ids.train, ids.test))
+    if train == test == 0.0:
+        return None
+    shares = f"{train:.1%} of the training tokens, {test:.1%} of the test tokens"
+    seen = {*corpus.train.split()}
+    cut = len(seen - {*vocabulary.words})
+    limits = []
+    if minimum_count > 1:
+        limits.append(f"seen fewer than {minimum_count} times (data.minimum_count)")
+    if maximum_size is not None:
+        limits.append(f"beyond the {maximum_size:,} of data.maximum_size")
+    reasons = ["for words never seen in training"]
+    if UNK in seen:
+        reasons.insert(0, "where the text itself has it")
+    if cut:
+        words = f"{cut:,} word{'' if cut == 1 else 's'}"
+        reasons.insert(0, f"for {words} {' or '.join(limits)}")
+    return f"{UNK} stands {' and '.join(reasons)}: {shares}; perplexities take it for one word"
 
 
 def few_updates(settings: Settings, tokens: int) -> str | None:

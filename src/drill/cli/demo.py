@@ -1,10 +1,10 @@
 """`drill demo`: two layers on the embedded corpus, compared."""
 
-import math
 import shlex
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +15,7 @@ from rich.table import Table
 from drill.build import Run, load_run, train_run
 from drill.cli.compared import Compared
 from drill.cli.display import TrainingDisplay, console, duration, note, warn_of_a_crowd
-from drill.config import recipe
+from drill.config import Settings, recipe
 from drill.report.page import write_report
 
 RECIPES = ("demo-tied", "demo-drill")
@@ -45,9 +45,10 @@ def demo(
     trained: dict[str, Run] = {}
     for name in RECIPES:
         settings = recipe(name, changes)
-        note(f"training {name} ({settings.layer['name']}) in {runs / name}")
         with TrainingDisplay() as display:
-            outcome = train_run(settings, runs / name, device="cpu", progress=display.show)
+            outcome = train_run(
+                settings, runs / name, device="cpu", progress=display.show, opened=display.say
+            )
         if not outcome.finished or outcome.interrupted:
             note("stopped; all is saved, the same command goes on")
             raise typer.Exit(130)
@@ -57,6 +58,7 @@ def demo(
     found = Compared(EDGES, PROMPTS)
     for name, run in trained.items():
         found.add(name, run, samples=len(PROMPTS))
+    shown.print(f"\n{_terms(trained[RECIPES[1]].settings)}\n")
     shown.print(_comparison(trained, found))
     shown.print(f"\nWhat {RECIPES[1]} writes:")
     for text in found.samples[RECIPES[1]]:
@@ -91,30 +93,39 @@ def next_commands(runs: Path) -> list[list[str]]:
     ]
 
 
+def _terms(settings: Settings) -> str:
+    """What the comparison holds for, and how to read it."""
+    epochs = settings.training["epochs"]
+    count = "one epoch" if epochs == 1 else f"{epochs} epochs"
+    return (
+        f"Depth {settings.layer['depth']}, {count}, one seed.\n"
+        "Loss is in nats per token, by how often training has shown a word; lower is better."
+    )
+
+
 def _comparison(trained: dict[str, Run], found: Compared) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column("test perplexity", no_wrap=True)
+    table.add_column("on the test books", no_wrap=True)
     for name in trained:
         table.add_column(name, justify="right")
     table.add_column("change", justify="right")
 
-    def add(label: str, values: list[float]) -> None:
+    def add(label: str, values: Sequence[float], shape: str) -> None:
         change = f"{100 * (values[1] / values[0] - 1):+.1f}%"
-        table.add_row(label, *(f"{value:,.1f}" for value in values), change)
+        table.add_row(label, *(f"{value:{shape}}" for value in values), change)
 
     tests = [float(run.folder.rows()[-1]["test_perplexity"]) for run in trained.values()]
-    add("the whole text, line ends too", tests)
+    add(f"perplexity, {' and '.join(found.left_out)} too", tests, ",.1f")
     sums = [
         (sum(b.loss for b in bands), sum(b.tokens for b in bands)) for bands in found.bands.values()
     ]
-    add(f"words ({sums[0][1]:,} tokens)", [math.exp(loss / tokens) for loss, tokens in sums])
+    table.add_section()
+    add(f"loss on words ({sums[0][1]:,} tokens)", [loss / count for loss, count in sums], ".3f")
     for i, band in enumerate(found.bands[RECIPES[0]]):
         if band.tokens:
             label = f"seen {band.label} times" if band.low else "never seen"
-            values = [each[i].perplexity for each in found.bands.values()]
-            add(f"{label} ({band.tokens:,} tokens)", values)
+            values = [each[i].mean_loss for each in found.bands.values()]
+            add(f"  {label} ({band.tokens:,} tokens)", values, ".3f")
     table.add_section()
-    counts = [run.model.parameter_count() for run in trained.values()]
-    more = f"{100 * (counts[1] / counts[0] - 1):+.1f}%"
-    table.add_row("parameters", *(f"{count:,}" for count in counts), more)
+    add("parameters", [run.model.parameter_count() for run in trained.values()], ",")
     return table

@@ -13,7 +13,7 @@ from drill.cli.compared import Compared
 from drill.cli.display import Counter, console
 from drill.cli.display import note as note_
 from drill.cli.evaluate_translation import kept_bands
-from drill.config import TRANSLATION
+from drill.config import TRANSLATION, recipe
 from drill.data import (
     CORPORA,
     GENERATED,
@@ -26,11 +26,14 @@ from drill.data import (
     read_corpus,
     read_parallel_corpus,
 )
+from drill.opening import unknown_words
 from drill.recipes import SettingsError
 from drill.report import numbers
 from drill.report.ledger import record as record_run
 from drill.report.page import markdown, write_report
 from drill.report.runs import distinct_names, is_run, read_run
+
+DEMO = "demo-drill"  # what own text is tried with first
 
 
 def report(
@@ -143,6 +146,17 @@ def data(
         ids = found.encode(vocabulary)
     counts = "  ".join(f"{name} {len(getattr(ids, name)):,}" for name in ("train", "valid", "test"))
     shown.print(f"{found.name}: {len(vocabulary):,} words; tokens {counts}", soft_wrap=True)
+    if found.closed:
+        return
+    demo = recipe(DEMO).data["minimum_count"]
+    shown.print(
+        f"counted with --minimum-count {minimum_count}; `drill train` takes the recipe's "
+        f"data.minimum_count, {demo} in {DEMO}",
+        soft_wrap=True,
+    )
+    remark = unknown_words(found, vocabulary, ids, minimum_count)
+    if remark is not None:
+        shown.print(remark, soft_wrap=True)
 
 
 def _about_pairs(name: str) -> str:

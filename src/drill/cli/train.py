@@ -149,7 +149,7 @@ def _trained(settings: Settings, folder: Path, device: str, quiet: bool) -> bool
             opened=opened,
         )
     if first:
-        _print_outcome(outcome, folder)
+        _print_outcome(outcome, folder, settings.training["epochs"])
     return outcome.finished and not outcome.interrupted
 
 
@@ -172,7 +172,7 @@ def _remarks(display: TrainingDisplay) -> Iterator[None]:
         log.setLevel(before)
 
 
-def _print_outcome(outcome: Outcome | TranslationOutcome, folder: Path) -> None:
+def _print_outcome(outcome: Outcome | TranslationOutcome, folder: Path, epochs: int) -> None:
     if not outcome.finished:
         note(f"stopped in epoch {outcome.epoch}; all is saved, the same command goes on")
         return
@@ -184,6 +184,11 @@ def _print_outcome(outcome: Outcome | TranslationOutcome, folder: Path) -> None:
         tested = f"{outcome.test.perplexity:.2f}"
     typer.echo(
         f"{folder}: valid {outcome.valid.perplexity:.2f}  test {tested}  "
-        f"(best of {outcome.epoch} epochs: {outcome.best_epoch}; "
+        f"(best of {outcome.epoch} epoch{'' if outcome.epoch == 1 else 's'}: {outcome.best_epoch}; "
         f"{duration(outcome.elapsed)} in all)"
     )
+    if outcome.out_of_time:
+        note(
+            f"ended by training.max_minutes in epoch {outcome.epoch} of {epochs}; a larger one "
+            "goes on"
+        )
