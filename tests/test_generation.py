@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from drill.data import EOS, UNK, DataError, Vocabulary
 from drill.generation import BETWEEN_SAMPLES, chosen, generate, kept, unknown_words
 from tests.evaluation.models import bits, every_layer, language_model
-from tests.evaluation.words import CLOSED, VOCABULARY, WORDS, log_probs_after
+from tests.evaluation.words import CLOSED, VOCABULARY, WORDS, begun, log_probs_after
 from tests.layers.table import one_of_each_layer
 
 
@@ -25,17 +25,18 @@ def test_greedy_takes_the_likeliest_word_at_every_step(name):
     model = language_model(name)
     found = as_words(generate(model, VOCABULARY, tokens=12, temperature=0, allow_unknown=True))
     truth: list[str] = []
+    start = begun(model)
     for _ in range(12):
-        truth.append(WORDS[int(log_probs_after(model, truth).argmax())])
+        truth.append(WORDS[int(log_probs_after(model, truth, start).argmax())])
     assert found == truth
 
 
 def test_a_prompt_is_read_first_and_line_breaks_are_ends():
     model = language_model()
     found = as_words(generate(model, VOCABULARY, prompt="the boat\nis", tokens=5, temperature=0))
-    truth = ["the", "boat", EOS, "is"]
+    truth, start = ["the", "boat", EOS, "is"], begun(model)
     for _ in range(5):
-        scores = log_probs_after(model, truth)
+        scores = log_probs_after(model, truth, start)
         scores[WORDS.index(UNK)] = -math.inf
         truth.append(WORDS[int(scores.argmax())])
     assert found == truth[4:]
@@ -71,7 +72,7 @@ def test_words_are_drawn_with_their_probabilities(temperature):
         )
         if piece != BETWEEN_SAMPLES
     )
-    p = torch.softmax(log_probs_after(model, ["the", "boat"]) / temperature, dim=0)
+    p = torch.softmax(log_probs_after(model, ["the", "boat"], begun(model)) / temperature, dim=0)
     assert len(drawn) == samples
     for word, expected in zip(WORDS, p.tolist(), strict=True):
         deviation = math.sqrt(expected * (1 - expected) / samples)
@@ -94,10 +95,11 @@ def test_the_unknown_word_is_drawn_only_where_it_is_allowed():
 
 def test_top_k_and_top_p_draw_from_the_likeliest():
     model = language_model()
+    start = begun(model)
     for options in ({"top_k": 3}, {"top_p": 0.6}):
         words: list[str] = []
         for word in as_words(generate(model, VOCABULARY, tokens=40, seed=1, **options)):
-            scores = log_probs_after(model, words)
+            scores = log_probs_after(model, words, start)
             scores[WORDS.index(UNK)] = -math.inf
             order = scores.argsort(descending=True).tolist()
             mass = torch.softmax(scores, dim=0)[order].cumsum(0)
@@ -149,9 +151,11 @@ def test_words_come_one_by_one():
     model.encoder.register_forward_hook(lambda *_: calls.append(1))
     stream = generate(model, VOCABULARY, tokens=10**9, seed=0)
     assert calls == []
+    next(stream)
+    begun_after = len(calls)  # the state a line begins in is found before the first word
     for number in range(1, 6):
         next(stream)
-        assert len(calls) == number
+        assert len(calls) == begun_after + number
 
 
 def test_the_same_seed_gives_the_same_text_and_another_another():

@@ -1,6 +1,7 @@
 """Text out of a language model; ``score``, the way back, is handed on from the evaluations.
 
-A text begins as a line of the training text does, after an ``<eos>``, in the initial state.
+A text begins as a line of the training text does, after the ``<eos>`` of another: in the state of
+``drill.evaluation.line_start``, the same for both.
 """
 
 import copy
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from drill.data import EOS, UNK, Vocabulary
 from drill.encoders.base import State
+from drill.evaluation.line_start import line_start, repeated
 from drill.evaluation.perplexity import evaluating
 from drill.evaluation.scoring import Scored, check_vocabulary, score, unknown_words
 from drill.evaluation.stalls import refuse_stall
@@ -111,9 +113,10 @@ def _pieces(
     later: list[list[str]] = [[] for _ in dice[1:]]
     last = [read[-1]] * len(dice)
     ids = torch.tensor(read)[:, None].expand(-1, len(dice))  # then one row at a time
-    state: State | None = None
     with ExitStack() as held:  # of a private copy: between two pieces the model is the caller's
         log_probs = _scorer(model.layer, held)
+        start = line_start("generate", model, vocabulary.ids[EOS], log_probs)
+        state = repeated(start, len(dice))
         for _ in range(tokens):
             scores, state = _next_scores(model, log_probs, ids.to(device), state)
             drawn = [draw(row, die) for row, die in zip(scores, dice, strict=True)]
@@ -135,7 +138,7 @@ def _next_scores(
     model: LanguageModel,
     log_probs: Callable[[Tensor], Tensor],
     ids: Tensor,  # (T, B)
-    state: State | None,
+    state: State,
 ) -> tuple[NDArray[np.float64], State]:
     """log p of every next word (B, V) after ``ids``, and the state there."""
     rows = max(1, TOKENS_PER_PART // ids.shape[1])

@@ -3,6 +3,9 @@
 import torch
 
 from drill.data import EOS, UNK, Vocabulary
+from drill.encoders.base import State
+from drill.evaluation.line_start import line_start
+from drill.evaluation.perplexity import evaluating
 from drill.models import LanguageModel
 from tests.layers.table import V
 
@@ -12,13 +15,13 @@ VOCABULARY = Vocabulary(WORDS, [1] * V)
 CLOSED = Vocabulary([word if word != UNK else "grey" for word in WORDS], [1] * V)
 
 
-def log_probs_after(model: LanguageModel, words: list[str]) -> torch.Tensor:
+def begun(model: LanguageModel) -> State:
+    """The state in which its lines begin."""
+    return line_start("test", model, WORDS.index(EOS))
+
+
+def log_probs_after(model: LanguageModel, words: list[str], start: State) -> torch.Tensor:
     """log p of every next word (V,) after <eos> and ``words``, nothing dropped, by one forward."""
     ids = torch.tensor([WORDS.index(word) for word in (EOS, *words)])[:, None]
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    with torch.no_grad():
-        found = model.log_probs(ids)[0][-1, 0]
-    for module, mode in modes:
-        module.training = mode
-    return found
+    with evaluating(model), torch.no_grad():
+        return model.log_probs(ids, start)[0][-1, 0]

@@ -1,9 +1,9 @@
 """The probability of lines, each for itself.
 
-    log p(line) = sum_t log p(w_t | <eos>, w_1, ..., w_{t-1})        w_1 .. w_n, then <eos>
+    log p(line) = sum_t log p(w_t | start, <eos>, w_1, ..., w_{t-1})        w_1 .. w_n, then <eos>
 
-A line begins as one of the training text does, after the end of another; but in the initial state,
-so that no line depends on those around it.
+A line begins as one of the training text does, after the end of another; but always in the state
+of ``line_start``, so that no line depends on those around it.
 """
 
 import math
@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from drill.data import EOS, UNK, DataError, Vocabulary
+from drill.encoders.base import State
+from drill.evaluation.line_start import line_start, repeated
 from drill.evaluation.perplexity import evaluating
 from drill.evaluation.stalls import refuse_stall
 from drill.models import LanguageModel
@@ -74,8 +76,8 @@ def score(
 
     Lines are read ``lines_per_block`` at a time, fewer where they are long, and those of similar
     length go through the model together, which changes the result by rounding only. 1 answers line
-    by line. Words that are not in the vocabulary are read as ``<unk>``; DataError where there is
-    none.
+    by line. The state in which lines begin is found with the first block. Words that are not in the
+    vocabulary are read as ``<unk>``; DataError where there is none.
     """
     check_vocabulary("score", model, vocabulary)
     if isinstance(lines_per_block, bool) or lines_per_block < 1:
@@ -109,9 +111,12 @@ class Line(NamedTuple):
 def _scored(
     model: LanguageModel, vocabulary: Vocabulary, lines: Iterable[str], lines_per_block: int
 ) -> Iterator[Scored]:
+    start: State | None = None
     for block in _blocks(vocabulary, lines, lines_per_block):
+        if start is None:
+            start = _start(model, vocabulary)
         # All of a block before the first is handed out: in between, the model is the caller's.
-        for line, found in zip(block, _log_probs(model, block), strict=True):
+        for line, found in zip(block, _log_probs(model, block, start), strict=True):
             if any(map(math.isnan, found)):
                 refuse_stall(f"score: line {line.number}")
                 raise FloatingPointError(
@@ -119,6 +124,11 @@ def _scored(
                     "its weights"
                 )
             yield Scored(line.text, found, tuple(unknown_words(vocabulary, line.text)))
+
+
+def _start(model: LanguageModel, vocabulary: Vocabulary) -> State:
+    with evaluating(model), model.layer.cached_labels():
+        return line_start("score", model, vocabulary.ids[EOS])
 
 
 def _blocks(
@@ -156,13 +166,13 @@ def _line(vocabulary: Vocabulary, number: int, text: str) -> Line:
 
 
 @torch.no_grad()
-def _log_probs(model: LanguageModel, lines: list[Line]) -> list[tuple[float, ...]]:
+def _log_probs(model: LanguageModel, lines: list[Line], start: State) -> list[tuple[float, ...]]:
     """log p of every token of every line, those of similar length computed together."""
     found: list[tuple[float, ...]] = [()] * len(lines)
     lengths = [len(line.ids) - 1 for line in lines]
     with evaluating(model), model.layer.cached_labels():
         for batch in _batches(lengths):
-            losses = _padded_losses(model, [lines[place].ids for place in batch])
+            losses = _padded_losses(model, [lines[place].ids for place in batch], start)
             for place, column in zip(batch, losses.t().tolist(), strict=True):
                 found[place] = tuple(-loss for loss in column[: lengths[place]])
     return found
@@ -179,7 +189,7 @@ def _batches(lengths: list[int]) -> Iterator[list[int]]:
     yield batch
 
 
-def _padded_losses(model: LanguageModel, texts: list[list[int]]) -> Tensor:
+def _padded_losses(model: LanguageModel, texts: list[list[int]], start: State) -> Tensor:
     """-log p, (longest, lines) on the CPU; a line that is longer than a batch is read in parts."""
     longest = max(map(len, texts)) - 1
     inputs = torch.zeros(longest, len(texts), dtype=torch.int64)
@@ -189,7 +199,7 @@ def _padded_losses(model: LanguageModel, texts: list[list[int]]) -> Tensor:
         inputs[: len(read) - 1, column] = read[:-1]
         targets[: len(read) - 1, column] = read[1:]
     device = next(model.parameters()).device
-    state = model.initial_state(len(texts))
+    state = repeated(start, len(texts))
     rows = max(1, TOKENS_PER_BATCH // len(texts))
     found = []
     for part, wanted in zip(inputs.split(rows), targets.split(rows), strict=True):
