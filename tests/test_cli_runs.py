@@ -25,7 +25,7 @@ from drill.checkpoint import fingerprint_in, load, save
 from drill.cli import display
 from drill.cli.commands import app
 from drill.cli.compared import Compared
-from drill.evaluation import Perplexity
+from drill.evaluation import Perplexity, score
 from drill.evaluation.cache import cache_perplexity
 from drill.evaluation.dynamic import dynamic_perplexity
 from drill.evaluation.gradients import Statistics, gradient_statistics
@@ -748,10 +748,32 @@ def test_score_reads_standard_input_and_files(drill, place):
     assert err == "not in the vocabulary, read as <unk>: unheard\n"
     assert float(out.splitlines()[0].split("\t")[0]) == pytest.approx(rows[0]["log_prob"], abs=1e-3)
     _, named, _ = drill("score", "runs/tiny", "lines.txt", "--header")
-    assert named == f"log p\ttokens\tperplexity\ttext\n{out}"
+    assert named == f"log p\ttokens\tunknown\tperplexity\ttext\n{out}"
+    assert [line.split("\t")[2] for line in out.splitlines()] == ["0", "0", "1"]
     (place / "bad.txt").write_bytes(b"lamp\n\xff\xfe\n")
     code, _, err = drill("score", "runs/tiny", "bad.txt")
     assert (code, "bad.txt: line 2 is not UTF-8" in err) == (1, True)
+
+
+def test_score_refuses_a_text_without_a_line(drill, place):
+    (place / "empty.txt").write_bytes(b"")
+    for words, name in (
+        (["empty.txt"], "empty.txt"),
+        ([], "standard input"),
+        (["--json"], "standard input"),
+    ):
+        code, out, err = drill("score", "runs/tiny", *words, stdin="")
+        assert (code, out) == (1, "")
+        assert err == f"drill: {name}: holds no line to score; give one sentence a line\n"
+    code, out, _ = drill("score", "runs/tiny", stdin="\n")  # an empty line is one
+    assert (code, out.split("\t")[1]) == (0, "1")
+
+
+def test_score_prints_what_the_function_gives(drill, place):
+    _, out, _ = drill("score", "runs/tiny", "--json", "--device", "cpu", stdin="lamp is lit\n")
+    run = load_run(place / "runs/tiny", device="cpu")
+    (truth,) = score(run.model, run.vocabulary, ["lamp is lit"])
+    assert json.loads(out)["log_prob"] == pytest.approx(truth.log_prob, rel=1e-6)
 
 
 def test_score_names_each_unknown_word_once_and_not_too_many(drill):

@@ -26,7 +26,7 @@ from drill.recipes import SettingsError
 
 READ_AS_UNKNOWN = f"not in the vocabulary, read as {UNK}: "
 NAMED_AT_MOST = 20  # unknown words of a text that is scored
-COLUMNS = ("log p", "tokens", "perplexity", "text")
+COLUMNS = ("log p", "tokens", "unknown", "perplexity", "text")
 
 
 def generate(
@@ -86,7 +86,9 @@ def score(
     """Print the log-probability of every line.
 
     Each line on its own, in columns: log p (in nats, the line's end included), tokens (its words
-    and the end), perplexity (exp(-log p / tokens)), text. Words that the model does not know are
+    and the end), unknown (how many of its words the model does not know), perplexity
+    (exp(-log p / tokens)), text. An unknown word has the probability of all unknown words
+    together, which may be high: lines with different numbers of them do not compare. They are
     named on standard error; --json has those of every line.
     """
     if header and as_json:
@@ -96,16 +98,21 @@ def score(
         # One by one where somebody waits for the answer, else together, which is faster.
         waited = file is None and sys.stdin.isatty()
         lines = sys.stdin.buffer if file is None else stack.enter_context(opened(file))
-        texts = _texts(lines, "standard input" if file is None else str(file))
+        name = "standard input" if file is None else str(file)
+        texts = _texts(lines, name)
         block = 1 if waited else 1024
         strange: dict[str, None] = {}  # in the order of the text, each once
         if header:
             typer.echo("\t".join(COLUMNS))
+        count = 0
         for each in scored(held.model, held.vocabulary, texts, lines_per_block=block):
+            count += 1
             typer.echo(_as_json(each, words) if as_json else _as_text(each, words))
             if waited and each.unknown:
                 note(f"{READ_AS_UNKNOWN}{' '.join(each.unknown)}")
             strange |= dict.fromkeys(each.unknown)
+        if count == 0:
+            raise DataError(f"{name}: holds no line to score; give one sentence a line")
         if strange and not waited and not as_json:
             named = " ".join([*strange][:NAMED_AT_MOST])
             more = len(strange) - NAMED_AT_MOST
@@ -145,7 +152,8 @@ def _as_json(each: Scored, words: bool) -> str:
 
 
 def _as_text(each: Scored, words: bool) -> str:
-    line = f"{each.log_prob:.4f}\t{each.tokens}\t{each.perplexity:.2f}\t{each.text}"
+    numbers = f"{each.log_prob:.4f}\t{each.tokens}\t{len(each.unknown)}\t{each.perplexity:.2f}"
+    line = f"{numbers}\t{each.text}"
     if words:
         pairs = zip(each.words, each.log_probs, strict=True)
         line += "".join(f"\n\t{value:.4f}\t{word}" for word, value in pairs)
