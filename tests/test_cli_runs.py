@@ -217,6 +217,7 @@ def test_a_busy_machine_is_told_of(drill, monkeypatch, load, warned):
     monkeypatch.delenv("OMP_WAIT_POLICY")
     monkeypatch.setattr("torch.get_num_threads", lambda: 2)
     monkeypatch.setattr("os.getloadavg", lambda: (load, load, load))
+    monkeypatch.setattr("drill.cli.display.others_running", lambda: load > 1)
     _, _, err = drill("train", "tiny.toml", "--device", "cpu")
     assert ("OMP_WAIT_POLICY=passive" in err) is warned
 
