@@ -26,7 +26,7 @@ from drill.config import recipe
 from drill.evaluation import dynamic_perplexity, gradient_statistics
 from drill.evaluation.gradients import statistics_columns
 from drill.machine import pick_device
-from drill.precision import effective, products
+from drill.precision import effective, for_dynamic_evaluation, products
 
 RECIPES = ("ptb-tied", "ptb-drill-4", "wt2-tied", "wt2-drill-4")
 EVERY = 5  # tokens a step of dynamic evaluation
@@ -63,9 +63,7 @@ def evaluated(folder: str, device: torch.device) -> dict[str, Any]:
     """Seconds of dynamic evaluation, in the precision that the command takes for it."""
     run = load_run(folder, device=device)
     columns = statistics_columns(len(run.ids.train), EVERY)
-    precision = run.settings.training["precision"]
-    if effective(precision, device) == "bfloat16":
-        precision = "tf32"  # its steps are too small for bfloat16
+    precision = for_dynamic_evaluation(run.settings.training["precision"], device)
     with products(precision, device):
         begin = time.perf_counter()
         statistics = gradient_statistics(run.model, run.ids.train, batch_size=columns, bptt=EVERY)

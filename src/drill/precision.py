@@ -35,6 +35,11 @@ def effective(precision: Precision, device: torch.device) -> Precision:
     return "float32" if precision == "tf32" and device.type != "cuda" else precision
 
 
+def for_dynamic_evaluation(precision: Precision, device: torch.device) -> Precision:
+    """The same, but tf32 for bfloat16, which is too coarse for its small steps."""
+    return "tf32" if effective(precision, device) == "bfloat16" else precision
+
+
 def _resolved(precision: Precision, device: torch.device) -> Precision:
     if precision != "auto":
         return precision

@@ -1,5 +1,7 @@
 """What `[training]` of a language model may say; it is checked before anything is read."""
 
+from collections.abc import Mapping
+
 
 def check_options(
     *,
@@ -27,15 +29,23 @@ def check_options(
         "valid_batch_size": valid_batch_size,
         "test_batch_size": test_batch_size,
     }
-    for name, count in counted.items():
-        if count is not None and count < 1:
-            raise ValueError(f"{name} is at least 1, not {count}")
+    check_counts(counted)
     for name, drawn in {"seed": seed, "length_seed": length_seed}.items():
         if drawn is not None and not 0 <= drawn < 2**32:
             raise ValueError(f"{name} lies in 0 to 2**32 - 1, not {drawn}")
-    if max_minutes is not None and not max_minutes > 0.0:
-        raise ValueError(f"max_minutes is a positive number, not {max_minutes}")
+    check_minutes(max_minutes)
     if patience is not None and patience < 0:
         raise ValueError(f"patience is at least 0, not {patience}")
     if not save_every >= 0.0:
         raise ValueError(f"save_every is at least 0 seconds, not {save_every}")
+
+
+def check_counts(counted: Mapping[str, int | None]) -> None:
+    for name, count in counted.items():
+        if count is not None and count < 1:
+            raise ValueError(f"{name} is at least 1, not {count}")
+
+
+def check_minutes(max_minutes: float | None) -> None:
+    if max_minutes is not None and not max_minutes > 0.0:
+        raise ValueError(f"max_minutes is a positive number, not {max_minutes}")

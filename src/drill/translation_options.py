@@ -2,6 +2,8 @@
 
 import math
 
+from drill.training_options import check_counts, check_minutes
+
 
 def check_translation_options(
     *,
@@ -33,11 +35,8 @@ def check_translation_options(
         "average": average,
         "beam": beam,
     }
-    for name, count in counted.items():
-        if count is not None and count < 1:
-            raise ValueError(f"{name} is at least 1, not {count}")
-    if max_minutes is not None and not max_minutes > 0.0:
-        raise ValueError(f"max_minutes is a positive number, not {max_minutes}")
+    check_counts(counted)
+    check_minutes(max_minutes)
     if not math.isfinite(length_penalty):
         raise ValueError(f"length_penalty is a finite number, not {length_penalty}")
     if not 0.0 <= label_smoothing < 1.0:

@@ -37,7 +37,7 @@ from drill.data.files import write_whole
 from drill.evaluation import Perplexity, perplexity, token_losses
 from drill.evaluation.cache import check_cache_settings
 from drill.evaluation.dynamic import check_dynamic_settings
-from drill.precision import effective, products
+from drill.precision import effective, for_dynamic_evaluation, products
 from drill.recipes import SettingsError
 from drill.run_folder import json_row
 
@@ -145,10 +145,9 @@ def evaluate(
             check_cache_settings(window, [theta], [share], CACHE_NAMES)
     held = loaded(run, weights, device)
     where = torch.device(next(held.model.parameters()).device)
-    given_precision: Any = precision.value if precision else held.settings.training["precision"]
-    chosen = effective(given_precision, where)
-    if dynamic and chosen == "bfloat16":
-        chosen = "tf32"  # its steps are too small for bfloat16
+    chosen: Any = precision.value if precision else held.settings.training["precision"]
+    if dynamic:
+        chosen = for_dynamic_evaluation(chosen, where)
     with products(chosen, where) as autocast, told():
         if dynamic:
             stepped = Dynamic(lr, pull, epsilon, every, limit)
