@@ -229,7 +229,8 @@ def translators(runs: Sequence[report.Row]) -> Iterable[str]:
     machines = sorted({f"{row.device}, torch {row.torch}" for row in shown})
     commits = sorted({row.commit or "unknown" for row in shown})
     yield from ("", "## How good are translations by each output layer?", "")
-    yield "`drill train RECIPE`, `drill evaluate RUN --split test --words`, `drill record RUN`"
+    recorded = "`drill record RUN --ledger results/runs.jsonl`"
+    yield f"`drill train RECIPE`, `drill evaluate RUN --split test --words`, {recorded}"
     yield from ("", "; ".join(machines) + f", commit {' and '.join(commits)}.")
     yield from ("BLEU is of the test text, by sacrebleu (13a).", "")
     yield from bleu.table(runs, kinds=("subword", "word"))

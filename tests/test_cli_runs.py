@@ -803,6 +803,21 @@ def test_report_and_record(drill, place):
     assert (code, "is already in l.jsonl" in err) == (1, True)
 
 
+def test_record_writes_beside_the_run_and_into_no_tracked_file(drill, place, monkeypatch):
+    results = place / "results/runs.jsonl"  # a clone of drill has one
+    results.parent.mkdir()
+    results.write_text("")
+    code, out, _ = drill("record", "runs/tiny")
+    assert (code, out.startswith("runs/ledger.jsonl: tiny, valid ")) == (0, True)
+    assert results.read_text() == ""
+    assert (place / "runs/ledger.jsonl").read_text().startswith('{"kind": "result"')
+    monkeypatch.chdir(place / "runs/tiny")
+    assert drill("record", ".")[::2] == (
+        1,
+        "drill: .: is already in ../ledger.jsonl, line 1; say --force to record it again\n",
+    )
+
+
 def test_bands_hold_words_and_each_text_has_its_own(drill, place):
     """`odd` is under the cut-off: of 40 lines of the test every fourth holds it."""
     (place / "odd").mkdir()

@@ -34,6 +34,7 @@ from drill.report.page import markdown, write_report
 from drill.report.runs import distinct_names, is_run, read_run
 
 DEMO = "demo-drill"  # what own text is tried with first
+LEDGER = "ledger.jsonl"  # beside the folders of runs, so that no file of a project's own is changed
 
 
 def report(
@@ -98,11 +99,15 @@ def report(
 
 def record(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
-    ledger: Annotated[Path, typer.Option(help="The results file.")] = Path("results/runs.jsonl"),
+    ledger: Annotated[
+        Path | None, typer.Option(help=f"The results file; {LEDGER} beside RUN by default.")
+    ] = None,
     note: Annotated[str, typer.Option(help="A remark.")] = "",
     force: Annotated[bool, typer.Option("--force", help="Record a result again.")] = False,
 ) -> None:
     """Append the result of a run to a ledger."""
+    if ledger is None:
+        ledger = Path(os.path.normpath(run / os.pardir / LEDGER))  # `.` has no parent
     for remark in read_run(run).remarks:
         note_(remark)
     row = record_run(run, ledger, note, force=force)

@@ -134,7 +134,7 @@ def read(ledger: Path | str) -> list[Row]:
         held = path.read_bytes()
     except OSError as error:
         raise LedgerError(
-            f"{path}: cannot be read ({error.strerror}); name a ledger, such as results/runs.jsonl"
+            f"{path}: cannot be read ({error.strerror}); name a ledger, such as runs/ledger.jsonl"
         ) from None
     return _merged([row for _, row in _rows(path, held) if row is not None])
 
