@@ -919,8 +919,35 @@ def test_recipes_lists_every_one(drill):
     code, out, _ = drill("recipes")
     assert code == 0
     lines = out.splitlines()
-    assert [line.split()[0] for line in lines if not line.startswith(" ")] == recipe_names()
+    named = [line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "]
+    assert sorted(named) == recipe_names()
     assert [line for line in lines if len(line) > 80] == []
+    assert lines[0] == "web: language models; a CPU does"  # what anybody can train comes first
+    at = lines.index("  mt-demo-tied                  English-German numbers and dates, generated:")
+    assert lines[at + 2].startswith("                                tied, 12 epochs")
+
+
+def test_recipes_tells_what_helps_to_choose_one(drill):
+    code, out, _ = drill("recipes", "--json")
+    assert code == 0
+    found = {each["name"]: each for each in json.loads(out)}
+    assert [*found] == recipe_names()
+    deep = found["ptb-drill-4"]
+    assert deep.pop("about").startswith("4 label maps")
+    timed = deep.pop("measured")
+    assert deep == {
+        "name": "ptb-drill-4",
+        "task": "language-model",
+        "corpus": "ptb",
+        "layer": "deep-residual 4",
+        "device": "cuda",
+        "epochs": 1000,
+    }
+    assert (timed["epochs"], timed["device"]) == (1, "NVIDIA H200")
+    assert "one took 1.7 s on\n" in drill("recipes")[1]
+    assert found["mt-demo"]["device"] == "cpu"
+    assert found["ptb-mos"]["measured"] is None  # nobody has measured it
+    assert found["ptb-mos-drill"]["layer"] == "mixture 15 x deep-residual 4"
 
 
 def test_a_user_without_a_home_evaluates_and_is_told_once(drill, request, caplog):

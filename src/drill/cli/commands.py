@@ -9,9 +9,10 @@ from drill.cli.demo import demo
 from drill.cli.evaluate import evaluate
 from drill.cli.export import export
 from drill.cli.layers import layers
+from drill.cli.recipes import recipes
 from drill.cli.reports import data, record, report
 from drill.cli.texts import generate, score
-from drill.cli.train import finetune, recipes, train
+from drill.cli.train import finetune, train
 from drill.cli.translate import translate
 
 app = typer.Typer(

@@ -1,8 +1,7 @@
-"""`drill train`, `drill finetune`, `drill recipes`."""
+"""`drill train`, `drill finetune`."""
 
 import logging
 import os
-import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,15 +13,13 @@ from drill.build import finetuning, train_run
 from drill.cli.display import (
     Counter,
     TrainingDisplay,
-    console,
     duration,
     note,
     warn_of_a_crowd,
 )
 from drill.cli.faults import FAULTS, sentence
 from drill.config import Settings, recipe, resolved
-from drill.recipes import SettingsError, changed, recipe_names
-from drill.recipes import describe as described
+from drill.recipes import SettingsError, changed
 from drill.steps import TRAINING_LOG
 from drill.training import Outcome
 from drill.translation_training import TranslationOutcome
@@ -114,17 +111,6 @@ def finetune(
     folder = run.parent / (name or f"{run.name}-finetune")
     if not _trained(settings, folder, device, quiet):
         raise typer.Exit(130)
-
-
-def recipes() -> None:
-    """List the recipes that come with the package."""
-    shown = console()
-    width = max(map(len, recipe_names()))
-    for each in recipe_names():
-        below = " " * (width + 2)
-        shown.print(
-            textwrap.fill(f"{each:{width}}  {described(each)}", 80, subsequent_indent=below)
-        )
 
 
 def _trained(settings: Settings, folder: Path, device: str, quiet: bool) -> bool:

@@ -7,9 +7,12 @@ depth = 4
 """
 
 import difflib
+import json
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -38,6 +41,24 @@ def describe(name: str) -> str:
     """The first line of a recipe, a comment; what the lines below it say is for its readers."""
     text = (resources.files("drill.recipes") / f"{name}.toml").read_text("utf-8")
     return text.splitlines()[0].lstrip("# ")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """How long ``epochs`` of a recipe took on a machine, and what else was told of that."""
+
+    seconds: float
+    epochs: int
+    device: str
+    commit: str
+    note: str
+
+
+@cache
+def measured() -> dict[str, Measured]:
+    """What bench/recipe_times.py found by recipe; most have never been timed."""
+    text = (resources.files("drill.recipes") / "measured.json").read_bytes()
+    return {name: Measured(**told) for name, told in json.loads(text).items()}
 
 
 def read(name: str, place: Path = Path(), under: tuple[str, ...] = ()) -> Table:

@@ -1,0 +1,56 @@
+"""How long recipes take, as `drill recipes` tells: from the ledger and from rows of epoch.py.
+
+Of a recipe the last whole run, else an epoch, else the last run that was shorter than the recipe
+says. A run whose settings differ by more than its length and precision tells nothing of a recipe.
+"""
+
+import argparse
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from drill import report
+from drill.config import recipe
+from drill.recipes import Measured, recipe_names
+
+MAY_DIFFER = ("training.epochs", "training.precision")
+
+
+def times(
+    runs: Sequence[report.Row], benchmarks: Iterable[dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """Recipe -> ``Measured``, of recipes that were."""
+    whole, epochs, shorter = {}, {}, {}
+    for row in sorted(runs, key=lambda row: row.recorded):
+        if row.recipe in recipe_names() and row.seconds and told_apart_by_length(row):
+            found = Measured(round(row.seconds, 1), row.epochs, row.device, row.commit, row.note)
+            full = row.epochs == recipe(row.recipe).training["epochs"]
+            (whole if full else shorter)[row.recipe] = found
+    for row in benchmarks:
+        if row.get("benchmark") == "epoch":
+            seconds = round(median(row["seconds"]), 2)
+            epochs[row["name"]] = Measured(seconds, 1, row["device"], row["commit"], "")
+    together = shorter | epochs | whole
+    return {name: asdict(together[name]) for name in sorted(together)}
+
+
+def told_apart_by_length(row: report.Row) -> bool:
+    """Whether a run is its recipe's but for what ``MAY_DIFFER``; rows of old do not say."""
+    changed = None if row.changes is None else [each.split(":")[0] for each in row.changes]
+    return changed is not None and set(changed) <= set(MAY_DIFFER)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("files", nargs="+", type=Path, help="a ledger, and rows of benchmarks")
+    args = options.parse_args()
+    held = [json.loads(line) for path in args.files for line in path.read_text().splitlines()]
+    runs = [row for path in args.files for row in report.read(path)]
+    print(json.dumps(times(runs, held), indent=2))
+
+
+if __name__ == "__main__":
+    main()

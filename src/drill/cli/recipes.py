@@ -1,0 +1,105 @@
+"""`drill recipes`: what can be trained by name, on what and how long that takes."""
+
+import json
+import textwrap
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+import typer
+
+from drill.cli.display import console, duration
+from drill.config import TRANSLATION, recipe
+from drill.recipes import Measured, describe, measured, recipe_names
+from drill.report.runs import layer_name
+
+WIDTH = 80
+CPU, GPU = "cpu", "cuda"
+
+CORPUS_DEVICES: Mapping[str, str] = {
+    "web": CPU,
+    "numbers": CPU,
+    "ptb": GPU,
+    "wikitext-2": GPU,
+    "multi30k": GPU,
+    "europarl": GPU,
+    "wmt14": GPU,
+}
+"""What a recipe of the corpus is made for, those first that train anywhere."""
+
+IN_WORDS = {CPU: "a CPU does", GPU: "wants an NVIDIA GPU"}
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A recipe as somebody sees it who has to choose one."""
+
+    name: str
+    about: str
+    task: str
+    corpus: str
+    layer: str
+    device: str
+    epochs: int
+    measured: Measured | None
+
+
+def recipes(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not a table.")] = False,
+) -> None:
+    """List the recipes that come with the package: corpus, device, layer, time.
+
+    A time is one measurement on the machine it names; most recipes have none.
+    """
+    found = [_listed(name) for name in recipe_names()]
+    if as_json:
+        typer.echo(json.dumps([asdict(each) for each in found], indent=2))
+        return
+    shown = console()
+    for corpus, device in CORPUS_DEVICES.items():
+        of_corpus = [each for each in found if each.corpus == corpus]
+        task = "translators" if of_corpus[0].task == TRANSLATION else "language models"
+        shown.print(f"{corpus}: {task}; {IN_WORDS[device]}")
+        for each in of_corpus:
+            shown.print(_wrapped(each, max(map(len, recipe_names()))))
+        shown.print()
+    shown.print("`drill data` tells where the texts come from, `drill train RECIPE` trains.")
+
+
+def _listed(name: str) -> Listed:
+    settings = recipe(name)
+    corpus, layer = settings.data["corpus"], layer_name(settings.layer)
+    assert layer is not None
+    return Listed(
+        name,
+        describe(name),
+        settings.task,
+        corpus,
+        layer,
+        CORPUS_DEVICES[corpus],
+        settings.training["epochs"],
+        measured().get(name),
+    )
+
+
+def _wrapped(each: Listed, width: int) -> str:
+    epochs = f"{each.epochs:,} epoch{'' if each.epochs == 1 else 's'}"
+    facts = f"{each.layer}, {epochs}"
+    if each.measured is not None:
+        facts += f"; {_took(each.measured, each.epochs)}"
+    below = " " * (width + 4)
+    options: dict[str, Any] = {"width": WIDTH, "subsequent_indent": below}
+    return "\n".join(
+        textwrap.fill(text, **options, break_on_hyphens=False)
+        for text in (f"  {each.name:{width}}  {each.about}", f"{below}{facts}")
+    )
+
+
+def _took(found: Measured, epochs: int) -> str:
+    device = found.device.replace("(R)", "")  # of Intel's
+    where = f"on {device}" + (f", {found.note}" if found.note else "")
+    if found.epochs == epochs:
+        return f"took {duration(found.seconds)} {where}"
+    if found.epochs == 1:
+        return f"one took {found.seconds:.1f} s {where}"
+    return f"{found.epochs} of them took {duration(found.seconds)} {where}"

@@ -1,0 +1,54 @@
+"""The times that `drill recipes` tells are those of the results, and of the recipes themselves."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from drill.recipes import measured, recipe_names
+from drill.report import read
+
+ROOT = Path(__file__).parents[2]
+FILES = [ROOT / "results/runs.jsonl", ROOT / "results/h200.jsonl"]
+
+
+def told(*files: Path) -> dict:
+    command = [sys.executable, "bench/recipe_times.py", *map(str, files)]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    return json.loads(done.stdout)
+
+
+def test_every_time_stands_in_the_results():
+    """Later ones may stand there too."""
+    runs = {(row.recipe, row.commit, round(row.seconds, 1)) for row in read(FILES[0])}
+    rows = [json.loads(line) for line in FILES[1].read_text().splitlines()]
+    epochs = {(row["name"], row["commit"]) for row in rows if row["benchmark"] == "epoch"}
+    assert len(measured()) >= 8
+    for name, time in measured().items():
+        assert name in recipe_names()
+        assert (name, time.commit, time.seconds) in runs or (
+            time.epochs == 1 and (name, time.commit) in epochs
+        )
+
+
+def test_a_whole_run_goes_before_an_epoch_and_that_before_a_part(tmp_path):
+    ledger, rows = tmp_path / "runs.jsonl", tmp_path / "rows.jsonl"
+    lines = [json.loads(line) for line in FILES[0].read_text().splitlines()]
+    (whole,) = [row for row in lines if row.get("name") == "mt-demo"]
+    part = {**whole, "changes": ["training.epochs: 12 -> 3"], "epochs": 3, "seconds": 60.04}
+    other = {**whole, "changes": ["layer.depth: 2 -> 3"], "seconds": 1.0}
+    unknown = {**whole, "recipe": "mine", "seconds": 2.0}
+    old = {**whole, "changes": None, "seconds": 3.0}
+    epoch = {"benchmark": "epoch", "name": "mt-demo", "seconds": [9.0, 20.0, 21.0]}
+    epoch |= {"device": "a box", "commit": "abc1234"}
+
+    def of(*held: dict, timed: bool = False) -> dict:
+        ledger.write_text("".join(json.dumps(row) + "\n" for row in held))
+        rows.write_text(json.dumps(epoch) + "\n" if timed else "")
+        return told(ledger, rows)
+
+    assert of(other, unknown, old) == {}
+    assert of(part)["mt-demo"]["seconds"] == 60.0
+    box = {"seconds": 20.0, "epochs": 1, "device": "a box", "commit": "abc1234", "note": ""}
+    assert of(part, timed=True) == {"mt-demo": box}
+    assert of(whole, part, timed=True)["mt-demo"]["epochs"] == 12
