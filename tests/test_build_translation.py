@@ -265,6 +265,21 @@ def test_faults_of_settings_show_before_a_text_is_read(here, monkeypatch, change
         train_run(small(*changes), "runs/none", device="cpu")
 
 
+def test_all_packages_that_are_missing_are_named_at_once(drill, monkeypatch):
+    for name in ("tokenizers", "sacrebleu", "num2words", "babel"):
+        monkeypatch.setitem(sys.modules, name, None)
+    code, _, err = drill("train", "mt-demo", "--name", "bare", "--device", "cpu")
+    assert (code, err) == (
+        1,
+        "drill: the recipe mt-demo needs the packages tokenizers, sacrebleu, num2words and babel; "
+        "install them with pip install tokenizers sacrebleu num2words babel\n",
+    )
+    both = "needs the packages tokenizers and sacrebleu; install them with pip install tokenizers s"
+    assert f"drill: evaluating runs/tiny {both}" in drill("evaluate", "runs/tiny")[2]  # own pairs
+    one = "needs the package tokenizers; install it with pip install tokenizers\n"
+    assert drill("report", "runs/tiny", "--bands", "-o", "b.html")[2].endswith(one)
+
+
 @pytest.mark.parametrize(
     ("limit", "more"),
     [

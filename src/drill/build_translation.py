@@ -27,6 +27,7 @@ from drill.build import (
 )
 from drill.config import TRANSLATION, Settings, makes_no_model
 from drill.data import (
+    GENERATED,
     PAD,
     DataError,
     Filters,
@@ -42,6 +43,7 @@ from drill.data import (
     read_parallel_split,
     translation_data,
 )
+from drill.data.packages import refuse_lacking
 from drill.encoders import Transformer
 from drill.layers import SampledSoftmax
 from drill.machine import pick_device
@@ -105,6 +107,7 @@ def translator(
 
 def rehearse_translation(settings: Settings, processes: World) -> None:
     """Build the rule, and the model without its memory: faults show before a text is read."""
+    refuse_lacking(f"the recipe {settings.recipe} needs", *packages_of(settings))
     rule(settings)
     own_batches(settings.training["accumulate"], processes)
     words = settings.subwords["size"]
@@ -115,6 +118,24 @@ def rehearse_translation(settings: Settings, processes: World) -> None:
             "training.label_smoothing: needs the probabilities of all labels, which a sampled "
             "layer does not compute; set it to 0"
         )
+
+
+def packages_of(settings: Settings, *, text: bool = True, scores: bool = True) -> list[str]:
+    """What has to be installed for a translator, its ``text`` and the ``scores`` of it."""
+    packages = ["tokenizers"]
+    if scores:
+        packages.append("sacrebleu")
+    if text and settings.data["corpus"] == GENERATED:
+        packages += ["num2words", "babel"]
+    return packages
+
+
+def refuse_unready(
+    folder: Path | str, work: str, *, text: bool = True, scores: bool = True
+) -> None:
+    """DataError where ``work`` on a run needs packages that are not installed; names them all."""
+    needed = packages_of(settings_of(RunFolder(folder)), text=text, scores=scores)
+    refuse_lacking(f"{work} {folder} needs", *needed)
 
 
 def train_translation(

@@ -130,8 +130,18 @@ def test_wrong_arguments_are_named():
         numbers_and_dates_corpus(test=0)
 
 
-@pytest.mark.parametrize("package", ["num2words", "babel.dates"])
-def test_without_the_packages_the_mend_is_named(monkeypatch, package):
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(DataError, match="pip install num2words babel"):
+@pytest.mark.parametrize(
+    ("lacking", "mend"),
+    [
+        (["num2words"], "needs the package num2words; install it with pip install num2words$"),
+        (["num2words", "babel"], "num2words and babel; install them with pip install num2words b"),
+        (["babel.dates"], "pip install num2words babel$"),  # both are there, and one is broken
+    ],
+)
+def test_without_the_packages_the_mend_is_named(monkeypatch, lacking, mend):
+    for package in lacking:
+        monkeypatch.setitem(sys.modules, package, None)
+    if "babel" in lacking:
+        monkeypatch.setitem(sys.modules, "babel.dates", None)
+    with pytest.raises(DataError, match=mend):
         generate_pairs(3)

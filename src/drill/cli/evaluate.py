@@ -11,6 +11,7 @@ import torch
 import typer
 
 from drill.build import Run, task_of
+from drill.build_translation import refuse_unready
 from drill.cli.display import Counter, console, note
 from drill.cli.evaluate_adaptive import (
     CACHE_NAMES,
@@ -123,6 +124,7 @@ def evaluate(
             raise SettingsError(f"--{name.replace('_', '-')}: is for {kind}, which {run} is not")
     if translator:
         pairs = _pairs(split, source, reference)
+        refuse_unready(run, "evaluating", text=words or not isinstance(pairs, Files))
         with told():
             evaluate_translation(
                 loaded_translator(run, weights, device),

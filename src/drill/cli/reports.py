@@ -8,7 +8,7 @@ import typer
 
 from drill.analysis.word_accuracy import AccuracyBand
 from drill.build import load_run, task_of
-from drill.build_translation import load_translation
+from drill.build_translation import load_translation, refuse_unready
 from drill.cli.compared import Compared
 from drill.cli.display import Counter, console
 from drill.cli.display import note as note_
@@ -77,6 +77,7 @@ def report(
         for folder in folders:
             note_(f"reading {folder}")
             if task_of(folder) == TRANSLATION and not samples:
+                refuse_unready(folder, "--bands of", scores=False)
                 run = load_translation(folder, device=device)
                 for kind, each in kept_bands(run, "test").items():
                     accuracy.setdefault(kind, {})[names[folder]] = each

