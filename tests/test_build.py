@@ -75,7 +75,31 @@ def test_only_the_first_process_says_what_is_trained(tmp_path, texts, monkeypatc
     monkeypatch.setattr(build, "train", lambda *_, **__: Outcome(False, 1, 0, None, None, 0.0))
     said: list[str] = []
     train_run(small(texts), tmp_path / "run", device="cpu", opened=said.append)
-    assert len(said) == first
+    assert len(said) == 2 * first
+
+
+def test_what_is_trained_is_said_before_a_text_is_read(tmp_path, texts, monkeypatch):
+    said: list[str] = []
+
+    def reading(**_):
+        assert said[0].startswith(f"training ptb-drill-2 in {tmp_path / 'run'}: deep-residual")
+        raise DataError("no text")
+
+    monkeypatch.setattr(build, "read_corpus", reading)
+    with pytest.raises(DataError, match="no text"):
+        train_run(small(texts), tmp_path / "run", device="cpu", opened=said.append)
+
+
+def test_from_python_a_run_says_on_stderr_what_it_does_unless_it_is_to_be_quiet(
+    tmp_path, texts, capsys
+):
+    train_run(small(texts), tmp_path / "run", device="cpu")
+    out, err = capsys.readouterr()
+    lines = err.splitlines()
+    assert (out, lines[0].split()[0], lines[1].split()[0]) == ("", "training", "cpu")
+    assert [line[:9] for line in lines if line.startswith("epoch")] == ["epoch 1/2", "epoch 2/2"]
+    train_run(small(texts, "training.epochs=3"), tmp_path / "run", device="cpu", quiet=True)
+    assert capsys.readouterr() == ("", "")
 
 
 def test_own_text_end_to_end(tmp_path, texts):

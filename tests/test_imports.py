@@ -41,6 +41,7 @@ TIERS = {
     "position": 5,
     "translation_position": 5,
     "progress": 5,
+    "progress_lines": 5,
     "divergence": 5,
     "training": 5,
     "training_options": 5,

@@ -24,11 +24,12 @@ from drill.encoders import ENCODERS
 from drill.layers import LAYERS, OutputLayer
 from drill.machine import pick_device
 from drill.models import LanguageModel
-from drill.opening import few_updates, no_better_than_guessing, opening, unknown_words
+from drill.opening import few_updates, no_better_than_guessing, opening, sizes, unknown_words
 from drill.optim import RULES, Rule
 from drill.parallel import World, world
 from drill.precision import autocast_dtype
 from drill.progress import Progress
+from drill.progress_lines import ProgressLines
 from drill.provenance import forget_idle_lives, keep_environment, leave_ended
 from drill.recipes import NAME, SettingsError
 from drill.resuming import has_begun, with_text
@@ -122,12 +123,20 @@ def train_run(
     progress: Callable[[Progress], None] | None = None,
     data_progress: Any = None,
     opened: Callable[[str], None] | None = None,
+    quiet: bool = False,
 ) -> Outcome | TranslationOutcome:
     """Train in ``folder``, from the beginning or from where a run of these settings stopped.
 
-    The outcome is that of ``train`` or, for a translator, that of ``train_translator``. ``opened``
-    is told what will be trained, once all settings are checked and the data is read.
+    The outcome is that of ``train`` or, for a translator, that of ``train_translator``.
+
+    progress  is told how far training is, a few times a second
+    opened    is told what will be trained, once all settings are checked, and of what size, once
+              the data is read
+    quiet     says nothing; else, where both of these are None, lines on stderr do
     """
+    if progress is None and opened is None and not quiet:
+        lines = ProgressLines()
+        progress, opened = lines.show, lines.say
     place = pick_device(device) if isinstance(device, str) else device
     if place.type == "cuda":
         torch.cuda.set_device(place)
@@ -139,7 +148,7 @@ def train_run(
         train_task = train_translation
     with world(place) as processes:
         if not processes.first:
-            return train_task(settings, run, place, processes, progress, data_progress, opened)
+            return train_task(settings, run, place, processes, progress, data_progress, None)
         with run.locked():
             outcome = train_task(settings, run, place, processes, progress, data_progress, opened)
             forget_idle_lives(run)
@@ -157,6 +166,8 @@ def train_language_model(
 ) -> Outcome:
     begun = has_begun(settings, run, processes)
     rehearse(settings)
+    if opened is not None:
+        opened(opening(settings, run, device, processes))
     text, vocabulary = read_corpus(
         **settings.data, progress=data_progress if processes.first else None
     )
@@ -179,14 +190,14 @@ def train_language_model(
         found = _ways(settings, model, trains_by, processes)
         keep_environment(run, settings, model, device, processes, found)
         run.write_text(run.recipe, settings.to_toml())
-    if processes.first and opened is not None:
+    if opened is not None:
         size = f"{len(ids.train):,} tokens, {len(vocabulary):,} words"
         cut_off = (settings.data["minimum_count"], settings.data["maximum_size"])
         remarks = (
             unknown_words(text, vocabulary, ids, *cut_off),
             few_updates(settings, len(ids.train)),
         )
-        opened(opening(settings, run, model, size, device, processes, *remarks))
+        opened(sizes(settings, run, model, size, *remarks))
     outcome = train(
         model,
         ids,

@@ -47,7 +47,7 @@ from drill.data.packages import refuse_lacking
 from drill.encoders import Transformer
 from drill.layers import SampledSoftmax
 from drill.machine import pick_device
-from drill.opening import opening
+from drill.opening import opening, sizes
 from drill.parallel import World
 from drill.precision import autocast_dtype
 from drill.progress import Progress
@@ -150,6 +150,8 @@ def train_translation(
     """What ``drill.build.train_run`` does for these settings."""
     begun = has_begun(settings, run, processes)
     rehearse_translation(settings, processes)
+    if opened is not None:
+        opened(opening(settings, run, device, processes))
     kept = Subwords.load(run.subwords) if begun else None
     if not processes.first:
         processes.wait()  # the first process learns and caches what the others read
@@ -167,9 +169,9 @@ def train_translation(
         texts = {"pairs": data.checksum, "pairs_of": data.checksums}
         keep_environment(run, settings, model, device, processes, found, **texts)
         run.write_text(run.recipe, settings.to_toml())
-    if processes.first and opened is not None:
+    if opened is not None:
         text = f"{len(data.train):,} pairs, {len(data.subwords):,} subwords"
-        opened(opening(settings, run, model, text, device, processes))
+        opened(sizes(settings, run, model, text))
     if found and device.type == "cuda":
         training_log.info("training on %s: %s", device, "; ".join(found))
     return train_translator(

@@ -21,36 +21,39 @@ from drill.translator import Translator
 FEW_UPDATES = 100  # below them a model has hardly begun to learn
 
 
-def opening(
+def opening(settings: Settings, run: RunFolder, device: torch.device, processes: World) -> str:
+    """Two lines, before a text is read: recipe, folder and output layer; device and precision."""
+    precision = effective(settings.training["precision"], device)
+    several = f"{processes.size} processes, " if processes.size > 1 else ""
+    verb = "going on with" if run.last.exists() else "training"
+    if has_ended(run, settings):
+        verb = "already trained:"
+    return (
+        f"{verb} {settings.recipe} in {run.path}: {layer_in_words(settings.layer)}\n"
+        f"  {several}{device} ({device_name(device)}), {precision}"
+    )
+
+
+def sizes(
     settings: Settings,
     run: RunFolder,
     model: LanguageModel | Translator,
     text: str,
-    device: torch.device,
-    processes: World,
     *remarks: str | None,
 ) -> str:
-    """Three lines: recipe, folder and output layer; parameters and corpus; device and precision.
+    """One line, once the text is read: parameters and corpus.
 
     One more where a recipe leaves sizes to the defaults and has no base to say so, and one for
     each remark on a run that begins.
 
     text  what of the corpus is trained on, such as ``"929,589 tokens, 10,000 words"``
     """
-    begun = run.last.exists()
-    precision = effective(settings.training["precision"], device)
-    several = f"{processes.size} processes, " if processes.size > 1 else ""
-    verb = "going on with" if begun else "training"
-    if has_ended(run, settings):
-        verb = "already trained:"
-    lines = [
-        f"{verb} {settings.recipe} in {run.path}: {layer_in_words(settings.layer)}",
+    line = (
         f"  {model.parameter_count():,} parameters, {own_parameters(model.layer):,} of them the "
-        f"layer's own; {settings.data['corpus']}: {text}",
-        f"  {several}{device} ({device_name(device)}), {precision}",
-    ]
-    told = [] if begun else [sizes_by_default(settings), *remarks]
-    return "\n".join([*lines, *(each for each in told if each is not None)])
+        f"layer's own; {settings.data['corpus']}: {text}"
+    )
+    told = [] if run.last.exists() else [sizes_by_default(settings), *remarks]
+    return "\n".join([line, *(each for each in told if each is not None)])
 
 
 def unknown_words(

@@ -14,8 +14,9 @@ from rich.table import Table
 
 from drill.build import Run, load_run, train_run
 from drill.cli.compared import Compared
-from drill.cli.display import TrainingDisplay, console, duration, note, warn_of_a_crowd
+from drill.cli.display import TrainingDisplay, console, note, warn_of_a_crowd
 from drill.config import Settings, recipe
+from drill.progress_lines import duration
 from drill.report.page import write_report
 
 RECIPES = ("demo-tied", "demo-drill")

@@ -1,8 +1,7 @@
-"""What long work shows: a bar on a terminal, a line an epoch everywhere."""
+"""What long work shows: a bar on a terminal, lines everywhere else."""
 
 import os
 import sys
-import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
@@ -13,8 +12,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from drill.cli.crowd import PASSIVE, POLICY, crowded, others_running
 from drill.progress import Progress as Report
+from drill.progress_lines import ProgressLines, Pulse, epoch_line, state
 
-LINE_EVERY = 60.0  # seconds between lines inside an epoch where there is no terminal
+COUNT_AFTER = 10.0  # seconds of counting before a line of it where there is no terminal
 
 
 def console() -> Console:
@@ -31,7 +31,7 @@ class TrainingDisplay:
         self.console = Console(highlight=False, markup=False, stderr=True)
         self._bar: Progress | None = None
         self._task: Any = None
-        self._spoke = time.monotonic()
+        self._lines = ProgressLines(self._print)
 
     def __enter__(self) -> Self:
         if not self.quiet and self.console.is_terminal:
@@ -58,38 +58,36 @@ class TrainingDisplay:
     def show(self, report: Report) -> None:
         if self.quiet:
             return
+        if self._bar is None:
+            self._lines.show(report)
+            return
         if report.row is not None:
             self._print(epoch_line(report.row, report.epochs))
-            self._spoke = time.monotonic()
         title = report.work or f"epoch {report.epoch}/{report.epochs}"
-        state = (
-            f"{report.share:.0%}"
-            if report.work is not None
-            else f"loss {report.loss:.3f}  perplexity {_power(report.loss):,.1f}  "
-            f"{report.tokens_per_second:,.0f} tokens/s  {duration(report.seconds_left)} left"
+        self._bar.update(
+            self._task,
+            description=title,
+            completed=report.share,
+            state=state(report),
+            refresh=True,
         )
-        if self._bar is not None:
-            self._bar.update(
-                self._task, description=title, completed=report.share, state=state, refresh=True
-            )
-        elif report.row is None and time.monotonic() - self._spoke > LINE_EVERY:
-            self._spoke = time.monotonic()
-            told = state if report.work else f"{report.share:4.0%}  {state}"
-            self._print(f"{report.work or f'epoch {report.epoch}'}  {told}")
 
     def say(self, line: str) -> None:
         """A remark, above the bar."""
         if not self.quiet:
-            self._print(line)
+            self._lines.say(line)
 
     def _print(self, line: str) -> None:
         (self._bar.console if self._bar is not None else self.console).print(line, soft_wrap=True)
 
 
 class Counter:
-    """A bar for work that counts up to a known end; call it with (done, total)."""
+    """A bar for work that counts up to a known end, or a line now and then; call it with (done,
+    total)."""
 
     def __init__(self, title: str, quiet: bool = False) -> None:
+        self.title, self.quiet = title, quiet
+        self._pulse = Pulse(COUNT_AFTER)
         shown = Console(highlight=False, markup=False, stderr=True)
         self._bar = (
             None
@@ -116,35 +114,12 @@ class Counter:
 
     def _update(self, done: int, total: int | None) -> None:
         if self._bar is None:
+            if not self.quiet and self._pulse.due():
+                note(f"{self.title}  {done:,}" + (f" of {total:,}" if total else ""))
             return
         if self._task is None:
             self._task = self._bar.add_task("", total=total or 0)
         self._bar.update(self._task, completed=done, total=total or 0)
-
-
-def epoch_line(row: dict[str, Any], epochs: int) -> str:
-    trained = row["train_perplexity"]
-    parts = [
-        f"epoch {row['epoch']:>{len(str(epochs))}}/{epochs}",
-        f"train {trained:9.2f}" if trained is not None else " " * 15,
-        f"valid {row['valid_perplexity']:9.2f}{'*' if row['best'] else ' '}",
-        f"{row['seconds']:7.1f} s",
-        f"{row['tokens_per_second']:9,.0f} tokens/s" if trained is not None else "before training",
-    ]
-    if "valid_bleu" in row:
-        parts.append(f"BLEU {row['valid_bleu']:.2f}")
-    return "  ".join(parts) + ("  averaged" if row["averaged"] else "")
-
-
-def duration(seconds: float) -> str:
-    whole = int(min(seconds, 359_999_999))
-    hours, rest = divmod(whole, 3600)
-    minutes, seconds = divmod(rest, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
-
-
-def _power(loss: float) -> float:
-    return 2.718281828459045**loss if loss < 700.0 else float("inf")
 
 
 def note(line: str) -> None:

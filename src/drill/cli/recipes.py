@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from drill.cli.display import console, duration
+from drill.cli.display import console
 from drill.config import TRANSLATION, recipe
+from drill.progress_lines import duration
 from drill.recipes import Measured, describe, measured, recipe_names
 from drill.report.runs import layer_name
 

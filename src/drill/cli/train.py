@@ -13,12 +13,12 @@ from drill.build import finetuning, train_run
 from drill.cli.display import (
     Counter,
     TrainingDisplay,
-    duration,
     note,
     warn_of_a_crowd,
 )
 from drill.cli.faults import FAULTS, sentence
 from drill.config import Settings, recipe, resolved
+from drill.progress_lines import duration
 from drill.recipes import SettingsError, changed
 from drill.steps import TRAINING_LOG
 from drill.training import Outcome
@@ -121,10 +121,14 @@ def _trained(settings: Settings, folder: Path, device: str, quiet: bool) -> bool
         TrainingDisplay(quiet or not first) as display,
         _remarks(display),
     ):
+        warned = False
 
         def opened(lines: str) -> None:
+            nonlocal warned
             display.say(lines)
-            warn_of_a_crowd(device, display.say)
+            if not warned:
+                warn_of_a_crowd(device, display.say)
+            warned = True
 
         outcome = train_run(
             settings,
