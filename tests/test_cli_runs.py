@@ -186,6 +186,9 @@ def test_words_under_the_cut_off_are_counted_before_training(drill, place):
     own = ("--name", "rare", "--set", "data.corpus=rare.txt", "--set", "data.minimum_count=3")
     assert rare in drill(*ON_A_CPU, *own, *small)[2].splitlines()
     assert "<unk>" not in drill(*ON_A_CPU, *own, *small)[2]  # it is trained already
+    going_on = drill(*ON_A_CPU, *own, *small, "--set", "training.epochs=3")[2].splitlines()
+    assert going_on[0].startswith("going on with tiny in runs/rare")
+    assert rare in going_on
     out = drill("data", "rare.txt", "--minimum-count", "3")[1].splitlines()
     assert out[1].startswith("counted with --minimum-count 3; ")
     assert out[2] == rare

@@ -39,6 +39,7 @@ def sizes(
     run: RunFolder,
     model: LanguageModel | Translator,
     text: str,
+    unknown: str | None = None,
     *remarks: str | None,
 ) -> str:
     """One line, once the text is read: parameters and corpus.
@@ -46,13 +47,17 @@ def sizes(
     One more where a recipe leaves sizes to the defaults and has no base to say so, and one for
     each remark on a run that begins.
 
-    text  what of the corpus is trained on, such as ``"929,589 tokens, 10,000 words"``
+    text     what of the corpus is trained on, such as ``"929,589 tokens, 10,000 words"``
+    unknown  what ``unknown_words`` says: a run that goes on says it again, since nobody can read
+             its perplexities without it
     """
     line = (
         f"  {model.parameter_count():,} parameters, {own_parameters(model.layer):,} of them the "
         f"layer's own; {settings.data['corpus']}: {text}"
     )
-    told = [] if run.last.exists() else [sizes_by_default(settings), *remarks]
+    told = [sizes_by_default(settings), unknown, *remarks]
+    if run.last.exists():
+        told = [] if has_ended(run, settings) else [unknown]
     return "\n".join([line, *(each for each in told if each is not None)])
 
 
