@@ -820,6 +820,17 @@ def test_score_names_each_unknown_word_once_and_not_too_many(drill):
     assert drill("score", "runs/tiny", "--json", stdin=text)[2] == ""
 
 
+def test_where_lines_begin_is_kept_with_the_run(drill, place, monkeypatch):
+    words = ("generate", "runs/tiny", "--tokens", "8", "--seed", "1", "--device", "cpu")
+    file = place / "runs/tiny/line_start.safetensors"
+    file.unlink(missing_ok=True)
+    text, scores = drill(*words)[1], drill("score", "runs/tiny", stdin="the sea\n")[1]
+    assert file.is_file()
+    monkeypatch.setattr("drill.evaluation.kept_start.line_start", None)  # nobody asks for it now
+    assert drill(*words)[:2] == (0, text)
+    assert drill("score", "runs/tiny", stdin="the sea\n")[:2] == (0, scores)
+
+
 def test_report_and_record(drill, place):
     code, out, _ = drill("report", "runs/tiny", "-o", "r.html", "--bands", "--samples", "2")
     assert (code, out) == (0, "wrote r.html\n")

@@ -8,6 +8,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,7 +17,8 @@ from torch import Tensor
 
 from drill.data import EOS, UNK, Vocabulary
 from drill.encoders.base import State
-from drill.evaluation.line_start import line_start, repeated
+from drill.evaluation.kept_start import kept_start
+from drill.evaluation.line_start import repeated
 from drill.evaluation.perplexity import evaluating
 from drill.evaluation.scoring import Scored, check_vocabulary, score, unknown_words
 from drill.evaluation.stalls import refuse_stall
@@ -45,6 +47,7 @@ def generate(
     seed: int | None = None,
     samples: int = 1,
     allow_unknown: bool = False,
+    start_file: Path | str | None = None,
 ) -> Iterator[str]:
     """A text that goes on after ``prompt``, piece by piece as it is drawn; the pieces join to it.
 
@@ -60,6 +63,7 @@ def generate(
     seed           the same text again; sample i has random numbers of its own
     samples        texts, drawn together; BETWEEN_SAMPLES stands between them
     allow_unknown  whether ``<unk>`` may be drawn
+    start_file     keeps where lines begin for the next process; see ``kept_start``
 
     Words of the prompt that are not in the vocabulary are read as ``<unk>``, and ``unknown_words``
     tells which; DataError where there is none.
@@ -97,7 +101,7 @@ def generate(
             return int(scores.argmax())
         return chosen(kept(scores, temperature, top_k, top_p), die.random())
 
-    return _pieces(model, vocabulary, read, tokens, draw, dice)
+    return _pieces(model, vocabulary, read, tokens, draw, dice, start_file)
 
 
 def _pieces(
@@ -107,6 +111,7 @@ def _pieces(
     tokens: int,
     draw: Callable[[NDArray[np.float64], np.random.Generator], int],
     dice: list[np.random.Generator],
+    start_file: Path | str | None,
 ) -> Iterator[str]:
     """The first sample as it is drawn, the others after it."""
     device = next(model.parameters()).device
@@ -115,7 +120,7 @@ def _pieces(
     ids = torch.tensor(read)[:, None].expand(-1, len(dice))  # then one row at a time
     with ExitStack() as held:  # of a private copy: between two pieces the model is the caller's
         log_probs = _scorer(model.layer, held)
-        start = line_start("generate", model, vocabulary.ids[EOS], log_probs)
+        start = kept_start("generate", model, vocabulary.ids[EOS], start_file)
         state = repeated(start, len(dice))
         for _ in range(tokens):
             scores, state = _next_scores(model, log_probs, ids.to(device), state)

@@ -55,6 +55,7 @@ class RunFolder:
         self.best = self.path / "best.safetensors"
         self.averaged = self.path / "averaged.safetensors"
         self.last = self.path / "last" / "checkpoint.safetensors"
+        self.line_start = self.path / "line_start.safetensors"  # safe to delete
         self._tensorboard: Any = None
 
     @contextmanager
@@ -87,6 +88,7 @@ class RunFolder:
                 self.averaged,
                 self.last,
                 self.recent("*"),
+                self.line_start,
             ):
                 remove_parts(path)
             try:

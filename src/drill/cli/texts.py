@@ -59,6 +59,7 @@ def generate(
             seed=seed,
             samples=samples,
             allow_unknown=unknown,
+            start_file=held.folder.line_start,
         )
         strange = unknown_words(held.vocabulary, prompt)
         if strange:
@@ -105,7 +106,10 @@ def score(
         if header:
             typer.echo("\t".join(COLUMNS))
         count = 0
-        for each in scored(held.model, held.vocabulary, texts, lines_per_block=block):
+        kept = held.folder.line_start
+        for each in scored(
+            held.model, held.vocabulary, texts, lines_per_block=block, start_file=kept
+        ):
             count += 1
             typer.echo(_as_json(each, words) if as_json else _as_text(each, words))
             if waited and each.unknown:

@@ -11,8 +11,6 @@ and 5.36 from the zero state, 4.63 and 4.62 from this one, 4.23 and 4.32 after t
 never seen one is led astray: 7.57 where the zero state has 2.11 and this one 0.00.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -31,17 +29,11 @@ LONGEST = 64
 
 
 @torch.no_grad()
-def line_start(
-    name: str,
-    model: LanguageModel,
-    end: int,
-    log_probs: Callable[[Tensor], Tensor] | None = None,
-) -> State:
+def line_start(name: str, model: LanguageModel, end: int) -> State:
     """The state, of a batch of 1, after which a line's first ``<eos>``, the id ``end``, is read.
 
     The dice are always the same, so on one machine a model always begins in the same state.
-    ``log_probs``, hidden (B, d_h) -> (B, V), spares encoding the labels again. NaN raises
-    FloatingPointError in the name of ``name``.
+    NaN raises FloatingPointError in the name of ``name``. ``kept_start`` makes it once.
     """
     device = next(model.parameters()).device
     dice = np.random.default_rng(0).random((LONGEST, LINES))
@@ -52,7 +44,7 @@ def line_start(
         for thrown in dice:
             encoded = model.encoder(read, state)
             state = _where(writing.to(device), encoded.state, state)
-            found = (log_probs or model.layer.log_probs)(encoded.output[-1])
+            found = model.layer.log_probs(encoded.output[-1])
             drawn = _drawn(name, found.double().exp().cpu(), torch.from_numpy(thrown))
             writing &= drawn != end
             if not writing.any():

@@ -9,6 +9,7 @@ of ``line_start``, so that no line depends on those around it.
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -16,7 +17,8 @@ from torch import Tensor
 
 from drill.data import EOS, UNK, DataError, Vocabulary
 from drill.encoders.base import State
-from drill.evaluation.line_start import line_start, repeated
+from drill.evaluation.kept_start import kept_start
+from drill.evaluation.line_start import repeated
 from drill.evaluation.perplexity import evaluating
 from drill.evaluation.stalls import refuse_stall
 from drill.models import LanguageModel
@@ -71,13 +73,15 @@ def score(
     lines: Iterable[str],
     *,
     lines_per_block: int = 1024,
+    start_file: Path | str | None = None,
 ) -> Iterator[Scored]:
     """Each line with its probability, in the order of the lines.
 
     Lines are read ``lines_per_block`` at a time, fewer where they are long, and those of similar
     length go through the model together, which changes the result by rounding only. 1 answers line
-    by line. The state in which lines begin is found with the first block. Words that are not in the
-    vocabulary are read as ``<unk>``; DataError where there is none.
+    by line. The state in which lines begin is found with the first block; ``start_file`` keeps it
+    for the next process, see ``kept_start``. Words that are not in the vocabulary are read as
+    ``<unk>``; DataError where there is none.
     """
     check_vocabulary("score", model, vocabulary)
     if isinstance(lines_per_block, bool) or lines_per_block < 1:
@@ -86,7 +90,7 @@ def score(
         )
     if isinstance(lines, str):
         raise TypeError("score: give lines, not one string; pass [text]")
-    return _scored(model, vocabulary, lines, lines_per_block)
+    return _scored(model, vocabulary, lines, lines_per_block, start_file)
 
 
 def unknown_words(vocabulary: Vocabulary, text: str) -> list[str]:
@@ -109,12 +113,16 @@ class Line(NamedTuple):
 
 
 def _scored(
-    model: LanguageModel, vocabulary: Vocabulary, lines: Iterable[str], lines_per_block: int
+    model: LanguageModel,
+    vocabulary: Vocabulary,
+    lines: Iterable[str],
+    lines_per_block: int,
+    start_file: Path | str | None,
 ) -> Iterator[Scored]:
     start: State | None = None
     for block in _blocks(vocabulary, lines, lines_per_block):
         if start is None:
-            start = _start(model, vocabulary)
+            start = kept_start("score", model, vocabulary.ids[EOS], start_file)
         # All of a block before the first is handed out: in between, the model is the caller's.
         for line, found in zip(block, _log_probs(model, block, start), strict=True):
             if any(map(math.isnan, found)):
@@ -124,11 +132,6 @@ def _scored(
                     "its weights"
                 )
             yield Scored(line.text, found, tuple(unknown_words(vocabulary, line.text)))
-
-
-def _start(model: LanguageModel, vocabulary: Vocabulary) -> State:
-    with evaluating(model), model.layer.cached_labels():
-        return line_start("score", model, vocabulary.ids[EOS])
 
 
 def _blocks(
