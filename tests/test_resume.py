@@ -12,9 +12,11 @@ import torch
 from drill.checkpoint import CheckpointError
 from drill.data import Ids
 from drill.graphs import Graphs
+from drill.optim import RULES
 from drill.run_folder import RunFolder, RunFolderError
 from tests.tiny_runs import (
     V,
+    after,
     all_of,
     interrupted_after,
     interrupted_replays,
@@ -189,6 +191,22 @@ def test_the_time_of_a_run_never_falls_when_it_goes_on_after_its_test(tmp_path):
         assert [row["elapsed"] >= tested for row in RunFolder(tmp_path).rows()[-2:]] == [True] * 2
         assert outcome.elapsed >= tested
     assert RunFolder(tmp_path).last_numbers()["test_seconds"] >= 1900.0
+
+
+def test_nor_does_it_fall_when_that_life_is_killed_before_it_has_saved(tmp_path):
+    class Killed(BaseException):
+        pass
+
+    def die() -> None:
+        raise Killed
+
+    small_run(tmp_path, epochs=1, rule="sgd")
+    with_a_test_at(tmp_path, 1000.0)
+    with pytest.raises(Killed):
+        small_run(tmp_path, epochs=2, rule=after(1, RULES["sgd"](), die))
+    outcome = small_run(tmp_path, epochs=2, rule="sgd")
+    assert outcome.elapsed >= 1000.0
+    assert RunFolder(tmp_path).last_numbers()["test_seconds"] >= 900.0
 
 
 def test_fewer_epochs_end_at_once(tmp_path):

@@ -403,6 +403,20 @@ def test_the_time_of_a_run_never_falls_when_it_goes_on_after_its_test(tmp_path):
         assert held[-2]["step"] == updates + 2  # what was tested does not count for the limit
 
 
+def test_nor_does_it_fall_when_that_life_is_killed_before_it_has_saved(tmp_path):
+    class Killed(BaseException):
+        pass
+
+    def die() -> None:
+        raise Killed
+
+    small_training(tmp_path, updates=2)
+    with_a_test_at(tmp_path, 1000.0)
+    with pytest.raises(Killed):
+        small_training(tmp_path, updates=4, rule=after(1, small_rule(), die))
+    assert small_training(tmp_path, updates=4).elapsed >= 1000.0
+
+
 def test_a_schedule_follows_the_limit_that_comes_first(tmp_path):
     rule = AdamW(0.01, schedule="cosine", warmup=0.1)
     small_training(tmp_path, rule=rule, epochs=1000, updates=20, validate_every=10)

@@ -143,10 +143,11 @@ def fitting(folder: RunFolder) -> Iterator[None]:
         ) from None
 
 
-def cut_metrics(at: Standing, folder: RunFolder, world: World) -> None:
+def cut_metrics(at: Standing, folder: RunFolder, world: World) -> bool:
     """What was appended after the checkpoint is about to happen again.
 
-    The line of a test goes too, but not the time it took: nobody sees the run's time fall.
+    The line of a test goes too, but not the time it took: nobody sees the run's time fall. True
+    where it is of a test: then save at once, or a run that is killed soon forgets it.
     """
     tested = folder.test_row() if world.first else None
     spent = 0.0 if tested is None else max(0.0, tested["elapsed"] - at.elapsed)
@@ -155,6 +156,7 @@ def cut_metrics(at: Standing, folder: RunFolder, world: World) -> None:
     at.test_seconds += spent
     if world.first:
         folder.cut_metrics(at.metrics_size)
+    return spent > 0.0
 
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -130,7 +130,8 @@ def train(
     tested = folder.test_row() if resumed and at.over(limits) else None
     if tested is not None:  # the run has ended: nothing is measured again, and nothing written
         return _kept(at, tested, test_columns, limits)
-    cut_metrics(at, folder, world)
+    if cut_metrics(at, folder, world):
+        save(at, model, rule, folder, world)
     if not resumed and world.rank > 0:
         torch.manual_seed(seed + world.rank)  # every process drops other things
     trained = wrapped(model, world)

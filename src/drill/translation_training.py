@@ -156,7 +156,8 @@ def train_translator(
     if ended is not None:  # nothing is measured again, and nothing written
         return _kept(at, ended, data, limits)
     _refuse_to_train_nothing(at, limits, folder)
-    cut_metrics(at, folder, world)
+    if cut_metrics(at, folder, world):
+        save(at, model, rule, folder, world)
     if not resumed and world.rank > 0:
         torch.manual_seed(seed + world.rank)  # every process drops other things
     if compile:
