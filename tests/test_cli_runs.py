@@ -875,13 +875,11 @@ def test_bands_hold_words_and_each_text_has_its_own(drill, place):
     found = Compared()
     for name in ("tiny", "odd-1", "odd-2"):
         found.add(name, load_run(f"runs/{name}", device="cpu"))
-    assert found.left_out == ["<eos>", "<unk>"]
-    run = load_run("runs/odd-1", device="cpu")
-    targets = found._targets(run).tolist()
-    words = [each for each in targets if run.vocabulary.words[each] not in found.left_out]
-    assert run.vocabulary.ids["<unk>"] in targets
-    assert sum(band.tokens for band in found.bands["odd-1"]) == len(words)
-    assert list(found.changes()) == ["odd-2"]
+    tiny, odd = found.texts()
+    assert (tiny.models, odd.models) == (["tiny"], ["odd-1", "odd-2"])
+    assert odd.left_out == ("<eos>", "<unk>")
+    assert sum(band.tokens for band in odd.losses["odd-1"]) == 150 - 20  # columns predict no first
+    assert list(odd.changes) == ["odd-2"]
     assert (
         drill("report", "runs/tiny", "runs/odd-1", "runs/odd-2", "--bands", "-o", "t.html")[0] == 0
     )
@@ -1046,7 +1044,8 @@ def test_the_demo_compares_two_runs(drill, place, tiny_demo):
     tied = load_run("demo/demo-tied.toml", device="cpu")
     compared = Compared(tiny_demo.EDGES)
     compared.add("tied", tied)
-    assert band[-3] == f"{compared.bands['tied'][4].mean_loss:.3f}"
+    (text,) = compared.texts()
+    assert band[-3] == f"{text.losses['tied'][4].mean_loss:.3f}"
     assert "Rare and frequent words" in (place / "demo.html").read_text()
     assert str(Path("demo.html")) in out
     again = drill("demo", "--runs", "demo", "-o", "demo.html", "--epochs", "1")[2]

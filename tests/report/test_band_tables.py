@@ -6,7 +6,13 @@ import pytest
 
 from drill.analysis.frequency import Band, BandChange
 from drill.analysis.word_accuracy import AccuracyBand
-from drill.report.band_tables import accuracy_table, bands_table, by_text, changes_table
+from drill.report.band_tables import (
+    TextBands,
+    accuracy_table,
+    bands_table,
+    by_references,
+    changes_table,
+)
 from drill.report.runs import ReportError
 
 BANDS = [Band(0, 1, 0, 0, 0.0), Band(1, 50, 2, 4, 20.0), Band(50, None, 3, 100, 300.0)]
@@ -14,7 +20,7 @@ OTHER = [Band(0, 1, 0, 0, 0.0), Band(1, 50, 2, 4, 22.0), Band(50, None, 3, 100, 
 
 
 def test_bands_beside_one_another_with_the_change_over_tokens():
-    table = bands_table({"drill": BANDS, "tied": OTHER})
+    table = bands_table(TextBands({"drill": BANDS, "tied": OTHER}))
     assert [column.heading for column in table.columns] == [
         "training count", "types", "tokens", "drill", "tied", "tied, %",
     ]  # fmt: skip
@@ -27,29 +33,26 @@ def test_bands_beside_one_another_with_the_change_over_tokens():
 
 
 def test_the_tables_say_which_words_they_leave_out():
-    said = bands_table({"drill": BANDS}, left_out=["<eos>"]).notes
-    assert "Without <eos>, in the row of all too." in said
     changes = {"tied": [BandChange(1, 50, 2, 4, 10.0, 10.0)]}
-    assert "Without <eos>." in changes_table(changes, left_out=["<eos>"]).notes
-    assert not any("Without" in note for note in bands_table({"drill": BANDS}).notes)
+    text = TextBands({"drill": BANDS}, changes, left_out=["<eos>"])
+    assert "Without <eos>, in the row of all too." in bands_table(text).notes
+    assert "Without <eos>." in changes_table(text).notes
+    assert not any("Without" in note for note in bands_table(TextBands({"drill": BANDS})).notes)
 
 
 def test_models_that_read_other_words_have_a_table_of_their_own():
     other = [Band(0, 1, 0, 0, 0.0), Band(1, 50, 2, 5, 22.0), Band(50, None, 3, 100, 297.0)]
-    change = [BandChange(b.low, b.high, b.types, b.tokens, 0.0, 0.0) for b in BANDS]
-    texts = by_text({"drill": BANDS, "far": other, "tied": OTHER}, {"tied": change})
-    assert texts == [({"drill": BANDS, "tied": OTHER}, {"tied": change}), ({"far": other}, {})]
-    assert by_text({}, {}) == []
-    with pytest.raises(ReportError, match="tied read other tokens than drill; give every text a"):
-        bands_table({"drill": BANDS, "tied": other})
+    with pytest.raises(ReportError, match="tied read other tokens than drill; give each text its"):
+        bands_table(TextBands({"drill": BANDS, "tied": other}))
+    with pytest.raises(ReportError, match="a text has no model"):
+        TextBands({})
 
 
 def test_a_model_with_other_bands_is_refused():
     with pytest.raises(
         ReportError, match="tied has bands that start at 0, 1 and drill at 0, 1, 50"
     ):
-        bands_table({"drill": BANDS, "tied": BANDS[:2]})
-    assert bands_table({}).rows == []
+        bands_table(TextBands({"drill": BANDS, "tied": BANDS[:2]}))
 
 
 def test_changes_both_ways():
@@ -58,7 +61,8 @@ def test_changes_both_ways():
         BandChange(1, 50, 4116, 9000, 17.55, 2.29),
         BandChange(50, None, 861, 7000, -0.004, math.inf),
     ]
-    table = changes_table({"tied": changes})
+    table = changes_table(TextBands({"drill": BANDS}, {"tied": changes}))
+    assert table.notes[0].startswith("How much more is lost than by drill: ")
     assert [column.heading for column in table.columns] == [
         "training count", "types", "tokens", "tied by types, %", "tied by tokens, %",
     ]  # fmt: skip
@@ -97,6 +101,15 @@ def test_accuracy_says_what_its_bands_hold_and_count(unit):
     (note,) = accuracy_table({"tied": ACCURACY}, of=unit).notes
     assert note.startswith(f"Target {unit}s found again")
     assert f"by how often a {unit} occurs in the target side of the training text" in note
+
+
+def test_translators_of_other_references_have_a_table_of_their_own():
+    other = [ACCURACY[0], AccuracyBand(1, 5, 2, 5, 4, 1)]
+    assert by_references({"tied": ACCURACY, "far": other, "drill": BETTER}) == [
+        {"tied": ACCURACY, "drill": BETTER},
+        {"far": other},
+    ]
+    assert by_references({}) == []
 
 
 def test_accuracy_against_other_references_or_bands_is_refused():

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 
@@ -10,7 +11,16 @@ import numpy as np
 import pytest
 
 from drill.analysis.frequency import Band, compare_bands, frequency_bands
-from drill.report import LedgerError, ReportError, RunError, markdown, record, write_report
+from drill.analysis.word_accuracy import AccuracyBand
+from drill.report import (
+    LedgerError,
+    ReportError,
+    RunError,
+    TextBands,
+    markdown,
+    record,
+    write_report,
+)
 from drill.report.figures import best_so_far, looks
 from drill.report.plot import COLOURS, DASHES
 from drill.report.runs import read_run, read_runs
@@ -105,7 +115,7 @@ def words():
     base = generator.exponential(4.0, 500)
     bands = {name: frequency_bands(base * f, targets, counts) for name, f in losses.items()}
     changes = {"tied": compare_bands(base, base * 1.1, targets, counts)}
-    return {"bands": bands, "changes": changes}
+    return TextBands(bands, changes)
 
 
 # -- what is on it --------------------------------------------------------------------------------
@@ -116,7 +126,7 @@ def test_a_page_says_what_the_runs_say(tmp_path, runs, words):
     record(runs[0], ledger, "the baseline", now=NOW)
     samples = {"tied": ["the lamp is lit\nthe boat is late"]}
     text, page = written(
-        tmp_path, runs, ledgers=[ledger], samples=samples, title="Three runs", **words
+        tmp_path, runs, ledgers=[ledger], samples=samples, title="Three runs", texts=[words]
     )
     headings = [said for tag, said in page.said if tag == "h2"]
     assert headings == [
@@ -141,9 +151,28 @@ def test_a_page_says_what_the_runs_say(tmp_path, runs, words):
 
 
 def test_a_page_says_which_words_its_bands_leave_out(tmp_path, runs, words):
-    assert "Without" not in written(tmp_path, runs, **words)[1].text
-    _, page = written(tmp_path, runs, left_out=["<eos>"], **words)
+    assert "Without" not in written(tmp_path, runs, texts=[words])[1].text
+    words = replace(words, left_out=["<eos>"])
+    _, page = written(tmp_path, runs, texts=[words])
     assert page.text.count("Without <eos>") == 2
+
+
+def test_every_text_says_what_it_leaves_out_and_what_is_held_against_what(tmp_path, runs, words):
+    """Also where two texts have equally many words in every band."""
+    other = TextBands({"drill-2": words.losses["tied"]}, left_out=["<eos>", "<unk>"])
+    text, page = written(tmp_path, runs, texts=[replace(words, left_out=["<eos>"]), other])
+    section = text.split('<section id="bands"')[1].split("</section>")[0]
+    assert section.count(">Loss by training count<") == 2
+    assert "Loss against tied" in page.text
+    assert page.text.count("Without <eos> and <unk>") == 1
+
+
+def test_translators_of_different_texts_share_a_page(tmp_path, runs):
+    far = [AccuracyBand(1, None, 2, 5, 4, 1)]
+    accuracy = {"word": {"tied": [AccuracyBand(1, None, 2, 4, 4, 1)], "drill-1": far}}
+    _, page = written(tmp_path, runs, accuracy=accuracy)
+    assert "Words that translators get right (ptb: tied)" in page.text
+    assert "Words that translators get right (ptb: drill-1)" in page.text
 
 
 def test_one_epoch_gives_no_time_to_a_perplexity(tmp_path, runs):
@@ -161,7 +190,7 @@ def test_one_epoch_gives_no_time_to_a_perplexity(tmp_path, runs):
 
 
 def test_a_page_needs_nothing_from_elsewhere(tmp_path, runs, words):
-    text, page = written(tmp_path, runs, **words)
+    text, page = written(tmp_path, runs, texts=[words])
     tags = {tag for tag, _ in page.elements}
     assert tags.isdisjoint({"script", "link", "img", "iframe", "object", "embed", "base", "form"})
     assert "url(" not in text
@@ -173,7 +202,7 @@ def test_a_page_needs_nothing_from_elsewhere(tmp_path, runs, words):
 
 
 def test_a_page_can_be_read_without_seeing_it(tmp_path, runs, words):
-    text, page = written(tmp_path, runs, **words)
+    text, page = written(tmp_path, runs, texts=[words])
     assert page.all("html") == [{"lang": "en"}]
     assert len(page.all("h1")) == len(page.all("main")) == 1
     for svg in plots(text):
@@ -187,9 +216,9 @@ def test_a_page_can_be_read_without_seeing_it(tmp_path, runs, words):
 
 
 def test_the_same_input_gives_the_same_bytes(tmp_path, runs, words):
-    first = write_report(runs, tmp_path / "a.html", now=NOW, **words).read_bytes()
-    assert write_report(runs, tmp_path / "b.html", now=NOW, **words).read_bytes() == first
-    other = write_report(runs, tmp_path / "b.html", now=NOW.replace(minute=31), **words)
+    first = write_report(runs, tmp_path / "a.html", now=NOW, texts=[words]).read_bytes()
+    assert write_report(runs, tmp_path / "b.html", now=NOW, texts=[words]).read_bytes() == first
+    other = write_report(runs, tmp_path / "b.html", now=NOW.replace(minute=31), texts=[words])
     assert other.read_bytes() != first
 
 
@@ -208,8 +237,7 @@ def test_every_text_has_its_own_bands(tmp_path, runs, words):
     recipe = other / "recipe.toml"
     recipe.write_text(recipe.read_text().replace('"ptb"', '"wikitext-2"'))
     far = frequency_bands([2.0, 3.0], [0, 1], [4, 60])
-    words["bands"]["wt2"] = far
-    text, page = written(tmp_path, [*runs, other], **words)
+    text, page = written(tmp_path, [*runs, other], texts=[words, TextBands({"wt2": far})])
     section = text.split('<section id="bands"')[1].split("</section>")[0]
     headings = [said for tag, said in page.said if tag == "h3"]
     assert headings[-2:] == ["ptb: tied, drill-1, elsewhere", "wikitext-2: wt2"]
@@ -315,9 +343,9 @@ def test_hostile_words_stay_words(tmp_path, text):
         (run / "recipe.toml").write_text(recipe, encoding="utf-8")
     ledger = tmp_path / "runs.jsonl"
     record(run, ledger, "note" if "\ud800" in text else text)
-    bands = {text: [Band(1, None, 1, 10, 20.0)]}
+    texts = [TextBands({text: [Band(1, None, 1, 10, 20.0)]})]
     page_text, page = written(
-        tmp_path, [run], ledgers=[ledger], bands=bands, samples={text: [text]}, title=text
+        tmp_path, [run], ledgers=[ledger], texts=texts, samples={text: [text]}, title=text
     )
     plain, plain_page = written(tmp_path, [write_run(tmp_path / "plain", valid=[90.0, 80.0])])
     allowed = {tag for tag, _ in plain_page.elements} | {"rect", "tspan", "blockquote", "h3"}
@@ -353,7 +381,7 @@ def test_what_cannot_be_read_or_written_is_named(tmp_path, runs):
         write_report(runs, tmp_path / "folder")
     bands = {"a": [Band(1, None, 1, 1, 1.0)], "b": [Band(50, None, 1, 1, 1.0)]}
     with pytest.raises(ReportError, match="bands: b has bands that start at 50 and a at 1"):
-        write_report(runs, tmp_path / "page.html", bands=bands)
+        write_report(runs, tmp_path / "page.html", texts=[TextBands(bands)])
 
 
 def test_the_time_needs_its_zone(tmp_path):

@@ -88,7 +88,8 @@ def frequency_bands(
     losses   (N,) -log p of each target, as ``token_losses`` gives them
     targets  (N,) ids of the words that were predicted
     counts   (V,) occurrences in the training text: ``Vocabulary.counts``
-    exclude  ids left out, such as ``[vocabulary.ids["<eos>"], vocabulary.ids["<unk>"]]``
+    exclude  ids left out: that of ``<eos>``, and that of ``<unk>`` unless the corpus itself has it
+             as a word, as Penn Treebank; the paper's figure leaves out ``<eos>`` alone
     """
     where = "frequency_bands"
     words = _Words.of(where, losses, targets, counts, exclude)

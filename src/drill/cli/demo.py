@@ -17,7 +17,7 @@ from drill.cli.compared import Compared
 from drill.cli.display import TrainingDisplay, console, note, warn_of_a_crowd
 from drill.config import Settings, recipe
 from drill.progress_lines import duration
-from drill.report.page import write_report
+from drill.report import TextBands, write_report
 
 RECIPES = ("demo-tied", "demo-drill")
 EDGES = (1, 10, 50, 250, 1000)  # training counts; the corpus is a tenth of the paper's larger one
@@ -60,16 +60,15 @@ def demo(
     for name, run in trained.items():
         found.add(name, run, samples=len(PROMPTS))
     shown.print(f"\n{_terms(trained[RECIPES[1]].settings)}\n")
-    shown.print(_comparison(trained, found))
+    (text,) = found.texts()
+    shown.print(_comparison(trained, text))
     shown.print(f"\nWhat {RECIPES[1]} writes:")
-    for text in found.samples[RECIPES[1]]:
-        shown.print(f"  {text}", soft_wrap=True)
+    for sample in found.samples[RECIPES[1]]:
+        shown.print(f"  {sample}", soft_wrap=True)
     page = write_report(
         [runs / name for name in RECIPES],
         out,
-        bands=found.bands,
-        changes=found.changes(),
-        left_out=found.left_out,
+        texts=[text],
         samples=found.samples,
         title="drill demo: tied weights and the deep residual layer",
     )
@@ -104,7 +103,7 @@ def _terms(settings: Settings) -> str:
     )
 
 
-def _comparison(trained: dict[str, Run], found: Compared) -> Table:
+def _comparison(trained: dict[str, Run], text: TextBands) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("on the test books", no_wrap=True)
     for name in trained:
@@ -116,16 +115,16 @@ def _comparison(trained: dict[str, Run], found: Compared) -> Table:
         table.add_row(label, *(f"{value:{shape}}" for value in values), change)
 
     tests = [float(run.folder.rows()[-1]["test_perplexity"]) for run in trained.values()]
-    add(f"perplexity, {' and '.join(found.left_out)} too", tests, ",.1f")
+    add(f"perplexity, {' and '.join(text.left_out)} too", tests, ",.1f")
     sums = [
-        (sum(b.loss for b in bands), sum(b.tokens for b in bands)) for bands in found.bands.values()
+        (sum(b.loss for b in bands), sum(b.tokens for b in bands)) for bands in text.losses.values()
     ]
     table.add_section()
     add(f"loss on words ({sums[0][1]:,} tokens)", [loss / count for loss, count in sums], ".3f")
-    for i, band in enumerate(found.bands[RECIPES[0]]):
+    for i, band in enumerate(text.losses[RECIPES[0]]):
         if band.tokens:
             label = f"seen {band.label} times" if band.low else "never seen"
-            values = [each[i].mean_loss for each in found.bands.values()]
+            values = [each[i].mean_loss for each in text.losses.values()]
             add(f"  {label} ({band.tokens:,} tokens)", values, ".3f")
     table.add_section()
     add("parameters", [run.model.parameter_count() for run in trained.values()], ",")

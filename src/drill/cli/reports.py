@@ -61,8 +61,8 @@ def report(
     """Write one self-contained page about runs and ledgers.
 
     Tables, curves, settings. With --bands also the loss on rare and frequent words, of each run
-    and against the first one: the test text is read again. Of translators which words are right in
-    the translations that are kept in their folders.
+    and against the first of the same text: the test text is read again. Of translators which words
+    are right in the translations that are kept in their folders.
     """
     folders = _without_others(runs or [])
     if not folders and not ledger:
@@ -76,7 +76,12 @@ def report(
         names = distinct_names(folders)
         for folder in folders:
             note_(f"reading {folder}")
-            if task_of(folder) == TRANSLATION and not samples:
+            if task_of(folder) == TRANSLATION:
+                if samples:
+                    raise SettingsError(
+                        f"--samples: {folder} holds a translator, which writes nothing of itself; "
+                        "leave out that folder, or --samples"
+                    )
                 refuse_unready(folder, "--bands of", scores=False)
                 run = load_translation(folder, device=device)
                 for kind, each in kept_bands(run, "test").items():
@@ -88,9 +93,7 @@ def report(
         folders,
         out,
         ledgers=ledger or [],
-        bands=found.bands,
-        changes=found.changes(),
-        left_out=found.left_out,
+        texts=found.texts(),
         accuracy=accuracy,
         samples=found.samples,
         title=title,

@@ -1,5 +1,6 @@
 """Run folders and ledgers -> tables, plots and one page."""
 
+from drill.report.band_tables import TextBands
 from drill.report.ledger import LedgerError, Row, read, record
 from drill.report.page import markdown, write_report
 from drill.report.paper import PAPER
@@ -12,6 +13,7 @@ __all__ = [
     "Row",
     "RunError",
     "RunSummary",
+    "TextBands",
     "markdown",
     "read",
     "read_run",

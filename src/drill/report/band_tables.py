@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
 
 from drill.analysis.frequency import Band, BandChange
 from drill.analysis.word_accuracy import AccuracyBand
@@ -12,38 +12,42 @@ from drill.report.runs import ReportError
 from drill.report.tables import columns
 
 
-def by_text(
-    bands: Mapping[str, Sequence[Band]], changes: Mapping[str, Sequence[BandChange]]
-) -> list[tuple[dict[str, Sequence[Band]], dict[str, Sequence[BandChange]]]]:
-    """The bands and the changes of each text: a table counts the types and tokens of one.
+@dataclass(frozen=True)
+class TextBands:
+    """Models that have read one text with one vocabulary; only such models compare.
 
-    Models have read the same text where all their bands hold equally many types and tokens.
+    losses    of each model, from ``frequency_bands``
+    changes   of others against the first of them, from ``compare_bands``
+    left_out  words that no band holds, such as ``<eos>``
     """
-    _same_bands(list(bands.items()))
-    texts: dict[Any, tuple[dict[str, Sequence[Band]], dict[str, Sequence[BandChange]]]] = {}
-    for name, each in bands.items():
-        texts.setdefault(_tokens(each), ({}, {}))[0][name] = each
-    for name, change in changes.items():
-        texts.setdefault(_tokens(change), ({}, {}))[1][name] = change
-    return list(texts.values())
+
+    losses: Mapping[str, Sequence[Band]]
+    changes: Mapping[str, Sequence[BandChange]] = field(default_factory=dict)
+    left_out: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if not self.losses:
+            raise ReportError("bands: a text has no model; give the losses of at least one")
+
+    @property
+    def models(self) -> list[str]:
+        return list(dict.fromkeys([*self.losses, *self.changes]))
 
 
-def bands_table(bands: Mapping[str, Sequence[Band]], left_out: Sequence[str] = ()) -> Table:
+def bands_table(text: TextBands) -> Table:
     """Mean loss of each model in each band, and how much more than the first model it loses.
 
-    ``left_out`` are the words that no band holds: the table says so, since its last row is then
-    not the loss of the whole text.
+    The table says which words are left out: its last row is then not the loss of the whole text.
     """
+    bands = text.losses
     models = list(bands.items())
-    if not models:
-        return Table.of(columns(["training count"]), [])
     base, first = models[0]
     _same_bands(models)
     compared = [name for name, _ in models[1:]]
     for name, each in models[1:]:
         if _tokens(each) != _tokens(first):
             raise ReportError(
-                f"bands: {name} read other tokens than {base}; give every text a table of its own"
+                f"bands: {name} read other tokens than {base}; give each text its own TextBands"
             )
     names = ["training count", "types", "tokens", *bands, *(f"{name}, %" for name in compared)]
     lines = [(first[n].label, {name: each[n] for name, each in models}) for n in range(len(first))]
@@ -65,32 +69,44 @@ def bands_table(bands: Mapping[str, Sequence[Band]], left_out: Sequence[str] = (
     notes = ["Mean loss in nats per token, by how often a word occurs in the training text."]
     if compared:
         notes = [f"{notes[0]} % is how much more is lost than by {base}, over tokens."]
-    if left_out:
-        notes.append(f"Without {' and '.join(left_out)}, in the row of all too.")
+    if text.left_out:
+        notes.append(f"Without {' and '.join(text.left_out)}, in the row of all too.")
     return Table.of(columns(names), rows, notes)
 
 
-def changes_table(
-    changes: Mapping[str, Sequence[BandChange]], left_out: Sequence[str] = ()
-) -> Table:
-    """How much more each model loses than the one it was compared with, both ways."""
+def changes_table(text: TextBands) -> Table:
+    """How much more each model loses than the first one, both ways."""
+    base = next(iter(text.losses))
     names = ["training count", "types", "tokens"]
-    for name in changes:
+    for name in text.changes:
         names += [f"{name} by types, %", f"{name} by tokens, %"]
     rows = []
-    for line in zip(*changes.values(), strict=True):
+    for line in zip(*text.changes.values(), strict=True):
         if line[0].tokens:
             row = [line[0].label, numbers.count(line[0].types), numbers.count(line[0].tokens)]
             for each in line:
                 row += [numbers.change(each.by_types, 2), numbers.change(each.by_tokens, 2)]
             rows.append(row)
-    note = "By types every word weighs the same, by tokens every occurrence; + loses more."
-    left = [f"Without {' and '.join(left_out)}."] if left_out else []
+    note = (
+        f"How much more is lost than by {base}: by types every word weighs the same, by tokens "
+        "every occurrence."
+    )
+    left = [f"Without {' and '.join(text.left_out)}."] if text.left_out else []
     return Table.of(columns(names), rows, [note, *left])
 
 
-def _starts(bands: Sequence[Band] | Sequence[AccuracyBand]) -> str:
-    return ", ".join(str(band.low) for band in bands)
+def by_references(
+    bands: Mapping[str, Sequence[AccuracyBand]],
+) -> list[dict[str, Sequence[AccuracyBand]]]:
+    """Translators that were held against the same references together, in their order.
+
+    They were where all their bands want equally many types and words.
+    """
+    _same_bands(list(bands.items()))
+    texts: dict[tuple[tuple[int, int], ...], dict[str, Sequence[AccuracyBand]]] = {}
+    for name, each in bands.items():
+        texts.setdefault(_wanted(each), {})[name] = each
+    return list(texts.values())
 
 
 def accuracy_table(bands: Mapping[str, Sequence[AccuracyBand]], of: str = "word") -> Table:
@@ -136,6 +152,10 @@ def accuracy_table(bands: Mapping[str, Sequence[AccuracyBand]], of: str = "word"
     return Table.of(columns(names), rows, [note])
 
 
+def _starts(bands: Sequence[Band] | Sequence[AccuracyBand]) -> str:
+    return ", ".join(str(band.low) for band in bands)
+
+
 def _same_bands(models: Sequence[tuple[str, Sequence[Band] | Sequence[AccuracyBand]]]) -> None:
     if not models:
         return
@@ -148,8 +168,8 @@ def _same_bands(models: Sequence[tuple[str, Sequence[Band] | Sequence[AccuracyBa
             )
 
 
-def _wanted(bands: Sequence[AccuracyBand]) -> list[tuple[int, int]]:
-    return [(band.types, band.wanted) for band in bands]
+def _wanted(bands: Sequence[AccuracyBand]) -> tuple[tuple[int, int], ...]:
+    return tuple((band.types, band.wanted) for band in bands)
 
 
 def _pooled(bands: Sequence[AccuracyBand]) -> AccuracyBand:
@@ -161,7 +181,7 @@ def _share(value: float) -> str:
     return numbers.NOTHING if math.isnan(value) else f"{100 * value:.2f}"
 
 
-def _tokens(bands: Sequence[Band] | Sequence[BandChange]) -> tuple[tuple[int, int], ...]:
+def _tokens(bands: Sequence[Band]) -> tuple[tuple[int, int], ...]:
     return tuple((band.types, band.tokens) for band in bands)
 
 

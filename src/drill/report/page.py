@@ -6,10 +6,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from drill.analysis.frequency import Band, BandChange
 from drill.analysis.word_accuracy import AccuracyBand
 from drill.data.files import write_whole
 from drill.report import ledger
+from drill.report.band_tables import TextBands
 from drill.report.figures import looks
 from drill.report.markup import escape, markdown_text
 from drill.report.runs import ReportError, RunSummary, read_runs
@@ -35,9 +35,7 @@ def write_report(
     out: Path | str,
     *,
     ledgers: Sequence[Path | str] = (),
-    bands: Mapping[str, Sequence[Band]] | None = None,
-    changes: Mapping[str, Sequence[BandChange]] | None = None,
-    left_out: Sequence[str] = (),
+    texts: Sequence[TextBands] = (),
     accuracy: Mapping[str, Mapping[str, Sequence[AccuracyBand]]] | None = None,
     samples: Mapping[str, Sequence[str]] | None = None,
     title: str = "Runs",
@@ -45,14 +43,12 @@ def write_report(
 ) -> Path:
     """Write one HTML file about run folders and ledgers, whole or not at all; gives its path.
 
-    bands    loss by word frequency of each model, from ``frequency_bands``; every text has a table
-    changes  each model against another, from ``compare_bands``
-    left_out words that ``bands`` and ``changes`` exclude, which the page then says
+    texts    loss by word frequency, each text with its models and in a table of its own
     accuracy of translators, by ``"word"`` or ``"subword"`` and model, from ``word_accuracy``
     samples  texts of each model
     now      the time the page says; the same input and time give the same bytes
 
-    Names in ``bands``, ``changes`` and ``samples`` that are those of runs share their colours.
+    Names in ``texts`` and ``samples`` that are those of runs share their colours.
     """
     out = Path(out)
     now = datetime.now(UTC) if now is None else now
@@ -61,9 +57,7 @@ def write_report(
     content = html_page(
         read_runs(runs),
         [(str(path), ledger.read(path)) for path in ledgers],
-        bands or {},
-        changes or {},
-        left_out,
+        texts,
         accuracy or {},
         samples or {},
         title,
@@ -101,15 +95,13 @@ def markdown(runs: Sequence[Path | str], ledgers: Sequence[Path | str] = ()) -> 
 def html_page(
     runs: Sequence[RunSummary],
     ledgers: Ledgers,
-    bands: Mapping[str, Sequence[Band]],
-    changes: Mapping[str, Sequence[BandChange]],
-    left_out: Sequence[str],
+    texts: Sequence[TextBands],
     accuracy: Mapping[str, Mapping[str, Sequence[AccuracyBand]]],
     samples: Mapping[str, Sequence[str]],
     title: str,
     now: datetime,
 ) -> str:
-    look = looks(runs, [*bands, *changes, *samples])
+    look = looks(runs, [*(name for text in texts for name in text.models), *samples])
     sections = [
         ("results", "Results", results_section(runs)),
         ("curves", "Learning curves", corpora_section(runs, look, "curves")),
@@ -118,7 +110,7 @@ def html_page(
         (
             "bands",
             "Rare and frequent words",
-            bands_section(runs, bands, changes, left_out, accuracy, look),
+            bands_section(runs, texts, accuracy, look),
         ),
         ("samples", "Samples", samples_section(samples, look)),
         ("ledgers", "Ledgers", ledgers_section(ledgers)),

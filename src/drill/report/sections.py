@@ -3,9 +3,14 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from drill.analysis.frequency import Band, BandChange
 from drill.analysis.word_accuracy import AccuracyBand
-from drill.report.band_tables import accuracy_table, bands_table, by_text, changes_table
+from drill.report.band_tables import (
+    TextBands,
+    accuracy_table,
+    bands_table,
+    by_references,
+    changes_table,
+)
 from drill.report.figures import (
     bands_figure,
     best_so_far,
@@ -103,29 +108,28 @@ def _times(runs: Sequence[RunSummary], look: Mapping[str, Look], identifier: str
 
 def bands_section(
     runs: Sequence[RunSummary],
-    bands: Mapping[str, Sequence[Band]],
-    changes: Mapping[str, Sequence[BandChange]],
-    left_out: Sequence[str],
+    texts: Sequence[TextBands],
     accuracy: Mapping[str, Mapping[str, Sequence[AccuracyBand]]],
     look: Mapping[str, Look],
 ) -> str:
     parts: list[str | None] = []
-    texts = by_text(bands, changes)
-    for number, (losses, against) in enumerate(texts):
+    for number, text in enumerate(texts):
         if len(texts) > 1:
-            parts.append(f"<h3>{escape(_text_of([*losses, *against], runs))}</h3>")
-        if losses:
-            text = "How often a word occurs in the training text, and what it costs to predict it."
-            table = bands_table(losses, left_out).html("Loss by training count")
-            parts += [bands_figure(losses, look, f"bands-loss-{number}", text), table]
-        if against:
-            text = "Above zero more is lost than by the model compared with, below zero less."
-            table = changes_table(against, left_out).html("Loss against the model compared with")
-            parts += [changes_figure(against, look, f"bands-change-{number}", text), table]
+            parts.append(f"<h3>{escape(_text_of(text.models, runs))}</h3>")
+        caption = "How often a word occurs in the training text, and what it costs to predict it."
+        table = bands_table(text).html("Loss by training count")
+        parts += [bands_figure(text.losses, look, f"bands-loss-{number}", caption), table]
+        if text.changes:
+            base = next(iter(text.losses))
+            caption = f"Above zero more is lost than by {base}, below zero less."
+            table = changes_table(text).html(f"Loss against {base}")
+            parts += [changes_figure(text.changes, look, f"bands-change-{number}", caption), table]
     for kind, models in accuracy.items():
-        parts.append(
-            accuracy_table(models, of=kind).html(f"{kind.capitalize()}s that translators get right")
-        )
+        title = f"{kind.capitalize()}s that translators get right"
+        groups = by_references(models)
+        for group in groups:
+            of = f" ({_text_of(list(group), runs)})" if len(groups) > 1 else ""
+            parts.append(accuracy_table(group, of=kind).html(f"{title}{of}"))
     return "\n".join(part for part in parts if part is not None)
 
 

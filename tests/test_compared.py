@@ -1,0 +1,63 @@
+"""Which words bands hold, and which runs are compared with which."""
+
+from types import SimpleNamespace
+
+import pytest
+from torch import nn
+
+from drill import TiedSoftmax
+from drill.cli.compared import Compared
+from drill.data import Ids, Vocabulary
+from drill.encoders import AwdLstm
+from drill.models import LanguageModel
+
+LINES = ["the lamp is lit", "the <unk> boat", "a lamp"] * 30
+TOKENS, ENDS, UNKNOWN = 12 * 30, 3 * 30, 30
+
+
+def run(corpus: str, vocabulary: Vocabulary, lines: list[str]) -> SimpleNamespace:
+    """As much of a run as is compared."""
+    embedding = nn.Embedding(len(vocabulary), 4)
+    ids = vocabulary.encode(lines)
+    return SimpleNamespace(
+        settings=SimpleNamespace(data={"corpus": corpus}),
+        vocabulary=vocabulary,
+        ids=Ids(ids, ids, ids),
+        model=LanguageModel(AwdLstm(embedding, 4, 1), TiedSoftmax(embedding)),
+    )
+
+
+@pytest.mark.parametrize(("corpus", "left_out"), [("ptb", ["<eos>"]), ("own", ["<eos>", "<unk>"])])
+def test_unk_is_a_word_of_a_closed_corpus_alone(corpus, left_out):
+    found = Compared()
+    vocabulary = Vocabulary.over_splits(LINES)
+    for name in ("tied", "drill"):
+        found.add(name, run(corpus, vocabulary, LINES))
+    (text,) = found.texts()
+    assert list(text.left_out) == left_out
+    tokens = sum(band.tokens for band in text.losses["tied"])
+    held = TOKENS - ENDS - (UNKNOWN if "<unk>" in left_out else 0)
+    assert held - 20 <= tokens < held  # no column predicts its first token
+    assert sum(change.tokens for change in text.changes["drill"]) == tokens
+
+
+def test_texts_of_equally_many_words_are_not_one_text():
+    found = Compared()
+    vocabulary = Vocabulary.from_training(LINES)
+    swapped = {"lamp": "boat", "boat": "lamp"}
+    other = [" ".join(swapped.get(word, word) for word in line.split()) for line in LINES]
+    found.add("one", run("own", vocabulary, LINES))
+    found.add("other", run("own", Vocabulary.from_training(other), other))
+    one, other = found.texts()
+    assert (one.models, other.models) == (["one"], ["other"])
+    assert [b.tokens for b in one.losses["one"]] == [b.tokens for b in other.losses["other"]]
+
+
+@pytest.mark.parametrize("lines", [LINES[:1], ["lit"]])
+def test_a_short_text_is_read_in_fewer_columns(lines):
+    found = Compared()
+    vocabulary = Vocabulary.from_training(LINES)
+    for name in ("tied", "drill"):
+        found.add(name, run("own", vocabulary, lines))
+    (text,) = found.texts()
+    assert list(text.changes) == ["drill"]
