@@ -8,6 +8,7 @@ layer with as many seeds, are left out.
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
+from pathlib import Path
 from statistics import mean, stdev
 
 from bands import band_table
@@ -49,7 +50,24 @@ def table(rows: Sequence[Row], kinds: Sequence[str] = ("subword",)) -> Iterable[
 
 def of_the_readme(rows: Sequence[Row]) -> Iterable[str]:
     """BLEU where runs are long enough to tell layers apart; the results page has all of them."""
-    return table([row for row in rows if corpus_of(row) in TOLD_APART], kinds=())
+    told = [row for row in rows if corpus_of(row) in TOLD_APART]
+    if not told:
+        raise SystemExit(f"the page is about {', '.join(TOLD_APART)}, of which no row is; print it")
+    return table(told, kinds=())
+
+
+def whole(rows: Sequence[Row]) -> Iterable[str]:
+    return table(rows, kinds=("subword", "word"))
+
+
+def scored(path: Path) -> list[Row]:
+    """The translators of a ledger."""
+    rows = [row for row in read(path) if "bleu" in row.extra]
+    if not rows:
+        raise SystemExit(
+            f"{path}: holds no translator's BLEU; add a run with `drill record RUN --ledger {path}`"
+        )
+    return rows
 
 
 def comparisons(rows: Sequence[Row]) -> dict[str, Layers]:
@@ -142,4 +160,4 @@ def average(rows: Sequence[Row]) -> float:
 
 
 if __name__ == "__main__":
-    main(__doc__, "bleu", of_the_readme, read)
+    main(__doc__, "bleu", of_the_readme, scored, printed=whole)

@@ -14,16 +14,21 @@ def main(
     table: Callable[[Sequence[R]], Iterable[str]],
     read: Callable[[Path], Sequence[R]],
     of: str = "rows of `drill record`",
+    printed: Callable[[Sequence[R]], Iterable[str]] | None = None,
 ) -> None:
-    """The command line of such a table, which stands between ``marks(name)`` on a page."""
+    """The command line of such a table, which stands between ``marks(name)`` on a page.
+
+    ``printed`` is the table without a page, where that one is longer.
+    """
     options = argparse.ArgumentParser(description=about)
     options.add_argument("file", type=Path, help=of)
     options.add_argument("--into", type=Path, help="renew the table of this page instead")
     args = options.parse_args()
-    lines = "\n".join(table(read(args.file)))
+    rows = read(args.file)
     if args.into is None:
-        print(lines)
+        print("\n".join((printed or table)(rows)))
         return
+    lines = "\n".join(table(rows))
     begin, end = marks(name)
     before, marked = args.into.read_text().split(begin)
     after = marked.split(end)[1]

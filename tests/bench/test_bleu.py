@@ -1,5 +1,7 @@
 """Translators are compared where they differ by their layer alone."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -154,3 +156,33 @@ def test_labels_of_other_references_are_not_compared(bleu):
     ]
     with pytest.raises(SystemExit, match="subwords of dual were held against other references"):
         [*bleu.table(rows)]
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "bench/bleu.py", *arguments]
+    return subprocess.run(words, cwd=ROOT, check=False, capture_output=True, text=True)
+
+
+def test_all_of_a_ledger_is_printed_and_its_page_filled_with_its_own_corpora(tmp_path):
+    """Bands of words and subwords too, of whatever corpus."""
+    lines = (ROOT / "results/runs.jsonl").read_text().splitlines()
+    lines = [line.replace("multi30k", "own") for line in lines if "multi30k" in line]
+    ledger, page = tmp_path / "ledger.jsonl", tmp_path / "page.md"
+    ledger.write_text("\n".join(lines) + "\n")
+    found = command(str(ledger))
+    assert found.returncode == 0, found.stderr
+    assert "| own | tied |" in found.stdout
+    assert "Subwords of own found again" in found.stdout
+    assert "\nWords of own found again" in found.stdout
+    page.write_text("<!-- from bench/bleu.py -->\nkept\n<!-- end of bleu -->\n")
+    found = command(str(ledger), "--into", str(page))
+    assert (found.returncode, "about multi30k, of which no row is" in found.stderr) == (1, True)
+    assert "kept" in page.read_text()
+
+
+def test_a_ledger_without_translators_is_refused(tmp_path):
+    ledger = tmp_path / "ledger.jsonl"
+    ledger.write_text("")
+    found = command(str(ledger))
+    assert (found.returncode, found.stdout) == (1, "")
+    assert "ledger.jsonl: holds no translator's BLEU" in found.stderr
