@@ -33,11 +33,12 @@ def test_the_results_page_has_the_translators_of_the_ledger():
     assert "| BLEU of each seed | mean | spread | over tied |" in found
 
 
-def test_the_tables_of_the_readme_are_what_the_rows_say(tmp_path):
-    copy = tmp_path / "README.md"
-    copy.write_text((ROOT / "README.md").read_text())
+def test_the_tables_of_the_figures_are_what_the_rows_say(tmp_path):
+    copy, page = tmp_path / "figures.md", (ROOT / "docs/figures.md").read_text()
+    copy.write_text(page.replace("| bilinear | ", "| bilinear | 9"))
+    assert copy.read_text() != page
     summary("results/h200.jsonl", "--into", str(copy))
-    assert copy.read_text() == (ROOT / "README.md").read_text()
+    assert copy.read_text() == page
 
 
 ROW = {
@@ -129,3 +130,11 @@ def test_a_step_is_compared_with_the_tied_and_with_its_own_plain_model(tmp_path)
     assert "| | ms | x plain tied | x its own plain |" in found
     assert "| drill deep-residual 2 | 90.000 | 0.90 | 0.75 |" in found
     assert f"| {plain}, deep-residual 2 | 120.000 | 1.20 |  |" in found
+
+
+def test_cudnn_of_old_is_said_to_compute_in_float16(tmp_path):
+    old = {"benchmark": "lstm", "name": "cudnn", "dtype": "autocast", "commit": "788ae98"}
+    found = page_of(tmp_path, old, old | {"dtype": "tf32"}, old | {"commit": "c63d0ec"})
+    said = "; cudnn in float16, the others in bfloat16"
+    assert f"autocast, commit 788ae98{said}\n" in found
+    assert found.count(said) == 1
