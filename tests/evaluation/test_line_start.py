@@ -1,7 +1,5 @@
 """Where lines begin: against lines that are written one by one, each read from its beginning."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -10,7 +8,7 @@ from drill.data import EOS
 from drill.evaluation import perplexity, score
 from drill.evaluation.line_start import LINES, LONGEST, line_start, repeated
 from drill.evaluation.perplexity import evaluating
-from drill.generation import chosen, generate
+from drill.generation import chosen, generate, kept
 from tests.evaluation.models import bits, every_layer, language_model, plain_losses, text
 from tests.evaluation.words import VOCABULARY, WORDS, begun
 
@@ -69,13 +67,30 @@ def test_a_state_is_repeated_for_every_sequence():
             assert torch.equal(b, a.expand(-1, 3, -1))
 
 
-def test_generate_and_score_begin_alike():
-    model = language_model("tied")
-    (empty,) = score(model, VOCABULARY, [""])
-    drawn = list(generate(model, VOCABULARY, tokens=1, samples=6000, seed=0, allow_unknown=True))
-    p = math.exp(empty.log_prob)
-    deviation = math.sqrt(p * (1 - p) / 6000)
-    assert drawn.count("\n") / 6000 == pytest.approx(p, abs=4.5 * deviation)
+def test_generate_and_score_begin_in_this_state(monkeypatch):
+    """In one far from zero: the log p of every first word is that of a pass from it."""
+    model = language_model("tied").eval()
+    far = tuple(tuple(part + 2.0 for part in layer) for layer in model.initial_state(1))
+    monkeypatch.setattr("drill.evaluation.kept_start.line_start", lambda name, model, end: far)
+    with torch.no_grad():
+        wanted, zero = (
+            model.log_probs(torch.tensor([[END]]), state)[0][0, 0] for state in (far, None)
+        )
+    assert (wanted - zero).abs().max() > 0.1
+
+    lines = ["" if word == EOS else word for word in VOCABULARY.words]
+    scored = torch.tensor([each.log_probs[0] for each in score(model, VOCABULARY, lines)])
+    assert torch.allclose(scored, wanted.float(), atol=1e-6)
+
+    seen = []
+
+    def kept_and_seen(log_probs, *options):
+        seen.append(torch.from_numpy(log_probs.copy()))
+        return kept(log_probs, *options)
+
+    monkeypatch.setattr("drill.generation.kept", kept_and_seen)
+    list(generate(model, VOCABULARY, tokens=1, seed=0, allow_unknown=True))
+    assert torch.allclose(seen[0], wanted, atol=1e-9)
 
 
 def test_a_text_read_as_one_stream_still_begins_from_zero():
