@@ -48,9 +48,10 @@ class Listed:
 def recipes(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not a table.")] = False,
 ) -> None:
-    """List the recipes that come with the package: corpus, device, layer, time.
+    """List the recipes that come with the package.
 
-    A time is one measurement on the machine it names; most recipes have none.
+    Each with its corpus, the device it wants, its layer, its epochs and how long they took. A time
+    is one measurement on the machine it names; most recipes have none.
     """
     found = [_listed(name) for name in recipe_names()]
     if as_json:
