@@ -1,4 +1,4 @@
-"""The first epochs of the ledger's runs beside the published curves: the README's table."""
+"""The first epochs of the ledger's runs beside the published curves: a table of figures."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean

@@ -1,12 +1,15 @@
-"""The README's map: what it names is there, and both tasks are on it."""
+"""The README: its map names what is there, its links lead somewhere, its demo is a run's."""
 
 import re
 from pathlib import Path
 
 import pytest
 
+from drill.report import read
+
 ROOT = Path(__file__).parents[1]
-MAP = (ROOT / "README.md").read_text().split("## How it fits together")[1].split("\n## ")[0]
+README = (ROOT / "README.md").read_text()
+MAP = README.split("## How it fits together")[1].split("\n## ")[0]
 
 
 def test_every_file_on_the_map_is_there():
@@ -33,7 +36,31 @@ def test_figures_of_speed_have_a_command_and_rows():
     links = re.findall(r"\((results[\w-]*)\.md#([\w-]+)\)", section)
     assert len(links) == 2
     for name, anchor in links:
-        headings = re.findall(r"^## (.*)$", (ROOT / f"docs/{name}.md").read_text(), re.MULTILINE)
-        assert anchor in [
-            re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings
-        ]
+        assert anchor in anchors(ROOT / f"docs/{name}.md")
+
+
+def anchors(page: Path) -> list[str]:
+    """What links to the sections of a page end in."""
+    headings = re.findall(r"^## (.*)$", page.read_text(), re.MULTILINE)
+    return [re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings]
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/figures.md"])
+def test_links_lead_somewhere(name):
+    page = ROOT / name
+    links = re.findall(r"\]\((?!https?:)([^)#]*)(?:#([\w-]+))?\)", page.read_text())
+    assert len(links) > 8
+    for path, anchor in links:
+        place = page.parent / path if path else page
+        assert place.exists(), path
+        assert not anchor or anchor in anchors(place), f"{path}#{anchor}"
+
+
+def test_the_demo_on_the_first_screen_is_that_of_the_ledger():
+    shown = re.search(r"^perplexity, .* too +([\d.]+) +([\d.]+) ", README, re.MULTILINE)
+    assert shown is not None
+    rows = {row.recipe: row for row in read(ROOT / "results/runs.jsonl")}
+    assert list(shown.groups()) == [
+        f"{rows[f'demo-{each}'].test:.1f}" for each in ("tied", "drill")
+    ]
+    assert README[: shown.start()].count("\n") < 25

@@ -1,0 +1,141 @@
+"""The README's few figures, each beside what it is to be held against and how to measure it again.
+
+From rows of the benchmarks and from the ledger; the pages that the table links have all of them.
+"""
+
+import argparse
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import aims
+import bleu
+import curves
+from pages import marks
+
+from drill import report
+
+Row = dict[str, Any]
+
+BLEU_OF = "multi30k"
+PAGES = {
+    "speed": "docs/figures.md#the-layers",
+    "models": "docs/figures.md#the-language-models",
+    "translators": "#translation-in-two-commands",
+}
+
+
+def table(rows: Sequence[Row], runs: Sequence[report.Row]) -> Iterable[str]:
+    yield "| | ours | beside it | measured by |"
+    yield "|---|---:|---|---|"
+    for what, ours, peers, command in (
+        loss(rows),
+        step(rows),
+        epoch(rows),
+        perplexity(runs),
+        translation(runs),
+    ):
+        yield f"| {what} | {ours} | {peers} | {command} |"
+
+
+def loss(rows: Sequence[Row]) -> tuple[str, str, str, str]:
+    """A tied head's loss and its gradients over their matrix products alone, and its memory."""
+    found = [row for row in rows if row["benchmark"] == "loss" and row["size"] == "llm"]
+    losses = {row["name"]: row for row in found if "error" not in row}
+    floor = losses["GEMM floor"]["ms_median"]
+
+    def over(name: str) -> str:
+        memory = losses[name]["working_bytes"] / 2**20
+        return f"{losses[name]['ms_median'] / floor:.2f} in {memory:,.0f} MiB"
+
+    peers = {
+        "torch.compile": "the same, torch.compile",
+        "liger-kernel": "liger-kernel",
+        "cut-cross-entropy": "cut-cross-entropy cce",
+    }
+    return (
+        f"[loss]({PAGES['speed']}) of a tied head at an LLM's size, over its bare matrix products",
+        f"{over('drill auto')}, {over('drill triton, 64 MiB')}",
+        ", ".join(f"{name} {over(own)}" for name, own in peers.items()),
+        "`python bench/loss.py --size llm --dtype bfloat16 --no-bias --memory 64`",
+    )
+
+
+def step(rows: Sequence[Row]) -> tuple[str, str, str, str]:
+    line = line_of("step of `ptb-drill-4` over")
+    found = line.ours(rows)
+    assert found is not None
+    return (
+        f"[training step]({PAGES['models']}) with four label maps on Penn Treebank, over tied "
+        "weights",
+        f"{found.value:.2f}",
+        f"paper {line.paper}, {line.peer.partition(' (')[0]}",
+        "`python bench/step.py --dtype autocast`",
+    )
+
+
+def epoch(rows: Sequence[Row]) -> tuple[str, str, str, str]:
+    line = line_of("epoch of Penn Treebank")
+    found = line.ours(rows)
+    assert found is not None
+    return (
+        f"[epoch]({PAGES['models']}) of `ptb-drill-4`, validation included",
+        f"{found.value:.1f} s",
+        str(line.peer),
+        "`python bench/epoch.py --recipe ptb-drill-4`",
+    )
+
+
+def line_of(beginning: str) -> aims.Line:
+    (found,) = (line for line in aims.LINES if line.what.startswith(beginning))
+    return found
+
+
+def perplexity(runs: Sequence[report.Row]) -> tuple[str, str, str, str]:
+    name, epochs = "ptb-drill-4", curves.MEAN_OF
+    ours = [
+        mean(curves.published(run)[epoch] for epoch in epochs)
+        for run in runs
+        if run.recipe == name and run.curve and run.precision == "bfloat16"
+    ]
+    theirs = mean(curves.interpolated(curves.CURVES[name], epoch) for epoch in epochs)
+    return (
+        f"[validation perplexity]({PAGES['models']}) of `{name}`, mean of epochs {epochs[0]} to "
+        f"{epochs[-1]}, {len(ours)} runs",
+        f"{mean(ours):.1f}",
+        f"published curve {theirs:.1f}",
+        f"`drill train {name} --set training.epochs={epochs[-1]}`",
+    )
+
+
+def translation(runs: Sequence[report.Row]) -> tuple[str, str, str, str]:
+    (layers,) = (each for name, each in bleu.comparisons(runs).items() if name == BLEU_OF)
+    ours, tied = layers["deep-residual 2"], layers[bleu.BASE]
+    return (
+        f"[BLEU]({PAGES['translators']}) on Multi30k's test2016, English-German, mean of "
+        f"{len(ours)} seeds",
+        f"{bleu.average(ours):.1f}",
+        f"tied weights {bleu.average(tied):.1f}",
+        "`drill train multi30k-drill --seed 1 --seed 2 --seed 3`",
+    )
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("rows", type=Path, help="rows of the benchmarks")
+    options.add_argument("ledger", type=Path, help="rows of `drill record`")
+    options.add_argument("--into", type=Path, help="renew the table of this page instead")
+    args = options.parse_args()
+    lines = "\n".join(table(aims.read(args.rows), report.read(args.ledger)))
+    if args.into is None:
+        print(lines)
+        return
+    begin, end = marks("headline")
+    before, marked = args.into.read_text().split(begin)
+    after = marked.split(end)[1]
+    args.into.write_text(f"{before}{begin}\n{lines}\n{end}{after}")
+
+
+if __name__ == "__main__":
+    main()
