@@ -12,7 +12,7 @@ from typing import Any
 import aims
 import bleu
 import curves
-from pages import marks
+from pages import marks, renew
 
 from drill import report
 
@@ -127,14 +127,11 @@ def main() -> None:
     options.add_argument("ledger", type=Path, help="rows of `drill record`")
     options.add_argument("--into", type=Path, help="renew the table of this page instead")
     args = options.parse_args()
-    lines = "\n".join(table(aims.read(args.rows), report.read(args.ledger)))
+    lines = table(aims.read(args.rows), report.read(args.ledger))
     if args.into is None:
-        print(lines)
-        return
-    begin, end = marks("headline")
-    before, marked = args.into.read_text().split(begin)
-    after = marked.split(end)[1]
-    args.into.write_text(f"{before}{begin}\n{lines}\n{end}{after}")
+        print("\n".join(lines))
+    else:
+        renew(args.into, marks("headline"), lines)
 
 
 if __name__ == "__main__":

@@ -28,11 +28,20 @@ def main(
     if args.into is None:
         print("\n".join((printed or table)(rows)))
         return
-    lines = "\n".join(table(rows))
-    begin, end = marks(name)
-    before, marked = args.into.read_text().split(begin)
+    renew(args.into, marks(name), table(rows))
+
+
+def renew(page: Path, between: tuple[str, str], lines: Iterable[str]) -> None:
+    """Put ``lines`` into the place of those that stand between two marks of a page."""
+    begin, end = between
+    text = page.read_text()
+    if text.count(begin) != 1 or end not in text.split(begin)[1]:
+        raise SystemExit(
+            f"{page}: has no table between {begin} and {end}; bench/README.md names its page"
+        )
+    before, marked = text.split(begin)
     after = marked.split(end)[1]
-    args.into.write_text(f"{before}{begin}\n{lines}\n{end}{after}")
+    page.write_text("\n".join([f"{before}{begin}", *lines, f"{end}{after}"]))
 
 
 def marks(name: str) -> tuple[str, str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import bleu
+from pages import renew
 
 from drill import report
 
@@ -288,10 +289,7 @@ def main() -> None:
         runs = [row for path in args.files for row in report.read(path)]
         print("\n".join(page(rows, " ".join(path.as_posix() for path in args.files), runs)))
         return
-    before, marked = args.into.read_text().split(MARKS[0])
-    after = marked.split(MARKS[1])[1]
-    tables = "\n".join(short(rows))
-    args.into.write_text(f"{before}{MARKS[0]}\n{tables}\n{MARKS[1]}{after}")
+    renew(args.into, MARKS, short(rows))
 
 
 if __name__ == "__main__":

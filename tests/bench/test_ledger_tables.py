@@ -30,6 +30,16 @@ def test_the_tables_of_a_page_are_what_the_rows_say(tmp_path, page, script, file
     assert copy.read_text() == page
 
 
+def test_a_page_without_the_table_is_named_and_stays(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# Nothing\n")
+    command = [sys.executable, "bench/aims.py", "results/h200.jsonl", "--into", str(page)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"{page}: has no table between <!-- from bench/aims.py --> and ")
+    assert page.read_text() == "# Nothing\n"
+
+
 def test_every_language_model_of_the_ledger_has_its_curve():
     rows = [row for row in read(ROOT / "results/runs.jsonl") if row.recipe.startswith("ptb-")]
     assert len(rows) >= 8
