@@ -539,6 +539,7 @@ def test_a_line_too_long_is_cut_with_a_word(drill, caplog):
         (["--sample", "--temperature", "0"], "a", "temperature is a finite number above 0"),
         (["nowhere.txt"], "a", "nowhere.txt: cannot be read"),
         ([], b"abc\n\xff\n", "standard input: line 2 is not UTF-8"),
+        ([], b"abc\na\0b\n", "standard input: line 2 holds NUL, so this is no plain text"),
     ],
 )
 def test_a_mistake_ends_in_one_sentence(drill, words, stdin, fault):

@@ -1,6 +1,7 @@
 """The commands around runs, from a text to a report: what they print, write and refuse."""
 
 import errno
+import gzip
 import importlib
 import inspect
 import io
@@ -61,6 +62,11 @@ batch_size = 8
 
 ON_A_CPU = ("train", "tiny.toml", "--device", "cpu")
 
+NEVER_TRAINED = (
+    "<unk> is nowhere in the training text, so the model has learnt nothing of it and what it "
+    "costs means nothing; a larger data.minimum_count puts it there"
+)
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
@@ -90,10 +96,11 @@ def drill(place, monkeypatch, capfd):
     monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
 
-    def run(*words: str, stdin: str | None = None) -> tuple[int, str, str]:
+    def run(*words: str, stdin: str | bytes | None = None) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["drill", *words])
         if stdin is not None:
-            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+            raw = stdin if isinstance(stdin, bytes) else stdin.encode()
+            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw)))
         code = 0
         try:
             cli.main()
@@ -699,6 +706,11 @@ def test_evaluate_writes_the_loss_of_every_token(drill, place):
             "choose cpu, cuda or mps; did you mean cuda?",
         ),
         (["generate", "runs/tiny", "--temperature", "nan"], "temperature"),
+        (
+            ["generate", "runs/tiny", "--prompt", "sea <eos>"],
+            "generate: the prompt holds the word <eos>, which is kept for the end of a line; put a "
+            "line break there",
+        ),
         (["score", "runs/tiny", "--header", "--json"], "--header: names columns"),
         (["score", "runs/tiny", "missing.txt"], "missing.txt: cannot be read"),
         (["train", "ptb-tide"], "did you mean ptb-tied"),
@@ -778,14 +790,82 @@ def test_score_reads_standard_input_and_files(drill, place):
     (place / "lines.txt").write_text(text)
     code, out, err = drill("score", "runs/tiny", "lines.txt")
     assert (code, len(out.splitlines())) == (0, 3)
-    assert err == "not in the vocabulary, read as <unk>: unheard\n"
+    assert err == f"{NEVER_TRAINED}\nnot in the vocabulary, read as <unk>: unheard\n"
     assert float(out.splitlines()[0].split("\t")[0]) == pytest.approx(rows[0]["log_prob"], abs=1e-3)
     _, named, _ = drill("score", "runs/tiny", "lines.txt", "--header")
     assert named == f"log p\ttokens\tunknown\tperplexity\ttext\n{out}"
     assert [line.split("\t")[2] for line in out.splitlines()] == ["0", "0", "1"]
-    (place / "bad.txt").write_bytes(b"lamp\n\xff\xfe\n")
-    code, _, err = drill("score", "runs/tiny", "bad.txt")
-    assert (code, "bad.txt: line 2 is not UTF-8" in err) == (1, True)
+    for raw, fault in ((b"lamp\n\xff\xfe\n", "is not UTF-8"), (b"lamp\nis\0lit\n", "holds NUL")):
+        (place / "bad.txt").write_bytes(raw)
+        code, _, err = drill("score", "runs/tiny", "bad.txt")
+        assert (code, f"bad.txt: line 2 {fault}" in err) == (1, True)
+
+
+def test_score_reads_a_dash_and_packed_files_and_leaves_a_byte_order_mark_out(drill, place):
+    raw = b"\xef\xbb\xbflamp is\r\nlit\n"
+    plain = drill("score", "runs/tiny", stdin="lamp is\nlit\n")
+    assert plain[2] == ""
+    assert drill("score", "runs/tiny", "-", stdin=raw) == plain
+    (place / "lines.gz").write_bytes(gzip.compress(raw, mtime=0))
+    assert drill("score", "runs/tiny", "lines.gz") == plain
+
+
+def test_score_counts_what_the_line_calls_unknown_but_names_no_word_for_it(drill):
+    _, out, err = drill("score", "runs/tiny", stdin="lamp <unk> lit\n")
+    assert (out.split("\t")[2], err) == ("1", f"{NEVER_TRAINED}\n")
+    _, out, _ = drill("score", "runs/tiny", "--json", stdin="lamp <unk> whale\n")
+    assert json.loads(out)["unknown"] == ["<unk>", "whale"]
+
+
+def test_a_model_that_has_seen_unk_is_not_said_to_have_not(drill, place):
+    shutil.copytree(place / "runs/tiny", place / "runs/seen")
+    path = place / "runs/seen/vocabulary.json"
+    held = json.loads(path.read_text())
+    held["counts"][held["words"].index("<unk>")] = 3
+    path.write_text(json.dumps(held))
+    said = "not in the vocabulary, read as <unk>: whale\n"
+    assert drill("score", "runs/seen", stdin="whale\n")[2] == said
+    words = ("--prompt", "whale", "--tokens", "1")
+    assert drill("generate", "runs/seen", *words)[2] == said
+    assert drill("generate", "runs/tiny", *words)[2] == f"{said}{NEVER_TRAINED}\n"
+
+
+def test_score_puts_words_below_their_line_in_its_columns(drill):
+    _, out, _ = drill("score", "runs/tiny", "--words", "--header", stdin="lamp is\nlit\n")
+    names, *rows = (line.split("\t") for line in out.splitlines())
+    rows = [dict(zip(names, row, strict=True)) for row in rows]
+    assert [row["text"] for row in rows] == [
+        "lamp is",
+        "lamp",
+        "is",
+        "<eos>",
+        "lit",
+        "lit",
+        "<eos>",
+    ]
+    assert [row["tokens"] for row in rows] == ["3", "", "", "", "2", "", ""]
+    words = sum(float(row["log p"]) for row in rows[1:4])
+    assert words == pytest.approx(float(rows[0]["log p"]), abs=1e-3)
+
+
+def test_a_line_without_probability_is_json_and_no_success(drill, place):
+    shutil.copytree(place / "runs/tiny", place / "runs/never")
+    path = place / "runs/never/best.safetensors"
+    tensors, numbers = load(path)
+    words = json.loads((place / "runs/never/vocabulary.json").read_text())["words"]
+    tensors["layer.bias"][words.index("boat")] = -torch.inf
+    save(path, tensors, numbers)
+    text = "lamp\nsea boat\nboat\n"
+    code, out, err = drill("score", "runs/never", "--json", "--words", stdin=text)
+    rows = [json.loads(line, parse_constant=pytest.fail) for line in out.splitlines()]
+    assert (code, [row["perplexity"] for row in rows[1:]]) == (1, ["inf", "inf"])
+    assert rows[1]["words"][1] == ["boat", "-inf"]
+    assert err.splitlines() == [
+        "drill: standard input: line 2: the perplexity is infinite: the weights give a word of the "
+        "text no probability; evaluate others, or train anew"
+    ]
+    assert drill("score", "runs/never", stdin=text)[0] == 1
+    assert drill("score", "runs/never", stdin="lamp\n")[0] == 0
 
 
 def test_score_refuses_a_text_without_a_line(drill, place):
@@ -794,6 +874,7 @@ def test_score_refuses_a_text_without_a_line(drill, place):
         (["empty.txt"], "empty.txt"),
         ([], "standard input"),
         (["--json"], "standard input"),
+        (["--header"], "standard input"),
     ):
         code, out, err = drill("score", "runs/tiny", *words, stdin="")
         assert (code, out) == (1, "")
@@ -814,10 +895,11 @@ def test_score_names_each_unknown_word_once_and_not_too_many(drill):
     text = f"{' '.join(strange)} lamp\nword0 boat\n"
     _, _, err = drill("score", "runs/tiny", stdin=text)
     assert err == (
+        f"{NEVER_TRAINED}\n"
         f"not in the vocabulary, read as <unk>: {' '.join(strange[:20])} and 3 more; --json has "
         "those of every line\n"
     )
-    assert drill("score", "runs/tiny", "--json", stdin=text)[2] == ""
+    assert drill("score", "runs/tiny", "--json", stdin=text)[2] == f"{NEVER_TRAINED}\n"
 
 
 def test_where_lines_begin_is_kept_with_the_run(drill, place, monkeypatch):

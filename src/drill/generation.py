@@ -82,6 +82,11 @@ def generate(
         _at_least("seed", seed, 0)
     seeds = np.random.SeedSequence(seed).spawn(samples)
     dice = [np.random.default_rng(each) for each in seeds]
+    if EOS in prompt.split():
+        raise ValueError(
+            f"generate: the prompt holds the word {EOS}, which is kept for the end of a line; put "
+            "a line break there"
+        )
     read = [vocabulary.ids[EOS], *vocabulary.encode(prompt.split("\n"))[:-1].tolist()]
     forbidden = None if allow_unknown else vocabulary.ids.get(UNK)
 

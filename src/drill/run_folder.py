@@ -287,9 +287,10 @@ class RunFolder:
         return "restore it from a copy, give this run another --name, or remove its folder"
 
 
-def json_row(row: Mapping[str, Any]) -> str:
+def json_row(row: Mapping[str, Any], *, ensure_ascii: bool = True) -> str:
     """A row as one line of JSON, as the files of a run have it."""
-    return json.dumps({key: _json_number(value) for key, value in row.items()}, allow_nan=False)
+    numbers = {key: _json_number(value) for key, value in row.items()}
+    return json.dumps(numbers, allow_nan=False, ensure_ascii=ensure_ascii)
 
 
 def _line(row: Mapping[str, Any]) -> bytes:
@@ -298,6 +299,8 @@ def _line(row: Mapping[str, Any]) -> bytes:
 
 def _json_number(value: Any) -> Any:
     """JSON has no NaN and no infinity: they are written as strings."""
+    if isinstance(value, list | tuple):
+        return [_json_number(each) for each in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -53,6 +53,13 @@ def test_lines_keep_their_order_their_text_and_name_unknown_words():
     assert found[5].log_prob == pytest.approx(found[0].log_prob, rel=1e-9)
 
 
+def test_what_the_line_itself_calls_unknown_is_unknown():
+    """It costs what any unknown word does, so lines with it do not compare either."""
+    own, other = score(language_model(), VOCABULARY, [f"the {UNK} is", "the whale is"])
+    assert (own.unknown, other.unknown) == ((UNK,), ("whale",))
+    assert own.log_probs == pytest.approx(other.log_probs, rel=1e-12)
+
+
 @pytest.mark.parametrize("tokens", [1, 5, 16, 10_000])
 @pytest.mark.parametrize("lines", [1, 2, 1000])
 def test_together_or_alone_in_chunks_or_whole_it_is_the_same(tokens, lines, monkeypatch):
@@ -153,7 +160,7 @@ def test_any_lines_are_scored(lines):
     for scored, line in zip(found, lines, strict=True):
         assert scored.tokens == len(line.split()) + 1
         assert math.isfinite(scored.log_prob)
-        assert set(scored.unknown) == set(line.split()) - set(WORDS)
+        assert set(scored.unknown) == set(line.split()) - (set(WORDS) - {UNK})
 
 
 def test_a_vocabulary_of_another_model_is_refused():

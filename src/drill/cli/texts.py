@@ -1,15 +1,17 @@
 """`drill generate` and `drill score`: texts out of a trained run, and texts held against it."""
 
-import json
+import math
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from drill.cli.display import note
+from drill.cli.evaluation_rows import OTHER_WEIGHTS
+from drill.cli.lines import blocks_of_lines, is_standard_input, name_of
 from drill.cli.trained import (
     DeviceOption,
     RunFolderArgument,
@@ -17,12 +19,13 @@ from drill.cli.trained import (
     loaded,
     told,
 )
-from drill.data import UNK, DataError
-from drill.evaluation.scoring import Scored, unknown_words
+from drill.data import UNK, DataError, Vocabulary
+from drill.evaluation.scoring import Scored, read_as_unknown
 from drill.evaluation.scoring import score as scored
 from drill.generation import BETWEEN_SAMPLES
 from drill.generation import generate as generated
 from drill.recipes import SettingsError
+from drill.run_folder import json_row
 
 READ_AS_UNKNOWN = f"not in the vocabulary, read as {UNK}: "
 NAMED_AT_MOST = 20  # unknown words of a text that is scored
@@ -61,9 +64,10 @@ def generate(
             allow_unknown=unknown,
             start_file=held.folder.line_start,
         )
-        strange = unknown_words(held.vocabulary, prompt)
+        strange = read_as_unknown(held.vocabulary, prompt)
         if strange:
-            note(f"{READ_AS_UNKNOWN}{' '.join(strange)}")
+            _name_unknown(strange)
+            _tell_if_never_trained(held.vocabulary)
         begun = typer.style(prompt.rstrip(" "), bold=True) if echo and prompt else ""
         typer.echo(begun, nl=False)  # bold on a terminal only
         for piece in pieces:
@@ -76,7 +80,7 @@ def generate(
 def score(
     run: RunFolderArgument,
     file: Annotated[
-        Path | None, typer.Argument(help="One sentence a line; standard input by default.")
+        Path | None, typer.Argument(help="One sentence a line; - or none: standard input.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
     words: Annotated[bool, typer.Option("--words", help="Also log p of every word.")] = False,
@@ -87,7 +91,7 @@ def score(
     """Print the log-probability of every line.
 
     Each line on its own, in columns: log p (in nats, the line's end included), tokens (its words
-    and the end), unknown (how many of its words the model does not know), perplexity
+    and the end), unknown (how many of its words are <unk> to the model), perplexity
     (exp(-log p / tokens)), text. An unknown word has the probability of all unknown words
     together, which may be high: lines with different numbers of them do not compare. They are
     named on standard error; --json has those of every line.
@@ -95,51 +99,56 @@ def score(
     if header and as_json:
         raise SettingsError("--header: names columns, and JSON lines name their own; leave it out")
     held = loaded(run, weights, device)
-    with told(), ExitStack() as stack:
+    with told():
         # One by one where somebody waits for the answer, else together, which is faster.
-        waited = file is None and sys.stdin.isatty()
-        lines = sys.stdin.buffer if file is None else stack.enter_context(opened(file))
-        name = "standard input" if file is None else str(file)
-        texts = _texts(lines, name)
-        block = 1 if waited else 1024
+        waited = is_standard_input(file) and sys.stdin.isatty()
+        found = scored(
+            held.model,
+            held.vocabulary,
+            chain.from_iterable(blocks_of_lines(file)),
+            lines_per_block=1 if waited else 1024,
+            start_file=held.folder.line_start,
+        )
         strange: dict[str, None] = {}  # in the order of the text, each once
-        if header:
-            typer.echo("\t".join(COLUMNS))
-        count = 0
-        kept = held.folder.line_start
-        for each in scored(
-            held.model, held.vocabulary, texts, lines_per_block=block, start_file=kept
-        ):
-            count += 1
+        infinite, count = 0, 0
+        for count, each in enumerate(found, start=1):
+            if header and count == 1:
+                typer.echo("\t".join(COLUMNS))
             typer.echo(_as_json(each, words) if as_json else _as_text(each, words))
-            if waited and each.unknown:
-                note(f"{READ_AS_UNKNOWN}{' '.join(each.unknown)}")
+            if waited:
+                _name_unknown(each.unknown)
+            if each.unknown and not strange:
+                _tell_if_never_trained(held.vocabulary)
             strange |= dict.fromkeys(each.unknown)
+            if not infinite and math.isinf(each.perplexity):
+                infinite = count
         if count == 0:
-            raise DataError(f"{name}: holds no line to score; give one sentence a line")
-        if strange and not waited and not as_json:
-            named = " ".join([*strange][:NAMED_AT_MOST])
-            more = len(strange) - NAMED_AT_MOST
-            note(
-                f"{READ_AS_UNKNOWN}{named}"
-                + (f" and {more:,} more; --json has those of every line" if more > 0 else "")
+            raise DataError(f"{name_of(file)}: holds no line to score; give one sentence a line")
+        if not waited and not as_json:
+            _name_unknown([*strange], at_most=NAMED_AT_MOST)
+        if infinite:  # printed, but no success: see refuse_infinity
+            raise DataError(
+                f"{name_of(file)}: line {infinite}: the perplexity is infinite: {OTHER_WEIGHTS}"
             )
 
 
-def opened(file: Path) -> Any:
-    """A file to read bytes from."""
-    try:
-        return file.open("rb")
-    except OSError as error:
-        raise DataError(f"{file}: cannot be read ({error.strerror}); name a text file") from None
+def _name_unknown(words: Sequence[str], at_most: int | None = None) -> None:
+    others = [word for word in words if word != UNK]
+    left = len(others[at_most:]) if at_most is not None else 0
+    if others:
+        note(
+            f"{READ_AS_UNKNOWN}{' '.join(others[:at_most])}"
+            + (f" and {left:,} more; --json has those of every line" if left else "")
+        )
 
 
-def _texts(lines: Any, name: str) -> Iterator[str]:
-    for number, line in enumerate(lines, start=1):
-        try:
-            yield line.decode("utf-8").rstrip("\r\n")
-        except UnicodeDecodeError:
-            raise DataError(f"{name}: line {number} is not UTF-8; convert it first") from None
+def _tell_if_never_trained(vocabulary: Vocabulary) -> None:
+    """Of a text with unknown words: whether training has shown what they are read as."""
+    if vocabulary.counts[vocabulary.ids[UNK]] == 0:
+        note(
+            f"{UNK} is nowhere in the training text, so the model has learnt nothing of it and "
+            "what it costs means nothing; a larger data.minimum_count puts it there"
+        )
 
 
 def _as_json(each: Scored, words: bool) -> str:
@@ -152,7 +161,7 @@ def _as_json(each: Scored, words: bool) -> str:
     }
     if words:
         row["words"] = list(zip(each.words, each.log_probs, strict=True))
-    return json.dumps(row, ensure_ascii=False)
+    return json_row(row, ensure_ascii=False)
 
 
 def _as_text(each: Scored, words: bool) -> str:
@@ -160,5 +169,5 @@ def _as_text(each: Scored, words: bool) -> str:
     line = f"{numbers}\t{each.text}"
     if words:
         pairs = zip(each.words, each.log_probs, strict=True)
-        line += "".join(f"\n\t{value:.4f}\t{word}" for word, value in pairs)
+        line += "".join(f"\n{value:.4f}\t\t\t\t{word}" for word, value in pairs)
     return line

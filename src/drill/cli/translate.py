@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from drill.cli.lines import blocks_of_lines
 from drill.cli.trained import (
     DeviceOption,
     Precision,
@@ -19,16 +19,10 @@ from drill.cli.trained import (
     loaded_translator,
     told,
 )
-from drill.data import DataError
-from drill.data.files import BYTE_ORDER_MARK
-from drill.data.parallel_text import UNPACKING_FAULTS, opened_text
 from drill.evaluation.memory import told_of_memory
 from drill.precision import products
 from drill.recipes import SettingsError
 from drill.translation import Search, Translation, translate_blocks
-
-CHUNK = 1 << 16
-"""Bytes that are read at most before what has come is translated; some hundred lines."""
 
 
 def translate(
@@ -105,56 +99,12 @@ def translate(
             batch_tokens=batch_tokens,
             autocast=stack.enter_context(products(chosen, where)),
         )
-        if file is None or str(file) == "-":
-            blocks = _blocks(sys.stdin.buffer, "standard input")
-        else:
-            blocks = _blocks(stack.enter_context(opened_text(file)), str(file))
         numbers = count(1)
-        for block in translate_blocks(held.model, held.subwords, blocks, search):
+        for block in translate_blocks(held.model, held.subwords, blocks_of_lines(file), search):
             for found in block:
                 line = _written(next(numbers), found, scores or n_best > 1, as_json)
                 sys.stdout.buffer.write(line.encode("utf-8"))  # whatever the terminal's encoding
             sys.stdout.buffer.flush()
-
-
-def _blocks(stream: Any, name: str) -> Iterator[list[str]]:
-    """Whole lines as they come; of a terminal one by one, of a pipe what is in it.
-
-    A line that cannot be read ends them, after those before it.
-    """
-    rest, number = b"", 0
-    while chunk := _read(stream, name):
-        *whole, rest = (rest + chunk).split(b"\n")
-        if whole:
-            yield from _decoded(whole, name, number)
-            number += len(whole)
-    if rest:
-        yield from _decoded([rest], name, number)
-
-
-def _read(stream: Any, name: str) -> bytes:
-    try:
-        chunk: bytes = stream.read1(CHUNK)
-    except UNPACKING_FAULTS as error:
-        raise DataError(
-            f"{name}: cannot be read ({error}); the file is damaged or cut off, get it again"
-        ) from None
-    return chunk
-
-
-def _decoded(lines: list[bytes], name: str, before: int) -> Iterator[list[str]]:
-    """The lines as one block; ``before`` so many came before."""
-    if before == 0:
-        lines = [lines[0].removeprefix(BYTE_ORDER_MARK), *lines[1:]]
-    found: list[str] = []
-    for number, line in enumerate(lines, start=before + 1):
-        try:
-            found.append(line.removesuffix(b"\r").decode("utf-8"))
-        except UnicodeDecodeError:
-            if found:
-                yield found  # what is good is not lost by what follows it
-            raise DataError(f"{name}: line {number} is not UTF-8; convert it first") from None
-    yield found
 
 
 def _written(number: int, found: list[Translation], with_scores: bool, as_json: bool) -> str:

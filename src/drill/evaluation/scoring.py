@@ -38,7 +38,7 @@ class Scored:
 
     text       as it was given, without the line break
     log_probs  of each of ``words`` after those before it, in nats
-    unknown    the words that were read as ``<unk>``, in order
+    unknown    the words that were read as ``<unk>``, in order; itself too, where the line has it
     """
 
     text: str
@@ -98,6 +98,11 @@ def unknown_words(vocabulary: Vocabulary, text: str) -> list[str]:
     return [word for word in text.split() if word not in vocabulary]
 
 
+def read_as_unknown(vocabulary: Vocabulary, text: str) -> list[str]:
+    """The words of ``text`` that are ``<unk>`` to the model, in order; itself among them."""
+    return [word for word in text.split() if word == UNK or word not in vocabulary]
+
+
 def check_vocabulary(name: str, model: LanguageModel, vocabulary: Vocabulary) -> None:
     if len(vocabulary) != model.layer.vocabulary_size:
         raise ValueError(
@@ -131,7 +136,7 @@ def _scored(
                     f"score: line {line.number}: the model gives NaN for a probability; look at "
                     "its weights"
                 )
-            yield Scored(line.text, found, tuple(unknown_words(vocabulary, line.text)))
+            yield Scored(line.text, found, tuple(read_as_unknown(vocabulary, line.text)))
 
 
 def _blocks(

@@ -1,0 +1,75 @@
+"""Lines of a file or of standard input, as they come."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from drill.data import DataError
+from drill.data.files import BYTE_ORDER_MARK
+from drill.data.parallel_text import UNPACKING_FAULTS, opened_text
+
+CHUNK = 1 << 16
+"""Bytes that are read at most before what has come is handed on; some hundred lines."""
+
+
+def is_standard_input(file: Path | None) -> bool:
+    return file is None or str(file) == "-"
+
+
+def name_of(file: Path | None) -> str:
+    return "standard input" if is_standard_input(file) else str(file)
+
+
+def blocks_of_lines(file: Path | None) -> Iterator[list[str]]:
+    """Whole lines without their ends; of a terminal one by one, of a pipe what is in it.
+
+    A packed file is unpacked, a byte order mark left out. A line that is no text ends them, after
+    those before it.
+    """
+    if file is None or is_standard_input(file):
+        yield from _blocks(sys.stdin.buffer, name_of(file))
+    else:
+        with opened_text(file) as stream:
+            yield from _blocks(stream, name_of(file))
+
+
+def _blocks(stream: Any, name: str) -> Iterator[list[str]]:
+    rest, number = b"", 0
+    while chunk := _read(stream, name):
+        *whole, rest = (rest + chunk).split(b"\n")
+        if whole:
+            yield from _decoded(whole, name, number)
+            number += len(whole)
+    if rest:
+        yield from _decoded([rest], name, number)
+
+
+def _read(stream: Any, name: str) -> bytes:
+    try:
+        chunk: bytes = stream.read1(CHUNK)
+    except UNPACKING_FAULTS as error:
+        raise DataError(
+            f"{name}: cannot be read ({error}); the file is damaged or cut off, get it again"
+        ) from None
+    return chunk
+
+
+def _decoded(lines: list[bytes], name: str, before: int) -> Iterator[list[str]]:
+    """The lines as one block; ``before`` so many came before."""
+    if before == 0:
+        lines = [lines[0].removeprefix(BYTE_ORDER_MARK), *lines[1:]]
+    found: list[str] = []
+    for number, line in enumerate(lines, start=before + 1):
+        try:
+            text = line.removesuffix(b"\r").decode("utf-8")
+            fault = "holds NUL, so this is no plain text; give a UTF-8 text file"
+            good = "\0" not in text
+        except UnicodeDecodeError:
+            fault, good = "is not UTF-8; convert it first", False
+        if not good:
+            if found:
+                yield found  # what is good is not lost by what follows it
+            raise DataError(f"{name}: line {number} {fault}")
+        found.append(text)
+    yield found
