@@ -256,6 +256,7 @@ def test_a_run_that_ends_by_the_clock_is_a_run_like_others(drill, place):
         assert "(best of 1 epoch: 1; " in out
         said = "ended by training.max_minutes in epoch 1 of 2; a larger one goes on"
         assert err.splitlines()[-1] == said
+    assert drill(*brief, "training.max_minutes=1e-6", "-q")[2] == ""
     assert "max_minutes = 1e-06" in (place / "runs/brief/recipe.toml").read_text()
     for words in (("report", "runs/brief", "-o", "brief.html"), ("evaluate", "runs/brief")):
         assert drill(*words)[0] == 0
@@ -936,6 +937,11 @@ def test_record_writes_beside_the_run_and_into_no_tracked_file(drill, place, mon
     assert (code, out.startswith("runs/ledger.jsonl: tiny, valid ")) == (0, True)
     assert results.read_text() == ""
     assert (place / "runs/ledger.jsonl").read_text().startswith('{"kind": "result"')
+    code, _, err = drill("report", "runs/tiny", "runs/ledger.jsonl", "--markdown")
+    left_out = (
+        "runs/ledger.jsonl: holds no run, so it is left out; --ledger runs/ledger.jsonl reads"
+    )
+    assert (code, err) == (0, f"{left_out} it\n")
     monkeypatch.chdir(place / "runs/tiny")
     assert drill("record", ".")[::2] == (
         1,

@@ -190,5 +190,6 @@ def _without_others(given: list[Path]) -> list[Path]:
         return given  # what is wrong with them is said where they are read
     for path in given:
         if path not in found:
-            note_(f"{path}: holds no run, so it is left out")
+            mend = f"; --ledger {path} reads it" if path.name == LEDGER else ""
+            note_(f"{path}: holds no run, so it is left out{mend}")
     return found
