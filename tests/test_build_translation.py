@@ -335,6 +335,19 @@ def test_no_time_at_all_is_told(drill):
     assert drill("train", "mt-demo", *words, "--name", "short", "--device", "cpu", "-q")[0] == 0
 
 
+def test_a_run_of_updates_that_ends_by_the_clock_names_them(drill, monkeypatch):
+    module = sys.modules["drill.cli.train"]
+    real = module.train_run
+    monkeypatch.setattr(
+        module, "train_run", lambda *held, **more: replace(real(*held, **more), out_of_time=True)
+    )
+    changes = ["data.corpus=pairs", *SMALL, "training.updates=2000"]
+    words = [word for change in changes for word in ("--set", change)]
+    err = drill("train", "mt-demo", *words, "--name", "clock", "--device", "cpu")[2]
+    said = "ended by training.max_minutes in epoch 2, before update 2,000; a larger one goes on"
+    assert err.splitlines()[-1] == said
+
+
 def test_limits_that_end_a_run_before_its_first_validation_are_told(here, tmp_path, monkeypatch):
     real, folder = build_translation.rule, tmp_path / "run"
     with monkeypatch.context() as patch:

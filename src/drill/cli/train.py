@@ -2,10 +2,10 @@
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -139,7 +139,9 @@ def _trained(settings: Settings, folder: Path, device: str, quiet: bool) -> bool
             opened=opened,
         )
     if first:
-        _print_outcome(outcome, folder, settings.training["epochs"])
+        _print_outcome(outcome, folder)
+        if outcome.finished and outcome.out_of_time and not quiet:
+            note(_out_of_time(outcome.epoch, settings.training))
     return outcome.finished and not outcome.interrupted
 
 
@@ -162,7 +164,7 @@ def _remarks(display: TrainingDisplay) -> Iterator[None]:
         log.setLevel(before)
 
 
-def _print_outcome(outcome: Outcome | TranslationOutcome, folder: Path, epochs: int) -> None:
+def _print_outcome(outcome: Outcome | TranslationOutcome, folder: Path) -> None:
     if not outcome.finished:
         note(f"stopped in epoch {outcome.epoch}; all is saved, the same command goes on")
         return
@@ -177,8 +179,9 @@ def _print_outcome(outcome: Outcome | TranslationOutcome, folder: Path, epochs: 
         f"(best of {outcome.epoch} epoch{'' if outcome.epoch == 1 else 's'}: {outcome.best_epoch}; "
         f"{duration(outcome.elapsed)} in all)"
     )
-    if outcome.out_of_time:
-        note(
-            f"ended by training.max_minutes in epoch {outcome.epoch} of {epochs}; a larger one "
-            "goes on"
-        )
+
+
+def _out_of_time(epoch: int, training: Mapping[str, Any]) -> str:
+    updates = training.get("updates")  # of translators; it ends them long before their epochs do
+    end = f" of {training['epochs']}" if updates is None else f", before update {updates:,}"
+    return f"ended by training.max_minutes in epoch {epoch}{end}; a larger one goes on"
