@@ -688,12 +688,24 @@ def test_a_text_of_ones_own_is_scored(drill, here, tmp_path):
             ["--source", "pairs/test.en", "--reference", "pairs/valid.de"],
             "pairs/test.en has 6 lines but pairs/valid.de has 8",
         ),
+        (["--source", "one.en", "--reference", "pairs/valid.de"], "one.en has 1 line but pairs/"),
+        (["--source", "one.en", "--reference", "blank.de"], "blank.de: holds no words to trans"),
+        (["--source", "blank.de", "--reference", "one.en"], "blank.de: holds no words to trans"),
     ],
 )
-def test_a_text_without_its_reference_is_refused(drill, words, fault):
+def test_a_text_without_its_reference_is_refused(drill, here, words, fault):
+    (here / "one.en").write_text("abc\n")
+    (here / "blank.de").write_text(" \n")
     code, _, err = drill("evaluate", "runs/tiny", *words, "--device", "cpu")
     assert code == 1
     assert fault in err
+
+
+def test_a_single_line_is_one_line(drill, here):
+    (here / "one.en").write_text("abc\n")
+    words = ("evaluate", "runs/tiny", "--source", "one.en", "--reference", "one.en")
+    code, out, err = drill(*words, "--device", "cpu", "-q")
+    assert (code, "  1 line  " in out) == (0, True), err
 
 
 def test_words_of_a_language_without_rules_are_left_out_with_a_word(drill, here):

@@ -272,6 +272,7 @@ def test_no_runs_make_a_page_too(tmp_path):
 
 def test_one_epoch_is_a_dot_and_a_row(tmp_path):
     text, page = written(tmp_path, [write_run(tmp_path / "one", valid=[300.0], test=290.0)])
+    assert "one reaches 300.00 in 1 epoch." in text
     assert len(plots(text)) == 1
     assert paths(checked(plots(text)[0])) == []
     assert "1 run, written" in page.text

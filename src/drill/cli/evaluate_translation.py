@@ -14,7 +14,7 @@ from drill.analysis.word_accuracy import AccuracyBand
 from drill.build_translation import TranslationRun
 from drill.cli.display import Counter, console, note
 from drill.cli.evaluation_rows import OWN_FILES, refuse_infinity, text_of
-from drill.data import Pairs, ParallelText, encode_pairs
+from drill.data import DataError, Pairs, ParallelText, encode_pairs
 from drill.data.parallel_text import read_lines
 from drill.evaluation.memory import told_of_memory
 from drill.evaluation.translated import translated
@@ -118,6 +118,9 @@ def _texts(
 ) -> Iterator[tuple[str, ParallelText, Pairs]]:
     if isinstance(splits, Files):
         text = ParallelText.from_files(*splits)
+        for path, lines in zip(splits, (text.source, text.target), strict=True):
+            if not any(map(str.split, lines)):
+                raise DataError(f"{path}: holds no words to translate; give one sentence a line")
         yield str(splits.source), text, encode_pairs(text, run.subwords)
         return
     for split in splits:
@@ -166,6 +169,6 @@ def _line(row: dict[str, Any]) -> str:
         f"translation {text_of(row):5}  BLEU {row['bleu']:.2f}  {cut}"
         f"chrF {row['chrf']:.2f}  exact {row['exact']:.1%}  "
         f"perplexity {row['perplexity']:.3f}  "
-        f"{row['lines']:,} lines  {row['seconds']:.1f} s  "
+        f"{row['lines']:,} line{'' if row['lines'] == 1 else 's'}  {row['seconds']:.1f} s  "
         f"[{row['weights']} weights, beam {row['beam']}, {row['signature']}]"
     )

@@ -45,8 +45,9 @@ class ParallelText:
         counts = [len(lines) for lines in texts]
         if counts[0] != counts[1]:
             raise DataError(
-                f"{source} has {counts[0]:,} lines but {target} has {counts[1]:,}; line i of one "
-                "must be line i of the other, so give two files that belong together"
+                f"{source} has {counts[0]:,} line{'' if counts[0] == 1 else 's'} but {target} has "
+                f"{counts[1]:,}; line i of one must be line i of the other, so give two files that "
+                "belong together"
             )
         if counts[0] == 0:
             raise DataError(f"{source} and {target} hold no line; give files with one pair a line")

@@ -149,7 +149,7 @@ def _legend(names: Iterable[str], look: Mapping[str, Look], bars: bool = False) 
 def _said(runs: Sequence[RunSummary]) -> str:
     """The figures in a sentence, for whom the drawing is not to be seen."""
     said = [
-        f"{run.name} reaches {run.valid:.2f} in {run.epochs} epochs"
+        f"{run.name} reaches {run.valid:.2f} in {run.epochs} epoch{'' if run.epochs == 1 else 's'}"
         for run in runs
         if run.valid is not None
     ]
