@@ -3,7 +3,7 @@
 import pytest
 
 from drill.data import Corpus
-from drill.opening import unknown_words
+from drill.opening import share_of_unknown
 
 TAIL = "of the test tokens; perplexities take it for one word"
 TEXT = "a a a b b c\n"  # seven tokens with <eos>
@@ -41,7 +41,7 @@ TEXT = "a a a b b c\n"  # seven tokens with <eos>
 def test_unknown_words_are_told_with_their_cut_off(train, cut_off, said):
     corpus = Corpus("own", train, "a\n", "a new a\n")
     vocabulary = corpus.vocabulary(*cut_off)
-    told = unknown_words(corpus, vocabulary, corpus.encode(vocabulary), *cut_off)
+    told = share_of_unknown(corpus, vocabulary, corpus.encode(vocabulary), *cut_off)
     assert told == f"{said} of the training tokens, 25.0% {TAIL}"
 
 
@@ -50,4 +50,4 @@ def test_nothing_is_told_where_no_word_is_unknown(closed):
     test = "a <unk>\n" if closed else "a b\n"  # what a published text has is its authors' affair
     corpus = Corpus("own", TEXT, "a\n", test, closed=closed)
     vocabulary = corpus.vocabulary()
-    assert unknown_words(corpus, vocabulary, corpus.encode(vocabulary)) is None
+    assert share_of_unknown(corpus, vocabulary, corpus.encode(vocabulary)) is None

@@ -19,12 +19,12 @@ from torch import nn
 
 from drill.checkpoint import copy_into, fingerprint, load, load_into
 from drill.config import OVER, TRANSLATION, Settings, makes_no_model, saved, wraps
-from drill.data import DataError, Ids, Vocabulary, cache_folder, read_corpus
+from drill.data import Corpus, DataError, Ids, Vocabulary, cache_folder, read_corpus
 from drill.encoders import ENCODERS
 from drill.layers import LAYERS, OutputLayer
 from drill.machine import pick_device
 from drill.models import LanguageModel
-from drill.opening import few_updates, no_better_than_guessing, opening, sizes, unknown_words
+from drill.opening import few_updates, no_better_than_guessing, opening, share_of_unknown, sizes
 from drill.optim import RULES, Rule
 from drill.parallel import World, world
 from drill.precision import autocast_dtype
@@ -53,8 +53,13 @@ logger = logging.getLogger("drill")
 
 def corpus(settings: Settings, progress: Any = None) -> tuple[Ids, Vocabulary]:
     """The encoded splits and the vocabulary; ids are cached by what they hold."""
-    found, vocabulary = read_corpus(**settings.data, progress=progress)
-    return found.encode(vocabulary, cache_folder()), vocabulary
+    _, ids, vocabulary = _encoded_text(settings, progress)
+    return ids, vocabulary
+
+
+def _encoded_text(settings: Settings, progress: Any = None) -> tuple[Corpus, Ids, Vocabulary]:
+    text, vocabulary = read_corpus(**settings.data, progress=progress)
+    return text, text.encode(vocabulary, cache_folder()), vocabulary
 
 
 def language_model(
@@ -168,10 +173,7 @@ def train_language_model(
     rehearse(settings)
     if opened is not None:
         opened(opening(settings, run, device, processes))
-    text, vocabulary = read_corpus(
-        **settings.data, progress=data_progress if processes.first else None
-    )
-    ids = text.encode(vocabulary, cache_folder())
+    text, ids, vocabulary = _encoded_text(settings, data_progress if processes.first else None)
     if begun and vocabulary_of(run) != vocabulary:
         raise DataError(
             f"{run.path}: its vocabulary is not that of {settings.data['corpus']} any more; the "
@@ -194,7 +196,7 @@ def train_language_model(
         size = f"{len(ids.train):,} tokens, {len(vocabulary):,} words"
         cut_off = (settings.data["minimum_count"], settings.data["maximum_size"])
         remarks = (
-            unknown_words(text, vocabulary, ids, *cut_off),
+            share_of_unknown(text, vocabulary, ids, *cut_off),
             few_updates(settings, len(ids.train)),
         )
         opened(sizes(settings, run, model, size, *remarks))

@@ -48,7 +48,7 @@ def sizes(
     each remark on a run that begins.
 
     text     what of the corpus is trained on, such as ``"929,589 tokens, 10,000 words"``
-    unknown  what ``unknown_words`` says: a run that goes on says it again, since nobody can read
+    unknown  what ``share_of_unknown`` says: a run that goes on says it again, since nobody can read
              its perplexities without it
     """
     line = (
@@ -61,7 +61,7 @@ def sizes(
     return "\n".join([line, *(each for each in told if each is not None)])
 
 
-def unknown_words(
+def share_of_unknown(
     corpus: Corpus,
     vocabulary: Vocabulary,
     ids: Ids,

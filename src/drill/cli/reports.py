@@ -26,7 +26,7 @@ from drill.data import (
     read_corpus,
     read_parallel_corpus,
 )
-from drill.opening import unknown_words
+from drill.opening import share_of_unknown
 from drill.recipes import SettingsError
 from drill.report import numbers
 from drill.report.ledger import record as record_run
@@ -163,7 +163,7 @@ def data(
         f"data.minimum_count, {demo} in {DEMO}",
         soft_wrap=True,
     )
-    remark = unknown_words(found, vocabulary, ids, minimum_count)
+    remark = share_of_unknown(found, vocabulary, ids, minimum_count)
     if remark is not None:
         shown.print(remark, soft_wrap=True)
 
