@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from drill.captured import CapturedGradients
-from drill.encoders import Transformer
+from drill.encoders import Transformer, transformer_blocks, transformer_maps
 from drill.encoders.transformer import PRESETS
-from drill.encoders.transformer_attention import attended
+from drill.encoders.transformer_attention import WithoutCudnn, attended
 from drill.encoders.transformer_cache import STEPS_AT_ONCE
 from drill.encoders.transformer_inputs import sinusoids
 from drill.kernels.nll import INTERPRETED, TRITON_INSTALLED
@@ -296,6 +296,52 @@ def test_one_pass_drops_as_the_seed_says(norm, device):
     torch.testing.assert_close(first, again, rtol=1e-3, atol=1e-3)  # attention's may be added anew
     without = trained("triton", norm, device, True)
     assert not torch.equal(first[0], without[0])
+
+
+@pytest.mark.skipif(not TRITON_INSTALLED, reason="Triton is not installed")
+@both_norms
+@every_device
+def test_no_two_modules_drop_by_one_seed(monkeypatch, norm, device):
+    """All seeds of a stack are drawn at once, and each residual and network takes its own."""
+    model = make(norm, 0.3, attention_dropout=0.0, impl="triton").to(device, torch.float32)
+    taken, drawn = [], []
+
+    def noted(name):
+        kernel = getattr(transformer_blocks, name)
+
+        def call(*args, seed, **options):
+            taken.append(seed if options.get("dropout", 0.3) else None)
+            return kernel(*args, seed=seed, **options)
+
+        return call
+
+    for name in ("residual_norm", "relu_dropout"):
+        monkeypatch.setattr(transformer_blocks, name, noted(name))
+    draw = transformer_maps.drawn_seeds
+    monkeypatch.setattr(
+        transformer_maps, "drawn_seeds", lambda *given: drawn.append(draw(*given)) or drawn[-1]
+    )
+    model(ragged(S).to(device), ids(B, T).to(device))
+    seeds = {each.data_ptr() for each in taken if each is not None}
+    assert [len(each) for each in drawn] == [2 * 3, 2 * 4]
+    assert seeds == {seed.data_ptr() for each in drawn for seed in each}
+    assert len([each for each in taken if each is not None]) == len(seeds) == 14
+    drawn.clear()
+    model.eval()
+    model(ragged(S).to(device), ids(B, T).to(device))
+    assert drawn == [(), ()]
+
+
+def test_attention_past_padding_leaves_cudnn_as_it_was():
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        for enabled in (True, False):
+            torch.backends.cuda.enable_cudnn_sdp(enabled)
+            with WithoutCudnn():
+                assert not torch.backends.cuda.cudnn_sdp_enabled()
+            assert torch.backends.cuda.cudnn_sdp_enabled() == enabled
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 @pytest.mark.gpu

@@ -4,11 +4,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from drill.kernels.product import product
+from drill.kernels.nll import compute_dtype
+from drill.kernels.product import cast_together, products
+from drill.kernels.product import product as of_weights
 
 both_devices = pytest.mark.parametrize(
     "device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 )
+
+
+def product(x, weight, bias=None):
+    (weights,) = cast_together([(weight, bias)], compute_dtype(x))
+    return of_weights(x, weights)
 
 
 def problem(device: str, biased: bool) -> list[torch.Tensor]:
@@ -56,3 +63,46 @@ def test_what_is_frozen_has_no_gradient(device):
     with torch.autocast(device, torch.bfloat16):
         x = x.detach()
         assert not product(x, weight.detach()).requires_grad
+
+
+@both_devices
+def test_weights_are_cast_together_and_those_of_that_dtype_left(device):
+    _, weight, bias = problem(device, True)
+    half = weight.detach().bfloat16()
+    first, second = cast_together([(weight, bias), (half, None)], torch.bfloat16)
+    assert torch.equal(first.half, weight.bfloat16())
+    assert torch.equal(first.half_bias, bias.bfloat16())
+    assert first.weight is weight
+    assert not first.half.requires_grad
+    assert second.half is half
+    assert second.half_bias is None
+
+
+@pytest.mark.parametrize("half", [True, False], ids=["half", "float32"])
+@both_devices
+def test_several_products_of_one_are_those_of_each(device, half):
+    torch.manual_seed(0)
+    x = torch.randn(3, 21, 16, device=device).requires_grad_()
+    maps = [(torch.randn(o, 16, device=device), torch.randn(o, device=device)) for o in (24, 8, 40)]
+    leaves = [x, *(each.requires_grad_() for pair in maps for each in pair)]
+    weights = cast_together(maps, torch.bfloat16 if half else torch.float32)
+    given = [torch.randn(3, 21, o, device=device).to(weights[0].half.dtype) for o in (24, 8, 40)]
+    together, apart = products(x, weights), [of_weights(x, each) for each in weights]
+    for found, expected in zip(together, apart, strict=True):
+        torch.testing.assert_close(found, expected)
+    found = torch.autograd.grad(together, leaves, given)
+    expected = torch.autograd.grad(apart, leaves, given)
+    assert [each.dtype for each in found] == [torch.float32] * len(leaves)
+    torch.testing.assert_close(found[0], expected[0], rtol=0.02, atol=0.2 if half else 1e-4)
+    torch.testing.assert_close(found[1:], expected[1:], rtol=1e-5, atol=1e-4)
+
+
+@both_devices
+def test_several_products_of_what_is_frozen(device):
+    x, weight, bias = problem(device, True)
+    maps = [(weight, bias), (weight.detach(), bias.detach())]
+    weights = cast_together(maps, torch.bfloat16)
+    (sum(products(x.detach(), weights))).sum().backward()
+    assert x.grad is None
+    assert weight.grad.abs().sum() > 0
+    assert bias.grad.abs().sum() > 0

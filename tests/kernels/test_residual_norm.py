@@ -8,8 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from drill.kernels.nll import INTERPRETED, TRITON_INSTALLED
+from drill.kernels.product import cast_together
+from drill.kernels.product import product as matrix_product
 from drill.kernels.relu_dropout import relu_dropout
 from drill.kernels.residual_norm import choose_sublayer, residual_norm
+from drill.kernels.seeds import drawn_seeds
 
 needs_triton = pytest.mark.skipif(not TRITON_INSTALLED, reason="Triton is not installed")
 every_device = pytest.mark.parametrize(
@@ -121,6 +124,77 @@ def test_the_first_norm_of_a_stack_has_nothing_to_add(device):
         truth = differentiated(plain, doubles, [each.double() for each in weights])
         for exact, each in zip(truth, found, strict=True):
             assert (each.double() - exact).norm() <= 3e-7 * exact.norm()
+
+
+def close_in(half: torch.dtype, found: Tensor, expected: Tensor) -> None:
+    """A product of another layout may sum in another order."""
+    bound = 1e-4 if half == torch.float32 else 0.02
+    torch.testing.assert_close(found, expected, rtol=bound, atol=bound)
+
+
+@needs_triton
+@pytest.mark.parametrize("half", [torch.float32, torch.bfloat16], ids=str)
+@every_device
+def test_a_map_still_to_be_applied_is_a_product_before(device, half):
+    """Outputs and all gradients, of the map too, which are in its own dtype."""
+    torch.manual_seed(4)
+    shapes = ((3, 23, 40), (3, 23, 24), (40, 24), (40,), (40,), (40,))
+    x, y, matrix, b, gamma, beta = (
+        torch.randn(shape, device=device).requires_grad_() for shape in shapes
+    )
+    (weights,) = cast_together([(matrix, b)], half)
+    given = [torch.randn(3, 23, 40, device=device).to(kind) for kind in (torch.float32, half)]
+
+    def both(inside, y_map):
+        torch.manual_seed(1)
+        out = residual_norm(
+            x, inside, gamma, beta, y_map=y_map, y_bias=b, dropout=DROPOUT, dtype=half,
+            impl="triton",
+        )  # fmt: skip
+        leaves = [x, y, matrix, b, gamma, beta]
+        return [*out, *torch.autograd.grad(out, leaves, given)]
+
+    apart = both(matrix_product(y, weights._replace(bias=None, half_bias=None)), None)
+    together = both(y, weights)
+    assert [each.dtype for each in together] == [each.dtype for each in apart]
+    for found, expected in zip(together, apart, strict=True):
+        close_in(half, found, expected)
+
+
+@needs_triton
+@pytest.mark.parametrize("half", [torch.float32, torch.bfloat16], ids=str)
+@every_device
+def test_a_map_before_relu_is_a_product_before(device, half):
+    torch.manual_seed(4)
+    shapes = ((3, 23, 24), (40, 24), (40,))
+    x, matrix, b = (torch.randn(shape, device=device).requires_grad_() for shape in shapes)
+    (weights,) = cast_together([(matrix, b)], half)
+    given = torch.randn(3, 23, 40, device=device).to(half)
+
+    def both(inside, x_map):
+        torch.manual_seed(1)
+        out = relu_dropout(inside, b, DROPOUT, x_map=x_map, impl="triton")
+        return [out, *torch.autograd.grad(out, [x, matrix, b], given)]
+
+    apart = both(matrix_product(x, weights._replace(bias=None, half_bias=None)), None)
+    for found, expected in zip(both(x, weights), apart, strict=True):
+        close_in(half, found, expected)
+
+
+@needs_triton
+@every_device
+def test_a_seed_that_is_given_decides_what_is_dropped(device):
+    x, ones = torch.zeros(64, 40, device=device), torch.ones(40, device=device)
+
+    def dropped(seed):
+        return residual_norm(x, x + 1, ones, ones, dropout=0.5, seed=seed, impl="triton")[0]
+
+    first, second = drawn_seeds(2, x.device)
+    assert torch.equal(dropped(first), dropped(first))
+    assert not torch.equal(dropped(first), dropped(second))
+    sure = relu_dropout(x + 1, ones, 0.5, seed=first, impl="triton")
+    assert torch.equal(sure, relu_dropout(x + 1, ones, 0.5, seed=first, impl="triton"))
+    assert not torch.equal(sure, relu_dropout(x + 1, ones, 0.5, seed=second, impl="triton"))
 
 
 @needs_triton
@@ -250,6 +324,20 @@ def test_plain_pytorch_has_the_gradients_of_its_formula(carry_norm):
     expected = formula(leaves, torch.ones(()), carry_norm)
     torch.testing.assert_close(plain(*leaves), expected, rtol=0, atol=0)
     assert torch.autograd.gradcheck(lambda x, b: relu_dropout(x, b, 0.0), leaves[1:3])
+
+
+def test_plain_pytorch_applies_a_map_first():
+    torch.manual_seed(0)
+    x, y, matrix, b, gamma, beta = (
+        torch.randn(shape, dtype=torch.float64)
+        for shape in ((3, 6), (3, 4), (6, 4), (6,), (6,), (6,))
+    )
+    (weights,) = cast_together([(matrix, b)], torch.float64)
+    found = residual_norm(x, y, gamma, beta, y_map=weights, y_bias=b)
+    expected = residual_norm(x, y @ matrix.t(), gamma, beta, y_bias=b)
+    torch.testing.assert_close(found, expected)
+    inside = relu_dropout(y, b, 0.0, x_map=weights)
+    torch.testing.assert_close(inside, (y @ matrix.t() + b).relu())
 
 
 def test_what_the_kernels_cannot_serve_is_refused_by_name_and_served_by_auto():

@@ -19,6 +19,7 @@ from drill.encoders.transformer_attention import CrossAttention, SelfAttention
 from drill.encoders.transformer_blocks import DecoderBlock, EncoderBlock, Stream
 from drill.encoders.transformer_cache import Cache
 from drill.encoders.transformer_inputs import additive_mask, sinusoids
+from drill.encoders.transformer_maps import Prepared, mapped_together, prepared
 from drill.kernels.nll import compute_dtype
 from drill.kernels.residual_norm import SUBLAYER_IMPLEMENTATIONS, SublayerImplementation
 from drill.layers.settings import at_least_zero, fraction, one_of, positive
@@ -126,7 +127,6 @@ class Transformer(nn.Module):
             if attention_dropout is None
             else fraction(name, "attention_dropout", attention_dropout),
             norm == "pre",
-            impl,
         )
         depth = range(positive(name, "layers", layers))
         with source_embedding.weight.device:
@@ -179,10 +179,11 @@ class Transformer(nn.Module):
         x = self._embedded(self.source_embedding, source, 0)
         mask = additive_mask(mask, x)
         stream = Stream(x)
+        ready = self._prepared(self.encoder, x)
         for block in self.encoder:
-            stream = block(stream, mask)
+            stream = block(stream, mask, ready)
         # Read by every block of the decoder, so made once what their products read.
-        return Memory(self._ended(stream, self.encoder_norm, compute_dtype(x)), mask)
+        return Memory(self._ended(stream, self.encoder_norm, compute_dtype(x), ready), mask)
 
     def decode(self, target: Tensor, memory: Memory) -> Tensor:
         """Ids (B, T), padded on the right, -> hidden (B, T, d): what follows each of them.
@@ -192,10 +193,12 @@ class Transformer(nn.Module):
         self._check_ids("target", target, 2, memory.states.shape[0])
         x = self._embedded(self.target_embedding, target, 0)
         stream = Stream(x)
-        for block in self.decoder:
-            source = block.source_attention.keys_values(memory.states)
-            stream = block(stream, source, memory.mask)
-        return self._ended(stream, self.decoder_norm, x.dtype)
+        ready = self._prepared(self.decoder, x)
+        attentions = [block.source_attention for block in self.decoder]
+        sources = mapped_together([each.key_value for each in attentions], memory.states, ready)
+        for block, attention, source in zip(self.decoder, attentions, sources, strict=True):
+            stream = block(stream, attention.by_heads(source), memory.mask, ready=ready)
+        return self._ended(stream, self.decoder_norm, x.dtype, ready)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         """Ids (B, S) and (B, T) -> hidden (B, T, d)."""
@@ -225,7 +228,7 @@ class Transformer(nn.Module):
         for i, (block, source) in enumerate(zip(self.decoder, cache.source, strict=True)):
             stream = block(stream, source, cache.mask, partial(cache.append, i))
         cache.length += 1
-        return self._ended(stream, self.decoder_norm, x.dtype).flatten(0, 1)
+        return self._ended(stream, self.decoder_norm, x.dtype, None).flatten(0, 1)
 
     # -----------------------------------------------------------------------------------------
 
@@ -238,9 +241,23 @@ class Transformer(nn.Module):
         x = x + sinusoids(start, ids.shape[1], self.output_size, x)
         return F.dropout(x, self.dropout, self.training)
 
-    def _ended(self, stream: Stream, norm: nn.Module, dtype: torch.dtype) -> Tensor:
+    def _prepared(
+        self, blocks: Sequence[EncoderBlock | DecoderBlock], x: Tensor
+    ) -> Prepared | None:
+        maps = (each for block in blocks for each in block.maps())
+        dropping = (
+            each
+            for block in blocks
+            for each in block.dropouts()
+            if each.training and each.dropout > 0.0
+        )
+        return prepared(maps, dropping, x, self.impl)
+
+    def _ended(
+        self, stream: Stream, norm: nn.Module, dtype: torch.dtype, ready: Prepared | None
+    ) -> Tensor:
         if self.norm == "pre":
-            return stream.normed(cast(nn.LayerNorm, norm), self.impl, dtype=dtype)[1]
+            return stream.normed(cast(nn.LayerNorm, norm), ready, dtype=dtype)[1]
         # Normed already, and in the dtype of products where that is another.
         return stream.x if stream.read is None or dtype == stream.x.dtype else stream.read
 

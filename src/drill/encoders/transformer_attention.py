@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from drill.encoders.transformer_maps import mapped
-from drill.kernels.residual_norm import SublayerImplementation
+from drill.encoders.transformer_maps import Prepared, mapped
 
 KeysValues = tuple[Tensor, Tensor]
 """Keys and values, each (B, H, S, d/H)."""
@@ -41,9 +40,22 @@ def _kernels(q: Tensor, mask: Tensor | None) -> AbstractContextManager[None]:
     """
     if mask is None or not q.is_cuda or not torch.is_grad_enabled():
         return nullcontext()
-    return sdpa_kernel(
-        [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-    )
+    if torch.compiler.is_compiling():
+        return sdpa_kernel(
+            [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+        )
+    return WithoutCudnn()
+
+
+class WithoutCudnn(AbstractContextManager[None]):
+    """What ``sdpa_kernel`` does of the same, at a tenth of its time on the host."""
+
+    def __enter__(self) -> None:
+        self.before = torch.backends.cuda.cudnn_sdp_enabled()
+        torch.backends.cuda.enable_cudnn_sdp(False)
+
+    def __exit__(self, *_: object) -> None:
+        torch.backends.cuda.enable_cudnn_sdp(self.before)
 
 
 class SelfAttention(nn.Module):
@@ -52,22 +64,22 @@ class SelfAttention(nn.Module):
     ``output`` maps the heads together; the residual around applies it.
     """
 
-    def __init__(
-        self, width: int, heads: int, dropout: float, impl: SublayerImplementation
-    ) -> None:
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
         self.heads = heads
         self.dropout = dropout
-        self.impl = impl
         self.query_key_value = nn.Linear(width, 3 * width)
         self.output = nn.Linear(width, width)
 
-    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+    def maps(self) -> list[nn.Linear]:
+        return [self.query_key_value, self.output]
+
+    def forward(self, x: Tensor, mask: Tensor | None, ready: Prepared | None = None) -> Tensor:
         """x (B, T, d) -> (B, T, d); position t sees those of ``mask``, without one those up to t.
 
         mask  (B, 1, 1, T), 0 where a token may be seen and -inf elsewhere
         """
-        q, k, v = _by_heads(mapped(self.query_key_value, x, self.impl), 3, self.heads)
+        q, k, v = _by_heads(mapped(self.query_key_value, x, ready), 3, self.heads)
         p = self.dropout if self.training else 0.0
         return attended(q, k, v, mask, p).transpose(1, 2).flatten(2)
 
@@ -82,25 +94,32 @@ class SelfAttention(nn.Module):
 class CrossAttention(nn.Module):
     """The same with Q linear in x, K and V linear in what an encoder has made of the source."""
 
-    def __init__(
-        self, width: int, heads: int, dropout: float, impl: SublayerImplementation
-    ) -> None:
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
         self.heads = heads
         self.dropout = dropout
-        self.impl = impl
         self.query = nn.Linear(width, width)
         self.key_value = nn.Linear(width, 2 * width)
         self.output = nn.Linear(width, width)
 
+    def maps(self) -> list[nn.Linear]:
+        return [self.query, self.key_value, self.output]
+
     def keys_values(self, states: Tensor) -> KeysValues:
         """Of encoder states (B, S, d); once a sentence, however many steps it is decoded in."""
-        k, v = _by_heads(mapped(self.key_value, states, self.impl), 2, self.heads)
+        return self.by_heads(self.key_value(states))
+
+    def by_heads(self, mapped_states: Tensor) -> KeysValues:
+        """The same of what ``key_value`` has made of them, (B, S, 2d)."""
+        k, v = _by_heads(mapped_states, 2, self.heads)
         return k, v
 
-    def forward(self, x: Tensor, keys_values: KeysValues, mask: Tensor) -> Tensor:
+    def forward(
+        self, x: Tensor, keys_values: KeysValues, mask: Tensor, ready: Prepared | None = None
+    ) -> Tensor:
         """x (B, T, d) -> (B, T, d). Positions do not see each other: they may be hypotheses too."""
-        q = mapped(self.query, x, self.impl).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        q = mapped(self.query, x, ready)
+        q = q.view(*q.shape[:-1], self.heads, -1).transpose(1, 2)
         p = self.dropout if self.training else 0.0
         return attended(q, *keys_values, mask, p).transpose(1, 2).flatten(2)
 
@@ -127,5 +146,5 @@ def _by_heads(x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
 
     Parted before they are turned: so their gradients are put together in one copy, not two.
     """
-    split = x.unflatten(-1, (parts, heads, -1)).unbind(2)
-    return tuple(part.transpose(1, 2) for part in split)
+    split = x.view(*x.shape[:-1], parts, heads, -1).unbind(2)
+    return tuple([part.transpose(1, 2) for part in split])

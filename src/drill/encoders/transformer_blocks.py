@@ -18,110 +18,124 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drill.encoders.transformer_attention import Append, CrossAttention, KeysValues, SelfAttention
-from drill.encoders.transformer_maps import by_kernels, mapped
+from drill.encoders.transformer_maps import Prepared, mapped
 from drill.kernels.nll import compute_dtype
-from drill.kernels.product import product
+from drill.kernels.product import Weights, product
 from drill.kernels.relu_dropout import relu_dropout
-from drill.kernels.residual_norm import SublayerImplementation, residual_norm
+from drill.kernels.residual_norm import residual_norm
+from drill.layers.hooks import only_weights_count
 
 
 class FeedForward(nn.Module):
     """drop(relu(W_1 x + b_1)), each position for itself; the residual around applies W_2, b_2."""
 
-    def __init__(
-        self, width: int, inner: int, dropout: float, impl: SublayerImplementation
-    ) -> None:
+    def __init__(self, width: int, inner: int, dropout: float) -> None:
         super().__init__()
         self.dropout = dropout
-        self.impl = impl
         self.inner = nn.Linear(width, inner)
         self.output = nn.Linear(inner, width)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def maps(self) -> list[nn.Linear]:
+        return [self.inner, self.output]
+
+    def forward(self, x: Tensor, ready: Prepared | None = None) -> Tensor:
         p = self.dropout if self.training else 0.0
-        if not by_kernels(self.impl, x, self.inner, nn.Linear) or self.inner.bias is None:
-            return F.dropout(mapped(self.inner, x, self.impl).relu(), p)
-        inside = product(x, self.inner.weight)  # the pass over it adds the bias
-        return relu_dropout(inside, self.inner.bias, p, impl=self.impl)
+        weights = None if ready is None else ready.maps.get(self.inner)
+        if ready is None or weights is None or weights.bias is None:
+            return F.dropout(mapped(self.inner, x, ready).relu(), p)
+        seed = ready.seeds.get(self)
+        return relu_dropout(x, weights.bias, p, x_map=weights, seed=seed, impl="triton")
 
 
 class Stream(NamedTuple):
-    """The residual x + drop(y + y_bias) between two sub-layers, not summed yet.
+    """The residual x + drop(y_map(y)) between two sub-layers, not summed yet.
 
     x        (B, T, d)
     y        (B, T, d), what the last sub-layer has made; None where there is nothing to add
-    y_bias   (d,), where it is not part of y
+    y_map    a map still to be applied to y, with its bias, where kernels read its weights
     dropout  of y
+    seed     of that dropout, where kernels are to draw it from one
     read     x in the dtype of products, where it has been made
     """
 
     x: Tensor
     y: Tensor | None = None
-    y_bias: Tensor | None = None
+    y_map: Weights | None = None
     dropout: float = 0.0
+    seed: Tensor | None = None
     read: Tensor | None = None
 
     def normed(
         self,
         norm: nn.LayerNorm,
-        impl: SublayerImplementation,
+        ready: Prepared | None,
         *,
         carry_norm: bool = False,
         dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor]:
         """What goes on, the sum or its norm, and the norm in ``dtype``, that of products."""
-        dtype = compute_dtype(self.x) if dtype is None else dtype
-        kernels = by_kernels(impl, self.x, norm, nn.LayerNorm)
-        if not kernels or norm.weight is None or norm.bias is None:
+        weight, bias = norm.weight, norm.bias
+        kernels = ready is not None and only_weights_count(norm, nn.LayerNorm)
+        if ready is None or not kernels or weight is None or bias is None:
             r = self._summed()
             n = norm(r)
-            return n if carry_norm else r, n.to(dtype)
+            return n if carry_norm else r, n.to(compute_dtype(r) if dtype is None else dtype)
         return residual_norm(
             self.x,
             self.y,
-            norm.weight,
-            norm.bias,
-            y_bias=self.y_bias,
+            weight,
+            bias,
+            y_map=self.y_map,
+            y_bias=None if self.y_map is None else self.y_map.bias,
             dropout=self.dropout,
             epsilon=norm.eps,
             carry_norm=carry_norm,
-            dtype=dtype,
-            impl=impl,
+            dtype=ready.dtype if dtype is None else dtype,
+            seed=self.seed,
+            impl="triton",
         )
 
     def _summed(self) -> Tensor:
         if self.y is None:
             return self.x
-        y = self.y if self.y_bias is None else self.y + self.y_bias
+        y = self.y if self.y_map is None else product(self.y, self.y_map)
         return self.x + F.dropout(y, self.dropout)
 
 
 class Residual(nn.Module):
     """x + drop(output(f(norm(x)))), or norm(x + drop(output(f(x)))) where the norm comes after."""
 
-    def __init__(
-        self, width: int, dropout: float, norm_first: bool, impl: SublayerImplementation
-    ) -> None:
+    def __init__(self, width: int, dropout: float, norm_first: bool) -> None:
         super().__init__()
         self.norm_first = norm_first
         self.dropout = dropout
-        self.impl = impl
         self.norm = nn.LayerNorm(width)
 
-    def forward(self, stream: Stream, f: Callable[[Tensor], Tensor], output: nn.Linear) -> Stream:
+    def forward(
+        self,
+        stream: Stream,
+        f: Callable[[Tensor], Tensor],
+        output: nn.Linear,
+        ready: Prepared | None,
+    ) -> Stream:
         if self.norm_first:
-            x, read = stream.normed(self.norm, self.impl)
-            return self._around(x, f(read), output)
+            x, read = stream.normed(self.norm, ready)
+            return self._around(x, f(read), output, ready)
         inside = f(stream.x if stream.read is None else stream.read)
-        pending = self._around(stream.x, inside, output)
-        x, read = pending.normed(self.norm, self.impl, carry_norm=True)
+        pending = self._around(stream.x, inside, output, ready)
+        x, read = pending.normed(self.norm, ready, carry_norm=True)
         return Stream(x, read=read)
 
-    def _around(self, x: Tensor, inside: Tensor, output: nn.Linear) -> Stream:
+    def _around(
+        self, x: Tensor, inside: Tensor, output: nn.Linear, ready: Prepared | None
+    ) -> Stream:
         p = self.dropout if self.training else 0.0
-        if not by_kernels(self.impl, x, output, nn.Linear):
+        if ready is None:
             return Stream(x, output(inside), None, p)
-        return Stream(x, product(inside, output.weight), output.bias, p)
+        seed, weights = ready.seeds.get(self), ready.maps.get(output)
+        if weights is None:
+            return Stream(x, output(inside), None, p, seed)
+        return Stream(x, inside, weights, p, seed)
 
 
 class EncoderBlock(nn.Module):
@@ -135,18 +149,27 @@ class EncoderBlock(nn.Module):
         dropout: float,
         attention_dropout: float,
         norm_first: bool,
-        impl: SublayerImplementation,
     ) -> None:
         super().__init__()
-        self.attention = SelfAttention(width, heads, attention_dropout, impl)
-        self.feedforward = FeedForward(width, inner, dropout, impl)
-        self.around_attention = Residual(width, dropout, norm_first, impl)
-        self.around_feedforward = Residual(width, dropout, norm_first, impl)
+        self.attention = SelfAttention(width, heads, attention_dropout)
+        self.feedforward = FeedForward(width, inner, dropout)
+        self.around_attention = Residual(width, dropout, norm_first)
+        self.around_feedforward = Residual(width, dropout, norm_first)
 
-    def forward(self, stream: Stream, mask: Tensor) -> Stream:
+    def maps(self) -> list[nn.Linear]:
+        """All of them, for kernels that read weights."""
+        return [*self.attention.maps(), *self.feedforward.maps()]
+
+    def dropouts(self) -> list[FeedForward | Residual]:
+        """Modules that drop by a seed; attention does not."""
+        return [self.around_attention, self.feedforward, self.around_feedforward]
+
+    def forward(self, stream: Stream, mask: Tensor, ready: Prepared | None = None) -> Stream:
         attention, network = self.attention, self.feedforward
-        stream = self.around_attention(stream, lambda x: attention(x, mask), attention.output)
-        return self.around_feedforward(stream, network, network.output)
+        stream = self.around_attention(
+            stream, lambda x: attention(x, mask, ready), attention.output, ready
+        )
+        return self.around_feedforward(stream, lambda x: network(x, ready), network.output, ready)
 
 
 class DecoderBlock(nn.Module):
@@ -160,27 +183,41 @@ class DecoderBlock(nn.Module):
         dropout: float,
         attention_dropout: float,
         norm_first: bool,
-        impl: SublayerImplementation,
     ) -> None:
         super().__init__()
-        self.attention = SelfAttention(width, heads, attention_dropout, impl)
-        self.source_attention = CrossAttention(width, heads, attention_dropout, impl)
-        self.feedforward = FeedForward(width, inner, dropout, impl)
-        self.around_attention = Residual(width, dropout, norm_first, impl)
-        self.around_source_attention = Residual(width, dropout, norm_first, impl)
-        self.around_feedforward = Residual(width, dropout, norm_first, impl)
+        self.attention = SelfAttention(width, heads, attention_dropout)
+        self.source_attention = CrossAttention(width, heads, attention_dropout)
+        self.feedforward = FeedForward(width, inner, dropout)
+        self.around_attention = Residual(width, dropout, norm_first)
+        self.around_source_attention = Residual(width, dropout, norm_first)
+        self.around_feedforward = Residual(width, dropout, norm_first)
+
+    def maps(self) -> list[nn.Linear]:
+        """All of them, for kernels that read weights."""
+        parts = (self.attention, self.source_attention, self.feedforward)
+        return [each for part in parts for each in part.maps()]
+
+    def dropouts(self) -> list[FeedForward | Residual]:
+        """Modules that drop by a seed; attention does not."""
+        residuals = (self.around_attention, self.around_source_attention, self.around_feedforward)
+        return [*residuals, self.feedforward]
 
     def forward(
-        self, stream: Stream, source: KeysValues, mask: Tensor, append: Append | None = None
+        self,
+        stream: Stream,
+        source: KeysValues,
+        mask: Tensor,
+        append: Append | None = None,
+        ready: Prepared | None = None,
     ) -> Stream:
         """(B, T, d) -> (B, T, d); with ``append`` it is one step of K hypotheses, (B, K, d)."""
         attention, across, network = self.attention, self.source_attention, self.feedforward
 
         def to_itself(x: Tensor) -> Tensor:
-            return attention(x, None) if append is None else attention.step(x, append)
+            return attention(x, None, ready) if append is None else attention.step(x, append)
 
-        stream = self.around_attention(stream, to_itself, attention.output)
+        stream = self.around_attention(stream, to_itself, attention.output, ready)
         stream = self.around_source_attention(
-            stream, lambda x: across(x, source, mask), across.output
+            stream, lambda x: across(x, source, mask, ready), across.output, ready
         )
-        return self.around_feedforward(stream, network, network.output)
+        return self.around_feedforward(stream, lambda x: network(x, ready), network.output, ready)

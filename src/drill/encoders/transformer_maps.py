@@ -4,22 +4,67 @@ Kernels read the weights of a map or a norm and do not call it, so what is more 
 or ``nn.LayerNorm``, an adapter or a module with hooks, is called and its neighbours keep theirs.
 """
 
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
 from torch import Tensor, nn
 
-from drill.kernels.product import product
+from drill.kernels.nll import compute_dtype
+from drill.kernels.product import Weights, cast_together, product, products
 from drill.kernels.residual_norm import SublayerImplementation, choose_sublayer
+from drill.kernels.seeds import drawn_seeds
 from drill.layers.hooks import only_weights_count
 
 
-def mapped(linear: nn.Linear, x: Tensor, impl: SublayerImplementation) -> Tensor:
+class Prepared(NamedTuple):
+    """What the kernels of all blocks of a stack need, made at once: a launch costs a slow host more
+    than the device.
+
+    dtype  of products
+    maps   what kernels read of each map
+    seeds  of each module that drops
+    """
+
+    dtype: torch.dtype
+    maps: dict[nn.Module, Weights]
+    seeds: dict[nn.Module, Tensor]
+
+
+def prepared(
+    maps: Iterable[nn.Linear],
+    dropping: Iterable[nn.Module],
+    x: Tensor,
+    impl: SublayerImplementation,
+) -> Prepared | None:
+    """For one pass over tensors like ``x``; None where all modules are called, by plain PyTorch.
+
+    dropping  modules that drop in this pass
+    """
+    if choose_sublayer(impl, x)[0] != "triton":
+        return None
+    dtype = compute_dtype(x)
+    read = [each for each in maps if only_weights_count(each, nn.Linear)]
+    weights = cast_together([(each.weight, each.bias) for each in read], dtype)
+    modules = list(dropping)
+    seeds = drawn_seeds(len(modules), x.device)
+    return Prepared(
+        dtype, dict(zip(read, weights, strict=True)), dict(zip(modules, seeds, strict=True))
+    )
+
+
+def mapped(linear: nn.Linear, x: Tensor, ready: Prepared | None) -> Tensor:
     """linear(x), with the gradients of its weights in their own dtype where kernels are ours."""
-    if not by_kernels(impl, x, linear, nn.Linear):
-        return linear(x)
-    return product(x, linear.weight, linear.bias)
+    weights = None if ready is None else ready.maps.get(linear)
+    return linear(x) if weights is None else product(x, weights)
 
 
-def by_kernels(
-    impl: SublayerImplementation, x: Tensor, module: nn.Module, kind: type[nn.Module]
-) -> bool:
-    """Whether kernels read the weights of ``module``; else it is called."""
-    return choose_sublayer(impl, x)[0] == "triton" and only_weights_count(module, kind)
+def mapped_together(
+    maps: Sequence[nn.Linear], x: Tensor, ready: Prepared | None
+) -> Sequence[Tensor]:
+    """``mapped`` for several maps of one x: by one product where kernels read all of them."""
+    weights = [] if ready is None else [ready.maps.get(each) for each in maps]
+    read = [each for each in weights if each is not None and each.bias is not None]
+    if ready is None or len(read) < len(maps):
+        return [mapped(each, x, ready) for each in maps]
+    return products(x, read)

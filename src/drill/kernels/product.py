@@ -7,53 +7,153 @@ there is no second pass.
 Shapes: x (..., i), W (o, i), b (o,).
 """
 
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from drill.kernels.nll import compute_dtype
+from drill.kernels.nll_checks import autocast_on
+from drill.kernels.once import once_differentiable
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """As ``F.linear``, in the dtype of autocast where it is on; for training."""
-    if compute_dtype(x) == weight.dtype:
-        return F.linear(x, weight, bias)
-    return cast(Tensor, _Product.apply(x, weight, bias, compute_dtype(x)))
+class Weights(NamedTuple):
+    """Of a map, and the same in the dtype of products: one tensor where that is its own."""
+
+    weight: Tensor  # (o, i)
+    bias: Tensor | None  # (o,)
+    half: Tensor
+    half_bias: Tensor | None
+
+
+@torch.no_grad()
+def cast_together(
+    maps: Sequence[tuple[Tensor, Tensor | None]], dtype: torch.dtype
+) -> list[Weights]:
+    """The weights of many maps by one launch, where each for itself would be one or two."""
+    wide: list[Tensor] = []
+    half: list[Tensor] = []
+
+    def to_come(each: Tensor) -> Tensor:
+        if each.dtype == dtype:
+            return each
+        wide.append(each)
+        half.append(torch.empty_like(each, dtype=dtype))
+        return half[-1]
+
+    made = [
+        Weights(weight, bias, to_come(weight), None if bias is None else to_come(bias))
+        for weight, bias in maps
+    ]
+    if wide:
+        torch._foreach_copy_(half, wide)
+    return made
+
+
+def product(x: Tensor, weights: Weights) -> Tensor:
+    """As ``F.linear``, in the dtype the weights are cast to; for training."""
+    if weights.half is weights.weight:
+        return F.linear(x, weights.weight, weights.bias)
+    return cast(Tensor, _Product.apply(x, *weights))
+
+
+def products(x: Tensor, maps: Sequence[Weights]) -> tuple[Tensor, ...]:
+    """Of several maps of one x, all with a bias, by one product; its parts share their memory."""
+    matrices, biases = ([each[i] for each in maps] for i in (0, 1))
+    half = torch.cat([each.half for each in maps])
+    half_bias = torch.cat([cast(Tensor, each.half_bias) for each in maps])
+    return cast(tuple[Tensor, ...], _Products.apply(x, half, half_bias, *matrices, *biases))
 
 
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        half: Tensor,
+        half_bias: Tensor | None,
     ) -> Tensor:
-        ctx.x_dtype, ctx.weight_dtype = x.dtype, weight.dtype
-        ctx.bias_dtype = None if bias is None else bias.dtype
-        x, weight = x.to(dtype), weight.to(dtype)
-        ctx.save_for_backward(x, weight)
-        return F.linear(x, weight, None if bias is None else bias.to(dtype))
+        ctx.dtypes = x.dtype, weight.dtype, None if bias is None else bias.dtype
+        x = x.to(half.dtype)
+        ctx.save_for_backward(x, half)
+        return F.linear(x, half, half_bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
+        x, half = ctx.saved_tensors
+        x_dtype, weight_dtype, bias_dtype = ctx.dtypes
+        wanted = ctx.needs_input_grad
+        d_x, d_weight = product_gradients(
+            grad,
+            x,
+            half,
+            x_dtype if wanted[0] else None,
+            weight_dtype if wanted[1] else None,
+        )
+        d_bias = None if bias_dtype is None else _summed(grad, bias_dtype)
+        return d_x, d_weight, d_bias, None, None
+
+
+class _Products(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, half: Tensor, half_bias: Tensor, *weights: Tensor
+    ) -> tuple[Tensor, ...]:
+        matrices = weights[: len(weights) // 2]
+        ctx.sizes = [each.shape[0] for each in matrices]
+        ctx.dtypes = x.dtype, weights[0].dtype, weights[-1].dtype
+        x = x.to(half.dtype)
+        ctx.save_for_backward(x, half)
+        return F.linear(x, half, half_bias).split(ctx.sizes, -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, half = ctx.saved_tensors
+        x_dtype, weight_dtype, bias_dtype = ctx.dtypes
+        grad = torch.cat(grads, -1)
+        d_x, d_weight = product_gradients(
+            grad, x, half, x_dtype if ctx.needs_input_grad[0] else None, weight_dtype
+        )
+        d_bias = _summed(grad, bias_dtype)
+        parts = (*cast(Tensor, d_weight).split(ctx.sizes), *d_bias.split(ctx.sizes))
+        return d_x, None, None, *parts
+
+
+def product_gradients(
+    grad: Tensor,  # (..., o)
+    x: Tensor,  # (..., i), of the dtype of grad
+    half: Tensor,  # (o, i), of the same
+    x_dtype: torch.dtype | None,
+    weight_dtype: torch.dtype | None,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Of x and W in the dtypes asked for, for a ``backward``; None where none is."""
+    if autocast_on(grad.device):  # backward may be called under it
+        with torch.autocast(grad.device.type, enabled=False):
+            return product_gradients(grad, x, half, x_dtype, weight_dtype)
+    d_x = d_weight = None
+    if x_dtype is not None:
+        d_x = torch.matmul(grad, half)
+        d_x = d_x if d_x.dtype == x_dtype else d_x.to(x_dtype)
+    if weight_dtype is not None:
         rows = grad.reshape(-1, grad.shape[-1])  # (N, o)
-        need_x, need_weight, _, _ = ctx.needs_input_grad
-        d_x = d_weight = d_bias = None
-        with torch.autocast(grad.device.type, enabled=False):  # backward may be called under it
-            if need_x:
-                d_x = torch.matmul(grad, weight).to(ctx.x_dtype)
-            if need_weight:
-                d_weight = _wide(rows.t(), x.reshape(-1, x.shape[-1]), ctx.weight_dtype)
-            if ctx.bias_dtype is not None:
-                d_bias = rows.sum(0, dtype=ctx.bias_dtype)
-        return d_x, d_weight, d_bias, None
+        d_weight = _wide(rows.t(), x.reshape(-1, x.shape[-1]), weight_dtype)
+    return d_x, d_weight
+
+
+def _summed(grad: Tensor, dtype: torch.dtype) -> Tensor:
+    """(..., o) -> (o,)"""
+    return grad.reshape(-1, grad.shape[-1]).sum(0, dtype=dtype)
 
 
 def _wide(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """a b, written in ``dtype``; only CUDA has such products, and only for float32."""
+    if a.dtype == dtype:
+        return a @ b
     if a.is_cuda and dtype == torch.float32:
         return torch.mm(a, b, out_dtype=dtype)
     return a.to(dtype) @ b.to(dtype)

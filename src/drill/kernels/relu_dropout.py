@@ -9,49 +9,87 @@ dropped, and no gradient flows either way.
 Shapes: x (..., m), b (m,).
 """
 
+from functools import cache
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from drill.kernels.once import once_differentiable
+from drill.kernels.product import Weights, product_gradients
 from drill.kernels.residual_norm import SublayerImplementation, choose_sublayer
+from drill.kernels.seeds import drawn_seed
 
 
 def relu_dropout(
-    x: Tensor,  # (..., m)
+    x: Tensor,  # (..., m), or (..., i) where x_map is given
     bias: Tensor,  # (m,)
     dropout: float,
     *,
+    x_map: Weights | None = None,  # (m, i)
+    seed: Tensor | None = None,  # (1,) or more, the first counts
     impl: SublayerImplementation = "auto",
 ) -> Tensor:
-    """drop(relu(x + bias)) in the dtype of x, rounded once; pass dropout 0 in evaluation."""
+    """drop(relu(x + bias)) in the dtype of x, rounded once; pass dropout 0 in evaluation.
+
+    ``x_map`` is a matrix W still to be applied, x W^T in place of x; its own bias is not looked at.
+    ``seed`` is for kernels, which draw one where none is given: see ``drill.kernels.seeds``.
+    """
     if choose_sublayer(impl, x)[0] == "triton":
-        with torch.cuda.device_of(x):  # where Triton launches
-            return cast(Tensor, _ReluDropout.apply(x, bias, dropout))
+        if dropout == 0.0:
+            seed = None
+        elif seed is None:
+            seed = drawn_seed(x.device)
+        matrix, half = (None, None) if x_map is None else (x_map.weight, x_map.half)
+        return cast(Tensor, _ReluDropout.apply(x, matrix, half, bias, seed, dropout))
+    x = x if x_map is None else F.linear(x, x_map.weight)
     return F.dropout((x + bias).to(x.dtype).relu(), dropout)
+
+
+@cache
+def _kernels() -> Any:
+    from drill.kernels import relu_dropout_triton
+
+    return relu_dropout_triton
 
 
 class _ReluDropout(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor, dropout: float) -> Tensor:
-        from drill.kernels.relu_dropout_triton import forward
-        from drill.kernels.row_tiles import drawn_seed
-
-        rows = x.contiguous().view(-1, x.shape[-1])
-        out = forward(rows, bias, drawn_seed(dropout, x.device), dropout).view(x.shape)
-        ctx.save_for_backward(out)
-        ctx.dropout, ctx.bias_dtype = dropout, bias.dtype
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        matrix: Tensor | None,
+        half: Tensor | None,
+        bias: Tensor,
+        seed: Tensor | None,
+        dropout: float,
+    ) -> Tensor:
+        ctx.dtypes = x.dtype, None if matrix is None else matrix.dtype, bias.dtype
+        inside = None
+        if half is not None:
+            inside = x.to(half.dtype)
+            x = F.linear(inside, half)
+        out: Tensor = _kernels().forward(x.contiguous(), bias, seed, dropout)
+        ctx.save_for_backward(out, inside, half)
+        ctx.dropout = dropout
         return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        from drill.kernels.relu_dropout_triton import backward
-
-        (out,) = ctx.saved_tensors
-        width = out.shape[-1]
-        rows = grad.contiguous().view(-1, width)
-        d_x, d_bias = backward(rows, out.view(-1, width), ctx.dropout)
-        return d_x.view(out.shape), d_bias.to(ctx.bias_dtype), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        out, inside, half = ctx.saved_tensors
+        x_dtype, matrix_dtype, bias_dtype = ctx.dtypes
+        d_x, d_bias = _kernels().backward(grad.contiguous(), out, ctx.dropout)
+        d_matrix = None
+        if inside is not None:
+            wanted = ctx.needs_input_grad
+            d_x, d_matrix = product_gradients(
+                d_x,
+                inside,
+                half,
+                x_dtype if wanted[0] else None,
+                matrix_dtype if wanted[1] else None,
+            )
+        d_bias = d_bias if d_bias.dtype == bias_dtype else d_bias.to(bias_dtype)
+        return d_x, d_matrix, None, d_bias, None, None

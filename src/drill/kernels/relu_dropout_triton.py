@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from drill.kernels.launching import Launcher
 from drill.kernels.row_tiles import column_sums, kept
 
 ROWS, COLUMNS = 16, 128  # of a tile
@@ -13,55 +14,36 @@ _WARPS = 4
 
 
 def forward(
-    x: Tensor,  # (N, m)
+    x: Tensor,  # (..., m), contiguous, as is bias
     bias: Tensor,  # (m,)
     seed: Tensor | None,  # (1,), where something is dropped
     dropout: float,
 ) -> Tensor:
-    rows, width = x.shape
+    width = x.shape[-1]
+    rows = x.numel() // width
     out = torch.empty_like(x)
     if rows == 0:
         return out
-    grid = (triton.cdiv(rows, ROWS), triton.cdiv(width, COLUMNS))
-    _forward[grid](
-        x,
-        bias,
-        seed,
-        out,
-        rows,
-        dropout,
-        WIDTH=width,
-        DROP=seed is not None,
-        ROWS=ROWS,
-        COLUMNS=COLUMNS,
-        num_warps=_WARPS,
-    )
+    grid = (-(-rows // ROWS), -(-width // COLUMNS))
+    constants = (width, seed is not None, ROWS, COLUMNS)
+    _launch_forward(grid, (x, bias, seed, out), (rows, dropout), constants, _WARPS)
     return out
 
 
 def backward(grad: Tensor, out: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
-    """Gradients of x, (N, m), and of the bias, (m,) in float32."""
-    rows, width = out.shape
+    """Gradients of x, (..., m), and of the bias, (m,) in float32."""
+    width = out.shape[-1]
+    rows = out.numel() // width
     d_x = torch.empty_like(out)
-    programs = max(1, triton.cdiv(rows, ROWS * TILES))  # one writes zeros where there are no rows
-    parts = torch.empty(programs, width, dtype=torch.float32, device=out.device)
-    _backward[(programs, triton.cdiv(width, COLUMNS))](
-        grad,
-        out,
-        d_x,
-        parts,
-        rows,
-        1.0 / (1.0 - dropout),
-        WIDTH=width,
-        TILES=TILES,
-        ROWS=ROWS,
-        COLUMNS=COLUMNS,
-        num_warps=_WARPS,
-    )
+    programs = max(1, -(-rows // (ROWS * TILES)))  # one writes zeros where there are no rows
+    parts = torch.empty((programs, width), dtype=torch.float32, device=out.device)
+    grid = (programs, -(-width // COLUMNS))
+    numbers, constants = (rows, 1.0 / (1.0 - dropout)), (width, TILES, ROWS, COLUMNS)
+    _launch_backward(grid, (grad, out, d_x, parts), numbers, constants, _WARPS)
     return d_x, column_sums(parts)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "dropout"])
 def _forward(
     x, bias, seed, out, rows, dropout,
     WIDTH: tl.constexpr, DROP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -81,7 +63,7 @@ def _forward(
     tl.store(out + place, value.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "scale"])
 def _backward(
     grad, out, d_x, parts, rows, scale,
     WIDTH: tl.constexpr, TILES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -100,3 +82,6 @@ def _backward(
         tl.store(d_x + place, d.to(d_x.dtype.element_ty), mask=inside)
         for_bias += d
     tl.store(parts + tl.program_id(0) * WIDTH + column, tl.sum(for_bias, 0), mask=real)
+
+
+_launch_forward, _launch_backward = Launcher(_forward), Launcher(_backward)

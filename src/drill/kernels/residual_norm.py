@@ -11,14 +11,17 @@ and gradients of vectors are summed in one order: the same seed gives the same b
 Shapes: x and y (..., d); b, gamma and beta (d,).
 """
 
+from functools import cache
 from typing import Any, Literal, cast, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from drill.kernels.nll import triton_missing
+from drill.kernels.once import once_differentiable
+from drill.kernels.product import Weights, product_gradients
+from drill.kernels.seeds import drawn_seed
 
 SublayerImplementation = Literal["auto", "reference", "triton"]
 SUBLAYER_IMPLEMENTATIONS: tuple[str, ...] = get_args(SublayerImplementation)
@@ -52,63 +55,80 @@ def choose_sublayer(
 
 def residual_norm(
     x: Tensor,  # (..., d)
-    y: Tensor | None,  # (..., d)
+    y: Tensor | None,  # (..., d), or (..., i) where y_map is given
     weight: Tensor,  # (d,)
     bias: Tensor,  # (d,)
     *,
+    y_map: Weights | None = None,  # (d, i)
     y_bias: Tensor | None = None,  # (d,)
     dropout: float = 0.0,
     epsilon: float = 1e-5,
     carry_norm: bool = False,
     dtype: torch.dtype | None = None,
+    seed: Tensor | None = None,  # (1,) or more, the first counts
     impl: SublayerImplementation = "auto",
 ) -> tuple[Tensor, Tensor]:
     """What a residual goes on with, and n as products read it.
 
     Goes on with r, or with n where ``carry_norm`` says that the norm comes after the sum, in the
     dtype of x. The second is in ``dtype``, that of x unless given. Without ``y`` r is x.
-    ``dropout`` is of y alone; pass 0 in evaluation.
+    ``y_map`` is a matrix W still to be applied, y W^T in place of y; its own bias is not looked at.
+    ``dropout`` is of y alone; pass 0 in evaluation. ``seed`` is for kernels, which draw one where
+    none is given: see ``drill.kernels.seeds``.
     """
     dtype = x.dtype if dtype is None else dtype
     if choose_sublayer(impl, x)[0] == "triton":
-        twice = carry_norm and dtype != x.dtype
-        with torch.cuda.device_of(x):  # where Triton launches
-            r, n, wide = _ResidualNorm.apply(
-                x, y, y_bias, weight, bias, dropout, epsilon, dtype, twice
-            )
-        carried = (wide if twice else n) if carry_norm else r
-        return cast(tuple[Tensor, Tensor], (carried, n))
+        if y is None or dropout == 0.0:
+            seed = None
+        elif seed is None:
+            seed = drawn_seed(x.device)
+        matrix, half = (None, None) if y_map is None else (y_map.weight, y_map.half)
+        carried, n = _ResidualNorm.apply(
+            x, y, matrix, half, y_bias, weight, bias, seed, dropout, epsilon, dtype, carry_norm
+        )
+        return cast(tuple[Tensor, Tensor], (n if carried is None else carried, n))
     if y is not None:
+        y = y if y_map is None else F.linear(y, y_map.weight)
         y = y if y_bias is None else y + y_bias
         x = x + F.dropout(y, dropout)
     n = F.layer_norm(x, x.shape[-1:], weight, bias, epsilon)
     return n if carry_norm else x, n.to(dtype)
 
 
+@cache
+def _kernels() -> Any:
+    from drill.kernels import residual_norm_triton
+
+    return residual_norm_triton
+
+
 class _ResidualNorm(torch.autograd.Function):
-    """r and n, and where it is wanted ``twice`` n in the dtype of x."""
+    """What goes on, None where n itself does, and n."""
 
     @staticmethod
     def forward(
         ctx: Any,
         x: Tensor,
         y: Tensor | None,
+        matrix: Tensor | None,
+        half: Tensor | None,
         y_bias: Tensor | None,
         weight: Tensor,
         bias: Tensor,
+        seed: Tensor | None,
         dropout: float,
         epsilon: float,
         dtype: torch.dtype,
-        twice: bool,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        from drill.kernels.residual_norm_triton import forward
-        from drill.kernels.row_tiles import drawn_seed
-
-        rows = x.contiguous().view(-1, x.shape[-1])
-        seed = None if y is None else drawn_seed(dropout, x.device)
-        made = forward(
-            rows,
-            None if y is None else y.contiguous().view_as(rows),
+        carry_norm: bool,
+    ) -> tuple[Tensor | None, Tensor]:
+        ctx.y_dtype = None if y is None else y.dtype
+        inside = None
+        if half is not None and y is not None:
+            inside = y.to(half.dtype)
+            y = F.linear(inside, half)
+        made = _kernels().forward(
+            x.contiguous(),
+            None if y is None else y.contiguous(),
             y_bias,
             weight,
             bias,
@@ -116,42 +136,49 @@ class _ResidualNorm(torch.autograd.Function):
             dropout=dropout,
             epsilon=epsilon,
             dtype=dtype,
-            twice=twice,
+            twice=carry_norm and dtype != x.dtype,
         )
-        ctx.save_for_backward(made.sum, made.mean, made.scale, weight, seed)
-        ctx.shape, ctx.dropout = x.shape, dropout
-        ctx.y_dtype = None if y is None else y.dtype
-        ctx.vectors = [None if each is None else each.dtype for each in (y_bias, weight, bias)]
+        ctx.save_for_backward(made.sum, made.statistics, weight, seed, inside, half)
+        ctx.dropout, ctx.carry_norm = dropout, carry_norm
+        ctx.added = None if y is None else y.dtype
+        ctx.matrix = None if matrix is None else matrix.dtype
+        ctx.vectors = weight.dtype, bias.dtype, None if y_bias is None else y_bias.dtype
         ctx.set_materialize_grads(False)
-        wide = None if made.wide is None else made.wide.view(x.shape)
-        return made.sum.view(x.shape), made.read.view(x.shape), wide
+        if carry_norm:
+            return made.wide, made.read
+        return x.view_as(x) if made.sum is x else made.sum, made.read
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        from drill.kernels.residual_norm_triton import backward
-
-        r, mean, scale, weight, seed = ctx.saved_tensors
-        d_sum, d_read, d_wide = (
-            None if each is None else each.contiguous().view_as(r) for each in grads
-        )
-        found = backward(
-            d_sum,
-            d_read,
-            d_wide,
+    def backward(
+        ctx: Any, d_carried: Tensor | None, d_read: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        r, statistics, weight, seed, inside, half = ctx.saved_tensors
+        d_carried = None if d_carried is None else d_carried.contiguous()
+        d_x, d_y, sums = _kernels().backward(
+            None if ctx.carry_norm else d_carried,
+            None if d_read is None else d_read.contiguous(),
+            d_carried if ctx.carry_norm else None,
             r,
-            mean,
-            scale,
+            statistics,
             weight,
             seed,
             dropout=ctx.dropout,
-            y_dtype=ctx.y_dtype,
-            y_bias=ctx.vectors[0] is not None,
+            y_dtype=ctx.added,
+            y_bias=ctx.vectors[2] is not None,
         )
-        sums = (found.y_bias, found.weight, found.bias)
-        vectors = (
-            None if each is None else each.to(dtype)
+        d_matrix = None
+        if inside is not None:
+            wanted = ctx.needs_input_grad
+            d_y, d_matrix = product_gradients(
+                d_y,
+                inside,
+                half,
+                ctx.y_dtype if wanted[1] else None,
+                ctx.matrix if wanted[2] else None,
+            )
+        d_weight, d_bias, d_y_bias = (
+            each if each is None or each.dtype == dtype else each.to(dtype)
             for each, dtype in zip(sums, ctx.vectors, strict=True)
         )
-        d_y = None if found.y is None else found.y.view(ctx.shape)
-        return found.x.view(ctx.shape), d_y, *vectors, None, None, None, None
+        return d_x, d_y, d_matrix, None, d_y_bias, d_weight, d_bias, *(None,) * 5

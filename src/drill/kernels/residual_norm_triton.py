@@ -4,6 +4,7 @@ Rows are taken a tile at a time, a row whole: its mean and variance need no seco
 arithmetic is in float32.
 """
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from drill.kernels.launching import Launcher
 from drill.kernels.row_tiles import column_sums, kept
 
 ENTRIES = 2048  # of a tile
@@ -22,24 +24,21 @@ ENTRIES_OF_A_WARP = 1024  # more warps wait longer for one another at every sum 
 class Normed(NamedTuple):
     """What ``forward`` makes of N rows."""
 
-    sum: Tensor  # r (N, d); x itself where nothing is added
-    read: Tensor  # n (N, d) in the dtype asked for
-    wide: Tensor | None  # n (N, d) in the dtype of x, where it is carried on and read is another
-    mean: Tensor  # (N,), float32
-    scale: Tensor  # (N,), float32: 1 / sqrt(variance + epsilon)
+    sum: Tensor  # r (..., d); x itself where nothing is added
+    read: Tensor  # n (..., d) in the dtype asked for
+    wide: Tensor | None  # n (..., d) in the dtype of x, where it is carried on and read is another
+    statistics: Tensor  # (2, N), float32: the means, and 1 / sqrt(variance + epsilon)
 
 
 class Gradients(NamedTuple):
-    x: Tensor  # (N, d)
-    y: Tensor | None  # (N, d)
-    weight: Tensor  # (d,), float32
-    bias: Tensor  # (d,), float32
-    y_bias: Tensor | None  # (d,), float32
+    x: Tensor  # (..., d)
+    y: Tensor | None  # (..., d)
+    vectors: tuple[Tensor | None, ...]  # of weight, bias and, if any, y's bias: (d,), float32
 
 
 def forward(
-    x: Tensor,  # (N, d)
-    y: Tensor | None,  # (N, d)
+    x: Tensor,  # (..., d), contiguous, as are all others
+    y: Tensor | None,  # (..., d)
     y_bias: Tensor | None,  # (d,)
     weight: Tensor,  # (d,)
     bias: Tensor,  # (d,)
@@ -50,47 +49,33 @@ def forward(
     dtype: torch.dtype,
     twice: bool,
 ) -> Normed:
-    rows, width = x.shape
+    width = x.shape[-1]
+    rows = x.numel() // width
     made = Normed(
         x if y is None else torch.empty_like(x),
-        torch.empty(x.shape, dtype=dtype, device=x.device),
+        torch.empty_like(x, dtype=dtype),
         torch.empty_like(x) if twice else None,
-        torch.empty(rows, dtype=torch.float32, device=x.device),
-        torch.empty(rows, dtype=torch.float32, device=x.device),
+        torch.empty((2, rows), dtype=torch.float32, device=x.device),
     )
     if rows == 0:
         return made
-    columns, tile = _tile(width)
-    _forward[(triton.cdiv(rows, tile),)](
-        x,
-        y,
-        y_bias,
-        weight,
-        bias,
-        seed,
-        *made,
-        rows,
-        dropout,
-        epsilon,
-        WIDTH=width,
-        ADD=y is not None,
-        BIAS=y_bias is not None,
-        DROP=seed is not None,
-        TWICE=twice,
-        ROWS=tile,
-        COLUMNS=columns,
-        num_warps=_warps(columns * tile),
+    columns, tile, warps = _tiling(width)
+    _launch_forward(
+        (-(-rows // tile), 1),
+        (x, y, y_bias, weight, bias, seed, *made),
+        (rows, dropout, epsilon),
+        (width, y is not None, y_bias is not None, seed is not None, twice, tile, columns),
+        warps,
     )
     return made
 
 
 def backward(
-    d_sum: Tensor | None,  # (N, d), of r
-    d_read: Tensor | None,  # (N, d), of n
-    d_wide: Tensor | None,  # (N, d), of n
-    r: Tensor,  # (N, d)
-    mean: Tensor,  # (N,)
-    scale: Tensor,  # (N,)
+    d_sum: Tensor | None,  # (..., d), of r
+    d_read: Tensor | None,  # (..., d), of n
+    d_wide: Tensor | None,  # (..., d), of n
+    r: Tensor,  # (..., d)
+    statistics: Tensor,  # (2, N)
     weight: Tensor,  # (d,)
     seed: Tensor | None,
     *,
@@ -98,56 +83,46 @@ def backward(
     y_dtype: torch.dtype | None,  # None where nothing was added
     y_bias: bool,
 ) -> Gradients:
-    rows, width = r.shape
-    columns, tile = _tile(width)
-    programs = max(1, triton.cdiv(rows, tile * TILES))  # one writes zeros where there are no rows
+    width, rows = r.shape[-1], statistics.shape[1]
+    columns, tile, warps = _tiling(width)
+    programs = max(1, -(-rows // (tile * TILES)))  # one writes zeros where there are no rows
     d_x = torch.empty_like(r)
-    d_y = None if y_dtype is None else torch.empty(r.shape, dtype=y_dtype, device=r.device)
+    d_y = None if y_dtype is None else torch.empty_like(r, dtype=y_dtype)
     sums = 3 if y_bias else 2
-    parts = torch.empty(programs, sums, width, dtype=torch.float32, device=r.device)
-    _backward[(programs,)](
-        d_sum,
-        d_read,
-        d_wide,
-        r,
-        mean,
-        scale,
-        weight,
-        seed,
-        d_x,
-        d_y,
-        parts,
-        rows,
-        dropout,
-        WIDTH=width,
-        SUM=d_sum is not None,
-        READ=d_read is not None,
-        WIDE=d_wide is not None,
-        ADD=d_y is not None,
-        BIAS=y_bias,
-        DROP=seed is not None,
-        TILES=TILES,
-        ROWS=tile,
-        COLUMNS=columns,
-        num_warps=_warps(columns * tile),
+    parts = torch.empty((programs, sums, width), dtype=torch.float32, device=r.device)
+    _launch_backward(
+        (programs, 1),
+        (r, d_sum, d_read, d_wide, statistics, weight, seed, d_x, d_y, parts),
+        (rows, dropout),
+        (
+            width,
+            d_sum is not None,
+            d_read is not None,
+            d_wide is not None,
+            d_y is not None,
+            y_bias,
+            seed is not None,
+            TILES,
+            tile,
+            columns,
+        ),
+        warps,
     )
-    total = column_sums(parts)
-    return Gradients(d_x, d_y, total[0], total[1], total[2] if y_bias else None)
+    vectors = column_sums(parts).unbind(0)
+    return Gradients(d_x, d_y, vectors if y_bias else (*vectors, None))
 
 
-def _tile(width: int) -> tuple[int, int]:
-    """Columns and rows of a tile; columns are a power of two, and at least the four of a draw."""
+@cache
+def _tiling(width: int) -> tuple[int, int, int]:
+    """Columns, rows and warps of a tile; columns are a power of two, four of a draw at least."""
     columns = max(16, triton.next_power_of_2(width))
-    return columns, max(1, min(MOST_ROWS, ENTRIES // columns))
+    rows = max(1, min(MOST_ROWS, ENTRIES // columns))
+    return columns, rows, max(1, min(8, columns * rows // ENTRIES_OF_A_WARP))
 
 
-def _warps(entries: int) -> int:
-    return max(1, min(8, entries // ENTRIES_OF_A_WARP))
-
-
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "dropout", "epsilon"])
 def _forward(
-    x, y, y_bias, weight, bias, seed, sums, reads, wides, means, scales, rows, dropout, epsilon,
+    x, y, y_bias, weight, bias, seed, sums, reads, wides, statistics, rows, dropout, epsilon,
     WIDTH: tl.constexpr, ADD: tl.constexpr, BIAS: tl.constexpr, DROP: tl.constexpr,
     TWICE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -171,8 +146,8 @@ def _forward(
     mean = tl.sum(r, 1) / WIDTH
     centred = tl.where(inside, r - mean[:, None], 0.0)
     scale = tl.rsqrt(tl.sum(centred * centred, 1) / WIDTH + epsilon)
-    tl.store(means + row, mean, mask=row < rows)
-    tl.store(scales + row, scale, mask=row < rows)
+    tl.store(statistics + row, mean, mask=row < rows)
+    tl.store(statistics + rows + row, scale, mask=row < rows)
     gamma = tl.load(weight + column, mask=real, other=0.0).to(tl.float32)[None, :]
     beta = tl.load(bias + column, mask=real, other=0.0).to(tl.float32)[None, :]
     n = centred * scale[:, None] * gamma + beta
@@ -181,9 +156,9 @@ def _forward(
         tl.store(wides + place, n.to(wides.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "dropout"])
 def _backward(
-    d_sum, d_read, d_wide, sums, means, scales, weight, seed, d_x, d_y, parts, rows, dropout,
+    sums, d_sum, d_read, d_wide, statistics, weight, seed, d_x, d_y, parts, rows, dropout,
     WIDTH: tl.constexpr, SUM: tl.constexpr, READ: tl.constexpr, WIDE: tl.constexpr,
     ADD: tl.constexpr, BIAS: tl.constexpr, DROP: tl.constexpr,
     TILES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -206,8 +181,8 @@ def _backward(
             dn += tl.load(d_read + place, mask=inside, other=0.0).to(tl.float32)
         if WIDE:
             dn += tl.load(d_wide + place, mask=inside, other=0.0).to(tl.float32)
-        mean = tl.load(means + row, mask=row < rows, other=0.0)[:, None]
-        scale = tl.load(scales + row, mask=row < rows, other=0.0)[:, None]
+        mean = tl.load(statistics + row, mask=row < rows, other=0.0)[:, None]
+        scale = tl.load(statistics + rows + row, mask=row < rows, other=0.0)[:, None]
         u = tl.where(inside, (r - mean) * scale, 0.0)
         g = dn * gamma
         common = tl.sum(g, 1)[:, None] / WIDTH
@@ -230,3 +205,6 @@ def _backward(
     tl.store(own + WIDTH, tl.sum(for_beta, 0), mask=real)
     if BIAS:
         tl.store(own + 2 * WIDTH, tl.sum(for_y_bias, 0), mask=real)
+
+
+_launch_forward, _launch_backward = Launcher(_forward), Launcher(_backward)

@@ -5,19 +5,15 @@ kept         which entries dropout keeps, drawn from a seed on the device: never
 column_sums  sums over all rows, of what every program has summed for itself
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from drill.kernels.launching import Launcher
+
 ROUNDS = tl.constexpr(7)
 """Of Philox: the fewest that pass all tests of its authors (Salmon et al., SC 2011)."""
 PARTS, COLUMNS = 64, 32  # of a tile of partial sums
-
-
-def drawn_seed(dropout: float, device: torch.device) -> Tensor | None:
-    """(1,), on the device: drawn on the host it would be the same in every replay of a graph."""
-    return torch.randint(2**62, (1,), device=device) if dropout > 0.0 else None
 
 
 @triton.jit
@@ -34,21 +30,27 @@ def kept(seed, row, first_column, dropout, width, ROWS: tl.constexpr, COLUMNS: t
     return number >= dropout
 
 
-@triton.jit
-def _column_sums(parts, total, count, width, PARTS: tl.constexpr, COLUMNS: tl.constexpr):
+@triton.jit(do_not_specialize=["count"])
+def _column_sums(
+    parts, total, count, WIDTH: tl.constexpr, PARTS: tl.constexpr, COLUMNS: tl.constexpr
+):  # fmt: skip
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     sums = tl.zeros((PARTS, COLUMNS), tl.float32)
     for first in range(0, count, PARTS):
         row = first + tl.arange(0, PARTS)
-        inside = (row < count)[:, None] & (column < width)[None, :]
-        sums += tl.load(parts + row[:, None] * width + column[None, :], mask=inside, other=0.0)
-    tl.store(total + column, tl.sum(sums, 0), mask=column < width)
+        inside = (row < count)[:, None] & (column < WIDTH)[None, :]
+        sums += tl.load(parts + row[:, None] * WIDTH + column[None, :], mask=inside, other=0.0)
+    tl.store(total + column, tl.sum(sums, 0), mask=column < WIDTH)
+
+
+_launch_column_sums = Launcher(_column_sums)
 
 
 def column_sums(parts: Tensor) -> Tensor:
     """(P, ...), float32, summed over P; without atomics, so that the bits are always the same."""
     total = parts.new_empty(parts.shape[1:])
     width = total.numel()
-    grid = (triton.cdiv(width, COLUMNS),)
-    _column_sums[grid](parts, total, parts.shape[0], width, PARTS, COLUMNS, num_warps=4)
+    grid = (-(-width // COLUMNS), 1)
+    constants = (width, PARTS, COLUMNS)
+    _launch_column_sums(grid, (parts, total), (parts.shape[0],), constants, 4)
     return total

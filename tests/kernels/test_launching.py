@@ -1,0 +1,134 @@
+"""Launches by addresses: what Triton has compiled is used again for what it was compiled for."""
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from drill.kernels.nll import TRITON_INSTALLED
+from drill.kernels.relu_dropout import relu_dropout
+from drill.kernels.told import tell_once
+
+if not TRITON_INSTALLED:
+    pytest.skip("Triton is not installed", allow_module_level=True)
+
+from drill.kernels import launching
+from drill.kernels.launching import Launcher
+
+
+class OnDevice:
+    """As much of a tensor on a GPU as a launch asks for."""
+
+    def __init__(self, address: int, dtype: torch.dtype = torch.float32, device: int = 0) -> None:
+        self.address, self.dtype, self.device = address, dtype, device
+
+    def get_device(self) -> int:
+        return self.device
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+class Kernel:
+    """Notes Triton's own launches in ``seen``, and those of what it has compiled in ``again``."""
+
+    function, packed_metadata = "function", "metadata"
+
+    def __init__(self) -> None:
+        self.seen: list[tuple] = []
+        self.again: list[tuple] = []
+
+    def __getitem__(self, grid):
+        def launch(*arguments, num_warps):
+            self.seen.append((grid, *arguments, num_warps))
+            return self
+
+        return launch
+
+    def run(self, *arguments):
+        self.again.append(arguments)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A device 0 that has the stream 77."""
+    active = SimpleNamespace(get_current_device=lambda: 0, get_current_stream=lambda device: 77)
+    monkeypatch.setattr(launching, "driver", SimpleNamespace(active=active))
+
+
+def test_the_second_launch_of_a_kind_is_by_addresses(gpu):
+    kernel = Kernel()
+    launcher = Launcher(kernel)
+    first, second = OnDevice(64), OnDevice(128)
+    launcher((3, 2), (first, None), (10, 0.5), (512, True), 4)
+    assert kernel.seen == [((3, 2), first, None, 10, 0.5, 512, True, 4)]
+    launcher((7, 1), (second, None), (20, 0.1), (512, True), 4)
+    assert len(kernel.seen) == 1
+    arguments = (7, 1, 1, 77, "function", "metadata", None, None, None, 128, None, 20, 0.1, 512)
+    assert kernel.again == [(*arguments, True)]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "constants", "warps"),
+    [
+        ((OnDevice(64), OnDevice(64)), (512,), 4),
+        ((OnDevice(64, torch.bfloat16), None), (512,), 4),
+        ((OnDevice(64), None), (256,), 4),
+        ((OnDevice(64), None), (512,), 8),
+    ],
+    ids=["tensors", "dtypes", "constants", "warps"],
+)
+def test_what_is_of_another_kind_is_looked_at_by_triton(gpu, tensors, constants, warps):
+    kernel = Kernel()
+    launcher = Launcher(kernel)
+    launcher((1, 1), (OnDevice(64), None), (1,), (512,), 4)
+    launcher((1, 1), tensors, (1,), constants, warps)
+    assert (len(kernel.seen), len(kernel.again)) == (2, 0)
+
+
+def test_unaligned_addresses_are_always_looked_at_and_never_kept(gpu):
+    kernel = Kernel()
+    launcher = Launcher(kernel)
+    for address in (8, 64, 8, 64, 2):
+        launcher((1, 1), (OnDevice(64), OnDevice(address)), (1,), (512,), 4)
+    assert [each[2].address for each in kernel.seen] == [8, 64, 8, 2]
+    assert [each[10] for each in kernel.again] == [64]
+
+
+def test_a_profiler_of_triton_hears_of_every_launch(gpu):
+    kernel = Kernel()
+    launcher = Launcher(kernel)
+    hooks = launching.knobs.runtime.launch_enter_hook
+    hooks.add(print)
+    try:
+        for _ in range(3):
+            launcher((1, 1), (OnDevice(64),), (1,), (512,), 4)
+    finally:
+        hooks.remove(print)
+    assert (len(kernel.seen), len(kernel.again)) == (3, 0)
+
+
+def test_an_unknown_triton_launches_by_itself_and_that_is_told(gpu, monkeypatch, caplog):
+    tell_once.cache_clear()
+    monkeypatch.setattr(launching.triton, "__version__", "9.1.0")
+    kernel = Kernel()
+    launcher = Launcher(kernel)
+    with caplog.at_level(logging.INFO, "drill"):
+        for _ in range(3):
+            launcher((1, 1), (OnDevice(64),), (1,), (512,), 4)
+    assert (len(kernel.seen), len(kernel.again)) == (3, 0)
+    assert [each.message for each in caplog.records] == [
+        "launches: by Triton, which costs the host more (Triton is 9.1.0, and only 3.6 and 3.7 are "
+        "launched by addresses)"
+    ]
+
+
+@pytest.mark.gpu
+def test_rows_at_any_address_come_out_alike():
+    """16 does not divide the second address; launched as the first it would be read wrongly."""
+    memory = torch.randn(8 * 64 + 1, device="cuda")
+    bias = torch.zeros(64, device="cuda")
+    for first in (0, 1, 0, 1):
+        x = memory[first : first + 8 * 64].view(8, 64)
+        assert torch.equal(relu_dropout(x, bias, 0.0, impl="triton"), x.relu())
