@@ -29,6 +29,7 @@ SIZES = {"multi30k": (4, 4, 1024), "nmt": (6, 8, 2048)}  # blocks, heads, inner 
 NAMES = tuple(SIZES)
 PAD, BEGIN, END = 0, 1, 2
 IGNORE = -100
+TASKS = ("training", "search")
 LENGTH = 32  # tokens of every sentence, on both sides
 BEAM = 4
 SMOOTHING = 0.1
@@ -239,6 +240,7 @@ def main() -> None:
     options.add_argument("--sentences", type=int, nargs="+", default=[64], help="searched at once")
     options.add_argument("--padded", action="store_true", help="train on sentences of all lengths")
     options.add_argument("--compile", action="store_true", help="also with torch.compile: minutes")
+    options.add_argument("--task", nargs="+", choices=TASKS, default=TASKS, help="default: both")
     args = options.parse_args()
     cuda = args.device.type == "cuda"
     seconds = 0 if args.quick else args.seconds
@@ -248,15 +250,18 @@ def main() -> None:
         args.dtype = ["autocast"] if cuda else ["float32"]  # parameters are float32 in training
     for setting in settings(args, NAMES):
         batch = pairs(setting, args.padded)
-        contestants = training(setting, batch, args.compile)
-        # Nothing here is captured as it stands: an optimiser counts its steps on the host.
-        results = measure(
-            contestants, args.device, seconds=seconds, rounds=rounds, waiting=tuple(contestants)
-        )
-        columns = rate(results, "target tokens", int((batch[2] != IGNORE).sum()))
-        report.add(setting, results, columns, task="training", length=LENGTH, padded=args.padded)
+        if "training" in args.task:
+            made = training(setting, batch, args.compile)
+            # Nothing here is captured as it stands: an optimiser counts its steps on the host.
+            results = measure(
+                made, args.device, seconds=seconds, rounds=rounds, waiting=tuple(made)
+            )
+            columns = rate(results, "target tokens", int((batch[2] != IGNORE).sum()))
+            row = {"task": "training", "length": LENGTH, "padded": args.padded}
+            report.add(setting, results, columns, **row)
         deployed = "bfloat16" if setting.dtype == "autocast" else setting.dtype
-        for sentences in [4] if args.quick else args.sentences:
+        searches = ([4] if args.quick else args.sentences) if "search" in args.task else []
+        for sentences in searches:
             size = setting.size._replace(tokens=sentences * LENGTH)
             searched = Setting(setting.name, size, deployed, setting.device)
             with ExitStack() as stack:

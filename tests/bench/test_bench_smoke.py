@@ -104,3 +104,20 @@ def test_memory_does_not_grow_with_the_tokens(run):
     fewest, some, most = sorted(working)
     assert most == 4 * some == 16 * fewest
     assert working[most] < 1.5 * working[some]
+
+
+def test_a_translator_may_be_trained_alone(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    done = subprocess.run(
+        [
+            *(sys.executable, ROOT / "bench/translation.py", "--quick", "--task", "training"),
+            *("--device", "cpu", "--json", path),
+        ],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert {row["name"] for row in rows} == EXPECTED["translation"]
+    assert {row["task"] for row in rows} == {"training"}
