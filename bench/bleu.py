@@ -18,7 +18,7 @@ from drill.report import Row, read
 from drill.report.runs import digest, same_but_seed
 
 BASE = "tied"
-TOLD_APART = ("multi30k",)
+TOLD_APART = ("multi30k", "europarl")
 
 Layers = Mapping[str, Sequence[Row]]
 """Runs that may be compared: one a seed, in their order, under the name of their layer."""
