@@ -60,9 +60,10 @@ def product(x: Tensor, weights: Weights) -> Tensor:
 
 def products(x: Tensor, maps: Sequence[Weights]) -> tuple[Tensor, ...]:
     """Of several maps of one x, all with a bias, by one product; its parts share their memory."""
+    with torch.no_grad():  # gradients go to the weights by themselves
+        half = torch.cat([each.half for each in maps])
+        half_bias = torch.cat([cast(Tensor, each.half_bias) for each in maps])
     matrices, biases = ([each[i] for each in maps] for i in (0, 1))
-    half = torch.cat([each.half for each in maps])
-    half_bias = torch.cat([cast(Tensor, each.half_bias) for each in maps])
     return cast(tuple[Tensor, ...], _Products.apply(x, half, half_bias, *matrices, *biases))
 
 
