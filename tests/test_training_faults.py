@@ -17,7 +17,17 @@ from drill.evaluation.perplexity import Perplexity
 from drill.evaluation.stalls import Stalled
 from drill.kernels import lstm_persistent
 from drill.run_folder import RunFolder, RunFolderError
-from tests.tiny_runs import RULES, after, all_of, rows, small_model, small_run, unlike, weights
+from tests.tiny_runs import (
+    RULES,
+    after,
+    all_of,
+    interrupted_after,
+    rows,
+    small_model,
+    small_run,
+    unlike,
+    weights,
+)
 
 # -- numbers that are none ------------------------------------------------------------------------
 
@@ -215,7 +225,7 @@ def test_a_full_disk_is_named_and_the_run_goes_on_when_there_is_room(
 
 def test_metrics_that_cannot_be_written_are_named(tmp_path, monkeypatch):
     small_run(tmp_path / "whole")
-    small_run(tmp_path / "run", epochs=1)
+    assert not small_run(tmp_path / "run", rule=interrupted_after(12, "sgd")).finished
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full_from(1, os.fsync))  # no checkpoint is due before the row
         with pytest.raises(RunFolderError, match=r"metrics\.jsonl: cannot be written \(No space"):
