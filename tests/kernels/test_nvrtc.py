@@ -32,6 +32,13 @@ def test_a_damaged_file_is_compiled_again(damage, tmp_path, caplog):
     assert nvrtc._kept(path) == b"code"
 
 
+def test_what_a_source_includes_is_part_of_it(tmp_path):
+    (tmp_path / "shared.cuh").write_text("int shared;\n")
+    source = tmp_path / "kernel.cu"
+    source.write_text('// kernel\n#include "shared.cuh"\nint own;\n')
+    assert nvrtc._text(source) == b"// kernel\nint shared;\n\nint own;\n"
+
+
 def test_what_is_missing_is_named(monkeypatch):
     def without_driver() -> ctypes.CDLL:
         raise OSError("libcuda.so.1: cannot open shared object file")

@@ -7,6 +7,7 @@ import ctypes
 import hashlib
 import logging
 import os
+import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -124,7 +125,7 @@ def _kernel(
     target = f"sm_{major}{minor}" + ("a" if major >= 9 else "")
     options = [f"--gpu-architecture={target}", "--std=c++17"]
     options += [f"-D{key}={value}" for key, value in defines]
-    text = source.read_bytes()
+    text = _text(source)
     key = hashlib.sha256("\0".join([*options, str(torch.version.cuda)]).encode() + text).hexdigest()
     cubin = _kept_or_made(f"{key}.cubin", lambda: _compile(text, options, source.name))
     torch.cuda.init()
@@ -137,6 +138,16 @@ def _kernel(
                 f"{source.name}: does not load ({error}); update the NVIDIA driver, or install a "
                 f"PyTorch of an older CUDA than {torch.version.cuda}"
             ) from error
+
+
+def _text(source: Path) -> bytes:
+    """The file, with those beside it that it includes."""
+    return re.sub(
+        rb'^#include "(.+)"$',
+        lambda found: source.with_name(found[1].decode()).read_bytes(),
+        source.read_bytes(),
+        flags=re.MULTILINE,
+    )
 
 
 def _loaded(cubin: bytes, name: str, shared: int) -> Kernel:
