@@ -77,7 +77,7 @@ def test_a_search_keeps_no_cell_of_a_stall(flag, tmp_path):
 
 @pytest.mark.gpu
 def test_a_launch_that_finds_no_room_is_told(monkeypatch):
-    """Each launch is a block short: the others wait for its words until they give up."""
+    """Each launch finds marks where the initial state should be, and waits until it gives up."""
     reason = lstm_persistent.supported(torch.device("cuda", 0), 6)
     if reason:
         pytest.skip(reason)
@@ -85,11 +85,16 @@ def test_a_launch_that_finds_no_room_is_told(monkeypatch):
     sound = perplexity(model, text(200), autocast=torch.bfloat16)
     whole = lstm_persistent._forward_kernel
 
-    def short(*given):
-        return lambda blocks, *rest: whole(*given)(blocks - 1, *rest)
+    def unfed(*given):
+        def launch(blocks, threads, arguments):
+            steps, words = arguments[7], arguments[3].view(torch.int16)
+            marks = torch.full_like(words.expand(steps, -1, -1), lstm_persistent.EMPTY)
+            whole(*given)(blocks, threads, [*arguments[:3], marks.contiguous(), *arguments[4:]])
+
+        return launch
 
     with monkeypatch.context() as patch:
-        patch.setattr(lstm_persistent, "_forward_kernel", short)
+        patch.setattr(lstm_persistent, "_forward_kernel", unfed)
         with pytest.raises(Stalled, match="waited in vain"):
             perplexity(model, text(200), autocast=torch.bfloat16)
     assert not lstm_persistent.stalled()

@@ -5,9 +5,10 @@ import torch
 from torch import nn
 
 from drill.encoders import AwdLstm
-from drill.kernels import lstm_persistent, nvrtc
+from drill.kernels import lstm_layout, lstm_persistent, nvrtc
 from drill.kernels.lstm import Weights, choose, in_one_buffer, in_words, lie_together, lstm
-from drill.kernels.lstm_persistent import layout, supported
+from drill.kernels.lstm_layout import cut, layout
+from drill.kernels.lstm_persistent import supported
 from drill.kernels.told import tell_once
 from tests.kernels.lstm_problems import errors, needs_hopper, problem, solve
 
@@ -105,63 +106,87 @@ def test_weights_that_lie_together_are_not_copied():
 # -- the persistent kernel's arrangement ----------------------------------------------------------
 
 
-@pytest.mark.parametrize("hidden", [1, 16, 100, 280, 400, 620, 650, 960, 1024, 1150])
+@pytest.mark.parametrize("hidden", [1, 16, 100, 280, 400, 576, 577, 650, 960, 1024, 1150])
 def test_a_layout_shares_the_units_evenly(hidden):
-    found = layout(hidden, 132, 32)
+    found = layout(hidden, 16)
     assert found is not None
-    assert found.hidden >= hidden
-    for shape, cluster in ((found.forward, 1), (found.backward, 4)):
+    assert hidden <= found.hidden < hidden + 32
+    for shape, rows in ((found.forward, 4), (found.backward, 1)):
         assert shape.hidden == found.hidden
-        assert shape.units % 4 == 0  # rows of the matrix instruction, and whole pairs to store
-        assert shape.blocks * shape.units == shape.hidden
-        assert shape.blocks <= 132
-        assert shape.blocks % cluster == 0
-        assert shape.hidden % (16 * shape.warps) == 0
-        assert shape.units * (shape.hidden // shape.warps) // 16 <= lstm_persistent.REGISTERS
+        assert shape.share % 16 == 0  # columns of the matrix instruction
+        assert shape.share * shape.cluster * rows == 4 * shape.hidden
+        assert shape.share <= lstm_layout.COLUMNS
+        assert shape.blocks % shape.cluster == 0
+        # the rows that a cluster's warpgroups hold are those of its blocks' units
+        assert shape.cluster * lstm_layout.UNITS * rows == shape.warpgroups * lstm_layout.ROWS
+        assert (
+            0
+            <= shape.blocks * lstm_layout.UNITS - found.hidden
+            < lstm_layout.ROWS * shape.warpgroups
+        )
 
 
 def test_the_paper_s_layers_need_next_to_no_padding():
-    assert layout(1150, 132, 32).hidden == 1152
-    assert layout(400, 132, 32).hidden == 400
+    assert layout(1150, 16).hidden == 1152
+    assert layout(400, 16).hidden == 400
 
 
-@pytest.mark.parametrize(("processors", "clusters"), [(132, 33), (132, 32), (132, 29), (114, 26)])
-def test_every_layout_fits_the_device(processors, clusters):
-    tiles, most = lstm_persistent.MAXIMUM_TILES, lstm_persistent.SHARED
-    fitting = [found for h in range(1, 1400) if (found := layout(h, processors, clusters))]
-    assert len(fitting) > 900
-    for forward, backward in fitting:
-        assert forward.blocks <= processors
-        assert backward.blocks <= 4 * clusters
-        assert forward.forward_shared(tiles) <= most
-        assert backward.backward_shared(tiles) <= most
+@pytest.mark.parametrize("clusters", [16, 14, 9, 8])
+def test_every_layout_fits_the_device(clusters):
+    fitting = [found for h in range(1, 1400) if (found := layout(h, clusters))]
+    assert len(fitting) == (1152 if clusters > 8 else 1024)
+    assert all(shape.blocks <= 8 * clusters for found in fitting for shape in found)
 
 
-def test_fewer_clusters_mean_more_units_a_block():
-    assert layout(1024, 132, 32).backward.blocks == 128
-    assert layout(1024, 132, 31).backward.blocks == 96
+@pytest.mark.parametrize("hidden", [16, 576, 608, 1152])
+def test_every_group_fits_the_shared_memory(hidden):
+    most = lstm_layout.SHARED - lstm_layout.BARRIERS
+    tiles = -(-lstm_layout.LARGEST_GROUP // 8)
+    for shape in layout(hidden, 16):
+        assert shape.shared(tiles, lstm_layout.GROUPS) <= most
+        assert shape.threads <= 512
 
 
 def test_what_does_not_fit_is_said(monkeypatch):
-    assert layout(2048, 132, 33) is None
+    assert layout(1153, 16) is None
     assert supported(torch.device("cpu"), 400) == "it needs an NVIDIA GPU, not cpu"
     device = torch.device("cuda", 0)
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(lstm_persistent, "_room", lambda index: (132, 32))
+    monkeypatch.setattr(lstm_persistent, "_room", lambda index: 16)
     monkeypatch.setattr(nvrtc, "missing", lambda: None)
     assert supported(device, 1150) is None
     assert supported(device, 2048) == (
-        "hidden size 2048 does not fit the registers of 132 multiprocessors"
+        "hidden size 2048 does not fit the registers of 16 clusters of 8 blocks"
     )
     monkeypatch.setattr(nvrtc, "missing", lambda: "NVRTC is not found")
     assert supported(device, 1150) == "NVRTC is not found"
 
 
-def test_batches_are_cut_evenly():
-    assert lstm_persistent._tiles(20) == [(0, 20)]
-    assert lstm_persistent._tiles(80) == [(0, 40), (40, 40)]
-    assert lstm_persistent._tiles(100) == [(0, 34), (34, 34), (68, 32)]
+@pytest.mark.parametrize(
+    ("batch", "size", "launches"),
+    [
+        (1, 1, [(0, 1, 1)]),
+        (20, 20, [(0, 20, 1)]),
+        (80, 40, [(0, 80, 2)]),
+        (100, 34, [(0, 68, 2), (68, 32, 1)]),
+        (121, 31, [(0, 62, 2), (62, 59, 2)]),
+    ],
+)
+def test_batches_are_cut_evenly(batch, size, launches):
+    found = cut(batch)
+    assert found.size == size
+    assert found.launches == launches
+
+
+def test_no_group_is_without_rows():
+    for batch in range(1, 400):
+        found = cut(batch)
+        assert 8 * found.tiles <= lstm_layout.LARGEST_GROUP
+        assert sum(rows for _, rows, _ in found.launches) == batch
+        for _, rows, groups in found.launches:
+            assert 1 <= groups <= lstm_layout.GROUPS
+            assert (groups - 1) * found.size < rows <= groups * found.size
 
 
 # -- on a Hopper GPU ------------------------------------------------------------------------------
@@ -174,7 +199,7 @@ def test_batches_are_cut_evenly():
         *((70, 20, 400, 1150), (70, 20, 1150, 1150), (70, 20, 1150, 400), (1, 1, 400, 1150)),
         *((5, 3, 16, 64), (37, 10, 400, 400), (33, 37, 280, 960), (140, 80, 400, 400)),
         *((9, 100, 300, 650), (2, 41, 64, 100), (9, 40, 1150, 1150)),
-        *((9, 20, 300, 1024), (9, 20, 300, 1050)),
+        *((9, 20, 300, 1024), (9, 20, 300, 1050), (3, 121, 16, 590), (70, 80, 1150, 1150)),
     ],
 )
 def test_persistent_is_near_float64_and_repeats_its_bits(sizes):

@@ -12,6 +12,7 @@ from drill.kernels.lstm_parameters import Weights
 from drill.kernels.lstm_weights import finish, prepare
 
 HIDDEN, INPUTS, PADDED, WIDTH, STEPS, BATCH = 21, 10, 32, 16, 3, 5
+GROUP = 3  # batch rows that are worked on together; the last two are another
 ROUNDING = 2.0**-7  # of bfloat16, which the interpreter cuts off
 
 
@@ -37,6 +38,8 @@ def prepared(given, drop=0.0, seed=None, transposed=True):
         steps=STEPS,
         width=WIDTH,
         padded=PADDED,
+        group=GROUP,
+        flags=7,
         drop=drop,
         seed=seed,
         transposed=transposed,
@@ -63,7 +66,20 @@ def test_weights_are_ordered_by_unit_and_padded(device):
     assert torch.equal(made.c[0, :, :HIDDEN], c)
     assert not made.h[0, :, HIDDEN:].any()
     assert not made.c[0, :, HIDDEN:].any()
-    assert (made.h[1:].view(torch.int16) == -1).all()
+
+
+def test_the_exchange_begins_with_the_initial_state_by_groups(device):
+    made, _, _ = prepared(weights(device))
+    first = made.exchange[0].view(-1)
+    place = 0
+    for rows in made.h[0].split(GROUP):
+        words = first[place : place + rows.numel()].view(PADDED // 8, len(rows), 8)
+        assert torch.equal(words.transpose(0, 1).reshape(len(rows), PADDED), rows)
+        place += rows.numel()
+    assert place == len(first)
+    assert (made.exchange[1:].view(torch.int16) == -1).all()
+    assert (made.flags == -1).all()
+    assert len(made.flags) == 7
 
 
 def test_a_nan_that_looks_like_a_mark_is_made_another(device):
@@ -71,10 +87,10 @@ def test_a_nan_that_looks_like_a_mark_is_made_another(device):
     h = torch.zeros(BATCH, HIDDEN, dtype=torch.bfloat16, device=device)
     h.view(torch.int16)[1:3] = -1
     h[4] = torch.inf
-    sizes = {"steps": STEPS, "width": WIDTH, "padded": PADDED}
+    sizes = {"steps": STEPS, "width": WIDTH, "padded": PADDED, "group": GROUP, "flags": 0}
     made = prepare(given, h, h.float(), **sizes, drop=0.0, seed=None, transposed=False)
     assert made.h[0, 1:3, :HIDDEN].isnan().all()
-    assert (made.h[0].view(torch.int16) != -1).all()
+    assert (made.exchange[0].view(torch.int16) != -1).all()
     assert torch.equal(made.h[0, [0, 3, 4], :HIDDEN], h[[0, 3, 4]])
 
 

@@ -126,5 +126,5 @@ def test_what_the_driver_refuses_is_an_obstacle_that_auto_goes_around(monkeypatc
 def test_a_gpu_says_how_many_clusters_it_runs():
     if torch.cuda.get_device_capability() < (9, 0):
         pytest.skip("clusters are of Hopper and later")
-    processors, clusters = lstm_persistent._room(0)
-    assert processors // 4 - 6 <= clusters <= processors // 4
+    processors = torch.cuda.get_device_properties(0).multi_processor_count
+    assert processors // 16 < lstm_persistent._room(0) <= processors // 8

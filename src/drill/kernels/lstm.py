@@ -26,9 +26,8 @@ from drill.kernels.told import tell_once
 Implementation = Literal["auto", "reference", "cudnn", "persistent", "graph"]
 IMPLEMENTATIONS: tuple[Implementation, ...] = ("auto", "reference", "cudnn", "persistent", "graph")
 
-LARGEST_PERSISTENT_BATCH = 48
-"""``auto`` takes ``graph`` beyond. From 41 sequences on the persistent kernel is launched twice,
-which wins at 48, replayed on an H200 (3.46 against 3.65 ms for three layers), and loses at 80."""
+LARGEST_PERSISTENT_BATCH = 80
+"""``auto`` takes ``graph`` beyond: more sequences are two launches, one after the other."""
 
 
 def lstm(

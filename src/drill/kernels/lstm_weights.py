@@ -27,8 +27,12 @@ class Prepared(NamedTuple):
     w_hh: Tensor  # (4p, p)
     w_hh_t: Tensor | None  # (p, 4p), where gradients are wanted
     bias: Tensor  # (p, 4), float32
-    h: Tensor  # (T + 1, B, p), bfloat16: the initial state, then marks
-    c: Tensor  # (T + 1, B, p), float32: the initial state
+    h: Tensor  # (T + 1, B, p), bfloat16: the initial state; the rest is not written
+    c: Tensor  # (T + 1, B, p), float32: the same
+    exchange: (
+        Tensor  # (T, B, p), bfloat16: the initial state by groups (p / 8, rows, 8), then marks
+    )
+    flags: Tensor  # int32, marks too
 
 
 def prepare(
@@ -39,6 +43,8 @@ def prepare(
     steps: int,
     width: int,  # of the input with its padding
     padded: int,  # hidden size with its padding
+    group: int,  # batch rows of a group
+    flags: int,
     drop: float,
     seed: Tensor | None,  # (1,), int64; where something is dropped
     transposed: bool,
@@ -47,6 +53,7 @@ def prepare(
     w_ih, w_hh, b_ih, b_hh = (weight.contiguous() for weight in weights)
     half: dict[str, Any] = {"dtype": torch.bfloat16, "device": w_hh.device}
     wide: dict[str, Any] = {"dtype": torch.float32, "device": w_hh.device}
+    exchange = torch.empty(steps * batch * padded + 2 * flags, **half)
     made = Prepared(
         torch.empty(4 * padded, width, **half),
         torch.empty(4 * padded, padded, **half),
@@ -54,8 +61,10 @@ def prepare(
         torch.empty(padded, 4, **wide),
         torch.empty(steps + 1, batch, padded, **half),
         torch.empty(steps + 1, batch, padded, **wide),
+        exchange[: steps * batch * padded].view(steps, batch, padded),
+        exchange[steps * batch * padded :].view(torch.int32),
     )
-    words = steps * batch * padded
+    words = (steps - 1) * batch * padded + 2 * flags
     recurrent = triton.cdiv(padded, UNITS) * triton.cdiv(padded, COLUMNS)
     inward = triton.cdiv(padded, UNITS) * triton.cdiv(width, COLUMNS)
     states = triton.cdiv(batch * padded, WORDS)
@@ -72,12 +81,14 @@ def prepare(
         made.w_hh_t,
         made.bias,
         made.h,
-        made.h.view(torch.int16),
         made.c,
+        exchange,
+        exchange.view(torch.int16),
         hidden,
         w_ih.shape[1],
         width,
         batch,
+        group,
         words,
         recurrent,
         inward,
@@ -168,8 +179,9 @@ def gate_masks(seed, unit, column, hidden, drop):
 
 @triton.jit
 def _prepare(
-    w_ih, w_hh, b_ih, b_hh, h0, c0, seed, made_ih, made_hh, made_hh_t, made_bias, h, marks, c,
-    hidden, inputs, width, batch, words, recurrent, inward, states, drop,
+    w_ih, w_hh, b_ih, b_hh, h0, c0, seed, made_ih, made_hh, made_hh_t, made_bias,
+    h, c, exchange, marks,
+    hidden, inputs, width, batch, group, words, recurrent, inward, states, drop,
     PADDED: tl.constexpr, DROP: tl.constexpr, TRANSPOSED: tl.constexpr,
     UNITS: tl.constexpr, COLUMNS: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
@@ -229,6 +241,11 @@ def _prepare(
         # Some NaN have the bits of a mark, which would be waited on.
         first_h = tl.where(first_h != first_h, float("nan"), first_h)
         tl.store(h + cell, first_h.to(tl.bfloat16), mask=inside_state)
+        row_in, unit_at = cell // PADDED, cell % PADDED
+        first_row = row_in // group * group
+        rows = tl.minimum(group, batch - first_row)
+        place = first_row * PADDED + (unit_at // 8 * rows + row_in - first_row) * 8 + unit_at % 8
+        tl.store(exchange + place, first_h.to(tl.bfloat16), mask=inside_state)
         first_c = tl.load(c0 + given, mask=real_state, other=0.0)
         tl.store(c + cell, first_c.to(tl.float32), mask=inside_state)
     else:
