@@ -12,6 +12,7 @@ from torch.nn.utils import prune
 from drill.kernels import label_encoder, nll_chunked, nll_plan
 from drill.kernels import nll as module
 from drill.kernels.label_encoder import KeptBits, choose_encoder, fused_missing
+from drill.kernels.label_encoder_options import Options
 from drill.kernels.nll import Choice
 from drill.layers import DeepResidual
 
@@ -42,7 +43,7 @@ every_option = pytest.mark.parametrize(
     "options", OPTIONS, ids=["-".join(map(str, options.values())) for options in OPTIONS]
 )
 
-by_whom = pytest.mark.parametrize("products", ["cublas", "narrow"])
+by_whom = pytest.mark.parametrize("products", ["cublas", "chosen"])
 
 
 @pytest.fixture
@@ -243,12 +244,13 @@ def test_autocast_encodes_in_half_precision_and_keeps_the_parameters_dtype(
 
 @interpreted
 def test_who_multiplies():
-    def function(d=16, dtype=torch.float16, narrow=True, labels=4):
+    def function(d=16, dtype=torch.float16, locked=True, labels=4):
         E = torch.zeros(labels, d)
-        return label_encoder._function(E, dtype, narrow).__name__
+        options = Options(0, True, False, locked, 1.0, True, False)
+        return label_encoder._function(E, dtype, options, 2).__name__
 
     assert function() == function(d=1024) == "FusedEncode"
-    assert function(narrow=False) == "PointwiseEncode"
+    assert function(locked=False) == "PointwiseEncode"
     assert function(d=24) == function(labels=0) == "PointwiseEncode"
     assert function(dtype=torch.bfloat16) == "PointwiseEncode"  # the interpreter cannot
 

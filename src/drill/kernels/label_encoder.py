@@ -5,7 +5,9 @@
 Plain PyTorch runs about ten passes over the labels per map and step. ``label_encoder_triton`` runs
 one pass and one cuBLAS product forward, the same backward, and one batched product for all U.
 ``label_encoder_fused`` multiplies in Triton too, without passes between, where locked masks drop
-columns, which it leaves out. ``layers/deep_residual.py`` is the reference twin.
+columns, which it leaves out. ``label_encoder_chain`` runs all maps in one launch each way on Hopper
+GPUs, in bfloat16, where they drop nothing or by standard dropout. ``layers/deep_residual.py`` is
+the reference twin.
 """
 
 from collections.abc import Sequence
@@ -14,8 +16,11 @@ from typing import Literal, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from drill.kernels.label_encoder_chain import ChainEncode, chain_missing
+from drill.kernels.label_encoder_options import ACTIVATION_CODES, Options, drops_columns
 from drill.kernels.nll import INTERPRETED, Choice, compute_dtype, triton_missing
 from drill.kernels.nll_plan import followed_by_zeros
+from drill.kernels.told import tell_once
 
 EncoderImplementation = Literal["auto", "reference", "triton"]
 
@@ -90,16 +95,14 @@ def encode_labels(
 
     Zero rows follow the labels in memory, so that the loss need not copy them to align them.
     """
-    from drill.kernels import label_encoder_steps as steps
-
     given: Tensor | None
     if isinstance(masks, KeptBits):
         given, scale, locked = masks.bits, masks.scale, False
     else:
         assert masks is None or masks.shape[1] == 1, "masks of single labels are KeptBits"
         given, scale, locked = masks, 1.0, True
-    options = steps.Options(
-        steps.ACTIVATION_CODES[activation],
+    options = Options(
+        ACTIVATION_CODES[activation],
         mask_in=masks is not None and dropout_at == "input",
         mask_out=masks is not None and dropout_at == "output",
         locked=locked,
@@ -111,26 +114,33 @@ def encode_labels(
     parameters = (*weights, *(biases or ()))
     keep = torch.is_grad_enabled() and any(x.requires_grad for x in (embedding, *parameters))
     with torch.cuda.device_of(embedding):  # where Triton launches
-        encoded = _function(embedding, dtype, steps.drops_columns(options)).apply(
+        encoded = _function(embedding, dtype, options, len(weights)).apply(
             embedding, given, dtype, options, len(weights), keep, *parameters
         )
     return followed_by_zeros(cast(Tensor, encoded))
 
 
-def _function(embedding: Tensor, dtype: torch.dtype, narrow: bool) -> type[torch.autograd.Function]:
-    """Whose products encode these labels: Triton's where locked masks make maps narrow.
+def _function(
+    embedding: Tensor, dtype: torch.dtype, options: Options, depth: int
+) -> type[torch.autograd.Function]:
+    """Who encodes these labels: Triton's products where locked masks make maps narrow.
 
-    Of full maps Triton's fused products took 0.79 ms at WikiText-2's size, cuBLAS's with passes
-    between them 0.55.
+    Full maps take one launch each way where they can, and cuBLAS's products with passes between
+    elsewhere. At WikiText-2's size, with their gradients, the first take 0.45 ms and the others
+    0.79; Triton's products were slower than either.
     """
     V, d = embedding.shape
     # Triton's interpreter multiplies float32, but takes the bits of bfloat16 for integers.
     dtypes = (torch.float16, torch.float32 if INTERPRETED else torch.bfloat16)
     fits = dtype in dtypes and V > 0 and d % 16 == 0  # aligned rows
-    if narrow and fits:
+    if drops_columns(options) and fits:
         from drill.kernels.label_encoder_fused import FusedEncode
 
         return FusedEncode
+    missing = chain_missing(embedding, dtype, options, depth)
+    if missing is None:
+        return ChainEncode
     from drill.kernels.label_encoder_triton import PointwiseEncode
 
+    tell_once("maps of DeepResidual", "one after the other", f"in one launch: {missing}")
     return PointwiseEncode

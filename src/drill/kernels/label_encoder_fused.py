@@ -18,8 +18,9 @@ from drill.kernels.label_encoder_gradients import (
     start_gradient,
     sum_over_labels,
 )
+from drill.kernels.label_encoder_options import Options
 from drill.kernels.label_encoder_products import arrange, map_labels, narrow
-from drill.kernels.label_encoder_steps import Options, masks_of_maps
+from drill.kernels.label_encoder_steps import masks_of_maps
 from drill.kernels.nll import require_plain_backward
 from drill.kernels.nll_plan import aligned, without_padding
 

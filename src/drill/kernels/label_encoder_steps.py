@@ -1,38 +1,16 @@
 """What both Triton encoders do to a tile of labels between two products. See ``label_encoder``."""
 
-from typing import NamedTuple
-
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from drill.kernels.label_encoder_options import Options
 from drill.kernels.tanh_triton import tanh
 
-ACTIVATION_CODES = {"none": 0, "sigmoid": 1, "relu": 2, "tanh": 3, "gelu": 4}
 _SIGMOID = tl.constexpr(1)
 _RELU = tl.constexpr(2)
 _TANH = tl.constexpr(3)
 _GELU = tl.constexpr(4)
-
-
-class Options(NamedTuple):
-    """How the maps are put together; see ``layers.deep_residual``."""
-
-    activation: int
-    mask_in: bool
-    mask_out: bool
-    locked: bool  # masks (L, 1, d); otherwise ``KeptBits``
-    scale: float  # of what bits keep; locked masks are scaled themselves
-    residual: bool
-    between: bool
-
-
-def drops_columns(options: Options) -> bool:
-    """Whether the masks drop whole columns of the labels, so that none of them need be computed.
-
-    Not with residuals between maps: what one map does not read is still part of the result.
-    """
-    return options.mask_in and options.locked and not options.between
 
 
 @triton.jit

@@ -14,21 +14,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from drill.kernels.label_encoder_options import Options
 from drill.kernels.label_encoder_steps import (
-    Options,
     activate,
     mask_at,
     mask_of_bits,
     masks_of_maps,
     slope,
 )
+from drill.kernels.label_encoder_sums import EXTRA, sum_over_labels
 from drill.kernels.nll import require_plain_backward
 from drill.kernels.nll_plan import aligned, without_padding
 
 _ROWS, _COLUMNS = 64, 64
-_EXTRA = 16
-"""Columns of ones that X has beyond d. One is needed; so many keep the width a multiple of 16, and
-Triton stores wide only where it knows that."""
 
 
 @triton.jit(do_not_specialize=["turn"])
@@ -196,13 +194,13 @@ class PointwiseEncode(torch.autograd.Function):
         U = torch.stack(parameters[:depth]).to(dtype)
         b = torch.stack(parameters[depth:]).to(dtype) if len(parameters) > depth else None
         planes = depth if keep else 1  # without gradients every map may overwrite the one before
-        X = E.new_empty((planes, V, d + _EXTRA), dtype=dtype)
+        X = E.new_empty((planes, V, d + EXTRA), dtype=dtype)
         P = E.new_empty((planes, V, d), dtype=dtype)
         Y = E.new_empty((aligned(V, E.device.type), d), dtype=dtype)
         Y[V:] = 0
         before = [torch.empty_like(E) for _ in range(2 if options.between else 0)]
         drop = masks_of_maps(masks, options, depth)
-        grid = (triton.cdiv(V, _ROWS), triton.cdiv(d + _EXTRA, _COLUMNS))
+        grid = (triton.cdiv(V, _ROWS), triton.cdiv(d + EXTRA, _COLUMNS))
         for i in range(-1, depth if V else -1):
             if i >= 0:
                 _product(X[i % planes, :, :d], U[i], None if b is None else b[i], out=P[i % planes])
@@ -219,7 +217,7 @@ class PointwiseEncode(torch.autograd.Function):
                 result,
                 V,
                 d,
-                d + _EXTRA,
+                d + EXTRA,
                 i,
                 options.scale,
                 ENTER=i < 0,
@@ -297,7 +295,7 @@ class PointwiseEncode(torch.autograd.Function):
                 COLUMNS=_COLUMNS,
                 num_warps=4,
             )
-        sums = _sum_over_labels(dP, X)  # (L, d, d')
+        sums = sum_over_labels(dP, X)  # (L, d, d')
         dU = sums[:, :, :d].to(ctx.dtypes[1]).contiguous().unbind()
         db = sums[:, :, d].to(ctx.dtypes[-1]).contiguous().unbind() if ctx.has_bias else ()
         return dE, None, None, None, None, None, *dU, *db
@@ -309,11 +307,3 @@ def _product(X: Tensor, U: Tensor, b: Tensor | None, out: Tensor) -> None:
         torch.mm(X, U.t(), out=out)
     else:
         torch.addmm(b, X, U.t(), out=out)
-
-
-def _sum_over_labels(dP: Tensor, X: Tensor) -> Tensor:
-    """dP^T X per map, in float32."""
-    a = dP.transpose(1, 2)
-    if a.is_cuda and a.dtype != torch.float32:
-        return torch.bmm(a, X, out_dtype=torch.float32)
-    return torch.bmm(a, X).float()

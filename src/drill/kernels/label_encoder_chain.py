@@ -1,0 +1,239 @@
+"""All maps of the label encoder in one launch each way, on Hopper GPUs, in bfloat16.
+
+A block carries 128 labels through all maps: what a map multiplies lies in shared memory, its sums
+in registers, and U streams past. The gradients of all U, and with them those of all b, come from a
+batched product as in ``label_encoder_triton``. See ``label_encoder``, and for how it is done
+``label_encoder_chain.cuh``.
+
+Shapes: V labels, d width, L maps; X has d' > d columns, of which the last are ones.
+"""
+
+import ctypes
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from drill.kernels import nvrtc
+from drill.kernels.label_encoder_options import ACTIVATION_CODES, Options
+from drill.kernels.label_encoder_sums import EXTRA, planes_for_sums, sum_in_parts
+from drill.kernels.nll import require_plain_backward
+from drill.kernels.nll_plan import aligned, without_padding
+from drill.kernels.nvrtc import CompileError, DriverError, Kernel, compiled
+
+FORWARD = Path(__file__).with_name("label_encoder_chain_forward.cu")
+BACKWARD = Path(__file__).with_name("label_encoder_chain_backward.cu")
+SHARED = 232448  # bytes of shared memory that a block of a Hopper GPU may have
+ROWS = 128  # labels of a block
+THREADS = 384
+CLUSTER = 2  # blocks that share the stream of U
+MOST_STAGES = 16
+WIDTHS = range(16, 401, 8)  # of the widest a thread has 200 sums
+MOST_MAPS = 16  # whose gradients the last of them sums in registers
+
+
+class Shape(NamedTuple):
+    """What a kernel is compiled for."""
+
+    width: int
+    maps: int
+    options: Options
+    narrow: bool  # labels in bfloat16
+
+    @property
+    def padded(self) -> int:
+        return -(-self.width // 16) * 16
+
+    @property
+    def labels_bytes(self) -> int:
+        """Of the labels in shared memory, eight columns after the other, 16 bytes between them."""
+        return -(-self.padded // 8 * (16 * ROWS + 16) // 128) * 128
+
+    @property
+    def stages(self) -> int:
+        """Steps of 16 columns of U that fit beside the labels, with two barriers each."""
+        return min(MOST_STAGES, (SHARED - self.labels_bytes) // self._stage)
+
+    @property
+    def shared(self) -> int:
+        return self.labels_bytes + self.stages * self._stage
+
+    @property
+    def _stage(self) -> int:
+        return 32 * self.padded + 16
+
+    def defines(self) -> dict[str, int]:
+        sums = self.padded // 4
+        return {
+            "WIDTH": self.width,
+            "MAPS": self.maps,
+            "ACTIVATION": self.options.activation,
+            "MASK_IN": int(self.options.mask_in),
+            "MASK_OUT": int(self.options.mask_out),
+            "RESIDUAL": int(self.options.residual),
+            "NARROW": int(self.narrow),
+            "CLUSTER": CLUSTER,
+            "STAGES": self.stages,
+            "COLUMNS": self.padded // 2,
+            "OUTPUTS": sums,
+            "QUARTER": sums // 4,
+            "FIRST": sums,
+            "SECOND": sums + 1,
+        }
+
+
+def chain_missing(
+    embedding: Tensor, dtype: torch.dtype, options: Options, depth: int
+) -> str | None:
+    """Why these labels cannot be encoded in one launch; None where they can."""
+    V, d = embedding.shape
+    if embedding.device.type != "cuda" or torch.version.hip:
+        return f"it needs an NVIDIA GPU, not {embedding.device.type}"
+    if torch.cuda.get_device_capability(embedding.device)[0] != 9:
+        return "it needs a Hopper GPU, compute capability 9"
+    if dtype != torch.bfloat16 or embedding.dtype not in (torch.bfloat16, torch.float32):
+        return f"it multiplies bfloat16, not {dtype}"
+    if V < ROWS or d not in WIDTHS or depth > MOST_MAPS:
+        return (
+            f"it takes {ROWS} labels and more, widths that are multiples of {WIDTHS.step} from "
+            f"{WIDTHS[0]} to {WIDTHS[-1]} and up to {MOST_MAPS} maps"
+        )
+    if options.between:
+        return "it knows no residuals between maps"
+    if options.locked and (options.mask_in or options.mask_out):
+        return "it knows no locked masks"
+    if obstacle := nvrtc.missing():
+        return obstacle
+    shape = _shape(embedding, options, depth)
+    try:
+        for source in (FORWARD, BACKWARD):  # both now: no launch can be recorded while one compiles
+            _kernel(source, shape, embedding.device)
+    except (CompileError, DriverError) as error:
+        return str(error)
+    return None
+
+
+def _shape(embedding: Tensor, options: Options, depth: int) -> Shape:
+    # A launch is told how kept entries are scaled: another dropout is no other kernel.
+    same = options._replace(scale=1.0, locked=False)
+    return Shape(embedding.shape[1], depth, same, embedding.dtype == torch.bfloat16)
+
+
+def _kernel(source: Path, shape: Shape, device: torch.device) -> Kernel:
+    return compiled(source, source.stem, shape.defines(), shape.shared, device)
+
+
+class ChainEncode(torch.autograd.Function):
+    """(embedding, masks, dtype, options, depth, keep, *weights, *biases) -> labels (V, d)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        embedding: Tensor,
+        masks: Tensor | None,
+        dtype: torch.dtype,
+        options: Options,
+        depth: int,
+        keep: bool,
+        *parameters: Tensor,
+    ) -> Tensor:
+        E = _vectors(embedding)
+        V, d = E.shape
+        shape = _shape(E, options, depth)
+        U = torch.stack(parameters[:depth])
+        biases = parameters[depth:]
+        b = torch.stack(biases).float() if biases else E.new_zeros(depth, d, dtype=torch.float32)
+        bits = E.new_empty(0) if masks is None else _vectors(masks)
+        planes = depth if keep else 0  # what has no entries is a null pointer to the kernel
+        X = planes_for_sums(E, planes, V, d + EXTRA)
+        kept = _kept(E, shape, planes)
+        Y = E.new_empty((aligned(V, E.device.type), d), dtype=dtype)
+        Y[V:] = 0
+        tiles = _tiles(V)
+        _kernel(FORWARD, shape, E.device)(
+            _blocks(E.device, tiles),
+            THREADS,
+            [
+                E,
+                in_core_matrices(U, dtype),
+                b,
+                bits,
+                X,
+                kept,
+                Y,
+                V,
+                X.shape[1],
+                tiles,
+                ctypes.c_float(options.scale),
+            ],
+            together=False,
+        )
+        if keep:
+            ctx.save_for_backward(bits, X, kept, in_core_matrices(U.transpose(1, 2), dtype))
+        ctx.shape = shape
+        ctx.scale = options.scale
+        ctx.has_bias = bool(biases)
+        ctx.dtypes = (embedding.dtype, parameters[0].dtype, parameters[-1].dtype)
+        return without_padding(Y, V)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        require_plain_backward("DeepResidual", grad, 'encoder="reference"')
+        bits, X, kept, U = ctx.saved_tensors
+        shape: Shape = ctx.shape
+        V, d = grad.shape
+        dY = _vectors(grad)
+        dP = planes_for_sums(dY, shape.maps, V, d)
+        dE = dY.new_empty((V, d), dtype=torch.float32)
+        # Gradients that E gets from all results but the last, where it was added.
+        G = dY.new_empty((shape.maps - 1 if shape.options.residual else 0, V, d))
+        tiles = _tiles(V)
+        _kernel(BACKWARD, shape, dY.device)(
+            _blocks(dY.device, tiles),
+            THREADS,
+            [dY, U, bits, kept, G, dP, dE, V, dP.shape[1], tiles, ctypes.c_float(ctx.scale)],
+            together=False,
+        )
+        sums = sum_in_parts(dP, X, V)  # (L, d, d')
+        dU = sums[:, :, :d].to(ctx.dtypes[1]).contiguous().unbind()
+        db = sums[:, :, d].to(ctx.dtypes[-1]).contiguous().unbind() if ctx.has_bias else ()
+        return dE.to(ctx.dtypes[0]), None, None, None, None, None, *dU, *db
+
+
+def in_core_matrices(U: Tensor, dtype: torch.dtype) -> Tensor:
+    """(L, n, k) as the kernels stream it, (L, k' / 16, 2, n' / 8, 8, 8), padded to n' = k'.
+
+    Eight rows of eight entries lie together, as the matrix instruction reads them.
+    """
+    L, d, _ = U.shape
+    padded = -(-d // 16) * 16
+    whole = U if padded == d else pad(U, (0, padded - d, 0, padded - d))
+    tiled = whole.reshape(L, padded // 8, 8, padded // 16, 2, 8).permute(0, 3, 4, 1, 2, 5)
+    return torch.empty(tiled.shape, dtype=dtype, device=U.device).copy_(tiled)
+
+
+def _kept(like: Tensor, shape: Shape, maps: int) -> Tensor:
+    """What backward needs of the products: under relu a bit whether each is positive."""
+    V, d = like.shape
+    if shape.options.activation == ACTIVATION_CODES["relu"]:
+        return like.new_empty((maps, V, d // 8), dtype=torch.uint8)
+    needed = maps if shape.options.activation != ACTIVATION_CODES["none"] else 0
+    return like.new_empty((needed, V, d), dtype=torch.bfloat16)
+
+
+def _vectors(rows: Tensor) -> Tensor:
+    """In one piece, at an address from which several entries can be read at a time."""
+    whole = rows.contiguous()
+    return whole if whole.data_ptr() % 16 == 0 else whole.clone()
+
+
+def _tiles(labels: int) -> int:
+    """Blocks' worth of labels; whole clusters of them."""
+    return -(-labels // (ROWS * CLUSTER)) * CLUSTER
+
+
+def _blocks(device: torch.device, tiles: int) -> int:
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    return min(tiles, processors // CLUSTER * CLUSTER)

@@ -1,0 +1,255 @@
+"""All maps of the label encoder in one launch; see ``test_label_encoder`` for what all share."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor
+
+from drill.kernels.label_encoder import KeptBits
+from drill.kernels.label_encoder_chain import (
+    MOST_STAGES,
+    ROWS,
+    SHARED,
+    ChainEncode,
+    Shape,
+    chain_missing,
+    in_core_matrices,
+)
+from drill.kernels.label_encoder_options import ACTIVATION_CODES, Options
+from drill.kernels.label_encoder_sums import MANY, planes_for_sums, sum_in_parts
+from tests.kernels.test_label_encoder import assert_no_less_exact, build, given, solve, with_masks
+
+PLAIN = Options(ACTIVATION_CODES["relu"], True, False, False, 2.0, True, False)
+
+
+def hopper() -> bool:
+    return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+
+
+def as_the_instruction_reads(stage: Tensor, rows: int) -> Tensor:
+    """(rows, 16) of a stage in shared memory, by the strides of its descriptor."""
+    n, k = torch.meshgrid(torch.arange(rows), torch.arange(16), indexing="ij")
+    byte = n // 8 * 128 + k // 8 * (16 * rows) + n % 8 * 16 + k % 8 * 2
+    return stage.flatten()[byte // 2]
+
+
+@pytest.mark.parametrize("width", [16, 64, 280, 400])
+def test_the_instruction_finds_the_weights(width):
+    U = torch.randn(2, width, width)
+    padded = -(-width // 16) * 16
+    streamed = in_core_matrices(U, torch.float32)
+    assert streamed.shape == (2, padded // 16, 2, padded // 8, 8, 8)
+    read = [
+        torch.cat([as_the_instruction_reads(step, padded) for step in stream], 1)
+        for stream in streamed
+    ]
+    assert torch.equal(torch.stack(read)[:, :width, :width], U)
+    assert torch.stack(read).count_nonzero() == U.count_nonzero()  # padded by zeros
+
+
+@pytest.mark.parametrize("width", [16, 24, 64, 280, 400])
+def test_shared_memory_holds_the_labels_and_a_ring(width):
+    shape = Shape(width, 4, PLAIN, False)
+    assert 2 * ROWS * width < shape.labels_bytes < shape.shared <= SHARED
+    assert shape.labels_bytes % 128 == 0
+    assert 8 <= shape.stages <= MOST_STAGES
+
+
+@pytest.mark.parametrize("labels", [200, MANY, MANY + 1, 33_278])
+def test_sums_in_parts_are_the_sums(labels):
+    dP, X = (planes_for_sums(torch.empty(0), 2, labels, width) for width in (8, 24))
+    assert dP.shape[1] - labels < 24
+    assert not dP[:, labels:].any()
+    dP[:, :labels], X[:, :labels] = torch.randn(2, labels, 8), torch.randn(2, labels, 24)
+    expected = dP[:, :labels].double().transpose(1, 2) @ X[:, :labels].double()
+    found = sum_in_parts(dP.float(), X.float(), labels)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-2)
+
+
+def test_a_cpu_is_refused():
+    E = torch.zeros(400, 16)
+    assert chain_missing(E, torch.bfloat16, PLAIN, 4) == "it needs an NVIDIA GPU, not cpu"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not hopper(), reason="needs a Hopper GPU")
+def test_what_it_cannot_encode_is_said():
+    def missing(V=128, d=16, dtype=torch.bfloat16, depth=4, **changes):
+        E = torch.zeros(V, d, device="cuda")
+        return chain_missing(E, dtype, PLAIN._replace(**changes), depth)
+
+    assert missing() is missing(d=400) is missing(depth=16) is None
+    assert missing(locked=True, mask_in=False) is None  # nothing is dropped
+    assert "128 labels and more" in missing(V=127)
+    assert missing(d=20) == missing(d=408) == missing(d=8) == missing(depth=17) == missing(V=0)
+    assert "bfloat16" in missing(dtype=torch.float16)
+    assert "between" in missing(between=True)
+    assert "locked" in missing(locked=True)
+
+
+needs_hopper = pytest.mark.skipif(not hopper(), reason="needs a Hopper GPU")
+STANDARD = {"dropout": 0.6, "locked": False}
+CASES = [
+    ((1000, 400), {"activation": "relu", "depth": 4, **STANDARD}),
+    ((2331, 280), {"activation": "gelu", "depth": 8, **STANDARD}),
+    ((1900, 64), {"activation": "relu", "depth": 2, "dropout_at": "output", **STANDARD}),
+    ((700, 136), {"activation": "sigmoid", "depth": 3, "dropout_at": "output", **STANDARD}),
+    ((1300, 400), {"activation": "tanh", "depth": 4, "residual": False, **STANDARD}),
+    ((900, 24), {"activation": "sigmoid", "depth": 4, "map_bias": False}),
+    ((160, 400), {"activation": "none", "depth": 1, **STANDARD}),
+    ((128, 16), {"activation": "none", "depth": 3, "residual": False, "map_bias": False}),
+    ((600, 64), {"activation": "tanh", "depth": 9, **STANDARD}),
+    ((MANY, 32), {"activation": "sigmoid", "depth": 2, **STANDARD}),
+]
+every_case = pytest.mark.parametrize(
+    ("size", "options"),
+    CASES,
+    ids=[f"{V}x{d}-" + "-".join(map(str, options.values())) for (V, d), options in CASES],
+)
+
+
+@pytest.fixture
+def chained(monkeypatch):
+    """Fails where the labels were encoded otherwise."""
+    calls = []
+    apply = ChainEncode.apply
+
+    def counted(*given):
+        calls.append(given)
+        return apply(*given)
+
+    monkeypatch.setattr(ChainEncode, "apply", counted)
+    yield calls
+    assert calls
+
+
+@pytest.mark.gpu
+@needs_hopper
+@pytest.mark.usefixtures("chained")
+@every_case
+def test_no_less_exact_than_the_loop(size, options):
+    layer, masks, grad = given(*size, "cuda", **options)
+    assert_no_less_exact(layer, masks, grad, torch.bfloat16)
+
+
+@pytest.mark.gpu
+@needs_hopper
+@pytest.mark.usefixtures("chained")
+@every_case
+def test_labels_in_float32_under_autocast(size, options):
+    layer, masks, grad = given(*size, "cuda", **options)
+    with torch.autocast("cuda", torch.bfloat16):
+        fused, loop = (solve(layer, encoder, masks, grad) for encoder in ("triton", "reference"))
+    exact = solve(copy.deepcopy(layer).double(), "reference", masks, grad.double())
+    for a, b, truth in zip(fused, loop, exact, strict=True):
+        assert a.dtype == b.dtype
+        assert distance(a, truth) < 1.5 * distance(b, truth) + 1e-3
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    return ((a.double() - b.double()).norm() / b.double().norm().clamp_min(1e-30)).item()
+
+
+@pytest.mark.gpu
+@needs_hopper
+@pytest.mark.usefixtures("chained")
+@every_case
+def test_repeats_bit_by_bit(size, options):
+    layer, masks, grad = given(*size, "cuda", **options)
+    layer = layer.bfloat16()
+    first, second = (solve(layer, "triton", masks, grad) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.gpu
+@needs_hopper
+@pytest.mark.usefixtures("chained")
+@pytest.mark.parametrize("labels", [128, 129, 255, 256, 257, 300, 384, 385])
+def test_any_number_of_labels(labels):
+    layer, masks, grad = given(labels, 48, "cuda", activation="tanh", **STANDARD)
+    layer = layer.bfloat16()
+    with_masks(layer, masks)
+    found = solve(layer, "triton", masks, grad)
+    truth = solve(copy.deepcopy(layer).double(), "reference", masks, grad.bfloat16().double())
+    assert max(distance(a, b) for a, b in zip(found, truth, strict=True)) < 2e-2
+    layer.encoder = "triton"
+    encoded = layer.labels()
+    padding = -labels % 64
+    after = encoded.detach().as_strided((labels + padding, 48), (48, 1))[labels:]
+    assert not after.any()
+
+
+@pytest.mark.gpu
+@needs_hopper
+@pytest.mark.usefixtures("chained")
+def test_two_encodings_before_a_gradient():
+    layer, masks, grad = given(500, 400, "cuda", activation="relu", **STANDARD)
+    layer = layer.bfloat16()
+    other = KeptBits(masks.bits ^ 255, masks.dropped)
+    alone = [solve(layer, "triton", each, grad)[1:] for each in (masks, other)]
+    layer.encoder = "triton"
+    with_masks(layer, masks)
+    first = layer.labels()
+    with_masks(layer, other)
+    second = layer.labels()
+    parameters = [p for p in layer.parameters() if p is not layer.bias]
+    for encoded, expected in zip((first, second), alone, strict=True):
+        found = torch.autograd.grad(encoded, parameters, grad.to(encoded.dtype))
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.gpu
+@needs_hopper
+@pytest.mark.usefixtures("chained")
+@pytest.mark.parametrize("activation", ["relu", "sigmoid", "tanh", "gelu", "none"])
+def test_a_nan_in_one_label_stays_with_that_label(activation):
+    layer = build(300, 64, "cuda", activation=activation, dropout=0.5, locked=False).bfloat16()
+    layer.encoder = "triton"
+    with torch.no_grad():
+        layer.label_weight[130, 2] = torch.nan
+    labels = layer.labels()
+    assert labels.isnan().any(1).nonzero().flatten().tolist() == [130]
+    labels.sum().backward()
+    gradient = layer.label_weight.grad
+    assert not gradient[torch.arange(300) != 130].isnan().any()
+
+
+@pytest.mark.gpu
+@needs_hopper
+@pytest.mark.usefixtures("chained")
+def test_no_gradient_passes_where_relu_rests_at_zero():
+    layer = build(200, 64, "cuda", activation="relu", depth=2, map_bias=False).bfloat16()
+    with torch.no_grad():
+        layer.label_weight[7] = 0.0
+    grad = torch.randn(200, 64, device="cuda").bfloat16()
+    fused, loop = (solve(layer, encoder, None, grad) for encoder in ("triton", "reference"))
+    assert torch.equal(fused[1][7], loop[1][7])
+
+
+@pytest.mark.gpu
+@needs_hopper
+@pytest.mark.usefixtures("chained")
+def test_a_recorded_encoding_replays():
+    layer, masks, grad = given(700, 400, "cuda", activation="relu", depth=4, **STANDARD)
+    layer = layer.bfloat16()
+    layer.encoder = "triton"
+    with_masks(layer, masks)
+    parameters = [p for p in layer.parameters() if p is not layer.bias]
+
+    def step() -> list[Tensor]:
+        labels = layer.labels()
+        return [labels, *torch.autograd.grad(labels, parameters, grad.to(labels.dtype))]
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        expected = [each.detach().clone() for each in step()]
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        recorded = step()
+    for _ in range(2):
+        for each in recorded:
+            each.detach().zero_()
+        graph.replay()
+        assert all(torch.equal(a, b) for a, b in zip(recorded, expected, strict=True))
