@@ -2,7 +2,9 @@
 
 import ctypes
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -120,6 +122,91 @@ def test_what_the_driver_refuses_is_an_obstacle_that_auto_goes_around(monkeypatc
     assert reason.startswith(
         "cluster_room.cu: does not load (CUDA, loading: unknown (error 222)); update the NVIDIA"
     )
+
+
+class ThreadsDriver:
+    """A driver whose contexts are named by numbers; notes what a thread without one is given."""
+
+    def __init__(self, current: int | None) -> None:
+        self.current = current
+        self.calls: list[str] = []
+
+    def cuFuncSetAttribute(self, function, attribute, value):
+        return 0
+
+    def cuCtxGetCurrent(self, context):
+        context._obj.value = self.current
+        return 0
+
+    def cuDeviceGet(self, device, index):
+        device._obj.value = 10 + index
+        return 0
+
+    def cuDevicePrimaryCtxRetain(self, context, device):
+        self.calls.append(f"retain of device {device.value}")
+        context._obj.value = 100 + device.value
+        return 0
+
+    def cuCtxSetCurrent(self, context):
+        self.calls.append("set")
+        self.current = context.value
+        return 0
+
+    def cuLaunchKernel(self, *shape):
+        self.calls.append(f"launch in {self.current}")
+        return 0 if self.current else 201
+
+    def cuOccupancyMaxActiveClusters(self, count, function, config):
+        self.calls.append(f"count in {self.current}")
+        count._obj.value = 33
+        return 0 if self.current else 201
+
+
+@pytest.fixture
+def on_device_one(monkeypatch):
+    """Installs a driver under torch, whose current device is number 1."""
+
+    def install(current: int | None) -> ThreadsDriver:
+        driver = ThreadsDriver(current)
+        monkeypatch.setattr(nvrtc, "_driver", lambda: driver)
+        return driver
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=7))
+    nvrtc._context.cache_clear()
+    yield install
+    nvrtc._context.cache_clear()
+
+
+def test_a_thread_without_a_context_is_given_torchs(on_device_one):
+    driver = on_device_one(None)
+    kernel = nvrtc.Kernel(ctypes.c_void_p(1), 0)
+    kernel(1, 32, [], together=False)
+    assert driver.calls == ["retain of device 11", "set", "launch in 111"]
+    driver.calls.clear()
+    driver.current = None  # another thread
+    assert kernel.clusters_at_once(4, 32) == 33
+    assert driver.calls == ["set", "count in 111"]  # retained once a device
+
+
+def test_a_thread_keeps_the_context_it_has(on_device_one):
+    driver = on_device_one(5)
+    nvrtc.Kernel(ctypes.c_void_p(1), 0)(1, 32, [], together=False)
+    assert driver.calls == ["launch in 5"]
+
+
+@pytest.mark.gpu
+def test_a_launch_may_be_the_first_thing_a_thread_does(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    source = tmp_path / "ones.cu"
+    source.write_text('extern "C" __global__ void ones(float* x) { x[threadIdx.x] = 1.0f; }')
+    x = torch.zeros(32, device="cuda")
+    kernel = nvrtc.compiled(source, "ones", {}, 0, x.device)
+    torch.cuda.synchronize()
+    with ThreadPoolExecutor(1) as fresh:
+        fresh.submit(kernel, 1, 32, [x], together=False).result()
+    torch.cuda.synchronize()
+    assert x.tolist() == [1.0] * 32
 
 
 @pytest.mark.gpu

@@ -74,6 +74,7 @@ class Kernel:
         places = (ctypes.c_void_p * len(held))(
             *(ctypes.cast(ctypes.byref(each), ctypes.c_void_p) for each in held)
         )
+        _enter_context()
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         shape = (self._function, blocks, 1, 1, threads, 1, 1, self._shared, stream, places)
         driver = _driver()
@@ -84,6 +85,7 @@ class Kernel:
 
     def clusters_at_once(self, blocks: int, threads: int) -> int:
         """How many clusters of a kernel with ``__cluster_dims__`` an empty device runs at once."""
+        _enter_context()
         config = _LaunchConfig(grid=(blocks, 1, 1), block=(threads, 1, 1), shared=self._shared)
         count = ctypes.c_int()
         asked = _driver().cuOccupancyMaxActiveClusters(
@@ -102,6 +104,29 @@ class _LaunchConfig(ctypes.Structure):
         ("attributes", ctypes.c_void_p),
         ("attribute_count", ctypes.c_uint),
     )
+
+
+def _enter_context() -> None:
+    """Make torch's context that of this thread, where it has none.
+
+    A thread that autograd has started gets one when torch first calls CUDA in it, and a launch of
+    ours may come before that.
+    """
+    current = ctypes.c_void_p()
+    _check(_driver().cuCtxGetCurrent(ctypes.byref(current)), "asking for the context")
+    if current.value is None:
+        context = _context(torch.cuda.current_device())
+        _check(_driver().cuCtxSetCurrent(context), "entering the context")
+
+
+@cache
+def _context(index: int) -> ctypes.c_void_p:
+    """The context that torch uses on this device. It lives as long as the process."""
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    _check(_driver().cuDeviceGet(ctypes.byref(device), index), "finding the device")
+    retained = _driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+    _check(retained, "retaining the context")
+    return context
 
 
 def _passed(argument: Argument) -> Any:
