@@ -8,7 +8,7 @@ from drill.data import Segment, sequence_lengths, training_segments
 from drill.encoders import AwdLstm
 from drill.graphs import Graphs
 from drill.kernels import sgd_step
-from drill.kernels.lstm import choose
+from drill.kernels.lstm import LARGEST_PERSISTENT_BATCH, choose
 from drill.layers import AdaptiveSoftmax, DeepResidual, MixtureOfSoftmaxes, TiedSoftmax
 from drill.models import LanguageModel
 from drill.optim import AdamW, Asgd, NtAsgd, Sgd
@@ -290,12 +290,12 @@ def test_a_glance_at_a_gpu_does_not_wait():
 
 @pytest.mark.gpu
 def test_replays_of_a_large_batch_are_launches_of_the_stepwise_lstm():
-    """Beyond 48 sequences the LSTMs are a product and a kernel per step, inside the same graph."""
+    """There the LSTMs are a product and a kernel per step, inside the same graph."""
     results = []
     for kind in (RecordedSteps, Steps):
         trained, at, rule = model("cuda", dropout=0.5), position("cuda"), Sgd()
         torch.manual_seed(5)
-        data = torch.randint(WORDS, (ROWS, 49), device="cuda")
+        data = torch.randint(WORDS, (ROWS, LARGEST_PERSISTENT_BATCH + 1), device="cuda")
         rule.begin(trained.named_parameters())
         step = kind(trained, data, rule, **SETTINGS, autocast=torch.bfloat16)
         with torch.autocast("cuda", torch.bfloat16):

@@ -96,6 +96,9 @@ struct Fetcher {
         rounds = 0;
         start = 0;
         if (item >= SLOTS) wait(&empty[slot], item / SLOTS - 1);
+        // Who waits for nobody must not run so far ahead of those who have not noticed yet that the
+        // bytes it sends them are more than a barrier counts, 2^20.
+        if (__any_sync(ALL, dead)) __nanosleep(50000);
         if (LARGE) copy(words, (const uint4*)share, first, last, flags);
         else read(words, (const uint4*)share, first, last, rows);
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the matrix instruction reads them
