@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from drill import user_cache
-
 if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when the kernels are imported
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+from drill import user_cache  # after the variable: kernels read it when they are imported
 
 
 def pytest_collection_modifyitems(items):
