@@ -344,8 +344,10 @@ def test_a_run_of_updates_that_ends_by_the_clock_names_them(drill, monkeypatch):
     changes = ["data.corpus=pairs", *SMALL, "training.updates=2000"]
     words = [word for change in changes for word in ("--set", change)]
     err = drill("train", "mt-demo", *words, "--name", "clock", "--device", "cpu")[2]
-    said = "ended by training.max_minutes in epoch 2, before update 2,000; a larger one goes on"
-    assert err.splitlines()[-1] == said
+    assert err.splitlines()[-1] == (
+        "ended by training.max_minutes in epoch 2, before update 2,000; set a larger "
+        "training.max_minutes to continue"
+    )
 
 
 def test_limits_that_end_a_run_before_its_first_validation_are_told(here, tmp_path, monkeypatch):

@@ -4,11 +4,9 @@ import errno
 import gzip
 import importlib
 import inspect
-import io
 import json
 import logging
 import os
-import random
 import shlex
 import shutil
 import sys
@@ -18,13 +16,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from drill import cli, progress_lines
+from drill import progress_lines
 from drill.build import load_run
 from drill.checkpoint import fingerprint_in, load, save
 from drill.cli import display
-from drill.cli.commands import app
 from drill.cli.compared import Compared
 from drill.evaluation import Perplexity, score
 from drill.evaluation.cache import cache_perplexity
@@ -37,28 +33,7 @@ from drill.run_folder import RunFolderError
 from drill.standing import under
 from drill.steps import TRAINING_LOG
 from drill.training import Outcome
-
-RECIPE = """
-[data]
-corpus = "text"
-
-[encoder]
-width = 8
-hidden_size = 12
-layers = 2
-
-[layer]
-name = "deep-residual"
-depth = 2
-
-[optimizer]
-lr = 5.0
-
-[training]
-epochs = 2
-bptt = 10
-batch_size = 8
-"""
+from tests.tiny_place import RECIPE, make_place, typed
 
 ON_A_CPU = ("train", "tiny.toml", "--device", "cpu")
 
@@ -70,46 +45,12 @@ NEVER_TRAINED = (
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder with a text, a recipe and a trained run."""
-    folder = tmp_path_factory.mktemp("place")
-    die = random.Random(0)
-    (folder / "text").mkdir()
-    for split, lines in {"train": 300, "valid": 40, "test": 40}.items():
-        words = [
-            " ".join(die.choice(["lamp", "boat", "sea", "is", "lit"]) for _ in range(5))
-            for _ in range(lines)
-        ]
-        (folder / "text" / f"{split}.txt").write_text("\n".join(words) + "\n")
-    (folder / "tiny.toml").write_text(RECIPE)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-        result = CliRunner().invoke(app, ["train", "tiny.toml", "--device", "cpu"])
-        assert result.exit_code == 0, result.output
-    return folder
+    return make_place(tmp_path_factory.mktemp("place"))
 
 
 @pytest.fixture
 def drill(place, monkeypatch, capfd):
-    """Run the command as a user does; gives exit code, stdout, stderr."""
-    monkeypatch.chdir(place)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
-    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
-
-    def run(*words: str, stdin: str | bytes | None = None) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["drill", *words])
-        if stdin is not None:
-            raw = stdin if isinstance(stdin, bytes) else stdin.encode()
-            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw)))
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as ended:
-            code = int(ended.code or 0)
-        out, err = capfd.readouterr()
-        return code, out, err
-
-    return run
+    return typed(place, monkeypatch, capfd)
 
 
 def test_a_run_is_a_folder_of_plain_files(place):
@@ -172,8 +113,8 @@ def test_a_recipe_without_a_base_says_which_sizes_are_defaults(drill, place):
     code, _, err = drill("train", "upon.toml", "--device", "cpu")
     assert code == 0
     assert err.splitlines()[3] == (
-        "upon.toml has no base, so these are drill's defaults: encoder.hidden_size 1150; set them, "
-        'or start from a small recipe with base = "demo-drill" as its first line'
+        "the recipe upon has no base, so these are drill's defaults: encoder.hidden_size 1150; set "
+        'them, or start from a small recipe with base = "demo-drill" as its first line'
     )
     assert (
         "no base" not in drill("train", "upon.toml", "--device", "cpu")[2]
@@ -254,8 +195,10 @@ def test_a_run_that_ends_by_the_clock_is_a_run_like_others(drill, place):
         code, out, err = drill(*brief, "training.max_minutes=1e-6")
         assert code == 0
         assert "(best of 1 epoch: 1; " in out
-        said = "ended by training.max_minutes in epoch 1 of 2; a larger one goes on"
-        assert err.splitlines()[-1] == said
+        assert err.splitlines()[-1] == (
+            "ended by training.max_minutes in epoch 1 of 2; set a larger training.max_minutes to "
+            "continue"
+        )
     assert drill(*brief, "training.max_minutes=1e-6", "-q")[2] == ""
     assert "max_minutes = 1e-06" in (place / "runs/brief/recipe.toml").read_text()
     for words in (("report", "runs/brief", "-o", "brief.html"), ("evaluate", "runs/brief")):

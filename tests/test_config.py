@@ -498,7 +498,7 @@ def test_what_a_file_without_a_base_leaves_out_is_known(tmp_path, monkeypatch):
     assert {"encoder.hidden_size", "training.bptt", "layer.name"} <= set(own.left_out)
     assert not {"data.corpus", "encoder.width", "training.epochs"} & set(own.left_out)
     assert sizes_by_default(own) == (
-        "own.toml has no base, so these are drill's defaults: encoder.hidden_size 1150, "
+        "the recipe own has no base, so these are drill's defaults: encoder.hidden_size 1150, "
         "encoder.layers 3; set them, or start from a small recipe with "
         'base = "demo-drill" as its first line'
     )
@@ -518,7 +518,9 @@ def test_a_preset_is_a_size_that_a_translator_names(tmp_path, monkeypatch):
     table = 'task = "translation"\n[data]\ncorpus = "pairs"\n[training]\nepochs = 1\n'
     Path("own.toml").write_text(table)
     said = sizes_by_default(recipe("own.toml"))
-    assert said.startswith("own.toml has no base, so these are drill's defaults: encoder.width 512")
+    assert said.startswith(
+        "the recipe own has no base, so these are drill's defaults: encoder.width 512"
+    )
     assert 'base = "mt-demo"' in said
     Path("own.toml").write_text(table + '[encoder]\npreset = "tiny"\n')
     assert sizes_by_default(recipe("own.toml")) is None

@@ -100,7 +100,10 @@ class Settings:
 
 
 def recipe(name: str, changes: Sequence[str] = ()) -> Settings:
-    """Settings of a recipe by name or of a TOML file, changed by ``table.key=value`` texts."""
+    """Settings of a recipe by name or of a TOML file, changed by ``table.key=value`` texts.
+
+    Those of a file have its name, those of a run's ``recipe.toml`` the name that stands there.
+    """
     label = Path(name).stem if name.endswith(".toml") else name
     tables = changed(read(name), changes)
     settings = resolved({"recipe": label, **tables})

@@ -148,6 +148,7 @@ def sizes_by_default(settings: Settings) -> str | None:
         return None
     small = "mt-demo" if settings.task == TRANSLATION else "demo-drill"
     return (
-        f"{settings.recipe}.toml has no {BASE}, so these are drill's defaults: {', '.join(sizes)}; "
+        f"the recipe {settings.recipe} has no {BASE}, so these are drill's defaults: "
+        f"{', '.join(sizes)}; "
         f'set them, or start from a small recipe with {BASE} = "{small}" as its first line'
     )

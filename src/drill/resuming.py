@@ -2,10 +2,11 @@
 
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from drill.config import LANGUAGE_MODEL, TRANSLATION, Settings, saved
+from drill.config import LANGUAGE_MODEL, TRANSLATION, Settings, recipe, saved
 from drill.data import NAMES, PARALLEL_NAMES, DataError
 from drill.parallel import World
 from drill.provenance import has_ended
@@ -15,6 +16,19 @@ OVER_ALL_EPOCHS = ("cosine", "one-cycle")  # schedules that end with the run
 CORPUS_NAMES = {LANGUAGE_MODEL: NAMES, TRANSLATION: PARALLEL_NAMES}
 
 logger = logging.getLogger("drill")
+
+
+def settings_to_go_on(folder: Path | str, changes: Sequence[str] = ()) -> Settings:
+    """Those of the run in a folder, wherever it is called from, changed by ``table.key=value``."""
+    run = RunFolder(folder)
+    if not run.recipe.exists():
+        raise RunFolderError(
+            f"{run.path}: is a folder without a run (no recipe.toml); name that of a run to go on "
+            "with it, or a recipe to begin one: `drill recipes` lists them"
+        )
+    settings = recipe(str(run.recipe), changes)
+    found = with_text(settings, run)
+    return settings if located(settings) == found else found
 
 
 def has_begun(settings: Settings, run: RunFolder, processes: World) -> bool:

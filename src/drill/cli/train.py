@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,8 @@ from drill.cli.display import (
 from drill.cli.faults import FAULTS, sentence
 from drill.config import Settings, recipe, resolved
 from drill.progress_lines import duration
-from drill.recipes import SettingsError, changed
+from drill.recipes import SettingsError, changed, recipe_names
+from drill.resuming import settings_to_go_on
 from drill.steps import TRAINING_LOG
 from drill.training import Outcome
 from drill.translation_training import TranslationOutcome
@@ -29,7 +31,9 @@ Changes = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. layer.depth=2."),
 ]
 Runs = Annotated[Path, typer.Option("--runs", help="The folder that holds run folders.")]
-Name = Annotated[str | None, typer.Option(help="The run's folder in --runs; the recipe's name.")]
+Name = Annotated[
+    str | None, typer.Option(help="The run's folder in --runs; the recipe's or file's name.")
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")]
 Seeds = Annotated[
@@ -40,7 +44,10 @@ Seeds = Annotated[
 
 def train(
     recipes: Annotated[
-        list[str], typer.Argument(metavar="RECIPE...", help="Names, or files ending in .toml.")
+        list[str],
+        typer.Argument(
+            metavar="RECIPE...", help="Names, files ending in .toml, or folders of runs to go on."
+        ),
     ],
     change: Changes = None,
     name: Name = None,
@@ -51,6 +58,7 @@ def train(
 ) -> None:
     """Train a recipe, or several one after another. The same command resumes.
 
+    So does `drill train RUN` with the folder of a run, by the settings that it was begun with.
     Ctrl-C stops after saving. Of several, one that fails does not keep the others from training.
     `drill recipes` lists what there is.
     """
@@ -62,9 +70,18 @@ def train(
     planned: list[tuple[Settings, Path]] = []  # every recipe is checked before the first is trained
     for each, number in wanted:
         changes = [*(change or []), *([] if number is None else [f"training.seed={number}"])]
+        if _is_run_folder(each):
+            if name is not None:
+                raise SettingsError(
+                    f"--name {name}: {each} goes on in its own folder; leave it out, or begin "
+                    f"another run with drill train {Path(each, 'recipe.toml')} --name {name}"
+                )
+            planned.append((settings_to_go_on(each, changes), Path(each)))
+            continue
         settings = recipe(each, changes)
         several = number is not None and len(seed or []) > 1
-        label = name or (f"{settings.recipe}-seed-{number}" if several else settings.recipe)
+        called = Path(each).stem if each.endswith(".toml") else each
+        label = name or (f"{called}-seed-{number}" if several else called)
         planned.append((settings, runs / label))
     folders = [folder for _, folder in planned]
     for folder in folders:
@@ -90,6 +107,11 @@ def train(
     if failed:
         note(f"drill: {len(failed)} of {len(planned)} runs failed: {', '.join(map(str, failed))}")
         raise typer.Exit(1)
+
+
+def _is_run_folder(given: str) -> bool:
+    """Whether a folder is meant and no recipe: one of its name comes before a folder beside us."""
+    return os.path.isdir(given) and given not in recipe_names()  # Path.is_dir() fails on odd names
 
 
 def finetune(
@@ -166,7 +188,10 @@ def _remarks(display: TrainingDisplay) -> Iterator[None]:
 
 def _print_outcome(outcome: Outcome | TranslationOutcome, folder: Path) -> None:
     if not outcome.finished:
-        note(f"stopped in epoch {outcome.epoch}; all is saved, the same command goes on")
+        note(
+            f"stopped in epoch {outcome.epoch}; all is saved: the same command goes on, or "
+            f"drill train {shlex.quote(str(folder))}"
+        )
         return
     assert outcome.valid is not None
     assert outcome.test is not None
@@ -184,4 +209,7 @@ def _print_outcome(outcome: Outcome | TranslationOutcome, folder: Path) -> None:
 def _out_of_time(epoch: int, training: Mapping[str, Any]) -> str:
     updates = training.get("updates")  # of translators; it ends them long before their epochs do
     end = f" of {training['epochs']}" if updates is None else f", before update {updates:,}"
-    return f"ended by training.max_minutes in epoch {epoch}{end}; a larger one goes on"
+    return (
+        f"ended by training.max_minutes in epoch {epoch}{end}; set a larger training.max_minutes "
+        "to continue"
+    )

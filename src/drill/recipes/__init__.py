@@ -64,7 +64,8 @@ def measured() -> dict[str, Measured]:
 def read(name: str, place: Path = Path(), under: tuple[str, ...] = ()) -> Table:
     """The tables of a recipe by name or of a ``.toml`` file, on top of those of its base.
 
-    A file is looked for in ``place``; ``under`` are the recipes that start from this one.
+    A file is looked for in ``place``; ``under`` are the recipes that start from this one. A file
+    that a run has written names its ``recipe``; who starts from it is another one.
     """
     path = place / name
     if name.endswith(".toml"):
@@ -89,7 +90,8 @@ def read(name: str, place: Path = Path(), under: tuple[str, ...] = ()) -> Table:
             f"{name}: starts from itself ({' from '.join([*under, label])}); change its {BASE}"
         )
     base = tables.pop(BASE, None)
-    tables.pop("recipe", None)  # of a file that a run has written
+    if under:
+        tables.pop("recipe", None)
     if base is None:
         return tables
     return merged(read(str(base), path.parent, (*under, label)), tables)

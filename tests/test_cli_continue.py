@@ -1,0 +1,114 @@
+"""`drill train` with what a run has written: its recipe.toml, and its folder."""
+
+import json
+import shutil
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.tiny_place import make_place, typed
+
+ON_A_CPU = ("--device", "cpu", "-q")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return make_place(tmp_path_factory.mktemp("place"))
+
+
+@pytest.fixture
+def drill(place, monkeypatch, capfd):
+    return typed(place, monkeypatch, capfd)
+
+
+@pytest.fixture
+def begun(place, tmp_path):
+    """A copy of the run, beside nothing."""
+    return Path(shutil.copytree(place / "runs" / "tiny", tmp_path / "begun"))
+
+
+def settings(folder):
+    return tomllib.loads((folder / "recipe.toml").read_text())
+
+
+def test_a_recipe_of_a_run_keeps_the_name_that_stands_there(drill, place):
+    """Else the ledger could not say what was changed of which recipe."""
+    folder = place / "runs" / "kept"
+    shutil.copytree(place / "runs" / "tiny", folder)
+    text = (folder / "recipe.toml").read_text()
+    (folder / "recipe.toml").write_text(text.replace('recipe = "tiny"', 'recipe = "demo-drill"'))
+    own = ("train", "runs/kept/recipe.toml", "--name", "kept", "--device", "cpu")
+    code, _, err = drill(*own, "--set", "training.epochs=3")
+    assert code == 0
+    assert err.startswith("going on with demo-drill in runs/kept: ")
+    assert settings(folder)["recipe"] == "demo-drill"
+    assert drill("record", "runs/kept")[0] == 0
+    row = json.loads((place / "runs" / "ledger.jsonl").read_text())
+    assert row["recipe"] == "demo-drill"
+    assert "data.corpus: web -> text" in row["changes"]
+
+
+def test_a_copy_of_a_runs_recipe_trains_in_a_folder_of_its_own_name(drill, place):
+    """Not in that of the recipe it names, which may hold another run."""
+    shutil.copy(place / "runs/tiny/recipe.toml", place / "copy.toml")
+    (place / "upon.toml").write_text('base = "runs/tiny/recipe.toml"\n')
+    for file, name in (("copy.toml", "tiny"), ("upon.toml", "upon")):
+        assert drill("train", file, "--set", "training.epochs=1", *ON_A_CPU)[0] == 0
+        assert settings(place / "runs" / Path(file).stem)["recipe"] == name
+
+
+def test_the_folder_of_a_run_goes_on_with_it(drill, begun):
+    before = settings(begun)
+    code, out, err = drill("train", str(begun), "--device", "cpu")
+    assert (code, err.split(" in ")[0]) == (0, "already trained: tiny")
+    code, out, err = drill("train", str(begun), "--device", "cpu", "--set", "training.epochs=3")
+    assert (code, err.split(" in ")[0]) == (0, "going on with tiny")
+    assert out.startswith(f"{begun}: valid ")
+    assert "(best of 3 epochs: " in out
+    before["training"]["epochs"] = 3
+    assert settings(begun) == before
+
+
+def test_a_run_goes_on_from_any_folder(drill, begun, place, monkeypatch, tmp_path):
+    """Its path to the text starts where it was trained, and then holds from wherever it went on."""
+    monkeypatch.chdir(tmp_path)
+    assert drill("train", "begun", *ON_A_CPU, "--set", "training.epochs=3")[0] == 0
+    assert settings(begun)["data"]["corpus"] == str(place / "text")
+    monkeypatch.chdir("begun")
+    assert "(best of 4 epochs: " in drill("train", ".", *ON_A_CPU, "--set", "training.epochs=4")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["text"],
+            "text: is a folder without a run (no recipe.toml); name that of a run to go on with "
+            "it, or a recipe to begin one: `drill recipes` lists them",
+        ),
+        (
+            ["runs/tiny", "--name", "other"],
+            "--name other: runs/tiny goes on in its own folder; leave it out, or begin another run "
+            "with drill train runs/tiny/recipe.toml --name other",
+        ),
+        (["runs/tiny", "--set", "layer.depth=3"], "holds a run with other settings (layer.depth"),
+        (["runs/tiny", "--seed", "7"], "holds a run with other settings (training.seed"),
+        (["runs/tiny", "--seed", "7", "--seed", "8"], "runs/tiny: is asked for 2 times"),
+    ],
+)
+def test_what_a_run_cannot_go_on_with_is_refused(drill, words, said):
+    code, out, err = drill("train", *words, *ON_A_CPU)
+    assert (code, out) == (1, "")
+    assert said in err
+
+
+def test_a_recipe_comes_before_a_folder_of_its_name(drill, place):
+    """As in the folder that holds the runs."""
+    (place / "demo-drill").mkdir()
+    code, _, err = drill("train", "demo-drill", "--set", "data.corpus=nowhere", *ON_A_CPU)
+    assert code == 1
+    assert "nowhere" in err
+    code, _, err = drill("train", "./demo-drill", *ON_A_CPU)
+    assert code == 1
+    assert "demo-drill: is a folder without a run" in err

@@ -1,0 +1,78 @@
+"""A folder with a text, a recipe and a trained run, and the command as somebody types it there."""
+
+import io
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from drill import cli
+from drill.cli.commands import app
+
+RECIPE = """
+[data]
+corpus = "text"
+
+[encoder]
+width = 8
+hidden_size = 12
+layers = 2
+
+[layer]
+name = "deep-residual"
+depth = 2
+
+[optimizer]
+lr = 5.0
+
+[training]
+epochs = 2
+bptt = 10
+batch_size = 8
+"""
+
+
+def make_place(folder: Path) -> Path:
+    """``folder`` with text/, tiny.toml and runs/tiny."""
+    die = random.Random(0)
+    (folder / "text").mkdir()
+    for split, lines in {"train": 300, "valid": 40, "test": 40}.items():
+        words = [
+            " ".join(die.choice(["lamp", "boat", "sea", "is", "lit"]) for _ in range(5))
+            for _ in range(lines)
+        ]
+        (folder / "text" / f"{split}.txt").write_text("\n".join(words) + "\n")
+    (folder / "tiny.toml").write_text(RECIPE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        result = CliRunner().invoke(app, ["train", "tiny.toml", "--device", "cpu"])
+        assert result.exit_code == 0, result.output
+    return folder
+
+
+def typed(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """Goes there; gives the command as a user runs it: exit code, stdout, stderr."""
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+
+    def run(*words: str, stdin: str | bytes | None = None) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["drill", *words])
+        if stdin is not None:
+            raw = stdin if isinstance(stdin, bytes) else stdin.encode()
+            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw)))
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        out, err = capfd.readouterr()
+        return code, out, err
+
+    return run
