@@ -27,7 +27,8 @@ Layers = Mapping[str, Sequence[Row]]
 def table(rows: Sequence[Row], kinds: Sequence[str] = ("subword",)) -> Iterable[str]:
     """BLEU of all corpora, then labels by frequency where `drill evaluate --words` told of them."""
     groups = comparisons(rows)
-    yield "| corpus | layer | parameters | BLEU of each seed | mean | spread | over tied |"
+    head = "corpus", "layer", "parameters", "BLEU of each seed", "mean", "standard deviation"
+    yield f"| {' | '.join(head)} | over tied |"
     yield "|---|---|---:|---:|---:|---:|---:|"
     for corpus, layers in groups.items():
         for name, runs in layers.items():
@@ -35,11 +36,11 @@ def table(rows: Sequence[Row], kinds: Sequence[str] = ("subword",)) -> Iterable[
             over = ""
             if BASE in layers and name != BASE:
                 over = f"{mean(scores) - mean(map(bleu_of, layers[BASE])):+.2f}"
-            spread = f"{stdev(scores):.2f}" if len(scores) > 1 else ""
-            each = ", ".join(f"{score:.1f}" for score in scores)
+            deviation = f"{stdev(scores):.2f}" if len(scores) > 1 else ""
+            each = ", ".join(f"{score:.2f}" for score in scores)
             yield (
                 f"| {corpus} | {name} | {runs[0].parameters:,} | {each} | "
-                f"{mean(scores):.2f} | {spread} | {over} |"
+                f"{mean(scores):.2f} | {deviation} | {over} |"
             )
     for note in notes(groups):
         yield from ("", note)

@@ -48,7 +48,7 @@ def loss(rows: Sequence[Row]) -> Figure:
 
     def over(name: str) -> str:
         memory = losses[name]["working_bytes"] / 2**20
-        return f"{losses[name]['ms_median'] / floor:.2f} in {memory:,.0f} MiB"
+        return f"{losses[name]['ms_median'] / floor:.2f} times, {memory:,.0f} MiB"
 
     peers = {
         "torch.compile": "the same, torch.compile",
@@ -56,9 +56,10 @@ def loss(rows: Sequence[Row]) -> Figure:
         "cut-cross-entropy": "cut-cross-entropy cce",
     }
     return (
-        f"[loss]({PAGES['speed']}) of a tied head at an LLM's size, over its bare matrix products",
-        f"{over('drill auto')}, {over('drill triton, 64 MiB')}",
-        ", ".join(f"{name} {over(own)}" for name, own in peers.items()),
+        f"time of a tied head's [loss]({PAGES['speed']}) at an LLM's size, as a multiple of its "
+        "bare matrix products' time, and its memory",
+        f"{over('drill auto')}; {over('drill triton, 64 MiB')}",
+        "; ".join(f"{name} {over(own)}" for name, own in peers.items()),
         "`python bench/loss.py --size llm --dtype bfloat16 --no-bias --memory 64`",
     )
 
@@ -68,9 +69,9 @@ def step(rows: Sequence[Row]) -> Figure:
     found = line.ours(rows)
     assert found is not None
     return (
-        f"[training step]({PAGES['models']}) with four label maps on Penn Treebank, over tied "
-        "weights",
-        f"{found.value:.2f}",
+        f"time of a [training step]({PAGES['models']}) with four label maps on Penn Treebank, as a "
+        "multiple of tied weights'",
+        f"{found.value:.2f} times",
         f"paper {line.paper}, {line.peer.partition(' (')[0]}",
         "`python bench/step.py --dtype autocast`",
     )
@@ -120,8 +121,8 @@ def translations(runs: Sequence[report.Row]) -> Iterable[Figure]:
         yield (
             f"[BLEU]({PAGES['translators']}) of `{corpus}-drill`, English-German, mean of "
             f"{len(ours)} seeds",
-            f"{bleu.average(ours):.1f}",
-            f"tied weights {bleu.average(tied):.1f}",
+            f"{bleu.average(ours):.2f}",
+            f"tied weights {bleu.average(tied):.2f}",
             f"`drill train {corpus}-drill --seed 1`" + (", settings below" if changed else ""),
         )
 

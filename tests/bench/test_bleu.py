@@ -67,8 +67,8 @@ def test_of_a_layer_its_latest_settings_and_of_a_seed_its_latest_run_stand_there
         made("dual", 1, 43.0, 8, width=9),
     ]
     tied, dual = cells([*bleu.table(rows)])
-    assert tied[3:5] == ["41.0, 42.0", "41.50"]
-    assert dual[3:] == ["43.0, 41.0", "42.00", "1.41", "+0.50"]
+    assert tied[3:5] == ["41.00, 42.00", "41.50"]
+    assert dual[3:] == ["43.00, 41.00", "42.00", "1.41", "+0.50"]
 
 
 @pytest.mark.parametrize("lr", [1e-3, None])
