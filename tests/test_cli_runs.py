@@ -1069,7 +1069,8 @@ def test_the_demo_compares_two_runs(drill, place, tiny_demo):
     code, out, err = drill("demo", "--runs", "demo", "-o", "demo.html", "--epochs", "1")
     assert code == 0, err
     assert err.startswith("training demo-tied in demo/demo-tied.toml: tied\n")
-    assert "perplexity, <eos> and <unk> too" in out
+    assert "perplexity, all tokens" in out
+    assert "loss without <eos> and <unk> (" in out
     assert "one epoch, one seed.\nLoss is in nats per token" in out
     (band,) = (line.split() for line in out.splitlines() if "seen 250 to 999 times" in line)
     tied = load_run("demo/demo-tied.toml", device="cpu")

@@ -6,7 +6,9 @@ import pytest
 from torch import nn
 
 from drill import TiedSoftmax
+from drill.analysis.frequency import Band
 from drill.cli.compared import Compared
+from drill.cli.demo import seen
 from drill.data import Ids, Vocabulary
 from drill.encoders import AwdLstm
 from drill.models import LanguageModel
@@ -61,3 +63,13 @@ def test_a_short_text_is_read_in_fewer_columns(lines):
         found.add(name, run("own", vocabulary, lines))
     (text,) = found.texts()
     assert list(text.changes) == ["drill"]
+
+
+def test_the_demo_names_the_counts_that_its_words_can_have():
+    def named(low: int, high: int | None) -> str:
+        return seen(Band(low, high, 1, 1, 1.0), rarest=3)
+
+    assert named(1, 10) == "seen 3 to 9 times"
+    assert named(10, 50) == "seen 10 to 49 times"
+    assert named(1000, None) == "seen 1,000 and more times"
+    assert named(0, 1) == "never seen"

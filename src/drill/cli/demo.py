@@ -12,6 +12,7 @@ import typer
 from rich import box
 from rich.table import Table
 
+from drill.analysis.frequency import Band, band_label
 from drill.build import Run, load_run, train_run
 from drill.cli.compared import Compared
 from drill.cli.display import TrainingDisplay, console, note, warn_of_a_crowd
@@ -115,17 +116,25 @@ def _comparison(trained: dict[str, Run], text: TextBands) -> Table:
         table.add_row(label, *(f"{value:{shape}}" for value in values), change)
 
     tests = [float(run.folder.rows()[-1]["test_perplexity"]) for run in trained.values()]
-    add(f"perplexity, {' and '.join(text.left_out)} too", tests, ",.1f")
+    add("perplexity, all tokens", tests, ",.1f")
     sums = [
         (sum(b.loss for b in bands), sum(b.tokens for b in bands)) for bands in text.losses.values()
     ]
     table.add_section()
-    add(f"loss on words ({sums[0][1]:,} tokens)", [loss / count for loss, count in sums], ".3f")
+    label = f"loss without {' and '.join(text.left_out)} ({sums[0][1]:,} tokens)"
+    add(label, [loss / count for loss, count in sums], ".3f")
+    rarest = int(trained[RECIPES[0]].settings.data.get("minimum_count", 1))
     for i, band in enumerate(text.losses[RECIPES[0]]):
         if band.tokens:
-            label = f"seen {band.label} times" if band.low else "never seen"
             values = [each[i].mean_loss for each in text.losses.values()]
-            add(f"  {label} ({band.tokens:,} tokens)", values, ".3f")
+            add(f"  {seen(band, rarest)} ({band.tokens:,} tokens)", values, ".3f")
     table.add_section()
     add("parameters", [run.model.parameter_count() for run in trained.values()], ",")
     return table
+
+
+def seen(band: Band, rarest: int) -> str:
+    """How often training has shown its words: words rarer than ``rarest`` are ``<unk>``."""
+    if band.low == 0:
+        return "never seen"
+    return f"seen {band_label(max(band.low, rarest), band.high)} times"
