@@ -770,11 +770,12 @@ def test_data_counts_parallel_corpora(drill, here, monkeypatch):
     assert "cut into subwords" in drill("data", "multi30k", "--minimum-count", "2")[2]
 
 
-@pytest.mark.parametrize("option", ["--dynamic", "--cache"])
+@pytest.mark.parametrize("option", [["--dynamic"], ["--cache"], ["--text", "pairs/test.en"]])
 def test_what_is_for_language_models_says_so(drill, option):
-    code, _, err = drill("evaluate", "runs/tiny", option)
+    code, _, err = drill("evaluate", "runs/tiny", *option)
     assert code == 1
-    assert f"{option}: is for language models" in err
+    assert f"{option[0]}: is for language models" in err
+    assert ("--source and --reference read other pairs" in err) is (option[0] == "--text")
 
 
 def test_a_run_is_recorded_with_its_words_where_neither_weights_nor_texts_are(

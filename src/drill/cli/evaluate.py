@@ -1,5 +1,6 @@
 """`drill evaluate`: perplexity of a trained run, as it is, adapting, or with a cache."""
 
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -22,6 +23,7 @@ from drill.cli.evaluate_adaptive import (
     dynamic_rows,
 )
 from drill.cli.evaluate_translation import Files, evaluate_translation
+from drill.cli.evaluated_texts import EvaluatedText, own_text, splits_of
 from drill.cli.evaluation_rows import Split, evaluation_line, evaluation_row, refuse_infinity
 from drill.cli.trained import (
     DeviceOption,
@@ -45,7 +47,7 @@ from drill.run_folder import json_row
 OF_DYNAMIC = ("lr", "pull", "epsilon", "every", "limit")
 OF_CACHE = ("window", "theta", "share", "published", "chunk")
 SEARCHED = ("lr", "pull", "theta", "share")
-OF_TEXTS = ("dynamic", "cache", "search", "batch_size", "losses", *OF_DYNAMIC, *OF_CACHE)
+OF_TEXTS = ("text", "dynamic", "cache", "search", "batch_size", "losses", *OF_DYNAMIC, *OF_CACHE)
 OF_TRANSLATORS = ("beam", "length_penalty", "batch_tokens", "words", "source", "reference")
 
 
@@ -54,6 +56,9 @@ def evaluate(
     run: RunFolderArgument,
     split: Annotated[
         list[Split] | None, typer.Option(help="valid and test by default; may be repeated.")
+    ] = None,
+    text: Annotated[
+        Path | None, typer.Option(help="Of a language model: a text of your own, not a split.")
     ] = None,
     dynamic: Annotated[bool, typer.Option("--dynamic", help="Adapt to the text.")] = False,
     cache: Annotated[bool, typer.Option("--cache", help="Point to recent words.")] = False,
@@ -83,7 +88,7 @@ def evaluate(
     ] = 2000,
     losses: Annotated[
         Path | None,
-        typer.Option(help="Write -log p of every token to this .npy file; needs one --split."),
+        typer.Option(help="Write -log p of every token to this .npy file; of one text."),
     ] = None,
     beam: Annotated[
         int | None, typer.Option(min=1, help="Of a translator: places; the run's by default.")
@@ -110,7 +115,7 @@ def evaluate(
     device: DeviceOption = "auto",
     quiet: QuietOption = False,
 ) -> None:
-    """Perplexity of a run's model on its corpus.
+    """Perplexity of a run's model on its corpus, or on a --text.
 
     By predicted token (N - 1), and divided by all tokens (N) as published numbers are. Of a
     translator loss, BLEU and chrF; its translations go to RUN/<split>.<language>.hyp, but for those
@@ -120,8 +125,7 @@ def evaluate(
     given = [name for name in context.params if _is_given(context, name)]
     for name in given:
         if name in (OF_TEXTS if translator else OF_TRANSLATORS):
-            kind = "language models" if translator else "translators"
-            raise SettingsError(f"--{name.replace('_', '-')}: is for {kind}, which {run} is not")
+            raise _is_for_the_other_task(name, run, translator)
     if translator:
         pairs = _pairs(split, source, reference)
         refuse_unready(run, "evaluating", text=words or not isinstance(pairs, Files))
@@ -138,8 +142,10 @@ def evaluate(
                 quiet=quiet,
             )
         return
+    if text is not None and split:
+        raise SettingsError("--split: is of the run's own corpus; leave it or --text out")
     splits = split or [Split.valid, Split.test]
-    _refuse_what_is_not_used(given, splits, precision)
+    _refuse_what_is_not_used(given, 1 if text is not None else len(splits), precision)
     with told():  # before statistics are gathered for minutes
         if dynamic:
             check_dynamic_settings(lr, pull, epsilon, DYNAMIC_NAMES)
@@ -151,14 +157,15 @@ def evaluate(
     if dynamic:
         chosen = for_dynamic_evaluation(chosen, where)
     with products(chosen, where) as autocast, told():
+        texts = splits_of(held, splits) if text is None else [own_text(held, text)]
         if dynamic:
             stepped = Dynamic(lr, pull, epsilon, every, limit)
-            rows = dynamic_rows(held, splits, search, stepped, quiet)
+            rows = dynamic_rows(held, texts, search, stepped, quiet)
         elif cache:
             cached = Cached(window, theta, share, published, chunk)
-            rows = cached_rows(held, splits, search, cached, autocast, quiet)
+            rows = cached_rows(held, texts, search, cached, autocast, quiet)
         else:
-            rows = _plain(held, splits, batch_size, autocast, losses, quiet)
+            rows = _plain(held, texts, batch_size, autocast, losses, quiet)
         kept = []
         for row in rows:
             row = {
@@ -174,7 +181,7 @@ def evaluate(
             held.folder.keep_evaluation(row)  # printed first: a full disk takes nothing away
             kept.append(row)
         if (dynamic or cache) and not as_json:
-            _tell_of_columns(held, splits)
+            _tell_of_columns(run, texts)
         refuse_infinity(kept)
 
 
@@ -197,9 +204,17 @@ def _is_given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _refuse_what_is_not_used(
-    given: Sequence[str], splits: Sequence[Split], precision: Precision | None
-) -> None:
+def _is_for_the_other_task(name: str, run: Path, translator: bool) -> SettingsError:
+    kind = "language models" if translator else "translators"
+    mend = {
+        "text": "; --source and --reference read other pairs",
+        "source": "; --text reads another text",
+        "reference": "; --text reads another text",
+    }.get(name, "")
+    return SettingsError(f"--{name.replace('_', '-')}: is for {kind}, which {run} is not{mend}")
+
+
+def _refuse_what_is_not_used(given: Sequence[str], texts: int, precision: Precision | None) -> None:
     """An option of the command line that would change nothing is a mistake."""
     for needed, names in (("dynamic", OF_DYNAMIC), ("cache", OF_CACHE)):
         for name in given:
@@ -217,8 +232,10 @@ def _refuse_what_is_not_used(
             raise SettingsError(f"--{name}: is what --search looks for; leave one of them out")
     if "limit" in given and "search" not in given:
         raise SettingsError("--limit: bounds what --search reads; add that")
-    if "losses" in given and (len(splits) != 1 or kinds):
-        raise SettingsError("--losses: needs one --split, and neither --dynamic nor --cache")
+    if "losses" in given and (texts != 1 or kinds):
+        raise SettingsError(
+            "--losses: needs one --split or a --text, and neither --dynamic nor --cache"
+        )
     if precision is Precision.bfloat16 and "dynamic" in kinds:
         raise SettingsError(
             "--precision bfloat16: is too coarse for the steps of --dynamic; choose float32 or tf32"
@@ -227,43 +244,38 @@ def _refuse_what_is_not_used(
 
 def _plain(
     run: Run,
-    splits: list[Split],
+    texts: Sequence[EvaluatedText],
     batch_size: int | None,
     autocast: torch.dtype | None,
     losses: Path | None,
     quiet: bool,
 ) -> Iterator[dict[str, Any]]:
     training = run.settings.training
-    for split in splits:
-        batch, start = batch_size or _plain_batch_size(run, split), time.monotonic()
+    for text in texts:
+        batch, start = batch_size or text.columns, time.monotonic()
         call = partial(
             perplexity if losses is None else token_losses,
             run.model,
-            getattr(run.ids, split),
+            text.ids,
             batch_size=batch,
             bptt=training["bptt"],
             autocast=autocast,
         )
-        with Counter(split, quiet) as progress:
+        with Counter(text.name, quiet) as progress:
             found: Any = call(progress=progress)
         if losses is not None:
             values = found.numpy()
             write_whole(losses, lambda stream, values=values: np.save(stream, values))  # type: ignore[misc]
             found = Perplexity(float(values.sum(dtype=np.float64)), len(values), batch)
-        yield evaluation_row("plain", split, found, start, {})
+        yield evaluation_row("plain", text.told, found, start, {})
 
 
-def _tell_of_columns(run: Run, splits: list[Split]) -> None:
+def _tell_of_columns(run: Path, texts: Sequence[EvaluatedText]) -> None:
     """Every column begins without context, so figures of more columns are a little higher."""
-    for split in splits:
-        plain = _plain_batch_size(run, split)
-        if plain != 1:
+    for text in texts:
+        if text.columns != 1:
+            again = shlex.join(["drill", "evaluate", str(run), *text.options, "--batch-size", "1"])
             note(
-                f"{split}: training and plain evaluation read it in {plain} columns, this in one; "
-                f"compare with `drill evaluate {run.folder.path} --split {split} --batch-size 1`"
+                f"{text.name}: training and plain evaluation read it in {text.columns} columns, "
+                f"this in one; compare with `{again}`"
             )
-
-
-def _plain_batch_size(run: Run, split: Split) -> int:
-    name = "test_batch_size" if split is Split.test else "valid_batch_size"
-    return int(run.settings.training[name])

@@ -1,14 +1,15 @@
 """`drill evaluate --dynamic` and `--cache`, tuned on validation first where that is asked for."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from drill.build import Run
 from drill.cli.display import Counter, note
-from drill.cli.evaluation_rows import Split, evaluation_row, in_columns
+from drill.cli.evaluated_texts import EvaluatedText
+from drill.cli.evaluation_rows import evaluation_row, in_columns
 from drill.evaluation.cache import cache_perplexity, cache_search
 from drill.evaluation.dynamic import dynamic_perplexity, dynamic_search
 from drill.evaluation.gradients import COLUMNS, gradient_statistics, statistics_columns
@@ -30,7 +31,7 @@ class Dynamic(NamedTuple):
 
 def dynamic_rows(
     run: Run,
-    splits: list[Split],
+    texts: Sequence[EvaluatedText],
     search: bool,
     options: Dynamic,
     quiet: bool,
@@ -73,11 +74,11 @@ def dynamic_rows(
             raise
         settings = dict(best.settings)
         note(f"tuned on validation: lr {settings['lr']:g}, pull {settings['lamb']:g}")
-    for split in splits:
-        with Counter(f"dynamic, {split}", quiet) as progress:
+    for text in texts:
+        with Counter(f"dynamic, {text.name}", quiet) as progress:
             found = dynamic_perplexity(
                 run.model,
-                getattr(run.ids, split),
+                text.ids,
                 statistics,
                 lr=settings["lr"],
                 lamb=settings["lamb"],
@@ -87,7 +88,7 @@ def dynamic_rows(
             )
         chosen = {"lr": settings["lr"], "pull": settings["lamb"]}
         chosen |= {"epsilon": epsilon, "every": every, "statistics_columns": columns}
-        yield evaluation_row("dynamic", split, found, start, chosen)
+        yield evaluation_row("dynamic", text.told, found, start, chosen)
         start = time.monotonic()
 
 
@@ -103,7 +104,7 @@ class Cached(NamedTuple):
 
 def cached_rows(
     run: Run,
-    splits: list[Split],
+    texts: Sequence[EvaluatedText],
     search: bool,
     options: Cached,
     autocast: torch.dtype | None,
@@ -117,12 +118,12 @@ def cached_rows(
             best = cache_search(run.model, run.ids.valid, **common, progress=progress).best
         theta, share = best.settings["theta"], best.settings["lamb"]
         note(f"tuned on validation: theta {theta:g}, share {share:g}")
-    for split in splits:
+    for text in texts:
         start = time.monotonic()
-        with Counter(f"cache, {split}", quiet) as progress:
+        with Counter(f"cache, {text.name}", quiet) as progress:
             found = cache_perplexity(
                 run.model,
-                getattr(run.ids, split),
+                text.ids,
                 theta=theta,
                 lamb=share,
                 **common,
@@ -130,4 +131,4 @@ def cached_rows(
             )
         chosen = {"window": window, "theta": theta, "share": share, "as_published": published}
         chosen |= {"chunk": chunk} if published else {}
-        yield evaluation_row("cache", split, found, start, chosen)
+        yield evaluation_row("cache", text.told, found, start, chosen)

@@ -13,7 +13,7 @@ from drill.analysis.translation_bands import subword_bands, word_bands
 from drill.analysis.word_accuracy import AccuracyBand
 from drill.build_translation import TranslationRun
 from drill.cli.display import Counter, console, note
-from drill.cli.evaluation_rows import OWN_FILES, refuse_infinity, text_of
+from drill.cli.evaluation_rows import refuse_infinity, text_of
 from drill.data import DataError, Pairs, ParallelText, encode_pairs
 from drill.data.parallel_text import read_lines
 from drill.evaluation.memory import told_of_memory
@@ -22,6 +22,7 @@ from drill.evaluation.words import LANGUAGES
 from drill.precision import effective, products
 from drill.recipes import SettingsError
 from drill.report.band_tables import accuracy_table
+from drill.report.evaluations import OWN_FILES
 from drill.run_folder import RunFolderError, json_row
 from drill.translation import Search
 

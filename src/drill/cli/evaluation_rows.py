@@ -2,12 +2,14 @@
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Any
 
+from drill.data import UNK
 from drill.evaluation import Perplexity
 from drill.recipes import SettingsError
+from drill.report.evaluations import OWN_FILES
 
 
 class Split(StrEnum):
@@ -16,12 +18,9 @@ class Split(StrEnum):
     test = "test"
 
 
-OWN_FILES = "files"
-"""The ``split`` of a row that is of none: it names ``source`` and ``reference``."""
-
 SHOWN = {"run", "weights", "precision", "kind", "split", "tokens", "loss", "perplexity"}
 SHOWN |= {"published", "seconds", "batch_size", "as_published", "statistics_columns"}
-SHOWN |= {"weights_epoch", "weights_step", "weights_fingerprint"}
+SHOWN |= {"weights_epoch", "weights_step", "weights_fingerprint", "text", "sha256", "unknown"}
 """What a line says in words, or not at all; the rest are settings."""
 
 OTHER_WEIGHTS = "the weights give a word of the text no probability; evaluate others, or train anew"
@@ -34,16 +33,18 @@ MENDS = {
 
 
 def text_of(row: dict[str, Any]) -> str:
-    """What was read: a split of the run's corpus, or a file."""
-    return str(row["source"] if row["split"] == OWN_FILES else row["split"])
+    """What was read: a split of the run's corpus, a file, or the first of two."""
+    own = row["split"] == OWN_FILES
+    return str((row["source"] if "source" in row else row["text"]) if own else row["split"])
 
 
 def evaluation_row(
-    kind: str, split: Split, found: Perplexity, start: float, settings: dict[str, Any]
+    kind: str, text: Mapping[str, Any], found: Perplexity, start: float, settings: dict[str, Any]
 ) -> dict[str, Any]:
+    """``text`` says which one was read."""
     return {
         "kind": kind,
-        "split": split.value,
+        **text,
         "tokens": found.tokens,
         "loss": found.loss,
         "perplexity": found.perplexity,
@@ -60,11 +61,12 @@ def evaluation_line(row: dict[str, Any]) -> str:
         settings += ", skipping what the released code skips"
     if "statistics_columns" in row:
         settings += f", gradient statistics of {in_columns(row['statistics_columns'])}"
+    unknown = f" ({row['unknown']:,} of them {UNK})" if row.get("unknown") else ""
     return (
-        f"{row['kind']} {row['split']:5}  perplexity {row['perplexity']:.3f}  "
+        f"{row['kind']} {text_of(row):5}  perplexity {row['perplexity']:.3f}  "
         f"(as published numbers are counted: {row['published']:.3f})  loss {row['loss']:.4f}  "
-        f"{row['tokens']:,} tokens in {in_columns(row['batch_size'])}  {row['seconds']:.1f} s"
-        + (f"  [{settings}]" if settings else "")
+        f"{row['tokens']:,} tokens{unknown} in {in_columns(row['batch_size'])}  "
+        f"{row['seconds']:.1f} s" + (f"  [{settings}]" if settings else "")
     )
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from drill.data import DataError
-from drill.data.files import BYTE_ORDER_MARK
-from drill.data.parallel_text import UNPACKING_FAULTS, opened_text
+from drill.data.files import BYTE_ORDER_MARK, UNPACKING_FAULTS
+from drill.data.parallel_text import opened_text
 
 CHUNK = 1 << 16
 """Bytes that are read at most before what has come is handed on; some hundred lines."""

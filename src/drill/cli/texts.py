@@ -67,7 +67,7 @@ def generate(
         strange = read_as_unknown(held.vocabulary, prompt)
         if strange:
             _name_unknown(strange)
-            _tell_if_never_trained(held.vocabulary)
+            tell_if_never_trained(held.vocabulary)
         begun = typer.style(prompt.rstrip(" "), bold=True) if echo and prompt else ""
         typer.echo(begun, nl=False)  # bold on a terminal only
         for piece in pieces:
@@ -118,7 +118,7 @@ def score(
             if waited:
                 _name_unknown(each.unknown)
             if each.unknown and not strange:
-                _tell_if_never_trained(held.vocabulary)
+                tell_if_never_trained(held.vocabulary)
             strange |= dict.fromkeys(each.unknown)
             if not infinite and math.isinf(each.perplexity):
                 infinite = count
@@ -142,7 +142,7 @@ def _name_unknown(words: Sequence[str], at_most: int | None = None) -> None:
         )
 
 
-def _tell_if_never_trained(vocabulary: Vocabulary) -> None:
+def tell_if_never_trained(vocabulary: Vocabulary) -> None:
     """Of a text with unknown words: whether training has shown what they are read as."""
     if vocabulary.counts[vocabulary.ids[UNK]] == 0:
         note(

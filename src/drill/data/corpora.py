@@ -43,7 +43,7 @@ class Corpus:
 
     @classmethod
     def from_files(cls, name: str, train: Path, valid: Path, test: Path) -> "Corpus":
-        return cls(name, _own_text(train), _own_text(valid), _own_text(test))
+        return cls(name, read_own_text(train), read_own_text(valid), read_own_text(test))
 
     def vocabulary(self, minimum_count: int = 1, maximum_size: int | None = None) -> Vocabulary:
         """The words of a closed corpus, else those of its training text and ``<unk>``."""
@@ -175,8 +175,11 @@ def _text(name: str, split: str, md5: str, urls: tuple[str, ...], progress: Prog
     return decode_text(raw, str(path))
 
 
-def _own_text(path: Path) -> str:
-    """A text file; lines are counted here, where they are still those of the file."""
+def read_own_text(path: Path) -> str:
+    """A text file, packed or not; lines are counted here, where they are still those of the file.
+
+    ``lines_of`` it are what a vocabulary encodes.
+    """
     text = read_text(path)
     if EOS in text:  # which may also be a part of a word
         try:
@@ -213,7 +216,7 @@ def corpus_from_file(path: Path | str, valid: float = SHARE, test: float = SHARE
         raise DataError(
             f"valid and test are fractions above 0 that leave a rest, not {valid} and {test}"
         )
-    lines = lines_of(_own_text(path))
+    lines = lines_of(read_own_text(path))
     tested, validated = (max(1, round(len(lines) * part)) for part in (test, valid))
     trained = len(lines) - validated - tested
     if trained < 1:

@@ -1,15 +1,20 @@
 """Text in, files out: reading a text strictly, and writing a file whole or not at all."""
 
 import errno
+import gzip
 import hashlib
+import lzma
 import os
 import secrets
+import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+GZIP, XZ = b"\x1f\x8b", b"\xfd7zXZ\0"  # what packed files begin with
+UNPACKING_FAULTS = (OSError, EOFError, zlib.error, lzma.LZMAError)
 
 
 class DataError(ValueError):
@@ -73,9 +78,23 @@ def read_bytes(path: Path) -> bytes:
         raise DataError(f"{path}: cannot be read ({fault}); name a text file") from None
 
 
+def unpacked(raw: bytes, path: Path) -> bytes:
+    """The bytes of a file, of one packed by gzip or xz those inside; the first of them decide."""
+    try:
+        if raw.startswith(GZIP):
+            return gzip.decompress(raw)
+        if raw.startswith(XZ):
+            return lzma.decompress(raw)
+    except UNPACKING_FAULTS as error:
+        raise DataError(
+            f"{path}: cannot be unpacked ({error}); the file is damaged or cut off, get it again"
+        ) from None
+    return raw
+
+
 def read_text(path: Path) -> str:
-    """``decode_text`` of a file."""
-    return decode_text(read_bytes(path), str(path))
+    """``decode_text`` of a file, packed or not."""
+    return decode_text(unpacked(read_bytes(path), path), str(path))
 
 
 def lines_of(text: str) -> list[str]:

@@ -2,18 +2,21 @@
 
 import gzip
 import lzma
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from drill.data.files import BYTE_ORDER_MARK, DataError, lines_of, read_bytes
-
-GZIP, XZ = b"\x1f\x8b", b"\xfd7zXZ\0"  # what packed files begin with
-
-UNPACKING_FAULTS = (OSError, EOFError, zlib.error, lzma.LZMAError)
+from drill.data.files import (
+    BYTE_ORDER_MARK,
+    GZIP,
+    XZ,
+    DataError,
+    lines_of,
+    read_bytes,
+    unpacked,
+)
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ def read_lines(path: Path) -> list[str]:
 
     Line i has to stay line i, so a lone ``\\r`` or U+2028 inside a line breaks nothing.
     """
-    raw = _unpacked(read_bytes(path), path).removeprefix(BYTE_ORDER_MARK)
+    raw = unpacked(read_bytes(path), path).removeprefix(BYTE_ORDER_MARK)
     zero = raw.find(b"\0")
     if zero >= 0:
         number = raw.count(b"\n", 0, zero) + 1
@@ -98,23 +101,10 @@ def opened_text(path: Path) -> Iterator[Any]:
     with stream:
         start = stream.peek(len(XZ))  # it may be a pipe, which cannot go back
         if start.startswith(GZIP):
-            with gzip.open(stream) as unpacked:
-                yield unpacked
+            with gzip.open(stream) as inner:
+                yield inner
         elif start.startswith(XZ):
-            with lzma.open(stream) as unpacked:
-                yield unpacked
+            with lzma.open(stream) as inner:
+                yield inner
         else:
             yield stream
-
-
-def _unpacked(raw: bytes, path: Path) -> bytes:
-    try:
-        if raw.startswith(GZIP):
-            return gzip.decompress(raw)
-        if raw.startswith(XZ):
-            return lzma.decompress(raw)
-    except UNPACKING_FAULTS as error:
-        raise DataError(
-            f"{path}: cannot be unpacked ({error}); the file is damaged or cut off, get it again"
-        ) from None
-    return raw

@@ -16,6 +16,10 @@ from drill.report.run_files import as_finite, as_text, read_rows
 from drill.run_folder import RunFolder
 
 ADAPTIVE = ("dynamic", "cache")  # kinds that metrics.jsonl does not have
+OWN_FILES = "files"
+"""The ``split`` of a row that is of none: it names a ``text``, or a ``source`` and its
+``reference``."""
+
 TRANSLATION = "translation"  # one that it has, but for which words are right
 BANDS = ("word_bands", "subword_bands")
 
@@ -57,8 +61,10 @@ def read_evaluations(
         kind, split = as_text(row.get("kind")), as_text(row.get("split"))
         if kind is None or split is None:
             faults.append(f"{path}: line {number} names no kind and split; it is left out")
-        elif as_finite(row.get("perplexity")) is None or "reference" in row:
-            continue  # the latter is of files that are no split of the run's corpus
+        elif as_finite(row.get("perplexity")) is None:
+            continue
+        elif split == OWN_FILES or "reference" in row:
+            continue  # the latter alone tells it in rows of old
         elif kind in ADAPTIVE or (kind == TRANSLATION and any(key in row for key in BANDS)):
             kept = {key: value for key, value in row.items() if _plain(value)}
             bands = {key: row[key] for key in BANDS if key in row}
