@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
+from torch.nn.utils import parametrize
 
 from drill.captured import CapturedGradients
 from drill.encoders import Transformer, transformer_blocks, transformer_maps
@@ -471,6 +472,53 @@ def test_hooks_of_all_modules_are_called(impl, device, register):
     finally:
         hook.remove()
     assert all(called.count(module) == 1 for module in maps)
+
+
+def doubled(module: nn.Module, *_) -> None:
+    """As FSDP does, a hook that gives a module other weights when it is called."""
+    for each in module.modules():
+        if isinstance(each, nn.Linear | nn.LayerNorm):
+            each.weight = nn.Parameter(2 * each.weight.detach())
+
+
+@pytest.mark.parametrize(
+    "of", ["", "attention", "source_attention", "feedforward", "around_attention"]
+)
+@every_impl
+def test_a_hook_may_set_the_weights_of_what_is_called(impl, device, of):
+    found = []
+    for in_hook in (True, False):
+        torch.manual_seed(3)
+        model = make(impl=impl if in_hook else "reference").to(device, torch.float32)
+        blocks = [*model.encoder, *model.decoder] if of != "source_attention" else model.decoder
+        for part in (block.get_submodule(of) for block in blocks):
+            if in_hook:
+                part.register_forward_pre_hook(doubled)
+            else:
+                doubled(part)
+        found.append(model(ragged(S).to(device), ids(B, T).to(device)))
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
+
+
+class Doubled(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return 2 * weight
+
+
+@every_impl
+def test_weights_may_be_parametrized(impl, device):
+    found = []
+    for parametrized in (True, False):
+        torch.manual_seed(3)
+        model = make(impl=impl if parametrized else "reference").to(device, torch.float32)
+        for module in list(model.modules()):
+            if isinstance(module, nn.Linear | nn.LayerNorm):
+                if parametrized:
+                    parametrize.register_parametrization(module, "weight", Doubled())
+                else:
+                    doubled(module)
+        found.append(model(ragged(S).to(device), ids(B, T).to(device)))
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
 
 
 def without_biases(model: Transformer) -> None:

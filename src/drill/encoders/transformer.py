@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drill.encoders.transformer_attention import CrossAttention, SelfAttention
+from drill.encoders.transformer_attention import CrossAttention, KeysValues, SelfAttention
 from drill.encoders.transformer_blocks import DecoderBlock, EncoderBlock, Stream
 from drill.encoders.transformer_cache import Cache
 from drill.encoders.transformer_inputs import additive_mask, sinusoids
@@ -194,10 +194,9 @@ class Transformer(nn.Module):
         x = self._embedded(self.target_embedding, target, 0)
         stream = Stream(x)
         ready = self._prepared(self.decoder, x)
-        attentions = [block.source_attention for block in self.decoder]
-        sources = mapped_together([each.key_value for each in attentions], memory.states, ready)
-        for block, attention, source in zip(self.decoder, attentions, sources, strict=True):
-            stream = block(stream, attention.by_heads(source), memory.mask, ready=ready)
+        sources = self._keys_values(memory.states, ready)
+        for block in self.decoder:
+            stream = block(stream, sources.get(block, memory.states), memory.mask, ready=ready)
         return self._ended(stream, self.decoder_norm, x.dtype, ready)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
@@ -252,6 +251,16 @@ class Transformer(nn.Module):
             if each.training and each.dropout > 0.0
         )
         return prepared(maps, dropping, x, self.impl)
+
+    def _keys_values(
+        self, states: Tensor, ready: Prepared | None
+    ) -> dict[DecoderBlock, KeysValues]:
+        """Of encoder states, for every block whose call does nothing to its weights."""
+        blocks = [block for block in self.decoder if not block.waits_for_its_call()]
+        attentions = [block.source_attention for block in blocks]
+        found = mapped_together([each.key_value for each in attentions], states, ready)
+        keys_values = (each.by_heads(own) for each, own in zip(attentions, found, strict=True))
+        return dict(zip(blocks, keys_values, strict=True))
 
     def _ended(
         self, stream: Stream, norm: nn.Module, dtype: torch.dtype, ready: Prepared | None

@@ -115,9 +115,13 @@ class CrossAttention(nn.Module):
         return k, v
 
     def forward(
-        self, x: Tensor, keys_values: KeysValues, mask: Tensor, ready: Prepared | None = None
+        self, x: Tensor, source: KeysValues | Tensor, mask: Tensor, ready: Prepared | None = None
     ) -> Tensor:
-        """x (B, T, d) -> (B, T, d). Positions do not see each other: they may be hypotheses too."""
+        """x (B, T, d) -> (B, T, d). Positions do not see each other: they may be hypotheses too.
+
+        source  encoder states (B, S, d), or the keys and values of them
+        """
+        keys_values = self.keys_values(source) if isinstance(source, Tensor) else source
         q = mapped(self.query, x, ready)
         q = q.view(*q.shape[:-1], self.heads, -1).transpose(1, 2)
         p = self.dropout if self.training else 0.0

@@ -23,7 +23,7 @@ from drill.kernels.nll import compute_dtype
 from drill.kernels.product import Weights, product
 from drill.kernels.relu_dropout import relu_dropout
 from drill.kernels.residual_norm import residual_norm
-from drill.layers.hooks import only_weights_count
+from drill.layers.hooks import hooked, only_weights_count
 
 
 class FeedForward(nn.Module):
@@ -157,8 +157,8 @@ class EncoderBlock(nn.Module):
         self.around_feedforward = Residual(width, dropout, norm_first)
 
     def maps(self) -> list[nn.Linear]:
-        """All of them, for kernels that read weights."""
-        return [*self.attention.maps(), *self.feedforward.maps()]
+        """Those whose weights may be read before the block is called."""
+        return _settled(self, self.attention, self.feedforward)
 
     def dropouts(self) -> list[FeedForward | Residual]:
         """Modules that drop by a seed; attention does not."""
@@ -193,9 +193,12 @@ class DecoderBlock(nn.Module):
         self.around_feedforward = Residual(width, dropout, norm_first)
 
     def maps(self) -> list[nn.Linear]:
-        """All of them, for kernels that read weights."""
-        parts = (self.attention, self.source_attention, self.feedforward)
-        return [each for part in parts for each in part.maps()]
+        """Those whose weights may be read before the block is called."""
+        return _settled(self, self.attention, self.source_attention, self.feedforward)
+
+    def waits_for_its_call(self) -> bool:
+        """Whether keys and values of the source may not be made before the block is called."""
+        return hooked(self) or hooked(self.source_attention)
 
     def dropouts(self) -> list[FeedForward | Residual]:
         """Modules that drop by a seed; attention does not."""
@@ -205,12 +208,15 @@ class DecoderBlock(nn.Module):
     def forward(
         self,
         stream: Stream,
-        source: KeysValues,
+        source: KeysValues | Tensor,
         mask: Tensor,
         append: Append | None = None,
         ready: Prepared | None = None,
     ) -> Stream:
-        """(B, T, d) -> (B, T, d); with ``append`` it is one step of K hypotheses, (B, K, d)."""
+        """(B, T, d) -> (B, T, d); with ``append`` it is one step of K hypotheses, (B, K, d).
+
+        source  encoder states (B, S, d), or the keys and values of them
+        """
         attention, across, network = self.attention, self.source_attention, self.feedforward
 
         def to_itself(x: Tensor) -> Tensor:
@@ -221,3 +227,15 @@ class DecoderBlock(nn.Module):
             stream, lambda x: across(x, source, mask, ready), across.output, ready
         )
         return self.around_feedforward(stream, lambda x: network(x, ready), network.output, ready)
+
+
+def _settled(
+    block: nn.Module, *parts: SelfAttention | CrossAttention | FeedForward
+) -> list[nn.Linear]:
+    """Maps of a block, but none that lies in a module with hooks: these may set weights.
+
+    So does FSDP's ``fully_shard(block)``, which puts a block's weights together when it is called.
+    """
+    if hooked(block):
+        return []
+    return [each for part in parts if not hooked(part) for each in part.maps()]

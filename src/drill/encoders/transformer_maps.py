@@ -1,7 +1,8 @@
 """Maps and norms of a Transformer: by kernels in training, where these do all that is asked.
 
 Kernels read the weights of a map or a norm and do not call it, so what is more than ``nn.Linear``
-or ``nn.LayerNorm``, an adapter or a module with hooks, is called and its neighbours keep theirs.
+or ``nn.LayerNorm``, an adapter or a module with hooks, is called and its neighbours keep theirs. A
+module with hooks has every map inside it called, for hooks may set weights.
 """
 
 from collections.abc import Iterable, Sequence
@@ -65,6 +66,6 @@ def mapped_together(
     """``mapped`` for several maps of one x: by one product where kernels read all of them."""
     weights = [] if ready is None else [ready.maps.get(each) for each in maps]
     read = [each for each in weights if each is not None and each.bias is not None]
-    if ready is None or len(read) < len(maps):
+    if not read or len(read) < len(maps):
         return [mapped(each, x, ready) for each in maps]
     return products(x, read)
