@@ -582,7 +582,7 @@ def test_a_search_without_memory_for_it_is_told_of_its_own_option(drill, monkeyp
     for words in (["translate", "runs/tiny"], ["evaluate", "runs/tiny", "-q"]):
         code, _, err = drill(*words, "--device", "cpu", "--batch-tokens", "2", stdin="abc\n")
         assert code == 1
-        assert "runs/tiny: the GPU's memory does not do (CUDA out of memory. Tried);" in err
+        assert "runs/tiny: the GPU's memory is too small (CUDA out of memory. Tried);" in err
         assert "take a smaller --batch-tokens or --beam" in err
         assert "max_tokens" not in err
     assert "for 2 subwords at a time, so they are 1 from now on" in caplog.text

@@ -38,7 +38,7 @@ FAULTS = (*USER_ERRORS, torch.OutOfMemoryError, OSError)
 def sentence(fault: BaseException) -> str:
     if isinstance(fault, torch.OutOfMemoryError):
         return (
-            f"the GPU's memory does not do ({str(fault).splitlines()[0]}); take a smaller "
+            f"the GPU's memory is too small ({str(fault).splitlines()[0]}); take a smaller "
             "training.batch_size, or training.micro_batch for the same result in pieces; of a "
             "translator a smaller training.max_tokens and a larger training.accumulate"
         )

@@ -7,7 +7,7 @@ import torch
 
 
 class MemoryShort(RuntimeError):
-    """A GPU's memory does not do for an evaluation; nothing that was trained is lost."""
+    """A GPU's memory is too small for an evaluation; nothing that was trained is lost."""
 
 
 @contextmanager
@@ -17,5 +17,5 @@ def told_of_memory(what: str, mend: str) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         raise MemoryShort(
-            f"{what}: the GPU's memory does not do ({str(error).splitlines()[0]}); {mend}"
+            f"{what}: the GPU's memory is too small ({str(error).splitlines()[0]}); {mend}"
         ) from None
