@@ -21,28 +21,28 @@ def name_of(file: Path | None) -> str:
     return "standard input" if is_standard_input(file) else str(file)
 
 
-def blocks_of_lines(file: Path | None) -> Iterator[list[str]]:
+def blocks_of_lines(file: Path | None, *, nul: bool = False) -> Iterator[list[str]]:
     """Whole lines without their ends; of a terminal one by one, of a pipe what is in it.
 
     A packed file is unpacked, a byte order mark left out. A line that is no text ends them, after
-    those before it.
+    those before it; one that holds NUL is none unless ``nul``.
     """
     if file is None or is_standard_input(file):
-        yield from _blocks(sys.stdin.buffer, name_of(file))
+        yield from _blocks(sys.stdin.buffer, name_of(file), nul)
     else:
         with opened_text(file) as stream:
-            yield from _blocks(stream, name_of(file))
+            yield from _blocks(stream, name_of(file), nul)
 
 
-def _blocks(stream: Any, name: str) -> Iterator[list[str]]:
+def _blocks(stream: Any, name: str, nul: bool) -> Iterator[list[str]]:
     rest, number = b"", 0
     while chunk := _read(stream, name):
         *whole, rest = (rest + chunk).split(b"\n")
         if whole:
-            yield from _decoded(whole, name, number)
+            yield from _decoded(whole, name, number, nul)
             number += len(whole)
     if rest:
-        yield from _decoded([rest], name, number)
+        yield from _decoded([rest], name, number, nul)
 
 
 def _read(stream: Any, name: str) -> bytes:
@@ -55,21 +55,26 @@ def _read(stream: Any, name: str) -> bytes:
     return chunk
 
 
-def _decoded(lines: list[bytes], name: str, before: int) -> Iterator[list[str]]:
+def _decoded(lines: list[bytes], name: str, before: int, nul: bool) -> Iterator[list[str]]:
     """The lines as one block; ``before`` so many came before."""
     if before == 0:
         lines = [lines[0].removeprefix(BYTE_ORDER_MARK), *lines[1:]]
     found: list[str] = []
     for number, line in enumerate(lines, start=before + 1):
-        try:
-            text = line.removesuffix(b"\r").decode("utf-8")
-            fault = "holds NUL, so this is no plain text; give a UTF-8 text file"
-            good = "\0" not in text
-        except UnicodeDecodeError:
-            fault, good = "is not UTF-8; convert it first", False
-        if not good:
+        fault = _fault(line, nul)
+        if fault is not None:
             if found:
                 yield found  # what is good is not lost by what follows it
             raise DataError(f"{name}: line {number} {fault}")
-        found.append(text)
+        found.append(line.removesuffix(b"\r").decode("utf-8"))
     yield found
+
+
+def _fault(line: bytes, nul: bool) -> str | None:
+    if b"\0" in line and not nul:
+        return "holds NUL, so this is no plain text; give a UTF-8 text file"
+    try:
+        line.decode("utf-8")
+    except UnicodeDecodeError:
+        return "is not UTF-8; convert it first"
+    return None

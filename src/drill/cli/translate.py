@@ -100,7 +100,8 @@ def translate(
             autocast=stack.enter_context(products(chosen, where)),
         )
         numbers = count(1)
-        for block in translate_blocks(held.model, held.subwords, blocks_of_lines(file), search):
+        lines = blocks_of_lines(file, nul=True)  # subwords spell any character
+        for block in translate_blocks(held.model, held.subwords, lines, search):
             for found in block:
                 line = _written(next(numbers), found, scores or n_best > 1, as_json)
                 sys.stdout.buffer.write(line.encode("utf-8"))  # whatever the terminal's encoding
