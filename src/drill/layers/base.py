@@ -18,7 +18,7 @@ adaptive softmax) hold one: see ``wrapping.py``.
 import abc
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +33,8 @@ from drill.kernels.nll import (
     compute_dtype,
     nll,
 )
-from drill.kernels.nll_checks import check_head, check_states, check_targets
+from drill.kernels.nll_checks import check_head, check_states, check_targets, must_not_wait
+from drill.layers.default_start import warn_of_default_start
 from drill.layers.held import FrozenLabels, HeldLabels, SharedLabels, evaluated
 from drill.layers.settings import switch
 from drill.layers.vectors import (
@@ -101,6 +102,8 @@ class OutputLayer(nn.Module, abc.ABC):
         )
         self.check_hidden(hidden)
         check_targets(hidden, targets, self.vocabulary_size, ignore_index, check)
+        if check and self.training and not must_not_wait(hidden.device):
+            self.check_start()
         options = LossOptions(reduction, ignore_index, label_smoothing, impl, memory, check)
         return self.checked_nll(hidden, targets.long(), options)
 
@@ -123,6 +126,10 @@ class OutputLayer(nn.Module, abc.ABC):
     @abc.abstractmethod
     def shared_labels(self) -> AbstractContextManager[None]:
         """Inside, micro-batches share one encoding of the labels and one backward through it."""
+
+    def check_start(self) -> None:
+        """Look once, at the first loss in training, whether the labels start as they should."""
+        return None
 
     def ways(self, tokens: int) -> list[str]:
         """How it trains on so many tokens where it is, for each part that has a choice."""
@@ -156,6 +163,9 @@ class MatrixLayer(OutputLayer):
     module, so the tie survives ``.to()``, loading and a swapped parameter. It may also be any
     :class:`~drill.layers.vectors.LabelSource`, such as vectors encoded from descriptions.
     """
+
+    scales_with_embedding: ClassVar[bool] = False
+    """Whether logits grow with E: then an E that starts like N(0, 1) is worth a warning."""
 
     def __init__(
         self, embedding: nn.Embedding | LabelSource, hidden_size: int, bias: bool, joint_size: int
@@ -232,6 +242,11 @@ class MatrixLayer(OutputLayer):
             memory=options.memory,
             check=False,
         )
+
+    def check_start(self) -> None:
+        # Not when it is built: many models are initialised, or loaded, only after that.
+        if self.scales_with_embedding and torch.is_grad_enabled():
+            warn_of_default_start(type(self).__name__, self.embedding)
 
     @torch.no_grad()
     def fold(self) -> nn.Linear:

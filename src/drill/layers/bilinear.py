@@ -15,6 +15,8 @@ class Bilinear(MatrixLayer):
     the variants of the paper's ablation; see DeepResidual for their meaning.
     """
 
+    scales_with_embedding = True
+
     def __init__(
         self,
         embedding: nn.Embedding | LabelSource,

@@ -49,6 +49,8 @@ class DeepResidual(MatrixLayer):
                       the loop
     """
 
+    scales_with_embedding = True
+
     def __init__(
         self,
         embedding: nn.Embedding | LabelSource,

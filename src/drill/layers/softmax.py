@@ -52,6 +52,8 @@ class TiedSoftmax(MatrixLayer):
     Fewest parameters (V); needs d_h = d. What DeepResidual of depth 0 is.
     """
 
+    scales_with_embedding = True
+
     def __init__(self, embedding: nn.Embedding | LabelSource, *, bias: bool = True) -> None:
         d = label_width("TiedSoftmax", embedding)
         super().__init__(embedding, hidden_size=d, bias=bias, joint_size=d)

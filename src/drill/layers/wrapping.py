@@ -45,6 +45,9 @@ class WrappingLayer(OutputLayer):
         """g_in: the wrapped layer's contexts, (..., d_h) -> (..., k)."""
         return self.layer.context(hidden)
 
+    def check_start(self) -> None:
+        self.layer.check_start()
+
     def label_ways(self) -> list[str]:
         return self.layer.label_ways()
 
