@@ -1,16 +1,17 @@
 """A run is a folder of plain files.
 
-    recipe.toml           the resolved settings
-    vocabulary.json       words and their counts in the training text
-    subwords.json         in its place for a translator: pieces of words, of both languages
-    environment.json      versions, device, commit, seed
-    metrics.jsonl         one line an epoch, and one for the test at the end
-    evaluations.jsonl     what `drill evaluate` found since
-    test.de.hyp           a translator's last translations of a split, line by line
-    target_counts.json    how often each of its labels is asked for in training
-    best.safetensors      the weights with the lowest validation loss
-    averaged.safetensors  the mean of a translator's last weights, where that is better still
-    last/                 what an exact resume needs
+    recipe.toml             the resolved settings
+    vocabulary.json         words and their counts in the training text
+    subwords.json           in its place for a translator: pieces of words, of both languages
+    environment.json        versions, device, commit, seed
+    metrics.jsonl           one line an epoch, and one for the test at the end
+    evaluations.jsonl       what `drill evaluate` found since
+    test.de.hyp             a translator's last translations of a split, line by line
+    target_counts.json      how often each of its labels is asked for in training
+    best.safetensors        the weights with the lowest validation loss
+    averaged.safetensors    the mean of a translator's last weights, where that is better still
+    line_start.safetensors  where lines begin that have none before them; safe to delete
+    last/                   what an exact resume needs
 
 Every file is written whole and renamed into place, but ``metrics.jsonl``: it grows, and a resume
 cuts it back to where the checkpoint stood.
@@ -55,7 +56,7 @@ class RunFolder:
         self.best = self.path / "best.safetensors"
         self.averaged = self.path / "averaged.safetensors"
         self.last = self.path / "last" / "checkpoint.safetensors"
-        self.line_start = self.path / "line_start.safetensors"  # safe to delete
+        self.line_start = self.path / "line_start.safetensors"
         self._tensorboard: Any = None
 
     @contextmanager

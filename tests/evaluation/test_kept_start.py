@@ -4,7 +4,9 @@ import gc
 
 import pytest
 import torch
+from torch import nn
 
+from drill import checkpoint
 from drill.data import EOS
 from drill.evaluation import kept_start as module
 from drill.evaluation.kept_start import kept_start
@@ -77,6 +79,64 @@ def test_a_file_tells_the_next_process(made, tmp_path):
     assert not same(kept_start("test", language_model("bilinear"), END, file), first)
     kept_start("test", language_model("tied"), END, file)  # whose place the other took
     assert len(made) == 3
+
+
+def test_a_file_has_a_state_for_every_number_of_threads(made, tmp_path, monkeypatch):
+    file = tmp_path / "start.safetensors"
+    for threads in (1, 2, 1, 2):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        kept_start("test", language_model("tied"), END, file)
+    assert len(made) == 2
+    for threads in range(3, 3 + module.MACHINES):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        kept_start("test", language_model("tied"), END, file)
+    tensors, _ = checkpoint.load(file)
+    assert len({name.split("/")[0] for name in tensors}) == module.MACHINES
+
+
+def test_another_version_of_drill_makes_its_own(made, tmp_path, monkeypatch):
+    file = tmp_path / "start.safetensors"
+    kept_start("test", language_model("tied"), END, file)
+    monkeypatch.setattr(module, "__version__", "another")
+    kept_start("test", language_model("tied"), END, file)
+    assert len(made) == 2
+
+
+@pytest.mark.parametrize("how", ["hook", "forward"])
+def test_what_hooks_do_is_never_kept(made, tmp_path, how):
+    file = tmp_path / "start.safetensors"
+    model = language_model("tied")
+    before = kept_start("test", model, END, file)
+    plain = model.encoder.forward
+
+    def moved(encoded):
+        state = tuple(tuple(part + 1 for part in layer) for layer in encoded.state)
+        return encoded._replace(state=state)
+
+    if how == "hook":
+        model.encoder.register_forward_hook(lambda *given: moved(given[-1]))
+    else:
+        model.encoder.forward = lambda *given: moved(plain(*given))
+    raw = file.read_bytes()
+    after = kept_start("test", model, END, file)
+    assert not same(after, before)
+    assert same(after, kept_start("test", model, END, file))
+    assert len(made) == 3
+    assert file.read_bytes() == raw
+
+
+def test_classes_of_others_leave_no_file(made, tmp_path):
+    """Their code may be another in the next process."""
+
+    class Mine(nn.Dropout):
+        pass
+
+    model = language_model("tied")
+    model.add_module("mine", Mine())
+    for _ in range(2):
+        kept_start("test", model, END, tmp_path / "start.safetensors")
+    assert len(made) == 1  # memory has it
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "gone", "folder"])
