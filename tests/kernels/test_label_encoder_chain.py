@@ -18,13 +18,10 @@ from drill.kernels.label_encoder_chain import (
 )
 from drill.kernels.label_encoder_options import ACTIVATION_CODES, Options
 from drill.kernels.label_encoder_sums import MANY, planes_for_sums, sum_in_parts
+from tests.kernels.hopper import needs_hopper
 from tests.kernels.test_label_encoder import assert_no_less_exact, build, given, solve, with_masks
 
 PLAIN = Options(ACTIVATION_CODES["relu"], True, False, False, 2.0, True, False)
-
-
-def hopper() -> bool:
-    return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 
 
 def as_the_instruction_reads(stage: Tensor, rows: int) -> Tensor:
@@ -73,7 +70,7 @@ def test_a_cpu_is_refused():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not hopper(), reason="needs a Hopper GPU")
+@needs_hopper
 def test_what_it_cannot_encode_is_said():
     def missing(V=128, d=16, dtype=torch.bfloat16, depth=4, **changes):
         E = torch.zeros(V, d, device="cuda")
@@ -88,7 +85,6 @@ def test_what_it_cannot_encode_is_said():
     assert "locked" in missing(locked=True)
 
 
-needs_hopper = pytest.mark.skipif(not hopper(), reason="needs a Hopper GPU")
 STANDARD = {"dropout": 0.6, "locked": False}
 CASES = [
     ((1000, 400), {"activation": "relu", "depth": 4, **STANDARD}),
@@ -101,6 +97,9 @@ CASES = [
     ((128, 16), {"activation": "none", "depth": 3, "residual": False, "map_bias": False}),
     ((600, 64), {"activation": "tanh", "depth": 9, **STANDARD}),
     ((MANY, 32), {"activation": "sigmoid", "depth": 2, **STANDARD}),
+    # More tiles than blocks, so that a block has several; widths that are padded.
+    ((33_278, 280), {"activation": "relu", "depth": 4, **STANDARD}),
+    ((17_100, 24), {"activation": "tanh", "depth": 3, **STANDARD}),
 ]
 every_case = pytest.mark.parametrize(
     ("size", "options"),
@@ -203,16 +202,18 @@ def test_two_encodings_before_a_gradient():
 @needs_hopper
 @pytest.mark.usefixtures("chained")
 @pytest.mark.parametrize("activation", ["relu", "sigmoid", "tanh", "gelu", "none"])
-def test_a_nan_in_one_label_stays_with_that_label(activation):
-    layer = build(300, 64, "cuda", activation=activation, dropout=0.5, locked=False).bfloat16()
+@pytest.mark.parametrize(("size", "bad"), [((300, 64), 130), ((17_100, 24), 5)])
+def test_a_nan_in_one_label_stays_with_that_label(activation, size, bad):
+    """Not either in the padding of a block: on 132 multiprocessors its next tile is 16,896 on."""
+    layer = build(*size, "cuda", activation=activation, dropout=0.5, locked=False).bfloat16()
     layer.encoder = "triton"
     with torch.no_grad():
-        layer.label_weight[130, 2] = torch.nan
+        layer.label_weight[bad, 2] = torch.nan
     labels = layer.labels()
-    assert labels.isnan().any(1).nonzero().flatten().tolist() == [130]
+    assert labels.isnan().any(1).nonzero().flatten().tolist() == [bad]
     labels.sum().backward()
     gradient = layer.label_weight.grad
-    assert not gradient[torch.arange(300) != 130].isnan().any()
+    assert not gradient[torch.arange(size[0]) != bad].isnan().any()
 
 
 @pytest.mark.gpu

@@ -220,7 +220,11 @@ struct Place {
     // Anew for each pass over the rows: kept from one to the next, what follows from it would take
     // more registers than it saves work.
     __device__ __forceinline__ void forget() { asm volatile("" : "+r"(lane)); }
-    // In a last step that is not whole the last vector is worked on several times.
+    // In a last step that is not whole several lanes have the last vector. The first of them `writes`
+    // it: what is changed in place must not be read by one after another has written it.
+    __device__ __forceinline__ bool writes(int step) const {
+        return 32 * step + 31 < 16 * VECTORS || 32 * step + lane < 16 * VECTORS;
+    }
     __device__ __forceinline__ int vector(int step) const {
         return 32 * step + 31 < 16 * VECTORS ? 32 * step + lane : min(32 * step + lane, 16 * VECTORS - 1);
     }
@@ -251,7 +255,8 @@ __device__ __forceinline__ void unpack(float (&v)[8], uint4 w) {
 __device__ __forceinline__ uint4 pack(const float (&v)[8]) {
     return make_uint4(pack(v[0], v[1]), pack(v[2], v[3]), pack(v[4], v[5]), pack(v[6], v[7]));
 }
-// The sums of a warp's labels, rounded, into the place of what was multiplied.
+// The sums of a warp's labels, rounded, into the place of what was multiplied. Columns of padding get
+// zeros, not their sums: NaN times the zeros of U is NaN, and the next tile would multiply it.
 __device__ __forceinline__ void drain(const float (&c)[2][OUTPUTS], const Place& p) {
 #pragma unroll
     for (int step = 0; step < INNER; ++step) {
@@ -260,7 +265,8 @@ __device__ __forceinline__ void drain(const float (&c)[2][OUTPUTS], const Place&
         for (int s = 0; s < 2; ++s) {
             const int group = 2 * step + s;
             const float* sum = &c[group / HALF][4 * (group % HALF)];
-            v[2 * s] = pack(sum[0], sum[1]), v[2 * s + 1] = pack(sum[2], sum[3]);
+            const bool real = 8 * group < WIDTH;
+            v[2 * s] = real ? pack(sum[0], sum[1]) : 0, v[2 * s + 1] = real ? pack(sum[2], sum[3]) : 0;
         }
         store_matrices(p.matrices + step * 2 * COLUMN, v);
     }
@@ -387,7 +393,7 @@ __device__ __forceinline__ bool divide_work(const Ring& ring, const char* U, int
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
-    if (PADDED > WIDTH && threadIdx.x < ROWS)  // a column that is multiplied but never written
+    if (PADDED > WIDTH && threadIdx.x < ROWS)  // columns that are multiplied and stay zero
         shared_store(ring.U - X_BYTES + (GROUPS - 1) * COLUMN + threadIdx.x * 16, make_uint4(0, 0, 0, 0));
     __syncthreads();
     cluster_sync();

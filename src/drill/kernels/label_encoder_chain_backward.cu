@@ -65,6 +65,7 @@ __device__ __forceinline__ void retreat(const Labels& l, const Backward& f, Plac
 #pragma unroll
     for (int step = 0; step < INNER; ++step) {
         if (step + FLIGHT < INNER) load<WHERE>(inputs[step + FLIGHT], from, p.vector(step + FLIGHT));
+        if (!p.writes(step)) continue;
         const u32 at = p.in_shared(step);
         const Inputs& in = inputs[step];
         float g[8];

@@ -63,6 +63,7 @@ __device__ __forceinline__ void advance(const Labels& l, const Forward& f, Place
     for (int step = 0; step < INNER; ++step) {
         if (step + AHEAD < INNER)
             load<ENTER>(inputs[step + AHEAD], E, bits, p.vector(step + AHEAD), cached);
+        if (!p.writes(step)) continue;
         const u32 at = p.in_shared(step);
         const Inputs& in = inputs[step];
         float v[8];
