@@ -60,6 +60,7 @@ def test_a_row_says_what_was_measured_and_where(tmp_path):
         "settings_digest": row.settings_digest,
         "fingerprint": row.fingerprint,
         "curve": [[1, 90.0, 89.97], [2, 60.5, 60.47], [3, 61.0, 60.97]],
+        "validations": [[687, 90.0], [1374, 60.5], [2061, 61.0]],
         "lives": [],
         "settings": {
             "recipe": "ptb-tied",
@@ -219,9 +220,9 @@ def test_a_row_from_before_curves_and_lives_is_still_read(tmp_path):
     path = tmp_path / "runs.jsonl"
     row = record(write_run(tmp_path / "a"), path)
     held = json.loads(path.read_text())
-    del held["curve"], held["lives"], held["settings"], held["changes"]
-    path.write_text(json.dumps(held) + "\n")
-    assert read(path) == [dataclasses.replace(row, curve=[], settings={}, changes=None)]
+    later = {"curve": [], "validations": [], "lives": [], "settings": {}, "changes": None}
+    path.write_text(json.dumps({key: held[key] for key in held if key not in later}) + "\n")
+    assert read(path) == [dataclasses.replace(row, **later)]
 
 
 def test_the_fingerprint_of_a_recorded_run_stays(tmp_path):

@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from drill.report import read, record
 from drill.report.runs import RunError, layer_name, read_run, read_runs
 from drill.run_folder import RunFolder
 from tests.report.folders import (
@@ -78,6 +79,28 @@ def test_an_epoch_that_was_run_again_replaces_what_came_after_it(tmp_path):
     again = [epoch_row(n, 200.0 - n) for n in (3, 4)]
     write_metrics(folder, [*rows, *again])
     assert [point.valid for point in read_run(folder).curve] == [99.0, 98.0, 197.0, 196.0]
+
+
+def test_every_validation_is_known_by_its_step(tmp_path):
+    folder = write_run(tmp_path / "run")
+    rows = [
+        {**epoch_row(epoch, valid), "step": step, "kind": kind}
+        for epoch, step, valid, kind in (
+            (1, 500, 99.0, "validation"),
+            (1, 800, 98.0, "epoch"),
+            (2, 1000, 97.0, "validation"),
+            (2, 1500, 96.0, "validation"),
+            (2, 1000, 95.0, "validation"),  # run again from the end of the epoch before
+            (2, 1500, "nan", "validation"),
+        )
+    ]
+    write_metrics(folder, [*rows, {"kind": "average", "step": 1600, "valid_perplexity": 1.0}])
+    *known, (step, wrong) = read_run(folder).validations
+    assert known == [(500, 99.0), (800, 98.0), (1000, 95.0)]
+    assert (step, math.isnan(wrong)) == (1500, True)
+    row = record(folder, tmp_path / "runs.jsonl")
+    assert row.validations == [[500, 99.0], [800, 98.0], [1000, 95.0], [1500, None]]
+    assert read(tmp_path / "runs.jsonl") == [row]
 
 
 def test_of_an_epoch_that_was_not_ended_the_last_validation_stands(tmp_path):

@@ -58,7 +58,9 @@ class Row:
     """By `drill evaluate`: with dynamic evaluation, with a cache, or words by frequency."""
     extra: dict[str, Any]  # other figures
     curve: list[list[float | None]] = field(default_factory=list)
-    """[epoch, valid, valid_published] of every validation; rows of old have none."""
+    """[epoch, valid, valid_published] of the last validation of each; rows of old have none."""
+    validations: list[list[float | None]] = field(default_factory=list)
+    """[step, valid] of every validation, inside epochs too; rows of old have none."""
     lives: list[dict[str, Any]] = field(default_factory=list)
     """``OF_LIVES`` of each life of a run that was resumed; none of a run that was not."""
     settings: dict[str, Any] = field(default_factory=dict)
@@ -175,6 +177,7 @@ def _row(run: RunSummary, note: str, extra: dict[str, Any], now: datetime) -> Ro
     values["curve"] = [
         [each.epoch, as_finite(each.valid), as_finite(each.valid_published)] for each in run.curve
     ]
+    values["validations"] = [[step, as_finite(valid)] for step, valid in run.validations]
     values["settings"] = _in_json(run.settings)
     for key in ("torch", "precision"):
         values[key] = over_lives(run.environment, key)

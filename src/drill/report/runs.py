@@ -39,7 +39,7 @@ class RunError(ReportError):
 
 @dataclass(frozen=True)
 class Epoch:
-    """One validation. ``valid`` is a perplexity; NaN or infinite where training went wrong."""
+    """Its last validation. ``valid`` is a perplexity; NaN or infinite where training went wrong."""
 
     epoch: int  # 0: before any training
     valid: float
@@ -77,6 +77,7 @@ class RunSummary:
     commit: str | None  # so too
     evaluations: tuple[Evaluation, ...]  # of the tested weights: adaptive, and words by frequency
     curve: tuple[Epoch, ...]
+    validations: tuple[tuple[int, float], ...]  # (step, perplexity) of all, inside epochs too
     settings: Mapping[str, Any]
     environment: Mapping[str, Any]
     faults: tuple[str, ...]
@@ -155,6 +156,7 @@ def read_run(folder: Path | str) -> RunSummary:
         commit=over_lives(environment, "commit"),
         evaluations=read_evaluations(files, tests[-1] if tests else {}, faults, remarks),
         curve=tuple(curve),
+        validations=tuple(_validations(rows).items()),
         settings=settings,
         environment=environment,
         faults=tuple(faults),
@@ -230,6 +232,17 @@ def _curve(path: Path, rows: list[NumberedRow], faults: list[str]) -> list[Epoch
             )
         )
     return curve
+
+
+def _validations(rows: list[NumberedRow]) -> dict[int, float]:
+    """Step -> perplexity, in rising order; as in ``_curve`` a step replaces all that followed."""
+    found: dict[int, float] = {}
+    for _, row in rows:
+        step, valid = as_whole(row.get("step")), as_number(row.get("valid_perplexity"))
+        if row.get("kind") in ("epoch", "validation") and step is not None:
+            found = {before: value for before, value in found.items() if before < step}
+            found[step] = math.nan if valid is None else valid
+    return found
 
 
 def _scores(test: Mapping[str, Any]) -> dict[str, Any]:
