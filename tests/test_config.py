@@ -122,6 +122,19 @@ def test_the_published_commands(name, table, expected):
     ("changes", "sentence"),
     [
         (["trainig.epochs=3"], "trainig: is no table of a recipe; did you mean training?"),
+        (["epochs=2"], "epochs: is no table of a recipe; did you mean training.epochs?"),
+        (["epoch=2"], "epoch: is no table of a recipe; did you mean training.epochs?"),
+        (["taks=translation"], "taks: is no table of a recipe; did you mean task?"),
+        (["xyzzy.a=1"], "xyzzy: is no table of a recipe; known are data, encoder, layer, optim"),
+        (
+            ["name=tied"],
+            "name: is no table of a recipe; did you mean encoder.name or layer.name or "
+            "optimizer.name?",
+        ),
+        (
+            ["epochs=2", "layer.depth=x"],  # the fault of one table hides no other
+            "epochs: is no table of a recipe; did you mean training.epochs?",
+        ),
         (["training.epoch=3"], "training.epoch: is no setting; did you mean epochs"),
         (["layer.dept=3"], "layer.dept: is no setting of deep-residual; did you mean depth"),
         (["layer.name=deep-residul"], "layer.name: there is no 'deep-residul'; did you mean deep-"),

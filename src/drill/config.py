@@ -24,6 +24,7 @@ from drill.recipes import (
     SettingsError,
     Table,
     changed,
+    near_ones,
     nearest,
     parsed,
     read,
@@ -38,6 +39,7 @@ from drill.translation_training import train_translator
 OVER = "over"  # the layer that a wrapping layer wraps
 START = "start"  # a run whose best weights are the first ones
 TASK = "task"
+ABOVE_TABLES = ("recipe", START, TASK)
 LANGUAGE_MODEL, TRANSLATION = "language-model", "translation"
 
 MAY_CHANGE = (  # while a run goes on
@@ -128,17 +130,35 @@ def resolved(tables: Mapping[str, Any]) -> Settings:
     if not isinstance(task, str) or task not in TASKS:
         raise SettingsError(f"{TASK}: there is no {task!r}{nearest(str(task), list(TASKS))}")
     checks = TASKS[task]
-    known = [*checks, "recipe", START, TASK]
     for key, value in tables.items():
-        if key not in known:
-            raise SettingsError(f"{key}: is no table of a recipe{nearest(key, known)}")
         if key in checks and not isinstance(value, dict):
             raise SettingsError(f"{key}: is a table, not {value!r}; write [{key}]")
+    for key, value in tables.items():
+        if key not in (*checks, *ABOVE_TABLES):
+            inside = [] if isinstance(value, dict) else _meant(key, tables, checks)
+            mean = f"; did you mean {' or '.join(inside)}?" if inside else nearest(key, [*checks])
+            raise SettingsError(f"{key}: is no table of a recipe{mean}")
     for key, meaning in (("recipe", "the name of these settings"), (START, "the folder of a run")):
         if not isinstance(tables.get(key), str | None):
             raise SettingsError(f"{key}: is {meaning}, a text, not {tables[key]!r}")
     checked: dict[str, Any] = {name: check(tables.get(name, {})) for name, check in checks.items()}
     return Settings(tables.get("recipe") or "own", start=tables.get(START), task=task, **checked)
+
+
+def _meant(
+    key: str, tables: Mapping[str, Any], checks: Mapping[str, Callable[[Table], Table]]
+) -> list[str]:
+    """``training.epochs`` of ``epochs``: settings called so, or nearly so, in their tables."""
+    places: dict[str, list[str]] = {name: [name] for name in ABOVE_TABLES}
+    for table, check in checks.items():
+        try:
+            known = check(tables.get(table, {}))
+        except SettingsError:  # a fault of that table, which is told once this one is mended
+            continue
+        for name in known:
+            places.setdefault(name, []).append(f"{table}.{name}")
+    near = [key] if key in places else near_ones(key, [*places])
+    return [place for name in near for place in places[name]]
 
 
 def makes_no_model(settings: Settings, error: Exception) -> SettingsError:

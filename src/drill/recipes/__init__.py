@@ -79,6 +79,10 @@ def read(name: str, place: Path = Path(), under: tuple[str, ...] = ()) -> Table:
                 f"{name}: is no recipe; to train on a text take a recipe and name the text, for "
                 f"example drill train demo-drill --name my --set data.corpus={name}"
             )
+        if not under and "=" in name:
+            raise SettingsError(
+                f"{name}: is no recipe but a change; give each change its own --set: --set {name}"
+            )
         where = f"{under[-1]}: {BASE}: " if under else ""
         near = near_ones(name, recipe_names())
         mean = f"did you mean {' or '.join(near)}?" if near else "`drill recipes` lists them"
