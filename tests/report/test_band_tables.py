@@ -62,7 +62,7 @@ def test_changes_both_ways():
         BandChange(50, None, 861, 7000, -0.004, math.inf),
     ]
     table = changes_table(TextBands({"drill": BANDS}, {"tied": changes}))
-    assert table.notes[0].startswith("How much more is lost than by drill: ")
+    assert table.notes[0].startswith("Change of loss against drill, negative is better: ")
     assert [column.heading for column in table.columns] == [
         "training count", "types", "tokens", "tied by types, %", "tied by tokens, %",
     ]  # fmt: skip

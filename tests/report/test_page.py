@@ -140,7 +140,7 @@ def test_a_page_says_what_the_runs_say(tmp_path, runs, words):
     ]
     assert len(plots(text)) == 4
     assert ("h1", "Three runs") in page.said
-    assert "3 runs, written 2026-11-15 09:30 UTC" in page.text
+    assert "3 runs, 1 ledger, written 2026-11-15 09:30 UTC" in page.text
     assert "Lowest test perplexity on ptb: 57.00, by drill-1" in page.text
     assert "57.20 ± 0.20" in page.text
     assert "60.7 / 58.8" in page.text
@@ -268,6 +268,18 @@ def test_no_runs_make_a_page_too(tmp_path):
     assert "No runs were given." in page.text
     assert "0 runs, written" in page.text
     assert plots(text) == []
+
+
+def test_a_page_of_a_ledger_has_no_empty_section_of_runs(tmp_path):
+    run = write_run(tmp_path / "one", valid=[300.0], test=290.0)
+    record(run, tmp_path / "ledger.jsonl")
+    _, page = written(tmp_path, [], ledgers=[tmp_path / "ledger.jsonl"])
+    assert "1 ledger, written" in page.text
+    assert "Results" not in page.text
+    assert "No runs" not in page.text
+    _, page = written(tmp_path, [run], ledgers=[tmp_path / "ledger.jsonl"])
+    assert "1 run, 1 ledger, written" in page.text
+    assert "Results" in page.text
 
 
 def test_one_epoch_is_a_dot_and_a_row(tmp_path):

@@ -31,9 +31,11 @@ from drill.recipes import SettingsError
 from drill.report import numbers
 from drill.report.ledger import record as record_run
 from drill.report.page import markdown, write_report
+from drill.report.page_sources import refuse_to_lose
 from drill.report.runs import distinct_names, is_run, read_run
 
 DEMO = "demo-drill"  # what own text is tried with first
+PAGE = "report.html"  # of the folder one is in
 LEDGER = "ledger.jsonl"  # beside the folders of runs, so that no file of a project's own is changed
 
 
@@ -44,9 +46,12 @@ def report(
     ledger: Annotated[
         list[Path] | None, typer.Option(help="A results file; may be repeated.")
     ] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path(
-        "report.html"
-    ),
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help=f"The page to write; {PAGE} by default.")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help=f"Replace a {PAGE} of other runs.")
+    ] = False,
     title: Annotated[str, typer.Option(help="Its heading.")] = "Runs",
     bands: Annotated[
         bool,
@@ -70,6 +75,10 @@ def report(
     if as_markdown:
         typer.echo(markdown(folders, ledger or []))
         return
+    if out is None:
+        out = Path(PAGE)
+        if not force:
+            refuse_to_lose(out, [*folders, *(ledger or [])])
     found = Compared()
     accuracy: dict[str, dict[str, list[AccuracyBand]]] = {}
     if bands or samples:
@@ -115,8 +124,11 @@ def record(
     for remark in read_run(run).remarks:
         note_(remark)
     row = record_run(run, ledger, note, force=force)
-    valid, test = numbers.perplexity(row.valid), numbers.perplexity(row.test)
-    typer.echo(f"{ledger}: {row.name}, valid {valid}, test {test}")
+    figures = [("valid perplexity", row.valid), ("test perplexity", row.test)]
+    if (bleu := row.extra.get("bleu")) is not None:  # of a translator
+        figures.append(("test BLEU", bleu))
+    said = ", ".join(f"{name} {numbers.perplexity(value)}" for name, value in figures)
+    typer.echo(f"{ledger}: {row.name}, {said}")
 
 
 def data(

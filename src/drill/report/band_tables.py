@@ -68,14 +68,14 @@ def bands_table(text: TextBands) -> Table:
         )
     notes = ["Mean loss in nats per token, by how often a word occurs in the training text."]
     if compared:
-        notes = [f"{notes[0]} % is how much more is lost than by {base}, over tokens."]
+        notes = [f"{notes[0]} % is the change of loss against {base}; negative is better."]
     if text.left_out:
         notes.append(f"Without {' and '.join(text.left_out)}, in the row of all too.")
     return Table.of(columns(names), rows, notes)
 
 
 def changes_table(text: TextBands) -> Table:
-    """How much more each model loses than the first one, both ways."""
+    """The change of each model's loss against the first one's, both ways."""
     base = next(iter(text.losses))
     names = ["training count", "types", "tokens"]
     for name in text.changes:
@@ -88,8 +88,8 @@ def changes_table(text: TextBands) -> Table:
                 row += [numbers.change(each.by_types, 2), numbers.change(each.by_tokens, 2)]
             rows.append(row)
     note = (
-        f"How much more is lost than by {base}: by types every word weighs the same, by tokens "
-        "every occurrence."
+        f"Change of loss against {base}, negative is better: by types every word weighs the same, "
+        "by tokens every occurrence."
     )
     left = [f"Without {' and '.join(text.left_out)}."] if text.left_out else []
     return Table.of(columns(names), rows, [note, *left])

@@ -112,7 +112,7 @@ def changes_figure(
     identifier: str,
     text: str,
 ) -> str | None:
-    """How much more is lost than by the model compared with, over tokens."""
+    """The change of loss against the model compared with, over tokens."""
     first: Sequence[BandChange] = next(iter(changes.values()), [])
     shown = [n for n, change in enumerate(first) if change.tokens]
     plot = bar_plot(
@@ -124,7 +124,7 @@ def changes_figure(
         identifier=identifier,
         title="Loss against the model compared with, by training count",
         description=f"Bars for {', '.join(changes)}; the table below has the figures.",
-        y_label="% more loss, over tokens",
+        y_label="% change of loss, over tokens",
     )
     return _figure(plot, _legend(changes, look, bars=True), text)
 

@@ -12,6 +12,7 @@ from drill.report import ledger
 from drill.report.band_tables import TextBands
 from drill.report.figures import looks
 from drill.report.markup import escape, markdown_text
+from drill.report.page_sources import sources_mark
 from drill.report.runs import ReportError, RunSummary, read_runs
 from drill.report.sections import (
     ADAPTED,
@@ -103,7 +104,7 @@ def html_page(
 ) -> str:
     look = looks(runs, [*(name for text in texts for name in text.models), *samples])
     sections = [
-        ("results", "Results", results_section(runs)),
+        ("results", "Results", results_section(runs) if runs or not ledgers else ""),
         ("curves", "Learning curves", corpora_section(runs, look, "curves")),
         ("time", "Time to a perplexity", corpora_section(runs, look, "time")),
         ("evaluations", ADAPTED, evaluations_section(runs)),
@@ -120,7 +121,8 @@ def html_page(
     shown = [(key, heading, body) for key, heading, body in sections if body]
     links = "".join(f'<a href="#{key}">{heading}</a>' for key, heading, _ in shown)
     style = resources.files("drill.report").joinpath("page.css").read_text(encoding="utf-8")
-    number = f"{len(runs)} run{'' if len(runs) == 1 else 's'}"
+    held = [(runs, "run"), (ledgers, "ledger")]
+    number = ", ".join(_counted(each, name) for each, name in held if each) or "0 runs"
     parts = [
         "<!DOCTYPE html>",
         '<html lang="en">',
@@ -128,6 +130,7 @@ def html_page(
         '<meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         '<meta name="color-scheme" content="light dark">',
+        sources_mark([*(run.folder for run in runs), *(path for path, _ in ledgers)]),
         f"<title>{escape(title)}</title>",
         f"<style>\n{style}</style>",
         "</head>",
@@ -151,6 +154,10 @@ def html_page(
         "</html>",
     ]
     return "\n".join(parts) + "\n"
+
+
+def _counted(held: Sequence[object], name: str) -> str:
+    return f"{len(held)} {name}{'' if len(held) == 1 else 's'}"
 
 
 def _time(now: datetime) -> str:

@@ -121,7 +121,7 @@ def bands_section(
         parts += [bands_figure(text.losses, look, f"bands-loss-{number}", caption), table]
         if text.changes:
             base = next(iter(text.losses))
-            caption = f"Above zero more is lost than by {base}, below zero less."
+            caption = f"Change of loss against {base}; below zero is better."
             table = changes_table(text).html(f"Loss against {base}")
             parts += [changes_figure(text.changes, look, f"bands-change-{number}", caption), table]
     for kind, models in accuracy.items():
