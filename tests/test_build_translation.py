@@ -439,8 +439,8 @@ def test_train_prints_bleu_and_resumes(drill):
     changes = [word for change in ["data.corpus=pairs", *SMALL] for word in ("--set", change)]
     code, out, err = drill("train", "mt-demo", *changes, "--name", "tiny", "--device", "cpu")
     assert code == 0
-    assert "runs/tiny: valid" in out
-    assert "BLEU" in out
+    assert "runs/tiny: valid perplexity " in out
+    assert "  test BLEU " in out
     assert "already trained: mt-demo" in err
 
 
@@ -566,6 +566,13 @@ def test_a_mistake_ends_in_one_sentence(drill, words, stdin, fault):
 def test_a_line_with_nul_is_translated_as_any(drill):
     code, out, err = drill("translate", "runs/tiny", "--device", "cpu", stdin=b"abc\na\0b\nabc\n")
     assert (code, len(out.splitlines()), err) == (0, 3, "")
+
+
+def test_no_lines_are_translated_into_none_and_told_of(drill):
+    """As it should be in a pipe; a path that was meant otherwise is named."""
+    words = ("translate", "runs/tiny", "--device", "cpu")
+    said = "standard input: holds no line to translate\n"
+    assert drill(*words, stdin=b"") == (0, "", said)
 
 
 def test_lines_before_one_that_cannot_be_read_are_translated(drill):
@@ -828,6 +835,10 @@ def test_reports_and_ledgers_take_translators(drill, here, tmp_path):
     assert code == 0, err
     row = read_ledger(ledger)[0]
     run = read_run("runs/tiny")
+    assert out == (
+        f"{ledger}: tiny, valid perplexity {run.valid:.2f}, test perplexity {run.test:.2f}, test "
+        f"BLEU {run.bleu:.2f}\n"
+    )
     assert row.test == run.test
     assert row.extra["bleu"] == run.bleu
     tested = [r for r in load_translation("runs/tiny", device="cpu").folder.rows()

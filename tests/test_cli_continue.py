@@ -64,7 +64,7 @@ def test_the_folder_of_a_run_goes_on_with_it(drill, begun):
     assert (code, err.split(" in ")[0]) == (0, "already trained: tiny")
     code, out, err = drill("train", str(begun), "--device", "cpu", "--set", "training.epochs=3")
     assert (code, err.split(" in ")[0]) == (0, "going on with tiny")
-    assert out.startswith(f"{begun}: valid ")
+    assert out.startswith(f"{begun}: valid perplexity ")
     assert "(best of 3 epochs: " in out
     before["training"]["epochs"] = 3
     assert settings(begun) == before

@@ -102,7 +102,7 @@ def test_a_model_that_predicts_no_better_than_a_guess_says_so(drill, lr, told):
     for _ in range(2):  # trained, and asked again
         code, out, err = drill(*ON_A_CPU, *words, "--set", "optimizer.clip=none")
         assert code == 0
-        assert (float(out.split("test ")[1].split()[0].replace(",", "")) >= 7) is told
+        assert (float(out.split("test perplexity ")[1].split()[0].replace(",", "")) >= 7) is told
         assert (" is not below 7, that of a guess among all words: " in err) is told
 
 
@@ -160,7 +160,8 @@ def test_a_perplexity_beyond_all_numbers_is_printed(drill):
     for _ in range(2):  # trained, and told again from what was written
         code, out, err = drill(*ON_A_CPU, "--name", "wild", "-q", *changes)
         assert (code, err) == (0, "")
-        assert out.startswith("runs/wild: valid inf  test inf  (best of 1 epoch: 1; ")
+        said = "runs/wild: valid perplexity inf  test perplexity inf  (best of 1 epoch: 1; "
+        assert out.startswith(said)
 
 
 @pytest.mark.parametrize(("load", "warned"), [(0.1, False), (64.0, True)])
@@ -281,7 +282,7 @@ def test_ctrl_c_keeps_the_next_recipe_from_beginning(drill, monkeypatch, finishe
     monkeypatch.setattr(importlib.import_module("drill.cli.train"), "train_run", interrupted)
     code, out, _ = drill(*ON_A_CPU, "--seed", "1", "--seed", "2", "-q")
     assert (code, begun) == (130, ["tiny-seed-1"])
-    assert ("runs/tiny-seed-1: valid 7.39  test 7.39" in out) is finished
+    assert ("runs/tiny-seed-1: valid perplexity 7.39  test perplexity 7.39" in out) is finished
 
 
 def test_lines_come_soon_at_first_and_then_ever_more_seldom(capsys, monkeypatch):
@@ -624,6 +625,15 @@ def test_evaluate_writes_the_loss_of_every_token(drill, place):
             "--precision bfloat16: is too coarse for the steps of --dynamic",
         ),
         (["report"], "name folders of runs"),
+        (
+            ["train", "tiny.toml", "--set", "training.epochs=2", "layer.depth=2"],
+            "layer.depth=2: is no recipe but a change; give each change its own --set: --set "
+            "layer.depth=2",
+        ),
+        (
+            ["export", "runs/tiny", "out"],
+            "runs/tiny: holds a language model; only translators can be exported",
+        ),
         (["evaluate", "runs/tiny", "--losses", "x.npy"], "needs one --split"),
         (
             ["evaluate", "runs/tiny", "--cache", "--share", "7"],
@@ -872,12 +882,34 @@ def test_report_and_record(drill, place):
     assert (code, "is already in l.jsonl" in err) == (1, True)
 
 
+def test_a_page_of_other_runs_is_not_replaced_by_chance(drill, place):
+    shutil.copytree(place / "runs/tiny", place / "runs/second")
+    assert drill("report", "runs/tiny")[:2] == (0, "wrote report.html\n")
+    assert drill("report", "runs/tiny/")[:2] == (0, "replaced report.html\n")
+    both = ("report", "./runs/tiny", "runs/second")
+    assert drill(*both)[:2] == (0, "replaced report.html\n")  # nothing is lost
+    page = (place / "report.html").read_text()
+    code, out, err = drill("report", "runs/tiny")
+    assert (code, out) == (1, "")
+    assert err == (
+        "drill: report.html: is there already and shows runs/second, which this report would not; "
+        "name another page with -o, or replace it with --force\n"
+    )
+    assert (place / "report.html").read_text() == page
+    assert drill("report", "runs/tiny", "-o", "report.html")[0] == 0  # asked for by its name
+    for other in ("<p>mine</p>", '<meta name="drill-sources" content="{">'):
+        (place / "report.html").write_text(other)
+        assert "does not say of which runs it is; name" in drill("report", "runs/tiny")[2]
+    assert drill("report", "runs/tiny", "--force")[:2] == (0, "replaced report.html\n")
+
+
 def test_record_writes_beside_the_run_and_into_no_tracked_file(drill, place, monkeypatch):
     results = place / "results/runs.jsonl"  # a clone of drill has one
     results.parent.mkdir()
     results.write_text("")
     code, out, _ = drill("record", "runs/tiny")
-    assert (code, out.startswith("runs/ledger.jsonl: tiny, valid ")) == (0, True)
+    assert (code, out.startswith("runs/ledger.jsonl: tiny, valid perplexity ")) == (0, True)
+    assert ", test perplexity " in out
     assert results.read_text() == ""
     assert (place / "runs/ledger.jsonl").read_text().startswith('{"kind": "result"')
     code, _, err = drill("report", "runs/tiny", "runs/ledger.jsonl", "--markdown")
@@ -994,7 +1026,7 @@ def test_recipes_lists_every_one(drill):
     named = [line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "]
     assert sorted(named) == recipe_names()
     assert [line for line in lines if len(line) > 80] == []
-    assert lines[0] == "web: language models; a CPU does"  # what anybody can train comes first
+    assert lines[0] == "web: language models; a CPU is enough"  # what anybody can train comes first
     at = lines.index("  mt-demo-tied                  English-German numbers and dates, generated:")
     assert lines[at + 2].startswith("                                tied, 12 epochs")
 
@@ -1014,10 +1046,13 @@ def test_recipes_tells_what_helps_to_choose_one(drill):
         "layer": "deep-residual 4",
         "device": "cuda",
         "epochs": 1000,
+        "updates": None,
     }
     assert (timed["epochs"], timed["device"]) == (1, "NVIDIA H200")
     assert "one took 1.7 s on\n" in drill("recipes")[1]
     assert found["mt-demo"]["device"] == "cpu"
+    assert found["wmt14-drill"]["updates"] == 350_000  # of its 1,000 epochs a few are reached
+    assert "deep-residual 2, 350,000 updates" in drill("recipes")[1]
     assert found["ptb-mos"]["measured"] is None  # nobody has measured it
     assert found["ptb-mos-drill"]["layer"] == "mixture 15 x deep-residual 4"
 

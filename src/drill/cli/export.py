@@ -5,8 +5,11 @@ from typing import Annotated
 
 import typer
 
+from drill.build import task_of
 from drill.cli.trained import RunFolderArgument, WeightsOption, loaded_translator, told
+from drill.config import TRANSLATION
 from drill.export import export_marian
+from drill.recipes import SettingsError
 
 
 def export(
@@ -22,6 +25,8 @@ def export(
     With encoder.norm=post it is a MarianMTModel, else a PegasusForConditionalGeneration; the output
     layer is folded into one matrix.
     """
+    if task_of(run) != TRANSLATION:
+        raise SettingsError(f"{run}: holds a language model; only translators can be exported")
     held = loaded_translator(run, weights, "cpu")
     with told():
         written = export_marian(held.model, held.subwords, folder, positions=positions)

@@ -28,7 +28,7 @@ CORPUS_DEVICES: Mapping[str, str] = {
 }
 """What a recipe of the corpus is made for, those first that train anywhere."""
 
-IN_WORDS = {CPU: "a CPU does", GPU: "wants an NVIDIA GPU"}
+IN_WORDS = {CPU: "a CPU is enough", GPU: "wants an NVIDIA GPU"}
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,8 @@ class Listed:
     layer: str
     device: str
     epochs: int
+    updates: int | None
+    """Where a recipe has them they end it, long before its epochs."""
     measured: Measured | None
 
 
@@ -50,8 +52,8 @@ def recipes(
 ) -> None:
     """List the recipes that come with the package.
 
-    Each with its corpus, the device it wants, its layer, its epochs and how long they took. A time
-    is one measurement on the machine it names; most recipes have none.
+    Each with its corpus, the device it wants, its layer, what ends it (epochs or updates) and how
+    long it took. A time is one measurement on the machine it names; most recipes have none.
     """
     found = [_listed(name) for name in recipe_names()]
     if as_json:
@@ -80,13 +82,14 @@ def _listed(name: str) -> Listed:
         layer,
         CORPUS_DEVICES[corpus],
         settings.training["epochs"],
+        settings.training.get("updates"),
         measured().get(name),
     )
 
 
 def _wrapped(each: Listed, width: int) -> str:
-    epochs = f"{each.epochs:,} epoch{'' if each.epochs == 1 else 's'}"
-    facts = f"{each.layer}, {epochs}"
+    number, what = (each.epochs, "epoch") if each.updates is None else (each.updates, "update")
+    facts = f"{each.layer}, {number:,} {what}{'' if number == 1 else 's'}"
     if each.measured is not None:
         facts += f"; {_took(each.measured, each.epochs)}"
     below = " " * (width + 4)

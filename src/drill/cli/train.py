@@ -198,9 +198,9 @@ def _print_outcome(outcome: Outcome | TranslationOutcome, folder: Path) -> None:
     if isinstance(outcome, TranslationOutcome):
         tested = f"BLEU {outcome.test.scores.bleu:.2f}  exact {outcome.test.exact:.1%}"
     else:
-        tested = f"{outcome.test.perplexity:.2f}"
+        tested = f"perplexity {outcome.test.perplexity:.2f}"
     typer.echo(
-        f"{folder}: valid {outcome.valid.perplexity:.2f}  test {tested}  "
+        f"{folder}: valid perplexity {outcome.valid.perplexity:.2f}  test {tested}  "
         f"(best of {outcome.epoch} epoch{'' if outcome.epoch == 1 else 's'}: {outcome.best_epoch}; "
         f"{duration(outcome.elapsed)} in all)"
     )

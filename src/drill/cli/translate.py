@@ -3,14 +3,14 @@
 import json
 import sys
 from contextlib import ExitStack
-from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
 
-from drill.cli.lines import blocks_of_lines
+from drill.cli.display import note
+from drill.cli.lines import blocks_of_lines, name_of
 from drill.cli.trained import (
     DeviceOption,
     Precision,
@@ -99,13 +99,16 @@ def translate(
             batch_tokens=batch_tokens,
             autocast=stack.enter_context(products(chosen, where)),
         )
-        numbers = count(1)
+        number = 0
         lines = blocks_of_lines(file, nul=True)  # subwords spell any character
         for block in translate_blocks(held.model, held.subwords, lines, search):
             for found in block:
-                line = _written(next(numbers), found, scores or n_best > 1, as_json)
+                number += 1
+                line = _written(number, found, scores or n_best > 1, as_json)
                 sys.stdout.buffer.write(line.encode("utf-8"))  # whatever the terminal's encoding
             sys.stdout.buffer.flush()
+        if number == 0:  # no lines in, no lines out: right in a pipe, so it is no fault
+            note(f"{name_of(file)}: holds no line to translate")
 
 
 def _written(number: int, found: list[Translation], with_scores: bool, as_json: bool) -> str:
