@@ -13,6 +13,7 @@ help: ## Show this list
 
 $(INSTALLED): requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("drill needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
+	@echo "installing torch and the rest of requirements.txt into .venv: 2 GB on disk for a CPU, several more with CUDA; pip says nothing for some minutes"
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --requirement requirements.txt
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .

@@ -1,4 +1,4 @@
-"""The README: its map names what is there, its links lead somewhere, its demo is a run's."""
+"""The README and its map: they name what is there, links lead somewhere, the demo is a run's."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ from drill.report import read
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-MAP = README.split("## How it fits together")[1].split("\n## ")[0]
+MAP = (ROOT / "docs/source.md").read_text().split("\n\n", 2)[2]  # below what links to it
 
 
 def test_every_file_on_the_map_is_there():
@@ -45,11 +45,26 @@ def anchors(page: Path) -> list[str]:
     return [re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings]
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/figures.md"])
+def test_the_short_map_names_folders_that_are_there():
+    section = README.split("## How it fits together")[1].split("\n## ")[0]
+    folders = re.findall(r"\b(?:src/drill/)?\w+/(?=[ ,])", section)
+    assert len(folders) > 8
+    for folder in folders:
+        assert (ROOT / folder).is_dir() or (ROOT / "src/drill" / folder).is_dir(), folder
+    assert "Start reading at [`layers/deep_residual.py`]" in section
+
+
+def test_prose_is_not_wider_than_a_window():
+    generated = re.compile(r"\||Changed from the recipe")
+    wide = [line for line in README.splitlines() if len(line) > 140 and not generated.match(line)]
+    assert wide == []
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/figures.md", "docs/source.md"])
 def test_links_lead_somewhere(name):
     page = ROOT / name
     links = re.findall(r"\]\((?!https?:)([^)#]*)(?:#([\w-]+))?\)", page.read_text())
-    assert len(links) > 8
+    assert links
     for path, anchor in links:
         place = page.parent / path if path else page
         assert place.exists(), path
