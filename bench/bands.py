@@ -54,7 +54,7 @@ def band_table(
 def bands_of(row: Row, kind: str) -> list[AccuracyBand]:
     """Of the test, searched as its BLEU was; [] where nobody has looked.
 
-    Ledgers of old may hold a file of one's own, with its ``reference``, that was called ``test``.
+    Older ledgers may hold a file of one's own, with its ``reference``, that was called ``test``.
     """
     found: list[dict[str, Any]] = []
     for each in row.evaluations:

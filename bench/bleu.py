@@ -111,7 +111,7 @@ def latest(rows: Sequence[Row]) -> Layers:
 def without_layer(row: Row) -> str:
     """Equal for runs that differ by their seed and layer alone.
 
-    Rows of old hold no settings: they stand together, and apart from all others.
+    Older rows hold no settings: they stand together, and apart from all others.
     """
     return digest(
         same_but_seed({k: v for k, v in row.settings.items() if k not in ("recipe", "layer")})

@@ -38,7 +38,7 @@ def times(
 
 
 def told_apart_by_length(row: report.Row) -> bool:
-    """Whether a run is its recipe's but for what ``MAY_DIFFER``; rows of old do not say."""
+    """Whether a run is its recipe's but for what ``MAY_DIFFER``; older rows do not say."""
     changed = None if row.changes is None else [each.split(":")[0] for each in row.changes]
     return changed is not None and set(changed) <= set(MAY_DIFFER)
 

@@ -169,7 +169,7 @@ def restore(at: Position, model: nn.Module, rule: Rule, folder: RunFolder, world
         rule.load(under("rule/", tensors), numbers["rule"])
         at.epoch, at.row, at.step = numbers["epoch"], numbers["row"], numbers["step"]
         at.seconds, at.elapsed = numbers["seconds"], numbers["elapsed"]
-        at.test_seconds = numbers.get("test_seconds", 0.0)  # runs of old have not written it down
+        at.test_seconds = numbers.get("test_seconds", 0.0)  # older runs have not written it down
         at.best = None if numbers["best"] is None else Perplexity(**numbers["best"])
         at.best_epoch = numbers["best_epoch"]
         at.lengths = SequenceLengths.from_state(numbers["lengths"])

@@ -1,6 +1,6 @@
 """Where a run comes from: `environment.json`, and when it may change.
 
-It is written when a run begins. Every later life of the run adds what it ran on to the list
+It is written when a run begins. Every time it is resumed, it adds what it ran on to the list
 ``resumed``, and the step it went on from. One that has trained nothing goes again: at its end or,
 where it was killed, with the next command. So all that stands there is of the training.
 """
@@ -60,7 +60,7 @@ def forget_idle_lives(run: RunFolder) -> None:
     if told is None or not lives:
         return
     step = _step(run)
-    left = [life for life in lives if life.get("from_step") != step]  # those of old do not tell
+    left = [life for life in lives if life.get("from_step") != step]  # older ones do not tell
     if len(left) < len(lives):
         run.write_json(run.environment, {**told, "resumed": left} if left else told)
 

@@ -31,7 +31,7 @@ class Standing:
     best_epoch: int = 0
     best_weights: dict[str, Tensor] | None = None  # not yet on disk
     seconds: float = 0.0  # of this epoch
-    elapsed: float = 0.0  # of the run, over all its processes' lives
+    elapsed: float = 0.0  # of the run, before and after it was resumed
     test_seconds: float = 0.0  # of elapsed: tests of a run that then went on; no limit counts them
     metrics_size: int = 0  # bytes of metrics.jsonl that the checkpoint knows of
     clock: float = 0.0  # the share of the time limit, as all processes have agreed

@@ -47,7 +47,7 @@ class Outcome:
     best_epoch: int
     valid: Perplexity | None
     test: Perplexity | None
-    elapsed: float  # seconds, over all lives of the run
+    elapsed: float  # seconds of training, resumed or not
     interrupted: bool = False  # by Ctrl-C or SIGTERM, be it too late to leave anything undone
     out_of_time: bool = False  # ended by max_minutes: a larger one goes on
 
@@ -85,8 +85,8 @@ def train(
     an unfinished outcome.
 
     epochs,      limits: whichever is reached first ends the run, with a validation. Schedules that
-    max_minutes  end with the run follow that one, so max_minutes gives each layer the same time, of
-                 the run over all its lives, validations included
+    max_minutes  end with the run follow that one, so max_minutes gives each layer the same time:
+                 all that the run has trained, resumed or not, validations included
     batch_size   columns of text, over all processes
     bptt         about how many tokens a gradient reaches back
     length_seed  of the random segment lengths, ``seed`` unless given; length_cap bounds them

@@ -229,7 +229,7 @@ def restore(
         rule.load(under("rule/", tensors), numbers["rule"])
         for key in ("epoch", "step", "tokens", "seconds", "training_seconds", "elapsed"):
             setattr(at, key, numbers[key])
-        at.test_seconds = numbers.get("test_seconds", 0.0)  # runs of old have not written it down
+        at.test_seconds = numbers.get("test_seconds", 0.0)  # older runs have not written it down
         # An update is a multiple of all processes, so only an epoch's last turn is rounded.
         at.batch = min(at.batches, -(-numbers["batch"] // world.size))
         at.validated, at.validations = numbers["validated"], numbers["validations"]

@@ -61,7 +61,7 @@ class TranslationOutcome:
     best_epoch: int
     valid: TranslationLoss | None
     test: Translated | None
-    elapsed: float  # seconds, over all lives of the run
+    elapsed: float  # seconds of training, resumed or not
     interrupted: bool = False  # by Ctrl-C or SIGTERM, be it too late to leave anything undone
     out_of_time: bool = False  # ended by max_minutes: a larger one goes on
 

@@ -30,7 +30,7 @@ def made(
     width: int = 8,
     **more: object,
 ) -> Row:
-    """A row of the ledger; without ``lr`` one of old, which holds no settings."""
+    """A row of the ledger; without ``lr`` an older one, which holds no settings."""
     row = next(row for row in read(ROOT / "results/runs.jsonl") if row.recipe == "multi30k-tied")
     settings = {
         "recipe": f"multi30k-{layer}",

@@ -226,7 +226,7 @@ def test_a_row_from_before_curves_and_lives_is_still_read(tmp_path):
 
 
 def test_the_fingerprint_of_a_recorded_run_stays(tmp_path):
-    """Rows of old have it: another way to compute it would let every run in twice."""
+    """Older rows have it: another way to compute it would let every run in twice."""
     run = write_run(tmp_path / "a", valid=[90.0, 60.5], test=58.0)
     assert read_run(run).fingerprint == "d86de1ea98681b12"
 

@@ -356,7 +356,7 @@ def test_evaluations_are_told_apart_by_the_line_of_the_test_where_no_weights_are
     assert "line 2 is left out, since other weights were evaluated" in run.remarks[0]
 
 
-@pytest.mark.parametrize("split", ["files", "test"])  # runs of old have the name of the file
+@pytest.mark.parametrize("split", ["files", "test"])  # older runs have the name of the file
 def test_files_of_ones_own_are_none_of_the_runs_figures(tmp_path, split):
     folder = write_run(tmp_path / "run")
     band = {"low": 0, "high": None, "types": 3, "wanted": 9, "written": 8, "matched": 5}

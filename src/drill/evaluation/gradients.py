@@ -42,7 +42,7 @@ class Statistics:
     batches    how many gradients were averaged
     weights    fingerprint of the model
     text       fingerprint of the text, its columns and its segments
-    precision  how float32 products were computed; files of old do not say
+    precision  how float32 products were computed; older files do not say
     """
 
     roots: dict[str, Tensor]

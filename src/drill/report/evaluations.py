@@ -64,7 +64,7 @@ def read_evaluations(
         elif as_finite(row.get("perplexity")) is None:
             continue
         elif split == OWN_FILES or "reference" in row:
-            continue  # the latter alone tells it in rows of old
+            continue  # the latter alone tells it in older rows
         elif kind in ADAPTIVE or (kind == TRANSLATION and any(key in row for key in BANDS)):
             kept = {key: value for key, value in row.items() if _plain(value)}
             bands = {key: row[key] for key in BANDS if key in row}
@@ -107,7 +107,7 @@ def latest(rows: Iterable[Evaluation]) -> list[Evaluation]:
 def paired(rows: Sequence[Evaluation], kind: str) -> Pair | None:
     """Validation and test by the same settings: the last such pair, else the last row alone.
 
-    Rows that name no weights are passed over; ledgers of old have them.
+    Rows that name no weights are passed over; older ledgers have them.
     """
     groups: dict[str, dict[Any, Evaluation]] = {}
     for row in rows:
@@ -126,7 +126,7 @@ def names_weights(row: Evaluation) -> bool:
 
 
 def _tested_weights(files: RunFolder, test: Mapping[str, Any]) -> str:
-    """By the test's own line, which needs no weights; runs of old have them only."""
+    """By the test's own line, which needs no weights; older runs have them only."""
     if (told := as_text(test.get("weights_fingerprint"))) is not None:
         return told
     return fingerprint_in(files.averaged if test.get("weights") == "averaged" else files.best)

@@ -58,15 +58,15 @@ class Row:
     """By `drill evaluate`: with dynamic evaluation, with a cache, or words by frequency."""
     extra: dict[str, Any]  # other figures
     curve: list[list[float | None]] = field(default_factory=list)
-    """[epoch, valid, valid_published] of the last validation of each; rows of old have none."""
+    """[epoch, valid, valid_published] of the last validation of each; older rows have none."""
     validations: list[list[float | None]] = field(default_factory=list)
-    """[step, valid] of every validation, inside epochs too; rows of old have none."""
+    """[step, valid] of every validation, inside epochs too; older rows have none."""
     lives: list[dict[str, Any]] = field(default_factory=list)
     """``OF_LIVES`` of each life of a run that was resumed; none of a run that was not."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """The tables of ``recipe.toml``, whole; rows of old have none."""
+    """The tables of ``recipe.toml``, whole; older rows have none."""
     changes: list[str] | None = None
-    """What they change of the recipe, as it was when the row was written; None of rows of old,
+    """What they change of the recipe, as it was when the row was written; None of older rows,
     and where drill has no such recipe."""
 
 
@@ -161,7 +161,7 @@ def _evaluated_since(row: Row, held: Sequence[Row | Evaluated | None]) -> Iterat
     for other in held:
         if other is not None and other.fingerprint == row.fingerprint:
             known += other.evaluations if isinstance(other, Row) else [other.evaluation]
-    names = {"run": row.name}  # ledgers of old have paths there
+    names = {"run": row.name}  # older ledgers have paths there
     for evaluation in row.evaluations:
         if all(evaluation | names != other | names for other in known):
             yield Evaluated(row.fingerprint, evaluation, row.recorded, row.note)

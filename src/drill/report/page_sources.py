@@ -38,7 +38,7 @@ def refuse_to_lose(page: Path, paths: Iterable[Path | str]) -> None:
 
 
 def _sources(page: Path) -> list[str] | None:
-    """None where it does not tell: a page of old, or another file."""
+    """None where it does not tell: an older page, or another file."""
     mark = MARK.search(page.read_text("utf-8", errors="replace"))
     try:
         held = None if mark is None else json.loads(html.unescape(mark[1]))

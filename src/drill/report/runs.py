@@ -73,7 +73,7 @@ class RunSummary:
     scores: Mapping[str, Any]  # all figures of that test, and how they were made
     seconds: float | None
     tokens_per_second: float | None  # median over epochs
-    device: str | None  # of all its lives: "a, then b" where it went on elsewhere
+    device: str | None  # of all its processes: "a, then b" where it went on elsewhere
     commit: str | None  # so too
     evaluations: tuple[Evaluation, ...]  # of the tested weights: adaptive, and words by frequency
     curve: tuple[Epoch, ...]
@@ -100,7 +100,7 @@ class RunSummary:
         What is evaluated later does not make another result of it.
         """
         curve = [(point.epoch, repr(point.valid), point.elapsed) for point in self.curve]
-        found: list[Any] = [self.best_epoch, self.valid, self.test, []]  # [] as in rows of old
+        found: list[Any] = [self.best_epoch, self.valid, self.test, []]  # [] as in older rows
         return digest([self.settings, self.seed, curve, found])
 
 
