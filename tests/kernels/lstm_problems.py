@@ -1,11 +1,9 @@
 """Problems for LSTM layers, their solutions, and how far two solutions are apart."""
 
-import pytest
 import torch
 from torch import nn
 
 from drill.kernels.lstm import Weights, lstm
-from drill.kernels.lstm_persistent import supported
 
 
 def problem(steps, batch, width, hidden, device="cpu", dtype=torch.float64):
@@ -30,10 +28,3 @@ def errors(found, truth):
     truths = [each.detach() for each in (*truth[0], *truth[1])]
     pairs = zip([*found[0], *found[1]], truths, strict=True)
     return [float((a.detach().double() - b).norm() / b.norm()) for a, b in pairs]
-
-
-def needs_hopper():
-    """Leave a test out where the persistent kernel does not run."""
-    reason = supported(torch.device("cuda", 0), 400)
-    if reason:
-        pytest.skip(reason)

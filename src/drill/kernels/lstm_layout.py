@@ -48,7 +48,7 @@ class Shape(NamedTuple):
 
     def shared(self, tiles: int, groups: int) -> int:
         """Bytes: words of two groups, sums of two steps, and what is kept from step to step."""
-        words = 2 * self.share * 8 * tiles * 2 + 128
+        words = 2 * self.share * 8 * tiles * 2
         sums = self.warpgroups * 128 * tiles * 16
         kept = 128 * tiles * (20 if self.backward else 4)
         return words + groups * (2 * sums + kept)

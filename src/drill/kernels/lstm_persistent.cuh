@@ -20,7 +20,7 @@
 // is a group at a step.
 //
 // The compiler is given H (hidden units, padded), TILES (of eight batch rows, of a group), GROUPS
-// and BACKWARD. lstm_persistent.py counts the same blocks, threads and bytes.
+// and BACKWARD. lstm_layout.py counts the same blocks, threads and bytes.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -37,7 +37,6 @@ constexpr int PARTS = 4;                        // of its share: one a fetching 
 constexpr int THREADS = 128 * (WARPGROUPS + 2);
 constexpr int SLOTS = 2;                        // for shares of items
 constexpr int SLOT = SHARE * 8 * TILES * 2;     // bytes
-constexpr int SLACK = 128;                      // bytes behind: rows of padding are read, not used
 constexpr int SENT = BACKWARD ? 32 : 128;       // threads whose sums go to one block
 constexpr int SUMS = CLUSTER * SENT * TILES;    // float4 of an item: of each block, as its threads hold them
 // A block may send the sums of a step when all have finished those of two steps before: the words
@@ -80,13 +79,15 @@ __device__ __forceinline__ u32 pack(float low, float high) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
     return v;
 }
-// Off by 5e-4 at most, a quarter of what rounding to bfloat16 is; NaN stays NaN.
+// Off by 5e-4 of the result at most, a quarter of what rounding to bfloat16 is; NaN stays NaN.
 __device__ __forceinline__ float tanh_(float x) {
     float y;
     asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-__device__ __forceinline__ float sigmoid(float x) { return fmaf(0.5f, tanh_(0.5f * x), 0.5f); }
+// Not by tanh_: its error beside 1 would be all there is of a closed gate. Right at both ends: where
+// the exponential is infinite the quotient is 0; NaN stays NaN.
+__device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
 __device__ __forceinline__ void add(float4& x, float4 y) { x.x += y.x; x.y += y.y; x.z += y.z; x.w += y.w; }
 __device__ __forceinline__ u32 now() {
     u64 nanoseconds;
@@ -96,14 +97,14 @@ __device__ __forceinline__ u32 now() {
 
 // -- shared memory and what is waited for there
 
-extern __shared__ __align__(128) unsigned char memory[];  // (SLOTS, SLOT), SLACK, (SUM_SLOTS, SUMS), kept
+extern __shared__ __align__(128) unsigned char memory[];  // (SLOTS, SLOT), (SUM_SLOTS, SUMS), kept
 __shared__ __align__(8) u64 full[SLOTS][PARTS], empty[SLOTS], landed[PARTS], summed[SUM_SLOTS];
 
 __device__ __forceinline__ float4* sums_of(int item) {
-    return (float4*)(memory + SLOTS * SLOT + SLACK) + item % SUM_SLOTS * SUMS;
+    return (float4*)(memory + SLOTS * SLOT) + item % SUM_SLOTS * SUMS;
 }
 // What those who finish keep from step to step.
-__device__ __forceinline__ void* kept() { return memory + SLOTS * SLOT + SLACK + SUM_SLOTS * SUMS * 16; }
+__device__ __forceinline__ void* kept() { return memory + SLOTS * SLOT + SUM_SLOTS * SUMS * 16; }
 __device__ __forceinline__ u32 shared_of(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 __device__ __forceinline__ u32 at_rank(u32 here, int rank) {
     u32 there;
