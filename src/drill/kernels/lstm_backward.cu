@@ -68,13 +68,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(CLUSTE
                     tc[j] = tanh_(after[j]);
                     cell[j] = dcell[(n * TILES + j) * 128];
                 }
+                bool hope = true;
                 if (t < steps - 1) {
                     const float* sums = (const float*)sums_of(item) + thread;
-                    wait_for_sums(item, rows, thread == 0);
+                    hope = wait_for_sums(item, rows, thread == 0, stalled);
 #pragma unroll
-                    for (int j = 0; j < TILES; ++j)
+                    for (int j = 0; j < TILES; ++j) {
 #pragma unroll
                         for (int from = 0; from < CLUSTER; ++from) d[j] += sums[(from * TILES + j) * 128];
+                        if (!hope) d[j] = __uint_as_float(BAD);
+                    }
                     ++item;
                 }
                 // A loop for each stage: the tiles' latencies overlap.
@@ -90,9 +93,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(CLUSTE
 #pragma unroll
                 for (int j = 0; j < TILES; ++j) {
                     words[j] = make_uint2(pack(gate[j].x, gate[j].y), pack(gate[j].z, gate[j].w));
-                    if (row0 + 8 * j < rows && t > 0) store2(next + 64 * j, words[j]);
+                    if (row0 + 8 * j < rows && t > 0 && hope) store2(next + 64 * j, words[j]);
                 }
-                if (LARGE && thread % 32 == 0 && t > 0) add1(flags_of(flags, t, n) + blockIdx.x);
+                if (LARGE && thread % 32 == 0 && t > 0 && hope) add1(flags_of(flags, t, n) + blockIdx.x);
                 // what follows is on nobody's way
                 half* out = dgates + 4 * (t * step + (groups.first(n) + row0) * H + unit);
 #pragma unroll
@@ -105,6 +108,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(CLUSTE
                 if (n + 1 < GROUPS) fetch_input(t, n + 1);
                 else if (t > 0) fetch_input(t - 1, 0);
             }
+        asm volatile("" : "+r"(unit), "+r"(row0));  // addresses anew: kept over the loop they would be spilled
         for (int n = 0; n < GROUPS; ++n)
             for (int j = 0; j < TILES; ++j)
                 if (row0 + 8 * j < groups.rows(n)) {
@@ -122,5 +126,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(CLUSTE
                 fetcher.fetch(share, rows, flags_of(flags, t, n));
             }
     }
-    meet();  // no block may leave while another still writes into its memory
+    leave();
 }

@@ -4,8 +4,10 @@ __device__ __forceinline__ bool fresh(uint4 v) {
     return v.x != EMPTY && v.y != EMPTY && v.z != EMPTY && v.w != EMPTY;
 }
 
-// After PATIENCE it gives up: `stalled` is set for everybody, nobody waits any more, and NaN goes on
-// instead of what never came.
+// After PATIENCE it gives up: `stalled` is set for everybody, who give up when they next look. A block
+// that has multiplies NaN to the end, finishes NaN, and sends neither sums nor words. As it waits for
+// nobody it would run ahead of blocks that have not looked yet, and break their barriers: bytes of a
+// later round that come before those of this one are expected leave a count that is never zero again.
 struct Fetcher {
     u32* stalled;
     bool dead;
@@ -21,6 +23,7 @@ struct Fetcher {
         if (!start) start = t;
         if (load1(stalled) || t - start > PATIENCE) {
             store1(stalled, 1u);
+            hopeless = 1;
             dead = true;
         }
         return !dead;
@@ -96,9 +99,6 @@ struct Fetcher {
         rounds = 0;
         start = 0;
         if (item >= SLOTS) wait(&empty[slot], item / SLOTS - 1);
-        // Who waits for nobody must not run so far ahead of those who have not noticed yet that the
-        // bytes it sends them are more than a barrier counts, 2^20.
-        if (__any_sync(ALL, dead)) __nanosleep(50000);
         if (LARGE) copy(words, (const uint4*)share, first, last, flags);
         else read(words, (const uint4*)share, first, last, rows);
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the matrix instruction reads them

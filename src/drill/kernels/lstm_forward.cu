@@ -57,7 +57,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(CLUSTE
                 }
                 half* next = exchange + (t + 1) * step + groups.first(n) * H + unit / 8 * rows * 8 + unit % 8;
                 const float4* sums = sums_of(item) + thread;
-                wait_for_sums(item, rows, thread == 0);
+                const bool hope = wait_for_sums(item, rows, thread == 0, stalled);
+                const bool tells = hope && t + 1 < steps;
                 // A loop for each stage: the tiles' latencies overlap.
 #pragma unroll
                 for (int j = 0; j < TILES; ++j) {
@@ -71,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(CLUSTE
                 for (int j = 0; j < TILES; ++j) {
                     float4 s = gate[j];
                     gate[j] = make_float4(sigmoid(s.x), sigmoid(s.y), tanh_(s.z), sigmoid(s.w));
-                    cell[j] = gate[j].y * cell[j] + gate[j].x * gate[j].z;
+                    cell[j] = hope ? gate[j].y * cell[j] + gate[j].x * gate[j].z : __uint_as_float(BAD);
                     hidden[j] = gate[j].w * tanh_(cell[j]);
                 }
                 u32 pair[TILES];
@@ -79,8 +80,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(CLUSTE
                 for (int j = 0; j < TILES; ++j) pair[j] = pack(hidden[j], __shfl_xor_sync(ALL, hidden[j], 8));
 #pragma unroll
                 for (int j = 0; j < TILES; ++j)
-                    if (row_of(j) < rows && unit % 2 == 0 && t + 1 < steps) store1(next + row_of(j) * 8, pair[j]);
-                if (LARGE && lane == 0 && t + 1 < steps) add1(flags_of(flags, t + 1, n) + blockIdx.x);
+                    if (row_of(j) < rows && unit % 2 == 0 && tells) store1(next + row_of(j) * 8, pair[j]);
+                if (LARGE && lane == 0 && tells) add1(flags_of(flags, t + 1, n) + blockIdx.x);
                 // what follows is on nobody's way
                 const long long at = t * step + groups.first(n) * H + unit;
 #pragma unroll
@@ -105,5 +106,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(CLUSTE
                 fetcher.fetch(share, rows, flags_of(flags, t, n));
             }
     }
-    meet();  // no block may leave while another still writes into its memory
+    leave();
 }

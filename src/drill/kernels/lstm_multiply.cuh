@@ -46,8 +46,8 @@ struct Slice {
     }
 
     // Sums over the block's share: d[4 j + ..] are those of batch rows 8 j + 2 q and the next one,
-    // of the thread's first row of weights, then of its second.
-    __device__ __forceinline__ void product(float (&d)[4 * TILES], int item, int rows) {
+    // of the thread's first row of weights, then of its second. False where they are of no use.
+    __device__ __forceinline__ bool product(float (&d)[4 * TILES], int item, int rows) {
         int slot = item % SLOTS;
         // In units of 16 bytes: the place; above it, how far the next eight columns are; and, in the
         // other word, the next eight rows. The cluster's rank is in an address's upper bits.
@@ -62,10 +62,13 @@ struct Slice {
             multiply(d, a[s], place, strides, s > 0);
             place += 2 * rows;
         }
-        asm volatile("wgmma.commit_group.sync.aligned;\n wgmma.wait_group.sync.aligned 0;" ::: "memory");
+        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+        bool useful = !hopeless;  // who gives up says so before the words are there
+        asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
         for (int i = 0; i < 4 * TILES; ++i) asm volatile("" : "+f"(d[i]) :: "memory");  // not before the wait
         if (threadIdx.x % 32 == 0) arrive(&empty[slot]);
+        return useful;
     }
 
     // Products of all items, to the blocks that own the rows: forward a block a warpgroup, backward a
@@ -76,7 +79,7 @@ struct Slice {
         for (int item = 0; item < items; ++item) {
             int rows = groups.rows(item % GROUPS);
             float d[4 * TILES];
-            product(d, item, rows);
+            bool useful = product(d, item, rows);
             float4* sums = sums_of(item) + rank * TILES * SENT + threadIdx.x % SENT;
             u64* barrier = &summed[item % SUM_SLOTS];
             if (CLUSTER == 1) {
@@ -84,20 +87,27 @@ struct Slice {
                 for (int j = 0; j < TILES; ++j)
                     sums[j * SENT] = make_float4(d[4 * j], d[4 * j + 1], d[4 * j + 2], d[4 * j + 3]);
                 __syncwarp();
-                if (threadIdx.x % 32 == 0) arrive(barrier);
+                if (useful && threadIdx.x % 32 == 0) arrive(barrier);
             } else {
                 u32 to = at_rank(shared_of(sums), owner), theirs = at_rank(shared_of(barrier), owner);
 #pragma unroll
                 for (int j = 0; j < TILES; ++j)
-                    if (owned && 8 * j + 2 * q < rows) send(to + j * SENT * 16, d + 4 * j, theirs);
+                    if (useful && owned && 8 * j + 2 * q < rows) send(to + j * SENT * 16, d + 4 * j, theirs);
             }
         }
     }
 };
 
-// For those who finish them; one of their threads is the `first`.
-__device__ __forceinline__ void wait_for_sums(int item, int rows, bool first) {
+// For those who finish them; one of their threads is the `first`. False when the launch has given up:
+// what is missing will not be sent.
+__device__ __forceinline__ bool wait_for_sums(int item, int rows, bool first, const u32* stalled) {
     u64* barrier = &summed[item % SUM_SLOTS];
+    if (hopeless) return false;
     if (CLUSTER > 1 && first) expect(barrier, CLUSTER * SENT / 4 * ((rows + 1) / 2) * 16);
-    wait(barrier, item / SUM_SLOTS);
+    for (int polls = 1; !passed(barrier, item / SUM_SLOTS); ++polls)
+        if (polls % LOOK_ASIDE == 0 && load1(stalled)) {
+            hopeless = 1;
+            return false;
+        }
+    return true;
 }

@@ -47,10 +47,11 @@ constexpr int SUM_SLOTS = 2 * GROUPS;
 constexpr bool LARGE = TILES > 3;
 constexpr u32 EMPTY = 0xFFFFFFFFu;
 constexpr u32 READY = 3;                        // a flag that was EMPTY and got one from each of four warps
-constexpr u32 BAD = 0x7FFF7FFFu;                // a pair of NaN
+constexpr u32 BAD = 0x7FFF7FFFu;                // a pair of NaN, or one
 constexpr u32 ALL = 0xFFFFFFFFu;                // lanes
 constexpr u32 PATIENCE = 3800;                  // milliseconds, about, without news before a launch gives up
-constexpr int LOOK = 1024;                      // polls between two looks at the clock
+constexpr int LOOK = 1024;                      // polls for words between two looks at the clock
+constexpr int LOOK_ASIDE = 256;                 // polls for sums, which may sleep, before a look at `stalled`
 
 static_assert(H % (16 * WARPGROUPS) == 0 && SHARE <= 576, "sizes do not fit");
 
@@ -99,6 +100,7 @@ __device__ __forceinline__ u32 now() {
 
 extern __shared__ __align__(128) unsigned char memory[];  // (SLOTS, SLOT), (SUM_SLOTS, SUMS), kept
 __shared__ __align__(8) u64 full[SLOTS][PARTS], empty[SLOTS], landed[PARTS], summed[SUM_SLOTS];
+__shared__ volatile u32 hopeless;  // whether somebody in the block has given up
 
 __device__ __forceinline__ float4* sums_of(int item) {
     return (float4*)(memory + SLOTS * SLOT) + item % SUM_SLOTS * SUMS;
@@ -121,11 +123,15 @@ __device__ __forceinline__ void expect(u64* barrier, int bytes) {
     asm volatile("{.reg .b64 s; mbarrier.arrive.expect_tx.shared::cta.b64 s, [%0], %1;}"
                  :: "r"(shared_of(barrier)), "r"(bytes) : "memory");
 }
-__device__ __forceinline__ void wait(u64* barrier, int round) {
+__device__ __forceinline__ bool passed(u64* barrier, int round) {
     u32 done;
-    do asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
-                    : "=r"(done) : "r"(shared_of(barrier)), "r"(round & 1) : "memory");
-    while (!done);
+    asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+                 : "=r"(done) : "r"(shared_of(barrier)), "r"(round & 1) : "memory");
+    return done;
+}
+// For what threads of the same block do, none of which waits for another block without an end.
+__device__ __forceinline__ void wait(u64* barrier, int round) {
+    while (!passed(barrier, round)) {}
 }
 // Four sums to a block of the cluster, whose barrier counts their bytes; addresses are of that block.
 __device__ __forceinline__ void send(u32 to, const float* v, u32 barrier) {
@@ -136,8 +142,15 @@ __device__ __forceinline__ void send(u32 to, const float* v, u32 barrier) {
 __device__ __forceinline__ void meet() {
     asm volatile("barrier.cluster.arrive.release.aligned;\n barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
+// At the end: no block may leave while another still writes into its memory. Who has waited for all
+// sums knows that none is on its way; who has not stays until they must have come.
+__device__ __forceinline__ void leave() {
+    meet();
+    if (hopeless) __nanosleep(100000);
+}
 __device__ __forceinline__ void set_up_barriers() {
     if (threadIdx.x == 0) {
+        hopeless = 0;
         for (int slot = 0; slot < SLOTS; ++slot) {
             for (int part = 0; part < PARTS; ++part) set_up(&full[slot][part], 1);
             set_up(&empty[slot], 4 * WARPGROUPS);
