@@ -1,17 +1,21 @@
 """Launches by addresses: what Triton has compiled is used again for what it was compiled for."""
 
+import inspect
 import logging
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from drill.kernels.nll import TRITON_INSTALLED
+from drill.kernels.nll import INTERPRETED, TRITON_INSTALLED
 from drill.kernels.relu_dropout import relu_dropout
+from drill.kernels.residual_norm import residual_norm
 from drill.kernels.told import tell_once
 
 if not TRITON_INSTALLED:
     pytest.skip("Triton is not installed", allow_module_level=True)
+
+from triton.backends.nvidia.driver import CudaLauncher
 
 from drill.kernels import launching
 from drill.kernels.launching import Launcher
@@ -122,6 +126,47 @@ def test_an_unknown_triton_launches_by_itself_and_that_is_told(gpu, monkeypatch,
         "launches: by Triton, which costs the host more (Triton is 9.1.0, and only 3.6 and 3.7 are "
         "launched by addresses)"
     ]
+
+
+@pytest.mark.skipif(not launching._known(), reason="this Triton launches by itself")
+def test_the_installed_triton_is_launched_with_the_arguments_it_takes(gpu):
+    """A grid, a stream, a function; then, by these names or without, metadata and two hooks."""
+    kernel = Kernel()
+    launcher = Launcher(kernel)
+    for _ in range(2):
+        launcher((1, 1), (OnDevice(64),), (1,), (512,), 4)
+    taken = inspect.signature(CudaLauncher.__call__).bind(None, *kernel.again[0])
+    named = {name: given for name, given in taken.arguments.items() if name not in ("self", "args")}
+    expected = {"gridX": 1, "gridY": 1, "gridZ": 1, "stream": 77, "function": "function"}
+    rest = {"kernel_metadata": "metadata", "launch_metadata": None}
+    rest |= {"launch_enter_hook": None, "launch_exit_hook": None}
+    assert named in (expected, expected | rest)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_dropout_that_is_a_whole_number_launches_what_a_float_compiled(device, monkeypatch):
+    if device == "cpu" and not INTERPRETED:
+        pytest.skip("Triton does not interpret here")
+    seen = []
+    launch = Launcher.__call__
+
+    def noted(self, grid, tensors, numbers, constants, warps):
+        seen.append([type(each) for each in numbers])
+        launch(self, grid, tensors, numbers, constants, warps)
+
+    monkeypatch.setattr(Launcher, "__call__", noted)
+    x = torch.randn(4, 16, device=device).requires_grad_()
+    vector = torch.ones(16, device=device)
+
+    def launches(dropout):
+        relu_dropout(x, vector, dropout, impl="triton").sum().backward()
+        sums = residual_norm(x, x, vector, vector, dropout=dropout, impl="triton")
+        sum(sums).sum().backward()
+        found = seen.copy()
+        seen.clear()
+        return found
+
+    assert launches(0) == launches(0.0)
 
 
 @pytest.mark.gpu

@@ -17,7 +17,10 @@ from triton.runtime import driver
 from drill.kernels.told import tell_once
 
 KNOWN = ("3.6.", "3.7.")
-"""Versions of Triton whose compiled kernels are launched as below; torch names one of its own."""
+"""Versions of Triton whose compiled kernels are launched as below; torch names one of its own.
+
+3.6 was run so; of 3.7 the source alone was read.
+"""
 
 _UNALIGNED = 15  # the bits of an address that 16 does not divide
 
@@ -26,7 +29,8 @@ class Launcher:
     """``launcher(grid, tensors, numbers, constants, warps)`` launches a ``triton.jit`` kernel.
 
     The kernel's parameters come in that order: tensors, of which the first is never None, numbers
-    and constants. Numbers are among its ``do_not_specialize``, whole ones below 2^31.
+    and constants. Numbers are among its ``do_not_specialize``, whole ones below 2^31; a number is
+    whole at every launch or at none.
     """
 
     def __init__(self, kernel: Any) -> None:

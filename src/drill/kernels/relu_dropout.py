@@ -42,7 +42,7 @@ def relu_dropout(
         elif seed is None:
             seed = drawn_seed(x.device)
         matrix, half = (None, None) if x_map is None else (x_map.weight, x_map.half)
-        return cast(Tensor, _ReluDropout.apply(x, matrix, half, bias, seed, dropout))
+        return cast(Tensor, _ReluDropout.apply(x, matrix, half, bias, seed, float(dropout)))
     x = x if x_map is None else F.linear(x, x_map.weight)
     return F.dropout((x + bias).to(x.dtype).relu(), dropout)
 

@@ -83,8 +83,9 @@ def residual_norm(
         elif seed is None:
             seed = drawn_seed(x.device)
         matrix, half = (None, None) if y_map is None else (y_map.weight, y_map.half)
+        numbers = float(dropout), float(epsilon)
         carried, n = _ResidualNorm.apply(
-            x, y, matrix, half, y_bias, weight, bias, seed, dropout, epsilon, dtype, carry_norm
+            x, y, matrix, half, y_bias, weight, bias, seed, *numbers, dtype, carry_norm
         )
         return cast(tuple[Tensor, Tensor], (n if carried is None else carried, n))
     if y is not None:
