@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean
 
 from pages import main
+from recipe_times import as_its_recipe_says
 
 from drill.report import Row, read
 from drill.report.paper import CURVES
@@ -17,8 +18,12 @@ def table(rows: Sequence[Row]) -> Iterable[str]:
 
     Means over runs; in brackets their gap to the published curve, and the gaps of the seeds.
     """
-    found = {name: [row for row in rows if row.recipe == name and row.curve] for name in CURVES}
-    found = {name: runs for name, runs in found.items() if runs}
+    found = {name: runs for name in CURVES if (runs := comparable(rows, name))}
+    if not found:
+        raise SystemExit(
+            f"no row is a run of {' or '.join(CURVES)} over {MEAN_OF[-1]} epochs; train one and "
+            "add it with `drill record RUN --ledger LEDGER`"
+        )
     precisions = sorted({row.precision for runs in found.values() for row in runs}, reverse=True)
     titles = []
     for runs in found.values():
@@ -39,6 +44,21 @@ def table(rows: Sequence[Row]) -> Iterable[str]:
                 cells.append(_against(ours, theirs))
         label = str(epochs[0]) if len(epochs) == 1 else f"mean of {epochs[0]} to {epochs[-1]}"
         yield f"| {label} | {' | '.join(cells)} |"
+
+
+def comparable(rows: Sequence[Row], name: str) -> list[Row]:
+    """Runs of a recipe, changed in length and precision alone, that have all epochs of the table.
+
+    Rows of old do not hold what was changed; those that were kept are of the recipe as it is.
+    """
+    needed = {*EPOCHS, *MEAN_OF}
+    return [
+        row
+        for row in rows
+        if row.recipe == name
+        and (not row.settings or as_its_recipe_says(row))
+        and needed <= published(row).keys()
+    ]
 
 
 def _of(runs: Sequence[Row], precision: str | None) -> list[Row]:

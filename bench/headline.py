@@ -26,6 +26,8 @@ PAGES = {
     "translators": "#translation-in-two-commands",
 }
 
+RECORD = "drill record RUN --ledger LEDGER"
+
 
 def table(rows: Sequence[Row], runs: Sequence[report.Row]) -> Iterable[str]:
     yield "| | ours | beside it | measured by |"
@@ -44,11 +46,17 @@ def loss(rows: Sequence[Row]) -> Figure:
     """A tied head's loss and its gradients over their matrix products alone, and its memory."""
     found = [row for row in rows if row["benchmark"] == "loss" and row["size"] == "llm"]
     losses = {row["name"]: row for row in found if "error" not in row}
-    floor = losses["GEMM floor"]["ms_median"]
+    command = "python bench/loss.py --size llm --dtype bfloat16 --no-bias --memory 64"
+
+    def timed(name: str) -> Row:
+        if name not in losses:
+            raise missing(f"{name!r} of the loss at an LLM's size", f"{command} --json ROWS")
+        return losses[name]
 
     def over(name: str) -> str:
-        memory = losses[name]["working_bytes"] / 2**20
-        return f"{losses[name]['ms_median'] / floor:.2f} times, {memory:,.0f} MiB"
+        memory = timed(name)["working_bytes"] / 2**20
+        times = timed(name)["ms_median"] / timed("GEMM floor")["ms_median"]
+        return f"{times:.2f} times, {memory:,.0f} MiB"
 
     peers = {
         "torch.compile": "the same, torch.compile",
@@ -60,32 +68,34 @@ def loss(rows: Sequence[Row]) -> Figure:
         "bare matrix products' time, and its memory",
         f"{over('drill auto')}; {over('drill triton, 64 MiB')}",
         "; ".join(f"{name} {over(own)}" for name, own in peers.items()),
-        "`python bench/loss.py --size llm --dtype bfloat16 --no-bias --memory 64`",
+        f"`{command}`",
     )
 
 
 def step(rows: Sequence[Row]) -> Figure:
-    line = line_of("step of `ptb-drill-4` over")
+    line, command = line_of("step of `ptb-drill-4` over"), "python bench/step.py --dtype autocast"
     found = line.ours(rows)
-    assert found is not None
+    if found is None:
+        raise missing("training steps of Penn Treebank", f"{command} --json ROWS")
     return (
         f"time of a [training step]({PAGES['models']}) with four label maps on Penn Treebank, as a "
         "multiple of tied weights'",
         f"{found.value:.2f} times",
         f"paper {line.paper}, {line.peer.partition(' (')[0]}",
-        "`python bench/step.py --dtype autocast`",
+        f"`{command}`",
     )
 
 
 def epoch(rows: Sequence[Row]) -> Figure:
-    line = line_of("epoch of Penn Treebank")
+    line, command = line_of("epoch of Penn Treebank"), "python bench/epoch.py --recipe ptb-drill-4"
     found = line.ours(rows)
-    assert found is not None
+    if found is None:
+        raise missing("epochs of ptb-drill-4", f"{command} --json ROWS")
     return (
         f"[epoch]({PAGES['models']}) of `ptb-drill-4`, validation included",
         f"{found.value:.1f} s",
         str(line.peer),
-        "`python bench/epoch.py --recipe ptb-drill-4`",
+        f"`{command}`",
     )
 
 
@@ -96,27 +106,40 @@ def line_of(beginning: str) -> aims.Line:
 
 def perplexity(runs: Sequence[report.Row]) -> Figure:
     name, epochs = "ptb-drill-4", curves.MEAN_OF
+    command = f"drill train {name} --set training.epochs={epochs[-1]}"
     ours = [
         mean(curves.published(run)[epoch] for epoch in epochs)
-        for run in runs
-        if run.recipe == name and run.curve and run.precision == "bfloat16"
+        for run in curves.comparable(runs, name)
+        if run.precision == "bfloat16"
     ]
+    if not ours:
+        raise missing(f"{epochs[-1]} epochs of {name} in bfloat16", f"{command}` and `{RECORD}")
     theirs = mean(curves.interpolated(curves.CURVES[name], epoch) for epoch in epochs)
     return (
         f"[validation perplexity]({PAGES['models']}) of `{name}`, mean of epochs {epochs[0]} to "
         f"{epochs[-1]}, {len(ours)} runs",
         f"{mean(ours):.1f}",
         f"published curve {theirs:.1f}",
-        f"`drill train {name} --set training.epochs={epochs[-1]}`",
+        f"`{command}`",
     )
 
 
 def translations(runs: Sequence[report.Row]) -> Iterable[Figure]:
-    """Every corpus whose BLEU the README has, be the paper's layer ahead or not."""
-    groups = bleu.comparisons(runs)
+    """Every corpus whose BLEU the README has, be the paper's layer ahead or not.
+
+    Of one that was trained with several settings those of most seeds, and of these the latest.
+    """
+    both = ("deep-residual 2", bleu.BASE)
+    scored = [run for run in runs if "bleu" in run.extra]
     for corpus in bleu.TOLD_APART:
-        layers = groups[corpus]
-        ours, tied = layers["deep-residual 2"], layers[bleu.BASE]
+        own = [run for run in scored if bleu.corpus_of(run) == corpus]
+        groups = [layers for layers in bleu.comparisons(own).values() if layers.keys() >= {*both}]
+        if not groups:
+            raise missing(f"translators of {corpus} with {' and '.join(both)}", RECORD)
+        ours, tied = max(
+            ([layers[name] for name in both] for layers in reversed(groups)),
+            key=lambda found: min(map(len, found)),
+        )
         changed = any(row.changes for row in ours)  # then the table of BLEU tells what
         yield (
             f"[BLEU]({PAGES['translators']}) of `{corpus}-drill`, English-German, mean of "
@@ -125,6 +148,10 @@ def translations(runs: Sequence[report.Row]) -> Iterable[Figure]:
             f"tied weights {bleu.average(tied):.2f}",
             f"`drill train {corpus}-drill --seed 1`" + (", settings below" if changed else ""),
         )
+
+
+def missing(what: str, command: str) -> SystemExit:
+    return SystemExit(f"the headline is about {what}, of which there is no row; add by `{command}`")
 
 
 def main() -> None:

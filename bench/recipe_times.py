@@ -25,7 +25,7 @@ def times(
     """Recipe -> ``Measured``, of recipes that were."""
     whole, epochs, shorter = {}, {}, {}
     for row in sorted(runs, key=lambda row: row.recorded):
-        if row.recipe in recipe_names() and row.seconds and told_apart_by_length(row):
+        if row.recipe in recipe_names() and row.seconds and as_its_recipe_says(row):
             found = Measured(round(row.seconds, 1), row.epochs, row.device, row.commit, row.note)
             full = row.epochs == recipe(row.recipe).training["epochs"]
             (whole if full else shorter)[row.recipe] = found
@@ -37,7 +37,7 @@ def times(
     return {name: asdict(together[name]) for name in sorted(together)}
 
 
-def told_apart_by_length(row: report.Row) -> bool:
+def as_its_recipe_says(row: report.Row) -> bool:
     """Whether a run is its recipe's but for what ``MAY_DIFFER``; older rows do not say."""
     changed = None if row.changes is None else [each.split(":")[0] for each in row.changes]
     return changed is not None and set(changed) <= set(MAY_DIFFER)

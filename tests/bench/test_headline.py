@@ -1,0 +1,87 @@
+"""The README's figures are of runs that may be compared, or a sentence says what is lacking."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from drill.report import Row, read
+
+ROOT = Path(__file__).parents[2]
+RUNS = read(ROOT / "results/runs.jsonl")
+BENCHMARKS = [json.loads(line) for line in (ROOT / "results/h200.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def headline(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    import headline
+
+    return headline
+
+
+def latest(recipe: str) -> Row:
+    return [row for row in RUNS if row.recipe == recipe][-1]
+
+
+def changed(row: Row, key: str, value: object, **more: object) -> Row:
+    """The run with another setting of its training, after all others."""
+    training = {**row.settings["training"], key: value}
+    told = [*(row.changes or ()), f"training.{key}: other -> {value}"]
+    settings = {**row.settings, "training": training}
+    later = {"recorded": "2027-01-01T00:00:00+00:00", "settings_digest": f"{key} {value}", **more}
+    return replace(row, settings=settings, changes=told, **later)
+
+
+def test_a_try_of_one_seed_replaces_no_comparison(headline):
+    tried = [
+        changed(latest(f"europarl-{name}"), "beam", 3, extra={"bleu": 1.0})
+        for name in ("tied", "drill", "dual")
+    ]
+    for more in (tried[:1], tried):
+        assert list(headline.translations([*RUNS, *more])) == list(headline.translations(RUNS))
+
+
+def test_settings_of_as_many_seeds_do_if_they_are_later(headline):
+    again = [
+        changed(row, "beam", 3, extra={**row.extra, "bleu": row.extra["bleu"] + 10})
+        for row in RUNS
+        if row.recipe in ("europarl-tied", "europarl-drill") and row.settings
+    ]
+    (*_, before), (*_, after) = (headline.translations([*RUNS, *more]) for more in ([], again))
+    assert float(after[1]) == pytest.approx(float(before[1]) + 10)
+
+
+def test_perplexities_are_of_the_recipe_and_of_all_its_epochs(headline):
+    import curves
+
+    row = latest("ptb-drill-4")
+    other = changed(row, "bptt", 35, curve=[[epoch, 1.0, 1.0] for epoch, _, _ in row.curve])
+    short = replace(row, curve=row.curve[:19])
+    longer = changed(row, "epochs", 50, curve=[*row.curve, [21, 70.0, 70.0]])
+    before = headline.perplexity(RUNS)
+    assert headline.perplexity([*RUNS, other, short]) == before
+    assert list(curves.table([*RUNS, other, short])) == list(curves.table(RUNS))
+    assert headline.perplexity([*RUNS, longer])[0] == before[0].replace("4 runs", "5 runs")
+
+
+@pytest.mark.parametrize(
+    ("kept", "lacking"),
+    [
+        (lambda row: row.recipe != "ptb-drill-4", "20 epochs of ptb-drill-4 in bfloat16"),
+        (lambda row: row.recipe != "europarl-tied", "translators of europarl with deep-residual 2"),
+    ],
+)
+def test_a_ledger_that_lacks_runs_is_told_which(headline, kept, lacking):
+    with pytest.raises(SystemExit, match=f"is about {lacking}.*drill record RUN"):
+        list(headline.table(BENCHMARKS, [row for row in RUNS if kept(row)]))
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "mend"), [("loss", "loss.py"), ("step", "step.py"), ("epoch", "epoch.py")]
+)
+def test_rows_that_lack_a_benchmark_are_told_which(headline, benchmark, mend):
+    rows = [row for row in BENCHMARKS if row["benchmark"] != benchmark]
+    with pytest.raises(SystemExit, match=f"no row; add by `python bench/{mend}.*--json ROWS`"):
+        list(headline.table(rows, RUNS))
