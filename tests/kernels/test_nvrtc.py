@@ -35,10 +35,25 @@ def test_a_damaged_file_is_compiled_again(damage, tmp_path, caplog):
 
 
 def test_what_a_source_includes_is_part_of_it(tmp_path):
-    (tmp_path / "shared.cuh").write_text("int shared;\n")
+    """And what that includes, each line under the name and number that an error has to tell."""
+    (tmp_path / "deep.cuh").write_text("int deep;\n")
+    (tmp_path / "shared.cuh").write_text('#include "deep.cuh"\nint shared;\n')
     source = tmp_path / "kernel.cu"
     source.write_text('// kernel\n#include "shared.cuh"\nint own;\n')
-    assert nvrtc._text(source) == b"// kernel\nint shared;\n\nint own;\n"
+    assert nvrtc._text(source).decode().splitlines() == [
+        "// kernel",
+        *('#line 1 "shared.cuh"', '#line 1 "deep.cuh"', "int deep;", ""),
+        *('#line 2 "shared.cuh"', "int shared;", ""),
+        *('#line 3 "kernel.cu"', "int own;"),
+    ]
+
+
+def test_a_source_that_includes_itself_is_refused(tmp_path):
+    (tmp_path / "shared.cuh").write_text('#include "kernel.cu"\n')
+    source = tmp_path / "kernel.cu"
+    source.write_text('#include "shared.cuh"\n')
+    with pytest.raises(nvrtc.CompileError, match=r"kernel.cu: is included by itself, through shar"):
+        nvrtc._text(source)
 
 
 def test_what_is_missing_is_named(monkeypatch):

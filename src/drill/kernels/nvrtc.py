@@ -165,14 +165,21 @@ def _kernel(
             ) from error
 
 
-def _text(source: Path) -> bytes:
-    """The file, with those beside it that it includes."""
-    return re.sub(
-        rb'^#include "(.+)"$',
-        lambda found: source.with_name(found[1].decode()).read_bytes(),
-        source.read_bytes(),
-        flags=re.MULTILINE,
-    )
+def _text(source: Path, above: tuple[Path, ...] = ()) -> bytes:
+    """The file, with those beside it that it includes; errors name the file they are in."""
+    if source in above:
+        raise CompileError(f"{source.name}: is included by itself, through {above[-1].name}")
+    lines = []
+    for number, line in enumerate(source.read_bytes().split(b"\n"), 1):
+        found = re.fullmatch(rb'#include "(.+)"', line)
+        if found is None:
+            lines.append(line)
+            continue
+        beside = source.with_name(found[1].decode())
+        lines.append(f'#line 1 "{beside.name}"'.encode())
+        lines.append(_text(beside, (*above, source)))
+        lines.append(f'#line {number + 1} "{source.name}"'.encode())
+    return b"\n".join(lines)
 
 
 def _loaded(cubin: bytes, name: str, shared: int) -> Kernel:
