@@ -59,7 +59,11 @@ def product(x: Tensor, weights: Weights) -> Tensor:
 
 
 def products(x: Tensor, maps: Sequence[Weights]) -> tuple[Tensor, ...]:
-    """Of several maps of one x, all with a bias, by one product; its parts share their memory."""
+    """Of several maps of one x, all with a bias, by one product.
+
+    Its parts share their memory, and so do the gradients of the weights: who keeps one keeps all.
+    Until backward it holds a copy of all matrices beside those of ``maps``.
+    """
     with torch.no_grad():  # gradients go to the weights by themselves
         half = torch.cat([each.half for each in maps])
         half_bias = torch.cat([cast(Tensor, each.half_bias) for each in maps])
@@ -95,7 +99,7 @@ class _Product(torch.autograd.Function):
             x_dtype if wanted[0] else None,
             weight_dtype if wanted[1] else None,
         )
-        d_bias = None if bias_dtype is None else _summed(grad, bias_dtype)
+        d_bias = _summed(grad, bias_dtype) if wanted[2] else None
         return d_x, d_weight, d_bias, None, None
 
 
@@ -117,12 +121,21 @@ class _Products(torch.autograd.Function):
         x, half = ctx.saved_tensors
         x_dtype, weight_dtype, bias_dtype = ctx.dtypes
         grad = torch.cat(grads, -1)
+        x_wanted, _, _, *wanted = ctx.needs_input_grad
+        maps = len(ctx.sizes)
         d_x, d_weight = product_gradients(
-            grad, x, half, x_dtype if ctx.needs_input_grad[0] else None, weight_dtype
+            grad,
+            x,
+            half,
+            x_dtype if x_wanted else None,
+            weight_dtype if any(wanted[:maps]) else None,
         )
-        d_bias = _summed(grad, bias_dtype)
-        parts = (*cast(Tensor, d_weight).split(ctx.sizes), *d_bias.split(ctx.sizes))
-        return d_x, None, None, *parts
+        d_bias = _summed(grad, bias_dtype) if any(wanted[maps:]) else None
+        parts: list[Tensor | None] = []
+        for whole in (d_weight, d_bias):
+            parts += [None] * maps if whole is None else whole.split(ctx.sizes)
+        given = (each if want else None for each, want in zip(parts, wanted, strict=True))
+        return d_x, None, None, *given
 
 
 def product_gradients(
