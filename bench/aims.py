@@ -5,7 +5,7 @@ divided where one run took both.
 """
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,11 +24,12 @@ class Found(NamedTuple):
     value: float
     words: str
     commit: str | None
+    time: str = ""
 
 
 Ask = Callable[[Sequence[Row]], Found | None]
-Peer = Callable[[Sequence[Row]], str]
-"""Words about a peer that our scripts time."""
+Peer = Callable[[Sequence[Row]], dict[str, Found | None]]
+"""Peers that our scripts time, by their names."""
 
 
 class Line(NamedTuple):
@@ -59,7 +60,7 @@ def stack(name: str, size: str, dtype: str) -> Ask:
             return None
         launched, replayed = (row[key] for key in keys)
         words = f"{replayed:.2f} ms replayed, {launched:.2f} launched"
-        return Found(replayed, words, row.get("commit"))
+        return Found(replayed, words, row.get("commit"), row.get("time", ""))
 
     return ask
 
@@ -68,11 +69,7 @@ def cudnn(size: str) -> Peer:
     """The same three by cuDNN, in both precisions."""
     asked = {"tf32": stack("cudnn", size, "tf32"), "bfloat16": stack("cudnn", size, "autocast")}
 
-    def words(rows: Sequence[Row]) -> str:
-        parts = (f"{precision} {words_of(ask(rows))}" for precision, ask in asked.items())
-        return f"cuDNN {'; '.join(parts)}"
-
-    return words
+    return lambda rows: {f"cuDNN {precision}": ask(rows) for precision, ask in asked.items()}
 
 
 def epoch(name: str, key: str, how: str, **wanted: Any) -> Ask:
@@ -90,12 +87,14 @@ def step(rows: Sequence[Row], name: str, size: str) -> Row | None:
 
 
 def plain_step(size: str) -> Peer:
-    def words(rows: Sequence[Row]) -> str:
+    def found(rows: Sequence[Row]) -> dict[str, Found | None]:
         row = step(rows, PLAIN, size)
-        time = f"{row['ms_median']:.2f} ms launched" if row else NOT_MEASURED
-        return f"plain PyTorch {time}"
+        if row is None:
+            return {"plain PyTorch": None}
+        ms = row["ms_median"]
+        return {"plain PyTorch": Found(ms, f"{ms:.2f} ms launched", row.get("commit"))}
 
-    return words
+    return found
 
 
 def of_one_run(rows: Sequence[Row], size: str, *names: str) -> list[Row] | None:
@@ -210,23 +209,41 @@ FOOT = (
     "which computes its LSTMs in float16."
 )
 
+LARGE_IS_OLDER = (
+    "A row is of the commit it names. Batch 80 was timed before the LSTM's second kernel, which "
+    "takes such batches too"
+)
+
 
 def table(rows: Sequence[Row]) -> Iterable[str]:
     yield "| on one H200 | peer | paper | aim | ours | | commit |"
     yield "|---|---|---:|---:|---|---|---|"
     for line in LINES:
         found = line.ours(rows)
+        timed = {} if isinstance(line.peer, str) else line.peer(rows)
+        words = "; ".join(f"{name} {words_of(peer)}" for name, peer in timed.items())
         cells = (
             line.what,
-            line.peer if isinstance(line.peer, str) else line.peer(rows),
+            line.peer if isinstance(line.peer, str) else words,
             line.paper,
             aim_of(line),
             words_of(found),
             verdict(line, found),
-            (found and found.commit) or "",
+            commits_of(found, timed),
         )
         yield f"| {' | '.join(cells)} |"
     yield from ("", FOOT)
+    small, large = (line.ours(rows) for line in LINES[:2])
+    if small and large and large.time < small.time:
+        yield from ("", f"{LARGE_IS_OLDER} ({large.commit}, not {small.commit}).")
+
+
+def commits_of(found: Found | None, peers: Mapping[str, Found | None]) -> str:
+    """Ours, and those of peers that were timed at another."""
+    own = None if found is None else found.commit
+    others = (f"{name} {peer.commit}" for name, peer in peers.items()
+              if peer and peer.commit and peer.commit != own)  # fmt: skip
+    return "; ".join([*([own] if own else []), *others])
 
 
 def words_of(found: Found | None) -> str:
