@@ -1,7 +1,8 @@
 """How long recipes take, as `drill recipes` tells: from the ledger and from rows of epoch.py.
 
 Of a recipe the last whole run, else an epoch, else the last run that was shorter than the recipe
-says. A run whose settings differ by more than its length and precision tells nothing of a recipe.
+says; runs that shared their machine only where there is nothing else, and that is told. A run whose
+settings differ by more than its length and precision tells nothing of a recipe.
 """
 
 import argparse
@@ -17,23 +18,28 @@ from drill.config import recipe
 from drill.recipes import Measured, recipe_names
 
 MAY_DIFFER = ("training.epochs", "training.precision")
+COMPANY = ("beside", "at once", "at a time", "at the same time")
+"""What notes say of runs that had a machine not for themselves."""
 
 
 def times(
     runs: Sequence[report.Row], benchmarks: Iterable[dict[str, Any]]
 ) -> dict[str, dict[str, Any]]:
     """Recipe -> ``Measured``, of recipes that were."""
-    whole, epochs, shorter = {}, {}, {}
+    whole, epochs, shorter, whole_shared, shorter_shared = {}, {}, {}, {}, {}
     for row in sorted(runs, key=lambda row: row.recorded):
         if row.recipe in recipe_names() and row.seconds and as_its_recipe_says(row):
-            found = Measured(round(row.seconds, 1), row.epochs, row.device, row.commit, row.note)
+            shared = any(words in row.note for words in COMPANY)
+            note = f"shared: {row.note}" if shared else row.note
+            found = Measured(round(row.seconds, 1), row.epochs, row.device, row.commit, note)
             full = row.epochs == recipe(row.recipe).training["epochs"]
-            (whole if full else shorter)[row.recipe] = found
+            kinds = (whole_shared, shorter_shared) if shared else (whole, shorter)
+            kinds[0 if full else 1][row.recipe] = found
     for row in benchmarks:
         if row.get("benchmark") == "epoch":
             seconds = round(median(row["seconds"]), 2)
             epochs[row["name"]] = Measured(seconds, 1, row["device"], row["commit"], "")
-    together = shorter | epochs | whole
+    together = shorter_shared | whole_shared | shorter | epochs | whole
     return {name: asdict(together[name]) for name in sorted(together)}
 
 

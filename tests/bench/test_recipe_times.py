@@ -3,10 +3,10 @@
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
-from drill.recipes import measured, recipe_names
-from drill.report import read
+from drill.recipes import measured
 
 ROOT = Path(__file__).parents[2]
 FILES = [ROOT / "results/runs.jsonl", ROOT / "results/h200.jsonl"]
@@ -18,23 +18,15 @@ def told(*files: Path) -> dict:
     return json.loads(done.stdout)
 
 
-def test_every_time_stands_in_the_results():
-    """Later ones may stand there too."""
-    runs = {(row.recipe, row.commit, round(row.seconds, 1)) for row in read(FILES[0])}
-    rows = [json.loads(line) for line in FILES[1].read_text().splitlines()]
-    epochs = {(row["name"], row["commit"]) for row in rows if row["benchmark"] == "epoch"}
+def test_the_times_are_those_of_the_results():
     assert len(measured()) >= 8
-    for name, time in measured().items():
-        assert name in recipe_names()
-        assert (name, time.commit, time.seconds) in runs or (
-            time.epochs == 1 and (name, time.commit) in epochs
-        )
+    assert told(*FILES) == {name: asdict(time) for name, time in measured().items()}
 
 
 def test_a_whole_run_goes_before_an_epoch_and_that_before_a_part(tmp_path):
     ledger, rows = tmp_path / "runs.jsonl", tmp_path / "rows.jsonl"
     lines = [json.loads(line) for line in FILES[0].read_text().splitlines()]
-    (whole,) = [row for row in lines if row.get("name") == "mt-demo"]
+    (whole,) = [{**row, "note": ""} for row in lines if row.get("name") == "mt-demo"]
     part = {**whole, "changes": ["training.epochs: 12 -> 3"], "epochs": 3, "seconds": 60.04}
     other = {**whole, "changes": ["layer.depth: 2 -> 3"], "seconds": 1.0}
     unknown = {**whole, "recipe": "mine", "seconds": 2.0}
@@ -52,3 +44,8 @@ def test_a_whole_run_goes_before_an_epoch_and_that_before_a_part(tmp_path):
     box = {"seconds": 20.0, "epochs": 1, "device": "a box", "commit": "abc1234", "note": ""}
     assert of(part, timed=True) == {"mt-demo": box}
     assert of(whole, part, timed=True)["mt-demo"]["epochs"] == 12
+    shared = {**whole, "note": "tests beside it", "recorded": "2027-01-01T00:00:00+00:00"}
+    for alone in (whole, part):
+        assert of(alone, shared)["mt-demo"]["note"] == ""
+    assert of(shared, timed=True) == {"mt-demo": box}
+    assert of(shared)["mt-demo"]["note"] == "shared: tests beside it"
