@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from drill.kernels.hopper import SHARED
 from drill.kernels.label_encoder import KeptBits
 from drill.kernels.label_encoder_chain import (
     MOST_STAGES,
     ROWS,
-    SHARED,
     ChainEncode,
     Shape,
     chain_missing,

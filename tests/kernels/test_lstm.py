@@ -6,6 +6,7 @@ from torch import nn
 
 from drill.encoders import AwdLstm
 from drill.kernels import lstm_layout, lstm_persistent, nvrtc
+from drill.kernels.hopper import SHARED
 from drill.kernels.lstm import Weights, choose, in_one_buffer, in_words, lie_together, lstm
 from drill.kernels.lstm_layout import cut, layout
 from drill.kernels.lstm_persistent import supported
@@ -141,7 +142,7 @@ def test_every_layout_fits_the_device(clusters):
 
 @pytest.mark.parametrize("hidden", [16, 576, 608, 1152])
 def test_every_group_fits_the_shared_memory(hidden):
-    most = lstm_layout.SHARED - lstm_layout.BARRIERS
+    most = SHARED - lstm_layout.BARRIERS
     tiles = -(-lstm_layout.LARGEST_GROUP // 8)
     for shape in layout(hidden, 16):
         assert shape.shared(tiles, lstm_layout.GROUPS) <= most

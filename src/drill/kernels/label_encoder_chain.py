@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from drill.kernels import nvrtc
+from drill.kernels.hopper import SHARED, hopper_missing
 from drill.kernels.label_encoder_options import ACTIVATION_CODES, Options
 from drill.kernels.label_encoder_sums import EXTRA, planes_for_sums, sum_in_parts
 from drill.kernels.nll import require_plain_backward
@@ -25,7 +25,6 @@ from drill.kernels.nvrtc import CompileError, DriverError, Kernel, compiled
 
 FORWARD = Path(__file__).with_name("label_encoder_chain_forward.cu")
 BACKWARD = Path(__file__).with_name("label_encoder_chain_backward.cu")
-SHARED = 232448  # bytes of shared memory that a block of a Hopper GPU may have
 ROWS = 128  # labels of a block
 THREADS = 384
 CLUSTER = 2  # blocks that share the stream of U
@@ -89,10 +88,8 @@ def chain_missing(
 ) -> str | None:
     """Why these labels cannot be encoded in one launch; None where they can."""
     V, d = embedding.shape
-    if embedding.device.type != "cuda" or torch.version.hip:
-        return f"it needs an NVIDIA GPU, not {embedding.device.type}"
-    if torch.cuda.get_device_capability(embedding.device)[0] != 9:
-        return "it needs a Hopper GPU, compute capability 9"
+    if obstacle := hopper_missing(embedding.device):
+        return obstacle
     if dtype != torch.bfloat16 or embedding.dtype not in (torch.bfloat16, torch.float32):
         return f"it multiplies bfloat16, not {dtype}"
     if V < ROWS or d not in WIDTHS or depth > MOST_MAPS:
@@ -104,8 +101,6 @@ def chain_missing(
         return "it knows no residuals between maps"
     if options.locked and (options.mask_in or options.mask_out):
         return "it knows no locked masks"
-    if obstacle := nvrtc.missing():
-        return obstacle
     shape = _shape(embedding, options, depth)
     try:
         for source in (FORWARD, BACKWARD):  # both now: no launch can be recorded while one compiles

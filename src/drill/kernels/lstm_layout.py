@@ -11,8 +11,7 @@ COLUMNS = 576  # of these at most
 CLUSTER = 8  # blocks of the largest cluster
 LARGEST_GROUP = 40  # batch rows that are multiplied at once: registers about hold their sums
 GROUPS = 2  # of a launch: while the words of one travel, the other is multiplied
-SHARED = 232448  # bytes of shared memory that a block of a Hopper GPU may have
-BARRIERS = 256  # of these, for barriers, at most
+BARRIERS = 256  # bytes of a block's shared memory for barriers, at most
 
 
 class Shape(NamedTuple):

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from drill.kernels import nvrtc
-from drill.kernels.lstm_layout import CLUSTER, SHARED, Layout, Shape, cut, layout
+from drill.kernels.hopper import SHARED, hopper_missing
+from drill.kernels.lstm_layout import CLUSTER, Layout, Shape, cut, layout
 from drill.kernels.lstm_parameters import Weights
 from drill.kernels.nvrtc import CompileError, DriverError, Kernel, compiled
 
@@ -48,11 +48,7 @@ def _room(index: int) -> int | str:
 
 def supported(device: torch.device, hidden: int) -> str | None:
     """Why this device cannot run it at this size; None where it can."""
-    if device.type != "cuda" or torch.version.hip:
-        return f"it needs an NVIDIA GPU, not {device.type}"
-    if torch.cuda.get_device_capability(device)[0] != 9:
-        return "it needs a Hopper GPU (clusters of blocks), compute capability 9"
-    if obstacle := nvrtc.missing():
+    if obstacle := hopper_missing(device):
         return obstacle
     clusters = _room(device.index or 0)
     if isinstance(clusters, str):
