@@ -198,10 +198,13 @@ def _counted(text: ParallelSplits) -> str:
 def _without_others(given: list[Path]) -> list[Path]:
     """Of several paths those of runs: `runs/*` may hold pages and remains beside them."""
     found = [path for path in given if is_run(path)]
+    ledgers = [path for path in given if path.suffix == Path(LEDGER).suffix and path.is_file()]
+    if ledgers and not found:
+        raise SettingsError(f"{ledgers[0]}: is no folder of a run; --ledger {ledgers[0]} reads it")
     if not found:
         return given  # what is wrong with them is said where they are read
     for path in given:
         if path not in found:
-            mend = f"; --ledger {path} reads it" if path.name == LEDGER else ""
+            mend = f"; --ledger {path} reads it" if path in ledgers else ""
             note_(f"{path}: holds no run, so it is left out{mend}")
     return found
