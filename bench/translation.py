@@ -120,18 +120,18 @@ def training(
 
         return prepare
 
-    made = {BASE: theirs()}
+    contestants = {BASE: theirs()}
     if setting.device.type == "cuda":
-        made[REPLAYED] = theirs(graph=True)
+        contestants[REPLAYED] = theirs(graph=True)
     if compiled:
-        made[f"{BASE}, torch.compile"] = theirs(compile_it=True)
+        contestants[f"{BASE}, torch.compile"] = theirs(compile_it=True)
     for layer in LAYERS:
-        made[f"drill {layer}"] = ours(layer)
+        contestants[f"drill {layer}"] = ours(layer)
         if setting.device.type == "cuda":
-            made[f"drill {layer}, CUDA graph"] = ours(layer, graph=True)
+            contestants[f"drill {layer}, CUDA graph"] = ours(layer, graph=True)
         if compiled:
-            made[f"drill {layer}, torch.compile"] = ours(layer, compile_it=True)
-    return made
+            contestants[f"drill {layer}, torch.compile"] = ours(layer, compile_it=True)
+    return contestants
 
 
 def update(
@@ -207,12 +207,12 @@ def search(setting: Setting, sentences: int, stack: ExitStack) -> dict[str, Prep
 
         return prepare
 
-    made = {BASE: theirs}
+    contestants = {BASE: theirs}
     for layer in LAYERS:
-        made[f"drill {layer}"] = ours(layer)
+        contestants[f"drill {layer}"] = ours(layer)
     if setting.device.type == "cuda":
-        made["drill tied, graph=False"] = ours("tied", graph=False)
-    return made
+        contestants["drill tied, graph=False"] = ours("tied", graph=False)
+    return contestants
 
 
 # -------------------------------------------------------------------------------------------------
@@ -251,10 +251,10 @@ def main() -> None:
     for setting in settings(args, NAMES):
         batch = pairs(setting, args.padded)
         if "training" in args.task:
-            made = training(setting, batch, args.compile)
+            contestants = training(setting, batch, args.compile)
             # Nothing here is captured as it stands: an optimiser counts its steps on the host.
             results = measure(
-                made, args.device, seconds=seconds, rounds=rounds, waiting=tuple(made)
+                contestants, args.device, seconds=seconds, rounds=rounds, waiting=tuple(contestants)
             )
             columns = rate(results, "target tokens", int((batch[2] != IGNORE).sum()))
             row = {"task": "training", "length": LENGTH, "padded": args.padded}
@@ -265,9 +265,13 @@ def main() -> None:
             size = setting.size._replace(tokens=sentences * LENGTH)
             searched = Setting(setting.name, size, deployed, setting.device)
             with ExitStack() as stack:
-                made = search(searched, sentences, stack)
+                contestants = search(searched, sentences, stack)
                 results = measure(
-                    made, args.device, seconds=seconds, rounds=rounds, waiting=tuple(made)
+                    contestants,
+                    args.device,
+                    seconds=seconds,
+                    rounds=rounds,
+                    waiting=tuple(contestants),
                 )
             columns = rate(results, "sentences", sentences)
             report.add(searched, results, columns, task="search", beam=BEAM, length=LENGTH)
