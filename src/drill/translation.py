@@ -163,8 +163,8 @@ def _within_memory(
         # Behind the handler: inside, the error would keep all tensors of the search.
         fewer = search.batch_tokens // 2
         logger.warning(
-            "the GPU's memory is too small for %d subwords at a time, so they are %d from now on; a "
-            "smaller batch_tokens spares the attempt",
+            "the GPU's memory is too small for %d subwords at a time, so they are %d from now on; "
+            "a smaller batch_tokens spares the attempt",
             search.batch_tokens,
             fewer,
         )
