@@ -73,30 +73,35 @@ def loss(rows: Sequence[Row]) -> Figure:
 
 
 def step(rows: Sequence[Row]) -> Figure:
-    line, command = line_of("step of `ptb-drill-4` over"), "python bench/step.py --dtype autocast"
-    found = line.ours(rows)
-    if found is None:
-        raise missing("training steps of Penn Treebank", f"{command} --json ROWS")
+    command = "python bench/step.py --dtype autocast"
+    line, reached = aimed(rows, "step of `ptb-drill-4` over", command)
     return (
         f"time of a [training step]({PAGES['models']}) with four label maps on Penn Treebank, as a "
         "multiple of tied weights'",
-        f"{found.value:.2f} times",
+        f"{reached:.2f} times",
         f"paper {line.paper}, {line.peer.partition(' (')[0]}",
         f"`{command}`",
     )
 
 
 def epoch(rows: Sequence[Row]) -> Figure:
-    line, command = line_of("epoch of Penn Treebank"), "python bench/epoch.py --recipe ptb-drill-4"
-    found = line.ours(rows)
-    if found is None:
-        raise missing("epochs of ptb-drill-4", f"{command} --json ROWS")
+    command = "python bench/epoch.py --recipe ptb-drill-4"
+    line, reached = aimed(rows, "epoch of Penn Treebank", command)
     return (
         f"[epoch]({PAGES['models']}) of `ptb-drill-4`, validation included",
-        f"{found.value:.1f} s",
+        f"{reached:.1f} s",
         str(line.peer),
         f"`{command}`",
     )
+
+
+def aimed(rows: Sequence[Row], beginning: str, command: str) -> tuple[aims.Line, float]:
+    """A line of the aims and what was reached of it."""
+    line = line_of(beginning)
+    found = line.ours(rows)
+    if found is None:
+        raise missing(line.what, f"{command} --json ROWS")
+    return line, found.value
 
 
 def line_of(beginning: str) -> aims.Line:

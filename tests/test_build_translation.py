@@ -29,6 +29,7 @@ from drill.run_folder import RunFolder, RunFolderError
 from drill.steps import TRAINING_LOG
 from drill.translation import Search, Translation, translate
 from drill.translation_training import NothingTrained
+from tests.tiny_place import typed
 from tests.tiny_runs import all_of, interrupted_after, unlike
 from tests.tiny_translations import text
 
@@ -61,22 +62,7 @@ def here(place, monkeypatch):
 
 @pytest.fixture
 def drill(here, monkeypatch, capfd):
-    """Run the command as a user does; gives exit code, stdout, stderr."""
-
-    def run(*words: str, stdin: str | bytes | None = None) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["drill", *words])
-        if stdin is not None:
-            raw = stdin.encode() if isinstance(stdin, str) else stdin
-            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw)))
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as ended:
-            code = int(ended.code or 0)
-        out, err = capfd.readouterr()
-        return code, out, err
-
-    return run
+    return typed(here, monkeypatch, capfd)
 
 
 def write_pairs(folder) -> None:
