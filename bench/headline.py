@@ -10,11 +10,13 @@ from statistics import mean
 from typing import Any
 
 import aims
+import at_length
 import bleu
 import curves
 from pages import marks, renew
 
 from drill import report
+from drill.report.paper import FINETUNED, PAPER
 
 Row = dict[str, Any]
 Figure = tuple[str, str, str, str]
@@ -37,6 +39,7 @@ def table(rows: Sequence[Row], runs: Sequence[report.Row]) -> Iterable[str]:
         step(rows),
         epoch(rows),
         perplexity(runs),
+        at_the_end(runs),
         *translations(runs),
     ):
         yield f"| {what} | {ours} | {peers} | {command} |"
@@ -126,6 +129,28 @@ def perplexity(runs: Sequence[report.Row]) -> Figure:
         f"{mean(ours):.1f}",
         f"published curve {theirs:.1f}",
         f"`{command}`",
+    )
+
+
+def at_the_end(runs: Sequence[report.Row]) -> Figure:
+    """What a run at length ends with on the test text, what it is finetuned and adapted to."""
+    name = "ptb-drill-4"
+    steps = [f"drill train {name} --set training.epochs=600", "drill finetune", "drill evaluate"]
+    found = [run for run in runs if run.recipe == name and at_length.at_length(run)]
+    tuned = [run for run in runs if found and at_length.starts_from(run, found[-1])]
+    adapted = [each for run in tuned[-1:] for each in at_length.found_by(run, "dynamic", "test")]
+    if not adapted:
+        commands = "`, `".join([*steps, RECORD])
+        raise missing(f"{name} at length, finetuned, with dynamic evaluation", commands)
+    ours = (found[-1].test_published, tuned[-1].test_published, adapted[-1]["perplexity"])
+    recipes = (name, f"{name}{FINETUNED}", f"{name}{FINETUNED}+dynamic")
+    seconds = (found[-1].seconds or 0.0, tuned[-1].seconds or 0.0, adapted[-1]["seconds"])
+    return (
+        f"[test perplexity]({PAGES['models']}) of `{name}`, {found[-1].epochs} epochs; finetuned; "
+        f"with dynamic evaluation: {sum(seconds) / 60:.0f} minutes in all",
+        "; ".join(f"{each:.1f}" for each in ours),
+        f"paper {'; '.join(str(PAPER[each].test) for each in recipes)}",
+        f"`{steps[0]}`, `{steps[1]}`, `{steps[2]} --dynamic`",
     )
 
 

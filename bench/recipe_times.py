@@ -17,7 +17,7 @@ from drill import report
 from drill.config import recipe
 from drill.recipes import Measured, recipe_names
 
-MAY_DIFFER = ("training.epochs", "training.precision")
+MAY_DIFFER = ("training.epochs", "training.max_minutes", "training.precision")
 COMPANY = ("beside", "at once", "at a time", "at the same time")
 """What notes say of runs that had a machine not for themselves."""
 

@@ -63,13 +63,29 @@ def test_perplexities_are_of_the_recipe_and_of_all_its_epochs(headline):
     before = headline.perplexity(RUNS)
     assert headline.perplexity([*RUNS, other, short]) == before
     assert list(curves.table([*RUNS, other, short])) == list(curves.table(RUNS))
-    assert headline.perplexity([*RUNS, longer])[0] == before[0].replace("4 runs", "5 runs")
+    runs = len([row for row in curves.comparable(RUNS, row.recipe) if row.precision == "bfloat16"])
+    assert f"{runs} runs" in before[0]
+    more = before[0].replace(f"{runs} runs", f"{runs + 1} runs")
+    assert headline.perplexity([*RUNS, longer])[0] == more
+
+
+def test_what_a_run_at_length_ends_with_is_of_one_run_and_its_finetuning(headline):
+    run, tuned = latest("ptb-drill-4"), latest("ptb-drill-4-finetune")
+    settings = {**tuned.settings, "start": "another"}
+    stranger = replace(tuned, name="another-finetune", settings=settings, test_published=1.0)
+    other = changed(run, "bptt", 35, test_published=2.0)
+    before = headline.at_the_end(RUNS)
+    assert before[1] == "57.8; 56.9; 49.4"
+    assert headline.at_the_end([*RUNS, stranger, other]) == before
+    again = replace(run, test_published=57.0)
+    assert headline.at_the_end([*RUNS, again])[1] == "57.0; 56.9; 49.4"
 
 
 @pytest.mark.parametrize(
     ("kept", "lacking"),
     [
         (lambda row: row.recipe != "ptb-drill-4", "20 epochs of ptb-drill-4 in bfloat16"),
+        (lambda row: row.recipe != "ptb-drill-4-finetune", "ptb-drill-4 at length, finetuned"),
         (lambda row: row.recipe != "europarl-tied", "translators of europarl with deep-residual 2"),
     ],
 )

@@ -163,6 +163,15 @@ def test_an_evaluation_names_the_run_and_not_where_it_lay(tmp_path):
     assert path.read_text() == old
 
 
+def test_a_finetuned_run_names_where_it_started_and_not_where_that_lay(tmp_path):
+    run = write_run(tmp_path / "a-finetune")
+    recipe_file = run / "recipe.toml"
+    recipe_file.write_text(f'start = "{tmp_path / "a"}"\n{recipe_file.read_text()}')
+    assert record(run, tmp_path / "runs.jsonl").settings["start"] == "a"
+    with pytest.raises(LedgerError, match="is already in"):
+        record(run, tmp_path / "runs.jsonl")
+
+
 def test_a_run_that_went_on_leaves_evaluations_of_its_old_weights_behind(tmp_path):
     run, path = write_run(tmp_path / "a", valid=[90.0, 80.0]), tmp_path / "runs.jsonl"
     write_evaluations(

@@ -178,7 +178,7 @@ def _row(run: RunSummary, note: str, extra: dict[str, Any], now: datetime) -> Ro
         [each.epoch, as_finite(each.valid), as_finite(each.valid_published)] for each in run.curve
     ]
     values["validations"] = [[step, as_finite(valid)] for step, valid in run.validations]
-    values["settings"] = _in_json(run.settings)
+    values["settings"] = _in_json(_without_place(run.settings))
     for key in ("torch", "precision"):
         values[key] = over_lives(run.environment, key)
     for key in ("world_size", "started"):
@@ -194,6 +194,12 @@ def _row(run: RunSummary, note: str, extra: dict[str, Any], now: datetime) -> Ro
 def _by_name(evaluation: Evaluation, name: str) -> dict[str, Any]:
     """The run as the ledger calls it: where its folder lay means nothing elsewhere."""
     return {**evaluation, "run": name} if "run" in evaluation else dict(evaluation)
+
+
+def _without_place(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The run that finetuning started from by its name, for the same reason."""
+    start = settings.get("start")
+    return {**settings, "start": Path(start).name} if isinstance(start, str) else dict(settings)
 
 
 def _plain(folder: Path | str, extra: Mapping[str, Any]) -> dict[str, Any]:
