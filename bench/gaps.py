@@ -1,7 +1,8 @@
-"""Validation loss of a ledger's translators over that of tied weights, at the same update.
+"""Losses of a ledger's translators over those of tied weights, at the same update.
 
-Layers that learn at the same rate have the same loss there, whatever their steps cost. Runs stand
-together as in ``bleu.py``; each is held against the tied one of its own seed.
+Layers that learn at the same rate have the same loss there, whatever their steps cost; one that
+fits as well and generalises worse is behind in validation alone. Runs stand together as in
+``bleu.py``; each is held against the tied one of its own seed, which trains on the same batches.
 """
 
 import math
@@ -12,6 +13,8 @@ import bleu
 from pages import main
 
 from drill.report import Row
+
+TEXTS = {"validation": 1, "training": 2}  # places in a row's validations
 
 
 def table(rows: Sequence[Row]) -> Iterable[str]:
@@ -25,28 +28,36 @@ def table(rows: Sequence[Row]) -> Iterable[str]:
         )
     for corpus, layers in compared.items():
         others = [name for name in layers if name != bleu.BASE]
-        yield f"| {corpus}, update | {' | '.join(others)} |"
-        yield f"|---:|{'---:|' * len(others)}"
+        titles = [f"{name}, {text}" for name in others for text in TEXTS]
+        yield f"| {corpus}, update | {' | '.join(titles)} |"
+        yield f"|---:|{'---:|' * len(titles)}"
         for step in shared_steps(layers):
-            cells = (told(gaps(layers[name], layers[bleu.BASE], step)) for name in others)
+            cells = (
+                told(gaps(layers[name], layers[bleu.BASE], step, text))
+                for name in others
+                for text in TEXTS
+            )
             yield f"| {step:,} | {' | '.join(cells)} |"
         yield ""
 
 
-def gaps(runs: Sequence[Row], base: Sequence[Row], step: int) -> list[float]:
+def gaps(runs: Sequence[Row], base: Sequence[Row], step: int, text: str) -> list[float]:
     """Of seeds that both have."""
-    tied = {row.seed: losses(row)[step] for row in base}
-    return [losses(row)[step] - tied[row.seed] for row in runs if row.seed in tied]
+    tied = {row.seed: losses(row, text).get(step) for row in base}
+    pairs = [(losses(row, text).get(step), tied.get(row.seed)) for row in runs]
+    return [loss - other for loss, other in pairs if loss is not None and other is not None]
 
 
 def shared_steps(layers: bleu.Layers) -> list[int]:
-    every = [losses(row).keys() for runs in layers.values() for row in runs]
+    every = [losses(row, "validation").keys() for runs in layers.values() for row in runs]
     return sorted(set.intersection(*map(set, every)))
 
 
-def losses(row: Row) -> dict[int, float]:
-    """Step -> loss, where that is finite."""
-    return {int(step): math.log(valid) for step, valid in row.validations if step and valid}
+def losses(row: Row, text: str) -> dict[int, float]:
+    """Step -> loss, where that is finite; older rows do not tell of training."""
+    place = TEXTS[text]
+    found = ((each[0], each[place]) for each in row.validations if len(each) > place)
+    return {int(step): math.log(perplexity) for step, perplexity in found if step and perplexity}
 
 
 def told(found: Sequence[float]) -> str:

@@ -60,7 +60,8 @@ class Row:
     curve: list[list[float | None]] = field(default_factory=list)
     """[epoch, valid, valid_published] of the last validation of each; older rows have none."""
     validations: list[list[float | None]] = field(default_factory=list)
-    """[step, valid] of every validation, inside epochs too; older rows have none."""
+    """[step, valid, train] of every validation, inside epochs too; older rows have none, or no
+    train: the perplexity of training since the epoch began."""
     lives: list[dict[str, Any]] = field(default_factory=list)
     """``OF_LIVES`` of each life of a run that was resumed; none of a run that was not."""
     settings: dict[str, Any] = field(default_factory=dict)
@@ -177,7 +178,9 @@ def _row(run: RunSummary, note: str, extra: dict[str, Any], now: datetime) -> Ro
     values["curve"] = [
         [each.epoch, as_finite(each.valid), as_finite(each.valid_published)] for each in run.curve
     ]
-    values["validations"] = [[step, as_finite(valid)] for step, valid in run.validations]
+    values["validations"] = [
+        [each.step, as_finite(each.valid), as_finite(each.train)] for each in run.validations
+    ]
     values["settings"] = _in_json(_without_place(run.settings))
     for key in ("torch", "precision"):
         values[key] = over_lives(run.environment, key)

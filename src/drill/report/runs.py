@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from drill.report.changes import recipe_changes
 from drill.report.evaluations import Evaluation, read_evaluations
@@ -49,6 +49,14 @@ class Epoch:
     averaged: bool  # whether the weights were an average over steps
 
 
+class Validation(NamedTuple):
+    """Perplexities at a step: on the validation text, and in training since the epoch began."""
+
+    step: int
+    valid: float  # NaN or infinite where training went wrong
+    train: float | None
+
+
 @dataclass(frozen=True)
 class RunSummary:
     """What a table or a plot shows of a run; None is what the folder does not say.
@@ -77,7 +85,7 @@ class RunSummary:
     commit: str | None  # so too
     evaluations: tuple[Evaluation, ...]  # of the tested weights: adaptive, and words by frequency
     curve: tuple[Epoch, ...]
-    validations: tuple[tuple[int, float], ...]  # (step, perplexity) of all, inside epochs too
+    validations: tuple[Validation, ...]  # of all, inside epochs too
     settings: Mapping[str, Any]
     environment: Mapping[str, Any]
     faults: tuple[str, ...]
@@ -156,7 +164,7 @@ def read_run(folder: Path | str) -> RunSummary:
         commit=over_lives(environment, "commit"),
         evaluations=read_evaluations(files, tests[-1] if tests else {}, faults, remarks),
         curve=tuple(curve),
-        validations=tuple(_validations(rows).items()),
+        validations=tuple(_validations(rows).values()),
         settings=settings,
         environment=environment,
         faults=tuple(faults),
@@ -234,14 +242,15 @@ def _curve(path: Path, rows: list[NumberedRow], faults: list[str]) -> list[Epoch
     return curve
 
 
-def _validations(rows: list[NumberedRow]) -> dict[int, float]:
-    """Step -> perplexity, in rising order; as in ``_curve`` a step replaces all that followed."""
-    found: dict[int, float] = {}
+def _validations(rows: list[NumberedRow]) -> dict[int, Validation]:
+    """By step, in rising order; as in ``_curve`` a step replaces all that followed."""
+    found: dict[int, Validation] = {}
     for _, row in rows:
         step, valid = as_whole(row.get("step")), as_number(row.get("valid_perplexity"))
         if row.get("kind") in ("epoch", "validation") and step is not None:
             found = {before: value for before, value in found.items() if before < step}
-            found[step] = math.nan if valid is None else valid
+            train = as_number(row.get("train_perplexity"))
+            found[step] = Validation(step, math.nan if valid is None else valid, train)
     return found
 
 
