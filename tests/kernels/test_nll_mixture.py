@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drill.kernels import nll_mixture, nll_plan
+from drill.kernels import nll_mixture, nll_mixture_errors, nll_plan
 from drill.kernels.nll import TRITON_INSTALLED
 from drill.kernels.nll_mixture import mixture_nll, tokens_at_once
 from drill.kernels.nll_plan import Settings
@@ -94,7 +94,7 @@ def small_chunks(monkeypatch):
         monkeypatch.setitem(nll_plan.ALIGN, device, 8)  # 37 labels are padded to 40
         monkeypatch.setitem(nll_mixture.WIDTH_ALIGN, device, 16)
         monkeypatch.setitem(nll_mixture.CHUNK_ELEMENTS, device, 4 * K * 40)
-        monkeypatch.setitem(nll_mixture.SLICE_ELEMENTS, device, 3 * K * 40)
+        monkeypatch.setitem(nll_mixture_errors.SLICE_ELEMENTS, device, 3 * K * 40)
 
 
 @pytest.fixture(params=[True, False], ids=["one block", "several blocks"])
@@ -311,7 +311,7 @@ def test_frozen_inputs_get_no_gradient_and_change_no_other(engine, wanted):
 )
 def test_only_the_products_that_are_asked_for_are_made(frozen, products):
     given = mixture(5, K, V, k)
-    nll_mixture.CHUNK_ELEMENTS["cpu"] = nll_mixture.SLICE_ELEMENTS["cpu"] = 5 * K * 40
+    nll_mixture.CHUNK_ELEMENTS["cpu"] = nll_mixture_errors.SLICE_ELEMENTS["cpu"] = 5 * K * 40
     for name in frozen:
         getattr(given, name).requires_grad_(False)
     with Products() as made:

@@ -25,7 +25,6 @@ Shapes: N tokens, K experts, V labels, k width; R = K times the tokens of a chun
 
 import functools
 import logging
-from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -44,6 +43,7 @@ from drill.kernels.nll import (
 )
 from drill.kernels.nll_checks import check_head
 from drill.kernels.nll_chunked import add_product, engine_named, padded_weight, wants_gradients
+from drill.kernels.nll_mixture_errors import Errors, ProductAndPass, at_most, spans
 from drill.kernels.nll_mixture_passes import Passes, TorchPasses
 from drill.kernels.nll_plan import ROW_BYTES, Settings, aligned
 from drill.kernels.told import tell_once
@@ -51,8 +51,6 @@ from drill.kernels.told import tell_once
 CHUNK_ELEMENTS = {"cpu": 2**22, "cuda": 2**28}
 """Logits of a chunk at most. Every chunk reads and writes the sums of the labels' gradient, so
 chunks are larger than where a chunk completes its labels."""
-SLICE_ELEMENTS = {"cpu": 2**19, "cuda": 2**40}
-"""Logits of a slice at most: what a product leaves in the cache and the pass finds there."""
 MIN_ROWS = 256
 """With fewer rows in a chunk, those sums would cost more than the products."""
 WIDTH_ALIGN = {"cpu": 1, "cuda": 16}
@@ -144,10 +142,12 @@ def tokens_at_once(
     # Plain PyTorch makes wider copies of a chunk as it works.
     logit = size + (0 if settings.engine == "triton" else 3 * exact)
     operands = 2 * size + (0 if settings.engine == "triton" else 2 * exact)
-    kept = tokens * experts * (width * size + ROW_BYTES) + labels * columns * (size + exact)
+    arranged = size if weight.is_cuda else 0  # the labels again, for nll_mixture_exponentials
+    kept = tokens * experts * (width * size + ROW_BYTES)
+    kept += labels * columns * (size + exact + arranged)
     room = (settings.memory - kept) // (experts * (labels * logit + columns * operands))
     least = -(-MIN_ROWS // experts)
-    most = _at_most(CHUNK_ELEMENTS, weight, experts * labels)
+    most = at_most(CHUNK_ELEMENTS, weight, experts * labels)
     at_once = min(max(least, most), room, max(1, tokens))
     if at_once < min(least, max(1, tokens)):
         return 0
@@ -188,13 +188,13 @@ def _sweep(
     exact = torch.promote_types(dtype, torch.float32)
     for_contexts, for_weight, for_bias = wanted
     tokens, experts = log_prior.shape
-    labels, width = weight.shape
+    width = weight.shape[1]
     w = _with_bias(weight, bias, dtype, passes)  # (V padded, k and the bias)
     columns = slice(0 if for_weight else width, w.shape[1] if for_bias else width)
     height = at_once * experts
+    maker = _errors_by(settings.engine, w, weight, bias, experts, height)
     logits = w.new_empty((height, w.shape[0]))
     each, mass = w.new_empty((2, height), dtype=exact)
-    padded = w.new_empty((height, w.shape[1])) if bias is not None else None
     losses = contexts.new_empty(tokens, dtype=exact)
     gamma, share = contexts.new_empty((2, tokens, experts), dtype=exact)
     context_sums = contexts.new_empty(contexts.shape, dtype=dtype) if for_contexts else None
@@ -204,20 +204,11 @@ def _sweep(
         operand = w.new_empty((height, label_sums.shape[1]))
         if tokens == 0:
             label_sums.zero_()
-    in_cache = _at_most(SLICE_ELEMENTS, contexts, experts * w.shape[0])
-    for some in _spans(tokens, at_once):
+    for some in spans(tokens, at_once):
         here = slice(some.start * experts, some.stop * experts)
         count = here.stop - here.start
-        rows, errors = contexts[here], logits[:count]
-        if padded is None:
-            rows = rows.to(dtype)
-        else:
-            passes.widen(rows, None, 0, padded[:count])  # by 1 where w has the bias
-            rows = padded[:count]
-        for few in _spans(some.stop - some.start, in_cache):
-            part = slice(few.start * experts, few.stop * experts)
-            torch.mm(rows[part], w.t(), out=errors[part])
-            passes.errors(errors[part], labels, targets[some][few], each[part], mass[part])
+        errors = logits[:count]
+        rows = maker.errors(contexts[here], targets[some], errors, each[:count], mass[:count])
         scaled = None if operand is None else operand[:count]
         passes.mix(
             log_prior[some],
@@ -238,13 +229,20 @@ def _sweep(
     return Swept(losses, gamma, share, context_sums, label_sums)
 
 
-def _spans(count: int, step: int) -> Iterator[slice]:
-    return (slice(start, min(count, start + step)) for start in range(0, count, step))
+def _errors_by(
+    engine: str, w: Tensor, weight: Tensor, bias: Tensor | None, experts: int, height: int
+) -> Errors:
+    """The fastest maker of errors for chunks of up to ``height`` rows."""
+    labels, columns = weight.shape[0], weight.shape[1] + _bias_columns(bias, w.dtype)
+    if engine == "triton" and w.is_cuda and w.dtype == torch.bfloat16:
+        from drill.kernels.nll_mixture_exponentials import Exponentials, exponentials_missing
 
-
-def _at_most(elements: dict[str, int], tensor: Tensor, each: int) -> int:
-    """Tokens of ``each`` elements on the tensor's device, at least one."""
-    return max(1, elements.get(tensor.device.type, elements["cuda"]) // each)
+        missing = exponentials_missing(w, columns)
+        if missing is None:
+            return Exponentials(w, labels, columns, experts, height)
+        tell_once("mixture_nll", "a product and a pass over its logits", missing)
+    room = None if bias is None else w.new_empty((height, w.shape[1]))
+    return ProductAndPass(_passes(engine), w, labels, experts, room)
 
 
 def _with_bias(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, passes: Passes) -> Tensor:
