@@ -16,7 +16,7 @@ from table import Cell, Report, device_ratio, mib, ratio
 from timing import Prepare, Step, measure
 from torch import Tensor, nn
 
-from drill.kernels.lstm import Implementation, Weights, lstm
+from drill.kernels.lstm import Implementation, Weights, lstm, lstm_stack
 
 BASE = "cudnn"
 NAMES = ("ptb", "wt2")
@@ -38,16 +38,11 @@ def contestants(setting: Setting, steps: int) -> dict[str, Prepare]:
         with torch.device(setting.device):
             layers = [nn.LSTM(*pair) for pair in pairwise(widths(setting))]
             x = torch.randn(steps, batch, setting.size.width, requires_grad=True)
-            states = [torch.zeros(1, batch, layer.hidden_size) for layer in layers]
+            states = [(torch.zeros(1, batch, layer.hidden_size),) * 2 for layer in layers]
 
         def loss() -> Tensor:
-            hidden = x
-            for layer, state in zip(layers, states, strict=True):
-                weights = Weights(*layer.all_weights[0])
-                inner = layer is not layers[-1]
-                hidden, _, _ = lstm(
-                    hidden, state, state, weights, impl, drop=WEIGHT_DROP, keep_padding=inner
-                )
+            weights = [Weights(*layer.all_weights[0]) for layer in layers]
+            hidden, _ = lstm_stack(x, states, weights, impl, drop=WEIGHT_DROP)
             return hidden.float().mean()
 
         given = [x, *(weight for layer in layers for weight in layer.parameters())]

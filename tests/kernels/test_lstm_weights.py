@@ -8,7 +8,7 @@ from drill.kernels.nll import TRITON_INSTALLED
 if not TRITON_INSTALLED:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
-from drill.kernels.lstm_parameters import Weights
+from drill.kernels.lstm_parameters import Gradients, Weights
 from drill.kernels.lstm_weights import finish, prepare
 
 HIDDEN, INPUTS, PADDED, WIDTH, STEPS, BATCH = 21, 10, 32, 16, 3, 5
@@ -102,27 +102,31 @@ def test_gradients_come_back_in_the_order_of_the_parameters(device):
     given = weights(device)
     d_ih, d_hh = by_unit(given[0], WIDTH), by_unit(given[1], PADDED)
     d_bias = torch.randn(BATCH, PADDED, 4, device=device)
-    made = finish(d_ih, d_hh, d_bias, given, given[0].device, padded=PADDED, drop=0.0, seed=None)
+    made = Gradients.room(given, given[0].device, (True,) * 4)
+    finish(made, d_ih, d_hh, d_bias, drop=0.0, seed=None)
     assert torch.equal(made.w_ih, given[0])
     assert torch.equal(made.w_hh, given[1])
     torch.testing.assert_close(made.bias, d_bias.sum(0)[:HIDDEN].t().reshape(-1))
 
 
-@pytest.mark.parametrize(
-    "asked", [(True, False, False), (False, True, False), (False, False, True)]
-)
+@pytest.mark.parametrize("asked", [(1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1)])
 def test_what_nobody_asks_for_is_not_made(asked, device):
     given = weights(device)
+    by_gate = [given[0], given[1], torch.full((4 * HIDDEN,), float(BATCH), device=device)]
     grads = [
         by_unit(given[0], WIDTH),
         by_unit(given[1], PADDED),
         torch.ones(BATCH, PADDED, 4, device=device),
     ]
-    wanted = [grad if ask else None for grad, ask in zip(grads, asked, strict=True)]
-    place = given[0].device
-    made = finish(*wanted, given, place, padded=PADDED, drop=0.0, seed=None)
-    assert tuple(each is not None for each in made) == asked
-    nothing = finish(None, None, None, given, place, padded=PADDED, drop=0.0, seed=None)
+    made = Gradients.room(given, given[0].device, asked)
+    wanted = (*asked[:2], asked[2] or asked[3])
+    assert tuple(each is not None for each in made) == tuple(map(bool, wanted))
+    some = [grad if ask else None for grad, ask in zip(grads, wanted, strict=True)]
+    finish(made, *some, drop=0.0, seed=None)
+    for found, truth in zip(made, by_gate, strict=True):
+        assert found is None or torch.equal(found, truth)
+    nothing = Gradients.room(given, given[0].device, (False,) * 4)
+    finish(nothing, None, None, None, drop=0.0, seed=None)
     assert nothing == (None,) * 3
 
 
@@ -141,8 +145,10 @@ def test_both_ways_drop_the_same_entries_and_scale_the_others(drop, device):
     assert abs(share - drop) < 4 * (drop * (1 - drop) / len(ratio)) ** 0.5
     assert torch.equal(made.w_hh_t, made.w_hh.t())
     ones = torch.ones(4 * PADDED, PADDED, device=device)
-    meta = [each.to("meta") for each in given]  # no value of theirs is read
-    back = finish(None, ones, None, meta, ones.device, padded=PADDED, drop=drop, seed=seed).w_hh
+    meta = Weights(*(each.to("meta") for each in given))  # no value of theirs is read
+    room = Gradients.room(meta, ones.device, (False, True, False, False))
+    finish(room, None, ones, None, drop=drop, seed=seed)
+    back = room.w_hh
     mask = (made.w_hh != 0).view(PADDED, 4, PADDED)[:HIDDEN, :, :HIDDEN].transpose(0, 1)
     assert torch.equal(back != 0, mask.reshape(4 * HIDDEN, HIDDEN))
     torch.testing.assert_close(back.max().item(), 1 / (1 - drop))

@@ -16,8 +16,14 @@ from torch import Tensor, nn
 
 from drill.encoders.base import Encoded, Encoder, State
 from drill.encoders.dropout import locked_dropout, row_dropout
-from drill.kernels.lstm import IMPLEMENTATIONS, Implementation, Weights, choose, in_words
-from drill.kernels.lstm import lstm as run_lstm
+from drill.kernels.lstm import (
+    IMPLEMENTATIONS,
+    Implementation,
+    Weights,
+    choose,
+    in_words,
+    lstm_stack,
+)
 
 
 class AwdLstm(Encoder):
@@ -101,16 +107,14 @@ class AwdLstm(Encoder):
             rows = self.embedding.weight.shape[0]
             x = row_dropout(x, ids, rows, self.dropout_embedding)
             x = locked_dropout(x, self.dropout_input)
-        carried: list[tuple[Tensor, Tensor]] = []
-        for i, (lstm, held) in enumerate(zip(self.lstms, state, strict=True)):
-            if dropping and i > 0:
-                x = locked_dropout(x, self.dropout_hidden)
-            weights = Weights(*lstm.all_weights[0])
-            inner = i + 1 < len(self.lstms)
-            drop = self.weight_drop if dropping else 0.0
-            h, c = held
-            x, h, c = run_lstm(x, h, c, weights, self.impl, drop=drop, keep_padding=inner)
-            carried.append((h, c))
+        x, carried = lstm_stack(
+            x,
+            state,
+            [Weights(*lstm.all_weights[0]) for lstm in self.lstms],
+            self.impl,
+            drop=self.weight_drop if dropping else 0.0,
+            between=self.dropout_hidden if dropping else 0.0,
+        )
         output = locked_dropout(x, self.dropout_output) if dropping else x
         return Encoded(output, x, tuple(carried))
 

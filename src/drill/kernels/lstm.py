@@ -1,4 +1,4 @@
-"""One LSTM layer over a sequence, by the implementation that suits the device.
+"""LSTM layers over a sequence, by the implementation that suits the device.
 
 i, f, g, o = gates of  W_ih x_t + b_ih + W_hh h_{t-1} + b_hh
 c_t = f c_{t-1} + i g        h_t = o tanh(c_t)
@@ -11,14 +11,16 @@ graph       a product and a kernel per step, replayed as CUDA graphs: any NVIDIA
 The last two multiply in bfloat16, with float32 sums and cell states.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from drill.kernels import lstm_persistent
+from drill.kernels.lstm_layers import PersistentLayers
 from drill.kernels.lstm_parameters import Weights as Weights
-from drill.kernels.masks import drop_entries
+from drill.kernels.masks import draw_mask, drop_entries, masked
 from drill.kernels.nll import triton_missing
 from drill.kernels.nll_checks import autocast_on
 from drill.kernels.told import tell_once
@@ -40,7 +42,7 @@ def lstm(
     drop: float = 0.0,
     keep_padding: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Output (T, B, o), and h and c (1, B, o) after the last step.
+    """Output (T, B, o) of one layer, and its h and c (1, B, o) after the last step.
 
     Where products are in bfloat16 anyway (autocast, or such weights), ``auto`` takes ``persistent``
     for small batches if the device allows it, else ``graph``; elsewhere ``cudnn``. ``choose`` says
@@ -49,17 +51,56 @@ def lstm(
     ``keep_padding`` the output of these two may be wider than o, zeros beyond it, and x wider than
     i: a stack of layers then stays aligned in memory.
     """
-    _check_shapes(x, h, c, weights)
-    chosen, reason = choose(impl, x, weights.w_hh)
-    if not torch.compiler.is_compiling():
-        tell_once("lstm", in_words(chosen, x.device), reason)
+    _check_shapes(x.shape, h, c, weights)
+    chosen = _told_choice(impl, x, weights)
     if chosen == "persistent":
-        return _persistent(x, h, c, weights, drop, keep_padding)
+        output, [(h, c)] = _persistent(x, [(h, c)], [weights], drop, 0.0, keep_padding)
+        return output, h, c
     if chosen == "graph":
         return _stepwise(x, h, c, weights, drop, keep_padding)
     weights = weights._replace(w_hh=drop_entries(weights.w_hh, drop))
     x = x[..., : weights.w_ih.shape[1]]
     return _reference(x, h, c, weights) if chosen == "reference" else _library(x, h, c, weights)
+
+
+def lstm_stack(
+    x: Tensor,  # (T, B, i)
+    states: Sequence[tuple[Tensor, ...]],  # h and c of each layer, (1, B, o)
+    weights: Sequence[Weights],  # of each layer; i of a later one is o of the one below
+    impl: Implementation = "auto",
+    *,
+    drop: float = 0.0,
+    between: float = 0.0,
+) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    """Output (T, B, o) of the last of several layers, and h and c of each after the last step.
+
+    ``lstm`` of each, which reads what the one below gave, times a mask that loses the share
+    ``between`` of the units, the same at all steps (locked dropout). Faster than calls of ``lstm``
+    where all are ``persistent``: weights of one layer are then prepared, and their gradients made,
+    while the steps of another run.
+    """
+    if len(weights) > 1 and all(choose(impl, x, w.w_hh)[0] == "persistent" for w in weights):
+        shape = x.shape
+        for (h, c), each in zip(states, weights, strict=True):
+            _check_shapes(shape, h, c, each)
+            _told_choice(impl, x, each)
+            shape = torch.Size([*shape[:2], each.w_hh.shape[1]])
+        return _persistent(x, states, weights, drop, between, keep_padding=False)
+    ends = []
+    for i, ((h, c), each) in enumerate(zip(states, weights, strict=True)):
+        if i > 0 and between > 0.0:
+            x = masked(x, draw_mask((1, *x.shape[1:]), between, x))
+        inner = i + 1 < len(weights)
+        x, h, c = lstm(x, h, c, each, impl, drop=drop, keep_padding=inner)
+        ends.append((h, c))
+    return x, ends
+
+
+def _told_choice(impl: Implementation, x: Tensor, weights: Weights) -> str:
+    chosen, reason = choose(impl, x, weights.w_hh)
+    if not torch.compiler.is_compiling():
+        tell_once("lstm", in_words(chosen, x.device), reason)
+    return chosen
 
 
 def choose(impl: Implementation, x: Tensor, w_hh: Tensor) -> tuple[str, str]:
@@ -107,7 +148,7 @@ def _obstacle(impl: str, device: torch.device, w_hh: Tensor) -> str | None:
     return triton_missing(device, torch.bfloat16)
 
 
-def _check_shapes(x: Tensor, h: Tensor, c: Tensor, weights: Weights) -> None:
+def _check_shapes(x: torch.Size, h: Tensor, c: Tensor, weights: Weights) -> None:
     """Kernels read where the sizes say: what does not fit would be another's memory."""
     shapes = [tuple(weight.shape) for weight in weights]
     o, i = weights.w_hh.shape[-1], weights.w_ih.shape[-1]
@@ -116,27 +157,34 @@ def _check_shapes(x: Tensor, h: Tensor, c: Tensor, weights: Weights) -> None:
             f"lstm: weights have shapes {shapes}, not (4 o, i), (4 o, o), (4 o,) and (4 o,); give "
             "those of one layer and direction of nn.LSTM"
         )
-    if x.dim() != 3 or 0 in x.shape or x.shape[2] < i:
+    if len(x) != 3 or 0 in x or x[2] < i:
         raise ValueError(
-            f"lstm: x is (T, B, {i}) with at least one step and sequence, not {tuple(x.shape)}; a "
+            f"lstm: x is (T, B, {i}) with at least one step and sequence, not {tuple(x)}; a "
             f"single text is (T, 1, {i}), and W_ih says how wide"
         )
-    state = (1, x.shape[1], o)
+    state = (1, x[1], o)
     if tuple(h.shape) != state or tuple(c.shape) != state:
         raise ValueError(
-            f"lstm: h and c are {state} for x {tuple(x.shape)}, not {tuple(h.shape)} and "
+            f"lstm: h and c are {state} for x {tuple(x)}, not {tuple(h.shape)} and "
             f"{tuple(c.shape)}; start from zeros of that shape"
         )
 
 
 def _persistent(
-    x: Tensor, h: Tensor, c: Tensor, weights: Weights, drop: float, keep_padding: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+    x: Tensor,
+    states: Sequence[tuple[Tensor, ...]],
+    weights: Sequence[Weights],
+    drop: float,
+    between: float,
+    keep_padding: bool,
+) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    layers = zip(states, weights, strict=True)
+    flat = [tensor for (h, c), each in layers for tensor in (h[0], c[0], *each)]
     with torch.autocast(x.device.type, enabled=False), torch.cuda.device_of(x):
-        output, last = lstm_persistent.PersistentLstm.apply(
-            x.to(torch.bfloat16), h[0], c[0], *weights, drop
-        )
-    return _results(output, last, h, c, keep_padding)
+        output, *ends = PersistentLayers.apply(x.to(torch.bfloat16), drop, between, *flat)
+    pairs = zip(ends[::2], ends[1::2], strict=True)
+    width = output.shape[2] if keep_padding else weights[-1].w_hh.shape[1]
+    return _narrowed(output, width), [(h[None], c[None]) for h, c in pairs]
 
 
 def _stepwise(
@@ -148,15 +196,15 @@ def _stepwise(
     with torch.autocast(x.device.type, enabled=False), torch.cuda.device_of(x):
         bias = b_ih.float() + b_hh.float()
         output, last = StepwiseLstm.apply(x, h[0], c[0], w_ih, w_hh, bias, drop)
-    return _results(output, last, h, c, keep_padding)
-
-
-def _results(
-    output: Tensor, last: Tensor, h: Tensor, c: Tensor, keep_padding: bool
-) -> tuple[Tensor, Tensor, Tensor]:
     width = h.shape[2]
     ended = output[-1:, :, :width].to(h.dtype)
-    return output if keep_padding else output[..., :width], ended, last[None].to(c.dtype)
+    output = output if keep_padding else _narrowed(output, width)
+    return output, ended, last[None].to(c.dtype)
+
+
+def _narrowed(output: Tensor, width: int) -> Tensor:
+    """Without its padding. A slice that takes all would still copy its gradient."""
+    return output if output.shape[2] == width else output[..., :width]
 
 
 def _library(x: Tensor, h: Tensor, c: Tensor, weights: Weights) -> tuple[Tensor, Tensor, Tensor]:

@@ -121,7 +121,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(CLUSTE
         Fetcher fetcher{stalled};
         for (int t = steps - 1; t > 0; --t)
             for (int n = 0; n < GROUPS; ++n) {
-                int rows = groups.rows(n);
+                int rows = groups.rows(n), row = threadIdx.x % 128 / 2;
+                if (LARGE && t > 2 && row < rows && blockIdx.x * OWN < H) {
+                    const long long at = (t - 3) * step + (groups.first(n) + row) * H + blockIdx.x * OWN;
+                    prefetch(gates + at + threadIdx.x % 2 * 8);
+                    if (threadIdx.x % 2) prefetch(c + at);
+                    else prefetch(dout + at);
+                }
                 const half* share = exchange + 4 * t * step + groups.first(n) * COLUMNS + rank * SHARE * rows;
                 fetcher.fetch(share, rows, flags_of(flags, t, n));
             }

@@ -32,29 +32,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(CLUSTE
         leave_registers_to_finish();
         int unit = blockIdx.x * OWN + within;
         float* cells = (float*)kept() + thread;  // (GROUPS, TILES, 128)
+        float4* inputs = (float4*)((float*)kept() + GROUPS * TILES * 128) + thread;  // (TILES, 128), of the next item
         auto row_of = [&](int j) { return 8 * j + 2 * (lane % 4) + odd; };
         float4 gate[TILES], b = bias[unit];
-        auto fetch_input = [&](int t, int n) {
-            const float4* from = gates + t * step + groups.first(n) * H + unit;
+        auto send_for_inputs = [&](int item) {
+            int n = item % GROUPS;
+            const float4* from = gates + item / GROUPS * step + groups.first(n) * H + unit;
 #pragma unroll
             for (int j = 0; j < TILES; ++j)
-                if (row_of(j) < groups.rows(n)) gate[j] = from[row_of(j) * H];
+                if (row_of(j) < groups.rows(n)) send_for(inputs + j * 128, from + row_of(j) * H);
         };
         for (int n = 0; n < GROUPS; ++n)
             for (int j = 0; j < TILES; ++j)
                 if (row_of(j) < groups.rows(n))
                     cells[(n * TILES + j) * 128] = c[(groups.first(n) + row_of(j)) * H + unit];
-        fetch_input(0, 0);
+        send_for_inputs(0);
         int item = 0;
         for (int t = 0; t < steps; ++t)
             for (int n = 0; n < GROUPS; ++n, ++item) {
                 int rows = groups.rows(n);
                 float cell[TILES], hidden[TILES];
+                wait_for_sent();
 #pragma unroll
                 for (int j = 0; j < TILES; ++j) {
+                    gate[j] = inputs[j * 128];
                     add(gate[j], b);
                     cell[j] = cells[(n * TILES + j) * 128];
                 }
+                if (item + 1 < steps * GROUPS) send_for_inputs(item + 1);  // over those just read
                 half* next = exchange + (t + 1) * step + groups.first(n) * H + unit / 8 * rows * 8 + unit % 8;
                 const float4* sums = sums_of(item) + thread;
                 const bool hope = wait_for_sums(item, rows, thread == 0, stalled);
@@ -93,15 +98,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(CLUSTE
                     gates[at + place] = gate[j];
                     c[at + step + place] = cell[j];
                 }
-                if (n + 1 < GROUPS) fetch_input(t, n + 1);
-                else if (t + 1 < steps) fetch_input(t + 1, 0);
             }
     } else {
         leave_registers_to_fetch();
         Fetcher fetcher{stalled};
         for (int t = 0; t < steps; ++t)
             for (int n = 0; n < GROUPS; ++n) {
-                int rows = groups.rows(n);
+                int rows = groups.rows(n), row = threadIdx.x % 128 / 2;
+                if (LARGE && t + 2 < steps && row < rows)
+                    prefetch(gates + (t + 2) * step + (groups.first(n) + row) * H + blockIdx.x * OWN + threadIdx.x % 2 * 8);
                 const half* share = exchange + t * step + groups.first(n) * H + rank * SHARE * rows;
                 fetcher.fetch(share, rows, flags_of(flags, t, n));
             }

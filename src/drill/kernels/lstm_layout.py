@@ -46,11 +46,12 @@ class Shape(NamedTuple):
         return 128 * (self.warpgroups + 2)
 
     def shared(self, tiles: int, groups: int) -> int:
-        """Bytes: words of two groups, sums of two steps, and what is kept from step to step."""
+        """Bytes: words of two groups, sums of two steps, what is kept, and the next inputs."""
         words = 2 * self.share * 8 * tiles * 2
         sums = self.warpgroups * 128 * tiles * 16
         kept = 128 * tiles * (20 if self.backward else 4)
-        return words + groups * (2 * sums + kept)
+        inputs = 0 if self.backward else 128 * tiles * 16
+        return words + groups * (2 * sums + kept) + inputs
 
 
 class Layout(NamedTuple):

@@ -82,17 +82,16 @@ struct Slice {
             bool useful = product(d, item, rows);
             float4* sums = sums_of(item) + rank * TILES * SENT + threadIdx.x % SENT;
             u64* barrier = &summed[item % SUM_SLOTS];
-            if (CLUSTER == 1) {
+            const bool stays = STAY && (CLUSTER == 1 || owner == rank);
+            u32 here = shared_of(sums), there = at_rank(here, owner), theirs = at_rank(shared_of(barrier), owner);
 #pragma unroll
-                for (int j = 0; j < TILES; ++j)
-                    sums[j * SENT] = make_float4(d[4 * j], d[4 * j + 1], d[4 * j + 2], d[4 * j + 3]);
+            for (int j = 0; j < TILES; ++j)
+                if (useful && owned && 8 * j + 2 * q < rows && !stays) send(there + j * SENT * 16, d + 4 * j, theirs);
+            if (STAY) {
+#pragma unroll
+                for (int j = 0; j < TILES; ++j) keep(here + j * SENT * 16, d + 4 * j, stays);
                 __syncwarp();
-                if (useful && threadIdx.x % 32 == 0) arrive(barrier);
-            } else {
-                u32 to = at_rank(shared_of(sums), owner), theirs = at_rank(shared_of(barrier), owner);
-#pragma unroll
-                for (int j = 0; j < TILES; ++j)
-                    if (useful && owned && 8 * j + 2 * q < rows) send(to + j * SENT * 16, d + 4 * j, theirs);
+                if (useful && stays && threadIdx.x % 32 == 0) arrive(barrier);
             }
         }
     }
@@ -103,7 +102,7 @@ struct Slice {
 __device__ __forceinline__ bool wait_for_sums(int item, int rows, bool first, const u32* stalled) {
     u64* barrier = &summed[item % SUM_SLOTS];
     if (hopeless) return false;
-    if (CLUSTER > 1 && first) expect(barrier, CLUSTER * SENT / 4 * ((rows + 1) / 2) * 16);
+    if (CLUSTER > 1 && first) expect(barrier, (CLUSTER - STAY) * SENT / 4 * ((rows + 1) / 2) * 16);
     for (int polls = 1; !passed(barrier, item / SUM_SLOTS); ++polls)
         if (polls % LOOK_ASIDE == 0 && load1(stalled)) {
             hopeless = 1;

@@ -1,7 +1,9 @@
 """The parameters of one LSTM layer, as every implementation of it is given them."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -12,3 +14,22 @@ class Weights(NamedTuple):
     w_hh: Tensor  # (4 o, o)
     b_ih: Tensor  # (4 o,)
     b_hh: Tensor  # (4 o,)
+
+
+class Gradients(NamedTuple):
+    """Of these; None where nobody asked. One for both biases."""
+
+    w_ih: Tensor | None
+    w_hh: Tensor | None
+    bias: Tensor | None
+
+    @classmethod
+    def room(
+        cls,
+        like: Weights,  # for shapes and dtypes, on any device
+        device: torch.device,
+        asked: Sequence[bool],  # as the weights
+    ) -> "Gradients":
+        wanted = (asked[0], asked[1], asked[2] or asked[3])
+        pairs = zip(like[:3], wanted, strict=True)
+        return cls(*(torch.empty_like(w, device=device) if ask else None for w, ask in pairs))

@@ -42,6 +42,9 @@ constexpr int SUMS = CLUSTER * SENT * TILES;    // float4 of an item: of each bl
 // A block may send the sums of a step when all have finished those of two steps before: the words
 // it multiplied were made of sums of then, of blocks that had waited for everybody's words.
 constexpr int SUM_SLOTS = 2 * GROUPS;
+// Forward the sums of one warpgroup are those of its own block. They are stored there, and its four
+// warps say when; even to itself a block sends more slowly.
+constexpr int STAY = !BACKWARD;
 // A large group has more words than registers can take on their way: then flags say when they are
 // there, and they are copied in bulk.
 constexpr bool LARGE = TILES > 3;
@@ -86,9 +89,15 @@ __device__ __forceinline__ float tanh_(float x) {
     asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-// Not by tanh_: its error beside 1 would be all there is of a closed gate. Right at both ends: where
-// the exponential is infinite the quotient is 0; NaN stays NaN.
-__device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
+// 1 / (1 + 2^(-x log2 e)). Not by tanh_: its error beside 1 would be all there is of a closed gate. Right
+// at both ends: where the power is infinite the quotient is 0; NaN stays NaN. Subnormal numbers are 0:
+// else the compiler scales what goes in and what comes out.
+__device__ __forceinline__ float sigmoid(float x) {
+    float power, y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * -1.44269504f));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(1.0f + power));
+    return y;
+}
 __device__ __forceinline__ void add(float4& x, float4 y) { x.x += y.x; x.y += y.y; x.z += y.z; x.w += y.w; }
 __device__ __forceinline__ u32 now() {
     u64 nanoseconds;
@@ -98,16 +107,22 @@ __device__ __forceinline__ u32 now() {
 
 // -- shared memory and what is waited for there
 
-extern __shared__ __align__(128) unsigned char memory[];  // (SLOTS, SLOT), (SUM_SLOTS, SUMS), kept
+extern __shared__ __align__(128) unsigned char memory[];  // (SLOTS, SLOT), (SUM_SLOTS, SUMS), kept, inputs
 __shared__ __align__(8) u64 full[SLOTS][PARTS], empty[SLOTS], landed[PARTS], summed[SUM_SLOTS];
 __shared__ volatile u32 hopeless;  // whether somebody in the block has given up
 
+__device__ __forceinline__ u32 shared_of(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 __device__ __forceinline__ float4* sums_of(int item) {
     return (float4*)(memory + SLOTS * SLOT) + item % SUM_SLOTS * SUMS;
 }
 // What those who finish keep from step to step.
 __device__ __forceinline__ void* kept() { return memory + SLOTS * SLOT + SUM_SLOTS * SUMS * 16; }
-__device__ __forceinline__ u32 shared_of(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+// Sixteen bytes from memory to shared memory, while the thread goes on.
+__device__ __forceinline__ void send_for(void* to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(shared_of(to)), "l"(from) : "memory");
+}
+// For all that the thread has sent for.
+__device__ __forceinline__ void wait_for_sent() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 __device__ __forceinline__ u32 at_rank(u32 here, int rank) {
     u32 there;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(here), "r"(rank));
@@ -138,6 +153,12 @@ __device__ __forceinline__ void send(u32 to, const float* v, u32 barrier) {
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1,%2,%3,%4}, [%5];"
                  :: "r"(to), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]), "r"(barrier) : "memory");
 }
+// Four sums to the block itself, if they are to stay: by a predicate, as a branch that reads registers of
+// the matrix instruction would make it wait after every step.
+__device__ __forceinline__ void keep(u32 at, const float* v, bool stays) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %5, 0; @p st.shared.v4.f32 [%0], {%1,%2,%3,%4};}"
+                 :: "r"(at), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]), "r"((int)stays) : "memory");
+}
 // All threads of the cluster.
 __device__ __forceinline__ void meet() {
     asm volatile("barrier.cluster.arrive.release.aligned;\n barrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -156,7 +177,7 @@ __device__ __forceinline__ void set_up_barriers() {
             set_up(&empty[slot], 4 * WARPGROUPS);
         }
         for (int part = 0; part < PARTS; ++part) set_up(&landed[part], 1);
-        for (int slot = 0; slot < SUM_SLOTS; ++slot) set_up(&summed[slot], CLUSTER > 1 ? 1 : 4);
+        for (int slot = 0; slot < SUM_SLOTS; ++slot) set_up(&summed[slot], (CLUSTER > 1) + 4 * STAY);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
@@ -187,6 +208,9 @@ struct Groups {
     __device__ __forceinline__ int first(int group) const { return group * size; }
     __device__ __forceinline__ int rows(int group) const { return min(size, batch - group * size); }
 };
+
+// A line of memory to L2, for a later step: what all steps of large groups read is more than L2 keeps.
+__device__ __forceinline__ void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" :: "l"(p)); }
 
 // The blocks' flags of a group at a step.
 __device__ __forceinline__ u32* flags_of(u32* flags, int t, int group) {

@@ -7,36 +7,22 @@
 The mask m of weight drop is never stored: both passes draw it from one seed.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from drill.kernels.lstm_parameters import Weights
+from drill.kernels.lstm_parameters import Gradients, Weights
+from drill.kernels.lstm_persistent import Prepared
 
 UNITS, COLUMNS = 16, 64  # of a tile of weights, with the four gates of each unit
 WORDS = 2048  # of a block that marks hidden states
 
 
-class Prepared(NamedTuple):
-    """What ``prepare`` makes; p stands for the padded hidden size."""
-
-    w_ih: Tensor  # (4p, width)
-    w_hh: Tensor  # (4p, p)
-    w_hh_t: Tensor | None  # (p, 4p), where gradients are wanted
-    bias: Tensor  # (p, 4), float32
-    h: Tensor  # (T + 1, B, p), bfloat16: the initial state; the rest is not written
-    c: Tensor  # (T + 1, B, p), float32: the same
-    exchange: (
-        Tensor  # (T, B, p), bfloat16: the initial state by groups (p / 8, rows, 8), then marks
-    )
-    flags: Tensor  # int32, marks too
-
-
 def prepare(
-    weights: Weights,
+    weights: Weights,  # contiguous, as the states
     h0: Tensor,  # (B, hidden)
     c0: Tensor,  # (B, hidden)
     *,
@@ -48,9 +34,11 @@ def prepare(
     drop: float,
     seed: Tensor | None,  # (1,), int64; where something is dropped
     transposed: bool,
+    stream: torch.cuda.Stream | None = None,
 ) -> Prepared:
+    """On this stream, in memory of the current one; the caller has them wait for one another."""
     batch, hidden = h0.shape
-    w_ih, w_hh, b_ih, b_hh = (weight.contiguous() for weight in weights)
+    w_ih, w_hh, b_ih, b_hh = weights
     half: dict[str, Any] = {"dtype": torch.bfloat16, "device": w_hh.device}
     wide: dict[str, Any] = {"dtype": torch.float32, "device": w_hh.device}
     exchange = torch.empty(steps * batch * padded + 2 * flags, **half)
@@ -68,69 +56,58 @@ def prepare(
     recurrent = triton.cdiv(padded, UNITS) * triton.cdiv(padded, COLUMNS)
     inward = triton.cdiv(padded, UNITS) * triton.cdiv(width, COLUMNS)
     states = triton.cdiv(batch * padded, WORDS)
-    _prepare[(recurrent + inward + states + triton.cdiv(words, WORDS),)](
-        w_ih,
-        w_hh,
-        b_ih,
-        b_hh,
-        h0.contiguous(),
-        c0.contiguous(),
-        seed,
-        made.w_ih,
-        made.w_hh,
-        made.w_hh_t,
-        made.bias,
-        made.h,
-        made.c,
-        exchange,
-        exchange.view(torch.int16),
-        hidden,
-        w_ih.shape[1],
-        width,
-        batch,
-        group,
-        words,
-        recurrent,
-        inward,
-        states,
-        drop,
-        PADDED=padded,
-        DROP=seed is not None,
-        TRANSPOSED=transposed,
-        UNITS=UNITS,
-        COLUMNS=COLUMNS,
-        WORDS=WORDS,
-        num_warps=4,
-    )
+    with torch.cuda.stream(stream):
+        _prepare[(recurrent + inward + states + triton.cdiv(words, WORDS),)](
+            w_ih,
+            w_hh,
+            b_ih,
+            b_hh,
+            h0,
+            c0,
+            seed,
+            made.w_ih,
+            made.w_hh,
+            made.w_hh_t,
+            made.bias,
+            made.h,
+            made.c,
+            exchange,
+            exchange.view(torch.int16),
+            hidden,
+            w_ih.shape[1],
+            width,
+            batch,
+            group,
+            words,
+            recurrent,
+            inward,
+            states,
+            drop,
+            PADDED=padded,
+            DROP=seed is not None,
+            TRANSPOSED=transposed,
+            UNITS=UNITS,
+            COLUMNS=COLUMNS,
+            WORDS=WORDS,
+            num_warps=4,
+        )
     return made
 
 
-class Gradients(NamedTuple):
-    """As of ``nn.LSTM``; None where nobody asked."""
-
-    w_ih: Tensor | None
-    w_hh: Tensor | None
-    bias: Tensor | None
-
-
 def finish(
-    d_ih: Tensor | None,  # (4p, width), float32, by unit
+    made: Gradients,
+    d_ih: Tensor | None,  # (4p, width), float32, by unit; None where there is no room for it
     d_hh: Tensor | None,  # (4p, p), float32, by unit
     d_bias: Tensor | None,  # (B, p, 4), float32
-    like: Weights,  # for shapes and dtypes, on any device
-    device: torch.device,
     *,
-    padded: int,
     drop: float,
     seed: Tensor | None,
-) -> Gradients:
-    w_ih, w_hh, b_ih, _ = like
-    hidden, inputs = w_hh.shape[1], w_ih.shape[1]
-    made = Gradients(
-        None if d_ih is None else torch.empty(w_ih.shape, dtype=w_ih.dtype, device=device),
-        None if d_hh is None else torch.empty(w_hh.shape, dtype=w_hh.dtype, device=device),
-        None if d_bias is None else torch.empty(b_ih.shape, dtype=b_ih.dtype, device=device),
-    )
+) -> None:
+    """Write gradients of weights as ``prepare`` made them where those of the weights are to be."""
+    hidden = next((each.shape[0] // 4 for each in made if each is not None), 0)
+    inputs = 0 if made.w_ih is None else made.w_ih.shape[1]
+    by_row = [d_ih, d_hh, None if d_bias is None else d_bias[0].view(-1)]
+    padded = next((each.shape[0] // 4 for each in by_row if each is not None), 0)
     rows = triton.cdiv(hidden, UNITS)
     recurrent = 0 if d_hh is None else rows * triton.cdiv(hidden, COLUMNS)
     inward = 0 if d_ih is None else rows * triton.cdiv(inputs, COLUMNS)
@@ -160,7 +137,6 @@ def finish(
             COLUMNS=COLUMNS,
             num_warps=4,
         )
-    return made
 
 
 @triton.jit

@@ -1,0 +1,297 @@
+"""Several LSTM layers in one call: what they compute, and what runs beside their recurrences."""
+
+from contextlib import contextmanager, nullcontext
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+
+from drill.kernels import lstm_layers, lstm_persistent
+from drill.kernels.lstm import Weights, lstm, lstm_stack
+from drill.kernels.lstm_layout import layout
+from drill.kernels.masks import draw_mask
+from drill.kernels.nll import TRITON_INSTALLED
+from tests.kernels.hopper import needs_hopper
+
+
+def stack(sizes, steps, batch, device="cpu", dtype=torch.float64, trained=True):
+    """x, states and weights of layers of these widths, and gradients of all results."""
+    torch.manual_seed(steps * 1000 + batch)
+    modules = [nn.LSTM(i, o) for i, o in pairwise(sizes)]
+    x = torch.randn(steps, batch, sizes[0]).to(device, dtype).requires_grad_(trained)
+    states, weights, wanted = [], [], []
+    for each in modules:
+        pair = (torch.randn(1, batch, each.hidden_size).mul(0.3) for _ in "hc")
+        states.append(tuple(t.to(device, dtype).requires_grad_(trained) for t in pair))
+        own = (p.detach().to(device, dtype).requires_grad_(trained) for p in each.parameters())
+        weights.append(Weights(*own))
+        wanted += [torch.randn(1, batch, each.hidden_size).to(device, dtype) for _ in "hc"]
+    wanted.insert(0, torch.randn(steps, batch, sizes[-1]).to(device, dtype))
+    return x, states, weights, wanted
+
+
+def flat(results):
+    output, ends = results
+    return [output, *(tensor for pair in ends for tensor in pair)]
+
+
+def one_by_one(x, states, weights, impl):
+    ends = []
+    for i, ((h, c), own) in enumerate(zip(states, weights, strict=True)):
+        x, h, c = lstm(x, h, c, own, impl, keep_padding=i + 1 < len(weights))
+        ends.append((h, c))
+    return x, ends
+
+
+def gradients(results, given, wanted):
+    x, states, weights = given
+    leaves = [x, *(t for pair in states for t in pair), *(t for each in weights for t in each)]
+    pairs = zip(flat(results), wanted, strict=True)
+    return torch.autograd.grad(sum((r.to(w.dtype) * w).sum() for r, w in pairs), leaves)
+
+
+def test_a_stack_is_its_layers_one_by_one():
+    *given, wanted = stack([6, 8, 5], 4, 3)
+    found, truth = lstm_stack(*given, "reference"), one_by_one(*given, "cudnn")
+    torch.testing.assert_close(flat(found), flat(truth), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(
+        gradients(found, given, wanted), gradients(truth, given, wanted), rtol=1e-9, atol=1e-12
+    )
+
+
+def test_what_is_between_layers_is_dropped_for_all_steps():
+    *given, _ = stack([6, 8, 5], 4, 3)
+    x, states, weights = given
+    torch.manual_seed(7)
+    output, ends = lstm_stack(x, states, weights, "reference", between=0.5)
+    torch.manual_seed(7)
+    mask = draw_mask((1, 3, 8), 0.5, x)
+    assert 0 < int((mask == 0).sum()) < mask.numel()
+    middle, *first_end = lstm(x, *states[0], weights[0], "reference")
+    truth, *last_end = lstm(middle * mask, *states[1], weights[1], "reference")
+    assert torch.equal(output, truth)
+    assert torch.equal(ends[0][0], first_end[0])  # what is carried was not dropped
+    assert torch.equal(ends[1][1], last_end[1])
+
+
+def test_layers_that_do_not_fit_on_one_another_are_refused():
+    x, states, weights, _ = stack([6, 8, 5], 4, 3)
+    with pytest.raises(ValueError, match=r"x is \(T, B, 8\).*not \(4, 3, 5\)"):
+        lstm_stack(x, [states[1], states[1]], [stack([6, 5], 4, 3)[2][0], weights[1]])
+    with pytest.raises(ValueError, match=r"h and c are \(1, 3, 5\) for x \(4, 3, 8\)"):
+        lstm_stack(x, [states[0], states[0]], weights)
+
+
+# -- what is around the recurrences, with others in their place -----------------------------------
+
+
+def forward_by_step(shape, made, gates):
+    """What ``lstm_forward.cu`` writes."""
+    by_unit = gates.view(-1, *made.h.shape[1:], 4)  # (T, B, p, 4)
+    for t, gate in enumerate(by_unit):
+        gate += made.bias + (made.h[t].float() @ made.w_hh.float().t()).view_as(gate)
+        i, f, g, o = gate.unbind(-1)
+        i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+        made.c[t + 1] = f * made.c[t] + i * g
+        made.h[t + 1] = o * made.c[t + 1].tanh()
+        gate.copy_(torch.stack([i, f, g, o], -1))
+
+
+def backward_by_step(shape, w_hh_t, gates, c, dout, marks):
+    """What ``lstm_backward.cu`` writes."""
+    assert (marks.words == lstm_persistent.EMPTY).all()
+    dgates = torch.empty(*dout.shape, 4, dtype=torch.bfloat16)
+    from_later = 0.0
+    for t in reversed(range(len(dout))):
+        i, f, g, o = gates.view_as(dgates)[t].unbind(-1)
+        d, tanh = dout[t].float() + from_later, c[t + 1].tanh()
+        dc = marks.dc + d * o * (1 - tanh * tanh)
+        by_gate = dc * g * i * (1 - i), dc * c[t] * f * (1 - f), dc * i * (1 - g * g)
+        dgates[t] = torch.stack([*by_gate, d * tanh * o * (1 - o)], -1)
+        marks.dc.copy_(dc * f)
+        from_later = dgates[t].flatten(1).float() @ w_hh_t.float().t()
+    return dgates.view(len(gates), -1), dgates.float().sum(0).flatten(1)
+
+
+class Stream:
+    device_index, cuda_stream, device = 0, 0, "cpu"
+
+    def __init__(self, device=None): ...
+    def wait_stream(self, other): ...
+    def wait_event(self, event): ...
+    def record_event(self): ...
+
+
+@pytest.fixture
+def without_gpu(monkeypatch):
+    """Recurrences step by step, streams that are none; Triton interprets."""
+    if not TRITON_INSTALLED:
+        pytest.skip("Triton is not installed")
+    product = torch.mm
+    monkeypatch.setattr(torch, "mm", lambda a, b, out_dtype: product(a.float(), b.float()))
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(lstm_layers, "_second_to", lambda *first: Stream())
+    monkeypatch.setattr(lstm_layers, "layout_on", lambda device, hidden: layout(hidden, 16))
+    monkeypatch.setattr(lstm_layers, "run_forward", forward_by_step)
+    monkeypatch.setattr(lstm_layers, "run_backward", backward_by_step)
+
+
+def persistent(x, states, weights, drop=0.0, between=0.0):
+    flat = [t for (h, c), each in zip(states, weights, strict=True) for t in (h[0], c[0], *each)]
+    output, *ends = lstm_layers.PersistentLayers.apply(x.to(torch.bfloat16), drop, between, *flat)
+    pairs = zip(ends[::2], ends[1::2], strict=True)
+    return output[..., : weights[-1].w_hh.shape[1]], [(h[None], c[None]) for h, c in pairs]
+
+
+@pytest.mark.parametrize("sizes", [[10, 21, 37, 12], [16, 33]])
+def test_what_is_around_the_recurrences_is_that_of_the_layers(sizes, without_gpu):
+    *exact, wanted = stack(sizes, 5, 3)
+    *given, _ = stack(sizes, 5, 3, dtype=torch.float32)
+    truth, found = one_by_one(*exact, "reference"), persistent(*given)
+    pairs = zip(
+        [*flat(found), *gradients(found, given, [w.float() for w in wanted])],
+        [*flat(truth), *gradients(truth, exact, wanted)],
+        strict=True,
+    )
+    errors = [((a - b).norm() / b.norm()).item() for a, b in pairs]
+    assert max(errors) < 2e-2
+
+
+def test_gradients_are_of_what_was_dropped(without_gpu):
+    *given, _ = stack([10, 21, 37, 12], 5, 3, dtype=torch.float32)
+    output, _ = persistent(*given, drop=0.5, between=0.4)
+    leaves = [each.w_hh for each in given[2]] + [each.w_ih for each in given[2]]
+    found = torch.autograd.grad(output.float().sum(), leaves)
+    zeros = [float((each == 0).float().mean()) for each in found]
+    assert all(0.4 < share < 0.6 for share in zeros[:3])
+    assert zeros[3] == 0.0  # the input is whole
+
+
+def test_only_what_is_asked_for_gets_a_gradient(without_gpu):
+    x, states, weights, _ = stack([10, 21, 12], 5, 3, dtype=torch.float32, trained=False)
+    weights[0].b_hh.requires_grad_()
+    weights[1].w_ih.requires_grad_()
+    output, _ = persistent(x, states, weights)
+    output.float().sum().backward()
+    got = [each.grad is not None for layer in weights for each in layer]
+    assert got == [False, False, False, True, True, False, False, False]
+
+
+# -- on a Hopper GPU ------------------------------------------------------------------------------
+
+PAPER = [400, 1150, 1150, 400]
+
+
+def on_gpu(sizes, steps, batch, **options):
+    return stack(sizes, steps, batch, device="cuda", dtype=torch.float32, **options)
+
+
+@pytest.mark.gpu
+@needs_hopper
+@pytest.mark.parametrize(
+    ("sizes", "steps", "batch"),
+    [(PAPER, 70, 20), (PAPER, 12, 80), ([16, 64], 5, 3), ([30, 650, 100], 9, 100), (PAPER, 1, 1)],
+)
+def test_a_persistent_stack_has_the_bits_of_its_layers(sizes, steps, batch):
+    *given, wanted = on_gpu(sizes, steps, batch)
+    truth = one_by_one(*given, "persistent")
+    expected = [*flat(truth), *gradients(truth, given, wanted)]
+    for _ in range(3):
+        results = lstm_stack(*given, "persistent")
+        found = [*flat(results), *gradients(results, given, wanted)]
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert not lstm_persistent.stalled()
+
+
+@pytest.mark.gpu
+@needs_hopper
+@pytest.mark.parametrize("late", ["steps", "weights"])
+def test_no_stream_runs_ahead_of_the_other(late, monkeypatch):
+    """What is in memory is other when one stream comes late, should the other not wait for it."""
+    *given, wanted = on_gpu([64, 100, 650, 80], 9, 20)
+    truth = lstm_stack(*given, "persistent")
+    expected = [*flat(truth), *gradients(truth, given, wanted)]
+
+    def delayed(name):
+        whole = getattr(lstm_layers, name)
+
+        def run(*args):
+            torch.cuda._sleep(3_000_000)
+            return whole(*args)
+
+        monkeypatch.setattr(lstm_layers, name, run)
+
+    @contextmanager
+    def delayed_stream(first, whole=lstm_layers.second_stream):
+        with whole(first) as second:
+            with torch.cuda.stream(second):
+                torch.cuda._sleep(3_000_000)
+            yield second
+
+    if late == "steps":
+        delayed("run_forward")
+        delayed("run_backward")
+    else:
+        monkeypatch.setattr(lstm_layers, "second_stream", delayed_stream)
+        delayed("_weights_gradients")
+    for _ in range(3):
+        results = lstm_stack(*given, "persistent")
+        found = [*flat(results), *gradients(results, given, wanted)]
+        del results
+        torch.full((64, 2**20), torch.nan, device="cuda")  # in what was freed too early
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.gpu
+@needs_hopper
+def test_replays_of_a_stack_are_its_launches():
+    *given, wanted = on_gpu(PAPER, 12, 20)
+    x, states, weights = given
+
+    def step():
+        results = lstm_stack(x, states, weights, "persistent", drop=0.5, between=0.3)
+        return [*flat(results), *gradients(results, given, wanted)]
+
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        step()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        replayed = step()
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        graph.replay()
+        torch.manual_seed(seed)
+        launched = step()
+        assert all(torch.equal(a, b) for a, b in zip(replayed, launched, strict=True))
+    assert not lstm_persistent.stalled()
+
+
+@pytest.mark.gpu
+@needs_hopper
+def test_a_stack_hands_nan_on():
+    x, states, weights, _ = on_gpu([16, 64, 650, 40], 12, 4)
+    x = x.detach().clone()
+    x[5, 2] = torch.nan
+    output, ends = lstm_stack(x, states, weights, "persistent")
+    assert output[:5].isfinite().all()
+    assert output[5:, 2].isnan().all()
+    assert output[:, [0, 1, 3]].isfinite().all()
+    assert all(each[0, 2].isnan().all() for pair in ends for each in pair)
+
+
+@pytest.mark.gpu
+@needs_hopper
+def test_a_stack_drops_between_its_layers_for_all_steps():
+    x, states, weights, _ = on_gpu([16, 64, 40], 30, 4)
+    whole, _ = lstm_stack(x, states, weights, "persistent")
+    output, _ = lstm_stack(x, states, weights, "persistent", between=0.5)
+    assert not torch.equal(output, whole)
+    (d_ih,) = torch.autograd.grad(output[:, 0].float().sum(), weights[1].w_ih)
+    lost = (d_ih == 0).all(0)  # a unit that the one sequence lost at every step
+    assert 0.2 < float(lost.float().mean()) < 0.8
