@@ -3,8 +3,10 @@
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from drill.captured import CapturedGradients
+from tests.tiny_translations import small_translator
 
 both_devices = pytest.mark.parametrize(
     "device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -60,6 +62,38 @@ def test_training_is_the_same(device, accumulated, set_to_none):
                 optimizer.zero_grad(set_to_none=set_to_none)
     for ours, theirs in zip(model.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("layer", ["tied", "deep-residual"])
+@both_devices
+def test_a_replayed_step_of_a_translator_has_the_bits_of_a_launched_one(device, layer):
+    """Attention by plain PyTorch, for its fused kernels add gradients in any order."""
+    model = small_translator(layer).to(device)
+    source, target = (torch.randint(3, 262, (4, length), device=device) for length in (8, 9))
+
+    def loss(*batch: Tensor) -> Tensor:
+        with torch.autocast(device, torch.bfloat16, cache_enabled=False):
+            return model.loss(*batch, check=False)
+
+    def launched(*batch: Tensor) -> Tensor:
+        value = loss(*batch)
+        value.backward()
+        return value.detach()
+
+    def step(gradients) -> list[Tensor]:
+        model.zero_grad()
+        torch.manual_seed(5)  # both drop the same
+        value = gradients(source, target[:, :-1], target[:, 1:])
+        return [value, *(each.grad.clone() for each in model.parameters())]
+
+    captured = CapturedGradients(model, loss)
+    with sdpa_kernel(SDPBackend.MATH):
+        expected = step(launched)
+        for _ in range(4):  # gradients find their places, a shape comes once, a capture, a replay
+            found = step(captured)
+    assert len(captured._replays) == 1
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours, theirs)
 
 
 @both_devices
