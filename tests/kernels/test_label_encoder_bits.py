@@ -22,13 +22,15 @@ every_device = pytest.mark.parametrize("device", DEVICES)
 def drawn(labels: int, width: int, depth: int, dropout: float, device: str) -> Tensor:
     """Masks (depth, V, d)."""
     torch.manual_seed(0)
-    return draw_kept_bits(torch.empty(labels, width, device=device), depth, dropout).masks(depth)
+    return draw_kept_bits(torch.empty(labels, width, device=device), depth, dropout).masks()
 
 
-def test_bits_of_all_maps_lie_side_by_side():
-    bits = torch.tensor([[[0b10000001]], [[0b00000010]]], dtype=torch.uint8)
-    masks = KeptBits(bits, dropped=3 * DRAWS // 4).masks(10).flatten()
-    assert masks.tolist() == [4.0, 0, 0, 0, 0, 0, 0, 4.0, 0, 4.0]
+def test_bits_of_eight_columns_lie_side_by_side():
+    bits = torch.tensor([[[0b10000001, 0b11111110]], [[0, 1]]], dtype=torch.uint8)
+    masks = KeptBits(bits, width=10, dropped=3 * DRAWS // 4).masks()
+    assert masks.shape == (2, 1, 10)
+    assert masks[0, 0].tolist() == [4.0, 0, 0, 0, 0, 0, 0, 4.0, 0, 4.0]
+    assert masks[1, 0].tolist() == [0, 0, 0, 0, 0, 0, 0, 0, 4.0, 0]
 
 
 @pytest.mark.parametrize("dropout", [0.1, 0.6, 0.95])
@@ -48,7 +50,7 @@ def test_maps_labels_and_columns_are_dropped_for_themselves(device):
     deviation = 0.25 / (200 * 200) ** 0.5
     for a, b in itertools.combinations(range(9), 2):
         assert (kept[a] * kept[b]).mean().abs() < 5 * deviation
-    for shift in (1, 2, 16, 32, 64):  # neighbours, halves of a word, the same place of a tile
+    for shift in (1, 2, 7, 8, 16, 32):  # halves of a word, words, bytes, several of them
         for dimension in (1, 2):
             together = (kept * kept.roll(shift, dimension)).mean((1, 2))
             assert together.abs().max() < 5 * deviation
@@ -79,6 +81,30 @@ def test_dropout_near_one_drops_what_it_says(device):
     assert masks.max() == DRAWS / kept
 
 
+def philox(key: int, counter: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+    """Four random words by 7 rounds of philox 4x32 (Salmon et al., 2011)."""
+    a, b, c, d = counter
+    low, high = key % 2**32, key >> 32
+    for turn in range(7):
+        first, second = a * 0xD2511F53, c * 0xCD9E8D57
+        a, b = second >> 32 ^ b ^ (low + turn * 0x9E3779B9) % 2**32, second % 2**32
+        c, d = first >> 32 ^ d ^ (high + turn * 0xBB67AE85) % 2**32, first % 2**32
+    return a, b, c, d
+
+
+@every_device
+def test_numbers_are_those_of_philox(device):
+    from drill.kernels.label_encoder_bits import draw
+
+    key, dropped = 0x123456789ABCDEF, DRAWS // 3
+    seed = torch.tensor([key], device=device)
+    masks = KeptBits(draw(5, 19, 6, dropped, seed), 19, dropped).masks()
+    for map_, label, column in itertools.product(range(6), range(5), range(19)):
+        word = philox(key, (column // 2, label, map_ // 4, 0))[map_ % 4]
+        number = word >> 16 if column % 2 else word % 2**16
+        assert (masks[map_, label, column] != 0) == (number >= dropped)
+
+
 @every_device
 def test_draws_are_fresh_and_follow_the_seed(device):
     E = torch.empty(20, 30, device=device)
@@ -96,7 +122,7 @@ def test_a_layer_with_standard_dropout_draws_bits_and_only_in_training(device):
     ).to(device)
     masks = layer.maps[0].draw_masks(layer.label_weight, layer.depth)
     assert isinstance(masks, KeptBits)
-    assert masks.bits.shape == (1, 20, 16)
+    assert masks.bits.shape == (3, 20, 2)
     assert not torch.equal(layer.labels(), layer.labels())
     layer.eval()
     assert torch.equal(layer.labels(), layer.labels())

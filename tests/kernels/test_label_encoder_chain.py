@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from drill.kernels.hopper import SHARED
-from drill.kernels.label_encoder import KeptBits
 from drill.kernels.label_encoder_chain import (
     MOST_STAGES,
     ROWS,
     ChainEncode,
     Shape,
     chain_missing,
-    in_core_matrices,
+    finished,
+    prepared,
 )
 from drill.kernels.label_encoder_options import ACTIVATION_CODES, Options
 from drill.kernels.label_encoder_sums import MANY, planes_for_sums, sum_in_parts
@@ -22,6 +22,15 @@ from tests.kernels.hopper import needs_hopper
 from tests.kernels.test_label_encoder import assert_no_less_exact, build, given, solve, with_masks
 
 PLAIN = Options(ACTIVATION_CODES["relu"], True, False, False, 2.0, True, False)
+
+
+def as_streamed(U: Tensor) -> Tensor:
+    """(L, n, k) as the kernels stream it, (L, k' / 8, n' / 8, 8, 8), padded to n' = k'."""
+    L, d, _ = U.shape
+    room = -d % 16
+    whole = torch.nn.functional.pad(U, (0, room, 0, room))
+    groups = (d + room) // 8
+    return whole.reshape(L, groups, 8, groups, 8).permute(0, 3, 1, 2, 4)
 
 
 def as_the_instruction_reads(stage: Tensor, rows: int) -> Tensor:
@@ -35,11 +44,9 @@ def as_the_instruction_reads(stage: Tensor, rows: int) -> Tensor:
 def test_the_instruction_finds_the_weights(width):
     U = torch.randn(2, width, width)
     padded = -(-width // 16) * 16
-    streamed = in_core_matrices(U, torch.float32)
-    assert streamed.shape == (2, padded // 16, 2, padded // 8, 8, 8)
     read = [
         torch.cat([as_the_instruction_reads(step, padded) for step in stream], 1)
-        for stream in streamed
+        for stream in as_streamed(U).unflatten(1, (-1, 2))  # 16 columns a step
     ]
     assert torch.equal(torch.stack(read)[:, :width, :width], U)
     assert torch.stack(read).count_nonzero() == U.count_nonzero()  # padded by zeros
@@ -57,11 +64,43 @@ def test_shared_memory_holds_the_labels_and_a_ring(width):
 def test_sums_in_parts_are_the_sums(labels):
     dP, X = (planes_for_sums(torch.empty(0), 2, labels, width) for width in (8, 24))
     assert dP.shape[1] - labels < 24
-    assert not dP[:, labels:].any()
+    dP[:, labels:], X[:, labels:] = 0, 0
     dP[:, :labels], X[:, :labels] = torch.randn(2, labels, 8), torch.randn(2, labels, 24)
     expected = dP[:, :labels].double().transpose(1, 2) @ X[:, :labels].double()
-    found = sum_in_parts(dP.float(), X.float(), labels)
+    found = sum_in_parts(dP.float(), X.float(), labels).sum(1)
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.gpu
+@needs_hopper
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("width", "maps", "biased"), [(16, 1, True), (24, 3, False), (400, 4, True)]
+)
+def test_parameters_are_laid_out_for_both_passes(width, maps, biased, dtype):
+    U = torch.randn(maps, width, width, device="cuda").to(dtype)
+    biases = torch.randn(maps, width, device="cuda").to(dtype)
+    shape = Shape(width, maps, PLAIN, False)
+    given = biases.unbind() if biased else ()
+    forward, back, b = prepared(U.unbind(), given, shape, keep=True)
+    assert torch.equal(forward, as_streamed(U.bfloat16()))
+    assert torch.equal(back, as_streamed(U.bfloat16().transpose(1, 2)))
+    assert torch.equal(b, biases.float() if biased else torch.zeros_like(b))
+    alone, nothing, _ = prepared(U.transpose(1, 2).unbind(), given, shape, keep=False)
+    assert torch.equal(alone, back)  # also of those that lie otherwise in memory
+    assert nothing.numel() == 0
+
+
+@pytest.mark.gpu
+@needs_hopper
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("width", "maps", "parts"), [(16, 1, 1), (24, 3, 3), (400, 4, 3)])
+def test_sums_become_gradients(width, maps, parts, dtype):
+    sums = torch.randn(maps, parts, width, width + 16, device="cuda")
+    dU, db = finished(sums, Shape(width, maps, PLAIN, False), dtype)
+    whole = sums.sum(1)
+    torch.testing.assert_close(dU, whole[:, :, :width].to(dtype))
+    torch.testing.assert_close(db, whole[:, :, width].to(dtype))
 
 
 def test_a_cpu_is_refused():
@@ -185,7 +224,7 @@ def test_any_number_of_labels(labels):
 def test_two_encodings_before_a_gradient():
     layer, masks, grad = given(500, 400, "cuda", activation="relu", **STANDARD)
     layer = layer.bfloat16()
-    other = KeptBits(masks.bits ^ 255, masks.dropped)
+    other = masks._replace(bits=masks.bits ^ 255)
     alone = [solve(layer, "triton", each, grad)[1:] for each in (masks, other)]
     layer.encoder = "triton"
     with_masks(layer, masks)

@@ -32,20 +32,22 @@ kept is scaled by the rounded one: near 1 the other would be off by more than it
 class KeptBits(NamedTuple):
     """Standard dropout of all maps: a bit an entry and map, where masks of floats take 32.
 
-    Bit i % 8 of plane i // 8 is set where map i keeps the entry, which is then scaled.
+    Bit j % 8 of byte j // 8 is set where a map keeps column j of a label, which is then scaled.
     """
 
-    bits: Tensor  # (ceil(depth / 8), V, d), uint8
+    bits: Tensor  # (depth, V, ceil(d / 8)), uint8
+    width: int  # d
     dropped: int  # of DRAWS random numbers
 
     @property
     def scale(self) -> float:
         return DRAWS / (DRAWS - self.dropped)
 
-    def masks(self, depth: int) -> Tensor:  # (depth, V, d), float32
+    def masks(self) -> Tensor:  # (depth, V, d), float32
         """The same as masks, for the reference."""
-        kept = [self.bits[i // 8] >> (i % 8) & 1 for i in range(depth)]
-        return torch.stack(kept).float() * self.scale
+        places = torch.arange(8, dtype=torch.uint8, device=self.bits.device)
+        kept = (self.bits[..., None] >> places & 1).flatten(2)[..., : self.width]
+        return kept.float() * self.scale
 
 
 def draw_kept_bits(embedding: Tensor, depth: int, dropout: float) -> KeptBits:
@@ -56,7 +58,7 @@ def draw_kept_bits(embedding: Tensor, depth: int, dropout: float) -> KeptBits:
     seed = torch.randint(2**62, (1,), device=embedding.device)
     V, d = embedding.shape
     dropped = min(round(dropout * DRAWS), DRAWS - 1)  # below 1, so something is kept
-    return KeptBits(draw(V, d, depth, dropped, seed), dropped)
+    return KeptBits(draw(V, d, depth, dropped, seed), d, dropped)
 
 
 def choose_encoder(embedding: Tensor, width_out: int, depth: int) -> Choice:
@@ -126,7 +128,7 @@ def _function(
     """Who encodes these labels: Triton's products where locked masks make maps narrow.
 
     Full maps take one launch each way where they can, and cuBLAS's products with passes between
-    elsewhere. At WikiText-2's size, with their gradients, the first take 0.45 ms and the others
+    elsewhere. At WikiText-2's size, with their gradients, the first take 0.43 ms and the others
     0.79; Triton's products were slower than either.
     """
     V, d = embedding.shape

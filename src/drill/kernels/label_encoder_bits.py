@@ -5,86 +5,93 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_ROWS, _PAIRS = 64, 32
-_APART = 16
-"""Columns between the two that share their random numbers; both are stored side by side."""
+_BLOCK = 256
 _ROUNDS = 7
 """The fewest rounds of philox 4x32 that are known to pass all tests of randomness."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["dropped"])
 def _draw(
     seed,  # (1,)
-    bits,  # (planes, V, d) written
-    labels,
-    width,
+    bits,  # (L, V, d / 8) written
+    size,  # bytes of a map
+    across,  # bytes of a label
     dropped,  # of label_encoder.DRAWS random numbers, which have 16 bits
     DEPTH: tl.constexpr,
-    PLANES: tl.constexpr,
-    APART: tl.constexpr,
     ROUNDS: tl.constexpr,
-    ROWS: tl.constexpr,
-    PAIRS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """Each number depends on (seed, map, label, column) alone.
 
-    A call of philox gives four words of 32 bits: a map takes each, and a column each half of it.
+    A call of philox gives four words of 32 bits: each is for a map, its halves for two columns.
     """
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    pair = tl.program_id(1) * PAIRS + tl.arange(0, PAIRS)
-    column = pair // APART * (2 * APART) + pair % APART
-    own = (row < labels)[:, None]
-    at = row.to(tl.int64)[:, None] * width + column[None, :]
-    zero = tl.zeros((ROWS, PAIRS), tl.uint32)
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     key = tl.load(seed)
-    by_pair = zero + pair[None, :].to(tl.uint32)
-    by_label = zero + row[:, None].to(tl.uint32)
-    for plane in tl.static_range(PLANES):
-        low = tl.zeros((ROWS, PAIRS), tl.int32)
-        high = tl.zeros((ROWS, PAIRS), tl.int32)
-        for half in tl.static_range(2):
-            if 8 * plane + 4 * half < DEPTH:
-                group = zero + (2 * plane + half)
-                a, b, c, d = tl.philox(key, by_pair, by_label, group, zero, ROUNDS)
-                low |= _kept(a, b, c, d, 0, dropped) << (4 * half)
-                high |= _kept(a, b, c, d, 16, dropped) << (4 * half)
-        start = bits + plane * tl.cast(labels, tl.int64) * width + at
-        tl.store(start, low.to(tl.uint8), mask=own & (column < width)[None, :])
-        tl.store(start + APART, high.to(tl.uint8), mask=own & (column < width - APART)[None, :])
+    zero = tl.zeros((BLOCK,), tl.uint32)
+    label = zero + (index // across).to(tl.uint32)
+    first = zero + (index % across * 4).to(tl.uint32)
+    least = zero + (dropped.to(tl.uint32) << 16)
+    for group in tl.static_range((DEPTH + 3) // 4):
+        none = tl.zeros((BLOCK,), tl.int32)
+        kept_a, kept_b, kept_c, kept_d = none, none, none, none
+        for pair in tl.static_range(4):
+            a, b, c, d = philox(key, first + pair, label, zero + group, zero, ROUNDS)
+            kept_a |= _kept(a, least, 1 << (2 * pair))
+            kept_b |= _kept(b, least, 1 << (2 * pair))
+            kept_c |= _kept(c, least, 1 << (2 * pair))
+            kept_d |= _kept(d, least, 1 << (2 * pair))
+        _store(bits, kept_a, 4 * group, index, size, DEPTH)
+        _store(bits, kept_b, 4 * group + 1, index, size, DEPTH)
+        _store(bits, kept_c, 4 * group + 2, index, size, DEPTH)
+        _store(bits, kept_d, 4 * group + 3, index, size, DEPTH)
 
 
 @triton.jit
-def _kept(a, b, c, d, SHIFT: tl.constexpr, dropped):
-    """A bit for each of four maps, from 16 bits of each word."""
-    kept = _bit(a, SHIFT, dropped) | (_bit(b, SHIFT, dropped) << 1)
-    return kept | (_bit(c, SHIFT, dropped) << 2) | (_bit(d, SHIFT, dropped) << 3)
+def philox(key, a, b, c, d, ROUNDS: tl.constexpr):
+    """The words of ``tl.philox``, whose products are two each: here one gives all 64 bits."""
+    key_a = key.to(tl.uint32)
+    key_b = (key >> 32).to(tl.uint32)
+    for _ in tl.static_range(ROUNDS):
+        of_a = a.to(tl.uint64) * 0xD2511F53
+        of_c = c.to(tl.uint64) * 0xCD9E8D57
+        a = (of_c >> 32).to(tl.uint32) ^ b ^ key_a
+        b = of_c.to(tl.uint32)
+        c = (of_a >> 32).to(tl.uint32) ^ d ^ key_b
+        d = of_a.to(tl.uint32)
+        key_a += 0x9E3779B9
+        key_b += 0xBB67AE85
+    return a, b, c, d
 
 
 @triton.jit
-def _bit(word, SHIFT: tl.constexpr, dropped):
-    number = (word.to(tl.uint32, bitcast=True) >> SHIFT).to(tl.int32) & 0xFFFF
-    return (number >= dropped).to(tl.int32)
+def _kept(word, least, BIT: tl.constexpr):
+    """BIT where the lower half of a word is not dropped, and the next one for the upper half."""
+    return tl.where((word << 16) >= least, BIT, 0) | tl.where(word >= least, 2 * BIT, 0)
+
+
+@triton.jit
+def _store(bits, kept, layer: tl.constexpr, index, size, DEPTH: tl.constexpr):
+    if layer < DEPTH:
+        start = bits + layer * tl.cast(size, tl.int64)
+        tl.store(start + index, kept.to(tl.uint8), mask=index < size)
 
 
 def draw(labels: int, width: int, depth: int, dropped: int, seed: Tensor) -> Tensor:
-    """Bits (planes, V, d) of ``label_encoder.KeptBits``, on the device of the seed (1,), int64."""
-    planes = -(-depth // 8)
-    bits = torch.empty((planes, labels, width), dtype=torch.uint8, device=seed.device)
-    pairs = triton.cdiv(width, 2 * _APART) * _APART
-    if labels:
+    """Bits (L, V, d / 8) of ``label_encoder.KeptBits``, on the device of the seed (1,), int64."""
+    across = -(-width // 8)
+    bits = torch.empty((depth, labels, across), dtype=torch.uint8, device=seed.device)
+    size = labels * across
+    if size:
         with torch.cuda.device_of(seed):  # where Triton launches
-            _draw[(triton.cdiv(labels, _ROWS), triton.cdiv(pairs, _PAIRS))](
+            _draw[(triton.cdiv(size, _BLOCK),)](
                 seed,
                 bits,
-                labels,
-                width,
+                size,
+                across,
                 dropped,
                 DEPTH=depth,
-                PLANES=planes,
-                APART=_APART,
                 ROUNDS=_ROUNDS,
-                ROWS=_ROWS,
-                PAIRS=_PAIRS,
+                BLOCK=_BLOCK,
                 num_warps=4,
             )
     return bits

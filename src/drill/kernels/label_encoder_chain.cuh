@@ -35,7 +35,6 @@ constexpr int VECTORS = WIDTH / 8;         // of eight entries in a row
 constexpr int ONES = 16;                   // columns of ones behind X, as the host wants them
 constexpr int WARPGROUP = 128;
 constexpr int THREADS = 3 * WARPGROUP;
-constexpr int AHEAD = 10;                  // steps whose inputs are on their way from memory
 constexpr bool MASK = MASK_IN || MASK_OUT;
 
 constexpr int SIGMOID = 1, RELU = 2, TANH = 3, GELU = 4;
@@ -196,7 +195,7 @@ __device__ __forceinline__ float slope(float x) {
 // ---- the labels of a block
 
 struct Labels {
-    const unsigned char* bits;  // (ceil(MAPS / 8), labels, WIDTH), see KeptBits
+    const unsigned char* bits;  // (MAPS, labels, VECTORS), see KeptBits
     float scale;
     int labels;
 };
@@ -273,16 +272,15 @@ __device__ __forceinline__ void drain(const float (&c)[2][OUTPUTS], const Place&
     __syncwarp();
 }
 
-__device__ __forceinline__ const uint2* bits_of(const Labels& l, const Place& p, int map) {
-    return (const uint2*)(l.bits + ((i64)(map / 8) * l.labels + p.label) * WIDTH);
+__device__ __forceinline__ const unsigned char* bits_of(const Labels& l, const Place& p, int map) {
+    return l.bits + ((i64)map * l.labels + p.label) * VECTORS;
 }
-// Times the scale or 0, so that NaN stays. The bit of each byte becomes one of an exponent: as the
-// highest byte of a float it makes that 2 or 0. So the integer pipe, the busy one, has less to do.
-__device__ __forceinline__ void drop(float (&v)[8], uint2 bits, int map, float half_scale, u32 all) {
-    const u32 words[2] = {bits.x, bits.y};
+// Times the scale or 0, so that NaN stays. Four bits are spread to four bytes, in each one of an
+// exponent: as the highest byte of a float it makes that 2 or 0. `all` keeps whatever the bits say.
+__device__ __forceinline__ void drop(float (&v)[8], u32 bits, float half_scale, u32 all) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        u32 twos = __funnelshift_l(words[half], words[half], 6 - map % 8 & 31) & 0x40404040u | all;
+        u32 twos = (bits >> 4 * half & 15) * 0x08102040u & 0x40404040u | all;
 #pragma unroll
         for (int e = 0; e < 4; ++e)
             v[4 * half + e] *= __uint_as_float(__byte_perm(twos, 0, 0x0444 | e << 12)) * half_scale;
@@ -313,6 +311,17 @@ __device__ __forceinline__ void copy_out(Place p, int step, u16* to, int stride,
     if (ones && group < ONES / 8) {
         const u32 one = 0x3F803F80u;
         stream_store(line + WIDTH, make_uint4(one, one, one, one));
+    }
+}
+
+// Zeros behind the labels of `planes` planes of `plane` rows, by the warpgroup that has the least to do.
+__device__ __forceinline__ void clear_rows(u16* to, int planes, int labels, int plane, int stride) {
+    if (blockIdx.x || threadIdx.x < 2 * WARPGROUP) return;
+    const int vectors = (plane - labels) * stride / 8;
+#pragma unroll 1
+    for (int i = threadIdx.x - 2 * WARPGROUP; i < planes * vectors; i += WARPGROUP) {
+        u16* line = to + ((i64)(i / vectors) * plane + labels) * stride;
+        *(uint4*)(line + i % vectors * 8) = make_uint4(0, 0, 0, 0);
     }
 }
 

@@ -9,12 +9,12 @@ Shapes: V labels, d width, L maps; X has d' > d columns, of which the last are o
 """
 
 import ctypes
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from drill.kernels.hopper import SHARED, hopper_missing
 from drill.kernels.label_encoder_options import ACTIVATION_CODES, Options
@@ -25,8 +25,10 @@ from drill.kernels.nvrtc import CompileError, DriverError, Kernel, compiled
 
 FORWARD = Path(__file__).with_name("label_encoder_chain_forward.cu")
 BACKWARD = Path(__file__).with_name("label_encoder_chain_backward.cu")
+PARAMETERS = Path(__file__).with_name("label_encoder_chain_parameters.cu")
 ROWS = 128  # labels of a block
 THREADS = 384
+PARAMETER_THREADS = 256  # as in the source
 CLUSTER = 2  # blocks that share the stream of U
 MOST_STAGES = 16
 WIDTHS = range(16, 401, 8)  # of the widest a thread has 200 sums
@@ -103,8 +105,11 @@ def chain_missing(
         return "it knows no locked masks"
     shape = _shape(embedding, options, depth)
     try:
-        for source in (FORWARD, BACKWARD):  # both now: no launch can be recorded while one compiles
+        # All now: no launch can be recorded while one compiles.
+        for source in (FORWARD, BACKWARD):
             _kernel(source, shape, embedding.device)
+        for name in ("prepare", "finish"):
+            _for_parameters(name, shape, embedding.device)
     except (CompileError, DriverError) as error:
         return str(error)
     return None
@@ -118,6 +123,18 @@ def _shape(embedding: Tensor, options: Options, depth: int) -> Shape:
 
 def _kernel(source: Path, shape: Shape, device: torch.device) -> Kernel:
     return compiled(source, source.stem, shape.defines(), shape.shared, device)
+
+
+class _Parameters(ctypes.Structure):
+    _fields_ = (
+        ("weights", ctypes.c_void_p * MOST_MAPS),
+        ("biases", ctypes.c_void_p * MOST_MAPS),
+    )
+
+
+def _for_parameters(name: str, shape: Shape, device: torch.device) -> Kernel:
+    defines = {"WIDTH": shape.width, "MAPS": shape.maps, "MOST": MOST_MAPS}
+    return compiled(PARAMETERS, f"label_encoder_chain_{name}", defines, 0, device)
 
 
 class ChainEncode(torch.autograd.Function):
@@ -137,22 +154,20 @@ class ChainEncode(torch.autograd.Function):
         E = _vectors(embedding)
         V, d = E.shape
         shape = _shape(E, options, depth)
-        U = torch.stack(parameters[:depth])
-        biases = parameters[depth:]
-        b = torch.stack(biases).float() if biases else E.new_zeros(depth, d, dtype=torch.float32)
-        bits = E.new_empty(0) if masks is None else _vectors(masks)
+        weights, biases = parameters[:depth], parameters[depth:]
+        U, U_back, b = prepared(weights, biases, shape, keep)
+        bits = E.new_empty(0) if masks is None else masks.contiguous()
         planes = depth if keep else 0  # what has no entries is a null pointer to the kernel
         X = planes_for_sums(E, planes, V, d + EXTRA)
         kept = _kept(E, shape, planes)
         Y = E.new_empty((aligned(V, E.device.type), d), dtype=dtype)
-        Y[V:] = 0
         tiles = _tiles(V)
         _kernel(FORWARD, shape, E.device)(
             _blocks(E.device, tiles),
             THREADS,
             [
                 E,
-                in_core_matrices(U, dtype),
+                U,
                 b,
                 bits,
                 X,
@@ -160,13 +175,14 @@ class ChainEncode(torch.autograd.Function):
                 Y,
                 V,
                 X.shape[1],
+                Y.shape[0],
                 tiles,
                 ctypes.c_float(options.scale),
             ],
             together=False,
         )
         if keep:
-            ctx.save_for_backward(bits, X, kept, in_core_matrices(U.transpose(1, 2), dtype))
+            ctx.save_for_backward(bits, X, kept, U_back)
         ctx.shape = shape
         ctx.scale = options.scale
         ctx.has_bias = bool(biases)
@@ -191,22 +207,56 @@ class ChainEncode(torch.autograd.Function):
             [dY, U, bits, kept, G, dP, dE, V, dP.shape[1], tiles, ctypes.c_float(ctx.scale)],
             together=False,
         )
-        sums = sum_in_parts(dP, X, V)  # (L, d, d')
-        dU = sums[:, :, :d].to(ctx.dtypes[1]).contiguous().unbind()
-        db = sums[:, :, d].to(ctx.dtypes[-1]).contiguous().unbind() if ctx.has_bias else ()
-        return dE.to(ctx.dtypes[0]), None, None, None, None, None, *dU, *db
+        dU, db = finished(sum_in_parts(dP, X, V), shape, ctx.dtypes[1])
+        of_biases = db.to(ctx.dtypes[2]).unbind() if ctx.has_bias else ()
+        of_weights = dU.to(ctx.dtypes[1]).unbind()
+        return dE.to(ctx.dtypes[0]), None, None, None, None, None, *of_weights, *of_biases
 
 
-def in_core_matrices(U: Tensor, dtype: torch.dtype) -> Tensor:
-    """(L, n, k) as the kernels stream it, (L, k' / 16, 2, n' / 8, 8, 8), padded to n' = k'.
+def prepared(
+    weights: Sequence[Tensor], biases: Sequence[Tensor], shape: Shape, keep: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """All U (n, k) as the kernels stream them, (L, k' / 8, n' / 8, 8, 8), padded to n' = k'.
 
-    Eight rows of eight entries lie together, as the matrix instruction reads them.
+    Eight rows of eight entries lie together, as the matrix instruction reads them. With ``keep``
+    also U^T so, for backward; and all b (L, d) in float32.
     """
-    L, d, _ = U.shape
-    padded = -(-d // 16) * 16
-    whole = U if padded == d else pad(U, (0, padded - d, 0, padded - d))
-    tiled = whole.reshape(L, padded // 8, 8, padded // 16, 2, 8).permute(0, 3, 4, 1, 2, 5)
-    return torch.empty(tiled.shape, dtype=dtype, device=U.device).copy_(tiled)
+    dtype = _parameters_dtype(weights[0].dtype)
+    given = [each.to(dtype).contiguous() for each in (*weights, *biases)]
+    L, groups = shape.maps, shape.padded // 8
+    tiled = (L, groups, groups, 8, 8)
+    U = given[0].new_empty(tiled, dtype=torch.bfloat16)
+    U_back = torch.empty_like(U) if keep else U.new_empty(0)
+    b = U.new_empty((L, shape.width), dtype=torch.float32)
+    table = _Parameters()
+    for i, each in enumerate(given):
+        (table.weights if i < L else table.biases)[i % L] = each.data_ptr()
+    _for_parameters("prepare", shape, U.device)(
+        -(-U.numel() // (8 * PARAMETER_THREADS)),
+        PARAMETER_THREADS,
+        [table, U, U_back, b, int(dtype == torch.float32)],
+        together=False,
+    )
+    return U, U_back, b
+
+
+def finished(sums: Tensor, shape: Shape, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """dU (L, d, d) and db (L, d) from what ``sum_in_parts`` gives."""
+    L, parts, d, _ = sums.shape
+    dtype = _parameters_dtype(dtype)
+    dU, db = sums.new_empty((L, d, d), dtype=dtype), sums.new_empty((L, d), dtype=dtype)
+    _for_parameters("finish", shape, sums.device)(
+        -(-L * d * (d // 4 + 1) // PARAMETER_THREADS),
+        PARAMETER_THREADS,
+        [sums, dU, db, parts, int(dtype == torch.float32)],
+        together=False,
+    )
+    return dU, db
+
+
+def _parameters_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What the kernels read and write; parameters of others are converted."""
+    return torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
 
 
 def _kept(like: Tensor, shape: Shape, maps: int) -> Tensor:

@@ -2,6 +2,8 @@
 
 #include "label_encoder_chain.cuh"
 
+constexpr int AHEAD = 18;  // steps whose inputs are on their way from memory
+
 struct Backward {
     const u16* dY;              // (labels, WIDTH)
     const unsigned char* kept;  // as forward wrote it
@@ -13,14 +15,12 @@ enum { TOP, BETWEEN, LEAVE };
 
 struct Inputs {
     uint4 dY, products, G[MAPS > 1 ? MAPS - 1 : 1];
-    uint2 bits;
-    u32 positive;
+    u32 bits, positive;
 };
 
 struct Sources {
     const uint4 *dY, *G;
-    const uint2* bits;
-    const unsigned char* kept;
+    const unsigned char *bits, *kept;
     i64 plane;
 };
 
@@ -70,7 +70,7 @@ __device__ __forceinline__ void retreat(const Labels& l, const Backward& f, Plac
         const Inputs& in = inputs[step];
         float g[8];
         unpack(g, WHERE == TOP ? in.dY : shared_load(at));
-        if (WHERE != TOP && MASK_IN) drop(g, in.bits, WHERE == LEAVE ? 0 : map + 1, 0.5f * l.scale, 0);
+        if (WHERE != TOP && MASK_IN) drop(g, in.bits, 0.5f * l.scale, 0);
         if (WHERE == LEAVE) {
             if (RESIDUAL) {
                 add(g, in.dY);
@@ -82,7 +82,7 @@ __device__ __forceinline__ void retreat(const Labels& l, const Backward& f, Plac
             continue;
         }
         if (WHERE == BETWEEN && RESIDUAL) G[p.vector(step)] = pack(g);
-        if (MASK_OUT) drop(g, in.bits, map, 0.5f * l.scale, 0);
+        if (MASK_OUT) drop(g, in.bits, 0.5f * l.scale, 0);
         if (ACTIVATION == RELU) {
 #pragma unroll
             for (int e = 0; e < 8; ++e) g[e] *= in.positive >> (e % 2 ? 7 : 3) - e / 2 & 1 ? 1.0f : 0.0f;
@@ -101,6 +101,7 @@ label_encoder_chain_backward(
     const u16* dY, const char* U, const unsigned char* bits, const unsigned char* kept, u16* G, u16* dP,
     float* dE, int labels, int plane, int tiles, float scale) {
     extern __shared__ __align__(1024) char memory[];
+    clear_rows(dP, MAPS, labels, plane, WIDTH);
     u32 X_at = shared_address(memory);
     Ring ring(X_at + X_BYTES, X_at + X_BYTES + STAGES * STAGE_BYTES);
     if (divide_work(ring, U, tiles, true)) {

@@ -2,6 +2,8 @@
 
 #include "label_encoder_chain.cuh"
 
+constexpr int AHEAD = 10;  // steps whose inputs are on their way from memory
+
 struct Forward {
     const void* E;        // (labels, WIDTH)
     u16* X;               // (MAPS, plane, WIDTH + ONES), null where nothing is kept
@@ -22,25 +24,19 @@ __device__ __forceinline__ uint4 load(const uint4* at, u64 policy) {
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at), "l"(policy) : "memory");
     return v;
 }
-__device__ __forceinline__ uint2 load(const uint2* at, u64 policy) {
-    uint2 v;
-    asm volatile("ld.global.L2::cache_hint.v2.u32 {%0,%1}, [%2], %3;"
-                 : "=r"(v.x), "=r"(v.y) : "l"(at), "l"(policy) : "memory");
-    return v;
-}
 
 struct Inputs {
     uint4 E[2];
-    uint2 bits;
+    u32 bits;
 };
 
 template <bool ENTER>
-__device__ __forceinline__ void load(Inputs& in, const uint4* E, const uint2* bits, int vector, u64 policy) {
+__device__ __forceinline__ void load(Inputs& in, const uint4* E, const unsigned char* bits, int vector, u64 policy) {
     if (ENTER || RESIDUAL) {
         in.E[0] = load(E + (NARROW ? vector : 2 * vector), policy);
         if (!NARROW) in.E[1] = load(E + 2 * vector + 1, policy);
     }
-    if (MASK_IN || (!ENTER && MASK_OUT)) in.bits = load(bits + vector, policy);
+    if (MASK_IN || (!ENTER && MASK_OUT)) in.bits = bits[vector];
 }
 
 // The input of the next map, or with `map` = MAPS - 1 the result, from the product of this one.
@@ -51,7 +47,7 @@ __device__ __forceinline__ void advance(const Labels& l, const Forward& f, Place
     const float half_scale = last && MASK_IN ? 0.5f : 0.5f * l.scale;
     const u32 all = last && MASK_IN ? 0x40404040u : 0;
     const uint4* E = (const uint4*)f.E + p.label * (NARROW ? VECTORS : 2 * VECTORS);
-    const uint2* bits = MASK ? bits_of(l, p, MASK_IN && !last ? map + 1 : ENTER ? 0 : map) : nullptr;
+    const unsigned char* bits = MASK ? bits_of(l, p, MASK_IN && !last ? map + 1 : ENTER ? 0 : map) : nullptr;
     unsigned char* kept = f.kept + ((i64)(ENTER ? 0 : map) * l.labels + p.label) * VECTORS * KEPT;
     const bool keep = !ENTER && ACTIVATION && f.X;
     const u64 cached = policy(!last);
@@ -79,7 +75,7 @@ __device__ __forceinline__ void advance(const Labels& l, const Forward& f, Place
             if (ACTIVATION && ACTIVATION != RELU)
 #pragma unroll
                 for (int e = 0; e < 8; ++e) v[e] = activate(v[e]);
-            if (MASK_OUT) drop(v, in.bits, map, 0.5f * l.scale, 0);
+            if (MASK_OUT) drop(v, in.bits, 0.5f * l.scale, 0);
         }
         if (ENTER || RESIDUAL) {
             float E[8];
@@ -94,7 +90,7 @@ __device__ __forceinline__ void advance(const Labels& l, const Forward& f, Place
 #pragma unroll
             for (int e = 0; e < 8; ++e) v[e] = ENTER ? E[e] : v[e] + E[e];
         }
-        if (MASK_IN) drop(v, in.bits, map + 1, half_scale, all);
+        if (MASK_IN) drop(v, in.bits, half_scale, all);
         shared_store(at, pack(v));
     }
 }
@@ -112,9 +108,11 @@ __device__ __forceinline__ void start_with(float (&c)[2][OUTPUTS], const float* 
 
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
 label_encoder_chain_forward(
-    const void* E, const char* U, const float* bias, const unsigned char* bits, u16* X, unsigned char* kept,
-    u16* Y, int labels, int plane, int tiles, float scale) {
+    const void* E, const char* U, const float* bias, const unsigned char* bits, u16* X,
+    unsigned char* kept, u16* Y, int labels, int plane, int rows, int tiles, float scale) {
     extern __shared__ __align__(1024) char memory[];
+    if (X) clear_rows(X, MAPS, labels, plane, WIDTH + ONES);
+    clear_rows(Y, 1, labels, rows, WIDTH);
     u32 X_at = shared_address(memory);
     Ring ring(X_at + X_BYTES, X_at + X_BYTES + STAGES * STAGE_BYTES);
     if (divide_work(ring, U, tiles, false)) {

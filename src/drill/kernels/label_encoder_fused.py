@@ -1,9 +1,9 @@
 """Forward and backward of the label encoder under locked dropout of its inputs, all in Triton.
 
-One kernel per map forward and one backward; what lies between two products happens where a product
-is still in registers, and what the masks drop is left out: at dropout 0.6 a map multiplies 160
-columns instead of 400 by 160 instead of 400, in the last map by all 400. See
-``label_encoder_products`` for how.
+One kernel per map forward and one backward, which sums the gradient of its U too. What lies between
+two products happens where a product is still in registers, and what the masks drop is left out: at
+dropout 0.6 a map multiplies 160 columns instead of 400 by 160 instead of 400, in the last map by
+all 400. See ``label_encoder_narrow`` for how.
 """
 
 from typing import Any, NamedTuple
@@ -12,15 +12,11 @@ import torch
 import triton
 from torch import Tensor
 
-from drill.kernels.label_encoder_gradients import (
-    finish,
-    map_gradient,
-    start_gradient,
-    sum_over_labels,
-)
+from drill.kernels.label_encoder_finish import finish
+from drill.kernels.label_encoder_gradients import map_gradient, start_gradient
+from drill.kernels.label_encoder_narrow import arrange, narrow
 from drill.kernels.label_encoder_options import Options
-from drill.kernels.label_encoder_products import arrange, map_labels, narrow
-from drill.kernels.label_encoder_steps import masks_of_maps
+from drill.kernels.label_encoder_products import map_labels
 from drill.kernels.nll import require_plain_backward
 from drill.kernels.nll_plan import aligned, without_padding
 
@@ -35,17 +31,18 @@ class Tiles(NamedTuple):
     stages: int
 
 
-MAP = Tiles(64, 64, 64, warps=4, stages=2)
+MAP = Tiles(64, 64, 64, warps=4, stages=3)
 GRADIENT = Tiles(64, 64, 32, warps=4, stages=4)
 SUM = Tiles(64, 64, 64, warps=4, stages=3)
 
-SUM_PROGRAMS = 1024
-"""Programs wanted for the gradients of all U, most of which find that they have nothing to do: the
-sum over labels is cut until there are as many."""
-_MOST_SPLITS = 8
+LABELS_PER_SPLIT = 768
+"""Labels that a program of the gradients of U sums over: as long as those beside it take."""
+MOST_SPLITS = 16
 
 _ROWS, _COLUMNS = 32, 64
 """Tile of the kernels that multiply nothing."""
+_U_ROWS = 8
+"""Rows of it where parts of U's gradient are summed: a thread loads all parts at once."""
 
 
 class FusedEncode(torch.autograd.Function):
@@ -68,25 +65,24 @@ class FusedEncode(torch.autograd.Function):
         whole = tuple(p.contiguous() for p in parameters)
         weights, biases = whole[:depth], whole[depth:]
         X = E.new_empty((depth, rows, d), dtype=dtype)
-        place, order, count, U = _narrowed(E, masks, weights, X, options.residual)
+        launch = overlapping(E)
+        place, count, mask, b, U = _narrowed(E, masks, weights, biases, X, options.residual, launch)
         P = E.new_empty((depth if keep else 0, V, d), dtype=dtype)
         Y = E.new_empty((rows, d), dtype=dtype)
         grid = (triton.cdiv(rows, MAP.rows) * triton.cdiv(d, MAP.columns),)
-        drop = masks_of_maps(masks, options, depth)
+        drop = (*mask.unbind(), None)
         inputs, products = (*X.unbind(), None), P.unbind() if keep else (None,) * depth
-        orders = (*order.unbind(), None)
         for i in range(depth):
             map_labels[grid](
                 inputs[i],
                 U[i],
-                biases[i] if biases else None,
+                None if b is None else b[i],
                 E,
                 drop[i + 1],
                 products[i],
                 inputs[i + 1],
                 Y,
                 count[i],
-                orders[i + 1],
                 V,
                 rows,
                 d,
@@ -98,10 +94,11 @@ class FusedEncode(torch.autograd.Function):
                 ROWS=MAP.rows,
                 COLUMNS=MAP.columns,
                 INNER=MAP.inner,
+                STAGES=MAP.stages,
                 num_warps=MAP.warps,
-                num_stages=MAP.stages,
+                **launch,
             )
-        ctx.save_for_backward(masks, X, P, place, order, count, *U)
+        ctx.save_for_backward(X, P, place, count, mask, *U)
         ctx.has_bias = bool(biases)
         ctx.options = options
         ctx.dtypes = (embedding.dtype, parameters[0].dtype, parameters[-1].dtype)
@@ -110,10 +107,11 @@ class FusedEncode(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         require_plain_backward("DeepResidual", grad, 'encoder="reference"')
-        masks, X, P, place, order, count, *U = ctx.saved_tensors
+        X, P, place, count, mask, *U = ctx.saved_tensors
         options: Options = ctx.options
         depth, V, d = P.shape
         rows = X.shape[1]
+        launch = overlapping(X)
         dY = grad.contiguous()
         dP = X.new_empty((depth, rows, d))
         dX = X.new_empty((depth if options.residual else 1, V, d))  # of the first map at least
@@ -136,23 +134,30 @@ class FusedEncode(torch.autograd.Function):
             ROWS=GRADIENT.rows,
             COLUMNS=_COLUMNS,
             num_warps=4,
+            **launch,
         )
-        grid = (row_blocks * triton.cdiv(d, GRADIENT.columns),)
+        splits, labels_per_split = _splits(V)
+        partial = dP.new_empty((depth, splits, d, d), dtype=torch.float32)
+        tiles = triton.cdiv(d, SUM.rows) * triton.cdiv(d, SUM.columns)
+        grid = (tiles * splits + row_blocks * triton.cdiv(d, GRADIENT.columns),)
         for i in reversed(range(depth)):
             below = i > 0
             map_gradient[grid](
                 gradients[i],
                 U[i],
-                masks[i],
+                mask[i],
                 products[i - 1] if below else None,
+                X[i],
                 dX[i if options.residual else 0],
                 gradients[i - 1] if below else None,
                 blocks[i - 1] if below else None,
+                partial[i],
                 count[i],
-                order[i],
                 V,
                 rows,
                 d,
+                splits,
+                labels_per_split,
                 ACTIVATION=options.activation,
                 HAS_BIAS=ctx.has_bias,
                 KEEP=options.residual or not below,
@@ -160,13 +165,17 @@ class FusedEncode(torch.autograd.Function):
                 ROWS=GRADIENT.rows,
                 COLUMNS=GRADIENT.columns,
                 INNER=GRADIENT.inner,
+                STAGES=GRADIENT.stages,
+                SUM_ROWS=SUM.rows,
+                SUM_COLUMNS=SUM.columns,
+                SUM_INNER=SUM.inner,
+                SUM_STAGES=SUM.stages,
                 num_warps=GRADIENT.warps,
-                num_stages=GRADIENT.stages,
+                **launch,
             )
-        partial = _sums(dP, X, count, V)
         dU = dY.new_empty((depth, d, d), dtype=ctx.dtypes[1])
         db = dY.new_empty((depth, d), dtype=ctx.dtypes[2]) if ctx.has_bias else None
-        U_programs = triton.cdiv(d, _ROWS) * strips
+        U_programs = triton.cdiv(d, _U_ROWS) * strips
         E_programs = triton.cdiv(V, _ROWS) * strips
         finish[(depth * U_programs + E_programs,)](
             partial,
@@ -181,51 +190,50 @@ class FusedEncode(torch.autograd.Function):
             V,
             d,
             V * d,
-            partial.shape[1],
             row_blocks,
             U_programs,
             DEPTH=depth,
+            SPLITS=splits,
             HAS_BIAS=ctx.has_bias,
             RESIDUAL=options.residual,
+            U_ROWS=_U_ROWS,
             ROWS=_ROWS,
             COLUMNS=_COLUMNS,
             num_warps=4,
+            **launch,
         )
         of_biases = () if db is None else db.unbind()
         return dE, None, None, None, None, None, *dU.unbind(), *of_biases
 
 
-def _sums(dP: Tensor, X: Tensor, count: Tensor, V: int) -> Tensor:  # (L, splits, d, d)
-    """dP^T X of all maps, of the columns that are read, in float32 and in parts."""
-    depth, rows, d = dP.shape
-    tiles = triton.cdiv(d, SUM.rows) * triton.cdiv(d, SUM.columns)
-    wanted = min(max(SUM_PROGRAMS // (depth * tiles), 1), _MOST_SPLITS)
-    labels_per_split = triton.cdiv(triton.cdiv(V, SUM.inner), wanted) * SUM.inner
-    splits = triton.cdiv(V, labels_per_split)
-    partial = dP.new_empty((depth, splits, d, d), dtype=torch.float32)
-    sum_over_labels[(tiles, splits, depth)](
-        dP,
-        X,
-        partial,
-        count,
-        V,
-        d,
-        rows * d,
-        splits,
-        labels_per_split,
-        ROWS=SUM.rows,
-        COLUMNS=SUM.columns,
-        INNER=SUM.inner,
-        num_warps=SUM.warps,
-        num_stages=SUM.stages,
-    )
-    return partial
+def _splits(V: int) -> tuple[int, int]:
+    """Into how many parts the sum over the labels is cut, and how many of them one has."""
+    wanted = min(triton.cdiv(V, LABELS_PER_SPLIT), MOST_SPLITS)
+    each = triton.cdiv(triton.cdiv(V, SUM.inner), wanted) * SUM.inner
+    return triton.cdiv(V, each), each
+
+
+def overlapping(tensor: Tensor) -> dict[str, bool]:
+    """Tells launches to begin before the one before has ended, where a GPU can: from Hopper on.
+
+    A dozen short ones follow one another, and each begins with nothing in flight.
+    """
+    if not tensor.is_cuda or torch.version.hip:
+        return {"OVERLAP": False}
+    can = torch.cuda.get_device_capability(tensor.device)[0] >= 9
+    return {"OVERLAP": can, "launch_pdl": can}
 
 
 def _narrowed(
-    E: Tensor, masks: Tensor, weights: tuple[Tensor, ...], X: Tensor, residual: bool
-) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
-    """Place, order and count of the columns that are read, and all U without the others.
+    E: Tensor,
+    masks: Tensor,
+    weights: tuple[Tensor, ...],
+    biases: tuple[Tensor, ...],
+    X: Tensor,
+    residual: bool,
+    launch: dict[str, bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, tuple[Tensor, ...]]:
+    """Place and count of the columns that are read; masks, all b and all U without the others.
 
     Fills X with these columns of E.
     """
@@ -233,23 +241,28 @@ def _narrowed(
     U = X.new_empty((depth, d, d))
     place, order = E.new_empty((2, depth + 1, d), dtype=torch.int32)
     count = E.new_empty((depth, 4), dtype=torch.int32)
+    mask, b = E.new_empty((2, depth, d), dtype=torch.float32)
     arrange[(depth + 1,)](
         masks,
+        biases or None,
         place,
         order,
         count,
+        mask,
+        b,
         d,
         DEPTH=depth,
+        HAS_BIAS=bool(biases),
         BLOCK=triton.next_power_of_2(d),
         num_warps=4,
+        **launch,
     )
-    strips = triton.cdiv(d, _COLUMNS)
-    U_programs = triton.cdiv(d, _ROWS) * strips
-    E_programs = triton.cdiv(V, _ROWS) * strips * (depth if residual else 1)
+    U_programs = triton.cdiv(d, _ROWS) * triton.cdiv(d, _COLUMNS)
+    E_programs = triton.cdiv(V, _ROWS) * (depth if residual else 1)
     narrow[(depth * U_programs + E_programs,)](
         E,
-        masks,
-        torch.stack(weights),
+        mask,
+        weights,
         X,
         U,
         order,
@@ -263,5 +276,6 @@ def _narrowed(
         ROWS=_ROWS,
         COLUMNS=_COLUMNS,
         num_warps=4,
+        **launch,
     )
-    return place, order, count, U.unbind()
+    return place, count, mask, b if biases else None, U.unbind()

@@ -4,7 +4,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from drill.kernels.label_encoder_options import Options
 from drill.kernels.tanh_triton import tanh
 
 _SIGMOID = tl.constexpr(1)
@@ -45,24 +44,19 @@ def slope(x, ACTIVATION: tl.constexpr):
     return x
 
 
-def masks_of_maps(masks: Tensor | None, options: Options, depth: int) -> tuple[Tensor | None, ...]:
+def masks_of_maps(masks: Tensor | None, depth: int) -> tuple[Tensor | None, ...]:
     """Where the mask of each map lies, and None where the map after the last one would be."""
-    if masks is None:
-        return (None,) * (depth + 1)
-    own = masks.unbind()
-    return (*(own if options.locked else (own[i // 8] for i in range(depth))), None)
+    return (*(masks.unbind() if masks is not None else (None,) * depth), None)
 
 
 @triton.jit
-def mask_at(masks, at, column, inside, width, turn, scale, LOCKED: tl.constexpr):
-    """Mask of map ``turn`` over a tile; ``masks`` is what ``masks_of_maps`` has for it."""
+def mask_at(masks, row, column, inside, width, scale, LOCKED: tl.constexpr):
+    """Mask of a map over a tile; ``masks`` is what ``masks_of_maps`` has for it."""
     if LOCKED:  # one row for all labels
         mask = tl.load(masks + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
     else:
-        mask = mask_of_bits(tl.load(masks + at, mask=inside, other=0), turn, scale)
+        line = row.to(tl.int64) * tl.cdiv(width, 8)
+        bits = tl.load(masks + line[:, None] + (column // 8)[None, :], mask=inside, other=0)
+        kept = (bits.to(tl.int32) >> (column % 8)[None, :]) & 1
+        mask = tl.where(kept != 0, scale, 0.0)
     return mask
-
-
-@triton.jit
-def mask_of_bits(bits, turn, scale):
-    return tl.where((bits.to(tl.int32) >> (turn % 8)) & 1 != 0, scale, 0.0)

@@ -27,26 +27,22 @@ def sum_over_labels(dP: Tensor, X: Tensor) -> Tensor:
 
 
 def planes_for_sums(like: Tensor, maps: int, labels: int, width: int) -> Tensor:
-    """(L, R, width) for the labels of each map, in bfloat16; rows beyond them are zeros.
+    """(L, R, width) for the labels of each map, in bfloat16; who writes them clears rows beyond.
 
     There are so many that ``sum_in_parts`` can cut them into equal parts.
     """
     parts = _parts(labels)
     rows = -(-labels // (8 * parts)) * 8 * parts if parts > 1 else labels
-    made = like.new_empty((maps, rows, width), dtype=torch.bfloat16)
-    made[:, labels:] = 0
-    return made
+    return like.new_empty((maps, rows, width), dtype=torch.bfloat16)
 
 
 def _parts(labels: int) -> int:
     return PARTS if labels >= MANY else 1
 
 
-def sum_in_parts(dP: Tensor, X: Tensor, labels: int) -> Tensor:
-    """dP^T X per map, in float32."""
+def sum_in_parts(dP: Tensor, X: Tensor, labels: int) -> Tensor:  # (L, parts, d, d')
+    """dP^T X per map and part of the labels, in float32."""
     L, _, d = dP.shape
     parts = _parts(labels)
-    if parts == 1:
-        return sum_over_labels(dP, X)
     each = sum_over_labels(dP.view(L * parts, -1, d), X.view(L * parts, -1, X.shape[2]))
-    return each.view(L, parts, d, -1).sum(1)
+    return each.view(L, parts, d, -1)

@@ -18,7 +18,6 @@ from drill.kernels.label_encoder_options import Options
 from drill.kernels.label_encoder_steps import (
     activate,
     mask_at,
-    mask_of_bits,
     masks_of_maps,
     slope,
 )
@@ -29,7 +28,7 @@ from drill.kernels.nll_plan import aligned, without_padding
 _ROWS, _COLUMNS = 64, 64
 
 
-@triton.jit(do_not_specialize=["turn"])
+@triton.jit
 def _advance(
     P,  # (V, d) product of this map, with its bias; unused when ENTER
     E,  # (V, d)
@@ -41,7 +40,6 @@ def _advance(
     labels,
     width,
     X_stride,
-    turn,
     scale,
     ENTER: tl.constexpr,
     ACTIVATION: tl.constexpr,
@@ -66,7 +64,7 @@ def _advance(
         y = tl.load(P + at, mask=inside, other=0.0).to(tl.float32)
         y = activate(y, ACTIVATION)
         if HAS_OUT:
-            y *= mask_at(mask_out, at, column, inside, width, turn, scale, LOCKED)
+            y *= mask_at(mask_out, row, column, inside, width, scale, LOCKED)
         if BETWEEN:
             y += tl.load(before + at, mask=inside, other=0.0).to(tl.float32)
         if RESIDUAL:
@@ -75,7 +73,7 @@ def _advance(
         tl.store(Y + at, y.to(Y.dtype.element_ty), mask=inside)
     if HAS_NEXT:
         if HAS_IN:
-            y *= mask_at(mask_in, at, column, inside, width, turn + 1, scale, LOCKED)
+            y *= mask_at(mask_in, row, column, inside, width, scale, LOCKED)
         y = tl.where((column < width)[None, :], y, 1.0)
         tl.store(
             X + row.to(tl.int64)[:, None] * X_stride + column[None, :],
@@ -84,7 +82,7 @@ def _advance(
         )
 
 
-@triton.jit(do_not_specialize=["turn"])
+@triton.jit
 def _retreat(
     above,  # (V, d) gradient that reaches this map's result, before mask_in
     mask_in,  # of the next map, which ``above`` still has to pass
@@ -94,7 +92,6 @@ def _retreat(
     dP,  # (V, d) written
     labels,
     width,
-    turn,
     scale,
     TOP: tl.constexpr,
     ACTIVATION: tl.constexpr,
@@ -112,13 +109,13 @@ def _retreat(
     at = row.to(tl.int64)[:, None] * width + column[None, :]
     g = tl.load(above + at, mask=inside, other=0.0).to(tl.float32)
     if HAS_IN:
-        g *= mask_at(mask_in, at, column, inside, width, turn + 1, scale, LOCKED)
+        g *= mask_at(mask_in, row, column, inside, width, scale, LOCKED)
     if BETWEEN:
         if not TOP:
             g += tl.load(G + at, mask=inside, other=0.0)
         tl.store(G + at, g, mask=inside)
     if HAS_OUT:
-        g *= mask_at(mask_out, at, column, inside, width, turn, scale, LOCKED)
+        g *= mask_at(mask_out, row, column, inside, width, scale, LOCKED)
     x = tl.load(P + at, mask=inside, other=0.0).to(tl.float32)
     p = g * slope(x, ACTIVATION)
     tl.store(dP + at, p.to(dP.dtype.element_ty), mask=inside)
@@ -161,14 +158,8 @@ def _leave(
             g = tl.load(dX + layer * tl.cast(plane, tl.int64) + at, mask=inside, other=0.0)
             g = g.to(tl.float32)
             if HAS_IN:
-                if LOCKED:
-                    own = masks + layer * mask_layer
-                    g *= mask_at(own, at, column, inside, width, layer, scale, LOCKED)
-                else:
-                    if layer % 8 == 0:  # one load serves eight maps
-                        own = masks + layer // 8 * tl.cast(mask_layer, tl.int64)
-                        bits = tl.load(own + at, mask=inside, other=0)
-                    g *= mask_of_bits(bits, layer, scale)
+                own = masks + layer * tl.cast(mask_layer, tl.int64)
+                g *= mask_at(own, row, column, inside, width, scale, LOCKED)
             if BETWEEN and layer > 0:
                 g *= layer
             total += g
@@ -199,7 +190,7 @@ class PointwiseEncode(torch.autograd.Function):
         Y = E.new_empty((aligned(V, E.device.type), d), dtype=dtype)
         Y[V:] = 0
         before = [torch.empty_like(E) for _ in range(2 if options.between else 0)]
-        drop = masks_of_maps(masks, options, depth)
+        drop = masks_of_maps(masks, depth)
         grid = (triton.cdiv(V, _ROWS), triton.cdiv(d + EXTRA, _COLUMNS))
         for i in range(-1, depth if V else -1):
             if i >= 0:
@@ -218,7 +209,6 @@ class PointwiseEncode(torch.autograd.Function):
                 V,
                 d,
                 d + EXTRA,
-                i,
                 options.scale,
                 ENTER=i < 0,
                 ACTIVATION=options.activation,
@@ -249,7 +239,7 @@ class PointwiseEncode(torch.autograd.Function):
         dP, dX = torch.empty_like(P), torch.empty_like(P)
         dE = dY.new_empty((V, d), dtype=ctx.dtypes[0])
         G = dY.new_empty((V, d), dtype=torch.float32) if options.between else None
-        drop = masks_of_maps(masks, options, depth)
+        drop = masks_of_maps(masks, depth)
         grid = (triton.cdiv(V, _ROWS), triton.cdiv(d, _COLUMNS))
         for i in reversed(range(depth if V else 0)):
             top = i == depth - 1
@@ -262,7 +252,6 @@ class PointwiseEncode(torch.autograd.Function):
                 dP[i],
                 V,
                 d,
-                i,
                 options.scale,
                 TOP=top,
                 ACTIVATION=options.activation,
