@@ -6,6 +6,7 @@ a seed that was trained twice the latest run. Runs that were made again with oth
 layer with as many seeds, are left out.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -19,6 +20,11 @@ from drill.report.runs import digest, same_but_seed
 
 BASE = "tied"
 TOLD_APART = ("multi30k", "europarl")
+OTHERS = {
+    "tokenised_bleu": ("tokenised BLEU", "tokenised_signature"),
+    "chrf": ("chrF", "chrf_signature"),
+}
+"""Scores beside BLEU: their titles and signatures."""
 
 Layers = Mapping[str, Sequence[Row]]
 """Runs that may be compared: one a seed, in their order, under the name of their layer."""
@@ -27,22 +33,20 @@ Layers = Mapping[str, Sequence[Row]]
 def table(rows: Sequence[Row], kinds: Sequence[str] = ("subword",)) -> Iterable[str]:
     """BLEU of all corpora, then labels by frequency where `drill evaluate --words` told of them."""
     groups = comparisons(rows)
-    head = "corpus", "layer", "parameters", "BLEU of each seed", "mean", "standard deviation"
-    yield f"| {' | '.join(head)} | over tied |"
-    yield "|---|---|---:|---:|---:|---:|---:|"
+    head = "corpus", "layer", "parameters", "BLEU of each seed", "mean", "over tied"
+    yield f"| {' | '.join([*head, *(title for title, _ in OTHERS.values())])} |"
+    yield f"|---|---|{'---:|' * (4 + len(OTHERS))}"
     for corpus, layers in groups.items():
         for name, runs in layers.items():
             scores = [bleu_of(row) for row in runs]
             over = ""
             if BASE in layers and name != BASE:
-                over = f"{mean(scores) - mean(map(bleu_of, layers[BASE])):+.2f}"
-            deviation = f"{stdev(scores):.2f}" if len(scores) > 1 else ""
+                over = difference(scores, [bleu_of(row) for row in layers[BASE]])
             each = ", ".join(f"{score:.2f}" for score in scores)
-            yield (
-                f"| {corpus} | {name} | {runs[0].parameters:,} | {each} | "
-                f"{mean(scores):.2f} | {deviation} | {over} |"
-            )
-    for note in notes(groups):
+            cells = [corpus, name, f"{runs[0].parameters:,}", each, f"{mean(scores):.2f}", over]
+            cells += [average_of(runs, key) for key in OTHERS]
+            yield f"| {' | '.join(cells)} |"
+    for note in (*signatures(groups), *notes(groups)):
         yield from ("", note)
     for corpus, layers in groups.items():
         for kind in kinds:
@@ -120,6 +124,35 @@ def without_layer(row: Row) -> str:
 
 def made_again(earlier: Layers, later: Layers) -> bool:
     return all(len(runs) <= len(later.get(name, ())) for name, runs in earlier.items())
+
+
+def difference(scores: Sequence[float], base: Sequence[float]) -> str:
+    """Of two means, with its standard error where both have several seeds."""
+    over = f"{mean(scores) - mean(base):+.2f}"
+    if min(len(scores), len(base)) < 2:
+        return over
+    error = math.sqrt(sum(stdev(each) ** 2 / len(each) for each in (scores, base)))
+    return f"{over} ± {error:.2f}"
+
+
+def average_of(runs: Sequence[Row], key: str) -> str:
+    """Empty where a row does not tell: older ones hold BLEU alone."""
+    found = [row.extra[key] for row in runs if key in row.extra]
+    return f"{mean(found):.2f}" if len(found) == len(runs) else ""
+
+
+def signatures(groups: Mapping[str, Layers]) -> Iterable[str]:
+    """How sacrebleu was asked, without which scores do not compare."""
+    keys = {"bleu_signature": "BLEU", **{key: title for title, key in OTHERS.values()}}
+    rows = [row for layers in groups.values() for runs in layers.values() for row in runs]
+    told = []
+    for key, title in keys.items():
+        every = {row.extra.get("signatures", {}).get(key) for row in rows} - {None}
+        told += [f"{title} `{each}`" for each in sorted(every)]
+    yield " ".join(
+        ["± is the standard error of the difference of means."]
+        + ([f"Signatures: {'; '.join(told)}."] if told else [])
+    )
 
 
 def notes(groups: Mapping[str, Layers]) -> Iterable[str]:

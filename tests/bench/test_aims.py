@@ -97,3 +97,25 @@ def test_a_peer_that_was_not_timed_says_so(aims):
     assert cells(aims, [row], "the same, batch 80")[0] == (
         "cuDNN tf32 not measured; cuDNN bfloat16 12.50 ms replayed, 15.00 launched"
     )
+
+
+def test_a_speed_is_over_the_peer_of_the_same_run_and_aims_upwards(aims):
+    wanted = {"benchmark": "translation", "task": "training", "size": "nmt", "dtype": "autocast"}
+
+    def rows(time: str, ours: float, theirs: float, launched: float) -> list[dict[str, object]]:
+        ms = {"drill tied, CUDA graph": ours, "MarianMT, CUDA graph": theirs}
+        ms |= {"drill tied": launched, "MarianMT": 30.0}
+        return [
+            wanted | {"name": name, "ms_median": each, "time": time} for name, each in ms.items()
+        ]
+
+    told = cells(aims, rows("2026-01-01", 10.0, 16.0, 40.0), "training of the paper's")
+    assert told[2:5] == [
+        "at least 1.5",
+        "1.60 times with both in CUDA graphs, 0.75 times with both launched",
+        "met",
+    ]
+    slower = [*rows("2026-01-01", 10.0, 16.0, 40.0), *rows("2026-01-02", 10.0, 12.0, 40.0)]
+    assert cells(aims, slower, "training of the paper's")[4] == "missed by 20.0%"
+    alone = [*slower, wanted | {"name": "drill tied", "ms_median": 1.0, "time": "2026-01-03"}]
+    assert cells(aims, alone, "training of the paper's")[3] == "not measured"

@@ -55,7 +55,7 @@ def made(
 def cells(lines: list[str]) -> list[list[str]]:
     """Rows of the first table, without its head."""
     rows = [line for line in lines if line.startswith("| multi30k")]
-    return [line.strip("| ").split(" | ") for line in rows]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in rows]
 
 
 def test_of_a_layer_its_latest_settings_and_of_a_seed_its_latest_run_stand_there(bleu):
@@ -68,7 +68,7 @@ def test_of_a_layer_its_latest_settings_and_of_a_seed_its_latest_run_stand_there
     ]
     tied, dual = cells([*bleu.table(rows)])
     assert tied[3:5] == ["41.00, 42.00", "41.50"]
-    assert dual[3:] == ["43.00, 41.00", "42.00", "1.41", "+0.50"]
+    assert dual[3:] == ["43.00, 41.00", "42.00", "+0.50 ± 1.12", "", ""]  # sqrt(0.25 + 1)
 
 
 @pytest.mark.parametrize("lr", [1e-3, None])
@@ -81,12 +81,23 @@ def test_a_baseline_of_other_settings_is_none(bleu, lr):
         made("drill", 1, 21.0, 9, lr=7e-4),
     ]
     found = cells([*bleu.table(rows)])
-    assert [(row[0], row[1], row[4], row[6:]) for row in found] == [
-        ("multi30k (1)", "tied", "40.00", []),
-        ("multi30k (1)", "dual", "40.50", ["+0.50"]),
-        ("multi30k (2)", "tied", "20.00", []),
-        ("multi30k (3)", "drill", "21.00", []),
+    assert [(row[0], row[1], row[4], row[5]) for row in found] == [
+        ("multi30k (1)", "tied", "40.00", ""),
+        ("multi30k (1)", "dual", "40.50", "+0.50 ± 0.00"),
+        ("multi30k (2)", "tied", "20.00", ""),
+        ("multi30k (3)", "drill", "21.00", ""),
     ]
+
+
+def test_other_scores_stand_beside_bleu_with_how_sacrebleu_was_asked(bleu):
+    told = {"tokenised_bleu": 41.0, "chrf": 60.5, "signatures": {"chrf_signature": "nc:6"}}
+    rows = [made("tied", 1, 40.0), made("tied", 2, 40.0), made("dual", 1, 41.0)]
+    rows[1:] = [replace(row, extra={**row.extra, **told}) for row in rows[1:]]
+    lines = [*bleu.table(rows)]
+    tied, dual = cells(lines)
+    assert tied[6:] == ["", ""]  # the mean of one of two would compare with nothing
+    assert dual[5:] == ["+1.00", "41.00", "60.50"]
+    assert any(line.endswith("Signatures: chrF `nc:6`.") for line in lines)
 
 
 def test_what_was_made_again_with_as_many_seeds_stands_alone(bleu):
@@ -138,7 +149,7 @@ def test_labels_by_frequency_are_means_over_seeds_against_tied_weights(bleu):
     ]
     assert "Subwords of multi30k found again" in lines[-6]
     assert "mean of 2 seeds" in lines[-6]
-    assert [*bleu.table(rows, kinds=("word",))][-1].startswith("| multi30k")
+    assert [*bleu.table(rows, kinds=("word",))][-1].startswith("± is the standard error")
 
 
 def test_labels_of_a_file_called_test_are_not_those_of_the_test(bleu):

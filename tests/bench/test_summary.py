@@ -30,7 +30,7 @@ def test_the_results_page_has_the_translators_of_the_ledger():
     found = summary("results/h200.jsonl", "results/runs.jsonl")
     for layer in ("tied", "dual", "deep-residual 2"):
         assert f"| multi30k | {layer} |" in found
-    assert "| BLEU of each seed | mean | standard deviation | over tied |" in found
+    assert "| BLEU of each seed | mean | over tied | tokenised BLEU | chrF |" in found
 
 
 def test_the_tables_of_the_figures_are_what_the_rows_say(tmp_path):
