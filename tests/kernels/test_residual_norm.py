@@ -351,6 +351,26 @@ def test_what_the_kernels_cannot_serve_is_refused_by_name_and_served_by_auto():
 
 
 @needs_triton
+@every_device
+def test_vectors_may_lie_apart_in_memory(device):
+    """As columns of a matrix: the entries of a vector are not neighbours."""
+    given = problem((9, 24), torch.float32, torch.float32, device)
+    columns = [*given[:2], *torch.stack(given[2:], 1).unbind(1)]
+    assert not any(each.is_contiguous() for each in columns[2:])
+    weights = [torch.randn(9, 24, device=device) for _ in range(2)]
+
+    def both(leaves):
+        return *kernel(leaves, torch.float32, 0.0, False), relu_dropout(
+            leaves[1], leaves[2], 0.0, impl="triton"
+        )
+
+    found, expected = (
+        differentiated(both, each, [*weights, weights[0]]) for each in (columns, given)
+    )
+    assert all(torch.equal(*each) for each in zip(found, expected, strict=True))
+
+
+@needs_triton
 @pytest.mark.gpu
 def test_a_gpu_takes_the_kernels_where_gradients_are_recorded():
     x = torch.randn(4, 6, device="cuda")

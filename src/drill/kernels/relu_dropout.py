@@ -20,6 +20,7 @@ from drill.kernels.once import once_differentiable
 from drill.kernels.product import Weights, product_gradients
 from drill.kernels.residual_norm import SublayerImplementation, choose_sublayer
 from drill.kernels.seeds import drawn_seed
+from drill.kernels.sublayer_checks import check_map, check_vector
 
 
 def relu_dropout(
@@ -36,6 +37,10 @@ def relu_dropout(
     ``x_map`` is a matrix W still to be applied, x W^T in place of x; its own bias is not looked at.
     ``seed`` is for kernels, which draw one where none is given: see ``drill.kernels.seeds``.
     """
+    if x_map is not None:
+        check_map("relu_dropout", "x_map", x_map, x.shape[-1], None)
+    width = x.shape[-1] if x_map is None else x_map.weight.shape[0]
+    check_vector("relu_dropout", "bias", bias, width)
     if choose_sublayer(impl, x)[0] == "triton":
         if dropout == 0.0:
             seed = None
@@ -70,7 +75,7 @@ class _ReluDropout(torch.autograd.Function):
         if half is not None:
             inside = x.to(half.dtype)
             x = F.linear(inside, half)
-        out: Tensor = _kernels().forward(x.contiguous(), bias, seed, dropout)
+        out: Tensor = _kernels().forward(x.contiguous(), bias.contiguous(), seed, dropout)
         ctx.save_for_backward(out, inside, half)
         ctx.dropout = dropout
         return out

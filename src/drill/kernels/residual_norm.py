@@ -22,6 +22,7 @@ from drill.kernels.nll import triton_missing
 from drill.kernels.once import once_differentiable
 from drill.kernels.product import Weights, product_gradients
 from drill.kernels.seeds import drawn_seed
+from drill.kernels.sublayer_checks import check_map, check_vector
 
 SublayerImplementation = Literal["auto", "reference", "triton"]
 SUBLAYER_IMPLEMENTATIONS: tuple[str, ...] = get_args(SublayerImplementation)
@@ -76,6 +77,7 @@ def residual_norm(
     ``dropout`` is of y alone; pass 0 in evaluation. ``seed`` is for kernels, which draw one where
     none is given: see ``drill.kernels.seeds``.
     """
+    _check_shapes(x, y, y_map, weight=weight, bias=bias, y_bias=y_bias)
     dtype = x.dtype if dtype is None else dtype
     if choose_sublayer(impl, x)[0] == "triton":
         if y is None or dropout == 0.0:
@@ -94,6 +96,26 @@ def residual_norm(
         x = x + F.dropout(y, dropout)
     n = F.layer_norm(x, x.shape[-1:], weight, bias, epsilon)
     return n if carry_norm else x, n.to(dtype)
+
+
+def _check_shapes(
+    x: Tensor, y: Tensor | None, y_map: Weights | None, **vectors: Tensor | None
+) -> None:
+    shape: tuple[int, ...] = x.shape
+    width = shape[-1]
+    for name, vector in vectors.items():
+        if vector is not None:
+            check_vector("residual_norm", name, vector, width)
+    if y is None:
+        return
+    if y_map is not None:
+        check_map("residual_norm", "y_map", y_map, y.shape[-1], width)
+        shape = (*shape[:-1], y.shape[-1])
+    if y.shape != shape:
+        raise ValueError(
+            f"residual_norm: y has shape {tuple(y.shape)} beside x of shape {tuple(x.shape)}; "
+            f"give it shape {tuple(shape)}"
+        )
 
 
 @cache
@@ -127,12 +149,13 @@ class _ResidualNorm(torch.autograd.Function):
         if half is not None and y is not None:
             inside = y.to(half.dtype)
             y = F.linear(inside, half)
+        weight = weight.contiguous()  # backward reads it too
         made = _kernels().forward(
             x.contiguous(),
             None if y is None else y.contiguous(),
-            y_bias,
+            None if y_bias is None else y_bias.contiguous(),
             weight,
-            bias,
+            bias.contiguous(),
             seed,
             dropout=dropout,
             epsilon=epsilon,
