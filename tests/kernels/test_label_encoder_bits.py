@@ -19,6 +19,13 @@ DEVICES = [
 every_device = pytest.mark.parametrize("device", DEVICES)
 
 
+@pytest.fixture(autouse=True)
+def _few_programs(monkeypatch):
+    """The interpreter runs one after the other."""
+    if module.TRITON_INSTALLED and module.INTERPRETED:
+        monkeypatch.setattr("drill.kernels.label_encoder_bits._BLOCK", 8192)
+
+
 def drawn(labels: int, width: int, depth: int, dropout: float, device: str) -> Tensor:
     """Masks (depth, V, d)."""
     torch.manual_seed(0)
