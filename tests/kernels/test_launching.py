@@ -11,14 +11,18 @@ from drill.kernels.nll import INTERPRETED, TRITON_INSTALLED
 from drill.kernels.relu_dropout import relu_dropout
 from drill.kernels.residual_norm import residual_norm
 from drill.kernels.told import tell_once
+from drill.translation_steps import translation_ways
+from drill.translator import Translator
+from tests.tiny_translations import small_translator
 
 if not TRITON_INSTALLED:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
+import triton
 from triton.backends.nvidia.driver import CudaLauncher
 
 from drill.kernels import launching
-from drill.kernels.launching import Launcher
+from drill.kernels.launching import Launcher, launch_way
 
 
 class OnDevice:
@@ -56,9 +60,10 @@ class Kernel:
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """A device 0 that has the stream 77."""
+    """A device 0 that has the stream 77, and a Triton that is launched by addresses."""
     active = SimpleNamespace(get_current_device=lambda: 0, get_current_stream=lambda device: 77)
     monkeypatch.setattr(launching, "driver", SimpleNamespace(active=active))
+    monkeypatch.setattr(launching.triton, "__version__", "3.6.0")
 
 
 def test_the_second_launch_of_a_kind_is_by_addresses(gpu):
@@ -113,22 +118,49 @@ def test_a_profiler_of_triton_hears_of_every_launch(gpu):
     assert (len(kernel.seen), len(kernel.again)) == (3, 0)
 
 
-def test_an_unknown_triton_launches_by_itself_and_that_is_told(gpu, monkeypatch, caplog):
+@pytest.mark.parametrize("version", ["3.7.1", "3.60.0", "9.1.0"])
+def test_an_unknown_triton_launches_by_itself_and_that_is_told(gpu, monkeypatch, caplog, version):
     tell_once.cache_clear()
-    monkeypatch.setattr(launching.triton, "__version__", "9.1.0")
+    monkeypatch.setattr(launching.triton, "__version__", version)
     kernel = Kernel()
     launcher = Launcher(kernel)
     with caplog.at_level(logging.INFO, "drill"):
         for _ in range(3):
             launcher((1, 1), (OnDevice(64),), (1,), (512,), 4)
     assert (len(kernel.seen), len(kernel.again)) == (3, 0)
+    reason = f"Triton is {version}, and launches by addresses are proven with 3.6"
     assert [each.message for each in caplog.records] == [
-        "launches: by Triton, which costs the host more (Triton is 9.1.0, and only 3.6 and 3.7 are "
-        "launched by addresses)"
+        f"launches: by Triton, which costs the host more ({reason})"
     ]
+    assert launch_way(torch.device("cuda")) == f"by Triton ({reason})"
 
 
-@pytest.mark.skipif(not launching._known(), reason="this Triton launches by itself")
+def said_of_launches(model: Translator) -> list[str]:
+    ways = translation_ways(model, None, 60, None)
+    return [each for each in ways if each.startswith("launches")]
+
+
+def test_a_translator_says_how_its_kernels_are_launched(gpu):
+    assert launch_way(torch.device("cuda")) == "by addresses"
+    model = small_translator()
+    assert said_of_launches(model) == []
+    if INTERPRETED:
+        model.transformer.impl = "triton"
+        assert said_of_launches(model) == ["launches by Triton (which interprets them)"]
+
+
+@pytest.mark.gpu
+def test_a_translator_on_a_gpu_says_how_its_kernels_are_launched():
+    (way,) = said_of_launches(small_translator().cuda())
+    assert way.startswith("launches by addresses" if launching._known() else "launches by Triton")
+
+
+OF_THE_SAME_SOURCE = ("3.6.", "3.7.")
+
+
+@pytest.mark.skipif(
+    not triton.__version__.startswith(OF_THE_SAME_SOURCE), reason="this Triton was never read"
+)
 def test_the_installed_triton_is_launched_with_the_arguments_it_takes(gpu):
     """A grid, a stream, a function; then, by these names or without, metadata and two hooks."""
     kernel = Kernel()
