@@ -237,17 +237,29 @@ def test_rows_go_to_tensorboard_where_it_is_installed(folder, monkeypatch):
     module = types.SimpleNamespace(SummaryWriter=Board)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
     folder.append({**ROW, "seconds": 2.0, "elapsed": 9.0, "train_loss": None})
-    folder.append({**ROW, "epoch": 2, "lr": math.inf})
+    folder.append({**ROW, "epoch": 2, "step": 14, "lr": math.inf})
     [board] = Board.made
     assert board.folder == str(folder.path / "tensorboard")
     assert board.shown == [
-        ("epoch/valid_loss", 1 / 3, 1),
-        ("epoch/seconds", 2.0, 1),
-        ("epoch/valid_loss", 1 / 3, 2),
-        ("epoch/lr", math.inf, 2),
+        ("epoch/valid_loss", 1 / 3, 7),
+        ("epoch/seconds", 2.0, 7),
+        ("epoch/valid_loss", 1 / 3, 14),
+        ("epoch/lr", math.inf, 14),
     ]
     assert board.flushed == len(board.shown)
     assert len(folder.rows()) == 2
+
+
+def test_tensorboard_shows_validations_of_one_epoch_beside_each_other(folder, monkeypatch):
+    monkeypatch.setattr(Board, "made", [])
+    module = types.SimpleNamespace(SummaryWriter=Board)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    for step in (4, 8):
+        folder.append({**ROW, "kind": "validation", "step": step})
+    folder.append({**ROW, "step": 9})
+    folder.append({"kind": "test", "epoch": 1, "test_loss": 0.5})  # which no step belongs to
+    shown = [(name.split("/")[0], step) for name, _, step in Board.made[0].shown]
+    assert shown == [("validation", 4), ("validation", 8), ("epoch", 9), ("test", 1)]
 
 
 def test_tensorboard_shows_what_a_resume_has_kept_and_no_more(folder, monkeypatch):
@@ -256,29 +268,29 @@ def test_tensorboard_shows_what_a_resume_has_kept_and_no_more(folder, monkeypatc
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
     folder.append({**ROW, "valid_loss": 3.0})
     kept = folder.metrics_size()
-    folder.append({**ROW, "epoch": 2, "valid_loss": 2.0})
+    folder.append({**ROW, "step": 8, "valid_loss": 2.0})
     events = folder.path / "tensorboard" / "events.out.tfevents.1.host"
     events.parent.mkdir()
     events.write_bytes(b"of the first life")
     again = RunFolder(folder.path)
     again.cut_metrics(kept)
-    again.append({**ROW, "epoch": 2, "valid_loss": 1.0})
-    again.append({**ROW, "epoch": 3, "valid_loss": 0.5})
+    again.append({**ROW, "step": 8, "valid_loss": 1.0})
+    again.append({**ROW, "step": 9, "valid_loss": 0.5})
     assert not events.exists()
     assert [(value, step) for _, value, step in Board.made[1].shown] == [
-        (3.0, 1),
-        (1.0, 2),
-        (0.5, 3),
+        (3.0, 7),
+        (1.0, 8),
+        (0.5, 9),
     ]
 
 
 def test_tensorboard_itself_reads_what_was_written(folder):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     folder.append({**ROW, "valid_loss": 0.5})
-    folder.append({**ROW, "valid_loss": 0.25, "epoch": 2})
+    folder.append({**ROW, "valid_loss": 0.25, "step": 9})
     events = accumulator.EventAccumulator(str(folder.path / "tensorboard")).Reload()
     found = [(event.step, event.value) for event in events.Scalars("epoch/valid_loss")]
-    assert found == [(1, 0.5), (2, 0.25)]
+    assert found == [(7, 0.5), (9, 0.25)]
 
 
 def test_without_tensorboard_there_are_only_metrics(folder, monkeypatch):

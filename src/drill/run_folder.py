@@ -246,9 +246,10 @@ class RunFolder:
             rows = [*self.rows()[:-1], row]
         if self._tensorboard is not False:
             for each in rows:
+                place = each.get("step", each["epoch"])  # an epoch may hold several validations
                 for key, value in each.items():
                     if isinstance(value, float) and key != "elapsed":
-                        self._tensorboard.add_scalar(f"{each['kind']}/{key}", value, each["epoch"])
+                        self._tensorboard.add_scalar(f"{each['kind']}/{key}", value, place)
             self._tensorboard.flush()
 
     # -- weights ----------------------------------------------------------------------------------
