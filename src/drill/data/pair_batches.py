@@ -53,7 +53,8 @@ class PairBatches:
     """P pairs in batches of B pairs, where B x S and B x T stay within ``max_tokens``.
 
     The number of batches is the same in every epoch. A pair that is longer than ``max_tokens`` on
-    its own is refused: it would break the bound on memory that the limit stands for.
+    its own is refused: it would break the bound on memory that the limit stands for. Where nothing
+    may be dropped, ``long_alone`` gives each such pair a batch of its own.
 
         batches = PairBatches(pairs, max_tokens=4096, seed=1)
         for batch in batches.epoch(3, start=120): ...  # from batch 120 of epoch 3 on
@@ -77,6 +78,7 @@ class PairBatches:
         rank: int = 0,
         size: int = 1,
         subwords: Subwords | None = None,
+        long_alone: bool = False,
     ) -> None:
         if max_tokens < 1:
             raise DataError(f"PairBatches: max_tokens is at least 1, not {max_tokens}")
@@ -94,7 +96,7 @@ class PairBatches:
         sources, targets = pairs.lengths
         self._source, self._target = sources + 1, targets + 1  # with <end>; with <begin> or <end>
         longer = _rounded_up(np.maximum(self._source, self._target), multiple)
-        if longer.max() > max_tokens:
+        if longer.max() > max_tokens and not long_alone:
             worst = int(longer.argmax())
             raise DataError(
                 f"PairBatches: {_named(pairs, worst, subwords)} has {longer[worst]:,} tokens on "
@@ -197,11 +199,11 @@ def _rounded_up(lengths: Any, multiple: int) -> Any:
 def _bounds(longer: NDArray[np.int64], max_tokens: int) -> NDArray[np.int64]:
     """Where batches begin, and the end (batches + 1,); ``longer`` (P,) rises.
 
-    Each batch is as large as the limit allows.
+    Each batch is as large as the limit allows, and a pair beyond it stands alone.
     """
     bounds = [0]
     for place, length in enumerate(longer.tolist()):
-        if length * (place + 1 - bounds[-1]) > max_tokens:
+        if place > bounds[-1] and length * (place + 1 - bounds[-1]) > max_tokens:
             bounds.append(place)
     return np.array([*bounds, len(longer)], dtype=np.int64)
 

@@ -5,6 +5,7 @@ loss = 1/M sum_t -log p(y_t | y_<t, x)        perplexity = exp(loss)
 M counts every target token and one ``<end>`` a sentence. No label smoothing: it is for training.
 """
 
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ import torch
 from drill.data import IGNORE, PairBatches, Pairs
 from drill.evaluation.perplexity import evaluating, lower_precision
 from drill.translator import Translator
+
+logger = logging.getLogger("drill")
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,6 @@ class TranslationLoss:
         return math.exp(self.loss) if self.loss < 700.0 else math.inf
 
 
-@torch.no_grad()
 def translation_loss(
     model: Translator,
     pairs: Pairs,
@@ -44,11 +46,37 @@ def translation_loss(
     """The loss of all ``pairs``, nothing dropped; the model comes back in the mode it was in.
 
     ``max_tokens`` bounds a batch, which changes the time and not the result; a longer pair has a
-    batch of its own. ``progress`` is called with the pairs that are read and with all there are.
-    NaN raises FloatingPointError.
+    batch of its own. Where a GPU's memory does not do, it is halved, and the log ``drill`` says so.
+    ``progress`` is called with the pairs that are read and with all there are. NaN raises
+    FloatingPointError.
     """
     longest = max(int(side.max(initial=0)) + 1 for side in pairs.lengths)
-    batches = PairBatches(pairs, max(max_tokens, longest))
+    while True:
+        try:
+            return _loss(model, pairs, max_tokens, autocast, progress)
+        except torch.OutOfMemoryError:
+            if max_tokens <= longest:  # that pair is a batch whatever the limit
+                raise
+        # Behind the handler: inside, the error would keep all tensors of the batch.
+        fewer = max_tokens // 2
+        logger.warning(
+            "the GPU's memory is too small for the loss of %d tokens at a time, so it is taken of "
+            "%d",
+            max_tokens,
+            fewer,
+        )
+        max_tokens = fewer
+
+
+@torch.no_grad()
+def _loss(
+    model: Translator,
+    pairs: Pairs,
+    max_tokens: int,
+    autocast: torch.dtype | None,
+    progress: Callable[[int, int], None] | None,
+) -> TranslationLoss:
+    batches = PairBatches(pairs, max_tokens, long_alone=True)
     device = next(model.parameters()).device
     total = torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64)
     total, tokens, done = total.to(device), 0, 0
