@@ -21,7 +21,7 @@ from drill.data import IGNORE, PairBatches
 from drill.divergence import Diverged
 from drill.evaluation.memory import MemoryShort
 from drill.evaluation.search import Decoding, encoded_once
-from drill.evaluation.translation_loss import TranslationLoss, translation_loss
+from drill.evaluation.translation_loss import translation_loss
 from drill.optim import AdamW
 from drill.run_folder import RunFolder, RunFolderError
 from drill.translation import Search
@@ -485,6 +485,38 @@ def test_a_signal_in_the_test_ends_it_and_the_next_life_tests(tmp_path, monkeypa
     assert unlike(all_of(tmp_path / "run"), all_of(tmp_path / "whole")) == []
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("name", "which"),
+    [("translation_loss", 1), ("best_translations", 2), ("translation_loss", 6)],
+    ids=["the first", "its search", "the last"],
+)
+def test_a_signal_in_a_validation_ends_it_and_the_next_life_begins_with_it(
+    tmp_path, monkeypatch, name, which, number
+):
+    """Of the last one, too, which is not of an epoch but of the limit."""
+    options = {"updates": 17, "validate_every": 4, "bleu_every": 1, "average": 2}
+    small_training(tmp_path / "whole", **options)
+    assert len(kinds(tmp_path / "whole")) == 6 + len(["average", "test"])
+    real, left = getattr(translation_testing, name), which
+
+    def interrupted(*arguments: object, **more: object) -> object:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), number)
+        return real(*arguments, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(translation_testing, name, interrupted)
+        outcome = small_training(tmp_path / "run", **options)
+    assert (outcome.finished, outcome.interrupted) == (False, True)
+    assert len(kinds(tmp_path / "run")) == which - 1  # the line of a validation is written once
+    assert RunFolder(tmp_path / "run").load_last()[1]["broken_off"]
+    assert small_training(tmp_path / "run", **options).finished
+    assert unlike(all_of(tmp_path / "run"), all_of(tmp_path / "whole")) == []
+
+
 @pytest.fixture
 def line_by_line(monkeypatch):
     """Measured in batches of one line; gives what was done: "loss" or "search" for each."""
@@ -501,6 +533,20 @@ def line_by_line(monkeypatch):
     monkeypatch.setattr(searching, "_search", noting("search", searching._search))
     monkeypatch.setattr(Translator, "loss", noting("loss", Translator.loss))
     return done
+
+
+def test_a_validation_without_memory_for_it_is_told_of_and_made_by_the_next_life(
+    tmp_path, monkeypatch
+):
+    def search(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    options = {"epochs": 1, "bleu_every": 1, "save_every": 0.0}
+    with monkeypatch.context() as patch:
+        patch.setattr(translation_testing, "best_translations", search)
+        with pytest.raises(MemoryShort, match=r"validation after step \d+: .*; make room on the G"):
+            small_training(tmp_path, **options)
+    assert small_training(tmp_path, **options).finished
 
 
 @pytest.mark.parametrize("work", ["loss", "search"])
@@ -668,20 +714,6 @@ def test_lines_of_metrics_are_json_with_what_reports_read(tmp_path):
             "elapsed"} <= epoch.keys()  # fmt: skip
     assert {"valid_perplexity", "test_perplexity", "test_bleu", "test_chrf", "test_exact",
             "bleu_signature"} <= test.keys()  # fmt: skip
-
-
-def test_the_validation_loss_does_not_depend_on_batches_or_smoothing():
-    data, model = small_data(), small_translator("plain", dtype=torch.float64).eval()
-    whole = translation_loss(model, data.valid)
-    assert whole.tokens == sum(len(data.valid.target(i)) + 1 for i in range(len(data.valid)))
-    assert translation_loss(model, data.valid, max_tokens=10).nll == pytest.approx(whole.nll)
-    by_hand = 0.0
-    for batch in PairBatches(data.valid, 1000).epoch(0):
-        log_p = model.log_probs(batch.source, batch.target_in)
-        kept = batch.target_out != IGNORE
-        by_hand -= float(log_p[kept].gather(1, batch.target_out[kept][:, None]).sum().detach())
-    assert whole.nll == pytest.approx(by_hand)
-    assert TranslationLoss(800.0, 1).perplexity == math.inf
 
 
 def test_the_text_of_these_tests_is_a_language():

@@ -29,7 +29,7 @@ from drill.training import Outcome, train
 
 V, WIDTH, HIDDEN = 40, 8, 10
 BATCH, BPTT = 4, 10
-TIMES = ("seconds", "elapsed", "test_seconds", "tokens_per_second")
+TIMES = ("seconds", "training_seconds", "elapsed", "test_seconds", "tokens_per_second")
 """What differs between two equal runs."""
 
 LAYERS: dict[str, Callable[[nn.Embedding, float], OutputLayer]] = {

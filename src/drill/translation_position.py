@@ -45,6 +45,7 @@ class TranslationPosition(Standing):
     training_seconds: float = 0.0  # of this epoch, without validation
     validated: int = 0  # the step of the last validation
     validations: int = 0
+    broken_off: bool = False  # the validation of this step, which is to be made again
     best: TranslationLoss | None = field(default=None, kw_only=True)
     recent: dict[int, dict[str, Tensor] | None] = field(default_factory=dict)
     """Weights of the last validations by step, None where they are on disk."""
@@ -76,6 +77,7 @@ class TranslationPosition(Standing):
         """Keep a copy of the weights if they are the best so far, and of the last ``keep``."""
         self.validated = self.step
         self.validations += 1
+        self.broken_off = False
         if keep > 1:
             self.recent[self.step] = copied(model)
             for old in sorted(self.recent)[:-keep]:
@@ -197,6 +199,7 @@ def save(
         "test_seconds": at.test_seconds,
         "validated": at.validated,
         "validations": at.validations,
+        "broken_off": at.broken_off,
         "best": None if at.best is None else asdict(at.best),
         "best_epoch": at.best_epoch,
         "recent": list(at.recent),
@@ -233,6 +236,7 @@ def restore(
         # An update is a multiple of all processes, so only an epoch's last turn is rounded.
         at.batch = min(at.batches, -(-numbers["batch"] // world.size))
         at.validated, at.validations = numbers["validated"], numbers["validations"]
+        at.broken_off = numbers.get("broken_off", False)
         at.best = None if numbers["best"] is None else TranslationLoss(**numbers["best"])
         at.best_epoch = numbers["best_epoch"]
         at.recent = dict.fromkeys(numbers["recent"])

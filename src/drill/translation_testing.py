@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -62,24 +63,48 @@ def validated(
     world: World,
     average: int,
     search: Search,
+    max_tokens: int,
     bleu: bool,
     watch: Watch,
 ) -> dict[str, Any]:
-    """Keep the weights if they are the best so far; gives the line of metrics."""
-    fit, more = None, {}
+    """Keep the weights if they are the best so far; gives the line of metrics.
+
+    Where ``watch`` ends it, all processes raise Stopped and ``at`` is as it was.
+    """
+    fit: TranslationLoss | None = None
+    more: dict[str, float] = {}
     if world.first:
-        fit = _fit(at, model, data, search, watch("validation"))
-        if bleu:
-            text = data.text.valid
-            with diverged_if_nan(f"the translations after step {at.step}"):
-                found = best_translations(
-                    model, data.subwords, text.source, search, watch("validation, BLEU")
-                )
-            more = {"valid_bleu": corpus_scores(found, text.target).bleu}
+        with suppress(Stopped):  # the others, which wait for the result, have to hear of it
+            fit, more = _measured(at, model, data, search, max_tokens, bleu, watch)
     fit = world.from_first(fit)
+    if fit is None:
+        raise Stopped
     better = at.offer(fit, model, average)
     at.tick()
     return at.row(fit, lr=rule.rate(at.share(limits)), best=better) | more
+
+
+def _measured(
+    at: TranslationPosition,
+    model: Translator,
+    data: TranslationData,
+    search: Search,
+    max_tokens: int,
+    bleu: bool,
+    watch: Watch,
+) -> tuple[TranslationLoss, dict[str, float]]:
+    """The loss of the validation text, and its BLEU where that is asked for."""
+    again = "the same command goes on from its last checkpoint"
+    with told_of_memory(f"the validation after step {at.step}", f"make room on the GPU; {again}"):
+        fit = _fit(at, model, data, search, max_tokens, watch("validation"))
+        if not bleu:
+            return fit, {}
+        text = data.text.valid
+        with diverged_if_nan(f"the translations after step {at.step}"):
+            found = best_translations(
+                model, data.subwords, text.source, search, watch("validation, BLEU")
+            )
+        return fit, {"valid_bleu": corpus_scores(found, text.target).bleu}
 
 
 def tested(
@@ -88,12 +113,13 @@ def tested(
     data: TranslationData,
     folder: RunFolder,
     search: Search,
+    max_tokens: int,
     watch: Watch,
 ) -> tuple[TranslationLoss, Translated]:
     """Test what is best, on the validation text and on the test text; the folder keeps both."""
     again = "the same command tests them again"
     with told_of_memory(f"the test of {folder.path}", f"make room on the GPU; {again}"):
-        chosen, fit = _best_weights(at, model, data, folder, search, watch)
+        chosen, fit = _best_weights(at, model, data, folder, search, max_tokens, watch)
         with diverged_if_nan(f"the test of the {chosen} weights in {folder.path}", f"; {again}"):
             test = translated(
                 model,
@@ -115,10 +141,14 @@ def _fit(
     model: Translator,
     data: TranslationData,
     search: Search,
+    max_tokens: int,
     count: Callable[[int, int], None],
 ) -> TranslationLoss:
+    """In batches that are no larger than those trained on, which have left room for themselves."""
     with diverged_if_nan(f"the validation after step {at.step}"):
-        return translation_loss(model, data.valid, autocast=search.autocast, progress=count)
+        return translation_loss(
+            model, data.valid, max_tokens=max_tokens, autocast=search.autocast, progress=count
+        )
 
 
 def _best_weights(
@@ -127,6 +157,7 @@ def _best_weights(
     data: TranslationData,
     folder: RunFolder,
     search: Search,
+    max_tokens: int,
     watch: Watch,
 ) -> tuple[str, TranslationLoss]:
     """Load what is to be tested: the best weights, or the mean of the last if that is better."""
@@ -134,7 +165,7 @@ def _best_weights(
     if len(at.recent) > 1:
         mean = averaged(at, folder)
         copy_into(dict(model.named_parameters()), mean, str(folder.last.parent))
-        fit = _fit(at, model, data, search, watch("validation of the mean"))
+        fit = _fit(at, model, data, search, max_tokens, watch("validation of the mean"))
         better = fit.loss < at.best.loss
         at.tick()
         folder.append(

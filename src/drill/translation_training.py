@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -96,12 +97,12 @@ def train_translator(
 
     Goes on from the last checkpoint of ``folder`` where there is one; of a run that was tested and
     is at a limit it gives what was found then. Ctrl-C and SIGTERM end the step, save and give an
-    unfinished outcome; in the test they end that, and the next life tests again. A limit that
-    leaves nothing to validate raises NothingTrained.
+    unfinished outcome; in a validation or in the test they end that, and the next life begins with
+    it. A limit that leaves nothing to validate raises NothingTrained.
 
     epochs, updates,  limits: whichever is reached first ends the run. Schedules that run over the
     max_minutes       whole run follow that one, so max_minutes gives each layer the same time
-    max_tokens        of a batch, on either side, padding counted
+    max_tokens        of a batch, on either side, padding counted; validations take no larger ones
     accumulate        batches an update, over all processes
     label_smoothing   of the training loss; what is validated and tested has none
     precision         float32, tf32 (float32 stored, products on tf32 units), bfloat16 (autocast) or
@@ -152,7 +153,8 @@ def train_translator(
     at = TranslationPosition(len(batches), nll=no_loss, text=data.checksum)
     resumed = restore(at, model, rule, folder, world)
     at.clock = world.largest(limits.clock(at))
-    ended = folder.test_row() if resumed and at.share(limits) >= 1.0 else None
+    over = at.share(limits) >= 1.0 and not at.broken_off
+    ended = folder.test_row() if resumed and over else None
     if ended is not None:  # nothing is measured again, and nothing written
         return _kept(at, ended, data, limits)
     _refuse_to_train_nothing(at, limits, folder)
@@ -165,7 +167,6 @@ def train_translator(
     trained = wrapped(model, world)
     pace = Pace(at, epochs)
     pace.restart(at.share(limits))
-    watch = watching(pace, progress)
     agreeing = 1 if world.size == 1 else AGREE_EVERY
     saved = shown = time.monotonic()
 
@@ -175,39 +176,51 @@ def train_translator(
         best_kept(at, folder, world),
     ):
         search = replace(search, autocast=autocast)
+        watch = watching(pace, progress, interrupts)
         obstacle = why_not_captured(capture, compile, device, world.size)
         captured = None if obstacle is not None else capturing(model, label_smoothing, autocast)
         if device.type == "cuda" and world.first and capture and obstacle is not None:
             logger.warning("batches are launched, not replayed as CUDA graphs: %s", obstacle)
         if at.share(limits) < 1.0 and world.first:
             folder.averaged.unlink(missing_ok=True)  # of a run that was to be shorter
-        while at.share(limits) < 1.0:
+        while at.share(limits) < 1.0 or at.broken_off:
             model.train()
-            for update in in_updates(batches.epoch(at.epoch, at.batch), own):
-                tokens = int(world.sum(sum(batch.target_tokens for batch in update)))
-                if captured is not None:
-                    at.nll += replayed(captured, update, tokens, device)
-                else:
-                    with autocast_to(device, autocast):
-                        at.nll += backward(trained, model, update, tokens, label_smoothing, device)
-                rule.step(1, 1, at.share(limits))
-                at.batch += len(update)
-                at.step += 1
-                at.tokens += tokens
+            updates_left = in_updates(batches.epoch(at.epoch, at.batch), own)
+            # An update of nothing comes first where a validation was broken off.
+            for update in chain([[]] * at.broken_off, updates_left):
+                if update:
+                    tokens = int(world.sum(sum(batch.target_tokens for batch in update)))
+                    if captured is not None:
+                        at.nll += replayed(captured, update, tokens, device)
+                    else:
+                        with autocast_to(device, autocast):
+                            at.nll += backward(
+                                trained, model, update, tokens, label_smoothing, device
+                            )
+                    rule.step(1, 1, at.share(limits))
+                    at.batch += len(update)
+                    at.step += 1
+                    at.tokens += tokens
 
                 agreed = at.step % agreeing == 0
                 if agreed:
                     at.clock = world.largest(limits.clock(at))
                 whole, over = at.batch == len(batches), at.share(limits) >= 1.0
                 due = validate_every is not None and at.step % validate_every == 0
-                if whole or over or due:
+                if whole or over or due or at.broken_off:
                     at.loss = finite(at.mean_loss(world), at, rule, folder)
                     refuse_damaged(at, model, rule, folder)
                     at.tick_training()
                     bleu = bleu_every is not None and (at.validations + 1) % bleu_every == 0
-                    row = validated(
-                        at, model, data, rule, limits, world, average, search, bleu, watch
-                    )
+                    try:
+                        row = validated(
+                            at, model, data, rule, limits, world, average, search, max_tokens,
+                            bleu, watch,
+                        )  # fmt: skip
+                    except Stopped:
+                        at.broken_off = True
+                        save(at, model, rule, folder, world)
+                        return _unfinished(at)
                     row["kind"] = "epoch" if whole else "validation"
                     tell(folder, world, progress, pace.report(at.share(limits), row))
                     pace.restart(at.share(limits))
@@ -227,9 +240,7 @@ def train_translator(
                     save(at, model, rule, folder, world)
                     saved = time.monotonic()
                 if urge >= 2.0:
-                    return TranslationOutcome(
-                        False, at.epoch, at.best_epoch, at.best, None, at.elapsed, True
-                    )
+                    return _unfinished(at)
             if at.batch == len(batches):
                 at.next_epoch()
                 pace.restart(at.share(limits))
@@ -241,8 +252,7 @@ def train_translator(
         fit, test = None, None
         if world.first:
             with suppress(Stopped):  # all is saved: the same command tests again
-                stoppable = watching(pace, progress, interrupts)
-                fit, test = tested(at, model, data, folder, search, stoppable)
+                fit, test = tested(at, model, data, folder, search, max_tokens, watch)
         fit, test = world.from_first((fit, test))
         return TranslationOutcome(
             finished=test is not None,
@@ -256,8 +266,12 @@ def train_translator(
         )
 
 
+def _unfinished(at: TranslationPosition) -> TranslationOutcome:
+    return TranslationOutcome(False, at.epoch, at.best_epoch, at.best, None, at.elapsed, True)
+
+
 def _refuse_to_train_nothing(at: TranslationPosition, limits: Limits, folder: RunFolder) -> None:
-    if at.best is not None or at.share(limits) < 1.0:
+    if at.best is not None or at.broken_off or at.share(limits) < 1.0:
         return
     limit = "max_minutes" if at.clock >= 1.0 else "updates"
     raise NothingTrained(
