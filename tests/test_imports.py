@@ -35,7 +35,6 @@ TIERS = {
     "generation": 4,
     "translation": 4,
     "captured": 4,
-    "export": 4,
     "standing": 5,
     "steps": 5,
     "position": 5,
@@ -64,8 +63,8 @@ TIERS = {
     "__main__": 7,
 }
 # A side room: it sees tiers 0 to 2 and only the top tier sees it.
-INTEGRATIONS = "integrations"
-INTEGRATIONS_SEES = 2
+SIDE = "export"
+SIDE_SEES = 2
 TOP = max(TIERS.values())
 
 NAMELESS = {"utils", "util", "helpers", "helper", "common", "misc"}
@@ -123,10 +122,10 @@ def room(module: str, source: Path) -> str:
 def may_import(importer: str, imported: str) -> bool:
     if importer == imported:
         return True
-    if imported == INTEGRATIONS:
+    if imported == SIDE:
         return TIERS[importer] == TOP
-    if importer == INTEGRATIONS:
-        return TIERS[imported] <= INTEGRATIONS_SEES
+    if importer == SIDE:
+        return TIERS[imported] <= SIDE_SEES
     return TIERS[imported] <= TIERS[importer]
 
 
@@ -145,7 +144,7 @@ def faults(source: Path) -> list[str]:
         if any(Path(part).stem.strip("_") in NAMELESS for part in where.parts):
             found.append(f"{where}: the name says nothing about what lives there")
         here = room(module, source)
-        if here not in TIERS and here != INTEGRATIONS:
+        if here not in TIERS and here != SIDE:
             found.append(f"{where}: belongs to no tier")
             continue
         for line in lines:
@@ -155,7 +154,7 @@ def faults(source: Path) -> list[str]:
             if line.name.split(".")[0] != "drill":
                 continue
             there = room(line.name, source)
-            if (there in TIERS or there == INTEGRATIONS) and not may_import(here, there):
+            if (there in TIERS or there == SIDE) and not may_import(here, there):
                 found.append(f"{where}:{line.line}: {here} may not import {there}")
     return found
 
@@ -180,8 +179,8 @@ def test_the_check_accepts_a_tidy_package(tmp_path):
         "layers/__init__.py": "from .base import Tied\nfrom ..kernels import fast\n",
         "layers/base.py": "import torch\nfrom drill import kernels\n",
         "training.py": "from drill import __version__\n",
-        "integrations/hf.py": "from drill.layers.base import Tied\n",
-        "cli.py": "import drill.training\nfrom drill import integrations\n",
+        "export/marian.py": "from drill.layers.base import Tied\n",
+        "cli.py": "import drill.training\nfrom drill import export\n",
     }
     assert faults(write(tmp_path, tidy)) == []
 
@@ -195,19 +194,19 @@ def test_the_check_finds_every_kind_of_fault(tmp_path):
         "layers/__init__.py": "",
         "layers/base.py": "import torch\nimport drill.training\nfrom drill import Tied\n",
         "layers/_utils.py": "",
-        "training.py": "from drill.integrations import hf\n",
-        "integrations/hf.py": "from drill import training\n",
+        "training.py": "from drill.export import marian\n",
+        "export/marian.py": "from drill import training\n",
         "attic/old.py": "",
     }
     assert faults(write(tmp_path, untidy)) == [
         "drill/attic/old.py: belongs to no tier",
-        "drill/integrations/hf.py:1: integrations may not import training",
+        "drill/export/marian.py:1: export may not import training",
         "drill/kernels/__init__.py:1: imports drill.kernels.fused.run, which needs triton",
         "drill/kernels/slow.py:2: kernels may not import layers",
         "drill/layers/_utils.py: the name says nothing about what lives there",
         "drill/layers/base.py:2: layers may not import training",
         "drill/layers/base.py:3: layers may not import __init__",
-        "drill/training.py:1: training may not import integrations",
+        "drill/training.py:1: training may not import export",
     ]
 
 

@@ -11,9 +11,9 @@ from torch.nn.parallel import DistributedDataParallel
 from drill.captured import CapturedGradients
 from drill.data import IGNORE, DataError, PairBatch
 from drill.encoders.transformer_attention import attention_ways
-from drill.evaluation.search_labels import foldable
 from drill.kernels.residual_norm import choose_sublayer
 from drill.layers import MatrixLayer
+from drill.layers.folding import foldable
 from drill.parallel import World
 from drill.precision import autocast_to
 from drill.training import widest

@@ -178,6 +178,13 @@ def test_the_default_search_ends_and_writes_no_special_ids(subwords, tmp_path):
         assert len(row) <= 16
 
 
+def test_the_search_of_a_copy_is_the_one_asked_for(subwords, tmp_path):
+    model = make(subwords, TiedSoftmax)
+    theirs = load(export_marian(model, subwords, tmp_path, beam=2, length_penalty=1.5))
+    held = theirs.generation_config
+    assert (held.num_beams, held.length_penalty, held.max_length) == (2, 1.5, 1024)
+
+
 @pytest.mark.parametrize(
     ("layer", "norm", "shared", "error", "sentence"),
     [
@@ -189,7 +196,13 @@ def test_the_default_search_ends_and_writes_no_special_ids(subwords, tmp_path):
             "no single",
         ),
         (DualNonlinear, "post", True, NotExportable, "DualNonlinear transforms the hidden states"),
-        (TiedSoftmax, "pre", False, NotExportable, 'share the embedding or train with norm="post"'),
+        (
+            TiedSoftmax,
+            "pre",
+            False,
+            NotExportable,
+            r"\(encoder.shared=true\), or .*encoder.norm=post",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named(subwords, layer, norm, shared, error, sentence, tmp_path):

@@ -23,12 +23,13 @@ def export(
     """Write a translator for the package transformers.
 
     With encoder.norm=post it is a MarianMTModel, else a PegasusForConditionalGeneration; the output
-    layer is folded into one matrix.
+    layer is folded into one matrix. Beam and length penalty are those of the run's test.
     """
     if task_of(run) != TRANSLATION:
         raise SettingsError(f"{run}: holds a language model; only translators can be exported")
     held = loaded_translator(run, weights, "cpu")
     with told():
-        written = export_marian(held.model, held.subwords, folder, positions=positions)
+        searched = {key: held.settings.training[key] for key in ("beam", "length_penalty")}
+        written = export_marian(held.model, held.subwords, folder, positions=positions, **searched)
     kind = "Marian" if held.model.transformer.norm == "post" else "Pegasus"
     typer.echo(f"wrote {written}: a {kind} model, of the {held.weights} weights")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from drill.evaluation.perplexity import evaluating
-from drill.layers import MatrixLayer, OutputLayer, SampledSoftmax
 from drill.layers.base import head_log_probs
+from drill.layers.folding import foldable
 from drill.translator import Translator
 
 Head = Callable[[Tensor], Tensor]
@@ -24,12 +24,6 @@ class FoldedHead:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         return head_log_probs(self.context(hidden), self.linear.weight, self.linear.bias)
-
-
-def foldable(layer: OutputLayer) -> MatrixLayer | None:
-    """What a search folds of an output layer: all of it, or nothing."""
-    matrix = layer.layer if isinstance(layer, SampledSoftmax) else layer
-    return matrix if isinstance(matrix, MatrixLayer) else None
 
 
 @contextmanager

@@ -11,7 +11,7 @@ which is the same network with the norms before: Marian has none there. Writing 
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import safetensors.torch
 import torch
@@ -23,11 +23,10 @@ from drill.encoders.transformer import Transformer
 from drill.encoders.transformer_attention import CrossAttention, SelfAttention
 from drill.encoders.transformer_blocks import FeedForward, Residual
 from drill.encoders.transformer_inputs import sinusoids
-from drill.evaluation.search_labels import foldable
 from drill.layers import MatrixLayer, NotFoldable
 from drill.layers.base import OutputLayer
+from drill.layers.folding import foldable
 from drill.layers.settings import positive
-from drill.translator import Translator
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -44,9 +43,25 @@ class NotExportable(ValueError):
     """The other program has no place for a part of this model."""
 
 
+class Translates(Protocol):
+    """A Transformer under an output layer, as ``drill.translator.Translator`` is."""
+
+    @property
+    def transformer(self) -> Transformer: ...
+
+    @property
+    def layer(self) -> OutputLayer: ...
+
+
 @torch.no_grad()
 def export_marian(
-    model: Translator, subwords: Subwords, folder: Path | str, *, positions: int = 1024
+    model: Translates,
+    subwords: Subwords,
+    folder: Path | str,
+    *,
+    positions: int = 1024,
+    beam: int = 4,
+    length_penalty: float = 0.6,
 ) -> Path:
     """Write ``model`` and ``subwords`` into ``folder``, which gives the same probabilities there.
 
@@ -55,8 +70,10 @@ def export_marian(
         model = AutoModelForSeq2SeqLM.from_pretrained("marian")
         tokenizer = PreTrainedTokenizerFast.from_pretrained("marian")
 
-    positions  longest sentence, in subwords, that the copy reads or writes; it keeps a table,
-               where ours has no such bound
+    positions       longest sentence, in subwords, that the copy reads or writes; it keeps a table,
+                    where ours has no such bound
+    beam,           what the copy's ``generate`` takes unless it is told otherwise; its penalty is
+    length_penalty  length^penalty, ours ((5 + length) / 6)^penalty
 
     Greedy translations are the same too, those of a beam where ``length_penalty`` is 0 on both
     sides. The folder is new, empty or an older export, which is replaced; what the library saved
@@ -77,7 +94,7 @@ def export_marian(
         if folder.is_dir():
             (folder / WEIGHTS).unlink(missing_ok=True)
         write_whole(folder / CONFIG, _json(config))
-        write_whole(folder / GENERATION, _json(_generation(positions)))
+        write_whole(folder / GENERATION, _json(_generation(positions, beam, length_penalty)))
         write_whole(folder / TOKENIZER, _tokenizer(subwords))
         write_whole(folder / TOKENIZER_CONFIG, _json(_tokenizer_config(positions)))
         write_whole(folder / WEIGHTS, safetensors.torch.save(held, {"format": "pt"}))
@@ -90,7 +107,7 @@ def export_marian(
 
 @torch.no_grad()
 def marian_weights(
-    model: Translator, positions: int = 1024
+    model: Translates, positions: int = 1024
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The library's settings and its tensors by name, sharing memory with the model's."""
     positive("export_marian", "positions", positions)
@@ -101,7 +118,8 @@ def marian_weights(
     if transformer.norm == "pre" and not shared:
         raise NotExportable(
             'export_marian: a Transformer with norm="pre" becomes a Pegasus model, which has one '
-            'embedding for both languages; share the embedding or train with norm="post"'
+            "embedding for both languages; train with one (encoder.shared=true), or with norms "
+            "after (encoder.norm=post), which makes a Marian model"
         )
     tied = torch.equal(head.weight, target)
     config = _config(transformer, positions, tied)
@@ -288,9 +306,9 @@ def _ids() -> dict[str, int]:
     }
 
 
-def _generation(positions: int) -> dict[str, Any]:
-    """Our defaults; the library's length penalty is length^0.6, ours ((5 + length) / 6)^0.6."""
-    search = {"num_beams": 4, "length_penalty": 0.6, "max_length": positions}
+def _generation(positions: int, beam: int, length_penalty: float) -> dict[str, Any]:
+    """The search; its end can be no source + 50, as ours is: the library has one for all."""
+    search = {"num_beams": beam, "length_penalty": length_penalty, "max_length": positions}
     return {**_ids(), "suppress_tokens": [PAD, BEGIN], **search}
 
 

@@ -1,0 +1,42 @@
+"""A folder with pairs and a trained run of them, and settings that are soon trained."""
+
+from pathlib import Path
+
+import pytest
+
+from drill.build import train_run
+from drill.config import Settings, recipe
+from tests.tiny_translations import text
+
+SMALL = [
+    "data.pairs=none", "subwords.size=262", "subwords.single_digits=false", "encoder.width=8",
+    "encoder.layers=1", "encoder.heads=2", "encoder.feedforward=16", "training.epochs=2",
+    "training.max_tokens=60", "training.beam=2", "training.average=2", "optimizer.lr=0.02",
+]  # fmt: skip
+
+
+def write_pairs(folder: Path) -> None:
+    folder.mkdir()
+    for split, pairs in text()._asdict().items():
+        for language, lines in (("en", pairs.source), ("de", pairs.target)):
+            (folder / f"{split}.{language}").write_text("\n".join(lines) + "\n")
+
+
+def small(*changes: str, name: str = "mt-demo") -> Settings:
+    return recipe(name, ["data.corpus=pairs", *SMALL, *changes])
+
+
+def set_by_command(*changes: str) -> list[str]:
+    """``small(*changes)`` as it is typed behind `drill train mt-demo`."""
+    every = ["data.corpus=pairs", *SMALL, *changes]
+    return [word for change in every for word in ("--set", change)]
+
+
+def make_place(folder: Path) -> Path:
+    """``folder`` with pairs/ and runs/tiny."""
+    write_pairs(folder / "pairs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        assert train_run(small(), "runs/tiny", device="cpu").finished
+    return folder
