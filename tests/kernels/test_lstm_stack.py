@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from drill.kernels import lstm_layers, lstm_persistent
+from drill.kernels import lstm_layers, lstm_persistent, lstm_together, second_stream
 from drill.kernels.lstm import Weights, lstm, lstm_stack
 from drill.kernels.lstm_layout import layout
 from drill.kernels.masks import draw_mask
@@ -86,10 +86,11 @@ def test_layers_that_do_not_fit_on_one_another_are_refused():
 # -- what is around the recurrences, with others in their place -----------------------------------
 
 
-def forward_by_step(shape, made, gates):
+def forward_by_step(shape, made, gates, span, urgent):
     """What ``lstm_forward.cu`` writes."""
     by_unit = gates.view(-1, *made.h.shape[1:], 4)  # (T, B, p, 4)
-    for t, gate in enumerate(by_unit):
+    for t in range(span.begin, span.end):
+        gate = by_unit[t]
         gate += made.bias + (made.h[t].float() @ made.w_hh.float().t()).view_as(gate)
         i, f, g, o = gate.unbind(-1)
         i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
@@ -98,20 +99,22 @@ def forward_by_step(shape, made, gates):
         gate.copy_(torch.stack([i, f, g, o], -1))
 
 
-def backward_by_step(shape, w_hh_t, gates, c, dout, marks):
+def backward_by_step(shape, w_hh_t, gates, c, dout, marks, made, span, urgent):
     """What ``lstm_backward.cu`` writes."""
     assert (marks.words == lstm_persistent.EMPTY).all()
-    dgates = torch.empty(*dout.shape, 4, dtype=torch.bfloat16)
-    from_later = 0.0
-    for t in reversed(range(len(dout))):
+    dgates, dbias = made.of_steps.view(*dout.shape, 4), made.of_bias.view(*dout.shape[1:], 4)
+    if span.end == len(dout):
+        dbias.zero_()
+    for t in reversed(range(span.begin, span.end)):
         i, f, g, o = gates.view_as(dgates)[t].unbind(-1)
-        d, tanh = dout[t].float() + from_later, c[t + 1].tanh()
+        d, tanh = dout[t].float(), c[t + 1].tanh()
+        if t + 1 < len(dout):
+            d += dgates[t + 1].flatten(1).float() @ w_hh_t.float().t()
         dc = marks.dc + d * o * (1 - tanh * tanh)
         by_gate = dc * g * i * (1 - i), dc * c[t] * f * (1 - f), dc * i * (1 - g * g)
         dgates[t] = torch.stack([*by_gate, d * tanh * o * (1 - o)], -1)
+        dbias += dgates[t]
         marks.dc.copy_(dc * f)
-        from_later = dgates[t].flatten(1).float() @ w_hh_t.float().t()
-    return dgates.view(len(gates), -1), dgates.float().sum(0).flatten(1)
 
 
 class Stream:
@@ -123,17 +126,36 @@ class Stream:
     def record_event(self): ...
 
 
+def go_together(monkeypatch, together):
+    """The last two layers, where they are large enough; or none."""
+    monkeypatch.setattr(lstm_together, "recorded", lambda: together)
+    loaded = set() if together else Everything()
+    monkeypatch.setattr(lstm_together, "_loaded", loaded)
+
+
+class Everything(set):
+    def __contains__(self, shape):
+        return True
+
+
 @pytest.fixture
 def without_gpu(monkeypatch):
     """Recurrences step by step, streams that are none; Triton interprets."""
     if not TRITON_INSTALLED:
         pytest.skip("Triton is not installed")
-    product = torch.mm
-    monkeypatch.setattr(torch, "mm", lambda a, b, out_dtype: product(a.float(), b.float()))
+
+    def product(a, b, out_dtype=None, out=None):
+        found = a.float() @ b.float()
+        return found if out is None else out.copy_(found)
+
+    monkeypatch.setattr(torch, "mm", product)
+    monkeypatch.setattr(lstm_persistent, "_room", lambda index: 16)
+    monkeypatch.setattr(lstm_together, "SHORTEST_TOGETHER", 20)
+    monkeypatch.setattr(lstm_together, "SMALLEST_TOGETHER", 1)
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    monkeypatch.setattr(lstm_layers, "_second_to", lambda *first: Stream())
+    monkeypatch.setattr(second_stream, "_second_to", lambda *first: Stream())
     monkeypatch.setattr(lstm_layers, "layout_on", lambda device, hidden: layout(hidden, 16))
     monkeypatch.setattr(lstm_layers, "run_forward", forward_by_step)
     monkeypatch.setattr(lstm_layers, "run_backward", backward_by_step)
@@ -146,10 +168,15 @@ def persistent(x, states, weights, drop=0.0, between=0.0):
     return output[..., : weights[-1].w_hh.shape[1]], [(h[None], c[None]) for h, c in pairs]
 
 
-@pytest.mark.parametrize("sizes", [[10, 21, 37, 12], [16, 33]])
-def test_what_is_around_the_recurrences_is_that_of_the_layers(sizes, without_gpu):
-    *exact, wanted = stack(sizes, 5, 3)
-    *given, _ = stack(sizes, 5, 3, dtype=torch.float32)
+@pytest.mark.parametrize("steps", [5, 23])
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("sizes", [[10, 21, 37, 12], [16, 33], [12, 20, 17]])
+def test_what_is_around_the_recurrences_is_that_of_the_layers(
+    sizes, together, steps, without_gpu, monkeypatch
+):
+    go_together(monkeypatch, together)
+    *exact, wanted = stack(sizes, steps, 3)
+    *given, _ = stack(sizes, steps, 3, dtype=torch.float32)
     truth, found = one_by_one(*exact, "reference"), persistent(*given)
     pairs = zip(
         [*flat(found), *gradients(found, given, [w.float() for w in wanted])],
@@ -160,14 +187,36 @@ def test_what_is_around_the_recurrences_is_that_of_the_layers(sizes, without_gpu
     assert max(errors) < 2e-2
 
 
-def test_gradients_are_of_what_was_dropped(without_gpu):
-    *given, _ = stack([10, 21, 37, 12], 5, 3, dtype=torch.float32)
+@pytest.mark.parametrize("together", [False, True])
+def test_gradients_are_of_what_was_dropped(together, without_gpu, monkeypatch):
+    go_together(monkeypatch, together)
+    *given, _ = stack([10, 21, 37, 12], 20, 3, dtype=torch.float32)
     output, _ = persistent(*given, drop=0.5, between=0.4)
     leaves = [each.w_hh for each in given[2]] + [each.w_ih for each in given[2]]
     found = torch.autograd.grad(output.float().sum(), leaves)
     zeros = [float((each == 0).float().mean()) for each in found]
     assert all(0.4 < share < 0.6 for share in zeros[:3])
     assert zeros[3] == 0.0  # the input is whole
+
+
+def test_two_layers_go_together_where_that_is_recorded_and_once_before(without_gpu, monkeypatch):
+    go_together(monkeypatch, False)
+    monkeypatch.setattr(lstm_together, "_loaded", set())
+    layouts, x = [layout(each, 16) for each in (100, 400)], torch.empty(20, 3, 50)
+
+    def found(*shapes, steps=20):
+        return lstm_together.go_together("forward", shapes, x[:steps])
+
+    assert [found(*layouts) for _ in range(3)] == [True, False, False]
+    assert lstm_together.go_together("backward", layouts, x)
+    monkeypatch.setattr(lstm_together, "recorded", lambda: True)
+    assert found(*layouts)
+    assert not found(layouts[0])
+    assert not found(*layouts, steps=19)
+    assert not found(layout(1150, 16), layout(1150, 16))  # no room for both
+    assert found(layout(1150, 16), layout(400, 16))
+    monkeypatch.setattr(lstm_together, "SMALLEST_TOGETHER", 577)
+    assert not found(*layouts)
 
 
 def test_only_what_is_asked_for_gets_a_gradient(without_gpu):
@@ -193,9 +242,11 @@ def on_gpu(sizes, steps, batch, **options):
 @needs_hopper
 @pytest.mark.parametrize(
     ("sizes", "steps", "batch"),
-    [(PAPER, 70, 20), (PAPER, 12, 80), ([16, 64], 5, 3), ([30, 650, 100], 9, 100), (PAPER, 1, 1)],
+    [(PAPER, 70, 20), (PAPER, 37, 80), ([16, 64], 5, 3), ([30, 650, 100], 9, 100), (PAPER, 1, 1)],
 )
-def test_a_persistent_stack_has_the_bits_of_its_layers(sizes, steps, batch):
+@pytest.mark.parametrize("together", [False, True])
+def test_a_persistent_stack_has_the_bits_of_its_layers(together, sizes, steps, batch, monkeypatch):
+    go_together(monkeypatch, together)
     *given, wanted = on_gpu(sizes, steps, batch)
     truth = one_by_one(*given, "persistent")
     expected = [*flat(truth), *gradients(truth, given, wanted)]
@@ -208,19 +259,21 @@ def test_a_persistent_stack_has_the_bits_of_its_layers(sizes, steps, batch):
 
 @pytest.mark.gpu
 @needs_hopper
+@pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("late", ["steps", "weights"])
-def test_no_stream_runs_ahead_of_the_other(late, monkeypatch):
+def test_no_stream_runs_ahead_of_the_other(late, together, monkeypatch):
     """What is in memory is other when one stream comes late, should the other not wait for it."""
-    *given, wanted = on_gpu([64, 100, 650, 80], 9, 20)
+    go_together(monkeypatch, together)
+    *given, wanted = on_gpu([64, 100, 650, 80], 36, 20)
     truth = lstm_stack(*given, "persistent")
     expected = [*flat(truth), *gradients(truth, given, wanted)]
 
     def delayed(name):
         whole = getattr(lstm_layers, name)
 
-        def run(*args):
+        def run(*args, **options):
             torch.cuda._sleep(3_000_000)
-            return whole(*args)
+            return whole(*args, **options)
 
         monkeypatch.setattr(lstm_layers, name, run)
 
@@ -248,7 +301,7 @@ def test_no_stream_runs_ahead_of_the_other(late, monkeypatch):
 @pytest.mark.gpu
 @needs_hopper
 def test_replays_of_a_stack_are_its_launches():
-    *given, wanted = on_gpu(PAPER, 12, 20)
+    *given, wanted = on_gpu(PAPER, 70, 20)
     x, states, weights = given
 
     def step():

@@ -73,7 +73,8 @@ def launched(size: Size, backward: bool, *, absent: int) -> tuple[Tensor, Tensor
     torch.cuda.synchronize()
 
     begin = time.monotonic()
-    kernel(blocks, shape.threads, [*given, steps, batch, rows.size, batch, flag])
+    alone = [0, 0] if backward else [0]  # no steps before or behind
+    kernel(blocks, shape.threads, [*given, steps, batch, rows.size, batch, flag, *alone])
     done.record()
     while not done.query() and time.monotonic() - begin < LIMIT:
         time.sleep(0.01)

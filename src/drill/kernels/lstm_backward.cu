@@ -4,7 +4,9 @@
 // bfloat16. dc (B, H): in, the gradient of the final cell; out, that of the initial one. dbias
 // (B, H, 4): sums of dgates over the steps, before they are rounded. exchange (T, B 4H): the words of
 // dgates, by group (4H / 8, rows, 8), all EMPTY, as are the flags (T, groups, blocks). Of the B = total
-// rows of a step in memory a launch works on `batch`; the pointers are those of its first one.
+// rows of a step in memory a launch works on `batch`; the pointers are those of its first one. Likewise
+// of the steps: `later` ones are 1 where another launch has worked on them, which left dgates of the next
+// step, dc and dbias; `earlier` ones are 1 where another will.
 //
 // A warp's sixteen rows of Wt are the units of one block of the cluster. Where units do not fill the
 // last cluster, the others' weights are zero, and blocks without units finish nothing.
@@ -15,7 +17,8 @@
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(CLUSTER, 1, 1) lstm_backward(
     const half* Wt, const float4* gates, const float* c, const half* dout, half* exchange, u32* flags,
-    half* dgates, float* dc, float4* dbias, int steps, int batch, int size, int total, u32* stalled) {
+    half* dgates, float* dc, float4* dbias, int steps, int batch, int size, int total, u32* stalled,
+    int earlier, int later) {
     Groups groups{batch, size};
     int role = __shfl_sync(ALL, threadIdx.x / 128, 0), rank = blockIdx.x % CLUSTER;
     const long long step = (long long)total * H;
@@ -26,7 +29,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(CLUSTE
         int unit = (blockIdx.x - rank) * OWN + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
         const half* low = Wt + (long long)unit * COLUMNS + rank * SHARE;
         slice.load(low, low + 8 * COLUMNS, unit < H);
-        slice.send_products((steps - 1) * GROUPS, groups);
+        slice.send_products((steps - 1 + later) * GROUPS, groups);
     } else if (role == WARPGROUPS) {
         leave_registers_to_finish();
         if (blockIdx.x * OWN >= H) steps = groups.batch = 0;
@@ -38,8 +41,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(CLUSTE
         for (int n = 0; n < GROUPS; ++n)
             for (int j = 0; j < TILES; ++j)
                 if (row0 + 8 * j < groups.rows(n)) {
-                    db[(n * TILES + j) * 128] = make_float4(0, 0, 0, 0);
-                    dcell[(n * TILES + j) * 128] = dc[(groups.first(n) + row0 + 8 * j) * H + unit];
+                    int at = (groups.first(n) + row0 + 8 * j) * H + unit;
+                    db[(n * TILES + j) * 128] = later ? dbias[at] : make_float4(0, 0, 0, 0);
+                    dcell[(n * TILES + j) * 128] = dc[at];
                 }
         float4 gate[TILES];
         float after[TILES], before[TILES], d[TILES];
@@ -69,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(CLUSTE
                     cell[j] = dcell[(n * TILES + j) * 128];
                 }
                 bool hope = true;
-                if (t < steps - 1) {
+                if (t < steps - 1 || later) {
                     const float* sums = (const float*)sums_of(item) + thread;
                     hope = wait_for_sums(item, rows, thread == 0, stalled);
 #pragma unroll
@@ -93,9 +97,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(CLUSTE
 #pragma unroll
                 for (int j = 0; j < TILES; ++j) {
                     words[j] = make_uint2(pack(gate[j].x, gate[j].y), pack(gate[j].z, gate[j].w));
-                    if (row0 + 8 * j < rows && t > 0 && hope) store2(next + 64 * j, words[j]);
+                    if (row0 + 8 * j < rows && (t > 0 || earlier) && hope) store2(next + 64 * j, words[j]);
                 }
-                if (LARGE && thread % 32 == 0 && t > 0 && hope) add1(flags_of(flags, t, n) + blockIdx.x);
+                if (LARGE && thread % 32 == 0 && (t > 0 || earlier) && hope) add1(flags_of(flags, t, n) + blockIdx.x);
                 // what follows is on nobody's way
                 half* out = dgates + 4 * (t * step + (groups.first(n) + row0) * H + unit);
 #pragma unroll
@@ -119,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(CLUSTE
     } else {
         leave_registers_to_fetch();
         Fetcher fetcher{stalled};
-        for (int t = steps - 1; t > 0; --t)
+        for (int t = steps - 1 + later; t > 0; --t)
             for (int n = 0; n < GROUPS; ++n) {
                 int rows = groups.rows(n), row = threadIdx.x % 128 / 2;
                 if (LARGE && t > 2 && row < rows && blockIdx.x * OWN < H) {

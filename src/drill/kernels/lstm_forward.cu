@@ -4,7 +4,8 @@
 // c (T + 1, B, H): row 0 of c is the initial state, the other rows are written. exchange (T, B H)
 // holds the hidden state before each step, by group (H / 8, rows, 8): that of step 0 is there, the rest
 // is EMPTY, as are the flags (T, groups, blocks). Of the B = total rows of a step in memory a launch
-// works on `batch`; the pointers are those of its first one.
+// works on `batch`; the pointers are those of its first one. Likewise of the steps: where `later` ones
+// are another launch's, the state after the last step goes to the exchange, too.
 //
 // Warpgroup w of each block multiplies the rows of the units of the cluster's block w. They are ordered
 // so that a thread and its neighbour four lanes on hold the gates i f and g o of one unit.
@@ -15,7 +16,7 @@
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(CLUSTER, 1, 1) lstm_forward(
     const half* W, const float4* bias, float4* gates, half* exchange, u32* flags, half* h, float* c,
-    int steps, int batch, int size, int total, u32* stalled) {
+    int steps, int batch, int size, int total, u32* stalled, int later) {
     Groups groups{batch, size};
     int role = __shfl_sync(ALL, threadIdx.x / 128, 0), rank = blockIdx.x % CLUSTER;
     int thread = threadIdx.x % 128, lane = thread % 32, odd = lane / 4 % 2, within = thread / 32 * 4 + lane / 8;
@@ -63,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(CLUSTE
                 half* next = exchange + (t + 1) * step + groups.first(n) * H + unit / 8 * rows * 8 + unit % 8;
                 const float4* sums = sums_of(item) + thread;
                 const bool hope = wait_for_sums(item, rows, thread == 0, stalled);
-                const bool tells = hope && t + 1 < steps;
+                const bool tells = hope && (t + 1 < steps || later);
                 // A loop for each stage: the tiles' latencies overlap.
 #pragma unroll
                 for (int j = 0; j < TILES; ++j) {

@@ -8,48 +8,31 @@ a kernel of its own.
 
 That kernel leaves half of the device idle. What no step waits for runs there, on a second stream:
 weights of later layers are prepared beside the steps of the first one, gradients of weights are
-made beside the steps of the layer below.
+made beside the steps of the layer below. Where the last two layers fit on the device together, one
+follows the other through the sequence, a piece behind.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from drill.kernels.lstm_layout import Layout, Shape, cut
+from drill.kernels.lstm_layout import Layout, cut
 from drill.kernels.lstm_parameters import Gradients, Weights
 from drill.kernels.lstm_persistent import (
+    Dgates,
     Marks,
     Prepared,
+    Span,
     layout_on,
     run_backward,
     run_forward,
 )
-from drill.kernels.masks import draw_mask, masked
-
-
-@contextmanager
-def second_stream(first: torch.cuda.Stream) -> Iterator[torch.cuda.Stream]:
-    """A stream that begins where ``first`` is, and which ``first`` waits for at the end.
-
-    However the end comes: memory that is freed then may be asked for at once. So all that both
-    streams use is to be memory of ``first``, and held until the end if the second one uses it.
-    """
-    second = _second_to(first.device_index, first.cuda_stream)
-    second.wait_stream(first)
-    try:
-        yield second
-    finally:
-        first.wait_stream(second)
-
-
-@cache
-def _second_to(index: int, first: int) -> torch.cuda.Stream:
-    return torch.cuda.Stream(torch.device("cuda", index))
+from drill.kernels.lstm_together import go_together, pieces
+from drill.kernels.masks import draw_mask
+from drill.kernels.second_stream import second_stream
 
 
 class Layer(NamedTuple):
@@ -104,6 +87,7 @@ class PersistentLayers(torch.autograd.Function):
         ends = [(torch.empty_like(layer.h), torch.empty_like(layer.c)) for layer in layers]
         kept: list[Kept] = []
         ready: list[torch.cuda.Event] = []  # weights of later layers
+        together = go_together("forward", shapes, x)
         first = torch.cuda.current_stream(x.device)
 
         def prepared(i: int, stream: torch.cuda.Stream) -> Prepared:
@@ -122,36 +106,62 @@ class PersistentLayers(torch.autograd.Function):
                 stream=stream,
             )
 
+        def keep(i: int) -> None:
+            own, below = made[i], x if i == 0 else kept[-1].h[1:]
+            inputs = below if masks[i] is None else torch.empty_like(below)
+            gates = own.bias.new_empty(steps * batch, 4 * shapes[i].hidden)
+            held = own.w_ih, own.w_hh, own.w_hh_t, gates, own.h, own.c
+            kept.append(Kept(inputs.reshape(steps * batch, -1), masks[i], seeds[i], *held))
+
+        # The rest on the current stream.
+        def multiply(i: int, span: Span) -> None:
+            own, piece = kept[i], slice(span.begin * batch, span.end * batch)
+            inputs, gates = own.inputs[piece], own.gates[piece]
+            if own.mask is not None:
+                below = kept[i - 1].h[1 + span.begin : 1 + span.end]
+                torch.mul(below, own.mask, out=inputs.view_as(below))
+            torch.mm(inputs, own.w_ih.t(), out_dtype=torch.float32, out=gates)
+
+        def recur(i: int, span: Span) -> None:
+            urgent = together and i + 2 == len(layers)  # it may not fit around the other one
+            run_forward(shapes[i].forward, made[i], kept[i].gates, span, urgent=urgent)
+
         def end(i: int) -> None:
             for last, all_steps in zip(ends[i], (kept[i].h, kept[i].c), strict=True):
                 last.copy_(all_steps[steps, :, : layers[i].hidden])
 
         with second_stream(first) as second:
             made = [prepared(0, first)]
-            for i, shape in enumerate(shapes):
-                own, mask = made[i], masks[i]
-                inputs = x if i == 0 else kept[-1].h[1:]
+            for i in range(len(layers) - together):
+                followed = together and i + 2 == len(layers)
                 if i > 0:
                     first.wait_event(ready[i - 1])
-                    inputs = inputs if mask is None else masked(inputs, mask)
-                inputs = inputs.reshape(steps * batch, -1)
-                gates = torch.mm(inputs, own.w_ih.t(), out_dtype=torch.float32)  # (T B, 4p)
-                second.wait_stream(first)
-                run_forward(shape.forward, own, gates)
-                held = own.w_ih, own.w_hh, own.w_hh_t, gates, own.h, own.c
-                kept.append(Kept(inputs, mask, seeds[i], *held))
-                for later in range(len(made), len(layers)):
-                    made.append(prepared(later, second))
-                    if between > 0.0:
-                        masks[later] = _drawn((1, batch, widths[later]), between, second)
-                    ready.append(second.record_event())
-                if i > 0:
-                    with torch.cuda.stream(second):
+                keep(i)
+                for span in pieces(steps) if followed else [Span(0, steps)]:
+                    multiply(i, span)
+                    second.wait_stream(first)
+                    recur(i, span)
+                    for later in range(len(made), len(layers)):
+                        made.append(prepared(later, second))
+                        if between > 0.0:
+                            masks[later] = _drawn((1, batch, widths[later]), between, second)
+                        ready.append(second.record_event())
+                    if followed:
+                        if span.begin == 0:
+                            keep(i + 1)
+                        second.wait_stream(first)
+                        with torch.cuda.stream(second):
+                            multiply(i + 1, span)
+                            recur(i + 1, span)
+                with torch.cuda.stream(second):
+                    if i > 0:
                         end(i - 1)
-            end(len(layers) - 1)
+                    if followed:
+                        end(i + 1)
+            end(len(layers) - 1 - together)
         if trained:
             ctx.save_for_backward(*(tensor for each in kept for tensor in each))
-        ctx.shapes, ctx.drop = [shape.backward for shape in shapes], drop
+        ctx.layouts, ctx.drop = shapes, drop
         # Not saved, whose later change would be refused: nothing reads their values any more.
         ctx.like = _by_layer([torch.empty_like(tensor, device="meta") for tensor in given])
         ctx.set_materialize_grads(False)
@@ -164,7 +174,8 @@ class PersistentLayers(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         saved, size = ctx.saved_tensors, len(Kept._fields)
         kept = [Kept(*saved[i : i + size]) for i in range(0, len(saved), size)]
-        shapes: list[Shape] = ctx.shapes
+        layouts: list[Layout] = ctx.layouts
+        shapes = [each.backward for each in layouts]
         like: list[Layer] = ctx.like
         steps, batch, _ = kept[-1].h[1:].shape
         device = kept[-1].h.device
@@ -178,52 +189,87 @@ class PersistentLayers(torch.autograd.Function):
             for i, layer in enumerate(like)
         ]
         marks = [Marks.room(shape, steps, batch, device) for shape in shapes]
-        made: list[tuple[Tensor, Tensor]] = []  # dgates and dbias, the last layer's first
+        made = [Dgates.room(shape, steps, batch, device) for shape in shapes]
+        dx = [torch.empty_like(own.inputs).view(steps, batch, -1) for own in kept]
+        dout = [*dx[1:], torch.empty_like(kept[-1].h[1:])]
+        filled: dict[int, torch.cuda.Event] = {}  # marks of all layers but the last
+        together, whole = go_together("backward", layouts, dout[-1]), Span(0, steps)
+
+        # These on the current stream.
+        def recur(i: int, span: Span) -> None:
+            own, (dh, dc) = kept[i], dends[2 * i : 2 * i + 2]
+            assert own.w_hh_t is not None
+            if span.end == steps:
+                if i in filled:
+                    torch.cuda.current_stream(device).wait_event(filled[i])
+                if dh is not None:
+                    dout[i][-1, :, : like[i].hidden] += dh
+                if dc is not None:
+                    marks[i].dc[:, : like[i].hidden] = dc
+            given = own.w_hh_t, own.gates, own.c, dout[i], marks[i], made[i]
+            run_backward(shapes[i], *given, span, urgent=together and i + 2 == len(kept))
+
+        def hand_down(i: int, span: Span) -> None:
+            own, dgates = kept[i], made[i].of_steps
+            if i > 0 or needs_x:
+                below = dx[i][span.begin : span.end]
+                piece = dgates[span.begin * batch : span.end * batch]
+                torch.mm(piece, own.w_ih, out=below.view(len(piece), -1))
+                if own.mask is not None:
+                    torch.mul(below, own.mask, out=below)
+            if span.begin == 0 and needs[6 * i]:
+                dh = (dgates[:batch] @ own.w_hh)[:, : like[i].hidden]
+                found[6 * i] = dh.to(like[i].h.dtype)
+            if span.begin == 0 and needs[6 * i + 1]:
+                found[6 * i + 1] = marks[i].dc[:, : like[i].hidden].to(like[i].c.dtype)
+
         with second_stream(first) as second:
-            dx = torch.zeros_like(kept[-1].h[1:]) if doutput is None else doutput.contiguous()
+            if doutput is None:
+                dout[-1].zero_()
+            elif dends[-2] is None:
+                dout[-1] = doutput.contiguous()
+            else:
+                dout[-1].copy_(doutput)
             marks[-1].fill()
             with torch.cuda.stream(second):
-                for each in marks[:-1]:
-                    each.fill()
-            filled = second.record_event()
-            for i in reversed(range(len(kept))):
-                own, layer, (dh, dc) = kept[i], like[i], dends[2 * i : 2 * i + 2]
-                if i + 1 < len(kept):
-                    first.wait_event(filled)
-                if dh is not None:
-                    dx = dx.clone()
-                    dx[-1, :, : layer.hidden] += dh
-                if dc is not None:
-                    marks[i].dc[:, : layer.hidden] = dc
-                assert own.w_hh_t is not None
-                second.wait_stream(first)
-                made.append(run_backward(shapes[i], own.w_hh_t, own.gates, own.c, dx, marks[i]))
-                if i + 1 < len(kept):
+                for i in reversed(range(len(kept) - 1)):
+                    marks[i].fill()
+                    filled[i] = second.record_event()
+            layers = list(reversed(range(len(kept))))
+            waiting: list[int] = []  # for the gradients of their weights
+            if together:
+                top, below, *layers = layers
+                for span in reversed(pieces(steps)):
+                    recur(top, span)
+                    hand_down(top, span)
+                    second.wait_stream(first)
                     with torch.cuda.stream(second):
-                        _weights_gradients(rooms[i + 1], kept[i + 1], *made[-2], ctx.drop)
-                dgates, _ = made[-1]
-                if i > 0 or needs_x:
-                    dx = (dgates @ own.w_ih).view(steps, batch, -1)
-                    dx = dx if own.mask is None else masked(dx, own.mask)
-                if needs[6 * i]:
-                    first_gates = dgates[:batch]
-                    found[6 * i] = (first_gates @ own.w_hh)[:, : layer.hidden].to(layer.h.dtype)
-                if needs[6 * i + 1]:
-                    found[6 * i + 1] = marks[i].dc[:, : layer.hidden].to(layer.c.dtype)
-            _weights_gradients(rooms[0], kept[0], *made[-1], ctx.drop)
+                        recur(below, span)
+                first.wait_stream(second)
+                hand_down(below, whole)
+                waiting = [top, below]
+            for i in layers:
+                second.wait_stream(first)
+                recur(i, whole)
+                with torch.cuda.stream(second):
+                    for above in waiting:
+                        _weights_gradients(rooms[above], kept[above], made[above], ctx.drop)
+                hand_down(i, whole)
+                waiting = [i]
+            for above in waiting:
+                _weights_gradients(rooms[above], kept[above], made[above], ctx.drop)
         for i, room in enumerate(rooms):
             found[6 * i + 2 : 6 * i + 4] = room.w_ih, room.w_hh
             found[6 * i + 4 : 6 * i + 6] = [
                 room.bias if asked else None for asked in needs[6 * i + 4 : 6 * i + 6]
             ]
-        return dx if needs_x else None, None, None, *found
+        return dx[0] if needs_x else None, None, None, *found
 
 
 def _weights_gradients(
     made: Gradients,
     own: Kept,
-    dgates: Tensor,  # (T B, 4p)
-    dbias: Tensor,  # (B, 4p)
+    dgates: Dgates,
     drop: float,
 ) -> None:
     """On the current stream."""
@@ -231,12 +277,12 @@ def _weights_gradients(
 
     batch, padded = own.h.shape[1:]
     before = own.h[:-1].view(-1, padded)  # (T B, p)
-    turned = dgates.t()
+    turned = dgates.of_steps.t()
     finish(
         made,
         None if made.w_ih is None else torch.mm(turned, own.inputs, out_dtype=torch.float32),
         None if made.w_hh is None else torch.mm(turned, before, out_dtype=torch.float32),
-        None if made.bias is None else dbias.view(batch, padded, 4),
+        None if made.bias is None else dgates.of_bias.view(batch, padded, 4),
         drop=drop,
         seed=own.seed,
     )

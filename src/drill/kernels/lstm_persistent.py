@@ -102,6 +102,23 @@ def stalled_flag(index: int) -> Tensor:
     return _flags[index]
 
 
+class Span(NamedTuple):
+    """Steps that a launch works on; a pass may take several, one after the other."""
+
+    begin: int
+    end: int
+
+
+def fit_together(one: Layout, other: Layout, device: torch.device) -> bool:
+    """Whether recurrences of both run on the device at once."""
+    clusters = _room(device.index or 0)
+    assert isinstance(clusters, int)
+    return all(
+        -(-a.blocks // CLUSTER) + -(-b.blocks // CLUSTER) <= clusters
+        for a, b in zip(one, other, strict=True)
+    )
+
+
 class Prepared(NamedTuple):
     """What a forward recurrence begins with; p stands for the padded hidden size."""
 
@@ -117,8 +134,10 @@ class Prepared(NamedTuple):
     flags: Tensor  # int32, marks too
 
 
-def run_forward(shape: Shape, made: Prepared, gates: Tensor) -> None:
-    """Write h and c of all steps, and put activations in place of what the inputs gave.
+def run_forward(
+    shape: Shape, made: Prepared, gates: Tensor, span: Span, *, urgent: bool = False
+) -> None:
+    """Write h and c of these steps, and put activations in place of what the inputs gave.
 
     gates (T B, 4p), by unit, then by gate
     """
@@ -126,12 +145,14 @@ def run_forward(shape: Shape, made: Prepared, gates: Tensor) -> None:
     steps, device = len(made.c) - 1, made.c.device
     rows = cut(batch)
     flags = made.flags.view(len(rows.launches), -1)
+    t, later = span.begin, int(span.end < steps)
     for launch, (start, count, groups) in enumerate(rows.launches):
         kernel = _forward_kernel(shape, rows.tiles, groups, device)
-        given = [made.w_hh, made.bias, gates[start:], made.exchange[0, start:], flags[launch]]
-        given += [made.h[0, start:], made.c[0, start:]]
-        last: list[Argument] = [steps, count, rows.size, batch, stalled_flag(device.index)]
-        kernel(shape.blocks, shape.threads, [*given, *last])
+        given = [made.w_hh, made.bias, gates[t * batch + start :], made.exchange[t, start:]]
+        given += [flags[launch, t * groups * shape.blocks :], made.h[t, start:], made.c[t, start:]]
+        sizes: list[Argument] = [span.end - t, count, rows.size, batch]
+        told: list[Argument] = [stalled_flag(device.index), later]
+        kernel(shape.blocks, shape.threads, [*given, *sizes, *told], urgent=urgent)
 
 
 class Marks(NamedTuple):
@@ -153,6 +174,20 @@ class Marks(NamedTuple):
         self.dc.zero_()
 
 
+class Dgates(NamedTuple):
+    """What a backward recurrence gives."""
+
+    of_steps: Tensor  # (T B, 4p), bfloat16
+    of_bias: Tensor  # (B, 4p): their sums over the steps, before they are rounded
+
+    @classmethod
+    def room(cls, shape: Shape, steps: int, batch: int, device: torch.device) -> "Dgates":
+        return cls(
+            torch.empty(steps * batch, 4 * shape.hidden, dtype=torch.bfloat16, device=device),
+            torch.empty(batch, 4 * shape.hidden, dtype=torch.float32, device=device),
+        )
+
+
 def run_backward(
     shape: Shape,
     w_hh_t: Tensor,  # (p, 4p)
@@ -160,19 +195,24 @@ def run_backward(
     c: Tensor,  # (T + 1, B, p)
     dout: Tensor,  # (T, B, p)
     marks: Marks,
-) -> tuple[Tensor, Tensor]:
-    """dgates (T B, 4p) and the bias's gradient by batch row (B, 4p); dc is that of c0 now."""
-    steps, batch, padded = dout.shape
+    made: Dgates,
+    span: Span,
+    *,
+    urgent: bool = False,
+) -> None:
+    """Write dgates of these steps, add them to their sums; ``marks.dc`` is of the cells before."""
+    steps, batch, _ = dout.shape
     device = dout.device
-    dgates = torch.empty(steps, batch, 4 * padded, dtype=torch.bfloat16, device=device)
-    dbias = torch.empty(batch, 4 * padded, dtype=torch.float32, device=device)
+    dgates = made.of_steps.view(steps, batch, -1)
     rows = cut(batch)
     exchange = marks.words[: dgates.numel()].view_as(dgates)
-    flags = marks.words[dgates.numel() :].view(len(rows.launches), -1)
+    flags = marks.words[dgates.numel() :].view(len(rows.launches), -1)  # two words each
+    t, earlier, later = span.begin, int(span.begin > 0), int(span.end < steps)
     for launch, (start, count, groups) in enumerate(rows.launches):
         kernel = _backward_kernel(shape, rows.tiles, groups, device)
-        given = [w_hh_t, gates[start:], c[0, start:], dout[0, start:], exchange[0, start:]]
-        given += [flags[launch], dgates[0, start:], marks.dc[start:], dbias[start:]]
-        last: list[Argument] = [steps, count, rows.size, batch, stalled_flag(device.index)]
-        kernel(shape.blocks, shape.threads, [*given, *last])
-    return dgates.view(steps * batch, 4 * padded), dbias
+        given = [w_hh_t, gates[t * batch + start :], c[t, start:], dout[t, start:]]
+        given += [exchange[t, start:], flags[launch, 2 * t * groups * shape.blocks :]]
+        given += [dgates[t, start:], marks.dc[start:], made.of_bias[start:]]
+        sizes: list[Argument] = [span.end - t, count, rows.size, batch]
+        told: list[Argument] = [stalled_flag(device.index), earlier, later]
+        kernel(shape.blocks, shape.threads, [*given, *sizes, *told], urgent=urgent)
