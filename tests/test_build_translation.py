@@ -616,7 +616,9 @@ def test_evaluate_tells_which_words_are_right_and_keeps_the_translations(drill, 
     run = load_translation("runs/tiny", device="cpu")
     kept = (here / "runs/tiny/valid.de.hyp").read_text().splitlines()
     text, data = run.data.text, run.data
-    by_hand = word_bands(kept, text.valid.target, text.train.target, "de")
+    trained, pairs = run.split("train")
+    assert (len(trained), len(pairs)) == (60, len(data.train))
+    by_hand = word_bands(kept, text.valid.target, trained.target, "de")
     assert row["word_bands"] == [asdict(band) for band in by_hand]
     by_hand = subword_bands(kept, text.valid.target, run.subwords, data.target_counts())
     assert row["subword_bands"] == [asdict(band) for band in by_hand]
@@ -708,8 +710,13 @@ def test_a_single_line_is_one_line(drill, here):
 
 
 def test_words_of_a_language_without_rules_are_left_out_with_a_word(drill, here):
-    run = load_translation("runs/tiny", device="cpu")
-    run.__dict__["data"] = replace(run.data, language="fr")
+    pairs = here / "french"
+    shutil.copytree("pairs", pairs)
+    for path in pairs.glob("*.de"):
+        path.rename(path.with_suffix(".fr"))
+    changes = (f"data.corpus={pairs}", "data.target=fr", "training.updates=1")
+    train_run(small(*changes), "runs/french", device="cpu")
+    run = load_translation("runs/french", device="cpu")
     assert list(accuracy_bands(run, target := run.data.text.test.target, target)) == ["subword"]
 
 

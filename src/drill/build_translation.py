@@ -43,6 +43,7 @@ from drill.data import (
     read_parallel_split,
     translation_data,
 )
+from drill.data.encoded_pairs import KEEP_ALL
 from drill.data.packages import refuse_lacking
 from drill.encoders import Transformer
 from drill.layers import SampledSoftmax
@@ -219,12 +220,17 @@ class TranslationRun:
         return _data(self.folder, self.settings, self.subwords)
 
     def split(self, name: str) -> tuple[ParallelText, Pairs]:
-        """Text and ids of ``valid`` or ``test`` as in ``data``; no other text is read."""
+        """Text and ids of a split as in ``data``; no other text is read.
+
+        Ids of ``train`` are of those of its pairs that have passed the filters; its text, which is
+        large, is kept nowhere but by who asks for it.
+        """
         told = json.loads(self.folder.environment.read_bytes()).get("pairs_of")
         if told is None:  # runs of old know their texts as a whole alone
-            return getattr(self.data.text, name), getattr(self.data, name)
+            told = self.data.checksums
         text = read_parallel_split(name, **with_text(self.settings, self.folder).data)
-        found = encode_pairs(text, self.subwords, cache=cache_folder())
+        filters = Filters(**self.settings.filters) if name == "train" else KEEP_ALL
+        found = encode_pairs(text, self.subwords, filters, cache_folder())
         if told[name] != pairs_checksum(found):
             raise _other_texts(self.folder, self.settings)
         return text, found

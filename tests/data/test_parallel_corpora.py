@@ -1,7 +1,9 @@
 """Parallel corpora: by name below a data folder, generated, and own folders."""
 
+import gc
 import gzip
 import lzma
+import weakref
 
 import numpy as np
 import pytest
@@ -106,6 +108,17 @@ def test_only_the_training_pairs_are_filtered(text):
     assert (len(data.valid), len(data.test)) == (10, 10)
     lines = [data.subwords.decode(data.valid.target(i)) for i in range(10)]
     assert lines == data.text.valid.target
+
+
+def test_the_training_text_is_let_go_of_once_it_is_encoded():
+    """Training reads ids alone, and of millions of pairs the text is gigabytes."""
+    text = numbers_and_dates_corpus(50, 5, 5)
+    gone, kept = weakref.ref(text.train), weakref.ref(text.test)
+    data = translation_data(text, learnt_subwords(text.train, size=300))
+    del text
+    gc.collect()
+    assert gone() is None
+    assert data.text.test is kept()
 
 
 def test_targets_are_counted_with_the_end_of_every_line(text):

@@ -33,7 +33,7 @@ def subword_bands(
     subwords: Subwords,
     counts: NDArray[np.int64],  # (V,)
 ) -> list[AccuracyBand]:
-    """Bands of subwords by ``counts``, which ``TranslationData.target_counts`` gives.
+    """Bands of subwords by ``counts``, which ``drill.data.target_counts`` gives.
 
     Translations are cut anew: a text has one cut, though a model may have written another.
     """

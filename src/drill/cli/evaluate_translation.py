@@ -14,7 +14,7 @@ from drill.analysis.word_accuracy import AccuracyBand
 from drill.build_translation import TranslationRun
 from drill.cli.display import Counter, console, note
 from drill.cli.evaluation_rows import refuse_infinity, text_of
-from drill.data import DataError, Pairs, ParallelText, encode_pairs
+from drill.data import DataError, Pairs, ParallelText, encode_pairs, target_counts
 from drill.data.parallel_text import read_lines
 from drill.evaluation.memory import told_of_memory
 from drill.evaluation.translated import translated
@@ -137,29 +137,31 @@ def _told(splits: Sequence[str] | Files, split: str) -> dict[str, str]:
 
 def kept_bands(run: TranslationRun, split: str) -> dict[str, list[AccuracyBand]]:
     """``accuracy_bands`` of the translations that the folder of a run keeps."""
-    path = run.folder.hypotheses(split, run.data.language)
+    path = run.folder.hypotheses(split, run.settings.data["target"])
     if not path.exists():
         raise RunFolderError(
             f"{path}: is missing, so nobody knows which words are right; make it with `drill "
             f"evaluate {run.folder.path} --split {split}`"
         )
-    return accuracy_bands(run, getattr(run.data.text, split).target, read_lines(path))
+    return accuracy_bands(run, run.split(split)[0].target, read_lines(path))
 
 
 def accuracy_bands(
     run: TranslationRun, references: Sequence[str], hypotheses: Sequence[str]
 ) -> dict[str, list[AccuracyBand]]:
     """Of words, where the rules of the target language are known, and of subwords."""
-    data = run.data
+    language = run.settings.data["target"]
+    trained, pairs = run.split("train")
     found = {}
-    if data.language in LANGUAGES:
-        found["word"] = word_bands(hypotheses, references, data.text.train.target, data.language)
+    if language in LANGUAGES:
+        found["word"] = word_bands(hypotheses, references, trained.target, language)
     else:
         note(
-            f"words of {data.language} cannot be cut, only those of {' and '.join(LANGUAGES)}: "
+            f"words of {language} cannot be cut, only those of {' and '.join(LANGUAGES)}: "
             "subwords alone are counted"
         )
-    found["subword"] = subword_bands(hypotheses, references, run.subwords, data.target_counts())
+    counts = target_counts(pairs, len(run.subwords))
+    found["subword"] = subword_bands(hypotheses, references, run.subwords, counts)
     return found
 
 

@@ -41,6 +41,7 @@ from drill.data.translation_data import (
     TranslationData,
     learnt_subwords,
     pairs_checksum,
+    target_counts,
     translation_data,
 )
 from drill.data.vocabulary import EOS, UNK, Vocabulary
@@ -95,6 +96,7 @@ __all__ = [
     "read_parallel_corpus",
     "read_parallel_split",
     "sequence_lengths",
+    "target_counts",
     "training_segments",
     "translation_data",
 ]

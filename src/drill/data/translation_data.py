@@ -1,6 +1,9 @@
 """All that a translator trains on: texts, subwords learnt from them, and ids.
 
 ParallelSplits -> Subwords -> TranslationData: train filtered, valid and test line by line
+
+Training reads ids alone, so the training text is let go of once it is encoded: of millions of pairs
+it is gigabytes, in every process.
 """
 
 import hashlib
@@ -10,7 +13,7 @@ import zlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +30,13 @@ from drill.user_cache import tell_unkept
 logger = logging.getLogger("drill")
 
 
+class ScoredText(NamedTuple):
+    """What translations are held against."""
+
+    valid: ParallelText
+    test: ParallelText
+
+
 @dataclass(frozen=True, eq=False)
 class TranslationData:
     """Pair i of ``valid`` and ``test`` is line i of their texts; ``train`` has passed filters.
@@ -34,7 +44,7 @@ class TranslationData:
     ``language`` is that of the targets.
     """
 
-    text: ParallelSplits
+    text: ScoredText
     subwords: Subwords
     train: Pairs
     valid: Pairs
@@ -56,10 +66,15 @@ class TranslationData:
 
     def target_counts(self) -> NDArray[np.int64]:
         """How often every label is asked for in training, (V,)."""
-        first = self.train.offsets[len(self.train)]
-        counts = np.bincount(self.train.ids[first:], minlength=len(self.subwords))
-        counts[END] += len(self.train)
-        return counts.astype(np.int64)
+        return target_counts(self.train, len(self.subwords))
+
+
+def target_counts(pairs: Pairs, labels: int) -> NDArray[np.int64]:
+    """How often the targets of ``pairs`` ask for each label, an ``<end>`` a pair counted, (V,)."""
+    first = pairs.offsets[len(pairs)]
+    counts = np.bincount(pairs.ids[first:], minlength=labels)
+    counts[END] += len(pairs)
+    return counts.astype(np.int64)
 
 
 def pairs_checksum(pairs: Pairs, start: int = 0) -> int:
@@ -76,9 +91,12 @@ def translation_data(
     *,
     language: str = "de",
 ) -> TranslationData:
-    """Encode all splits; with a folder ``cache`` ids are kept there by what they hold."""
+    """Encode all splits; with a folder ``cache`` ids are kept there by what they hold.
+
+    Of ``text`` valid and test are kept.
+    """
     return TranslationData(
-        text,
+        ScoredText(text.valid, text.test),
         subwords,
         encode_pairs(text.train, subwords, filters, cache, progress),
         encode_pairs(text.valid, subwords, cache=cache),
