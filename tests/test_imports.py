@@ -31,6 +31,7 @@ TIERS = {
     "parallel": 4,
     "precision": 4,
     "run_folder": 4,
+    "hypotheses": 4,
     "evaluation": 4,
     "generation": 4,
     "translation": 4,

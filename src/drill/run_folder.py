@@ -7,6 +7,7 @@
     metrics.jsonl           one line an epoch, and one for the test at the end
     evaluations.jsonl       what `drill evaluate` found since
     test.de.hyp             a translator's last translations of a split, line by line
+    test.de.hyp.json        by which search they were made, and of which weights
     target_counts.json      how often each of its labels is asked for in training
     best.safetensors        the weights with the lowest validation loss
     averaged.safetensors    the mean of a translator's last weights, where that is better still
@@ -84,6 +85,7 @@ class RunFolder:
                 self.subwords,
                 self.target_counts,
                 self.hypotheses("*", "*"),
+                self.hypotheses_made("*", "*"),
                 self.environment,
                 self.best,
                 self.averaged,
@@ -128,6 +130,10 @@ class RunFolder:
     def hypotheses(self, split: str, language: str) -> Path:
         """Translations of a split; ``*`` stands for any."""
         return self.path / f"{split}.{language}.hyp"
+
+    def hypotheses_made(self, split: str, language: str) -> Path:
+        """What tells of ``hypotheses`` how they were made."""
+        return self.path / f"{split}.{language}.hyp.json"
 
     def write_lines(self, path: Path, lines: Iterable[str]) -> None:
         self.write_text(path, "".join(f"{line}\n" for line in lines))

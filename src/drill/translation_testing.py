@@ -13,6 +13,7 @@ from drill.evaluation.bleu import corpus_scores
 from drill.evaluation.memory import told_of_memory
 from drill.evaluation.translated import Translated, best_translations, translated
 from drill.evaluation.translation_loss import TranslationLoss, translation_loss
+from drill.hypotheses import Made, keep_hypotheses
 from drill.interrupts import Interrupts
 from drill.optim import Rule
 from drill.parallel import World
@@ -130,7 +131,8 @@ def tested(
                 language=data.language,
                 progress=watch("test"),
             )
-    folder.write_lines(folder.hypotheses("test", data.language), test.hypotheses)
+    made = Made(search.beam, search.length_penalty, chosen)
+    keep_hypotheses(folder, "test", data.language, test.hypotheses, made)
     at.tick()
     folder.append_test(test_row(at, chosen, fit, test, search))  # the run has ended
     return fit, test

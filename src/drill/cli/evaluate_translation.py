@@ -15,15 +15,15 @@ from drill.build_translation import TranslationRun
 from drill.cli.display import Counter, console, note
 from drill.cli.evaluation_rows import refuse_infinity, text_of
 from drill.data import DataError, Pairs, ParallelText, encode_pairs, target_counts
-from drill.data.parallel_text import read_lines
 from drill.evaluation.memory import told_of_memory
 from drill.evaluation.translated import translated
 from drill.evaluation.words import LANGUAGES
+from drill.hypotheses import Made, keep_hypotheses
 from drill.precision import effective, products
 from drill.recipes import SettingsError
 from drill.report.band_tables import accuracy_table
 from drill.report.evaluations import OWN_FILES
-from drill.run_folder import RunFolderError, json_row
+from drill.run_folder import json_row
 from drill.translation import Search
 
 
@@ -48,7 +48,8 @@ def evaluate_translation(
 ) -> None:
     """Print a line for each split, or for the files, and add it to RUN/evaluations.jsonl.
 
-    The translations of a split become RUN/<split>.<language>.hyp; with ``words`` their accuracy by
+    The translations of a split become RUN/<split>.<language>.hyp, how they were made stands beside
+    them; with ``words`` their accuracy by
     word frequency is printed too, which alone needs the training text.
     """
     if "train" in splits:
@@ -108,7 +109,8 @@ def evaluate_translation(
             for kind, each in bands.items():
                 typer.echo(f"\n{accuracy_table({f'{kind}s': each}, of=kind).markdown()}")
         if not isinstance(splits, Files):
-            run.folder.write_lines(run.folder.hypotheses(split, language), found.hypotheses)
+            made = Made(**search, weights=run.weights)
+            keep_hypotheses(run.folder, split, language, found.hypotheses, made)
         run.folder.keep_evaluation(row)
         kept.append(row)
     refuse_infinity(kept)
@@ -133,17 +135,6 @@ def _told(splits: Sequence[str] | Files, split: str) -> dict[str, str]:
     if not isinstance(splits, Files):
         return {"split": split}
     return {"split": OWN_FILES, **{name: str(path) for name, path in splits._asdict().items()}}
-
-
-def kept_bands(run: TranslationRun, split: str) -> dict[str, list[AccuracyBand]]:
-    """``accuracy_bands`` of the translations that the folder of a run keeps."""
-    path = run.folder.hypotheses(split, run.settings.data["target"])
-    if not path.exists():
-        raise RunFolderError(
-            f"{path}: is missing, so nobody knows which words are right; make it with `drill "
-            f"evaluate {run.folder.path} --split {split}`"
-        )
-    return accuracy_bands(run, run.split(split)[0].target, read_lines(path))
 
 
 def accuracy_bands(

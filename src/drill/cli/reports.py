@@ -12,7 +12,7 @@ from drill.build_translation import load_translation, refuse_unready
 from drill.cli.compared import Compared
 from drill.cli.display import Counter, console
 from drill.cli.display import note as note_
-from drill.cli.evaluate_translation import kept_bands
+from drill.cli.kept_translations import kept_bands, refuse_unlike_searches
 from drill.config import TRANSLATION, recipe
 from drill.data import (
     CORPORA,
@@ -83,6 +83,7 @@ def report(
     accuracy: dict[str, dict[str, list[AccuracyBand]]] = {}
     if bands or samples:
         names = distinct_names(folders)
+        refuse_unlike_searches(each for each in folders if task_of(each) == TRANSLATION)
         for folder in folders:
             note_(f"reading {folder}")
             if task_of(folder) == TRANSLATION:
@@ -93,7 +94,7 @@ def report(
                     )
                 refuse_unready(folder, "--bands of", scores=False)
                 run = load_translation(folder, device=device)
-                for kind, each in kept_bands(run, "test").items():
+                for kind, each in kept_bands(run).items():
                     accuracy.setdefault(kind, {})[names[folder]] = each
             else:
                 found.add(names[folder], load_run(folder, device=device), bands, samples)
