@@ -3,10 +3,13 @@
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.modules import module as torch_module
 from torch.nn.utils import parametrize
 
 from drill.encoders import Transformer
+from drill.kernels.nll import INTERPRETED, TRITON_INSTALLED
 from tests.encoders.small_transformers import B, S, T, both_norms, d, every_impl, ids, make, ragged
 
 
@@ -109,30 +112,103 @@ def test_hooks_of_all_modules_are_called(impl, device, register):
     assert all(called.count(module) == 1 for module in maps)
 
 
-def doubled(module: nn.Module, *_) -> None:
-    """As FSDP does, a hook that gives a module other weights when it is called."""
+# -- hooks that set weights -----------------------------------------------------------------------
+
+every_part = pytest.mark.parametrize(
+    "of",
+    ["", "attention", "source_attention", "feedforward", "around_attention", "around_feedforward"],
+)
+
+
+def scaled(module: nn.Module, factor: float) -> None:
     for each in module.modules():
         if isinstance(each, nn.Linear | nn.LayerNorm):
-            each.weight = nn.Parameter(2 * each.weight.detach())
+            each.weight = nn.Parameter(factor * each.weight.detach())
 
 
-@pytest.mark.parametrize(
-    "of", ["", "attention", "source_attention", "feedforward", "around_attention"]
-)
+def parts(model: Transformer, of: str) -> list[nn.Module]:
+    """That part of every block that has it; all of the block by no name."""
+    blocks = model.decoder if of == "source_attention" else (*model.encoder, *model.decoder)
+    return [block.get_submodule(of) for block in blocks]
+
+
+def doubled_in_calls(model: Transformer, of: str) -> None:
+    """As FSDP does, hooks that give a part other weights when it is called, and take them back."""
+    for part in parts(model, of):
+        part.register_forward_pre_hook(lambda module, _: scaled(module, 2.0))
+        part.register_forward_hook(lambda module, *_: scaled(module, 0.5))
+
+
+@every_part
+@both_norms
 @every_impl
-def test_a_hook_may_set_the_weights_of_what_is_called(impl, device, of):
+def test_a_hook_may_set_the_weights_of_what_is_called(impl, device, norm, of):
     found = []
     for in_hook in (True, False):
         torch.manual_seed(3)
-        model = make(impl=impl if in_hook else "reference").to(device, torch.float32)
-        blocks = [*model.encoder, *model.decoder] if of != "source_attention" else model.decoder
-        for part in (block.get_submodule(of) for block in blocks):
-            if in_hook:
-                part.register_forward_pre_hook(doubled)
-            else:
-                doubled(part)
+        model = make(norm, impl=impl if in_hook else "reference").to(device, torch.float32)
+        if in_hook:
+            doubled_in_calls(model, of)
+        else:
+            for part in parts(model, of):
+                scaled(part, 2.0)
         found.append(model(ragged(S).to(device), ids(B, T).to(device)))
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("room", [None, T], ids=["growing", "fixed"])
+@every_part
+@torch.no_grad()
+def test_steps_are_the_whole_decoded_whatever_hooks_set(of, room):
+    model, K = make().eval(), 2
+    doubled_in_calls(model, of)
+    memory, target = model.encode(ragged(S)), ids(B * K, T)
+    whole = model.decode(target, memory.repeat(K)).view(B, K, T, d)
+    cache = model.start(memory, hypotheses=K, room=room)
+    before = [model.step(target[:, t], cache).view(B, K, d) for t in range(2)]
+    torch.testing.assert_close(torch.stack(before, 2), whole[:, :, :2], rtol=0, atol=1e-11)
+    left = torch.tensor([2, 0])
+    cache.select(left)
+    target = target.view(B, K, T)[left].flatten(0, 1)
+    after = [model.step(target[:, t], cache).view(2, K, d) for t in range(2, T)]
+    torch.testing.assert_close(torch.stack(after, 2), whole[left, :, 2:], rtol=0, atol=1e-11)
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """A group of this process alone."""
+    where = f"file://{tmp_path / 'group'}"
+    torch.distributed.init_process_group("gloo", init_method=where, rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view")  # nobody writes to it
+@pytest.mark.parametrize("impl", ["reference", "triton"])
+@every_part
+def test_blocks_and_parts_of_them_may_be_sharded(alone, impl, of):
+    if impl == "triton" and not (TRITON_INSTALLED and INTERPRETED):
+        pytest.skip("Triton does not interpret")
+    found, source, target = [], ragged(S), ids(B, T)
+    for sharded in (True, False):
+        torch.manual_seed(3)
+        model = make(impl=impl).float()
+        for part in parts(model, of) if sharded else ():
+            fully_shard(part, mesh=alone, reshard_after_forward=True)
+        hidden = model(source, target)
+        hidden.square().sum().backward()
+        gradients = [
+            getattr(p.grad, "full_tensor", lambda p=p: p.grad)() for p in model.parameters()
+        ]
+        with torch.no_grad():
+            cache = model.start(model.encode(source))
+            steps = torch.stack([model.step(target[:, t], cache) for t in range(T)], 1)
+        torch.testing.assert_close(steps, hidden.detach(), rtol=1e-4, atol=1e-5)
+        found.append([hidden.detach(), *gradients])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+# -- weights that are made anew, and none ----------------------------------------------------------
 
 
 class Doubled(nn.Module):
@@ -151,7 +227,7 @@ def test_weights_may_be_parametrized(impl, device):
                 if parametrized:
                     parametrize.register_parametrization(module, "weight", Doubled())
                 else:
-                    doubled(module)
+                    scaled(module, 2.0)
         found.append(model(ragged(S).to(device), ids(B, T).to(device)))
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
 

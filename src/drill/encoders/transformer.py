@@ -211,8 +211,13 @@ class Transformer(nn.Module):
         ``room`` for so many steps is made at once and does not move: see ``Cache``.
         """
         positive(type(self).__name__, "hypotheses", hypotheses)
-        source = [block.source_attention.keys_values(memory.states) for block in self.decoder]
-        return Cache(source, memory.mask, hypotheses, room)
+        states, heads = memory.states, self.decoder[0].attention.heads
+        source = [
+            states if block.waits_for_its_call() else block.source_attention.keys_values(states)
+            for block in self.decoder
+        ]
+        like = states.new_empty((heads, self.output_size // heads), dtype=compute_dtype(states))
+        return Cache(source, memory.mask, hypotheses, like, room)
 
     def step(self, ids: Tensor, cache: Cache) -> Tensor:
         """The next id of every hypothesis (B*K,) -> hidden (B*K, d); ``cache`` grows by one step.

@@ -61,7 +61,7 @@ class WithoutCudnn(AbstractContextManager[None]):
 class SelfAttention(nn.Module):
     """softmax(Q K^T / sqrt(d/H)) V for each head, Q, K, V all linear in x.
 
-    ``output`` maps the heads together; the residual around applies it.
+    ``output`` maps the heads together; the residual around applies it, unless ``with_output``.
     """
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
@@ -74,17 +74,28 @@ class SelfAttention(nn.Module):
     def maps(self) -> list[nn.Linear]:
         return [self.query_key_value, self.output]
 
-    def forward(self, x: Tensor, mask: Tensor | None, ready: Prepared | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        append: Append | None = None,
+        ready: Prepared | None = None,
+        with_output: bool = False,
+    ) -> Tensor:
         """x (B, T, d) -> (B, T, d); position t sees those of ``mask``, without one those up to t.
 
-        mask  (B, 1, 1, T), 0 where a token may be seen and -inf elsewhere
+        mask    (B, 1, 1, T), 0 where a token may be seen and -inf elsewhere
+        append  given, x is one position of hypotheses, (B, K, d): each sees what it has appended
         """
+        seen = self._seen(x, mask, ready) if append is None else self._step(x, append)
+        return self.output(seen) if with_output else seen
+
+    def _seen(self, x: Tensor, mask: Tensor | None, ready: Prepared | None) -> Tensor:
         q, k, v = _by_heads(mapped(self.query_key_value, x, ready), 3, self.heads)
         p = self.dropout if self.training else 0.0
         return attended(q, k, v, mask, p).transpose(1, 2).flatten(2)
 
-    def step(self, x: Tensor, append: Append) -> Tensor:
-        """One position of x (B, K, d), every hypothesis for itself, after those appended before."""
+    def _step(self, x: Tensor, append: Append) -> Tensor:
         rows = self.query_key_value(x).view(-1, 3, self.heads, x.shape[-1] // self.heads)
         parts = rows.transpose(0, 1)  # (3, B*K, H, d/H)
         seen = F.scaled_dot_product_attention(parts[0].unsqueeze(2), *append(parts[1:]))
@@ -115,7 +126,12 @@ class CrossAttention(nn.Module):
         return k, v
 
     def forward(
-        self, x: Tensor, source: KeysValues | Tensor, mask: Tensor, ready: Prepared | None = None
+        self,
+        x: Tensor,
+        source: KeysValues | Tensor,
+        mask: Tensor,
+        ready: Prepared | None = None,
+        with_output: bool = False,
     ) -> Tensor:
         """x (B, T, d) -> (B, T, d). Positions do not see each other: they may be hypotheses too.
 
@@ -125,7 +141,8 @@ class CrossAttention(nn.Module):
         q = mapped(self.query, x, ready)
         q = q.view(*q.shape[:-1], self.heads, -1).transpose(1, 2)
         p = self.dropout if self.training else 0.0
-        return attended(q, *keys_values, mask, p).transpose(1, 2).flatten(2)
+        seen = attended(q, *keys_values, mask, p).transpose(1, 2).flatten(2)
+        return self.output(seen) if with_output else seen
 
 
 def attention_ways(attention: SelfAttention, autocast: torch.dtype | None) -> list[str]:

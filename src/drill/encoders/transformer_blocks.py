@@ -10,8 +10,7 @@ Shape legend:
     K     hypotheses of a sentence that are decoded side by side
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +26,10 @@ from drill.layers.hooks import hooked, only_weights_count
 
 
 class FeedForward(nn.Module):
-    """drop(relu(W_1 x + b_1)), each position for itself; the residual around applies W_2, b_2."""
+    """drop(relu(W_1 x + b_1)), each position for itself.
+
+    The residual around applies W_2 and b_2, unless ``with_output``.
+    """
 
     def __init__(self, width: int, inner: int, dropout: float) -> None:
         super().__init__()
@@ -38,7 +40,13 @@ class FeedForward(nn.Module):
     def maps(self) -> list[nn.Linear]:
         return [self.inner, self.output]
 
-    def forward(self, x: Tensor, ready: Prepared | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, ready: Prepared | None = None, with_output: bool = False
+    ) -> Tensor:
+        inside = self._inside(x, ready)
+        return self.output(inside) if with_output else inside
+
+    def _inside(self, x: Tensor, ready: Prepared | None) -> Tensor:
         p = self.dropout if self.training else 0.0
         weights = None if ready is None else ready.maps.get(self.inner)
         if ready is None or weights is None or weights.bias is None:
@@ -102,8 +110,12 @@ class Stream(NamedTuple):
         return self.x + F.dropout(y, self.dropout)
 
 
+Part = SelfAttention | CrossAttention | FeedForward
+"""What a residual is around: it maps what it reads, and ``output`` what it has made of that."""
+
+
 class Residual(nn.Module):
-    """x + drop(output(f(norm(x)))), or norm(x + drop(output(f(x)))) where the norm comes after."""
+    """x + drop(part(norm(x))), or norm(x + drop(part(x))) where the norm comes after."""
 
     def __init__(self, width: int, dropout: float, norm_first: bool) -> None:
         super().__init__()
@@ -114,28 +126,30 @@ class Residual(nn.Module):
     def forward(
         self,
         stream: Stream,
-        f: Callable[[Tensor], Tensor],
-        output: nn.Linear,
+        part: Part,
+        given: tuple[Any, ...],  # what it takes beside x
         ready: Prepared | None,
     ) -> Stream:
         if self.norm_first:
             x, read = stream.normed(self.norm, ready)
-            return self._around(x, f(read), output, ready)
-        inside = f(stream.x if stream.read is None else stream.read)
-        pending = self._around(stream.x, inside, output, ready)
+            return self._around(x, read, part, given, ready)
+        read = stream.x if stream.read is None else stream.read
+        pending = self._around(stream.x, read, part, given, ready)
         x, read = pending.normed(self.norm, ready, carry_norm=True)
         return Stream(x, read=read)
 
     def _around(
-        self, x: Tensor, inside: Tensor, output: nn.Linear, ready: Prepared | None
+        self, x: Tensor, read: Tensor, part: Part, given: tuple[Any, ...], ready: Prepared | None
     ) -> Stream:
         p = self.dropout if self.training else 0.0
-        if ready is None:
-            return Stream(x, output(inside), None, p)
-        seed, weights = ready.seeds.get(self), ready.maps.get(output)
+        seed = None if ready is None else ready.seeds.get(self)
+        weights = None if ready is None else ready.maps.get(part.output)
+        # Hooks of a part may set the weights of its output too, until its call is over.
+        whole = weights is None and hooked(part)
+        y = part(read, *given, ready=ready, with_output=whole)
         if weights is None:
-            return Stream(x, output(inside), None, p, seed)
-        return Stream(x, inside, weights, p, seed)
+            return Stream(x, y if whole else part.output(y), None, p, seed)
+        return Stream(x, y, weights, p, seed)
 
 
 class EncoderBlock(nn.Module):
@@ -165,11 +179,8 @@ class EncoderBlock(nn.Module):
         return [self.around_attention, self.feedforward, self.around_feedforward]
 
     def forward(self, stream: Stream, mask: Tensor, ready: Prepared | None = None) -> Stream:
-        attention, network = self.attention, self.feedforward
-        stream = self.around_attention(
-            stream, lambda x: attention(x, mask, ready), attention.output, ready
-        )
-        return self.around_feedforward(stream, lambda x: network(x, ready), network.output, ready)
+        stream = self.around_attention(stream, self.attention, (mask,), ready)
+        return self.around_feedforward(stream, self.feedforward, (), ready)
 
 
 class DecoderBlock(nn.Module):
@@ -217,24 +228,16 @@ class DecoderBlock(nn.Module):
 
         source  encoder states (B, S, d), or the keys and values of them
         """
-        attention, across, network = self.attention, self.source_attention, self.feedforward
-
-        def to_itself(x: Tensor) -> Tensor:
-            return attention(x, None, ready) if append is None else attention.step(x, append)
-
-        stream = self.around_attention(stream, to_itself, attention.output, ready)
-        stream = self.around_source_attention(
-            stream, lambda x: across(x, source, mask, ready), across.output, ready
-        )
-        return self.around_feedforward(stream, lambda x: network(x, ready), network.output, ready)
+        stream = self.around_attention(stream, self.attention, (None, append), ready)
+        stream = self.around_source_attention(stream, self.source_attention, (source, mask), ready)
+        return self.around_feedforward(stream, self.feedforward, (), ready)
 
 
-def _settled(
-    block: nn.Module, *parts: SelfAttention | CrossAttention | FeedForward
-) -> list[nn.Linear]:
+def _settled(block: nn.Module, *parts: Part) -> list[nn.Linear]:
     """Maps of a block, but none that lies in a module with hooks: these may set weights.
 
-    So does FSDP's ``fully_shard(block)``, which puts a block's weights together when it is called.
+    So does FSDP's ``fully_shard``, of a block or a part of one, which puts its weights together
+    when it is called and takes them apart again.
     """
     if hooked(block):
         return []

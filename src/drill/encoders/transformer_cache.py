@@ -12,9 +12,11 @@ STEPS_AT_ONCE = 32
 class Cache:
     """Keys and values of K hypotheses for each of B sentences, after ``length`` steps.
 
-    Those of the source exist once a sentence, whatever K is. Those of the hypotheses lie in one
-    tensor for all layers, the steps outermost: to reorder them is one copy of the steps so far.
-    Row b*K + k is hypothesis k of sentence b.
+    Those of the source exist once a sentence, whatever K is. Where hooks may set the weights that
+    make them, the states of the encoder are held instead and mapped in the block, at every step.
+
+    Those of the hypotheses lie in one tensor for all layers, the steps outermost: to reorder them
+    is one copy of the steps so far. Row b*K + k is hypothesis k of sentence b.
 
     With ``room`` there is memory for so many steps from the beginning. ``length`` is then a tensor
     (1,), every step reads all of the room behind a mask, and no shape or address depends on the
@@ -22,11 +24,17 @@ class Cache:
     """
 
     def __init__(
-        self, source: list[KeysValues], mask: Tensor, hypotheses: int, room: int | None = None
+        self,
+        source: list[KeysValues | Tensor],
+        mask: Tensor,
+        hypotheses: int,
+        like: Tensor,
+        room: int | None = None,
     ) -> None:
-        self.source = source  # of each layer, (B, H, S, d/H)
+        self.source = source  # of each layer, (B, H, S, d/H) twice, or (B, S, d)
         self.mask = mask  # (B, 1, 1, S)
         self.hypotheses = hypotheses
+        self.like = like  # (H, d/H), in the dtype of keys and values
         self.fixed = room is not None
         self.length: int | Tensor = 0
         self._held: Tensor | None = None  # (room, layers, 2, B*K, H, d/H)
@@ -46,11 +54,10 @@ class Cache:
 
     def make_room(self, steps: int) -> None:
         """For at least so many steps in all; what is held is copied."""
-        keys = self.source[0][0]
-        rows, (_, heads, _, width) = self.sentences * self.hypotheses, keys.shape
-        shape = (steps - self.room, len(self.source), 2, rows, heads, width)
+        rows = self.sentences * self.hypotheses
+        shape = (steps - self.room, len(self.source), 2, rows, *self.like.shape)
         # What is masked still counts 0 times itself, so it must be a number.
-        more = keys.new_zeros(shape) if self.fixed else keys.new_empty(shape)
+        more = self.like.new_zeros(shape) if self.fixed else self.like.new_empty(shape)
         self._held = more if self._held is None else torch.cat([self._held, more])
         self._spare = torch.empty_like(self._held) if self.fixed else None
 
@@ -98,8 +105,10 @@ class Cache:
     def select(self, sentences: Tensor) -> None:
         """Only these sentences go on, (b,), in this order."""
         self.source = [
-            (keys.index_select(0, sentences), values.index_select(0, sentences))
-            for keys, values in self.source
+            each.index_select(0, sentences)
+            if isinstance(each, Tensor)
+            else (each[0].index_select(0, sentences), each[1].index_select(0, sentences))
+            for each in self.source
         ]
         self.mask = self.mask.index_select(0, sentences)
         k = torch.arange(self.hypotheses, device=sentences.device)

@@ -2,7 +2,8 @@
 
 Kernels read the weights of a map or a norm and do not call it, so what is more than ``nn.Linear``
 or ``nn.LayerNorm``, an adapter or a module with hooks, is called and its neighbours keep theirs. A
-module with hooks has every map inside it called, for hooks may set weights.
+module with hooks has every map inside it called, for hooks may set weights, and within its own
+call, for they may take them back.
 """
 
 from collections.abc import Iterable, Sequence
