@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from drill.encoders.transformer_attention import CrossAttention, KeysValues, SelfAttention
 from drill.encoders.transformer_blocks import DecoderBlock, EncoderBlock, Stream
 from drill.encoders.transformer_cache import Cache
+from drill.encoders.transformer_checks import check_ids, common_width
 from drill.encoders.transformer_inputs import additive_mask, sinusoids
 from drill.encoders.transformer_maps import Prepared, mapped_together, prepared
 from drill.kernels.nll import compute_dtype
@@ -101,7 +102,7 @@ class Transformer(nn.Module):
         super().__init__()
         name = type(self).__name__
         target_embedding = source_embedding if target_embedding is None else target_embedding
-        d = _common_width(source_embedding, target_embedding)
+        d = common_width(source_embedding, target_embedding)
         if d % positive(name, "heads", heads) != 0 or d % 2 != 0:
             raise ValueError(
                 f"{name}: the embeddings have width {d}, which {heads} heads and two halves of "
@@ -169,7 +170,7 @@ class Transformer(nn.Module):
 
     def encode(self, source: Tensor) -> Memory:
         """Ids (B, S), padded on the right, -> Memory. An empty sentence reads as one ``pad``."""
-        self._check_ids("source", source, 2)
+        check_ids("source", source, 2)
         if source.shape[1] == 0:
             source = F.pad(source, (0, 1), value=self.pad)
         mask = source != self.pad
@@ -190,7 +191,7 @@ class Transformer(nn.Module):
 
         Position t sees the source and the target up to t. What stands at padding is to be ignored.
         """
-        self._check_ids("target", target, 2, memory.states.shape[0])
+        check_ids("target", target, 2, memory.states.shape[0])
         x = self._embedded(self.target_embedding, target, 0)
         stream = Stream(x)
         ready = self._prepared(self.decoder, x)
@@ -225,7 +226,7 @@ class Transformer(nn.Module):
         As ``decode`` of all ids so far at the last position, up to rounding. For evaluation: what
         is cached is written in place.
         """
-        self._check_ids("ids", ids, 1, cache.sentences * cache.hypotheses)
+        check_ids("ids", ids, 1, cache.sentences * cache.hypotheses)
         x = self._embedded(self.target_embedding, ids[:, None], cache.length)  # (B*K, 1, d)
         x = x.view(cache.sentences, cache.hypotheses, self.output_size)
         stream = Stream(x)
@@ -290,32 +291,3 @@ class Transformer(nn.Module):
                 nn.init.zeros_(module.bias)
             elif isinstance(module, nn.Embedding) and embeddings:
                 nn.init.xavier_uniform_(module.weight)
-
-    def _check_ids(self, what: str, ids: Tensor, dims: int, rows: int | None = None) -> None:
-        shape = "(B, T)" if dims == 2 else "(B*K,)"
-        if ids.dtype not in (torch.int64, torch.int32) or ids.dim() != dims or ids.shape[0] == 0:
-            raise TypeError(
-                f"Transformer: {what} is whole numbers of shape {shape}, not {ids.dtype} "
-                f"{tuple(ids.shape)}; a single sentence has one row"
-            )
-        if rows is not None and ids.shape[0] != rows:
-            raise ValueError(
-                f"Transformer: {what} has {ids.shape[0]} rows, but the encoded source has {rows}; "
-                "give a row for each"
-            )
-
-
-def _common_width(source: nn.Embedding, target: nn.Embedding) -> int:
-    for embedding in (source, target):
-        if not isinstance(embedding, nn.Embedding):
-            raise TypeError(
-                "Transformer: the first arguments are the model's nn.Embeddings, "
-                f"not {type(embedding).__name__}"
-            )
-    a, b = source.embedding_dim, target.embedding_dim
-    if a != b:
-        raise ValueError(
-            f"Transformer: the source embedding has width {a} and the target embedding {b}; "
-            "give both one width"
-        )
-    return a
