@@ -92,13 +92,7 @@ class _Product(torch.autograd.Function):
         x, half = ctx.saved_tensors
         x_dtype, weight_dtype, bias_dtype = ctx.dtypes
         wanted = ctx.needs_input_grad
-        d_x, d_weight = product_gradients(
-            grad,
-            x,
-            half,
-            x_dtype if wanted[0] else None,
-            weight_dtype if wanted[1] else None,
-        )
+        d_x, d_weight = product_gradients(grad, x, half, (x_dtype, weight_dtype), wanted[:2])
         d_bias = _summed(grad, bias_dtype) if wanted[2] else None
         return d_x, d_weight, d_bias, None, None
 
@@ -123,13 +117,8 @@ class _Products(torch.autograd.Function):
         grad = torch.cat(grads, -1)
         x_wanted, _, _, *wanted = ctx.needs_input_grad
         maps = len(ctx.sizes)
-        d_x, d_weight = product_gradients(
-            grad,
-            x,
-            half,
-            x_dtype if x_wanted else None,
-            weight_dtype if any(wanted[:maps]) else None,
-        )
+        either = x_wanted, any(wanted[:maps])
+        d_x, d_weight = product_gradients(grad, x, half, (x_dtype, weight_dtype), either)
         d_bias = _summed(grad, bias_dtype) if any(wanted[maps:]) else None
         parts: list[Tensor | None] = []
         for whole in (d_weight, d_bias):
@@ -142,18 +131,19 @@ def product_gradients(
     grad: Tensor,  # (..., o)
     x: Tensor,  # (..., i), of the dtype of grad
     half: Tensor,  # (o, i), of the same
-    x_dtype: torch.dtype | None,
-    weight_dtype: torch.dtype | None,
+    dtypes: tuple[torch.dtype, torch.dtype],
+    wanted: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Of x and W in the dtypes asked for, for a ``backward``; None where none is."""
+    """Of x and W in these dtypes, for a ``backward``; None for what is not wanted."""
     if autocast_on(grad.device):  # backward may be called under it
         with torch.autocast(grad.device.type, enabled=False):
-            return product_gradients(grad, x, half, x_dtype, weight_dtype)
+            return product_gradients(grad, x, half, dtypes, wanted)
+    x_dtype, weight_dtype = dtypes
     d_x = d_weight = None
-    if x_dtype is not None:
+    if wanted[0]:
         d_x = torch.matmul(grad, half)
         d_x = d_x if d_x.dtype == x_dtype else d_x.to(x_dtype)
-    if weight_dtype is not None:
+    if wanted[1]:
         rows = grad.reshape(-1, grad.shape[-1])  # (N, o)
         d_weight = _wide(rows.t(), x.reshape(-1, x.shape[-1]), weight_dtype)
     return d_x, d_weight

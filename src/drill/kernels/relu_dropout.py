@@ -88,13 +88,7 @@ class _ReluDropout(torch.autograd.Function):
         d_x, d_bias = _kernels().backward(grad.contiguous(), out, ctx.dropout)
         d_matrix = None
         if inside is not None:
-            wanted = ctx.needs_input_grad
-            d_x, d_matrix = product_gradients(
-                d_x,
-                inside,
-                half,
-                x_dtype if wanted[0] else None,
-                matrix_dtype if wanted[1] else None,
-            )
+            dtypes = x_dtype, matrix_dtype
+            d_x, d_matrix = product_gradients(d_x, inside, half, dtypes, ctx.needs_input_grad[:2])
         d_bias = d_bias if d_bias.dtype == bias_dtype else d_bias.to(bias_dtype)
         return d_x, d_matrix, None, d_bias, None, None

@@ -193,14 +193,8 @@ class _ResidualNorm(torch.autograd.Function):
         )
         d_matrix = None
         if inside is not None:
-            wanted = ctx.needs_input_grad
-            d_y, d_matrix = product_gradients(
-                d_y,
-                inside,
-                half,
-                ctx.y_dtype if wanted[1] else None,
-                ctx.matrix if wanted[2] else None,
-            )
+            dtypes = ctx.y_dtype, ctx.matrix
+            d_y, d_matrix = product_gradients(d_y, inside, half, dtypes, ctx.needs_input_grad[1:3])
         d_weight, d_bias, d_y_bias = (
             each if each is None or each.dtype == dtype else each.to(dtype)
             for each, dtype in zip(sums, ctx.vectors, strict=True)
