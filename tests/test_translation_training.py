@@ -195,7 +195,30 @@ def test_a_translator_says_in_which_ways_it_is_trained_and_searched():
     mixture = translation_ways(small_translator("mixture"), here, 60, None)
     assert [way.split(" ")[0] for way in mixture] == ["attention", "residuals", "batches", "beam"]
     compiled = translation_ways(model, here, 60, None, compile=True)
+    assert not any("encoded" in way for way in (*many, *mixture, *compiled))  # of one batch
     assert compiled[1] == "residuals and norms reference (torch.compile fuses by itself)"
+
+
+@pytest.mark.parametrize(("way", "encodings"), [("replayed", 3), ("launched", 1)])
+def test_how_often_an_update_encodes_its_labels_is_said(monkeypatch, way, encodings):
+    model, made = small_translator("deep-residual"), []
+    real = model.layer.labels
+    monkeypatch.setattr(model.layer, "labels", lambda *a, **k: made.append(1) or real(*a, **k))
+    update = list(PairBatches(small_data().train, 60, 3).epoch(1))[:3]
+    tokens = sum(batch.target_tokens for batch in update)
+    if way == "replayed":
+        replayed(capturing(model, 0.1, None), update, tokens, CPU)
+    else:
+        backward(model, model, update, tokens, 0.1, CPU)
+    assert len(made) == encodings
+    obstacle = None if way == "replayed" else "asked for"
+    said = translation_ways(model, obstacle, 60, None, batches=3)
+    expected = "labels encoded once an update" if encodings == 1 else "labels encoded once a batch"
+    assert [each for each in said if "encoded" in each] == [expected]
+    several = translation_ways(model, "4 processes", 60, None, batches=3, world_size=4)
+    assert "labels encoded once a batch" in several
+    tied = translation_ways(small_translator("tied"), None, 60, None, batches=3)
+    assert not any("encoded" in each for each in tied)
 
 
 @pytest.mark.gpu

@@ -193,9 +193,11 @@ def _ways(
     given = settings.training
     obstacle = why_not_captured(given["capture"], given["compile"], device, processes.size)
     autocast = autocast_dtype(given["precision"], device)
-    size = given["max_tokens"]
+    size, batches = given["max_tokens"], own_batches(given["accumulate"], processes)
     try:
-        return translation_ways(model, obstacle, size, autocast, given["compile"])
+        return translation_ways(
+            model, obstacle, size, autocast, given["compile"], batches, processes.size
+        )
     except ValueError as error:  # encoder.impl names what does not run here
         raise SettingsError(f"the recipe {settings.recipe}: {error}") from None
 

@@ -12,7 +12,7 @@ from drill.captured import CapturedGradients
 from drill.data import IGNORE, DataError, PairBatch
 from drill.encoders.transformer_attention import attention_ways
 from drill.kernels.residual_norm import choose_sublayer
-from drill.layers import MatrixLayer
+from drill.layers import FullSoftmax, MatrixLayer, OutputLayer, TiedSoftmax, WrappingLayer
 from drill.layers.folding import foldable
 from drill.parallel import World
 from drill.precision import autocast_to
@@ -49,9 +49,11 @@ def translation_ways(
     max_tokens: int,
     autocast: torch.dtype | None,
     compile: bool = False,
+    batches: int = 1,
+    world_size: int = 1,
 ) -> list[str]:
     """How a run is trained and searched where the model is; ``obstacle`` is what
-    ``why_not_captured`` gives."""
+    ``why_not_captured`` gives, ``batches`` are those of an update for each process."""
     parameter = next(model.parameters())
     parts = attention_ways(model.transformer.decoder[0].attention, autocast)
     impl, reason = choose_sublayer(model.transformer.impl, parameter)
@@ -67,10 +69,19 @@ def translation_ways(
             parts += model.layer.ways(max_tokens)
         else:  # smoothed, it has a loss of its own
             parts += model.layer.label_ways()
+    if batches > 1 and _encodes(model.layer):
+        shared = obstacle is not None and world_size == 1
+        parts.append(f"labels encoded once {'an update' if shared else 'a batch'}")
     no_graph = None if parameter.is_cuda else _no_graphs(parameter.device)
     if foldable(model.layer) is None:
         no_graph = no_graph or f"{type(model.layer).__name__} does not fold"
     return [*parts, f"batches {_replayed(obstacle)}", f"beam search {_replayed(no_graph)}"]
+
+
+def _encodes(layer: OutputLayer) -> bool:
+    """Whether its labels are more than a table of rows."""
+    inner = layer.layer if isinstance(layer, WrappingLayer) else layer
+    return not isinstance(inner, TiedSoftmax | FullSoftmax)
 
 
 def _no_graphs(device: torch.device) -> str:
@@ -145,7 +156,11 @@ def capturing(
 def replayed(
     gradients: CapturedGradients, update: list[PairBatch], tokens: int, device: torch.device
 ) -> Tensor:
-    """What ``backward`` does for one process, by replays."""
+    """What ``backward`` does for one process, by replays, but that each encodes its labels anew.
+
+    A shared encoding would have to live through all graphs of an update: an autograd graph that is
+    made on one stream and holds nodes which recordings on another then meet.
+    """
     scale = torch.full((), 1.0 / tokens, device=device)
     total = torch.zeros((), dtype=widest(device), device=device)
     for batch in update:
