@@ -24,7 +24,6 @@ class Found(NamedTuple):
     value: float
     words: str
     commit: str | None
-    time: str = ""
 
 
 Ask = Callable[[Sequence[Row]], Found | None]
@@ -61,7 +60,7 @@ def stack(name: str, size: str, dtype: str) -> Ask:
             return None
         launched, replayed = (row[key] for key in keys)
         words = f"{replayed:.2f} ms replayed, {launched:.2f} launched"
-        return Found(replayed, words, row.get("commit"), row.get("time", ""))
+        return Found(replayed, words, row.get("commit"))
 
     return ask
 
@@ -166,7 +165,7 @@ LINES = (
     ),
     Line(
         "the same, batch 80",
-        stack("graph", "wt2", "autocast"),
+        stack("persistent", "wt2", "autocast"),
         aim=4.4,
         stretch=3.4,
         unit=" ms",
@@ -258,12 +257,6 @@ FOOT = (
     "which computes its LSTMs in float16."
 )
 
-LARGE_IS_OLDER = (
-    "A row is of the commit it names. Batch 80 was timed before the LSTM's second kernel, which "
-    "takes such batches too"
-)
-
-
 def table(rows: Sequence[Row]) -> Iterable[str]:
     yield "| on one H200 | peer | paper | aim | ours | | commit |"
     yield "|---|---|---:|---:|---|---|---|"
@@ -282,9 +275,6 @@ def table(rows: Sequence[Row]) -> Iterable[str]:
         )
         yield f"| {' | '.join(cells)} |"
     yield from ("", FOOT)
-    small, large = (line.ours(rows) for line in LINES[:2])
-    if small and large and large.time < small.time:
-        yield from ("", f"{LARGE_IS_OLDER} ({large.commit}, not {small.commit}).")
 
 
 def commits_of(found: Found | None, peers: Mapping[str, Found | None]) -> str:
