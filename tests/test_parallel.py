@@ -110,6 +110,14 @@ def test_a_translator_goes_on_with_another_number_of_processes(launched, tmp_pat
 
 
 @pytest.mark.slow
+def test_processes_of_a_translator_stop_together_in_a_validation_and_go_on(launched, found):
+    assert found["validation broken off"] == [False, 0]
+    names = ("translator without a validation", "translator 2")
+    mine, whole = (all_of(launched / name) for name in names)
+    assert unlike(mine, whole) == []
+
+
+@pytest.mark.slow
 def test_processes_of_a_translator_stop_together_and_go_on(launched, found):
     assert found["translator stopped"] == [False, 6]  # asked after 5, agreed on at a multiple of 3
     mine, whole = (all_of(launched / name) for name in ("stopped translator", "translator 2"))

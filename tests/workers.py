@@ -55,6 +55,13 @@ def first_life(folder: Path, mine: World) -> None:
     outcome = small_training(stopped, rule=stopping, world=mine, accumulate=2, **TRANSLATOR)
     found["translator stopped"] = [outcome.finished, RunFolder(stopped).load_last()[1]["step"]]
     small_training(stopped, world=mine, accumulate=2, **TRANSLATOR)
+    # The first process alone validates: asked before, it must tell the others that it has not.
+    step = RunFolder(folder / "translator 2").rows()[0]["step"]
+    stopping = interrupted_after(step, small_rule()) if mine.rank == 0 else small_rule()
+    broken_off = folder / "translator without a validation"
+    outcome = small_training(broken_off, rule=stopping, world=mine, accumulate=2, **TRANSLATOR)
+    found["validation broken off"] = [outcome.finished, RunFolder(broken_off).metrics_size()]
+    small_training(broken_off, world=mine, accumulate=2, **TRANSLATOR)
     small_training(folder / "one, then two translators", world=mine, **MANY_BATCHES)
     stopping = interrupted_after(5, small_rule())
     small_training(folder / "two, then one translator", rule=stopping, world=mine, **MANY_BATCHES)
