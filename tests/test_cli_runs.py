@@ -29,6 +29,7 @@ from drill.evaluation.gradients import Statistics, gradient_statistics
 from drill.machine import device_name
 from drill.progress import Progress
 from drill.recipes import SettingsError, recipe_names
+from drill.report.runs import RunError
 from drill.run_folder import RunFolderError
 from drill.standing import under
 from drill.steps import TRAINING_LOG
@@ -902,6 +903,9 @@ def test_a_page_of_other_runs_is_not_replaced_by_chance(drill, place):
     for other in ("<p>mine</p>", '<meta name="drill-sources" content="{">'):
         (place / "report.html").write_text(other)
         assert "does not say of which runs it is; name" in drill("report", "runs/tiny")[2]
+    for words in (["runs/nope"], ["--ledger", "nope"]):  # that is the fault, whatever the page is
+        code, _, err = drill("report", *words)
+        assert (code, err.split(":")[1]) == (1, f" {words[-1]}")
     assert drill("report", "runs/tiny", "--force")[:2] == (0, "replaced report.html\n")
 
 
@@ -1203,7 +1207,8 @@ def test_a_report_of_all_in_a_folder_leaves_out_what_is_no_run(tmp_path, capsys)
     assert reports._without_others([page, run, remains]) == [run]
     told = capsys.readouterr().err
     assert f"{page}: holds no run, so it is left out" in told.replace("\n", " ")
-    assert reports._without_others([page]) == [page]  # said where it is read
+    with pytest.raises(RunError, match=r"demo.html: is no folder; name a run folder"):
+        reports._without_others([page])
     ledger = tmp_path / "results.jsonl"
     ledger.write_text("")
     with pytest.raises(SettingsError, match=r"results.jsonl: is no folder of a run; --ledger .*"):

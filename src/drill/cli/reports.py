@@ -29,6 +29,7 @@ from drill.data import (
 from drill.opening import share_of_unknown
 from drill.recipes import SettingsError
 from drill.report import numbers
+from drill.report.ledger import read as read_ledger
 from drill.report.ledger import record as record_run
 from drill.report.page import markdown, write_report
 from drill.report.page_sources import refuse_to_lose
@@ -72,6 +73,8 @@ def report(
     folders = _without_others(runs or [])
     if not folders and not ledger:
         raise SettingsError("report: name folders of runs, or a --ledger")
+    for each in ledger or []:
+        read_ledger(each)
     if as_markdown:
         typer.echo(markdown(folders, ledger or []))
         return
@@ -203,7 +206,9 @@ def _without_others(given: list[Path]) -> list[Path]:
     if ledgers and not found:
         raise SettingsError(f"{ledgers[0]}: is no folder of a run; --ledger {ledgers[0]} reads it")
     if not found:
-        return given  # what is wrong with them is said where they are read
+        for path in given:
+            read_run(path)  # says what is wrong with it, before anybody looks at the page
+        return given
     for path in given:
         if path not in found:
             mend = f"; --ledger {path} reads it" if path in ledgers else ""
