@@ -257,6 +257,7 @@ FOOT = (
     "which computes its LSTMs in float16."
 )
 
+
 def table(rows: Sequence[Row]) -> Iterable[str]:
     yield "| on one H200 | peer | paper | aim | ours | | commit |"
     yield "|---|---|---:|---:|---|---|---|"

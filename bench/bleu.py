@@ -145,14 +145,10 @@ def signatures(groups: Mapping[str, Layers]) -> Iterable[str]:
     """How sacrebleu was asked, without which scores do not compare."""
     keys = {"bleu_signature": "BLEU", **{key: title for title, key in OTHERS.values()}}
     rows = [row for layers in groups.values() for runs in layers.values() for row in runs]
-    told = []
+    yield "± is the standard error of the difference of means; signatures are sacrebleu's."
     for key, title in keys.items():
         every = {row.extra.get("signatures", {}).get(key) for row in rows} - {None}
-        told += [f"{title} `{each}`" for each in sorted(every)]
-    yield " ".join(
-        ["± is the standard error of the difference of means."]
-        + ([f"Signatures: {'; '.join(told)}."] if told else [])
-    )
+        yield from (f"{title}: `{each}`" for each in sorted(every))
 
 
 def notes(groups: Mapping[str, Layers]) -> Iterable[str]:

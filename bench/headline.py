@@ -35,7 +35,8 @@ def table(rows: Sequence[Row], runs: Sequence[report.Row]) -> Iterable[str]:
     yield "| | ours | beside it | measured by |"
     yield "|---|---:|---|---|"
     for what, ours, peers, command in (
-        loss(rows),
+        *losses(rows),
+        lstms(rows),
         step(rows),
         epoch(rows),
         perplexity(runs),
@@ -45,32 +46,49 @@ def table(rows: Sequence[Row], runs: Sequence[report.Row]) -> Iterable[str]:
         yield f"| {what} | {ours} | {peers} | {command} |"
 
 
-def loss(rows: Sequence[Row]) -> Figure:
-    """A tied head's loss and its gradients over their matrix products alone, and its memory."""
+def losses(rows: Sequence[Row]) -> Iterable[Figure]:
+    """A tied head's loss and its gradients over their matrix products alone, and its memory.
+
+    As it is by default beside a peer that keeps logits, and in little memory beside those that do
+    not.
+    """
     found = [row for row in rows if row["benchmark"] == "loss" and row["size"] == "llm"]
-    losses = {row["name"]: row for row in found if "error" not in row}
+    timings = {row["name"]: row for row in found if "error" not in row}
     command = "python bench/loss.py --size llm --dtype bfloat16 --no-bias --memory 64"
 
     def timed(name: str) -> Row:
-        if name not in losses:
+        if name not in timings:
             raise missing(f"{name!r} of the loss at an LLM's size", f"{command} --json ROWS")
-        return losses[name]
+        return timings[name]
 
     def over(name: str) -> str:
         memory = timed(name)["working_bytes"] / 2**20
         times = timed(name)["ms_median"] / timed("GEMM floor")["ms_median"]
         return f"{times:.2f} times, {memory:,.0f} MiB"
 
-    peers = {
-        "torch.compile": "the same, torch.compile",
-        "liger-kernel": "liger-kernel",
-        "cut-cross-entropy": "cut-cross-entropy cce",
-    }
-    return (
-        f"time of a tied head's [loss]({PAGES['speed']}) at an LLM's size, as a multiple of its "
-        "bare matrix products' time, and its memory",
-        f"{over('drill auto')}; {over('drill triton, 64 MiB')}",
+    what = f"time of a tied head's [loss]({PAGES['speed']}) at an LLM's size over that of its bare "
+    what += "matrix products"
+    peers = {"liger-kernel": "liger-kernel", "cut-cross-entropy": "cut-cross-entropy cce"}
+    compiled = over("the same, torch.compile")
+    yield what, over("drill auto"), f"torch.compile {compiled}", f"`{command}`"
+    yield (
+        "the same with `memory=64` MiB",
+        over("drill triton, 64 MiB"),
         "; ".join(f"{name} {over(own)}" for name, own in peers.items()),
+        f"`{command}`",
+    )
+
+
+def lstms(rows: Sequence[Row]) -> Figure:
+    command = "python bench/lstm.py"
+    line, reached = aimed(rows, "three LSTMs", command)
+    cudnn = line.peer(rows) if callable(line.peer) else {}
+    peers = [f"{name} {found.value:.1f} ms" for name, found in cudnn.items() if found]
+    return (
+        f"[the three LSTMs]({PAGES['models']}) of the paper's language model, a batch of Penn "
+        "Treebank forward and backward",
+        f"{reached:.2f} ms",
+        "; ".join(peers),
         f"`{command}`",
     )
 
@@ -82,7 +100,7 @@ def step(rows: Sequence[Row]) -> Figure:
         f"time of a [training step]({PAGES['models']}) with four label maps on Penn Treebank, as a "
         "multiple of tied weights'",
         f"{reached:.2f} times",
-        f"paper {line.paper}, {line.peer.partition(' (')[0]}",
+        f"paper {line.paper}, authors' {line.peer.partition(' (')[0]}",
         f"`{command}`",
     )
 
@@ -93,7 +111,7 @@ def epoch(rows: Sequence[Row]) -> Figure:
     return (
         f"[epoch]({PAGES['models']}) of `ptb-drill-4`, validation included",
         f"{reached:.1f} s",
-        str(line.peer),
+        f"authors' {line.peer}",
         f"`{command}`",
     )
 
@@ -127,7 +145,7 @@ def perplexity(runs: Sequence[report.Row]) -> Figure:
         f"[validation perplexity]({PAGES['models']}) of `{name}`, mean of epochs {epochs[0]} to "
         f"{epochs[-1]}, {len(ours)} runs",
         f"{mean(ours):.1f}",
-        f"published curve {theirs:.1f}",
+        f"authors' published curve {theirs:.1f}",
         f"`{command}`",
     )
 
@@ -146,11 +164,12 @@ def at_the_end(runs: Sequence[report.Row]) -> Figure:
     recipes = (name, f"{name}{FINETUNED}", f"{name}{FINETUNED}+dynamic")
     seconds = (found[-1].seconds or 0.0, tuned[-1].seconds or 0.0, adapted[-1]["seconds"])
     return (
-        f"[test perplexity]({PAGES['models']}) of `{name}`, {found[-1].epochs} epochs; finetuned; "
-        f"with dynamic evaluation: {sum(seconds) / 60:.0f} minutes in all",
+        f"[test perplexity]({PAGES['models']}) of `{name}`, one seed: {found[-1].epochs} epochs; "
+        f"finetuned for {tuned[-1].epochs}; then with dynamic evaluation. "
+        f"{sum(seconds) / 60:.0f} minutes in all",
         "; ".join(f"{each:.1f}" for each in ours),
         f"paper {'; '.join(str(PAPER[each].test) for each in recipes)}",
-        f"`{steps[0]}`, `{steps[1]}`, `{steps[2]} --dynamic`",
+        f"`{steps[0]}`, `{steps[1]}`, `{steps[2]} --dynamic`, [settings]({PAGES['models']})",
     )
 
 

@@ -95,7 +95,7 @@ def test_a_ledger_that_lacks_runs_is_told_which(headline, kept, lacking):
 
 
 @pytest.mark.parametrize(
-    ("benchmark", "mend"), [("loss", "loss.py"), ("step", "step.py"), ("epoch", "epoch.py")]
+    ("benchmark", "mend"), [(name, f"{name}.py") for name in ("loss", "lstm", "step", "epoch")]
 )
 def test_rows_that_lack_a_benchmark_are_told_which(headline, benchmark, mend):
     rows = [row for row in BENCHMARKS if row["benchmark"] != benchmark]

@@ -14,7 +14,13 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("page", "script", "files", "true", "false"),
     [
-        ("README.md", "headline", ["h200", "runs"], "| published curve ", "| printed curve "),
+        (
+            "README.md",
+            "headline",
+            ["h200", "runs"],
+            "authors' published curve ",
+            "authors' printed curve ",
+        ),
         ("README.md", "bleu", ["runs"], "| multi30k | tied |", "| multi30k | untied |"),
         ("docs/figures.md", "curves", ["runs"], "| 3 | 182.0 |", "| 3 | 182.1 |"),
         ("docs/figures.md", "at_length", ["runs"], "| 600 | 16.4 |", "| 600 | 16.5 |"),
