@@ -557,16 +557,6 @@ def test_a_finished_run_without_its_checkpoint_is_not_trained_over(tmp_path, mon
     assert Path("runs/done/metrics.jsonl").read_bytes() == before
 
 
-def test_a_lower_limit_does_not_end_a_longer_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    settings = tiny_text(tmp_path)
-    train_run(settings.changed(training={"epochs": 3}), "runs/long", device="cpu")
-    recipe_before = Path("runs/long/recipe.toml").read_text()
-    with pytest.raises(RunFolderError, match=r"has trained 3 of its 3 epochs, more than the 1 ask"):
-        train_run(settings.changed(training={"epochs": 1}), "runs/long", device="cpu")
-    assert Path("runs/long/recipe.toml").read_text() == recipe_before
-
-
 def test_a_run_that_does_not_begin_leaves_no_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     settings = tiny_text(tmp_path).changed(data={"corpus": "nowhere.txt"})

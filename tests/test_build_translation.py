@@ -20,7 +20,6 @@ from drill.recipes import SettingsError
 from drill.run_folder import RunFolder, RunFolderError
 from drill.steps import TRAINING_LOG
 from drill.translation import Search, translate
-from drill.translation_training import NothingTrained
 from tests.tiny_place import typed
 from tests.tiny_runs import all_of, interrupted_after, unlike
 from tests.tiny_translation_place import make_place, set_by_command, small
@@ -215,7 +214,7 @@ def test_a_run_of_updates_that_ends_by_the_clock_names_them(drill, monkeypatch):
     )
 
 
-def test_limits_that_end_a_run_before_its_first_validation_are_told(here, tmp_path, monkeypatch):
+def test_limits_that_a_run_is_beyond_do_not_end_it(here, tmp_path, monkeypatch):
     real, folder = build_translation.rule, tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr(build_translation, "rule", lambda held: interrupted_after(2, real(held)))
@@ -223,7 +222,7 @@ def test_limits_that_end_a_run_before_its_first_validation_are_told(here, tmp_pa
     before = RunFolder(folder).last.read_bytes()
     for limit in ("updates=1", "max_minutes=1e-9"):
         name = limit.partition("=")[0]
-        with pytest.raises(NothingTrained, match=f"training.{name} ends it before its first valid"):
+        with pytest.raises(RunFolderError, match=f"more than the .* --set training.{name}=none to"):
             train_run(small(f"training.{limit}"), folder, device="cpu")
     assert RunFolder(folder).last.read_bytes() == before
     assert train_run(small(), folder, device="cpu").finished

@@ -201,7 +201,8 @@ def test_a_run_that_ends_by_the_clock_is_a_run_like_others(drill, place):
             "ended by training.max_minutes in epoch 1 of 2; set a larger training.max_minutes to "
             "continue"
         )
-    assert drill(*brief, "training.max_minutes=1e-6", "-q")[2] == ""
+    _, out, err = drill(*brief, "training.max_minutes=1e-6", "-q")
+    assert (err, out.endswith(" in all, ended by training.max_minutes)\n")) == ("", True)
     assert "max_minutes = 1e-06" in (place / "runs/brief/recipe.toml").read_text()
     for words in (("report", "runs/brief", "-o", "brief.html"), ("evaluate", "runs/brief")):
         assert drill(*words)[0] == 0

@@ -11,6 +11,7 @@ from drill.data import NAMES, PARALLEL_NAMES, DataError
 from drill.parallel import World
 from drill.provenance import has_ended
 from drill.run_folder import RunFolder, RunFolderError
+from drill.standing import fitting
 
 OVER_ALL_EPOCHS = ("cosine", "one-cycle")  # schedules that end with the run
 CORPUS_NAMES = {LANGUAGE_MODEL: NAMES, TRANSLATION: PARALLEL_NAMES}
@@ -37,7 +38,7 @@ def has_begun(settings: Settings, run: RunFolder, processes: World) -> bool:
     _refuse_strangers(run)
     if begun and run.recipe.exists():
         _refuse_other(settings, run)
-        _refuse_to_lose(settings, run)
+        _refuse_to_lose(settings, run, processes.first)
         if processes.first and not has_ended(run, settings):
             _tell_of_the_schedule(settings, run)
     return begun
@@ -64,24 +65,51 @@ def _refuse_other(settings: Settings, run: RunFolder) -> None:
         )
 
 
-def _refuse_to_lose(settings: Settings, run: RunFolder) -> None:
-    """What a finished run found is not trained over, nor does a lower limit end a longer run."""
-    done = [row["epoch"] for row in run.rows() if row["kind"] == "epoch"]
-    tested = any(row["kind"] == "test" for row in run.rows())
+def _refuse_to_lose(settings: Settings, run: RunFolder, first: bool) -> None:
+    """What a finished run found is not trained over, nor does a lower limit end a longer run.
+
+    One that has ended gives what it found, whatever less is asked for: nothing is lost by that,
+    and the command that began it may have asked for less than a later one.
+    """
     if not run.last.exists():
-        if tested and run.best.exists():
+        if run.best.exists() and any(row["kind"] == "test" for row in run.rows()):
             raise RunFolderError(
                 f"{run.path}: holds a finished run whose last/ is gone, so it cannot go on; give "
                 "this one another --name, or remove the folder"
             )
         return
-    asked = settings.training["epochs"]
-    own = saved(run.recipe).training["epochs"] if run.recipe.exists() else asked
-    if done and asked < own and asked < max(done):
-        raise RunFolderError(
-            f"{run.path}: has trained {max(done)} of its {own} epochs, more than the {asked} asked "
-            f"for; say --set training.epochs={own} to go on, or give this one another --name"
-        )
+    own = saved(run.recipe)
+    for limit, trained in _trained(run).items():
+        asked, held = settings.training.get(limit), own.training.get(limit)
+        if asked is None or trained <= asked or (held is not None and held <= asked):
+            continue
+        trained, unit = round(trained, 2) or trained, limit.removeprefix("max_")
+        if not has_ended(run, settings):
+            of_its = "" if held is None else f" of its {held}"
+            raise RunFolderError(
+                f"{run.path}: has trained {trained}{of_its} {unit}, more than the {asked} asked "
+                f"for; say --set training.{limit}={'none' if held is None else held} to go on, or "
+                "give this one another --name"
+            )
+        if first and has_ended(run, own):  # else a command that asked for more was killed at once
+            logger.warning(
+                f"{run.path}: is trained already, for {trained} {unit} and not the {asked} asked "
+                f"for, and this is what they came to; a larger training.{limit} goes on"
+            )
+        return
+
+
+def _trained(run: RunFolder) -> dict[str, float]:
+    """How far a run is, by the name of the limit that would end it there."""
+    done = [row["epoch"] for row in run.rows() if row["kind"] == "epoch"]
+    at = run.last_numbers()
+    with fitting(run):
+        minutes = (at["elapsed"] - at.get("test_seconds", 0.0)) / 60.0
+        return {
+            "epochs": max(done, default=0),
+            "updates": at["step"],
+            "max_minutes": minutes,
+        }
 
 
 def _tell_of_the_schedule(settings: Settings, run: RunFolder) -> None:

@@ -73,8 +73,8 @@ def report(
     folders = _without_others(runs or [])
     if not folders and not ledger:
         raise SettingsError("report: name folders of runs, or a --ledger")
-    for each in ledger or []:
-        read_ledger(each)
+    for path in ledger or []:
+        read_ledger(path)
     if as_markdown:
         typer.echo(markdown(folders, ledger or []))
         return
