@@ -19,6 +19,12 @@ def handlers() -> list:
 
 
 @pytest.fixture(autouse=True)
+def nobody_waits(monkeypatch):
+    """A second signal is meant as one, however soon it comes."""
+    monkeypatch.setattr(Interrupts, "TOGETHER", 0.0)
+
+
+@pytest.fixture(autouse=True)
 def own_handlers():
     """Every test must leave the handlers as they were; SIGTERM may not end the tests.
 
@@ -53,6 +59,24 @@ def test_one_of_each_kind_counts_as_two():
         assert interrupts.asked
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
+
+
+def both_at_once() -> None:
+    """Python hears of neither before both are there."""
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, Interrupts.SIGNALS)
+    for number in Interrupts.SIGNALS:
+        os.kill(os.getpid(), number)
+    signal.pthread_sigmask(signal.SIG_SETMASK, held)
+
+
+def test_both_kinds_at_once_are_one_request(tmp_path, monkeypatch):
+    """Python told of the second with a traceback, since its handler was the system's again."""
+    monkeypatch.setattr(Interrupts, "TOGETHER", 60.0)
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as a command has it
+    outcome = small_run(tmp_path, rule=after(3, RULES["sgd"](), both_at_once))
+    assert (outcome.finished, outcome.interrupted) == (False, True)
+    assert signal.signal(signal.SIGTERM, before) is signal.SIG_DFL
+    assert small_run(tmp_path).finished
 
 
 def test_outside_signals_act_as_always():

@@ -2,6 +2,7 @@
 
 import signal
 import threading
+import time
 from types import FrameType
 from typing import Any, Self
 
@@ -13,13 +14,16 @@ class Interrupts:
             while not interrupts.asked:
                 step()
 
-    Python hands signals to the main thread alone: in any other one this does nothing.
+    Signals of one moment count as one. Python hands them to the main thread alone: in any other one
+    this does nothing.
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
+    TOGETHER = 0.1  # seconds: what stops a job may send both kinds, and mean one end by them
 
     def __init__(self) -> None:
         self.asked = False
+        self._heard = 0.0
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
@@ -31,8 +35,13 @@ class Interrupts:
         self._restore()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
-        self._restore()
+        # The handlers stay until the second signal comes: Python may know of it already, and says
+        # with a traceback that it finds none.
+        if not self.asked:
+            self.asked, self._heard = True, time.monotonic()
+        elif time.monotonic() - self._heard >= self.TOGETHER:
+            self._restore()
+            signal.raise_signal(number)
 
     def _restore(self) -> None:
         for each, handler in self._before.items():
