@@ -23,7 +23,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -64,9 +64,11 @@ class RunFolder:
     def locked(self) -> Iterator[None]:
         """Keep every other process from training in this folder.
 
-        A killed one holds no lock; what it had written only in part is removed.
+        A killed one holds no lock; what it had written only in part is removed. Where Ctrl-C comes
+        before anything is trained, no folder stays that was made here.
         """
         try:
+            made = [path for path in (self.path, *self.path.parents) if not path.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
             stream = (self.path / ".lock").open("a")
         except OSError as error:
@@ -96,24 +98,39 @@ class RunFolder:
                 remove_parts(path)
             try:
                 yield
+            except KeyboardInterrupt:
+                if made and not self.has_trained():
+                    for path in self._written_before_training():
+                        path.unlink(missing_ok=True)
+                raise
             finally:
-                self._leave_nothing()
+                self._leave_nothing(made)
 
-    def _leave_nothing(self) -> None:
-        """A folder in which nothing was begun goes again; one of other files stays as it was."""
+    def has_trained(self) -> bool:
+        """Whether there is something to go on from or to use."""
+        return any(path.exists() for path in (self.last, self.best, self.metrics))
+
+    def _written_before_training(self) -> tuple[Path, ...]:
+        return self.recipe, self.vocabulary, self.subwords, self.target_counts, self.environment
+
+    def _leave_nothing(self, made: Sequence[Path]) -> None:
+        """A folder in which nothing was begun goes again, with those above it that were ``made``
+        for it; one of other files stays as it was."""
         with contextlib.suppress(OSError):
             alone = [path.name for path in self.path.iterdir()] == [".lock"]
             if alone or self.strangers():
                 (self.path / ".lock").unlink()
             if alone:
                 self.path.rmdir()
+                for path in made[1:]:
+                    path.rmdir()  # fails, as it should, where another run has come
 
     def strangers(self) -> list[str]:
         """What lies in a folder that has no file of a run; hidden files do not count."""
         if not self.path.is_dir():
             return []
         held = {path.name for path in self.path.iterdir() if not path.name.startswith(".")}
-        own = {self.recipe, self.vocabulary, self.subwords, self.target_counts, self.environment}
+        own = {*self._written_before_training()}
         own |= {self.metrics, self.evaluations, self.best, self.averaged, self.last.parent}
         return sorted(held) if held.isdisjoint(path.name for path in own) else []
 

@@ -16,6 +16,7 @@ from drill.analysis.frequency import Band, band_label
 from drill.build import Run, load_run, train_run
 from drill.cli.compared import Compared
 from drill.cli.display import TrainingDisplay, console, note, warn_of_a_crowd
+from drill.cli.train import told_if_stopped_early
 from drill.config import Settings, recipe
 from drill.progress_lines import duration
 from drill.report import TextBands, write_report
@@ -47,7 +48,7 @@ def demo(
     trained: dict[str, Run] = {}
     for name in RECIPES:
         settings = recipe(name, changes)
-        with TrainingDisplay() as display:
+        with told_if_stopped_early(runs / name), TrainingDisplay() as display:
             outcome = train_run(
                 settings, runs / name, device="cpu", progress=display.show, opened=display.say
             )

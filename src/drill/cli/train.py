@@ -22,6 +22,7 @@ from drill.config import Settings, recipe, resolved
 from drill.progress_lines import duration
 from drill.recipes import SettingsError, changed, recipe_names
 from drill.resuming import settings_to_go_on
+from drill.run_folder import RunFolder
 from drill.steps import TRAINING_LOG
 from drill.training import Outcome
 from drill.translation_training import TranslationOutcome
@@ -137,8 +138,9 @@ def finetune(
 
 def _trained(settings: Settings, folder: Path, device: str, quiet: bool) -> bool:
     """Train; False where somebody asked for an end, be it of a run that was ending."""
-    first = int(os.environ.get("RANK", "0")) == 0
+    first = _is_first()
     with (
+        told_if_stopped_early(folder),
         Counter("data", quiet) as counted,
         TrainingDisplay(quiet or not first) as display,
         _remarks(display),
@@ -165,6 +167,27 @@ def _trained(settings: Settings, folder: Path, device: str, quiet: bool) -> bool
         if outcome.finished and outcome.out_of_time and not quiet:
             note(_out_of_time(outcome.epoch, settings.training))
     return outcome.finished and not outcome.interrupted
+
+
+def _is_first() -> bool:
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+@contextmanager
+def told_if_stopped_early(folder: Path) -> Iterator[None]:
+    """Inside, what is trained in ``folder`` may be stopped where it cannot save: before its first
+    step, or by a second Ctrl-C. Then the command ends with a line on what there is."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if _is_first():
+            saved = RunFolder(folder).has_trained()
+            note(
+                f"stopped; {folder} is as it was saved last: the same command goes on"
+                if saved
+                else "stopped before training had anything to save"
+            )
+        raise typer.Exit(130) from None
 
 
 @contextmanager
