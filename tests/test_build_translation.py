@@ -138,11 +138,15 @@ def test_all_packages_that_are_missing_are_named_at_once(drill, monkeypatch):
     assert (code, err) == (
         1,
         "drill: the recipe mt-demo needs the packages tokenizers, sacrebleu, num2words and babel; "
-        "install them with pip install tokenizers sacrebleu num2words babel\n",
+        "install them with pip install tokenizers sacrebleu num2words babel, or in the folder of "
+        'drill with pip install ".[mt,demo]"\n',
     )
     both = "needs the packages tokenizers and sacrebleu; install them with pip install tokenizers s"
     assert f"drill: evaluating runs/tiny {both}" in drill("evaluate", "runs/tiny")[2]  # own pairs
-    one = "needs the package tokenizers; install it with pip install tokenizers\n"
+    one = (
+        "needs the package tokenizers; install it with pip install tokenizers, or in the folder of "
+        'drill with pip install ".[mt]"\n'
+    )
     assert drill("report", "runs/tiny", "--bands", "-o", "b.html")[2].endswith(one)
 
 

