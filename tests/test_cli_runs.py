@@ -29,6 +29,7 @@ from drill.evaluation.gradients import Statistics, gradient_statistics
 from drill.machine import device_name
 from drill.progress import Progress
 from drill.recipes import SettingsError, recipe_names
+from drill.report import numbers
 from drill.report.runs import RunError
 from drill.run_folder import RunFolderError
 from drill.standing import under
@@ -1120,6 +1121,15 @@ def test_the_demo_compares_two_runs(drill, place, tiny_demo):
     compared.add("tied", tied)
     (text,) = compared.texts()
     assert band[-3] == f"{text.losses['tied'][4].mean_loss:.3f}"
+    deep = load_run("demo/demo-drill.toml", device="cpu")
+    compared.add("deep", deep)
+    (text,) = compared.texts()
+    first, second = (text.losses[each][4].mean_loss for each in ("tied", "deep"))
+    assert band[-1] == numbers.change(second - first, 3)  # in nats, as papers compare losses
+    for line in out.splitlines():
+        if line.startswith(("perplexity, all", "parameters ")):
+            assert line.endswith("%")
+    assert "a small text needs --set training.epochs=20\n" in out
     assert "Rare and frequent words" in (place / "demo.html").read_text()
     assert str(Path("demo.html")) in out
     again = drill("demo", "--runs", "demo", "-o", "demo.html", "--epochs", "1")[2]

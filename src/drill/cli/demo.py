@@ -20,7 +20,7 @@ from drill.cli.train import told_if_stopped_early
 from drill.config import Settings, recipe
 from drill.data import refuse_missing
 from drill.progress_lines import duration
-from drill.report import TextBands, write_report
+from drill.report import TextBands, numbers, write_report
 
 RECIPES = ("demo-tied", "demo-drill")
 EDGES = (1, 10, 50, 250, 1000)  # training counts; the corpus is a tenth of the paper's larger one
@@ -83,7 +83,8 @@ def demo(
         shown.print(f"  {shlex.join([*program, *words])}", soft_wrap=True)
     shown.print(
         "To train on a text of your own, a folder or a file, give the last of these another\n"
-        "--name and add --set data.corpus=PATH."
+        "--name and add --set data.corpus=PATH; a small text needs --set training.epochs=20\n"
+        "too, or what docs/language-models.md says of its size."
     )
 
 
@@ -115,25 +116,30 @@ def _comparison(trained: dict[str, Run], text: TextBands) -> Table:
         table.add_column(name, justify="right")
     table.add_column("change", justify="right")
 
-    def add(label: str, values: Sequence[float], shape: str) -> None:
-        change = f"{100 * (values[1] / values[0] - 1):+.1f}%"
+    def add(label: str, values: Sequence[float], shape: str, change: str) -> None:
         table.add_row(label, *(f"{value:{shape}}" for value in values), change)
 
+    def add_sizes(label: str, values: Sequence[float], shape: str) -> None:
+        add(label, values, shape, f"{100 * (values[1] / values[0] - 1):+.1f}%")
+
+    def add_losses(label: str, values: Sequence[float]) -> None:
+        add(label, values, ".3f", numbers.change(values[1] - values[0], 3))
+
     tests = [float(run.folder.rows()[-1]["test_perplexity"]) for run in trained.values()]
-    add("perplexity, all tokens", tests, ",.1f")
+    add_sizes("perplexity, all tokens", tests, ",.1f")
     sums = [
         (sum(b.loss for b in bands), sum(b.tokens for b in bands)) for bands in text.losses.values()
     ]
     table.add_section()
     label = f"loss without {' and '.join(text.left_out)} ({sums[0][1]:,} tokens)"
-    add(label, [loss / count for loss, count in sums], ".3f")
+    add_losses(label, [loss / count for loss, count in sums])
     rarest = int(trained[RECIPES[0]].settings.data.get("minimum_count", 1))
     for i, band in enumerate(text.losses[RECIPES[0]]):
         if band.tokens:
             values = [each[i].mean_loss for each in text.losses.values()]
-            add(f"  {seen(band, rarest)} ({band.tokens:,} tokens)", values, ".3f")
+            add_losses(f"  {seen(band, rarest)} ({band.tokens:,} tokens)", values)
     table.add_section()
-    add("parameters", [run.model.parameter_count() for run in trained.values()], ",")
+    add_sizes("parameters", [run.model.parameter_count() for run in trained.values()], ",")
     return table
 
 
