@@ -1,8 +1,9 @@
 """How long recipes take, as `drill recipes` tells: from the ledger and from rows of epoch.py.
 
 Of a recipe the last whole run, else an epoch, else the last run that was shorter than the recipe
-says; runs that shared their machine only where there is nothing else, and that is told. A run whose
-settings differ by more than its length and precision tells nothing of a recipe.
+says; runs that shared their machine only where no recipe of the corpus has a time without company,
+and that is told: else layers would be compared by what ran beside them. A run whose settings differ
+by more than its length and precision tells nothing of a recipe.
 """
 
 import argparse
@@ -29,18 +30,24 @@ def times(
     whole, epochs, shorter, whole_shared, shorter_shared = {}, {}, {}, {}, {}
     for row in sorted(runs, key=lambda row: row.recorded):
         if row.recipe in recipe_names() and row.seconds and as_its_recipe_says(row):
-            shared = any(words in row.note for words in COMPANY)
-            note = f"shared: {row.note}" if shared else row.note
+            company = any(words in row.note for words in COMPANY)
+            note = f"shared: {row.note}" if company else row.note
             found = Measured(round(row.seconds, 1), row.epochs, row.device, row.commit, note)
             full = row.epochs == recipe(row.recipe).training["epochs"]
-            kinds = (whole_shared, shorter_shared) if shared else (whole, shorter)
+            kinds = (whole_shared, shorter_shared) if company else (whole, shorter)
             kinds[0 if full else 1][row.recipe] = found
     for row in benchmarks:
-        if row.get("benchmark") == "epoch":
+        if row.get("benchmark") == "epoch" and row["name"] in recipe_names():
             seconds = round(median(row["seconds"]), 2)
             epochs[row["name"]] = Measured(seconds, 1, row["device"], row["commit"], "")
-    together = shorter_shared | whole_shared | shorter | epochs | whole
-    return {name: asdict(together[name]) for name in sorted(together)}
+    alone, shared = shorter | epochs | whole, shorter_shared | whole_shared
+    compared = {_corpus(name) for name in alone}
+    told = {name: time for name, time in shared.items() if _corpus(name) not in compared} | alone
+    return {name: asdict(told[name]) for name in sorted(told)}
+
+
+def _corpus(name: str) -> str:
+    return str(recipe(name).data["corpus"])
 
 
 def as_its_recipe_says(row: report.Row) -> bool:

@@ -19,7 +19,7 @@ def told(*files: Path) -> dict:
 
 
 def test_the_times_are_those_of_the_results():
-    assert len(measured()) >= 8
+    assert len(measured()) >= 7
     assert told(*FILES) == {name: asdict(time) for name, time in measured().items()}
 
 
@@ -49,3 +49,22 @@ def test_a_whole_run_goes_before_an_epoch_and_that_before_a_part(tmp_path):
         assert of(alone, shared)["mt-demo"]["note"] == ""
     assert of(shared, timed=True) == {"mt-demo": box}
     assert of(shared)["mt-demo"]["note"] == "shared: tests beside it"
+
+
+def test_a_time_with_company_is_not_held_against_one_without(tmp_path):
+    """The layer that ran beside tests would look slow."""
+    lines = [json.loads(line) for line in FILES[0].read_text().splitlines()]
+    tied, deep = (
+        {**[row for row in lines if row.get("recipe") == recipe][-1], "changes": [], "seconds": 9.0}
+        for recipe in ("demo-tied", "demo-drill")
+    )
+    (other,) = [row for row in lines if row.get("name") == "mt-demo"]
+
+    def of(*held: dict) -> list[str]:
+        ledger = tmp_path / "runs.jsonl"
+        ledger.write_text("".join(json.dumps(row) + "\n" for row in held))
+        return [*told(ledger)]
+
+    quiet, busy = {"note": "two cores"}, {"note": "two cores, tests beside it"}
+    assert of(tied | quiet, deep | busy, other | busy) == ["demo-tied", "mt-demo"]
+    assert of(tied | busy, deep | busy) == of(tied | quiet, deep | quiet)

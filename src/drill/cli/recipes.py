@@ -15,6 +15,7 @@ from drill.recipes import Measured, describe, measured, recipe_names
 from drill.report.runs import layer_name
 
 WIDTH = 80
+NO_BREAK = "\N{NO-BREAK SPACE}"  # where a line may not end
 CPU, GPU = "cpu", "cuda"
 
 CORPUS_DEVICES: Mapping[str, str] = {
@@ -95,7 +96,7 @@ def _wrapped(each: Listed, width: int) -> str:
     below = " " * (width + 4)
     options: dict[str, Any] = {"width": WIDTH, "subsequent_indent": below}
     return "\n".join(
-        textwrap.fill(text, **options, break_on_hyphens=False)
+        textwrap.fill(text, **options, break_on_hyphens=False).replace(NO_BREAK, " ")
         for text in (f"  {each.name:{width}}  {each.about}", f"{below}{facts}")
     )
 
@@ -106,5 +107,5 @@ def _took(found: Measured, epochs: int) -> str:
     if found.epochs == epochs:
         return f"took {duration(found.seconds)} {where}"
     if found.epochs == 1:
-        return f"one took {found.seconds:.1f} s {where}"
+        return f"an epoch took {found.seconds:.1f}{NO_BREAK}s {where}"
     return f"{found.epochs} of them took {duration(found.seconds)} {where}"
