@@ -19,7 +19,8 @@ from drill.kernels.label_encoder_chain import (
 from drill.kernels.label_encoder_options import ACTIVATION_CODES, Options
 from drill.kernels.label_encoder_sums import MANY, planes_for_sums, sum_in_parts
 from tests.kernels.hopper import needs_hopper
-from tests.kernels.test_label_encoder import assert_no_less_exact, build, given, solve, with_masks
+from tests.kernels.test_label_encoder import build, given, solve, with_masks
+from tests.kernels.test_label_encoder_exactness import assert_no_less_exact
 
 PLAIN = Options(ACTIVATION_CODES["relu"], True, False, False, 2.0, True, False)
 
