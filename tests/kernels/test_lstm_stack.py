@@ -229,6 +229,21 @@ def test_only_what_is_asked_for_gets_a_gradient(without_gpu):
     assert got == [False, False, False, True, True, False, False, False]
 
 
+def test_weights_may_lie_by_columns(without_gpu):
+    *given, wanted = stack([10, 21, 12], 5, 3, dtype=torch.float32)
+    x, states, weights = given
+
+    def by_columns(each):
+        turned = each.detach().t().contiguous().t() if each.ndim == 2 else each.detach()
+        return turned.requires_grad_()
+
+    turned = [Weights(*map(by_columns, layer)) for layer in weights]
+    assert not turned[0].w_hh.is_contiguous()
+    found = gradients(persistent(x, states, turned), (x, states, turned), wanted)
+    expected = gradients(persistent(*given), given, wanted)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
 # -- on a Hopper GPU ------------------------------------------------------------------------------
 
 PAPER = [400, 1150, 1150, 400]

@@ -30,6 +30,10 @@ class Gradients(NamedTuple):
         device: torch.device,
         asked: Sequence[bool],  # as the weights
     ) -> "Gradients":
+        """Row-major, as they are written, however the weights themselves lie in memory."""
         wanted = (asked[0], asked[1], asked[2] or asked[3])
         pairs = zip(like[:3], wanted, strict=True)
-        return cls(*(torch.empty_like(w, device=device) if ask else None for w, ask in pairs))
+        made = (
+            torch.empty(w.shape, dtype=w.dtype, device=device) if ask else None for w, ask in pairs
+        )
+        return cls(*made)
