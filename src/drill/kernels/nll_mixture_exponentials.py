@@ -83,7 +83,7 @@ class Exponentials:
         self.w, self.labels, self.experts = w.contiguous(), labels, experts
         self.depth = depth_of(columns)
         self.rows = w.new_empty((height, self.depth))
-        self.tiles = triton.cdiv(labels, LABELS)
+        self.tiles = triton.cdiv(w.shape[0], LABELS)  # the padding is written too, as zeros
         self.arranged = w.new_empty(self.tiles * LABELS * self.depth)
         arrange[(self.arranged.numel() // (_ARRANGED * self.depth), self.depth // INNER)](
             self.w,
