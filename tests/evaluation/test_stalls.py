@@ -86,7 +86,7 @@ def test_a_launch_that_finds_no_room_is_told(monkeypatch):
     whole = lstm_persistent._forward_kernel
 
     def unfed(*given):
-        def launch(blocks, threads, arguments, urgent):
+        def launch(blocks, threads, arguments):
             steps, words = arguments[7], arguments[3].view(torch.int16)
             marks = torch.full_like(words.expand(steps, -1, -1), lstm_persistent.EMPTY)
             whole(*given)(blocks, threads, [*arguments[:3], marks.contiguous(), *arguments[4:]])

@@ -86,7 +86,7 @@ def test_layers_that_do_not_fit_on_one_another_are_refused():
 # -- what is around the recurrences, with others in their place -----------------------------------
 
 
-def forward_by_step(shape, made, gates, span, urgent):
+def forward_by_step(shape, made, gates, span):
     """What ``lstm_forward.cu`` writes."""
     by_unit = gates.view(-1, *made.h.shape[1:], 4)  # (T, B, p, 4)
     for t in range(span.begin, span.end):
@@ -99,7 +99,7 @@ def forward_by_step(shape, made, gates, span, urgent):
         gate.copy_(torch.stack([i, f, g, o], -1))
 
 
-def backward_by_step(shape, w_hh_t, gates, c, dout, marks, made, span, urgent):
+def backward_by_step(shape, w_hh_t, gates, c, dout, marks, made, span):
     """What ``lstm_backward.cu`` writes."""
     assert (marks.words == lstm_persistent.EMPTY).all()
     dgates, dbias = made.of_steps.view(*dout.shape, 4), made.of_bias.view(*dout.shape[1:], 4)

@@ -171,12 +171,8 @@ class ThreadsDriver:
         self.calls.append(f"launch in {self.current}")
         return 0 if self.current else 201
 
-    def cuLaunchKernelEx(self, config, function, places, extra):
-        self.config = config._obj
-        given = self.config.attributes
-        asked = (nvrtc._LaunchAttribute * self.config.attribute_count).from_address(given)
-        self.attributes = {each.name: each.value for each in asked}
-        self.calls.append(f"urgent launch in {self.current}")
+    def cuLaunchCooperativeKernel(self, *shape):
+        self.calls.append(f"launch of all at once in {self.current}")
         return 0 if self.current else 201
 
     def cuOccupancyMaxActiveClusters(self, count, function, config):
@@ -218,17 +214,10 @@ def test_a_thread_keeps_the_context_it_has(on_device_one):
     assert driver.calls == ["launch in 5"]
 
 
-@pytest.mark.parametrize("together", [False, True])
-def test_an_urgent_launch_says_so(together, on_device_one):
-    assert ctypes.sizeof(nvrtc._LaunchAttribute) == 72
-    assert nvrtc._LaunchAttribute.value.offset == 8
+def test_blocks_that_wait_for_one_another_are_launched_so(on_device_one):
     driver = on_device_one(5)
-    nvrtc.Kernel(ctypes.c_void_p(1), 1024)(12, 96, [3], together=together, urgent=True)
-    assert driver.calls == ["urgent launch in 5"]
-    assert driver.attributes == {nvrtc.COOPERATIVE: together, nvrtc.PRIORITY: nvrtc.HIGHEST}
-    found = driver.config
-    assert (list(found.grid), list(found.block)) == ([12, 1, 1], [96, 1, 1])
-    assert (found.shared, found.stream) == (1024, 7)
+    nvrtc.Kernel(ctypes.c_void_p(1), 0)(12, 96, [3])
+    assert driver.calls == ["launch of all at once in 5"]
 
 
 @pytest.mark.gpu

@@ -123,8 +123,7 @@ class PersistentLayers(torch.autograd.Function):
             torch.mm(inputs, own.w_ih.t(), out_dtype=torch.float32, out=gates)
 
         def recur(i: int, span: Span) -> None:
-            urgent = together and i + 2 == len(layers)  # it may not fit around the other one
-            run_forward(shapes[i].forward, made[i], kept[i].gates, span, urgent=urgent)
+            run_forward(shapes[i].forward, made[i], kept[i].gates, span)
 
         def end(i: int) -> None:
             for last, all_steps in zip(ends[i], (kept[i].h, kept[i].c), strict=True):
@@ -207,7 +206,7 @@ class PersistentLayers(torch.autograd.Function):
                 if dc is not None:
                     marks[i].dc[:, : like[i].hidden] = dc
             given = own.w_hh_t, own.gates, own.c, dout[i], marks[i], made[i]
-            run_backward(shapes[i], *given, span, urgent=together and i + 2 == len(kept))
+            run_backward(shapes[i], *given, span)
 
         def hand_down(i: int, span: Span) -> None:
             own, dgates = kept[i], made[i].of_steps

@@ -110,7 +110,15 @@ class Span(NamedTuple):
 
 
 def fit_together(one: Layout, other: Layout, device: torch.device) -> bool:
-    """Whether recurrences of both run on the device at once."""
+    """Whether recurrences of both run on the device at once.
+
+    By counting blocks. Small clusters of the one may lie so that a large cluster of the other finds
+    no eight multiprocessors together, and to count them so would refuse 1150 units beside 400 on
+    132. Then the later launch waits for the earlier one: time is lost, no more. Blocks are issued
+    in the order in which launches arrive, so the earlier one always has all of its own. That holds
+    as long as no launch has priority over another: one that came later and found no room could keep
+    out what is left of the earlier one, whose blocks wait for one another. It gained nothing.
+    """
     clusters = _room(device.index or 0)
     assert isinstance(clusters, int)
     return all(
@@ -134,9 +142,7 @@ class Prepared(NamedTuple):
     flags: Tensor  # int32, marks too
 
 
-def run_forward(
-    shape: Shape, made: Prepared, gates: Tensor, span: Span, *, urgent: bool = False
-) -> None:
+def run_forward(shape: Shape, made: Prepared, gates: Tensor, span: Span) -> None:
     """Write h and c of these steps, and put activations in place of what the inputs gave.
 
     gates (T B, 4p), by unit, then by gate
@@ -152,7 +158,7 @@ def run_forward(
         given += [flags[launch, t * groups * shape.blocks :], made.h[t, start:], made.c[t, start:]]
         sizes: list[Argument] = [span.end - t, count, rows.size, batch]
         told: list[Argument] = [stalled_flag(device.index), later]
-        kernel(shape.blocks, shape.threads, [*given, *sizes, *told], urgent=urgent)
+        kernel(shape.blocks, shape.threads, [*given, *sizes, *told])
 
 
 class Marks(NamedTuple):
@@ -197,8 +203,6 @@ def run_backward(
     marks: Marks,
     made: Dgates,
     span: Span,
-    *,
-    urgent: bool = False,
 ) -> None:
     """Write dgates of these steps, add them to their sums; ``marks.dc`` is of the cells before."""
     steps, batch, _ = dout.shape
@@ -215,4 +219,4 @@ def run_backward(
         given += [dgates[t, start:], marks.dc[start:], made.of_bias[start:]]
         sizes: list[Argument] = [span.end - t, count, rows.size, batch]
         told: list[Argument] = [stalled_flag(device.index), earlier, later]
-        kernel(shape.blocks, shape.threads, [*given, *sizes, *told], urgent=urgent)
+        kernel(shape.blocks, shape.threads, [*given, *sizes, *told])

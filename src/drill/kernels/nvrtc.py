@@ -22,8 +22,6 @@ from drill.user_cache import cache_root, tell_unkept
 
 DIGEST = 32  # bytes before what is kept
 MAXIMUM_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-COOPERATIVE, PRIORITY = 2, 8  # CU_LAUNCH_ATTRIBUTE_..
-HIGHEST = -5  # priority; 0 is the lowest, and that of all other launches
 
 UNKEPT = ("compiled kernels", "every start compiles them again, half a minute")
 
@@ -72,12 +70,13 @@ class Kernel:
         arguments: Sequence[Argument],
         *,
         together: bool = True,
-        urgent: bool = False,
     ) -> None:
-        """Launch on the current stream; ``together``, all blocks run at once or none of them.
+        """Launch on the current stream. A tensor is passed as its address, an int as 32 bits, what
+        ctypes made as it is.
 
-        ``urgent``, they go before blocks of other launches where both wait for room. A tensor is
-        passed as its address, an int as 32 bits, what ctypes made as it is.
+        ``together``, all blocks are on the device at once, as those that wait for one another have
+        to be; more than an empty device holds are refused. Beside another launch some may come when
+        that one is done, and those that are there wait for them.
         """
         held = [_passed(each) for each in arguments]
         places = (ctypes.c_void_p * len(held))(
@@ -87,15 +86,7 @@ class Kernel:
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         shape = (self._function, blocks, 1, 1, threads, 1, 1, self._shared, stream, places)
         driver = _driver()
-        if urgent:
-            attributes = (_LaunchAttribute * 2)(
-                _LaunchAttribute(COOPERATIVE, together), _LaunchAttribute(PRIORITY, HIGHEST)
-            )
-            at = ctypes.addressof(attributes)
-            sizes = (blocks, 1, 1), (threads, 1, 1), self._shared
-            config = ctypes.byref(_LaunchConfig(*sizes, stream, at, len(attributes)))
-            _check(driver.cuLaunchKernelEx(config, self._function, places, None), "launch")
-        elif together:
+        if together:
             _check(driver.cuLaunchCooperativeKernel(*shape), "launch")
         else:
             _check(driver.cuLaunchKernel(*shape, None), "launch")
@@ -110,14 +101,6 @@ class Kernel:
         )
         _check(asked, "counting clusters")
         return count.value
-
-
-class _LaunchAttribute(ctypes.Structure):
-    _fields_ = (
-        ("name", ctypes.c_uint64),  # 32 bits, and as many of padding
-        ("value", ctypes.c_int),  # a member of a union of 64 bytes
-        ("rest", ctypes.c_char * 60),
-    )
 
 
 class _LaunchConfig(ctypes.Structure):
