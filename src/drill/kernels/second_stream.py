@@ -13,6 +13,11 @@ def second_stream(first: torch.cuda.Stream) -> Iterator[torch.cuda.Stream]:
 
     However the end comes: memory that is freed then may be asked for at once. So all that both
     streams use is to be memory of ``first``, and held until the end if the second one uses it.
+
+    PyTorch has 32 streams a device, which it hands out in turns: the second one may be another's,
+    too, who asked for a stream of their own. What both put there then runs in the order in which it
+    came, later than it could. But a recording that others make there at the same time, in another
+    thread, is broken by it.
     """
     second = _second_to(first.device_index, first.cuda_stream)
     second.wait_stream(first)
@@ -24,4 +29,7 @@ def second_stream(first: torch.cuda.Stream) -> Iterator[torch.cuda.Stream]:
 
 @cache
 def _second_to(index: int, first: int) -> torch.cuda.Stream:
-    return torch.cuda.Stream(torch.device("cuda", index))
+    device = torch.device("cuda", index)
+    second = torch.cuda.Stream(device)
+    # PyTorch's next one, 32 streams on, may be the first again: then nothing would run beside it.
+    return torch.cuda.Stream(device) if second.cuda_stream == first else second

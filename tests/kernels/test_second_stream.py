@@ -1,0 +1,54 @@
+"""A second stream is another one, and is waited for however its work ends."""
+
+from itertools import cycle
+
+import pytest
+import torch
+
+from drill.kernels import second_stream
+
+
+class Stream:
+    """One of a pool, as PyTorch hands them out; notes whom it waits for."""
+
+    pool = cycle([0])
+
+    def __init__(self, device):
+        self.device_index, self.cuda_stream = 0, next(Stream.pool)
+        self.waited_for = []
+
+    def wait_stream(self, other):
+        self.waited_for.append(other.cuda_stream)
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(Stream, "pool", cycle([7, 8, 9]))
+    second_stream._second_to.cache_clear()
+    yield
+    second_stream._second_to.cache_clear()
+
+
+def test_the_second_is_not_the_first(streams):
+    first = Stream("cuda")  # 7, and the next ones are taken by others
+    for _ in range(2):
+        Stream("cuda")
+    with second_stream.second_stream(first) as second:
+        assert second.cuda_stream == 8
+    with second_stream.second_stream(first) as again:
+        assert again is second
+
+
+def test_each_waits_for_the_other_even_where_something_fails(streams):
+    first, waits = Stream("cuda"), []
+
+    def fail():
+        with second_stream.second_stream(first) as second:
+            waits.append((list(first.waited_for), list(second.waited_for)))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert waits == [([], [7])]
+    assert first.waited_for == [8]
