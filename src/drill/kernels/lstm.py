@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from drill.kernels import lstm_persistent
-from drill.kernels.lstm_layers import PersistentLayers
+from drill.kernels.lstm_layers import persistent_layers
 from drill.kernels.lstm_parameters import Weights as Weights
 from drill.kernels.masks import draw_mask, drop_entries, masked
 from drill.kernels.nll import triton_missing
@@ -79,12 +79,10 @@ def lstm_stack(
     where all are ``persistent``: weights of one layer are then prepared, and their gradients made,
     while the steps of another run.
     """
+    _check_stack(x.shape, states, weights)
     if len(weights) > 1 and all(choose(impl, x, w.w_hh)[0] == "persistent" for w in weights):
-        shape = x.shape
-        for (h, c), each in zip(states, weights, strict=True):
-            _check_shapes(shape, h, c, each)
+        for each in weights:
             _told_choice(impl, x, each)
-            shape = torch.Size([*shape[:2], each.w_hh.shape[1]])
         return _persistent(x, states, weights, drop, between, keep_padding=False)
     ends = []
     for i, ((h, c), each) in enumerate(zip(states, weights, strict=True)):
@@ -170,6 +168,21 @@ def _check_shapes(x: torch.Size, h: Tensor, c: Tensor, weights: Weights) -> None
         )
 
 
+def _check_stack(
+    x: torch.Size, states: Sequence[tuple[Tensor, ...]], weights: Sequence[Weights]
+) -> None:
+    """A layer reads all that the one below gives: what is wider by padding ``lstm`` alone sees."""
+    for number, ((h, c), each) in enumerate(zip(states, weights, strict=True), 1):
+        _check_shapes(x, h, c, each)
+        if x[2] != each.w_ih.shape[1]:
+            below = f"layer {number - 1} gives" if number > 1 else "x has"
+            raise ValueError(
+                f"lstm_stack: layer {number} reads {each.w_ih.shape[1]} units a step, but {below} "
+                f"{x[2]}; give it a W_ih of shape {(len(each.w_ih), x[2])}"
+            )
+        x = torch.Size([*x[:2], each.w_hh.shape[1]])
+
+
 def _persistent(
     x: Tensor,
     states: Sequence[tuple[Tensor, ...]],
@@ -181,7 +194,7 @@ def _persistent(
     layers = zip(states, weights, strict=True)
     flat = [tensor for (h, c), each in layers for tensor in (h[0], c[0], *each)]
     with torch.autocast(x.device.type, enabled=False), torch.cuda.device_of(x):
-        output, *ends = PersistentLayers.apply(x.to(torch.bfloat16), drop, between, *flat)
+        output, *ends = persistent_layers(x.to(torch.bfloat16), drop, between, *flat)
     pairs = zip(ends[::2], ends[1::2], strict=True)
     width = output.shape[2] if keep_padding else weights[-1].w_hh.shape[1]
     return _narrowed(output, width), [(h[None], c[None]) for h, c in pairs]
