@@ -1,11 +1,16 @@
 """All maps of the label encoder in one launch; see ``test_label_encoder`` for what all share."""
 
 import copy
+import ctypes
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from drill.kernels import label_encoder_chain as module
 from drill.kernels.hopper import SHARED
 from drill.kernels.label_encoder_chain import (
     MOST_STAGES,
@@ -41,16 +46,84 @@ def as_the_instruction_reads(stage: Tensor, rows: int) -> Tensor:
     return stage.flatten()[byte // 2]
 
 
-@pytest.mark.parametrize("width", [16, 64, 280, 400])
+def prepare(
+    shape: Shape, blocks: int, threads: int, arguments: Sequence[Any], together: bool
+) -> None:
+    """``label_encoder_chain_prepare``, all threads at once, by its own arithmetic."""
+    table, forward, back, bias, wide, wide_biases = arguments
+    d, groups = shape.width, shape.padded // 8
+    thread = torch.arange(blocks * threads)
+    thread = thread[thread // (8 * groups * groups) < shape.maps]
+    n, k = thread % (8 * groups), thread // (8 * groups) % groups * 8
+    layer = thread // (8 * groups * groups)
+    inside = ((n < d) & (k < d))[:, None]
+    U = torch.stack([entries(each, d * d, wide) for each in table.weights[: shape.maps]])
+    n, k, e = n[:, None], k[:, None], torch.arange(8)
+    for out, at in ((forward, n * d + k + e), (back, (k + e) * d + n)):
+        if out.numel():
+            v = U[layer[:, None], at.where(inside, 0)].where(inside, 0)
+            out.view(-1, 8)[thread] = v.bfloat16()
+    for i, each in enumerate(table.biases[: shape.maps]):
+        bias[i] = 0 if each is None else entries(each, d, wide_biases)
+
+
+def finish(
+    shape: Shape, blocks: int, threads: int, arguments: Sequence[Any], together: bool
+) -> None:
+    """What ``label_encoder_chain_finish`` leaves, in the dtypes that it is told of."""
+    sums, dU, db, _, wide, wide_biases = arguments
+    whole, d = sums.sum(1), shape.width
+    for out, values, told in ((dU, whole[..., :d], wide), (db, whole[..., d], wide_biases)):
+        assert out.dtype == (torch.float32 if told else torch.bfloat16)
+        out.copy_(values)
+
+
+def entries(address: int, count: int, wide: int) -> Tensor:
+    kind, dtype = (ctypes.c_float, torch.float32) if wide else (ctypes.c_uint16, torch.bfloat16)
+    return torch.frombuffer((kind * count).from_address(address), dtype=dtype)
+
+
+@pytest.fixture
+def on_this_machine(monkeypatch):
+    """What the kernels do to parameters, in PyTorch."""
+    kernels = {"prepare": prepare, "finish": finish}
+    monkeypatch.setattr(
+        module, "_for_parameters", lambda name, shape, _: partial(kernels[name], shape)
+    )
+
+
+@pytest.mark.usefixtures("on_this_machine")
+@pytest.mark.parametrize("width", [16, 24, 280, 400])
 def test_the_instruction_finds_the_weights(width):
-    U = torch.randn(2, width, width)
-    padded = -(-width // 16) * 16
-    read = [
-        torch.cat([as_the_instruction_reads(step, padded) for step in stream], 1)
-        for stream in as_streamed(U).unflatten(1, (-1, 2))  # 16 columns a step
-    ]
-    assert torch.equal(torch.stack(read)[:, :width, :width], U)
-    assert torch.stack(read).count_nonzero() == U.count_nonzero()  # padded by zeros
+    U = torch.randn(2, width, width).bfloat16()
+    shape = Shape(width, 2, PLAIN, False)
+    forward, back, _ = prepared(U.unbind(), (), shape, keep=True)
+    for stream, expected in ((forward, U), (back, U.transpose(1, 2))):
+        read = torch.stack(
+            [
+                torch.cat([as_the_instruction_reads(step, shape.padded) for step in steps], 1)
+                for steps in stream.unflatten(1, (-1, 2))  # 16 columns a step
+            ]
+        )
+        assert torch.equal(read[:, :width, :width], expected)
+        assert read.count_nonzero() == U.count_nonzero()  # padded by zeros
+
+
+MIXED = [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)]
+
+
+@pytest.mark.usefixtures("on_this_machine")
+@pytest.mark.parametrize(("dtype", "bias_dtype"), MIXED, ids=str)
+def test_biases_keep_their_digits_whatever_the_weights_are(dtype, bias_dtype):
+    shape = Shape(24, 3, PLAIN, False)
+    U, biases = torch.randn(3, 24, 24).to(dtype), torch.randn(3, 24).to(bias_dtype)
+    forward, _, b = prepared(U.unbind(), biases.unbind(), shape, keep=False)
+    assert torch.equal(forward, as_streamed(U.bfloat16()))
+    assert torch.equal(b, biases.float())
+    sums = torch.randn(3, 2, 24, 24 + 16)
+    dU, db = finished(sums, shape, dtype, bias_dtype)
+    assert torch.equal(dU, sums.sum(1)[:, :, :24].to(dtype))
+    assert torch.equal(db, sums.sum(1)[:, :, 24].to(bias_dtype))
 
 
 @pytest.mark.parametrize("width", [16, 24, 64, 280, 400])
@@ -74,13 +147,17 @@ def test_sums_in_parts_are_the_sums(labels):
 
 @pytest.mark.gpu
 @needs_hopper
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "bias_dtype"),
+    [*((each, each) for each in (torch.float32, torch.bfloat16, torch.float16)), *MIXED],
+    ids=str,
+)
 @pytest.mark.parametrize(
     ("width", "maps", "biased"), [(16, 1, True), (24, 3, False), (400, 4, True)]
 )
-def test_parameters_are_laid_out_for_both_passes(width, maps, biased, dtype):
+def test_parameters_are_laid_out_for_both_passes(width, maps, biased, dtype, bias_dtype):
     U = torch.randn(maps, width, width, device="cuda").to(dtype)
-    biases = torch.randn(maps, width, device="cuda").to(dtype)
+    biases = torch.randn(maps, width, device="cuda").to(bias_dtype)
     shape = Shape(width, maps, PLAIN, False)
     given = biases.unbind() if biased else ()
     forward, back, b = prepared(U.unbind(), given, shape, keep=True)
@@ -94,14 +171,18 @@ def test_parameters_are_laid_out_for_both_passes(width, maps, biased, dtype):
 
 @pytest.mark.gpu
 @needs_hopper
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "bias_dtype"),
+    [*((each, each) for each in (torch.float32, torch.bfloat16)), *MIXED],
+    ids=str,
+)
 @pytest.mark.parametrize(("width", "maps", "parts"), [(16, 1, 1), (24, 3, 3), (400, 4, 3)])
-def test_sums_become_gradients(width, maps, parts, dtype):
+def test_sums_become_gradients(width, maps, parts, dtype, bias_dtype):
     sums = torch.randn(maps, parts, width, width + 16, device="cuda")
-    dU, db = finished(sums, Shape(width, maps, PLAIN, False), dtype)
+    dU, db = finished(sums, Shape(width, maps, PLAIN, False), dtype, bias_dtype)
     whole = sums.sum(1)
     torch.testing.assert_close(dU, whole[:, :, :width].to(dtype))
-    torch.testing.assert_close(db, whole[:, :, width].to(dtype))
+    torch.testing.assert_close(db, whole[:, :, width].to(bias_dtype))
 
 
 def test_a_cpu_is_refused():

@@ -207,7 +207,7 @@ class ChainEncode(torch.autograd.Function):
             [dY, U, bits, kept, G, dP, dE, V, dP.shape[1], tiles, ctypes.c_float(ctx.scale)],
             together=False,
         )
-        dU, db = finished(sum_in_parts(dP, X, V), shape, ctx.dtypes[1])
+        dU, db = finished(sum_in_parts(dP, X, V), shape, *ctx.dtypes[1:])
         of_biases = db.to(ctx.dtypes[2]).unbind() if ctx.has_bias else ()
         of_weights = dU.to(ctx.dtypes[1]).unbind()
         return dE.to(ctx.dtypes[0]), None, None, None, None, None, *of_weights, *of_biases
@@ -221,42 +221,51 @@ def prepared(
     Eight rows of eight entries lie together, as the matrix instruction reads them. With ``keep``
     also U^T so, for backward; and all b (L, d) in float32.
     """
-    dtype = _parameters_dtype(weights[0].dtype)
-    given = [each.to(dtype).contiguous() for each in (*weights, *biases)]
+    of_maps, wide = _readable(weights)
+    of_biases, wide_biases = _readable(biases)
     L, groups = shape.maps, shape.padded // 8
     tiled = (L, groups, groups, 8, 8)
-    U = given[0].new_empty(tiled, dtype=torch.bfloat16)
+    U = of_maps[0].new_empty(tiled, dtype=torch.bfloat16)
     U_back = torch.empty_like(U) if keep else U.new_empty(0)
     b = U.new_empty((L, shape.width), dtype=torch.float32)
     table = _Parameters()
-    for i, each in enumerate(given):
-        (table.weights if i < L else table.biases)[i % L] = each.data_ptr()
+    for pointers, given in ((table.weights, of_maps), (table.biases, of_biases)):
+        for i, each in enumerate(given):
+            pointers[i] = each.data_ptr()
     _for_parameters("prepare", shape, U.device)(
         -(-U.numel() // (8 * PARAMETER_THREADS)),
         PARAMETER_THREADS,
-        [table, U, U_back, b, int(dtype == torch.float32)],
+        [table, U, U_back, b, int(wide), int(wide_biases)],
         together=False,
     )
     return U, U_back, b
 
 
-def finished(sums: Tensor, shape: Shape, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """dU (L, d, d) and db (L, d) from what ``sum_in_parts`` gives."""
+def finished(
+    sums: Tensor, shape: Shape, dtype: torch.dtype, bias_dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """dU (L, d, d) and db (L, d) from what ``sum_in_parts`` gives; float32 where not bfloat16."""
     L, parts, d, _ = sums.shape
-    dtype = _parameters_dtype(dtype)
-    dU, db = sums.new_empty((L, d, d), dtype=dtype), sums.new_empty((L, d), dtype=dtype)
+    wide, wide_biases = (each != torch.bfloat16 for each in (dtype, bias_dtype))
+    dU = sums.new_empty((L, d, d), dtype=_kernels_dtype(wide))
+    db = sums.new_empty((L, d), dtype=_kernels_dtype(wide_biases))
     _for_parameters("finish", shape, sums.device)(
         -(-L * d * (d // 4 + 1) // PARAMETER_THREADS),
         PARAMETER_THREADS,
-        [sums, dU, db, parts, int(dtype == torch.float32)],
+        [sums, dU, db, parts, int(wide), int(wide_biases)],
         together=False,
     )
     return dU, db
 
 
-def _parameters_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What the kernels read and write; parameters of others are converted."""
-    return torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
+def _readable(parameters: Sequence[Tensor]) -> tuple[list[Tensor], bool]:
+    """Parameters of one kind as the kernels read them, and whether that is as float32."""
+    wide = any(each.dtype != torch.bfloat16 for each in parameters)
+    return [each.to(_kernels_dtype(wide)).contiguous() for each in parameters], wide
+
+
+def _kernels_dtype(wide: bool) -> torch.dtype:
+    return torch.float32 if wide else torch.bfloat16
 
 
 def _kept(like: Tensor, shape: Shape, maps: int) -> Tensor:

@@ -1,6 +1,7 @@
 // What the label encoder's chain of maps does to parameters, not labels: see label_encoder_chain.cuh.
 //
-// The compiler is given WIDTH, MAPS and MOST of them. Parameters are bfloat16, or `wide`: float32.
+// The compiler is given WIDTH, MAPS and MOST of them. All U are bfloat16, or `wide`: float32; so are all b,
+// whose digits count where those of U are rounded.
 
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -30,7 +31,8 @@ __device__ __forceinline__ float entry(const void* from, int at, int wide) {
 // All U (n, k) as forward streams them, (MAPS, k / 8, n / 8, 8, 8), and as backward does, with n and k
 // exchanged; all b side by side. A thread has one row of eight entries of both. `back` may be null.
 extern "C" __global__ void __launch_bounds__(THREADS) label_encoder_chain_prepare(
-    const __grid_constant__ Parameters from, uint4* forward, uint4* back, float* bias, int wide) {
+    const __grid_constant__ Parameters from, uint4* forward, uint4* back, float* bias, int wide,
+    int wide_biases) {
     const int thread = blockIdx.x * THREADS + threadIdx.x;
     const int n = thread % (8 * GROUPS), k = thread / (8 * GROUPS) % GROUPS * 8;
     const int map = thread / (8 * GROUPS * GROUPS);
@@ -46,13 +48,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) label_encoder_chain_prepar
         for (int e = 0; e < 8; ++e) v[e] = inside ? entry(U, (k + e) * WIDTH + n, wide) : 0.0f;
         back[thread] = pack(v);
     }
-    if (k == 0 && n < WIDTH) bias[map * WIDTH + n] = from.b[map] ? entry(from.b[map], n, wide) : 0.0f;
+    if (k == 0 && n < WIDTH) bias[map * WIDTH + n] = from.b[map] ? entry(from.b[map], n, wide_biases) : 0.0f;
 }
 
 // dU (MAPS, WIDTH, WIDTH) and db (MAPS, WIDTH) from their sums (MAPS, parts, WIDTH, WIDTH + ONES), where
 // db is the first column of ones.
 extern "C" __global__ void __launch_bounds__(THREADS) label_encoder_chain_finish(
-    const float* sums, void* dU, void* db, int parts, int wide) {
+    const float* sums, void* dU, void* db, int parts, int wide, int wide_biases) {
     constexpr int VECTORS = WIDTH / 4 + 1;  // of a row, the last for db
     const int thread = blockIdx.x * THREADS + threadIdx.x;
     const int vector = thread % VECTORS, row = thread / VECTORS % WIDTH, map = thread / (VECTORS * WIDTH);
@@ -66,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) label_encoder_chain_finish
     }
     const int line = map * WIDTH + row;
     if (vector == WIDTH / 4) {
-        if (wide) ((float*)db)[line] = v.x;
+        if (wide_biases) ((float*)db)[line] = v.x;
         else ((u16*)db)[line] = (u16)pack(v.x, 0.0f);
     } else if (wide) {
         ((float4*)dU)[line * (WIDTH / 4) + vector] = v;
