@@ -83,6 +83,21 @@ def test_layers_that_do_not_fit_on_one_another_are_refused():
         lstm_stack(x, [states[0], states[0]], weights)
 
 
+@pytest.mark.parametrize("impl", ["auto", "reference", "persistent"])
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ([(6, 8), (5, 7)], r"layer 2 reads 5 units a step, but layer 1 gives 8; .* \(28, 8\)"),
+        ([(4, 8), (8, 7)], r"layer 1 reads 4 units a step, but x has 6; .* \(32, 6\)"),
+    ],
+)
+def test_no_unit_is_passed_over_in_silence(sizes, said, impl):
+    made = [stack(each, 4, 3) for each in sizes]
+    weights, states = [each[2][0] for each in made], [each[1][0] for each in made]
+    with pytest.raises(ValueError, match=said):
+        lstm_stack(torch.zeros(4, 3, 6, dtype=torch.float64), states, weights, impl)
+
+
 # -- what is around the recurrences, with others in their place -----------------------------------
 
 
@@ -163,7 +178,7 @@ def without_gpu(monkeypatch):
 
 def persistent(x, states, weights, drop=0.0, between=0.0):
     flat = [t for (h, c), each in zip(states, weights, strict=True) for t in (h[0], c[0], *each)]
-    output, *ends = lstm_layers.PersistentLayers.apply(x.to(torch.bfloat16), drop, between, *flat)
+    output, *ends = lstm_layers.persistent_layers(x.to(torch.bfloat16), drop, between, *flat)
     pairs = zip(ends[::2], ends[1::2], strict=True)
     return output[..., : weights[-1].w_hh.shape[1]], [(h[None], c[None]) for h, c in pairs]
 
@@ -227,6 +242,85 @@ def test_only_what_is_asked_for_gets_a_gradient(without_gpu):
     output.float().sum().backward()
     got = [each.grad is not None for layer in weights for each in layer]
     assert got == [False, False, False, True, True, False, False, False]
+
+
+@pytest.fixture
+def layers_gone_through(without_gpu, monkeypatch):
+    """Hidden sizes, padded, in the order of their backward recurrences."""
+    widths = []
+
+    def run(shape, *given):
+        widths.append(shape.hidden)
+        backward_by_step(shape, *given)
+
+    monkeypatch.setattr(lstm_layers, "run_backward", run)
+    return widths
+
+
+def test_backward_goes_no_lower_than_what_asks(layers_gone_through):
+    x, states, weights, wanted = stack([10, 21, 37, 12], 5, 3, dtype=torch.float32, trained=False)
+    padded = [32, 48, 16]
+
+    def found(*leaves):
+        """With gradients of all results, those of layers below among them."""
+        for leaf in leaves:
+            leaf.requires_grad_()
+        layers_gone_through.clear()
+        results = zip(flat(persistent(x, states, weights)), wanted, strict=True)
+        made = torch.autograd.grad(sum((r * w).sum() for r, w in results), leaves)
+        for leaf in leaves:
+            leaf.requires_grad_(False)
+        return made
+
+    everything = found(*weights[0], *weights[1], *weights[2], *states[1], x)
+    assert layers_gone_through == padded[::-1]
+    for leaves, at, lowest in (
+        (weights[2], 8, 2),
+        (weights[1], 4, 1),
+        (states[1], 12, 1),
+        (weights[0], 0, 0),
+        ((x,), 14, 0),
+    ):
+        for a, b in zip(found(*leaves), everything[at:], strict=False):
+            assert torch.equal(a, b)
+        assert layers_gone_through == padded[lowest:][::-1]
+
+
+@pytest.mark.parametrize("nobody_asks", [torch.no_grad, torch.inference_mode])
+def test_nothing_is_kept_where_no_gradient_is_wanted(nobody_asks, without_gpu, monkeypatch):
+    *given, _ = stack([10, 21, 37, 12], 5, 3, dtype=torch.float32)
+    made, gates, kept = [], [], []
+
+    def run(shape, own, activations, span):
+        made.append(own)
+        gates.append(activations)
+        forward_by_step(shape, own, activations, span)
+
+    def keep(ctx, *tensors):
+        kept.extend(tensors)
+
+    monkeypatch.setattr(lstm_layers, "run_forward", run)
+    monkeypatch.setattr(torch.autograd.function.FunctionCtx, "save_for_backward", keep)
+    with nobody_asks():
+        output, _ = persistent(*given)
+    assert [own.w_hh_t for own in made] == [None] * 3
+    assert len({each.data_ptr() for each in gates}) == 1
+    assert not kept
+    trained, _ = persistent(*given)
+    assert torch.equal(output, trained)
+    assert all(own.w_hh_t is not None for own in made[3:])
+    assert len({each.data_ptr() for each in gates[3:]}) == 3
+    assert len(kept) == 3 * len(lstm_layers.Kept._fields)
+
+
+def test_frozen_layers_are_not_kept(without_gpu):
+    x, states, weights, _ = stack([10, 21, 37, 12], 5, 3, dtype=torch.float32, trained=False)
+    weights[2].b_ih.requires_grad_()
+    output, _ = persistent(x, states, weights)
+    node = output.grad_fn
+    while "PersistentLayers" not in node.name():
+        node = node.next_functions[0][0]
+    assert len(node.saved_tensors) == len(lstm_layers.Kept._fields)
 
 
 def test_weights_may_lie_by_columns(without_gpu):

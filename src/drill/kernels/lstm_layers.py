@@ -12,6 +12,7 @@ made beside the steps of the layer below. Where the last two layers fit on the d
 follows the other through the sequence, a piece behind.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -61,7 +62,7 @@ class Kept(NamedTuple):
     c: Tensor  # (T + 1, B, p)
 
 
-class PersistentLayers(torch.autograd.Function):
+def persistent_layers(x: Tensor, drop: float, between: float, *given: Tensor) -> tuple[Tensor, ...]:
     """x (T, B, i), and h, c (B, H) and weights of each layer -> h of the last one (T, B, p), and h
     and c of each after the last step (B, H).
 
@@ -69,10 +70,30 @@ class PersistentLayers(torch.autograd.Function):
     units between two layers, the same at all steps; the others grow by 1 / (1 - share). x and the
     output are bfloat16. They may be wider than i and H, with zeros there.
     """
+    lowest = _lowest_trained(x, given)
+    made: tuple[Tensor, ...] = PersistentLayers.apply(x, drop, between, lowest, *given)
+    return made
+
+
+def _lowest_trained(x: Tensor, given: Sequence[Tensor]) -> int:
+    """The first layer that backward goes through: it, or what is below, asks for a gradient.
+
+    As many as there are layers where nobody asks.
+    """
+    layers = len(given) // 6
+    if not torch.is_grad_enabled():  # within ``apply`` Parameters would seem to ask all the same
+        return layers
+    if x.requires_grad:
+        return 0
+    return next((i // 6 for i, each in enumerate(given) if each.requires_grad), layers)
+
+
+class PersistentLayers(torch.autograd.Function):
+    """``persistent_layers``; those from ``lowest`` on are kept for their backward."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, drop: float, between: float, *given: Tensor
+        ctx: Any, x: Tensor, drop: float, between: float, lowest: int, *given: Tensor
     ) -> tuple[Tensor, ...]:
         from drill.kernels.lstm_weights import prepare
 
@@ -81,7 +102,6 @@ class PersistentLayers(torch.autograd.Function):
         shapes = [_layout(x.device, layer.hidden) for layer in layers]
         widths = [x.shape[2], *(shape.hidden for shape in shapes[:-1])]
         rows = cut(batch)
-        trained = any(ctx.needs_input_grad)
         seeds = _seeds(len(layers), x.device) if drop > 0.0 else [None for _ in layers]
         masks: list[Tensor | None] = [None] * len(layers)
         ends = [(torch.empty_like(layer.h), torch.empty_like(layer.c)) for layer in layers]
@@ -89,6 +109,11 @@ class PersistentLayers(torch.autograd.Function):
         ready: list[torch.cuda.Event] = []  # weights of later layers
         together = go_together("forward", shapes, x)
         first = torch.cuda.current_stream(x.device)
+        # Backward alone reads activations. Those of layers that nobody trains have one place, where
+        # such layers run one after the other.
+        passing = range(min(lowest, len(layers) - together))
+        widest = max((4 * shapes[i].hidden for i in passing), default=0)
+        place = torch.empty(steps * batch * widest, dtype=torch.float32, device=x.device)
 
         def prepared(i: int, stream: torch.cuda.Stream) -> Prepared:
             return prepare(
@@ -102,14 +127,15 @@ class PersistentLayers(torch.autograd.Function):
                 flags=rows.flags(shapes[i].forward, steps),
                 drop=drop,
                 seed=seeds[i],
-                transposed=trained,
+                transposed=i >= lowest,
                 stream=stream,
             )
 
         def keep(i: int) -> None:
             own, below = made[i], x if i == 0 else kept[-1].h[1:]
             inputs = below if masks[i] is None else torch.empty_like(below)
-            gates = own.bias.new_empty(steps * batch, 4 * shapes[i].hidden)
+            size = steps * batch, 4 * shapes[i].hidden
+            gates = place[: math.prod(size)].view(size) if i in passing else place.new_empty(size)
             held = own.w_ih, own.w_hh, own.w_hh_t, gates, own.h, own.c
             kept.append(Kept(inputs.reshape(steps * batch, -1), masks[i], seeds[i], *held))
 
@@ -158,11 +184,11 @@ class PersistentLayers(torch.autograd.Function):
                     if followed:
                         end(i + 1)
             end(len(layers) - 1 - together)
-        if trained:
-            ctx.save_for_backward(*(tensor for each in kept for tensor in each))
-        ctx.layouts, ctx.drop = shapes, drop
+        ctx.save_for_backward(*(tensor for each in kept[lowest:] for tensor in each))
+        ctx.layouts, ctx.lowest, ctx.drop = shapes[lowest:], lowest, drop
         # Not saved, whose later change would be refused: nothing reads their values any more.
-        ctx.like = _by_layer([torch.empty_like(tensor, device="meta") for tensor in given])
+        trained = given[6 * lowest :]
+        ctx.like = _by_layer([torch.empty_like(tensor, device="meta") for tensor in trained])
         ctx.set_materialize_grads(False)
         return kept[-1].h[1:], *(tensor for pair in ends for tensor in pair)
 
@@ -171,14 +197,17 @@ class PersistentLayers(torch.autograd.Function):
     def backward(
         ctx: Any, doutput: Tensor | None, *dends: Tensor | None
     ) -> tuple[Tensor | None, ...]:
+        needs_x, _, _, _, *needs = ctx.needs_input_grad
+        # Layers below the lowest are no part of what follows: those above are a stack of their own.
+        lowest: int = ctx.lowest
+        needs, dends = needs[6 * lowest :], dends[2 * lowest :]
+        layouts: list[Layout] = ctx.layouts
+        like: list[Layer] = ctx.like
         saved, size = ctx.saved_tensors, len(Kept._fields)
         kept = [Kept(*saved[i : i + size]) for i in range(0, len(saved), size)]
-        layouts: list[Layout] = ctx.layouts
         shapes = [each.backward for each in layouts]
-        like: list[Layer] = ctx.like
         steps, batch, _ = kept[-1].h[1:].shape
         device = kept[-1].h.device
-        needs_x, _, _, *needs = ctx.needs_input_grad
         found: list[Tensor | None] = [None] * len(needs)
         first = torch.cuda.current_stream(device)
         # All that the second stream writes is asked for before it begins, and all that it reads
@@ -189,8 +218,8 @@ class PersistentLayers(torch.autograd.Function):
         ]
         marks = [Marks.room(shape, steps, batch, device) for shape in shapes]
         made = [Dgates.room(shape, steps, batch, device) for shape in shapes]
-        dx = [torch.empty_like(own.inputs).view(steps, batch, -1) for own in kept]
-        dout = [*dx[1:], torch.empty_like(kept[-1].h[1:])]
+        dx = torch.empty_like(kept[0].inputs).view(steps, batch, -1) if needs_x else None
+        dout = [torch.empty_like(own.h[1:]) for own in kept]
         filled: dict[int, torch.cuda.Event] = {}  # marks of all layers but the last
         together, whole = go_together("backward", layouts, dout[-1]), Span(0, steps)
 
@@ -210,8 +239,9 @@ class PersistentLayers(torch.autograd.Function):
 
         def hand_down(i: int, span: Span) -> None:
             own, dgates = kept[i], made[i].of_steps
-            if i > 0 or needs_x:
-                below = dx[i][span.begin : span.end]
+            into = dout[i - 1] if i > 0 else dx
+            if into is not None:
+                below = into[span.begin : span.end]
                 piece = dgates[span.begin * batch : span.end * batch]
                 torch.mm(piece, own.w_ih, out=below.view(len(piece), -1))
                 if own.mask is not None:
@@ -262,7 +292,8 @@ class PersistentLayers(torch.autograd.Function):
             found[6 * i + 4 : 6 * i + 6] = [
                 room.bias if asked else None for asked in needs[6 * i + 4 : 6 * i + 6]
             ]
-        return dx[0] if needs_x else None, None, None, *found
+        frozen = [None] * (6 * lowest)
+        return dx, None, None, None, *frozen, *found
 
 
 def _weights_gradients(
