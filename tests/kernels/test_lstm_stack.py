@@ -214,16 +214,14 @@ def test_gradients_are_of_what_was_dropped(together, without_gpu, monkeypatch):
     assert zeros[3] == 0.0  # the input is whole
 
 
-def test_two_layers_go_together_where_that_is_recorded_and_once_before(without_gpu, monkeypatch):
-    go_together(monkeypatch, False)
-    monkeypatch.setattr(lstm_together, "_loaded", set())
+def test_two_layers_go_together_where_that_is_recorded(without_gpu, monkeypatch):
     layouts, x = [layout(each, 16) for each in (100, 400)], torch.empty(20, 3, 50)
 
     def found(*shapes, steps=20):
-        return lstm_together.go_together("forward", shapes, x[:steps])
+        return lstm_together.go_together(shapes, x[:steps])
 
-    assert [found(*layouts) for _ in range(3)] == [True, False, False]
-    assert lstm_together.go_together("backward", layouts, x)
+    monkeypatch.setattr(lstm_together, "recorded", lambda: False)
+    assert not found(*layouts)
     monkeypatch.setattr(lstm_together, "recorded", lambda: True)
     assert found(*layouts)
     assert not found(layouts[0])
@@ -232,6 +230,46 @@ def test_two_layers_go_together_where_that_is_recorded_and_once_before(without_g
     assert found(layout(1150, 16), layout(400, 16))
     monkeypatch.setattr(lstm_together, "SMALLEST_TOGETHER", 577)
     assert not found(*layouts)
+
+
+def test_products_of_pieces_are_loaded_once_a_shape(without_gpu, monkeypatch):
+    layouts, x = [layout(each, 16) for each in (100, 400)], torch.empty(20, 3, 50)
+
+    def found(way="forward", steps=20, batch=3):
+        return lstm_together.loads_pieces(way, layouts, x[:steps, :batch])
+
+    monkeypatch.setattr(lstm_together, "_loaded", set())
+    monkeypatch.setattr(lstm_together, "recorded", lambda: True)
+    assert not found()  # too late
+    monkeypatch.setattr(lstm_together, "recorded", lambda: False)
+    assert [found() for _ in range(3)] == [True, False, False]
+    assert found(way="backward")
+    assert found(batch=2)
+    assert not found(steps=19)
+
+
+def test_what_loads_products_has_the_bits_of_what_does_not(without_gpu, monkeypatch):
+    go_together(monkeypatch, False)
+    monkeypatch.setattr(lstm_together, "_loaded", set())
+    *given, wanted = stack([10, 21, 37, 12], 23, 3, dtype=torch.float32)
+    rows, whole = [], torch.mm
+
+    def counted(a, b, **options):
+        rows.append(len(a))
+        return whole(a, b, **options)
+
+    monkeypatch.setattr(torch, "mm", counted)
+
+    def solved():
+        rows.clear()
+        results = persistent(*given)
+        return [*flat(results), *gradients(results, given, wanted)], sorted(rows)
+
+    (first, loading), (second, plain) = solved(), solved()
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert plain.count(69) == 6  # all steps of three sequences, up and down
+    pieces = 3 * [9, 15, 15, 15, 15]  # inputs of two layers, what the upper one hands down
+    assert loading == sorted([*plain, *pieces])
 
 
 def test_only_what_is_asked_for_gets_a_gradient(without_gpu):
@@ -364,6 +402,49 @@ def test_a_persistent_stack_has_the_bits_of_its_layers(together, sizes, steps, b
         found = [*flat(results), *gradients(results, given, wanted)]
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
     assert not lstm_persistent.stalled()
+
+
+@pytest.mark.gpu
+@needs_hopper
+@pytest.mark.parametrize("steps", [35, 36])
+@pytest.mark.parametrize("batch", [1, 3, 10, 20])
+def test_pieces_change_no_more_than_a_last_bit(batch, steps, monkeypatch):
+    """Of a sum of products, for cuBLAS may cut few rows otherwise than many."""
+    *given, wanted = on_gpu(PAPER, steps, batch)
+
+    def solved(together):
+        go_together(monkeypatch, together)
+        results = lstm_stack(*given, "persistent")
+        return [*flat(results), *gradients(results, given, wanted)]
+
+    apart, one, other = solved(False), solved(True), solved(True)
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    errors = [((a - b).norm() / b.norm()).item() for a, b in zip(one, apart, strict=True)]
+    assert max(errors) < 4e-3  # what it is to round all of them to bfloat16 once
+    assert not lstm_persistent.stalled()
+
+
+@pytest.mark.gpu
+@needs_hopper
+@pytest.mark.parametrize("together", [False, True])
+def test_what_is_not_trained_has_the_same_bits(together, monkeypatch):
+    go_together(monkeypatch, together)
+    x, states, weights, wanted = on_gpu(PAPER, 36, 20)
+    whole = lstm_stack(x, states, weights, "persistent")
+    expected = gradients(whole, (x, states, weights), wanted)
+    with torch.no_grad():
+        found = lstm_stack(x, states, weights, "persistent")
+    assert all(torch.equal(a, b) for a, b in zip(flat(found), flat(whole), strict=True))
+    x, states = x.detach(), [tuple(each.detach() for each in pair) for pair in states]
+    weights = [Weights(*(each.detach() for each in weights[0])), *weights[1:]]
+    results = flat(lstm_stack(x, states, weights, "persistent"))
+    assert all(torch.equal(a, b) for a, b in zip(results, flat(whole), strict=True))
+    leaves = [each for layer in weights[1:] for each in layer]
+    total = sum((r.to(w.dtype) * w).sum() for r, w in zip(results, wanted, strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(torch.autograd.grad(total, leaves), expected[-8:], strict=True)
+    )
 
 
 @pytest.mark.gpu

@@ -31,7 +31,7 @@ from drill.kernels.lstm_persistent import (
     run_backward,
     run_forward,
 )
-from drill.kernels.lstm_together import go_together, pieces
+from drill.kernels.lstm_together import go_together, loads_pieces, pieces
 from drill.kernels.masks import draw_mask
 from drill.kernels.second_stream import second_stream
 
@@ -107,7 +107,7 @@ class PersistentLayers(torch.autograd.Function):
         ends = [(torch.empty_like(layer.h), torch.empty_like(layer.c)) for layer in layers]
         kept: list[Kept] = []
         ready: list[torch.cuda.Event] = []  # weights of later layers
-        together = go_together("forward", shapes, x)
+        together, loads = go_together(shapes, x), loads_pieces("forward", shapes, x)
         first = torch.cuda.current_stream(x.device)
         # Backward alone reads activations. Those of layers that nobody trains have one place, where
         # such layers run one after the other.
@@ -162,6 +162,9 @@ class PersistentLayers(torch.autograd.Function):
                 if i > 0:
                     first.wait_event(ready[i - 1])
                 keep(i)
+                if loads and i + 2 >= len(layers):
+                    for span in pieces(steps):
+                        multiply(i, span)
                 for span in pieces(steps) if followed else [Span(0, steps)]:
                     multiply(i, span)
                     second.wait_stream(first)
@@ -221,7 +224,9 @@ class PersistentLayers(torch.autograd.Function):
         dx = torch.empty_like(kept[0].inputs).view(steps, batch, -1) if needs_x else None
         dout = [torch.empty_like(own.h[1:]) for own in kept]
         filled: dict[int, torch.cuda.Event] = {}  # marks of all layers but the last
-        together, whole = go_together("backward", layouts, dout[-1]), Span(0, steps)
+        whole = Span(0, steps)
+        together = go_together(layouts, dout[-1])
+        loads = loads_pieces("backward", layouts, dout[-1])
 
         # These on the current stream.
         def recur(i: int, span: Span) -> None:
@@ -283,6 +288,9 @@ class PersistentLayers(torch.autograd.Function):
                 with torch.cuda.stream(second):
                     for above in waiting:
                         _weights_gradients(rooms[above], kept[above], made[above], ctx.drop)
+                if loads and i + 1 == len(kept):
+                    for span in pieces(steps):
+                        hand_down(i, span)
                 hand_down(i, whole)
                 waiting = [i]
             for above in waiting:

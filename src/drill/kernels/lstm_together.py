@@ -19,22 +19,34 @@ SHORTEST_TOGETHER, SMALLEST_TOGETHER = 35, 577
 """Steps, and units of the lower layer: below, launches take what is won, or it was not measured."""
 
 
-def go_together(way: str, layouts: Sequence[Layout], x: Tensor) -> bool:
+def go_together(layouts: Sequence[Layout], x: Tensor) -> bool:
     """Whether the last two layers go through the sequence together.
 
-    Where it pays: large layers, long sequences, and a pass that is being recorded; launched one by
-    one, more launches take a host longer than they save. But the first pass of a shape does, too,
-    so that all products it takes are loaded when one is recorded.
+    Where it pays, and the pass is being recorded: launched one by one, more launches take a host
+    longer than they save.
     """
-    steps, batch, _ = x.shape
-    if len(layouts) < 2 or steps < SHORTEST_TOGETHER or layouts[-2].hidden < SMALLEST_TOGETHER:
+    return _pays(layouts, x) and recorded()
+
+
+def loads_pieces(way: str, layouts: Sequence[Layout], x: Tensor) -> bool:
+    """Whether a pass is to make the products of pieces, too, and throw them away.
+
+    The first one of a shape that is not recorded: while one is, no product can be loaded. Its
+    results are still those of all steps at once, as of every pass that is launched.
+    """
+    if not _pays(layouts, x) or recorded():
         return False
-    if not fit_together(layouts[-2], layouts[-1], x.device):
-        return False
-    shape = (way, *layouts[-2:], steps, batch, x.device)
+    shape = (way, *layouts[-2:], x.shape[:2], x.device)
     known = shape in _loaded
     _loaded.add(shape)
-    return recorded() or not known
+    return not known
+
+
+def _pays(layouts: Sequence[Layout], x: Tensor) -> bool:
+    """Large layers, long sequences, and room for both."""
+    if len(layouts) < 2 or len(x) < SHORTEST_TOGETHER or layouts[-2].hidden < SMALLEST_TOGETHER:
+        return False
+    return fit_together(layouts[-2], layouts[-1], x.device)
 
 
 _loaded: set[tuple[object, ...]] = set()
