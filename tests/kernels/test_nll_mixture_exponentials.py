@@ -231,10 +231,43 @@ def test_columns_are_padded_by_one_at_least():
 def test_what_the_kernel_does_not_take_is_said():
     if obstacle := hopper_missing(torch.device("cuda")):
         pytest.skip(obstacle)
-    w = torch.zeros(8, 16, dtype=torch.bfloat16, device="cuda")
-    assert exponentials_missing(w, 9) is None
-    assert "not torch.float16" in exponentials_missing(w.half(), 9)
-    assert f"up to {DEEPEST - 1} columns" in exponentials_missing(w, DEEPEST)
+    device = torch.device("cuda")
+    assert exponentials_missing(device, torch.bfloat16, 9) is None
+    assert "not torch.float16" in exponentials_missing(device, torch.float16, 9)
+    assert f"up to {DEEPEST - 1} columns" in exponentials_missing(device, torch.bfloat16, DEEPEST)
+
+
+def test_a_device_that_runs_no_cluster_is_an_obstacle(monkeypatch):
+    monkeypatch.setattr(module, "hopper_missing", lambda _: None)
+    monkeypatch.setattr(module, "_clusters", lambda *_: 0)
+    obstacle = exponentials_missing(torch.device("cuda"), torch.bfloat16, 9)
+    assert "runs no 2 blocks as a cluster" in obstacle
+    monkeypatch.setattr(module, "_clusters", lambda *_: 1)
+    assert exponentials_missing(torch.device("cuda"), torch.bfloat16, 9) is None
+
+
+def test_memory_is_counted_for_labels_laid_out_again_only_where_they_are(monkeypatch):
+    weight, bias = torch.empty(640, 100), torch.empty(640)
+    settings = nll_plan.Settings(IGNORED, 0.0, torch.bfloat16, "triton", 2**21)
+
+    def tokens(obstacle: str | None) -> int:
+        monkeypatch.setattr(module, "exponentials_missing", lambda *_: obstacle)
+        return nll_mixture.tokens_at_once(1000, 2, weight, bias, settings)
+
+    assert 0 < tokens(None) < tokens("left out")
+
+
+def test_nothing_is_asked_of_a_gpu_for_a_loss_that_is_not_swept(monkeypatch):
+    def missing(*_) -> str:
+        raise AssertionError("asked, which may compile")
+
+    monkeypatch.setattr(module, "exponentials_missing", missing)
+    given = chunk(Emulated, 4, 2, 50, 10)
+    contexts = given.contexts.view(4, 2, -1).float()
+    loss = mixture_nll(
+        torch.zeros(4, 2), contexts, given.weight, given.targets, given.bias, impl="triton"
+    )
+    assert loss.isfinite()
 
 
 @pytest.mark.gpu

@@ -87,12 +87,13 @@ def mixture_nll(
         require_triton(contexts.device, dtype)
     settings = Settings(ignore_index, 0.0, dtype, impl, memory)
     tensors = (log_prior, contexts, weight, bias)
-    # torch.compile sweeps nothing, and cannot trace the question for tf32.
-    compiling = torch.compiler.is_compiling()
-    at_once = 0 if compiling else tokens_at_once(tokens, experts, weight, bias, settings)
-    missing = _why_apart(reduction, impl, at_once, wants_gradients(*tensors))
+    missing = _why_apart(reduction, impl, wants_gradients(*tensors))
+    at_once = 0
+    if missing is None:  # not asked of a call that sweeps nothing: it may compile a kernel
+        at_once = tokens_at_once(tokens, experts, weight, bias, settings)
+        missing = _NO_ROOM if at_once == 0 else None
     if missing is not None:
-        if not compiling:
+        if not torch.compiler.is_compiling():
             logger.debug("mixture_nll: the experts' losses apart (%s)", missing)
             if missing is _NO_ROOM:
                 tell_once("mixture_nll", "the experts' losses apart, slower", missing)
@@ -112,8 +113,8 @@ def mixture_nll(
     return cast(Tensor, loss)
 
 
-def _why_apart(reduction: str, impl: str, at_once: int, trained: bool) -> str | None:
-    """Why one sweep cannot serve; None when it can."""
+def _why_apart(reduction: str, impl: str, trained: bool) -> str | None:
+    """Why one sweep cannot serve; None when it can, if memory lets it."""
     if torch.compiler.is_compiling():
         return "torch.compile takes the operator of nll"
     if impl == "reference":
@@ -122,8 +123,6 @@ def _why_apart(reduction: str, impl: str, at_once: int, trained: bool) -> str | 
         return "nothing to differentiate"
     if reduction == "none":
         return "each token's gradient has a factor of its own, known only in backward"
-    if at_once == 0:
-        return _NO_ROOM
     return None
 
 
@@ -142,7 +141,8 @@ def tokens_at_once(
     # Plain PyTorch makes wider copies of a chunk as it works.
     logit = size + (0 if settings.engine == "triton" else 3 * exact)
     operands = 2 * size + (0 if settings.engine == "triton" else 2 * exact)
-    arranged = size if weight.is_cuda else 0  # the labels again, for nll_mixture_exponentials
+    direct = _direct_missing(settings.engine, weight, bias, settings.dtype) is None
+    arranged = size if direct else 0  # the labels again, for nll_mixture_exponentials
     kept = tokens * experts * (width * size + ROW_BYTES)
     kept += labels * columns * (size + exact + arranged)
     room = (settings.memory - kept) // (experts * (labels * logit + columns * operands))
@@ -234,15 +234,27 @@ def _errors_by(
 ) -> Errors:
     """The fastest maker of errors for chunks of up to ``height`` rows."""
     labels, columns = weight.shape[0], weight.shape[1] + _bias_columns(bias, w.dtype)
-    if engine == "triton" and w.is_cuda and w.dtype == torch.bfloat16:
-        from drill.kernels.nll_mixture_exponentials import Exponentials, exponentials_missing
+    missing = _direct_missing(engine, weight, bias, w.dtype)
+    if missing is None:
+        from drill.kernels.nll_mixture_exponentials import Exponentials
 
-        missing = exponentials_missing(w, columns)
-        if missing is None:
-            return Exponentials(w, labels, columns, experts, height)
+        return Exponentials(w, labels, columns, experts, height)
+    if engine == "triton" and w.is_cuda and w.dtype == torch.bfloat16:
         tell_once("mixture_nll", "a product and a pass over its logits", missing)
     room = None if bias is None else w.new_empty((height, w.shape[1]))
     return ProductAndPass(_passes(engine), w, labels, experts, room)
+
+
+def _direct_missing(
+    engine: str, weight: Tensor, bias: Tensor | None, dtype: torch.dtype
+) -> str | None:
+    """Why no product can write the exponentials of this dtype itself; None where one can."""
+    if engine != "triton":  # nor can the module be imported without it
+        return "it goes with Triton's passes"
+    from drill.kernels.nll_mixture_exponentials import exponentials_missing
+
+    columns = weight.shape[1] + _bias_columns(bias, dtype)
+    return exponentials_missing(weight.device, dtype, columns)
 
 
 def _with_bias(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, passes: Passes) -> Tensor:

@@ -5,8 +5,10 @@
 A pass over logits reads and writes them all. Here the product makes exponentials while it has the
 logits in registers; those are never written. So c has to be known before them. It is the target's
 logit, one dot product a row: then E is 1 at the target's place, which wants 1 - m, and the loss is
-log m. Rows whose other logits rise so far above the target's that m leaves the numbers which the
-products take are made again, with their maximum as c.
+log m. Rows whose other logits rise so far above the target's, 60 nats, that m leaves the numbers
+which the products take are made again, with their maximum as c. That is slow, all logits of a row
+twice and 16 rows to a program: meant for a few. Targets behind a finite mask (-1e9), or a run that
+diverges, pay it for each of their tokens; behind a mask of -inf nothing is made again.
 
 Where a target is no label, or is masked by -inf, c is inf: E and m are 0.
 """
@@ -48,18 +50,20 @@ def depth_of(columns: int) -> int:
     return columns // INNER * INNER + INNER
 
 
-def exponentials_missing(w: Tensor, columns: int) -> str | None:
+def exponentials_missing(device: torch.device, dtype: torch.dtype, columns: int) -> str | None:
     """Why the kernel cannot serve contexts and labels of so many columns; None where it can."""
-    if obstacle := hopper_missing(w.device):
+    if obstacle := hopper_missing(device):
         return obstacle
-    if w.dtype != torch.bfloat16:
-        return f"it multiplies bfloat16, not {w.dtype}"
+    if dtype != torch.bfloat16:
+        return f"it multiplies bfloat16, not {dtype}"
     if depth_of(columns) > DEEPEST:
         return f"it takes up to {DEEPEST - 1} columns with those of the bias, not {columns}"
     try:
-        _kernel(depth_of(columns), w.device)
+        clusters = _clusters(depth_of(columns), device)
     except (CompileError, DriverError) as error:
         return str(error)
+    if clusters == 0:
+        return f"the part of the GPU that is ours (MPS, MIG) runs no {CLUSTER} blocks as a cluster"
     return None
 
 
@@ -70,9 +74,12 @@ def _kernel(depth: int, device: torch.device) -> Kernel:
 
 @cache
 def _clusters(depth: int, device: torch.device) -> int:
-    """As many as run at once."""
+    """As many as run at once; 0 on a part of a device that is too small for one."""
     processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return _kernel(depth, device).clusters_at_once(processors // CLUSTER * CLUSTER, THREADS)
+    if processors < CLUSTER:
+        return 0
+    with torch.cuda.device(device):
+        return _kernel(depth, device).clusters_at_once(processors // CLUSTER * CLUSTER, THREADS)
 
 
 class Exponentials:
