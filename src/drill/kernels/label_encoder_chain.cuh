@@ -18,10 +18,7 @@
 // spells out: COLUMNS of a product's half, OUTPUTS a thread has of it, QUARTER of them, FIRST and
 // SECOND operand after them.
 
-typedef unsigned int u32;
-typedef unsigned short u16;
-typedef unsigned long long u64;
-typedef long long i64;
+#include "hopper.cuh"
 
 constexpr int PADDED = (WIDTH + 15) / 16 * 16;
 constexpr int ROWS = 128;                  // labels of a block
@@ -99,53 +96,10 @@ static_assert(WIDTH % 8 == 0 && OUTPUTS == PADDED / 4 && COLUMNS == PADDED / 2, 
 #define O24 O23, O(23)
 #define O25 O24, O(24)
 
-// ---- what the hardware is told
+// ---- what the hardware is told: see also hopper.cuh
 
-__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-
-__device__ __forceinline__ u32 rank_in_cluster() {
-    u32 rank;
-    asm volatile("mov.u32 %0, %cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-__device__ __forceinline__ void cluster_sync() {
-    asm volatile("barrier.cluster.arrive.release;\n barrier.cluster.wait.acquire;" ::: "memory");
-}
-__device__ __forceinline__ void barrier_init(u32 at, u32 count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(at), "r"(count) : "memory");
-}
-__device__ __forceinline__ void barrier_expect(u32 at, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(at), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void barrier_arrive(u32 at, u32 block) {  // of this cluster
-    asm volatile(
-        "{\n .reg .b32 there;\n mapa.shared::cluster.u32 there, %0, %1;\n"
-        " mbarrier.arrive.shared::cluster.b64 _, [there];\n}" :: "r"(at), "r"(block) : "memory");
-}
-// Not with the scope of a cluster, though blocks of it arrive: that would empty L1 every time.
-__device__ __forceinline__ bool barrier_passed(u32 at, u32 parity) {
-    u32 passed;
-    asm volatile(
-        "{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-        " selp.u32 %0, 1, 0, p;\n}" : "=r"(passed) : "r"(at), "r"(parity) : "memory");
-    return passed;
-}
-__device__ __forceinline__ void barrier_wait(u32 at, u32 parity) {
-    while (!barrier_passed(at, parity)) {}
-}
 __device__ __forceinline__ void warpgroup_sync(int warpgroup) {
     asm volatile("bar.sync %0, 128;" :: "r"(warpgroup + 1) : "memory");
-}
-// `bytes` of U into the same place of every block of the cluster, whose barriers count them.
-__device__ __forceinline__ void fetch(u32 to, const void* from, u32 bytes, u32 barrier) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
-        " [%0], [%1], %2, [%3], %4;"
-        :: "r"(to), "l"(from), "r"(bytes), "r"(barrier), "h"((u16)((1 << CLUSTER) - 1)) : "memory");
-}
-// Core matrices: `inner` bytes to the next eight columns, 128 to the next eight rows.
-__device__ __forceinline__ u64 descriptor(u32 at, u32 inner) {
-    return (u64)((at & 0x3FFFF) >> 4) | (u64)(inner >> 4) << 16 | (u64)(128 >> 4) << 32;
 }
 // c (64 x PADDED / 2) += a b^T, 16 columns of a and b.
 __device__ __forceinline__ void multiply(float (&c)[OUTPUTS], u64 a, u64 b) {
@@ -154,22 +108,8 @@ __device__ __forceinline__ void multiply(float (&c)[OUTPUTS], u64 a, u64 b) {
         STRING(FIRST) ", %" STRING(SECOND) ", 1, 1, 1, 0, 0;"
         : JOIN(O, QUARTER) : "l"(a), "l"(b));
 }
-__device__ __forceinline__ void multiply_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void multiply_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int LEFT> __device__ __forceinline__ void multiply_wait() {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(LEFT) : "memory");
-}
-__device__ __forceinline__ u32 pack(float low, float high) {
-    u32 v;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
-    return v;
-}
 __device__ __forceinline__ float low_of(u32 v) { return __uint_as_float(v << 16); }
 __device__ __forceinline__ float high_of(u32 v) { return __uint_as_float(v & 0xFFFF0000u); }
-__device__ __forceinline__ void store_matrices(u32 at, const u32 (&v)[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};"
-                 :: "r"(at), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
-}
 
 // ---- activations
 
@@ -251,9 +191,6 @@ __device__ __forceinline__ void unpack(float (&v)[8], uint4 w) {
     v[0] = low_of(w.x), v[1] = high_of(w.x), v[2] = low_of(w.y), v[3] = high_of(w.y);
     v[4] = low_of(w.z), v[5] = high_of(w.z), v[6] = low_of(w.w), v[7] = high_of(w.w);
 }
-__device__ __forceinline__ uint4 pack(const float (&v)[8]) {
-    return make_uint4(pack(v[0], v[1]), pack(v[2], v[3]), pack(v[4], v[5]), pack(v[6], v[7]));
-}
 // The sums of a warp's labels, rounded, into the place of what was multiplied. Columns of padding get
 // zeros, not their sums: NaN times the zeros of U is NaN, and the next tile would multiply it.
 __device__ __forceinline__ void drain(const float (&c)[2][OUTPUTS], const Place& p) {
@@ -327,16 +264,7 @@ __device__ __forceinline__ void clear_rows(u16* to, int planes, int labels, int 
 
 // ---- the stream of U
 
-struct Ring {
-    u32 U, full, empty;  // of the first stage
-    int stage;
-    u32 phase;
-    __device__ __forceinline__ Ring(u32 U, u32 barriers)
-        : U(U), full(barriers), empty(barriers + 8 * STAGES), stage(0), phase(0) {}
-    __device__ __forceinline__ void next() {
-        if (++stage == STAGES) { stage = 0; phase ^= 1; }
-    }
-};
+using Ring = RingOf<STAGES, STAGE_BYTES, CLUSTER>;
 
 // U (maps, INNER, 2, GROUPS, 8, 8): every stage of every map of every tile of this block.
 __device__ __forceinline__ void stream(Ring ring, const char* U, int tiles, bool backward) {
@@ -344,20 +272,9 @@ __device__ __forceinline__ void stream(Ring ring, const char* U, int tiles, bool
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         for (int turn = 0; turn < MAPS; ++turn) {
             const char* from = U + (i64)(backward ? MAPS - 1 - turn : turn) * INNER * STAGE_BYTES;
-            for (int step = 0; step < INNER; ++step, ring.next()) {
-                barrier_wait(ring.empty + 8 * ring.stage, ring.phase ^ 1);
-                barrier_expect(ring.full + 8 * ring.stage, STAGE_BYTES);
-                constexpr int part = STAGE_BYTES / CLUSTER;
-                fetch(ring.U + ring.stage * STAGE_BYTES + rank * part,
-                      from + step * STAGE_BYTES + rank * part, part, ring.full + 8 * ring.stage);
-            }
+            for (int step = 0; step < INNER; ++step, ring.next()) ring.fill(from + step * STAGE_BYTES, rank);
         }
     }
-}
-
-__device__ __forceinline__ void give_free(const Ring& ring, int stage) {
-    u32 lane = threadIdx.x % 32;
-    if (lane < CLUSTER) barrier_arrive(ring.empty + 8 * stage, lane);
 }
 
 // c += X U^T of one map; meanwhile X goes out.
@@ -367,9 +284,8 @@ __device__ __forceinline__ void product(
     int before = 0;
 #pragma unroll 1
     for (int step = 0; step < INNER; ++step) {
-        barrier_wait(ring.full + 8 * ring.stage, ring.phase);
+        u64 b = descriptor(ring.filled(), PADDED * 16);
         u64 at = a + (u64)(step * (2 * COLUMN >> 4));
-        u64 b = descriptor(ring.U + ring.stage * STAGE_BYTES, PADDED * 16);
         multiply_begin();
         multiply(c[0], at, b);
         multiply(c[1], at, b + (u64)(HALF * (128 >> 4)));
@@ -377,13 +293,13 @@ __device__ __forceinline__ void product(
         if (out) copy_out(p, step, out, stride, ones);
         if (step) {
             multiply_wait<1>();
-            give_free(ring, before);
+            ring.give_free(before);
         }
         before = ring.stage;
         ring.next();
     }
     multiply_wait<0>();
-    give_free(ring, before);
+    ring.give_free(before);
 }
 
 __device__ __forceinline__ void shared_is_written(int warpgroup) {
@@ -395,15 +311,9 @@ __device__ __forceinline__ void shared_is_written(int warpgroup) {
 // Those that do get the registers of the one that does not. A branch after their work, or a few more
 // values alive in it, and ptxas gives up on that (C7512): the products are then serialised.
 __device__ __forceinline__ bool divide_work(const Ring& ring, const char* U, int tiles, bool backward) {
-    if (threadIdx.x == 0) {
-        for (int s = 0; s < STAGES; ++s) {
-            barrier_init(ring.full + 8 * s, 1);
-            barrier_init(ring.empty + 8 * s, CLUSTER * 8);  // a lane of every warp that multiplies
-        }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
+    if (threadIdx.x == 0) ring.make_barriers(2 * WARPGROUP / 32);
     if (PADDED > WIDTH && threadIdx.x < ROWS)  // columns that are multiplied and stay zero
-        shared_store(ring.U - X_BYTES + (GROUPS - 1) * COLUMN + threadIdx.x * 16, make_uint4(0, 0, 0, 0));
+        shared_store(ring.stages - X_BYTES + (GROUPS - 1) * COLUMN + threadIdx.x * 16, make_uint4(0, 0, 0, 0));
     __syncthreads();
     cluster_sync();
     if (threadIdx.x >= 2 * WARPGROUP) {

@@ -3,9 +3,7 @@
 // The compiler is given WIDTH, MAPS and MOST of them. All U are bfloat16, or `wide`: float32; so are all b,
 // whose digits count where those of U are rounded.
 
-typedef unsigned int u32;
-typedef unsigned short u16;
-typedef long long i64;
+#include "hopper.cuh"
 
 constexpr int GROUPS = (WIDTH + 15) / 16 * 2;  // of eight columns, with padding
 constexpr int ONES = 16;                       // columns of ones behind X
@@ -16,14 +14,6 @@ struct Parameters {
     const void* b[MOST];  // null where there are none
 };
 
-__device__ __forceinline__ u32 pack(float low, float high) {
-    u32 v;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
-    return v;
-}
-__device__ __forceinline__ uint4 pack(const float (&v)[8]) {
-    return make_uint4(pack(v[0], v[1]), pack(v[2], v[3]), pack(v[4], v[5]), pack(v[6], v[7]));
-}
 __device__ __forceinline__ float entry(const void* from, int at, int wide) {
     return wide ? ((const float*)from)[at] : __uint_as_float((u32)((const u16*)from)[at] << 16);
 }

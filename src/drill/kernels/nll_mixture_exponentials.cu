@@ -15,10 +15,7 @@
 //
 // The compiler is given DEPTH (a multiple of 32), CLUSTER and STAGES.
 
-typedef unsigned int u32;
-typedef unsigned short u16;
-typedef unsigned long long u64;
-typedef long long i64;
+#include "hopper.cuh"
 
 constexpr int LABELS = 160;                  // of a tile
 constexpr int OUTPUTS = LABELS / 2;          // of a thread: 64 x LABELS over 128 threads
@@ -31,64 +28,18 @@ constexpr int LINE = LABELS * 2 + 16;        // bytes of a row on its way out; n
 constexpr int LINES_BYTES = ROWS * LINE;
 constexpr float LOG2E = 1.4426950408889634f;
 
+using Ring = RingOf<STAGES, STAGE_BYTES, CLUSTER>;
+
 #define O(i) "+f"(d[4 * i]), "+f"(d[4 * i + 1]), "+f"(d[4 * i + 2]), "+f"(d[4 * i + 3])
 
-__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-__device__ __forceinline__ u32 rank_in_cluster() {
-    u32 rank;
-    asm volatile("mov.u32 %0, %cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-__device__ __forceinline__ void cluster_sync() {
-    asm volatile("barrier.cluster.arrive.release;\n barrier.cluster.wait.acquire;" ::: "memory");
-}
-__device__ __forceinline__ void barrier_init(u32 at, u32 count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(at), "r"(count) : "memory");
-}
-__device__ __forceinline__ void barrier_expect(u32 at, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(at), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void barrier_arrive(u32 at, u32 block) {  // of this cluster
-    asm volatile(
-        "{\n .reg .b32 there;\n mapa.shared::cluster.u32 there, %0, %1;\n"
-        " mbarrier.arrive.shared::cluster.b64 _, [there];\n}" :: "r"(at), "r"(block) : "memory");
-}
-__device__ __forceinline__ void barrier_wait(u32 at, u32 parity) {
-    u32 passed;
-    do {
-        asm volatile(
-            "{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-            " selp.u32 %0, 1, 0, p;\n}" : "=r"(passed) : "r"(at), "r"(parity) : "memory");
-    } while (!passed);
-}
-// `bytes` of W into the same place of every block of the cluster, whose barriers count them.
-__device__ __forceinline__ void fetch(u32 to, const void* from, u32 bytes, u32 barrier) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
-        " [%0], [%1], %2, [%3], %4;"
-        :: "r"(to), "l"(from), "r"(bytes), "r"(barrier), "h"((u16)((1 << CLUSTER) - 1)) : "memory");
-}
 __device__ __forceinline__ void store_line(void* to, u32 from, u32 bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
                  :: "l"(to), "r"(from), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void store_matrices(u32 at, u32 a, u32 b, u32 c, u32 d) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};"
-                 :: "r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
-}
-__device__ __forceinline__ u32 pack(float low, float high) {
-    u32 v;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
-    return v;
 }
 __device__ __forceinline__ float exp2_(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
-}
-// Core matrices: LABELS * 16 bytes to the next eight columns, 128 to the next eight labels.
-__device__ __forceinline__ u64 descriptor(u32 at) {
-    return (u64)((at & 0x3FFFF) >> 4) | (u64)(LABELS * 16 >> 4) << 16 | (u64)(128 >> 4) << 32;
 }
 #define SUMS                                                                                              \
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,"  \
@@ -107,11 +58,6 @@ __device__ __forceinline__ void multiply(float (&d)[OUTPUTS], u32 a0, u32 a1, u3
     if (ADD) MULTIPLY("1");
     else MULTIPLY("0");
 }
-__device__ __forceinline__ void multiply_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void multiply_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int LEFT> __device__ __forceinline__ void multiply_wait() {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(LEFT) : "memory");
-}
 // Of the two warpgroups that multiply, one waits for its turn, the other gives it.
 __device__ __forceinline__ void turn_wait(int warpgroup) {
     asm volatile("bar.sync %0, 256;" :: "r"(warpgroup + 1) : "memory");
@@ -119,19 +65,6 @@ __device__ __forceinline__ void turn_wait(int warpgroup) {
 __device__ __forceinline__ void turn_give(int warpgroup) {
     asm volatile("bar.arrive %0, 256;" :: "r"(warpgroup + 1) : "memory");
 }
-
-struct Ring {
-    u32 stages, full, empty;
-    int stage;
-    u32 phase;
-    __device__ __forceinline__ void next() {
-        if (++stage == STAGES) { stage = 0; phase ^= 1; }
-    }
-    __device__ __forceinline__ void give_free(int which) const {
-        u32 lane = threadIdx.x % 32;
-        if (lane < CLUSTER) barrier_arrive(empty + 8 * which, lane);
-    }
-};
 
 // All tiles of all groups of rows in a line, cut in as many equal parts as there are clusters. So the
 // labels of a group are had by one cluster or by some that follow each other.
@@ -164,15 +97,9 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     extern __shared__ __align__(128) char shared[];
     const u32 base = shared_address(shared);
     const u32 lines = base + STAGES * STAGE_BYTES;
-    Ring ring{base, lines + LINES_BYTES, lines + LINES_BYTES + 8 * STAGES, 0, 0};
+    Ring ring(base, lines + LINES_BYTES);
     const u32 rank = rank_in_cluster();
-    if (threadIdx.x == 0) {
-        for (int s = 0; s < STAGES; ++s) {
-            barrier_init(ring.full + 8 * s, 1);
-            barrier_init(ring.empty + 8 * s, CLUSTER * 8);  // a lane of every warp that multiplies
-        }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
+    if (threadIdx.x == 0) ring.make_barriers(2 * WARPGROUP / 32);
     __syncthreads();
     cluster_sync();
     Share share(rows, tiles);
@@ -181,13 +108,8 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         if (threadIdx.x == 2 * WARPGROUP) {
             for (; share.left(); share.next()) {
                 const char* from = W + (i64)share.begin() * INNER * STAGE_BYTES;
-                for (int i = (share.end() - share.begin()) * INNER; i > 0; --i, from += STAGE_BYTES, ring.next()) {
-                    barrier_wait(ring.empty + 8 * ring.stage, ring.phase ^ 1);
-                    barrier_expect(ring.full + 8 * ring.stage, STAGE_BYTES);
-                    constexpr int part = STAGE_BYTES / CLUSTER;
-                    fetch(ring.stages + ring.stage * STAGE_BYTES + rank * part, from + rank * part, part,
-                          ring.full + 8 * ring.stage);
-                }
+                for (int i = (share.end() - share.begin()) * INNER; i > 0; --i, from += STAGE_BYTES, ring.next())
+                    ring.fill(from, rank);
             }
         }
         __syncwarp();
@@ -223,8 +145,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
                 int before = 0;
 #pragma unroll
                 for (int i = 0; i < INNER; ++i) {
-                    barrier_wait(ring.full + 8 * ring.stage, ring.phase);
-                    const u64 b = descriptor(ring.stages + ring.stage * STAGE_BYTES);
+                    const u64 b = descriptor(ring.filled(), LABELS * 16);
                     if (i == 0) multiply<false>(d, a[i][0], a[i][1], a[i][2], a[i][3], b);
                     else multiply<true>(d, a[i][0], a[i][1], a[i][2], a[i][3], b);
                     multiply<true>(d, a[i][4], a[i][5], a[i][6], a[i][7], b + (LABELS * 32 >> 4));
@@ -253,7 +174,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
                         sum_high += e2 + e3;
                         v[2 * s] = pack(e0, e1), v[2 * s + 1] = pack(e2, e3);
                     }
-                    store_matrices(matrices + i * 32, v[0], v[1], v[2], v[3]);
+                    store_matrices(matrices + i * 32, v);
                 }
                 asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
                 __syncwarp();
