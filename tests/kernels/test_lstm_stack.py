@@ -7,8 +7,15 @@ import pytest
 import torch
 from torch import nn
 
-from drill.kernels import lstm_layers, lstm_persistent, lstm_together, second_stream
+from drill.kernels import (
+    lstm_layers_backward,
+    lstm_layers_forward,
+    lstm_persistent,
+    lstm_together,
+    second_stream,
+)
 from drill.kernels.lstm import Weights, lstm, lstm_stack
+from drill.kernels.lstm_layers import persistent_layers
 from drill.kernels.lstm_layout import layout
 from drill.kernels.masks import draw_mask
 from drill.kernels.nll import TRITON_INSTALLED
@@ -171,14 +178,14 @@ def without_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(second_stream, "_second_to", lambda *first: Stream())
-    monkeypatch.setattr(lstm_layers, "layout_on", lambda device, hidden: layout(hidden, 16))
-    monkeypatch.setattr(lstm_layers, "run_forward", forward_by_step)
-    monkeypatch.setattr(lstm_layers, "run_backward", backward_by_step)
+    monkeypatch.setattr(lstm_layers_forward, "layout_on", lambda device, hidden: layout(hidden, 16))
+    monkeypatch.setattr(lstm_layers_forward, "run_forward", forward_by_step)
+    monkeypatch.setattr(lstm_layers_backward, "run_backward", backward_by_step)
 
 
 def persistent(x, states, weights, drop=0.0, between=0.0):
     flat = [t for (h, c), each in zip(states, weights, strict=True) for t in (h[0], c[0], *each)]
-    output, *ends = lstm_layers.persistent_layers(x.to(torch.bfloat16), drop, between, *flat)
+    output, *ends = persistent_layers(x.to(torch.bfloat16), drop, between, *flat)
     pairs = zip(ends[::2], ends[1::2], strict=True)
     return output[..., : weights[-1].w_hh.shape[1]], [(h[None], c[None]) for h, c in pairs]
 
@@ -291,7 +298,7 @@ def layers_gone_through(without_gpu, monkeypatch):
         widths.append(shape.hidden)
         backward_by_step(shape, *given)
 
-    monkeypatch.setattr(lstm_layers, "run_backward", run)
+    monkeypatch.setattr(lstm_layers_backward, "run_backward", run)
     return widths
 
 
@@ -337,7 +344,7 @@ def test_nothing_is_kept_where_no_gradient_is_wanted(nobody_asks, without_gpu, m
     def keep(ctx, *tensors):
         kept.extend(tensors)
 
-    monkeypatch.setattr(lstm_layers, "run_forward", run)
+    monkeypatch.setattr(lstm_layers_forward, "run_forward", run)
     monkeypatch.setattr(torch.autograd.function.FunctionCtx, "save_for_backward", keep)
     with nobody_asks():
         output, _ = persistent(*given)
@@ -348,7 +355,7 @@ def test_nothing_is_kept_where_no_gradient_is_wanted(nobody_asks, without_gpu, m
     assert torch.equal(output, trained)
     assert all(own.w_hh_t is not None for own in made[3:])
     assert len({each.data_ptr() for each in gates[3:]}) == 3
-    assert len(kept) == 3 * len(lstm_layers.Kept._fields)
+    assert len(kept) == 3 * len(lstm_layers_forward.Kept._fields)
 
 
 def test_frozen_layers_are_not_kept(without_gpu):
@@ -358,7 +365,7 @@ def test_frozen_layers_are_not_kept(without_gpu):
     node = output.grad_fn
     while "PersistentLayers" not in node.name():
         node = node.next_functions[0][0]
-    assert len(node.saved_tensors) == len(lstm_layers.Kept._fields)
+    assert len(node.saved_tensors) == len(lstm_layers_forward.Kept._fields)
 
 
 def test_weights_may_lie_by_columns(without_gpu):
@@ -458,28 +465,29 @@ def test_no_stream_runs_ahead_of_the_other(late, together, monkeypatch):
     truth = lstm_stack(*given, "persistent")
     expected = [*flat(truth), *gradients(truth, given, wanted)]
 
-    def delayed(name):
-        whole = getattr(lstm_layers, name)
+    def delayed(module, name):
+        whole = getattr(module, name)
 
         def run(*args, **options):
             torch.cuda._sleep(3_000_000)
             return whole(*args, **options)
 
-        monkeypatch.setattr(lstm_layers, name, run)
+        monkeypatch.setattr(module, name, run)
 
     @contextmanager
-    def delayed_stream(first, whole=lstm_layers.second_stream):
+    def delayed_stream(first, whole=second_stream.second_stream):
         with whole(first) as second:
             with torch.cuda.stream(second):
                 torch.cuda._sleep(3_000_000)
             yield second
 
     if late == "steps":
-        delayed("run_forward")
-        delayed("run_backward")
+        delayed(lstm_layers_forward, "run_forward")
+        delayed(lstm_layers_backward, "run_backward")
     else:
-        monkeypatch.setattr(lstm_layers, "second_stream", delayed_stream)
-        delayed("_weights_gradients")
+        monkeypatch.setattr(lstm_layers_forward, "second_stream", delayed_stream)
+        monkeypatch.setattr(lstm_layers_backward, "second_stream", delayed_stream)
+        delayed(lstm_layers_backward, "weights_gradients")
     for _ in range(3):
         results = lstm_stack(*given, "persistent")
         found = [*flat(results), *gradients(results, given, wanted)]

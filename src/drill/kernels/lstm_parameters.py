@@ -16,8 +16,26 @@ class Weights(NamedTuple):
     b_hh: Tensor  # (4 o,)
 
 
+class Layer(NamedTuple):
+    """What a layer is given."""
+
+    h: Tensor  # (B, o)
+    c: Tensor  # (B, o)
+    weights: Weights
+
+    @property
+    def hidden(self) -> int:
+        return self.h.shape[1]
+
+
+def by_layer(given: Sequence[Tensor]) -> list[Layer]:
+    """From h, c and the four weights of each layer, one behind the other."""
+    sixes = (given[i : i + 6] for i in range(0, len(given), 6))
+    return [Layer(h, c, Weights(*weights)) for h, c, *weights in sixes]
+
+
 class Gradients(NamedTuple):
-    """Of these; None where nobody asked. One for both biases."""
+    """Of weights; None where nobody asked. One for both biases."""
 
     w_ih: Tensor | None
     w_hh: Tensor | None
