@@ -1,11 +1,9 @@
 """Several LSTM layers in one call: what they compute, and what runs beside their recurrences."""
 
-from contextlib import contextmanager, nullcontext
-from itertools import pairwise
+from contextlib import nullcontext
 
 import pytest
 import torch
-from torch import nn
 
 from drill.kernels import (
     lstm_layers_backward,
@@ -19,43 +17,7 @@ from drill.kernels.lstm_layers import persistent_layers
 from drill.kernels.lstm_layout import layout
 from drill.kernels.masks import draw_mask
 from drill.kernels.nll import TRITON_INSTALLED
-from tests.kernels.hopper import needs_hopper
-
-
-def stack(sizes, steps, batch, device="cpu", dtype=torch.float64, trained=True):
-    """x, states and weights of layers of these widths, and gradients of all results."""
-    torch.manual_seed(steps * 1000 + batch)
-    modules = [nn.LSTM(i, o) for i, o in pairwise(sizes)]
-    x = torch.randn(steps, batch, sizes[0]).to(device, dtype).requires_grad_(trained)
-    states, weights, wanted = [], [], []
-    for each in modules:
-        pair = (torch.randn(1, batch, each.hidden_size).mul(0.3) for _ in "hc")
-        states.append(tuple(t.to(device, dtype).requires_grad_(trained) for t in pair))
-        own = (p.detach().to(device, dtype).requires_grad_(trained) for p in each.parameters())
-        weights.append(Weights(*own))
-        wanted += [torch.randn(1, batch, each.hidden_size).to(device, dtype) for _ in "hc"]
-    wanted.insert(0, torch.randn(steps, batch, sizes[-1]).to(device, dtype))
-    return x, states, weights, wanted
-
-
-def flat(results):
-    output, ends = results
-    return [output, *(tensor for pair in ends for tensor in pair)]
-
-
-def one_by_one(x, states, weights, impl):
-    ends = []
-    for i, ((h, c), own) in enumerate(zip(states, weights, strict=True)):
-        x, h, c = lstm(x, h, c, own, impl, keep_padding=i + 1 < len(weights))
-        ends.append((h, c))
-    return x, ends
-
-
-def gradients(results, given, wanted):
-    x, states, weights = given
-    leaves = [x, *(t for pair in states for t in pair), *(t for each in weights for t in each)]
-    pairs = zip(flat(results), wanted, strict=True)
-    return torch.autograd.grad(sum((r.to(w.dtype) * w).sum() for r, w in pairs), leaves)
+from tests.kernels.lstm_stacks import flat, go_together, gradients, one_by_one, stack
 
 
 def test_a_stack_is_its_layers_one_by_one():
@@ -146,18 +108,6 @@ class Stream:
     def wait_stream(self, other): ...
     def wait_event(self, event): ...
     def record_event(self): ...
-
-
-def go_together(monkeypatch, together):
-    """The last two layers, where they are large enough; or none."""
-    monkeypatch.setattr(lstm_together, "recorded", lambda: together)
-    loaded = set() if together else Everything()
-    monkeypatch.setattr(lstm_together, "_loaded", loaded)
-
-
-class Everything(set):
-    def __contains__(self, shape):
-        return True
 
 
 @pytest.fixture
@@ -381,168 +331,3 @@ def test_weights_may_lie_by_columns(without_gpu):
     found = gradients(persistent(x, states, turned), (x, states, turned), wanted)
     expected = gradients(persistent(*given), given, wanted)
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-
-
-# -- on a Hopper GPU ------------------------------------------------------------------------------
-
-PAPER = [400, 1150, 1150, 400]
-
-
-def on_gpu(sizes, steps, batch, **options):
-    return stack(sizes, steps, batch, device="cuda", dtype=torch.float32, **options)
-
-
-@pytest.mark.gpu
-@needs_hopper
-@pytest.mark.parametrize(
-    ("sizes", "steps", "batch"),
-    [(PAPER, 70, 20), (PAPER, 37, 80), ([16, 64], 5, 3), ([30, 650, 100], 9, 100), (PAPER, 1, 1)],
-)
-@pytest.mark.parametrize("together", [False, True])
-def test_a_persistent_stack_has_the_bits_of_its_layers(together, sizes, steps, batch, monkeypatch):
-    go_together(monkeypatch, together)
-    *given, wanted = on_gpu(sizes, steps, batch)
-    truth = one_by_one(*given, "persistent")
-    expected = [*flat(truth), *gradients(truth, given, wanted)]
-    for _ in range(3):
-        results = lstm_stack(*given, "persistent")
-        found = [*flat(results), *gradients(results, given, wanted)]
-        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-    assert not lstm_persistent.stalled()
-
-
-@pytest.mark.gpu
-@needs_hopper
-@pytest.mark.parametrize("steps", [35, 36])
-@pytest.mark.parametrize("batch", [1, 3, 10, 20])
-def test_pieces_change_no_more_than_a_last_bit(batch, steps, monkeypatch):
-    """Of a sum of products, for cuBLAS may cut few rows otherwise than many."""
-    *given, wanted = on_gpu(PAPER, steps, batch)
-
-    def solved(together):
-        go_together(monkeypatch, together)
-        results = lstm_stack(*given, "persistent")
-        return [*flat(results), *gradients(results, given, wanted)]
-
-    apart, one, other = solved(False), solved(True), solved(True)
-    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-    errors = [((a - b).norm() / b.norm()).item() for a, b in zip(one, apart, strict=True)]
-    assert max(errors) < 4e-3  # what it is to round all of them to bfloat16 once
-    assert not lstm_persistent.stalled()
-
-
-@pytest.mark.gpu
-@needs_hopper
-@pytest.mark.parametrize("together", [False, True])
-def test_what_is_not_trained_has_the_same_bits(together, monkeypatch):
-    go_together(monkeypatch, together)
-    x, states, weights, wanted = on_gpu(PAPER, 36, 20)
-    whole = lstm_stack(x, states, weights, "persistent")
-    expected = gradients(whole, (x, states, weights), wanted)
-    with torch.no_grad():
-        found = lstm_stack(x, states, weights, "persistent")
-    assert all(torch.equal(a, b) for a, b in zip(flat(found), flat(whole), strict=True))
-    x, states = x.detach(), [tuple(each.detach() for each in pair) for pair in states]
-    weights = [Weights(*(each.detach() for each in weights[0])), *weights[1:]]
-    results = flat(lstm_stack(x, states, weights, "persistent"))
-    assert all(torch.equal(a, b) for a, b in zip(results, flat(whole), strict=True))
-    leaves = [each for layer in weights[1:] for each in layer]
-    total = sum((r.to(w.dtype) * w).sum() for r, w in zip(results, wanted, strict=True))
-    assert all(
-        torch.equal(a, b)
-        for a, b in zip(torch.autograd.grad(total, leaves), expected[-8:], strict=True)
-    )
-
-
-@pytest.mark.gpu
-@needs_hopper
-@pytest.mark.parametrize("together", [False, True])
-@pytest.mark.parametrize("late", ["steps", "weights"])
-def test_no_stream_runs_ahead_of_the_other(late, together, monkeypatch):
-    """What is in memory is other when one stream comes late, should the other not wait for it."""
-    go_together(monkeypatch, together)
-    *given, wanted = on_gpu([64, 100, 650, 80], 36, 20)
-    truth = lstm_stack(*given, "persistent")
-    expected = [*flat(truth), *gradients(truth, given, wanted)]
-
-    def delayed(module, name):
-        whole = getattr(module, name)
-
-        def run(*args, **options):
-            torch.cuda._sleep(3_000_000)
-            return whole(*args, **options)
-
-        monkeypatch.setattr(module, name, run)
-
-    @contextmanager
-    def delayed_stream(first, whole=second_stream.second_stream):
-        with whole(first) as second:
-            with torch.cuda.stream(second):
-                torch.cuda._sleep(3_000_000)
-            yield second
-
-    if late == "steps":
-        delayed(lstm_layers_forward, "run_forward")
-        delayed(lstm_layers_backward, "run_backward")
-    else:
-        monkeypatch.setattr(lstm_layers_forward, "second_stream", delayed_stream)
-        monkeypatch.setattr(lstm_layers_backward, "second_stream", delayed_stream)
-        delayed(lstm_layers_backward, "weights_gradients")
-    for _ in range(3):
-        results = lstm_stack(*given, "persistent")
-        found = [*flat(results), *gradients(results, given, wanted)]
-        del results
-        torch.full((64, 2**20), torch.nan, device="cuda")  # in what was freed too early
-        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-
-
-@pytest.mark.gpu
-@needs_hopper
-def test_replays_of_a_stack_are_its_launches():
-    *given, wanted = on_gpu(PAPER, 70, 20)
-    x, states, weights = given
-
-    def step():
-        results = lstm_stack(x, states, weights, "persistent", drop=0.5, between=0.3)
-        return [*flat(results), *gradients(results, given, wanted)]
-
-    aside = torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
-        step()
-    torch.cuda.current_stream().wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        replayed = step()
-    for seed in (1, 2):
-        torch.manual_seed(seed)
-        graph.replay()
-        torch.manual_seed(seed)
-        launched = step()
-        assert all(torch.equal(a, b) for a, b in zip(replayed, launched, strict=True))
-    assert not lstm_persistent.stalled()
-
-
-@pytest.mark.gpu
-@needs_hopper
-def test_a_stack_hands_nan_on():
-    x, states, weights, _ = on_gpu([16, 64, 650, 40], 12, 4)
-    x = x.detach().clone()
-    x[5, 2] = torch.nan
-    output, ends = lstm_stack(x, states, weights, "persistent")
-    assert output[:5].isfinite().all()
-    assert output[5:, 2].isnan().all()
-    assert output[:, [0, 1, 3]].isfinite().all()
-    assert all(each[0, 2].isnan().all() for pair in ends for each in pair)
-
-
-@pytest.mark.gpu
-@needs_hopper
-def test_a_stack_drops_between_its_layers_for_all_steps():
-    x, states, weights, _ = on_gpu([16, 64, 40], 30, 4)
-    whole, _ = lstm_stack(x, states, weights, "persistent")
-    output, _ = lstm_stack(x, states, weights, "persistent", between=0.5)
-    assert not torch.equal(output, whole)
-    (d_ih,) = torch.autograd.grad(output[:, 0].float().sum(), weights[1].w_ih)
-    lost = (d_ih == 0).all(0)  # a unit that the one sequence lost at every step
-    assert 0.2 < float(lost.float().mean()) < 0.8

@@ -46,7 +46,7 @@ class BackwardPass:
         self.made = [Dgates.room(shape, self.steps, self.batch, device) for shape in shapes]
         below = kept[0].inputs
         self.dx = torch.empty_like(below).view(*output.shape[:2], -1) if needs_x else None
-        self.dout = [torch.empty_like(own.h[1:]) for own in kept]
+        self.dout = [torch.empty_like(own.h[1:]) for own in kept[:-1]]
         self.filled: dict[int, torch.cuda.Event] = {}  # marks of all layers but the last
         self.together = go_together(layouts, output)
         self.loads = loads_pieces("backward", layouts, output)
@@ -56,12 +56,13 @@ class BackwardPass:
         count, whole = len(self.kept), Span(0, self.steps)
         first = torch.cuda.current_stream(self.kept[-1].h.device)
         with second_stream(first) as second:
+            output = self.kept[-1].h[1:]
             if doutput is None:
-                self.dout[-1].zero_()
+                self.dout.append(torch.zeros_like(output))
             elif dends[-2] is None:
-                self.dout[-1] = doutput.contiguous()
-            else:
-                self.dout[-1].copy_(doutput)
+                self.dout.append(doutput.contiguous())
+            else:  # that of the last state is added to it
+                self.dout.append(torch.empty_like(output).copy_(doutput))
             self.marks[-1].fill()
             with torch.cuda.stream(second):
                 for i in reversed(range(count - 1)):
