@@ -6,25 +6,33 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+import pytest
+
+from drill import report
 from drill.recipes import measured
 
 ROOT = Path(__file__).parents[2]
 FILES = [ROOT / "results/runs.jsonl", ROOT / "results/h200.jsonl"]
 
 
-def told(*files: Path) -> dict:
-    command = [sys.executable, "bench/recipe_times.py", *map(str, files)]
-    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
-    return json.loads(done.stdout)
+@pytest.fixture
+def times(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    from recipe_times import times
+
+    return times
 
 
 def test_the_times_are_those_of_the_results():
     assert len(measured()) >= 7
-    assert told(*FILES) == {name: asdict(time) for name, time in measured().items()}
+    command = [sys.executable, "bench/recipe_times.py", *map(str, FILES)]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    told = {name: asdict(time) for name, time in measured().items()}
+    assert json.loads(done.stdout) == told
 
 
-def test_a_whole_run_goes_before_an_epoch_and_that_before_a_part(tmp_path):
-    ledger, rows = tmp_path / "runs.jsonl", tmp_path / "rows.jsonl"
+def test_a_whole_run_goes_before_an_epoch_and_that_before_a_part(tmp_path, times):
+    ledger = tmp_path / "runs.jsonl"
     lines = [json.loads(line) for line in FILES[0].read_text().splitlines()]
     (whole,) = [{**row, "note": ""} for row in lines if row.get("name") == "mt-demo"]
     part = {**whole, "changes": ["training.epochs: 12 -> 3"], "epochs": 3, "seconds": 60.04}
@@ -36,8 +44,7 @@ def test_a_whole_run_goes_before_an_epoch_and_that_before_a_part(tmp_path):
 
     def of(*held: dict, timed: bool = False) -> dict:
         ledger.write_text("".join(json.dumps(row) + "\n" for row in held))
-        rows.write_text(json.dumps(epoch) + "\n" if timed else "")
-        return told(ledger, rows)
+        return times(report.read(ledger), [epoch] if timed else [])
 
     assert of(other, unknown, old) == {}
     assert of(part)["mt-demo"]["seconds"] == 60.0
@@ -51,7 +58,7 @@ def test_a_whole_run_goes_before_an_epoch_and_that_before_a_part(tmp_path):
     assert of(shared)["mt-demo"]["note"] == "shared: tests beside it"
 
 
-def test_a_time_with_company_is_not_held_against_one_without(tmp_path):
+def test_a_time_with_company_is_not_held_against_one_without(tmp_path, times):
     """The layer that ran beside tests would look slow."""
     lines = [json.loads(line) for line in FILES[0].read_text().splitlines()]
     tied, deep = (
@@ -63,7 +70,7 @@ def test_a_time_with_company_is_not_held_against_one_without(tmp_path):
     def of(*held: dict) -> list[str]:
         ledger = tmp_path / "runs.jsonl"
         ledger.write_text("".join(json.dumps(row) + "\n" for row in held))
-        return [*told(ledger)]
+        return [*times(report.read(ledger), [])]
 
     quiet, busy = {"note": "two cores"}, {"note": "two cores, tests beside it"}
     assert of(tied | quiet, deep | busy, other | busy) == ["demo-tied", "mt-demo"]
