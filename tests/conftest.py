@@ -7,7 +7,9 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-from drill import user_cache  # after the variable: kernels read it when they are imported
+# After the variable: kernels read it when they are imported.
+from drill import user_cache
+from tests.tiny_place import typed
 
 
 def pytest_collection_modifyitems(items):
@@ -17,6 +19,20 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture
+def here(place, monkeypatch):
+    """The folder that the test's own file makes, and in it."""
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+    return place
+
+
+@pytest.fixture
+def drill(place, monkeypatch, capfd):
+    """The command, typed in that folder."""
+    return typed(place, monkeypatch, capfd)
 
 
 @pytest.fixture

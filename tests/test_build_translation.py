@@ -20,7 +20,6 @@ from drill.recipes import SettingsError
 from drill.run_folder import RunFolder, RunFolderError
 from drill.steps import TRAINING_LOG
 from drill.translation import Search, translate
-from tests.tiny_place import typed
 from tests.tiny_runs import all_of, interrupted_after, unlike
 from tests.tiny_translation_place import make_place, set_by_command, small
 
@@ -28,18 +27,6 @@ from tests.tiny_translation_place import make_place, set_by_command, small
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     return make_place(tmp_path_factory.mktemp("place"))
-
-
-@pytest.fixture
-def here(place, monkeypatch):
-    monkeypatch.chdir(place)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
-    return place
-
-
-@pytest.fixture
-def drill(place, monkeypatch, capfd):
-    return typed(place, monkeypatch, capfd)
 
 
 def test_a_run_comes_back_as_it_was(here):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiny_place import make_place, typed
+from tests.tiny_place import make_place
 
 ON_A_CPU = ("--device", "cpu", "-q")
 
@@ -15,11 +15,6 @@ ON_A_CPU = ("--device", "cpu", "-q")
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     return make_place(tmp_path_factory.mktemp("place"))
-
-
-@pytest.fixture
-def drill(place, monkeypatch, capfd):
-    return typed(place, monkeypatch, capfd)
 
 
 @pytest.fixture

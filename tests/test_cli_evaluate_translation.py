@@ -13,25 +13,12 @@ from drill.cli.evaluate_translation import accuracy_bands
 from drill.data import DataError
 from drill.report.ledger import read as read_ledger
 from drill.report.runs import read_run
-from tests.tiny_place import typed
 from tests.tiny_translation_place import make_place, small
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     return make_place(tmp_path_factory.mktemp("place"))
-
-
-@pytest.fixture
-def here(place, monkeypatch):
-    monkeypatch.chdir(place)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
-    return place
-
-
-@pytest.fixture
-def drill(place, monkeypatch, capfd):
-    return typed(place, monkeypatch, capfd)
 
 
 def test_evaluate_gives_bleu_and_keeps_it(drill, here):

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tests.tiny_place import make_place, typed
+from tests.tiny_place import make_place
 from tests.tiny_translation_place import set_by_command, write_pairs
 
 
@@ -15,11 +15,6 @@ def place(tmp_path_factory):
     (folder / "half").mkdir()
     (folder / "half" / "train.txt").write_text("a lamp\n")
     return folder
-
-
-@pytest.fixture
-def drill(place, monkeypatch, capfd):
-    return typed(place, monkeypatch, capfd)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ from drill.run_folder import RunFolderError
 from drill.standing import under
 from drill.steps import TRAINING_LOG
 from drill.training import Outcome
-from tests.tiny_place import RECIPE, make_place, typed
+from tests.tiny_place import RECIPE, make_place
 
 ON_A_CPU = ("train", "tiny.toml", "--device", "cpu")
 
@@ -48,11 +48,6 @@ NEVER_TRAINED = (
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     return make_place(tmp_path_factory.mktemp("place"))
-
-
-@pytest.fixture
-def drill(place, monkeypatch, capfd):
-    return typed(place, monkeypatch, capfd)
 
 
 def test_a_run_is_a_folder_of_plain_files(place):

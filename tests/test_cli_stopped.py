@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from drill import build, build_translation, training
-from tests.tiny_place import make_place, typed
+from tests.tiny_place import make_place
 from tests.tiny_translation_place import set_by_command, write_pairs
 
 COMMANDS = {
@@ -23,11 +23,6 @@ def place(tmp_path_factory):
     folder = make_place(tmp_path_factory.mktemp("place"))
     write_pairs(folder / "pairs")
     return folder
-
-
-@pytest.fixture
-def drill(place, monkeypatch, capfd):
-    return typed(place, monkeypatch, capfd)
 
 
 @pytest.fixture(autouse=True)

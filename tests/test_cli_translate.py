@@ -13,25 +13,12 @@ import torch
 from drill import cli, translation
 from drill.build_translation import load_translation
 from drill.translation import Search, Translation, translate
-from tests.tiny_place import typed
 from tests.tiny_translation_place import make_place, set_by_command
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     return make_place(tmp_path_factory.mktemp("place"))
-
-
-@pytest.fixture
-def here(place, monkeypatch):
-    monkeypatch.chdir(place)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
-    return place
-
-
-@pytest.fixture
-def drill(place, monkeypatch, capfd):
-    return typed(place, monkeypatch, capfd)
 
 
 def test_train_prints_bleu_and_resumes(drill):

@@ -7,7 +7,6 @@ import pytest
 
 from drill.hypotheses import Made, how_made, keep_hypotheses
 from drill.run_folder import RunFolder, RunFolderError
-from tests.tiny_place import typed
 from tests.tiny_translation_place import make_place
 
 MADE = Made(beam=4, length_penalty=0.6, weights="best")
@@ -44,11 +43,6 @@ def place(tmp_path_factory):
     folder = make_place(tmp_path_factory.mktemp("place"))
     shutil.copytree(folder / "runs/tiny", folder / "runs/other")
     return folder
-
-
-@pytest.fixture
-def drill(place, monkeypatch, capfd):
-    return typed(place, monkeypatch, capfd)
 
 
 def test_the_test_of_a_run_tells_how_it_was_made(place):

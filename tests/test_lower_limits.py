@@ -7,7 +7,7 @@ import pytest
 from drill import build, build_translation
 from drill.run_folder import RunFolder
 from drill.translation_training import NothingTrained
-from tests.tiny_place import make_place, typed
+from tests.tiny_place import make_place
 from tests.tiny_runs import interrupted_after
 from tests.tiny_translation_place import set_by_command, write_pairs
 from tests.tiny_translations import small_rule, small_training
@@ -20,11 +20,6 @@ def place(tmp_path_factory):
     folder = make_place(tmp_path_factory.mktemp("place"))
     write_pairs(folder / "pairs")
     return folder
-
-
-@pytest.fixture
-def drill(place, monkeypatch, capfd):
-    return typed(place, monkeypatch, capfd)
 
 
 def contents(folder: Path) -> dict[Path, bytes]:

@@ -17,13 +17,6 @@ def place(tmp_path_factory):
     return make_place(tmp_path_factory.mktemp("place"))
 
 
-@pytest.fixture
-def here(place, monkeypatch):
-    monkeypatch.chdir(place)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
-    return place
-
-
 TRANSLATIONS = [name for name in recipe_names() if recipe(name).task == TRANSLATION]
 
 

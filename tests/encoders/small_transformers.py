@@ -1,36 +1,14 @@
-"""Small Transformers, ids for them, and the ways and places to run them."""
+"""Small Transformers and ids for them."""
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from drill.encoders import Transformer
-from drill.kernels.nll import INTERPRETED, TRITON_INSTALLED
 
 V, d, B, S, T, PAD = 29, 12, 3, 7, 5, 0
 
 both_norms = pytest.mark.parametrize("norm", ["pre", "post"])
-every_device = pytest.mark.parametrize(
-    "device",
-    [
-        pytest.param("cpu", marks=pytest.mark.skipif(not INTERPRETED, reason="runs on the GPU")),
-        pytest.param("cuda", marks=pytest.mark.gpu),
-    ],
-)
-every_impl = pytest.mark.parametrize(
-    ("impl", "device"),
-    [
-        ("reference", "cpu"),
-        pytest.param(
-            "triton",
-            "cpu",
-            marks=pytest.mark.skipif(
-                not (TRITON_INSTALLED and INTERPRETED), reason="Triton does not interpret"
-            ),
-        ),
-        pytest.param("triton", "cuda", marks=pytest.mark.gpu),
-    ],
-)
 
 
 def make(norm: str = "pre", dropout: float = 0.0, shared: bool = True, **options) -> Transformer:

@@ -16,12 +16,11 @@ from tests.encoders.small_transformers import (
     T,
     both_norms,
     d,
-    every_device,
-    every_impl,
     ids,
     make,
     ragged,
 )
+from tests.kernels.places import every_device, every_impl
 
 
 @pytest.fixture(autouse=True)

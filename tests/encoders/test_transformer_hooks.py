@@ -10,7 +10,8 @@ from torch.nn.utils import parametrize
 
 from drill.encoders import Transformer
 from drill.kernels.nll import INTERPRETED, TRITON_INSTALLED
-from tests.encoders.small_transformers import B, S, T, both_norms, d, every_impl, ids, make, ragged
+from tests.encoders.small_transformers import B, S, T, both_norms, d, ids, make, ragged
+from tests.kernels.places import every_impl
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,7 @@ from drill.kernels.label_encoder_chain import (
 from drill.kernels.label_encoder_options import ACTIVATION_CODES, Options
 from drill.kernels.label_encoder_sums import MANY, planes_for_sums, sum_in_parts
 from tests.kernels.hopper import needs_hopper
-from tests.kernels.test_label_encoder import build, given, solve, with_masks
+from tests.kernels.test_label_encoder import assert_replays, build, given, solve, with_masks
 from tests.kernels.test_label_encoder_exactness import assert_no_less_exact
 
 PLAIN = Options(ACTIVATION_CODES["relu"], True, False, False, 2.0, True, False)
@@ -354,24 +354,4 @@ def test_no_gradient_passes_where_relu_rests_at_zero():
 @pytest.mark.usefixtures("chained")
 def test_a_recorded_encoding_replays():
     layer, masks, grad = given(700, 400, "cuda", activation="relu", depth=4, **STANDARD)
-    layer = layer.bfloat16()
-    layer.encoder = "triton"
-    with_masks(layer, masks)
-    parameters = [p for p in layer.parameters() if p is not layer.bias]
-
-    def step() -> list[Tensor]:
-        labels = layer.labels()
-        return [labels, *torch.autograd.grad(labels, parameters, grad.to(labels.dtype))]
-
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        expected = [each.detach().clone() for each in step()]
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        recorded = step()
-    for _ in range(2):
-        for each in recorded:
-            each.detach().zero_()
-        graph.replay()
-        assert all(torch.equal(a, b) for a, b in zip(recorded, expected, strict=True))
+    assert_replays(layer.bfloat16(), masks, grad, times=2)

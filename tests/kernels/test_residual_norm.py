@@ -7,21 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from drill.kernels.nll import INTERPRETED, TRITON_INSTALLED
+from drill.kernels.nll import TRITON_INSTALLED
 from drill.kernels.product import cast_together
 from drill.kernels.product import product as matrix_product
 from drill.kernels.relu_dropout import relu_dropout
 from drill.kernels.residual_norm import choose_sublayer, residual_norm
 from drill.kernels.seeds import drawn_seeds
+from tests.kernels.places import every_device
 
 needs_triton = pytest.mark.skipif(not TRITON_INSTALLED, reason="Triton is not installed")
-every_device = pytest.mark.parametrize(
-    "device",
-    [
-        pytest.param("cpu", marks=pytest.mark.skipif(not INTERPRETED, reason="runs on the GPU")),
-        pytest.param("cuda", marks=pytest.mark.gpu),
-    ],
-)
 # dtype of the residual and that of products: plain, autocast, a model in half precision.
 every_dtype = pytest.mark.parametrize(
     ("dtype", "half"),

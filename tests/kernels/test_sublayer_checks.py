@@ -3,25 +3,10 @@
 import pytest
 import torch
 
-from drill.kernels.nll import INTERPRETED, TRITON_INSTALLED
 from drill.kernels.product import cast_together
 from drill.kernels.relu_dropout import relu_dropout
 from drill.kernels.residual_norm import residual_norm
-
-every_impl = pytest.mark.parametrize(
-    ("impl", "device"),
-    [
-        ("reference", "cpu"),
-        pytest.param(
-            "triton",
-            "cpu",
-            marks=pytest.mark.skipif(
-                not (TRITON_INSTALLED and INTERPRETED), reason="Triton does not interpret"
-            ),
-        ),
-        pytest.param("triton", "cuda", marks=pytest.mark.gpu),
-    ],
-)
+from tests.kernels.places import every_impl
 
 
 @pytest.mark.parametrize(
