@@ -352,6 +352,7 @@ def assert_replays(
         return [labels, *torch.autograd.grad(labels, parameters, grad.to(labels.dtype))]
 
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())  # which may still be writing what is given
     with torch.cuda.stream(stream):
         expected = [each.detach().clone() for each in step()]
         before()
