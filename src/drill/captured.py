@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from drill.graphs import Graphs, taken_for_granted
+from drill.kernels.beside import room_for
 from drill.kernels.nll_checks import autocast_on
 
 logger = logging.getLogger("drill")
@@ -117,8 +118,9 @@ class CapturedGradients:
         return shapes, half
 
     def _run(self, inputs: tuple[Tensor, ...]) -> Tensor:
-        value = self.loss(*inputs)
-        value.backward()
+        with room_for(self.parameters):
+            value = self.loss(*inputs)
+            value.backward()
         return value.detach()
 
     def _attach(self) -> list[Tensor]:

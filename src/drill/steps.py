@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from drill.data import Segment, inputs_and_targets
 from drill.encoders.base import State
 from drill.graphs import Graphs, taken_for_granted
+from drill.kernels.beside import room_for
 from drill.layers import MatrixLayer, MixtureOfSoftmaxes
 from drill.models import LanguageModel
 from drill.optim import Rule
@@ -152,7 +153,7 @@ class RecordedSteps(Steps):
         """Forward, backward, and ``step`` with the gradients."""
         assert self.state is not None
         inputs, targets = self.ids[:length], self.ids[1 : length + 1]
-        with autocast_to(self.data.device, self.autocast):
+        with autocast_to(self.data.device, self.autocast), room_for(self.parameters):
             loss = self.model(inputs, targets, self.state, **self.options)
             loss.total.backward()
         step()

@@ -1,4 +1,4 @@
-"""A second stream is another one, and is waited for however its work ends."""
+"""Second and third streams are others, and a second is waited for however its work ends."""
 
 from itertools import cycle
 
@@ -24,20 +24,21 @@ class Stream:
 @pytest.fixture
 def streams(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(Stream, "pool", cycle([7, 8, 9]))
-    second_stream._second_to.cache_clear()
+    monkeypatch.setattr(Stream, "pool", cycle([7, 8, 9, 10]))
+    second_stream._others.cache_clear()
     yield
-    second_stream._second_to.cache_clear()
+    second_stream._others.cache_clear()
 
 
 def test_the_second_is_not_the_first(streams):
     first = Stream("cuda")  # 7, and the next ones are taken by others
-    for _ in range(2):
+    for _ in range(3):
         Stream("cuda")
     with second_stream.second_stream(first) as second:
         assert second.cuda_stream == 8
     with second_stream.second_stream(first) as again:
         assert again is second
+    assert second_stream.third_stream(first).cuda_stream == 9
 
 
 def test_each_waits_for_the_other_even_where_something_fails(streams):

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from drill.kernels.beside import awaited_by, on_stream
 from drill.kernels.hopper import SHARED, hopper_missing
 from drill.kernels.label_encoder_options import ACTIVATION_CODES, Options
 from drill.kernels.label_encoder_sums import EXTRA, planes_for_sums, sum_in_parts
@@ -183,6 +184,7 @@ class ChainEncode(torch.autograd.Function):
         )
         if keep:
             ctx.save_for_backward(bits, X, kept, U_back)
+        ctx.stream = awaited_by()
         ctx.shape = shape
         ctx.scale = options.scale
         ctx.has_bias = bool(biases)
@@ -192,25 +194,31 @@ class ChainEncode(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         require_plain_backward("DeepResidual", grad, 'encoder="reference"')
-        bits, X, kept, U = ctx.saved_tensors
-        shape: Shape = ctx.shape
-        V, d = grad.shape
-        dY = _vectors(grad)
-        dP = planes_for_sums(dY, shape.maps, V, d)
-        dE = dY.new_empty((V, d), dtype=torch.float32)
-        # Gradients that E gets from all results but the last, where it was added.
-        G = dY.new_empty((shape.maps - 1 if shape.options.residual else 0, V, d))
-        tiles = _tiles(V)
-        _kernel(BACKWARD, shape, dY.device)(
-            _blocks(dY.device, tiles),
-            THREADS,
-            [dY, U, bits, kept, G, dP, dE, V, dP.shape[1], tiles, ctypes.c_float(ctx.scale)],
-            together=False,
-        )
-        dU, db = finished(sum_in_parts(dP, X, V), shape, *ctx.dtypes[1:])
-        of_biases = db.to(ctx.dtypes[2]).unbind() if ctx.has_bias else ()
-        of_weights = dU.to(ctx.dtypes[1]).unbind()
-        return dE.to(ctx.dtypes[0]), None, None, None, None, None, *of_weights, *of_biases
+        # Beside recurrences there is less room backward, for gradients of weights are made there.
+        with on_stream(ctx.stream, (grad, *ctx.saved_tensors)):
+            return _gradients(ctx, grad)
+
+
+def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    bits, X, kept, U = ctx.saved_tensors
+    shape: Shape = ctx.shape
+    V, d = grad.shape
+    dY = _vectors(grad)
+    dP = planes_for_sums(dY, shape.maps, V, d)
+    dE = dY.new_empty((V, d), dtype=torch.float32)
+    # Gradients that E gets from all results but the last, where it was added.
+    G = dY.new_empty((shape.maps - 1 if shape.options.residual else 0, V, d))
+    tiles = _tiles(V)
+    _kernel(BACKWARD, shape, dY.device)(
+        _blocks(dY.device, tiles),
+        THREADS,
+        [dY, U, bits, kept, G, dP, dE, V, dP.shape[1], tiles, ctypes.c_float(ctx.scale)],
+        together=False,
+    )
+    dU, db = finished(sum_in_parts(dP, X, V), shape, *ctx.dtypes[1:])
+    of_biases = db.to(ctx.dtypes[2]).unbind() if ctx.has_bias else ()
+    of_weights = dU.to(ctx.dtypes[1]).unbind()
+    return dE.to(ctx.dtypes[0]), None, None, None, None, None, *of_weights, *of_biases
 
 
 def prepared(
@@ -289,5 +297,7 @@ def _tiles(labels: int) -> int:
 
 
 def _blocks(device: torch.device, tiles: int) -> int:
+    """A multiprocessor each; beside a recurrence few enough that it finds its own."""
     processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return min(tiles, processors // CLUSTER * CLUSTER)
+    share = processors if awaited_by() is None else processors // 3
+    return min(tiles, share // CLUSTER * CLUSTER)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from drill.kernels.beside import recurrence_begins
 from drill.kernels.lstm_layout import Layout, cut
 from drill.kernels.lstm_parameters import Layer
 from drill.kernels.lstm_persistent import Prepared, Span, layout_on, run_forward
@@ -65,6 +66,7 @@ class ForwardPass:
     def run(self) -> None:
         count, whole = len(self.layers), Span(0, self.steps)
         first = torch.cuda.current_stream(self.x.device)
+        recurrence_begins(first)
         ready: list[torch.cuda.Event] = []  # weights of later layers
         with second_stream(first) as second:
             self.made.append(self._prepared(0, first))

@@ -19,7 +19,7 @@ def second_stream(first: torch.cuda.Stream) -> Iterator[torch.cuda.Stream]:
     came, later than it could. But a recording that others make there at the same time, in another
     thread, is broken by it.
     """
-    second = _second_to(first.device_index, first.cuda_stream)
+    second, _ = _others(first.device_index, first.cuda_stream)
     second.wait_stream(first)
     try:
         yield second
@@ -27,9 +27,15 @@ def second_stream(first: torch.cuda.Stream) -> Iterator[torch.cuda.Stream]:
         first.wait_stream(second)
 
 
+def third_stream(first: torch.cuda.Stream) -> torch.cuda.Stream:
+    """Another one for what ``first`` waits for, not its second."""
+    return _others(first.device_index, first.cuda_stream)[1]
+
+
 @cache
-def _second_to(index: int, first: int) -> torch.cuda.Stream:
+def _others(index: int, first: int) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
     device = torch.device("cuda", index)
-    second = torch.cuda.Stream(device)
-    # PyTorch's next one, 32 streams on, may be the first again: then nothing would run beside it.
-    return torch.cuda.Stream(device) if second.cuda_stream == first else second
+    streams = [torch.cuda.Stream(device) for _ in range(3)]
+    # PyTorch's next ones, 32 streams on, may be the first again: nothing would run beside it.
+    second, third, *_ = [each for each in streams if each.cuda_stream != first]
+    return second, third

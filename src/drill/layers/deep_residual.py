@@ -11,6 +11,7 @@ from typing import cast, get_args
 import torch
 from torch import Tensor, nn
 
+from drill.kernels.beside import beside
 from drill.kernels.label_encoder import (
     EncoderImplementation,
     choose_encoder,
@@ -142,17 +143,22 @@ class DeepResidual(MatrixLayer):
 
     def _fused(self, E: Tensor) -> Tensor:
         f = self.maps[0]
-        linears = [f.linear for f in self.maps]
-        return encode_labels(
-            E,
-            [linear.weight for linear in linears],
-            [linear.bias for linear in linears] if f.linear.bias is not None else None,
-            f.draw_masks(E, self.depth),
-            activation=f.activation,
-            dropout_at=f.dropout_at,
-            residual=self.residual,
-            residual_between=self.residual_between,
-        )
+        weights = [f.linear.weight for f in self.maps]
+        biases = [] if f.linear.bias is None else [f.linear.bias for f in self.maps]
+
+        def encoded() -> Tensor:
+            return encode_labels(
+                E,
+                weights,
+                biases or None,
+                f.draw_masks(E, self.depth),
+                activation=f.activation,
+                dropout_at=f.dropout_at,
+                residual=self.residual,
+                residual_between=self.residual_between,
+            )
+
+        return beside(encoded, E, *weights, *biases)
 
 
 def _beyond_fusion(maps: Sequence[LabelMap]) -> str | None:
