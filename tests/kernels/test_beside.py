@@ -57,7 +57,7 @@ def first(monkeypatch):
     return now[0]
 
 
-def work():
+def work(*needed):
     awaiting = awaited_by()
     TOLD.append(f"work on {torch.cuda.current_stream().name}, awaited by {awaiting and 'first'}")
     return Result()
@@ -81,8 +81,27 @@ def test_work_begins_where_the_first_recurrence_did(first):
     assert awaited_by() is None
 
 
+def test_gradients_reach_parameters_from_the_stream_that_reads_them(first):
+    E, seen = nn.Parameter(torch.ones(3)), []
+
+    def twice(view):
+        seen.append(view)
+        result = 2 * view
+        result.record_stream = lambda stream: None
+        return result
+
+    with room_for([E]):
+        beside(twice, E).sum().backward()
+        recurrence_begins(first)
+        beside(twice, E).sum().backward()
+    assert seen[0] is E
+    assert seen[1] is not E  # made before the streams were switched
+    assert seen[1].data_ptr() == E.data_ptr()
+    assert E.grad.tolist() == [4.0, 4.0, 4.0]
+
+
 def test_the_first_stream_waits_for_work_that_fails(first):
-    def fail():
+    def fail(E):
         raise KeyError
 
     E = nn.Parameter(torch.ones(3))

@@ -8,7 +8,7 @@ in the same order as in a pass that is launched, and all results have the same b
         ...
         recurrence_begins(stream)        # an LSTM
         ...
-        labels = beside(encode, E, U)    # an output layer
+        labels = beside(encode, E, U)    # an output layer: encode(E, U)
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -55,23 +55,27 @@ def recurrence_begins(stream: torch.cuda.Stream) -> None:
         room.first, room.begin = stream, stream.record_event()
 
 
-def beside(work: Callable[[], Tensor], *needed: Tensor) -> Tensor:
-    """``work()``, which needs these tensors alone: beside a recurrence, where there is one.
+def beside(work: Callable[..., Tensor], *needed: Tensor) -> Tensor:
+    """``work(*needed)``, which needs nothing else: beside a recurrence, where there is one.
 
-    The current stream waits for its end. Its gradients are made on the other stream, too.
+    The current stream waits for its end. Its gradients are made on the other stream, too, and added
+    up on the current one.
     """
     room = _room.get()
     first = room.first if room is not None and room.knows(needed) else None
     if first is None or first != torch.cuda.current_stream(first.device):
-        return work()
+        return work(*needed)
     assert room is not None
     assert room.begin is not None
     third = third_stream(first)
     third.wait_event(room.begin)
+    # Views of the current stream, where gradients of parameters are to arrive: torch warns of those
+    # that come to one from two.
+    views = [each.view_as(each) for each in needed]
     token = _awaiting.set(first)
     try:
         with torch.cuda.stream(third):
-            result = work()
+            result = work(*views)
     finally:
         _awaiting.reset(token)
         first.wait_stream(third)

@@ -142,23 +142,22 @@ class DeepResidual(MatrixLayer):
         return choice
 
     def _fused(self, E: Tensor) -> Tensor:
+        linears = [f.linear for f in self.maps]
+        biases = [linear.bias for linear in linears if linear.bias is not None]
+        return beside(self._encoded, E, *(linear.weight for linear in linears), *biases)
+
+    def _encoded(self, E: Tensor, *parameters: Tensor) -> Tensor:
         f = self.maps[0]
-        weights = [f.linear.weight for f in self.maps]
-        biases = [] if f.linear.bias is None else [f.linear.bias for f in self.maps]
-
-        def encoded() -> Tensor:
-            return encode_labels(
-                E,
-                weights,
-                biases or None,
-                f.draw_masks(E, self.depth),
-                activation=f.activation,
-                dropout_at=f.dropout_at,
-                residual=self.residual,
-                residual_between=self.residual_between,
-            )
-
-        return beside(encoded, E, *weights, *biases)
+        return encode_labels(
+            E,
+            parameters[: self.depth],
+            parameters[self.depth :] or None,
+            f.draw_masks(E, self.depth),
+            activation=f.activation,
+            dropout_at=f.dropout_at,
+            residual=self.residual,
+            residual_between=self.residual_between,
+        )
 
 
 def _beyond_fusion(maps: Sequence[LabelMap]) -> str | None:
