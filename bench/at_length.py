@@ -1,6 +1,6 @@
 """Language models at length beside the paper: its perplexities, and its curve on the way."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from curves import interpolated, published
@@ -33,22 +33,30 @@ def table(rows: Sequence[Row]) -> Iterable[str]:
         for tuned in rows:
             if starts_from(tuned, run):
                 yield from ends(tuned)
-    yield ""
-    titles = [f"{run.name} | published" for run in runs]
-    yield f"| epoch | {' | '.join(titles)} |"
-    yield f"|---:|{'---:|---:|' * len(runs)}"
+    for recipe in dict.fromkeys(str(run.recipe) for run in runs):
+        yield ""
+        yield from curves([run for run in runs if run.recipe == recipe], CURVES[recipe])
+
+
+def curves(runs: Sequence[Row], theirs: Mapping[int, float]) -> Iterable[str]:
+    """Runs of one recipe at the same epochs, and how far each is from the published curve."""
+    titles = (f"{run.name}, seed {run.seed}" for run in runs)
+    yield f"| epoch | published | {' | '.join(titles)} |"
+    yield f"|---:|---:|{'---:|' * len(runs)}"
     for epoch in EPOCHS:
-        cells = []
-        for run in runs:
-            theirs, ours = interpolated(CURVES[str(run.recipe)], epoch), published(run).get(epoch)
-            gap = "" if ours is None else f"{ours:.2f} ({ours / theirs - 1:+.1%})"
-            cells.append(f"{gap} | {theirs:.2f}")
-        yield f"| {epoch} | {' | '.join(cells)} |"
+        expected, found = interpolated(theirs, epoch), [published(run).get(epoch) for run in runs]
+        gaps = ("" if x is None else f"{x:.2f} ({x / expected - 1:+.1%})" for x in found)
+        yield f"| {epoch} | {expected:.2f} | {' | '.join(gaps)} |"
 
 
 def at_length(row: Row) -> bool:
     known = row.recipe in CURVES and row.epochs >= AT_LENGTH
     return known and (not row.settings or as_its_recipe_says(row))
+
+
+def as_long_as_theirs(run: Row) -> bool:
+    """Whether it reaches the end of the published curve; a run that does not has another end."""
+    return run.epochs >= max(CURVES[str(run.recipe)])
 
 
 def starts_from(tuned: Row, run: Row) -> bool:
@@ -63,7 +71,8 @@ def found_by(run: Row, kind: str, split: str) -> list[dict[str, Any]]:
 def ends(run: Row) -> Iterable[str]:
     """A line for the run, and one for what `drill evaluate` added to it."""
     ours, minutes = (run.valid_published, run.test_published), (run.seconds or 0.0) / 60
-    yield (f"| {run.name} | {run.epochs} | {minutes:.1f} | {pair(*ours)} | {paper(run.recipe)} |")
+    theirs = paper(run.recipe) if run.recipe not in CURVES or as_long_as_theirs(run) else ""
+    yield f"| {run.name} | {run.epochs} | {minutes:.1f} | {pair(*ours)} | {theirs} |"
     for kind in ("cache", "dynamic"):
         found = [found_by(run, kind, split)[-1:] for split in ("valid", "test")]
         if any(found):

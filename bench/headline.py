@@ -154,7 +154,8 @@ def at_the_end(runs: Sequence[report.Row]) -> Figure:
     """What a run at length ends with on the test text, what it is finetuned and adapted to."""
     name = "ptb-drill-4"
     steps = [f"drill train {name} --set training.epochs=600", "drill finetune", "drill evaluate"]
-    found = [run for run in runs if run.recipe == name and at_length.at_length(run)]
+    own = (run for run in runs if run.recipe == name and at_length.at_length(run))
+    found = [run for run in own if at_length.as_long_as_theirs(run)]
     tuned = [run for run in runs if found and at_length.starts_from(run, found[-1])]
     adapted = [each for run in tuned[-1:] for each in at_length.found_by(run, "dynamic", "test")]
     if not adapted:

@@ -160,16 +160,6 @@ def with_bias(table: dict[str, Row]) -> str:
     return f", with a bias except {'; '.join(name for name, bias in known.items() if not bias)}"
 
 
-CUDNN_IN_FLOAT16 = ("788ae98",)  # before 11222fb torch's autocast chose it, whatever it was asked
-
-
-def in_float16(benchmark: str, dtype: str, commit: str | None) -> str:
-    """Which rows of a section computed in another precision than their neighbours."""
-    if (benchmark, dtype) == ("lstm", "autocast") and commit in CUDNN_IN_FLOAT16:
-        return "; cudnn in float16, the others in bfloat16"
-    return ""
-
-
 def measured_at(commit: str | None) -> str:
     return f"commit {commit}" if commit else "at an unknown commit"
 
@@ -204,7 +194,7 @@ def page(rows: list[Row], source: str, runs: Sequence[report.Row] = ()) -> Itera
             what = f"**{size}**, N={tokens:,} V={labels:,} d={width:,}, {dtype}"
             what += with_bias(table)
             what += f", {task}" if task else ""
-            what += f", {measured_at(commit)}{in_float16(benchmark, dtype, commit)}"
+            what += f", {measured_at(commit)}"
             yield from ("", what, "")
             yield f"| | {' | '.join(shown)} |"
             yield f"|---|{'---:|' * len(shown)}"

@@ -130,11 +130,3 @@ def test_a_step_is_compared_with_the_tied_and_with_its_own_plain_model(tmp_path)
     assert "| | ms | x plain tied | x its own plain |" in found
     assert "| drill deep-residual 2 | 90.000 | 0.90 | 0.75 |" in found
     assert f"| {plain}, deep-residual 2 | 120.000 | 1.20 |  |" in found
-
-
-def test_cudnn_of_old_is_said_to_compute_in_float16(tmp_path):
-    old = {"benchmark": "lstm", "name": "cudnn", "dtype": "autocast", "commit": "788ae98"}
-    found = page_of(tmp_path, old, old | {"dtype": "tf32"}, old | {"commit": "c63d0ec"})
-    said = "; cudnn in float16, the others in bfloat16"
-    assert f"autocast, commit 788ae98{said}\n" in found
-    assert found.count(said) == 1
