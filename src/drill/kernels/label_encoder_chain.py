@@ -195,12 +195,13 @@ class ChainEncode(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         require_plain_backward("DeepResidual", grad, 'encoder="reference"')
         # Beside recurrences there is less room backward, for gradients of weights are made there.
-        with on_stream(ctx.stream, (grad, *ctx.saved_tensors)):
-            return _gradients(ctx, grad)
+        saved = ctx.saved_tensors  # once: who checkpoints makes them anew at every look
+        with on_stream(ctx.stream, (grad, *saved)):
+            return _gradients(ctx, saved, grad)
 
 
-def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    bits, X, kept, U = ctx.saved_tensors
+def _gradients(ctx: Any, saved: Sequence[Tensor], grad: Tensor) -> tuple[Tensor | None, ...]:
+    bits, X, kept, U = saved
     shape: Shape = ctx.shape
     V, d = grad.shape
     dY = _vectors(grad)
@@ -297,7 +298,10 @@ def _tiles(labels: int) -> int:
 
 
 def _blocks(device: torch.device, tiles: int) -> int:
-    """A multiprocessor each; beside a recurrence few enough that it finds its own."""
+    """A multiprocessor each; beside a recurrence few enough that it finds its own.
+
+    Whole clusters, and at least one: a small part of a GPU may have room for none beside it.
+    """
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     share = processors if awaited_by() is None else processors // 3
-    return min(tiles, share // CLUSTER * CLUSTER)
+    return min(tiles, max(share // CLUSTER, 1) * CLUSTER)
