@@ -279,15 +279,13 @@ def _maps(k: int, k_i: int, reduction_factor: float, like: Tensor) -> tuple[nn.M
     """
     if reduction_factor == 1.0:
         return nn.Identity(), nn.Identity()
-    Q = torch.empty(k_i, k, dtype=torch.float32, device="cpu")
-    nn.init.orthogonal_(Q, gain=(k / k_i) ** 0.25)
-
-    def linear() -> nn.Linear:
-        made = nn.Linear(k, k_i, bias=False, device="meta")
-        made.weight = nn.Parameter(Q.to(like.device, like.dtype, copy=True))
-        return made
-
-    return linear(), linear()
+    A, B = (nn.Linear(k, k_i, bias=False, device="meta", dtype=like.dtype) for _ in range(2))
+    if not like.is_meta:  # there neither memory nor time is spent on a start
+        Q = torch.empty(k_i, k, dtype=torch.float32, device="cpu")
+        nn.init.orthogonal_(Q, gain=(k / k_i) ** 0.25)
+        for each in (A, B):
+            each.weight = nn.Parameter(Q.to(like.device, like.dtype, copy=True))
+    return A, B
 
 
 def _checked_cutoffs(name: str, cutoffs: Sequence[int], labels: int) -> tuple[int, ...]:
