@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from drill.captured import CapturedGradients
+from drill.kernels import beside
 from tests.tiny_translations import small_translator
 
 both_devices = pytest.mark.parametrize(
@@ -39,6 +40,21 @@ def loss_of(model: nn.Module):
         return nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
 
     return loss
+
+
+def test_labels_have_room_beside_recurrences():
+    model, known = make("cpu"), []
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        room = beside._room.get()
+        known.append(room is not None and room.knows(list(model.parameters())))
+        return loss_of(model)(x, y)
+
+    captured = CapturedGradients(model, loss)
+    for batch in batches("cpu")[:4]:
+        captured(*batch)
+    assert known == 4 * [True]
+    assert beside._room.get() is None
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])

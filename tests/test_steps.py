@@ -7,7 +7,7 @@ from torch import nn
 from drill.data import Segment, sequence_lengths, training_segments
 from drill.encoders import AwdLstm
 from drill.graphs import Graphs
-from drill.kernels import sgd_step
+from drill.kernels import beside, sgd_step
 from drill.kernels.lstm import LARGEST_PERSISTENT_BATCH, choose
 from drill.layers import AdaptiveSoftmax, DeepResidual, MixtureOfSoftmaxes, TiedSoftmax
 from drill.models import LanguageModel
@@ -76,6 +76,25 @@ def test_replays_train_as_launches_do(rule, layer):
     for ours, theirs in zip(at.hidden, plain.hidden, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
     assert step.replays
+
+
+def test_labels_have_room_for_the_whole_of_a_step():
+    """Beside recurrences: ``drill.kernels.beside``."""
+    trained, data, at, rule = model(), text(), position(), Sgd()
+    rule.begin(trained.named_parameters())
+    known = []
+    trained.register_forward_pre_hook(lambda *_: known.append(knows_all(trained)))
+    trained.layer.bias.register_hook(lambda grad: known.append(knows_all(trained)))
+    step = RecordedSteps(trained, data, rule, **SETTINGS)
+    for _ in range(2):
+        step(at, Segment(0, 5, 5), 0.0)
+    assert known == 4 * [True]
+    assert beside._room.get() is None
+
+
+def knows_all(trained):
+    room = beside._room.get()
+    return room is not None and room.knows(list(trained.parameters()))
 
 
 def test_a_length_is_launched_once_and_recorded_at_its_second_segment():

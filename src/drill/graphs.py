@@ -58,6 +58,9 @@ class Graphs:
         graph = torch.cuda.CUDAGraph()
         pool = None if self._last is None else self._last.pool()
         torch.cuda.synchronize(self.device)
+        # Memory that two streams of the last recording used is free at the next request outside of
+        # one; without it this recording would take as much again.
+        torch.empty(1, device=self.device)
         collecting = gc.isenabled()
         gc.disable()  # it may free another graph, which a recording does not allow
         try:

@@ -127,7 +127,7 @@ def without_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    monkeypatch.setattr(second_stream, "_others", lambda *first: (Stream(), Stream()))
+    monkeypatch.setattr(second_stream, "_second_to", lambda *first: Stream())
     monkeypatch.setattr(lstm_layers_forward, "layout_on", lambda device, hidden: layout(hidden, 16))
     monkeypatch.setattr(lstm_layers_forward, "run_forward", forward_by_step)
     monkeypatch.setattr(lstm_layers_backward, "run_backward", backward_by_step)

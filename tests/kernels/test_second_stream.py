@@ -21,13 +21,18 @@ class Stream:
         self.waited_for.append(other.cuda_stream)
 
 
+def forget():
+    second_stream._second_to.cache_clear()
+    second_stream._third_to.cache_clear()
+
+
 @pytest.fixture
 def streams(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(Stream, "pool", cycle([7, 8, 9, 10]))
-    second_stream._others.cache_clear()
+    forget()
     yield
-    second_stream._others.cache_clear()
+    forget()
 
 
 def test_the_second_is_not_the_first(streams):
@@ -38,7 +43,34 @@ def test_the_second_is_not_the_first(streams):
         assert second.cuda_stream == 8
     with second_stream.second_stream(first) as again:
         assert again is second
-    assert second_stream.third_stream(first).cuda_stream == 9
+    third = second_stream.third_stream(first)
+    assert third.cuda_stream == 9
+    assert second_stream.third_stream(first) is third
+
+
+def test_no_stream_is_taken_before_it_is_needed(streams):
+    first = Stream("cuda")
+    with second_stream.second_stream(first):
+        pass
+    assert Stream("cuda").cuda_stream == 9
+    for _ in range(2):  # 10, and the first again
+        Stream("cuda")
+    assert second_stream.third_stream(first).cuda_stream == 9  # neither 8, which is the second
+
+
+def test_a_failure_is_not_hidden_by_a_recording_that_it_broke(streams, monkeypatch):
+    first = Stream("cuda")
+
+    def broken(other):
+        raise RuntimeError("the recording is broken")
+
+    def fail():
+        with second_stream.second_stream(first):
+            monkeypatch.setattr(first, "wait_stream", broken)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
 
 
 def test_each_waits_for_the_other_even_where_something_fails(streams):

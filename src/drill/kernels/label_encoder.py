@@ -11,7 +11,7 @@ the reference twin.
 """
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, TypedDict, cast
 
 import torch
 from torch import Tensor
@@ -22,11 +22,24 @@ from drill.kernels.nll import INTERPRETED, Choice, compute_dtype, triton_missing
 from drill.kernels.nll_plan import followed_by_zeros
 from drill.kernels.told import tell_once
 
+MOST_BESIDE = {"ChainEncode": 2**31, "FusedEncode": 2**14}
+"""Labels that each way of encoding takes beside recurrences, as far as that was measured: all maps
+in one launch at 33,278 labels, one after the other at 10,000."""
+
 EncoderImplementation = Literal["auto", "reference", "triton"]
 
 DRAWS = 2**16
 """Random numbers that standard dropout tells apart. It is rounded to so many parts, and what is
 kept is scaled by the rounded one: near 1 the other would be off by more than it drops."""
+
+
+class Built(TypedDict):
+    """How the maps are put together, as a layer says it."""
+
+    activation: str
+    dropout_at: str
+    residual: bool
+    residual_between: bool
 
 
 class KeptBits(NamedTuple):
@@ -103,14 +116,8 @@ def encode_labels(
     else:
         assert masks is None or masks.shape[1] == 1, "masks of single labels are KeptBits"
         given, scale, locked = masks, 1.0, True
-    options = Options(
-        ACTIVATION_CODES[activation],
-        mask_in=masks is not None and dropout_at == "input",
-        mask_out=masks is not None and dropout_at == "output",
-        locked=locked,
-        scale=scale,
-        residual=residual,
-        between=residual_between,
+    options = _options(
+        activation, dropout_at, residual, residual_between, masks is not None, locked, scale
     )
     dtype = compute_dtype(embedding)
     parameters = (*weights, *(biases or ()))
@@ -120,6 +127,43 @@ def encode_labels(
             embedding, given, dtype, options, len(weights), keep, *parameters
         )
     return followed_by_zeros(cast(Tensor, encoded))
+
+
+def gains_beside(
+    embedding: Tensor,  # (V, d)
+    depth: int,
+    *,
+    drops: bool,
+    locked: bool,
+    activation: str,
+    dropout_at: str,
+    residual: bool,
+    residual_between: bool,
+) -> bool:
+    """Whether ``encode_labels`` is known to gain beside recurrences: see ``MOST_BESIDE``."""
+    options = _options(activation, dropout_at, residual, residual_between, drops, locked, 1.0)
+    function = _function(embedding, compute_dtype(embedding), options, depth)
+    return len(embedding) <= MOST_BESIDE.get(function.__name__, 0)
+
+
+def _options(
+    activation: str,
+    dropout_at: str,
+    residual: bool,
+    residual_between: bool,
+    drops: bool,
+    locked: bool,
+    scale: float,
+) -> Options:
+    return Options(
+        ACTIVATION_CODES[activation],
+        mask_in=drops and dropout_at == "input",
+        mask_out=drops and dropout_at == "output",
+        locked=locked or not drops,
+        scale=scale,
+        residual=residual,
+        between=residual_between,
+    )
 
 
 def _function(

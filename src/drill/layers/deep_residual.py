@@ -11,12 +11,14 @@ from typing import cast, get_args
 import torch
 from torch import Tensor, nn
 
-from drill.kernels.beside import beside
+from drill.kernels.beside import beside, recurrence_begun
 from drill.kernels.label_encoder import (
+    Built,
     EncoderImplementation,
     choose_encoder,
     encode_labels,
     fused_missing,
+    gains_beside,
 )
 from drill.kernels.nll import Choice, compute_dtype
 from drill.kernels.told import tell_once
@@ -142,22 +144,24 @@ class DeepResidual(MatrixLayer):
         return choice
 
     def _fused(self, E: Tensor) -> Tensor:
-        linears = [f.linear for f in self.maps]
-        biases = [linear.bias for linear in linears if linear.bias is not None]
-        return beside(self._encoded, E, *(linear.weight for linear in linears), *biases)
+        f, linears = self.maps[0], [f.linear for f in self.maps]
+        how: Built = {
+            "activation": f.activation,
+            "dropout_at": f.dropout_at,
+            "residual": self.residual,
+            "residual_between": self.residual_between,
+        }
 
-    def _encoded(self, E: Tensor, *parameters: Tensor) -> Tensor:
-        f = self.maps[0]
-        return encode_labels(
-            E,
-            parameters[: self.depth],
-            parameters[self.depth :] or None,
-            f.draw_masks(E, self.depth),
-            activation=f.activation,
-            dropout_at=f.dropout_at,
-            residual=self.residual,
-            residual_between=self.residual_between,
-        )
+        def encoded(E: Tensor, *parameters: Tensor) -> Tensor:
+            weights, biases = parameters[: self.depth], parameters[self.depth :]
+            return encode_labels(E, weights, biases or None, f.draw_masks(E, self.depth), **how)
+
+        weights = [linear.weight for linear in linears]
+        biases = [linear.bias for linear in linears if linear.bias is not None]
+        options = {"drops": f.drops, "locked": f.locked}
+        if recurrence_begun() and gains_beside(E, self.depth, **options, **how):
+            return beside(encoded, E, *weights, *biases)
+        return encoded(E, *weights, *biases)
 
 
 def _beyond_fusion(maps: Sequence[LabelMap]) -> str | None:
