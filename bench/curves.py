@@ -66,7 +66,13 @@ def _of(runs: Sequence[Row], precision: str | None) -> list[Row]:
 
 
 def _seeds(runs: Sequence[Row]) -> str:
-    return f"{len(runs)} run{'s' if len(runs) != 1 else ''}"
+    return f"{len(runs)} runs of {seeds(runs)}" if len(runs) != 1 else "1 run"
+
+
+def seeds(runs: Sequence[Row]) -> str:
+    """How many different ones: runs of one seed begin alike, whatever kernels they have."""
+    count = len({run.seed for run in runs})
+    return f"{count} seed{'s' if count != 1 else ''}"
 
 
 def _against(ours: Sequence[float], theirs: float) -> str:

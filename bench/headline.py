@@ -133,17 +133,14 @@ def line_of(beginning: str) -> aims.Line:
 def perplexity(runs: Sequence[report.Row]) -> Figure:
     name, epochs = "ptb-drill-4", curves.MEAN_OF
     command = f"drill train {name} --set training.epochs={epochs[-1]}"
-    ours = [
-        mean(curves.published(run)[epoch] for epoch in epochs)
-        for run in curves.comparable(runs, name)
-        if run.precision == "bfloat16"
-    ]
+    found = [run for run in curves.comparable(runs, name) if run.precision == "bfloat16"]
+    ours = [mean(curves.published(run)[epoch] for epoch in epochs) for run in found]
     if not ours:
         raise missing(f"{epochs[-1]} epochs of {name} in bfloat16", f"{command}` and `{RECORD}")
     theirs = mean(curves.interpolated(curves.CURVES[name], epoch) for epoch in epochs)
     return (
         f"[validation perplexity]({PAGES['models']}) of `{name}`, mean of epochs {epochs[0]} to "
-        f"{epochs[-1]}, {len(ours)} runs",
+        f"{epochs[-1]}, {len(ours)} runs of {curves.seeds(found)}",
         f"{mean(ours):.1f}",
         f"authors' published curve {theirs:.1f}",
         f"`{command}`",
