@@ -58,6 +58,13 @@ def test_what_is_equal_scores_100():
     assert found == pytest.approx([100.0] * 9)
 
 
+def test_the_library_has_no_advice_for_a_young_model(caplog):
+    """A hundred lines that end in " ." are what it learns first."""
+    scores = corpus_scores(["the ."] * 100, ["The dog."] * 100)
+    assert scores.bleu < 100.0
+    assert caplog.messages == []
+
+
 def test_sentences_keep_their_order_and_an_empty_one_scores_0():
     scores = corpus_scores(["", WANTED[1], "Nein."], WANTED, per_sentence=True)
     assert scores.per_sentence is not None
