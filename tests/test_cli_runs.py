@@ -822,8 +822,7 @@ def test_a_line_without_probability_is_json_and_no_success(drill, place):
     assert drill("score", "runs/never", stdin="lamp\n")[0] == 0
 
 
-def test_no_lines_are_scored_as_none_and_told_of(drill, place):
-    """As `drill translate` does: that is right in a pipe, and no fault of a text."""
+def test_a_text_without_a_line_is_refused(drill, place):
     (place / "empty.txt").write_bytes(b"")
     for words, name in (
         (["empty.txt"], "empty.txt"),
@@ -832,7 +831,8 @@ def test_no_lines_are_scored_as_none_and_told_of(drill, place):
         (["--header"], "standard input"),
     ):
         code, out, err = drill("score", "runs/tiny", *words, stdin="")
-        assert (code, out, err) == (0, "", f"{name}: holds no line to score\n")
+        assert (code, out) == (1, "")
+        assert err == f"drill: {name}: holds no line to score; give one sentence a line\n"
     code, out, _ = drill("score", "runs/tiny", stdin="\n")  # an empty line is one
     assert (code, out.split("\t")[1]) == (0, "1")
 

@@ -122,8 +122,8 @@ def score(
             strange |= dict.fromkeys(each.unknown)
             if not infinite and math.isinf(each.perplexity):
                 infinite = count
-        if count == 0:  # no lines in, no lines out, as `drill translate` has it
-            note(f"{name_of(file)}: holds no line to score")
+        if count == 0:  # a figure was asked for, and there is none
+            raise DataError(f"{name_of(file)}: holds no line to score; give one sentence a line")
         if not waited and not as_json:
             _name_unknown([*strange], at_most=NAMED_AT_MOST)
         if infinite:  # printed, but no success: see refuse_infinity
