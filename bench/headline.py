@@ -66,8 +66,8 @@ def losses(rows: Sequence[Row]) -> Iterable[Figure]:
         times = timed(name)["ms_median"] / timed("GEMM floor")["ms_median"]
         return f"{times:.2f} times, {memory:,.0f} MiB"
 
-    what = f"time of a tied head's [loss]({PAGES['speed']}) at an LLM's size over that of its bare "
-    what += "matrix products"
+    what = f"time of a tied head's [loss]({PAGES['speed']}) at an LLM's size, as a multiple of its "
+    what += "matrix products alone"
     peers = {"liger-kernel": "liger-kernel", "cut-cross-entropy": "cut-cross-entropy cce"}
     compiled = over("the same, torch.compile")
     yield what, over("drill auto"), f"torch.compile {compiled}", f"`{command}`"
