@@ -96,6 +96,32 @@ def test_every_number_is_exact(tmp_path, values):
     assert [type(value) for value in found] == [type(value) for value in values]
 
 
+def test_equal_content_makes_equal_files_that_the_library_reads(tmp_path):
+    """Metadata in a table drawn for every file would differ in half of them."""
+    tensors = {"b": random((3, 5), torch.float32), "ä": random((2,), torch.bfloat16)}
+    files = [tmp_path / f"{number}.safetensors" for number in range(12)]
+    for number, path in enumerate(files):
+        order = sorted(tensors, reverse=bool(number % 2))
+        save(path, {name: tensors[name] for name in order}, NUMBERS)
+    assert len({path.read_bytes() for path in files}) == 1
+    read = safetensors.torch.load_file(files[0])
+    assert all(torch.equal(read[name], tensors[name]) for name in tensors)
+
+
+def test_a_file_as_the_library_orders_it_is_read_too(tmp_path, monkeypatch):
+    """So were files of format 2 written before; both orders must have come up."""
+    monkeypatch.setattr(checkpoint, "_in_order", lambda content: (b"", memoryview(content)))
+    orders, held = set(), {"a": torch.arange(3.0)}
+    for _ in range(40):
+        save(tmp_path / "c.safetensors", held, NUMBERS)
+        raw = (tmp_path / "c.safetensors").read_bytes()
+        orders.add(raw.index(b'"drill"') < raw.index(b'"checksum"'))
+        tensors, numbers = load(tmp_path / "c.safetensors")
+        assert torch.equal(tensors["a"], held["a"])
+        assert numbers == NUMBERS
+    assert orders == {True, False}
+
+
 def test_folders_are_made(tmp_path):
     save(tmp_path / "a" / "b" / "c.safetensors", {}, {})
     assert left_beside(tmp_path / "a" / "b" / "c.safetensors") == []

@@ -66,6 +66,8 @@ def test_an_interrupted_run_is_the_same_run(tmp_path, rule, layer, steps, option
         assert {row["averaged"] for row in epochs} == {False, True}  # the switch lies inside
     assert lives == epochs[-1]["step"] // steps + 1
     assert unlike(all_of(tmp_path / "pieces"), whole) == []
+    files = [RunFolder(tmp_path / name).best.read_bytes() for name in ("whole", "pieces")]
+    assert files[0] == files[1]
 
 
 @pytest.mark.gpu

@@ -11,7 +11,7 @@ import os
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import safetensors.torch
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor
 from drill.data.files import NotWritten, write_whole
 
 FORMAT = 2  # another layout takes another number
+LENGTH = 8  # bytes at the start of a safetensors file, which hold the length of its header
 START_OVER = "restore it from a copy, or remove it to start over"
 
 
@@ -29,8 +30,11 @@ class CheckpointError(RuntimeError):
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
-    """Write ``path``, whole or not at all: what stood there before stays until then."""
-    held = {name: _plain(tensor) for name, tensor in tensors.items()}
+    """Write ``path``, whole or not at all: what stood there before stays until then.
+
+    Equal tensors and numbers make equal files, byte for byte.
+    """
+    held = {name: _plain(tensor) for name, tensor in sorted(tensors.items())}
     note = json.dumps(
         {
             "format": FORMAT,
@@ -39,11 +43,17 @@ def save(path: Path, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) 
         }
     )
     content = safetensors.torch.save(held, {"drill": note, "checksum": _text_checksum(note)})
+    header, values = _in_order(content)
+
+    def fill(stream: BinaryIO) -> None:
+        stream.write(header)
+        _write(stream, values)
+
     try:
-        write_whole(path, lambda stream: _write(stream, content))
+        write_whole(path, fill)
         _settle(path.parent)
     except OSError as error:
-        room = NotWritten(path, error, len(content)).room
+        room = NotWritten(path, error, len(header) + len(values)).room
         raise CheckpointError(
             f"{path}: cannot be written ({error.strerror or error}{room}); make room or choose "
             "another folder, then run the same command: it goes on from the checkpoint before"
@@ -159,7 +169,21 @@ def _digest(checksums: Mapping[str, int]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _write(stream: Any, content: bytes) -> None:
+def _in_order(content: bytes) -> tuple[bytes, memoryview]:
+    """A safetensors file as its header, with sorted metadata, and the values of its tensors.
+
+    The library keeps metadata in a table that it draws anew for every file, so two of the same
+    content would differ.
+    """
+    end = LENGTH + int.from_bytes(content[:LENGTH], "little")
+    header = json.loads(content[LENGTH:end])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % LENGTH)  # tensors begin at a multiple, as the library has them
+    return len(text).to_bytes(LENGTH, "little") + text, memoryview(content)[end:]
+
+
+def _write(stream: BinaryIO, content: memoryview) -> None:
     stream.write(content)
 
 
