@@ -63,7 +63,8 @@ def stopped(monkeypatch, settings: Settings, folder: Path, steps: int) -> None:
     real = build.rule
     with monkeypatch.context() as patch:
         patch.setattr(build, "rule", lambda held: interrupted_after(steps, real(held)))
-        assert not train_run(settings, folder, device="cpu").finished
+        with pytest.raises(KeyboardInterrupt):
+            train_run(settings, folder, device="cpu")
 
 
 # -- a run and back -------------------------------------------------------------------------------

@@ -209,7 +209,8 @@ def test_limits_that_a_run_is_beyond_do_not_end_it(here, tmp_path, monkeypatch):
     real, folder = build_translation.rule, tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr(build_translation, "rule", lambda held: interrupted_after(2, real(held)))
-        assert not train_run(small(), folder, device="cpu").finished
+        with pytest.raises(KeyboardInterrupt):
+            train_run(small(), folder, device="cpu")
     before = RunFolder(folder).last.read_bytes()
     for limit in ("updates=1", "max_minutes=1e-9"):
         name = limit.partition("=")[0]
@@ -223,7 +224,8 @@ def test_the_same_command_resumes(here, monkeypatch):
     real = build_translation.rule
     with monkeypatch.context() as patch:
         patch.setattr(build_translation, "rule", lambda held: interrupted_after(4, real(held)))
-        assert not train_run(small(), "runs/again", device="cpu").finished
+        with pytest.raises(KeyboardInterrupt):
+            train_run(small(), "runs/again", device="cpu")
     torch.manual_seed(99)
     assert train_run(small(), "runs/again", device="cpu").finished
     assert unlike(all_of("runs/again"), all_of("runs/tiny")) == []

@@ -8,7 +8,9 @@ run.model, run.vocabulary
 
 import inspect
 import logging
+import shlex
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +31,7 @@ from drill.data import (
     refuse_missing,
 )
 from drill.encoders import ENCODERS
+from drill.interrupts import pass_on
 from drill.layers import LAYERS, OutputLayer
 from drill.machine import pick_device
 from drill.models import LanguageModel
@@ -139,6 +142,7 @@ def train_run(
     data_progress: Any = None,
     opened: Callable[[str], None] | None = None,
     quiet: bool = False,
+    pass_on_signals: bool = True,
 ) -> Outcome | TranslationOutcome:
     """Train in ``folder``, from the beginning or from where a run of these settings stopped.
 
@@ -148,6 +152,10 @@ def train_run(
     opened    is told what will be trained, once all settings are checked, and of what size, once
               the data is read
     quiet     says nothing; else, where both of these are None, lines on stderr do
+
+    Ctrl-C saves everything and is a KeyboardInterrupt then, which says where the run stopped and
+    how it goes on; SIGTERM saves and then ends the process, as ever. Without ``pass_on_signals``
+    an unfinished outcome tells of them, which has no test: that is for callers who look at it.
     """
     if progress is None and opened is None and not quiet:
         lines = ProgressLines()
@@ -162,12 +170,23 @@ def train_run(
 
         train_task = train_translation
     with world(place) as processes:
-        if not processes.first:
-            return train_task(settings, run, place, processes, progress, data_progress, None)
-        with run.locked():
-            outcome = train_task(settings, run, place, processes, progress, data_progress, opened)
-            forget_idle_lives(run)
-            return outcome
+        told = (progress, data_progress, opened if processes.first else None)
+        with run.locked() if processes.first else nullcontext():
+            outcome = train_task(settings, run, place, processes, *told)
+            if processes.first:
+                forget_idle_lives(run)
+    if outcome.interrupted and pass_on_signals:
+        pass_on(outcome.signal, _interrupted(outcome, run))
+    return outcome
+
+
+def _interrupted(outcome: Outcome | TranslationOutcome, run: RunFolder) -> str:
+    if outcome.finished:
+        return f"{run.path}: has ended all the same; the same call of train_run gives its outcome"
+    return (
+        f"{run.path}: stopped in epoch {outcome.epoch}; all is saved: the same call of train_run "
+        f"goes on, or drill train {shlex.quote(str(run.path))}"
+    )
 
 
 def train_language_model(

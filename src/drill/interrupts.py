@@ -1,10 +1,13 @@
-"""Ctrl-C and SIGTERM as a flag that is read between steps."""
+"""Ctrl-C and SIGTERM: a flag that is read between steps, and later a signal again."""
 
+import logging
 import signal
 import threading
 import time
 from types import FrameType
 from typing import Any, Self
+
+logger = logging.getLogger("drill")
 
 
 class Interrupts:
@@ -14,8 +17,8 @@ class Interrupts:
             while not interrupts.asked:
                 step()
 
-    Signals of one moment count as one. Python hands them to the main thread alone: in any other one
-    this does nothing.
+    ``number`` is that first signal; signals of one moment count as one. Python hands them to the
+    main thread alone: in any other one this does nothing.
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -23,6 +26,7 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.asked = False
+        self.number: int | None = None
         self._heard = 0.0
         self._before: dict[signal.Signals, Any] = {}
 
@@ -38,7 +42,7 @@ class Interrupts:
         # The handlers stay until the second signal comes: Python may know of it already, and says
         # with a traceback that it finds none.
         if not self.asked:
-            self.asked, self._heard = True, time.monotonic()
+            self.asked, self.number, self._heard = True, number, time.monotonic()
         elif time.monotonic() - self._heard >= self.TOGETHER:
             self._restore()
             signal.raise_signal(number)
@@ -47,3 +51,18 @@ class Interrupts:
         for each, handler in self._before.items():
             signal.signal(each, handler)
         self._before = {}
+
+
+def pass_on(number: int | None, sentence: str) -> None:
+    """Do now what a noted signal does elsewhere, with a sentence on what it has stopped.
+
+    Ctrl-C is a KeyboardInterrupt that holds the sentence. So is a signal that is ignored elsewhere,
+    or that another process heard (None): work has stopped, so the caller has to know. SIGTERM ends
+    the process, or is given to its handler, once the sentence is logged; this returns where a
+    handler does.
+    """
+    handler = None if number is None else signal.getsignal(number)
+    if number is None or handler in (signal.default_int_handler, signal.SIG_IGN):
+        raise KeyboardInterrupt(sentence)
+    logger.warning(sentence)
+    signal.raise_signal(number)

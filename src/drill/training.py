@@ -50,6 +50,7 @@ class Outcome:
     elapsed: float  # seconds of training, resumed or not
     interrupted: bool = False  # by Ctrl-C or SIGTERM, be it too late to leave anything undone
     out_of_time: bool = False  # ended by max_minutes: a larger one goes on
+    signal: int | None = None  # which one; None where another process was interrupted
 
 
 def train(
@@ -188,7 +189,16 @@ def train(
                     save(at, model, rule, folder, world)
                     saved = time.monotonic()
                 if urge >= 2.0:
-                    return Outcome(False, at.epoch, at.best_epoch, at.best, None, at.elapsed, True)
+                    return Outcome(
+                        finished=False,
+                        epoch=at.epoch,
+                        best_epoch=at.best_epoch,
+                        valid=at.best,
+                        test=None,
+                        elapsed=at.elapsed,
+                        interrupted=True,
+                        signal=interrupts.number,
+                    )
 
             at.loss = finite(at.mean_loss(world), at, rule, folder)
             refuse_damaged(at, model, rule, folder)
@@ -216,8 +226,17 @@ def train(
             folder.append_test(at.test_row(test))
         test = world.from_first(test)
         late = world.largest(interrupts.asked) > 0.0
-        cut = not at.complete(limits)
-        return Outcome(True, at.epochs(), at.best_epoch, at.best, test, at.elapsed, late, cut)
+        return Outcome(
+            finished=True,
+            epoch=at.epochs(),
+            best_epoch=at.best_epoch,
+            valid=at.best,
+            test=test,
+            elapsed=at.elapsed,
+            interrupted=late,
+            out_of_time=not at.complete(limits),
+            signal=interrupts.number,
+        )
 
 
 def _kept(at: Position, row: dict[str, Any], test: Tensor, limits: Limits) -> Outcome:

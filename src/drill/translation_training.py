@@ -65,6 +65,7 @@ class TranslationOutcome:
     elapsed: float  # seconds of training, resumed or not
     interrupted: bool = False  # by Ctrl-C or SIGTERM, be it too late to leave anything undone
     out_of_time: bool = False  # ended by max_minutes: a larger one goes on
+    signal: int | None = None  # which one; None where another process was interrupted
 
 
 def train_translator(
@@ -220,7 +221,7 @@ def train_translator(
                     except Stopped:
                         at.broken_off = True
                         save(at, model, rule, folder, world)
-                        return _unfinished(at)
+                        return _unfinished(at, interrupts)
                     row["kind"] = "epoch" if whole else "validation"
                     tell(folder, world, progress, pace.report(at.share(limits), row))
                     pace.restart(at.share(limits))
@@ -240,7 +241,7 @@ def train_translator(
                     save(at, model, rule, folder, world)
                     saved = time.monotonic()
                 if urge >= 2.0:
-                    return _unfinished(at)
+                    return _unfinished(at, interrupts)
             if at.batch == len(batches):
                 at.next_epoch()
                 pace.restart(at.share(limits))
@@ -263,11 +264,21 @@ def train_translator(
             elapsed=at.elapsed,
             interrupted=world.largest(interrupts.asked) > 0.0,
             out_of_time=not at.complete(limits),
+            signal=interrupts.number,
         )
 
 
-def _unfinished(at: TranslationPosition) -> TranslationOutcome:
-    return TranslationOutcome(False, at.epoch, at.best_epoch, at.best, None, at.elapsed, True)
+def _unfinished(at: TranslationPosition, interrupts: Interrupts) -> TranslationOutcome:
+    return TranslationOutcome(
+        finished=False,
+        epoch=at.epoch,
+        best_epoch=at.best_epoch,
+        valid=at.best,
+        test=None,
+        elapsed=at.elapsed,
+        interrupted=True,
+        signal=interrupts.number,
+    )
 
 
 def _refuse_to_train_nothing(at: TranslationPosition, limits: Limits, folder: RunFolder) -> None:

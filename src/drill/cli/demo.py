@@ -53,7 +53,12 @@ def demo(
     for name, settings in planned.items():
         with told_if_stopped_early(runs / name), TrainingDisplay() as display:
             outcome = train_run(
-                settings, runs / name, device="cpu", progress=display.show, opened=display.say
+                settings,
+                runs / name,
+                device="cpu",
+                progress=display.show,
+                opened=display.say,
+                pass_on_signals=False,
             )
         if not outcome.finished or outcome.interrupted:
             note("stopped; all is saved, the same command goes on")

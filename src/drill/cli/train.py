@@ -161,6 +161,7 @@ def _trained(settings: Settings, folder: Path, device: str, quiet: bool) -> bool
             progress=display.show,
             data_progress=counted,
             opened=opened,
+            pass_on_signals=False,
         )
     if first:
         _print_outcome(outcome, folder)
