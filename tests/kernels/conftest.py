@@ -14,3 +14,14 @@ def multiply(monkeypatch):
             monkeypatch.setattr(label_encoder, "_function", lambda *given: PointwiseEncode)
 
     return choose
+
+
+@pytest.fixture
+def few_programs(monkeypatch):
+    """Larger tiles in the fused label encoder: the interpreter runs one after the other.
+
+    A width of 144 still has three of them in a row, the last one ragged.
+    """
+    monkeypatch.setattr("drill.kernels.label_encoder_bits._BLOCK", 8192)
+    monkeypatch.setattr("drill.kernels.label_encoder_fused._U_ROWS", 64)
+    monkeypatch.setattr("drill.kernels.label_encoder_fused._ROWS", 64)

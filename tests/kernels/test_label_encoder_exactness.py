@@ -12,6 +12,7 @@ from tests.kernels.test_label_encoder import (
     Masks,
     by_whom,
     every_option,
+    every_way,
     given,
     interpreted,
     relative,
@@ -21,8 +22,8 @@ from tests.kernels.test_label_encoder import (
 
 
 @interpreted
-@by_whom
-@every_option
+@pytest.mark.usefixtures("few_programs")
+@every_way
 def test_fused_is_no_less_exact_than_the_loop_in_half_precision(options, products, multiply):
     multiply(products)
     layer, masks, grad = given(150, 64, **options)
