@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning"),
 ]
 
-SIZES = [(14, 3, 37, 6), (1, 1, 1, 1), (3, 2, 2, 5), (9, 15, 50, 13)]  # N, K, V, k
+SIZES = [(10, 3, 37, 6), (1, 1, 1, 1), (3, 2, 2, 5), (4, 15, 50, 13)]  # N, K, V, k
 N, K, V, k = SIZES[0]
 
 
@@ -76,6 +76,11 @@ def mixture(
     return Mixture(log_prior, contexts, weight, b, targets).to(dtype, device)
 
 
+def many_tokens(engine: Engine) -> int:
+    """Enough that roundings average out: fifteen chunks, or six where rows are interpreted."""
+    return 22 if (engine.impl, engine.device) == ("triton", "cpu") else 60
+
+
 def by_definition(given: Mixture, reduction: str) -> Tensor:
     """-log sum_e pi_e softmax(c_e W^T + b)[y], in plain words of PyTorch."""
     logits = given.contexts @ given.weight.t()
@@ -88,7 +93,7 @@ def by_definition(given: Mixture, reduction: str) -> Tensor:
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    """Chunks of four tokens at the first size: three whole ones and a rest."""
+    """Chunks of four tokens at the first size: two whole ones and a rest."""
     monkeypatch.setattr(nll_mixture, "MIN_ROWS", 1)
     for device in ("cpu", "cuda"):
         monkeypatch.setitem(nll_plan.ALIGN, device, 8)  # 37 labels are padded to 40
@@ -191,20 +196,20 @@ def test_any_size_gives_what_the_reference_gives(engine, size, rows_of_both_kind
 @every_dtype
 @every_engine
 def test_errors_are_those_of_plain_pytorch(engine, dtype):
-    given = mixture(60, K, V, k, dtype=dtype, device=engine.device)
+    given = mixture(many_tokens(engine), K, V, k, dtype=dtype, device=engine.device)
     no_worse_than_eager(given, engine, dtype)
 
 
 @every_dtype
 @every_engine
 def test_a_mixture_without_bias_is_as_exact(engine, dtype):
-    given = mixture(60, K, V, k, bias=False, dtype=dtype, device=engine.device)
+    given = mixture(many_tokens(engine), K, V, k, bias=False, dtype=dtype, device=engine.device)
     no_worse_than_eager(given, engine, dtype)
 
 
 @every_engine
 def test_autocast_is_as_exact_and_gives_gradients_in_the_parameters_dtype(engine):
-    given = mixture(60, K, V, k, device=engine.device)
+    given = mixture(many_tokens(engine), K, V, k, device=engine.device)
     with torch.autocast(engine.device, dtype=torch.bfloat16):
         no_worse_than_eager(given, engine, torch.float32)
 
@@ -423,11 +428,11 @@ def test_a_maximum_may_come_at_the_end_of_a_row(engine, dtype, monkeypatch):
     """What was written before it, in the measure of lower logits, is brought to its measure."""
     if engine.impl == "triton":
         monkeypatch.setattr("drill.kernels.nll_mixture_triton.BLOCK", 8)
-    given = mixture(60, K, V, k, dtype=dtype, device=engine.device)
+    given = mixture(many_tokens(engine), K, V, k, dtype=dtype, device=engine.device)
     with torch.no_grad():
         given.bias.copy_((torch.arange(V) // 8 - 4) * 30)  # more than a block's maximum leaves
         given.bias[::3] -= 60
-    given.targets.copy_(torch.arange(60) % 10 + 24)
+    given.targets.copy_(torch.arange(len(given.targets)) % 10 + 24)
     truth, plain = eager(given.to(torch.float64)), eager(given)
     for exact, rough, fast in zip(truth, plain, given.solve(impl=engine.impl), strict=True):
         slack = 2 * torch.finfo(dtype).eps * exact.norm()
@@ -439,7 +444,7 @@ def test_a_maximum_may_come_at_the_end_of_a_row(engine, dtype, monkeypatch):
 @every_dtype
 @every_engine
 def test_a_label_without_a_finite_logit_is_nan(engine, dtype, label, value, rows_of_both_kinds):
-    given = mixture(N, K, V, k, dtype=dtype, device=engine.device)
+    given = mixture(5, K, V, k, dtype=dtype, device=engine.device)  # two chunks
     with torch.no_grad():
         given.bias[label] = value
     loss, _, contexts, weight, bias = given.solve(impl=engine.impl)
@@ -515,7 +520,7 @@ def test_peak_memory_is_the_budget_and_the_gradients(size, dtype, monkeypatch):
 
 
 WAYS = {
-    "one sweep, 4 of 14 tokens": {},
+    "one sweep, 4 of 10 tokens": {},
     "nothing to differentiate": {"trained": False},
     'impl="reference"': {"impl": "reference"},
     "each token's gradient has a factor of its own": {"reduction": "none"},
