@@ -31,6 +31,7 @@ from typing import Any
 from torch import Tensor
 
 from drill import checkpoint
+from drill.as_before import AsBefore
 from drill.data.files import NotWritten, remove_parts, write_whole
 
 logger = logging.getLogger("drill")
@@ -64,13 +65,16 @@ class RunFolder:
     def locked(self) -> Iterator[None]:
         """Keep every other process from training in this folder.
 
-        A killed one holds no lock; what it had written only in part is removed. Where Ctrl-C comes
-        before anything is trained, no folder stays that was made here.
+        A killed one holds no lock; what it had written only in part is removed. Where a fault or
+        Ctrl-C comes before anything is trained, the folder is left as it was, and none that was
+        made here stays.
         """
+        lock = self.path / ".lock"
         try:
             made = [path for path in (self.path, *self.path.parents) if not path.exists()]
+            locked_before = lock.exists()
             self.path.mkdir(parents=True, exist_ok=True)
-            stream = (self.path / ".lock").open("a")
+            stream = lock.open("a")
         except OSError as error:
             raise RunFolderError(
                 f"{self.path}: cannot be made or written ({error.strerror}); choose another folder"
@@ -96,31 +100,34 @@ class RunFolder:
                 self.line_start,
             ):
                 remove_parts(path)
+            before = AsBefore(self._written_before_training(), self._written_by_training())
             try:
                 yield
-            except KeyboardInterrupt:
-                if made and not self.has_trained():
-                    for path in self._written_before_training():
-                        path.unlink(missing_ok=True)
+            except BaseException:
+                if before.put_back() and not locked_before:
+                    lock.unlink(missing_ok=True)
                 raise
             finally:
-                self._leave_nothing(made)
+                self._leave_nothing(made, ours=bool(made) or locked_before)
 
     def has_trained(self) -> bool:
         """Whether there is something to go on from or to use."""
-        return any(path.exists() for path in (self.last, self.best, self.metrics))
+        return any(path.exists() for path in self._written_by_training())
 
     def _written_before_training(self) -> tuple[Path, ...]:
         return self.recipe, self.vocabulary, self.subwords, self.target_counts, self.environment
 
-    def _leave_nothing(self, made: Sequence[Path]) -> None:
-        """A folder in which nothing was begun goes again, with those above it that were ``made``
-        for it; one of other files stays as it was."""
+    def _written_by_training(self) -> tuple[Path, ...]:
+        return self.last, self.best, self.metrics
+
+    def _leave_nothing(self, made: Sequence[Path], *, ours: bool) -> None:
+        """A folder of ``ours`` in which nothing was begun goes again, with those above it that were
+        ``made`` for it; one of other files, or of none, stays as it was."""
         with contextlib.suppress(OSError):
-            alone = [path.name for path in self.path.iterdir()] == [".lock"]
-            if alone or self.strangers():
-                (self.path / ".lock").unlink()
-            if alone:
+            held = {path.name for path in self.path.iterdir()} - {".lock"}
+            if not held or self.strangers():
+                (self.path / ".lock").unlink(missing_ok=True)
+            if not held and ours:
                 self.path.rmdir()
                 for path in made[1:]:
                     path.rmdir()  # fails, as it should, where another run has come
