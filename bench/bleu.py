@@ -26,12 +26,21 @@ OTHERS = {
 }
 """Scores beside BLEU: their titles and signatures."""
 
+ABOUT = {
+    "europarl": "813,000 pairs of Europarl and news, not the 4.5M pairs of WMT14, so its BLEU does "
+    "not compare with the paper's",
+}
+"""What a corpus is, where its name and the text it is tested on may be taken for another's."""
+
 Layers = Mapping[str, Sequence[Row]]
 """Runs that may be compared: one a seed, in their order, under the name of their layer."""
 
 
 def table(rows: Sequence[Row], kinds: Sequence[str] = ("subword",)) -> Iterable[str]:
-    """BLEU of all corpora, then labels by frequency where `drill evaluate --words` told of them."""
+    """BLEU of all corpora, then labels by frequency where `drill evaluate --words` told of them.
+
+    Without ``kinds`` it is for a page that says itself where its rows come from.
+    """
     groups = comparisons(rows)
     head = "corpus", "layer", "parameters", "BLEU of each seed", "mean", "over tied"
     yield f"| {' | '.join([*head, *(title for title, _ in OTHERS.values())])} |"
@@ -46,7 +55,7 @@ def table(rows: Sequence[Row], kinds: Sequence[str] = ("subword",)) -> Iterable[
             cells = [corpus, name, f"{runs[0].parameters:,}", each, f"{mean(scores):.2f}", over]
             cells += [average_of(runs, key) for key in OTHERS]
             yield f"| {' | '.join(cells)} |"
-    for note in (*signatures(groups), *notes(groups)):
+    for note in (*(origins(groups) if kinds else ()), *signatures(groups), *notes(groups)):
         yield from ("", note)
     for corpus, layers in groups.items():
         for kind in kinds:
@@ -139,6 +148,21 @@ def average_of(runs: Sequence[Row], key: str) -> str:
     """Empty where a row does not tell: older ones hold BLEU alone."""
     found = [row.extra[key] for row in runs if key in row.extra]
     return f"{mean(found):.2f}" if len(found) == len(runs) else ""
+
+
+def origins(groups: Mapping[str, Layers]) -> Iterable[str]:
+    """Of each corpus what it is, where that is unclear, and what its rows were made by."""
+    for corpus, layers in groups.items():
+        rows = [row for runs in layers.values() for row in runs]
+        about = ABOUT.get(corpus_of(rows[0]))
+        made: dict[str, list[str]] = {}
+        for row in rows:
+            made.setdefault(f"{row.device}, torch {row.torch}", []).append(row.commit or "unknown")
+        told = (
+            f"{machine}, commit {' and '.join(sorted(set(commits)))}"
+            for machine, commits in sorted(made.items())
+        )
+        yield f"{corpus}: {f'**{about}**; ' if about else ''}{'; '.join(told)}."
 
 
 def signatures(groups: Mapping[str, Layers]) -> Iterable[str]:
