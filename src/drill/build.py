@@ -276,7 +276,8 @@ def finetuning(run: Path | str) -> Settings:
     if settings.task == TRANSLATION:
         raise SettingsError(
             f"{folder.path}: holds a translator, and finetuning is for language models; go on with "
-            "it by a larger training.epochs"
+            f"it by a larger training.epochs, or on another text by drill train {folder.recipe} "
+            f"--name NAME --set start={folder.path} --set data.corpus=FOLDER"
         )
     if settings.optimizer[NAME] == "adamw":
         raise SettingsError(

@@ -58,6 +58,7 @@ from drill.recipes import NAME, SettingsError
 from drill.resuming import has_begun, with_text
 from drill.run_folder import RunFolder, RunFolderError
 from drill.steps import TRAINING_LOG
+from drill.translation_start import ranks_labels, translation_start
 from drill.translation_steps import own_batches, translation_ways, why_not_captured
 from drill.translation_training import TranslationOutcome, train_translator
 from drill.translator import Translator
@@ -107,13 +108,12 @@ def translator(
         raise makes_no_model(settings, error) from None
 
 
-def rehearse_translation(settings: Settings, processes: World) -> None:
-    """Build the rule, and the model without its memory: faults show before a text is read."""
-    refuse_lacking(f"the recipe {settings.recipe} needs", *packages_of(settings))
+def rehearse_translation(settings: Settings, processes: World, words: int) -> None:
+    """Build the rule, and the model of so many subwords without its memory: faults show before a
+    text is read."""
     refuse_missing_pairs(*(settings.data[key] for key in ("corpus", "source", "target")))
     rule(settings)
     own_batches(settings.training["accumulate"], processes)
-    words = settings.subwords["size"]
     with weightless():
         model = translator(settings, words, lambda: [1] * words, "meta")
     if isinstance(model.layer, SampledSoftmax) and settings.training["label_smoothing"]:
@@ -152,10 +152,17 @@ def train_translation(
 ) -> TranslationOutcome:
     """What ``drill.build.train_run`` does for these settings."""
     begun = has_begun(settings, run, processes)
-    rehearse_translation(settings, processes)
+    refuse_lacking(f"the recipe {settings.recipe} needs", *packages_of(settings))
+    start, kept = None, None
+    if settings.start is not None and not run.last.exists():
+        start = translation_start(settings, settings.start)
+        kept = start.subwords
+    elif begun:
+        kept = Subwords.load(run.subwords)
+    words = settings.subwords["size"] if kept is None else len(kept)
+    rehearse_translation(settings, processes, words)
     if opened is not None:
         opened(opening(settings, run, device, processes))
-    kept = Subwords.load(run.subwords) if begun else None
     if not processes.first:
         processes.wait()  # the first process learns and caches what the others read
     data = pairs(settings, kept, data_progress if processes.first else None)
@@ -163,18 +170,24 @@ def train_translation(
         processes.wait()
     torch.manual_seed(settings.training["seed"])
     counts: list[int] = data.target_counts().tolist()
+    if settings.start is not None and ranks_labels(settings):
+        ranked = (run, settings) if start is None else (start.folder, start.settings)
+        counts = _counts(*ranked, data.subwords)
     model = translator(settings, len(data.subwords), lambda: counts, device)
+    begins = None if start is None else start.load_into(model)
     found: list[str] = []
     if processes.first and not leave_ended(run, settings):
         data.subwords.save(run.subwords)
         run.write_text(run.target_counts, json.dumps(counts) + "\n")
         found = _ways(settings, model, device, processes)
-        texts = {"pairs": data.checksum, "pairs_of": data.checksums}
-        keep_environment(run, settings, model, device, processes, found, **texts)
+        more: dict[str, Any] = {"pairs": data.checksum, "pairs_of": data.checksums}
+        if begins is not None:
+            more["start"] = begins
+        keep_environment(run, settings, model, device, processes, found, **more)
         run.write_text(run.recipe, settings.to_toml())
     if opened is not None:
         text = f"{len(data.train):,} pairs, {len(data.subwords):,} subwords"
-        opened(sizes(settings, run, model, text))
+        opened(sizes(settings, run, model, text, None, None if start is None else start.remark()))
     if found and device.type == "cuda":
         training_log.info("training on %s: %s", device, "; ".join(found))
     return train_translator(
@@ -262,6 +275,8 @@ def load_translation(
 def _counts(run: RunFolder, settings: Settings, subwords: Subwords) -> list[int]:
     """How often each label is asked for in training; runs of old have not written it down."""
     if not run.target_counts.exists():
+        if settings.start is not None:  # the counts may be those of the run it started from
+            raise RunFolderError(f"{run.target_counts}: is missing; restore it from a copy")
         told: list[int] = _data(run, settings, subwords).target_counts().tolist()
         return told
     try:
