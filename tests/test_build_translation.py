@@ -56,7 +56,7 @@ def test_a_run_comes_back_as_it_was(here):
 def test_what_is_trained_is_said_in_short_lines_before_it_is(here, tmp_path):
     said: list[str] = []
     train_run(small("training.updates=1"), tmp_path / "run", device="cpu", opened=said.append)
-    (first, third), (second,) = (each.splitlines() for each in said)
+    (first, third), (second, _) = (each.splitlines() for each in said)
     assert first == f"training mt-demo in {tmp_path / 'run'}: deep-residual (depth 2)"
     run = load_translation(tmp_path / "run", device="cpu")
     own = 2 * (8 * 8 + 8) + 262  # two maps and the bias

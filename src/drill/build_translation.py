@@ -9,7 +9,7 @@ run.model, run.subwords
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ from drill.data.packages import refuse_lacking
 from drill.encoders import Transformer
 from drill.layers import SampledSoftmax
 from drill.machine import pick_device
-from drill.opening import opening, sizes
+from drill.opening import left_out, opening, sizes
 from drill.parallel import World
 from drill.precision import autocast_dtype
 from drill.progress import Progress
@@ -181,13 +181,16 @@ def train_translation(
         run.write_text(run.target_counts, json.dumps(counts) + "\n")
         found = _ways(settings, model, device, processes)
         more: dict[str, Any] = {"pairs": data.checksum, "pairs_of": data.checksums}
+        more["filtered"] = asdict(data.train.report)
         if begins is not None:
             more["start"] = begins
         keep_environment(run, settings, model, device, processes, found, **more)
         run.write_text(run.recipe, settings.to_toml())
     if opened is not None:
         text = f"{len(data.train):,} pairs, {len(data.subwords):,} subwords"
-        opened(sizes(settings, run, model, text, None, None if start is None else start.remark()))
+        dropped = left_out(data.train.report, settings.filters)
+        remark = None if start is None else start.remark()
+        opened(sizes(settings, run, model, text, dropped, remark))
     if found and device.type == "cuda":
         training_log.info("training on %s: %s", device, "; ".join(found))
     return train_translator(

@@ -7,7 +7,7 @@ import torch
 
 from drill.analysis.cost import own_parameters
 from drill.config import OVER, TRANSLATION, Settings
-from drill.data import UNK, Corpus, Ids, Vocabulary
+from drill.data import UNK, Corpus, FilterReport, Ids, Vocabulary
 from drill.layers import LAYERS
 from drill.machine import device_name
 from drill.models import LanguageModel
@@ -39,7 +39,7 @@ def sizes(
     run: RunFolder,
     model: LanguageModel | Translator,
     text: str,
-    unknown: str | None = None,
+    again: str | None = None,
     *remarks: str | None,
 ) -> str:
     """One line, once the text is read: parameters and corpus.
@@ -47,17 +47,17 @@ def sizes(
     One more where a recipe leaves sizes to the defaults and has no base to say so, and one for
     each remark on a run that begins.
 
-    text     what of the corpus is trained on, such as ``"929,589 tokens, 10,000 words"``
-    unknown  what ``share_of_unknown`` says: a run that goes on says it again, since nobody can read
-             its perplexities without it
+    text   what of the corpus is trained on, such as ``"929,589 tokens, 10,000 words"``
+    again  what ``share_of_unknown`` or ``left_out`` says: a run that goes on says it again, since
+           nobody can read its perplexities, or that number of pairs, without it
     """
     line = (
         f"  {model.parameter_count():,} parameters, {own_parameters(model.layer):,} of them the "
         f"layer's own; {settings.data['corpus']}: {text}"
     )
-    told = [sizes_by_default(settings), unknown, *remarks]
+    told = [sizes_by_default(settings), again, *remarks]
     if run.last.exists():
-        told = [] if has_ended(run, settings) else [unknown]
+        told = [] if has_ended(run, settings) else [again]
     return "\n".join([line, *(each for each in told if each is not None)])
 
 
@@ -92,6 +92,22 @@ def share_of_unknown(
         words = f"{cut:,} word{'' if cut == 1 else 's'}"
         reasons.insert(0, f"for {words} {' or '.join(limits)}")
     return f"{UNK} stands {' and '.join(reasons)}: {shares}; perplexities take it for one word"
+
+
+def left_out(report: FilterReport, filters: dict[str, Any]) -> str | None:
+    """A sentence on the training pairs that filters have dropped, and which; None without any."""
+    dropped = report.pairs - report.kept
+    if not dropped:
+        return None
+    reasons = {
+        "without words on a side (filters.minimum)": report.empty,
+        "seen before (filters.deduplicate)": report.duplicate,
+        f"below {filters['minimum']} subwords (filters.minimum)": report.short,
+        f"above {filters['maximum']} subwords (filters.maximum)": report.long,
+        f"with one side over {filters['ratio']} times the other (filters.ratio)": report.ratio,
+    }
+    told = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items() if count)
+    return f"{dropped:,} of {report.pairs:,} training pairs are left out: {told}"
 
 
 def few_updates(settings: Settings, tokens: int) -> str | None:
