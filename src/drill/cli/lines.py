@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from drill.data import DataError
-from drill.data.files import BYTE_ORDER_MARK, UNPACKING_FAULTS
+from drill.data.files import BYTE_ORDER_MARK, GZIP, UNPACKING_FAULTS, XZ
 from drill.data.parallel_text import opened_text
 
 CHUNK = 1 << 16
@@ -24,25 +24,33 @@ def name_of(file: Path | None) -> str:
 def blocks_of_lines(file: Path | None, *, nul: bool = False) -> Iterator[list[str]]:
     """Whole lines without their ends; of a terminal one by one, of a pipe what is in it.
 
-    A packed file is unpacked, a byte order mark left out. A line that is no text ends them, after
-    those before it; one that holds NUL is none unless ``nul``.
+    A packed file is unpacked, packed standard input refused, a byte order mark left out. A line
+    that is no text ends them, after those before it; one that holds NUL is none unless ``nul``.
     """
     if file is None or is_standard_input(file):
-        yield from _blocks(sys.stdin.buffer, name_of(file), nul)
+        yield from _blocks(sys.stdin.buffer, name_of(file), nul, plain=True)
     else:
         with opened_text(file) as stream:
             yield from _blocks(stream, name_of(file), nul)
 
 
-def _blocks(stream: Any, name: str, nul: bool) -> Iterator[list[str]]:
+def _blocks(stream: Any, name: str, nul: bool, plain: bool = False) -> Iterator[list[str]]:
     rest, number = b"", 0
     while chunk := _read(stream, name):
+        if plain and number == 0:
+            _refuse_packed(rest + chunk, name)
         *whole, rest = (rest + chunk).split(b"\n")
         if whole:
             yield from _decoded(whole, name, number, nul)
             number += len(whole)
     if rest:
         yield from _decoded([rest], name, number, nul)
+
+
+def _refuse_packed(start: bytes, name: str) -> None:
+    for mark, kind, mend in ((GZIP, "gzip", "gunzip"), (XZ, "xz", "unxz")):
+        if start.startswith(mark):
+            raise DataError(f"{name}: is {kind}, not text; pipe it through {mend}")
 
 
 def _read(stream: Any, name: str) -> bytes:

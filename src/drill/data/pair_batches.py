@@ -99,9 +99,9 @@ class PairBatches:
         if longer.max() > max_tokens and not long_alone:
             worst = int(longer.argmax())
             raise DataError(
-                f"PairBatches: {_named(pairs, worst, subwords)} has {longer[worst]:,} tokens on "
-                f"one side, more than max_tokens ({max_tokens:,}); raise max_tokens, or drop such "
-                "pairs with Filters(maximum=...)"
+                f"{_named(pairs, worst, subwords)} has {longer[worst]:,} tokens on one side, more "
+                f"than max_tokens ({max_tokens:,}) allows in a batch; raise training.max_tokens, "
+                "or drop such pairs with a smaller filters.maximum"
             )
         order = self._by_length(np.arange(len(pairs)))
         self._bounds = _bounds(longer[order], max_tokens)
