@@ -43,6 +43,8 @@ class Search:
     n_best          translations of each line, at most ``beam`` unless they are drawn
     length_penalty  alpha of the beam's score
     sampled         draw them at random instead, with temperature, top_k, top_p and seed
+    max_ratio,      a translation has at most max_ratio * subwords of its line + max_extra
+    max_extra       subwords, the end of either counted; there it ends
     max_source      subwords of a line that are read; a longer line is cut there, and the log
                     ``drill`` names it
     batch_tokens    source subwords that are searched together; halved where a GPU's memory does not
@@ -58,6 +60,8 @@ class Search:
     top_k: int | None = None
     top_p: float | None = None
     seed: int | None = None
+    max_ratio: float = 1.0
+    max_extra: int = 50
     max_source: int = 512
     batch_tokens: int = 4096
     autocast: torch.dtype | None = None
@@ -67,6 +71,11 @@ class Search:
             raise ValueError(f"Search: max_source is at least 1, not {self.max_source}")
         if not math.isfinite(self.length_penalty):
             raise ValueError(f"Search: length_penalty is finite, not {self.length_penalty}")
+        if not (0.0 <= self.max_ratio < math.inf and self.max_extra >= 0):
+            raise ValueError(
+                "Search: max_ratio and max_extra are finite numbers of at least 0, not "
+                f"{self.max_ratio} and {self.max_extra}"
+            )
 
 
 def translate(
@@ -180,7 +189,12 @@ def _searched(
     progress: Progress | None,
 ) -> list[list[Hypothesis]]:
     decoding = Decoding(
-        bos=BEGIN, eos=END, batch_tokens=search.batch_tokens, autocast=search.autocast
+        bos=BEGIN,
+        eos=END,
+        max_ratio=search.max_ratio,
+        max_extra=search.max_extra,
+        batch_tokens=search.batch_tokens,
+        autocast=search.autocast,
     )
     if not sources:
         return []

@@ -1,6 +1,7 @@
 """`drill translate`: lines through a trained translator, in their order, as they are done."""
 
 import json
+import math
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -28,7 +29,8 @@ from drill.translation import Search, Translation, translate_blocks
 def translate(
     run: RunFolderArgument,
     file: Annotated[
-        Path | None, typer.Argument(help="One sentence a line; - or none: standard input.")
+        Path | None,
+        typer.Argument(metavar="FILE", help="One sentence a line; - or none: standard input."),
     ] = None,
     beam: Annotated[
         int | None, typer.Option(min=1, help="Places; the run's by default, at least --n-best.")
@@ -47,6 +49,10 @@ def translate(
     seed: Annotated[int | None, typer.Option(min=0, help="Of --sample: the same again.")] = None,
     scores: Annotated[bool, typer.Option("--scores", help="Line, score and text.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line.")] = False,
+    max_ratio: Annotated[
+        float, typer.Option(help="At most so many subwords for each of the line's,")
+    ] = 1.0,
+    max_extra: Annotated[int, typer.Option(help="and so many more.")] = 50,
     batch_tokens: Annotated[
         int, typer.Option(min=1, help="Subwords searched together; less takes less memory.")
     ] = 4096,
@@ -78,6 +84,11 @@ def translate(
     for name, value in of_samples.items():
         if value is not None and not sample:
             raise SettingsError(f"--{name}: says something about --sample; add that")
+    if temperature is not None and not 0.0 < temperature < math.inf:  # NaN fails too
+        raise SettingsError(
+            f"--temperature {temperature:g}: a temperature is a finite number above 0; for the "
+            "likeliest tokens take --greedy instead of --sample"
+        )
     held = loaded_translator(run, weights, device)
     training = held.settings.training
     chosen: Any = precision.value if precision else training["precision"]
@@ -95,6 +106,8 @@ def translate(
             top_k=top_k,
             top_p=top_p,
             seed=seed,
+            max_ratio=max_ratio,
+            max_extra=max_extra,
             max_source=max_source,
             batch_tokens=batch_tokens,
             autocast=stack.enter_context(products(chosen, where)),
