@@ -1,5 +1,6 @@
 """What is measured of a translator in training: validations, and the test at the end of a run."""
 
+import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,10 +21,13 @@ from drill.parallel import World
 from drill.progress import Pace, Progress
 from drill.run_folder import RunFolder
 from drill.standing import Limits
+from drill.steps import TRAINING_LOG
 from drill.training import SHOW_EVERY
 from drill.translation import Search
 from drill.translation_position import TranslationPosition, averaged, test_row
 from drill.translator import Translator
+
+training_log = logging.getLogger(TRAINING_LOG)
 
 Watch = Callable[[str], Callable[[int, int], None]]
 """The name of some work -> what is called with how much of it is done, and with all there is."""
@@ -180,6 +184,14 @@ def _best_weights(
                 "best": better,
                 "elapsed": at.elapsed,
             }
+        )
+        training_log.info(
+            "mean of the last %d: valid %.2f, %s",
+            len(at.recent),
+            fit.perplexity,
+            f"better than {at.best.perplexity:.2f}, and kept"
+            if better
+            else f"not better than {at.best.perplexity:.2f}, which is kept",
         )
         if better:
             folder.save_averaged(mean, {"steps": sorted(at.recent), "valid": asdict(fit)})
