@@ -32,7 +32,9 @@ def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path(
         "runs/demo.html"
     ),
-    epochs: Annotated[int | None, typer.Option(min=1, help="More take longer.")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Of each model; those of its recipe by default.")
+    ] = None,
 ) -> None:
     """Train tied weights and the paper's layer, and compare them.
 

@@ -42,7 +42,7 @@ LEDGER = "ledger.jsonl"  # beside the folders of runs, so that no file of a proj
 
 def report(
     runs: Annotated[
-        list[Path] | None, typer.Argument(metavar="RUN...", help="Folders of runs.")
+        list[Path] | None, typer.Argument(metavar="RUN", help="Folders of runs.")
     ] = None,
     ledger: Annotated[
         list[Path] | None, typer.Option(help="A results file; may be repeated.")
@@ -137,7 +137,8 @@ def record(
 
 def data(
     corpus: Annotated[
-        str | None, typer.Argument(help="A name, a folder or a file; none lists the names.")
+        str | None,
+        typer.Argument(metavar="CORPUS", help="A name, a folder or a file; none lists the names."),
     ] = None,
     minimum_count: Annotated[int, typer.Option(min=1, help="Rarer words are <unk>.")] = 1,
 ) -> None:

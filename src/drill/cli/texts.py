@@ -80,7 +80,8 @@ def generate(
 def score(
     run: RunFolderArgument,
     file: Annotated[
-        Path | None, typer.Argument(help="One sentence a line; - or none: standard input.")
+        Path | None,
+        typer.Argument(metavar="FILE", help="One sentence a line; - or none: standard input."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
     words: Annotated[bool, typer.Option("--words", help="Also log p of every word.")] = False,

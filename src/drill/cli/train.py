@@ -18,6 +18,7 @@ from drill.cli.display import (
     warn_of_a_crowd,
 )
 from drill.cli.faults import FAULTS, sentence
+from drill.cli.trained import RunFolderArgument
 from drill.config import Settings, recipe, resolved
 from drill.progress_lines import duration
 from drill.recipes import SettingsError, changed, recipe_names
@@ -33,13 +34,14 @@ Changes = Annotated[
 ]
 Runs = Annotated[Path, typer.Option("--runs", help="The folder that holds run folders.")]
 Name = Annotated[
-    str | None, typer.Option(help="The run's folder in --runs; the recipe's or file's name.")
+    str | None,
+    typer.Option(help="The run's folder in --runs; the recipe's or file's name by default."),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")]
 Seeds = Annotated[
     list[int] | None,
-    typer.Option("--seed", help="training.seed; given several times, a run for each."),
+    typer.Option("--seed", help="training.seed; may be repeated, for a run each."),
 ]
 
 
@@ -47,7 +49,7 @@ def train(
     recipes: Annotated[
         list[str],
         typer.Argument(
-            metavar="RECIPE...", help="Names, files ending in .toml, or folders of runs to go on."
+            metavar="RECIPE", help="Names, files ending in .toml, or folders of runs to go on."
         ),
     ],
     change: Changes = None,
@@ -66,6 +68,7 @@ def train(
     wanted = [
         (each, number) for each in recipes for number in (seed if seed is not None else [None])
     ]
+    _refuse_no_name(name)
     if name is not None and len(wanted) > 1:
         raise SettingsError(f"--name {name}: is for one run, but {len(wanted)} are asked for")
     planned: list[tuple[Settings, Path]] = []  # every recipe is checked before the first is trained
@@ -115,10 +118,21 @@ def _is_run_folder(given: str) -> bool:
     return os.path.isdir(given) and given not in recipe_names()  # Path.is_dir() fails on odd names
 
 
+def _refuse_no_name(name: str | None) -> None:
+    """What a script makes of an unset variable would train in the folder of another run."""
+    if name is not None and not name.strip():
+        raise SettingsError("--name: is empty; give the run a name, or leave it out")
+
+
 def finetune(
-    run: Annotated[Path, typer.Argument(help="The folder of a trained run.")],
-    change: Changes = None,
-    name: Name = None,
+    run: RunFolderArgument,
+    change: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. optimizer.lr=5."),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="The new folder beside RUN; RUN-finetune by default.")
+    ] = None,
     device: Device = "auto",
     quiet: Quiet = False,
 ) -> None:
@@ -126,6 +140,7 @@ def finetune(
 
     It ends when it no longer helps.
     """
+    _refuse_no_name(name)
     settings = finetuning(run)
     if change:
         tables = {"recipe": settings.recipe, "start": settings.start, **settings.tables()}

@@ -27,7 +27,9 @@ class Precision(StrEnum):
 
 
 RunFolderArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
-WeightsOption = Annotated[Weights | None, typer.Option(help="Which weights; the best by default.")]
+WeightsOption = Annotated[
+    Weights | None, typer.Option(help="Which weights; the best there are by default.")
+]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 
