@@ -8,6 +8,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from drill.cli.commands import app
+from drill.cli.layers import _ratio
 
 COMMANDS = get_command(app).commands
 
@@ -45,3 +46,16 @@ def test_an_empty_name_is_refused(drill, command, name):
     result = drill(*command, "--name", name)
     assert str(result.exception) == "--name: is empty; give the run a name, or leave it out"
     assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("times", "written"),
+    [
+        (0.000102, "0.0001"),
+        (0.01, "0.01"),
+        (1.0, "1.00"),
+        (4321.5, "4,321.50"),
+    ],
+)
+def test_a_small_ratio_is_not_nothing(times, written):
+    assert _ratio(times) == written

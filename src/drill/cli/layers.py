@@ -65,7 +65,7 @@ def _print_costs(sizes: dict[str, int], rows: list[dict[str, Any]]) -> None:
             row["g_in"],
             f"{row['parameters']:,}",
             _giga(row["train_flops"]),
-            f"{row['train_over_tied']:.2f}",
+            _ratio(row["train_over_tied"]),
             _giga(row["inference_flops"]),
             "yes" if row["folded"] else "no",
         )
@@ -80,6 +80,10 @@ def _print_costs(sizes: dict[str, int], rows: list[dict[str, Any]]) -> None:
     console.print("mixture, sampled and adaptive wrap the tied layer here")
     if narrow := [row["layer"] for row in rows if row["hidden"] != sizes["hidden"]]:
         console.print(f"counted at d_h = d = {d}, which they need: {', '.join(narrow)}")
+
+
+def _ratio(times: float) -> str:
+    return f"{times:,.2f}" if times >= 0.01 else f"{times:.1g}"  # nothing costs nothing
 
 
 def _giga(flops: int) -> str:
