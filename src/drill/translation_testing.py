@@ -109,7 +109,8 @@ def _measured(
             found = best_translations(
                 model, data.subwords, text.source, search, watch("validation, BLEU")
             )
-        return fit, {"valid_bleu": corpus_scores(found, text.target).bleu}
+        scores = corpus_scores(found, text.target, language=data.language)
+        return fit, {"valid_bleu": scores.bleu}
 
 
 def tested(

@@ -48,7 +48,15 @@ OF_DYNAMIC = ("lr", "pull", "epsilon", "every", "limit")
 OF_CACHE = ("window", "theta", "share", "published", "chunk")
 SEARCHED = ("lr", "pull", "theta", "share")
 OF_TEXTS = ("text", "dynamic", "cache", "search", "batch_size", "losses", *OF_DYNAMIC, *OF_CACHE)
-OF_TRANSLATORS = ("beam", "length_penalty", "batch_tokens", "words", "source", "reference")
+OF_TRANSLATORS = (
+    "beam",
+    "length_penalty",
+    "batch_tokens",
+    "words",
+    "tokenize",
+    "source",
+    "reference",
+)
 
 
 def evaluate(
@@ -103,6 +111,10 @@ def evaluate(
         bool,
         typer.Option("--words", help="Of a translator: which words are right, by frequency."),
     ] = False,
+    tokenize: Annotated[
+        str | None,
+        typer.Option(help="Of a translator: how BLEU cuts words; by its language by default."),
+    ] = None,
     source: Annotated[
         Path | None, typer.Option(help="Of a translator: a text of your own, with --reference.")
     ] = None,
@@ -137,6 +149,7 @@ def evaluate(
                 length_penalty=length_penalty,
                 batch_tokens=batch_tokens,
                 words=words,
+                tokenize=tokenize,
                 precision=precision.value if precision else None,
                 as_json=as_json,
                 quiet=quiet,

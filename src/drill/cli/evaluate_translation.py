@@ -15,6 +15,7 @@ from drill.build_translation import TranslationRun
 from drill.cli.display import Counter, console, note
 from drill.cli.evaluation_rows import refuse_infinity, text_of
 from drill.data import DataError, Pairs, ParallelText, encode_pairs, target_counts
+from drill.evaluation.bleu import corpus_scores
 from drill.evaluation.memory import told_of_memory
 from drill.evaluation.translated import translated
 from drill.evaluation.words import LANGUAGES
@@ -42,6 +43,7 @@ def evaluate_translation(
     length_penalty: float | None,
     batch_tokens: int,
     words: bool,
+    tokenize: str | None,
     precision: str | None,
     as_json: bool,
     quiet: bool,
@@ -54,6 +56,8 @@ def evaluate_translation(
     """
     if "train" in splits:
         raise SettingsError("--split train: a translator is evaluated on valid and test")
+    if tokenize is not None:
+        corpus_scores(["-"], ["-"], tokenize=tokenize)  # before lines are searched for minutes
     language = run.settings.data["target"]
     training, device = run.settings.training, torch.device(next(run.model.parameters()).device)
     chosen: Any = precision or training["precision"]
@@ -78,6 +82,7 @@ def evaluate_translation(
                 pairs,
                 Search(**search, batch_tokens=batch_tokens, autocast=autocast),
                 language=language,
+                tokenize=tokenize,
                 progress=progress,
             )
         row = {

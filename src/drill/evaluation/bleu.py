@@ -7,13 +7,26 @@ nothing without its signature: quote both.
 """
 
 import importlib
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from drill.data.files import DataError
 from drill.data.packages import lacking
 from drill.evaluation.words import words
+
+logger = logging.getLogger("drill")
+
+TOKENIZERS = ("13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none")
+"""What BLEU may cut words by: those of sacrebleu that need no network."""
+
+OF_LANGUAGES = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
+"""Languages whose words ``13a`` does not find; of all others it is the default."""
+
+EXTRAS = {"ja-mecab": "sacrebleu[ja]", "ko-mecab": "sacrebleu[ko]"}
+"""Packages that a tokeniser needs beside sacrebleu."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +41,8 @@ class SentenceScores:
 class Scores:
     """Of a whole text, from 0 to 100, each beside the signature that says how it was computed.
 
-    bleu            of plain text, cut into words as the WMT campaigns do ("13a"): the one to report
+    bleu            of plain text, cut into words as the WMT campaigns do ("13a"; Chinese, Japanese
+                    and Korean by their own rules): the one to report
     chrf            F-score of character n-grams up to 6, recall weighing twice; no words needed
     tokenised_bleu  of ``words`` of both, as older papers report it; it comes out higher. None
                     where it was not asked for
@@ -53,6 +67,7 @@ def corpus_scores(
     language: str = "de",
     split_compounds: bool = False,
     per_sentence: bool = False,
+    tokenize: str | None = None,
 ) -> Scores:
     """Scores of translations against one reference each, both plain text and in the same order.
 
@@ -63,11 +78,15 @@ def corpus_scores(
                      this kind
     split_compounds  for that, hyphens stand between words: so was the 27.3 of the first
                      Transformer scored, which adds some tenths
+    tokenize         one of ``TOKENIZERS`` for BLEU; by default that of ``language``. Where one for
+                     Japanese or Korean is not installed, characters are taken for words, and the
+                     log ``drill`` says so
     """
     _check(hypotheses, references)
     metrics = _library().metrics
     # Unforced, the library has advice on lines in " .", which is how a young model ends them.
-    bleu, chrf = metrics.BLEU(force=True), metrics.CHRF()
+    cut_by = tokenizer_of(language) if tokenize is None else _checked(tokenize)
+    bleu, chrf = metrics.BLEU(tokenize=cut_by, force=True), metrics.CHRF()
     both = (list(hypotheses), [list(references)])
     whole, letters = bleu.corpus_score(*both).score, chrf.corpus_score(*both).score
     scores: dict[str, Any] = {}
@@ -83,7 +102,7 @@ def corpus_scores(
         signature = str(plain.get_signature()).replace("tok:none", f"tok:{how}")
         scores["tokenised_signature"] = signature
     if per_sentence:
-        own = metrics.BLEU(effective_order=True)
+        own = metrics.BLEU(tokenize=cut_by, effective_order=True)
         scores["per_sentence"] = tuple(
             SentenceScores(
                 own.sentence_score(line, [wanted]).score,
@@ -99,6 +118,40 @@ def corpus_scores(
         chrf_signature=str(chrf.get_signature()),
         **scores,
     )
+
+
+@cache  # it is told once, not at every validation
+def tokenizer_of(language: str) -> str:
+    """What BLEU of this target language is cut by, as far as packages allow."""
+    wanted = OF_LANGUAGES.get(language.lower().replace("_", "-").split("-")[0], TOKENIZERS[0])
+    if wanted in EXTRAS and not _works(wanted):
+        logger.warning(
+            "words of %s cannot be cut without pip install '%s': BLEU is of characters (char), "
+            "chrF is the figure to read",
+            language,
+            EXTRAS[wanted],
+        )
+        return "char"
+    return wanted
+
+
+def _checked(tokenize: str) -> str:
+    if tokenize not in TOKENIZERS:
+        raise DataError(f"tokenize is one of {', '.join(TOKENIZERS)}, not {tokenize!r}")
+    if tokenize in EXTRAS and not _works(tokenize):
+        raise DataError(
+            f"{tokenize}: needs more than sacrebleu; pip install '{EXTRAS[tokenize]}', or take char"
+        )
+    return tokenize
+
+
+def _works(tokenize: str) -> bool:
+    """Whether the packages of a tokeniser are there; only its making tells."""
+    try:
+        _library().metrics.BLEU(tokenize=tokenize)
+    except RuntimeError:
+        return False
+    return True
 
 
 def _check(hypotheses: Sequence[str], references: Sequence[str]) -> None:

@@ -32,13 +32,14 @@ def translated(
     search: Search,
     *,
     language: str = "de",
+    tokenize: str | None = None,
     progress: Progress | None = None,
 ) -> Translated:
     """Translate ``text``, whose ids are ``pairs`` line by line, and score it.
 
     ``language`` is that of the target: BLEU over tokenised text needs its rules, and is left out
-    where there are none. ``progress`` may end it by an exception, also while the loss is computed,
-    before the first line is translated.
+    where there are none. ``tokenize`` is of ``corpus_scores``. ``progress`` may end it by an
+    exception, also while the loss is computed, before the first line is translated.
     """
 
     def count(*_: int) -> None:
@@ -48,9 +49,12 @@ def translated(
     most = 2 * search.batch_tokens  # by default what the loss takes alone; less bounds it too
     fit = translation_loss(model, pairs, max_tokens=most, autocast=search.autocast, progress=count)
     hypotheses = best_translations(model, subwords, text.source, search, progress)
-    known = language in LANGUAGES
     scores = corpus_scores(
-        hypotheses, text.target, tokenised=known, language=language if known else LANGUAGES[0]
+        hypotheses,
+        text.target,
+        tokenised=language in LANGUAGES,
+        language=language,
+        tokenize=tokenize,
     )
     exact = sum(map(str.__eq__, hypotheses, text.target)) / len(text)
     return Translated(fit, scores, exact, tuple(hypotheses))
