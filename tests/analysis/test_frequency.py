@@ -72,10 +72,26 @@ def test_changes_by_hand_differ_between_types_and_tokens():
     assert (rare.types, rare.tokens, rare.label) == (2, 3, "1 to 49")
 
 
+def test_words_that_are_all_but_certain_are_counted_and_the_change_is_in_nats_too():
+    """A ratio to next to nothing is a figure of chance: here one of 10 words makes +990%."""
+    sure = np.array([0.0001] + [2.0] * 9)
+    other = sure + np.array([0.0099] + [0.0] * 9)
+    rare = compare_bands(sure, other, np.arange(10), np.full(10, 5))[1]
+    assert rare.by_types == pytest.approx(990.0)  # the paper's definition stays as it is
+    assert rare.nats == pytest.approx(0.0099 / 10)
+    assert (rare.sure, rare.by_types_tells) == (1, False)
+    many = np.repeat(2.0, 200)
+    assert compare_bands(many, many, np.arange(200), np.full(200, 5))[1].by_types_tells
+    many[:2] = 0.01  # one in a hundred, as `angeles` behind `los`
+    told = compare_bands(many, many, np.arange(200), np.full(200, 5))[1]
+    assert (told.sure, told.by_types_tells) == (2, True)
+
+
 def test_a_band_without_tokens_has_no_change():
     changes = compare_bands(LOSSES, LOSSES, TARGETS, COUNTS)
     assert math.isnan(changes[3].by_types)
     assert math.isnan(changes[3].by_tokens)
+    assert math.isnan(changes[3].nats)
     assert changes[1].by_types == 0.0
 
 

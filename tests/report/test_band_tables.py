@@ -58,18 +58,35 @@ def test_a_model_with_other_bands_is_refused():
 def test_changes_both_ways():
     changes = [
         BandChange(0, 1, 0, 0, math.nan, math.nan),
-        BandChange(1, 50, 4116, 9000, 17.55, 2.29),
-        BandChange(50, None, 861, 7000, -0.004, math.inf),
+        BandChange(1, 50, 4116, 9000, 17.55, 2.29, 0.1234, sure=41),
+        BandChange(50, None, 861, 7000, -0.004, math.inf, 0.0001),
     ]
     table = changes_table(TextBands({"drill": BANDS}, {"tied": changes}))
     assert table.notes[0].startswith("Change of loss against drill, negative is better: ")
     assert [column.heading for column in table.columns] == [
-        "training count", "types", "tokens", "tied by types, %", "tied by tokens, %",
+        "training count", "types", "tokens", "tied, nats", "tied by types, %", "tied by tokens, %",
     ]  # fmt: skip
     assert [list(row) for row in table.rows] == [
-        ["1 to 49", "4,116", "9,000", "+17.55", "+2.29"],
-        ["50 and more", "861", "7,000", "0.00", "+inf"],
+        ["1 to 49", "4,116", "9,000", "+0.123", "+17.55", "+2.29"],
+        ["50 and more", "861", "7,000", "0.000", "0.00", "+inf"],
     ]
+    assert "left out" not in table.notes[0]
+
+
+def test_ratios_to_words_that_are_all_but_certain_are_left_out_and_the_note_says_so():
+    changes = [
+        BandChange(1, 50, 20, 90, 1203.22, 2.0, 0.004, sure=15),
+        BandChange(50, None, 800, 7000, 1.5, 2.5, 0.02, sure=8),
+    ]
+    table = changes_table(TextBands({"drill": BANDS}, {"tied": changes}))
+    assert [list(row) for row in table.rows] == [
+        ["1 to 49", "20", "90", "+0.004", "", "+2.00"],
+        ["50 and more", "800", "7,000", "+0.020", "+1.50", "+2.50"],
+    ]
+    assert table.notes[0].endswith(
+        "By types is left out where drill loses less than 0.05 nats a token on more than 1% of the "
+        "words, of which a ratio says nothing (1 to 49: 15 of 20 words)."
+    )
 
 
 ACCURACY = [AccuracyBand(0, 1, 0, 0, 0, 0), AccuracyBand(1, 5, 2, 4, 4, 1)]

@@ -8,6 +8,9 @@ band by band, in two ways that can disagree:
 
 A_w and B_w are the summed losses of word w under models A and B. Positive: B loses more. The first
 is what the paper's figure shows; a few words that occur once can move it far, so report both.
+
+A ratio says nothing of a word on which A loses next to nothing: 0.0001 nats that become 0.01 are
+ten thousand percent. So changes also come in nats, and tell how many of their words are so sure.
 """
 
 import math
@@ -23,6 +26,12 @@ from drill.data import DataError
 
 EDGES = (1, 50, 100, 250, 500, 1000, 2500, 5000)
 """Training counts at which the paper's bands begin; the last one has no end."""
+
+SURE = 0.05
+"""Nats a token: a word that costs less is all but certain, and ratios to its loss say nothing."""
+
+FEW = 0.01
+"""Share of a band's words that may be so sure before their ratios are most of ``by_types``."""
 
 Values = ArrayLike | Tensor
 
@@ -61,7 +70,12 @@ class Band:
 
 @dataclass(frozen=True)
 class BandChange:
-    """How much more model B loses than model A in a band, in percent of A's loss."""
+    """How much more model B loses than model A in a band.
+
+    by_types, by_tokens  in percent of A's loss, as above
+    nats                 a token; NaN where it is not known
+    sure                 words on which A loses less than SURE a token
+    """
 
     low: int
     high: int | None
@@ -69,10 +83,17 @@ class BandChange:
     tokens: int
     by_types: float
     by_tokens: float
+    nats: float = math.nan
+    sure: int = 0
 
     @property
     def label(self) -> str:
         return band_label(self.low, self.high)
+
+    @property
+    def by_types_tells(self) -> bool:
+        """Whether few words are so sure that the mean of ratios is of the others."""
+        return self.sure <= FEW * self.types
 
 
 def frequency_bands(
@@ -132,14 +153,17 @@ def compare_bands(
         types = int(inside.sum())
         base, more = _sum(ours.loss[inside]), _sum(difference[inside])
         pooled = more / base if base else (math.inf if more else 0.0)
+        tokens = int(ours.tokens[inside].sum())
         changes.append(
             BandChange(
                 low,
                 high,
                 types,
-                int(ours.tokens[inside].sum()),
+                tokens,
                 by_types=100 * _sum(relative[inside]) / types if types else math.nan,
                 by_tokens=100 * pooled if types else math.nan,
+                nats=more / tokens if tokens else math.nan,
+                sure=int((ours.loss < SURE * ours.tokens)[inside].sum()),
             )
         )
     return changes

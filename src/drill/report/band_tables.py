@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from drill.analysis.frequency import Band, BandChange
+from drill.analysis.frequency import FEW, SURE, Band, BandChange
 from drill.analysis.word_accuracy import AccuracyBand
 from drill.report import numbers
 from drill.report.markup import Table
@@ -79,18 +79,30 @@ def changes_table(text: TextBands) -> Table:
     base = next(iter(text.losses))
     names = ["training count", "types", "tokens"]
     for name in text.changes:
-        names += [f"{name} by types, %", f"{name} by tokens, %"]
+        names += [f"{name}, nats", f"{name} by types, %", f"{name} by tokens, %"]
     rows = []
     for line in zip(*text.changes.values(), strict=True):
         if line[0].tokens:
             row = [line[0].label, numbers.count(line[0].types), numbers.count(line[0].tokens)]
             for each in line:
-                row += [numbers.change(each.by_types, 2), numbers.change(each.by_tokens, 2)]
+                by_types = each.by_types if each.by_types_tells else None
+                row += [numbers.change(each.nats, 3), numbers.change(by_types, 2)]
+                row.append(numbers.change(each.by_tokens, 2))
             rows.append(row)
     note = (
-        f"Change of loss against {base}, negative is better: by types every word weighs the same, "
-        "by tokens every occurrence."
+        f"Change of loss against {base}, negative is better: in nats per token; in percent by "
+        "types every word weighs the same, by tokens every occurrence."
     )
+    sure = [
+        f"{each.label}: {each.sure:,} of {each.types:,}"
+        for each in next(iter(text.changes.values()), ())
+        if not each.by_types_tells
+    ]
+    if sure:
+        note += (
+            f" By types is left out where {base} loses less than {SURE} nats a token on more than "
+            f"{FEW:.0%} of the words, of which a ratio says nothing ({'; '.join(sure)} words)."
+        )
     left = [f"Without {' and '.join(text.left_out)}."] if text.left_out else []
     return Table.of(columns(names), rows, [note, *left])
 
