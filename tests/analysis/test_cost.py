@@ -92,7 +92,9 @@ def test_a_sampled_softmax_encodes_and_scores_only_what_it_needs():
 
 
 def test_an_adaptive_softmax_is_counted_as_it_runs():
-    layer = AdaptiveSoftmax(TiedSoftmax(nn.Embedding(V, d)), [30, 200])
+    embedding = nn.Embedding(V, d)
+    nn.init.uniform_(embedding.weight, -0.1, 0.1)
+    layer = AdaptiveSoftmax(TiedSoftmax(embedding), [30, 200])
     counts = zipf_counts(layer, N)
     first, second = counts
     assert first > second > 0

@@ -428,7 +428,9 @@ def test_copies_answer_the_same_and_share_nothing(name, duplicate):
 
 def test_a_smoothed_mixture_stays_within_its_memory():
     torch.manual_seed(0)
-    layer = MixtureOfSoftmaxes(TiedSoftmax(nn.Embedding(2000, 8)), 5)
+    embedding = nn.Embedding(2000, 8)
+    nn.init.uniform_(embedding.weight, -0.1, 0.1)
+    layer = MixtureOfSoftmaxes(TiedSoftmax(embedding), 5)
     hidden, targets = torch.randn(64, 8), torch.randint(2000, (64,))
     with Allocations() as allocations:
         layer.nll(hidden, targets, label_smoothing=0.1, memory=2**20).backward()

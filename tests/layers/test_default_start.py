@@ -1,5 +1,7 @@
 """Labels that start as nn.Embedding leaves them: one sentence, and only to whom it concerns."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -78,8 +80,37 @@ def test_labels_that_do_not_grow_with_the_embedding_are_not_told(build):
     step(build(words()))
 
 
-def test_narrow_embeddings_do_little_harm():
-    step(TiedSoftmax(words(width=32)))
+@pytest.mark.parametrize("width", [8, 16, 32, 64])
+def test_every_width_where_the_first_loss_is_far_above_a_guess_is_told(width):
+    layer, targets = TiedSoftmax(words(width)), torch.arange(500)
+    with pytest.warns(UserWarning, match=f"in {width} dimensions"):
+        loss = layer.nll(torch.randn(500, width), targets)  # as of a normalisation
+    assert loss > math.log(500) + 2
+
+
+def test_the_narrowest_embeddings_do_little_harm():
+    step(TiedSoftmax(words(width=4)))
+
+
+def test_of_a_few_numbers_nobody_knows_how_they_were_drawn():
+    torch.manual_seed(0)
+    step(TiedSoftmax(nn.Embedding(100, 8)))
+
+
+@pytest.mark.parametrize("width", [8, 32, 128])
+def test_a_uniform_start_of_the_same_deviation_is_somebodys_choice(width):
+    embedding = words(width)
+    nn.init.uniform_(embedding.weight, -math.sqrt(3), math.sqrt(3))
+    step(TiedSoftmax(embedding))
+
+
+@pytest.mark.parametrize("width", [8, 32, 128])
+def test_vectors_whose_norms_have_drifted_apart_are_trained(width):
+    embedding = words(width)
+    with torch.no_grad():  # frequent words grow, rare ones shrink
+        embedding.weight *= torch.linspace(0.2, 2.0, 500)[:, None]
+        embedding.weight /= embedding.weight.std()
+    step(TiedSoftmax(embedding))
 
 
 def test_a_model_that_is_initialised_or_loaded_after_it_is_built_is_not_told():
