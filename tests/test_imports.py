@@ -16,6 +16,7 @@ SOURCE = Path(__file__).parents[1] / "src"
 # layers, so whatever imports it stands above them.
 TIERS = {
     "user_cache": 0,
+    "crowd": 0,
     "kernels": 0,
     "layers": 1,
     "data": 1,

@@ -21,6 +21,7 @@ from torch import nn
 
 from drill.checkpoint import copy_into, fingerprint, load, load_into
 from drill.config import OVER, TRANSLATION, Settings, makes_no_model, saved, wraps
+from drill.crowd import warn_of_spinning
 from drill.data import (
     Corpus,
     DataError,
@@ -157,10 +158,12 @@ def train_run(
     how it goes on; SIGTERM saves and then ends the process, as ever. Without ``pass_on_signals``
     an unfinished outcome tells of them, which has no test: that is for callers who look at it.
     """
+    place = pick_device(device) if isinstance(device, str) else device
+    if place.type == "cpu" and opened is None and not quiet:
+        warn_of_spinning(torch.get_num_threads())
     if progress is None and opened is None and not quiet:
         lines = ProgressLines()
         progress, opened = lines.show, lines.say
-    place = pick_device(device) if isinstance(device, str) else device
     if place.type == "cuda":
         torch.cuda.set_device(place)
     run = RunFolder(folder)

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from drill.cli.crowd import PASSIVE, POLICY, crowded, others_running
+from drill.crowd import PASSIVE, POLICY, crowded, others_running
 from drill.progress import Progress as Report
 from drill.progress_lines import ProgressLines, Pulse, epoch_line, state
 
