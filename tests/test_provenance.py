@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from drill import build, machine
+from drill.as_before import AsBefore
 from drill.build import train_run
 from drill.config import saved
 from drill.provenance import has_ended
@@ -83,13 +84,14 @@ def test_time_in_tests_ends_no_run(tmp_path, texts):  # noqa: F811
 
 
 def killed(monkeypatch, settings, folder: Path) -> None:
-    """A command that ends when it has told what it is about to train."""
+    """A command that ends when it has told what it is about to train, and can put nothing back."""
 
     def kill(*arguments: object, **options: object) -> None:
         raise SystemExit
 
     with monkeypatch.context() as patch:
         patch.setattr(build, "train", kill)
+        patch.setattr(AsBefore, "put_back", lambda self: False)
         with pytest.raises(SystemExit):
             train_run(settings, folder, device="cpu")
 

@@ -144,7 +144,7 @@ def data(
     ] = None,
     target: Annotated[str | None, typer.Option(help="The language translated into.")] = None,
 ) -> None:
-    """Find or download a corpus, check it and count it; without one, list what is here."""
+    """Find or download a corpus and count it, or list what is here."""
     shown = console()
     if corpus is None:
         for line in listed():
