@@ -123,6 +123,7 @@ class Interrupt:
         if name == {name!r}:
             os.kill(os.getpid(), signal.SIGINT)
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by what a shell began with &
 sys.meta_path.insert(0, Interrupt())
 sys.argv = ["drill", "layers"]
 from drill.cli import main

@@ -15,6 +15,7 @@ from drill.optim import AdamW, Asgd, NtAsgd, Sgd
 from drill.parallel import World
 from drill.position import Position
 from drill.steps import Glance, RecordedSteps, Steps, steps, ways, why_not_recorded
+from tests.waiting import waiting_forbidden
 
 ROWS, BATCH, WORDS, BPTT = 120, 3, 17, 8
 OPTIONS = {"activation": 2.0, "slowness": 1.0, "check": False}
@@ -339,10 +340,7 @@ def test_replays_wait_for_nothing(rule):
     lengths = (5, 6, 7)
     for length in lengths * 2:  # launched, then recorded
         step(at, Segment(0, length, length), 0.0)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waiting_forbidden():
         for length in lengths * 3:
             step(at, Segment(10, length, length), 0.5)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert at.nll.isfinite()

@@ -18,10 +18,14 @@ def problem(steps, batch, width, hidden, device="cpu", dtype=torch.float64):
 
 
 def solve(impl, x, h, c, weights, wanted):
-    """Output, h, c, and the gradients of everything."""
+    """Output, h, c, and the gradients of everything: values alone.
+
+    Results that hold their graph keep its streams, and torch warns of gradients from another one.
+    """
     results = lstm(x, h, c, weights, impl)
     loss = sum((r.to(w.dtype) * w).sum() for r, w in zip(results, wanted, strict=True))
-    return results, torch.autograd.grad(loss, [x, h, c, *weights])
+    gradients = torch.autograd.grad(loss, [x, h, c, *weights])
+    return tuple(r.detach() for r in results), gradients
 
 
 def errors(found, truth):
