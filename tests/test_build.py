@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from drill import __version__, build
+from drill import __version__, build, build_language_model, run_training
 from drill.build import finetuning, language_model, load_run, train_run
 from drill.checkpoint import CheckpointError
 from drill.config import Settings, recipe, saved
@@ -60,9 +60,9 @@ def small(texts: Path, *changes: str, name: str = "ptb-drill-2") -> Settings:
 
 def stopped(monkeypatch, settings: Settings, folder: Path, steps: int) -> None:
     """Train, with Ctrl-C after ``steps`` steps."""
-    real = build.rule
+    real = run_training.rule
     with monkeypatch.context() as patch:
-        patch.setattr(build, "rule", lambda held: interrupted_after(steps, real(held)))
+        patch.setattr(run_training, "rule", lambda held: interrupted_after(steps, real(held)))
         with pytest.raises(KeyboardInterrupt):
             train_run(settings, folder, device="cpu")
 
@@ -72,8 +72,10 @@ def stopped(monkeypatch, settings: Settings, folder: Path, steps: int) -> None:
 
 @pytest.mark.parametrize("first", [True, False])
 def test_only_the_first_process_says_what_is_trained(tmp_path, texts, monkeypatch, first):
-    monkeypatch.setattr(build, "world", lambda device: nullcontext(World(rank=1 - first)))
-    monkeypatch.setattr(build, "train", lambda *_, **__: Outcome(False, 1, 0, None, None, 0.0))
+    monkeypatch.setattr(run_training, "world", lambda device: nullcontext(World(rank=1 - first)))
+    monkeypatch.setattr(
+        run_training, "train", lambda *_, **__: Outcome(False, 1, 0, None, None, 0.0)
+    )
     said: list[str] = []
     train_run(small(texts), tmp_path / "run", device="cpu", opened=said.append)
     assert len(said) == 2 * first
@@ -86,7 +88,7 @@ def test_what_is_trained_is_said_before_a_text_is_read(tmp_path, texts, monkeypa
         assert said[0].startswith(f"training ptb-drill-2 in {tmp_path / 'run'}: deep-residual")
         raise DataError("no text")
 
-    monkeypatch.setattr(build, "read_corpus", reading)
+    monkeypatch.setattr(build_language_model, "read_corpus", reading)
     with pytest.raises(DataError, match="no text"):
         train_run(small(texts), tmp_path / "run", device="cpu", opened=said.append)
 
@@ -491,7 +493,7 @@ def test_settings_are_checked_before_a_text_is_fetched(tmp_path, change, said, m
     def fetched(*_: object, **__: object) -> None:
         raise AssertionError("the text was read first")
 
-    monkeypatch.setattr(build, "read_corpus", fetched)
+    monkeypatch.setattr(build_language_model, "read_corpus", fetched)
     with pytest.raises(SettingsError, match=said):
         train_run(recipe("ptb-drill-2", [change]), tmp_path / "run", device="cpu")
 

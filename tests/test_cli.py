@@ -131,7 +131,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("name", ["torch", "drill.build"])
+@pytest.mark.parametrize("name", ["torch", "drill.run_training"])
 def test_ctrl_c_while_the_command_is_imported_ends_it_without_a_word(name):
     program = INTERRUPTED.format(name=name)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

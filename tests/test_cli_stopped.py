@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from drill import build, build_translation, training
+from drill import build_translation, run_training, training
 from tests.tiny_place import make_place
 from tests.tiny_translation_place import set_by_command, write_pairs
 
@@ -44,7 +44,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 @pytest.mark.parametrize("quiet", [(), ("-q",)])
 @pytest.mark.parametrize("task", COMMANDS)
 def test_before_the_first_step_no_folder_stays(drill, monkeypatch, task, quiet):
-    module = build_translation if task == "translator" else build
+    module = build_translation if task == "translator" else run_training
     for name in ("rule", "keep_environment"):  # before and after the first files are written
         with monkeypatch.context() as patch:
             patch.setattr(module, name, ctrl_c)
@@ -56,7 +56,7 @@ def test_before_the_first_step_no_folder_stays(drill, monkeypatch, task, quiet):
 
 def test_files_of_others_stay(drill, place, monkeypatch):
     """A folder that was there is not emptied, nor one beside which another run has come."""
-    monkeypatch.setattr(build, "keep_environment", ctrl_c)
+    monkeypatch.setattr(run_training, "keep_environment", ctrl_c)
     (place / "mine" / "here").mkdir(parents=True)
     (place / "mine" / "here" / "vocabulary.json").write_text("[]")
     for name in ("here", "new"):

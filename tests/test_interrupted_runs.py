@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from drill import build, build_translation, training
+from drill import build_translation, run_training, training
 from drill.build import train_run
 from drill.config import Settings
 from drill.interrupts import Interrupts, pass_on
@@ -41,7 +41,7 @@ def usual_handlers():
 
 def interrupted(monkeypatch, task: str, number: int = signal.SIGINT) -> Settings:
     """Settings whose training is sent a signal after its third step."""
-    module = build_translation if task == "translator" else build
+    module = build_translation if task == "translator" else run_training
     real = module.rule
     monkeypatch.setattr(module, "rule", lambda held: interrupted_after(3, real(held), number))
     if task == "translator":

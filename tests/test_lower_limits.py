@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from drill import build, build_translation
+from drill import build_translation, run_training
 from drill.run_folder import RunFolder
 from drill.translation_training import NothingTrained
 from tests.tiny_place import make_place
@@ -69,7 +69,7 @@ def test_a_longer_run_that_was_stopped_is_not_ended(drill, place, monkeypatch, t
     name = f"stopped {task} {limit}"
     own = ("train", f"runs/{name}", *ON_A_CPU, "--set")
     assert drill("train", *COMMANDS[task], "--name", name, *ON_A_CPU)[0] == 0
-    module = build_translation if task == "translator" else build
+    module = build_translation if task == "translator" else run_training
     real = module.rule
     with monkeypatch.context() as patch:
         once = steps_of(f"runs/{name}")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from drill import build, machine
+from drill import machine, run_training
 from drill.as_before import AsBefore
 from drill.build import train_run
 from drill.config import saved
@@ -90,7 +90,7 @@ def killed(monkeypatch, settings, folder: Path) -> None:
         raise SystemExit
 
     with monkeypatch.context() as patch:
-        patch.setattr(build, "train", kill)
+        patch.setattr(run_training, "train", kill)
         patch.setattr(AsBefore, "put_back", lambda self: False)
         with pytest.raises(SystemExit):
             train_run(settings, folder, device="cpu")

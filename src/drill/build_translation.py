@@ -17,14 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from drill.build import (
-    Origin,
-    Weights,
-    load_weights,
-    output_layer,
-    rule,
-    settings_of,
-)
+from drill.build_language_model import output_layer, rule
 from drill.config import TRANSLATION, Settings, makes_no_model
 from drill.data import (
     GENERATED,
@@ -57,6 +50,7 @@ from drill.provenance import keep_environment, leave_ended
 from drill.recipes import NAME, SettingsError
 from drill.resuming import has_begun, with_text
 from drill.run_folder import RunFolder, RunFolderError
+from drill.run_loading import Origin, Weights, load_weights, settings_of
 from drill.steps import TRAINING_LOG
 from drill.translation_start import ranks_labels, translation_start
 from drill.translation_steps import own_batches, translation_ways, why_not_captured
@@ -150,7 +144,7 @@ def train_translation(
     data_progress: Any,
     opened: Callable[[str], None] | None,
 ) -> TranslationOutcome:
-    """What ``drill.build.train_run`` does for these settings."""
+    """What ``train_run`` does for these settings."""
     begun = has_begun(settings, run, processes)
     refuse_lacking(f"the recipe {settings.recipe} needs", *packages_of(settings))
     start, kept = None, None

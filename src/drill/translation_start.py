@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from drill.build import settings_of
 from drill.checkpoint import fingerprint_in, load_into
 from drill.config import START, TRANSLATION, Settings
 from drill.data import Subwords
 from drill.layers import LAYERS, AdaptiveSoftmax
 from drill.recipes import NAME, SettingsError
 from drill.run_folder import RunFolder, RunFolderError
+from drill.run_loading import settings_of
 from drill.translator import Translator
 
 OF_THE_MODEL = ("subwords", "encoder", "layer")

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from drill.analysis.frequency import EDGES, compare_bands, frequency_bands
-from drill.build import Run
 from drill.data import CORPORA, EOS, UNK, Vocabulary, columns
 from drill.evaluation import token_losses
 from drill.generation import generate
 from drill.report.band_tables import TextBands
+from drill.run_loading import Run
 
 BATCH = 20
 """Columns of the test text: one would lose no context and take ten times as long."""

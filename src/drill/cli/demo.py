@@ -13,7 +13,6 @@ from rich import box
 from rich.table import Table
 
 from drill.analysis.frequency import Band, band_label
-from drill.build import Run, load_run, train_run
 from drill.cli.compared import Compared
 from drill.cli.display import TrainingDisplay, console, note, warn_of_a_crowd
 from drill.cli.train import told_if_stopped_early
@@ -21,6 +20,8 @@ from drill.config import Settings, recipe
 from drill.data import refuse_missing
 from drill.progress_lines import duration
 from drill.report import TextBands, numbers, write_report
+from drill.run_loading import Run, load_run
+from drill.run_training import train_run
 
 RECIPES = ("demo-tied", "demo-drill")
 EDGES = (1, 10, 50, 250, 1000)  # training counts; the corpus is a tenth of the paper's larger one

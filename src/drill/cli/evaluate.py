@@ -11,7 +11,6 @@ import numpy as np
 import torch
 import typer
 
-from drill.build import Run, task_of
 from drill.build_translation import refuse_unready
 from drill.cli.display import Counter, console, note
 from drill.cli.evaluate_adaptive import (
@@ -43,6 +42,7 @@ from drill.evaluation.dynamic import check_dynamic_settings
 from drill.precision import effective, for_dynamic_evaluation, products
 from drill.recipes import SettingsError
 from drill.run_folder import json_row
+from drill.run_loading import Run, task_of
 
 OF_DYNAMIC = ("lr", "pull", "epsilon", "every", "limit")
 OF_CACHE = ("window", "theta", "share", "published", "chunk")

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from drill.build import Run
 from drill.cli.display import note
 from drill.cli.evaluation_rows import Split
 from drill.cli.texts import tell_if_never_trained
@@ -14,6 +13,7 @@ from drill.data import EOS, UNK
 from drill.data.corpora import read_own_text
 from drill.data.files import digest, lines_of
 from drill.report.evaluations import OWN_FILES
+from drill.run_loading import Run
 
 
 class EvaluatedText(NamedTuple):

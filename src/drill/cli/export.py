@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from drill.build import task_of
 from drill.cli.trained import RunFolderArgument, WeightsOption, loaded_translator, told
 from drill.config import TRANSLATION
 from drill.export import export_marian
 from drill.recipes import SettingsError
+from drill.run_loading import task_of
 
 
 def export(

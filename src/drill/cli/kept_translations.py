@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from drill.analysis.word_accuracy import AccuracyBand
-from drill.build import settings_of
 from drill.build_translation import TranslationRun
 from drill.cli.display import note
 from drill.cli.evaluate_translation import accuracy_bands
@@ -12,6 +11,7 @@ from drill.data.parallel_text import read_lines
 from drill.hypotheses import Made, how_made
 from drill.recipes import SettingsError
 from drill.run_folder import RunFolder, RunFolderError
+from drill.run_loading import settings_of
 
 SPLIT = "test"
 

@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from drill.analysis.word_accuracy import AccuracyBand
-from drill.build import load_run, task_of
 from drill.build_translation import load_translation, refuse_unready
 from drill.cli.compared import Compared
 from drill.cli.corpora import DEFAULT, languages_in, listed
@@ -32,6 +31,7 @@ from drill.report.ledger import record as record_run
 from drill.report.page import markdown, write_report
 from drill.report.page_sources import refuse_to_lose
 from drill.report.runs import distinct_names, is_run, read_run
+from drill.run_loading import load_run, task_of
 
 DEMO = "demo-drill"  # what own text is tried with first
 PAGE = "report.html"  # of the folder one is in

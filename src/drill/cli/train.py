@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import typer
 
-from drill.build import finetuning, train_run
 from drill.cli.display import (
     Counter,
     TrainingDisplay,
@@ -20,10 +19,12 @@ from drill.cli.display import (
 from drill.cli.faults import FAULTS, sentence
 from drill.cli.trained import RunFolderArgument
 from drill.config import Settings, recipe, resolved
+from drill.finetuning import finetuning
 from drill.progress_lines import duration
 from drill.recipes import SettingsError, changed, recipe_names
 from drill.resuming import settings_to_go_on
 from drill.run_folder import RunFolder
+from drill.run_training import train_run
 from drill.steps import TRAINING_LOG
 from drill.training import Outcome
 from drill.translation_training import TranslationOutcome

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from drill.build import Run, load_run
 from drill.build_translation import TranslationRun, load_translation
 from drill.recipes import SettingsError
+from drill.run_loading import Run, load_run
 
 
 class Weights(StrEnum):
