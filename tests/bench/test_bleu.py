@@ -1,15 +1,12 @@
 """Translators are compared where they differ by their layer alone."""
 
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
+from functools import cache
 
 import pytest
 
 from drill.report import Row, read
-
-ROOT = Path(__file__).parents[2]
+from tests.bench.scripts import ROOT, script
 
 
 @pytest.fixture
@@ -18,6 +15,12 @@ def bleu(monkeypatch):
     import bleu
 
     return bleu
+
+
+@cache
+def ledger() -> list[Row]:
+    """Read once, since it grows with every run that is recorded."""
+    return read(ROOT / "results/runs.jsonl")
 
 
 def made(
@@ -31,7 +34,7 @@ def made(
     **more: object,
 ) -> Row:
     """A row of the ledger; without ``lr`` an older one, which holds no settings."""
-    row = next(row for row in read(ROOT / "results/runs.jsonl") if row.recipe == "multi30k-tied")
+    row = next(row for row in ledger() if row.recipe == "multi30k-tied")
     settings = {
         "recipe": f"multi30k-{layer}",
         "data": {"corpus": "multi30k"},
@@ -169,24 +172,19 @@ def test_labels_of_other_references_are_not_compared(bleu):
         [*bleu.table(rows)]
 
 
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "bench/bleu.py", *arguments]
-    return subprocess.run(words, cwd=ROOT, check=False, capture_output=True, text=True)
-
-
 def test_all_of_a_ledger_is_printed_and_its_page_filled_with_its_own_corpora(tmp_path):
     """Bands of words and subwords too, of whatever corpus."""
     lines = (ROOT / "results/runs.jsonl").read_text().splitlines()
     lines = [line.replace("multi30k", "own") for line in lines if "multi30k" in line]
     ledger, page = tmp_path / "ledger.jsonl", tmp_path / "page.md"
     ledger.write_text("\n".join(lines) + "\n")
-    found = command(str(ledger))
+    found = script("bleu", ledger)
     assert found.returncode == 0, found.stderr
     assert "| own | tied |" in found.stdout
     assert "Subwords of own found again" in found.stdout
     assert "\nWords of own found again" in found.stdout
     page.write_text("<!-- from bench/bleu.py -->\nkept\n<!-- end of bleu -->\n")
-    found = command(str(ledger), "--into", str(page))
+    found = script("bleu", ledger, "--into", page)
     assert found.returncode == 1
     assert "about multi30k, europarl, of which no row is" in found.stderr
     assert "kept" in page.read_text()
@@ -195,6 +193,6 @@ def test_all_of_a_ledger_is_printed_and_its_page_filled_with_its_own_corpora(tmp
 def test_a_ledger_without_translators_is_refused(tmp_path):
     ledger = tmp_path / "ledger.jsonl"
     ledger.write_text("")
-    found = command(str(ledger))
+    found = script("bleu", ledger)
     assert (found.returncode, found.stdout) == (1, "")
     assert "ledger.jsonl: holds no translator's BLEU" in found.stderr

@@ -1,18 +1,13 @@
 """Tables of results are made from the ledger or from rows, never by hand."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from drill.report import read
-
-ROOT = Path(__file__).parents[2]
+from tests.bench.scripts import ROOT, script
 
 
 @pytest.mark.parametrize(
-    ("page", "script", "files", "true", "false"),
+    ("page", "maker", "files", "true", "false"),
     [
         (
             "README.md",
@@ -27,21 +22,19 @@ ROOT = Path(__file__).parents[2]
         ("docs/figures.md", "aims", ["h200"], "| released code 12.6 s |", "| released code 12 s |"),
     ],
 )
-def test_the_tables_of_a_page_are_what_the_rows_say(tmp_path, page, script, files, true, false):
+def test_the_tables_of_a_page_are_what_the_rows_say(tmp_path, page, maker, files, true, false):
     copy, page = tmp_path / "page.md", (ROOT / page).read_text()
     copy.write_text(page.replace(true, false))
     assert copy.read_text() != page
     rows = [f"results/{file}.jsonl" for file in files]
-    command = [sys.executable, f"bench/{script}.py", *rows, "--into", str(copy)]
-    subprocess.run(command, cwd=ROOT, check=True)
+    script(maker, *rows, "--into", copy).check_returncode()
     assert copy.read_text() == page
 
 
 def test_a_page_without_the_table_is_named_and_stays(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("# Nothing\n")
-    command = [sys.executable, "bench/aims.py", "results/h200.jsonl", "--into", str(page)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = script("aims", "results/h200.jsonl", "--into", page)
     assert done.returncode == 1
     assert done.stderr.startswith(f"{page}: has no table between <!-- from bench/aims.py --> and ")
     assert page.read_text() == "# Nothing\n"

@@ -1,17 +1,14 @@
 """The times that `drill recipes` tells are those of the results, and of the recipes themselves."""
 
 import json
-import subprocess
-import sys
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 
 from drill import report
 from drill.recipes import measured
+from tests.bench.scripts import ROOT, script
 
-ROOT = Path(__file__).parents[2]
 FILES = [ROOT / "results/runs.jsonl", ROOT / "results/h200.jsonl"]
 
 
@@ -25,8 +22,8 @@ def times(monkeypatch):
 
 def test_the_times_are_those_of_the_results():
     assert len(measured()) >= 7
-    command = [sys.executable, "bench/recipe_times.py", *map(str, FILES)]
-    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    done = script("recipe_times", *FILES)
+    done.check_returncode()
     told = {name: asdict(time) for name, time in measured().items()}
     assert json.loads(done.stdout) == told
 

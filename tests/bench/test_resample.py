@@ -1,22 +1,21 @@
 """The bootstrap of translations: sacrebleu's, over files."""
 
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
+from tests.bench.scripts import script
+
 pytest.importorskip("sacrebleu")
 
-SCRIPT = Path(__file__).parents[2] / "bench/resample.py"
 PERSON = [f"the {word} is on the table by the door" for word in "abcdefghijklmnopqrst"]
 
 
-def resampled(folder: Path, **files: list[str]) -> subprocess.CompletedProcess[str]:
+def resampled(folder: Path, **files: list[str]) -> CompletedProcess[str]:
     for name, lines in files.items():
         (folder / name).write_text("".join(f"{line}\n" for line in lines))
-    words = [sys.executable, str(SCRIPT), *files, "--draws", "100"]
-    return subprocess.run(words, cwd=folder, capture_output=True, text=True)
+    return script("resample", *files, "--draws", "100", cwd=folder)
 
 
 def with_mistakes(at: set[int]) -> list[str]:

@@ -1,26 +1,18 @@
 """Measured tables are made from what the benchmarks wrote, never by hand."""
 
-import io
 import json
-import runpy
-import sys
-from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.bench.scripts import ROOT, script
 
 
 def summary(*arguments: str) -> str:
-    """What the command prints; in this process, since torch takes seconds to import."""
-    printed = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
-        patch.chdir(ROOT)
-        patch.syspath_prepend(str(ROOT / "bench"))
-        patch.setattr(sys, "argv", ["bench/summary.py", *arguments])
-        runpy.run_path("bench/summary.py", run_name="__main__")
-    return printed.getvalue()
+    """What the command prints."""
+    done = script("summary", *arguments)
+    done.check_returncode()
+    return done.stdout
 
 
 @pytest.mark.parametrize(
