@@ -1166,7 +1166,7 @@ def test_a_text_that_is_gone_is_named(drill, place):
     "words",
     [
         "layers", "layers --json", "recipes", "data", "data text", "--help", "train --help",
-        "evaluate runs/tiny", "evaluate runs/tiny --json", "generate runs/tiny",
+        "--version", "evaluate runs/tiny", "evaluate runs/tiny --json", "generate runs/tiny",
         "score runs/tiny text/test.txt", "score runs/tiny text/test.txt --json",
         "report runs/tiny --markdown", "train tiny.toml --device cpu",
     ],

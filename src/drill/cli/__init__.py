@@ -3,6 +3,7 @@
 import os
 import sys
 
+from drill import __version__
 from drill.cli.crowd import wait_passively_in_a_crowd
 
 
@@ -15,24 +16,34 @@ def main() -> None:
 
 
 def _run() -> None:
-    wait_passively_in_a_crowd()  # before the next line loads torch
-    from drill.cli.commands import app
-    from drill.cli.faults import FAULTS, sentence
-
     try:
         try:
-            app()
+            _answer()
         finally:  # what is still held back may find the pipe closed too
             sys.stdout.flush()
     except BrokenPipeError:
         _leave_closed_pipe()
-    except FAULTS as error:
-        print(f"drill: {sentence(error)}", file=sys.stderr)
-        sys.exit(1)
     except SystemExit as ended:
         if isinstance(ended.__context__, BrokenPipeError):  # typer makes it a failure of ours
             _leave_closed_pipe()
         raise
+    except Exception as error:
+        from drill.cli.faults import FAULTS, sentence
+
+        if not isinstance(error, FAULTS):
+            raise
+        print(f"drill: {sentence(error)}", file=sys.stderr)
+        sys.exit(1)
+
+
+def _answer() -> None:
+    if sys.argv[1:] == ["--version"]:  # who asks that need not wait for torch
+        print(f"drill {__version__}")
+        return
+    wait_passively_in_a_crowd()  # before the next line loads torch
+    from drill.cli.commands import app
+
+    app()
 
 
 def _leave_closed_pipe() -> None:
