@@ -105,6 +105,13 @@ def test_weights_that_lie_together_are_not_copied():
     assert not lie_together(in_one_buffer(weights)[::-1])
 
 
+def test_weights_that_touch_by_chance_do_not_lie_together():
+    buffer = torch.zeros(6)
+    first, second = (torch.from_numpy(part) for part in (buffer.numpy()[:4], buffer.numpy()[4:]))
+    assert first.data_ptr() + first.nbytes == second.data_ptr()
+    assert not lie_together([first, second])
+
+
 # -- the persistent kernel's arrangement ----------------------------------------------------------
 
 

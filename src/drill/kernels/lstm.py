@@ -236,10 +236,16 @@ def _library(x: Tensor, h: Tensor, c: Tensor, weights: Weights) -> tuple[Tensor,
 
 
 def lie_together(weights: list[Tensor]) -> bool:
-    """Whether each begins where the one before it ends."""
+    """Whether each begins where the one before it ends, in one and the same buffer.
+
+    Tensors that were made one after the other may touch by chance: cuDNN would still copy them.
+    """
+    buffers = {weight.untyped_storage().data_ptr() for weight in weights}
     ends = [weight.data_ptr() + weight.nbytes for weight in weights]
-    return all(w.is_contiguous() for w in weights) and all(
-        weight.data_ptr() == end for weight, end in zip(weights[1:], ends[:-1], strict=True)
+    return (
+        len(buffers) == 1
+        and all(weight.is_contiguous() for weight in weights)
+        and all(weight.data_ptr() == end for weight, end in zip(weights[1:], ends, strict=False))
     )
 
 
