@@ -5,6 +5,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -69,11 +70,20 @@ def test_a_signal_saves_and_stops(tmp_path, number):
     assert RunFolder(tmp_path).load_last()[1]["step"] == 5
 
 
+@pytest.fixture(scope="module")
+def averaged(tmp_path_factory) -> dict[str, Any]:
+    """What a run comes to that nobody interrupts."""
+    path = tmp_path_factory.mktemp("averaged")
+    small_training(path, average=2)
+    return all_of(path)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("name", ["averaged", "translated"])
-def test_a_signal_in_the_test_ends_it_and_the_next_life_tests(tmp_path, monkeypatch, name, number):
+def test_a_signal_in_the_test_ends_it_and_the_next_life_tests(
+    tmp_path, monkeypatch, averaged, name, number
+):
     """All is saved by then, so nothing but the test is done again."""
-    small_training(tmp_path / "whole", average=2)
     real = getattr(translation_testing, name)
 
     def interrupted(*arguments: object, **options: object) -> object:
@@ -88,7 +98,18 @@ def test_a_signal_in_the_test_ends_it_and_the_next_life_tests(tmp_path, monkeypa
     assert "test" not in kinds(tmp_path / "run")
     again = small_training(tmp_path / "run", average=2, rule=after(1, small_rule(), pytest.fail))
     assert (again.finished, again.interrupted) == (True, False)
-    assert unlike(all_of(tmp_path / "run"), all_of(tmp_path / "whole")) == []
+    assert unlike(all_of(tmp_path / "run"), averaged) == []
+
+
+LIMITED = {"updates": 17, "validate_every": 4, "bleu_every": 1, "average": 2}
+
+
+@pytest.fixture(scope="module")
+def limited(tmp_path_factory) -> dict[str, Any]:
+    """The same of a run to a limit, with six validations."""
+    path = tmp_path_factory.mktemp("limited")
+    small_training(path, **LIMITED)
+    return all_of(path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -98,12 +119,10 @@ def test_a_signal_in_the_test_ends_it_and_the_next_life_tests(tmp_path, monkeypa
     ids=["the first", "its search", "the last"],
 )
 def test_a_signal_in_a_validation_ends_it_and_the_next_life_begins_with_it(
-    tmp_path, monkeypatch, name, which, number
+    tmp_path, monkeypatch, limited, name, which, number
 ):
     """Of the last one, too, which is not of an epoch but of the limit."""
-    options = {"updates": 17, "validate_every": 4, "bleu_every": 1, "average": 2}
-    small_training(tmp_path / "whole", **options)
-    assert len(kinds(tmp_path / "whole")) == 6 + len(["average", "test"])
+    assert len(limited["rows"]) == 6 + len(["average", "test"])
     real, left = getattr(translation_testing, name), which
 
     def interrupted(*arguments: object, **more: object) -> object:
@@ -115,12 +134,12 @@ def test_a_signal_in_a_validation_ends_it_and_the_next_life_begins_with_it(
 
     with monkeypatch.context() as patch:
         patch.setattr(translation_testing, name, interrupted)
-        outcome = small_training(tmp_path / "run", **options)
+        outcome = small_training(tmp_path / "run", **LIMITED)
     assert (outcome.finished, outcome.interrupted) == (False, True)
     assert len(kinds(tmp_path / "run")) == which - 1  # the line of a validation is written once
     assert RunFolder(tmp_path / "run").load_last()[1]["broken_off"]
-    assert small_training(tmp_path / "run", **options).finished
-    assert unlike(all_of(tmp_path / "run"), all_of(tmp_path / "whole")) == []
+    assert small_training(tmp_path / "run", **LIMITED).finished
+    assert unlike(all_of(tmp_path / "run"), limited) == []
 
 
 @pytest.fixture

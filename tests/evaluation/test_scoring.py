@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drill.data import EOS, UNK, DataError, Vocabulary
+from drill.encoders.base import State
 from drill.evaluation import score
 from drill.models import LanguageModel
 from tests.evaluation.models import bits, every_layer, language_model
@@ -25,9 +26,9 @@ LINES = [
 ]
 
 
-def slow_score(model: LanguageModel, line: str) -> list[float]:
+def slow_score(model: LanguageModel, line: str, start: State) -> list[float]:
     words = [word if word in WORDS else UNK for word in line.split()]
-    found, start = [], begun(model)
+    found = []
     for place, word in enumerate([*words, EOS]):
         found.append(float(log_probs_after(model, words[:place], start)[WORDS.index(word)]))
     return found
@@ -36,8 +37,9 @@ def slow_score(model: LanguageModel, line: str) -> list[float]:
 @every_layer
 def test_every_layer_scores_every_line_word_by_word(name):
     model = language_model(name)
+    start = begun(model)  # once for all lines: it draws many
     for scored, line in zip(score(model, VOCABULARY, LINES), LINES, strict=True):
-        truth = slow_score(model, line)
+        truth = slow_score(model, line, start)
         assert scored.log_probs == pytest.approx(truth, rel=1e-9)
         assert scored.log_prob == pytest.approx(sum(truth), rel=1e-9)
         assert scored.tokens == len(line.split()) + 1 == len(scored.words)
