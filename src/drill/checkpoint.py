@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from drill.data.files import NotWritten, write_whole
+from drill.data.files import NotWritten, mend_of_writing, write_whole
 
 FORMAT = 2  # another layout takes another number
 LENGTH = 8  # bytes at the start of a safetensors file, which hold the length of its header
@@ -55,8 +55,9 @@ def save(path: Path, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) 
     except OSError as error:
         room = NotWritten(path, error, len(header) + len(values)).room
         raise CheckpointError(
-            f"{path}: cannot be written ({error.strerror or error}{room}); make room or choose "
-            "another folder, then run the same command: it goes on from the checkpoint before"
+            f"{path}: cannot be written ({error.strerror or error}{room}); "
+            f"{mend_of_writing(error)} or choose another folder, then run the same command: it "
+            "goes on from the checkpoint before"
         ) from None
 
 

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from drill import checkpoint
 from drill.as_before import AsBefore
-from drill.data.files import NotWritten, remove_parts, write_whole
+from drill.data.files import NotWritten, mend_of_writing, remove_parts, write_whole
 
 logger = logging.getLogger("drill")
 
@@ -195,8 +195,8 @@ class RunFolder:
                 os.fsync(stream.fileno())
         except OSError as error:
             raise RunFolderError(
-                f"{self.metrics}: cannot be written ({error.strerror}); make room, then run the "
-                "same command: it goes on from the last checkpoint"
+                f"{self.metrics}: cannot be written ({error.strerror}); {mend_of_writing(error)}, "
+                "then run the same command: it goes on from the last checkpoint"
             ) from None
         self._show_in_tensorboard(row)
 
@@ -226,7 +226,7 @@ class RunFolder:
             lost = NotWritten(self.evaluations, error, len(line))
             raise RunFolderError(
                 f"{self.evaluations}: cannot be written ({lost.strerror}{lost.room}), so this "
-                "result is not kept; make room and evaluate again"
+                f"result is not kept; {mend_of_writing(error)} and evaluate again"
             ) from None
 
     def metrics_size(self) -> int:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given, settings
@@ -103,3 +104,42 @@ def test_only_a_full_disk_asks_for_room(tmp_path):
     with pytest.raises(NotWritten) as caught:
         write_whole(tmp_path / "file" / "held.json", b"ab")
     assert "KiB" not in str(caught.value)
+
+
+def test_a_right_that_is_missing_asks_for_no_room(tmp_path, monkeypatch):
+    def denied(handle):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "fsync", denied)
+    with pytest.raises(NotWritten) as caught:
+        write_whole(tmp_path / "held.json", b"ab")
+    assert str(caught.value) == (
+        f"{tmp_path / 'held.json'}: cannot be written (Permission denied); get the right to write "
+        "there or choose another place"
+    )
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_stays_and_what_it_names_is_written(tmp_path, there):
+    (tmp_path / "far").mkdir()
+    far, link = tmp_path / "far" / "page", tmp_path / "link"
+    if there:
+        far.write_bytes(b"old")
+    link.symlink_to(far)
+    write_whole(link, b"new")
+    assert link.is_symlink()
+    assert far.read_bytes() == b"new"
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "far", link]
+    assert [*far.parent.iterdir()] == [far]
+
+
+@pytest.mark.parametrize("content", [b"whole", lambda stream: stream.write(b"whole")])
+def test_what_is_no_file_is_written_as_it_is(tmp_path, content):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as other:
+        read = other.submit(pipe.read_bytes)
+        write_whole(pipe, content)
+        assert read.result(timeout=30) == b"whole"
+    assert pipe.is_fifo()
+    assert [*tmp_path.iterdir()] == [pipe]

@@ -34,9 +34,16 @@ class NotWritten(OSError):
 
     def __str__(self) -> str:
         return (
-            f"{self.filename}: cannot be written ({self.strerror}{self.room}); make room or choose "
-            "another place"
+            f"{self.filename}: cannot be written ({self.strerror}{self.room}); "
+            f"{mend_of_writing(self)} or choose another place"
         )
+
+
+def mend_of_writing(cause: OSError) -> str:
+    """What has to be done about a place that cannot be written."""
+    if cause.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "get the right to write there"
+    return "make room"
 
 
 def amount(size: int) -> str:
@@ -112,25 +119,35 @@ def write_whole(path: Path, content: bytes | Callable[[BinaryIO], object]) -> No
     """Write ``content``, or let it fill the file, beside ``path``; then rename it into place.
 
     A reader sees the old file or the new one, never a part; of several writers the last one wins.
-    What goes wrong with the disk is NotWritten.
+    A link stays, and the file that it names is written; what is no file, as a pipe or a device, is
+    written as it is and stays too. What goes wrong with the disk is NotWritten.
     """
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            with path.open("wb") as stream:
+                _fill(stream, content)
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
+        place = path.resolve() if path.is_symlink() else path
+        beside = place.with_name(f".{place.name}.{secrets.token_hex(8)}.tmp")
         try:
             with beside.open("xb") as stream:
-                if isinstance(content, bytes):
-                    stream.write(content)
-                else:
-                    content(stream)
+                _fill(stream, content)
                 stream.flush()
                 os.fsync(stream.fileno())
-            os.replace(beside, path)
+            os.replace(beside, place)
         finally:
             beside.unlink(missing_ok=True)
     except OSError as error:
         size = len(content) if isinstance(content, bytes) else None
         raise NotWritten(path, error, size) from error
+
+
+def _fill(stream: BinaryIO, content: bytes | Callable[[BinaryIO], object]) -> None:
+    if isinstance(content, bytes):
+        stream.write(content)
+    else:
+        content(stream)
 
 
 def remove_parts(path: Path) -> None:

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
+from drill.data.files import mend_of_writing
 from drill.report.evaluations import Evaluation, latest
 from drill.report.run_files import as_finite, lives, over_lives
 from drill.report.runs import ReportError, RunSummary, read_run
@@ -333,4 +334,6 @@ def _append(path: Path, handle: int, content: bytes, size: int) -> None:
 
 def _not_written(path: Path, error: OSError) -> LedgerError:
     fault = error.strerror or type(error).__name__
-    return LedgerError(f"{path}: cannot be written ({fault}); make room or choose another place")
+    return LedgerError(
+        f"{path}: cannot be written ({fault}); {mend_of_writing(error)} or choose another place"
+    )
