@@ -154,14 +154,16 @@ def test_an_unknown_name_answers_with_the_nearest(changes, sentence):
 
 def test_an_unknown_recipe_answers_with_the_nearest():
     assert refused(name="ptb-tide") == (
-        "ptb-tide: is neither a recipe nor a file that ends in .toml; did you mean ptb-tied?"
+        "ptb-tide: is neither a recipe nor a file that ends in .toml, nor the folder of a run; did "
+        "you mean ptb-tied?"
     )
     assert refused(name="demo-dril").endswith("; did you mean demo-drill?")
     assert refused(name="ptb-drill").endswith(
         "; did you mean ptb-drill-4 or ptb-drill-3 or ptb-drill-2?"
     )
     assert refused(name="xyz") == (
-        "xyz: is neither a recipe nor a file that ends in .toml; `drill recipes` lists them"
+        "xyz: is neither a recipe nor a file that ends in .toml, nor the folder of a run; `drill "
+        "recipes` lists them"
     )
 
 
@@ -199,11 +201,11 @@ def test_a_folder_that_ends_in_toml_is_named(tmp_path):
             "training.precision=fp8",
             "training.precision: is one of auto, float32, tf32, bfloat16, not",
         ),
-        ("training.save_every=nan", "training.save_every: is a number, not nan"),
-        ("optimizer.lr=inf", "optimizer.lr: is a number, not inf"),
-        ("optimizer.lr=1979-05-27", "optimizer.lr: is a number, not datetime.date(1979"),
-        (f"optimizer.lr={'9' * 400}", "optimizer.lr: is a number, not 999"),
-        (f"optimizer.lr={'9' * 5000}", "optimizer.lr: is a number, not '999"),
+        ("training.save_every=nan", "training.save_every: is a finite number, not nan"),
+        ("optimizer.lr=inf", "optimizer.lr: is a finite number, not inf"),
+        ("optimizer.lr=1979-05-27", "optimizer.lr: is a finite number, not datetime.date(1979"),
+        (f"optimizer.lr={'9' * 400}", "optimizer.lr: is a finite number, not 999"),
+        (f"optimizer.lr={'9' * 5000}", "optimizer.lr: is a finite number, not '999"),
         ("encoder.width=0", "encoder.width: is a whole number of at least 1, not 0"),
         ("encoder.width=true", "encoder.width: is a whole number of at least 1, not True"),
         ("encoder.output_size=[1]", "encoder.output_size: is a whole number or none, not [1]"),

@@ -10,7 +10,7 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ from drill.provenance import keep_environment, leave_ended
 from drill.recipes import NAME, SettingsError
 from drill.resuming import has_begun, with_text
 from drill.run_folder import RunFolder, RunFolderError
-from drill.run_loading import Origin, Weights, load_weights, settings_of
+from drill.run_loading import Origin, Weights, by_any_kernels, load_weights, settings_of
 from drill.steps import TRAINING_LOG
 from drill.translation_start import ranks_labels, translation_start
 from drill.translation_steps import own_batches, translation_ways, why_not_captured
@@ -264,8 +264,8 @@ def load_translation(
         )
     subwords = Subwords.load(run.subwords)
     place = pick_device(device) if isinstance(device, str) else device
-
-    model = translator(settings, len(subwords), lambda: _counts(run, settings, subwords), place)
+    counts = partial(_counts, run, settings, subwords)
+    model = translator(by_any_kernels(settings), len(subwords), counts, place)
     return TranslationRun(run, settings, subwords, model, load_weights(model, run, weights))
 
 

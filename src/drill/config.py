@@ -48,6 +48,9 @@ MAY_CHANGE = (  # while a run goes on
     "training.max_minutes",
     "training.save_every",
     "training.capture",
+    "encoder.impl",  # by which kernels, which is the same up to rounding
+    "layer.encoder",
+    "layer.over.encoder",
 )
 
 

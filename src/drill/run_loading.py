@@ -11,7 +11,7 @@ from torch import nn
 
 from drill.build_language_model import corpus, language_model
 from drill.checkpoint import copy_into, fingerprint, load
-from drill.config import TRANSLATION, Settings, saved
+from drill.config import OVER, TRANSLATION, Settings, saved
 from drill.data import DataError, Ids, Vocabulary
 from drill.machine import pick_device
 from drill.models import LanguageModel
@@ -21,6 +21,9 @@ from drill.standing import under
 
 Weights = Literal["averaged", "best", "last"]
 """``averaged``, of translators, where they are better than the best single ones."""
+
+OF_SOME_MACHINES = ("persistent", "graph", "triton")
+"""Kernels that run on some GPUs."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +107,21 @@ def load_run(
         )
     vocabulary = vocabulary_of(run)
     place = pick_device(device) if isinstance(device, str) else device
-    model = language_model(settings, vocabulary, place)
+    model = language_model(by_any_kernels(settings), vocabulary, place)
     return Run(run, settings, vocabulary, model, load_weights(model, run, weights))
+
+
+def by_any_kernels(settings: Settings) -> Settings:
+    """The same without the kernels that the run was told to train by, where not every machine has
+    them: what is to be used finds its own."""
+    encoder, layer = _by_any(settings.encoder, "impl"), _by_any(settings.layer, "encoder")
+    if OVER in layer:
+        layer[OVER] = _by_any(layer[OVER], "encoder")
+    return settings.changed(encoder=encoder, layer=layer)
+
+
+def _by_any(table: Mapping[str, Any], key: str) -> dict[str, Any]:
+    return {**table, key: "auto"} if table.get(key) in OF_SOME_MACHINES else dict(table)
 
 
 def load_weights(model: nn.Module, run: RunFolder, weights: Weights | None) -> Origin:

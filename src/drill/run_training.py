@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 from drill.build_language_model import encoded_text, language_model, rehearse, rule
-from drill.build_translation import train_translation
+from drill.build_translation import packages_of, rehearse_translation, train_translation
 from drill.checkpoint import load_into
 from drill.config import TRANSLATION, Settings
 from drill.crowd import warn_of_spinning
 from drill.data import DataError
+from drill.data.packages import refuse_lacking
 from drill.interrupts import pass_on
 from drill.machine import pick_device
 from drill.models import LanguageModel
@@ -79,6 +80,15 @@ def train_run(
     if outcome.interrupted and pass_on_signals:
         pass_on(outcome.signal, _interrupted(outcome, run))
     return outcome
+
+
+def refuse_faults(settings: Settings) -> None:
+    """What ``train_run`` would refuse before it reads a text: of several runs, before the first."""
+    if settings.task == TRANSLATION:
+        refuse_lacking(f"the recipe {settings.recipe} needs", *packages_of(settings))
+        rehearse_translation(settings, World(), settings.subwords["size"])
+    else:
+        rehearse(settings)
 
 
 def _interrupted(outcome: Outcome | TranslationOutcome, run: RunFolder) -> str:

@@ -124,7 +124,7 @@ def fits_kind(value: Any, annotation: Any) -> bool:
     return False
 
 
-WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+WORDS = {int: "a whole number", float: "a finite number", str: "a text", bool: "true or false"}
 
 
 def in_words(annotation: Any) -> str:

@@ -28,11 +28,12 @@ def _run() -> None:
             _leave_closed_pipe()
         raise
     except Exception as error:
-        from drill.cli.faults import FAULTS, sentence
+        from drill.cli.faults import sentence
 
-        if not isinstance(error, FAULTS):
+        words = sentence(error)
+        if words is None:
             raise
-        print(f"drill: {sentence(error)}", file=sys.stderr)
+        print(f"drill: {words}", file=sys.stderr)
         sys.exit(1)
 
 

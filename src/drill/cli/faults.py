@@ -9,7 +9,7 @@ from drill.divergence import Diverged
 from drill.evaluation.memory import MemoryShort
 from drill.evaluation.stalls import Stalled
 from drill.graphs import CaptureError
-from drill.kernels.nvrtc import CompileError
+from drill.kernels.nvrtc import CompileError, DriverError
 from drill.recipes import SettingsError
 from drill.report.runs import ReportError
 from drill.run_folder import RunFolderError
@@ -31,17 +31,35 @@ USER_ERRORS = (
 )
 """They say it themselves."""
 
-FAULTS = (*USER_ERRORS, torch.OutOfMemoryError, OSError)
-"""All that is shown as a sentence. Of BrokenPipeError nobody would read it: catch that before."""
+CPU_MEMORY = "DefaultCPUAllocator: "
+"""What torch's message says of memory beside a GPU's, which has no class of its own."""
 
 
-def sentence(fault: BaseException) -> str:
+def sentence(fault: BaseException) -> str | None:
+    """What is shown of it; None where the fault is not the user's, and a traceback is wanted.
+
+    Of BrokenPipeError nobody would read it: catch that before.
+    """
+    if isinstance(fault, USER_ERRORS):
+        return f"{fault}"
     if isinstance(fault, torch.OutOfMemoryError):
-        return (
-            f"the GPU's memory is too small ({str(fault).splitlines()[0]}); take a smaller "
-            "training.batch_size, or training.micro_batch for the same result in pieces; of a "
-            "translator a smaller training.max_tokens and a larger training.accumulate"
-        )
-    if isinstance(fault, OSError) and not isinstance(fault, USER_ERRORS):
+        return _memory("the GPU's memory", str(fault).splitlines()[0])
+    if isinstance(fault, MemoryError) or _is_memory(fault):
+        return _memory("the memory", str(fault).split(CPU_MEMORY)[-1].split(". Error code")[0])
+    if isinstance(fault, DriverError):
+        return f"the GPU refuses work ({fault}); run it again on a free GPU"
+    if isinstance(fault, OSError):
         return f"{fault.filename or 'output'}: {fault.strerror or fault}"
-    return f"{fault}"
+    return None
+
+
+def _is_memory(fault: BaseException) -> bool:
+    return isinstance(fault, RuntimeError) and CPU_MEMORY in str(fault)
+
+
+def _memory(whose: str, what: str) -> str:
+    return (
+        f"{whose} is too small ({what or 'no more of it'}); take a smaller model or "
+        "training.batch_size, or training.micro_batch for the same result in pieces; of a "
+        "translator a smaller training.max_tokens and a larger training.accumulate"
+    )

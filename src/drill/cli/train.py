@@ -4,7 +4,7 @@ import logging
 import os
 import shlex
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +16,7 @@ from drill.cli.display import (
     note,
     warn_of_a_crowd,
 )
-from drill.cli.faults import FAULTS, sentence
+from drill.cli.faults import sentence
 from drill.cli.trained import RunFolderArgument
 from drill.config import Settings, recipe, resolved
 from drill.finetuning import finetuning
@@ -24,7 +24,7 @@ from drill.progress_lines import duration
 from drill.recipes import SettingsError, changed, recipe_names
 from drill.resuming import settings_to_go_on
 from drill.run_folder import RunFolder
-from drill.run_training import train_run
+from drill.run_training import refuse_faults, train_run
 from drill.steps import TRAINING_LOG
 from drill.training import Outcome
 from drill.translation_training import TranslationOutcome
@@ -63,7 +63,8 @@ def train(
     """Train a recipe, or several one after another. The same command resumes.
 
     So does `drill train RUN` with the folder of a run, by the settings that it was begun with.
-    Ctrl-C stops after saving. Of several, one that fails does not keep the others from training.
+    Ctrl-C stops after saving. Of several, one that fails does not keep the others from training;
+    what is wrong with settings or missing is told of before the first begins.
     `drill recipes` lists what there is.
     """
     wanted = [
@@ -72,7 +73,7 @@ def train(
     _refuse_no_name(name)
     if name is not None and len(wanted) > 1:
         raise SettingsError(f"--name {name}: is for one run, but {len(wanted)} are asked for")
-    planned: list[tuple[Settings, Path]] = []  # every recipe is checked before the first is trained
+    planned: list[tuple[Settings, Path]] = []
     for each, number in wanted:
         changes = [*(change or []), *([] if number is None else [f"training.seed={number}"])]
         if _is_run_folder(each):
@@ -95,23 +96,35 @@ def train(
                 f"{folder}: is asked for {folders.count(folder)} times; name every recipe and seed "
                 "once, or train runs of one name by commands of their own, with --name"
             )
+    alone = len(planned) == 1 or "RANK" in os.environ  # several processes must stay in step
     failed: list[Path] = []
+    for settings, folder in [] if alone else planned:  # told of now, not after hours of training
+        with _left_out(folder, failed):
+            refuse_faults(settings)
     for settings, folder in planned:
-        try:
-            go_on = _trained(settings, folder, device, quiet)
-        except BrokenPipeError:
-            raise
-        except FAULTS as fault:
-            if len(planned) == 1 or "RANK" in os.environ:  # several processes must stay in step
-                raise
-            note(f"drill: {sentence(fault)}")
-            failed.append(folder)
+        if folder in failed:
             continue
-        if not go_on:
-            raise typer.Exit(130)
+        with nullcontext() if alone else _left_out(folder, failed):
+            if not _trained(settings, folder, device, quiet):
+                raise typer.Exit(130)
     if failed:
         note(f"drill: {len(failed)} of {len(planned)} runs failed: {', '.join(map(str, failed))}")
         raise typer.Exit(1)
+
+
+@contextmanager
+def _left_out(folder: Path, failed: list[Path]) -> Iterator[None]:
+    """Inside, a fault that a user can mend is told of and does not end the command."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except Exception as fault:
+        words = sentence(fault)
+        if words is None:
+            raise
+        note(f"drill: {words}")
+        failed.append(folder)
 
 
 def _is_run_folder(given: str) -> bool:

@@ -13,4 +13,4 @@ def refuse_stall(name: str) -> None:
     Whoever finds NaN asks here first, before it blames anything else.
     """
     if take_stall():
-        raise Stalled(f"{name}: {STALLED}; run it again on a free GPU, or with impl cudnn")
+        raise Stalled(f"{name}: {STALLED}; run it again on a free GPU")

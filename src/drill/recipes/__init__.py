@@ -87,7 +87,8 @@ def read(name: str, place: Path = Path(), under: tuple[str, ...] = ()) -> Table:
         near = near_ones(name, recipe_names())
         mean = f"did you mean {' or '.join(near)}?" if near else "`drill recipes` lists them"
         raise SettingsError(
-            f"{where}{name}: is neither a recipe nor a file that ends in .toml; {mean}"
+            f"{where}{name}: is neither a recipe nor a file that ends in .toml"
+            f"{'' if under else ', nor the folder of a run'}; {mean}"
         )
     if label in under:
         raise SettingsError(
