@@ -113,7 +113,10 @@ def left_out(report: FilterReport, filters: dict[str, Any]) -> str | None:
 def few_updates(settings: Settings, tokens: int) -> str | None:
     """A sentence where a language model of so many tokens is trained in a few updates only."""
     given = settings.training
-    epoch = max(1, tokens // given["batch_size"] // given["bptt"])  # segments are about bptt long
+    rows = tokens // given["batch_size"]
+    if rows < 2:  # is refused, and not for its updates
+        return None
+    epoch = max(1, rows // given["bptt"])  # segments are about bptt long
     updates = epoch * given["epochs"]
     if updates >= FEW_UPDATES:
         return None

@@ -114,11 +114,13 @@ def train(
         save_every=save_every,
     )
     device = next(model.parameters()).device
-    data = world.columns(columns(ids.train, batch_size)).to(device)  # (rows, B)
+    whole = columns(ids.train, batch_size, "training.batch_size")
+    data = world.columns(whole).to(device)  # (rows, B)
     rows = data.shape[0]
     read_at_once = max(bptt, READ_AT_ONCE) if device.type == "cuda" else bptt
-    valid = columns(ids.valid, valid_batch_size).to(device)
-    test_columns = columns(ids.test, test_batch_size)  # too short a text shows now, not at the end
+    valid = columns(ids.valid, valid_batch_size, "training.valid_batch_size").to(device)
+    # Too short a text shows now, not at the end.
+    test_columns = columns(ids.test, test_batch_size, "training.test_batch_size")
     lengths = sequence_lengths(seed if length_seed is None else length_seed, bptt, length_cap)
     stopper = None if patience is None else NonMonotone(patience)
     options = {"activation": activation, "slowness": slowness, "check": False}

@@ -32,10 +32,11 @@ class Segment(NamedTuple):
     sampled_length: int
 
 
-def columns(ids: NDArray[Any], batch_size: int) -> Tensor:
+def columns(ids: NDArray[Any], batch_size: int, name: str = "batch_size") -> Tensor:
     """(N,) -> (rows, batch_size), int64: each column is a run of the text, read downwards.
 
-    rows = N // batch_size; the tokens left over at the end are dropped.
+    rows = N // batch_size; the tokens left over at the end are dropped. ``name`` is what an error
+    calls the size.
     """
     if batch_size < 1:
         raise DataError(f"columns: batch_size is at least 1, not {batch_size}")
@@ -45,7 +46,7 @@ def columns(ids: NDArray[Any], batch_size: int) -> Tensor:
     if rows < 2:
         raise DataError(
             f"columns: {len(ids)} tokens in {batch_size} columns give {rows} rows, and a row needs "
-            "a next one as target; take a smaller batch or a longer text"
+            f"a next one as target; take a smaller {name} or a longer text"
         )
     stream = ids[: rows * batch_size].astype(np.int64)  # a copy: a memory map stays untouched
     return torch.from_numpy(stream).view(batch_size, rows).t().contiguous()
