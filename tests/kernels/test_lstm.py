@@ -1,5 +1,7 @@
 """The LSTM layer: the equation, PyTorch's own, and the persistent kernel against float64."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -7,7 +9,15 @@ from torch import nn
 from drill.encoders import AwdLstm
 from drill.kernels import lstm_layout, lstm_persistent, nvrtc
 from drill.kernels.hopper import SHARED
-from drill.kernels.lstm import Weights, choose, in_one_buffer, in_words, lie_together, lstm
+from drill.kernels.lstm import (
+    Weights,
+    choose,
+    in_one_buffer,
+    in_words,
+    lie_together,
+    lstm,
+    lstm_stack,
+)
 from drill.kernels.lstm_layout import cut, layout
 from drill.kernels.lstm_persistent import supported
 from drill.kernels.told import tell_once
@@ -96,6 +106,22 @@ def test_the_choice_says_why():
         choose("fast", x, weights.w_hh)
     with pytest.raises(ValueError, match="AwdLstm: impl is one of"):
         AwdLstm(nn.Embedding(5, 4), 6, 2, impl="fast")
+
+
+@pytest.mark.parametrize("share", [1.0, 1.5, -0.1, math.nan])
+def test_shares_that_leave_nothing_are_refused(share):
+    x, h, c, weights, _ = problem(3, 2, 4, 5)
+    with pytest.raises(ValueError, match=r"^lstm: drop is the share that is lost, in \[0, 1\)"):
+        lstm(x, h, c, weights, drop=share)
+    with pytest.raises(ValueError, match=r"^lstm_stack: between is the share that is lost"):
+        lstm_stack(x, [(h, c)], [weights], between=share)
+
+
+def test_a_stack_has_layers_and_a_state_for_each():
+    x, h, c, weights, _ = problem(3, 2, 4, 5)
+    for states, layers in ([], []), ([(h, c)] * 2, [weights]):
+        with pytest.raises(ValueError, match=r"^lstm_stack: . weights and . states; give at least"):
+            lstm_stack(x, states, layers)
 
 
 def test_weights_that_lie_together_are_not_copied():

@@ -52,6 +52,7 @@ def lstm(
     i: a stack of layers then stays aligned in memory.
     """
     _check_shapes(x.shape, h, c, weights)
+    _check_shares("lstm", drop=drop)
     chosen = _told_choice(impl, x, weights)
     if chosen == "persistent":
         output, [(h, c)] = _persistent(x, [(h, c)], [weights], drop, 0.0, keep_padding)
@@ -80,6 +81,7 @@ def lstm_stack(
     while the steps of another run.
     """
     _check_stack(x.shape, states, weights)
+    _check_shares("lstm_stack", drop=drop, between=between)
     if len(weights) > 1 and all(choose(impl, x, w.w_hh)[0] == "persistent" for w in weights):
         for each in weights:
             _told_choice(impl, x, each)
@@ -172,6 +174,11 @@ def _check_stack(
     x: torch.Size, states: Sequence[tuple[Tensor, ...]], weights: Sequence[Weights]
 ) -> None:
     """A layer reads all that the one below gives: what is wider by padding ``lstm`` alone sees."""
+    if not weights or len(states) != len(weights):
+        raise ValueError(
+            f"lstm_stack: {len(weights)} weights and {len(states)} states; give at least one "
+            "layer, and h and c of each"
+        )
     for number, ((h, c), each) in enumerate(zip(states, weights, strict=True), 1):
         _check_shapes(x, h, c, each)
         if x[2] != each.w_ih.shape[1]:
@@ -181,6 +188,12 @@ def _check_stack(
                 f"{x[2]}; give it a W_ih of shape {(len(each.w_ih), x[2])}"
             )
         x = torch.Size([*x[:2], each.w_hh.shape[1]])
+
+
+def _check_shares(whose: str, **shares: float) -> None:
+    for name, share in shares.items():
+        if not 0.0 <= share < 1.0:
+            raise ValueError(f"{whose}: {name} is the share that is lost, in [0, 1), not {share}")
 
 
 def _persistent(
