@@ -1,6 +1,7 @@
 """Blocks of a Transformer: one pass between products, and attention that can be trained."""
 
 import math
+from functools import cache
 
 import pytest
 import torch
@@ -41,12 +42,18 @@ def trained(impl: str, norm: str, device: str, half: bool, dropout: float = 0.0)
     return [hidden.detach(), *(parameter.grad for parameter in model.parameters())]
 
 
+@cache
+def undropped(norm: str, device: str, half: bool) -> list[Tensor]:
+    """By the kernels, once for all: the interpreter takes seconds."""
+    return trained("triton", norm, device, half)
+
+
 @pytest.mark.skipif(not TRITON_INSTALLED, reason="Triton is not installed")
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "autocast"])
 @both_norms
 @every_device
 def test_one_pass_between_products_is_plain_pytorch(norm, device, half):
-    ours, theirs = (trained(impl, norm, device, half) for impl in ("triton", "reference"))
+    ours, theirs = undropped(norm, device, half), trained("reference", norm, device, half)
     assert [each.dtype for each in ours] == [each.dtype for each in theirs]
     found, expected = (torch.cat([each.flatten() for each in made]) for made in (ours, theirs))
     assert (found - expected).norm() <= (0.03 if half else 1e-5) * expected.norm()
@@ -62,8 +69,7 @@ def test_one_pass_drops_as_the_seed_says(norm, device):
     first, again = (trained("triton", norm, device, True, 0.3) for _ in range(2))
     assert torch.equal(first[0], again[0])
     torch.testing.assert_close(first, again, rtol=1e-3, atol=1e-3)  # attention's may be added anew
-    without = trained("triton", norm, device, True)
-    assert not torch.equal(first[0], without[0])
+    assert not torch.equal(first[0], undropped(norm, device, True)[0])
 
 
 @pytest.mark.skipif(not TRITON_INSTALLED, reason="Triton is not installed")

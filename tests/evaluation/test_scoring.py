@@ -22,7 +22,7 @@ LINES = [
     "the whale is lit and the fish is late",
     "sea",
     "  the   boat is late \n",
-    " ".join(["the", "sea", "is", "a", "lamp"] * 9),
+    " ".join(["the", "sea", "is", "a", "lamp"] * 4),
 ]
 
 
