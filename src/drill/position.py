@@ -63,8 +63,11 @@ class Position(Standing):
 
     def complete(self, limits: Limits) -> bool:
         """Whether all epochs are trained, or as many as were worth it."""
-        stopped = self.stopper is not None and self.stopper.triggered
-        return stopped or self.epoch > limits.epochs
+        return self.stopped() or self.epoch > limits.epochs
+
+    def stopped(self) -> bool:
+        """Whether validations no longer improve."""
+        return self.stopper is not None and self.stopper.triggered
 
     def over(self, limits: Limits) -> bool:
         """Whether the run is complete, or the time is up."""

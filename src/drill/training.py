@@ -50,6 +50,7 @@ class Outcome:
     elapsed: float  # seconds of training, resumed or not
     interrupted: bool = False  # by Ctrl-C or SIGTERM, be it too late to leave anything undone
     out_of_time: bool = False  # ended by max_minutes: a larger one goes on
+    stopped: bool = False  # ended by patience: validations no longer improve
     signal: int | None = None  # which one; None where another process was interrupted
 
 
@@ -237,6 +238,7 @@ def train(
             elapsed=at.elapsed,
             interrupted=late,
             out_of_time=not at.complete(limits),
+            stopped=at.stopped(),
             signal=interrupts.number,
         )
 
@@ -246,9 +248,16 @@ def _kept(at: Position, row: dict[str, Any], test: Tensor, limits: Limits) -> Ou
     rows, columns = test.shape
     tokens = (rows - 1) * columns
     scores = Perplexity(float(row["test_loss"]) * tokens, tokens, columns)
-    cut = not at.complete(limits)
-    elapsed = row["elapsed"]
-    return Outcome(True, at.epochs(), at.best_epoch, at.best, scores, elapsed, out_of_time=cut)
+    return Outcome(
+        finished=True,
+        epoch=at.epochs(),
+        best_epoch=at.best_epoch,
+        valid=at.best,
+        test=scores,
+        elapsed=row["elapsed"],
+        out_of_time=not at.complete(limits),
+        stopped=at.stopped(),
+    )
 
 
 def _validate(

@@ -34,8 +34,7 @@ def check_options(
         if drawn is not None and not 0 <= drawn < 2**32:
             raise ValueError(f"{name} lies in 0 to 2**32 - 1, not {drawn}")
     check_minutes(max_minutes)
-    if patience is not None and patience < 0:
-        raise ValueError(f"patience is at least 0, not {patience}")
+    check_patience(patience)
     if not save_every >= 0.0:
         raise ValueError(f"save_every is at least 0 seconds, not {save_every}")
 
@@ -49,3 +48,8 @@ def check_counts(counted: Mapping[str, int | None]) -> None:
 def check_minutes(max_minutes: float | None) -> None:
     if max_minutes is not None and not max_minutes > 0.0:
         raise ValueError(f"max_minutes is a positive number, not {max_minutes}")
+
+
+def check_patience(patience: int | None) -> None:
+    if patience is not None and patience < 0:
+        raise ValueError(f"patience is at least 0, not {patience}")

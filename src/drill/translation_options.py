@@ -2,7 +2,7 @@
 
 import math
 
-from drill.training_options import check_counts, check_minutes
+from drill.training_options import check_counts, check_minutes, check_patience
 
 
 def check_translation_options(
@@ -18,6 +18,7 @@ def check_translation_options(
     validate_every: int | None,
     bleu_every: int | None,
     average: int,
+    patience: int | None,
     beam: int,
     length_penalty: float,
     save_every: float,
@@ -37,6 +38,7 @@ def check_translation_options(
     }
     check_counts(counted)
     check_minutes(max_minutes)
+    check_patience(patience)
     if not math.isfinite(length_penalty):
         raise ValueError(f"length_penalty is a finite number, not {length_penalty}")
     if not 0.0 <= label_smoothing < 1.0:

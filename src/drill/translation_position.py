@@ -14,7 +14,7 @@ from drill.data import Pairs, TranslationData
 from drill.evaluation.bleu import Scores
 from drill.evaluation.translated import Translated
 from drill.evaluation.translation_loss import TranslationLoss
-from drill.optim import Rule
+from drill.optim import NonMonotone, Rule
 from drill.parallel import World
 from drill.run_folder import RunFolder, RunFolderError
 from drill.standing import (
@@ -46,17 +46,26 @@ class TranslationPosition(Standing):
     validated: int = 0  # the step of the last validation
     validations: int = 0
     broken_off: bool = False  # the validation of this step, which is to be made again
+    stopper: NonMonotone | None = field(default=None, kw_only=True)
     best: TranslationLoss | None = field(default=None, kw_only=True)
     recent: dict[int, dict[str, Tensor] | None] = field(default_factory=dict)
     """Weights of the last validations by step, None where they are on disk."""
 
     def share(self, limits: Limits) -> float:
-        """How much of the run is done, by the limit that comes first; at 1 it is over."""
+        """How much of the run is done, by the limit that comes first."""
         return max(self._trained(limits), self.clock)
 
+    def over(self, limits: Limits) -> bool:
+        """Whether the run is complete, or the time is up."""
+        return self.complete(limits) or self.clock >= 1.0
+
     def complete(self, limits: Limits) -> bool:
-        """Whether all epochs are trained, or all updates."""
-        return self._trained(limits) >= 1.0
+        """Whether all epochs are trained, or all updates, or as many as were worth it."""
+        return self.stopped() or self._trained(limits) >= 1.0
+
+    def stopped(self) -> bool:
+        """Whether validations no longer improve."""
+        return self.stopper is not None and self.stopper.triggered
 
     def _trained(self, limits: Limits) -> float:
         by_epochs = (self.epoch - 1 + self.batch / self.batches) / limits.epochs
@@ -202,6 +211,7 @@ def save(
         "broken_off": at.broken_off,
         "best": None if at.best is None else asdict(at.best),
         "best_epoch": at.best_epoch,
+        "stopper": None if at.stopper is None else at.stopper.state_dict(),
         "recent": list(at.recent),
         "rule": rule.numbers(),
         "world": world.size,
@@ -239,6 +249,8 @@ def restore(
         at.broken_off = numbers.get("broken_off", False)
         at.best = None if numbers["best"] is None else TranslationLoss(**numbers["best"])
         at.best_epoch = numbers["best_epoch"]
+        if at.stopper is not None and numbers.get("stopper") is not None:
+            at.stopper.load_state_dict(numbers["stopper"])
         at.recent = dict.fromkeys(numbers["recent"])
         take_own(at, tensors, numbers["world"], world)
         at.metrics_size = numbers["metrics_size"]

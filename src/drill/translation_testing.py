@@ -66,6 +66,7 @@ def validated(
     rule: Rule,
     limits: Limits,
     world: World,
+    *,
     average: int,
     search: Search,
     max_tokens: int,

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -21,7 +22,7 @@ from drill.evaluation.bleu import corpus_scores
 from drill.evaluation.translated import Translated
 from drill.evaluation.translation_loss import TranslationLoss
 from drill.interrupts import Interrupts
-from drill.optim import Rule
+from drill.optim import NonMonotone, Rule
 from drill.parallel import World
 from drill.precision import Precision, autocast_to, products
 from drill.progress import Pace, Progress
@@ -65,6 +66,7 @@ class TranslationOutcome:
     elapsed: float  # seconds of training, resumed or not
     interrupted: bool = False  # by Ctrl-C or SIGTERM, be it too late to leave anything undone
     out_of_time: bool = False  # ended by max_minutes: a larger one goes on
+    stopped: bool = False  # ended by patience: validations no longer improve
     signal: int | None = None  # which one; None where another process was interrupted
 
 
@@ -88,6 +90,8 @@ def train_translator(
     validate_every: int | None = None,
     bleu_every: int | None = None,
     average: int = 1,
+    patience: int | None = None,
+    baseline: bool = False,
     beam: int = 4,
     length_penalty: float = 0.6,
     save_every: float = 120.0,
@@ -115,6 +119,8 @@ def train_translator(
     bleu_every        validations; BLEU of the validation text goes into their lines
     average           the mean of the weights of so many last validations is tried at the end: where
                       it is better than the best ones, it is kept and tested; 1 tries nothing
+    patience          stop after a validation worse than the best one before the last ``patience``
+    baseline          validate first: only better weights replace those given
     beam,             of all translations that are scored
     length_penalty
     save_every        seconds between checkpoints
@@ -131,6 +137,7 @@ def train_translator(
         validate_every=validate_every,
         bleu_every=bleu_every,
         average=average,
+        patience=patience,
         beam=beam,
         length_penalty=length_penalty,
         save_every=save_every,
@@ -151,11 +158,11 @@ def train_translator(
     search = Search(beam=beam, length_penalty=length_penalty)
     rule.begin(model.named_parameters())
     no_loss = torch.zeros((), dtype=widest(device), device=device)
-    at = TranslationPosition(len(batches), nll=no_loss, text=data.checksum)
+    stopper = None if patience is None else NonMonotone(patience)
+    at = TranslationPosition(len(batches), stopper=stopper, nll=no_loss, text=data.checksum)
     resumed = restore(at, model, rule, folder, world)
     at.clock = world.largest(limits.clock(at))
-    over = at.share(limits) >= 1.0 and not at.broken_off
-    ended = folder.test_row() if resumed and over else None
+    ended = folder.test_row() if resumed and at.over(limits) and not at.broken_off else None
     if ended is not None:  # nothing is measured again, and nothing written
         return _kept(at, ended, data, limits)
     _refuse_to_train_nothing(at, limits, folder)
@@ -182,9 +189,23 @@ def train_translator(
         captured = None if obstacle is not None else capturing(model, label_smoothing, autocast)
         if device.type == "cuda" and world.first and capture and obstacle is not None:
             logger.warning("batches are launched, not replayed as CUDA graphs: %s", obstacle)
-        if at.share(limits) < 1.0 and world.first:
+        if not at.over(limits) and world.first:
             folder.averaged.unlink(missing_ok=True)  # of a run that was to be shorter
-        while at.share(limits) < 1.0 or at.broken_off:
+        who = (at, model, data, rule, limits, world)
+        validate = partial(validated, *who, search=search, max_tokens=max_tokens, watch=watch)
+        if baseline and at.step == 0 and at.best is None:
+            at.epoch = 0
+            try:
+                row = validate(average=1, bleu=bleu_every is not None)
+            except Stopped:  # the next life begins with it
+                at.epoch = 1
+                save(at, model, rule, folder, world)
+                return _unfinished(at, interrupts)
+            tell(folder, world, progress, pace.report(0.0, row | {"kind": "epoch"}))
+            at.next_epoch()
+            at.validations = 0  # every so many of those that follow have their BLEU
+            pace.restart(0.0)
+        while not at.over(limits) or at.broken_off:
             model.train()
             updates_left = in_updates(batches.epoch(at.epoch, at.batch), own)
             # An update of nothing comes first where a validation was broken off.
@@ -206,7 +227,7 @@ def train_translator(
                 agreed = at.step % agreeing == 0
                 if agreed:
                     at.clock = world.largest(limits.clock(at))
-                whole, over = at.batch == len(batches), at.share(limits) >= 1.0
+                whole, over = at.batch == len(batches), at.over(limits)
                 due = validate_every is not None and at.step % validate_every == 0
                 if whole or over or due or at.broken_off:
                     at.loss = finite(at.mean_loss(world), at, rule, folder)
@@ -214,15 +235,15 @@ def train_translator(
                     at.tick_training()
                     bleu = bleu_every is not None and (at.validations + 1) % bleu_every == 0
                     try:
-                        row = validated(
-                            at, model, data, rule, limits, world, average, search, max_tokens,
-                            bleu, watch,
-                        )  # fmt: skip
+                        row = validate(average=average, bleu=bleu)
                     except Stopped:
                         at.broken_off = True
                         save(at, model, rule, folder, world)
                         return _unfinished(at, interrupts)
                     row["kind"] = "epoch" if whole else "validation"
+                    if stopper is not None:
+                        stopper.update(row["valid_loss"])
+                        over = at.over(limits)
                     tell(folder, world, progress, pace.report(at.share(limits), row))
                     pace.restart(at.share(limits))
                 if over:
@@ -264,6 +285,7 @@ def train_translator(
             elapsed=at.elapsed,
             interrupted=world.largest(interrupts.asked) > 0.0,
             out_of_time=not at.complete(limits),
+            stopped=at.stopped(),
             signal=interrupts.number,
         )
 
@@ -282,7 +304,7 @@ def _unfinished(at: TranslationPosition, interrupts: Interrupts) -> TranslationO
 
 
 def _refuse_to_train_nothing(at: TranslationPosition, limits: Limits, folder: RunFolder) -> None:
-    if at.best is not None or at.broken_off or at.share(limits) < 1.0:
+    if at.best is not None or at.broken_off or not at.over(limits):
         return
     limit = "max_minutes" if at.clock >= 1.0 else "updates"
     raise NothingTrained(
@@ -305,4 +327,5 @@ def _kept(
         test=test,
         elapsed=row["elapsed"],
         out_of_time=not at.complete(limits),
+        stopped=at.stopped(),
     )

@@ -256,7 +256,8 @@ def _print_outcome(outcome: Outcome | TranslationOutcome, folder: Path) -> None:
         f"{folder}: valid perplexity {outcome.valid.perplexity:.2f}  test {tested}  "
         f"(best of {outcome.epoch} epoch{'' if outcome.epoch == 1 else 's'}: {outcome.best_epoch}; "
         f"{duration(outcome.elapsed)} in all"
-        f"{', ended by training.max_minutes' if outcome.out_of_time else ''})"
+        f"{', ended by training.max_minutes' if outcome.out_of_time else ''}"
+        f"{', ended by training.patience' if outcome.stopped else ''})"
     )
 
 
