@@ -243,7 +243,6 @@ def test_masks_may_leave_any_number_of_columns(kept):
 
 
 @interpreted
-@pytest.mark.usefixtures("few_programs")
 @every_way
 def test_autocast_encodes_in_half_precision_and_keeps_the_parameters_dtype(
     options, products, multiply
