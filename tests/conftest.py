@@ -1,6 +1,7 @@
 import os
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 
@@ -10,6 +11,10 @@ if not torch.cuda.is_available():
 # After the variable: kernels read it when they are imported.
 from drill import user_cache
 from tests.tiny_place import typed
+
+# On a busy machine an example takes as long as it takes.
+hypothesis.settings.register_profile("suite", deadline=None)
+hypothesis.settings.load_profile("suite")
 
 
 def pytest_collection_modifyitems(items):

@@ -202,7 +202,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path, sound):
 
 
 @given(data=st.data())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_changed_bytes_are_refused_or_mean_the_same(tmp_path, sound, data):
     """The header is padded with blanks, which may become another white space."""
     places = st.integers(0, len(sound) - 1)

@@ -450,14 +450,12 @@ def only_a_settings_error(make) -> None:
 
 
 @given(st.dictionaries(names, values, max_size=5))
-@settings(deadline=None)
 def test_any_tables_give_settings_or_a_sentence(tables):
     only_a_settings_error(lambda: resolved(tables))
     only_a_settings_error(lambda: resolved(merged(recipe("ptb-drill-4").tables(), tables)))
 
 
 @given(st.lists(st.text(max_size=40) | st.builds("{}.{}={}".format, names, names, scalars)))
-@settings(deadline=None)
 def test_any_changes_give_settings_or_a_sentence(changes):
     only_a_settings_error(lambda: recipe("ptb-mos-drill", changes))
 
@@ -470,7 +468,7 @@ toml_like = st.lists(
 
 
 @given(toml_like.map(lambda text: text.encode("utf-8", "replace")) | st.binary(max_size=60))
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_file_gives_settings_or_a_sentence(tmp_path, raw):
     path = Path(tmp_path / "any.toml")
     path.write_bytes(raw)
@@ -478,7 +476,6 @@ def test_any_file_gives_settings_or_a_sentence(tmp_path, raw):
 
 
 @given(st.text(max_size=30))
-@settings(deadline=None)
 def test_any_name_gives_settings_or_a_sentence(name):
     only_a_settings_error(lambda: recipe(name))
 

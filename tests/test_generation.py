@@ -112,7 +112,7 @@ def test_top_k_and_top_p_draw_from_the_likeliest():
         assert list(generate(model, VOCABULARY, tokens=20, seed=1, **options)) == greedy
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     scores=st.lists(st.floats(-30, 5) | st.just(-math.inf), min_size=1, max_size=12),
     temperature=st.floats(0.01, 50),
@@ -133,7 +133,7 @@ def test_what_is_kept_is_a_distribution_over_the_likeliest(scores, temperature, 
         assert whole[held].sum() - whole[held].min() < top_p + 1e-9
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     weights=st.lists(st.integers(0, 3), min_size=1, max_size=9).filter(any),
     u=st.floats(0, 1, exclude_max=True),
@@ -267,9 +267,7 @@ def test_nan_is_not_drawn_from():
         next(generate(model, VOCABULARY))
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(prompt=st.text(max_size=20).filter(lambda prompt: EOS not in prompt.split()))
 def test_any_prompt_is_continued(prompt):
     assert len(list(generate(language_model(), VOCABULARY, prompt=prompt, tokens=2))) == 2

@@ -116,7 +116,7 @@ def test_the_targets_are_the_next_row():
 
 
 @given(rows=st.integers(3, 400), seed=st.integers(0, 2**32 - 1), bptt=st.integers(1, 90))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_training_segments_join_and_have_two_rows(rows, seed, bptt):
     segments = list(training_segments(rows, sequence_lengths(seed, bptt)))
     end = 0
@@ -135,7 +135,7 @@ def test_a_last_single_row_is_left_out():
 
 
 @given(rows=st.integers(2, 400), bptt=st.integers(1, 90))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_evaluation_predicts_every_row_but_the_first_once(rows, bptt):
     targets = [
         start + 1 + step

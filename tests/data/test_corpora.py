@@ -108,7 +108,7 @@ def test_one_file_is_split_at_lines(tmp_path):
 
 
 @given(count=st.integers(2, 60), valid=st.floats(0.01, 0.6), test=st.floats(0.01, 0.6))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_fractions_split_a_file_or_raise(tmp_path_factory, count, valid, test):
     path = tmp_path_factory.getbasetemp() / "some.txt"
     path.write_text("".join(f"{i}\n" for i in range(count)))

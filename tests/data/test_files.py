@@ -59,7 +59,7 @@ def test_only_line_ends_end_lines():
 
 
 @given(raw=st.one_of(st.binary(max_size=80), st.text(max_size=40).map(lambda t: t.encode())))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_bytes_of_any_kind_give_lines_or_one_sentence(raw):
     text, fault = "", ""
     try:

@@ -35,7 +35,7 @@ def subwords():
 @example("Grüße an 世界, мир, عالم 🎉👩‍👩‍👧 e\u0301")
 @example("<pad><begin>a <end>")
 @example("tab\tbell\x07 nul\0 \r\n\x85\u2028\ufeff")
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_text_comes_back_exactly(subwords, line):
     ids = subwords.encode(line)
     assert subwords.decode(ids) == line
@@ -60,7 +60,7 @@ SPACED = st.lists(st.sampled_from(["the", "Katze", "'s", "7", "19", " ", "\t", "
 
 @pytest.mark.parametrize("single_digits", [False, True])
 @given(lines=st.lists(SPACED.map(" ".join) | SPACED.map("".join), max_size=6))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_remembered_words_change_no_line(single_digits, lines):
     trained = TRAINED[single_digits]
     assert trained.encode_lines(lines) == [trained.encode(line) for line in lines]

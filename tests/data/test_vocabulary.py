@@ -62,7 +62,7 @@ def test_an_unknown_word_without_unk_is_named():
 
 
 @given(lines=texts)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_encode_and_decode_are_inverse(lines):
     vocabulary = Vocabulary.over_splits(lines)
     ids = vocabulary.encode(lines)
@@ -73,7 +73,7 @@ def test_encode_and_decode_are_inverse(lines):
 
 
 @given(train=texts, other=texts, minimum=st.integers(1, 3), size=st.integers(3, 9))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_a_training_vocabulary_encodes_any_text(train, other, minimum, size):
     vocabulary = Vocabulary.from_training(train, minimum, size)
     assert len(vocabulary) <= size
@@ -84,7 +84,7 @@ def test_a_training_vocabulary_encodes_any_text(train, other, minimum, size):
 
 
 @given(lines=texts)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_save_and_load_are_inverse(tmp_path_factory, lines):
     path = tmp_path_factory.getbasetemp() / "vocabulary.json"
     vocabulary = Vocabulary.over_splits(lines)
@@ -132,7 +132,7 @@ def test_a_damaged_file_is_named(tmp_path, content, fault):
 
 
 @given(raw=st.binary(max_size=60))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_bytes_of_any_kind_load_or_raise_one_sentence(tmp_path_factory, raw):
     path = tmp_path_factory.getbasetemp() / "odd.json"
     path.write_bytes(raw)

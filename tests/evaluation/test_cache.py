@@ -116,7 +116,7 @@ def test_probabilities_sum_to_one_over_the_vocabulary():
     assert total == pytest.approx(1.0, rel=1e-9)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     held=st.integers(0, 6),
     queries=st.integers(1, 7),

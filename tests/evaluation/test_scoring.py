@@ -153,7 +153,7 @@ def test_a_score_of_nan_names_the_line():
         list(score(model, VOCABULARY, LINES[:6]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(lines=st.lists(st.text(max_size=20), max_size=6))
 def test_any_lines_are_scored(lines):
     lines = [line for line in lines if EOS not in line.split()]

@@ -17,7 +17,7 @@ from drill.kernels import nll_plan
 from drill.kernels.nll import nll
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 @given(
     N=st.integers(0, 12),
     V=st.integers(1, 80),

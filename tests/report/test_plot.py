@@ -151,7 +151,7 @@ VALUES = st.one_of(
 
 
 @given(st.lists(st.lists(st.tuples(VALUES, VALUES), max_size=6), max_size=4))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_whatever_the_values_all_is_inside(lines):
     svg = line_plot([line(*points, ring=(points or [None])[0]) for points in lines], **WORDS)
     if svg is not None:
@@ -162,7 +162,7 @@ def test_whatever_the_values_all_is_inside(lines):
 
 
 @given(st.floats(1e-6, 1e11), st.floats(1.0001, 1e6))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_ticks_are_few_rising_and_inside(low, ratio):
     high = low * ratio
     for ticks in (log_ticks(low, high), linear_ticks(low, high)):
@@ -233,7 +233,7 @@ def test_bars_that_are_no_numbers_are_left_out():
         lambda n: st.lists(st.lists(VALUES, min_size=n, max_size=n), min_size=1, max_size=30)
     )
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_whatever_the_bars_all_is_inside(rows):
     labels = ["1,000 to 2,499"] * len(rows[0])
     svg = bar_plot(labels, [bars(*row) for row in rows], **BAR_WORDS)
