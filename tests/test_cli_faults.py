@@ -1,14 +1,24 @@
 """Faults as sentences, of one run among several too; runs told which kernels to use."""
 
+import io
+import os
 import shutil
+from contextlib import nullcontext
+from threading import Thread
 
+import numpy as np
 import pytest
 import torch
 
 from drill.build import load_run
+from drill.build_translation import load_translation
 from drill.cli import faults
 from drill.cli.faults import sentence
+from drill.config import recipe
 from drill.kernels.nvrtc import DriverError
+from drill.parallel import World
+from drill.run_folder import RunFolder
+from drill.run_loading import by_any_kernels
 from tests.tiny_place import RECIPE, make_place
 
 CPU = ("--device", "cpu")
@@ -93,6 +103,96 @@ def test_translators_are_looked_at_beforehand_too(drill, place):
     assert err.splitlines()[0].startswith("drill: nowhere: ")
 
 
+def test_folders_of_other_runs_and_missing_starts_are_told_beforehand(drill, place):
+    """But for a start that an earlier run of the same command makes."""
+    (place / "from.toml").write_text('start = "two/tiny"\n' + RECIPE)
+    (place / "lost.toml").write_text('start = "two/none"\n' + RECIPE)
+    (place / "two" / "taken").mkdir(parents=True)
+    (place / "two" / "taken" / "letter.txt").write_text("dear\n")
+    (place / "taken.toml").write_text(RECIPE)
+    few = ("--set", "training.epochs=1", "--runs", "two", *CPU)
+    names = ("tiny.toml", "from.toml", "lost.toml", "taken.toml")
+    code, out, err = drill("train", *names, *few)
+    assert code == 1
+    assert [line.split(":")[0] for line in out.splitlines()] == ["two/tiny", "two/from"]
+    lines = err.splitlines()
+    assert lines[0].startswith("drill: two/none: holds no run")
+    assert lines[1].startswith("drill: two/taken: holds no run, but letter.txt")
+    assert lines[-1] == "drill: 2 of 4 runs failed: two/lost, two/taken"
+    changed = ("--set", "layer.depth=1", "--set", "training.epochs=1", "--runs", "two", *CPU)
+    code, out, err = drill("train", "taken.toml", "tiny.toml", *changed, "-q")
+    assert (code, out) == (1, "")
+    assert "drill: two/tiny: holds a run with other settings" in err
+
+
+def test_several_processes_stay_in_step(drill, place, monkeypatch):
+    """One alone must not leave out a run that the others begin."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr("drill.cli.train.refuse_faults", lambda *given: pytest.fail("looked"))
+    monkeypatch.setattr("drill.run_training.world", lambda place: nullcontext(World()))
+    (place / "gone.toml").write_text(RECIPE.replace('corpus = "text"', 'corpus = "lost"'))
+    code, out, err = drill("train", "gone.toml", "tiny.toml", "--runs", "ranks", *CPU)
+    assert (code, out) == (1, "")
+    assert err.splitlines()[-1].startswith("drill: lost: is neither")
+
+
+def test_a_batch_too_large_for_the_text_is_told_by_the_name_of_its_setting(drill):
+    for name in ("batch_size", "valid_batch_size", "test_batch_size"):
+        code, _, err = drill(
+            "train", "tiny.toml", "--name", name, "--set", f"training.{name}=99999", *CPU
+        )
+        assert code == 1
+        assert err.splitlines()[-1].endswith(f"take a smaller training.{name} or a longer text")
+        assert ("too few to learn" in err) is (name != "batch_size")
+
+
+def test_patience_is_named_as_what_ended_a_run(drill):
+    still = ("--set", "optimizer.lr=100", "--set", "training.patience=0")
+    code, out, _ = drill(
+        "train", "tiny.toml", "--name", "still", "--set", "training.epochs=90", *still, *CPU
+    )
+    assert code == 0
+    assert out.strip().endswith(", ended by training.patience)")
+
+
+def test_losses_go_into_a_pipe(drill, place):
+    pipe, read = place / "pipe", []
+    os.mkfifo(pipe)
+    reader = Thread(target=lambda: read.append(pipe.read_bytes()), daemon=True)
+    reader.start()
+    code, _, err = drill(
+        "evaluate", "runs/tiny", "--split", "test", "--losses", str(pipe), "-q", *CPU
+    )
+    reader.join(30)
+    assert (code, err) == (0, "")
+    assert np.load(io.BytesIO(read[0])).ndim == 1
+
+
+def test_kernels_of_wrapped_layers_and_of_translators_may_be_others_too(monkeypatch):
+    given = ["encoder.impl=graph", "layer.over.encoder=triton"]
+    mixture = recipe("ptb-mos-drill", given)
+    used = by_any_kernels(mixture)
+    assert (used.encoder["impl"], used.layer["over"]["encoder"]) == ("auto", "auto")
+    assert mixture.layer["over"]["encoder"] == "triton"  # what was asked for stays
+    assert mixture.differences(recipe("ptb-mos-drill")) == []
+    slow = recipe("ptb-mos-drill", ["encoder.impl=cudnn", "layer.over.encoder=reference"])
+    assert by_any_kernels(slow) == slow  # every machine has these
+    translator = recipe("mt-demo", ["encoder.impl=triton"])
+    assert by_any_kernels(translator).encoder["impl"] == "auto"
+
+
+def test_a_translator_is_loaded_for_any_kernels(tmp_path, monkeypatch):
+    run, asked = RunFolder(tmp_path), []
+    run.write_text(run.recipe, recipe("mt-demo", ["encoder.impl=triton"]).to_toml())
+    monkeypatch.setattr("drill.build_translation.Subwords.load", lambda path: range(9))
+    monkeypatch.setattr(
+        "drill.build_translation.translator", lambda settings, *given: asked.append(settings)
+    )
+    monkeypatch.setattr("drill.build_translation.load_weights", lambda *given: None)
+    load_translation(tmp_path, device="cpu")
+    assert [settings.encoder["impl"] for settings in asked] == ["auto"]
+
+
 @pytest.mark.parametrize(
     ("setting", "value"), [("impl", "persistent"), ("impl", "graph"), ("encoder", "triton")]
 )
@@ -113,8 +213,8 @@ def test_a_run_told_to_train_by_some_kernels_is_used_by_others(
     assert load_run(run, device="cpu").settings != load_run(place / "runs" / "tiny").settings
     code, _, err = drill("train", f"runs/by-{value}", "--set", "training.epochs=3", *CPU)
     assert code == 1
-    assert "no GPU; use " in err
     table = "encoder" if setting == "impl" else "layer"
+    assert err.strip().endswith(f": --set {table}.{setting}=auto")
     further = ("--set", f"{table}.{setting}=auto", "--set", "training.epochs=3")
     code, out, err = drill("train", f"runs/by-{value}", *further, *CPU)
     assert code == 0, err

@@ -9,6 +9,8 @@ import torch
 from drill import translation_testing
 from drill.checkpoint import load
 from drill.evaluation.translation_loss import TranslationLoss
+from drill.progress_lines import epoch_line
+from drill.report.runs import read_run
 from drill.run_folder import RunFolder
 from tests.tiny_runs import after, all_of, interrupted_after, rows, unlike
 from tests.tiny_translations import small_rule, small_training, small_translator
@@ -53,6 +55,24 @@ def test_patience_ends_a_run_and_its_best_weights_are_tested(tmp_path, scripted,
     assert len(validations(tmp_path)) == 5
 
 
+@pytest.mark.parametrize("limit", ["updates", "max_minutes"])
+def test_where_a_limit_falls_says_nothing_of_patience(tmp_path, scripted, monkeypatch, limit):
+    """Its validation is worse than the last; a larger limit goes on all the same."""
+    scripted([5.0, 4.0, 4.1, 4.0, 3.0, 2.0, 2.0])
+    epoch = 6  # updates
+    cut = {"updates": 2 * epoch + 1}
+    if limit == "max_minutes":
+        clocks = iter([0.0] * (2 * epoch + 1) + [1.0] * 100)  # asked for once before all updates
+        monkeypatch.setattr("drill.standing.Limits.clock", lambda limits, at: next(clocks))
+        cut = {"max_minutes": 60.0}
+    outcome = small_training(tmp_path, epochs=4, patience=0, **cut)
+    assert [row["step"] for row in validations(tmp_path)] == [epoch, 2 * epoch, 2 * epoch + 1]
+    assert (outcome.finished, outcome.stopped) == (True, False)
+    monkeypatch.setattr("drill.standing.Limits.clock", lambda limits, at: 0.0)
+    further = small_training(tmp_path, epochs=4, patience=0)
+    assert (further.epoch, further.stopped) == (4, False)
+
+
 def test_without_patience_worse_validations_end_nothing(tmp_path, scripted):
     scripted([1.0, 2.0, 3.0, 4.0, 5.0])
     outcome = small_training(tmp_path, epochs=4)
@@ -88,6 +108,11 @@ def test_given_weights_stay_where_nothing_is_better(tmp_path, scripted):
     assert all(torch.equal(best[name], p) for name, p in given.named_parameters())
     first, *others = validations(tmp_path)
     assert (first["kind"], first["epoch"], first["step"], first["tokens"]) == ("epoch", 0, 0, 0)
+    assert (first["train_loss"], first["train_perplexity"]) == (None, None)
+    timed, *trained = (row for row in RunFolder(tmp_path).rows() if row["kind"] == "epoch")
+    assert epoch_line(timed, 3).endswith("before training")
+    speeds = sorted(row["tokens_per_second"] for row in trained)
+    assert read_run(tmp_path).tokens_per_second == speeds[1]  # of what was trained
     assert [row["epoch"] for row in others] == [1, 2, 3]
 
 

@@ -1,4 +1,4 @@
-"""From settings to a translator, its data and its runs; what ``drill.build`` is for texts.
+"""From settings to a translator, its data and its runs; of language models other files do it.
 
 settings = recipe("mt-demo")
 outcome = train_run(settings, "runs/mt-demo")  # of drill.build
@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from drill.build_language_model import output_layer, rule
-from drill.config import TRANSLATION, Settings, makes_no_model
+from drill.config import TRANSLATION, Settings, does_not_run, makes_no_model
 from drill.data import (
     GENERATED,
     PAD,
@@ -210,8 +210,8 @@ def _ways(
         return translation_ways(
             model, obstacle, size, autocast, given["compile"], batches, processes.size
         )
-    except ValueError as error:  # encoder.impl names what does not run here
-        raise SettingsError(f"the recipe {settings.recipe}: {error}") from None
+    except ValueError as error:
+        raise does_not_run(settings, error) from None
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ def save(path: Path, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) 
         room = NotWritten(path, error, len(header) + len(values)).room
         raise CheckpointError(
             f"{path}: cannot be written ({error.strerror or error}{room}); "
-            f"{mend_of_writing(error)} or choose another folder, then run the same command: it "
+            f"{mend_of_writing(error, 'choose another folder')}, then run the same command: it "
             "goes on from the checkpoint before"
         ) from None
 

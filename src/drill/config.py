@@ -164,6 +164,12 @@ def _meant(
     return [place for name in near for place in places[name]]
 
 
+def does_not_run(settings: Settings, error: ValueError) -> SettingsError:
+    """Of kernels that a recipe names and this machine does not have."""
+    key = "layer.encoder" if "encoder=" in str(error) else "encoder.impl"
+    return SettingsError(f"the recipe {settings.recipe}: {error}: --set {key}=auto")
+
+
 def makes_no_model(settings: Settings, error: Exception) -> SettingsError:
     """What an encoder or a layer refuses, under the key whose value it is where there is one."""
     built, _, said = str(error).partition(": ")  # constructors say: DeepResidual: dropout is ...

@@ -34,7 +34,7 @@ def finite(loss: float, at: Standing, rule: Rule, folder: RunFolder) -> float:
     if take_stall():
         raise Diverged(
             f"{STALLED}, before step {at.step} of epoch {at.epoch}; {last}; run the same command "
-            "on a free GPU, or choose encoder.impl=cudnn under another name"
+            "on a free GPU, or with --set encoder.impl=cudnn"
         )
     raise Diverged(
         f"the loss became {loss} in epoch {at.epoch}, before step {at.step}, at lr {rule.now:g}; "

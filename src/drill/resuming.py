@@ -32,12 +32,22 @@ def settings_to_go_on(folder: Path | str, changes: Sequence[str] = ()) -> Settin
     return settings if located(settings) == found else found
 
 
-def has_begun(settings: Settings, run: RunFolder, processes: World) -> bool:
-    """Whether there is something to keep in the folder; refuses settings that would spoil it."""
+def refuse_spoiling(settings: Settings, run: RunFolder) -> bool:
+    """Refuse to train among files of another kind, or over a run of other settings.
+
+    Gives whether there is something to keep in the folder.
+    """
     begun = run.last.exists() or run.best.exists()
     _refuse_strangers(run)
     if begun and run.recipe.exists():
         _refuse_other(settings, run)
+    return begun
+
+
+def has_begun(settings: Settings, run: RunFolder, processes: World) -> bool:
+    """Whether there is something to keep in the folder; refuses settings that would spoil it."""
+    begun = refuse_spoiling(settings, run)
+    if begun and run.recipe.exists():
         _refuse_to_lose(settings, run, processes.first)
         if processes.first and not has_ended(run, settings):
             _tell_of_the_schedule(settings, run)

@@ -2,7 +2,7 @@
 
 import logging
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from drill.build_language_model import encoded_text, language_model, rehearse, rule
 from drill.build_translation import packages_of, rehearse_translation, train_translation
 from drill.checkpoint import load_into
-from drill.config import TRANSLATION, Settings
+from drill.config import TRANSLATION, Settings, does_not_run
 from drill.crowd import warn_of_spinning
 from drill.data import DataError
 from drill.data.packages import refuse_lacking
@@ -26,10 +26,9 @@ from drill.precision import autocast_dtype
 from drill.progress import Progress
 from drill.progress_lines import ProgressLines
 from drill.provenance import forget_idle_lives, keep_environment, leave_ended
-from drill.recipes import SettingsError
-from drill.resuming import has_begun
+from drill.resuming import has_begun, refuse_spoiling
 from drill.run_folder import RunFolder
-from drill.run_loading import vocabulary_of
+from drill.run_loading import settings_of, vocabulary_of
 from drill.steps import TRAINING_LOG, ways, why_not_recorded
 from drill.training import Outcome, train
 from drill.translation_training import TranslationOutcome
@@ -82,8 +81,16 @@ def train_run(
     return outcome
 
 
-def refuse_faults(settings: Settings) -> None:
-    """What ``train_run`` would refuse before it reads a text: of several runs, before the first."""
+def refuse_faults(settings: Settings, folder: Path | str, made: Collection[Path] = ()) -> None:
+    """What ``train_run`` would refuse before it reads a text: of several runs, before the first.
+
+    ``made`` are folders that will be there by then.
+    """
+    run = RunFolder(folder)
+    if not refuse_spoiling(settings, run) and settings.start is not None:
+        start = Path(settings.start)
+        if start.resolve() not in {each.resolve() for each in made}:
+            settings_of(RunFolder(start))
     if settings.task == TRANSLATION:
         refuse_lacking(f"the recipe {settings.recipe} needs", *packages_of(settings))
         rehearse_translation(settings, World(), settings.subwords["size"])
@@ -168,5 +175,5 @@ def _ways(settings: Settings, model: LanguageModel, trains_by: Rule, processes: 
     autocast = autocast_dtype(given["precision"], device)
     try:
         return ways(model, obstacle, batch, given["bptt"], autocast)
-    except ValueError as error:  # encoder.impl or layer.encoder names what does not run here
-        raise SettingsError(f"the recipe {settings.recipe}: {error}") from None
+    except ValueError as error:
+        raise does_not_run(settings, error) from None

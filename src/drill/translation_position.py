@@ -110,11 +110,12 @@ class TranslationPosition(Standing):
 
     def row(self, valid: TranslationLoss, *, lr: float, best: bool) -> dict[str, Any]:
         """A line of metrics.jsonl; the training loss is the smoothed one."""
+        trained = self.tokens > 0
         return {
             "epoch": self.epoch,
             "step": self.step,
-            "train_loss": self.loss,
-            "train_perplexity": perplexity_of(self.loss),
+            "train_loss": self.loss if trained else None,
+            "train_perplexity": perplexity_of(self.loss) if trained else None,
             "valid_loss": valid.loss,
             "valid_perplexity": valid.perplexity,
             "lr": lr,

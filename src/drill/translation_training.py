@@ -241,7 +241,7 @@ def train_translator(
                         save(at, model, rule, folder, world)
                         return _unfinished(at, interrupts)
                     row["kind"] = "epoch" if whole else "validation"
-                    if stopper is not None:
+                    if stopper is not None and (whole or due):  # not by where a limit fell
                         stopper.update(row["valid_loss"])
                         over = at.over(limits)
                     tell(folder, world, progress, pace.report(at.share(limits), row))

@@ -2,7 +2,8 @@
 
 import errno
 import os
-from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Thread
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,9 @@ from drill.data.files import (
     NotWritten,
     decode_text,
     lines_of,
+    mend_of_writing,
     read_text,
+    remove_parts,
     write_whole,
 )
 
@@ -133,13 +136,50 @@ def test_a_link_stays_and_what_it_names_is_written(tmp_path, there):
     assert [*far.parent.iterdir()] == [far]
 
 
+def test_parts_of_what_a_link_names_are_removed_too(tmp_path):
+    (tmp_path / "far").mkdir()
+    far, link = tmp_path / "far" / "page", tmp_path / "link"
+    link.symlink_to(far)
+    left = far.with_name(f".{far.name}.0123456789abcdef.tmp")
+    left.write_bytes(b"cut o")
+    remove_parts(link)
+    assert not left.exists()
+
+
+def test_links_in_a_ring_end_in_a_file_or_a_sentence(tmp_path):
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.symlink_to(other)
+    other.symlink_to(one)
+    try:
+        write_whole(one, b"new")
+    except NotWritten:
+        assert one.is_symlink()
+    else:
+        assert one.read_bytes() == b"new"
+
+
+@pytest.mark.parametrize(
+    ("number", "mend"),
+    [
+        (errno.ENOSPC, "make room or choose another place"),
+        (errno.EROFS, "get the right to write there or choose another place"),
+        (errno.EISDIR, "choose another place"),
+    ],
+)
+def test_what_can_be_done_depends_on_the_fault(number, mend):
+    fault = NotWritten(Path("page"), OSError(number, "no"))
+    assert str(fault) == f"page: cannot be written (no); {mend}"
+    assert mend_of_writing(OSError(errno.EISDIR, "no")) == "see to that"
+
+
 @pytest.mark.parametrize("content", [b"whole", lambda stream: stream.write(b"whole")])
 def test_what_is_no_file_is_written_as_it_is(tmp_path, content):
-    pipe = tmp_path / "pipe"
+    pipe, read = tmp_path / "pipe", []
     os.mkfifo(pipe)
-    with ThreadPoolExecutor(1) as other:
-        read = other.submit(pipe.read_bytes)
-        write_whole(pipe, content)
-        assert read.result(timeout=30) == b"whole"
+    reader = Thread(target=lambda: read.append(pipe.read_bytes()), daemon=True)
+    reader.start()
+    write_whole(pipe, content)
+    reader.join(30)
+    assert read == [b"whole"]
     assert pipe.is_fifo()
     assert [*tmp_path.iterdir()] == [pipe]

@@ -1,5 +1,6 @@
 """`drill evaluate`: perplexity of a trained run, as it is, adapting, or with a cache."""
 
+import io
 import shlex
 import time
 from collections.abc import Iterator, Sequence
@@ -277,8 +278,9 @@ def _plain(
         with Counter(text.name, quiet) as progress:
             found: Any = call(progress=progress)
         if losses is not None:
-            values = found.numpy()
-            write_whole(losses, lambda stream, values=values: np.save(stream, values))  # type: ignore[misc]
+            values, content = found.numpy(), io.BytesIO()  # np.save does not write into pipes
+            np.save(content, values)
+            write_whole(losses, content.getvalue())
             found = Perplexity(float(values.sum(dtype=np.float64)), len(values), batch)
         yield evaluation_row("plain", text.told, found, start, {})
 

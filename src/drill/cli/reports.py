@@ -99,7 +99,7 @@ def report(
                     accuracy.setdefault(kind, {})[names[folder]] = each
             else:
                 found.add(names[folder], load_run(folder, device=device), bands, samples)
-    verb = "replaced" if out.exists() else "wrote"
+    verb = "replaced" if out.is_file() else "wrote"
     page = write_report(
         folders,
         out,

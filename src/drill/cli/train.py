@@ -64,7 +64,7 @@ def train(
 
     So does `drill train RUN` with the folder of a run, by the settings that it was begun with.
     Ctrl-C stops after saving. Of several, one that fails does not keep the others from training;
-    what is wrong with settings or missing is told of before the first begins.
+    wrong settings, missing texts and folders of other runs are told of before the first begins.
     `drill recipes` lists what there is.
     """
     wanted = [
@@ -100,7 +100,7 @@ def train(
     failed: list[Path] = []
     for settings, folder in [] if alone else planned:  # told of now, not after hours of training
         with _left_out(folder, failed):
-            refuse_faults(settings)
+            refuse_faults(settings, folder, folders)
     for settings, folder in planned:
         if folder in failed:
             continue

@@ -35,15 +35,18 @@ class NotWritten(OSError):
     def __str__(self) -> str:
         return (
             f"{self.filename}: cannot be written ({self.strerror}{self.room}); "
-            f"{mend_of_writing(self)} or choose another place"
+            f"{mend_of_writing(self, 'choose another place')}"
         )
 
 
-def mend_of_writing(cause: OSError) -> str:
-    """What has to be done about a place that cannot be written."""
-    if cause.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return "get the right to write there"
-    return "make room"
+def mend_of_writing(cause: OSError, instead: str = "") -> str:
+    """What can be done about a place that cannot be written, or ``instead`` of that."""
+    mends = [instead] if instead else []
+    if cause.errno in (errno.ENOSPC, errno.EDQUOT):
+        mends.insert(0, "make room")
+    elif cause.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        mends.insert(0, "get the right to write there")
+    return " or ".join(mends) or "see to that"
 
 
 def amount(size: int) -> str:
@@ -128,7 +131,7 @@ def write_whole(path: Path, content: bytes | Callable[[BinaryIO], object]) -> No
                 _fill(stream, content)
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        place = path.resolve() if path.is_symlink() else path
+        place = _named_by(path)
         beside = place.with_name(f".{place.name}.{secrets.token_hex(8)}.tmp")
         try:
             with beside.open("xb") as stream:
@@ -143,6 +146,11 @@ def write_whole(path: Path, content: bytes | Callable[[BinaryIO], object]) -> No
         raise NotWritten(path, error, size) from error
 
 
+def _named_by(path: Path) -> Path:
+    """The file that a link names, or the path itself; of links in a ring one of them."""
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
+
+
 def _fill(stream: BinaryIO, content: bytes | Callable[[BinaryIO], object]) -> None:
     if isinstance(content, bytes):
         stream.write(content)
@@ -152,7 +160,8 @@ def _fill(stream: BinaryIO, content: bytes | Callable[[BinaryIO], object]) -> No
 
 def remove_parts(path: Path) -> None:
     """Remove what a killed ``write_whole`` of ``path`` has left; nobody may be writing it now."""
-    for part in path.parent.glob(f".{path.name}.*.tmp"):
+    place = _named_by(path)
+    for part in place.parent.glob(f".{place.name}.*.tmp"):
         part.unlink(missing_ok=True)
 
 

@@ -335,5 +335,5 @@ def _append(path: Path, handle: int, content: bytes, size: int) -> None:
 def _not_written(path: Path, error: OSError) -> LedgerError:
     fault = error.strerror or type(error).__name__
     return LedgerError(
-        f"{path}: cannot be written ({fault}); {mend_of_writing(error)} or choose another place"
+        f"{path}: cannot be written ({fault}); {mend_of_writing(error, 'choose another place')}"
     )

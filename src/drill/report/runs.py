@@ -145,7 +145,7 @@ def read_run(folder: Path | str) -> RunSummary:
     rows = read_rows(files.metrics, faults)
     curve = _curve(files.metrics, rows, faults)
     tests = [row for _, row in rows if row.get("kind") == "test"]
-    rates = _known(rows, "tokens_per_second")
+    rates = [rate for rate in _known(rows, "tokens_per_second") if rate]  # epoch 0 trains nothing
     elapsed = _known(rows, "elapsed")
     return RunSummary(
         folder=files.path,
