@@ -16,35 +16,6 @@ NEED_CUDA = ("triton", "drill triton", "liger-kernel", "cut-cross-entropy")
 MAY_FAIL = ("liger-kernel", "cut-cross-entropy", "F.linear_cross_entropy")  # not ours
 
 
-FORKED = """
-import os, runpy, subprocess, sys, traceback
-import torch, transformers
-import drill.build  # what a benchmark needs seconds to import, and computes nothing
-
-start = subprocess.run
-
-def run(command):
-    pid = os.fork()
-    if pid:
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        return subprocess.CompletedProcess(command, code)
-    subprocess.run, sys.argv, code = start, command[1:], 1
-    try:
-        runpy.run_path(sys.argv[0], run_name="__main__")
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        os._exit(code)
-
-subprocess.run = run
-sys.argv = sys.argv[1:]
-sys.path.insert(0, os.path.dirname(sys.argv[0]))
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-
-
 @pytest.fixture(
     scope="module", params=["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.slow])]
 )
@@ -54,10 +25,9 @@ def run(request, tmp_path_factory):
     # One thread: the sizes are tiny, and on a busy machine threads wait for each other.
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     environment.pop("TRITON_INTERPRET", None)  # benchmarks time kernels, not their interpreter
-    forked = ["-c", FORKED] if request.param == "cpu" else []  # no fork may use the GPU
     done = subprocess.run(
         [
-            *(sys.executable, *forked, ROOT / "bench/run_all.py", "--quick"),
+            *(sys.executable, ROOT / "bench/run_all.py", "--quick"),
             *("--device", request.param, "--json", path),
         ],
         env=environment,
