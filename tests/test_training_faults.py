@@ -169,7 +169,7 @@ def test_a_kernel_that_waited_in_vain_is_not_blamed_on_the_rate(tmp_path, monkey
     assert sentence == (
         f"{lstm_persistent.STALLED}, before step 15 of epoch 2; the last good checkpoint is "
         f"{folder.last}; the best weights, those of epoch 1, are {folder.best}; run the same "
-        "command on a free GPU, or choose encoder.impl=cudnn under another name"
+        "command on a free GPU, or with --set encoder.impl=cudnn"
     )
     assert not flag.any()
     assert "the loss became nan in epoch 2" in poisoned(tmp_path, 1, math.nan)
