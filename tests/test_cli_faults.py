@@ -14,7 +14,7 @@ from drill.build import load_run
 from drill.build_translation import load_translation
 from drill.cli import faults
 from drill.cli.faults import sentence
-from drill.config import recipe
+from drill.config import does_not_run, recipe
 from drill.kernels.nvrtc import DriverError
 from drill.parallel import World
 from drill.run_folder import RunFolder
@@ -179,6 +179,20 @@ def test_kernels_of_wrapped_layers_and_of_translators_may_be_others_too(monkeypa
     assert by_any_kernels(slow) == slow  # every machine has these
     translator = recipe("mt-demo", ["encoder.impl=triton"])
     assert by_any_kernels(translator).encoder["impl"] == "auto"
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "key"),
+    [
+        ("ptb-drill-4", "lstm: impl graph does not run here: no GPU; use auto", "encoder.impl"),
+        ("ptb-drill-4", 'DeepResidual: encoder="triton": no GPU', "layer.encoder"),
+        ("ptb-mos-drill", 'DeepResidual: encoder="triton": no GPU', "layer.over.encoder"),
+    ],
+)
+def test_kernels_that_do_not_run_here_are_told_with_a_setting_that_there_is(name, error, key):
+    words = str(does_not_run(recipe(name), ValueError(error)))
+    assert words == f"the recipe {name}: {error}: --set {key}=auto"
+    recipe(name, [f"{key}=auto"])
 
 
 def test_a_translator_is_loaded_for_any_kernels(tmp_path, monkeypatch):

@@ -166,7 +166,9 @@ def _meant(
 
 def does_not_run(settings: Settings, error: ValueError) -> SettingsError:
     """Of kernels that a recipe names and this machine does not have."""
-    key = "layer.encoder" if "encoder=" in str(error) else "encoder.impl"
+    key = "encoder.impl"
+    if "encoder=" in str(error):  # of the output layer, or of the one that it wraps
+        key = f"layer.{OVER}.encoder" if OVER in settings.layer else "layer.encoder"
     return SettingsError(f"the recipe {settings.recipe}: {error}: --set {key}=auto")
 
 

@@ -8,7 +8,7 @@ that a run which was killed goes on as if nothing had happened.
 import time
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -229,18 +229,8 @@ def train(
             folder.append_test(at.test_row(test))
         test = world.from_first(test)
         late = world.largest(interrupts.asked) > 0.0
-        return Outcome(
-            finished=True,
-            epoch=at.epochs(),
-            best_epoch=at.best_epoch,
-            valid=at.best,
-            test=test,
-            elapsed=at.elapsed,
-            interrupted=late,
-            out_of_time=not at.complete(limits),
-            stopped=at.stopped(),
-            signal=interrupts.number,
-        )
+        ended = _ended(at, limits, test, at.elapsed)
+        return replace(ended, interrupted=late, signal=interrupts.number)
 
 
 def _kept(at: Position, row: dict[str, Any], test: Tensor, limits: Limits) -> Outcome:
@@ -248,13 +238,17 @@ def _kept(at: Position, row: dict[str, Any], test: Tensor, limits: Limits) -> Ou
     rows, columns = test.shape
     tokens = (rows - 1) * columns
     scores = Perplexity(float(row["test_loss"]) * tokens, tokens, columns)
+    return _ended(at, limits, scores, row["elapsed"])
+
+
+def _ended(at: Position, limits: Limits, test: Perplexity | None, elapsed: float) -> Outcome:
     return Outcome(
         finished=True,
         epoch=at.epochs(),
         best_epoch=at.best_epoch,
         valid=at.best,
-        test=scores,
-        elapsed=row["elapsed"],
+        test=test,
+        elapsed=elapsed,
         out_of_time=not at.complete(limits),
         stopped=at.stopped(),
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+FULL = (errno.ENOSPC, errno.EDQUOT)  # a disk, or what a user may have of it
 GZIP, XZ = b"\x1f\x8b", b"\xfd7zXZ\0"  # what packed files begin with
 UNPACKING_FAULTS = (OSError, EOFError, zlib.error, lzma.LZMAError)
 
@@ -27,9 +28,7 @@ class NotWritten(OSError):
     def __init__(self, path: Path, cause: OSError, size: int | None = None) -> None:
         super().__init__(cause.errno, cause.strerror or str(cause), str(path))
         self.room = (
-            f"; {amount(size)} are needed"
-            if size is not None and cause.errno in (errno.ENOSPC, errno.EDQUOT)
-            else ""
+            f"; {amount(size)} are needed" if size is not None and cause.errno in FULL else ""
         )
 
     def __str__(self) -> str:
@@ -42,7 +41,7 @@ class NotWritten(OSError):
 def mend_of_writing(cause: OSError, instead: str = "") -> str:
     """What can be done about a place that cannot be written, or ``instead`` of that."""
     mends = [instead] if instead else []
-    if cause.errno in (errno.ENOSPC, errno.EDQUOT):
+    if cause.errno in FULL:
         mends.insert(0, "make room")
     elif cause.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         mends.insert(0, "get the right to write there")
