@@ -35,7 +35,7 @@ bench: $(INSTALLED) ## Run every benchmark in bench/
 	$(BIN)/python bench/run_all.py
 
 demo: $(INSTALLED) ## Train two output layers on the embedded corpus and compare them
-	OMP_WAIT_POLICY=passive $(BIN)/python -m drill demo
+	$(BIN)/python -m drill demo
 
 wheel: $(INSTALLED) ## Build the wheel into dist/
 	$(BIN)/python -m build --wheel --no-isolation

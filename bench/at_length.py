@@ -8,7 +8,7 @@ from pages import main
 from recipe_times import as_its_recipe_says
 
 from drill.report import Row, read
-from drill.report.paper import CURVES, FINETUNED, PAPER
+from drill.report.results.paper import CURVES, FINETUNED, PAPER
 
 AT_LENGTH = 100  # epochs: shorter runs tell of the beginning only, which bench/curves.py shows
 EPOCHS = (20, 40, 60, 80, 100, 150, 200, 300, 400, 500, 600)

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any
 
-from drill.analysis.word_accuracy import AccuracyBand
 from drill.report import Row
+from drill.report.analysis.word_accuracy import AccuracyBand
 
 
 def band_table(

@@ -16,7 +16,7 @@ from bands import band_table
 from pages import main
 
 from drill.report import Row, read
-from drill.report.runs import digest, same_but_seed
+from drill.report.results.runs import digest, same_but_seed
 
 BASE = "tied"
 TOLD_APART = ("multi30k", "europarl")

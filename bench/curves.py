@@ -7,7 +7,7 @@ from pages import main
 from recipe_times import as_its_recipe_says
 
 from drill.report import Row, read
-from drill.report.paper import CURVES
+from drill.report.results.paper import CURVES
 
 EPOCHS = (1, 2, 3, 5, 10, 20)
 MEAN_OF = range(16, 21)

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drill import DeepResidual
-from drill.build import corpus
-from drill.config import recipe
+from drill.language_modeling.build import corpus
+from drill.training.settings import recipe
 
 WIDTH, ROWS, STEPS = 96, 20, 35
 RATE = 3e-3

@@ -21,12 +21,13 @@ from rich.console import Console
 from rich.table import Table
 from table import machine_of
 
-from drill.build import load_run, train_run
-from drill.config import recipe
-from drill.evaluation import dynamic_perplexity, gradient_statistics
-from drill.evaluation.gradients import statistics_columns
-from drill.machine import pick_device
-from drill.precision import effective, for_dynamic_evaluation, products
+from drill.language_modeling.dynamic_evaluation import dynamic_perplexity
+from drill.language_modeling.gradient_statistics import gradient_statistics, statistics_columns
+from drill.language_modeling.run import load_run
+from drill.tasks import train_run
+from drill.training.device import pick_device
+from drill.training.precision import effective, for_dynamic_evaluation, products
+from drill.training.settings import recipe
 
 RECIPES = ("ptb-tied", "ptb-drill-4", "wt2-tied", "wt2-drill-4")
 EVERY = 5  # tokens a step of dynamic evaluation

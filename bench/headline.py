@@ -16,7 +16,7 @@ import curves
 from pages import marks, renew
 
 from drill import report
-from drill.report.paper import FINETUNED, PAPER
+from drill.report.results.paper import FINETUNED, PAPER
 
 Row = dict[str, Any]
 Figure = tuple[str, str, str, str]

@@ -10,7 +10,7 @@ from table import Cell, Report, device_ratio, mib, on_device, ratio
 from timing import Prepare, Result, Step, measure
 from torch import nn
 
-from drill.kernels.nll import Implementation
+from drill.kernels.loss.nll import Implementation
 from drill.layers import (
     AdaptiveSoftmax,
     Bilinear,

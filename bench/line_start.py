@@ -12,12 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from drill.build import load_run
 from drill.data import EOS
-from drill.encoders.base import State
-from drill.evaluation import token_losses
-from drill.evaluation.line_start import line_start
-from drill.models import LanguageModel
+from drill.language_modeling.line_start import line_start
+from drill.language_modeling.perplexity import token_losses
+from drill.language_modeling.run import load_run
+from drill.models.encoder import State
+from drill.models.language_model import LanguageModel
 
 LINES = 300
 TIMES = (2, 4, 8)

@@ -12,7 +12,7 @@ from table import Cell, Report, device_ratio, mib, ratio
 from timing import Prepare, Step, fastest, measure
 from torch import Tensor
 
-from drill.kernels.nll import nll
+from drill.kernels.loss.nll import nll
 
 FLOOR, BASE = "GEMM floor", "drill reference"
 ALIGN = 64

@@ -16,7 +16,8 @@ from table import Cell, Report, device_ratio, mib, ratio
 from timing import Prepare, Step, measure
 from torch import Tensor, nn
 
-from drill.kernels.lstm import Implementation, Weights, lstm, lstm_stack
+from drill.kernels.lstm.lstm import Implementation, lstm, lstm_stack
+from drill.kernels.lstm.weights import Weights
 
 BASE = "cudnn"
 NAMES = ("ptb", "wt2")

@@ -11,7 +11,7 @@ from setting import (
 from table import Report, mib
 from timing import Prepare, Step, measure
 
-from drill.kernels.nll import nll
+from drill.kernels.loss.nll import nll
 
 LABELS = 262_144
 TOKENS = (1024, 4096, 16_384)

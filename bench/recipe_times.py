@@ -15,8 +15,8 @@ from statistics import median
 from typing import Any
 
 from drill import report
-from drill.config import recipe
-from drill.recipes import Measured, recipe_names
+from drill.recipes.reader import Measured, recipe_names
+from drill.training.settings import recipe
 
 MAY_DIFFER = ("training.epochs", "training.max_minutes", "training.precision")
 COMPANY = ("beside", "at once", "at a time", "at the same time")

@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from drill.data.packages import lacking
+from drill.data.extras import lacking
 
 try:
     from sacrebleu.metrics import BLEU

@@ -19,11 +19,12 @@ from timing import Prepare, Result, Step, measure
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from drill import build
-from drill.config import Settings, recipe
 from drill.data import Segment, Vocabulary, sequence_lengths
-from drill.position import Position
-from drill.steps import RecordedSteps
+from drill.language_modeling import build
+from drill.language_modeling.state import Position
+from drill.language_modeling.step import RecordedSteps
+from drill.training.build import rule as build_rule
+from drill.training.settings import Settings, recipe
 
 BASE = "plain nn.LSTM + F.cross_entropy"
 OWN = "own_plain"
@@ -163,7 +164,7 @@ def contestants(setting: Setting) -> dict[str, Prepare]:
     def ours(chosen: Settings) -> Prepare:
         def prepare() -> Step:
             model = build.language_model(chosen, words, device)
-            rule = build.rule(chosen)
+            rule = build_rule(chosen)
             rule.begin(model.named_parameters())
             state = model.initial_state(batch)
             bptt = chosen.training["bptt"]
@@ -184,7 +185,7 @@ def contestants(setting: Setting) -> dict[str, Prepare]:
     def replayed(chosen: Settings) -> Prepare:
         def prepare() -> Step:
             model = build.language_model(chosen, words, device)
-            rule = build.rule(chosen)
+            rule = build_rule(chosen)
             rule.begin(model.named_parameters())
             bptt = chosen.training["bptt"]
             half = torch.bfloat16 if setting.products == torch.bfloat16 else None

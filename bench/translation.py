@@ -16,12 +16,12 @@ from table import Report, mib
 from timing import Prepare, Result, Step, measure
 from torch import Tensor, nn
 
-from drill.captured import CapturedGradients
-from drill.encoders import Transformer
-from drill.evaluation import Decoding, beam_search, encoded_once
-from drill.export import marian_weights
 from drill.layers import DeepResidual, OutputLayer, TiedSoftmax
-from drill.translator import Translator
+from drill.models import Transformer
+from drill.models.translator import Translator
+from drill.training.captured_gradients import CapturedGradients
+from drill.translation.export_marian import marian_weights
+from drill.translation.search.search import Decoding, beam_search, encoded_once
 
 BASE = "MarianMT"
 REPLAYED = f"{BASE}, CUDA graph"

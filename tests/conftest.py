@@ -9,7 +9,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # After the variable: kernels read it when they are imported.
-from drill import user_cache
+from drill import files as user_cache
 from tests.tiny_place import typed
 
 # On a busy machine an example takes as long as it takes.

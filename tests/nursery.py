@@ -20,10 +20,10 @@ from pathlib import Path
 
 import torch._dynamo  # noqa: F401 - the first optimiser would import it, in every life anew
 
-from drill import checkpoint
-from drill.build import train_run
-from drill.config import recipe
-from drill.optim import Rule
+from drill.tasks import train_run
+from drill.training.optim import Rule
+from drill.training.run import checkpoint
+from drill.training.settings import recipe
 from tests.tiny_runs import interrupted_after, rows, small_run, text
 from tests.tiny_translations import small_training
 

@@ -12,68 +12,25 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src"
 
-# A module imports its own tier and the tiers below. The front door (`drill` itself) re-exports the
-# layers, so whatever imports it stands above them.
-TIERS = {
-    "user_cache": 0,
-    "crowd": 0,
-    "kernels": 0,
-    "layers": 1,
-    "data": 1,
-    "__init__": 2,
-    "encoders": 2,
-    "graphs": 2,
-    "models": 3,
-    "translator": 3,
-    "optim": 3,
-    "checkpoint": 4,
-    "interrupts": 4,
-    "weightless": 4,
-    "parallel": 4,
-    "precision": 4,
-    "as_before": 4,
-    "run_folder": 4,
-    "hypotheses": 4,
-    "evaluation": 4,
-    "generation": 4,
-    "translation": 4,
-    "captured": 4,
-    "standing": 5,
-    "steps": 5,
-    "position": 5,
-    "translation_position": 5,
-    "progress": 5,
-    "progress_lines": 5,
-    "divergence": 5,
-    "training": 5,
-    "training_options": 5,
-    "translation_steps": 5,
-    "translation_options": 5,
-    "translation_testing": 5,
-    "translation_training": 5,
-    "analysis": 5,
-    "config": 6,
-    "signatures": 6,
-    "machine": 6,
-    "opening": 6,
-    "provenance": 6,
-    "resuming": 6,
-    "build": 6,
-    "build_language_model": 6,
-    "build_translation": 6,
-    "translation_start": 6,
-    "run_loading": 6,
-    "run_training": 6,
-    "finetuning": 6,
-    "recipes": 6,
-    "report": 7,
-    "cli": 7,
-    "__main__": 7,
-}
-# A side room: it sees tiers 0 to 2 and only the top tier sees it.
-SIDE = "export"
-SIDE_SEES = 2
-TOP = max(TIERS.values())
+# From the ground up: a room imports the rooms before it. The two tasks do not import each other.
+ROOMS = [
+    "errors",
+    "files",
+    "kernels",
+    "layers",
+    "models",
+    "data",
+    "recipes",
+    "training",
+    "language_modeling",
+    "translation",
+    "tasks",
+    "report",
+    "cli",
+    "__main__",
+]
+APART = {"language_modeling", "translation"}
+VERSION = "drill.__version__"  # any room may read it: the package itself imports nothing
 
 NAMELESS = {"utils", "util", "helpers", "helper", "common", "misc"}
 
@@ -130,11 +87,28 @@ def room(module: str, source: Path) -> str:
 def may_import(importer: str, imported: str) -> bool:
     if importer == imported:
         return True
-    if imported == SIDE:
-        return TIERS[importer] == TOP
-    if importer == SIDE:
-        return TIERS[imported] <= SIDE_SEES
-    return TIERS[imported] <= TIERS[importer]
+    if importer == "__init__":  # the public API: names of any room, imported when asked for
+        return True
+    if imported == "__init__" or {importer, imported} == APART:
+        return False
+    return ROOMS.index(imported) < ROOMS.index(importer)
+
+
+def circles(by_module: dict[str, set[str]]) -> list[str]:
+    """Modules that import each other in a loop, `a -> b -> a`."""
+    found, done = [], set()
+
+    def visit(module: str, above: list[str]) -> None:
+        if module in above:
+            found.append(" -> ".join([*above[above.index(module) :], module]))
+        elif module not in done:
+            for other in sorted(by_module.get(module, ())):
+                visit(other, [*above, module])
+            done.add(module)
+
+    for module in sorted(by_module):
+        visit(module, [])
+    return found
 
 
 def faults(source: Path) -> list[str]:
@@ -152,22 +126,38 @@ def faults(source: Path) -> list[str]:
         if any(Path(part).stem.strip("_") in NAMELESS for part in where.parts):
             found.append(f"{where}: the name says nothing about what lives there")
         here = room(module, source)
-        if here not in TIERS and here != SIDE:
-            found.append(f"{where}: belongs to no tier")
+        if here not in ROOMS and here != "__init__":
+            found.append(f"{where}: belongs to no room")
             continue
         for line in lines:
             eager = not line.lazy and module not in needs_triton
             if eager and any(f"{line.name}.".startswith(f"{name}.") for name in needs_triton):
                 found.append(f"{where}:{line.line}: imports {line.name}, which needs triton")
-            if line.name.split(".")[0] != "drill":
+            if line.name.split(".")[0] != "drill" or line.name == VERSION:
                 continue
             there = room(line.name, source)
-            if (there in TIERS or there == SIDE) and not may_import(here, there):
+            if (there in ROOMS or there == "__init__") and not may_import(here, there):
                 found.append(f"{where}:{line.line}: {here} may not import {there}")
-    return found
+    modules = {module_name(path, source) for path in files}
+    eager = {
+        module_name(path, source): {
+            nearest_module(line.name, modules) for line in lines if not line.lazy
+        }
+        - {"", module_name(path, source)}
+        for path, lines in by_file.items()
+        if path.stem != "__init__"
+    }
+    return found + [f"circle: {each}" for each in circles(eager)]
 
 
-def test_the_package_keeps_its_tiers():
+def nearest_module(name: str, modules: set[str]) -> str:
+    """`drill.layers.base.Tied` -> `drill.layers.base`; nothing where it is not of the package."""
+    while name and name not in modules:
+        name = name.rpartition(".")[0]
+    return name
+
+
+def test_every_room_imports_only_rooms_below_it():
     assert faults(SOURCE) == []
 
 
@@ -186,9 +176,8 @@ def test_the_check_accepts_a_tidy_package(tmp_path):
         "kernels/fused.py": "import triton\n",
         "layers/__init__.py": "from .base import Tied\nfrom ..kernels import fast\n",
         "layers/base.py": "import torch\nfrom drill import kernels\n",
-        "training.py": "from drill import __version__\n",
-        "export/marian.py": "from drill.layers.base import Tied\n",
-        "cli.py": "import drill.training\nfrom drill import export\n",
+        "training/loop.py": "from drill import __version__\n",
+        "cli/train.py": "import drill.training.loop\n",
     }
     assert faults(write(tmp_path, tidy)) == []
 
@@ -201,26 +190,30 @@ def test_the_check_finds_every_kind_of_fault(tmp_path):
         "kernels/slow.py": "def run():\n    from ..layers import base\n",
         "layers/__init__.py": "",
         "layers/base.py": "import torch\nimport drill.training\nfrom drill import Tied\n",
+        "layers/deep.py": "from drill.layers import wide\n",
+        "layers/wide.py": "from drill.layers.deep import Deep\n",
         "layers/_utils.py": "",
-        "training.py": "from drill.export import marian\n",
-        "export/marian.py": "from drill import training\n",
+        "training/__init__.py": "from drill.translation import run\n",
+        "language_modeling/run.py": "from drill import translation\n",
+        "translation/run.py": "",
         "attic/old.py": "",
     }
     assert faults(write(tmp_path, untidy)) == [
-        "drill/attic/old.py: belongs to no tier",
-        "drill/export/marian.py:1: export may not import training",
+        "drill/attic/old.py: belongs to no room",
         "drill/kernels/__init__.py:1: imports drill.kernels.fused.run, which needs triton",
         "drill/kernels/slow.py:2: kernels may not import layers",
+        "drill/language_modeling/run.py:1: language_modeling may not import translation",
         "drill/layers/_utils.py: the name says nothing about what lives there",
         "drill/layers/base.py:2: layers may not import training",
         "drill/layers/base.py:3: layers may not import __init__",
-        "drill/training.py:1: training may not import export",
+        "drill/training/__init__.py:1: training may not import translation",
+        "circle: drill.layers.deep -> drill.layers.wide -> drill.layers.deep",
     ]
 
 
 def test_the_package_and_its_command_import_without_any_extra():
     program = f"import sys; sys.modules.update(dict.fromkeys({EXTRAS})); "
-    program += "import drill.cli.commands; from drill import *"
+    program += "import drill.cli.app; from drill import *"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from drill import cli
-from drill.cli.commands import app
+from drill.cli.app import app
 
 RECIPE = """
 [data]

@@ -11,9 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from drill import checkpoint
 from drill.data import Ids
-from drill.encoders import AwdLstm
+from drill.language_modeling.train import train
 from drill.layers import (
     AdaptiveSoftmax,
     DeepResidual,
@@ -22,10 +21,12 @@ from drill.layers import (
     SampledSoftmax,
     TiedSoftmax,
 )
-from drill.models import LanguageModel
-from drill.optim import AdamW, Asgd, NtAsgd, Rule, Sgd
-from drill.run_folder import RunFolder
-from drill.training import Outcome, train
+from drill.models import AwdLstm
+from drill.models.language_model import LanguageModel
+from drill.training.loop import Outcome
+from drill.training.optim import AdamW, Asgd, NtAsgd, Rule, Sgd
+from drill.training.run import checkpoint
+from drill.training.run.folder import RunFolder
 
 V, WIDTH, HIDDEN = 40, 8, 10
 BATCH, BPTT = 4, 10

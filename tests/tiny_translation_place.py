@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from drill.build import train_run
-from drill.config import Settings, recipe
+from drill.tasks import train_run
+from drill.training.settings import Settings, recipe
 from tests.tiny_translations import text
 
 SMALL = [

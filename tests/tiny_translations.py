@@ -16,12 +16,12 @@ from drill.data import (
     TranslationData,
     translation_data,
 )
-from drill.encoders import Transformer
 from drill.layers import AdaptiveSoftmax, DeepResidual, MixtureOfSoftmaxes, OutputLayer, TiedSoftmax
-from drill.optim import AdamW, Rule
-from drill.run_folder import RunFolder
-from drill.translation_training import TranslationOutcome, train_translator
-from drill.translator import Translator
+from drill.models import Transformer
+from drill.models.translator import Translator
+from drill.training.optim import AdamW, Rule
+from drill.training.run.folder import RunFolder
+from drill.translation.train import TranslationOutcome, train_translator
 
 WIDTH = 8
 

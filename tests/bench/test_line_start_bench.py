@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.evaluation.models import language_model, plain_losses
-from tests.evaluation.words import VOCABULARY, WORDS, begun, log_probs_after
+from tests.language_modeling.models import language_model, plain_losses
+from tests.translation.words import VOCABULARY, WORDS, begun, log_probs_after
 
 ROOT = Path(__file__).parents[2]
 LINES = ["the boat is late", "a lamp is lit", "and the sea", "lit"]

@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 
 from drill import report
-from drill.recipes import measured
+from drill.recipes.reader import measured
 from tests.bench.scripts import ROOT, script
 
 FILES = [ROOT / "results/runs.jsonl", ROOT / "results/h200.jsonl"]

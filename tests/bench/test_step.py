@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from drill import build
-from drill.config import recipe
 from drill.data import Vocabulary
+from drill.language_modeling import build
+from drill.training.build import rule as build_rule
+from drill.training.settings import recipe
 
 BENCH = Path(__file__).parents[2] / "bench"
 
@@ -86,7 +87,7 @@ def test_a_plain_model_takes_the_step_of_the_rule(step, name):
     optimizer = chosen.optimizer
     made = [step.Plain(50, chosen.encoder, chosen.layer) for _ in "ab"]
     made[1].load_state_dict(made[0].state_dict())
-    rule = build.rule(chosen)
+    rule = build_rule(chosen)
     rule.begin(made[0].named_parameters())
     plain = step.plain_optimizer(optimizer, made[1])
     if optimizer["name"] == "adamw":

@@ -1,6 +1,6 @@
 import pytest
 
-from drill.kernels import label_encoder
+from drill.kernels.label_encoder import encode_labels as label_encoder
 
 
 @pytest.fixture
@@ -9,7 +9,7 @@ def multiply(monkeypatch):
 
     def choose(products: str) -> None:
         if products == "cublas":
-            from drill.kernels.label_encoder_triton import PointwiseEncode
+            from drill.kernels.label_encoder.pointwise import PointwiseEncode
 
             monkeypatch.setattr(label_encoder, "_function", lambda *given: PointwiseEncode)
 
@@ -22,6 +22,6 @@ def few_programs(monkeypatch):
 
     A width of 144 still has three of them in a row, the last one ragged.
     """
-    monkeypatch.setattr("drill.kernels.label_encoder_bits._BLOCK", 8192)
-    monkeypatch.setattr("drill.kernels.label_encoder_fused._U_ROWS", 64)
-    monkeypatch.setattr("drill.kernels.label_encoder_fused._ROWS", 64)
+    monkeypatch.setattr("drill.kernels.label_encoder.dropout_bits._BLOCK", 8192)
+    monkeypatch.setattr("drill.kernels.label_encoder.locked.locked_encode._U_ROWS", 64)
+    monkeypatch.setattr("drill.kernels.label_encoder.locked.locked_encode._ROWS", 64)

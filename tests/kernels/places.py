@@ -2,7 +2,7 @@
 
 import pytest
 
-from drill.kernels.nll import INTERPRETED, TRITON_INSTALLED
+from drill.kernels.runtime.dispatch import INTERPRETED, TRITON_INSTALLED
 
 every_device = pytest.mark.parametrize(
     "device",

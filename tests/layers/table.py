@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from drill.kernels.nll import INTERPRETED, TRITON_INSTALLED
+from drill.kernels.runtime.dispatch import INTERPRETED, TRITON_INSTALLED
 from drill.layers import LAYERS, Descriptions, MatrixLayer, OutputLayer
 
 V, D, H, J = 11, 4, 5, 3  # labels, label width, a hidden width and a joint width unlike it

@@ -308,7 +308,7 @@ def test_smoothing_works_block_by_block(monkeypatch):
     layer = adaptive()
     hidden, targets = batch(layer, 20)
     truth = layer.nll(hidden, targets, label_smoothing=0.1)
-    monkeypatch.setattr("drill.layers.smoothing.MOST_ROWS", 6)
+    monkeypatch.setattr("drill.layers.label_smoothing.MOST_ROWS", 6)
     found = layer.nll(hidden, targets, label_smoothing=0.1)
     torch.testing.assert_close(found, truth)
     torch.testing.assert_close(gradients(found, layer, hidden), gradients(truth, layer, hidden))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from drill.kernels.nll import nll
+from drill.kernels.loss.nll import nll
 from drill.layers import (
     AdaptiveSoftmax,
     Bilinear,

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from drill.kernels.nll import TRITON_INSTALLED
+from drill.kernels.runtime.dispatch import TRITON_INSTALLED
 from drill.layers import (
     AdaptiveSoftmax,
     Bilinear,

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drill.kernels.nll import INTERPRETED, TRITON_INSTALLED
+from drill.kernels.runtime.dispatch import INTERPRETED, TRITON_INSTALLED
 from drill.layers import DeepResidual, MatrixLayer
 from drill.layers.label_map import LabelMap
 from tests.layers.table import (

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from drill.layers import OutputLayer, TiedSoftmax
-from drill.layers.vectors import Descriptions
+from drill.layers.label_source import Descriptions
 from tests.layers.table import (
     CASES,
     D,

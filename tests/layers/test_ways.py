@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from drill.kernels.label_encoder import Choice
-from drill.kernels.told import tell_once
+from drill.kernels.runtime.dispatch import Choice, tell_once
 from drill.layers import (
     AdaptiveSoftmax,
     DeepResidual,

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from drill import checkpoint
+from drill.training.run import checkpoint
 
 RECIPE = """\
 recipe = "{recipe}"

@@ -4,16 +4,16 @@ import math
 
 import pytest
 
-from drill.analysis.frequency import Band, BandChange
-from drill.analysis.word_accuracy import AccuracyBand
-from drill.report.band_tables import (
+from drill.errors import ReportError
+from drill.report.analysis.frequency_bands import Band, BandChange
+from drill.report.analysis.word_accuracy import AccuracyBand
+from drill.report.tables.band_tables import (
     TextBands,
     accuracy_table,
     bands_table,
     by_references,
     changes_table,
 )
-from drill.report.runs import ReportError
 
 BANDS = [Band(0, 1, 0, 0, 0.0), Band(1, 50, 2, 4, 20.0), Band(50, None, 3, 100, 300.0)]
 OTHER = [Band(0, 1, 0, 0, 0.0), Band(1, 50, 2, 4, 22.0), Band(50, None, 3, 100, 297.0)]

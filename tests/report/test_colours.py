@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from drill.report.plot import COLOURS, DASHES
+from drill.report.page.svg_plot import COLOURS, DASHES
 
-STYLE = Path(__file__).parents[2] / "src" / "drill" / "report" / "page.css"
+STYLE = Path(__file__).parents[2] / "src" / "drill" / "report" / "page" / "page.css"
 
 # Linear sRGB as seen without the cones for red and for green: Machado, Oliveira & Fernandes (2009)
 SIGHT = {

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from drill.config import recipe
-from drill.report import ledger, read_run
-from drill.report.ledger import LedgerError, read, record
+from drill.report import read_run
+from drill.report.results import ledger
+from drill.report.results.ledger import LedgerError, read, record
+from drill.training.settings import recipe
 from tests.report.folders import of_weights, write_evaluations, write_run
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drill.report.markup import Column, Table, escape, markdown_text, visible
+from drill.report.tables.markup import Column, Table, escape, markdown_text, visible
 from tests.report.hostile import HOSTILE
 
 

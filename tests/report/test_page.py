@@ -10,8 +10,6 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from drill.analysis.frequency import Band, compare_bands, frequency_bands
-from drill.analysis.word_accuracy import AccuracyBand
 from drill.report import (
     LedgerError,
     ReportError,
@@ -21,9 +19,11 @@ from drill.report import (
     record,
     write_report,
 )
-from drill.report.figures import best_so_far, looks
-from drill.report.plot import COLOURS, DASHES
-from drill.report.runs import read_run, read_runs
+from drill.report.analysis.frequency_bands import Band, compare_bands, frequency_bands
+from drill.report.analysis.word_accuracy import AccuracyBand
+from drill.report.page.figures import best_so_far, looks
+from drill.report.page.svg_plot import COLOURS, DASHES
+from drill.report.results.runs import read_run, read_runs
 from tests.report.drawing import checked, paths
 from tests.report.folders import (
     epoch_row,

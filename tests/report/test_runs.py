@@ -6,8 +6,8 @@ import math
 import pytest
 
 from drill.report import read, record
-from drill.report.runs import RunError, layer_name, read_run, read_runs
-from drill.run_folder import RunFolder
+from drill.report.results.runs import RunError, layer_name, read_run, read_runs
+from drill.training.run.folder import RunFolder
 from tests.report.folders import (
     epoch_row,
     of_weights,

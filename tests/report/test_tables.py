@@ -3,12 +3,11 @@
 import json
 from dataclasses import replace
 
-from drill.config import recipe
-from drill.recipes import recipe_names
-from drill.report import ledger
-from drill.report.paper import FINETUNED, PAPER, PAPER_BLEU
-from drill.report.runs import read_run, read_runs
-from drill.report.tables import (
+from drill.recipes.reader import recipe_names
+from drill.report.results import ledger
+from drill.report.results.paper import FINETUNED, PAPER, PAPER_BLEU
+from drill.report.results.runs import read_run, read_runs
+from drill.report.tables.result_tables import (
     epochs_table,
     evaluations_table,
     ledger_table,
@@ -19,6 +18,7 @@ from drill.report.tables import (
     spread,
     time_table,
 )
+from drill.training.settings import recipe
 from tests.report.folders import of_weights, write_evaluations, write_run
 
 ADAPTED_PAPER = ("51.6 / 51.1", "+0.4 / +0.4")

@@ -4,7 +4,6 @@ import os
 import sys
 
 from drill import __version__
-from drill.cli.crowd import wait_passively_in_a_crowd
 
 
 def main() -> None:
@@ -28,7 +27,7 @@ def _run() -> None:
             _leave_closed_pipe()
         raise
     except Exception as error:
-        from drill.cli.faults import sentence
+        from drill.cli.errors import sentence
 
         words = sentence(error)
         if words is None:
@@ -41,8 +40,10 @@ def _answer() -> None:
     if sys.argv[1:] == ["--version"]:  # who asks that need not wait for torch
         print(f"drill {__version__}")
         return
-    wait_passively_in_a_crowd()  # before the next line loads torch
-    from drill.cli.commands import app
+    # Threads that sleep while they wait do not take the cores from other programs. OpenMP reads
+    # this once, when the next line loads torch.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    from drill.cli.app import app
 
     app()
 

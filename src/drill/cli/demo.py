@@ -12,16 +12,17 @@ import typer
 from rich import box
 from rich.table import Table
 
-from drill.analysis.frequency import Band, band_label
-from drill.cli.compared import Compared
-from drill.cli.display import TrainingDisplay, console, note, warn_of_a_crowd
+from drill.cli.compare_runs import Compared
+from drill.cli.display import TrainingDisplay, console, note
 from drill.cli.train import told_if_stopped_early
-from drill.config import Settings, recipe
 from drill.data import refuse_missing
-from drill.progress_lines import duration
-from drill.report import TextBands, numbers, write_report
-from drill.run_loading import Run, load_run
-from drill.run_training import train_run
+from drill.language_modeling.run import Run, load_run
+from drill.report import TextBands, write_report
+from drill.report.analysis.frequency_bands import Band, band_label
+from drill.report.tables import number_format as numbers
+from drill.tasks import train_run
+from drill.training.progress import duration
+from drill.training.settings import Settings, recipe
 
 RECIPES = ("demo-tied", "demo-drill")
 EDGES = (1, 10, 50, 250, 1000)  # training counts; the corpus is a tenth of the paper's larger one
@@ -51,7 +52,6 @@ def demo(
         "The World English Bible (public domain) comes as a package: 840,418 tokens to train on,\n"
         "other books to test on. The two models differ in their output layer alone.\n"
     )
-    warn_of_a_crowd("cpu")
     trained: dict[str, Run] = {}
     for name, settings in planned.items():
         with told_if_stopped_early(runs / name), TrainingDisplay() as display:

@@ -1,18 +1,15 @@
 """What long work shows: a bar on a terminal, lines everywhere else."""
 
-import os
 import sys
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
-import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from drill.crowd import PASSIVE, POLICY, crowded, others_running
-from drill.progress import Progress as Report
-from drill.progress_lines import ProgressLines, Pulse, epoch_line, state
+from drill.training.progress import Progress as Report
+from drill.training.progress import ProgressLines, Pulse, epoch_line, state
 
 COUNT_AFTER = 10.0  # seconds of counting before a line of it where there is no terminal
 
@@ -125,16 +122,3 @@ class Counter:
 def note(line: str) -> None:
     """A remark that is no result: to stderr, so that results can be piped."""
     print(line, file=sys.stderr, flush=True)
-
-
-def warn_of_a_crowd(device: str, say: Callable[[str], None] = note) -> None:
-    """Of what ``wait_passively_in_a_crowd`` did not mend, since the cores were idle at that moment
-    or somebody has chosen another policy."""
-    passive = os.environ.get(POLICY, "").lower() == PASSIVE
-    alone = device != "cpu" and torch.cuda.is_available()
-    several = torch.get_num_threads() > 1
-    if not alone and not passive and several and crowded() and others_running():
-        say(
-            f"others use this machine's cores: set {POLICY}={PASSIVE}, or threads may wait for "
-            "each other for most of the time"
-        )

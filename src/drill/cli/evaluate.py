@@ -12,7 +12,6 @@ import numpy as np
 import torch
 import typer
 
-from drill.build_translation import refuse_unready
 from drill.cli.display import Counter, console, note
 from drill.cli.evaluate_adaptive import (
     CACHE_NAMES,
@@ -22,10 +21,10 @@ from drill.cli.evaluate_adaptive import (
     cached_rows,
     dynamic_rows,
 )
+from drill.cli.evaluate_language_model import EvaluatedText, own_text, splits_of
 from drill.cli.evaluate_translation import Files, evaluate_translation
-from drill.cli.evaluated_texts import EvaluatedText, own_text, splits_of
 from drill.cli.evaluation_rows import Split, evaluation_line, evaluation_row, refuse_infinity
-from drill.cli.trained import (
+from drill.cli.options import (
     DeviceOption,
     Precision,
     QuietOption,
@@ -35,15 +34,17 @@ from drill.cli.trained import (
     loaded_translator,
     told,
 )
-from drill.config import TRANSLATION
-from drill.data.files import write_whole
-from drill.evaluation import Perplexity, perplexity, token_losses
-from drill.evaluation.cache import check_cache_settings
-from drill.evaluation.dynamic import check_dynamic_settings
-from drill.precision import effective, for_dynamic_evaluation, products
-from drill.recipes import SettingsError
-from drill.run_folder import json_row
-from drill.run_loading import Run, task_of
+from drill.errors import SettingsError
+from drill.files import write_whole
+from drill.language_modeling.cache_pointer import check_cache_settings
+from drill.language_modeling.dynamic_evaluation import check_dynamic_settings
+from drill.language_modeling.perplexity import Perplexity, perplexity, token_losses
+from drill.language_modeling.run import Run
+from drill.training.precision import effective, for_dynamic_evaluation, products
+from drill.training.run.folder import json_row
+from drill.training.run.weights import task_of
+from drill.training.settings import TRANSLATION
+from drill.translation.build import refuse_unready
 
 OF_DYNAMIC = ("lr", "pull", "epsilon", "every", "limit")
 OF_CACHE = ("window", "theta", "share", "published", "chunk")

@@ -7,12 +7,16 @@ from typing import Any, NamedTuple
 import torch
 
 from drill.cli.display import Counter, note
-from drill.cli.evaluated_texts import EvaluatedText
+from drill.cli.evaluate_language_model import EvaluatedText
 from drill.cli.evaluation_rows import evaluation_row, in_columns
-from drill.evaluation.cache import cache_perplexity, cache_search
-from drill.evaluation.dynamic import dynamic_perplexity, dynamic_search
-from drill.evaluation.gradients import COLUMNS, gradient_statistics, statistics_columns
-from drill.run_loading import Run
+from drill.language_modeling.cache_pointer import cache_perplexity, cache_search
+from drill.language_modeling.dynamic_evaluation import dynamic_perplexity, dynamic_search
+from drill.language_modeling.gradient_statistics import (
+    COLUMNS,
+    gradient_statistics,
+    statistics_columns,
+)
+from drill.language_modeling.run import Run
 
 DYNAMIC_NAMES = {"lr": "--lr:", "lamb": "--pull:", "epsilon": "--epsilon:"}
 CACHE_NAMES = {"window": "--window:", "theta": "--theta:", "lamb": "--share:"}

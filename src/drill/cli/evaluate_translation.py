@@ -9,23 +9,22 @@ from typing import Any, NamedTuple
 import torch
 import typer
 
-from drill.analysis.translation_bands import subword_bands, word_bands
-from drill.analysis.word_accuracy import AccuracyBand
-from drill.build_translation import TranslationRun
 from drill.cli.display import Counter, console, note
 from drill.cli.evaluation_rows import refuse_infinity, text_of
 from drill.data import DataError, Pairs, ParallelText, encode_pairs, target_counts
-from drill.evaluation.bleu import corpus_scores
-from drill.evaluation.memory import told_of_memory
-from drill.evaluation.translated import translated
-from drill.evaluation.words import LANGUAGES
-from drill.hypotheses import Made, keep_hypotheses
-from drill.precision import effective, products
-from drill.recipes import SettingsError
-from drill.report.band_tables import accuracy_table
-from drill.report.evaluations import OWN_FILES
-from drill.run_folder import json_row
-from drill.translation import Search
+from drill.data.parallel.word_tokenizer import LANGUAGES
+from drill.errors import SettingsError
+from drill.report.analysis.word_accuracy import AccuracyBand, subword_bands, word_bands
+from drill.report.results.evaluations import OWN_FILES
+from drill.report.tables.band_tables import accuracy_table
+from drill.training.device import told_of_memory
+from drill.training.precision import effective, products
+from drill.training.run.folder import json_row
+from drill.translation.bleu import corpus_scores
+from drill.translation.evaluate import translated
+from drill.translation.hypotheses import Made, keep_hypotheses
+from drill.translation.run import TranslationRun
+from drill.translation.translate import Search
 
 
 class Files(NamedTuple):

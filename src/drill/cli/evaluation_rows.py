@@ -7,9 +7,9 @@ from enum import StrEnum
 from typing import Any
 
 from drill.data import UNK
-from drill.evaluation import Perplexity
-from drill.recipes import SettingsError
-from drill.report.evaluations import OWN_FILES
+from drill.errors import SettingsError
+from drill.language_modeling.perplexity import Perplexity
+from drill.report.results.evaluations import OWN_FILES
 
 
 class Split(StrEnum):

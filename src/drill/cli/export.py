@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from drill.cli.trained import RunFolderArgument, WeightsOption, loaded_translator, told
-from drill.config import TRANSLATION
-from drill.export import export_marian
-from drill.recipes import SettingsError
-from drill.run_loading import task_of
+from drill.cli.options import RunFolderArgument, WeightsOption, loaded_translator, told
+from drill.errors import SettingsError
+from drill.training.run.weights import task_of
+from drill.training.settings import TRANSLATION
+from drill.translation.export_marian import export_marian
 
 
 def export(

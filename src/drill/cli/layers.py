@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from drill.analysis.cost import FORMULAE, cost, example_layers
+from drill.layers.cost import FORMULAE, cost, example_layers
 
 
 def layers(

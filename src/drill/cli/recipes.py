@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from drill.cli.display import console
-from drill.config import TRANSLATION, recipe
-from drill.progress_lines import duration
-from drill.recipes import Measured, describe, measured, recipe_names
-from drill.report.runs import layer_name
+from drill.recipes.reader import Measured, describe, measured, recipe_names
+from drill.report.results.runs import layer_name
+from drill.training.progress import duration
+from drill.training.settings import TRANSLATION, recipe
 
 WIDTH = 80
 NO_BREAK = "\N{NO-BREAK SPACE}"  # where a line may not end

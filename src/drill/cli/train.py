@@ -14,20 +14,19 @@ from drill.cli.display import (
     Counter,
     TrainingDisplay,
     note,
-    warn_of_a_crowd,
 )
-from drill.cli.faults import sentence
-from drill.cli.trained import RunFolderArgument
-from drill.config import Settings, recipe, resolved
-from drill.finetuning import finetuning
-from drill.progress_lines import duration
-from drill.recipes import SettingsError, changed, recipe_names
-from drill.resuming import settings_to_go_on
-from drill.run_folder import RunFolder
-from drill.run_training import refuse_faults, train_run
-from drill.steps import TRAINING_LOG
-from drill.training import Outcome
-from drill.translation_training import TranslationOutcome
+from drill.cli.errors import sentence
+from drill.cli.options import RunFolderArgument
+from drill.errors import SettingsError
+from drill.language_modeling.finetune import finetuning
+from drill.recipes.reader import changed, recipe_names
+from drill.tasks import refuse_faults, train_run
+from drill.training.loop import TRAINING_LOG, Outcome
+from drill.training.progress import duration
+from drill.training.run.folder import RunFolder
+from drill.training.run.resume import settings_to_go_on
+from drill.training.settings import Settings, recipe, resolved
+from drill.translation.train import TranslationOutcome
 
 Changes = Annotated[
     list[str] | None,
@@ -174,22 +173,13 @@ def _trained(settings: Settings, folder: Path, device: str, quiet: bool) -> bool
         TrainingDisplay(quiet or not first) as display,
         _remarks(display),
     ):
-        warned = False
-
-        def opened(lines: str) -> None:
-            nonlocal warned
-            display.say(lines)
-            if not warned:
-                warn_of_a_crowd(device, display.say)
-            warned = True
-
         outcome = train_run(
             settings,
             folder,
             device=device,
             progress=display.show,
             data_progress=counted,
-            opened=opened,
+            opened=display.say,
             pass_on_signals=False,
         )
     if first:

@@ -11,8 +11,8 @@ import torch
 import typer
 
 from drill.cli.display import note
-from drill.cli.lines import blocks_of_lines, name_of
-from drill.cli.trained import (
+from drill.cli.input_lines import blocks_of_lines, name_of
+from drill.cli.options import (
     DeviceOption,
     Precision,
     RunFolderArgument,
@@ -20,10 +20,10 @@ from drill.cli.trained import (
     loaded_translator,
     told,
 )
-from drill.evaluation.memory import told_of_memory
-from drill.precision import products
-from drill.recipes import SettingsError
-from drill.translation import Search, Translation, translate_blocks
+from drill.errors import SettingsError
+from drill.training.device import told_of_memory
+from drill.training.precision import products
+from drill.translation.translate import Search, Translation, translate_blocks
 
 
 def translate(

@@ -1,6 +1,27 @@
 """From text to batches: corpora, the vocabulary, cached ids, segments."""
 
-from drill.data.batches import (
+from drill.data.download import download
+from drill.data.parallel.batches import IGNORE, Padding, PairBatch, PairBatches
+from drill.data.parallel.corpora import (
+    GENERATED,
+    PARALLEL_CORPORA,
+    PARALLEL_NAMES,
+    read_parallel_corpus,
+    read_parallel_split,
+    refuse_missing_pairs,
+)
+from drill.data.parallel.dataset import (
+    TranslationData,
+    learnt_subwords,
+    pairs_checksum,
+    target_counts,
+    translation_data,
+)
+from drill.data.parallel.pairs import KEEP_ALL, FilterReport, Filters, Pairs, encode_pairs
+from drill.data.parallel.parallel_text import ParallelText
+from drill.data.parallel.subwords import BEGIN, END, PAD, Subwords
+from drill.data.parallel.synthetic import ParallelSplits, generate_pairs, numbers_and_dates_corpus
+from drill.data.text.batches import (
     LengthState,
     Segment,
     SequenceLengths,
@@ -10,8 +31,7 @@ from drill.data.batches import (
     sequence_lengths,
     training_segments,
 )
-from drill.data.cache import cache_folder, encoded
-from drill.data.corpora import (
+from drill.data.text.corpora import (
     CORPORA,
     NAMES,
     Corpus,
@@ -24,29 +44,9 @@ from drill.data.corpora import (
     read_corpus,
     refuse_missing,
 )
-from drill.data.download import download
-from drill.data.encoded_pairs import KEEP_ALL, FilterReport, Filters, Pairs, encode_pairs
-from drill.data.files import DataError
-from drill.data.numbers_and_dates import ParallelSplits, generate_pairs, numbers_and_dates_corpus
-from drill.data.pair_batches import IGNORE, Padding, PairBatch, PairBatches
-from drill.data.parallel_corpora import (
-    GENERATED,
-    PARALLEL_CORPORA,
-    PARALLEL_NAMES,
-    read_parallel_corpus,
-    read_parallel_split,
-    refuse_missing_pairs,
-)
-from drill.data.parallel_text import ParallelText
-from drill.data.subwords import BEGIN, END, PAD, Subwords
-from drill.data.translation_data import (
-    TranslationData,
-    learnt_subwords,
-    pairs_checksum,
-    target_counts,
-    translation_data,
-)
-from drill.data.vocabulary import EOS, UNK, Vocabulary
+from drill.data.text.token_cache import cache_folder, encoded
+from drill.data.text.vocabulary import EOS, UNK, Vocabulary
+from drill.errors import DataError
 
 __all__ = [
     "BEGIN",

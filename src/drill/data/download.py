@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from drill.data.files import DataError, digest
+from drill.errors import DataError
+from drill.files import digest
 
 CHUNK = 1 << 16
 ATTEMPTS = 3  # per mirror, each going on where the one before broke off

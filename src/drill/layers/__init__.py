@@ -5,12 +5,12 @@ from drill.layers.base import MatrixLayer, NotFoldable, OutputLayer
 from drill.layers.bilinear import Bilinear
 from drill.layers.deep_residual import DeepResidual
 from drill.layers.dual import DualNonlinear
-from drill.layers.held import StaleLabels
+from drill.layers.label_cache import StaleLabels
+from drill.layers.label_source import Descriptions, LabelSource, placement
 from drill.layers.mixture import MixtureOfSoftmaxes
 from drill.layers.sampled import SampledSoftmax
 from drill.layers.softmax import FullSoftmax, TiedSoftmax
-from drill.layers.vectors import Descriptions, LabelSource, placement
-from drill.layers.wrapping import WrappingLayer
+from drill.layers.wrapper import WrappingLayer
 
 LAYERS: dict[str, type[OutputLayer]] = {
     "full": FullSoftmax,

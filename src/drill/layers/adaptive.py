@@ -9,14 +9,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from drill.kernels.nll import Implementation, nll, reduce_losses
-from drill.kernels.nll_checks import check_head, must_not_wait
+from drill.kernels.loss.checks import check_head
+from drill.kernels.loss.nll import Implementation, nll, reduce_losses
+from drill.kernels.runtime.dispatch import must_not_wait
+from drill.layers.argument_checks import is_number, is_whole
 from drill.layers.base import LossOptions, MatrixLayer, NotFoldable, head_log_probs
-from drill.layers.held import FrozenLabels, without_autocast
-from drill.layers.ranking import Ranking
-from drill.layers.settings import is_number, is_whole
-from drill.layers.smoothing import smoothed_nll
-from drill.layers.wrapping import WrappingLayer
+from drill.layers.frequency_ranks import Ranking
+from drill.layers.label_cache import FrozenLabels, without_autocast
+from drill.layers.label_smoothing import smoothed_nll
+from drill.layers.wrapper import WrappingLayer
 
 _IGNORED, _OUTSIDE = -100, -1
 

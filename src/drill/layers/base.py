@@ -24,20 +24,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drill.kernels.nll import (
+from drill.kernels.loss.checks import check_head, check_states, check_targets
+from drill.kernels.loss.nll import (
     DEFAULT_MEMORY,
     Implementation,
     Reduction,
     check_settings,
     choose,
-    compute_dtype,
     nll,
 )
-from drill.kernels.nll_checks import check_head, check_states, check_targets, must_not_wait
-from drill.layers.default_start import warn_of_default_start
-from drill.layers.held import FrozenLabels, HeldLabels, SharedLabels, evaluated
-from drill.layers.settings import switch
-from drill.layers.vectors import (
+from drill.kernels.runtime.dispatch import compute_dtype, must_not_wait
+from drill.layers.argument_checks import switch
+from drill.layers.init_check import warn_of_default_start
+from drill.layers.label_cache import FrozenLabels, HeldLabels, SharedLabels, evaluated
+from drill.layers.label_source import (
     LabelSource,
     checked_rows,
     label_count,

@@ -2,10 +2,10 @@
 
 from torch import Tensor, nn
 
+from drill.layers.argument_checks import positive, same_width, switch
 from drill.layers.base import MatrixLayer
 from drill.layers.label_map import LabelMap, MapOptions
-from drill.layers.settings import positive, same_width, switch
-from drill.layers.vectors import LabelSource, label_width, placement
+from drill.layers.label_source import LabelSource, label_width, placement
 
 
 class Bilinear(MatrixLayer):

@@ -11,8 +11,7 @@ from typing import cast, get_args
 import torch
 from torch import Tensor, nn
 
-from drill.kernels.beside import beside, recurrence_begun
-from drill.kernels.label_encoder import (
+from drill.kernels.label_encoder.encode_labels import (
     Built,
     EncoderImplementation,
     choose_encoder,
@@ -20,13 +19,13 @@ from drill.kernels.label_encoder import (
     fused_missing,
     gains_beside,
 )
-from drill.kernels.nll import Choice, compute_dtype
-from drill.kernels.told import tell_once
+from drill.kernels.runtime.dispatch import Choice, compute_dtype, tell_once
+from drill.kernels.runtime.overlap import beside, recurrence_begun
+from drill.layers.argument_checks import at_least_zero, one_of, positive, same_width, switch
 from drill.layers.base import MatrixLayer
-from drill.layers.hooks import hooked
 from drill.layers.label_map import LabelMap, MapOptions
-from drill.layers.settings import at_least_zero, one_of, positive, same_width, switch
-from drill.layers.vectors import LabelSource, label_width, placement
+from drill.layers.label_source import LabelSource, label_width, placement
+from drill.layers.module_hooks import hooked
 
 
 class DeepResidual(MatrixLayer):

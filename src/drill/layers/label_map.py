@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drill.kernels.label_encoder import KeptBits, draw_kept_bits
-from drill.kernels.masks import draw_mask, masked
-from drill.kernels.nll import compute_dtype
-from drill.kernels.nll_checks import check_operand
-from drill.layers.hooks import only_weights_count
-from drill.layers.settings import ACTIVATIONS, fraction, one_of, span, switch
-from drill.layers.vectors import Placement
+from drill.kernels.label_encoder.encode_labels import KeptBits, draw_kept_bits
+from drill.kernels.loss.checks import check_operand
+from drill.kernels.runtime.dispatch import compute_dtype
+from drill.kernels.runtime.dropout_masks import draw_mask, masked
+from drill.layers.argument_checks import ACTIVATIONS, fraction, one_of, span, switch
+from drill.layers.label_source import Placement
+from drill.layers.module_hooks import only_weights_count
 
 DROPOUT_PLACES = ("input", "output")
 

@@ -4,16 +4,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drill.kernels.masked_tanh import masked_tanh
-from drill.kernels.masks import draw_mask
-from drill.kernels.nll import reduce_losses
-from drill.kernels.nll_checks import check_head, check_operand
-from drill.kernels.nll_mixture import mixture_nll
+from drill.kernels.loss.checks import check_head, check_operand
+from drill.kernels.loss.nll import reduce_losses
+from drill.kernels.mixture.masked_tanh import masked_tanh
+from drill.kernels.mixture.mixture_nll import mixture_nll
+from drill.kernels.runtime.dropout_masks import draw_mask
+from drill.layers.argument_checks import fraction, positive, span, switch
 from drill.layers.base import LossOptions, MatrixLayer, NotFoldable, head_log_probs
-from drill.layers.settings import fraction, positive, span, switch
-from drill.layers.smoothing import smoothed_nll
-from drill.layers.vectors import placement
-from drill.layers.wrapping import WrappingLayer
+from drill.layers.label_smoothing import smoothed_nll
+from drill.layers.label_source import placement
+from drill.layers.wrapper import WrappingLayer
 
 
 class MixtureOfSoftmaxes(WrappingLayer):

@@ -8,12 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drill.kernels.nll import reduce_losses
-from drill.kernels.nll_checks import check_head, must_not_wait
-from drill.layers.base import LossOptions, MatrixLayer
-from drill.layers.ranking import Ranking
-from drill.layers.settings import one_of, positive
-from drill.layers.wrapping import WrappingLayer
+from drill.kernels.loss.checks import check_head
+from drill.kernels.loss.nll import reduce_losses
+from drill.kernels.runtime.dispatch import must_not_wait
+from drill.layers.argument_checks import one_of, positive
+from drill.layers.base import LossOptions, MatrixLayer, OutputLayer
+from drill.layers.frequency_ranks import Ranking
+from drill.layers.wrapper import WrappingLayer
 
 Proposal = Literal["log-uniform", "uniform"]
 
@@ -211,3 +212,12 @@ def distinct(ids: Tensor, labels: int, wait: bool) -> tuple[Tensor, Tensor]:
     slot = first.cumsum(0)  # of each ordered id among the distinct ones
     rows = ordered[-1:].repeat(min(len(ids), labels)).scatter(0, slot, ordered)
     return rows, torch.empty_like(ids).scatter(0, order, slot)
+
+
+def foldable(layer: OutputLayer) -> MatrixLayer | None:
+    """The layer of one matrix that ``layer`` is once it is trained; None where it is none.
+
+    A sampled layer samples in training alone, so it is the layer it wraps.
+    """
+    matrix = layer.layer if isinstance(layer, SampledSoftmax) else layer
+    return matrix if isinstance(matrix, MatrixLayer) else None

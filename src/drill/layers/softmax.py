@@ -4,9 +4,9 @@ from numbers import Integral
 
 from torch import Tensor, nn
 
+from drill.layers.argument_checks import positive, span
 from drill.layers.base import MatrixLayer
-from drill.layers.settings import positive, span
-from drill.layers.vectors import LabelSource, Placement, label_count, label_width, placement
+from drill.layers.label_source import LabelSource, Placement, label_count, label_width, placement
 
 
 class FullSoftmax(MatrixLayer):

@@ -1,10 +1,11 @@
 """Run folders and ledgers -> tables, plots and one page."""
 
-from drill.report.band_tables import TextBands
-from drill.report.ledger import LedgerError, Row, read, record
-from drill.report.page import markdown, write_report
-from drill.report.paper import PAPER
-from drill.report.runs import ReportError, RunError, RunSummary, read_run, read_runs
+from drill.errors import ReportError
+from drill.report.page.page import markdown, write_report
+from drill.report.results.ledger import LedgerError, Row, read, record
+from drill.report.results.paper import PAPER
+from drill.report.results.runs import RunError, RunSummary, read_run, read_runs
+from drill.report.tables.band_tables import TextBands
 
 __all__ = [
     "PAPER",

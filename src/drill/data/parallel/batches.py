@@ -1,0 +1,229 @@
+"""Batches of pairs with about the same number of tokens each, whatever the sentences' lengths.
+
+Pairs are sorted by length and cut where the next pair would take a padded side over the limit. An
+epoch draws anew which of the pairs of equal lengths stand together, and the order of the batches;
+both follow from (seed, epoch) alone, so a run goes on from (epoch, index) with nothing else saved,
+with any number of processes: they take turns in one order.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from drill.data.parallel.pairs import Pairs
+from drill.data.parallel.subwords import BEGIN, END, PAD, Subwords
+from drill.errors import DataError
+
+IGNORE = -100
+"""The target where there is only padding; the losses leave it out."""
+
+QUOTED = 12
+"""Subwords by which a pair is named."""
+
+
+class PairBatch(NamedTuple):
+    """B padded pairs, int64. Row b is pair ``indices[b]``.
+
+    source      (B, S): x_1 ... x_n <end> <pad>
+    target_in   (B, T): <begin> y_1 ... y_m <pad>
+    target_out  (B, T): y_1 ... y_m <end> IGNORE
+
+    The source ends in ``<end>`` so that an empty line, too, is something to read.
+    """
+
+    source: Tensor
+    target_in: Tensor
+    target_out: Tensor
+    indices: Tensor  # (B,)
+    target_tokens: int  # what target_out asks for: the targets and an <end> each
+
+
+class Padding(NamedTuple):
+    """The share of positions that hold padding, over a whole epoch."""
+
+    source: float
+    target: float
+
+
+class PairBatches:
+    """P pairs in batches of B pairs, where B x S and B x T stay within ``max_tokens``.
+
+    The number of batches is the same in every epoch. A pair that is longer than ``max_tokens`` on
+    its own is refused: it would break the bound on memory that the limit stands for. Where nothing
+    may be dropped, ``long_alone`` gives each such pair a batch of its own.
+
+        batches = PairBatches(pairs, max_tokens=4096, seed=1)
+        for batch in batches.epoch(3, start=120): ...  # from batch 120 of epoch 3 on
+
+    S and T are multiples of ``multiple``: more padding, but few shapes, each of which may be
+    recorded as a CUDA graph. With ``subwords`` a pair that is refused is quoted.
+
+    ``rank`` of ``size`` processes has the batches i of an epoch with i modulo ``size`` = ``rank``:
+    the same number for each, none for two. Where the last turn has too few for all, its fullest are
+    halved until there are enough; if it has too few pairs even for that, some processes get a batch
+    that asks for nothing.
+    """
+
+    def __init__(
+        self,
+        pairs: Pairs,
+        max_tokens: int = 4096,
+        seed: int = 0,
+        *,
+        multiple: int = 1,
+        rank: int = 0,
+        size: int = 1,
+        subwords: Subwords | None = None,
+        long_alone: bool = False,
+    ) -> None:
+        if max_tokens < 1:
+            raise DataError(f"PairBatches: max_tokens is at least 1, not {max_tokens}")
+        if seed < 0:
+            raise DataError(f"PairBatches: seed is at least 0, not {seed}")
+        if not 0 <= rank < size:
+            raise DataError(f"PairBatches: rank lies in 0 to size - 1, not {rank} of {size}")
+        if multiple < 1:
+            raise DataError(f"PairBatches: multiple is at least 1, not {multiple}")
+        if not len(pairs):
+            raise DataError("PairBatches: there is no pair; give a text with lines")
+        self.pairs = pairs
+        self.seed, self.multiple = seed, multiple
+        self.rank, self.size = rank, size
+        sources, targets = pairs.lengths
+        self._source, self._target = sources + 1, targets + 1  # with <end>; with <begin> or <end>
+        longer = _rounded_up(np.maximum(self._source, self._target), multiple)
+        if longer.max() > max_tokens and not long_alone:
+            worst = int(longer.argmax())
+            raise DataError(
+                f"{_named(pairs, worst, subwords)} has {longer[worst]:,} tokens on one side, more "
+                f"than max_tokens ({max_tokens:,}) allows in a batch; raise training.max_tokens, "
+                "or drop such pairs with a smaller filters.maximum"
+            )
+        order = self._by_length(np.arange(len(pairs)))
+        self._bounds = _bounds(longer[order], max_tokens)
+        starts = self._bounds[:-1]
+        counts = np.diff(self._bounds)
+        padded = [
+            int((_rounded_up(np.maximum.reduceat(side[order], starts), multiple) * counts).sum())
+            for side in (self._source, self._target)
+        ]
+        self.padding = Padding(
+            1 - int(self._source.sum()) / padded[0], 1 - int(self._target.sum()) / padded[1]
+        )
+
+    def __len__(self) -> int:
+        """Batches an epoch, for this process."""
+        return -(-(len(self._bounds) - 1) // self.size)
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[PairBatch]:
+        """The batches ``start``, ``start + 1``, ... of an epoch."""
+        if epoch < 0:
+            raise DataError(f"PairBatches: epoch is at least 0, not {epoch}")
+        if not 0 <= start <= len(self):
+            raise DataError(f"PairBatches: start lies in 0 to {len(self)}, not {start}")
+        return self._epoch(epoch, start)
+
+    def _epoch(self, epoch: int, start: int) -> Iterator[PairBatch]:
+        # The legacy generator: its numbers stay the same in every version of numpy.
+        seeds = np.random.SeedSequence([self.seed, epoch])
+        random = np.random.RandomState(np.random.MT19937(seeds))
+        order = self._by_length(random.permutation(len(self.pairs)))
+        drawn = random.permutation(len(self._bounds) - 1)
+        batches = [order[self._bounds[each] : self._bounds[each + 1]] for each in drawn]
+        whole = len(batches) // self.size * self.size
+        batches[whole:] = _halved(batches[whole:], self.size)
+        for indices in batches[self.rank :: self.size][start:]:
+            yield self.batch(indices) if len(indices) else self._nothing()
+
+    def _nothing(self) -> PairBatch:
+        """A pair whose targets are all left out: its loss and its gradients are 0."""
+        held = self.batch(np.zeros(1, dtype=np.int64))
+        return held._replace(
+            target_out=torch.full_like(held.target_out, IGNORE),
+            indices=held.indices[:0],
+            target_tokens=0,
+        )
+
+    def _by_length(self, order: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Sort by the longer side, as it is padded, then by the difference of the two.
+
+        What stands first in ``order`` goes first among pairs of equal lengths. The second key rises
+        under one length and falls under the next, so that a batch that reaches over two lengths
+        holds no pairs of both ends.
+        """
+        source, target = self._source[order], self._target[order]
+        longer = _rounded_up(np.maximum(source, target), self.multiple)
+        rises = longer // self.multiple % 2 == 0
+        excess = np.where(rises, source - target, target - source)
+        return order[np.lexsort((excess, longer))]
+
+    def batch(self, indices: NDArray[np.int64]) -> PairBatch:
+        """The pairs ``indices`` (B,) as one batch, in this order."""
+        count = len(self.pairs)
+        source = self._padded(indices, self._source[indices], PAD)
+        target_out = self._padded(count + indices, self._target[indices], IGNORE)
+        target_in = np.full_like(target_out, PAD)
+        target_in[:, 0] = BEGIN
+        target_in[:, 1:] = np.where(
+            (target_out[:, :-1] == IGNORE) | (target_out[:, :-1] == END), PAD, target_out[:, :-1]
+        )
+        return PairBatch(
+            torch.from_numpy(source),
+            torch.from_numpy(target_in),
+            torch.from_numpy(target_out),
+            torch.from_numpy(indices.copy()),
+            int(self._target[indices].sum()),
+        )
+
+    def _padded(
+        self, sentences: NDArray[np.int64], lengths: NDArray[np.int64], fill: int
+    ) -> NDArray[np.int64]:
+        """Sentences and ``<end>``, (B, longest); ``lengths`` (B,) count that ``<end>``."""
+        places = np.arange(_rounded_up(lengths.max(), self.multiple))
+        rows: NDArray[np.int64] = np.full((len(sentences), len(places)), fill, dtype=np.int64)
+        within = places < lengths[:, None] - 1
+        positions = self.pairs.offsets[sentences][:, None] + places
+        rows[within] = self.pairs.ids[positions[within]]
+        rows[np.arange(len(sentences)), lengths - 1] = END
+        return rows
+
+
+def _rounded_up(lengths: Any, multiple: int) -> Any:
+    return -(-lengths // multiple) * multiple
+
+
+def _bounds(longer: NDArray[np.int64], max_tokens: int) -> NDArray[np.int64]:
+    """Where batches begin, and the end (batches + 1,); ``longer`` (P,) rises.
+
+    Each batch is as large as the limit allows, and a pair beyond it stands alone.
+    """
+    bounds = [0]
+    for place, length in enumerate(longer.tolist()):
+        if place > bounds[-1] and length * (place + 1 - bounds[-1]) > max_tokens:
+            bounds.append(place)
+    return np.array([*bounds, len(longer)], dtype=np.int64)
+
+
+def _halved(batches: list[NDArray[np.int64]], size: int) -> list[NDArray[np.int64]]:
+    """``size`` batches out of fewer, the fullest halved as often as it takes; of none, none.
+
+    Pairs that do not suffice leave some batches empty.
+    """
+    while batches and len(batches) < size:
+        fullest = max(range(len(batches)), key=lambda place: len(batches[place]))
+        half = len(batches[fullest]) // 2
+        parts = [batches[fullest][:half], batches[fullest][half:]]
+        batches = [*batches[:fullest], *parts, *batches[fullest + 1 :]]
+    return batches
+
+
+def _named(pairs: Pairs, index: int, subwords: Subwords | None) -> str:
+    """A pair as a reader can find it: filters have changed its number in the text."""
+    if subwords is None:
+        return f"pair {index}"
+    begin = subwords.decode(pairs.source(index)[:QUOTED].tolist())
+    return f'the pair that begins "{begin}..."'

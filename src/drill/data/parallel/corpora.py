@@ -1,0 +1,135 @@
+"""Parallel texts in three splits: corpora by name, the generated one, and pairs of your own."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from drill.data.parallel.parallel_text import ParallelText
+from drill.data.parallel.synthetic import ParallelSplits, numbers_and_dates_corpus
+from drill.data.text.corpora import SPLITS, data_folders
+from drill.errors import DataError
+
+PACKED = ("", ".gz", ".xz")
+GENERATED = "numbers"
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The files of a corpus below a data folder, without ``.en`` or ``.de``; a split joins them."""
+
+    train: tuple[str, ...]
+    valid: tuple[str, ...]
+    test: tuple[str, ...]
+
+
+NEWS = tuple(
+    f"newstest/{each}"
+    for each in ("news-test2008", *(f"newstest{year}" for year in range(2009, 2013)))
+)
+
+PARALLEL_CORPORA: Mapping[str, Parts] = {
+    "multi30k": Parts(("multi30k/train",), ("multi30k/val",), ("multi30k/test_2016_flickr",)),
+    "europarl": Parts(
+        ("europarl/train", *NEWS), ("newstest/newstest2013",), ("newstest/newstest2014",)
+    ),
+    "wmt14": Parts(("wmt14/train",), ("newstest/newstest2013",), ("newstest/newstest2014",)),
+}
+"""Captions; speeches and older news; the paper's training set. The last two test on news."""
+
+PARALLEL_NAMES = (*PARALLEL_CORPORA, GENERATED)
+
+
+def read_parallel_corpus(
+    corpus: str = GENERATED,
+    *,
+    source: str = "en",
+    target: str = "de",
+    pairs: int | None = None,
+) -> ParallelSplits:
+    """Train, valid and test, from a name or from a folder of your own.
+
+    A folder holds ``train.en``, ``train.de``, ``valid.en``, ... for the languages ``source`` and
+    ``target``, plain or packed as ``.gz`` or ``.xz``. A name goes before a path. ``pairs`` takes
+    the first so many pairs for training; of ``numbers``, English to German, so many are generated.
+    """
+    _refuse_none(pairs)
+    if corpus == GENERATED:  # all at once
+        return _generated(source, target, pairs)
+    return ParallelSplits(
+        *(
+            read_parallel_split(split, corpus, source=source, target=target, pairs=pairs)
+            for split in SPLITS
+        )
+    )
+
+
+def refuse_missing_pairs(corpus: str, source: str, target: str) -> None:
+    """DataError where ``read_parallel_corpus`` would miss a file; nothing is read."""
+    if corpus != GENERATED:
+        for split in SPLITS:
+            _files(split, corpus, source, target)
+
+
+def read_parallel_split(
+    split: str,
+    corpus: str = GENERATED,
+    *,
+    source: str = "en",
+    target: str = "de",
+    pairs: int | None = None,
+) -> ParallelText:
+    """``train``, ``valid`` or ``test`` of ``read_parallel_corpus``, without reading the others."""
+    _refuse_none(pairs)
+    if corpus == GENERATED:
+        generated: ParallelText = getattr(_generated(source, target, pairs), split)
+        return generated
+    texts = [ParallelText.from_files(*files) for files in _files(split, corpus, source, target)]
+    found = sum(texts[1:], start=texts[0])
+    if split == "train" and pairs is not None:
+        return ParallelText(found.source[:pairs], found.target[:pairs])
+    return found
+
+
+def _refuse_none(pairs: int | None) -> None:
+    if pairs is not None and pairs < 1:
+        raise DataError(f"the number of training pairs is at least 1, not {pairs}")
+
+
+def _generated(source: str, target: str, pairs: int | None) -> ParallelSplits:
+    if (source, target) not in (("en", "de"), ("de", "en")):
+        raise DataError(f"{GENERATED}: has the languages en and de, not {source} and {target}")
+    made = numbers_and_dates_corpus() if pairs is None else numbers_and_dates_corpus(pairs)
+    if source == "en":
+        return made
+    return ParallelSplits(*(ParallelText(each.target, each.source) for each in made))
+
+
+def _files(split: str, corpus: str, source: str, target: str) -> list[tuple[Path, Path]]:
+    """Of each part of a split the file of either language."""
+    stems: tuple[str, ...]
+    if corpus in PARALLEL_CORPORA:
+        stems = getattr(PARALLEL_CORPORA[corpus], split)
+    elif Path(corpus).is_dir():
+        stems = (str(Path(corpus).resolve() / split),)
+    else:
+        raise DataError(
+            f"{corpus}: is neither a parallel corpus ({', '.join(PARALLEL_NAMES)}) nor a folder; "
+            f"name a folder with train.{source}, train.{target}, valid.{source}, ..."
+        )
+    return [
+        (_found(corpus, f"{stem}.{source}"), _found(corpus, f"{stem}.{target}")) for stem in stems
+    ]
+
+
+def _found(corpus: str, name: str) -> Path:
+    """The file of this name, packed or not; a name that is no path from the root is looked for."""
+    folders = [Path()] if Path(name).is_absolute() else data_folders()
+    places = [folder / f"{name}{packed}" for folder in folders for packed in PACKED]
+    for place in places:
+        if place.is_file():
+            return place
+    where = "put it there" if Path(name).is_absolute() else "put it there, or set DRILL_DATA"
+    raise DataError(
+        f"{corpus}: {places[0]} is missing; {where} (.gz and .xz are read too); no translation "
+        "corpus is downloaded"
+    )

@@ -1,0 +1,127 @@
+"""All that a translator trains on: texts, subwords learnt from them, and ids.
+
+ParallelSplits -> Subwords -> TranslationData: train filtered, valid and test line by line
+
+Training reads ids alone, so the training text is let go of once it is encoded: of millions of pairs
+it is gigabytes, in every process.
+"""
+
+import hashlib
+import json
+import logging
+import zlib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drill.data.parallel.pairs import Filters, Pairs, Progress, encode_pairs
+from drill.data.parallel.parallel_text import ParallelText
+from drill.data.parallel.subwords import END, Subwords
+from drill.data.parallel.synthetic import ParallelSplits
+from drill.data.text.corpora import SPLITS
+from drill.data.text.token_cache import UNKEPT
+from drill.errors import DataError
+from drill.files import tell_unkept
+
+logger = logging.getLogger("drill")
+
+
+class ScoredText(NamedTuple):
+    """What translations are held against."""
+
+    valid: ParallelText
+    test: ParallelText
+
+
+@dataclass(frozen=True, eq=False)
+class TranslationData:
+    """Pair i of ``valid`` and ``test`` is line i of their texts; ``train`` has passed filters.
+
+    ``language`` is that of the targets.
+    """
+
+    text: ScoredText
+    subwords: Subwords
+    train: Pairs
+    valid: Pairs
+    test: Pairs
+    language: str = "de"
+
+    @cached_property
+    def checksum(self) -> int:
+        """Equal where the same ids are trained and evaluated on."""
+        found = 0
+        for pairs in (self.train, self.valid, self.test):
+            found = pairs_checksum(pairs, found)
+        return found
+
+    @cached_property
+    def checksums(self) -> dict[str, int]:
+        """Of each split, so that one can be known without the others."""
+        return {split: pairs_checksum(getattr(self, split)) for split in SPLITS}
+
+    def target_counts(self) -> NDArray[np.int64]:
+        """How often every label is asked for in training, (V,)."""
+        return target_counts(self.train, len(self.subwords))
+
+
+def target_counts(pairs: Pairs, labels: int) -> NDArray[np.int64]:
+    """How often the targets of ``pairs`` ask for each label, an ``<end>`` a pair counted, (V,)."""
+    first = pairs.offsets[len(pairs)]
+    counts = np.bincount(pairs.ids[first:], minlength=labels)
+    counts[END] += len(pairs)
+    return counts.astype(np.int64)
+
+
+def pairs_checksum(pairs: Pairs, start: int = 0) -> int:
+    """Of these ids, after others whose checksum is ``start``."""
+    return zlib.crc32(pairs.ids.tobytes(), zlib.crc32(pairs.offsets.tobytes(), start))
+
+
+def translation_data(
+    text: ParallelSplits,
+    subwords: Subwords,
+    filters: Filters = Filters(),  # noqa: B008 - it is frozen
+    cache: Path | None = None,
+    progress: Progress | None = None,
+    *,
+    language: str = "de",
+) -> TranslationData:
+    """Encode all splits; with a folder ``cache`` ids are kept there by what they hold.
+
+    Of ``text`` valid and test are kept.
+    """
+    return TranslationData(
+        ScoredText(text.valid, text.test),
+        subwords,
+        encode_pairs(text.train, subwords, filters, cache, progress),
+        encode_pairs(text.valid, subwords, cache=cache),
+        encode_pairs(text.test, subwords, cache=cache),
+        language,
+    )
+
+
+def learnt_subwords(text: ParallelText, cache: Path | None = None, **options: Any) -> Subwords:
+    """``Subwords.train`` on both sides of a text; kept in ``cache`` by the text and the options."""
+    lines = [*text.source, *text.target]
+    if cache is None:
+        return Subwords.train(lines, **options)
+    settings = {key: value for key, value in options.items() if key != "progress"}
+    held = hashlib.sha256(json.dumps(["drill subwords 1", settings], sort_keys=True).encode())
+    held.update("\n".join(lines).encode("utf-8", "surrogatepass"))
+    path = cache / f"{held.hexdigest()}.subwords.json"
+    if path.exists():
+        try:
+            return Subwords.load(path)
+        except DataError as error:
+            logger.warning("subwords are learnt again: %s", error)
+    made = Subwords.train(lines, **options)
+    try:
+        made.save(path)
+    except OSError as error:
+        tell_unkept(*UNKEPT, cache, error)
+    return made

@@ -1,0 +1,245 @@
+"""Pairs of sentences as ids: filtered, in flat arrays, kept on disk.
+
+    ParallelText -> filters -> Pairs: ids (N,) and offsets (2P + 1,)
+
+Pairs are kept by what they were made from: both texts, the subwords and the filters. As with
+``drill.data.cache``, another content is another entry, a damaged entry is made again, and writers
+need no lock.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, astuple, dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drill.data.parallel.parallel_text import ParallelText
+from drill.data.parallel.subwords import Subwords
+from drill.data.text.token_cache import UNKEPT
+from drill.errors import DataError
+from drill.files import digest, tell_unkept, write_whole
+
+LAYOUT = b"drill pairs 1"  # part of every key: another layout on disk takes another number
+CHUNK = 10_000  # pairs that are encoded at once
+
+Progress = Callable[[int, int], None]
+"""Called with the pairs that are done and the pairs in all."""
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Which pairs are worth training on. Lengths count subwords and hold for both sides.
+
+    ``ratio`` bounds the longer side over the shorter one; None lets any length or ratio pass. A
+    side without words goes unless ``minimum`` is 0. Only the first of equal pairs stays where
+    ``deduplicate`` is set.
+    """
+
+    minimum: int = 1
+    maximum: int | None = 256
+    ratio: float | None = 4.0
+    deduplicate: bool = True
+
+    def __post_init__(self) -> None:
+        if self.minimum < 0:
+            raise DataError(f"Filters: minimum is at least 0, not {self.minimum}")
+        if self.maximum is not None and self.maximum < max(1, self.minimum):
+            raise DataError(
+                f"Filters: maximum is at least 1 and minimum ({self.minimum}), not {self.maximum}"
+            )
+        if self.ratio is not None and not self.ratio >= 1:  # NaN fails too
+            raise DataError(f"Filters: ratio is at least 1, not {self.ratio}")
+
+
+KEEP_ALL = Filters(minimum=0, maximum=None, ratio=None, deduplicate=False)
+"""For texts that are measured: every line has its place."""
+
+
+@dataclass(frozen=True)
+class FilterReport:
+    """How many pairs there were, and how many each filter took; a pair is counted once."""
+
+    pairs: int
+    empty: int = 0
+    duplicate: int = 0
+    short: int = 0
+    long: int = 0
+    ratio: int = 0
+
+    @property
+    def kept(self) -> int:
+        return self.pairs - sum(astuple(self)[1:])
+
+    def __str__(self) -> str:
+        dropped = [f"{count:,} {name}" for name, count in list(asdict(self).items())[1:] if count]
+        return (
+            f"{self.kept:,} of {self.pairs:,} pairs kept; dropped: {', '.join(dropped) or 'none'}"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """P encoded pairs; sentence k is ``ids[offsets[k]:offsets[k + 1]]``.
+
+    Sentences 0 to P - 1 are the sources, P to 2P - 1 their targets, without begin and end.
+    """
+
+    ids: NDArray[Any]  # (N,) uint16, or int32 above 65,536 subwords
+    offsets: NDArray[np.int64]  # (2P + 1,)
+    report: FilterReport
+
+    def __len__(self) -> int:
+        return len(self.offsets) // 2
+
+    def source(self, index: int) -> NDArray[Any]:
+        return self.ids[self.offsets[index] : self.offsets[index + 1]]
+
+    def target(self, index: int) -> NDArray[Any]:
+        return self.source(len(self) + index)
+
+    @property
+    def lengths(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Subwords of the sources (P,) and of the targets (P,)."""
+        both = np.diff(self.offsets)
+        return both[: len(self)], both[len(self) :]
+
+
+def encode_pairs(
+    text: ParallelText,
+    subwords: Subwords,
+    filters: Filters = KEEP_ALL,
+    cache: Path | None = None,
+    progress: Progress | None = None,
+) -> Pairs:
+    """The pairs that pass the filters, in order.
+
+    With a folder ``cache`` they are kept there and come back as read-only memory maps. A folder
+    that cannot be written costs the time of encoding again and a warning in the log ``drill``.
+    """
+    if cache is None:
+        return _encode(text, subwords, filters, progress)
+    key = pairs_key(text, subwords, filters)
+    kept = _kept(cache, key)
+    if kept is None:
+        made = _encode(text, subwords, filters, progress)
+        kept = _keep(cache, key, made)
+    return kept
+
+
+def pairs_key(text: ParallelText, subwords: Subwords, filters: Filters) -> str:
+    held = hashlib.sha256(LAYOUT)
+    for side in (text.source, text.target):
+        try:
+            content = "\n".join(side).encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"ParallelText: {error.object[error.start]!r} is no character of UTF-8; remove it"
+            ) from None
+        held.update(hashlib.sha256(content).digest())
+    held.update(bytes.fromhex(subwords.fingerprint))
+    held.update(json.dumps([len(text), asdict(filters)], sort_keys=True).encode())
+    return held.hexdigest()
+
+
+def _encode(
+    text: ParallelText, subwords: Subwords, filters: Filters, progress: Progress | None
+) -> Pairs:
+    kind = np.uint16 if len(subwords) <= 2**16 else np.int32
+    report = dict.fromkeys(("empty", "duplicate", "short", "long", "ratio"), 0)
+    seen: set[tuple[str, str]] = set()
+    sides: tuple[list[NDArray[Any]], list[NDArray[Any]]] = ([], [])
+    counts: tuple[list[int], list[int]] = ([], [])
+    for start in range(0, len(text), CHUNK):
+        chunk: list[tuple[str, str]] = []
+        for pair in zip(
+            text.source[start : start + CHUNK], text.target[start : start + CHUNK], strict=True
+        ):
+            if filters.minimum > 0 and not (pair[0].strip() and pair[1].strip()):
+                report["empty"] += 1
+            elif filters.deduplicate and pair in seen:
+                report["duplicate"] += 1
+            else:
+                chunk.append(pair)
+                if filters.deduplicate:
+                    seen.add(pair)
+        encoded = [subwords.encode_lines([pair[side] for pair in chunk]) for side in (0, 1)]
+        passed = []
+        for place, (source, target) in enumerate(zip(*encoded, strict=True)):
+            fault = _length_fault(len(source), len(target), filters)
+            if fault is None:
+                passed.append(place)
+            else:
+                report[fault] += 1
+        for side in (0, 1):
+            sentences = [encoded[side][place] for place in passed]
+            counts[side].extend(map(len, sentences))
+            sides[side].append(np.fromiter(chain.from_iterable(sentences), dtype=kind))
+        if progress is not None:
+            progress(min(start + CHUNK, len(text)), len(text))
+    offsets = np.zeros(2 * len(counts[0]) + 1, dtype=np.int64)
+    np.cumsum([*counts[0], *counts[1]], out=offsets[1:])
+    ids = np.concatenate([np.empty(0, dtype=kind), *sides[0], *sides[1]])
+    found = FilterReport(len(text), **report)
+    if len(text) and not found.kept:
+        raise DataError(f"no pair is left to train on ({found}); widen the filters")
+    return Pairs(ids, offsets, found)
+
+
+def _length_fault(source: int, target: int, filters: Filters) -> str | None:
+    shorter, longer = sorted((source, target))
+    if shorter < filters.minimum:
+        return "short"
+    if filters.maximum is not None and longer > filters.maximum:
+        return "long"
+    if filters.ratio is not None and longer > filters.ratio * max(1, shorter):
+        return "ratio"
+    return None
+
+
+def _names(folder: Path, key: str) -> tuple[dict[str, Path], Path]:
+    arrays = {name: folder / f"{key}.{name}.npy" for name in ("ids", "offsets")}
+    return arrays, folder / f"{key}.json"
+
+
+def _kept(folder: Path, key: str) -> Pairs | None:
+    """The entry on disk, or None where it is missing or not what was written."""
+    arrays, note = _names(folder, key)
+    try:
+        held = json.loads(note.read_bytes())
+        for name, path in arrays.items():
+            if digest(path, "sha256") != held["sha256"][name]:
+                return None
+        return _mapped(arrays, FilterReport(**held["report"]))
+    except (OSError, ValueError, LookupError, TypeError, EOFError, RecursionError):
+        return None
+
+
+def _keep(folder: Path, key: str, pairs: Pairs) -> Pairs:
+    if not len(pairs.ids):
+        return pairs  # nothing to map
+    arrays, note = _names(folder, key)
+    try:
+        for name, path in arrays.items():
+            write_whole(path, partial(np.save, arr=getattr(pairs, name)))
+        sums = {name: digest(path, "sha256") for name, path in arrays.items()}
+        content = json.dumps({"sha256": sums, "report": asdict(pairs.report)}).encode()
+
+        def write(stream: BinaryIO) -> None:
+            stream.write(content)
+
+        write_whole(note, write)
+        return _mapped(arrays, pairs.report)
+    except OSError as error:
+        tell_unkept(*UNKEPT, folder, error)
+        return pairs
+
+
+def _mapped(arrays: dict[str, Path], report: FilterReport) -> Pairs:
+    ids, offsets = (np.load(path, mmap_mode="r", allow_pickle=False) for path in arrays.values())
+    return Pairs(ids, offsets, report)

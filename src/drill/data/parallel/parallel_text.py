@@ -1,0 +1,103 @@
+"""Two texts that are line by line translations of each other, read so that lines stay in step."""
+
+import gzip
+import lzma
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from drill.errors import DataError
+from drill.files import BYTE_ORDER_MARK, GZIP, XZ, lines_of, read_bytes, unpacked
+
+
+@dataclass(frozen=True)
+class ParallelText:
+    """Line i of ``source`` is line i of ``target`` in the other language.
+
+    text = ParallelText.from_files("train.en.xz", "train.de.xz")
+    text += ParallelText.from_files("news.en", "news.de")
+    """
+
+    source: Sequence[str]
+    target: Sequence[str]
+
+    def __post_init__(self) -> None:
+        if len(self.source) != len(self.target):
+            raise DataError(
+                f"ParallelText: {len(self.source)} source lines and {len(self.target)} target "
+                "lines are no pairs; give as many of one as of the other"
+            )
+        for side in (self.source, self.target):
+            if any("\n" in line for line in side):
+                number = next(i for i, line in enumerate(side, start=1) if "\n" in line)
+                raise DataError(f"ParallelText: line {number} holds a line end; split or remove it")
+
+    @classmethod
+    def from_files(cls, source: Path | str, target: Path | str) -> "ParallelText":
+        """Two files of UTF-8, plain or packed with gzip or xz, as their first bytes say."""
+        texts = read_lines(Path(source)), read_lines(Path(target))
+        counts = [len(lines) for lines in texts]
+        if counts[0] != counts[1]:
+            raise DataError(
+                f"{source} has {counts[0]:,} line{'' if counts[0] == 1 else 's'} but {target} has "
+                f"{counts[1]:,}; line i of one must be line i of the other, so give two files that "
+                "belong together"
+            )
+        if counts[0] == 0:
+            raise DataError(f"{source} and {target} hold no line; give files with one pair a line")
+        return cls(*texts)
+
+    @classmethod
+    def from_pairs(cls, pairs: Iterable[tuple[str, str]]) -> "ParallelText":
+        held = list(pairs)
+        return cls([source for source, _ in held], [target for _, target in held])
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __add__(self, other: "ParallelText") -> "ParallelText":
+        return ParallelText([*self.source, *other.source], [*self.target, *other.target])
+
+
+def read_lines(path: Path) -> list[str]:
+    """Lines of a text, plain, gzip or xz; only ``\\n`` and ``\\r\\n`` end a line.
+
+    Line i has to stay line i, so a lone ``\\r`` or U+2028 inside a line breaks nothing.
+    """
+    raw = unpacked(read_bytes(path), path).removeprefix(BYTE_ORDER_MARK)
+    zero = raw.find(b"\0")
+    if zero >= 0:
+        number = raw.count(b"\n", 0, zero) + 1
+        raise DataError(
+            f"{path}: line {number} holds NUL, so this is no plain text; give a UTF-8 text file"
+        )
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        number = raw.count(b"\n", 0, error.start) + 1
+        raise DataError(
+            f"{path}: line {number} is not UTF-8; convert the file, for example with "
+            "iconv -f latin1 -t utf-8"
+        ) from None
+    return lines_of(text.replace("\r\n", "\n"))
+
+
+@contextmanager
+def opened_text(path: Path) -> Iterator[Any]:
+    """A text to read bytes from, unpacked as it is read; ``UNPACKING_FAULTS`` may come then."""
+    try:
+        stream = path.open("rb")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); name a text file") from None
+    with stream:
+        start = stream.peek(len(XZ))  # it may be a pipe, which cannot go back
+        if start.startswith(GZIP):
+            with gzip.open(stream) as inner:
+                yield inner
+        elif start.startswith(XZ):
+            with lzma.open(stream) as inner:
+                yield inner
+        else:
+            yield stream

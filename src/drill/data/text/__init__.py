@@ -1,0 +1,1 @@
+"""Monolingual text: corpora, vocabulary, batches."""

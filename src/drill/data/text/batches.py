@@ -1,0 +1,174 @@
+"""From a stream of ids to the segments a recurrent model reads.
+
+    ids (N,) -> columns (rows, batch) -> segments (start, length) -> inputs, targets (length, batch)
+
+The targets of row r are row r + 1, so the first row is never predicted.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple, TypedDict
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from drill.errors import DataError
+
+FULL_LENGTH_CHANCE = 0.95  # else half of bptt
+LENGTH_DEVIATION = 5.0
+SHORTEST = 5
+
+
+class Segment(NamedTuple):
+    """Rows ``start`` to ``start + length`` are inputs; their targets lie one row further down.
+
+    ``sampled_length`` is what was drawn before the end of the text cut it: the learning rate of a
+    step follows that one.
+    """
+
+    start: int
+    length: int
+    sampled_length: int
+
+
+def columns(ids: NDArray[Any], batch_size: int, name: str = "batch_size") -> Tensor:
+    """(N,) -> (rows, batch_size), int64: each column is a run of the text, read downwards.
+
+    rows = N // batch_size; the tokens left over at the end are dropped. ``name`` is what an error
+    calls the size.
+    """
+    if batch_size < 1:
+        raise DataError(f"columns: batch_size is at least 1, not {batch_size}")
+    if ids.ndim != 1:
+        raise DataError(f"columns: ids are one stream (N,), not of shape {ids.shape}")
+    rows = len(ids) // batch_size
+    if rows < 2:
+        raise DataError(
+            f"columns: {len(ids)} tokens in {batch_size} columns give {rows} rows, and a row needs "
+            f"a next one as target; take a smaller {name} or a longer text"
+        )
+    stream = ids[: rows * batch_size].astype(np.int64)  # a copy: a memory map stays untouched
+    return torch.from_numpy(stream).view(batch_size, rows).t().contiguous()
+
+
+def inputs_and_targets(data: Tensor, segment: Segment) -> tuple[Tensor, Tensor]:
+    """Two (length, batch) views of ``data`` (rows, batch), the second one row further down."""
+    start, stop = segment.start, segment.start + segment.length
+    return data[start:stop], data[start + 1 : stop + 1]
+
+
+class LengthState(TypedDict):
+    """Where a stream of sequence lengths stands, in what JSON can hold."""
+
+    bptt: int
+    cap: int | None
+    key: list[int]
+    position: int
+    has_gauss: int
+    gauss: float
+
+
+class SequenceLengths:
+    """An endless iterator: max(5, int(Normal(base, 5))), base = bptt or, in 5 of 100, bptt / 2.
+
+    Each length takes one uniform and one normal number from numpy's legacy generator, so that a
+    seed gives the lengths of published runs. One object serves all epochs of a run. ``cap`` bounds
+    the lengths from above.
+    """
+
+    def __init__(self, seed: int, bptt: int, cap: int | None = None) -> None:
+        if not 0 <= seed < 2**32:
+            raise DataError(f"SequenceLengths: seed lies in 0 to 2**32 - 1, not {seed}")
+        if bptt < 1:
+            raise DataError(f"SequenceLengths: bptt is at least 1, not {bptt}")
+        if cap is not None and cap < 1:
+            raise DataError(f"SequenceLengths: cap is at least 1, not {cap}")
+        self.bptt = bptt
+        self.cap = cap
+        self._random = np.random.RandomState(seed)
+
+    def __iter__(self) -> "SequenceLengths":
+        return self
+
+    def __next__(self) -> int:
+        full = self._random.random_sample() < FULL_LENGTH_CHANCE
+        base = self.bptt if full else self.bptt / 2
+        length = max(SHORTEST, int(self._random.normal(base, LENGTH_DEVIATION)))
+        return length if self.cap is None else min(length, self.cap)
+
+    def state(self) -> LengthState:
+        """All that ``from_state`` needs to go on with the next length; JSON keeps it exactly."""
+        held: Any = self._random.get_state(legacy=False)
+        return LengthState(
+            bptt=self.bptt,
+            cap=self.cap,
+            key=held["state"]["key"].tolist(),
+            position=int(held["state"]["pos"]),
+            has_gauss=int(held["has_gauss"]),
+            gauss=float(held["gauss"]),
+        )
+
+    @classmethod
+    def from_state(cls, state: LengthState) -> "SequenceLengths":
+        """The stream as it stood; a state that ``state`` did not write raises DataError."""
+        try:
+            lengths = cls(0, state["bptt"], state["cap"])
+            key = np.array(state["key"], dtype=np.uint32)
+            if not 0 <= state["position"] <= len(key):  # numpy would read past the key
+                raise ValueError(f"position {state['position']} of {len(key)}")
+            lengths._random.set_state(
+                ("MT19937", key, state["position"], state["has_gauss"], state["gauss"])
+            )
+        except (LookupError, TypeError, ValueError, OverflowError) as error:
+            raise DataError(
+                f"SequenceLengths: the state is damaged ({type(error).__name__}: {error}); take "
+                "another checkpoint"
+            ) from None
+        return lengths
+
+
+def sequence_lengths(seed: int, bptt: int, cap: int | None = None) -> SequenceLengths:
+    """Random lengths around ``bptt`` for a run; fine-tuning caps them at ``bptt + 10``."""
+    return SequenceLengths(seed, bptt, cap)
+
+
+def training_segments(rows: int, lengths: Iterator[int], start: int = 0) -> Iterator[Segment]:
+    """One epoch over ``rows`` rows, from row ``start`` on; a length is drawn when it is needed.
+
+    The last segment has at least 2 rows: fewer would leave no difference in time to regularise.
+    To go on in the middle of an epoch, pass the state of ``lengths`` and the next row.
+    """
+    if rows < 3:
+        raise DataError(
+            f"training_segments: {rows} rows hold no segment of 2 rows and a target; take a "
+            "smaller batch or a longer text"
+        )
+    if start < 0:
+        raise DataError(f"training_segments: start is at least 0, not {start}")
+    return _training_segments(rows, lengths, start)
+
+
+def _training_segments(rows: int, lengths: Iterator[int], start: int) -> Iterator[Segment]:
+    while start < rows - 2:
+        sampled = next(lengths, 0)
+        if sampled < 1:
+            raise DataError(
+                f"training_segments: at row {start} of {rows} the lengths gave out or fell below "
+                "1; pass an endless iterator, for example sequence_lengths(seed, bptt)"
+            )
+        length = min(sampled, rows - 1 - start)
+        yield Segment(start, length, sampled)
+        start += length
+
+
+def evaluation_segments(rows: int, bptt: int = 70) -> Iterator[Segment]:
+    """Segments of ``bptt`` rows and a shorter last one: every row but the first is a target."""
+    if bptt < 1:
+        raise DataError(f"evaluation_segments: bptt is at least 1, not {bptt}")
+    if rows < 2:
+        raise DataError(
+            f"evaluation_segments: {rows} rows hold no target; take a smaller batch or a longer "
+            "text"
+        )
+    return (Segment(start, min(bptt, rows - 1 - start), bptt) for start in range(0, rows - 1, bptt))

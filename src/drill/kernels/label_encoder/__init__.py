@@ -1,0 +1,1 @@
+"""The label encoder of the deep residual layer."""

@@ -1,0 +1,1 @@
+"""All label maps in one launch (Hopper)."""

@@ -1,0 +1,1 @@
+"""Locked dropout: dropped columns are skipped."""

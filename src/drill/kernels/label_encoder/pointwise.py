@@ -1,0 +1,293 @@
+"""Forward and backward of the label encoder: cuBLAS products, everything between them fused.
+
+Per map one product and one pointwise pass forward, the same backward. The gradients of all U come
+from one batched product, and those of all b with them: the inputs X of the maps carry a column of
+ones. See ``label_encoder``.
+
+Shapes: V labels, d width, L maps; X has d' > d columns, so that its rows stay aligned.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from drill.kernels.label_encoder.options import Options
+from drill.kernels.label_encoder.pointwise_triton import activate, mask_at, masks_of_maps, slope
+from drill.kernels.label_encoder.weight_gradients import EXTRA, sum_over_labels
+from drill.kernels.runtime.autograd import require_plain_backward
+from drill.kernels.runtime.padding import aligned, without_padding
+
+_ROWS, _COLUMNS = 64, 64
+
+
+@triton.jit
+def _advance(
+    P,  # (V, d) product of this map, with its bias; unused when ENTER
+    E,  # (V, d)
+    mask_out,  # of this map, see ``mask_at``
+    mask_in,  # of the next map
+    before,  # (V, d) what this map read, without dropout, for BETWEEN
+    X,  # (V, d') what the next map multiplies, and the columns of ones, written
+    Y,  # (V, d) the map's result without dropout, written where asked for
+    labels,
+    width,
+    X_stride,
+    scale,
+    ENTER: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    HAS_OUT: tl.constexpr,
+    HAS_IN: tl.constexpr,
+    HAS_NEXT: tl.constexpr,
+    HAS_RESULT: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    BETWEEN: tl.constexpr,
+    LOCKED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """act(P), dropped and with its residuals; with ENTER just E, as the first map reads it."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (row < labels)[:, None] & (column < width)[None, :]
+    at = row.to(tl.int64)[:, None] * width + column[None, :]
+    if ENTER:
+        y = tl.load(E + at, mask=inside, other=0.0).to(tl.float32)
+    else:
+        y = tl.load(P + at, mask=inside, other=0.0).to(tl.float32)
+        y = activate(y, ACTIVATION)
+        if HAS_OUT:
+            y *= mask_at(mask_out, row, column, inside, width, scale, LOCKED)
+        if BETWEEN:
+            y += tl.load(before + at, mask=inside, other=0.0).to(tl.float32)
+        if RESIDUAL:
+            y += tl.load(E + at, mask=inside, other=0.0).to(tl.float32)
+    if HAS_RESULT:
+        tl.store(Y + at, y.to(Y.dtype.element_ty), mask=inside)
+    if HAS_NEXT:
+        if HAS_IN:
+            y *= mask_at(mask_in, row, column, inside, width, scale, LOCKED)
+        y = tl.where((column < width)[None, :], y, 1.0)
+        tl.store(
+            X + row.to(tl.int64)[:, None] * X_stride + column[None, :],
+            y.to(X.dtype.element_ty),
+            mask=(row < labels)[:, None] & (column < X_stride)[None, :],
+        )
+
+
+@triton.jit
+def _retreat(
+    above,  # (V, d) gradient that reaches this map's result, before mask_in
+    mask_in,  # of the next map, which ``above`` still has to pass
+    mask_out,  # of this map
+    P,  # (V, d)
+    G,  # (V, d) float32: gradient of the result above, becomes that of this one, for BETWEEN
+    dP,  # (V, d) written
+    labels,
+    width,
+    scale,
+    TOP: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    HAS_OUT: tl.constexpr,
+    HAS_IN: tl.constexpr,
+    BETWEEN: tl.constexpr,
+    LOCKED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Gradient of the map's product from that of its result."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (row < labels)[:, None] & (column < width)[None, :]
+    at = row.to(tl.int64)[:, None] * width + column[None, :]
+    g = tl.load(above + at, mask=inside, other=0.0).to(tl.float32)
+    if HAS_IN:
+        g *= mask_at(mask_in, row, column, inside, width, scale, LOCKED)
+    if BETWEEN:
+        if not TOP:
+            g += tl.load(G + at, mask=inside, other=0.0)
+        tl.store(G + at, g, mask=inside)
+    if HAS_OUT:
+        g *= mask_at(mask_out, row, column, inside, width, scale, LOCKED)
+    x = tl.load(P + at, mask=inside, other=0.0).to(tl.float32)
+    p = g * slope(x, ACTIVATION)
+    tl.store(dP + at, p.to(dP.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _leave(
+    dY,  # (V, d)
+    dX,  # (L, V, d) gradients of the maps' inputs as multiplied
+    masks,  # of all maps, ``mask_layer`` apart
+    dE,  # (V, d) written
+    labels,
+    width,
+    plane,
+    mask_layer,
+    scale,
+    DEPTH: tl.constexpr,
+    HAS_IN: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    BETWEEN: tl.constexpr,
+    LOCKED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Sum of what reaches E: through the first map and, with residuals, from every result.
+
+    The gradient of result i is dY, plus dX of the next map; with BETWEEN plus dX of all maps above.
+    """
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (row < labels)[:, None] & (column < width)[None, :]
+    at = row.to(tl.int64)[:, None] * width + column[None, :]
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    if RESIDUAL:
+        total = tl.load(dY + at, mask=inside, other=0.0).to(tl.float32)
+        if BETWEEN:
+            total *= DEPTH
+    for layer in tl.static_range(DEPTH):
+        if RESIDUAL or layer == 0:
+            g = tl.load(dX + layer * tl.cast(plane, tl.int64) + at, mask=inside, other=0.0)
+            g = g.to(tl.float32)
+            if HAS_IN:
+                own = masks + layer * tl.cast(mask_layer, tl.int64)
+                g *= mask_at(own, row, column, inside, width, scale, LOCKED)
+            if BETWEEN and layer > 0:
+                g *= layer
+            total += g
+    tl.store(dE + at, total.to(dE.dtype.element_ty), mask=inside)
+
+
+class PointwiseEncode(torch.autograd.Function):
+    """(embedding, masks, dtype, options, depth, keep, *weights, *biases) -> labels (V, d)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        embedding: Tensor,
+        masks: Tensor | None,
+        dtype: torch.dtype,
+        options: Options,
+        depth: int,
+        keep: bool,
+        *parameters: Tensor,
+    ) -> Tensor:
+        E = embedding.contiguous()
+        V, d = E.shape
+        U = torch.stack(parameters[:depth]).to(dtype)
+        b = torch.stack(parameters[depth:]).to(dtype) if len(parameters) > depth else None
+        planes = depth if keep else 1  # without gradients every map may overwrite the one before
+        X = E.new_empty((planes, V, d + EXTRA), dtype=dtype)
+        P = E.new_empty((planes, V, d), dtype=dtype)
+        Y = E.new_empty((aligned(V, E.device.type), d), dtype=dtype)
+        Y[V:] = 0
+        before = [torch.empty_like(E) for _ in range(2 if options.between else 0)]
+        drop = masks_of_maps(masks, depth)
+        grid = (triton.cdiv(V, _ROWS), triton.cdiv(d + EXTRA, _COLUMNS))
+        for i in range(-1, depth if V else -1):
+            if i >= 0:
+                _product(X[i % planes, :, :d], U[i], None if b is None else b[i], out=P[i % planes])
+            last = i == depth - 1
+            # With residuals between maps the results alternate between two buffers.
+            result = Y if last else before[i % 2] if options.between and i >= 0 else None
+            _advance[grid](
+                None if i < 0 else P[i % planes],
+                E,
+                None if i < 0 else drop[i],
+                drop[i + 1],
+                before[(i - 1) % 2] if options.between and i > 0 else None,
+                None if last else X[(i + 1) % planes],
+                result,
+                V,
+                d,
+                d + EXTRA,
+                options.scale,
+                ENTER=i < 0,
+                ACTIVATION=options.activation,
+                HAS_OUT=options.mask_out,
+                HAS_IN=options.mask_in,
+                HAS_NEXT=not last,
+                HAS_RESULT=result is not None,
+                RESIDUAL=options.residual,
+                BETWEEN=options.between and i > 0,
+                LOCKED=options.locked,
+                ROWS=_ROWS,
+                COLUMNS=_COLUMNS,
+                num_warps=4,
+            )
+        ctx.save_for_backward(masks, U, X, P)
+        ctx.has_bias = b is not None
+        ctx.options = options
+        ctx.dtypes = (embedding.dtype, parameters[0].dtype, parameters[-1].dtype)
+        return without_padding(Y, V)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        require_plain_backward("DeepResidual", grad, 'encoder="reference"')
+        masks, U, X, P = ctx.saved_tensors
+        options: Options = ctx.options
+        depth, V, d = P.shape
+        dY = grad.contiguous()
+        dP, dX = torch.empty_like(P), torch.empty_like(P)
+        dE = dY.new_empty((V, d), dtype=ctx.dtypes[0])
+        G = dY.new_empty((V, d), dtype=torch.float32) if options.between else None
+        drop = masks_of_maps(masks, depth)
+        grid = (triton.cdiv(V, _ROWS), triton.cdiv(d, _COLUMNS))
+        for i in reversed(range(depth if V else 0)):
+            top = i == depth - 1
+            _retreat[grid](
+                dY if top else dX[i + 1],
+                drop[i + 1],
+                drop[i],
+                P[i],
+                G,
+                dP[i],
+                V,
+                d,
+                options.scale,
+                TOP=top,
+                ACTIVATION=options.activation,
+                HAS_OUT=options.mask_out,
+                HAS_IN=options.mask_in and not top,
+                BETWEEN=options.between,
+                LOCKED=options.locked,
+                ROWS=_ROWS,
+                COLUMNS=_COLUMNS,
+                num_warps=4,
+            )
+            torch.mm(dP[i], U[i], out=dX[i])
+        if V:
+            _leave[grid](
+                dY,
+                dX,
+                masks,
+                dE,
+                V,
+                d,
+                P.stride(0),
+                0 if masks is None else masks.stride(0),
+                options.scale,
+                DEPTH=depth,
+                HAS_IN=options.mask_in,
+                RESIDUAL=options.residual,
+                BETWEEN=options.between,
+                LOCKED=options.locked,
+                ROWS=_ROWS,
+                COLUMNS=_COLUMNS,
+                num_warps=4,
+            )
+        sums = sum_over_labels(dP, X)  # (L, d, d')
+        dU = sums[:, :, :d].to(ctx.dtypes[1]).contiguous().unbind()
+        db = sums[:, :, d].to(ctx.dtypes[-1]).contiguous().unbind() if ctx.has_bias else ()
+        return dE, None, None, None, None, None, *dU, *db
+
+
+def _product(X: Tensor, U: Tensor, b: Tensor | None, out: Tensor) -> None:
+    """X U^T + b, rounded once."""
+    if b is None:
+        torch.mm(X, U.t(), out=out)
+    else:
+        torch.addmm(b, X, U.t(), out=out)

@@ -1,0 +1,62 @@
+"""What both Triton encoders do to a tile of labels between two products. See ``label_encoder``."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from drill.kernels.runtime.triton_math import tanh
+
+_SIGMOID = tl.constexpr(1)
+_RELU = tl.constexpr(2)
+_TANH = tl.constexpr(3)
+_GELU = tl.constexpr(4)
+
+
+@triton.jit
+def activate(x, ACTIVATION: tl.constexpr):
+    if ACTIVATION == _SIGMOID:
+        x = tl.sigmoid(x)
+    elif ACTIVATION == _RELU:
+        x = tl.where(x > 0, x, tl.where(x <= 0, 0.0, x))  # keeps NaN
+    elif ACTIVATION == _TANH:
+        x = tanh(x)
+    elif ACTIVATION == _GELU:
+        x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    return x
+
+
+@triton.jit
+def slope(x, ACTIVATION: tl.constexpr):
+    """Derivative of the activation at x."""
+    if ACTIVATION == _SIGMOID:
+        y = tl.sigmoid(x)
+        x = y * (1.0 - y)
+    elif ACTIVATION == _RELU:
+        x = tl.where(x > 0, 1.0, 0.0)
+    elif ACTIVATION == _TANH:
+        y = tanh(x)
+        x = 1.0 - y * y
+    elif ACTIVATION == _GELU:
+        density = tl.exp(-0.5 * x * x) * 0.3989422804014327
+        x = 0.5 * (1.0 + tl.erf(x * 0.7071067811865476)) + x * density
+    else:
+        x = tl.full(x.shape, 1.0, tl.float32)
+    return x
+
+
+def masks_of_maps(masks: Tensor | None, depth: int) -> tuple[Tensor | None, ...]:
+    """Where the mask of each map lies, and None where the map after the last one would be."""
+    return (*(masks.unbind() if masks is not None else (None,) * depth), None)
+
+
+@triton.jit
+def mask_at(masks, row, column, inside, width, scale, LOCKED: tl.constexpr):
+    """Mask of a map over a tile; ``masks`` is what ``masks_of_maps`` has for it."""
+    if LOCKED:  # one row for all labels
+        mask = tl.load(masks + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
+    else:
+        line = row.to(tl.int64) * tl.cdiv(width, 8)
+        bits = tl.load(masks + line[:, None] + (column // 8)[None, :], mask=inside, other=0)
+        kept = (bits.to(tl.int32) >> (column % 8)[None, :]) & 1
+        mask = tl.where(kept != 0, scale, 0.0)
+    return mask

@@ -1,0 +1,134 @@
+"""Checks of what a loss is given: one sentence with the fault, its sizes and the mend."""
+
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from drill.kernels.runtime.dispatch import C_COMPILER, TRITON_INSTALLED, autocast_on, must_not_wait
+
+_AUTOCAST = (torch.float32, torch.bfloat16, torch.float16)
+"""What autocast brings to one dtype; others it leaves as they are."""
+
+
+def check_head(name: str, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Raise unless hidden (..., k), weight (V, k) and bias (V,) fit in shape, device and dtype."""
+    check_states(name, hidden)
+    if weight.dim() != 2:
+        raise ValueError(f"{name}: weight is (labels, width), not of shape {tuple(weight.shape)}")
+    if hidden.dim() < 1 or hidden.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"{name}: hidden {tuple(hidden.shape)} does not end in the width {weight.shape[1]} "
+            f"of weight {tuple(weight.shape)}; project hidden to {weight.shape[1]} first"
+        )
+    check_operand(name, hidden, "weight", weight)
+    if bias is not None:
+        if bias.dtype == torch.float64:
+            check_operand(name, hidden, "bias", bias)  # narrower ones are added to wider logits
+        _check_device(name, hidden, "bias", bias)
+        if bias.shape != weight.shape[:1]:
+            raise ValueError(
+                f"{name}: bias {tuple(bias.shape)} does not match the {weight.shape[0]} labels of "
+                f"weight {tuple(weight.shape)}; give one bias per label, in a layer by "
+                f"resize({weight.shape[0]})"
+            )
+
+
+def check_operand(
+    name: str, hidden: Tensor, what: str, tensor: Tensor, called: str = "hidden"
+) -> None:
+    """Raise unless a product of the two can run: device and dtype."""
+    _check_device(name, hidden, what, tensor, called)
+    if tensor.dtype == hidden.dtype:
+        return
+    pair = f"{name}: {called} is {hidden.dtype} but {what} {tensor.dtype}"
+    left = next((d for d in (hidden.dtype, tensor.dtype) if d not in _AUTOCAST), None)
+    if not autocast_on(hidden.device):
+        autocast = ", or run under torch.autocast" if left is None else ""
+        raise TypeError(f"{pair}; cast one with .to(){autocast}")
+    if left is not None:
+        as_it_is = f"autocast leaves {str(left).removeprefix('torch.')} as it is"
+        raise TypeError(f"{pair}, and {as_it_is}; cast one with .to()")
+
+
+def check_states(name: str, hidden: object) -> None:
+    """Raise TypeError unless ``hidden`` is a floating-point tensor."""
+    if isinstance(hidden, tuple):
+        raise TypeError(
+            f"{name}: hidden is a tensor, not a tuple; a recurrent module returns (output, state): "
+            "give the output"
+        )
+    if not isinstance(hidden, Tensor):
+        raise TypeError(f"{name}: hidden is a tensor, not {type(hidden).__name__}")
+    if not hidden.is_floating_point():
+        raise TypeError(
+            f"{name}: hidden is floating point, not {hidden.dtype}; give encoder outputs, not ids"
+        )
+
+
+def check_targets(
+    hidden: Tensor, targets: Tensor, labels: int, ignore_index: int, in_range: bool = True
+) -> None:
+    """Raise unless there is one integer target per token and, if asked, each one is a label."""
+    if not isinstance(targets, Tensor):
+        raise TypeError(f"nll: targets are a tensor of label ids, not {type(targets).__name__}")
+    if targets.shape != hidden.shape[:-1]:
+        raise ValueError(
+            f"nll: targets {tuple(targets.shape)} do not match hidden {tuple(hidden.shape)}; "
+            f"give one target per token, shape {tuple(hidden.shape[:-1])}"
+        )
+    if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
+        raise TypeError(
+            f"nll: targets are integer label ids, not {targets.dtype}; convert with .long()"
+        )
+    _check_device("nll", hidden, "targets", targets)
+    if in_range:
+        check_range("nll", targets, labels, ignore_index)
+
+
+def check_range(
+    name: str, ids: Tensor, labels: int, ignore_index: int | None = None, what: str = "targets"
+) -> None:
+    """Raise IndexError unless every id is in [0, labels) or is ``ignore_index``."""
+    if ids.numel() == 0 or must_not_wait(ids.device):
+        return
+    lowest, highest = _extremes(ids, ignore_index)
+    if lowest >= 0 and highest < labels:
+        return
+    ids = ids.long()
+    outside = (ids < 0) | (ids >= labels)
+    exempt, mends = "", ["map it to a label"]
+    if ignore_index is not None:
+        outside &= ids != ignore_index
+        exempt = f" (ignore_index is {ignore_index})"
+    place = outside.nonzero()[0].tolist()  # only now: it waits for the device again
+    wrong = int(ids[tuple(place)])
+    if wrong >= labels:
+        mends.append(f"resize the layer to {highest + 1} labels")
+    elif ignore_index is not None:
+        mends.append("name it as ignore_index")
+    where = f" at {place}" if place else ""
+    raise IndexError(
+        f"{name}: {what} hold {wrong}{where}, but the labels are 0 to {labels - 1}{exempt}; "
+        f"{', or '.join(mends)}"
+    )
+
+
+def _extremes(ids: Tensor, ignore_index: int | None) -> list[int]:
+    if ids.is_cuda and TRITON_INSTALLED and C_COMPILER:
+        from drill.kernels.loss.passes_triton import extremes  # one launch instead of four
+
+        return extremes(ids, ignore_index)
+    ids = ids.long()
+    kept = ids if ignore_index is None else torch.where(ids == ignore_index, 0, ids)
+    return cast(list[int], torch.stack(torch.aminmax(kept)).tolist())
+
+
+def _check_device(
+    name: str, hidden: Tensor, what: str, tensor: Tensor, called: str = "hidden"
+) -> None:
+    if tensor.device != hidden.device:
+        raise ValueError(
+            f"{name}: {called} is on {hidden.device} but {what} on {tensor.device}; "
+            "move one with .to()"
+        )

@@ -1,0 +1,144 @@
+"""How the N x V logits are cut into chunks, and which of them are kept for backward."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from drill.kernels.runtime.padding import (
+    aligned,
+)
+
+ROW_BYTES = 40
+"""What a row takes beside its logits: targets, peaks, sums, losses and their gradients."""
+
+MIN_BLOCK = 512
+"""Tokens that a block of rows holds at least."""
+CHUNK_ELEMENTS = {"cpu": 2**20, "cuda": 2**25}
+"""Logits worked on at once: enough for fast products; on a CPU few enough for its caches."""
+
+
+class Chunk(NamedTuple):
+    """Rows [top, bottom) x labels [left, right), ``stride`` apart in memory.
+
+    ``kept`` is its place among the logits kept for backward.
+    """
+
+    top: int
+    bottom: int
+    left: int
+    right: int
+    stride: int
+    kept: slice | None = None
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.top, self.bottom)
+
+    @property
+    def labels(self) -> slice:
+        return slice(self.left, self.right)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.bottom - self.top, self.right - self.left
+
+    @property
+    def size(self) -> int:
+        return (self.bottom - self.top) * self.stride
+
+    def view(self, flat: Tensor) -> Tensor:
+        """(R, C) logits in a flat buffer."""
+        return flat[: self.size].view(-1, self.stride)[:, : self.right - self.left]
+
+
+class Settings(NamedTuple):
+    """What a call fixes beside its tensors."""
+
+    ignore_index: int
+    smoothing: float
+    dtype: torch.dtype  # of the products
+    engine: str
+    memory: int
+
+
+class Plan(NamedTuple):
+    chunks: list[Chunk]
+    kept: int  # elements of the logits kept for backward
+    by_label: list[Chunk] | None = None  # for the gradient of labels, where rows are in blocks
+
+
+def plan(hidden: Tensor, labels: int, settings: Settings, keep: bool) -> Plan:
+    """Cut (N, V) into chunks; without ``keep`` (nothing to differentiate) none is kept.
+
+    ``memory`` is shared out: about half to the chunk at work, a quarter to float32 sums and copies
+    of hidden (blocks of rows bound them), the rest to kept chunks.
+    """
+    dtype, memory = settings.dtype, settings.memory
+    device = hidden.device.type
+    rows, width = hidden.shape
+    # Plain PyTorch makes float32 copies of a chunk as it works.
+    each = dtype.itemsize + (0 if settings.engine == "triton" else 12)
+    most = CHUNK_ELEMENTS.get(device, CHUNK_ELEMENTS["cuda"])
+    most = max(1, min(most, memory // 2 // each))
+    # Per element of hidden: float32 sums of its gradient; of hidden and weight: copies in the dtype
+    # of the products, and on a CPU in float32 for products that are summed in it.
+    sums = 4 if hidden.dtype.itemsize < 4 else 0
+    casts = dtype.itemsize if dtype != hidden.dtype else 0
+    casts += 4 if device == "cpu" and dtype.itemsize < 4 else 0
+    block, columns = max(1, rows), labels
+    if sums + casts:
+        block = min(block, max(MIN_BLOCK, memory // 4 // ((sums + casts) * width)))
+    if casts:
+        columns = min(columns, max(64, memory // 8 // (casts * width)))
+    columns = _columns(columns, most // block)
+    summed = sums * width * block
+    at_work = each * block * aligned(columns, device) + casts * width * (block + columns)
+    vectors = ROW_BYTES * rows
+    room = max(0, memory - at_work - summed - vectors) // dtype.itemsize
+    room = min(room, rows * aligned(labels, device))
+    room = room if keep else 0
+    tiles = []
+    used = 0
+    for tile in _grid(rows, labels, block, columns, device):
+        if used + tile.size <= room:
+            tile = tile._replace(kept=slice(used, used + tile.size))
+            used += tile.size
+        tiles.append(tile)
+    if block >= rows or not keep:
+        return Plan(tiles, used)
+    by_label = _grid(rows, labels, rows, _columns(labels, most // rows), device)
+    return Plan(tiles, used, list(by_label))
+
+
+def most_kept(hidden: Tensor, labels: int, settings: Settings, keep: bool) -> int:
+    """No plan keeps more elements; a formula that ``torch.compile`` can trace."""
+    if not keep:
+        return 0
+    everything = hidden.shape[0] * aligned(labels, hidden.device.type)
+    return torch.sym_min(everything, settings.memory // settings.dtype.itemsize)
+
+
+def _columns(labels: int, most: int) -> int:
+    return max(1, min(labels, most // 64 * 64 or most))
+
+
+def _grid(rows: int, labels: int, block: int, columns: int, device: str) -> Iterator[Chunk]:
+    for top in range(0, max(1, rows), block):  # no rows make a chunk too: zero gradients
+        for left in range(0, labels, columns):
+            bottom, right = min(rows, top + block), min(labels, left + columns)
+            yield Chunk(top, bottom, left, right, stride=aligned(right - left, device))
+
+
+def fits_whole(hidden: Tensor, labels: int, settings: Settings) -> bool:
+    """Whether the logits are one chunk that is kept: for an engine that works in place on it."""
+    if settings.engine != "triton":
+        return False
+    device, dtype = hidden.device.type, settings.dtype
+    rows, width = hidden.shape
+    padded = aligned(labels, device)
+    cast = dtype != hidden.dtype
+    copied = padded * width if cast or padded != labels else 0  # of the weight
+    copied += rows * width if cast else 0  # of hidden
+    return (rows * padded + copied) * dtype.itemsize + ROW_BYTES * rows <= settings.memory

@@ -1,0 +1,98 @@
+"""``drill::nll`` as an opaque operator, so that ``torch.compile`` keeps one graph around it."""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, library
+
+from drill.kernels.loss.chunk_plan import Settings, most_kept
+from drill.kernels.loss.chunked import backward_pass, forward_pass, wants_gradients
+
+
+@library.custom_op("drill::nll", mutates_args=())
+def nll_op(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    ignore_index: int,
+    smoothing: float,
+    dtype: torch.dtype,
+    engine: str,
+    memory: int,
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    settings = Settings(ignore_index, smoothing, dtype, engine, memory)
+    room = hidden.new_empty(most_kept(hidden, weight.shape[0], settings, keep), dtype=dtype)
+    losses, lse, _ = forward_pass(hidden, weight, bias, targets, settings, keep, room)
+    return losses, lse, room
+
+
+@nll_op.register_fake
+def _(hidden, weight, bias, targets, ignore_index, smoothing, dtype, engine, memory, keep):  # type: ignore[no-untyped-def]
+    per_token = hidden.new_empty(hidden.shape[0], dtype=torch.promote_types(dtype, torch.float32))
+    # The most that can be kept, not what is: the plan must not be traced, or each number of tokens
+    # would be compiled anew.
+    settings = Settings(ignore_index, smoothing, dtype, engine, memory)
+    size = most_kept(hidden, weight.shape[0], settings, keep)
+    return per_token, torch.empty_like(per_token), hidden.new_empty(size, dtype=dtype)
+
+
+@library.custom_op("drill::nll_backward", mutates_args=())
+def nll_backward_op(
+    scale: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    lse: Tensor,
+    kept: Tensor,
+    ignore_index: int,
+    smoothing: float,
+    dtype: torch.dtype,
+    engine: str,
+    memory: int,
+    wanted: list[bool],
+) -> list[Tensor]:
+    settings = Settings(ignore_index, smoothing, dtype, engine, memory)
+    own = kept.clone() if kept.numel() else None  # an operator must not write into its inputs
+    asked = cast(tuple[bool, bool, bool], tuple(wanted))
+    grads = backward_pass(scale, hidden, weight, bias, targets, lse, own, settings, asked)
+    return [grad for grad in grads if grad is not None]
+
+
+@nll_backward_op.register_fake
+def _(scale, hidden, weight, bias, targets, lse, kept, *settings):  # type: ignore[no-untyped-def]
+    like = [hidden, weight, bias]
+    return [
+        torch.empty_like(x, memory_format=torch.contiguous_format)
+        for x, w in zip(like, settings[-1], strict=True)
+        if w
+    ]
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    hidden, weight, bias, targets, *settings, _keep = inputs
+    ctx.save_for_backward(hidden, weight, bias, targets, output[1], output[2])
+    ctx.settings = settings
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    wanted = [
+        bool(need) and x is not None
+        for need, x in zip(ctx.needs_input_grad[:3], ctx.saved_tensors[:3], strict=True)
+    ]
+    made = iter(nll_backward_op(grad, *ctx.saved_tensors, *ctx.settings, wanted))
+    return (*(next(made) if want else None for want in wanted), *(None for _ in range(7)))
+
+
+nll_op.register_autograd(_backward, setup_context=_setup_context)
+
+
+def compiled_nll(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: Settings
+) -> Tensor:
+    """``chunked_nll`` with reduction "none", for use inside ``torch.compile``."""
+    keep = wants_gradients(hidden, weight, bias)
+    return cast(Tensor, nll_op(hidden, weight, bias, targets, *settings, keep)[0])

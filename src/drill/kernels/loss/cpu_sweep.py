@@ -1,0 +1,163 @@
+"""The loss on a CPU in one sweep over the tokens: gradients are made while the logits are there.
+
+    e = exp(l - max l),  m = sum e,  loss = log m + max l - l_y        per token, l its logits
+    d loss / d l = (e - m onehot(y)) / m
+
+A block holds whole rows of logits, so their gradient is known before the next block takes their
+place. Nothing is kept for backward, which only multiplies: 3 products of N x V x k whatever
+``memory`` is, and one block of logits that stays in the caches, where the N x V logits of
+``nll_chunked`` are fresh memory in every step. The factor 1 / m is given to hidden states and their
+gradients, k numbers a token; on the logits it would be one more pass over V numbers.
+
+Shapes: N tokens, V labels, k width; R rows of a block.
+"""
+
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from drill.kernels.loss.chunk_plan import ROW_BYTES, Settings
+from drill.kernels.loss.nll import logger
+from drill.kernels.loss.passes import target_column
+from drill.kernels.runtime.autograd import require_plain_backward
+
+BLOCK_ELEMENTS = 2**21
+"""Logits worked on at once."""
+FEWEST_ROWS = 64
+"""Where the budget holds fewer, each product would read all labels for little."""
+
+_ROWS_FIRST = torch.contiguous_format
+
+
+def rows_at_once(reduction: str, hidden: Tensor, weight: Tensor, settings: Settings) -> int:
+    """How many tokens a block holds; 0 where one sweep over the tokens cannot serve."""
+    tokens, width = hidden.shape
+    missing = _why_not(reduction, hidden, weight, settings)
+    if missing is None:
+        # Beside its logits a row has a copy of its hidden state.
+        each = (weight.shape[0] + width) * settings.dtype.itemsize
+        room = (settings.memory - ROW_BYTES * tokens) // each
+        rows = min(tokens, room, max(FEWEST_ROWS, BLOCK_ELEMENTS // weight.shape[0]))
+        if rows >= min(tokens, FEWEST_ROWS):
+            logger.debug("nll: one sweep, %d of %d tokens at once", rows, tokens)
+            return rows
+        missing = f"{settings.memory} bytes hold the logits of {max(0, room)} tokens"
+    logger.debug("nll: labels in chunks (%s)", missing)
+    return 0
+
+
+def _why_not(reduction: str, hidden: Tensor, weight: Tensor, settings: Settings) -> str | None:
+    if hidden.device.type != "cpu" or settings.engine != "chunked":
+        return "one sweep over the tokens is for a CPU"
+    if reduction == "none":
+        return "each token's gradient has a factor of its own, known only in backward"
+    if settings.dtype.itemsize < 4 or not settings.dtype == hidden.dtype == weight.dtype:
+        return "sums in float32 need room beside products in half precision"
+    return "no tokens" if hidden.shape[0] == 0 else None
+
+
+class Swept(NamedTuple):
+    """The loss, and its gradients where they are asked for."""
+
+    loss: Tensor  # ()
+    hidden: Tensor | None  # (N, k)
+    weight: Tensor | None  # (V, k)
+    bias: Tensor | None  # (V,)
+
+
+def _sweep(
+    reduction: str,
+    hidden: Tensor,  # (N, k)
+    weight: Tensor,  # (V, k)
+    bias: Tensor | None,  # (V,)
+    targets: Tensor,  # (N,)
+    settings: Settings,
+    rows: int,
+    wanted: tuple[bool, bool, bool],
+) -> Swept:
+    labels, smoothing = weight.shape[0], settings.smoothing
+    counted = targets != settings.ignore_index
+    share = counted.to(hidden.dtype)  # (N,), of each token in the loss
+    if reduction == "mean":
+        share /= share.sum().clamp(min=1)
+    b = None if bias is None else bias.to(hidden.dtype)
+    for_hidden, for_weight, for_bias = wanted
+    hidden_grad = torch.empty_like(hidden, memory_format=_ROWS_FIRST) if for_hidden else None
+    weight_grad = torch.empty_like(weight, memory_format=_ROWS_FIRST) if for_weight else None
+    bias_grad = weight.new_zeros(labels) if for_bias else None
+    losses = torch.empty_like(share)
+    block = hidden.new_empty(rows, labels)
+    for top in range(0, hidden.shape[0], rows):
+        here = slice(top, top + rows)
+        h = hidden[here]  # (R, k)
+        logits = block[: len(h)]
+        torch.mm(h, weight.t(), out=logits)
+        if b is not None:
+            logits.add_(b)  # faster than addmm, which first writes the bias into every row
+        column, known = (x[:, None] for x in target_column(targets[here], 0, labels))
+        hit = logits.gather(1, column)  # (R, 1), as all that is known of a token
+        if smoothing:
+            hit = (1 - smoothing) * hit + smoothing * logits.mean(1, keepdim=True)
+        peak = logits.amax(1, keepdim=True)
+        peak = torch.where(peak == -torch.inf, 0, peak)  # -inf - -inf would be NaN
+        mass = logits.sub_(peak).exp_().sum(1, keepdim=True)
+        losses[here] = torch.where(known, mass.log() + peak - hit, torch.nan)[:, 0]
+        # From here on logits are m times their gradients.
+        if smoothing:
+            logits.sub_(mass * (smoothing / labels))
+        logits.scatter_add_(1, column, torch.where(known, mass * (smoothing - 1), 0))
+        factor = share[here, None] / mass
+        if bias_grad is not None:
+            bias_grad.addmv_(logits.t(), factor[:, 0])
+        if hidden_grad is not None:
+            torch.mm(logits, weight, out=hidden_grad[here]).mul_(factor)
+        if weight_grad is not None:
+            torch.addmm(weight_grad, logits.t(), h * factor, beta=float(top > 0), out=weight_grad)
+    loss = torch.where(counted, losses * share, 0).sum()
+    if bias_grad is not None and bias is not None:
+        bias_grad = bias_grad.to(bias.dtype)
+    return Swept(loss, hidden_grad, weight_grad, bias_grad)
+
+
+class _OneSweep(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        reduction: str,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        settings: Settings,
+        rows: int,
+    ) -> Tensor:
+        ctx.how = (settings, rows, ctx.needs_input_grad[1:4])
+        loss, *ctx.made = _sweep(reduction, hidden, weight, bias, targets, *ctx.how)
+        ctx.save_for_backward(hidden, weight, bias, targets)
+        ctx.reduction = reduction
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        require_plain_backward("nll", grad, 'impl="reference"')
+        made, ctx.made = ctx.made, None  # given away now; a second backward makes them again
+        if made is None:
+            _, *made = _sweep(ctx.reduction, *ctx.saved_tensors, *ctx.how)
+        if grad.item() != 1.0:
+            made = [None if each is None else each.mul_(grad) for each in made]
+        return None, *made, None, None, None
+
+
+def swept_nll(
+    reduction: str,
+    hidden: Tensor,  # (N, k)
+    weight: Tensor,  # (V, k)
+    bias: Tensor | None,  # (V,)
+    targets: Tensor,  # (N,)
+    settings: Settings,
+    rows: int,
+) -> Tensor:  # ()
+    """The loss by the sweep of this module, ``rows_at_once`` being its rows."""
+    made = _OneSweep.apply(reduction, hidden, weight, bias, targets, settings, rows)
+    return cast(Tensor, made)

@@ -1,0 +1,207 @@
+"""Negative log-likelihood of a linear head, without the N x V logits in memory.
+
+    nll_n = -log softmax(h_n W^T + b)[y_n]
+
+Shapes: N tokens, V labels, k the width shared by ``hidden`` and ``weight``.
+
+Three implementations give the same answer and are chosen by ``impl=``:
+
+``reference``  plain PyTorch, the logits in memory: the twin every other one is tested against
+``chunked``    pure PyTorch on any device, memory bounded whatever N and V are
+``triton``     the same plan with two Triton kernels between the matrix products (CUDA)
+``auto``       the one of these that :func:`choose` names, and says why
+"""
+
+import logging
+import operator
+from numbers import Integral, Real
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from drill.kernels.loss.checks import check_head, check_targets
+from drill.kernels.runtime.dispatch import (
+    Choice,
+    compute_dtype,
+    require_triton,
+    tell_once,
+    triton_missing,
+)
+
+Implementation = Literal["auto", "reference", "chunked", "triton"]
+Reduction = Literal["none", "mean", "sum"]
+
+_IMPLEMENTATIONS = get_args(Implementation)
+_REDUCTIONS = get_args(Reduction)
+
+DEFAULT_MEMORY = 2**30
+"""Bytes that ``chunked`` and ``triton`` may use beyond inputs and gradients."""
+
+_SMALL_LOGITS = 4 * 2**20
+"""Below this many bytes of logits nothing is gained by chunks."""
+
+
+logger = logging.getLogger("drill")
+
+
+def nll(
+    hidden: Tensor,  # (..., k)
+    weight: Tensor,  # (V, k)
+    targets: Tensor,  # (...)
+    bias: Tensor | None = None,  # (V,)
+    *,
+    reduction: Reduction = "mean",
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    impl: Implementation = "auto",
+    memory: int = DEFAULT_MEMORY,
+    check: bool = True,
+) -> Tensor:
+    """Mean, sum or per-token cross entropy of ``softmax(hidden @ weight.T + bias)``.
+
+    Equals ``F.cross_entropy(F.linear(hidden, weight, bias), targets, ...)`` with two differences:
+    the result is never of lower precision than float32, and a batch in which every target is
+    ignored gives 0 with zero gradients instead of NaN.
+
+    Under autocast the products run in autocast's dtype while gradients come back in the dtype of
+    the parameters; half-precision label gradients are accumulated in float32.
+
+    ``check`` looks whether every target is a label, which on a GPU waits for the device. Without
+    it (and inside ``torch.compile`` or a CUDA graph, which cannot wait) a target out of range
+    yields NaN for its token and touches no foreign memory.
+    """
+    label_smoothing, memory, ignore_index = check_settings(
+        reduction, label_smoothing, impl, memory, ignore_index
+    )
+    check_head("nll", hidden, weight, bias)
+    check_targets(hidden, targets, weight.shape[0], ignore_index, check)
+    rows = hidden.reshape(-1, hidden.shape[-1])
+    targets = targets.long()  # small integers would wrap around ignore_index
+    flat = targets.reshape(-1).contiguous()
+    dtype = compute_dtype(hidden)
+    if impl == "auto":
+        impl = choose(rows.shape[0], weight.shape[0], dtype, hidden.device).impl
+    if impl == "reference":
+        losses = _reference(rows, weight, flat, bias, ignore_index, label_smoothing)
+        return reduce_losses(losses.view(targets.shape), targets, reduction, ignore_index)
+    if impl == "triton":
+        require_triton(hidden.device, dtype)
+    from drill.kernels.loss.chunk_plan import Settings
+    from drill.kernels.loss.chunked import chunked_nll
+
+    settings = Settings(ignore_index, label_smoothing, dtype, impl, memory)
+    bias = None if bias is None else bias.contiguous()
+    if torch.compiler.is_compiling():
+        from drill.kernels.loss.compile_op import compiled_nll
+
+        losses = compiled_nll(rows, weight, bias, flat, settings)
+        return reduce_losses(losses.view(targets.shape), targets, reduction, ignore_index)
+    loss = chunked_nll(reduction, rows, weight, bias, flat, settings)
+    return loss.view(targets.shape) if reduction == "none" else loss
+
+
+def reduce_losses(
+    losses: Tensor,  # (...), 0 where ignored
+    targets: Tensor,  # (...)
+    reduction: Reduction,
+    ignore_index: int,
+) -> Tensor:
+    """The mean over the tokens that are not ignored, their sum, or the losses as they are."""
+    if reduction == "none":
+        return losses
+    if reduction == "sum":
+        return losses.sum()
+    return losses.sum() / (targets.long() != ignore_index).sum().clamp(min=1)
+
+
+def choose(tokens: int, labels: int, dtype: torch.dtype, device: torch.device) -> Choice:
+    """The implementation that ``impl="auto"`` takes for this size, dtype and device, and why."""
+    size = tokens * labels * dtype.itemsize
+    if device.type == "cuda":
+        missing = triton_missing(device, dtype)
+        if missing is None:
+            choice = Choice("triton", f"CUDA device, {dtype}, Triton is installed")
+        else:
+            choice = Choice("chunked", f"CUDA device, but {missing}")
+    elif device.type != "meta" and size > _SMALL_LOGITS:
+        choice = Choice("chunked", f"the logits would take {size / 2**20:.0f} MiB")
+    else:
+        choice = Choice("reference", f"the logits take only {size / 2**20:.1f} MiB")
+    if not torch.compiler.is_compiling():
+        logger.debug("nll: auto -> %s (%s)", *choice)
+        if device.type == "cuda" and choice.impl != "triton":
+            tell_once("nll", *choice)
+    return choice
+
+
+def check_settings(
+    reduction: str, label_smoothing: float, impl: str, memory: int, ignore_index: int
+) -> tuple[float, int, int]:
+    """Raise for settings that no loss has.
+
+    Gives label_smoothing, memory and ignore_index as Python's own numbers: NumPy's are welcome, but
+    theirs overflow, and kernels do not take them.
+    """
+    memory, ignore_index = _whole("memory", memory), _whole("ignore_index", ignore_index)
+    if not -(2**63) <= ignore_index < 2**63:
+        raise ValueError(
+            f"nll: ignore_index is {ignore_index}, which no integer target can hold; give a number "
+            "that fits 64 bits, such as -100"
+        )
+    if reduction not in _REDUCTIONS:
+        known = ", ".join(_REDUCTIONS)
+        raise ValueError(f"nll: reduction is one of {known}, not {reduction!r}")
+    if impl not in _IMPLEMENTATIONS:
+        known = ", ".join(_IMPLEMENTATIONS)
+        raise ValueError(f"nll: impl is one of {known}, not {impl!r}")
+    number = isinstance(label_smoothing, float | Real | torch.SymFloat)
+    if not number or isinstance(label_smoothing, bool):
+        raise TypeError(f"nll: label_smoothing is a number, not {label_smoothing!r}")
+    if not 0.0 <= label_smoothing <= 1.0:  # NaN fails too
+        raise ValueError(f"nll: label_smoothing lies in [0, 1], not {label_smoothing}")
+    if memory < 1:
+        raise ValueError(f"nll: memory is a positive number of bytes, not {memory}")
+    if not isinstance(label_smoothing, float | torch.SymFloat):
+        label_smoothing = float(label_smoothing)
+    return label_smoothing, memory, ignore_index
+
+
+def _whole(name: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | Integral | torch.SymInt):
+        raise TypeError(f"nll: {name} is a whole number, not {value!r}")
+    return value if isinstance(value, int | torch.SymInt) else operator.index(value)
+
+
+def _reference(
+    hidden: Tensor,  # (N, k)
+    weight: Tensor,  # (V, k)
+    targets: Tensor,  # (N,)
+    bias: Tensor | None,  # (V,)
+    ignore_index: int,
+    label_smoothing: float,
+) -> Tensor:  # (N,)
+    logits = F.linear(hidden, weight)  # (N, V) <- the tensor the other implementations avoid
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if bias is not None:
+        logits = logits + bias
+    return token_losses(logits, targets, ignore_index, label_smoothing)
+
+
+def token_losses(
+    logits: Tensor,  # (N, V)
+    targets: Tensor,  # (N,)
+    ignore_index: int,
+    label_smoothing: float,
+) -> Tensor:  # (N,)
+    """F.cross_entropy per token; a target out of range gives NaN and no device-side assert."""
+    outside = (targets != ignore_index) & ((targets < 0) | (targets >= logits.shape[1]))
+    losses = F.cross_entropy(
+        logits,
+        torch.where(outside, ignore_index, targets).long(),
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+        reduction="none",
+    )
+    return torch.where(outside, torch.nan, losses)

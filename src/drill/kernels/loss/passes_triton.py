@@ -1,0 +1,383 @@
+"""The two passes of ``nll_chunked`` as Triton kernels: each reads a chunk of logits once.
+
+Rows of logits are masked where their padding ends, not at a ragged number of labels, which would
+make loads and stores two bytes wide. What lies in the padding never counts.
+
+Imported only when asked for, so that the package needs no Triton.
+"""
+
+from typing import cast
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from drill.kernels.loss.passes import Sums
+
+_REDUCE_ROWS, _REDUCE_BLOCK = 4, 8192
+_ROWS, _COLUMNS = 4, 1024
+_PROGRAMS = 4096
+"""Programs wanted for the gradient pass; several blocks of rows share one when there are more."""
+
+
+@triton.jit
+def _reduce(
+    logits,  # (R, C), rows ``stride`` apart
+    bias,  # (C,)
+    targets,  # (R,)
+    peak,  # (R,)
+    mass,  # (R,)
+    hit,  # (R,)
+    total,  # (R,)
+    losses,  # (R,), written by WHOLE, as is peak with the log-sum-exp
+    rows,
+    columns,
+    stride,
+    left,
+    ignore_index,
+    smoothing,
+    WHOLE: tl.constexpr,
+    FIRST: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_TOTAL: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A few rows: running maximum, sum of exponentials, target's logit, sum of logits."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    own = row < rows
+    line = row.to(tl.int64) * stride
+    m = tl.full((ROWS,), -float("inf"), tl.float32)
+    s = tl.zeros((ROWS,), tl.float32)
+    added = tl.zeros((ROWS,), tl.float32)
+    if not FIRST:
+        m = tl.load(peak + row, mask=own, other=0.0)
+        s = tl.load(mass + row, mask=own, other=0.0)
+        if HAS_TOTAL:
+            added = tl.load(total + row, mask=own, other=0.0)
+    for start in range(0, columns, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        inside = own[:, None] & (column < columns)[None, :]
+        room = own[:, None] & (column < stride)[None, :]
+        x = tl.load(logits + line[:, None] + column[None, :], mask=room, other=0.0).to(tl.float32)
+        if HAS_BIAS:
+            if start + BLOCK <= columns:  # nothing to mask, so this load is wide too
+                b = tl.load(bias + column)
+            else:
+                b = tl.load(bias + column, mask=column < columns, other=0.0)
+            x += b.to(tl.float32)[None, :]
+        x = tl.where(inside, x, -float("inf"))
+        higher = tl.maximum(m, tl.max(x, 1))
+        # A row of -inf so far has no mass; -inf - -inf would make it NaN.
+        base = tl.where(higher == -float("inf"), 0.0, higher)
+        s = s * tl.exp(m - base) + tl.sum(tl.exp(x - base[:, None]), 1)
+        m = higher
+        if HAS_TOTAL:
+            added += tl.sum(tl.where(inside, x, 0.0), 1)
+    label = tl.load(targets + row, mask=own, other=0).to(tl.int64)
+    target = label - left
+    known = own & (target >= 0) & (target < columns)
+    t = tl.load(logits + line + target, mask=known, other=float("nan")).to(tl.float32)
+    if HAS_BIAS:
+        t += tl.load(bias + target, mask=known, other=0.0).to(tl.float32)
+    if WHOLE:
+        z = m + tl.log(s)
+        loss = z - t
+        if HAS_TOTAL:
+            loss = (1.0 - smoothing) * loss + smoothing * (z - added / columns)
+        tl.store(peak + row, z, mask=own)
+        tl.store(losses + row, tl.where(label == ignore_index, 0.0, loss), mask=own)
+    else:
+        tl.store(peak + row, m, mask=own)
+        tl.store(mass + row, s, mask=own)
+        if HAS_TOTAL:
+            tl.store(total + row, added, mask=own)
+        if FIRST:
+            tl.store(hit + row, t, mask=own)  # NaN until the target's chunk comes, if ever
+        else:
+            tl.store(hit + row, t, mask=known)
+
+
+@triton.jit
+def _finish(
+    peak,
+    mass,
+    hit,
+    total,
+    targets,
+    losses,  # (N,), written
+    lse,  # (N,), written
+    rows,
+    ignore_index,
+    uniform,  # smoothing / V
+    smoothing,
+    HAS_TOTAL: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = row < rows
+    z = tl.log(tl.load(mass + row, mask=inside, other=1.0))
+    z += tl.load(peak + row, mask=inside, other=0.0)
+    loss = z - tl.load(hit + row, mask=inside, other=0.0)
+    if HAS_TOTAL:
+        spread = smoothing * z - uniform * tl.load(total + row, mask=inside, other=0.0)
+        loss = (1.0 - smoothing) * loss + spread
+    ignored = tl.load(targets + row, mask=inside, other=0) == ignore_index
+    tl.store(losses + row, tl.where(ignored, 0.0, loss), mask=inside)
+    tl.store(lse + row, z, mask=inside)
+
+
+@triton.jit
+def _average(
+    losses,  # (N,)
+    targets,  # (N,)
+    out,  # (2,): mean, 1 / count
+    rows,
+    ignore_index,
+    BLOCK: tl.constexpr,
+):
+    """One program, so the sum has one order and repeats bit by bit."""
+    summed = tl.zeros((BLOCK,), tl.float32)
+    counted = tl.zeros((BLOCK,), tl.int32)
+    for start in range(0, rows, BLOCK):
+        row = start + tl.arange(0, BLOCK)
+        inside = row < rows
+        summed += tl.load(losses + row, mask=inside, other=0.0)
+        target = tl.load(targets + row, mask=inside, other=0)
+        counted += (inside & (target != ignore_index)).to(tl.int32)
+    share = 1.0 / tl.maximum(tl.sum(counted, 0), 1).to(tl.float32)
+    tl.store(out, tl.sum(summed, 0) * share)
+    tl.store(out + 1, share)
+
+
+@triton.jit
+def _extremes(ids, out, count, ignore_index, HAS_IGNORE: tl.constexpr, BLOCK: tl.constexpr):
+    low = tl.zeros((BLOCK,), tl.int64)
+    high = tl.zeros((BLOCK,), tl.int64)
+    for start in range(0, count, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        x = tl.load(ids + at, mask=at < count, other=0).to(tl.int64)
+        if HAS_IGNORE:
+            x = tl.where(x == ignore_index, 0, x)
+        low = tl.minimum(low, x)
+        high = tl.maximum(high, x)
+    tl.store(out, tl.min(low, 0))
+    tl.store(out + 1, tl.max(high, 0))
+
+
+def extremes(ids: Tensor, ignore_index: int | None) -> list[int]:
+    """Lowest and highest id, both as if 0 were among them; waits for the device."""
+    flat = ids.reshape(-1)
+    out = torch.empty(2, dtype=torch.int64, device=ids.device)
+    with torch.cuda.device_of(flat):  # where Triton launches
+        _extremes[(1,)](
+            flat,
+            out,
+            flat.numel(),
+            0 if ignore_index is None else ignore_index,
+            HAS_IGNORE=ignore_index is not None,
+            BLOCK=1024,
+            num_warps=8,
+        )
+    return cast(list[int], out.tolist())
+
+
+@triton.jit
+def _differentiate(
+    logits,  # (R, C), rows ``stride`` apart; overwritten, the padding with 0
+    bias,  # (C,)
+    targets,  # (R,)
+    lse,  # (R,)
+    scale,  # (R,)
+    partial,  # (splits, C) sums over the rows of one split
+    rows,
+    columns,
+    stride,
+    left,
+    ignore_index,
+    uniform,  # smoothing / V
+    certain,  # 1 - smoothing
+    rows_per_split,
+    scale_stride,
+    HAS_BIAS: tl.constexpr,
+    HAS_PARTIAL: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """A strip of COLUMNS labels over the rows of one split."""
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    split = tl.program_id(1)
+    inside = column < columns
+    b = tl.zeros((COLUMNS,), tl.float32)
+    if HAS_BIAS:
+        b = tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+    summed = tl.zeros((ROWS, COLUMNS), tl.float32)
+    first = split * rows_per_split
+    for start in range(first, tl.minimum(rows, first + rows_per_split), ROWS):
+        row = start + tl.arange(0, ROWS)
+        valid = row < rows
+        at = logits + row.to(tl.int64)[:, None] * stride + column[None, :]
+        room = valid[:, None] & (column < stride)[None, :]
+        x = tl.load(at, mask=room, other=0.0).to(tl.float32) + b[None, :]
+        z = tl.load(lse + row, mask=valid, other=0.0)
+        label = tl.load(targets + row, mask=valid, other=0).to(tl.int64)
+        g = tl.load(scale + row * scale_stride, mask=valid & (label != ignore_index), other=0.0)
+        target = label - left
+        p = tl.exp(x - z[:, None]) - uniform
+        p = tl.where(column[None, :] == target[:, None], p - certain, p)
+        p = tl.where(valid[:, None] & inside[None, :], p * g[:, None], 0.0)
+        tl.store(at, p.to(logits.dtype.element_ty), mask=room)
+        if HAS_PARTIAL:
+            summed += p
+    if HAS_PARTIAL:
+        at = partial + split.to(tl.int64) * columns + column
+        tl.store(at, tl.sum(summed, 0), mask=inside)
+
+
+class TritonEngine:
+    """The passes as Triton kernels, one launch each."""
+
+    def reduce(
+        self,
+        logits: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        left: int,
+        sums: Sums,
+        first: bool,
+    ) -> None:
+        self._reduce(logits, bias, targets, (*sums, None), left, 0, 0.0, whole=False, first=first)
+
+    def whole(
+        self,
+        logits: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        ignore_index: int,
+        smoothing: float,
+    ) -> tuple[Tensor, Tensor]:
+        # Not two halves of one tensor: what an operator returns must share no memory.
+        losses, lse = (logits.new_empty(logits.shape[0], dtype=torch.float32) for _ in range(2))
+        # With smoothing the kernel keeps its sum of logits, but stores none.
+        places = (lse, None, None, lse if smoothing else None, losses)
+        self._reduce(
+            logits, bias, targets, places, 0, ignore_index, smoothing, whole=True, first=True
+        )
+        return losses, lse
+
+    def _reduce(
+        self,
+        logits: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        places: tuple[Tensor | None, ...],  # peak, mass, hit, total, losses
+        left: int,
+        ignore_index: int,
+        smoothing: float,
+        whole: bool,
+        first: bool,
+    ) -> None:
+        rows, columns = logits.shape
+        if rows == 0:
+            return
+        height = _REDUCE_ROWS if bias is not None else 1  # rows share what they read of the bias
+        _reduce[(triton.cdiv(rows, height),)](
+            logits,
+            bias,
+            targets,
+            *places,
+            rows,
+            columns,
+            logits.stride(0),
+            left,
+            ignore_index,
+            smoothing,
+            WHOLE=whole,
+            FIRST=first,
+            HAS_BIAS=bias is not None,
+            HAS_TOTAL=places[3] is not None,
+            ROWS=height,
+            BLOCK=min(_REDUCE_BLOCK // height, triton.next_power_of_2(columns)),
+            num_warps=8,
+        )
+
+    def finish(
+        self, sums: Sums, targets: Tensor, ignore_index: int, smoothing: float, labels: int
+    ) -> tuple[Tensor, Tensor]:
+        losses, lse = torch.empty_like(sums.peak), torch.empty_like(sums.peak)
+        rows = targets.shape[0]
+        if rows:
+            _finish[(triton.cdiv(rows, 256),)](
+                *sums,
+                targets,
+                losses,
+                lse,
+                rows,
+                ignore_index,
+                smoothing / labels,
+                smoothing,
+                HAS_TOTAL=sums.total is not None,
+                BLOCK=256,
+                num_warps=4,
+            )
+        return losses, lse
+
+    def gather(
+        self, losses: Tensor, targets: Tensor, ignore_index: int, reduction: str
+    ) -> tuple[Tensor, Tensor | None]:
+        if reduction == "none":
+            return losses, None
+        if reduction == "sum":
+            return losses.sum(), None
+        out = losses.new_empty(2)
+        _average[(1,)](
+            losses, targets, out, targets.shape[0], ignore_index, BLOCK=1024, num_warps=8
+        )
+        return out[0], out[1]
+
+    def differentiate(
+        self,
+        logits: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        left: int,
+        lse: Tensor,
+        scale: Tensor,
+        ignore_index: int,
+        smoothing: float,
+        labels: int,
+        summed: bool,
+    ) -> Tensor | None:
+        rows, columns = logits.shape
+        if rows == 0:
+            return lse.new_zeros(columns) if summed else None
+        strips = triton.cdiv(columns, _COLUMNS)
+        blocks = triton.cdiv(rows, _ROWS)
+        splits = min(blocks, max(1, _PROGRAMS // strips))
+        rows_per_split = triton.cdiv(blocks, splits) * _ROWS
+        splits = triton.cdiv(rows, rows_per_split)
+        partial = lse.new_empty(splits, columns) if summed else None
+        _differentiate[(strips, splits)](
+            logits,
+            bias,
+            targets,
+            lse,
+            scale,
+            partial,
+            rows,
+            columns,
+            logits.stride(0),
+            left,
+            ignore_index,
+            smoothing / labels,
+            1.0 - smoothing,
+            rows_per_split,
+            scale.stride(0),
+            HAS_BIAS=bias is not None,
+            HAS_PARTIAL=summed,
+            ROWS=_ROWS,
+            COLUMNS=_COLUMNS,
+            num_warps=4,
+        )
+        return None if partial is None else partial.sum(0)

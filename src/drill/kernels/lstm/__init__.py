@@ -1,0 +1,1 @@
+"""LSTM layers with weight drop: reference, cuDNN, stepwise graphs, persistent kernels."""

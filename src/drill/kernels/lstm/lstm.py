@@ -1,0 +1,284 @@
+"""LSTM layers over a sequence, by the implementation that suits the device.
+
+i, f, g, o = gates of  W_ih x_t + b_ih + W_hh h_{t-1} + b_hh
+c_t = f c_{t-1} + i g        h_t = o tanh(c_t)
+
+reference   the equation, step by step
+cudnn       PyTorch's own: cuDNN on a GPU, oneDNN on a CPU
+persistent  one launch for all steps, weights in registers: Hopper GPUs, small batches
+graph       a product and a kernel per step, replayed as CUDA graphs: any NVIDIA GPU with bfloat16
+
+The last two multiply in bfloat16, with float32 sums and cell states.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from drill.kernels.lstm.persistent import recurrence as lstm_persistent
+from drill.kernels.lstm.persistent.stack import persistent_layers
+from drill.kernels.lstm.weights import Weights
+from drill.kernels.runtime.dispatch import autocast_on, tell_once, triton_missing
+from drill.kernels.runtime.dropout_masks import draw_mask, drop_entries, masked
+
+Implementation = Literal["auto", "reference", "cudnn", "persistent", "graph"]
+IMPLEMENTATIONS: tuple[Implementation, ...] = ("auto", "reference", "cudnn", "persistent", "graph")
+
+LARGEST_PERSISTENT_BATCH = 80
+"""``auto`` takes ``graph`` beyond: more sequences are two launches, one after the other."""
+
+
+def lstm(
+    x: Tensor,  # (T, B, i)
+    h: Tensor,  # (1, B, o)
+    c: Tensor,  # (1, B, o)
+    weights: Weights,
+    impl: Implementation = "auto",
+    *,
+    drop: float = 0.0,
+    keep_padding: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Output (T, B, o) of one layer, and its h and c (1, B, o) after the last step.
+
+    Where products are in bfloat16 anyway (autocast, or such weights), ``auto`` takes ``persistent``
+    for small batches if the device allows it, else ``graph``; elsewhere ``cudnn``. ``choose`` says
+    which and why, and the log too, once. ``drop`` is the share of the entries of W_hh that this
+    call loses, the others growing by 1 / (1 - drop); the Parameter stays whole. With
+    ``keep_padding`` the output of these two may be wider than o, zeros beyond it, and x wider than
+    i: a stack of layers then stays aligned in memory.
+    """
+    _check_shapes(x.shape, h, c, weights)
+    _check_shares("lstm", drop=drop)
+    chosen = _told_choice(impl, x, weights)
+    if chosen == "persistent":
+        output, [(h, c)] = _persistent(x, [(h, c)], [weights], drop, 0.0, keep_padding)
+        return output, h, c
+    if chosen == "graph":
+        return _stepwise(x, h, c, weights, drop, keep_padding)
+    weights = weights._replace(w_hh=drop_entries(weights.w_hh, drop))
+    x = x[..., : weights.w_ih.shape[1]]
+    return _reference(x, h, c, weights) if chosen == "reference" else _library(x, h, c, weights)
+
+
+def lstm_stack(
+    x: Tensor,  # (T, B, i)
+    states: Sequence[tuple[Tensor, ...]],  # h and c of each layer, (1, B, o)
+    weights: Sequence[Weights],  # of each layer; i of a later one is o of the one below
+    impl: Implementation = "auto",
+    *,
+    drop: float = 0.0,
+    between: float = 0.0,
+) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    """Output (T, B, o) of the last of several layers, and h and c of each after the last step.
+
+    ``lstm`` of each, which reads what the one below gave, times a mask that loses the share
+    ``between`` of the units, the same at all steps (locked dropout). Faster than calls of ``lstm``
+    where all are ``persistent``: weights of one layer are then prepared, and their gradients made,
+    while the steps of another run.
+    """
+    _check_stack(x.shape, states, weights)
+    _check_shares("lstm_stack", drop=drop, between=between)
+    if len(weights) > 1 and all(choose(impl, x, w.w_hh)[0] == "persistent" for w in weights):
+        for each in weights:
+            _told_choice(impl, x, each)
+        return _persistent(x, states, weights, drop, between, keep_padding=False)
+    ends = []
+    for i, ((h, c), each) in enumerate(zip(states, weights, strict=True)):
+        if i > 0 and between > 0.0:
+            x = masked(x, draw_mask((1, *x.shape[1:]), between, x))
+        inner = i + 1 < len(weights)
+        x, h, c = lstm(x, h, c, each, impl, drop=drop, keep_padding=inner)
+        ends.append((h, c))
+    return x, ends
+
+
+def _told_choice(impl: Implementation, x: Tensor, weights: Weights) -> str:
+    chosen, reason = choose(impl, x, weights.w_hh)
+    if not torch.compiler.is_compiling():
+        tell_once("lstm", in_words(chosen, x.device), reason)
+    return chosen
+
+
+def choose(impl: Implementation, x: Tensor, w_hh: Tensor) -> tuple[str, str]:
+    """The implementation that ``impl`` means here, and why."""
+    if impl not in IMPLEMENTATIONS:
+        raise ValueError(f"lstm: impl is one of {', '.join(IMPLEMENTATIONS)}, not {impl!r}")
+    if impl in ("reference", "cudnn"):
+        return impl, "asked for"
+    if impl != "auto":
+        obstacle = _obstacle(impl, x.device, w_hh)
+        if obstacle is not None:
+            raise ValueError(f"lstm: impl {impl} does not run here: {obstacle}; use auto")
+        return impl, "asked for"
+    if not x.is_cuda:  # there Triton interprets, if at all
+        return "cudnn", f"on {'a CPU' if x.device.type == 'cpu' else x.device.type}"
+    half = w_hh.dtype == torch.bfloat16
+    if autocast_on(x.device):
+        half = torch.get_autocast_dtype(x.device.type) == torch.bfloat16
+    if not half:
+        return "cudnn", "products are not in bfloat16"
+    obstacle = _obstacle("persistent", x.device, w_hh)
+    if obstacle is None and x.shape[1] > LARGEST_PERSISTENT_BATCH:
+        obstacle = f"a batch of {x.shape[1]} is over {LARGEST_PERSISTENT_BATCH}"
+    if obstacle is None:
+        return "persistent", "products are in bfloat16 and the device allows it"
+    obstacle = f"not persistent: {obstacle}"
+    missing = _obstacle("graph", x.device, w_hh)
+    return ("cudnn", f"{obstacle}; nor graph: {missing}") if missing else ("graph", obstacle)
+
+
+def in_words(chosen: str, device: torch.device) -> str:
+    """What ``choose`` gave, as it is told: there is no cuDNN but on a GPU."""
+    return "PyTorch's own" if chosen == "cudnn" and device.type != "cuda" else chosen
+
+
+def _obstacle(impl: str, device: torch.device, w_hh: Tensor) -> str | None:
+    """Why ``impl`` does not run on this device; None where it does."""
+    if impl == "persistent":
+        obstacle = lstm_persistent.supported(device, w_hh.shape[1])
+        return obstacle or triton_missing(device, torch.bfloat16)
+    if device.type == "cuda" and torch.version.hip:
+        return "it needs an NVIDIA GPU"
+    if device.type == "cuda" and torch.cuda.get_device_capability(device)[0] < 8:
+        return "it needs a GPU that multiplies bfloat16, compute capability 8 or more"
+    return triton_missing(device, torch.bfloat16)
+
+
+def _check_shapes(x: torch.Size, h: Tensor, c: Tensor, weights: Weights) -> None:
+    """Kernels read where the sizes say: what does not fit would be another's memory."""
+    shapes = [tuple(weight.shape) for weight in weights]
+    o, i = weights.w_hh.shape[-1], weights.w_ih.shape[-1]
+    if shapes != [(4 * o, i), (4 * o, o), (4 * o,), (4 * o,)]:
+        raise ValueError(
+            f"lstm: weights have shapes {shapes}, not (4 o, i), (4 o, o), (4 o,) and (4 o,); give "
+            "those of one layer and direction of nn.LSTM"
+        )
+    if len(x) != 3 or 0 in x or x[2] < i:
+        raise ValueError(
+            f"lstm: x is (T, B, {i}) with at least one step and sequence, not {tuple(x)}; a "
+            f"single text is (T, 1, {i}), and W_ih says how wide"
+        )
+    state = (1, x[1], o)
+    if tuple(h.shape) != state or tuple(c.shape) != state:
+        raise ValueError(
+            f"lstm: h and c are {state} for x {tuple(x)}, not {tuple(h.shape)} and "
+            f"{tuple(c.shape)}; start from zeros of that shape"
+        )
+
+
+def _check_stack(
+    x: torch.Size, states: Sequence[tuple[Tensor, ...]], weights: Sequence[Weights]
+) -> None:
+    """A layer reads all that the one below gives: what is wider by padding ``lstm`` alone sees."""
+    if not weights or len(states) != len(weights):
+        raise ValueError(
+            f"lstm_stack: {len(weights)} weights and {len(states)} states; give at least one "
+            "layer, and h and c of each"
+        )
+    for number, ((h, c), each) in enumerate(zip(states, weights, strict=True), 1):
+        _check_shapes(x, h, c, each)
+        if x[2] != each.w_ih.shape[1]:
+            below = f"layer {number - 1} gives" if number > 1 else "x has"
+            raise ValueError(
+                f"lstm_stack: layer {number} reads {each.w_ih.shape[1]} units a step, but {below} "
+                f"{x[2]}; give it a W_ih of shape {(len(each.w_ih), x[2])}"
+            )
+        x = torch.Size([*x[:2], each.w_hh.shape[1]])
+
+
+def _check_shares(whose: str, **shares: float) -> None:
+    for name, share in shares.items():
+        if not 0.0 <= share < 1.0:
+            raise ValueError(f"{whose}: {name} is the share that is lost, in [0, 1), not {share}")
+
+
+def _persistent(
+    x: Tensor,
+    states: Sequence[tuple[Tensor, ...]],
+    weights: Sequence[Weights],
+    drop: float,
+    between: float,
+    keep_padding: bool,
+) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    layers = zip(states, weights, strict=True)
+    flat = [tensor for (h, c), each in layers for tensor in (h[0], c[0], *each)]
+    with torch.autocast(x.device.type, enabled=False), torch.cuda.device_of(x):
+        output, *ends = persistent_layers(x.to(torch.bfloat16), drop, between, *flat)
+    pairs = zip(ends[::2], ends[1::2], strict=True)
+    width = output.shape[2] if keep_padding else weights[-1].w_hh.shape[1]
+    return _narrowed(output, width), [(h[None], c[None]) for h, c in pairs]
+
+
+def _stepwise(
+    x: Tensor, h: Tensor, c: Tensor, weights: Weights, drop: float, keep_padding: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    from drill.kernels.lstm.stepwise.stepwise_lstm import StepwiseLstm
+
+    w_ih, w_hh, b_ih, b_hh = weights
+    with torch.autocast(x.device.type, enabled=False), torch.cuda.device_of(x):
+        bias = b_ih.float() + b_hh.float()
+        output, last = StepwiseLstm.apply(x, h[0], c[0], w_ih, w_hh, bias, drop)
+    width = h.shape[2]
+    ended = output[-1:, :, :width].to(h.dtype)
+    output = output if keep_padding else _narrowed(output, width)
+    return output, ended, last[None].to(c.dtype)
+
+
+def _narrowed(output: Tensor, width: int) -> Tensor:
+    """Without its padding. A slice that takes all would still copy its gradient."""
+    return output if output.shape[2] == width else output[..., :width]
+
+
+def _library(x: Tensor, h: Tensor, c: Tensor, weights: Weights) -> tuple[Tensor, Tensor, Tensor]:
+    if x.is_cuda and autocast_on(x.device):
+        # Autocast itself would give cuDNN float16, whatever dtype it is set to.
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, h, c, *each = (tensor.to(dtype) for tensor in (x, h, c, *weights))
+        with torch.autocast(x.device.type, enabled=False):
+            return _library(x, h, c, Weights(*each))
+    given = list(weights)
+    if x.is_cuda and not lie_together(given):  # a CPU reads them wherever they are
+        given = in_one_buffer(given)
+    train = torch.is_grad_enabled()
+    biases, depth, dropout, bidirectional, batch_first = True, 1, 0.0, False, False
+    return torch.lstm(x, (h, c), given, biases, depth, dropout, train, bidirectional, batch_first)
+
+
+def lie_together(weights: list[Tensor]) -> bool:
+    """Whether each begins where the one before it ends, in one and the same buffer.
+
+    Tensors that were made one after the other may touch by chance: cuDNN would still copy them.
+    """
+    buffers = {weight.untyped_storage().data_ptr() for weight in weights}
+    ends = [weight.data_ptr() + weight.nbytes for weight in weights]
+    return (
+        len(buffers) == 1
+        and all(weight.is_contiguous() for weight in weights)
+        and all(weight.data_ptr() == end for weight, end in zip(weights[1:], ends, strict=False))
+    )
+
+
+def in_one_buffer(weights: list[Tensor]) -> list[Tensor]:
+    """The same weights, one behind the other in memory.
+
+    So cuDNN wants them, in the order of ``nn.LSTM``: given separate tensors it copies them into one
+    buffer at every call and warns.
+    """
+    buffer = torch.cat([weight.flatten() for weight in weights])
+    pieces = buffer.split([weight.numel() for weight in weights])
+    return [piece.view_as(weight) for piece, weight in zip(pieces, weights, strict=True)]
+
+
+def _reference(x: Tensor, h: Tensor, c: Tensor, weights: Weights) -> tuple[Tensor, Tensor, Tensor]:
+    w_ih, w_hh, b_ih, b_hh = weights
+    hidden, cell = h[0], c[0]
+    outputs = []
+    for step in x:
+        gates = step @ w_ih.t() + b_ih + hidden @ w_hh.t() + b_hh  # (B, 4 o)
+        i, f, g, o = gates.chunk(4, dim=1)
+        cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
+        hidden = o.sigmoid() * cell.tanh()
+        outputs.append(hidden)
+    return torch.stack(outputs), hidden[None], cell[None]

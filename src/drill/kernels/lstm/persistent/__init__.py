@@ -1,0 +1,1 @@
+"""One launch for all time steps of a layer (Hopper)."""

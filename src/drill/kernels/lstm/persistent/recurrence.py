@@ -1,0 +1,235 @@
+"""The recurrence of an LSTM layer in one launch: bfloat16 products, float32 sums and cell states.
+
+gates_t = given_t + W_hh h_{t-1};  c_t = f c_{t-1} + i g;  h_t = o tanh(c_t)
+
+It is in CUDA, see ``recurrence.cuh``; what is around it in a layer is in ``lstm_layers``.
+``lstm_weights`` orders rows of weights by unit, then by gate, and pads units to a size that the
+kernel's blocks share evenly.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from drill.kernels.lstm.persistent.layout import CLUSTER, Layout, Shape, cut, layout
+from drill.kernels.runtime.hopper import SHARED, hopper_missing
+from drill.kernels.runtime.nvrtc import Argument, CompileError, DriverError, Kernel, compiled
+
+ROOM_SOURCE = Path(__file__).with_name("cluster_occupancy.cu")
+EMPTY = -1  # as int16: what no conversion to bfloat16 gives
+
+
+def layout_on(device: torch.device, hidden: int) -> Layout | None:
+    """``layout`` with the sizes of a Hopper GPU."""
+    clusters = _room(device.index or 0)
+    return None if isinstance(clusters, str) else layout(hidden, clusters)
+
+
+@cache
+def _room(index: int) -> int | str:
+    """Clusters of eight blocks that run at once, each block on a multiprocessor of its own.
+
+    Or why nothing can be compiled and loaded there that would use them.
+    """
+    device = torch.device("cuda", index)
+    try:
+        with torch.cuda.device(index):
+            kernel = compiled(ROOM_SOURCE, "cluster_of_eight", {}, SHARED, device)
+            processors = torch.cuda.get_device_properties(index).multi_processor_count
+            return kernel.clusters_at_once(processors // CLUSTER * CLUSTER, 256)
+    except (CompileError, DriverError) as error:
+        return str(error)
+
+
+def supported(device: torch.device, hidden: int) -> str | None:
+    """Why this device cannot run it at this size; None where it can."""
+    if obstacle := hopper_missing(device):
+        return obstacle
+    clusters = _room(device.index or 0)
+    if isinstance(clusters, str):
+        return clusters
+    if layout(hidden, clusters) is None:
+        return f"hidden size {hidden} does not fit the registers of {clusters} clusters of 8 blocks"
+    return None
+
+
+def _forward_kernel(shape: Shape, tiles: int, groups: int, device: torch.device) -> Kernel:
+    return _compiled("lstm_forward", shape, tiles, groups, device)
+
+
+def _backward_kernel(shape: Shape, tiles: int, groups: int, device: torch.device) -> Kernel:
+    return _compiled("lstm_backward", shape, tiles, groups, device)
+
+
+def _compiled(name: str, shape: Shape, tiles: int, groups: int, device: torch.device) -> Kernel:
+    source = Path(__file__).with_name(f"{name.removeprefix('lstm_')}.cu")
+    defines = {
+        "H": shape.hidden,
+        "TILES": tiles,
+        "GROUPS": groups,
+        "BACKWARD": int(shape.backward),
+    }
+    return compiled(source, name, defines, shape.shared(tiles, groups), device)
+
+
+STALLED = "the LSTM kernel waited in vain for room on the GPU: others fill it"
+
+
+def stalled() -> bool:
+    """Whether a launch of this process has waited in vain; waits for the device."""
+    return any(bool(flag.item()) for flag in _flags.values())
+
+
+def take_stall() -> bool:
+    """``stalled``, for whom reports it: later launches try again."""
+    found = stalled()
+    if found:
+        for flag in _flags.values():
+            flag.zero_()
+    return found
+
+
+_flags: dict[int, Tensor] = {}
+
+
+def stalled_flag(index: int) -> Tensor:
+    """Set by a launch whose blocks waited in vain; such a launch gives NaN."""
+    if index not in _flags:
+        _flags[index] = torch.zeros(1, dtype=torch.int32, device=torch.device("cuda", index))
+    return _flags[index]
+
+
+class Span(NamedTuple):
+    """Steps that a launch works on; a pass may take several, one after the other."""
+
+    begin: int
+    end: int
+
+
+def fit_together(one: Layout, other: Layout, device: torch.device) -> bool:
+    """Whether recurrences of both run on the device at once.
+
+    By counting blocks. Small clusters of the one may lie so that a large cluster of the other finds
+    no eight multiprocessors together, and to count them so would refuse 1150 units beside 400 on
+    132. Then the later launch waits for the earlier one: time is lost, no more. Blocks are issued
+    in the order in which launches arrive, so the earlier one always has all of its own. That holds
+    as long as no launch has priority over another: one that came later and found no room could keep
+    out what is left of the earlier one, whose blocks wait for one another. It gained nothing.
+    """
+    clusters = _room(device.index or 0)
+    assert isinstance(clusters, int)
+    return all(
+        -(-a.blocks // CLUSTER) + -(-b.blocks // CLUSTER) <= clusters
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+class Prepared(NamedTuple):
+    """What a forward recurrence begins with; p stands for the padded hidden size."""
+
+    w_ih: Tensor  # (4p, width)
+    w_hh: Tensor  # (4p, p)
+    w_hh_t: Tensor | None  # (p, 4p), where gradients are wanted
+    bias: Tensor  # (p, 4), float32
+    h: Tensor  # (T + 1, B, p), bfloat16: the initial state; the rest is not written
+    c: Tensor  # (T + 1, B, p), float32: the same
+    exchange: (
+        Tensor  # (T, B, p), bfloat16: the initial state by groups (p / 8, rows, 8), then marks
+    )
+    flags: Tensor  # int32, marks too
+
+
+def run_forward(shape: Shape, made: Prepared, gates: Tensor, span: Span) -> None:
+    """Write h and c of these steps, and put activations in place of what the inputs gave.
+
+    gates (T B, 4p), by unit, then by gate
+    """
+    _, batch, _ = made.c.shape
+    steps, device = len(made.c) - 1, made.c.device
+    rows = cut(batch)
+    flags = made.flags.view(len(rows.launches), -1)
+    t, later = span.begin, int(span.end < steps)
+    for launch, (start, count, groups) in enumerate(rows.launches):
+        kernel = _forward_kernel(shape, rows.tiles, groups, device)
+        given = [made.w_hh, made.bias, gates[t * batch + start :], made.exchange[t, start:]]
+        given += [flags[launch, t * groups * shape.blocks :], made.h[t, start:], made.c[t, start:]]
+        sizes: list[Argument] = [span.end - t, count, rows.size, batch]
+        told: list[Argument] = [stalled_flag(device.index), later]
+        kernel(shape.blocks, shape.threads, [*given, *sizes, *told])
+
+
+class Marks(NamedTuple):
+    """What a backward recurrence begins with, once it is filled."""
+
+    words: Tensor  # int16, the exchange and its flags: nothing is computed yet
+    dc: Tensor  # (B, p), of the cells after the last step
+
+    @classmethod
+    def room(cls, shape: Shape, steps: int, batch: int, device: torch.device) -> "Marks":
+        count = steps * batch * 4 * shape.hidden + 2 * cut(batch).flags(shape, steps)
+        return cls(
+            torch.empty(count, dtype=torch.int16, device=device),
+            torch.empty(batch, shape.hidden, dtype=torch.float32, device=device),
+        )
+
+    def fill(self) -> None:
+        self.words.fill_(EMPTY)
+        self.dc.zero_()
+
+
+class Dgates(NamedTuple):
+    """What a backward recurrence gives."""
+
+    of_steps: Tensor  # (T B, 4p), bfloat16
+    of_bias: Tensor  # (B, 4p): their sums over the steps, before they are rounded
+
+    @classmethod
+    def room(cls, shape: Shape, steps: int, batch: int, device: torch.device) -> "Dgates":
+        return cls(
+            torch.empty(steps * batch, 4 * shape.hidden, dtype=torch.bfloat16, device=device),
+            torch.empty(batch, 4 * shape.hidden, dtype=torch.float32, device=device),
+        )
+
+
+def run_backward(
+    shape: Shape,
+    w_hh_t: Tensor,  # (p, 4p)
+    gates: Tensor,  # (T B, 4p), activations
+    c: Tensor,  # (T + 1, B, p)
+    dout: Tensor,  # (T, B, p)
+    marks: Marks,
+    made: Dgates,
+    span: Span,
+) -> None:
+    """Write dgates of these steps, add them to their sums; ``marks.dc`` is of the cells before."""
+    steps, batch, _ = dout.shape
+    device = dout.device
+    dgates = made.of_steps.view(steps, batch, -1)
+    rows = cut(batch)
+    exchange = marks.words[: dgates.numel()].view_as(dgates)
+    flags = marks.words[dgates.numel() :].view(len(rows.launches), -1)  # two words each
+    t, earlier, later = span.begin, int(span.begin > 0), int(span.end < steps)
+    for launch, (start, count, groups) in enumerate(rows.launches):
+        kernel = _backward_kernel(shape, rows.tiles, groups, device)
+        given = [w_hh_t, gates[t * batch + start :], c[t, start:], dout[t, start:]]
+        given += [exchange[t, start:], flags[launch, 2 * t * groups * shape.blocks :]]
+        given += [dgates[t, start:], marks.dc[start:], made.of_bias[start:]]
+        sizes: list[Argument] = [span.end - t, count, rows.size, batch]
+        told: list[Argument] = [stalled_flag(device.index), earlier, later]
+        kernel(shape.blocks, shape.threads, [*given, *sizes, *told])
+
+
+class Stalled(RuntimeError):
+    """A kernel waited in vain. No result may be made of it: the next try can go well."""
+
+
+def refuse_stall(name: str) -> None:
+    """Stalled if a launch has given up since this was last asked, which is then forgotten.
+
+    Whoever finds NaN asks here first, before it blames anything else.
+    """
+    if take_stall():
+        raise Stalled(f"{name}: {STALLED}; run it again on a free GPU")

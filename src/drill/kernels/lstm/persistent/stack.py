@@ -1,0 +1,85 @@
+"""LSTM layers by the persistent kernel, one on top of the other: bfloat16, float32 cell states.
+
+i, f, g, o = gates of  W_ih x_t + b + (W_hh * m) h_{t-1};  c_t = f c_{t-1} + i g;  h_t = o tanh(c_t)
+
+x of a later layer is h of the one below, times a mask that is the same at all steps. Products with
+inputs and gradients of weights are matrix products over all steps at once; the recurrence alone is
+a kernel of its own.
+
+That kernel leaves half of the device idle. What no step waits for runs there, on a second stream:
+weights of later layers are prepared beside the steps of the first one, gradients of weights are
+made beside the steps of the layer below. Where a pass is recorded, the last two layers fit on the
+device together, the lower one has 577 units or more and the sequence 35 steps, one follows the
+other through it, a piece behind (``lstm_together``); the first pass of a shape that is launched
+loads the products that this takes.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from drill.kernels.lstm.persistent.stack_backward import BackwardPass
+from drill.kernels.lstm.persistent.stack_forward import ForwardPass, Kept
+from drill.kernels.lstm.weights import by_layer
+
+
+def persistent_layers(x: Tensor, drop: float, between: float, *given: Tensor) -> tuple[Tensor, ...]:
+    """x (T, B, i), and h, c (B, H) and weights of each layer -> h of the last one (T, B, p), and h
+    and c of each after the last step (B, H).
+
+    ``drop`` is the share of the entries of each W_hh that this call loses, ``between`` that of the
+    units between two layers, the same at all steps; the others grow by 1 / (1 - share). x and the
+    output are bfloat16. They may be wider than i and H, with zeros there.
+    """
+    lowest = _lowest_trained(x, given)
+    made: tuple[Tensor, ...] = PersistentLayers.apply(x, drop, between, lowest, *given)
+    return made
+
+
+def _lowest_trained(x: Tensor, given: Sequence[Tensor]) -> int:
+    """The first layer that backward goes through: it, or what is below, asks for a gradient.
+
+    As many as there are layers where nobody asks.
+    """
+    layers = len(given) // 6
+    if not torch.is_grad_enabled():  # within ``apply`` Parameters would seem to ask all the same
+        return layers
+    if x.requires_grad:
+        return 0
+    return next((i // 6 for i, each in enumerate(given) if each.requires_grad), layers)
+
+
+class PersistentLayers(torch.autograd.Function):
+    """``persistent_layers``; those from ``lowest`` on are kept for their backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, drop: float, between: float, lowest: int, *given: Tensor
+    ) -> tuple[Tensor, ...]:
+        layers = by_layer([tensor.contiguous() for tensor in given])
+        made = ForwardPass(x, layers, lowest, drop, between)
+        made.run()
+        ctx.save_for_backward(*(tensor for each in made.kept[lowest:] for tensor in each))
+        ctx.layouts, ctx.lowest, ctx.drop = made.layouts[lowest:], lowest, drop
+        # Not saved, whose later change would be refused: nothing reads their values any more.
+        trained = given[6 * lowest :]
+        ctx.like = by_layer([torch.empty_like(tensor, device="meta") for tensor in trained])
+        ctx.set_materialize_grads(False)
+        return made.kept[-1].h[1:], *(tensor for pair in made.ends for tensor in pair)
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, doutput: Tensor | None, *dends: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        needs_x, _, _, _, *needs = ctx.needs_input_grad
+        saved, size = ctx.saved_tensors, len(Kept._fields)
+        kept = [Kept(*saved[i : i + size]) for i in range(0, len(saved), size)]
+        # Layers below the lowest are no part of this: those above are a stack of their own.
+        frozen = [None] * (6 * ctx.lowest)
+        made = BackwardPass(kept, ctx.layouts, ctx.like, ctx.drop, needs_x, needs[len(frozen) :])
+        made.run(doutput, dends[2 * ctx.lowest :])
+        return made.dx, None, None, None, *frozen, *made.found

@@ -1,0 +1,168 @@
+"""LSTM layers forward: what is around their recurrences, on two streams.
+
+First, the current one: inputs of a layer times W_ih, then its steps.
+Second: weights of later layers are prepared beside the steps of the lowest one, and the last layer
+runs there where it goes together with the one below.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from drill.kernels.lstm.persistent.interleave import go_together, loads_pieces, pieces
+from drill.kernels.lstm.persistent.layout import Layout, cut
+from drill.kernels.lstm.persistent.recurrence import Prepared, Span, layout_on, run_forward
+from drill.kernels.lstm.weights import Layer
+from drill.kernels.runtime.dropout_masks import draw_mask
+from drill.kernels.runtime.overlap import recurrence_begins
+from drill.kernels.runtime.streams import second_stream
+
+
+class Kept(NamedTuple):
+    """What the backward of a layer reads."""
+
+    inputs: Tensor  # (T B, width)
+    mask: Tensor | None  # of the inputs
+    seed: Tensor | None  # of the entries that W_hh loses
+    w_ih: Tensor  # (4p, width)
+    w_hh: Tensor  # (4p, p)
+    w_hh_t: Tensor | None  # (p, 4p), where gradients are wanted
+    gates: Tensor  # (T B, 4p), activations
+    h: Tensor  # (T + 1, B, p)
+    c: Tensor  # (T + 1, B, p)
+
+
+class ForwardPass:
+    """``run`` once; then ``kept`` is made, and ``ends``: h and c of each layer after the last step.
+
+    Layers from ``lowest`` on are trained; ``drop`` and ``between`` as of ``persistent_layers``.
+    """
+
+    def __init__(
+        self, x: Tensor, layers: Sequence[Layer], lowest: int, drop: float, between: float
+    ) -> None:
+        self.x, self.layers = x, layers
+        self.lowest, self.drop, self.between = lowest, drop, between
+        self.steps, self.batch, _ = x.shape
+        self.layouts = [_layout(x.device, layer.hidden) for layer in layers]
+        self.widths = [x.shape[2], *(each.hidden for each in self.layouts[:-1])]
+        self.seeds = _seeds(len(layers), x.device) if drop > 0.0 else [None for _ in layers]
+        self.masks: list[Tensor | None] = [None] * len(layers)
+        self.ends = [(torch.empty_like(layer.h), torch.empty_like(layer.c)) for layer in layers]
+        self.made: list[Prepared] = []
+        self.kept: list[Kept] = []
+        self.together = go_together(self.layouts, x)
+        self.loads = loads_pieces("forward", self.layouts, x)
+        # Backward alone reads activations. Those of layers that nobody trains have one place, where
+        # such layers run one after the other.
+        self.passing = range(min(lowest, len(layers) - self.together))
+        widest = max((4 * self.layouts[i].hidden for i in self.passing), default=0)
+        count = self.steps * self.batch * widest
+        self.place = torch.empty(count, dtype=torch.float32, device=x.device)
+
+    def run(self) -> None:
+        count, whole = len(self.layers), Span(0, self.steps)
+        first = torch.cuda.current_stream(self.x.device)
+        recurrence_begins(first)
+        ready: list[torch.cuda.Event] = []  # weights of later layers
+        with second_stream(first) as second:
+            self.made.append(self._prepared(0, first))
+            for i in range(count - self.together):
+                followed = self.together and i + 2 == count
+                if i > 0:
+                    first.wait_event(ready[i - 1])
+                self._keep(i)
+                if self.loads and i + 2 >= count:
+                    for span in pieces(self.steps):
+                        self._multiply(i, span)
+                for span in pieces(self.steps) if followed else [whole]:
+                    self._multiply(i, span)
+                    second.wait_stream(first)
+                    self._recur(i, span)
+                    for later in range(len(self.made), count):
+                        self.made.append(self._prepared(later, second))
+                        if self.between > 0.0:
+                            shape = (1, self.batch, self.widths[later])
+                            self.masks[later] = _drawn(shape, self.between, second)
+                        ready.append(second.record_event())
+                    if followed:
+                        if span.begin == 0:
+                            self._keep(i + 1)
+                        second.wait_stream(first)
+                        with torch.cuda.stream(second):
+                            self._multiply(i + 1, span)
+                            self._recur(i + 1, span)
+                with torch.cuda.stream(second):
+                    if i > 0:
+                        self._end(i - 1)
+                    if followed:
+                        self._end(i + 1)
+            self._end(count - 1 - self.together)
+
+    def _prepared(self, i: int, stream: torch.cuda.Stream) -> Prepared:
+        from drill.kernels.lstm.persistent.pack_weights import prepare
+
+        rows, layer, layout = cut(self.batch), self.layers[i], self.layouts[i]
+        return prepare(
+            layer.weights,
+            layer.h,
+            layer.c,
+            steps=self.steps,
+            width=self.widths[i],
+            padded=layout.hidden,
+            group=rows.size,
+            flags=rows.flags(layout.forward, self.steps),
+            drop=self.drop,
+            seed=self.seeds[i],
+            transposed=i >= self.lowest,
+            stream=stream,
+        )
+
+    def _keep(self, i: int) -> None:
+        own, mask, below = self.made[i], self.masks[i], self.x if i == 0 else self.kept[-1].h[1:]
+        inputs = below if mask is None else torch.empty_like(below)
+        rows, place = self.steps * self.batch, self.place
+        size = rows, 4 * self.layouts[i].hidden
+        gates = place[: math.prod(size)].view(size) if i in self.passing else place.new_empty(size)
+        held = own.w_ih, own.w_hh, own.w_hh_t, gates, own.h, own.c
+        self.kept.append(Kept(inputs.reshape(rows, -1), mask, self.seeds[i], *held))
+
+    # The rest on the current stream.
+    def _multiply(self, i: int, span: Span) -> None:
+        own, piece = self.kept[i], slice(span.begin * self.batch, span.end * self.batch)
+        inputs, gates = own.inputs[piece], own.gates[piece]
+        if own.mask is not None:
+            below = self.kept[i - 1].h[1 + span.begin : 1 + span.end]
+            torch.mul(below, own.mask, out=inputs.view_as(below))
+        torch.mm(inputs, own.w_ih.t(), out_dtype=torch.float32, out=gates)
+
+    def _recur(self, i: int, span: Span) -> None:
+        run_forward(self.layouts[i].forward, self.made[i], self.kept[i].gates, span)
+
+    def _end(self, i: int) -> None:
+        for last, all_steps in zip(self.ends[i], (self.kept[i].h, self.kept[i].c), strict=True):
+            last.copy_(all_steps[self.steps, :, : self.layers[i].hidden])
+
+
+def _layout(device: torch.device, hidden: int) -> Layout:
+    found = layout_on(device, hidden)
+    assert found is not None
+    return found
+
+
+def _seeds(count: int, device: torch.device) -> list[Tensor]:
+    """(1,) each, drawn on the device: from the host they would be the same in every replay.
+
+    They lie 16 bytes apart, so that Triton takes one kernel for all.
+    """
+    return [pair[:1] for pair in torch.randint(2**62, (count, 2), device=device)]
+
+
+def _drawn(shape: tuple[int, ...], p: float, stream: torch.cuda.Stream) -> Tensor:
+    """A mask, drawn on this stream, in memory of the current one."""
+    mask = torch.empty(shape, dtype=torch.float32, device=stream.device)
+    with torch.cuda.stream(stream):
+        return mask.copy_(draw_mask(shape, p, mask))

@@ -1,0 +1,198 @@
+"""The time steps of an LSTM layer, a product and a kernel each, replayed as CUDA graphs.
+
+Launched one by one, steps of a few microseconds would wait for the host. So runs of 1, 2, 4, .. 64
+steps are captured once and replayed: 70 steps are 64 and 4 and 2. A graph finds the tensors of a
+call, and the step to begin at, through a table (``lstm_step_kernels``). So a few graphs serve all
+lengths, nothing but W_hh and states is copied, and two forwards before a backward share nothing.
+
+Shapes as in ``lstm_step_kernels``; w is W_hh as (4 P, P).
+"""
+
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from threading import RLock
+from typing import TypeVar
+
+import torch
+import triton  # noqa: F401  this module is of no use without it
+from torch import Tensor
+
+from drill.kernels.lstm.stepwise.step_triton import TABLE, advance, aim, retreat
+
+LONGEST = 64
+"""Steps of the longest graph."""
+
+MAXIMUM_LOOPS = 24
+"""Loops kept with their graphs, the last used: one per direction, size, batch and stream."""
+
+AnyLoop = TypeVar("AnyLoop", bound="Loop")
+Tensors = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def pieces(steps: int) -> list[int]:
+    """Powers of two that add up to ``steps``, the greatest first: 70 -> 64, 4, 2."""
+    parts = [LONGEST] * (steps // LONGEST)
+    rest = steps % LONGEST
+    return parts + [1 << bit for bit in reversed(range(rest.bit_length())) if rest >> bit & 1]
+
+
+def multiply(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+    """a b in float32, whatever the operands; three-dimensional ones are stacks of matrices."""
+    product = torch.mm if a.dim() == 2 else torch.bmm
+    if a.is_cuda and a.dtype != torch.float32:
+        return product(a, b, out_dtype=torch.float32, out=out)
+    return product(a.float(), b.float(), out=out)
+
+
+class Loop(ABC):
+    """One direction of a layer: what its products touch, and the graphs that touch it."""
+
+    direction: int
+    inner: Tensor  # float32, what a product gives
+    now: Tensor  # dtype of w, what a product reads
+
+    def __init__(self, w: Tensor, batch: int, hidden: int) -> None:
+        self.w, self.batch, self.hidden = w, batch, hidden
+        self.table = torch.empty(TABLE, dtype=torch.int64, device=w.device)
+        self.graphs: dict[int, torch.cuda.CUDAGraph] | None = None  # by their steps
+
+    @abstractmethod
+    def step(self, offset: int) -> None:
+        """One product and one kernel."""
+
+    @abstractmethod
+    def rehearsal(self) -> Tensors:
+        """Tensors of a single step."""
+
+    def run(self, first: int, steps: int, tensors: Tensors) -> None:
+        """All steps from ``first`` on."""
+        aim(self.table, first, tensors)
+        if self.graphs is None:
+            self._launch(steps)
+        else:
+            for piece in pieces(steps):
+                self.graphs[piece].replay()
+
+    def _launch(self, steps: int) -> None:
+        for i in range(steps):
+            self.step(self.direction * i)
+        self.table[0].add_(self.direction * steps)
+
+    def capture(self, steps: int) -> None:
+        """Have the graphs that so many steps need. Overwrites what a loop holds but for w."""
+        if self.graphs is None:
+            self.graphs = {}
+        missing = sorted(set(pieces(steps)) - self.graphs.keys())
+        for piece in missing:
+            current = torch.cuda.current_stream(self.w.device)
+            aside = _stream_for(self.w.device, current.cuda_stream)
+            aside.wait_stream(current)
+            with torch.cuda.stream(aside):
+                # Compiles, loads and allocates, none of which a capture allows.
+                tensors = self.rehearsal()
+                aim(self.table, 0, tensors)
+                self._launch(1)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=aside, capture_error_mode="thread_local"):
+                self._launch(piece)
+            current.wait_stream(aside)
+            self.graphs[piece] = graph
+
+
+class ForwardLoop(Loop):
+    """h_t from W_hh h_{t-1}; tensors: bias, gates, h and c."""
+
+    direction = 1
+
+    def __init__(self, w: Tensor, batch: int, hidden: int) -> None:
+        super().__init__(w, batch, hidden)
+        rows, padded = w.shape
+        self.now = w.new_zeros(batch, padded)  # h_{t-1}
+        self.inner = w.new_zeros(batch, rows, dtype=torch.float32)
+
+    def step(self, offset: int) -> None:
+        multiply(self.now, self.w.t(), out=self.inner)
+        advance(self.table, self.inner, self.now, offset, self.hidden)
+
+    def rehearsal(self) -> Tensors:
+        state = self.now.new_zeros(2, *self.now.shape)
+        bias = self.inner.new_zeros(4 * self.hidden)
+        return bias, torch.zeros_like(self.inner), state, state.float()
+
+
+class BackwardLoop(Loop):
+    """d gates_t, and what it sends to h_{t-1}; tensors: activations, c, d h and d gates."""
+
+    direction = -1
+
+    def __init__(self, w: Tensor, batch: int, hidden: int) -> None:
+        super().__init__(w, batch, hidden)
+        rows, padded = w.shape
+        self.now = w.new_zeros(batch, rows)  # d gates_t
+        # One product a gate: a single one over all of them would need a second kernel for its sum.
+        self.inner = w.new_zeros(4, batch, padded, dtype=torch.float32)
+        self.dc = torch.zeros_like(self.inner[0])  # in the end d c_0
+
+    def step(self, offset: int) -> None:
+        retreat(self.table, self.inner, self.now, self.dc, offset, self.hidden)
+        by_gate = self.now.view(self.batch, 4, -1).transpose(0, 1)  # (4, B, P)
+        multiply(by_gate, self.w.view(4, *self.dc.shape[1:], -1), out=self.inner)
+
+    def rehearsal(self) -> Tensors:
+        states = self.inner.new_zeros(2, *self.dc.shape)
+        activations = torch.zeros_like(self.now, dtype=torch.float32)
+        return activations, states, states[0].to(self.now.dtype), torch.zeros_like(self.now)
+
+
+@contextmanager
+def borrowed(
+    kind: type[AnyLoop], w: Tensor, batch: int, hidden: int, steps: int
+) -> Iterator[AnyLoop]:
+    """A loop with these weights, ready for so many steps; its buffers hold whatever they held.
+
+    On a GPU a kept one with its graphs, nobody else's until the block ends. A new one that launches
+    step by step where somebody else is capturing, since their graph will go on using it, and on
+    a CPU, where Triton interprets.
+    """
+    stream = _replaying_stream(w.device)
+    if stream is None:
+        yield kind(w, batch, hidden)
+        return
+    with _lock:
+        loop = _kept(kind, w, batch, hidden, stream)
+        loop.capture(steps)
+        loop.w.copy_(w)
+        yield loop
+
+
+_loops: OrderedDict[tuple[object, ...], Loop] = OrderedDict()
+_lock = RLock()
+
+
+def _replaying_stream(device: torch.device) -> int | None:
+    """The stream to replay graphs on; None where steps are launched one by one."""
+    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        return None
+    return torch.cuda.current_stream(device).cuda_stream
+
+
+def _kept(kind: type[AnyLoop], w: Tensor, batch: int, hidden: int, stream: int) -> AnyLoop:
+    # A stream does one thing after the other; two may not share buffers.
+    key = (kind, w.device.index, stream, w.dtype, batch, hidden)
+    loop = _loops.get(key)
+    if not isinstance(loop, kind):
+        loop = kind(torch.zeros_like(w), batch, hidden)
+        _loops[key] = loop
+        while len(_loops) > MAXIMUM_LOOPS:
+            _loops.popitem(last=False)
+    _loops.move_to_end(key)
+    return loop
+
+
+@cache
+def _stream_for(device: torch.device, stream: int) -> torch.cuda.Stream:
+    """Where graphs that will run on ``stream`` are captured; cuBLAS has scratch memory for each."""
+    return torch.cuda.Stream(device)

@@ -1,0 +1,1 @@
+"""The negative log-likelihood of a mixture of softmaxes."""

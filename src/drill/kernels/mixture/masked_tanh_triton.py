@@ -1,0 +1,80 @@
+"""``masked_tanh`` as Triton kernels. Imported only when asked for."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from drill.kernels.runtime.triton_math import tanh
+
+BLOCK, STEPS = 1024, 4
+"""Of a program; the steps share what it reads of the mask."""
+_WARPS = 4
+
+
+@triton.jit
+def _forward(x, mask, y, steps, size, BLOCK: tl.constexpr, STEPS: tl.constexpr):
+    """y = tanh(x) * mask over (steps, size), the mask (size,)."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    m = tl.load(mask + at, mask=inside, other=0.0)
+    first = tl.program_id(1).to(tl.int64) * STEPS
+    for step in range(first, tl.minimum(steps, first + STEPS)):
+        place = step * size + at
+        t = tanh(tl.load(x + place, mask=inside, other=0.0).to(tl.float32))
+        tl.store(y + place, (t * m).to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _backward(grad, y, mask, dx, steps, size, BLOCK: tl.constexpr, STEPS: tl.constexpr):
+    """dx = grad (m - y^2 / m) over (steps, size), the mask (size,)."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    m = tl.load(mask + at, mask=inside, other=0.0)
+    kept = m > 0
+    shrink = 1.0 / tl.where(kept, m, 1.0)
+    first = tl.program_id(1).to(tl.int64) * STEPS
+    for step in range(first, tl.minimum(steps, first + STEPS)):
+        place = step * size + at
+        g = tl.load(grad + place, mask=inside, other=0.0).to(tl.float32)
+        t = tl.load(y + place, mask=inside, other=0.0).to(tl.float32)
+        d = m - tl.where(kept, t * t * shrink, t)  # what was dropped is 0, or NaN as it came
+        tl.store(dx + place, (g * d).to(dx.dtype.element_ty), mask=inside)
+
+
+def forward(x: Tensor, mask: Tensor) -> Tensor:
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if y.numel():
+        steps, size = _extent(x, mask)
+        _forward[_grid(steps, size)](
+            x.contiguous(), mask.contiguous(), y, steps, size, BLOCK, STEPS, num_warps=_WARPS
+        )
+    return y
+
+
+def backward(grad: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+    dx = torch.empty_like(y)
+    if y.numel():
+        steps, size = _extent(y, mask)
+        _backward[_grid(steps, size)](
+            grad.contiguous(),
+            y,
+            mask.contiguous(),
+            dx,
+            steps,
+            size,
+            BLOCK,
+            STEPS,
+            num_warps=_WARPS,
+        )
+    return dx
+
+
+def _extent(x: Tensor, mask: Tensor) -> tuple[int, int]:
+    """How often the mask is used, and its size."""
+    assert mask.shape in (x.shape, (1, *x.shape[1:]))
+    return x.numel() // mask.numel(), mask.numel()
+
+
+def _grid(steps: int, size: int) -> tuple[int, int]:
+    return triton.cdiv(size, BLOCK), triton.cdiv(steps, STEPS)

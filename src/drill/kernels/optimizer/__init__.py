@@ -1,0 +1,1 @@
+"""Clipping, SGD and averaging in two launches."""

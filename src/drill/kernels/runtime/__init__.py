@@ -1,0 +1,1 @@
+"""What the kernels stand on: dispatch, compilation, streams, masks."""

@@ -1,0 +1,65 @@
+"""Dropout masks, and what they do to tensors of little precision.
+
+1/(1-p) in bfloat16 is off by up to 0.2%, the same for every entry it scales: an error that no mean
+takes away. So masks are float32, and a product with one is rounded once.
+
+A mask with one row, (1, d), is locked: shared by all labels, so that no label keeps a dimension
+which another loses (variational dropout). A mask (V, d) drops every entry for itself.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def draw_mask(shape: tuple[int, ...], p: float, like: Tensor) -> Tensor:
+    """0 with probability p, else 1/(1-p), on the device of ``like``; float32, or wider as it is."""
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    if like.device.type == "cpu":  # bernoulli_ says the same and is ten times slower there
+        drawn = torch.rand(shape, dtype=torch.float32, device=like.device)
+        return (drawn >= p).to(dtype).div_(1.0 - p)
+    mask = torch.empty(shape, dtype=dtype, device=like.device)
+    return mask.bernoulli_(1.0 - p).div_(1.0 - p)
+
+
+def masked(x: Tensor, mask: Tensor) -> Tensor:
+    """x * mask in the dtype of x, rounded once; the mask broadcasts and gets no gradient."""
+    if x.dtype == mask.dtype:
+        return x * mask
+    if torch.compiler.is_compiling():
+        return (x * mask).to(x.dtype)
+    return _Masked.apply(x, mask)
+
+
+def drop_entries(weight: Tensor, p: float) -> Tensor:
+    """weight * m, every entry for itself (DropConnect); for recurrent matrices."""
+    return masked(weight, draw_mask(tuple(weight.shape), p, weight)) if p > 0.0 else weight
+
+
+class _Masked(torch.autograd.Function):
+    """One launch each way, where a product and a conversion would be two."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mask: Tensor) -> Tensor:
+        ctx.save_for_backward(mask)
+        return torch.mul(x, mask, out=torch.empty_like(x))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (mask,) = ctx.saved_tensors
+        return masked(grad, mask), None
+
+
+def drawn_seed(device: torch.device) -> Tensor:
+    """(1,), of the device's generator: ``torch.manual_seed`` gives it again."""
+    return torch.randint(2**62, (1,), device=device)
+
+
+def drawn_seeds(count: int, device: torch.device) -> tuple[Tensor, ...]:
+    """``count`` of them by one launch, each (2,) of which the first counts: so 16 divides every
+    address, as it does those of memory by itself, and kernels need not be compiled for others.
+    """
+    if count == 0:
+        return ()
+    return torch.randint(2**62, (count, 2), device=device).unbind(0)

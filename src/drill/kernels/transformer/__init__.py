@@ -1,0 +1,1 @@
+"""Fused passes between the products of a Transformer."""

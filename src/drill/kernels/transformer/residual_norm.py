@@ -1,0 +1,202 @@
+"""A residual and the norm that reads it, in one pass each way.
+
+    r = x + drop(y + b),   n = gamma (r - mean(r)) / sqrt(var(r) + epsilon) + beta
+
+Between two sub-layers of a Transformer, whether it norms first (r goes on) or last (n goes on).
+Plain PyTorch passes over (N, d) for the bias, the mask, the sum, the norm and, under autocast, for
+the conversion of n, and in backward once more for each. Here both ways read and write every tensor
+once; r, the means and the scales are all that is kept. What was dropped is drawn again from a seed,
+and gradients of vectors are summed in one order: the same seed gives the same bits.
+
+Shapes: x and y (..., d); b, gamma and beta (d,).
+"""
+
+from functools import cache
+from typing import Any, Literal, cast, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from drill.kernels.runtime.autograd import once_differentiable
+from drill.kernels.runtime.dispatch import triton_missing
+from drill.kernels.runtime.dropout_masks import drawn_seed
+from drill.kernels.transformer.autocast_linear import Weights, product_gradients
+from drill.kernels.transformer.checks import check_map, check_vector
+
+SublayerImplementation = Literal["auto", "reference", "triton"]
+SUBLAYER_IMPLEMENTATIONS: tuple[str, ...] = get_args(SublayerImplementation)
+
+
+def choose_sublayer(
+    impl: SublayerImplementation, x: Tensor
+) -> tuple[Literal["reference", "triton"], str]:
+    """What ``impl`` comes to for tensors like ``x``, and why.
+
+    ``auto`` takes the kernels on a GPU where gradients are recorded. Without gradients plain
+    PyTorch stays, so that what is evaluated does not depend on how it was trained.
+    """
+    if impl == "reference":
+        return "reference", "asked for"
+    missing = triton_missing(x.device, x.dtype)
+    if impl == "triton":
+        if missing is not None:
+            raise ValueError(f'impl="triton": {missing}; use impl="reference" or impl="auto"')
+        return "triton", "asked for"
+    if x.device.type != "cuda":
+        return "reference", f"made for CUDA devices, not {x.device.type}"
+    if torch.compiler.is_compiling():
+        return "reference", "torch.compile fuses by itself"
+    if not torch.is_grad_enabled():
+        return "reference", "no gradients are recorded"
+    if missing is not None:
+        return "reference", missing
+    return "triton", "CUDA device, Triton is installed"
+
+
+def residual_norm(
+    x: Tensor,  # (..., d)
+    y: Tensor | None,  # (..., d), or (..., i) where y_map is given
+    weight: Tensor,  # (d,)
+    bias: Tensor,  # (d,)
+    *,
+    y_map: Weights | None = None,  # (d, i)
+    y_bias: Tensor | None = None,  # (d,)
+    dropout: float = 0.0,
+    epsilon: float = 1e-5,
+    carry_norm: bool = False,
+    dtype: torch.dtype | None = None,
+    seed: Tensor | None = None,  # (1,) or more, the first counts
+    impl: SublayerImplementation = "auto",
+) -> tuple[Tensor, Tensor]:
+    """What a residual goes on with, and n as products read it.
+
+    Goes on with r, or with n where ``carry_norm`` says that the norm comes after the sum, in the
+    dtype of x. The second is in ``dtype``, that of x unless given. Without ``y`` r is x.
+    ``y_map`` is a matrix W still to be applied, y W^T in place of y; its own bias is not looked at.
+    ``dropout`` is of y alone; pass 0 in evaluation. ``seed`` is for kernels, which draw one where
+    none is given: see ``drill.kernels.seeds``.
+    """
+    _check_shapes(x, y, y_map, weight=weight, bias=bias, y_bias=y_bias)
+    dtype = x.dtype if dtype is None else dtype
+    if choose_sublayer(impl, x)[0] == "triton":
+        if y is None or dropout == 0.0:
+            seed = None
+        elif seed is None:
+            seed = drawn_seed(x.device)
+        matrix, half = (None, None) if y_map is None else (y_map.weight, y_map.half)
+        numbers = float(dropout), float(epsilon)
+        carried, n = _ResidualNorm.apply(
+            x, y, matrix, half, y_bias, weight, bias, seed, *numbers, dtype, carry_norm
+        )
+        return cast(tuple[Tensor, Tensor], (n if carried is None else carried, n))
+    if y is not None:
+        y = y if y_map is None else F.linear(y, y_map.weight)
+        y = y if y_bias is None else y + y_bias
+        x = x + F.dropout(y, dropout)
+    n = F.layer_norm(x, x.shape[-1:], weight, bias, epsilon)
+    return n if carry_norm else x, n.to(dtype)
+
+
+def _check_shapes(
+    x: Tensor, y: Tensor | None, y_map: Weights | None, **vectors: Tensor | None
+) -> None:
+    shape: tuple[int, ...] = x.shape
+    width = shape[-1]
+    for name, vector in vectors.items():
+        if vector is not None:
+            check_vector("residual_norm", name, vector, width)
+    if y is None:
+        return
+    if y_map is not None:
+        check_map("residual_norm", "y_map", y_map, y.shape[-1], width)
+        shape = (*shape[:-1], y.shape[-1])
+    if y.shape != shape:
+        raise ValueError(
+            f"residual_norm: y has shape {tuple(y.shape)} beside x of shape {tuple(x.shape)}; "
+            f"give it shape {tuple(shape)}"
+        )
+
+
+@cache
+def _kernels() -> Any:
+    from drill.kernels.transformer import residual_norm_triton
+
+    return residual_norm_triton
+
+
+class _ResidualNorm(torch.autograd.Function):
+    """What goes on, None where n itself does, and n."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        y: Tensor | None,
+        matrix: Tensor | None,
+        half: Tensor | None,
+        y_bias: Tensor | None,
+        weight: Tensor,
+        bias: Tensor,
+        seed: Tensor | None,
+        dropout: float,
+        epsilon: float,
+        dtype: torch.dtype,
+        carry_norm: bool,
+    ) -> tuple[Tensor | None, Tensor]:
+        ctx.y_dtype = None if y is None else y.dtype
+        inside = None
+        if half is not None and y is not None:
+            inside = y.to(half.dtype)
+            y = F.linear(inside, half)
+        weight = weight.contiguous()  # backward reads it too
+        made = _kernels().forward(
+            x.contiguous(),
+            None if y is None else y.contiguous(),
+            None if y_bias is None else y_bias.contiguous(),
+            weight,
+            bias.contiguous(),
+            seed,
+            dropout=dropout,
+            epsilon=epsilon,
+            dtype=dtype,
+            twice=carry_norm and dtype != x.dtype,
+        )
+        ctx.save_for_backward(made.sum, made.statistics, weight, seed, inside, half)
+        ctx.dropout, ctx.carry_norm = dropout, carry_norm
+        ctx.added = None if y is None else y.dtype
+        ctx.matrix = None if matrix is None else matrix.dtype
+        ctx.vectors = weight.dtype, bias.dtype, None if y_bias is None else y_bias.dtype
+        ctx.set_materialize_grads(False)
+        if carry_norm:
+            return made.wide, made.read
+        return x.view_as(x) if made.sum is x else made.sum, made.read
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, d_carried: Tensor | None, d_read: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        r, statistics, weight, seed, inside, half = ctx.saved_tensors
+        d_carried = None if d_carried is None else d_carried.contiguous()
+        d_x, d_y, sums = _kernels().backward(
+            None if ctx.carry_norm else d_carried,
+            None if d_read is None else d_read.contiguous(),
+            d_carried if ctx.carry_norm else None,
+            r,
+            statistics,
+            weight,
+            seed,
+            dropout=ctx.dropout,
+            y_dtype=ctx.added,
+            y_bias=ctx.vectors[2] is not None,
+        )
+        d_matrix = None
+        if inside is not None:
+            dtypes = ctx.y_dtype, ctx.matrix
+            d_y, d_matrix = product_gradients(d_y, inside, half, dtypes, ctx.needs_input_grad[1:3])
+        d_weight, d_bias, d_y_bias = (
+            each if each is None or each.dtype == dtype else each.to(dtype)
+            for each, dtype in zip(sums, ctx.vectors, strict=True)
+        )
+        return d_x, d_y, d_matrix, None, d_y_bias, d_weight, d_bias, *(None,) * 5

@@ -1,0 +1,62 @@
+"""From settings to a language model, its text and its rule; layers and rules of translators too.
+
+ids, vocabulary = corpus(settings)
+model = language_model(settings, vocabulary)
+rule(settings)
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from drill.data import Corpus, Ids, Vocabulary, cache_folder, read_corpus, refuse_missing
+from drill.models import ENCODERS
+from drill.models.language_model import LanguageModel
+from drill.recipes.reader import NAME
+from drill.training.build import output_layer, rule
+from drill.training.device import weightless
+from drill.training.settings import Settings, makes_no_model
+
+STAND_IN = 2**20  # words of a vocabulary that is not known yet
+
+
+def corpus(settings: Settings, progress: Any = None) -> tuple[Ids, Vocabulary]:
+    """The encoded splits and the vocabulary; ids are cached by what they hold."""
+    _, ids, vocabulary = encoded_text(settings, progress)
+    return ids, vocabulary
+
+
+def encoded_text(settings: Settings, progress: Any = None) -> tuple[Corpus, Ids, Vocabulary]:
+    """``corpus``, and the text that it is of."""
+    text, vocabulary = read_corpus(**settings.data, progress=progress)
+    return text, text.encode(vocabulary, cache_folder()), vocabulary
+
+
+def language_model(
+    settings: Settings, vocabulary: Vocabulary, device: torch.device | str = "cpu"
+) -> LanguageModel:
+    """A fresh model; its numbers follow from torch's seed."""
+    return _model(settings, len(vocabulary), vocabulary.counts.tolist).to(device)
+
+
+def rehearse(settings: Settings) -> None:
+    """Build the rule, and the model without its memory: faults show before a text is fetched, and
+    a text that is missing before anybody is told that it is trained on."""
+    refuse_missing(settings.data["corpus"])
+    rule(settings)
+    with weightless():
+        _model(settings, STAND_IN, lambda: [1] * STAND_IN)
+
+
+def _model(settings: Settings, words: int, counts: Callable[[], list[int]]) -> LanguageModel:
+    encoder = dict(settings.encoder)
+    kind, width = ENCODERS[encoder.pop(NAME)], encoder.pop("width")
+    try:
+        embedding = nn.Embedding(words, width)
+        built = kind(embedding, **encoder)
+        layer = output_layer(settings.layer, embedding, built.output_size, counts)
+        return LanguageModel(built, layer)
+    except (ValueError, TypeError) as error:
+        raise makes_no_model(settings, error) from None

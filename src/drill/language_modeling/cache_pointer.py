@@ -1,0 +1,223 @@
+"""The continuous cache pointer (Grave, Joulin & Usunier, ICLR 2017): words come back.
+
+    p(y_t) = lamb p_cache(y_t) + (1 - lamb) p_vocab(y_t)
+    p_cache(y_t) = sum_{j in window} softmax_j(theta h_t . h_j) [y_j = y_t]
+
+h_j is the encoder's last output before dropout, y_j the word that followed it. Nothing is trained.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from drill.data import evaluation_segments, inputs_and_targets
+from drill.language_modeling.grid_search import Cell, Search
+from drill.language_modeling.perplexity import Perplexity, Progress, Text, one_column, refuse_nan
+from drill.models.language_model import LanguageModel
+from drill.training.precision import evaluating, lower_precision
+
+THETAS = (0.3, 0.5, 0.7, 1.0, 1.5)
+LAMBS = (0.05, 0.1, 0.15, 0.2, 0.3)
+
+NAMES = {name: f"cache_perplexity: {name}" for name in ("window", "theta", "lamb")}
+"""What errors call the settings."""
+
+SCORES = 2**22
+"""How many scores h_t . h_j are in memory at a time."""
+
+SHORTEST_BLOCK = 128
+"""A block of q tokens computes window + q scores each, of which window count."""
+
+
+def cache_perplexity(
+    model: LanguageModel,
+    ids: Text,
+    *,
+    window: int = 500,
+    theta: float = 1.0,
+    lamb: float = 0.1,
+    bptt: int = 2000,
+    published: bool = False,
+    autocast: torch.dtype | None = None,
+    progress: Progress | None = None,
+) -> Perplexity:
+    """The perplexity of ``ids`` (N,), read in one column, with a cache of its last words.
+
+    window     how many words the cache holds
+    theta      how much nearer contexts count for more; 0 counts words
+    lamb       the cache's share of the probability
+    bptt       tokens that are encoded at a time, which changes the time and not the result
+    autocast   torch.bfloat16, say: of the model; nearness is always computed in its own precision
+    published  as the released code has it: the first window + 1 tokens and the first token of every
+               later chunk of ``bptt`` go without the cache (and read ``published_perplexity``). By
+               default the cache serves from the second token on, with whatever it holds
+    """
+    check_cache_settings(window, [theta], [lamb])
+    data = one_column("cache_perplexity", model, ids)
+    read = _read(model, data, window, [theta], bptt, autocast, progress)
+    served = read.served_as_published(window, bptt) if published else read.served
+    losses = _mixed(read.vocabulary, read.pointer[0], served, lamb)
+    refuse_nan("cache_perplexity", model, losses[:, None])
+    return Perplexity(losses.sum().item(), len(losses), 1)
+
+
+def cache_search(
+    model: LanguageModel,
+    ids: Text,
+    *,
+    window: int = 500,
+    thetas: Sequence[float] = THETAS,
+    lambs: Sequence[float] = LAMBS,
+    bptt: int = 2000,
+    published: bool = False,
+    limit: int | None = None,
+    autocast: torch.dtype | None = None,
+    progress: Progress | None = None,
+) -> Search:
+    """Every theta with every lamb on the validation text ``ids``, which is read once for all.
+
+    best = cache_search(model, valid, window=500).best
+    result = cache_perplexity(model, test, window=500, **best.settings)
+
+    Give it the ``published`` and, where that is True, the ``bptt`` of the evaluation it is for.
+    """
+    check_cache_settings(window, thetas, lambs)
+    if not (thetas and lambs):
+        raise ValueError("cache_search: there are no settings to try; give a theta and a lamb")
+    data = one_column("cache_search", model, ids, limit)
+    read = _read(model, data, window, thetas, bptt, autocast, progress)
+    refuse_nan("cache_search", model, read.vocabulary[:, None])
+    served = read.served_as_published(window, bptt) if published else read.served
+    cells = []
+    for theta, pointer in zip(thetas, read.pointer, strict=True):
+        for lamb in lambs:
+            nll = _mixed(read.vocabulary, pointer, served, lamb).sum().item()
+            result = Perplexity(nll, len(data) - 1, 1) if math.isfinite(nll) else None
+            cells.append(Cell({"theta": theta, "lamb": lamb}, result))
+    return Search(cells)
+
+
+class Read(NamedTuple):
+    """What a text says about M tokens before the shares are mixed.
+
+    vocabulary  (M,) the model's own -log p
+    pointer     (thetas, M) the cache's log p, NaN where it is empty
+    """
+
+    vocabulary: Tensor
+    pointer: Tensor
+
+    @property
+    def served(self) -> Tensor:
+        """Where the cache holds anything: everywhere but at the first token."""
+        return self._places > 0
+
+    def served_as_published(self, window: int, bptt: int) -> Tensor:
+        return (self._places > window) & (self._places % bptt != 0)
+
+    @property
+    def _places(self) -> Tensor:
+        return torch.arange(len(self.vocabulary), device=self.vocabulary.device)
+
+
+@torch.no_grad()
+def _read(
+    model: LanguageModel,
+    data: Tensor,  # (N, 1)
+    window: int,
+    thetas: Sequence[float],
+    bptt: int,
+    autocast: torch.dtype | None,
+    progress: Progress | None,
+) -> Read:
+    segments = evaluation_segments(len(data), bptt)
+    state = model.initial_state(1)
+    wide = next(model.parameters()).dtype
+    vocabulary, pointer = [], []
+    h_held, y_held = None, data.new_empty(0)
+    block = block_length(min(window, len(data)))
+    with evaluating(model), model.layer.cached_labels():
+        for segment in segments:
+            inputs, targets = inputs_and_targets(data, segment)
+            with lower_precision(data.device, autocast):
+                encoded = model.encoder(inputs, state)
+                nll = model.layer.nll(encoded.output, targets, reduction="none", check=False)
+            state = encoded.state
+            vocabulary.append(nll[:, 0])
+            h = encoded.raw[:, 0].to(
+                wide
+            )  # theta h_t . h_j in bfloat16 would be off by whole units
+            h = h if h_held is None else torch.cat([h_held, h])  # (held + length, w)
+            y = torch.cat([y_held, targets[:, 0]])
+            scale = torch.tensor(thetas, dtype=h.dtype, device=h.device)
+            for first in range(len(y_held), len(y), block):
+                after = min(first + block, len(y))
+                start = max(0, first - window)
+                pointer.append(
+                    pointer_log_probs(h[start:after], y[start:after], first - start, window, scale)
+                )
+            h_held, y_held = h[-window:], y[-window:]
+            if progress is not None:
+                progress(segment.start + segment.length, len(data) - 1)
+    return Read(torch.cat(vocabulary), torch.cat(pointer, dim=1))
+
+
+def pointer_log_probs(
+    h: Tensor,  # (K, w)
+    y: Tensor,  # (K,)
+    held: int,
+    window: int,
+    thetas: Tensor,  # (m,)
+) -> Tensor:
+    """The cache's log p of each y_t, t = held .. K - 1, for every theta: (m, K - held).
+
+        log sum_{j matches} exp(theta h_t . h_j) - log sum_j exp(theta h_t . h_j)
+
+    j runs over the ``window`` places before t and matches where y_j = y_t: -inf where none does,
+    NaN where there is no place before t.
+    """
+    t = torch.arange(held, len(y), device=y.device)[:, None]
+    j = torch.arange(len(y), device=y.device)
+    outside = (j >= t) | (j < t - window)  # (K - held, K)
+    other = outside | (y != y[held:, None])
+    scores = h[held:] @ h.t()
+    found = []
+    for theta in thetas:
+        scaled = theta * scores
+        whole = scaled.masked_fill(outside, -torch.inf).logsumexp(dim=1)
+        found.append(scaled.masked_fill(other, -torch.inf).logsumexp(dim=1) - whole)
+    return torch.stack(found)
+
+
+def block_length(window: int) -> int:
+    """How many tokens look into the cache at once: SCORES bounds q * (window + q)."""
+    fits = (math.isqrt(window * window + 4 * SCORES) - window) // 2
+    return max(1, min(fits, max(window, SHORTEST_BLOCK)))
+
+
+def _mixed(vocabulary: Tensor, pointer: Tensor, served: Tensor, lamb: float) -> Tensor:
+    """-log p of every token, (M,) in float64."""
+    share = torch.tensor(lamb, dtype=torch.float64, device=vocabulary.device)
+    own = -vocabulary.double()
+    both = torch.logaddexp(share.log() + pointer.double(), (-share).log1p() + own)
+    return -torch.where(served, both, own)
+
+
+def check_cache_settings(
+    window: int,
+    thetas: Sequence[float],
+    lambs: Sequence[float],
+    called: Mapping[str, str] = NAMES,
+) -> None:
+    """Refuse what makes no cache; ``called`` are the names by which errors speak of it."""
+    if window < 1:
+        raise ValueError(f"{called['window']} is at least 1, not {window}")
+    for theta in thetas:
+        if not math.isfinite(theta):
+            raise ValueError(f"{called['theta']} is a finite number, not {theta}")
+    for lamb in lambs:
+        if not 0.0 <= lamb <= 1.0:  # NaN fails too
+            raise ValueError(f"{called['lamb']} lies in [0, 1], not {lamb}")

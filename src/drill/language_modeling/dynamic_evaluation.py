@@ -1,0 +1,178 @@
+"""Dynamic evaluation (Krause, Kahembwe, Murray & Renals, ICML 2018): adapt to the text being read.
+
+    theta <- theta + lamb * decay * (theta0 - theta) - lr * grad / (MS + epsilon)
+
+after each segment, once its loss is counted: no token is predicted by weights that have seen it.
+MS and decay are gradient statistics of the training text (``gradients.py``).
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from drill.data import evaluation_segments
+from drill.kernels.lstm.persistent.recurrence import refuse_stall
+from drill.language_modeling.fingerprint import text_fingerprint
+from drill.language_modeling.gradient_statistics import GradientReader, Statistics, trained
+from drill.language_modeling.grid_search import Cell, Search, Settings, grid
+from drill.language_modeling.perplexity import Perplexity, Progress, Text, one_column
+from drill.models.language_model import LanguageModel
+from drill.training.precision import current_precision
+
+LRS = (3e-5, 4e-5, 5e-5, 6e-5, 7e-5, 10e-5)
+LAMBS = (1e-3, 2e-3, 3e-3, 5e-3)
+"""The grid AWD-LSTM was tuned with, for steps every 5 tokens."""
+
+NAMES = {name: f"dynamic_perplexity: {name}" for name in ("lr", "lamb", "epsilon")}
+"""What errors call the settings."""
+
+SEGMENTS_PER_LOOK = 200
+"""How often the device is waited for, to see whether the weights have run away."""
+
+
+def dynamic_perplexity(
+    model: LanguageModel,
+    ids: Text,
+    statistics: Statistics,
+    *,
+    lr: float = 5e-5,
+    lamb: float = 0.002,
+    epsilon: float = 2e-5,
+    bptt: int = 5,
+    limit: int | None = None,
+    capture: bool = True,
+    progress: Progress | None = None,
+) -> Perplexity:
+    """The perplexity of ``ids`` (N,), read in one column by a model that learns as it reads.
+
+    Every trained parameter adapts, nothing is dropped, and afterwards the weights are what they
+    were, bit for bit, also when something breaks. For texts that keep to a subject.
+
+    lr       length of the steps
+    lamb     how fast weights return to where they started, ``theta0``
+    epsilon  bounds the steps of parameters that rarely have a gradient
+    bptt     tokens between two steps; scale lr and lamb with it
+    limit    predict the first ``limit`` tokens only
+    capture  replay CUDA graphs where there is a GPU and the layer allows it
+    """
+    check_dynamic_settings(lr, lamb, epsilon)
+    data = one_column("dynamic_perplexity", model, ids, limit)
+    segments = list(evaluation_segments(len(data), bptt))
+    statistics.check(model)
+    named = trained(model)
+    parameters = list(named.values())
+    start = [p.detach().clone() for p in parameters]
+    decay = statistics.decay(lamb)
+    pull = [decay[name].to(p.device).mul(lamb) for name, p in named.items()]
+    step = [lr / (statistics.roots[name].to(p.device) + epsilon) for name, p in named.items()]
+
+    total = torch.zeros((), dtype=torch.float64, device=data.device)
+
+    def adapt(nll: Tensor, grads: list[Tensor], length: int) -> None:
+        total.add_(nll.double() * length)
+        torch._foreach_lerp_(parameters, start, pull)
+        torch._foreach_addcmul_(parameters, grads, step, value=-1.0)
+
+    read = GradientReader(model, parameters, data, adapt, capture=capture)
+    try:
+        with model.without_dropout(), torch.enable_grad():
+            for number, segment in enumerate(segments, start=1):
+                read(segment)
+                if number % SEGMENTS_PER_LOOK == 0 or number == len(segments):
+                    _look(total.item(), segment.start + segment.length, lr)
+                if progress is not None:
+                    progress(segment.start + segment.length, len(data) - 1)
+    finally:
+        # Values are copied, storages stay: cuDNN reads the weights of an LSTM from one buffer.
+        with torch.no_grad():
+            torch._foreach_copy_(parameters, start)
+    return Perplexity(total.item(), len(data) - 1, 1)
+
+
+def dynamic_search(
+    model: LanguageModel,
+    ids: Text,
+    statistics: Statistics,
+    *,
+    lrs: Sequence[float] | None = None,
+    lambs: Sequence[float] | None = None,
+    epsilon: float = 2e-5,
+    bptt: int = 5,
+    limit: int | None = 30_000,
+    capture: bool = True,
+    file: Path | str | None = None,
+    progress: Progress | None = None,
+    report: Callable[[Cell], None] | None = None,
+) -> Search:
+    """Every lr with every lamb on the validation text ``ids``; never give it the test text.
+
+        best = dynamic_search(model, valid, statistics, file="search.json").best
+        result = dynamic_perplexity(model, test, statistics, **best.settings)
+
+    By default the grid that AWD-LSTM was tuned with, times bptt / 5. Finished cells are kept in
+    ``file`` and a restart goes on after them; a cell belongs to its weights, text, statistics,
+    settings and precision, so others are never taken for it. ``report`` sees each cell as it is
+    finished.
+    """
+    data = one_column("dynamic_search", model, ids, limit)
+    lrs = [rate * (bptt / 5) for rate in LRS] if lrs is None else lrs
+    lambs = [lamb * (bptt / 5) for lamb in LAMBS] if lambs is None else lambs
+    for lr in lrs:
+        for lamb in lambs:
+            check_dynamic_settings(lr, lamb, epsilon)
+    statistics.check(model)
+    key = (
+        f"dynamic: epsilon {epsilon!r}, bptt {bptt}, text {text_fingerprint(data)}, "
+        f"weights {statistics.weights}, training text {statistics.text}, "
+        f"precision {current_precision(data.device)}, of the statistics {statistics.precision}"
+    )
+
+    def evaluate(settings: Settings, progress: Progress) -> Perplexity:
+        return dynamic_perplexity(
+            model,
+            data,
+            statistics,
+            lr=settings["lr"],
+            lamb=settings["lamb"],
+            epsilon=epsilon,
+            bptt=bptt,
+            capture=capture,
+            progress=progress,
+        )
+
+    points = [{"lr": lr, "lamb": lamb} for lr in lrs for lamb in lambs]
+    return grid(
+        points,
+        evaluate,
+        key=key,
+        tokens=len(data) - 1,
+        file=file,
+        progress=progress,
+        report=report,
+    )
+
+
+def _look(total: float, tokens: int, lr: float) -> None:
+    if math.isnan(total):
+        refuse_stall("dynamic_perplexity")
+        raise FloatingPointError(
+            f"dynamic_perplexity: the loss is NaN within the first {tokens} tokens, so the weights "
+            f"have run away; take a smaller lr than {lr}"
+        )
+
+
+def check_dynamic_settings(
+    lr: float, lamb: float, epsilon: float, called: Mapping[str, str] = NAMES
+) -> None:
+    """Refuse what no step can be made of; ``called`` are the names by which errors speak of it."""
+    for name, value in (("lr", lr), ("lamb", lamb)):
+        if not 0.0 <= value < math.inf:  # NaN fails too
+            raise ValueError(f"{called[name]} is a finite number of at least 0, not {value}")
+    if not 0.0 < epsilon < math.inf:
+        raise ValueError(
+            f"{called['epsilon']} is a finite number above 0, not {epsilon}; a parameter that "
+            "never had a gradient has MS 0"
+        )

@@ -1,0 +1,211 @@
+"""Text out of a language model; ``score``, the way back, is handed on from the evaluations.
+
+A text begins as a line of the training text does, after the ``<eos>`` of another: in the state of
+``drill.evaluation.line_start``, the same for both.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from drill.data import EOS, UNK, Vocabulary
+from drill.kernels.lstm.persistent.recurrence import refuse_stall
+from drill.language_modeling.kept_start import kept_start
+from drill.language_modeling.line_start import repeated
+from drill.language_modeling.scoring import Scored, check_vocabulary, score, unknown_words
+from drill.layers import MatrixLayer, OutputLayer, SampledSoftmax
+from drill.layers.base import head_log_probs
+from drill.models.encoder import State
+from drill.models.language_model import LanguageModel
+from drill.training.precision import evaluating
+
+__all__ = ["BETWEEN_SAMPLES", "Scored", "generate", "score", "unknown_words"]
+
+BETWEEN_SAMPLES = "\n\n"
+"""Stands between two samples; no word and no line break reads so."""
+
+TOKENS_PER_PART = 4096
+"""Tokens of a prompt that go through the model at once."""
+
+
+def generate(
+    model: LanguageModel,
+    vocabulary: Vocabulary,
+    *,
+    prompt: str = "",
+    tokens: int = 100,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int | None = None,
+    samples: int = 1,
+    allow_unknown: bool = False,
+    start_file: Path | str | None = None,
+) -> Iterator[str]:
+    """A text that goes on after ``prompt``, piece by piece as it is drawn; the pieces join to it.
+
+        for piece in generate(model, vocabulary, prompt="the boat"):
+            print(piece, end="", flush=True)
+
+    A piece is a word, with a space before it inside a line, or a line break, which stands for
+    ``<eos>`` here and in the prompt. Do not train the model meanwhile: its labels are encoded once.
+
+    tokens         how many are drawn, ``<eos>`` counted
+    temperature    p^(1/temperature), normalised; 0 takes the likeliest word
+    top_k, top_p   draw only from so many likeliest words; from the likeliest that make up p
+    seed           the same text again; sample i has random numbers of its own
+    samples        texts, drawn together; BETWEEN_SAMPLES stands between them
+    allow_unknown  whether ``<unk>`` may be drawn
+    start_file     keeps where lines begin for the next process; see ``kept_start``
+
+    Words of the prompt that are not in the vocabulary are read as ``<unk>``, and ``unknown_words``
+    tells which; DataError where there is none.
+    """
+    check_vocabulary("generate", model, vocabulary)
+    for name, value in (("tokens", tokens), ("samples", samples), ("top_k", top_k)):
+        if value is not None:
+            _at_least(name, value, 1)
+    if not 0.0 <= temperature < math.inf:  # NaN fails too
+        raise ValueError(
+            f"generate: temperature is a finite number of at least 0, not {temperature}"
+        )
+    if top_p is not None and not 0.0 < top_p <= 1.0:
+        raise ValueError(f"generate: top_p lies in (0, 1], not {top_p}")
+    if seed is not None:
+        _at_least("seed", seed, 0)
+    seeds = np.random.SeedSequence(seed).spawn(samples)
+    dice = [np.random.default_rng(each) for each in seeds]
+    if EOS in prompt.split():
+        raise ValueError(
+            f"generate: the prompt holds the word {EOS}, which is kept for the end of a line; put "
+            "a line break there"
+        )
+    read = [vocabulary.ids[EOS], *vocabulary.encode(prompt.split("\n"))[:-1].tolist()]
+    forbidden = None if allow_unknown else vocabulary.ids.get(UNK)
+
+    def draw(scores: NDArray[np.float64], die: np.random.Generator) -> int:
+        if forbidden is not None:
+            scores[forbidden] = -math.inf
+        if np.isnan(scores).any():
+            refuse_stall("generate")
+            raise FloatingPointError(
+                "generate: the model gives NaN for a probability; look at its weights"
+            )
+        if scores.max() == -math.inf:
+            raise ValueError(
+                f"generate: no word but {UNK} has a probability here; pass allow_unknown=True"
+            )
+        if temperature == 0.0:
+            return int(scores.argmax())
+        return chosen(kept(scores, temperature, top_k, top_p), die.random())
+
+    return _pieces(model, vocabulary, read, tokens, draw, dice, start_file)
+
+
+def _pieces(
+    model: LanguageModel,
+    vocabulary: Vocabulary,
+    read: list[int],
+    tokens: int,
+    draw: Callable[[NDArray[np.float64], np.random.Generator], int],
+    dice: list[np.random.Generator],
+    start_file: Path | str | None,
+) -> Iterator[str]:
+    """The first sample as it is drawn, the others after it."""
+    device = next(model.parameters()).device
+    later: list[list[str]] = [[] for _ in dice[1:]]
+    last = [read[-1]] * len(dice)
+    ids = torch.tensor(read)[:, None].expand(-1, len(dice))  # then one row at a time
+    with ExitStack() as held:  # of a private copy: between two pieces the model is the caller's
+        log_probs = _scorer(model.layer, held)
+        start = kept_start("generate", model, vocabulary.ids[EOS], start_file)
+        state = repeated(start, len(dice))
+        for _ in range(tokens):
+            scores, state = _next_scores(model, log_probs, ids.to(device), state)
+            drawn = [draw(row, die) for row, die in zip(scores, dice, strict=True)]
+            pieces = [
+                _piece(vocabulary.words[old], vocabulary.words[new])
+                for old, new in zip(last, drawn, strict=True)
+            ]
+            last, ids = drawn, torch.tensor([drawn])
+            for kept_back, piece in zip(later, pieces[1:], strict=True):
+                kept_back.append(piece)
+            yield pieces[0]
+    for pieces in later:
+        yield BETWEEN_SAMPLES
+        yield from pieces
+
+
+@torch.no_grad()
+def _next_scores(
+    model: LanguageModel,
+    log_probs: Callable[[Tensor], Tensor],
+    ids: Tensor,  # (T, B)
+    state: State,
+) -> tuple[NDArray[np.float64], State]:
+    """log p of every next word (B, V) after ``ids``, and the state there."""
+    rows = max(1, TOKENS_PER_PART // ids.shape[1])
+    with evaluating(model):
+        for part in ids.split(rows):
+            encoded = model.encoder(part, state)
+            state = encoded.state
+        return log_probs(encoded.output[-1]).double().cpu().numpy(), encoded.state
+
+
+def _scorer(layer: OutputLayer, held: ExitStack) -> Callable[[Tensor], Tensor]:
+    """hidden (B, d_h) -> log p (B, V), with labels that are encoded now and never again."""
+    matrix = layer.layer if isinstance(layer, SampledSoftmax) else layer
+    if isinstance(matrix, MatrixLayer):
+        head, context = matrix.fold(), matrix.context
+        return lambda hidden: head_log_probs(context(hidden), head.weight, head.bias)
+    own = copy.deepcopy(layer).eval()
+    held.enter_context(own.cached_labels())
+    return own.log_probs
+
+
+def kept(
+    log_probs: NDArray[np.float64],  # (V,)
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+) -> NDArray[np.float64]:
+    """p^(1/temperature) over the likeliest words, normalised: (V,).
+
+    The ``top_k`` likeliest stay; of these, the likeliest until they make up ``top_p``, at least
+    one. Among equals the lower id comes first.
+    """
+    with np.errstate(over="ignore"):  # next to a temperature of 0, -inf is right
+        p = np.exp((log_probs - log_probs.max()) / temperature)
+    if top_k is not None or top_p is not None:
+        order = np.argsort(-p, kind="stable")
+        count = len(p) if top_k is None else min(top_k, len(p))
+        if top_p is not None:
+            mass = np.cumsum(p[order[:count]])
+            count = 1 + int(np.searchsorted(mass[:-1], top_p * mass[-1], side="left"))
+        p[order[count:]] = 0.0
+    return p / p.sum()
+
+
+def chosen(p: NDArray[np.float64], u: float) -> int:
+    """The word in whose part of [0, 1) ``u`` lies; never one of probability 0."""
+    mass = np.cumsum(p)
+    place = np.searchsorted(mass, u * mass[-1], side="right")
+    return int(min(place, np.flatnonzero(p)[-1]))  # u * mass may round up to all of it
+
+
+def _piece(before: str, word: str) -> str:
+    if word == EOS:
+        return "\n"
+    return word if before == EOS else f" {word}"
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"generate: {name} is a whole number of at least {least}, not {value!r}")

@@ -1,0 +1,243 @@
+"""How large the gradients of a model usually are: what dynamic evaluation measures its steps with.
+
+MS_i = sqrt( mean over batches of g_i^2 )        for every parameter i, over the training text
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from drill.data import DataError, Segment, evaluation_segments
+from drill.files import read_bytes, write_whole
+from drill.kernels.lstm.persistent.recurrence import refuse_stall
+from drill.language_modeling.fingerprint import text_fingerprint, weights_fingerprint
+from drill.language_modeling.perplexity import Progress, Text, laid_out
+from drill.layers import MatrixLayer, MixtureOfSoftmaxes
+from drill.models.language_model import LanguageModel
+from drill.training.cuda_graphs import Graphs
+from drill.training.precision import current_precision
+
+KIND = "drill gradient statistics"
+
+COLUMNS = 100
+"""In how many columns the training text was read for the published settings."""
+
+
+class StaleStatistics(ValueError):
+    """Gradient statistics of another model than the one that is evaluated."""
+
+
+@dataclass(frozen=True, eq=False)
+class Statistics:
+    """MS of every trained parameter, and what it was gathered from.
+
+    roots      parameter name -> MS, in the parameter's shape, on the CPU
+    batches    how many gradients were averaged
+    weights    fingerprint of the model
+    text       fingerprint of the text, its columns and its segments
+    precision  how float32 products were computed; older files do not say
+    """
+
+    roots: dict[str, Tensor]
+    batches: int
+    weights: str
+    text: str
+    precision: str = "unknown"
+
+    def decay(self, lamb: float) -> dict[str, Tensor]:
+        """min(MS / gsum, 1 / lamb), gsum the mean over tensors of their mean MS.
+
+        How strongly each number is pulled back to where it started, 1 on average. The bound keeps
+        the pull from going past the start. It is made anew at every call, so one ``lamb`` of a
+        search does not reach the next. The sum goes by name: statistics from a file come in another
+        order, and must give the same bits.
+        """
+        gsum = torch.stack([self.roots[name].mean() for name in sorted(self.roots)]).mean()
+        rates = {name: root / gsum for name, root in self.roots.items()}
+        return rates if lamb == 0 else {n: r.clamp_(max=1 / lamb) for n, r in rates.items()}
+
+    def check(self, model: LanguageModel) -> None:
+        """StaleStatistics unless they belong to ``model`` as it is now."""
+        other = self.roots.keys() ^ trained(model).keys()
+        if other:
+            raise StaleStatistics(
+                "the gradient statistics were gathered while other parameters were trained, "
+                f"{min(other)} for one; gather them again with gradient_statistics"
+            )
+        if self.weights != weights_fingerprint(model):
+            raise StaleStatistics(
+                "the gradient statistics belong to other weights than this model's; gather them "
+                "again with gradient_statistics"
+            )
+
+    def save(self, path: Path | str) -> None:
+        """Write safetensors, whole or not at all."""
+        about = {"weights": self.weights, "text": self.text, "batches": self.batches}
+        about["precision"] = self.precision
+        tensors = {name: root.contiguous() for name, root in self.roots.items()}
+        raw = safetensors.torch.save(tensors, {"kind": KIND, "about": json.dumps(about)})
+        write_whole(Path(path), raw)
+
+    @classmethod
+    def load(cls, path: Path | str) -> "Statistics":
+        """What ``save`` wrote, on the CPU."""
+        path = Path(path)
+        if not path.is_file():
+            raise DataError(f"{path}: is no file; make it with gradient_statistics(..., file=path)")
+        try:
+            raw = read_bytes(path)
+            size = int.from_bytes(raw[:8], "little")
+            header = json.loads(raw[8 : 8 + size])["__metadata__"]
+            if header["kind"] != KIND:
+                raise ValueError(f"it holds {header['kind']}")
+            roots = safetensors.torch.load(raw)
+            return cls(roots=roots, **json.loads(header["about"]))
+        except (ValueError, TypeError, LookupError, safetensors.SafetensorError) as error:
+            raise DataError(
+                f"{path}: holds no gradient statistics ({type(error).__name__}: {error}); remove "
+                "it and gather them again"
+            ) from None
+
+
+def gradient_statistics(
+    model: LanguageModel,
+    ids: Text,
+    *,
+    batch_size: int = COLUMNS,
+    bptt: int = 5,
+    capture: bool = True,
+    progress: Progress | None = None,
+    file: Path | str | None = None,
+) -> Statistics:
+    """MS over the training text ``ids``: gradients of the mean loss of each segment, no dropout.
+
+    With ``file`` they are kept there, and read from there where they are of the same weights, text,
+    ``batch_size``, ``bptt`` and precision. Parameters that are not trained have no statistics.
+    ``capture`` replays CUDA graphs where there is a GPU and the layer allows it.
+    """
+    data = laid_out("gradient_statistics", model, ids, batch_size)
+    segments = list(evaluation_segments(len(data), bptt))
+    weights, text = weights_fingerprint(model), f"{text_fingerprint(data)} in {bptt}s"
+    precision = current_precision(data.device)
+    if file is not None and Path(file).is_file():
+        kept = Statistics.load(file)
+        if (kept.weights, kept.text, kept.precision) == (weights, text, precision):
+            return kept
+    parameters = trained(model)
+    squares = [torch.zeros_like(p) for p in parameters.values()]
+
+    def add(_: Tensor, grads: list[Tensor], length: int) -> None:
+        torch._foreach_addcmul_(squares, grads, grads)
+
+    read = GradientReader(model, list(parameters.values()), data, add, capture=capture)
+    with model.without_dropout(), torch.enable_grad():
+        for segment in segments:
+            read(segment)
+            if progress is not None:
+                progress((segment.start + segment.length) * data.shape[1], data[1:].numel())
+    roots = torch._foreach_sqrt(torch._foreach_div(squares, len(segments)))
+    if not torch.stack([root.mean() for root in roots]).mean() > 0:  # NaN fails too
+        refuse_stall("gradient_statistics")
+        raise ValueError(
+            "gradient_statistics: every gradient is 0 or one is NaN, so steps have no measure; "
+            "look at the weights and at the text"
+        )
+    held = {name: root.cpu() for name, root in zip(parameters, roots, strict=True)}
+    made = Statistics(held, len(segments), weights, text, precision)
+    if file is not None:
+        made.save(file)
+    return made
+
+
+def statistics_columns(tokens: int, bptt: int) -> int:
+    """``COLUMNS``, or as many as a short text fills with a whole segment and its last target each.
+
+    Steps are then measured with gradients of as many tokens as they will be made from.
+    """
+    return max(1, min(COLUMNS, tokens // (bptt + 1)))
+
+
+def trained(model: LanguageModel) -> dict[str, Tensor]:
+    """Every trained parameter by name; what encoder and layer share stands there once."""
+    parameters: dict[str, Tensor] = {
+        name: p for name, p in model.named_parameters() if p.requires_grad
+    }
+    if not parameters:
+        raise ValueError(
+            "no parameter is trained, so none can adapt; call model.requires_grad_(True)"
+        )
+    for name, p in parameters.items():
+        if p.dtype not in (torch.float32, torch.float64):
+            raise ValueError(
+                f"{name} is {p.dtype}, too coarse for the small steps of dynamic evaluation; call "
+                "model.float() first"
+            )
+    return parameters
+
+
+Use = Callable[[Tensor, list[Tensor], int], None]
+"""Takes the mean loss of a segment, its gradients and its length; changes tensors in place."""
+
+
+class GradientReader:
+    """Reads segment after segment, and hands the gradients of each to ``use``.
+
+    The state is carried, ``.grad`` of the parameters stays as it is. On a GPU all of it is
+    replayed as CUDA graphs, one for every length, unless ``capture`` is False or the sizes inside
+    the layer depend on the targets. Meanwhile parameters keep their places and modules their modes.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        parameters: list[Tensor],
+        data: Tensor,
+        use: Use,
+        *,
+        capture: bool = True,
+    ) -> None:
+        self.model, self.parameters, self.data, self.use = model, parameters, data, use
+        start = model.initial_state(data.shape[1])
+        self.state = tuple(tuple(tensor.clone() for tensor in layer) for layer in start)
+        self.ids = data.new_empty((0, data.shape[1]))
+        whole = isinstance(model.layer, MatrixLayer | MixtureOfSoftmaxes)
+        self.graphs: Graphs | None = None
+        if capture and whole and data.is_cuda:
+            self.graphs = Graphs(data.device, instead="pass capture=False")
+        self.replays: dict[int, Callable[[], None] | None] = {}
+
+    def __call__(self, segment: Segment) -> None:
+        length = segment.length
+        if len(self.ids) <= length:
+            self.ids = self.data.new_empty((length + 1, self.data.shape[1]))
+            self.replays.clear()
+        self.ids[: length + 1].copy_(self.data[segment.start : segment.start + length + 1])
+        if self.graphs is None:
+            self._read(length)
+        elif length not in self.replays:
+            self.replays[length] = None
+            self.graphs.warm_up(lambda: self._read(length))
+        else:
+            replay = self.replays[length] or self.graphs.record(lambda: self._read(length))
+            self.replays[length] = replay
+            replay()
+            increment_version(self.parameters)  # which ``use`` may have changed
+
+    def _read(self, length: int) -> None:
+        inputs, targets = self.ids[:length], self.ids[1 : length + 1]
+        loss = self.model.loss(
+            inputs, targets, self.state, activation=0.0, slowness=0.0, check=False
+        )
+        # A layer may have parameters that no token of a segment reaches: their gradient is zero.
+        grads = torch.autograd.grad(loss.total, self.parameters, materialize_grads=True)
+        with torch.no_grad():
+            self.use(loss.nll, list(grads), length)
+            for kept, new in zip(self.state, loss.state, strict=True):
+                torch._foreach_copy_(list(kept), list(new))

@@ -1,0 +1,213 @@
+"""Perplexity of a text, the state carried from its first token to its last.
+
+    loss = 1/M sum_t -log p(y_t | y_<t)        perplexity = exp(loss)
+
+A text in B columns of R rows has M = (R - 1) B predicted tokens: nothing predicts a column's first.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from drill.data import DataError, columns, evaluation_segments, inputs_and_targets
+from drill.kernels.lstm.persistent.recurrence import refuse_stall
+from drill.models.language_model import LanguageModel
+from drill.training.precision import evaluating, lower_precision
+
+Text = NDArray[Any] | Tensor
+"""Ids (N,), or (rows, B) where they are laid into columns already."""
+
+Progress = Callable[[int, int], None]
+"""Called with the predicted tokens done and all there are; it never waits for the device."""
+
+TOKENS_PER_LOSS = 4096
+"""Hidden states of several segments go to the output layer at once: cached labels are compared with
+their parameters at every read, and a GPU has more to do per launch."""
+
+WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32)
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """What a text costs a model.
+
+    nll      sum of -log p over the predicted tokens
+    tokens   how many were predicted, (rows - 1) * columns
+    columns  how many runs the text was cut into; the first token of each was not predicted
+    """
+
+    nll: float
+    tokens: int
+    columns: int
+
+    @property
+    def loss(self) -> float:
+        """Mean over the predicted tokens, in nats."""
+        return self.nll / self.tokens
+
+    @property
+    def perplexity(self) -> float:
+        return _exp(self.loss)
+
+    @property
+    def published_loss(self) -> float:
+        """The sum divided by all tokens, as the released code of the published results has it.
+
+        Lower than ``loss`` by (rows - 1) / rows; only for comparing with printed numbers.
+        """
+        return self.nll / (self.tokens + self.columns)
+
+    @property
+    def published_perplexity(self) -> float:
+        return _exp(self.published_loss)
+
+
+def perplexity(
+    model: LanguageModel,
+    ids: Text,
+    *,
+    batch_size: int = 10,
+    bptt: int = 70,
+    autocast: torch.dtype | None = None,
+    progress: Progress | None = None,
+) -> Perplexity:
+    """The perplexity of ``ids``, nothing dropped; the model comes back in the mode it was in.
+
+    Ids (N,) are cut into ``batch_size`` columns, the tokens left over dropped; more columns are
+    faster and lose more context. Ids (rows, B) keep their columns. ``bptt`` rows go through the
+    encoder at a time, which changes the time and not the result. A token of probability 0 makes the
+    result infinite; NaN raises FloatingPointError.
+    """
+    data = laid_out("perplexity", model, ids, batch_size)
+    losses = _losses("perplexity", model, data, bptt, autocast, progress)
+    return Perplexity(losses.sum(dtype=torch.float64).item(), losses.numel(), data.shape[1])
+
+
+def token_losses(
+    model: LanguageModel,
+    ids: Text,
+    *,
+    batch_size: int = 1,
+    bptt: int = 70,
+    autocast: torch.dtype | None = None,
+    progress: Progress | None = None,
+) -> Tensor:
+    """-log p of every predicted token, (tokens,) in reading order, on the CPU.
+
+    Column after column, each without its first token: for ``batch_size`` 1 the loss of ``ids[i]``
+    is entry i - 1.
+    """
+    data = laid_out("token_losses", model, ids, batch_size)
+    losses = _losses("token_losses", model, data, bptt, autocast, progress)
+    return losses.t().flatten().cpu()
+
+
+@torch.no_grad()
+def _losses(
+    name: str,
+    model: LanguageModel,
+    data: Tensor,  # (rows, B)
+    bptt: int,
+    autocast: torch.dtype | None,
+    progress: Progress | None,
+) -> Tensor:
+    """-log p of every row but the first, (rows - 1, B)."""
+    rows, batch = data.shape
+    segments = evaluation_segments(rows, bptt)
+    state = model.initial_state(batch)
+    found: list[Tensor] = []
+    waiting: list[Tensor] = []  # hidden states whose losses are not computed yet
+    done, scored = 0, 0
+    with evaluating(model), lower_precision(data.device, autocast), model.layer.cached_labels():
+        for segment in segments:
+            inputs, _ = inputs_and_targets(data, segment)
+            encoded = model.encoder(inputs, state)
+            state = encoded.state
+            waiting.append(encoded.output)
+            done += segment.length
+            if (done - scored) * batch < TOKENS_PER_LOSS and done < rows - 1:
+                continue
+            hidden = torch.cat(waiting)  # (done - scored, B, d_h)
+            targets = data[scored + 1 : done + 1]
+            found.append(model.layer.nll(hidden, targets, reduction="none", check=False))
+            waiting, scored = [], done
+            if progress is not None:
+                progress(done * batch, (rows - 1) * batch)
+    losses = torch.cat(found)
+    refuse_nan(name, model, losses)
+    return losses
+
+
+# -- what every evaluation needs ------------------------------------------------------------------
+
+
+def laid_out(name: str, model: LanguageModel, ids: Text, batch_size: int) -> Tensor:
+    """Columns (rows, B), int64, on the model's device; every id is known to be a label."""
+    if not isinstance(ids, np.ndarray | Tensor):
+        raise DataError(f"{name}: ids are a numpy array or a tensor, not {type(ids).__name__}")
+    whole = ids.dtype in WHOLE if isinstance(ids, Tensor) else ids.dtype.kind in "iu"
+    if not whole or ids.ndim not in (1, 2):
+        raise DataError(
+            f"{name}: ids are whole numbers of shape (N,) or (rows, columns), not {ids.dtype} "
+            f"{tuple(ids.shape)}"
+        )
+    if ids.ndim == 1:
+        data = columns(ids.cpu().numpy() if isinstance(ids, Tensor) else ids, batch_size)
+    else:
+        data = ids.long() if isinstance(ids, Tensor) else torch.from_numpy(ids.astype("int64"))
+    labels = model.layer.vocabulary_size
+    if data.numel():
+        for extreme in (int(data.min()), int(data.max())):
+            if not 0 <= extreme < labels:
+                raise DataError(
+                    f"{name}: id {extreme} is none of the model's {labels} labels; encode the text "
+                    "with the vocabulary the model was trained with"
+                )
+    return data.to(next(model.parameters()).device)
+
+
+def one_column(name: str, model: LanguageModel, ids: Text, limit: int | None = None) -> Tensor:
+    """(rows, 1), as ``laid_out``: a text with its first ``limit`` predicted tokens, or all."""
+    if limit is not None and limit < 1:
+        raise ValueError(f"{name}: limit is at least 1, not {limit}")
+    data = laid_out(name, model, ids, 1)
+    if data.shape[1] != 1:
+        raise DataError(
+            f"{name}: this reads one text, not a text cut into {data.shape[1]} columns; give ids "
+            "of shape (N,)"
+        )
+    return data if limit is None else data[: limit + 1]
+
+
+def refuse_nan(name: str, model: nn.Module, losses: Tensor) -> None:
+    """FloatingPointError, or Stalled, where one of the losses (rows, B) is NaN."""
+    wrong = losses.isnan()
+    if not wrong.any():
+        return
+    refuse_stall(name)
+    row, column = (int(place) for place in wrong.nonzero()[0])
+    parameters = dict(model.named_parameters())
+    broken = [key for key, value in parameters.items() if not value.isfinite().all()]
+    cause = (
+        f"{len(broken)} of {len(parameters)} parameters are not finite, {broken[0]} the first: "
+        "training has diverged, go back to an earlier checkpoint"
+        if broken
+        else "all parameters are finite, so the precision is too low: evaluate in float32"
+    )
+    raise FloatingPointError(
+        f"{name}: the loss is NaN for {int(wrong.sum())} of {losses.numel()} tokens, from row "
+        f"{row + 1} of column {column} on; {cause}"
+    )
+
+
+def _exp(loss: float) -> float:
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf

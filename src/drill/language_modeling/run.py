@@ -1,0 +1,161 @@
+"""From a run folder back to its settings, its vocabulary and its model, with which weights."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from drill.data import DataError, Ids, Vocabulary
+from drill.errors import RunFolderError
+from drill.language_modeling.build import corpus, encoded_text, language_model, rehearse
+from drill.language_modeling.step import ways, why_not_recorded
+from drill.language_modeling.train import train
+from drill.models.language_model import LanguageModel
+from drill.training.build import rule
+from drill.training.device import pick_device
+from drill.training.distributed import World
+from drill.training.loop import TRAINING_LOG, Outcome
+from drill.training.optim import Rule
+from drill.training.precision import autocast_dtype
+from drill.training.progress import Progress
+from drill.training.run.checkpoint import load_into
+from drill.training.run.environment import keep_environment, leave_ended
+from drill.training.run.folder import RunFolder
+from drill.training.run.resume import has_begun, with_text
+from drill.training.run.weights import Origin, Weights, by_any_kernels, load_weights, settings_of
+from drill.training.settings import TRANSLATION, Settings, does_not_run
+from drill.training.summary import (
+    few_updates,
+    no_better_than_guessing,
+    opening,
+    share_of_unknown,
+    sizes,
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trained model and what it was trained on."""
+
+    folder: RunFolder
+    settings: Settings
+    vocabulary: Vocabulary
+    model: LanguageModel
+    origin: Origin
+
+    @property
+    def weights(self) -> Weights:
+        return self.origin.weights
+
+    @cached_property
+    def ids(self) -> Ids:
+        """The encoded corpus; refuses one that is not the run's."""
+        ids, vocabulary = corpus(with_text(self.settings, self.folder))
+        if vocabulary != self.vocabulary:
+            raise DataError(
+                f"{self.folder.path}: was trained on another text than "
+                f"{self.settings.data['corpus']} is now; restore the text"
+            )
+        return ids
+
+
+def vocabulary_of(run: RunFolder) -> Vocabulary:
+    if not run.vocabulary.exists():
+        raise RunFolderError(
+            f"{run.vocabulary}: is missing, so nobody knows which word an id is; restore it from a "
+            "copy, or remove the folder and train again"
+        )
+    return Vocabulary.load(run.vocabulary)
+
+
+def load_run(
+    folder: Path | str, weights: Weights | None = None, device: torch.device | str = "auto"
+) -> Run:
+    """The model of a run in eval mode: the best weights, or the last where none are best yet."""
+    run = RunFolder(folder)
+    settings = settings_of(run)
+    if settings.task == TRANSLATION:
+        raise RunFolderError(
+            f"{run.path}: holds a translator, not a language model; use `drill translate`, or "
+            "load_translation in Python"
+        )
+    vocabulary = vocabulary_of(run)
+    place = pick_device(device) if isinstance(device, str) else device
+    model = language_model(by_any_kernels(settings), vocabulary, place)
+    return Run(run, settings, vocabulary, model, load_weights(model, run, weights))
+
+
+def train_language_model(
+    settings: Settings,
+    run: RunFolder,
+    device: torch.device,
+    processes: World,
+    progress: Callable[[Progress], None] | None,
+    data_progress: Any,
+    opened: Callable[[str], None] | None,
+) -> Outcome:
+    begun = has_begun(settings, run, processes)
+    rehearse(settings)
+    if opened is not None:
+        opened(opening(settings, run, device, processes))
+    text, ids, vocabulary = encoded_text(settings, data_progress if processes.first else None)
+    if begun and vocabulary_of(run) != vocabulary:
+        raise DataError(
+            f"{run.path}: its vocabulary is not that of {settings.data['corpus']} any more; the "
+            "text has changed, so train under another name"
+        )
+    torch.manual_seed(settings.training["seed"])
+    model = language_model(settings, vocabulary, device)
+    if settings.start is not None and not run.last.exists():
+        start = RunFolder(settings.start)
+        if vocabulary_of(start) != vocabulary:
+            raise DataError(f"{start.path}: was trained with another vocabulary; start elsewhere")
+        load_into(model, start.best)
+    trains_by = rule(settings)
+    if processes.first and not leave_ended(run, settings):
+        vocabulary.save(run.vocabulary)
+        found = _ways(settings, model, trains_by, processes)
+        keep_environment(run, settings, model, device, processes, found)
+        run.write_text(run.recipe, settings.to_toml())
+    if opened is not None:
+        size = f"{len(ids.train):,} tokens, {len(vocabulary):,} words"
+        cut_off = (settings.data["minimum_count"], settings.data["maximum_size"])
+        remarks = (
+            share_of_unknown(text, vocabulary, ids, *cut_off),
+            few_updates(settings, len(ids.train)),
+        )
+        opened(sizes(settings, run, model, size, *remarks))
+    outcome = train(
+        model,
+        ids,
+        run,
+        trains_by,
+        **settings.training,
+        world=processes,
+        progress=progress,
+    )
+    if processes.first and outcome.test is not None:
+        remark = no_better_than_guessing(outcome.test.perplexity, len(vocabulary))
+        if remark is not None:
+            logging.getLogger(TRAINING_LOG).warning(remark)
+    return outcome
+
+
+def _ways(settings: Settings, model: LanguageModel, trains_by: Rule, processes: World) -> list[str]:
+    """Which kernels are used and how steps are made, and why."""
+    given = settings.training
+    trains_by.begin(model.named_parameters())  # what it can do depends on what it changes
+    obstacle = why_not_recorded(
+        model, trains_by, given["capture"], processes.size, given["micro_batch"]
+    )
+    batch = processes.own_columns(given["batch_size"])
+    device = next(model.parameters()).device
+    autocast = autocast_dtype(given["precision"], device)
+    try:
+        return ways(model, obstacle, batch, given["bptt"], autocast)
+    except ValueError as error:
+        raise does_not_run(settings, error) from None

@@ -1,0 +1,285 @@
+"""One training step after another: launched as they come, or recorded once per length and replayed.
+
+A step of a recurrent model is hundreds of small launches, which take a host longer than the GPU. As
+a CUDA graph they are one. A graph holds addresses and shapes, so there is one for every length of a
+segment, all of them reading the ids, the state and the learning rate where they were put before.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from drill.data import Segment, inputs_and_targets
+from drill.kernels.runtime.overlap import room_for
+from drill.language_modeling.state import Position
+from drill.layers import MatrixLayer, MixtureOfSoftmaxes
+from drill.models.encoder import State
+from drill.models.language_model import LanguageModel
+from drill.training.cuda_graphs import Graphs, taken_for_granted
+from drill.training.loop import TRAINING_LOG
+from drill.training.optim import Rule
+from drill.training.precision import autocast_to
+
+logger = logging.getLogger(TRAINING_LOG)
+
+MOST_GRAPHS = 256
+SEEN_BEFORE = 1  # launches of a length before it is recorded: they compile what it needs
+
+Replay = Callable[[], None]
+
+
+class Steps:
+    """Forward, backward and the change of the parameters, launched as they come.
+
+    trained      the model, or what wraps it for several processes
+    data         (rows, B), on the device
+    autocast     the dtype of products, if not that of the parameters
+    micro_batch  columns at a time, their gradients summed; None takes all at once
+    options      of the model's loss
+    """
+
+    def __init__(
+        self,
+        trained: nn.Module,
+        data: Tensor,
+        rule: Rule,
+        *,
+        bptt: int,
+        autocast: torch.dtype | None = None,
+        micro_batch: int | None = None,
+        options: dict[str, Any],
+    ) -> None:
+        self.trained, self.data, self.rule, self.bptt = trained, data, rule, bptt
+        self.autocast, self.micro_batch, self.options = autocast, micro_batch, options
+
+    def __call__(self, at: Position, segment: Segment, progress: float) -> None:
+        """Train on one segment; adds its loss to ``at.nll`` and carries ``at.hidden``."""
+        inputs, targets = inputs_and_targets(self.data, segment)  # (T, B) each
+        with autocast_to(self.data.device, self.autocast):
+            nll, at.hidden = backward(
+                self.trained, inputs, targets, at.hidden, self.micro_batch, self.options
+            )
+        self.rule.step(segment.sampled_length, self.bptt, progress)
+        at.nll += nll * segment.length
+
+
+class RecordedSteps(Steps):
+    """The same steps, replayed. The first segment of a length is launched, later ones are replays.
+
+    Once the rule says that a step cannot be a replay, all are launched. Graphs are recorded anew
+    where modes of modules or addresses of parameters have changed.
+
+    graphs  where they are recorded
+    """
+
+    def __init__(
+        self,
+        trained: LanguageModel,
+        data: Tensor,
+        rule: Rule,
+        *,
+        graphs: Graphs | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(trained, data, rule, **settings)
+        self.model = trained
+        self.graphs = graphs or Graphs(data.device, instead="set training.capture=false")
+        self.ids = data.new_empty((0, data.shape[1]))  # (longest + 1, B)
+        self.state: State | None = None
+        self.seen: Counter[int] = Counter()
+        self.phase: object = None
+        self.modules, self.parameters = list(trained.modules()), list(trained.parameters())
+        self.granted: object = None
+        self.obstacle: str | None = None
+        self.replays: dict[int, Replay] = {}
+        self._told_of_the_most = False
+
+    def __call__(self, at: Position, segment: Segment, progress: float) -> None:
+        length = segment.length
+        self._carry(at)
+        self._make_room(length)
+        self._look_for_changes()
+        self.ids[: length + 1].copy_(self.data[segment.start : segment.start + length + 1])
+        self.seen[length] += 1
+        new = length not in self.replays
+        if self.obstacle is not None or (new and not self._comes_again(length)):
+            self.graphs.warm_up(lambda: self._launch(at, segment, progress))
+            return
+        self.rule.announce(segment.sampled_length, self.bptt, progress)
+        if new:
+            self.replays[length] = self.graphs.record(
+                lambda: self._work(at, length, self.rule.apply)
+            )
+        self.replays[length]()
+        self.rule.replayed()
+
+    def _comes_again(self, length: int) -> bool:
+        """Whether a length without a graph is to get one: it came before, and there is room."""
+        if self.seen[length] <= SEEN_BEFORE:
+            return False
+        if len(self.replays) < MOST_GRAPHS:
+            return True
+        if not self._told_of_the_most:
+            self._told_of_the_most = True
+            logger.warning(
+                "training: steps of %d lengths are replayed as CUDA graphs, which is the most: "
+                "those of further lengths are launched one by one, more slowly; a smaller "
+                "training.bptt has fewer",
+                MOST_GRAPHS,
+            )
+        return False
+
+    def _launch(self, at: Position, segment: Segment, progress: float) -> None:
+        def step() -> None:
+            found = self.rule.why_launched()
+            if found is not None and self.obstacle is None:
+                self.obstacle = found
+                self.replays.clear()
+                logger.info("training: steps are launched one by one: %s", found)
+            self.rule.step(segment.sampled_length, self.bptt, progress)
+
+        self._work(at, segment.length, step)
+
+    def _work(self, at: Position, length: int, step: Callable[[], None]) -> None:
+        """Forward, backward, and ``step`` with the gradients."""
+        assert self.state is not None
+        inputs, targets = self.ids[:length], self.ids[1 : length + 1]
+        with autocast_to(self.data.device, self.autocast), room_for(self.parameters):
+            loss = self.model(inputs, targets, self.state, **self.options)
+            loss.total.backward()
+        step()
+        at.nll += loss.nll * length
+        torch._foreach_copy_(_flat(self.state), _flat(loss.state))
+
+    def _look_for_changes(self) -> None:
+        """Forget graphs of what is no longer so."""
+        now = taken_for_granted(self.modules, self.parameters)
+        if now != self.granted:
+            self.seen.clear()  # other modes may take other kernels, which are to be loaded first
+        if self.rule.phase is not self.phase or now != self.granted:
+            self.replays.clear()
+            self.phase, self.granted = self.rule.phase, now
+
+    def _carry(self, at: Position) -> None:
+        """From now on the state of ``at`` is the one that graphs read and write."""
+        if self.state is None:
+            made = self.model.initial_state(self.data.shape[1])
+            self.state = tuple(tuple(tensor.clone() for tensor in layer) for layer in made)
+        if at.hidden is None:
+            torch._foreach_zero_(_flat(self.state))
+        elif at.hidden is not self.state:
+            torch._foreach_copy_(_flat(self.state), _flat(at.hidden))
+        at.hidden = self.state
+
+    def _make_room(self, length: int) -> None:
+        if self.ids.shape[0] > length:
+            return
+        self.ids = self.data.new_empty((max(length + 1, 2 * self.bptt), self.data.shape[1]))
+        self.replays.clear()  # they read where the ids were
+
+
+def steps(
+    model: LanguageModel,
+    trained: nn.Module,
+    data: Tensor,
+    rule: Rule,
+    *,
+    capture: bool,
+    world_size: int,
+    micro_batch: int | None,
+    **settings: Any,
+) -> Steps:
+    """Replayed steps where that is wanted and possible, else launched ones; the log says why."""
+    obstacle = why_not_recorded(model, rule, capture, world_size, micro_batch)
+    if data.is_cuda:
+        size = data.shape[1], settings["bptt"]
+        found = ways(model, obstacle, *size, settings.get("autocast"))
+        logger.info("training on %s: %s", data.device, "; ".join(found))
+    if obstacle is None:
+        return RecordedSteps(model, data, rule, **settings)
+    return Steps(trained, data, rule, micro_batch=micro_batch, **settings)
+
+
+def ways(
+    model: LanguageModel,
+    obstacle: str | None,
+    batch: int,
+    bptt: int,
+    autocast: torch.dtype | None,
+) -> list[str]:
+    """How a run is trained where the model is; ``obstacle`` is what ``why_not_recorded`` gives."""
+    with autocast_to(next(model.parameters()).device, autocast):
+        parts = model.ways(batch, bptt)
+    steps = "replayed as CUDA graphs" if obstacle is None else f"launched one by one: {obstacle}"
+    return [*parts, f"steps {steps}"]
+
+
+def why_not_recorded(
+    model: LanguageModel, rule: Rule, capture: bool, world_size: int, micro_batch: int | None
+) -> str | None:
+    """Why steps of this kind are launched one by one; None where they can be replayed."""
+    device = next(model.parameters()).device
+    if not capture:
+        return "asked for"
+    if device.type != "cuda":
+        return f"CUDA graphs need an NVIDIA GPU, not {device.type}"
+    if world_size > 1:
+        return "several processes sum their gradients"
+    if micro_batch is not None:
+        return "a batch is taken in parts"
+    if not isinstance(model.layer, MatrixLayer | MixtureOfSoftmaxes):
+        return f"sizes inside {type(model.layer).__name__} depend on the targets"
+    return rule.why_not_recorded()
+
+
+def backward(
+    trained: nn.Module,  # the model, or what wraps it for several processes
+    inputs: Tensor,  # (T, B)
+    targets: Tensor,  # (T, B)
+    hidden: State | None,
+    micro_batch: int | None,
+    options: dict[str, Any],
+) -> tuple[Tensor, State]:
+    """Add the gradients of one batch; gives its mean loss and the state after it."""
+    batch = inputs.shape[1]
+    if micro_batch is None or micro_batch >= batch:
+        loss = trained(inputs, targets, hidden, **options)
+        loss.total.backward()
+        return loss.nll, loss.state
+    several = trained if isinstance(trained, DistributedDataParallel) else None
+    model: LanguageModel = trained.module if several else trained  # type: ignore[assignment]
+    nll = inputs.new_zeros((), dtype=torch.float32)
+    states: list[State] = []
+    # Several processes sum gradients during backward, which a shared encoding would come after.
+    with nullcontext() if several else model.layer.shared_labels():
+        for start in range(0, batch, micro_batch):
+            own = slice(start, min(batch, start + micro_batch))
+            share = (own.stop - own.start) / batch
+            carried = None if hidden is None else _columns(hidden, own)
+            with several.no_sync() if several and own.stop < batch else nullcontext():
+                loss = trained(inputs[:, own], targets[:, own], carried, **options)
+                (loss.total * share).backward()
+            nll = nll + loss.nll * share
+            states.append(loss.state)
+    return nll, _joined(states)
+
+
+def _columns(state: State, own: slice) -> State:
+    return tuple(tuple(tensor[:, own].contiguous() for tensor in layer) for layer in state)
+
+
+def _joined(states: list[State]) -> State:
+    return tuple(
+        tuple(torch.cat(parts, dim=1) for parts in zip(*layers, strict=True))
+        for layers in zip(*states, strict=True)
+    )
+
+
+def _flat(state: State) -> list[Tensor]:
+    return [tensor for layer in state for tensor in layer]

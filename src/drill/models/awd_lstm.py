@@ -1,0 +1,174 @@
+"""AWD-LSTM, the regularised recurrent encoder (Merity, Keskar & Socher, ICLR 2018).
+
+x^(0) = lock(rows(E)[ids])
+x^(l) = LSTM_l(x^(l-1); W_hh * m_l)        l = 1..layers, lock(x^(l)) in between
+output = lock(x^(layers)),  raw = x^(layers)
+
+``lock`` is locked dropout, ``rows`` drops whole words, ``m_l`` drops entries of recurrent weights.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from drill.kernels.lstm.lstm import IMPLEMENTATIONS, Implementation, choose, in_words, lstm_stack
+from drill.kernels.lstm.weights import Weights
+from drill.models.dropout import locked_dropout, row_dropout
+from drill.models.encoder import Encoded, Encoder, State
+
+
+class AwdLstm(Encoder):
+    """Stacked LSTMs with a dropout at every place where one helps; for language models.
+
+    embedding          the model's nn.Embedding (V, d), shared; LSTMs go to its device and dtype
+    hidden_size        width of all layers but the last
+    layers             number of LSTMs
+    output_size        width of the last one; d unless given, which is what tied labels need
+    dropout_embedding  share of the vocabulary that a forward loses, input side only
+    dropout_input      locked, on the embedded words
+    dropout_hidden     locked, between LSTMs
+    dropout_output     locked, on the last one's output
+    weight_drop        share of every hidden-to-hidden matrix that a forward loses, entry by entry
+    impl               of the LSTMs: auto, reference, cudnn, persistent or graph; see
+                       drill.kernels.lstm
+    init_range         given, the embedding is drawn uniform in +-init_range; it belongs to the
+                       caller, so by default it stays as it is. LSTMs start at torch's default,
+                       uniform in +-1/sqrt(width)
+    """
+
+    def __init__(
+        self,
+        embedding: nn.Embedding,
+        hidden_size: int = 1150,
+        layers: int = 3,
+        *,
+        output_size: int | None = None,
+        dropout_embedding: float = 0.1,
+        dropout_input: float = 0.65,
+        dropout_hidden: float = 0.3,
+        dropout_output: float = 0.4,
+        weight_drop: float = 0.5,
+        impl: Implementation = "auto",
+        init_range: float | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(embedding, nn.Embedding):
+            raise TypeError(
+                "AwdLstm: the first argument is the model's nn.Embedding, "
+                f"not {type(embedding).__name__}"
+            )
+        d = embedding.embedding_dim
+        self.output_size = d if output_size is None else _positive("output_size", output_size)
+        _positive("hidden_size", hidden_size)
+        inner = [hidden_size] * (_positive("layers", layers) - 1)
+        self.embedding = embedding
+        self.dropout_embedding = _fraction("dropout_embedding", dropout_embedding)
+        self.dropout_input = _fraction("dropout_input", dropout_input)
+        self.dropout_hidden = _fraction("dropout_hidden", dropout_hidden)
+        self.dropout_output = _fraction("dropout_output", dropout_output)
+        self.weight_drop = _fraction("weight_drop", weight_drop)
+        if impl not in IMPLEMENTATIONS:
+            raise ValueError(f"AwdLstm: impl is one of {', '.join(IMPLEMENTATIONS)}, not {impl!r}")
+        self.impl = impl
+        self._dropping = True
+        device, dtype = embedding.weight.device, embedding.weight.dtype
+        widths = zip([d, *inner], [*inner, self.output_size], strict=True)
+        lstms = [nn.LSTM(i, o, device=device, dtype=dtype) for i, o in widths]
+        self.lstms = cast(Sequence[nn.LSTM], nn.ModuleList(lstms))
+        if init_range is not None:
+            if not init_range > 0.0:
+                raise ValueError(f"AwdLstm: init_range is a positive number, not {init_range}")
+            nn.init.uniform_(embedding.weight, -init_range, init_range)
+
+    def forward(self, ids: Tensor, state: State | None = None) -> Encoded:
+        """ids (T, B) -> output and raw (T, B, output_size), and the state after the last step.
+
+        Every mask is drawn anew. Outside train mode nothing is dropped and output is raw.
+        """
+        if ids.dtype not in (torch.int64, torch.int32) or ids.dim() != 2 or 0 in ids.shape:
+            raise TypeError(
+                f"AwdLstm: ids are whole numbers of shape (T, B), not {ids.dtype} "
+                f"{tuple(ids.shape)}; a single text has shape (T, 1)"
+            )
+        state = self.initial_state(ids.shape[1]) if state is None else state
+        self._check_state(state, ids.shape[1])
+        dropping = self.training and self._dropping
+        x = self.embedding(ids)  # (T, B, d)
+        if dropping:
+            rows = self.embedding.weight.shape[0]
+            x = row_dropout(x, ids, rows, self.dropout_embedding)
+            x = locked_dropout(x, self.dropout_input)
+        x, carried = lstm_stack(
+            x,
+            state,
+            [Weights(*lstm.all_weights[0]) for lstm in self.lstms],
+            self.impl,
+            drop=self.weight_drop if dropping else 0.0,
+            between=self.dropout_hidden if dropping else 0.0,
+        )
+        output = locked_dropout(x, self.dropout_output) if dropping else x
+        return Encoded(output, x, tuple(carried))
+
+    def ways(self, batch: int) -> list[str]:
+        x = self.embedding.weight.new_empty(1, batch, 0)
+        made = [choose(self.impl, x, Weights(*each.all_weights[0]).w_hh) for each in self.lstms]
+        return [
+            f"LSTM {in_words(chosen, x.device)} ({reason})"
+            for chosen, reason in dict.fromkeys(made)
+        ]
+
+    def initial_state(self, batch: int) -> State:
+        """Zeros: per layer h and c, each (1, batch, width)."""
+        like = self.embedding.weight
+
+        def zeros(lstm: nn.LSTM) -> Tensor:
+            return like.new_zeros(1, batch, lstm.hidden_size)
+
+        return tuple((zeros(lstm), zeros(lstm)) for lstm in self.lstms)
+
+    @contextmanager
+    def without_dropout(self) -> Iterator[None]:
+        """Inside, the encoder is in train mode and drops nothing; for dynamic evaluation.
+
+        ``eval()`` would not do where gradients are needed: cuDNN has no backward in that mode.
+        """
+        modes = [(module, module.training) for module in self.modules()]
+        before, self._dropping = self._dropping, False
+        self.train()
+        try:
+            yield
+        finally:
+            self._dropping = before
+            for module, mode in modes:
+                module.training = mode
+
+    def extra_repr(self) -> str:
+        return (
+            f"dropout_embedding={self.dropout_embedding}, dropout_input={self.dropout_input}, "
+            f"dropout_hidden={self.dropout_hidden}, dropout_output={self.dropout_output}, "
+            f"weight_drop={self.weight_drop}"
+        )
+
+    def _check_state(self, state: State, batch: int) -> None:
+        wanted = [[(1, batch, lstm.hidden_size)] * 2 for lstm in self.lstms]
+        found = [[tuple(tensor.shape) for tensor in layer] for layer in state]
+        if found != wanted:
+            raise ValueError(
+                f"AwdLstm: the state has shapes {found}, but this encoder and a batch of {batch} "
+                f"need {wanted}; start from initial_state({batch})"
+            )
+
+
+def _positive(name: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"AwdLstm: {name} is a whole number of at least 1, not {value!r}")
+    return value
+
+
+def _fraction(name: str, value: float) -> float:
+    if not 0.0 <= value < 1.0:  # NaN fails too
+        raise ValueError(f"AwdLstm: {name} lies in [0, 1), not {value}")
+    return value

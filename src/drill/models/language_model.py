@@ -1,0 +1,109 @@
+"""Models: an encoder and an output layer."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from drill.layers.base import OutputLayer
+from drill.models.encoder import Encoded, Encoder, State
+
+
+class Loss(NamedTuple):
+    """What a batch costs.
+
+    total  what backward starts from: nll and the regularisers
+    nll    what is reported: the mean over tokens alone, no graph behind it
+    state  where the next batch goes on, no graph behind it
+    """
+
+    total: Tensor
+    nll: Tensor
+    state: State
+
+
+class LanguageModel(nn.Module):
+    """p(y_t | y_<t) = layer(encoder(y_<t)): any encoder under any output layer.
+
+    Where both hold one embedding, it stays one Parameter and is counted once.
+
+        model = LanguageModel(AwdLstm(embedding), DeepResidual(embedding, depth=4))
+        loss = model.loss(ids, targets, state)
+    """
+
+    def __init__(self, encoder: Encoder, layer: OutputLayer) -> None:
+        super().__init__()
+        if encoder.output_size != layer.hidden_size:
+            raise ValueError(
+                f"LanguageModel: the encoder gives width {encoder.output_size}, but the layer "
+                f"reads hidden_size {layer.hidden_size}; build the encoder with "
+                f"output_size={layer.hidden_size}, or the layer with "
+                f"hidden_size={encoder.output_size}"
+            )
+        self.encoder = encoder
+        self.layer = layer
+
+    def loss(
+        self,
+        ids: Tensor,  # (T, B)
+        targets: Tensor,  # (T, B)
+        state: State | None = None,
+        *,
+        activation: float = 2.0,
+        slowness: float = 1.0,
+        **options: Any,
+    ) -> Loss:
+        """nll + activation * mean(output^2) + slowness * mean((raw[t+1] - raw[t])^2).
+
+        The first regulariser keeps the dropped output of the encoder small, the second lets the
+        undropped one change slowly. Both are means over all elements of the last layer.
+        ``options`` go to ``layer.nll``; ``check=False`` spares a GPU the wait for the host.
+        """
+        encoded: Encoded = self.encoder(ids, state)
+        nll = self.layer.nll(encoded.output, targets, **options)
+        total = nll
+        if activation != 0.0:
+            total = total + activation * _mean_square(encoded.output)
+        if slowness != 0.0 and encoded.raw.shape[0] > 1:  # one step has no change, not a NaN one
+            total = total + slowness * _mean_square(encoded.raw[1:] - encoded.raw[:-1])
+        return Loss(total, nll.detach(), self.encoder.detach(encoded.state))
+
+    def forward(
+        self, ids: Tensor, targets: Tensor, state: State | None = None, **options: Any
+    ) -> Loss:
+        """``loss``, so that wrappers which call the module train it."""
+        return self.loss(ids, targets, state, **options)
+
+    def log_probs(self, ids: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """log p of every label after every step, (T, B, V), and the state to go on from."""
+        encoded: Encoded = self.encoder(ids, state)
+        return self.layer.log_probs(encoded.output), encoded.state
+
+    def initial_state(self, batch: int) -> State:
+        return self.encoder.initial_state(batch)
+
+    def ways(self, batch: int, length: int) -> list[str]:
+        """How it trains on so many sequences of this length where it is, and why."""
+        return [*self.encoder.ways(batch), *self.layer.ways(batch * length)]
+
+    @contextmanager
+    def without_dropout(self) -> Iterator[None]:
+        """Inside, gradients can be had and nothing is dropped; for dynamic evaluation."""
+        modes = [(module, module.training) for module in self.layer.modules()]
+        self.layer.eval()
+        try:
+            with self.encoder.without_dropout():
+                yield
+        finally:
+            for module, mode in modes:
+                module.training = mode
+
+    def parameter_count(self) -> int:
+        """Trained numbers; what encoder and layer share counts once."""
+        return sum(p.numel() for p in self.parameters() if p.requires_grad)
+
+
+def _mean_square(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32)).square().mean()

@@ -1,0 +1,171 @@
+"""Attention of a Transformer: to itself, and to what an encoder has made of the source.
+
+Shape legend:
+
+    B, S, T  sentences, source tokens, target tokens
+    d        width; H heads of d/H each
+    K        hypotheses of a sentence that are decoded side by side
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from drill.models.transformer.fused_linear import Prepared, mapped
+
+KeysValues = tuple[Tensor, Tensor]
+"""Keys and values, each (B, H, S, d/H)."""
+
+Append = Callable[[Tensor], tuple[Tensor, Tensor, Tensor | None]]
+"""Adds the keys and values (2, B*K, H, d/H) of a step; gives those of all steps, and a mask where
+some of these are still to come."""
+
+
+def attended(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
+    """softmax(q k^T / sqrt(d/H) + mask) v by PyTorch's fused kernels; without a mask, causal."""
+    with _kernels(q, mask):
+        return F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=mask is None)
+
+
+def _kernels(q: Tensor, mask: Tensor | None) -> AbstractContextManager[None]:
+    """Those whose gradients can be trusted.
+
+    Given a mask, cuDNN's gradient of the queries is NaN at lengths of 64, 192, ... once all scores
+    of a query are below -88, which training comes to (torch 2.11 to 2.13 on Hopper,
+    pytorch/pytorch#196678). The others cost as much here.
+    """
+    if mask is None or not q.is_cuda or not torch.is_grad_enabled():
+        return nullcontext()
+    if torch.compiler.is_compiling():
+        return sdpa_kernel(
+            [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+        )
+    return WithoutCudnn()
+
+
+class WithoutCudnn(AbstractContextManager[None]):
+    """What ``sdpa_kernel`` does of the same, at a tenth of its time on the host."""
+
+    def __enter__(self) -> None:
+        self.before = torch.backends.cuda.cudnn_sdp_enabled()
+        torch.backends.cuda.enable_cudnn_sdp(False)
+
+    def __exit__(self, *_: object) -> None:
+        torch.backends.cuda.enable_cudnn_sdp(self.before)
+
+
+class SelfAttention(nn.Module):
+    """softmax(Q K^T / sqrt(d/H)) V for each head, Q, K, V all linear in x.
+
+    ``output`` maps the heads together; the residual around applies it, unless ``with_output``.
+    """
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.dropout = dropout
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.output = nn.Linear(width, width)
+
+    def maps(self) -> list[nn.Linear]:
+        return [self.query_key_value, self.output]
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        append: Append | None = None,
+        ready: Prepared | None = None,
+        with_output: bool = False,
+    ) -> Tensor:
+        """x (B, T, d) -> (B, T, d); position t sees those of ``mask``, without one those up to t.
+
+        mask    (B, 1, 1, T), 0 where a token may be seen and -inf elsewhere
+        append  given, x is one position of hypotheses, (B, K, d): each sees what it has appended
+        """
+        seen = self._seen(x, mask, ready) if append is None else self._step(x, append)
+        return self.output(seen) if with_output else seen
+
+    def _seen(self, x: Tensor, mask: Tensor | None, ready: Prepared | None) -> Tensor:
+        q, k, v = _by_heads(mapped(self.query_key_value, x, ready), 3, self.heads)
+        p = self.dropout if self.training else 0.0
+        return attended(q, k, v, mask, p).transpose(1, 2).flatten(2)
+
+    def _step(self, x: Tensor, append: Append) -> Tensor:
+        rows = self.query_key_value(x).view(-1, 3, self.heads, x.shape[-1] // self.heads)
+        parts = rows.transpose(0, 1)  # (3, B*K, H, d/H)
+        seen = F.scaled_dot_product_attention(parts[0].unsqueeze(2), *append(parts[1:]))
+        return seen.reshape(x.shape)  # of (B*K, H, 1, d/H)
+
+
+class CrossAttention(nn.Module):
+    """The same with Q linear in x, K and V linear in what an encoder has made of the source."""
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.dropout = dropout
+        self.query = nn.Linear(width, width)
+        self.key_value = nn.Linear(width, 2 * width)
+        self.output = nn.Linear(width, width)
+
+    def maps(self) -> list[nn.Linear]:
+        return [self.query, self.key_value, self.output]
+
+    def keys_values(self, states: Tensor) -> KeysValues:
+        """Of encoder states (B, S, d); once a sentence, however many steps it is decoded in."""
+        return self.by_heads(self.key_value(states))
+
+    def by_heads(self, mapped_states: Tensor) -> KeysValues:
+        """The same of what ``key_value`` has made of them, (B, S, 2d)."""
+        k, v = _by_heads(mapped_states, 2, self.heads)
+        return k, v
+
+    def forward(
+        self,
+        x: Tensor,
+        source: KeysValues | Tensor,
+        mask: Tensor,
+        ready: Prepared | None = None,
+        with_output: bool = False,
+    ) -> Tensor:
+        """x (B, T, d) -> (B, T, d). Positions do not see each other: they may be hypotheses too.
+
+        source  encoder states (B, S, d), or the keys and values of them
+        """
+        keys_values = self.keys_values(source) if isinstance(source, Tensor) else source
+        q = mapped(self.query, x, ready)
+        q = q.view(*q.shape[:-1], self.heads, -1).transpose(1, 2)
+        p = self.dropout if self.training else 0.0
+        seen = attended(q, *keys_values, mask, p).transpose(1, 2).flatten(2)
+        return self.output(seen) if with_output else seen
+
+
+def attention_ways(attention: SelfAttention, autocast: torch.dtype | None) -> list[str]:
+    """Which of PyTorch's kernels attends in training: to earlier tokens, and past padding."""
+    like, tokens = attention.output.weight, 64
+    q = like.new_empty((1, attention.heads, tokens, like.shape[0] // attention.heads))
+    q = q.to(autocast or like.dtype).requires_grad_()
+    masks = {"to earlier tokens": None, "past padding": q.new_zeros((1, 1, 1, tokens))}
+    found: dict[str, list[str]] = {}
+    for seen, mask in masks.items():
+        with _kernels(q, mask):
+            choice = torch._fused_sdp_choice(
+                q, q, q, mask, attention.dropout, is_causal=mask is None
+            )
+        name = SDPBackend(choice).name.lower().removesuffix("_attention")
+        found.setdefault(name, []).append(seen)
+    return [f"attention {name} ({' and '.join(seen)})" for name, seen in found.items()]
+
+
+def _by_heads(x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
+    """(B, T, parts*d) -> ``parts`` tensors (B, H, T, d/H).
+
+    Parted before they are turned: so their gradients are put together in one copy, not two.
+    """
+    split = x.view(*x.shape[:-1], parts, heads, -1).unbind(2)
+    return tuple([part.transpose(1, 2) for part in split])

@@ -1,0 +1,60 @@
+"""What a Transformer reads beside its words: where they stand, and which of them may be seen."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from drill.kernels.runtime.dispatch import compute_dtype
+
+ALIGNED = 8
+"""Fused attention copies a mask whose rows do not begin at multiples of so many numbers."""
+
+
+def sinusoids(start: int | Tensor, length: int, width: int, like: Tensor) -> Tensor:
+    """Positions start..start+length-1, (length, width): sin(t w_i), then cos(t w_i).
+
+    w_i = 10000^(-2i/width) for i = 0..width/2-1. Made when asked for, so no sentence is too long.
+    """
+    exact = torch.promote_types(like.dtype, torch.float32)
+    t = torch.arange(length, device=like.device, dtype=exact) + start
+    i = torch.arange(width // 2, device=like.device, dtype=exact)
+    angles = t[:, None] * torch.exp(i * (-2.0 * math.log(10_000.0) / width))
+    return torch.cat([angles.sin(), angles.cos()], dim=1).to(like.dtype)
+
+
+def additive_mask(seen: Tensor, x: Tensor) -> Tensor:
+    """(B, S) of True and False as (B, 1, 1, S) of 0 and -inf, in the precision of attention."""
+    rows, length = seen.shape
+    room = x.new_zeros((rows, 1, 1, -(-length // ALIGNED) * ALIGNED), dtype=compute_dtype(x))
+    return room[..., :length].masked_fill_(~seen[:, None, None], -torch.inf)
+
+
+def common_width(source: nn.Embedding, target: nn.Embedding) -> int:
+    for embedding in (source, target):
+        if not isinstance(embedding, nn.Embedding):
+            raise TypeError(
+                "Transformer: the first arguments are the model's nn.Embeddings, "
+                f"not {type(embedding).__name__}"
+            )
+    a, b = source.embedding_dim, target.embedding_dim
+    if a != b:
+        raise ValueError(
+            f"Transformer: the source embedding has width {a} and the target embedding {b}; "
+            "give both one width"
+        )
+    return a
+
+
+def check_ids(what: str, ids: Tensor, dims: int, rows: int | None = None) -> None:
+    shape = "(B, T)" if dims == 2 else "(B*K,)"
+    if ids.dtype not in (torch.int64, torch.int32) or ids.dim() != dims or ids.shape[0] == 0:
+        raise TypeError(
+            f"Transformer: {what} is whole numbers of shape {shape}, not {ids.dtype} "
+            f"{tuple(ids.shape)}; a single sentence has one row"
+        )
+    if rows is not None and ids.shape[0] != rows:
+        raise ValueError(
+            f"Transformer: {what} has {ids.shape[0]} rows, but the encoded source has {rows}; "
+            "give a row for each"
+        )

@@ -1,0 +1,292 @@
+"""The Transformer (Vaswani et al., NIPS 2017): a source and the beginning of a target -> hidden.
+
+x = drop(sqrt(d) E[ids] + positions),  blocks of attention and feed-forward networks over it
+
+``positions`` are sines and cosines of wavelengths 2 pi to 20000 pi.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple, Self, cast, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from drill.kernels.runtime.dispatch import compute_dtype
+from drill.kernels.transformer.residual_norm import SUBLAYER_IMPLEMENTATIONS, SublayerImplementation
+from drill.layers.argument_checks import at_least_zero, fraction, one_of, positive
+from drill.models.transformer.attention import CrossAttention, KeysValues, SelfAttention
+from drill.models.transformer.blocks import DecoderBlock, EncoderBlock, Stream
+from drill.models.transformer.decoding_cache import Cache
+from drill.models.transformer.fused_linear import Prepared, mapped_together, prepared
+from drill.models.transformer.inputs import additive_mask, check_ids, common_width, sinusoids
+
+Norm = Literal["pre", "post"]
+
+
+class Memory(NamedTuple):
+    """What the encoder makes of B source sentences.
+
+    states  (B, S, d)
+    mask    (B, 1, 1, S), 0 where a token stands and -inf where padding does: added to every
+            attention as it is, so made once
+    """
+
+    states: Tensor
+    mask: Tensor
+
+    def repeat(self, times: int) -> "Memory":
+        """Every sentence ``times`` times, one beside the other."""
+        return Memory(*(tensor.repeat_interleave(times, 0) for tensor in self))
+
+
+@dataclass(frozen=True)
+class Size:
+    """A preset: the width of the embeddings and what ``Transformer`` takes beside them."""
+
+    width: int
+    layers: int
+    heads: int
+    feedforward: int
+    dropout: float
+
+
+PRESETS: dict[str, Size] = {
+    "base": Size(512, 6, 8, 2048, 0.1),
+    "small": Size(256, 4, 4, 1024, 0.1),
+    "tiny": Size(128, 2, 4, 512, 0.1),
+}
+"""``base`` is the paper's; ``small`` suits ten thousands of sentences, ``tiny`` a CPU."""
+
+
+class Transformer(nn.Module):
+    """Encoder and decoder of attention alone; for translation.
+
+    source_embedding   the model's nn.Embedding (V_s, d), shared; blocks go to its device and dtype
+    target_embedding   (V_t, d); the source's unless given, for a joint vocabulary
+    layers             blocks of the encoder, and of the decoder
+    heads              of every attention; a divisor of d
+    feedforward        inner width of the networks between
+    dropout            on embedded words, inside the networks and on what enters a residual
+    attention_dropout  on attention weights; as ``dropout`` unless given
+    norm               "pre": x + f(norm(x)) and a norm at either end, which trains without care;
+                       "post": norm(x + f(x)), as first published
+    impl               of what lies between products, in training: auto, reference or triton; see
+                       ``drill.kernels.residual_norm``
+    pad                the id that fills up short rows, on the right
+    init_embeddings    whether the embeddings are drawn too; they belong to the caller, so by
+                       default they stay as they are
+
+    Matrices start as Glorot has them, uniform in +-sqrt(6 / (in + out)), biases at 0.
+    """
+
+    def __init__(
+        self,
+        source_embedding: nn.Embedding,
+        target_embedding: nn.Embedding | None = None,
+        *,
+        layers: int = 6,
+        heads: int = 8,
+        feedforward: int = 2048,
+        dropout: float = 0.1,
+        attention_dropout: float | None = None,
+        norm: Norm = "pre",
+        impl: SublayerImplementation = "auto",
+        pad: int = 0,
+        init_embeddings: bool = False,
+    ) -> None:
+        super().__init__()
+        name = type(self).__name__
+        target_embedding = source_embedding if target_embedding is None else target_embedding
+        d = common_width(source_embedding, target_embedding)
+        if d % positive(name, "heads", heads) != 0 or d % 2 != 0:
+            raise ValueError(
+                f"{name}: the embeddings have width {d}, which {heads} heads and two halves of "
+                f"positions must divide; take a multiple of {math.lcm(heads, 2)}"
+            )
+        self.source_embedding = source_embedding
+        self.target_embedding = target_embedding
+        self.output_size = d
+        self.dropout = fraction(name, "dropout", dropout)
+        self.norm = one_of(name, "norm", norm, get_args(Norm))
+        one_of(name, "impl", impl, SUBLAYER_IMPLEMENTATIONS)
+        self.impl: SublayerImplementation = impl
+        self.pad = at_least_zero(name, "pad", pad)
+        words = min(source_embedding.num_embeddings, target_embedding.num_embeddings)
+        if pad >= words:
+            raise ValueError(f"{name}: pad is {pad}, but an embedding has only {words} rows")
+        block = (
+            d,
+            heads,
+            positive(name, "feedforward", feedforward),
+            dropout,
+            dropout
+            if attention_dropout is None
+            else fraction(name, "attention_dropout", attention_dropout),
+            norm == "pre",
+        )
+        depth = range(positive(name, "layers", layers))
+        with source_embedding.weight.device:
+            encoder = nn.ModuleList(EncoderBlock(*block) for _ in depth)
+            decoder = nn.ModuleList(DecoderBlock(*block) for _ in depth)
+            # After the last residual of a "pre" model nothing has been normed yet.
+            ends = [nn.LayerNorm(d) if norm == "pre" else nn.Identity() for _ in range(2)]
+        self.encoder = cast(Sequence[EncoderBlock], encoder)
+        self.decoder = cast(Sequence[DecoderBlock], decoder)
+        self.encoder_norm, self.decoder_norm = ends
+        for part in (encoder, decoder, *ends):
+            part.to(source_embedding.weight.dtype)
+        self._draw(init_embeddings)
+
+    @classmethod
+    def preset(
+        cls,
+        name: str,
+        source_embedding: nn.Embedding,
+        target_embedding: nn.Embedding | None = None,
+        **changes: Any,
+    ) -> Self:
+        """One of ``PRESETS``, with changes: ``Transformer.preset("base", embedding, pad=2)``."""
+        size = PRESETS[one_of(cls.__name__, "preset", name, tuple(PRESETS))]
+        if source_embedding.embedding_dim != size.width:
+            raise ValueError(
+                f"{cls.__name__}: preset {name!r} has width {size.width} and the embedding "
+                f"{source_embedding.embedding_dim}; build nn.Embedding(words, {size.width})"
+            )
+        options: dict[str, Any] = {
+            "layers": size.layers,
+            "heads": size.heads,
+            "feedforward": size.feedforward,
+            "dropout": size.dropout,
+            **changes,
+        }
+        return cls(source_embedding, target_embedding, **options)
+
+    # -- all positions at once ----------------------------------------------------------------
+
+    def encode(self, source: Tensor) -> Memory:
+        """Ids (B, S), padded on the right, -> Memory. An empty sentence reads as one ``pad``."""
+        check_ids("source", source, 2)
+        if source.shape[1] == 0:
+            source = F.pad(source, (0, 1), value=self.pad)
+        mask = source != self.pad
+        first = torch.arange(source.shape[1], device=source.device) == 0
+        # Attention over nothing is NaN, so an empty sentence shows its first place.
+        mask = mask | (first & ~mask.any(1, keepdim=True))
+        x = self._embedded(self.source_embedding, source, 0)
+        mask = additive_mask(mask, x)
+        stream = Stream(x)
+        ready = self._prepared(self.encoder, x)
+        for block in self.encoder:
+            stream = block(stream, mask, ready)
+        # Read by every block of the decoder, so made once what their products read.
+        return Memory(self._ended(stream, self.encoder_norm, compute_dtype(x), ready), mask)
+
+    def decode(self, target: Tensor, memory: Memory) -> Tensor:
+        """Ids (B, T), padded on the right, -> hidden (B, T, d): what follows each of them.
+
+        Position t sees the source and the target up to t. What stands at padding is to be ignored.
+        """
+        check_ids("target", target, 2, memory.states.shape[0])
+        x = self._embedded(self.target_embedding, target, 0)
+        stream = Stream(x)
+        ready = self._prepared(self.decoder, x)
+        sources = self._keys_values(memory.states, ready)
+        for block in self.decoder:
+            stream = block(stream, sources.get(block, memory.states), memory.mask, ready=ready)
+        return self._ended(stream, self.decoder_norm, x.dtype, ready)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        """Ids (B, S) and (B, T) -> hidden (B, T, d)."""
+        return self.decode(target, self.encode(source))
+
+    # -- step by step -------------------------------------------------------------------------
+
+    def start(self, memory: Memory, hypotheses: int = 1, room: int | None = None) -> Cache:
+        """What ``step`` begins with, for K hypotheses of every sentence.
+
+        ``room`` for so many steps is made at once and does not move: see ``Cache``.
+        """
+        positive(type(self).__name__, "hypotheses", hypotheses)
+        states, heads = memory.states, self.decoder[0].attention.heads
+        source = [
+            states if block.waits_for_its_call() else block.source_attention.keys_values(states)
+            for block in self.decoder
+        ]
+        like = states.new_empty((heads, self.output_size // heads), dtype=compute_dtype(states))
+        return Cache(source, memory.mask, hypotheses, like, room)
+
+    def step(self, ids: Tensor, cache: Cache) -> Tensor:
+        """The next id of every hypothesis (B*K,) -> hidden (B*K, d); ``cache`` grows by one step.
+
+        As ``decode`` of all ids so far at the last position, up to rounding. For evaluation: what
+        is cached is written in place.
+        """
+        check_ids("ids", ids, 1, cache.sentences * cache.hypotheses)
+        x = self._embedded(self.target_embedding, ids[:, None], cache.length)  # (B*K, 1, d)
+        x = x.view(cache.sentences, cache.hypotheses, self.output_size)
+        stream = Stream(x)
+        for i, (block, source) in enumerate(zip(self.decoder, cache.source, strict=True)):
+            stream = block(stream, source, cache.mask, partial(cache.append, i))
+        cache.length += 1
+        return self._ended(stream, self.decoder_norm, x.dtype, None).flatten(0, 1)
+
+    # -----------------------------------------------------------------------------------------
+
+    def extra_repr(self) -> str:
+        shared = self.source_embedding is self.target_embedding
+        return f"norm={self.norm!r}, dropout={self.dropout}, pad={self.pad}, shared={shared}"
+
+    def _embedded(self, embedding: nn.Embedding, ids: Tensor, start: int | Tensor) -> Tensor:
+        x = embedding(ids) * math.sqrt(self.output_size)
+        x = x + sinusoids(start, ids.shape[1], self.output_size, x)
+        return F.dropout(x, self.dropout, self.training)
+
+    def _prepared(
+        self, blocks: Sequence[EncoderBlock | DecoderBlock], x: Tensor
+    ) -> Prepared | None:
+        maps = (each for block in blocks for each in block.maps())
+        dropping = (
+            each
+            for block in blocks
+            for each in block.dropouts()
+            if each.training and each.dropout > 0.0
+        )
+        return prepared(maps, dropping, x, self.impl)
+
+    def _keys_values(
+        self, states: Tensor, ready: Prepared | None
+    ) -> dict[DecoderBlock, KeysValues]:
+        """Of encoder states, for every block whose call does nothing to its weights."""
+        blocks = [block for block in self.decoder if not block.waits_for_its_call()]
+        attentions = [block.source_attention for block in blocks]
+        found = mapped_together([each.key_value for each in attentions], states, ready)
+        keys_values = (each.by_heads(own) for each, own in zip(attentions, found, strict=True))
+        return dict(zip(blocks, keys_values, strict=True))
+
+    def _ended(
+        self, stream: Stream, norm: nn.Module, dtype: torch.dtype, ready: Prepared | None
+    ) -> Tensor:
+        if self.norm == "pre":
+            return stream.normed(cast(nn.LayerNorm, norm), ready, dtype=dtype)[1]
+        # Normed already, and in the dtype of products where that is another.
+        return stream.x if stream.read is None or dtype == stream.x.dtype else stream.read
+
+    @torch.no_grad()
+    def _draw(self, embeddings: bool) -> None:
+        joined: dict[nn.Module, int] = {}  # several maps lie in one matrix, but each is one map
+        for module in self.modules():
+            if isinstance(module, SelfAttention):
+                joined[module.query_key_value] = 3
+            elif isinstance(module, CrossAttention):
+                joined[module.key_value] = 2
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                for part in module.weight.detach().chunk(joined.get(module, 1)):
+                    nn.init.xavier_uniform_(part)
+                nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.Embedding) and embeddings:
+                nn.init.xavier_uniform_(module.weight)

@@ -1,0 +1,88 @@
+"""A translator: a Transformer and an output layer."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from drill.layers.base import OutputLayer
+from drill.models.transformer.transformer import Transformer
+
+
+class Translator(nn.Module):
+    """p(y_t | y_<t, x) = layer(transformer(x, y_<t)): a Transformer under any output layer.
+
+    Where the layer's labels are the target embedding, it stays one Parameter and is counted once.
+
+        model = Translator(Transformer(embedding), DeepResidual(embedding, depth=2))
+        loss = model.loss(source, target_in, target_out)
+
+    Rows are padded on the right with ``transformer.pad``. For a target sentence w_1 .. w_n,
+    ``target_in`` is <bos> w_1 .. w_n and ``target_out`` is w_1 .. w_n <eos>.
+    """
+
+    def __init__(self, transformer: Transformer, layer: OutputLayer) -> None:
+        super().__init__()
+        if transformer.output_size != layer.hidden_size:
+            raise ValueError(
+                f"Translator: the transformer gives width {transformer.output_size}, but the layer "
+                f"reads hidden_size {layer.hidden_size}; build the layer with "
+                f"hidden_size={transformer.output_size}"
+            )
+        words = transformer.target_embedding.num_embeddings
+        if words != layer.vocabulary_size:
+            raise ValueError(
+                f"Translator: the target embedding has {words} rows, but the layer "
+                f"{layer.vocabulary_size} labels; what is written is read again, so give both one "
+                "vocabulary"
+            )
+        self.transformer = transformer
+        self.layer = layer
+
+    def loss(
+        self,
+        source: Tensor,  # (B, S)
+        target_in: Tensor,  # (B, T)
+        target_out: Tensor,  # (B, T)
+        *,
+        label_smoothing: float = 0.1,
+        ignore_index: int | None = None,
+        **options: Any,
+    ) -> Tensor:
+        """Mean of -log p(target_out) over all tokens but padding, in nats.
+
+        With ``label_smoothing`` a target is one label with 1 - it, and all labels alike with it;
+        0 is what to report. ``ignore_index`` is what ``target_out`` holds at padding, the
+        transformer's ``pad`` unless given. ``options`` go to ``layer.nll``: ``reduction="sum"`` for
+        micro-batches, ``check=False`` spares a GPU the wait for the host.
+        """
+        if target_in.shape != target_out.shape:
+            raise ValueError(
+                f"Translator: target_in is {tuple(target_in.shape)} and target_out "
+                f"{tuple(target_out.shape)}; they are one sentence, moved by one token"
+            )
+        return self.layer.nll(
+            self._hidden(source, target_in),
+            target_out.t(),
+            ignore_index=self.transformer.pad if ignore_index is None else ignore_index,
+            label_smoothing=label_smoothing,
+            **options,
+        )
+
+    def forward(
+        self, source: Tensor, target_in: Tensor, target_out: Tensor, **options: Any
+    ) -> Tensor:
+        """``loss``, so that wrappers which call the module train it."""
+        return self.loss(source, target_in, target_out, **options)
+
+    def log_probs(self, source: Tensor, target_in: Tensor) -> Tensor:
+        """log p of every label after each of ``target_in``, (B, T, V)."""
+        return self.layer.log_probs(self._hidden(source, target_in)).transpose(0, 1)
+
+    def parameter_count(self) -> int:
+        """Trained numbers; what transformer and layer share counts once."""
+        return sum(p.numel() for p in self.parameters() if p.requires_grad)
+
+    def _hidden(self, source: Tensor, target_in: Tensor) -> Tensor:
+        """(T, B, d): time first, because a locked dropout of a layer shares its mask over that."""
+        hidden: Tensor = self.transformer(source, target_in)
+        return hidden.transpose(0, 1)

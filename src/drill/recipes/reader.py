@@ -1,0 +1,182 @@
+"""Recipes in TOML: read, merged with their base, changed by --set."""
+
+import difflib
+import json
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from drill.errors import SettingsError
+
+Table = dict[str, Any]
+
+
+BASE = "base"
+
+
+NAME = "name"  # which encoder, layer or rule a table means
+
+
+def recipe_names() -> list[str]:
+    """Recipes that come with the package; those behind an underscore are only started from."""
+    return [name for name in _shipped() if not name.startswith("_")]
+
+
+def _shipped() -> list[str]:
+    names = (entry.name for entry in resources.files("drill.recipes").iterdir())
+    return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
+
+
+def describe(name: str) -> str:
+    """The first line of a recipe, a comment; what the lines below it say is for its readers."""
+    text = (resources.files("drill.recipes") / f"{name}.toml").read_text("utf-8")
+    return text.splitlines()[0].lstrip("# ")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """How long ``epochs`` of a recipe took on a machine, and what else was told of that."""
+
+    seconds: float
+    epochs: int
+    device: str
+    commit: str
+    note: str
+
+
+@cache
+def measured() -> dict[str, Measured]:
+    """What bench/recipe_times.py found by recipe; most have never been timed."""
+    text = (resources.files("drill.recipes") / "measured.json").read_bytes()
+    return {name: Measured(**told) for name, told in json.loads(text).items()}
+
+
+def read(name: str, place: Path = Path(), under: tuple[str, ...] = ()) -> Table:
+    """The tables of a recipe by name or of a ``.toml`` file, on top of those of its base.
+
+    A file is looked for in ``place``; ``under`` are the recipes that start from this one. A file
+    that a run has written names its ``recipe``; who starts from it is another one.
+    """
+    path = place / name
+    if name.endswith(".toml"):
+        tables, label = parsed(path), str(path.resolve())
+    elif name in _shipped():
+        entry = resources.files("drill.recipes") / f"{name}.toml"
+        tables, label = _parsed(entry.read_bytes(), f"{name}.toml"), name
+    else:
+        if not under and os.path.isfile(name):  # Path.exists() fails on odd names
+            raise SettingsError(
+                f"{name}: is no recipe; to train on a text take a recipe and name the text, for "
+                f"example drill train demo-drill --name my --set data.corpus={name}"
+            )
+        if not under and "=" in name:
+            raise SettingsError(
+                f"{name}: is no recipe but a change; give each change its own --set: --set {name}"
+            )
+        where = f"{under[-1]}: {BASE}: " if under else ""
+        near = near_ones(name, recipe_names())
+        mean = f"did you mean {' or '.join(near)}?" if near else "`drill recipes` lists them"
+        raise SettingsError(
+            f"{where}{name}: is neither a recipe nor a file that ends in .toml"
+            f"{'' if under else ', nor the folder of a run'}; {mean}"
+        )
+    if label in under:
+        raise SettingsError(
+            f"{name}: starts from itself ({' from '.join([*under, label])}); change its {BASE}"
+        )
+    base = tables.pop(BASE, None)
+    if under:
+        tables.pop("recipe", None)
+    if base is None:
+        return tables
+    return merged(read(str(base), path.parent, (*under, label)), tables)
+
+
+def stands_alone(name: str, place: Path = Path()) -> bool:
+    """Whether a file that ``read`` has read, with its bases, starts from no recipe of drill's."""
+    if not name.endswith(".toml"):
+        return False
+    base = parsed(place / name).get(BASE)
+    return base is None or stands_alone(str(base), (place / name).parent)
+
+
+def parsed(path: Path) -> Table:
+    """The tables of a file as they stand there."""
+    try:
+        raw = path.read_bytes()
+    except (OSError, ValueError) as error:  # a path may hold what no file name can
+        fault = error.strerror if isinstance(error, OSError) else error
+        raise SettingsError(
+            f"{path}: cannot be read ({fault}); name a recipe or a .toml file"
+        ) from None
+    return _parsed(raw, str(path))
+
+
+def _parsed(raw: bytes, place: str) -> Table:
+    try:
+        return tomllib.loads(raw.decode("utf-8"))
+    except (ValueError, RecursionError) as error:  # ValueError: the bytes, the text or a number
+        raise SettingsError(f"{place}: is not TOML ({error}); mend that line") from None
+
+
+def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> Table:
+    """``new`` over ``old``, key by key; a table that names another kind starts anew."""
+    both = dict(old)
+    for key, value in new.items():
+        held = both.get(key)
+        if isinstance(held, dict) and isinstance(value, dict):
+            same = value.get(NAME, held.get(NAME)) == held.get(NAME)
+            both[key] = merged(held, value) if same else value
+        else:
+            both[key] = value
+    return both
+
+
+def changed(tables: Mapping[str, Any], changes: Sequence[str]) -> Table:
+    """``tables`` with changes ``table.key=value``; which of them comes first makes no difference,
+    unless they are of one key."""
+    together: Table = {}
+    for change in changes:
+        _put(together, change)
+    return merged(tables, together)
+
+
+def _put(tables: Table, change: str) -> None:
+    path, sign, value = change.partition("=")
+    *outer, last = [key.strip() for key in path.split(".")]
+    if not sign or not all([*outer, last]):
+        raise SettingsError(f"{change!r}: a change has the form table.key=value")
+    if any("\ud800" <= character <= "\udfff" for character in change):  # bytes of the command line
+        raise SettingsError(f"{change!r}: is no UTF-8, so no recipe could hold it; rename the file")
+    for key in outer:
+        if not isinstance(tables.setdefault(key, {}), dict):
+            raise SettingsError(f"{change!r}: another change has made {key} a value, not a table")
+        tables = tables[key]
+    tables[last] = _value(value.strip())
+
+
+def _value(text: str) -> Any:
+    """TOML, or a text where it is not."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
+        return text
+
+
+def near_ones(word: str, known: Sequence[str]) -> list[str]:
+    """Up to three names that ``word`` may have been meant as: the nearest, and those as near."""
+    found = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
+    likeness = [difflib.SequenceMatcher(None, each, word).ratio() for each in found]
+    return [each for each, like in zip(found, likeness, strict=True) if like > likeness[0] - 0.1]
+
+
+def nearest(word: str, known: list[str]) -> str:
+    near = near_ones(word, known)
+    if near:
+        return f"; did you mean {' or '.join(near)}?"
+    return f"; known are {', '.join(known)}"

@@ -1,0 +1,1 @@
+"""Results by word frequency."""

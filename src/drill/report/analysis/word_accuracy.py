@@ -1,0 +1,152 @@
+"""Which words a translator gets right: the rare or only the frequent ones.
+
+Words are parted into bands by how often they occur in the target side of the training text. In each
+band
+
+    precision = matched / written    recall = matched / wanted    F1 = 2 P R / (P + R)
+
+``written`` and ``wanted`` are occurrences in the translations and in the references. ``matched`` is
+summed over sentences: of a word that is written m times and wanted n times, min(m, n). So order
+does not count, and no word is right because another sentence wanted it.
+"""
+
+import math
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drill.data import DataError, Subwords
+from drill.data.parallel.word_tokenizer import words
+from drill.report.analysis.frequency_bands import band_ends, band_label
+
+WORD_EDGES = (1, 2, 5, 10, 100, 1000)
+"""Training counts at which bands begin: most words of a text are rare, so those are parted fine."""
+
+Label = TypeVar("Label", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class AccuracyBand:
+    """The words whose training count is at least ``low`` and below ``high``.
+
+    types    distinct words of the band in the references
+    wanted   their occurrences there
+    written  occurrences of the band's words in the translations
+    matched  those that both share, sentence by sentence
+    """
+
+    low: int
+    high: int | None
+    types: int
+    wanted: int
+    written: int
+    matched: int
+
+    @property
+    def label(self) -> str:
+        return band_label(self.low, self.high)
+
+    @property
+    def precision(self) -> float:
+        """NaN where nothing is written."""
+        return self.matched / self.written if self.written else math.nan
+
+    @property
+    def recall(self) -> float:
+        """NaN where nothing is wanted."""
+        return self.matched / self.wanted if self.wanted else math.nan
+
+    @property
+    def f1(self) -> float:
+        """NaN where nothing is written nor wanted."""
+        both = self.written + self.wanted
+        return 2 * self.matched / both if both else math.nan
+
+
+def word_accuracy(
+    hypotheses: Sequence[Sequence[Label]],
+    references: Sequence[Sequence[Label]],
+    counts: Mapping[Label, int],
+    *,
+    edges: Sequence[int] = WORD_EDGES,
+    exclude: Collection[Label] = (),
+) -> list[AccuracyBand]:
+    """One band from each edge to the next, after one for words never seen in training.
+
+        counts = word_counts(training_lines)
+        word_accuracy([words(line) for line in written], [words(line) for line in wanted], counts)
+
+    hypotheses, references  sentences as words; or as ids, for the labels the layer chooses among
+    counts                  how often each occurs in the training text; one that is missing, never
+    exclude                 words left out, such as the full stop
+    """
+    where = "word_accuracy"
+    if len(hypotheses) != len(references):
+        raise DataError(
+            f"{where}: {len(hypotheses)} translations and {len(references)} references do not "
+            "match; give one reference for every line, empty lines too"
+        )
+    for name, lines in (("translation", hypotheses), ("reference", references)):
+        for number, line in enumerate(lines, start=1):
+            if isinstance(line, str):
+                raise TypeError(
+                    f"{where}: {name} {number} is one string; cut it into words with "
+                    "drill.data.parallel.word_tokenizer.words"
+                )
+    ends = band_ends(where, edges)
+    skipped = set(exclude)
+    types: list[set[Label]] = [set() for _ in ends]
+    wanted, written, matched = ([0] * len(ends) for _ in range(3))
+    for line, reference in zip(hypotheses, references, strict=True):
+        ours, theirs = Counter(line), Counter(reference)
+        for word in (ours.keys() | theirs.keys()) - skipped:
+            band = bisect_right(edges, counts.get(word, 0))
+            if theirs[word]:
+                types[band].add(word)
+            wanted[band] += theirs[word]
+            written[band] += ours[word]
+            matched[band] += min(ours[word], theirs[word])
+    return [
+        AccuracyBand(*end, len(types[i]), wanted[i], written[i], matched[i])
+        for i, end in enumerate(ends)
+    ]
+
+
+def word_counts(lines: Iterable[str], language: str = "de") -> Counter[str]:
+    """How often each word occurs in a text, cut by ``words``."""
+    counts: Counter[str] = Counter()
+    for line in lines:
+        counts.update(words(line, language))
+    return counts
+
+
+def word_bands(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    training: Sequence[str],
+    language: str = "de",
+) -> list[AccuracyBand]:
+    """Bands of words by their count in ``training``, the target side of the training text."""
+    written, wanted = (
+        [words(line, language) for line in side] for side in (hypotheses, references)
+    )
+    return word_accuracy(written, wanted, word_counts(training, language))
+
+
+def subword_bands(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    subwords: Subwords,
+    counts: NDArray[np.int64],  # (V,)
+) -> list[AccuracyBand]:
+    """Bands of subwords by ``counts``, which ``drill.data.target_counts`` gives.
+
+    Translations are cut anew: a text has one cut, though a model may have written another.
+    """
+    written, wanted = (subwords.encode_lines(list(side)) for side in (hypotheses, references))
+    return word_accuracy(written, wanted, dict(enumerate(counts.tolist())))

@@ -1,0 +1,284 @@
+"""Run folders, read as they are: finished, still going, or damaged.
+
+A reader must not fail where a run is half written, so what cannot be read is None and the fault
+goes into ``RunSummary.faults``, a sentence each. Only a folder that is no run at all raises.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from drill.errors import ReportError
+from drill.report.results.evaluations import Evaluation, read_evaluations
+from drill.report.results.recipe_changes import recipe_changes
+from drill.report.results.run_files import (
+    NumberedRow,
+    as_finite,
+    as_number,
+    as_text,
+    as_whole,
+    over_lives,
+    read_environment,
+    read_rows,
+    read_settings,
+)
+from drill.training.run.folder import RunFolder
+
+
+class RunError(ReportError):
+    """A folder that is no run."""
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """Its last validation. ``valid`` is a perplexity; NaN or infinite where training went wrong."""
+
+    epoch: int  # 0: before any training
+    valid: float
+    valid_published: float | None
+    train: float | None  # perplexity
+    elapsed: float | None  # seconds since the run began
+    averaged: bool  # whether the weights were an average over steps
+
+
+class Validation(NamedTuple):
+    """Perplexities at a step: on the validation text, and in training since the epoch began."""
+
+    step: int
+    valid: float  # NaN or infinite where training went wrong
+    train: float | None
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What a table or a plot shows of a run; None is what the folder does not say.
+
+    Perplexities are per predicted token; ``*_published`` divide by all tokens, as the published
+    results do. They are of the best epoch, by validation.
+    """
+
+    folder: Path
+    name: str
+    recipe: str | None
+    layer: str | None
+    parameters: int | None
+    seed: int | None
+    epochs: int
+    best_epoch: int | None
+    valid: float | None
+    test: float | None
+    valid_published: float | None
+    test_published: float | None
+    bleu: float | None  # of a translator, on the test text
+    scores: Mapping[str, Any]  # all figures of that test, and how they were made
+    seconds: float | None
+    tokens_per_second: float | None  # median over epochs
+    device: str | None  # of all its processes: "a, then b" where it went on elsewhere
+    commit: str | None  # so too
+    evaluations: tuple[Evaluation, ...]  # of the tested weights: adaptive, and words by frequency
+    curve: tuple[Epoch, ...]
+    validations: tuple[Validation, ...]  # of all, inside epochs too
+    settings: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    faults: tuple[str, ...]
+    remarks: tuple[str, ...]  # what was left out for a good reason
+
+    @property
+    def settings_digest(self) -> str:
+        """Equal for runs that differ by their seed alone."""
+        return digest(same_but_seed(self.settings))
+
+    @property
+    def changes(self) -> list[str] | None:
+        """What ``settings`` change of the recipe; None where drill has no such recipe."""
+        return recipe_changes(self.settings)
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for copies of one trained model: settings and every perplexity of its training.
+
+        What is evaluated later does not make another result of it.
+        """
+        curve = [(point.epoch, repr(point.valid), point.elapsed) for point in self.curve]
+        found: list[Any] = [self.best_epoch, self.valid, self.test, []]  # [] as in older rows
+        return digest([self.settings, self.seed, curve, found])
+
+
+def read_runs(folders: Iterable[Path | str]) -> list[RunSummary]:
+    """Every folder once, in the order given, under names that tell them apart."""
+    given: dict[Path, Path] = {}
+    for folder in map(Path, folders):
+        given.setdefault(folder.resolve(), folder)
+    names = distinct_names(list(given))
+    return [replace(read_run(folder), name=names[place]) for place, folder in given.items()]
+
+
+def is_run(folder: Path) -> bool:
+    """Whether there is something of a run in a folder."""
+    files = RunFolder(folder)
+    return files.path.is_dir() and any(
+        part.exists() for part in (files.recipe, files.environment, files.metrics)
+    )
+
+
+def read_run(folder: Path | str) -> RunSummary:
+    """What is in a run folder; see ``faults`` of the result for what is not."""
+    files = RunFolder(folder)
+    if not files.path.is_dir():
+        raise RunError(f"{folder}: is no folder; name a run folder, such as runs/ptb-tied")
+    parts = [files.recipe, files.environment, files.metrics]
+    if not any(part.exists() for part in parts):
+        names = " nor ".join(part.name for part in parts)
+        raise RunError(f"{folder}: holds neither {names}, so it is no run; name a run folder")
+    faults: list[str] = []
+    remarks: list[str] = []
+    settings = read_settings(files.recipe, faults)
+    environment = read_environment(files.environment, faults)
+    rows = read_rows(files.metrics, faults)
+    curve = _curve(files.metrics, rows, faults)
+    tests = [row for _, row in rows if row.get("kind") == "test"]
+    rates = [rate for rate in _known(rows, "tokens_per_second") if rate]  # epoch 0 trains nothing
+    elapsed = _known(rows, "elapsed")
+    return RunSummary(
+        folder=files.path,
+        name=files.path.resolve().name,
+        recipe=as_text(settings.get("recipe")),
+        layer=layer_name(settings.get("layer")),
+        parameters=as_whole(environment.get("parameters")),
+        seed=as_whole(environment.get("seed")),
+        epochs=curve[-1].epoch if curve else 0,
+        **_best(curve, tests),
+        bleu=as_finite(tests[-1].get("test_bleu")) if tests else None,
+        scores=_scores(tests[-1]) if tests else {},
+        seconds=elapsed[-1] if elapsed else None,
+        tokens_per_second=median(rates) if rates else None,
+        device=over_lives(environment, "device"),
+        commit=over_lives(environment, "commit"),
+        evaluations=read_evaluations(files, tests[-1] if tests else {}, faults, remarks),
+        curve=tuple(curve),
+        validations=tuple(_validations(rows).values()),
+        settings=settings,
+        environment=environment,
+        faults=tuple(faults),
+        remarks=tuple(remarks),
+    )
+
+
+def distinct_names(folders: Sequence[Path]) -> dict[Path, str]:
+    """The last part of each path, with as many parents as it takes to tell all paths apart."""
+    names = {}
+    for folder in folders:
+        for length in range(1, len(folder.parts) + 1):
+            tail = folder.parts[-length:]
+            if sum(other.parts[-length:] == tail for other in folders) == 1:
+                break
+        names[folder] = "/".join(tail)
+    return names
+
+
+def layer_name(table: Any) -> str | None:
+    """The output layer as tables call it: ``deep-residual 4``, ``mixture 15 x tied``."""
+    if not isinstance(table, Mapping) or (name := as_text(table.get("name"))) is None:
+        return None
+    sizes = (as_whole(table.get(key)) for key in ("depth", "experts", "samples"))
+    parts = [name, *(str(size) for size in sizes if size is not None)]
+    inner = layer_name(table.get("over"))
+    return " ".join(parts if inner is None else [*parts, "x", inner])
+
+
+def same_but_seed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings without what may differ between runs of one experiment."""
+    tables = {
+        name: {key: value for key, value in table.items() if key not in ("seed", "save_every")}
+        if isinstance(table, Mapping)
+        else table
+        for name, table in settings.items()
+    }
+    return {**tables, "start": "start" in settings}  # each seed has its own first weights
+
+
+def digest(value: Any) -> str:
+    """16 hexadecimal digits, equal for equal values whatever the order of keys."""
+    text = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+# -- from rows to figures ------------------------------------------------------------------------
+
+
+def _curve(path: Path, rows: list[NumberedRow], faults: list[str]) -> list[Epoch]:
+    """Epochs in rising order: one that was run again replaces itself and all that followed.
+
+    Of an epoch that was not ended the last validation inside it stands.
+    """
+    curve: list[Epoch] = []
+    for number, row in rows:
+        if row.get("kind") not in ("epoch", "validation"):
+            continue
+        epoch, valid = as_whole(row.get("epoch")), as_number(row.get("valid_perplexity"))
+        if epoch is None:
+            faults.append(f"{path}: line {number} names no epoch; it is left out")
+            continue
+        while curve and curve[-1].epoch >= epoch:
+            curve.pop()
+        curve.append(
+            Epoch(
+                epoch=epoch,
+                valid=math.nan if valid is None else valid,
+                valid_published=as_number(row.get("valid_published")),
+                train=as_number(row.get("train_perplexity")),
+                elapsed=as_finite(row.get("elapsed")),
+                averaged=row.get("averaged") is True,
+            )
+        )
+    return curve
+
+
+def _validations(rows: list[NumberedRow]) -> dict[int, Validation]:
+    """By step, in rising order; as in ``_curve`` a step replaces all that followed."""
+    found: dict[int, Validation] = {}
+    for _, row in rows:
+        step, valid = as_whole(row.get("step")), as_number(row.get("valid_perplexity"))
+        if row.get("kind") in ("epoch", "validation") and step is not None:
+            found = {before: value for before, value in found.items() if before < step}
+            train = as_number(row.get("train_perplexity"))
+            found[step] = Validation(step, math.nan if valid is None else valid, train)
+    return found
+
+
+def _scores(test: Mapping[str, Any]) -> dict[str, Any]:
+    """What a translator's test row says of its translations; {} of a language model's."""
+    if as_finite(test.get("test_bleu")) is None:
+        return {}
+    found = {key: test.get(f"test_{key}") for key in ("bleu", "tokenised_bleu", "chrf", "exact")}
+    found |= {key: test.get(key) for key in ("beam", "length_penalty", "weights")}
+    signatures = ("bleu_signature", "tokenised_signature", "chrf_signature")
+    found["signatures"] = {key: test[key] for key in signatures if as_text(test.get(key))}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _known(rows: list[NumberedRow], key: str) -> list[float]:
+    values = (as_finite(row.get(key)) for _, row in rows)
+    return [value for value in values if value is not None]
+
+
+def _best(curve: list[Epoch], tests: list[dict[str, Any]]) -> dict[str, Any]:
+    """The best epoch and its perplexities: as tested last, else as validated so far."""
+    found = dict.fromkeys(["best_epoch", "valid", "valid_published", "test", "test_published"])
+    if tests:
+        row = tests[-1]
+        found["best_epoch"] = as_whole(row.get("epoch"))
+        for split in ("valid", "test"):
+            found[split] = as_finite(row.get(f"{split}_perplexity"))
+            found[f"{split}_published"] = as_finite(row.get(f"{split}_published"))
+    finite = [point for point in curve if math.isfinite(point.valid)]
+    if finite and found["valid"] is None:
+        best = min(finite, key=lambda point: point.valid)
+        found |= {"best_epoch": best.epoch, "valid": best.valid}
+        found["valid_published"] = best.valid_published
+    return found

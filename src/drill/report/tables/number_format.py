@@ -1,0 +1,92 @@
+"""How figures are written: the same way in every table, plot and page."""
+
+import math
+
+NOTHING = ""  # what is not known takes no ink
+
+
+def perplexity(value: float | None) -> str:
+    """``57.05``, ``2,977``, ``1.2e+06``; a perplexity above 1,000 needs no decimals."""
+    if value is None:
+        return NOTHING
+    if not math.isfinite(value) or abs(value) >= 1e6:
+        return f"{value:.1e}" if math.isfinite(value) else str(value)
+    return f"{value:.2f}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def loss(value: float | None) -> str:
+    return NOTHING if value is None or math.isnan(value) else f"{value:.3f}"
+
+
+def change(value: float | None, decimals: int = 1) -> str:
+    """With its sign: ``+0.3``, ``-1.2``; what rounds to nothing is ``0.0``."""
+    if value is None or math.isnan(value):
+        return NOTHING
+    text = f"{value:+.{decimals}f}"
+    return text if any(digit in "123456789i" for digit in text) else text[1:]
+
+
+def count(value: int | None) -> str:
+    return NOTHING if value is None else f"{value:,}"
+
+
+def rate(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:,.0f}"
+
+
+def duration(seconds: float | None) -> str:
+    """The two largest units: ``42 s``, ``3 min 05 s``, ``2 h 30 min``, ``4 d 01 h``."""
+    if seconds is None or not math.isfinite(seconds) or seconds < 0:
+        return NOTHING
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    if seconds < 59.5:
+        return f"{seconds:.0f} s"
+    if round(seconds) < 3600:
+        size, small, large, ratio = 1, "s", "min", 60
+    elif round(seconds / 60) < 24 * 60:
+        size, small, large, ratio = 60, "min", "h", 60
+    else:
+        size, small, large, ratio = 3600, "h", "d", 24
+    larger, rest = divmod(round(seconds / size), ratio)
+    return f"{larger:,} {large} {rest:02d} {small}"
+
+
+Tick = tuple[float, str]
+
+
+def linear_ticks(low: float, high: float, wanted: int = 7, whole: bool = False) -> list[Tick]:
+    """At most ``wanted`` multiples of 1, 2 or 5 times a power of ten."""
+    rough = 10.0 ** math.floor(math.log10((high - low) / wanted))
+    steps = [rough * factor for factor in (1, 2, 5, 10, 20)]
+    step = next(each for each in steps if _multiples(low, high, each)[1] <= wanted)
+    step = max(1.0, step) if whole else step
+    first, number = _multiples(low, high, step)
+    decimals = max(0, -math.floor(math.log10(step) + 1e-9))
+    values = [round((first + n) * step, decimals) + 0.0 for n in range(number)]
+    return [(value, _tick(value, decimals)) for value in values]
+
+
+def log_ticks(low: float, high: float) -> list[Tick]:
+    """Powers of ten and what lies between them, or linear ticks where the range is narrow."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for digits in ((1,), (1, 3), (1, 2, 5)):
+        values = [digit * 10.0**power for power in powers for digit in digits]
+        values = [value for value in values if low <= value <= high]
+        if len(values) >= 4:
+            values = values[:: math.ceil(len(values) / 10)]
+            return [
+                (value, _tick(value, max(0, -math.floor(math.log10(value))))) for value in values
+            ]
+    return linear_ticks(low, high)
+
+
+def _multiples(low: float, high: float, step: float) -> tuple[int, int]:
+    """(first, number) of the multiples of ``step`` from low to high."""
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return first, last - first + 1
+
+
+def _tick(value: float, decimals: int) -> str:
+    text = f"{value:,.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text

@@ -1,0 +1,1 @@
+"""What both tasks stand on: loop, state, options, run folder, optimisers."""

@@ -1,0 +1,113 @@
+"""The machine a run is trained on: which of its devices, its name, and the commit of the source."""
+
+import difflib
+import os
+import platform
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from drill.errors import MemoryShort, SettingsError
+
+DEVICES = ("cpu", "cuda", "mps")
+
+
+def pick_device(name: str = "auto") -> torch.device:
+    """``auto``: the process's own GPU where there is one, else the CPU; ``cuda``: that GPU."""
+    if name != "auto":
+        try:
+            device = torch.device(name)
+        except RuntimeError:
+            kind = "cuda" if name.lower() == "gpu" else name.lower().partition(":")[0]
+            near = [
+                f"; did you mean {each}?" for each in difflib.get_close_matches(kind, DEVICES, 1)
+            ]
+            raise SettingsError(
+                f"device {name}: cannot be used here (no device is called so); choose cpu, cuda or "
+                f"mps{''.join(near)}"
+            ) from None
+        try:
+            torch.zeros(1, device=device)
+        except (RuntimeError, AssertionError, ValueError) as error:
+            reason = str(error).split("\n")[0]
+            raise SettingsError(
+                f"device {name}: cannot be used here ({reason}); choose --device cpu"
+            ) from None
+        return _own_gpu() if device == torch.device("cuda") else device
+    return _own_gpu() if torch.cuda.is_available() else torch.device("cpu")
+
+
+def _own_gpu() -> torch.device:
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def commit() -> str | None:
+    """The commit of the source, with a plus where files differ from it; None outside a checkout.
+
+    ``DRILL_COMMIT`` goes before: a copy on another machine may have another history or none.
+    """
+    if "DRILL_COMMIT" in os.environ:
+        return os.environ["DRILL_COMMIT"]
+    here = str(Path(__file__).parent)
+
+    def git(*words: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", here, *words], capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", __file__)  # else a user's repository around an install
+        name = git("rev-parse", "--short", "HEAD")
+        return name + ("+" if git("status", "--porcelain", "--untracked-files=no", here) else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    info = Path("/proc/cpuinfo")
+    names = info.read_text().splitlines() if info.exists() else []
+    model = [line.split(":", 1)[1].strip() for line in names if line.startswith("model name")]
+    return model[0] if model else platform.processor() or platform.machine()
+
+
+@contextmanager
+def told_of_memory(what: str, mend: str) -> Iterator[None]:
+    """Running out of a GPU's memory inside ends in a sentence about ``what``, with its ``mend``."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise MemoryShort(
+            f"{what}: the GPU's memory is too small ({str(error).splitlines()[0]}); {mend}"
+        ) from None
+
+
+@contextmanager
+def weightless() -> Iterator[None]:
+    """Parameters made within have a shape and a dtype and nothing else."""
+    with torch.device("meta"), _Unfilled():
+        yield
+
+
+class _Unfilled(TorchFunctionMode):
+    """Leaves parameters as they were allocated; on ``meta`` there is nothing to fill.
+
+    Torch would load its compiler to do so, which takes seconds.
+    """
+
+    FILLING = (Tensor.uniform_, Tensor.normal_, nn.init.uniform_, nn.init.normal_)
+
+    def __torch_function__(
+        self, function: Any, types: Any, arguments: Any = (), options: Any = None
+    ) -> Any:
+        if function in self.FILLING:
+            return arguments[0] if arguments else options["tensor"]
+        return function(*arguments, **(options or {}))

@@ -1,0 +1,113 @@
+"""The rule of AdamW, with its schedules."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+from torch.optim.optimizer import Optimizer
+
+from drill.training.optim.optimizer import Rule
+from drill.training.optim.schedules import inverse_sqrt, one_cycle, warmup_cosine
+
+Schedule = Literal["constant", "cosine", "one-cycle", "inverse-sqrt"]
+RESOLUTION = 1_000_000  # into so many steps a schedule divides a run, whose own are not known
+
+
+class AdamW(Rule):
+    """Adam with decoupled weight decay and a schedule; the modern alternative.
+
+    Matrices decay, vectors (biases) do not. ``schedule`` runs over the whole run: ``constant``
+    after a linear warm-up, ``cosine`` to zero after it, or ``one-cycle``; ``warmup`` is the share
+    of the run that goes up. ``inverse-sqrt``, of the first Transformers, needs no length of the
+    run: up to ``lr`` at step ``warmup_steps``, from there on lr * sqrt(warmup_steps / step).
+    """
+
+    def __init__(
+        self,
+        lr: float = 1e-3,
+        *,
+        weight_decay: float = 0.1,
+        clip: float | None = 1.0,
+        schedule: Schedule = "cosine",
+        warmup: float = 0.05,
+        warmup_steps: int = 4000,
+        beta1: float = 0.9,
+        beta2: float = 0.99,
+        epsilon: float = 1e-8,
+    ) -> None:
+        super().__init__(lr, weight_decay, clip)
+        if schedule not in get_args(Schedule):
+            raise ValueError(
+                f"AdamW: schedule is constant, cosine, one-cycle or inverse-sqrt, not {schedule!r}"
+            )
+        if not 0.0 <= warmup < 1.0 or (schedule == "one-cycle" and warmup == 0.0):
+            raise ValueError(
+                f"AdamW: warmup is a share of the run in [0, 1), above 0 for one-cycle, "
+                f"not {warmup}"
+            )
+        if warmup_steps < 1:
+            raise ValueError(f"AdamW: warmup_steps is at least 1, not {warmup_steps}")
+        for name, beta in (("beta1", beta1), ("beta2", beta2)):
+            if not 0.0 <= beta < 1.0:  # NaN fails too
+                raise ValueError(f"AdamW: {name} lies in [0, 1), not {beta}")
+        if not (epsilon > 0.0 and math.isfinite(epsilon)):  # 0: rows without gradients would be 0/0
+            raise ValueError(f"AdamW: epsilon is a finite positive number, not {epsilon}")
+        self.schedule = schedule
+        self.warmup = warmup
+        self.warmup_steps = warmup_steps
+        self.steps = 0
+        self.betas = (beta1, beta2)
+        self.epsilon = epsilon
+
+    def build(self) -> Optimizer:
+        matrices = [p for p in self.parameters.values() if p.dim() >= 2]
+        vectors = [p for p in self.parameters.values() if p.dim() < 2]
+        groups = [
+            {"params": matrices, "weight_decay": self.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        place = next(iter(self.parameters.values())).device
+        on_gpu = place.type == "cuda"
+        lr = torch.tensor(self.lr, dtype=torch.float32, device=place) if on_gpu else self.lr
+        return torch.optim.AdamW(
+            [group for group in groups if group["params"]],
+            lr=lr,
+            betas=self.betas,
+            eps=self.epsilon,
+            fused=place.type in ("cpu", "cuda") or None,  # one pass where there would be ten
+            capturable=on_gpu,
+        )
+
+    def announce(self, sampled_length: int, bptt: int, progress: float) -> None:
+        self.steps += 1
+        super().announce(sampled_length, bptt, progress)
+
+    def apply(self) -> None:
+        super().apply()
+        increment_version(list(self.parameters.values()))  # fused steps write past torch's count
+
+    def why_not_recorded(self) -> str | None:
+        return None
+
+    def numbers(self) -> dict[str, Any]:
+        return {**super().numbers(), "steps": self.steps}
+
+    def load(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
+        super().load(tensors, numbers)
+        self.steps = numbers.get("steps", 0)  # older checkpoints have no schedule that asks for it
+
+    def rate(self, progress: float) -> float:
+        if self.schedule == "inverse-sqrt":
+            peak = inverse_sqrt(self.warmup_steps, width=1, warmup=self.warmup_steps)
+            now = inverse_sqrt(max(1, self.steps), width=1, warmup=self.warmup_steps)
+            return self.lr * now / peak
+        at = 1 + int(min(max(progress, 0.0), 1.0) * (RESOLUTION - 1))
+        rising = int(self.warmup * RESOLUTION)
+        if self.schedule == "one-cycle":
+            return one_cycle(at, peak=self.lr, total=RESOLUTION, rise=self.warmup)
+        if self.schedule == "cosine":
+            return warmup_cosine(at, peak=self.lr, warmup=rising, total=RESOLUTION)
+        return self.lr * min(1.0, at / max(1, rising))

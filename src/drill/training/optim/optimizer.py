@@ -1,0 +1,184 @@
+"""What a training loop asks of a rule: a way to change parameters.
+
+A loop calls ``begin`` once, ``step`` after every backward, ``epoch_ended`` after every validation,
+and validates inside ``evaluated()``. What it need not know is which optimiser works, when another
+takes over and which learning rate a step has.
+"""
+
+import abc
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from torch.autograd.graph import increment_version
+from torch.optim.optimizer import Optimizer
+
+from drill.training.optim.averaging import AveragedSgd, averaged
+
+
+def clip_(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
+    """g <- g * min(1, max_norm / |g|), |g| the norm over all gradients together; gives |g|.
+
+    In place and without waiting for the device. A parameter given twice, as by an encoder and a
+    layer that share their embedding, counts once.
+    """
+    if not max_norm > 0.0:
+        raise ValueError(f"clip_: max_norm is a positive number, not {max_norm}")
+    once = list(dict.fromkeys(parameters))
+    return nn.utils.clip_grad_norm_(once, max_norm)
+
+
+def scaled_lr(lr: float, sampled_length: int, bptt: int) -> float:
+    """lr * sampled_length / bptt: a step over a longer batch is longer.
+
+    ``sampled_length`` is what was drawn, even where the end of the corpus cuts the batch.
+    """
+    if sampled_length < 1 or bptt < 1:
+        raise ValueError(
+            f"scaled_lr: lengths are at least 1, not sampled_length {sampled_length}, bptt {bptt}"
+        )
+    return lr * sampled_length / bptt
+
+
+class Rule(abc.ABC):
+    """What a training loop asks of any way to change parameters."""
+
+    def __init__(self, lr: float, weight_decay: float, clip: float | None) -> None:
+        name = type(self).__name__
+        if not (lr > 0.0 and math.isfinite(lr)):
+            raise ValueError(f"{name}: lr is a finite positive number, not {lr}")
+        if not (weight_decay >= 0.0 and math.isfinite(weight_decay)):
+            raise ValueError(
+                f"{name}: weight_decay is a finite number of at least 0, not {weight_decay}"
+            )
+        if clip is not None and not clip > 0.0:
+            raise ValueError(f"{name}: clip is a positive number or none, not {clip}")
+        self.lr = lr
+        self.now = lr  # the rate of the last full-length step, which a schedule may change
+        self.weight_decay = weight_decay
+        self.clip = clip
+        self.parameters: dict[str, nn.Parameter] = {}
+        self.optimizer: Optimizer | None = None
+
+    @abc.abstractmethod
+    def build(self) -> Optimizer:
+        """The optimiser over ``self.parameters`` that the rule starts with."""
+
+    def begin(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
+        """Take charge of the trained parameters of a model; each has one name."""
+        self.parameters = {name: p for name, p in named if p.requires_grad}
+        if not self.parameters:
+            raise ValueError(f"{type(self).__name__}: the model has no parameter to train")
+        self.optimizer = self.build()
+
+    def rate(self, progress: float) -> float:
+        """The learning rate of a full-length step, ``progress`` of the run being done."""
+        return self.lr
+
+    def step(self, sampled_length: int, bptt: int, progress: float) -> None:
+        """Clip, step with lr * sampled_length / bptt, drop the gradients."""
+        self.announce(sampled_length, bptt, progress)
+        self.apply()
+
+    def announce(self, sampled_length: int, bptt: int, progress: float) -> None:
+        """The host's part of a step: say how long the next one is."""
+        optimizer = self._begun()
+        self.now = self.rate(progress)
+        self._set_rate(optimizer, scaled_lr(self.now, sampled_length, bptt))
+
+    def apply(self) -> None:
+        """The device's part of a step; recorded, it can be replayed after other announcements."""
+        optimizer = self._begun()
+        if self.clip is not None:
+            clip_(self.parameters.values(), self.clip)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    def _set_rate(self, optimizer: Optimizer, rate: float) -> None:
+        for group in optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)  # where a recorded step reads it
+            else:
+                group["lr"] = rate
+
+    @property
+    def phase(self) -> object:
+        """Another object from the moment on when steps are taken in another way."""
+        return self.optimizer
+
+    @abc.abstractmethod
+    def why_not_recorded(self) -> str | None:
+        """Why ``apply`` cannot be recorded as a CUDA graph; None where it can."""
+
+    def why_launched(self) -> str | None:
+        """Why a step whose gradients are there cannot be a replay; None where it can."""
+        return None
+
+    def replayed(self) -> None:
+        """Tell autograd of a replayed ``apply``: it has changed tensors behind torch's back."""
+        held = self._begun().state
+        kept = [each for entries in held.values() for each in entries.values()]
+        increment_version(
+            [*self.parameters.values(), *(each for each in kept if isinstance(each, Tensor))]
+        )
+
+    def epoch_ended(self, valid_loss: float) -> None:  # noqa: B027 - most rules do not care
+        """Hear the validation loss of an epoch."""
+
+    @property
+    def averaging(self) -> bool:
+        """Whether ``evaluated`` gives averaged weights."""
+        return isinstance(self.optimizer, AveragedSgd) and bool(self.optimizer.state)
+
+    @contextmanager
+    def evaluated(self) -> Iterator[None]:
+        """Inside, the parameters are those to evaluate and to keep."""
+        if isinstance(self.optimizer, AveragedSgd) and self.averaging:
+            with averaged(self.optimizer):
+                yield
+        else:
+            yield
+
+    # -- saving: tensors by name, and numbers that JSON holds exactly -----------------------------
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The optimiser's tensors, ``<parameter>/<key>``."""
+        held = self._begun().state
+        return {
+            f"{name}/{key}": value
+            for name, p in self.parameters.items()
+            for key, value in held.get(p, {}).items()
+            if isinstance(value, Tensor)
+        }
+
+    def numbers(self) -> dict[str, Any]:
+        """What else the rule must remember."""
+        held = self._begun().state
+        return {
+            "optimizer": {
+                name: {k: v for k, v in held.get(p, {}).items() if not isinstance(v, Tensor)}
+                for name, p in self.parameters.items()
+            }
+        }
+
+    def load(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
+        """Go on where the rule that gave ``tensors`` and ``numbers`` stood."""
+        optimizer = self._begun()
+        names = {id(p): name for name, p in self.parameters.items()}
+        order = [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
+        state: dict[int, dict[str, Any]] = {}
+        for i, name in enumerate(order):
+            entries: dict[str, Any] = dict(numbers["optimizer"].get(name, {}))
+            prefix = f"{name}/"
+            entries |= {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
+            if entries:
+                state[i] = entries
+        groups = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+    def _begun(self) -> Optimizer:
+        if self.optimizer is None:
+            raise RuntimeError(f"{type(self).__name__}: call begin(model.named_parameters()) first")
+        return self.optimizer

@@ -1,0 +1,147 @@
+"""Rules of SGD: plain, averaged, and first one, then the other.
+
+On a GPU all of a step, clipping and averaging included, is two launches (``kernels/sgd_step``).
+"""
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+
+from drill.kernels.optimizer import sgd_step
+from drill.training.optim.averaging import AveragedSgd, NonMonotone
+from drill.training.optim.optimizer import Rule
+
+logger = logging.getLogger("drill")
+
+
+class SgdRule(Rule):
+    """What plain and averaged SGD share: on a GPU all of a step is two launches."""
+
+    _fused = False
+    _obstacle: str | None = None
+
+    def begin(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
+        super().begin(named)
+        trained = list(self.parameters.values())
+        self._obstacle = sgd_step.supported(trained)
+        self._fused = self._obstacle is None
+        self._numbers = torch.zeros(2, dtype=torch.float32, device=trained[0].device)
+        if trained[0].is_cuda and not self._fused:
+            logger.info("SGD: torch's optimiser instead of one pass: %s", self._obstacle)
+
+    def step(self, sampled_length: int, bptt: int, progress: float) -> None:
+        held, self._fused = self._fused, self._fused and self.why_launched() is None
+        super().step(sampled_length, bptt, progress)
+        self._fused = held
+
+    def why_launched(self) -> str | None:
+        without = [name for name, p in self.parameters.items() if p.grad is None]
+        if without:
+            more = f", nor have {len(without) - 1} others" if len(without) > 1 else ""
+            return f"{without[0]} has no gradient{more}"
+        optimizer = self._begun()
+        if isinstance(optimizer, AveragedSgd) and not optimizer.even():
+            return "some parameters were left out of an earlier step"
+        return None
+
+    def announce(self, sampled_length: int, bptt: int, progress: float) -> None:
+        super().announce(sampled_length, bptt, progress)
+        if not self._fused:
+            return
+        optimizer = self._begun()
+        rate, share = optimizer.param_groups[0]["lr"], 0.0
+        if isinstance(optimizer, AveragedSgd):
+            rate, share = optimizer.advance()
+        for place, number in zip(self._numbers, (rate, share), strict=True):
+            place.fill_(number)
+
+    def apply(self) -> None:
+        if not self._fused:
+            super().apply()
+            return
+        optimizer = self._begun()
+        trained = list(self.parameters.values())
+        gradients = [p.grad for p in trained if p.grad is not None]
+        averages = None
+        if isinstance(optimizer, AveragedSgd):
+            averages = [optimizer.state[p]["average"] for p in trained]
+        sgd_step.sgd_step(
+            trained,
+            gradients,
+            averages,
+            self._numbers,
+            clip=self.clip,
+            decay=self.weight_decay,
+        )
+        optimizer.zero_grad(set_to_none=True)
+
+    def why_not_recorded(self) -> str | None:
+        return self._obstacle
+
+
+class Sgd(SgdRule):
+    """w <- w - lr (g + weight_decay w), g clipped; for a baseline."""
+
+    def __init__(
+        self, lr: float = 30.0, *, weight_decay: float = 1.2e-6, clip: float | None = 0.25
+    ) -> None:
+        super().__init__(lr, weight_decay, clip)
+
+    def build(self) -> Optimizer:
+        return torch.optim.SGD(self.parameters.values(), lr=self.lr, weight_decay=self.weight_decay)
+
+
+class Asgd(SgdRule):
+    """Averaged SGD from the first step on; for finetuning a trained model."""
+
+    def __init__(
+        self, lr: float = 30.0, *, weight_decay: float = 1.2e-6, clip: float | None = 0.25
+    ) -> None:
+        super().__init__(lr, weight_decay, clip)
+
+    def build(self) -> Optimizer:
+        return AveragedSgd(self.parameters.values(), self.lr, weight_decay=self.weight_decay)
+
+
+class NtAsgd(SgdRule):
+    """SGD until validation stops to improve, averaged SGD from then on.
+
+    The switch comes after the epoch that is worse than the best one before the last ``patience``
+    (``NonMonotone``). It is never taken back. For AWD-LSTM language models.
+    """
+
+    def __init__(
+        self,
+        lr: float = 30.0,
+        *,
+        weight_decay: float = 1.2e-6,
+        clip: float | None = 0.25,
+        patience: int = 5,
+    ) -> None:
+        super().__init__(lr, weight_decay, clip)
+        self.trigger = NonMonotone(patience)
+
+    def build(self) -> Optimizer:
+        return torch.optim.SGD(self.parameters.values(), lr=self.lr, weight_decay=self.weight_decay)
+
+    def epoch_ended(self, valid_loss: float) -> None:
+        if self.trigger.update(valid_loss):
+            self._average()
+
+    def _average(self) -> None:
+        self.optimizer = AveragedSgd(
+            self.parameters.values(), self.lr, weight_decay=self.weight_decay
+        )
+
+    def numbers(self) -> dict[str, Any]:
+        return {**super().numbers(), "trigger": self.trigger.state_dict()}
+
+    def load(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
+        self.trigger.load_state_dict(numbers["trigger"])
+        if self.trigger.triggered:
+            self._average()
+        super().load(tensors, numbers)

@@ -1,0 +1,85 @@
+"""How matrix products are computed: plain float32, on tf32 units, or in bfloat16."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal, get_args
+
+import torch
+from torch import nn
+
+Precision = Literal["auto", "float32", "tf32", "bfloat16"]
+
+
+@contextmanager
+def products(precision: Precision, device: torch.device) -> Iterator[torch.dtype | None]:
+    """Set how float32 products are computed; gives the dtype of autocast, if any."""
+    if precision not in get_args(Precision):
+        raise ValueError(f"train: precision is auto, float32, tf32 or bfloat16, not {precision!r}")
+    precision = _resolved(precision, device)
+    places: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
+    before = [place.allow_tf32 for place in places]
+    for place in places:
+        place.allow_tf32 = precision != "float32"
+    try:
+        yield autocast_dtype(precision, device)
+    finally:
+        for place, allowed in zip(places, before, strict=True):
+            place.allow_tf32 = allowed
+
+
+def effective(precision: Precision, device: torch.device) -> Precision:
+    """What products are computed in there: only CUDA devices have tf32 units.
+
+    ``auto`` is bfloat16 on GPUs that multiply in it, tf32 elsewhere.
+    """
+    precision = _resolved(precision, device)
+    return "float32" if precision == "tf32" and device.type != "cuda" else precision
+
+
+def for_dynamic_evaluation(precision: Precision, device: torch.device) -> Precision:
+    """The same, but tf32 for bfloat16, which is too coarse for its small steps."""
+    return "tf32" if effective(precision, device) == "bfloat16" else precision
+
+
+def _resolved(precision: Precision, device: torch.device) -> Precision:
+    if precision != "auto":
+        return precision
+    fits = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+    return "bfloat16" if fits else "tf32"
+
+
+def current_precision(device: torch.device) -> str:
+    """What ``products``, or its user, has set for float32 on ``device``: for what keeps results."""
+    places: dict[str, Any] = {
+        "products": torch.backends.cuda.matmul,
+        "LSTMs": torch.backends.cudnn.rnn,
+    }
+    used = [name for name, place in places.items() if place.fp32_precision == "tf32"]
+    return f"tf32 in {' and '.join(used)}" if used and device.type == "cuda" else "float32"
+
+
+def autocast_dtype(precision: Precision, device: torch.device) -> torch.dtype | None:
+    return torch.bfloat16 if effective(precision, device) == "bfloat16" else None
+
+
+def autocast_to(device: torch.device, dtype: torch.dtype | None) -> Any:
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Inside, ``model`` is in eval mode; after, each of its modules is in the mode it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def lower_precision(
+    device: torch.device, dtype: torch.dtype | None
+) -> AbstractContextManager[object]:
+    """autocast to ``dtype``, or nothing."""
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)

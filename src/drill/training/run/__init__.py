@@ -1,0 +1,1 @@
+"""Run folders: files, checkpoints, environment, resume."""

@@ -1,0 +1,214 @@
+"""Checkpoints: tensors and numbers in one safetensors file, written whole, checked when read.
+
+The numbers are JSON in the file's header, beside a checksum of every tensor; that text has one too.
+One file, so a rename puts all of it into place: a checkpoint is the old one or the new one, never a
+mixture.
+"""
+
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from drill.errors import CheckpointError
+from drill.files import NotWritten, mend_of_writing, write_whole
+
+FORMAT = 2  # another layout takes another number
+LENGTH = 8  # bytes at the start of a safetensors file, which hold the length of its header
+START_OVER = "restore it from a copy, or remove it to start over"
+
+
+def save(path: Path, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
+    """Write ``path``, whole or not at all: what stood there before stays until then.
+
+    Equal tensors and numbers make equal files, byte for byte.
+    """
+    held = {name: _plain(tensor) for name, tensor in sorted(tensors.items())}
+    note = json.dumps(
+        {
+            "format": FORMAT,
+            "checksums": {name: _checksum(tensor) for name, tensor in held.items()},
+            "numbers": numbers,
+        }
+    )
+    content = safetensors.torch.save(held, {"drill": note, "checksum": _text_checksum(note)})
+    header, values = _in_order(content)
+
+    def fill(stream: BinaryIO) -> None:
+        stream.write(header)
+        _write(stream, values)
+
+    try:
+        write_whole(path, fill)
+        _settle(path.parent)
+    except OSError as error:
+        room = NotWritten(path, error, len(header) + len(values)).room
+        raise CheckpointError(
+            f"{path}: cannot be written ({error.strerror or error}{room}); "
+            f"{mend_of_writing(error, 'choose another folder')}, then run the same command: it "
+            "goes on from the checkpoint before"
+        ) from None
+
+
+def load(path: Path, mend: str = START_OVER) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What ``save`` wrote: tensors on the CPU, numbers. Anything else raises CheckpointError.
+
+    ``mend`` is what the reader of that error can do about a damaged file.
+    """
+    tensors, numbers, wanted = _read(path, mend, tensors=True)
+    found = {name: _checksum(tensor) for name, tensor in tensors.items()}
+    wrong = sorted({name for name, _ in found.items() ^ wanted.items()})
+    if wrong:
+        raise _damaged(path, f"wrong checksum of {_some(wrong)}", mend)
+    return tensors, numbers
+
+
+def load_numbers(path: Path, mend: str = START_OVER) -> dict[str, Any]:
+    """The numbers of ``load`` alone, from the file's header: a look that costs no time."""
+    _, numbers, _ = _read(path, mend, tensors=False)
+    return numbers
+
+
+def load_into(
+    model: torch.nn.Module, path: Path, mend: str = "restore it from a copy"
+) -> dict[str, Any]:
+    """Copy the tensors of ``path`` into the parameters of ``model``; gives the numbers.
+
+    Storages stay, so ties and optimisers stay valid. Names and shapes must agree.
+    """
+    tensors, numbers = load(path, mend)
+    copy_into(dict(model.named_parameters()), tensors, str(path))
+    return numbers
+
+
+@torch.no_grad()
+def copy_into(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], place: str) -> None:
+    """Copy values by name; ``place`` is what an error calls their origin."""
+    lacking, extra = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
+    if lacking or extra:
+        raise CheckpointError(
+            f"{place}: does not fit the model: it lacks {_some(lacking)} and has beyond it "
+            f"{_some(extra)}; use the recipe it was trained with"
+        )
+    for name, tensor in wanted.items():
+        if tensor.shape != found[name].shape:
+            raise CheckpointError(
+                f"{place}: {name} has shape {tuple(found[name].shape)}, the model's has "
+                f"{tuple(tensor.shape)}; use the recipe and the vocabulary it was trained with"
+            )
+    for name, tensor in wanted.items():
+        tensor.copy_(found[name])
+
+
+def fingerprint(tensors: Mapping[str, Tensor]) -> str:
+    """16 digits, equal for equal tensors of equal names: what a result of them belongs to."""
+    return _digest({name: _checksum(_plain(tensor)) for name, tensor in tensors.items()})
+
+
+def fingerprint_in(path: Path) -> str:
+    """``fingerprint`` of all tensors of a file, from its header alone."""
+    _, _, checksums = _read(path, START_OVER, tensors=False)
+    return _digest(checksums)
+
+
+def _read(
+    path: Path, mend: str, *, tensors: bool
+) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, int]]:
+    """Tensors where asked for, not checked yet; numbers; the checksums that tensors should have."""
+    if not path.is_file():
+        raise CheckpointError(f"{path}: there is no such checkpoint; train first")
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            header = file.metadata() or {}
+            names = list(file.keys()) if tensors else []
+            held = {name: file.get_tensor(name) for name in names}
+        note = json.loads(header["drill"])
+        layout, numbers, wanted = note["format"], note["numbers"], note["checksums"]
+    except (SafetensorError, OSError, LookupError, TypeError, ValueError, RecursionError) as error:
+        raise _damaged(path, f"{type(error).__name__}: {error}", mend) from None
+    if layout != FORMAT:
+        raise CheckpointError(
+            f"{path}: has format {layout}, this version of drill reads {FORMAT}; use the version "
+            "that wrote it"
+        )
+    if header.get("checksum") != _text_checksum(header["drill"]):
+        raise _damaged(path, "wrong checksum of its numbers", mend)
+    return held, numbers, wanted
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().contiguous()
+
+
+def _checksum(tensor: Tensor) -> int:
+    values: Any = tensor.reshape(-1).view(torch.uint8).numpy()  # any dtype, bfloat16 too
+    kind = f"{tensor.dtype} {tuple(tensor.shape)}"  # the same bytes mean something else as another
+    return zlib.crc32(values, zlib.crc32(kind.encode()))
+
+
+def _text_checksum(text: str) -> str:
+    return str(zlib.crc32(text.encode()))
+
+
+def _damaged(path: Path, fault: str, mend: str) -> CheckpointError:
+    return CheckpointError(f"{path}: is damaged or no checkpoint of drill ({fault}); {mend}")
+
+
+def _digest(checksums: Mapping[str, int]) -> str:
+    text = json.dumps(dict(checksums), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _in_order(content: bytes) -> tuple[bytes, memoryview]:
+    """A safetensors file as its header, with sorted metadata, and the values of its tensors.
+
+    The library keeps metadata in a table that it draws anew for every file, so two of the same
+    content would differ.
+    """
+    end = LENGTH + int.from_bytes(content[:LENGTH], "little")
+    header = json.loads(content[LENGTH:end])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % LENGTH)  # tensors begin at a multiple, as the library has them
+    return len(text).to_bytes(LENGTH, "little") + text, memoryview(content)[end:]
+
+
+def _write(stream: BinaryIO, content: memoryview) -> None:
+    stream.write(content)
+
+
+def _settle(folder: Path) -> None:
+    """Have the rename on disk too, where the system can."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    except OSError:
+        pass
+    finally:
+        os.close(handle)
+
+
+def _some(names: list[str]) -> str:
+    if not names:
+        return "nothing"
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def copied(model: nn.Module) -> dict[str, Tensor]:
+    """The weights as they are now."""
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)}

@@ -1,0 +1,386 @@
+"""A run is a folder of plain files.
+
+    recipe.toml             the resolved settings
+    vocabulary.json         words and their counts in the training text
+    subwords.json           in its place for a translator: pieces of words, of both languages
+    environment.json        versions, device, commit, seed
+    metrics.jsonl           one line an epoch, and one for the test at the end
+    evaluations.jsonl       what `drill evaluate` found since
+    test.de.hyp             a translator's last translations of a split, line by line
+    test.de.hyp.json        by which search they were made, and of which weights
+    target_counts.json      how often each of its labels is asked for in training
+    best.safetensors        the weights with the lowest validation loss
+    averaged.safetensors    the mean of a translator's last weights, where that is better still
+    line_start.safetensors  where lines begin that have none before them; safe to delete
+    last/                   what an exact resume needs
+
+Every file is written whole and renamed into place, but ``metrics.jsonl``: it grows, and a resume
+cuts it back to where the checkpoint stood.
+"""
+
+import contextlib
+import json
+import logging
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from drill.errors import CheckpointError, RunFolderError
+from drill.files import NotWritten, mend_of_writing, remove_parts, write_whole
+from drill.training.distributed import World
+from drill.training.run import checkpoint
+from drill.training.run.rollback import AsBefore
+
+logger = logging.getLogger("drill")
+
+NO_LOCKS = "there are no file locks here: do not train twice in one folder"
+
+
+class RunFolder:
+    """Paths and writers of one run; making one touches no file."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.recipe = self.path / "recipe.toml"
+        self.vocabulary = self.path / "vocabulary.json"
+        self.subwords = self.path / "subwords.json"
+        self.target_counts = self.path / "target_counts.json"
+        self.environment = self.path / "environment.json"
+        self.metrics = self.path / "metrics.jsonl"
+        self.evaluations = self.path / "evaluations.jsonl"
+        self.best = self.path / "best.safetensors"
+        self.averaged = self.path / "averaged.safetensors"
+        self.last = self.path / "last" / "checkpoint.safetensors"
+        self.line_start = self.path / "line_start.safetensors"
+        self._tensorboard: Any = None
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep every other process from training in this folder.
+
+        A killed one holds no lock; what it had written only in part is removed. Where a fault or
+        Ctrl-C comes before anything is trained, the folder is left as it was, and none that was
+        made here stays.
+        """
+        lock = self.path / ".lock"
+        try:
+            made = [path for path in (self.path, *self.path.parents) if not path.exists()]
+            locked_before = lock.exists()
+            self.path.mkdir(parents=True, exist_ok=True)
+            stream = lock.open("a")
+        except OSError as error:
+            raise RunFolderError(
+                f"{self.path}: cannot be made or written ({error.strerror}); choose another folder"
+            ) from None
+        with stream:
+            if not _lock(stream.fileno()):
+                raise RunFolderError(
+                    f"{self.path}: another process is training here; wait for it or choose another "
+                    "name"
+                )
+            for path in (
+                self.recipe,
+                self.vocabulary,
+                self.subwords,
+                self.target_counts,
+                self.hypotheses("*", "*"),
+                self.hypotheses_made("*", "*"),
+                self.environment,
+                self.best,
+                self.averaged,
+                self.last,
+                self.recent("*"),
+                self.line_start,
+            ):
+                remove_parts(path)
+            before = AsBefore(self._written_before_training(), self._written_by_training())
+            try:
+                yield
+            except BaseException:
+                if before.put_back() and not locked_before:
+                    lock.unlink(missing_ok=True)
+                raise
+            finally:
+                self._leave_nothing(made, ours=bool(made) or locked_before)
+
+    def has_trained(self) -> bool:
+        """Whether there is something to go on from or to use."""
+        return any(path.exists() for path in self._written_by_training())
+
+    def _written_before_training(self) -> tuple[Path, ...]:
+        return self.recipe, self.vocabulary, self.subwords, self.target_counts, self.environment
+
+    def _written_by_training(self) -> tuple[Path, ...]:
+        return self.last, self.best, self.metrics
+
+    def _leave_nothing(self, made: Sequence[Path], *, ours: bool) -> None:
+        """A folder of ``ours`` in which nothing was begun goes again, with those above it that were
+        ``made`` for it; one of other files, or of none, stays as it was."""
+        with contextlib.suppress(OSError):
+            held = {path.name for path in self.path.iterdir()} - {".lock"}
+            if not held or self.strangers():
+                (self.path / ".lock").unlink(missing_ok=True)
+            if not held and ours:
+                self.path.rmdir()
+                for path in made[1:]:
+                    path.rmdir()  # fails, as it should, where another run has come
+
+    def strangers(self) -> list[str]:
+        """What lies in a folder that has no file of a run; hidden files do not count."""
+        if not self.path.is_dir():
+            return []
+        held = {path.name for path in self.path.iterdir() if not path.name.startswith(".")}
+        own = {*self._written_before_training()}
+        own |= {self.metrics, self.evaluations, self.best, self.averaged, self.last.parent}
+        return sorted(held) if held.isdisjoint(path.name for path in own) else []
+
+    def write_json(self, path: Path, value: Any) -> None:
+        self.write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+    def write_text(self, path: Path, text: str) -> None:
+        content = text.encode("utf-8")
+        try:
+            write_whole(path, content)
+        except NotWritten as error:
+            raise RunFolderError(str(error)) from None
+
+    def hypotheses(self, split: str, language: str) -> Path:
+        """Translations of a split; ``*`` stands for any."""
+        return self.path / f"{split}.{language}.hyp"
+
+    def hypotheses_made(self, split: str, language: str) -> Path:
+        """What tells of ``hypotheses`` how they were made."""
+        return self.path / f"{split}.{language}.hyp.json"
+
+    def write_lines(self, path: Path, lines: Iterable[str]) -> None:
+        self.write_text(path, "".join(f"{line}\n" for line in lines))
+
+    def working_folder(self) -> str | None:
+        """Where the run was trained last; None where its environment does not tell."""
+        told = self.read_environment()
+        lives = [] if told is None else [told, *told.get("resumed", [])]
+        found = lives[-1].get("working_folder") if lives else None
+        return None if found is None else str(found)
+
+    def read_environment(self) -> dict[str, Any] | None:
+        """What the run has told of where it was trained; None where it has not."""
+        if not self.environment.exists():
+            return None
+        try:
+            told = json.loads(self.environment.read_bytes())
+        except (ValueError, RecursionError):
+            told = None
+        if not isinstance(told, dict):
+            raise RunFolderError(
+                f"{self.environment}: is no JSON object; restore it from a copy, or remove it"
+            )
+        return told
+
+    # -- metrics ----------------------------------------------------------------------------------
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Add a line to ``metrics.jsonl``; it is on disk when this returns."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            with self.metrics.open("ab") as stream:
+                stream.write(_line(row))
+                stream.flush()
+                os.fsync(stream.fileno())
+        except OSError as error:
+            raise RunFolderError(
+                f"{self.metrics}: cannot be written ({error.strerror}); {mend_of_writing(error)}, "
+                "then run the same command: it goes on from the last checkpoint"
+            ) from None
+        self._show_in_tensorboard(row)
+
+    def append_test(self, row: Mapping[str, Any]) -> None:
+        """``append`` the line that ends a run, with the fingerprint of the weights it is of.
+
+        So whoever has the lines alone, without the weights, can tell which evaluations belong to
+        this test. ``row`` says whether the weights are "averaged"; else they are the best ones.
+        """
+        tested = self.averaged if row.get("weights") == "averaged" else self.best
+        self.append({**row, "weights_fingerprint": checkpoint.fingerprint_in(tested)})
+
+    def keep_evaluation(self, row: Mapping[str, Any]) -> None:
+        """Add a line to ``evaluations.jsonl``, whole or not at all."""
+        line = _line(row)
+        try:
+            with self.evaluations.open("ab", buffering=0) as stream:
+                size, left = stream.tell(), memoryview(line)
+                try:
+                    while left:
+                        left = left[stream.write(left) :]
+                    os.fsync(stream.fileno())
+                except OSError:
+                    stream.truncate(size)
+                    raise
+        except OSError as error:
+            lost = NotWritten(self.evaluations, error, len(line))
+            raise RunFolderError(
+                f"{self.evaluations}: cannot be written ({lost.strerror}{lost.room}), so this "
+                f"result is not kept; {mend_of_writing(error)} and evaluate again"
+            ) from None
+
+    def metrics_size(self) -> int:
+        return self.metrics.stat().st_size if self.metrics.exists() else 0
+
+    def cut_metrics(self, size: int) -> None:
+        """Drop what was appended after a checkpoint that knew of ``size`` bytes."""
+        if self.metrics_size() < size:
+            raise RunFolderError(
+                f"{self.metrics}: has {self.metrics_size()} bytes but the checkpoint knows of "
+                f"{size}; restore the file from a copy, or remove {self.last} to start over"
+            )
+        if self.metrics.exists():
+            os.truncate(self.metrics, size)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The lines of ``metrics.jsonl``; a last one that was cut off is left out."""
+        if not self.metrics.exists():
+            return []
+        lines = self.metrics.read_bytes().split(b"\n")
+        rows = []
+        for number, line in enumerate(lines[:-1], start=1):  # what follows the last end is cut off
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                row = None
+            if not isinstance(row, dict):
+                raise RunFolderError(
+                    f"{self.metrics}: line {number} is no JSON object; restore it from a copy"
+                )
+            rows.append(row)
+        return rows
+
+    def test_row(self) -> dict[str, Any] | None:
+        """The line of the test, which is the last one of a finished run; None before."""
+        rows = self.rows()
+        return rows[-1] if rows and rows[-1].get("kind") == "test" else None
+
+    def _show_in_tensorboard(self, row: Mapping[str, Any]) -> None:
+        """The same numbers for TensorBoard, where it is installed.
+
+        Its files cannot be cut as metrics are: each life of a run writes all that is left anew.
+        """
+        rows = [row]
+        if self._tensorboard is None:
+            self._tensorboard = _tensorboard_writer(self.path / "tensorboard")
+            rows = [*self.rows()[:-1], row]
+        if self._tensorboard is not False:
+            for each in rows:
+                place = each.get("step", each["epoch"])  # an epoch may hold several validations
+                for key, value in each.items():
+                    if isinstance(value, float) and key != "elapsed":
+                        self._tensorboard.add_scalar(f"{each['kind']}/{key}", value, place)
+            self._tensorboard.flush()
+
+    # -- weights ----------------------------------------------------------------------------------
+
+    def save_best(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
+        checkpoint.save(self.best, tensors, numbers)
+
+    def save_last(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
+        checkpoint.save(self.last, tensors, {**numbers, "metrics_size": self.metrics_size()})
+
+    def save_averaged(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
+        checkpoint.save(self.averaged, tensors, numbers)
+
+    def recent(self, step: int | str) -> Path:
+        """The weights of a validation, kept for averaging; ``*`` stands for any."""
+        return self.last.with_name(f"recent-{step}.safetensors")
+
+    def forget_recent(self, kept: Iterable[int]) -> None:
+        """Remove the recent weights that no checkpoint knows any more."""
+        names = {self.recent(step).name for step in kept}
+        for path in self.last.parent.glob(self.recent("*").name):
+            if path.name not in names:
+                path.unlink(missing_ok=True)
+
+    def load_last(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """The last checkpoint, or None before the first."""
+        return checkpoint.load(self.last, self.mend_of_last()) if self.last.exists() else None
+
+    def last_numbers(self) -> dict[str, Any]:
+        """How far the last checkpoint is, without its tensors."""
+        return checkpoint.load_numbers(self.last, self.mend_of_last())
+
+    def mend_of_last(self) -> str:
+        """What to do about a last checkpoint that is no use: a finished run is not trained over."""
+        if self.test_row() is None or not self.best.exists():
+            return checkpoint.START_OVER
+        return "restore it from a copy, give this run another --name, or remove its folder"
+
+
+def json_row(row: Mapping[str, Any], *, ensure_ascii: bool = True) -> str:
+    """A row as one line of JSON, as the files of a run have it."""
+    numbers = {key: _json_number(value) for key, value in row.items()}
+    return json.dumps(numbers, allow_nan=False, ensure_ascii=ensure_ascii)
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    return json_row(row).encode("utf-8") + b"\n"
+
+
+def _json_number(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they are written as strings."""
+    if isinstance(value, list | tuple):
+        return [_json_number(each) for each in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _lock(handle: int) -> bool:
+    """False where another process holds the lock."""
+    try:
+        import fcntl
+    except ImportError:
+        logger.warning(NO_LOCKS)
+        return True
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        logger.warning(NO_LOCKS)
+    return True
+
+
+def _tensorboard_writer(folder: Path) -> Any:
+    """A writer with nothing behind it, or False where TensorBoard is not installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return False
+    for old in folder.glob("events.out.tfevents.*"):
+        old.unlink()
+    return SummaryWriter(str(folder))
+
+
+def agree(found: tuple[Any, dict[str, Any]] | None, folder: RunFolder, world: World) -> None:
+    """Processes that start from different places would wait for each other in vain."""
+    step = torch.tensor(-1 if found is None else found[1]["step"])
+    steps = sorted({int(each) for each in world.gathered(step)})
+    if len(steps) > 1:
+        read = ", ".join("none" if each < 0 else f"that of step {each}" for each in steps)
+        raise CheckpointError(
+            f"{folder.last}: the processes read different checkpoints ({read}); give all machines "
+            "one shared folder for --runs"
+        )
+
+
+@contextmanager
+def fitting(folder: RunFolder) -> Iterator[None]:
+    """Inside, the last checkpoint is taken apart; what it lacks or has wrong is told as that."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{folder.last}: does not fit this run ({type(error).__name__}: {error}); "
+            f"{folder.mend_of_last()}"
+        ) from None

@@ -1,0 +1,87 @@
+"""From a run folder back to its settings and its weights."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn
+
+from drill.errors import RunFolderError
+from drill.training.run.checkpoint import copy_into, fingerprint, load, under
+from drill.training.run.folder import RunFolder
+from drill.training.settings import OVER, Settings, saved
+
+Weights = Literal["averaged", "best", "last"]
+"""``averaged``, of translators, where they are better than the best single ones."""
+
+
+OF_SOME_MACHINES = ("persistent", "graph", "triton")
+"""Kernels that run on some GPUs."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Which weights of a run a model has.
+
+    weights      of which kind
+    when         {"epoch": 12}, {"step": 8000} or, of a mean, {"steps": [7000, 8000]}; empty where
+                 a file of weights does not tell
+    fingerprint  equal for equal weights, bit for bit
+    """
+
+    weights: Weights
+    when: Mapping[str, Any]
+    fingerprint: str
+
+    def row(self) -> dict[str, Any]:
+        """What a row of evaluations.jsonl says of it."""
+        when = {f"weights_{key}": value for key, value in self.when.items()}
+        return {"weights": self.weights, **when, "weights_fingerprint": self.fingerprint}
+
+
+def settings_of(run: RunFolder) -> Settings:
+    if not run.path.is_dir() or not run.recipe.exists():
+        raise RunFolderError(
+            f"{run.path}: holds no run (no recipe.toml); name a folder of `drill train`"
+        )
+    return saved(run.recipe)
+
+
+def task_of(folder: Path | str) -> str:
+    """What the run of a folder was trained for."""
+    return settings_of(RunFolder(folder)).task
+
+
+def by_any_kernels(settings: Settings) -> Settings:
+    """The same without the kernels that the run was told to train by, where not every machine has
+    them: what is to be used finds its own."""
+    encoder, layer = _by_any(settings.encoder, "impl"), _by_any(settings.layer, "encoder")
+    if OVER in layer:
+        layer[OVER] = _by_any(layer[OVER], "encoder")
+    return settings.changed(encoder=encoder, layer=layer)
+
+
+def _by_any(table: Mapping[str, Any], key: str) -> dict[str, Any]:
+    return {**table, key: "auto"} if table.get(key) in OF_SOME_MACHINES else dict(table)
+
+
+def load_weights(model: nn.Module, run: RunFolder, weights: Weights | None) -> Origin:
+    """Load these, or the best there are, and set eval mode; gives which they are."""
+    files: dict[Weights, Path] = {"averaged": run.averaged, "best": run.best, "last": run.last}
+    there: list[Weights] = [name for name, path in files.items() if path.exists()]
+    chosen: Weights = weights or [*there, "last"][0]
+    path = files[chosen]
+    tensors, numbers = load(path, _other_weights([name for name in there if name != chosen]))
+    if chosen == "last":  # they lie among what a resume needs
+        tensors = under("model/", tensors)
+    copy_into(dict(model.named_parameters()), tensors, str(path))
+    model.eval()
+    when = {"averaged": "steps", "best": "epoch", "last": "step"}[chosen]
+    at = {when: numbers[when]} if when in numbers else {}
+    return Origin(chosen, at, fingerprint(tensors))
+
+
+def _other_weights(there: Sequence[Weights]) -> str:
+    """What can be done about weights that are damaged."""
+    return " or ".join(["restore it from a copy", *(f"take --weights {each}" for each in there)])

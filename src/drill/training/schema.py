@@ -1,0 +1,141 @@
+"""Tables held against the signatures they will call: names, kinds of values, defaults."""
+
+import difflib
+import inspect
+import sys
+import types
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from drill.errors import SettingsError
+from drill.recipes.reader import NAME, Table, nearest
+
+NONE = "none"
+
+# What a run gives by itself, and what no TOML can hold.
+NOT_SET = {
+    "embedding", "layer", "counts", "generator",  # of layers and encoders
+    "source_embedding", "target_embedding", "pad", "init_embeddings",  # of the Transformer
+    "model", "ids", "data", "folder", "rule", "world", "progress",  # of train
+    "fetch", "lines",
+}  # fmt: skip
+
+
+def _arguments(call: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """What may be set of a callable, with resolved annotations."""
+    made: Any = call
+    hints = get_type_hints(made.__init__ if isinstance(call, type) else call)
+    return {
+        name: parameter.replace(annotation=hints[name])
+        for name, parameter in inspect.signature(call).parameters.items()
+        if name not in NOT_SET
+    }
+
+
+def with_defaults(
+    where: str,
+    table: Table,
+    call: Callable[..., Any],
+    also: Iterable[str] = (),
+    choices: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
+) -> Table:
+    """``table`` with the defaults of ``call``; keys in ``also`` have been looked at already.
+
+    ``choices`` are what the table could have named instead, and may have the key that is unknown.
+    """
+    arguments = _arguments(call)
+    for key, value in table.items():
+        if key in also:
+            continue
+        if key not in arguments:
+            named = f" of {table[NAME]}" if NAME in also else ""
+            near = _elsewhere(where, key, list(arguments), choices)
+            raise SettingsError(
+                f"{where}.{key}: is no setting{named}{near or nearest(key, [*arguments, *also])}"
+            )
+        if not fits_kind(_read_none(value, arguments[key]), arguments[key].annotation):
+            raise SettingsError(
+                f"{where}.{key}: is {in_words(arguments[key].annotation)}, not {value!r}"
+            )
+    filled = {key: table[key] for key in also if key in table}
+    for key, parameter in arguments.items():
+        if key in table:
+            value = _read_none(table[key], parameter)
+        elif parameter.default is inspect.Parameter.empty:
+            raise SettingsError(
+                f"{where}.{key}: is missing; it is {in_words(parameter.annotation)}"
+            )
+        else:
+            value = parameter.default
+        wants_float = float in _alternatives(parameter.annotation)
+        filled[key] = float(value) if wants_float and type(value) is int else value
+    return filled
+
+
+def _elsewhere(
+    where: str, key: str, own: list[str], choices: Mapping[str, Callable[..., Any]]
+) -> str:
+    """Who has ``key`` or one spelt alike, where no key of one's ``own`` is as near."""
+    held = {name: _arguments(call) for name, call in choices.items()}
+    known = [*own, *(each for arguments in held.values() for each in arguments)]
+    near = difflib.get_close_matches(key, known, n=1)
+    if not near or near[0] in own:
+        return ""
+    owners = [name for name, arguments in held.items() if near[0] in arguments]
+    return f"; did you mean {near[0]} of {' or '.join(owners)}? then set {where}.{NAME} too"
+
+
+def _read_none(value: Any, parameter: inspect.Parameter) -> Any:
+    """TOML has no null: the text none stands for it, where there is a None to stand for."""
+    return None if value == NONE and fits_kind(None, parameter.annotation) else value
+
+
+def with_name(where: str, table: Table, choices: Mapping[str, Any], default: str) -> Table:
+    """``table`` with the name of its kind first; one of ``choices``."""
+    name = table.get(NAME, default)
+    if not isinstance(name, str) or name not in choices:
+        raise SettingsError(
+            f"{where}.{NAME}: there is no {name!r}{nearest(str(name), list(choices))}"
+        )
+    return {NAME: name, **{key: value for key, value in table.items() if key != NAME}}
+
+
+def _alternatives(annotation: Any) -> tuple[Any, ...]:
+    if get_origin(annotation) in (Union, types.UnionType):
+        return get_args(annotation)
+    return (annotation,)
+
+
+def fits_kind(value: Any, annotation: Any) -> bool:
+    """Whether a value of TOML is of the kind that an annotation says."""
+    for kind in _alternatives(annotation):
+        if get_origin(kind) is Literal:
+            fits = value in get_args(kind) and type(value) is type(get_args(kind)[0])
+        elif get_origin(kind) is not None:  # a sequence of numbers
+            fits = isinstance(value, list) and all(
+                fits_kind(each, get_args(kind)[0]) for each in value
+            )
+        elif kind is float:
+            fits = type(value) in (int, float) and abs(value) <= sys.float_info.max  # NaN fails
+        else:
+            fits = value is None if kind is types.NoneType else type(value) is kind
+        if fits:
+            return True
+    return False
+
+
+WORDS = {int: "a whole number", float: "a finite number", str: "a text", bool: "true or false"}
+
+
+def in_words(annotation: Any) -> str:
+    """The kind that an annotation says, for people."""
+    words = []
+    for kind in _alternatives(annotation):
+        if get_origin(kind) is Literal:
+            words.append("one of " + ", ".join(map(str, get_args(kind))))
+        elif get_origin(kind) is not None:
+            words.append("a list of whole numbers")
+        else:
+            words.append(WORDS.get(kind, "none"))
+    return " or ".join(words)

@@ -1,0 +1,326 @@
+"""Settings: recipes in TOML, held against the signatures they will call.
+
+A table of a recipe is a set of keyword arguments: ``[layer]`` those of an output layer,
+``[encoder]`` of an encoder, ``[optimizer]`` of a rule, ``[training]`` of ``train`` and ``[data]``
+of ``read_corpus``. Their names, types and defaults stand in those signatures and nowhere else.
+A recipe with ``task = "translation"`` has ``[encoder]`` of ``Transformer``, ``[training]`` of
+``train_translator``, ``[data]`` of ``read_parallel_corpus``, and beside them ``[filters]`` of
+``Filters`` and ``[subwords]`` of ``Subwords.train``.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from drill.data import Filters, Subwords, read_corpus, read_parallel_corpus
+from drill.errors import SettingsError
+from drill.language_modeling.train import train
+from drill.layers import LAYERS, MatrixLayer, OutputLayer
+from drill.models import ENCODERS
+from drill.models.transformer.transformer import PRESETS, Transformer
+from drill.recipes.reader import (
+    NAME,
+    Table,
+    changed,
+    near_ones,
+    nearest,
+    parsed,
+    read,
+    stands_alone,
+)
+from drill.training.optim import RULES
+from drill.training.options import check_options, check_translation_options
+from drill.training.schema import NONE, fits_kind, in_words, with_defaults, with_name
+from drill.translation.train import train_translator
+
+OVER = "over"  # the layer that a wrapping layer wraps
+START = "start"  # a run whose best weights are the first ones
+TASK = "task"
+ABOVE_TABLES = ("recipe", START, TASK)
+LANGUAGE_MODEL, TRANSLATION = "language-model", "translation"
+
+MAY_CHANGE = (  # while a run goes on
+    "training.epochs",
+    "training.updates",
+    "training.max_minutes",
+    "training.save_every",
+    "training.capture",
+    "encoder.impl",  # by which kernels, which is the same up to rounding
+    "layer.encoder",
+    "layer.over.encoder",
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A resolved recipe: every key has its value."""
+
+    recipe: str
+    data: Table
+    encoder: Table
+    layer: Table
+    optimizer: Table
+    training: Table
+    start: str | None = None
+    task: str = LANGUAGE_MODEL
+    filters: Table = field(default_factory=dict)  # this and the next of translation alone
+    subwords: Table = field(default_factory=dict)
+    left_out: tuple[str, ...] = field(default=(), compare=False)
+    """Keys that a recipe file leaves to the defaults, where it starts from no recipe of drill's."""
+
+    def tables(self) -> dict[str, Table]:
+        return {name: getattr(self, name) for name in TASKS[self.task]}
+
+    def to_toml(self) -> str:
+        """The text of ``recipe.toml``; ``resolved`` of it gives these settings again."""
+        head = [f"recipe = {_written(self.recipe)}"]
+        if self.task != LANGUAGE_MODEL:
+            head.append(f"{TASK} = {_written(self.task)}")
+        if self.start is not None:
+            head.append(f"{START} = {_written(self.start)}")
+        parts = [_table(name, table) for name, table in self.tables().items()]
+        return "\n".join([*head, "", *parts])
+
+    def changed(self, **tables: Mapping[str, Any]) -> "Settings":
+        """The same settings with other values, ``changed(training={"epochs": 3})``."""
+        merged: dict[str, Any] = {
+            name: {**table, **tables.get(name, {})} for name, table in self.tables().items()
+        }
+        left_out = tuple(key for key in self.left_out if key not in _flat(tables))
+        return replace(self, left_out=left_out, **merged)
+
+    def differences(self, other: "Settings") -> list[str]:
+        """``key: mine -> theirs`` for all that two runs may not differ in."""
+        mine, theirs = _flat(self.tables()), _flat(other.tables())
+        mine |= {START: self.start, TASK: self.task}
+        theirs |= {START: other.start, TASK: other.task}
+        return [
+            f"{key}: {mine.get(key)!r} -> {theirs.get(key)!r}"
+            for key in sorted(mine.keys() | theirs.keys())
+            if mine.get(key) != theirs.get(key) and key not in MAY_CHANGE
+        ]
+
+
+def recipe(name: str, changes: Sequence[str] = ()) -> Settings:
+    """Settings of a recipe by name or of a TOML file, changed by ``table.key=value`` texts.
+
+    Those of a file have its name, those of a run's ``recipe.toml`` the name that stands there.
+    """
+    label = Path(name).stem if name.endswith(".toml") else name
+    tables = changed(read(name), changes)
+    settings = resolved({"recipe": label, **tables})
+    if not stands_alone(name):
+        return settings
+    given = {*_flat(tables)}
+    if "encoder.preset" in given:
+        given |= {f"encoder.{size}" for size in asdict(PRESETS["base"])}
+    return replace(
+        settings, left_out=tuple(key for key in _flat(settings.tables()) if key not in given)
+    )
+
+
+def saved(path: Path) -> Settings:
+    """The settings of a run, from its ``recipe.toml``."""
+    return resolved(parsed(path))
+
+
+def resolved(tables: Mapping[str, Any]) -> Settings:
+    """Check every key and every value's kind, and fill in what is left out."""
+    task = tables.get(TASK, LANGUAGE_MODEL)
+    if not isinstance(task, str) or task not in TASKS:
+        raise SettingsError(f"{TASK}: there is no {task!r}{nearest(str(task), list(TASKS))}")
+    checks = TASKS[task]
+    for key, value in tables.items():
+        if key in checks and not isinstance(value, dict):
+            raise SettingsError(f"{key}: is a table, not {value!r}; write [{key}]")
+    for key, value in tables.items():
+        if key not in (*checks, *ABOVE_TABLES):
+            inside = [] if isinstance(value, dict) else _meant(key, tables, checks)
+            mean = f"; did you mean {' or '.join(inside)}?" if inside else nearest(key, [*checks])
+            raise SettingsError(f"{key}: is no table of a recipe{mean}")
+    for key, meaning in (("recipe", "the name of these settings"), (START, "the folder of a run")):
+        if not isinstance(tables.get(key), str | None):
+            raise SettingsError(f"{key}: is {meaning}, a text, not {tables[key]!r}")
+    checked: dict[str, Any] = {name: check(tables.get(name, {})) for name, check in checks.items()}
+    return Settings(tables.get("recipe") or "own", start=tables.get(START), task=task, **checked)
+
+
+def _meant(
+    key: str, tables: Mapping[str, Any], checks: Mapping[str, Callable[[Table], Table]]
+) -> list[str]:
+    """``training.epochs`` of ``epochs``: settings called so, or nearly so, in their tables."""
+    places: dict[str, list[str]] = {name: [name] for name in ABOVE_TABLES}
+    for table, check in checks.items():
+        try:
+            known = check(tables.get(table, {}))
+        except SettingsError:  # a fault of that table, which is told once this one is mended
+            continue
+        for name in known:
+            places.setdefault(name, []).append(f"{table}.{name}")
+    near = [key] if key in places else near_ones(key, [*places])
+    return [place for name in near for place in places[name]]
+
+
+def does_not_run(settings: Settings, error: ValueError) -> SettingsError:
+    """Of kernels that a recipe names and this machine does not have."""
+    key = "encoder.impl"
+    if "encoder=" in str(error):  # of the output layer, or of the one that it wraps
+        key = f"layer.{OVER}.encoder" if OVER in settings.layer else "layer.encoder"
+    return SettingsError(f"the recipe {settings.recipe}: {error}: --set {key}=auto")
+
+
+def makes_no_model(settings: Settings, error: Exception) -> SettingsError:
+    """What an encoder or a layer refuses, under the key whose value it is where there is one."""
+    built, _, said = str(error).partition(": ")  # constructors say: DeepResidual: dropout is ...
+    key, _, rest = said.partition(" ")
+    layer, kinds = settings.layer, {**ENCODERS, **LAYERS, "transformer": Transformer}
+    tables = {"encoder": settings.encoder, "layer": layer, f"layer.{OVER}": layer.get(OVER, {})}
+    for where, table in tables.items():
+        own = NAME in table and kinds[table[NAME]].__name__ == built and key in table
+        if own and rest.endswith((f"not {table[key]!r}", f"not {table[key]}")):
+            return SettingsError(f"{where}.{key}: {rest}")
+    return SettingsError(f"the recipe {settings.recipe} makes no model: {error}")
+
+
+# -- tables and the signatures behind them --------------------------------------------------------
+
+
+def _data(table: Table) -> Table:
+    return with_defaults("data", table, read_corpus)
+
+
+def _encoder(table: Table) -> Table:
+    table = {"width": 400, **with_name("encoder", table, ENCODERS, "awd-lstm")}
+    if type(table["width"]) is not int or table["width"] < 1:
+        raise SettingsError(
+            f"encoder.width: is a whole number of at least 1, not {table['width']!r}"
+        )
+    kind = ENCODERS[table[NAME]]
+    return with_defaults("encoder", table, kind, also=(NAME, "width"), choices=ENCODERS)
+
+
+def wraps(kind: type[OutputLayer]) -> bool:
+    """Whether a layer is built over another one."""
+    return not issubclass(kind, MatrixLayer)
+
+
+def _layer(table: Table, where: str = "layer") -> Table:
+    table = with_name(where, table, LAYERS, "tied")
+    kind = LAYERS[table[NAME]]
+    if not wraps(kind):
+        if OVER in table:
+            raise SettingsError(
+                f"{where}.{OVER}: {table[NAME]} wraps no other layer; leave it out, or choose "
+                f"{', '.join(n for n, c in LAYERS.items() if wraps(c))}"
+            )
+        return with_defaults(where, table, kind, also=(NAME,), choices=LAYERS)
+    inner = table.get(OVER, {})
+    if not isinstance(inner, dict):
+        raise SettingsError(f"{where}.{OVER}: is a table, not {inner!r}; write [{where}.{OVER}]")
+    inner = _layer(inner, f"{where}.{OVER}")
+    if wraps(LAYERS[inner[NAME]]):
+        raise SettingsError(
+            f"{where}.{OVER}.{NAME}: {table[NAME]} wraps a layer of one matrix, not {inner[NAME]}"
+        )
+    return {**with_defaults(where, table, kind, also=(NAME, OVER), choices=LAYERS), OVER: inner}
+
+
+def _optimizer(table: Table, default: str = "nt-asgd") -> Table:
+    table = with_name("optimizer", table, RULES, default)
+    return with_defaults("optimizer", table, RULES[table[NAME]], also=(NAME,), choices=RULES)
+
+
+def _training(table: Table) -> Table:
+    return _checked_training(table, train, check_options)
+
+
+def _checked_training(table: Table, call: Callable[..., Any], check: Callable[..., None]) -> Table:
+    filled = with_defaults("training", table, call)
+    try:
+        check(**filled)
+    except ValueError as error:
+        raise SettingsError(f"[training]: {error}") from None
+    return filled
+
+
+def _transformer(table: Table) -> Table:
+    """``preset`` stands for a size; resolved, the size stands there itself."""
+    table = with_name("encoder", table, {"transformer": Transformer}, "transformer")
+    preset = table.pop("preset", "base")
+    if preset not in PRESETS:
+        raise SettingsError(
+            f"encoder.preset: there is no {preset!r}{nearest(str(preset), list(PRESETS))}"
+        )
+    table = {"shared": True, **asdict(PRESETS[preset]), **table}
+    for key, kind in (("width", int), ("shared", bool)):
+        if not fits_kind(table[key], kind):
+            raise SettingsError(f"encoder.{key}: is {in_words(kind)}, not {table[key]!r}")
+    return with_defaults("encoder", table, Transformer, also=(NAME, "width", "shared"))
+
+
+def _filters(table: Table) -> Table:
+    filled = with_defaults("filters", table, Filters)
+    try:
+        Filters(**filled)
+    except ValueError as error:
+        raise SettingsError(f"[filters]: {error}") from None
+    return filled
+
+
+TASKS: dict[str, dict[str, Callable[[Table], Table]]] = {
+    LANGUAGE_MODEL: {
+        "data": _data,
+        "encoder": _encoder,
+        "layer": _layer,
+        "optimizer": _optimizer,
+        "training": _training,
+    },
+    TRANSLATION: {
+        "data": lambda table: with_defaults("data", table, read_parallel_corpus),
+        "filters": _filters,
+        "subwords": lambda table: with_defaults("subwords", table, Subwords.train),
+        "encoder": _transformer,
+        "layer": _layer,
+        "optimizer": lambda table: _optimizer(table, "adamw"),
+        "training": lambda table: _checked_training(
+            table, train_translator, check_translation_options
+        ),
+    },
+}
+"""The tables of every task, each with what checks and fills it."""
+
+
+# -- writing ---------------------------------------------------------------------------------------
+
+
+def _table(name: str, table: Table) -> str:
+    lines = [f"[{name}]"]
+    lines += [
+        f"{key} = {_written(value)}" for key, value in table.items() if not isinstance(value, dict)
+    ]
+    inner = [_table(f"{name}.{k}", v) for k, v in table.items() if isinstance(v, dict)]
+    return "\n".join([*lines, "", *inner])
+
+
+def _written(value: Any) -> str:
+    if value is None:
+        return json.dumps(NONE)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):  # TOML takes JSON's escapes, but no surrogates and no bare DEL
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_written, value))}]"
+    return repr(value)
+
+
+def _flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tables.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

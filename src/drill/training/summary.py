@@ -1,0 +1,173 @@
+"""What a run is about to train, in a few lines before it begins."""
+
+import inspect
+from typing import Any
+
+import torch
+
+from drill.data import UNK, Corpus, FilterReport, Ids, Vocabulary
+from drill.layers import LAYERS
+from drill.layers.cost import own_parameters
+from drill.models.language_model import LanguageModel
+from drill.models.translator import Translator
+from drill.recipes.reader import BASE, NAME
+from drill.training.device import device_name
+from drill.training.distributed import World
+from drill.training.precision import effective
+from drill.training.run.environment import has_ended
+from drill.training.run.folder import RunFolder
+from drill.training.settings import OVER, TRANSLATION, Settings
+
+FEW_UPDATES = 100  # below them a model has hardly begun to learn
+
+
+def opening(settings: Settings, run: RunFolder, device: torch.device, processes: World) -> str:
+    """Two lines, before a text is read: recipe, folder and output layer; device and precision."""
+    precision = effective(settings.training["precision"], device)
+    several = f"{processes.size} processes, " if processes.size > 1 else ""
+    verb = "going on with" if run.last.exists() else "training"
+    if has_ended(run, settings):
+        verb = "already trained:"
+    return (
+        f"{verb} {settings.recipe} in {run.path}: {layer_in_words(settings.layer)}\n"
+        f"  {several}{device} ({device_name(device)}), {precision}"
+    )
+
+
+def sizes(
+    settings: Settings,
+    run: RunFolder,
+    model: LanguageModel | Translator,
+    text: str,
+    again: str | None = None,
+    *remarks: str | None,
+) -> str:
+    """One line, once the text is read: parameters and corpus.
+
+    One more where a recipe leaves sizes to the defaults and has no base to say so, and one for
+    each remark on a run that begins.
+
+    text   what of the corpus is trained on, such as ``"929,589 tokens, 10,000 words"``
+    again  what ``share_of_unknown`` or ``left_out`` says: a run that goes on says it again, since
+           nobody can read its perplexities, or that number of pairs, without it
+    """
+    line = (
+        f"  {model.parameter_count():,} parameters, {own_parameters(model.layer):,} of them the "
+        f"layer's own; {settings.data['corpus']}: {text}"
+    )
+    told = [sizes_by_default(settings), again, *remarks]
+    if run.last.exists():
+        told = [] if has_ended(run, settings) else [again]
+    return "\n".join([line, *(each for each in told if each is not None)])
+
+
+def share_of_unknown(
+    corpus: Corpus,
+    vocabulary: Vocabulary,
+    ids: Ids,
+    minimum_count: int = 1,
+    maximum_size: int | None = None,
+) -> str | None:
+    """A sentence on how much of a text is ``<unk>``, and by which cut-off; None where nothing is.
+
+    Neither is anything said of a closed corpus, whose authors have put ``<unk>`` into the text.
+    """
+    if corpus.closed or UNK not in vocabulary:
+        return None
+    train, test = (float((split == vocabulary.ids[UNK]).mean()) for split in (ids.train, ids.test))
+    if train == test == 0.0:
+        return None
+    shares = f"{train:.1%} of the training tokens, {test:.1%} of the test tokens"
+    seen = {*corpus.train.split()}
+    cut = len(seen - {*vocabulary.words})
+    limits = []
+    if minimum_count > 1:
+        limits.append(f"seen fewer than {minimum_count} times (data.minimum_count)")
+    if maximum_size is not None:
+        limits.append(f"beyond the {maximum_size:,} of data.maximum_size")
+    reasons = ["for words never seen in training"]
+    if UNK in seen:
+        reasons.insert(0, "where the text itself has it")
+    if cut:
+        words = f"{cut:,} word{'' if cut == 1 else 's'}"
+        reasons.insert(0, f"for {words} {' or '.join(limits)}")
+    return f"{UNK} stands {' and '.join(reasons)}: {shares}; perplexities take it for one word"
+
+
+def left_out(report: FilterReport, filters: dict[str, Any]) -> str | None:
+    """A sentence on the training pairs that filters have dropped, and which; None without any."""
+    dropped = report.pairs - report.kept
+    if not dropped:
+        return None
+    reasons = {
+        "without words on a side (filters.minimum)": report.empty,
+        "seen before (filters.deduplicate)": report.duplicate,
+        f"below {filters['minimum']} subwords (filters.minimum)": report.short,
+        f"above {filters['maximum']} subwords (filters.maximum)": report.long,
+        f"with one side over {filters['ratio']} times the other (filters.ratio)": report.ratio,
+    }
+    told = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items() if count)
+    return f"{dropped:,} of {report.pairs:,} training pairs are left out: {told}"
+
+
+def few_updates(settings: Settings, tokens: int) -> str | None:
+    """A sentence where a language model of so many tokens is trained in a few updates only."""
+    given = settings.training
+    rows = tokens // given["batch_size"]
+    if rows < 2:  # is refused, and not for its updates
+        return None
+    epoch = max(1, rows // given["bptt"])  # segments are about bptt long
+    updates = epoch * given["epochs"]
+    if updates >= FEW_UPDATES:
+        return None
+    enough = -(-FEW_UPDATES // epoch)
+    return (
+        f"about {updates} update{'' if updates == 1 else 's'} in all, too few to learn much: set a "
+        f"larger training.epochs ({enough} make about {FEW_UPDATES}), a smaller "
+        "training.batch_size or training.bptt"
+    )
+
+
+def no_better_than_guessing(perplexity: float, words: int) -> str | None:
+    """A sentence on a model that predicts no better than one without any training."""
+    if perplexity < words:
+        return None
+    return (
+        f"the test perplexity {perplexity:,.1f} is not below {words:,}, that of a guess among all "
+        "words: the model has learnt nothing of use; train it for more updates (training.epochs, "
+        "training.batch_size, training.bptt), or on more text"
+    )
+
+
+def layer_in_words(table: dict[str, Any]) -> str:
+    """``tied``, or ``mixture (experts 15) over deep-residual (depth 4, dropout 0.6)``.
+
+    Sizes, and the options that are not the layer's defaults.
+    """
+    usual = inspect.signature(LAYERS[table[NAME]]).parameters
+    options = [
+        f"{key} {str(value).lower() if isinstance(value, bool) else value}"
+        for key, value in table.items()
+        if key not in (NAME, OVER) and value is not None
+        if type(value) is int or value != usual[key].default
+    ]
+    own = table[NAME] + (f" ({', '.join(options)})" if options else "")
+    return f"{own} over {layer_in_words(table[OVER])}" if OVER in table else own
+
+
+def sizes_by_default(settings: Settings) -> str | None:
+    """A sentence on sizes that a recipe file without a base does not name; None without any."""
+    sizes = []
+    for key in settings.left_out:
+        table, _, name = key.partition(".")
+        value = settings.tables()[table].get(name)
+        if key == "training.epochs" or (table == "encoder" and type(value) is int):
+            sizes.append(f"{key} {value}")
+    if not sizes:
+        return None
+    small = "mt-demo" if settings.task == TRANSLATION else "demo-drill"
+    return (
+        f"the recipe {settings.recipe} has no {BASE}, so these are drill's defaults: "
+        f"{', '.join(sizes)}; "
+        f'set them, or start from a small recipe with {BASE} = "{small}" as its first line'
+    )

@@ -1,0 +1,21 @@
+"""Translators: train, beam search, BLEU, translate, export."""
+
+from drill.translation.bleu import Scores, corpus_scores
+from drill.translation.export_marian import NotExportable, export_marian, marian_weights
+from drill.translation.search.decoding import Decoding, Hypothesis
+from drill.translation.search.output_head import encoded_once
+from drill.translation.search.search import beam_search, greedy, sample
+
+__all__ = [
+    "Decoding",
+    "Hypothesis",
+    "NotExportable",
+    "Scores",
+    "beam_search",
+    "corpus_scores",
+    "encoded_once",
+    "export_marian",
+    "greedy",
+    "marian_weights",
+    "sample",
+]

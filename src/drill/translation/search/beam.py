@@ -1,0 +1,145 @@
+"""The places of a beam search: what still grows, and what has ended.
+
+Nothing here is read back from the device, and every tensor is changed in place, so that a turn can
+be replayed as a CUDA graph.
+"""
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from drill.translation.search.decoding import Batch, Hypothesis
+
+
+@dataclass
+class Beam:
+    """b sentences with K places each; L is the longest translation there is room for."""
+
+    place: Tensor  # (b,) where a sentence stands among the sources
+    limit: Tensor  # (b,) tokens it may have
+    limit_penalty: Tensor  # (b,) the penalty of that many
+    alive: Tensor  # (b, K) log p of what still grows, -inf where nothing does
+    written: Tensor  # (b, K, L) its tokens
+    score: Tensor  # (b, K) of what has ended, the best first, -inf where nothing has
+    log_prob: Tensor  # (b, K)
+    length: Tensor  # (b, K)
+    ended: Tensor  # (b, K, L) its tokens
+    done: Tensor  # (b,) whether nothing that still grows can enter the best
+
+    number: "Number"
+
+    @classmethod
+    def fresh(
+        cls, batch: Batch, beam: int, eos: int, alpha: float, room: int, dtype: torch.dtype
+    ) -> "Beam":
+        b, device = len(batch.places), batch.source.device
+        number = Number.first(room, alpha, dtype, device)
+        limit = torch.tensor(batch.limits, device=device)
+        empty = torch.full((b, beam), -torch.inf, dtype=dtype, device=device)
+        alive = empty.clone()
+        alive[:, 0] = 0.0  # all places begin alike, so only one of them may go on
+        tokens = torch.full((b, beam, room), eos, device=device)
+        return cls(
+            place=torch.tensor(batch.places, device=device),
+            limit=limit,
+            limit_penalty=number.penalties[limit],
+            alive=alive,
+            written=tokens,
+            score=empty,
+            log_prob=empty.clone(),
+            length=torch.zeros_like(alive, dtype=torch.int64),
+            ended=tokens.clone(),
+            done=torch.zeros(b, dtype=torch.bool, device=device),
+            number=number,
+        )
+
+    def advance(self, log_p: Tensor, eos: int) -> Tensor:
+        """Writes a token from log p (b, K, V); gives the place each grew from, (b, K)."""
+        K, V = log_p.shape[1:]
+        log_prob, index = (self.alive[..., None] + log_p).flatten(1).topk(K)  # sorted, (b, K)
+        parent = index // V
+        token = index - parent * V
+        left = K - (self.score != -torch.inf).sum(1, keepdim=True)  # places that have not ended
+        real = (torch.arange(K, device=token.device) < left) & (log_prob != -torch.inf)
+        ends = real & (token == eos)
+        self.written.copy_(_take(self.written, parent))
+        written = torch.where(real, token, eos)
+        self.written.index_copy_(2, self.number.index, written[..., None])
+        self.alive.copy_(log_prob.masked_fill(~real | ends, -torch.inf))
+
+        score = (log_prob / self.number.penalty()).masked_fill(~ends, -torch.inf)
+        score, order = torch.cat([self.score, score], 1).topk(K)
+        self.score.copy_(score)
+        self.log_prob.copy_(torch.cat([self.log_prob, log_prob], 1).gather(1, order))
+        lengths = torch.cat([self.length, (self.number.index + 1).expand_as(token)], 1)
+        self.length.copy_(lengths.gather(1, order))
+        self.ended.copy_(_take(torch.cat([self.ended, self.written], 1), order))
+        return parent
+
+    def settle(self, n_best: int) -> None:
+        """Find whose best is known, and go on to the next token.
+
+        log p only falls, so what grows scores at most as if it were to end now or at the limit
+        with the log p it has: the penalty is largest at one of the two.
+        """
+        wrong = (self.alive.isnan() | self.score.isnan()).any()
+        self.number.next(wrong)
+        best = self.alive.amax(1)
+        bound = torch.maximum(best / self.number.penalty(), best / self.limit_penalty)
+        self.done.copy_((best == -torch.inf) | (self.score[:, n_best - 1] > bound))
+
+    def last(self) -> Tensor:
+        """The token written last, (b, K)."""
+        return self.written.index_select(2, self.number.index - 1)[..., 0]
+
+    def select(self, sentences: Tensor) -> "Beam":
+        kept = {
+            each.name: getattr(self, each.name)[sentences]
+            for each in fields(self)
+            if each.name != "number"
+        }
+        return Beam(**kept, number=self.number)
+
+    def hypotheses(self, n_best: int) -> dict[int, list[Hypothesis]]:
+        """By place among the sources."""
+        columns = (self.ended, self.length, self.log_prob, self.score)
+        rows = zip(*(column[:, :n_best].tolist() for column in columns), strict=True)
+        return {
+            place: [
+                Hypothesis(tuple(ids[: length - 1]), log_prob, score)
+                for ids, length, log_prob, score in zip(*row, strict=True)
+                if score != -torch.inf
+            ]
+            for place, row in zip(self.place.tolist(), rows, strict=True)
+        }
+
+
+@dataclass
+class Number:
+    """Which token is being written, on the device."""
+
+    index: Tensor  # (1,) from 0
+    penalties: Tensor  # (L + 2,) by length
+    wrong: Tensor  # (1,) the first token, from 1, at which a probability was NaN; 0 for none
+
+    @classmethod
+    def first(cls, room: int, alpha: float, dtype: torch.dtype, device: torch.device) -> "Number":
+        """Before the first token; penalty(length) = ((5 + length) / 6)^alpha."""
+        lengths = torch.arange(room + 2, dtype=torch.float64)
+        penalties = (((5 + lengths) / 6) ** alpha).to(device, dtype)
+        zero = torch.zeros(1, dtype=torch.int64, device=device)
+        return cls(zero, penalties, zero.clone())
+
+    def penalty(self) -> Tensor:
+        """Of a translation that ends with this token, (1,)."""
+        return self.penalties.index_select(0, self.index + 1)
+
+    def next(self, wrong: Tensor) -> None:
+        self.index += 1
+        self.wrong.copy_(torch.where(wrong & (self.wrong == 0), self.index, self.wrong))
+
+
+def _take(tokens: Tensor, order: Tensor) -> Tensor:
+    """Rows of (b, n, L) by (b, K) -> (b, K, L)."""
+    return tokens.gather(1, order[..., None].expand(-1, -1, tokens.shape[2]))

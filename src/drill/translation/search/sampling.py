@@ -1,0 +1,155 @@
+"""Translations drawn at random."""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from drill.layers.argument_checks import positive
+from drill.models.translator import Translator
+from drill.training.precision import lower_precision
+from drill.translation.search.decoding import (
+    Batch,
+    Decoding,
+    Hypothesis,
+    Progress,
+    Sources,
+    Writable,
+    batches,
+    begin,
+)
+from drill.translation.search.output_head import Head, ready
+
+
+@torch.no_grad()
+def sample(
+    model: Translator,
+    sources: Sources,
+    decoding: Decoding,
+    *,
+    samples: int = 1,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int | None = None,
+    first: int = 0,
+    head: Head | None = None,
+    progress: Progress | None = None,
+) -> list[list[Hypothesis]]:
+    """``samples`` translations of every source, drawn token by token, in the order of the sources.
+
+    temperature   p^(1/temperature), normalised; for the likeliest token take ``greedy``
+    top_k, top_p  draw only from so many likeliest tokens; of these, from what makes up p
+    seed          the same translations again; each has random numbers of its own, so they do not
+                  depend on how many are drawn beside it
+    first         number of the first source, where a long text is translated in parts
+
+    ``log_prob`` is what the model says of the whole, whatever it was drawn with; ``score`` too.
+    """
+    positive("sample", "samples", samples)
+    if not 0.0 < temperature < math.inf:  # NaN fails too
+        raise ValueError(
+            f"sample: temperature is a finite number above 0, not {temperature}; for the "
+            "likeliest token call greedy"
+        )
+    if top_k is not None:
+        positive("sample", "top_k", top_k)
+    if top_p is not None and not 0.0 < top_p <= 1.0:
+        raise ValueError(f"sample: top_p lies in (0, 1], not {top_p}")
+    entropy = np.random.SeedSequence(seed).entropy
+    found: dict[int, list[Hypothesis]] = {}
+    work = batches("sample", model, sources, decoding, samples)
+    with ready(model, head) as scores:
+        for batch in work:
+            if progress is not None:
+                progress(len(found))
+            u = _uniform(entropy, batch, samples, first)
+            with lower_precision(batch.source.device, decoding.autocast):
+                found |= _drawn(model, scores, batch, decoding, u, temperature, top_k, top_p)
+    return [found[place] for place in range(len(found))]
+
+
+def _uniform(entropy: Any, batch: Batch, samples: int, first: int) -> Tensor:
+    """A number in [0, 1) for every token that may be drawn, (B, samples, L)."""
+    u = np.zeros((len(batch.places), samples, max(batch.limits)))
+    for row, place, limit in zip(u, batch.places, batch.limits, strict=True):
+        for i in range(samples):
+            own = np.random.SeedSequence(entropy, spawn_key=(first + place, i))
+            row[i, :limit] = np.random.default_rng(own).random(limit)
+    return torch.from_numpy(u).to(batch.source.device)
+
+
+def _drawn(
+    model: Translator,
+    head: Head,
+    batch: Batch,
+    decoding: Decoding,
+    u: Tensor,  # (B, K, L)
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+) -> dict[int, list[Hypothesis]]:
+    device, (_, K, L) = batch.source.device, u.shape
+    steps = begin(model, batch.source, K, decoding.cache)
+    writable = Writable(model, decoding, device)
+    limit = torch.tensor(batch.limits, device=device)
+    written = torch.full_like(u, decoding.eos, dtype=torch.int64)
+    log_prob = torch.zeros_like(u[..., 0])
+    ids = torch.full_like(written[..., 0], decoding.bos)
+    going = torch.ones_like(ids, dtype=torch.bool)
+    for t in range(L):
+        log_p = head(steps.step(ids.flatten())).unflatten(0, (-1, K))  # (B, K, V)
+        log_p = writable(log_p, limit <= t + 1 if t + 1 >= min(batch.limits) else None).double()
+        if not log_p.amax(-1).isfinite().all():
+            raise FloatingPointError(
+                f"sample: the model gives NaN for a probability at token {t + 1}, or 0 for "
+                "all that may be written; look at its weights, or search in float32"
+            )
+        ids = draw(log_p, u[..., t], temperature, top_k, top_p)
+        ids = torch.where(going, ids, decoding.eos)
+        said = log_p.gather(-1, ids[..., None])[..., 0]
+        log_prob += torch.where(going, said, 0.0)
+        written[..., t] = ids
+        going &= ids != decoding.eos
+        if not going.any():
+            break
+    ends = (written == decoding.eos).int().argmax(-1)  # the first <eos>
+    rows = zip(batch.places, written.tolist(), ends.tolist(), log_prob.tolist(), strict=True)
+    return {
+        place: [
+            Hypothesis(tuple(ids[:end]), value, value) for ids, end, value in zip(*row, strict=True)
+        ]
+        for place, *row in rows
+    }
+
+
+def draw(
+    log_p: Tensor,  # (..., V), need not be normalised
+    u: Tensor,  # (...) in [0, 1)
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+) -> Tensor:
+    """The label in whose part of [0, 1) ``u`` lies, (...); never one of probability 0.
+
+    Parts are p^(1/temperature) of the ``top_k`` likeliest labels, and of these of the likeliest
+    until they make up ``top_p``. Among equals the lower label comes first.
+    """
+    p = torch.softmax((log_p - log_p.amax(-1, keepdim=True)).double() / temperature, dim=-1)
+    order: Tensor | None = None
+    if top_k is not None or top_p is not None:
+        p, order = p.sort(dim=-1, descending=True, stable=True)
+        if top_k is not None:
+            p[..., top_k:] = 0.0
+        if top_p is not None:
+            before = p.cumsum(-1) - p
+            p = p.masked_fill(before >= top_p * p.sum(-1, keepdim=True), 0.0)
+    mass = p.cumsum(-1)
+    whole = mass[..., -1:]
+    # Rounded up to all of it, u would lie behind the last label.
+    value = torch.minimum(u[..., None] * whole, torch.nextafter(whole, torch.zeros_like(whole)))
+    place = torch.searchsorted(mass, value, right=True)
+    label = place if order is None else order.gather(-1, place)
+    return label[..., 0]

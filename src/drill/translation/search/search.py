@@ -1,0 +1,189 @@
+"""Translations out of a translator: beam search, greedy search, sampling.
+
+    score(y) = log p(y | x) / ((5 + |y|) / 6)^alpha        |y| counts the <eos>
+
+A beam has ``beam`` places. At each step they go to the likeliest continuations of what stands in
+them; one that ends keeps its place and the others share what is left, so the search is over when
+all places have ended, or when nothing that still grows can overtake. With one place it is greedy.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from drill.layers.argument_checks import positive
+from drill.models.transformer.inputs import ALIGNED
+from drill.models.translator import Translator
+from drill.training.cuda_graphs import Graphs
+from drill.training.precision import lower_precision
+from drill.translation.search.beam import Beam
+from drill.translation.search.decoding import (
+    Batch,
+    Decoding,
+    Hypothesis,
+    Progress,
+    Sources,
+    Writable,
+    batches,
+    begin,
+)
+from drill.translation.search.output_head import Head, encoded_once, ready
+from drill.translation.search.sampling import sample
+
+__all__ = ["Decoding", "Hypothesis", "beam_search", "encoded_once", "greedy", "sample"]
+
+LEAVE_AT = 8
+"""Sentences that are done leave the batch when they are one in so many: leaving copies the rest."""
+
+LEAVE_REPLAY_AT = 2
+"""The same for CUDA graphs: what is left needs a new one, which takes as long as some tokens."""
+
+LOOK_EVERY = 8
+"""Tokens between two looks at what is done, for CUDA graphs: a look waits for the device."""
+
+TURNS = 2
+"""Tokens in one CUDA graph: a beam is reordered between two halves of its memory, so after two
+tokens all is where it was."""
+
+FIRST_ROOM = 64
+"""Tokens there is room for at first in a CUDA graph: twice as many when they are used up."""
+
+
+@torch.no_grad()
+def beam_search(
+    model: Translator,
+    sources: Sources,
+    decoding: Decoding,
+    *,
+    beam: int = 4,
+    n_best: int = 1,
+    length_penalty: float = 0.6,
+    head: Head | None = None,
+    progress: Progress | None = None,
+) -> list[list[Hypothesis]]:
+    """The ``n_best`` translations of every source, in the order of the sources, the best first.
+
+        beam_search(model, [[5, 9, 2]], Decoding(bos=1, eos=2))
+
+    beam            places; more find better scores, which are not always better translations
+    n_best          at most ``beam``; fewer come back where fewer can be written
+    length_penalty  alpha: 0 ranks by probability, which favours the short; more, the long
+    head            what ``encoded_once`` gives, where labels are to serve several calls
+    progress        called before every batch with the sentences that are found
+
+    Sentences of about one length are searched together; alone they have the same translations, up
+    to rounding. The model comes back in the mode it was in.
+    """
+    if positive("beam_search", "n_best", n_best) > positive("beam_search", "beam", beam):
+        raise ValueError(
+            f"beam_search: {n_best} translations were asked for, but the beam has {beam} places; "
+            f"pass beam={n_best}"
+        )
+    found: dict[int, list[Hypothesis]] = {}
+    work = batches("beam_search", model, sources, decoding, beam)
+    with ready(model, head) as scores:
+        device = model.transformer.source_embedding.weight.device
+        graphs: Graphs | None = None
+        if decoding.replays(device, scores):
+            graphs = Graphs(device, instead="search with Decoding(..., graph=False)")
+        for batch in work:
+            if progress is not None:
+                progress(len(found))
+            with lower_precision(device, decoding.autocast):
+                found |= _search(
+                    model, scores, batch, decoding, beam, n_best, length_penalty, graphs
+                )
+    return [found[place] for place in range(len(found))]
+
+
+def greedy(
+    model: Translator, sources: Sources, decoding: Decoding, *, head: Head | None = None
+) -> list[Hypothesis]:
+    """The likeliest token after each, for every source: a beam of one place."""
+    found = beam_search(model, sources, decoding, beam=1, length_penalty=0.0, head=head)
+    return [hypotheses[0] for hypotheses in found]
+
+
+# -- token by token -------------------------------------------------------------------------------
+
+
+def _search(
+    model: Translator,
+    head: Head,
+    batch: Batch,
+    decoding: Decoding,
+    K: int,
+    n_best: int,
+    alpha: float,
+    graphs: Graphs | None,
+) -> dict[int, list[Hypothesis]]:
+    device, last = batch.source.device, max(batch.limits)
+    room = None if graphs is None else min(FIRST_ROOM, -(-(last + TURNS) // ALIGNED) * ALIGNED)
+    steps = begin(model, batch.source, K, decoding.cache, room)
+    writable = Writable(model, decoding, device)
+    weight = model.transformer.target_embedding.weight
+    dtype = torch.promote_types(weight.dtype, torch.float32)
+    # A replay may write some tokens past the last; nothing grows there, but it takes room.
+    beam = Beam.fresh(batch, K, decoding.eos, alpha, last + TURNS, dtype)
+    ids = torch.full((len(batch.places) * K,), decoding.bos, device=device)
+    first = torch.arange(len(batch.places), device=device)[:, None] * K  # row of each sentence
+
+    def turn(ending: bool = True) -> None:
+        """One token of every hypothesis; ``ending`` where some may be at their limit."""
+        log_p = head(steps.step(ids)).unflatten(0, (-1, K))  # (b, K, V)
+        at_limit = beam.limit == beam.number.index + 1 if ending else None
+        parent = beam.advance(writable(log_p, at_limit), decoding.eos)
+        beam.settle(n_best)
+        if K > 1:
+            steps.reorder((first[: len(parent)] + parent).flatten())
+        ids.copy_(beam.last().flatten())
+
+    def turns() -> None:
+        for _ in range(TURNS):
+            turn()
+
+    found: dict[int, list[Hypothesis]] = {}
+    replayed: Callable[[], None] | None = None
+    moved = True  # whether tensors are where no turn has found them yet
+    length, look = 0, 0  # tokens written; those at which the device is asked
+    while length < last:
+        if graphs is None:
+            length += 1
+            turn(length in batch.limits)
+        elif steps.make_room(length + TURNS) or moved:
+            graphs.warm_up(turn)
+            length += 1
+            moved, replayed = False, None
+        else:
+            replayed = replayed or graphs.record(turns)
+            replayed()
+            length += TURNS
+        if length < min(look, last):
+            continue
+        look = length + (1 if graphs is None else LOOK_EVERY)
+        going, wrong = torch.stack([(~beam.done).sum(), beam.number.wrong[0]]).tolist()
+        if wrong:
+            raise FloatingPointError(
+                f"beam_search: the model gives NaN for a probability at token {wrong}; look at "
+                "its weights, or search in float32"
+            )
+        if going == 0:
+            break
+        done = len(beam.done) - going
+        if done * (LEAVE_AT if graphs is None else LEAVE_REPLAY_AT) >= len(beam.done):
+            found |= beam.select(beam.done.nonzero()[:, 0]).hypotheses(n_best)
+            stay = (~beam.done).nonzero()[:, 0]
+            beam, moved = beam.select(stay), True
+            steps.select(stay)
+            ids = beam.last().flatten()
+    return _all_ended(found | beam.hypotheses(n_best))
+
+
+def _all_ended(found: dict[int, list[Hypothesis]]) -> dict[int, list[Hypothesis]]:
+    for place, hypotheses in found.items():
+        if not hypotheses:
+            raise ValueError(
+                f"beam_search: the model gives <eos> no probability, so no translation of sentence "
+                f"{place} ends within its limit; look at the bias of its label"
+            )
+    return found

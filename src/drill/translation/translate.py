@@ -1,0 +1,230 @@
+"""Text into text: lines through a trained translator, in their order.
+
+for hypotheses in translate(model, subwords, ["Two cats."]): print(hypotheses[0].text)
+"""
+
+import logging
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+
+import torch
+
+from drill.data import BEGIN, END, Subwords
+from drill.models.translator import Translator
+from drill.translation.search.decoding import Decoding, Hypothesis, Progress
+from drill.translation.search.output_head import Head, encoded_once
+from drill.translation.search.sampling import sample
+from drill.translation.search.search import beam_search
+
+logger = logging.getLogger("drill")
+
+LINES_PER_BLOCK = 512
+
+
+@dataclass(frozen=True)
+class Translation:
+    """A translation as text; ``score`` is what it was ranked by, ``log_prob`` a sum over tokens."""
+
+    text: str
+    score: float
+    log_prob: float
+
+
+EMPTY = Translation("", 0.0, 0.0)
+"""Of a line without words: nothing is searched for it."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """How translations are looked for.
+
+    beam            places of the beam; 1 is greedy
+    n_best          translations of each line, at most ``beam`` unless they are drawn
+    length_penalty  alpha of the beam's score
+    sampled         draw them at random instead, with temperature, top_k, top_p and seed
+    max_ratio,      a translation has at most max_ratio * subwords of its line + max_extra
+    max_extra       subwords, the end of either counted; there it ends
+    max_source      subwords of a line that are read; a longer line is cut there, and the log
+                    ``drill`` names it
+    batch_tokens    source subwords that are searched together; halved where a GPU's memory does not
+                    do, and the log ``drill`` says so
+    autocast        torch.bfloat16, say
+    """
+
+    beam: int = 4
+    n_best: int = 1
+    length_penalty: float = 0.6
+    sampled: bool = False
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    max_ratio: float = 1.0
+    max_extra: int = 50
+    max_source: int = 512
+    batch_tokens: int = 4096
+    autocast: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_source < 1:
+            raise ValueError(f"Search: max_source is at least 1, not {self.max_source}")
+        if not math.isfinite(self.length_penalty):
+            raise ValueError(f"Search: length_penalty is finite, not {self.length_penalty}")
+        if not (0.0 <= self.max_ratio < math.inf and self.max_extra >= 0):
+            raise ValueError(
+                "Search: max_ratio and max_extra are finite numbers of at least 0, not "
+                f"{self.max_ratio} and {self.max_extra}"
+            )
+
+
+def translate(
+    model: Translator,
+    subwords: Subwords,
+    lines: Iterable[str],
+    search: Search = Search(),  # noqa: B008 - it is frozen
+    *,
+    lines_per_block: int = LINES_PER_BLOCK,
+    progress: Progress | None = None,
+) -> Iterator[list[Translation]]:
+    """The translations of every line, the best first, in the order of the lines.
+
+    Lines are read and translated ``lines_per_block`` at a time: more are faster, fewer come
+    sooner. A line without words has one empty translation. Labels are encoded once; do not train
+    the model meanwhile. ``progress`` is called, with the lines that are translated, before every
+    batch of lines that are searched together.
+    """
+    if isinstance(lines, str):
+        raise TypeError("translate: lines are several, not one string; pass [line]")
+    if lines_per_block < 1:
+        raise ValueError(f"translate: lines_per_block is at least 1, not {lines_per_block}")
+    left = iter(lines)
+    blocks = iter(lambda: list(islice(left, lines_per_block)), [])
+    return chain.from_iterable(translate_blocks(model, subwords, blocks, search, progress))
+
+
+def translate_blocks(
+    model: Translator,
+    subwords: Subwords,
+    blocks: Iterable[list[str]],
+    search: Search,
+    progress: Progress | None = None,
+) -> Iterator[list[list[Translation]]]:
+    """``translate`` of blocks of lines, each as soon as it is there."""
+    with encoded_once(model) as head:
+        read = searched = 0  # lines, and those of them with words
+        for block in blocks:
+            sources = _sources(subwords, block, search.max_source, read)
+            count = None if progress is None else _counting_from(read, progress)
+            found, search = _within_memory(
+                model, list(sources.values()), search, head, searched, count
+            )
+            yield _texts(subwords, len(block), dict(zip(sources, found, strict=True)))
+            read, searched = read + len(block), searched + len(sources)
+
+
+def _counting_from(first: int, progress: Progress) -> Progress:
+    return lambda done: progress(first + done)
+
+
+def _sources(subwords: Subwords, lines: list[str], most: int, read: int) -> dict[int, list[int]]:
+    """Ids by place, of lines with words; ``read`` lines came before."""
+    places = [place for place, line in enumerate(lines) if line.strip()]
+    encoded = subwords.encode_lines([lines[place] for place in places])
+    for place, ids in zip(places, encoded, strict=True):
+        if len(ids) > most:
+            logger.warning(
+                "line %d has %d subwords, of which the first %d are read",
+                read + place + 1,
+                len(ids),
+                most,
+            )
+    return {place: [*ids[:most], END] for place, ids in zip(places, encoded, strict=True)}
+
+
+def _texts(
+    subwords: Subwords, lines: int, found: dict[int, list[Hypothesis]]
+) -> list[list[Translation]]:
+    made: list[list[Translation]] = [[EMPTY] for _ in range(lines)]
+    for place, hypotheses in found.items():
+        made[place] = [
+            Translation(_one_line(subwords.decode(each.ids)), each.score, each.log_prob)
+            for each in hypotheses
+        ]
+    return made
+
+
+def _within_memory(
+    model: Translator,
+    sources: list[list[int]],
+    search: Search,
+    head: Head,
+    first: int,
+    progress: Progress | None,
+) -> tuple[list[list[Hypothesis]], Search]:
+    """``_searched``, and the search that a GPU's memory does for: of half the tokens until then."""
+    while True:
+        try:
+            return _searched(model, sources, search, head, first, progress), search
+        except torch.OutOfMemoryError:
+            if search.batch_tokens == 1:
+                raise
+        # Behind the handler: inside, the error would keep all tensors of the search.
+        fewer = search.batch_tokens // 2
+        logger.warning(
+            "the GPU's memory is too small for %d subwords at a time, so they are %d from now on; "
+            "a smaller batch_tokens spares the attempt",
+            search.batch_tokens,
+            fewer,
+        )
+        search = replace(search, batch_tokens=fewer)
+
+
+def _searched(
+    model: Translator,
+    sources: list[list[int]],
+    search: Search,
+    head: Head,
+    first: int,
+    progress: Progress | None,
+) -> list[list[Hypothesis]]:
+    decoding = Decoding(
+        bos=BEGIN,
+        eos=END,
+        max_ratio=search.max_ratio,
+        max_extra=search.max_extra,
+        batch_tokens=search.batch_tokens,
+        autocast=search.autocast,
+    )
+    if not sources:
+        return []
+    if not search.sampled:
+        return beam_search(
+            model,
+            sources,
+            decoding,
+            beam=search.beam,
+            n_best=search.n_best,
+            length_penalty=search.length_penalty,
+            head=head,
+            progress=progress,
+        )
+    return sample(
+        model,
+        sources,
+        decoding,
+        samples=search.n_best,
+        temperature=search.temperature,
+        top_k=search.top_k,
+        top_p=search.top_p,
+        seed=search.seed,
+        first=first,
+        head=head,
+        progress=progress,
+    )
+
+
+def _one_line(text: str) -> str:
+    """A model may write any byte, but a line stays a line."""
+    return text.replace("\r", " ").replace("\n", " ")

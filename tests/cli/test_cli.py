@@ -1,0 +1,172 @@
+"""The command as a user meets it: in a terminal, in a pipe, and with wrong numbers."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from drill import LAYERS, __version__
+from drill.cli.app import app
+
+
+def drill(*arguments: str):
+    return CliRunner().invoke(app, arguments)
+
+
+def test_the_version():
+    assert drill("--version").output == f"drill {__version__}\n"
+
+
+def test_the_table_has_a_line_per_layer_and_fits_80_columns():
+    lines = drill("layers").output.splitlines()
+    assert max(map(len, lines)) <= 80
+    names = [line.split()[0] for line in lines if line]
+    assert [name for name in names if name in LAYERS] == list(LAYERS)
+    (deep,) = [line.split() for line in lines if line.startswith("deep-residual")]
+    assert deep == ["deep-residual", "E^(depth)", "h", "651,600", "72.0", "2.14", "11.2", "yes"]
+
+
+def test_no_width_cuts_a_number(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    sizes = ["--vocabulary", "50000000", "--width", "20000", "--tokens", "100000"]
+    output = drill("layers", *sizes).output
+    assert "1,000,050,000,000" in output
+    assert "…" not in output
+
+
+def test_json_holds_the_sizes_and_exact_counts():
+    arguments = ["--vocabulary", "507", "--width", "24", "--hidden", "40", "--joint", "12"]
+    answer = json.loads(drill("layers", *arguments, "--tokens", "33", "--json").output)
+    assert answer["vocabulary"] == 507
+    assert answer["hidden"] == 40
+    rows = {row["layer"]: row for row in answer["layers"]}
+    assert list(rows) == list(LAYERS)
+    assert rows["dual"]["parameters"] == 24 * 12 + 12 * 40 + 2 * 12 + 507
+    assert rows["tied"]["hidden"] == 24
+    assert rows["tied"]["train_over_tied"] == 1
+    assert rows["full"]["train_flops"] == 6 * 33 * 507 * 40
+
+
+def test_layers_that_need_equal_widths_say_so():
+    output = drill("layers", "--width", "24", "--hidden", "40").output
+    assert (
+        "counted at d_h = d = 24, which they need: tied, deep-residual, sampled, adaptive" in output
+    )
+    assert "counted at" not in drill("layers", "--width", "24").output
+
+
+@pytest.mark.parametrize("depth", ["0", "1"])
+def test_the_smallest_sizes_work(depth):
+    sizes = ["--vocabulary", "2", "--width", "1", "--tokens", "1", "--experts", "1"]
+    assert drill("layers", *sizes, "--depth", depth).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--vocabulary", "1"),
+        ("--width", "-3"),
+        ("--hidden", "0"),
+        ("--tokens", "many"),
+        ("--depth", "-1"),
+        ("--experts", "0"),
+        ("--joint", "2.5"),
+        ("--vocabulary", "1000000000000000000"),
+    ],
+)
+def test_a_wrong_number_ends_in_one_sentence(option, value):
+    done = drill("layers", option, value)
+    assert done.exit_code == 2
+    (error,) = [line for line in done.output.splitlines() if line.startswith("Error: ")]
+    assert option in error
+    assert isinstance(done.exception, SystemExit)
+
+
+def test_an_unknown_command_ends_in_one_sentence():
+    done = drill("lairs")
+    assert done.exit_code == 2
+    assert "lairs" in done.output
+
+
+@pytest.mark.parametrize("columns", ["80", "200"])
+def test_no_summary_of_a_command_is_cut_off(monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    listed = drill("--help").output.split("Commands:\n")[1].splitlines()
+    assert len(listed) == len(app.registered_commands)
+    assert [line for line in listed if line.endswith("...")] == []
+
+
+@pytest.mark.slow
+def test_the_module_runs_as_the_command():
+    command = [sys.executable, "-m", "drill", "--version"]
+    assert subprocess.check_output(command, text=True) == f"drill {__version__}\n"
+
+
+def test_the_version_is_told_without_torch():
+    program = (
+        "import sys; from drill.cli import main; sys.argv = ['drill', '--version']; main(); "
+        "print([name for name in ('torch', 'numpy', 'typer') if name in sys.modules])"
+    )
+    told = subprocess.check_output([sys.executable, "-c", program], text=True)
+    assert told == f"drill {__version__}\n[]\n"
+
+
+def test_the_readme_shows_what_the_command_prints():
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    shown = readme.split("$ drill layers\n")[1].split("```")[0]
+    printed = drill("layers").output
+    assert shown.splitlines() == [line.rstrip() for line in printed.rstrip().splitlines()]
+
+
+INTERRUPTED = """
+import os, signal, sys
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == {name!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by what a shell began with &
+sys.meta_path.insert(0, Interrupt())
+sys.argv = ["drill", "layers"]
+from drill.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("name", ["torch", "drill.tasks"])
+def test_ctrl_c_while_the_command_is_imported_ends_it_without_a_word(name):
+    program = INTERRUPTED.format(name=name)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+POLICY = """
+import os, sys
+
+class Look:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            print(os.environ.get("OMP_WAIT_POLICY"), flush=True)
+            os._exit(0)
+
+import drill.cli
+sys.meta_path.insert(0, Look())
+sys.argv = ["drill", "layers"]
+drill.cli.main()
+"""
+
+
+@pytest.mark.parametrize(("chosen", "policy"), [(None, "passive"), ("active", "active")])
+def test_threads_wait_passively_unless_somebody_chose_otherwise(chosen, policy):
+    """As torch would read it, which is not loaded here: it reads the policy when it is."""
+    environment = {key: os.environ[key] for key in os.environ if key != "OMP_WAIT_POLICY"}
+    environment |= {} if chosen is None else {"OMP_WAIT_POLICY": chosen}
+    done = subprocess.run(
+        [sys.executable, "-c", POLICY], capture_output=True, text=True, env=environment
+    )
+    assert done.stdout == f"{policy}\n", done.stderr

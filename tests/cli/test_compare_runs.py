@@ -1,0 +1,75 @@
+"""Which words bands hold, and which runs are compared with which."""
+
+from types import SimpleNamespace
+
+import pytest
+from torch import nn
+
+from drill import TiedSoftmax
+from drill.cli.compare_runs import Compared
+from drill.cli.demo import seen
+from drill.data import Ids, Vocabulary
+from drill.models import AwdLstm
+from drill.models.language_model import LanguageModel
+from drill.report.analysis.frequency_bands import Band
+
+LINES = ["the lamp is lit", "the <unk> boat", "a lamp"] * 30
+TOKENS, ENDS, UNKNOWN = 12 * 30, 3 * 30, 30
+
+
+def run(corpus: str, vocabulary: Vocabulary, lines: list[str]) -> SimpleNamespace:
+    """As much of a run as is compared."""
+    embedding = nn.Embedding(len(vocabulary), 4)
+    ids = vocabulary.encode(lines)
+    return SimpleNamespace(
+        settings=SimpleNamespace(data={"corpus": corpus}),
+        vocabulary=vocabulary,
+        ids=Ids(ids, ids, ids),
+        model=LanguageModel(AwdLstm(embedding, 4, 1), TiedSoftmax(embedding)),
+    )
+
+
+@pytest.mark.parametrize(("corpus", "left_out"), [("ptb", ["<eos>"]), ("own", ["<eos>", "<unk>"])])
+def test_unk_is_a_word_of_a_closed_corpus_alone(corpus, left_out):
+    found = Compared()
+    vocabulary = Vocabulary.over_splits(LINES)
+    for name in ("tied", "drill"):
+        found.add(name, run(corpus, vocabulary, LINES))
+    (text,) = found.texts()
+    assert list(text.left_out) == left_out
+    tokens = sum(band.tokens for band in text.losses["tied"])
+    held = TOKENS - ENDS - (UNKNOWN if "<unk>" in left_out else 0)
+    assert held - 20 <= tokens < held  # no column predicts its first token
+    assert sum(change.tokens for change in text.changes["drill"]) == tokens
+
+
+def test_texts_of_equally_many_words_are_not_one_text():
+    found = Compared()
+    vocabulary = Vocabulary.from_training(LINES)
+    swapped = {"lamp": "boat", "boat": "lamp"}
+    other = [" ".join(swapped.get(word, word) for word in line.split()) for line in LINES]
+    found.add("one", run("own", vocabulary, LINES))
+    found.add("other", run("own", Vocabulary.from_training(other), other))
+    one, other = found.texts()
+    assert (one.models, other.models) == (["one"], ["other"])
+    assert [b.tokens for b in one.losses["one"]] == [b.tokens for b in other.losses["other"]]
+
+
+@pytest.mark.parametrize("lines", [LINES[:1], ["lit"]])
+def test_a_short_text_is_read_in_fewer_columns(lines):
+    found = Compared()
+    vocabulary = Vocabulary.from_training(LINES)
+    for name in ("tied", "drill"):
+        found.add(name, run("own", vocabulary, lines))
+    (text,) = found.texts()
+    assert list(text.changes) == ["drill"]
+
+
+def test_the_demo_names_the_counts_that_its_words_can_have():
+    def named(low: int, high: int | None) -> str:
+        return seen(Band(low, high, 1, 1, 1.0), rarest=3)
+
+    assert named(1, 10) == "seen 3 to 9 times"
+    assert named(10, 50) == "seen 10 to 49 times"
+    assert named(1000, None) == "seen 1,000 and more times"
+    assert named(0, 1) == "never seen"

@@ -1,0 +1,88 @@
+"""Translations in the folders of runs: how they were made, and which of them compare."""
+
+import json
+import shutil
+
+import pytest
+
+from drill.errors import RunFolderError
+from drill.training.run.folder import RunFolder
+from drill.translation.hypotheses import Made, how_made, keep_hypotheses
+from tests.tiny_translation_place import make_place
+
+MADE = Made(beam=4, length_penalty=0.6, weights="best")
+
+
+def test_how_translations_were_made_stands_beside_them(tmp_path):
+    folder = RunFolder(tmp_path)
+    assert how_made(folder, "test", "de") is None  # as of runs of old
+    keep_hypotheses(folder, "test", "de", ["eins", ""], MADE)
+    assert folder.hypotheses("test", "de").read_text() == "eins\n\n"
+    assert how_made(folder, "test", "de") == MADE
+    assert how_made(folder, "valid", "de") is None
+
+
+def test_what_is_told_of_other_translations_is_no_word_about_these(tmp_path):
+    """Somebody killed between the two files, or who copies one of them, leaves such a pair."""
+    folder = RunFolder(tmp_path)
+    keep_hypotheses(folder, "test", "de", ["eins"], MADE)
+    folder.hypotheses("test", "de").write_text("zwei\n")
+    assert how_made(folder, "test", "de") is None
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"checksum": 1, "beam": "many"}'])
+def test_a_file_that_tells_nothing_is_named(tmp_path, content):
+    folder = RunFolder(tmp_path)
+    keep_hypotheses(folder, "test", "de", ["eins"], MADE)
+    folder.hypotheses_made("test", "de").write_text(content)
+    with pytest.raises(RunFolderError, match=r"test.de.hyp.json: is not what .* restore it"):
+        how_made(folder, "test", "de")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = make_place(tmp_path_factory.mktemp("place"))
+    shutil.copytree(folder / "runs/tiny", folder / "runs/other")
+    return folder
+
+
+def test_the_test_of_a_run_tells_how_it_was_made(place):
+    made = how_made(RunFolder(place / "runs/tiny"), "test", "de")
+    row = RunFolder(place / "runs/tiny").test_row()
+    assert made == Made(row["beam"], row["length_penalty"], row["weights"])
+
+
+def test_runs_of_different_searches_are_not_compared(drill, place, tmp_path):
+    bands = ("report", "runs/tiny", "runs/other", "--bands", "--device", "cpu", "--out")
+    evaluate = ("evaluate", "runs/other", "--split", "test", "--device", "cpu", "-q")
+    page = str(tmp_path / "page.html")
+    assert drill(*bands, page)[0] == 0
+    assert drill(*evaluate, "--beam", "1")[0] == 0
+    code, _, err = drill(*bands, page)
+    assert code == 1
+    assert (
+        "--bands: the translations of runs/tiny are by beam 2 and length penalty 0.6 and those of "
+        "runs/other by beam 1 and length penalty 0.6, so their words do not compare; translate one "
+        "of them as the other, for example with `drill evaluate runs/other --split test --beam 2 "
+        "--length-penalty 0.6`"
+    ) in err
+    assert drill(*bands[:2], *bands[3:], page)[0] == 0  # alone, it is compared with none
+    assert drill(*evaluate, "--beam", "2", "--length-penalty", "0.6")[0] == 0
+    assert drill(*bands, page)[0] == 0
+
+
+def test_translations_that_may_not_compare_are_noted(drill, place, tmp_path):
+    bands = ("report", "runs/tiny", "runs/other", "--bands", "--device", "cpu")
+    words = ("evaluate", "runs/other", "--split", "test", "--device", "cpu", "-q")
+    assert drill(*words, "--weights", "last")[0] == 0
+    code, _, err = drill(*bands, "--out", str(tmp_path / "page.html"))
+    tested = RunFolder(place / "runs/other").test_row()["weights"]
+    assert code == 0, err
+    assert f"by the last weights, and it was tested by the {tested} ones; `drill evaluate" in err
+    told = place / "runs/other/test.de.hyp.json"
+    assert json.loads(told.read_text())["weights"] == "last"
+    told.unlink()
+    code, _, err = drill(*bands, "--out", str(tmp_path / "page.html"))
+    assert code == 0, err
+    assert "runs/other: does not tell by which search its translations were made" in err
+    assert drill(*words)[0] == 0

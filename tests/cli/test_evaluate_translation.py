@@ -1,0 +1,297 @@
+"""`drill evaluate`, `report`, `record`, `export` and `data` of translators, as they are typed."""
+
+import json
+import shutil
+from dataclasses import asdict
+
+import pytest
+
+from drill.cli.evaluate_translation import accuracy_bands
+from drill.data import DataError
+from drill.report.analysis.word_accuracy import subword_bands, word_bands
+from drill.report.results.ledger import read as read_ledger
+from drill.report.results.runs import read_run
+from drill.tasks import train_run
+from drill.translation.run import load_translation
+from tests.tiny_translation_place import make_place, small
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return make_place(tmp_path_factory.mktemp("place"))
+
+
+def test_evaluate_gives_bleu_and_keeps_it(drill, here):
+    code, out, _ = drill("evaluate", "runs/tiny", "--device", "cpu", "--json", "-q")
+    assert code == 0
+    valid, test = map(json.loads, out.splitlines())
+    assert (valid["split"], test["split"]) == ("valid", "test")
+    tested = [row for row in load_translation("runs/tiny", device="cpu").folder.rows()
+              if row["kind"] == "test"][-1]  # fmt: skip
+    assert test["bleu"] == pytest.approx(tested["test_bleu"])
+    assert test["perplexity"] == pytest.approx(tested["test_perplexity"], rel=1e-5)
+    kept = (here / "runs/tiny/evaluations.jsonl").read_text().splitlines()
+    assert json.loads(kept[-1]) == test
+    _, out, _ = drill("evaluate", "runs/tiny", "--split", "test", "--beam", "1", "--device", "cpu")
+    assert out.startswith("translation test   BLEU")
+
+
+def test_evaluate_tells_which_words_are_right_and_keeps_the_translations(drill, here):
+    words = ("evaluate", "runs/tiny", "--split", "valid", "--device", "cpu", "--words", "-q")
+    code, out, err = drill(*words)
+    assert code == 0, err
+    assert "| training count | types | wanted | words F1 |" in out
+    of_words, of_subwords = out.split("| training count |")[1:]
+    assert "subwords F1" in of_subwords
+    for table, unit in ((of_words, "word"), (of_subwords, "subword")):
+        assert f"Target {unit}s found again in the translation of the same sentence" in table
+        assert f"by how often a {unit} occurs in the target side of the training text" in table
+        assert f"distinct {unit}s of the references" in table
+    _, out, _ = drill(*words, "--json")
+    row = json.loads(out)
+    run = load_translation("runs/tiny", device="cpu")
+    kept = (here / "runs/tiny/valid.de.hyp").read_text().splitlines()
+    text, data = run.data.text, run.data
+    trained, pairs = run.split("train")
+    assert (len(trained), len(pairs)) == (60, len(data.train))
+    by_hand = word_bands(kept, text.valid.target, trained.target, "de")
+    assert row["word_bands"] == [asdict(band) for band in by_hand]
+    by_hand = subword_bands(kept, text.valid.target, run.subwords, data.target_counts())
+    assert row["subword_bands"] == [asdict(band) for band in by_hand]
+    wanted = sum(len(run.subwords.encode(line)) for line in text.valid.target)
+    assert sum(band["wanted"] for band in row["subword_bands"]) == wanted
+
+
+def test_a_split_is_scored_without_the_training_text(drill, here, tmp_path):
+    pairs, run = tmp_path / "pairs", str(tmp_path / "run")
+    shutil.copytree("pairs", pairs)
+    changes = (f"data.corpus={pairs}", "training.updates=2")
+    train_run(small(*changes), run, device="cpu")
+    for language in ("en", "de"):
+        (pairs / f"train.{language}").unlink()
+    words = ("evaluate", run, "--split", "test", "--device", "cpu", "--json", "-q")
+    code, out, err = drill(*words)
+    assert code == 0, err
+    assert json.loads(out)["bleu"] == pytest.approx(read_run(run).bleu)
+    code, _, err = drill(*words, "--words")  # which counts words there
+    assert code == 1
+    assert "train.en is missing" in err
+    told = json.loads((tmp_path / "run/environment.json").read_text())
+    del told["pairs_of"]  # as runs of old
+    (tmp_path / "run/environment.json").write_text(json.dumps(told))
+    assert "train.en is missing" in drill(*words)[2]
+
+
+def test_a_changed_split_is_refused(here, tmp_path):
+    pairs = tmp_path / "pairs"
+    shutil.copytree("pairs", pairs)
+    train_run(small(f"data.corpus={pairs}", "training.updates=1"), tmp_path / "run", device="cpu")
+    run = load_translation(tmp_path / "run", device="cpu")
+    text, ids = run.split("test")
+    assert (text, len(ids)) == (run.data.text.test, len(text))
+    (pairs / "test.de").write_text("x\n" * len(text))
+    run.split("valid")
+    with pytest.raises(DataError, match=r"was trained on other texts than .* holds now"):
+        run.split("test")
+
+
+def test_a_text_of_ones_own_is_scored(drill, here, tmp_path):
+    hypotheses = here / "runs/tiny/test.de.hyp"
+    before = hypotheses.read_bytes()
+    own = {"source": tmp_path / "test.en", "reference": tmp_path / "ours.de"}
+    shutil.copy("pairs/valid.en", own["source"])
+    shutil.copy("pairs/valid.de", own["reference"])
+    files = [word for name, path in own.items() for word in (f"--{name}", str(path))]
+    words = ("evaluate", "runs/tiny", "--device", "cpu", "--json", "-q", "--words")
+    code, out, err = drill(*words, *files)
+    assert code == 0, err
+    row, wanted = json.loads(out), json.loads(drill(*words, "--split", "valid")[1])
+    assert (row["split"], row["source"], row["reference"]) == ("files", *map(str, own.values()))
+    for key in ("lines", "bleu", "chrf", "perplexity", "word_bands", "subword_bands"):
+        assert row[key] == wanted[key]
+    assert hypotheses.read_bytes() == before  # which are of the run's own test
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        (["--source", "pairs/test.en"], "--source: is one of two texts that belong together; add "),
+        (["--reference", "pairs/test.de"], "add --source"),
+        (
+            ["--source", "pairs/test.en", "--reference", "pairs/test.de", "--split", "test"],
+            "--split: is of the run's own corpus; leave it or --source out",
+        ),
+        (
+            ["--source", "pairs/test.en", "--reference", "pairs/valid.de"],
+            "pairs/test.en has 6 lines but pairs/valid.de has 8",
+        ),
+        (["--source", "one.en", "--reference", "pairs/valid.de"], "one.en has 1 line but pairs/"),
+        (["--source", "one.en", "--reference", "blank.de"], "blank.de: holds no words to trans"),
+        (["--source", "blank.de", "--reference", "one.en"], "blank.de: holds no words to trans"),
+    ],
+)
+def test_a_text_without_its_reference_is_refused(drill, here, words, fault):
+    (here / "one.en").write_text("abc\n")
+    (here / "blank.de").write_text(" \n")
+    code, _, err = drill("evaluate", "runs/tiny", *words, "--device", "cpu")
+    assert code == 1
+    assert fault in err
+
+
+def test_a_single_line_is_one_line(drill, here):
+    (here / "one.en").write_text("abc\n")
+    words = ("evaluate", "runs/tiny", "--source", "one.en", "--reference", "one.en")
+    code, out, err = drill(*words, "--device", "cpu", "-q")
+    assert (code, "  1 line  " in out) == (0, True), err
+
+
+def test_words_of_a_language_without_rules_are_left_out_with_a_word(drill, here):
+    pairs = here / "french"
+    shutil.copytree("pairs", pairs)
+    for path in pairs.glob("*.de"):
+        path.rename(path.with_suffix(".fr"))
+    changes = (f"data.corpus={pairs}", "data.target=fr", "training.updates=1")
+    train_run(small(*changes), "runs/french", device="cpu")
+    run = load_translation("runs/french", device="cpu")
+    assert list(accuracy_bands(run, target := run.data.text.test.target, target)) == ["subword"]
+
+
+def test_a_report_shows_the_words_that_translators_get_right(drill, tmp_path):
+    page = tmp_path / "page.html"
+    code, _, err = drill("report", "runs/tiny", "--bands", "--out", str(page), "--device", "cpu")
+    assert code == 0, err
+    assert "Subwords that translators get right" in page.read_text()
+    code, _, err = drill("report", "runs/tiny", "--samples", "1", "--out", str(page))
+    assert (code, "--samples: runs/tiny holds a translator, which writes" in err) == (1, True)
+    shutil.copytree("runs/tiny", tmp_path / "run")
+    (tmp_path / "run/test.de.hyp").unlink()
+    code, _, err = drill("report", str(tmp_path / "run"), "--bands", "--out", str(page))
+    assert code == 1
+    assert "make it with `drill evaluate" in err
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"), [([], "PegasusForConditionalGeneration"), (["post"], "MarianMTModel")]
+)
+def test_export_writes_what_the_norms_say(drill, here, tmp_path, changes, kind):
+    run = "runs/tiny"
+    if changes:
+        run = str(tmp_path / "run")
+        train_run(small("encoder.norm=post", "training.updates=3"), run, device="cpu")
+    code, out, err = drill("export", run, str(tmp_path / "out"), "--positions", "64")
+    assert code == 0, err
+    assert f"wrote {tmp_path / 'out'}: a {kind[:6]}" in out
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert config["architectures"] == [kind]
+    assert config["max_position_embeddings"] == 64
+
+
+def test_what_cannot_be_exported_is_named(drill, here, tmp_path):
+    train_run(small("layer.name=dual", "training.updates=1"), tmp_path / "run", device="cpu")
+    code, _, err = drill("export", str(tmp_path / "run"), str(tmp_path / "out"))
+    assert code == 1
+    assert "Marian has no place for that" in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_data_counts_parallel_corpora(drill, here, monkeypatch):
+    (here / "data" / "multi30k").mkdir(parents=True, exist_ok=True)
+    parts = {"train": "train", "valid": "val", "test": "test_2016_flickr"}
+    for split, name in parts.items():
+        for language in ("en", "de"):
+            target = here / "data" / "multi30k" / f"{name}.{language}"
+            shutil.copy(here / "pairs" / f"{split}.{language}", target)
+    monkeypatch.setenv("DRILL_DATA", str(here / "data"))
+    code, out, err = drill("data", "multi30k")
+    assert code == 0, err
+    expected = "multi30k: pairs train 60  valid 8  test 6; words to train on source 60  target 60"
+    assert out.split() == expected.split()
+    assert "multi30k" in drill("data")[1]
+    assert "cut into subwords" in drill("data", "multi30k", "--minimum-count", "2")[2]
+
+
+@pytest.mark.parametrize("option", [["--dynamic"], ["--cache"], ["--text", "pairs/test.en"]])
+def test_what_is_for_language_models_says_so(drill, option):
+    code, _, err = drill("evaluate", "runs/tiny", *option)
+    assert code == 1
+    assert f"{option[0]}: is for language models" in err
+    assert ("--source and --reference read other pairs" in err) is (option[0] == "--text")
+
+
+def test_a_run_is_recorded_with_its_words_where_neither_weights_nor_texts_are(
+    drill, here, tmp_path
+):
+    words = ("evaluate", "runs/tiny", "--split", "test", "--words", "--device", "cpu", "-q")
+    assert drill(*words)[0] == 0
+    assert drill(*words[:4], "--device", "cpu", "-q")[0] == 0  # without them, later
+    home = tmp_path / "tiny"
+    home.mkdir()
+    kept = ("metrics.jsonl", "environment.json", "recipe.toml", "evaluations.jsonl", "test.de.hyp")
+    for name in kept:
+        shutil.copy(here / "runs/tiny" / name, home / name)
+    code, _, err = drill("record", str(home), "--ledger", str(tmp_path / "ledger.jsonl"))
+    assert (code, err) == (0, "")
+    (row,) = read_ledger(tmp_path / "ledger.jsonl")
+    (found,) = (each for each in row.evaluations if each["split"] == "test")
+    run = load_translation("runs/tiny", device="cpu")
+    hypotheses = (home / "test.de.hyp").read_text().splitlines()
+    for kind, bands in accuracy_bands(run, run.data.text.test.target, hypotheses).items():
+        assert found[f"{kind}_bands"] == [asdict(band) for band in bands]
+    assert "training.beam: 4 -> 2" in row.changes
+
+
+def test_a_file_called_test_is_not_recorded_as_the_test(drill, here, tmp_path):
+    words = ("evaluate", "runs/tiny", "--words", "--device", "cpu", "-q")
+    assert drill(*words, "--split", "test")[0] == 0
+    for name, path in (("test", "pairs/valid.en"), ("reference", "pairs/valid.de")):
+        shutil.copy(path, here / name)
+    code, out, err = drill(*words, "--source", "test", "--reference", "reference")
+    assert code == 0, err
+    assert out.startswith("translation test   BLEU")  # the file, by its name
+    code, _, err = drill("record", "runs/tiny", "--ledger", str(tmp_path / "ledger.jsonl"))
+    assert code == 0, err
+    (row,) = read_ledger(tmp_path / "ledger.jsonl")
+    assert all("reference" not in each for each in row.evaluations)
+    (test,) = (each for each in row.evaluations if each["split"] == "test")
+    run = load_translation("runs/tiny", device="cpu")
+    assert test["lines"] == len(run.data.text.test) != len(run.data.text.valid)
+    assert test["run"] == row.name == "tiny"  # not the path
+
+
+def test_reports_and_ledgers_take_translators(drill, here, tmp_path):
+    ledger = tmp_path / "ledger.jsonl"
+    code, out, err = drill("record", "runs/tiny", "--ledger", str(ledger))
+    assert code == 0, err
+    row = read_ledger(ledger)[0]
+    run = read_run("runs/tiny")
+    assert out == (
+        f"{ledger}: tiny, valid perplexity {run.valid:.2f}, test perplexity {run.test:.2f}, test "
+        f"BLEU {run.bleu:.2f}\n"
+    )
+    assert row.test == run.test
+    assert row.extra["bleu"] == run.bleu
+    tested = [r for r in load_translation("runs/tiny", device="cpu").folder.rows()
+              if r["kind"] == "test"][-1]  # fmt: skip
+    for key in ("tokenised_bleu", "chrf", "exact"):
+        assert row.extra[key] == tested[f"test_{key}"]
+    assert (row.extra["beam"], row.extra["length_penalty"]) == (2, 0.6)
+    assert row.extra["weights"] == tested["weights"]
+    assert row.extra["signatures"]["chrf_signature"] == tested["chrf_signature"]
+    assert run.bleu == pytest.approx(
+        [r for r in load_translation("runs/tiny", device="cpu").folder.rows()
+         if r["kind"] == "test"][-1]["test_bleu"]
+    )  # fmt: skip
+    page = tmp_path / "page.html"
+    code, _, err = drill("report", "runs/tiny", "--ledger", str(ledger), "--out", str(page))
+    assert code == 0, err
+    assert "BLEU" in page.read_text()
+    _, out, _ = drill("report", "runs/tiny", "--markdown")
+    assert "bleu" in out.lower()
+
+
+def test_an_export_into_the_folder_of_a_run_is_refused(drill, here):
+    before = sorted(path.name for path in (here / "runs/tiny").iterdir())
+    code, _, err = drill("export", "runs/tiny", "runs/tiny")
+    assert code == 1
+    assert "runs/tiny: holds what is no export" in err
+    assert sorted(path.name for path in (here / "runs/tiny").iterdir()) == before

@@ -1,0 +1,61 @@
+"""What `--help` says of every command is true of that command, and written one way."""
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from drill.cli.app import app
+from drill.cli.layers import _ratio
+
+COMMANDS = get_command(app).commands
+
+
+def help_of(name: str) -> str:
+    result = CliRunner().invoke(app, [name, "--help"])
+    assert result.exit_code == 0
+    return result.output
+
+
+@pytest.fixture
+def drill(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return lambda *words: CliRunner().invoke(app, list(words))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_arguments_are_in_capitals_and_repeat_once(name):
+    usage = help_of(name).splitlines()[0].partition("[OPTIONS]")[2]
+    words = re.findall(r"[A-Za-z]+", usage)
+    assert words == [word.upper() for word in words]
+    assert "......" not in re.sub(r"[\]}]", "", usage)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_options_that_a_help_names_are_the_commands_own(name):
+    """`finetune` once told of a --runs that it does not have."""
+    own = {option for each in COMMANDS[name].params for option in each.opts} | {"--help"}
+    assert set(re.findall(r"--[a-z][a-z-]*", help_of(name))) - {"--no-echo"} <= own
+
+
+@pytest.mark.parametrize("name", ["", " "])
+@pytest.mark.parametrize("command", [("train", "demo-tied"), ("finetune", "runs/tiny")])
+def test_an_empty_name_is_refused(drill, command, name):
+    result = drill(*command, "--name", name)
+    assert str(result.exception) == "--name: is empty; give the run a name, or leave it out"
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("times", "written"),
+    [
+        (0.000102, "0.0001"),
+        (0.01, "0.01"),
+        (1.0, "1.00"),
+        (4321.5, "4,321.50"),
+    ],
+)
+def test_a_small_ratio_is_not_nothing(times, written):
+    assert _ratio(times) == written

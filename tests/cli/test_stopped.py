@@ -1,0 +1,85 @@
+"""Ctrl-C where nothing can be saved: a line says what there is, and nothing new stays behind."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from drill import tasks as run_training
+from drill.language_modeling import train as training
+from drill.translation import build as build_translation
+from tests.tiny_place import make_place
+from tests.tiny_translation_place import set_by_command, write_pairs
+
+COMMANDS = {
+    "language_model": ("train", "tiny.toml"),
+    "translator": ("train", "mt-demo", *set_by_command()),
+}
+NOTHING = "stopped before training had anything to save"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = make_place(tmp_path_factory.mktemp("place"))
+    write_pairs(folder / "pairs")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c_is_heard():
+    """A process in the background may have been started with it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def ctrl_c(*_: object, **__: object) -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("quiet", [(), ("-q",)])
+@pytest.mark.parametrize("task", COMMANDS)
+def test_before_the_first_step_no_folder_stays(drill, monkeypatch, task, quiet):
+    module = build_translation if task == "translator" else run_training
+    for name in ("rule", "keep_environment"):  # before and after the first files are written
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, ctrl_c)
+            words = (*COMMANDS[task], "--runs", "fresh/runs", "--device", "cpu", *quiet)
+            code, out, err = drill(*words)
+        assert (code, out, err.splitlines()[-1]) == (130, "", NOTHING)
+        assert not Path("fresh").exists()
+
+
+def test_files_of_others_stay(drill, place, monkeypatch):
+    """A folder that was there is not emptied, nor one beside which another run has come."""
+    monkeypatch.setattr(run_training, "keep_environment", ctrl_c)
+    (place / "mine" / "here").mkdir(parents=True)
+    (place / "mine" / "here" / "vocabulary.json").write_text("[]")
+    for name in ("here", "new"):
+        words = ("--runs", "mine", "--name", name, "--device", "cpu")
+        assert drill(*COMMANDS["language_model"], *words)[0] == 130
+    assert [path.name for path in (place / "mine").iterdir()] == ["here"]
+    assert (place / "mine" / "here" / "vocabulary.json").exists()
+
+
+def test_a_run_that_was_to_go_on_stays_as_it_was(drill, place, monkeypatch):
+    monkeypatch.setattr(training, "restore", ctrl_c)
+    before = contents(place / "runs/tiny")
+    code, _, err = drill(*COMMANDS["language_model"], "--device", "cpu")
+    said = "stopped; runs/tiny is as it was saved last: the same command goes on"
+    assert (code, err.splitlines()[-1]) == (130, said)
+    assert contents(place / "runs/tiny") == before
+
+
+def test_the_demo_says_it_too(drill, monkeypatch):
+    demo = sys.modules["drill.cli.demo"]
+    monkeypatch.setattr(demo, "refuse_missing", lambda corpus: None)  # the package may be missing
+    monkeypatch.setattr(demo, "train_run", ctrl_c)
+    code, _, err = drill("demo", "--runs", "fresh")
+    assert (code, err.splitlines()[-1]) == (130, NOTHING)

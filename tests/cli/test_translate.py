@@ -1,0 +1,186 @@
+"""`drill train` and `drill translate` of translators, as somebody types them."""
+
+import gzip
+import io
+import json
+import lzma
+import sys
+import types
+
+import pytest
+import torch
+
+from drill import cli
+from drill.translation import translate as translation
+from drill.translation.run import load_translation
+from drill.translation.translate import Search, Translation, translate
+from tests.tiny_translation_place import make_place, set_by_command
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return make_place(tmp_path_factory.mktemp("place"))
+
+
+def test_train_prints_bleu_and_resumes(drill):
+    changes = set_by_command()
+    code, out, err = drill("train", "mt-demo", *changes, "--name", "tiny", "--device", "cpu")
+    assert code == 0
+    assert "runs/tiny: valid perplexity " in out
+    assert "  test BLEU " in out
+    assert "already trained: mt-demo" in err
+
+
+def test_translate_keeps_the_number_and_the_order_of_lines(drill):
+    lines = ["abc", "", "ed", " ", "世界", "a\r"]
+    code, out, _ = drill("translate", "runs/tiny", "--device", "cpu", stdin="\n".join(lines))
+    assert code == 0
+    found = out.split("\n")
+    assert len(found) == len(lines) + 1
+    assert (found[1], found[3], found[-1]) == ("", "", "")
+    run = load_translation("runs/tiny", device="cpu")
+    clean = [line.rstrip("\r") for line in lines]
+    expected = translate(run.model, run.subwords, clean, Search(beam=2))
+    assert found[:-1] == [each[0].text for each in expected]
+
+
+def test_translate_reads_files_and_a_dash(drill, tmp_path):
+    (tmp_path / "in.txt").write_text("abc\nde\n")
+    from_file = drill("translate", "runs/tiny", str(tmp_path / "in.txt"), "--device", "cpu")
+    piped = drill("translate", "runs/tiny", "-", "--device", "cpu", stdin="abc\nde\n")
+    assert from_file == piped
+    assert drill("translate", "runs/tiny", "--device", "cpu", stdin="")[:2] == (0, "")
+
+
+def test_translate_reads_packed_files_and_leaves_a_byte_order_mark_out(drill, tmp_path):
+    words = ("translate", "runs/tiny", "--device", "cpu")
+    raw = b"\xef\xbb\xbfabc\nde\n"
+    plain = drill(*words, stdin="abc\nde\n")
+    assert drill(*words, stdin=raw) == plain
+    for name, packed in (("in.gz", gzip.compress(raw, mtime=0)), ("in.xz", lzma.compress(raw))):
+        (tmp_path / name).write_bytes(packed)
+        assert drill(*words, str(tmp_path / name)) == plain
+        (tmp_path / name).write_bytes(packed[:-9])
+        code, _, err = drill(*words, str(tmp_path / name))
+        assert code == 1
+        assert f"{name}: cannot be read" in err
+
+
+def test_translate_writes_utf8_whatever_the_terminal_says(here, monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"abc")))
+    monkeypatch.setattr(sys, "argv", ["drill", "translate", "runs/tiny", "--device", "cpu"])
+    found = [[[Translation("Ä", 0.0, 0.0)]]]
+    monkeypatch.setattr(sys.modules["drill.cli.translate"], "translate_blocks", lambda *_: found)
+    with pytest.raises(SystemExit, match="0"):
+        cli.main()
+    assert written.getvalue().decode("utf-8") == "Ä\n"
+
+
+def test_what_has_come_is_translated_before_more_is_awaited(here, monkeypatch, capfd):
+    seen: list[str] = []
+
+    class Slow:
+        """A pipe into which somebody types; a line may come in two pieces."""
+
+        pieces = iter([b"abc\nd", b"e\n", b"e"])
+
+        def read1(self, most: int) -> bytes:
+            seen.append(capfd.readouterr().out)
+            return next(self.pieces, b"")
+
+    monkeypatch.setattr(sys, "argv", ["drill", "translate", "runs/tiny", "--device", "cpu"])
+    monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(buffer=Slow()))
+    with pytest.raises(SystemExit, match="0"):
+        cli.main()
+    seen.append(capfd.readouterr().out)
+    assert [out.count("\n") for out in seen] == [0, 1, 1, 0, 1]
+
+
+def test_n_best_lists_scores_by_line(drill):
+    words = ("translate", "runs/tiny", "--n-best", "2", "--device", "cpu")
+    _, out, _ = drill(*words, stdin="abc\n\nde\n")
+    rows = [line.split("\t") for line in out.splitlines()]
+    assert [row[0] for row in rows] == ["1", "1", "2", "3", "3"]
+    assert float(rows[0][1]) >= float(rows[1][1])
+    assert rows[2] == ["2", "0.0000", ""]
+    _, out, _ = drill(*words, "--json", stdin="abc\n\nde\n")
+    found = [json.loads(line) for line in out.splitlines()]
+    assert [each["line"] for each in found] == [1, 2, 3]
+    assert [len(each["translations"]) for each in found] == [2, 1, 2]
+    texts = [each["text"] for row in found for each in row["translations"]]
+    assert texts == [row[2] for row in rows]
+
+
+def test_greedy_and_samples(drill):
+    words = ("translate", "runs/tiny", "--device", "cpu")
+    _, greedy, _ = drill(*words, "--greedy", stdin="abc\n")
+    assert greedy == drill(*words, "--beam", "1", stdin="abc\n")[1]
+    sampled = ("--sample", "--seed", "3", "--n-best", "2", "--top-k", "9")
+    assert drill(*words, *sampled, stdin="abc\n") == drill(*words, *sampled, stdin="abc\n")
+
+
+def test_a_line_too_long_is_cut_with_a_word(drill, caplog):
+    words = ("translate", "runs/tiny", "--device", "cpu", "--max-source", "16", "--greedy")
+    code, out, _ = drill(*words, stdin="ab " * 10_000 + "\nabc\n")
+    assert (code, len(out.splitlines())) == (0, 2)
+    assert "line 1 has" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("words", "stdin", "fault"),
+    [
+        (["--greedy", "--sample"], "a", "--greedy: has one place"),
+        (["--greedy", "--length-penalty", "5"], "a", "leave out --beam, --n-best, --l"),
+        (["--beam", "2", "--n-best", "4"], "a", "--n-best 4: a beam of 2 places has 2"),
+        (["--sample", "--beam", "3"], "a", "--sample: has no beam"),
+        (["--seed", "3"], "a", "--seed: says something about --sample"),
+        (["--temperature", "0.5"], "a", "--temperature: says something about --sample"),
+        (["--length-penalty", "nan"], "a", "length_penalty is finite, not nan"),
+        (["--sample", "--temperature", "0"], "a", "temperature is a finite number above 0"),
+        (["nowhere.txt"], "a", "nowhere.txt: cannot be read"),
+        ([], b"abc\n\xff\n", "standard input: line 2 is not UTF-8"),
+    ],
+)
+def test_a_mistake_ends_in_one_sentence(drill, words, stdin, fault):
+    code, _, err = drill("translate", "runs/tiny", *words, "--device", "cpu", stdin=stdin)
+    assert code == 1
+    assert fault in err
+    assert "Traceback" not in err
+
+
+def test_a_line_with_nul_is_translated_as_any(drill):
+    code, out, err = drill("translate", "runs/tiny", "--device", "cpu", stdin=b"abc\na\0b\nabc\n")
+    assert (code, len(out.splitlines()), err) == (0, 3, "")
+
+
+def test_no_lines_are_translated_into_none_and_told_of(drill):
+    """As it should be in a pipe; a path that was meant otherwise is named."""
+    words = ("translate", "runs/tiny", "--device", "cpu")
+    said = "standard input: holds no line to translate\n"
+    assert drill(*words, stdin=b"") == (0, "", said)
+
+
+def test_lines_before_one_that_cannot_be_read_are_translated(drill):
+    words = ("translate", "runs/tiny", "--device", "cpu")
+    code, out, err = drill(*words, stdin=b"abc\nde\n\xff\nabc\n")
+    assert code == 1
+    assert "line 3 is not UTF-8" in err
+    assert out == drill(*words, stdin="abc\nde\n")[1]
+
+
+def test_a_search_without_memory_for_it_is_told_of_its_own_option(drill, monkeypatch, caplog):
+    """Not of training.max_tokens, which no search reads."""
+
+    def searched(model, sources, decoding, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried\nmore")
+
+    monkeypatch.setattr(translation, "beam_search", searched)
+    for words in (["translate", "runs/tiny"], ["evaluate", "runs/tiny", "-q"]):
+        code, _, err = drill(*words, "--device", "cpu", "--batch-tokens", "2", stdin="abc\n")
+        assert code == 1
+        assert "runs/tiny: the GPU's memory is too small (CUDA out of memory. Tried);" in err
+        assert "take a smaller --batch-tokens or --beam" in err
+        assert "max_tokens" not in err
+    assert "for 2 subwords at a time, so they are 1 from now on" in caplog.text

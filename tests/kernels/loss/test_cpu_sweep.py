@@ -1,0 +1,152 @@
+"""The loss in one sweep over the tokens: when it is taken, how exact it is and what it makes."""
+
+import itertools
+import logging
+
+import pytest
+import torch
+from torch import Tensor
+
+from drill.kernels.loss import cpu_sweep as nll_rows
+from drill.kernels.loss.chunk_plan import Settings
+from drill.kernels.loss.nll import nll
+from tests.kernels.label_encoder.products import Products
+from tests.kernels.loss.test_error_bounds import Allocations
+from tests.kernels.loss.test_nll import ENGINES, IGNORED, no_worse_than_eager, problem
+
+N, V, k = 25, 40, 6
+CHUNKED = ENGINES["chunked"][0]
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """Seven tokens a block, the last one ragged."""
+    monkeypatch.setattr(nll_rows, "BLOCK_ELEMENTS", 7 * V)
+    monkeypatch.setattr(nll_rows, "FEWEST_ROWS", 3)
+
+
+WAYS = {
+    "one sweep, 7 of 25 tokens at once": {},
+    "one sweep, 5 of 25 tokens at once": {"memory": 25 * 40 + 5 * (V + k) * 4},
+    "each token's gradient has a factor of its own": {"reduction": "none"},
+    "hold the logits of 2 tokens": {"memory": 25 * 40 + 2 * (V + k) * 4},
+    "hold the logits of 0 tokens": {"memory": 1},
+}
+
+
+@pytest.mark.parametrize("said", WAYS)
+def test_it_says_which_way_it_goes_and_all_ways_agree(said, caplog):
+    caplog.set_level(logging.DEBUG, logger="drill")
+    given = problem(N, V, k)
+    found = given.solve(impl="chunked", **WAYS[said])
+    assert said in caplog.text
+    torch.testing.assert_close(
+        found, given.solve(impl="reference", reduction=WAYS[said].get("reduction", "mean"))
+    )
+
+
+def test_half_precision_and_autocast_go_by_labels(caplog):
+    caplog.set_level(logging.DEBUG, logger="drill")
+    problem(N, V, k, dtype=torch.bfloat16).solve(impl="chunked")
+    with torch.autocast("cpu", torch.bfloat16):
+        problem(N, V, k).solve(impl="chunked")
+    assert caplog.text.count("sums in float32 need room") == 2
+    assert "one sweep" not in caplog.text
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_gradients_are_those_of_finite_differences(reduction, smoothing, bias):
+    given = problem(9, 12, 3, bias=bias, dtype=torch.float64)
+    leaves = [x for x in given[:3] if x is not None]
+
+    def loss(*inputs: Tensor) -> Tensor:
+        hidden, weight, *rest = inputs
+        options = {"reduction": reduction, "label_smoothing": smoothing, "impl": "chunked"}
+        return nll(hidden, weight, given.targets, *rest, **options)
+
+    assert torch.autograd.gradcheck(loss, leaves)
+
+
+@pytest.mark.parametrize("size", CHUNKED.sizes, ids=str)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_several_blocks_are_as_exact_as_plain_pytorch(size, smoothing, monkeypatch):
+    monkeypatch.setattr(nll_rows, "BLOCK_ELEMENTS", max(3, size[0] // 3) * size[1])
+    no_worse_than_eager(problem(*size), CHUNKED, torch.float32, label_smoothing=smoothing)
+
+
+def test_a_sharp_softmax_keeps_the_digits_of_small_gradients():
+    given = problem(N, V, k)
+    with torch.no_grad():
+        given.hidden.add_(20 * given.weight[given.targets.clamp(min=0)])
+    no_worse_than_eager(given, CHUNKED, torch.float32)
+
+
+def test_the_gradient_of_the_loss_is_a_factor():
+    given = problem(N, V, k)
+    loss = given.loss(impl="chunked")
+    once = torch.autograd.grad(loss, given[:3], retain_graph=True)
+    thrice = torch.autograd.grad(3 * loss, given[:3], retain_graph=True)  # made again
+    again = torch.autograd.grad(loss, given[:3])
+    torch.testing.assert_close(thrice, tuple(3 * x for x in once))
+    torch.testing.assert_close(again, once)
+
+
+@pytest.mark.parametrize("options", [{}, {"memory": 1}, {"reduction": "none"}], ids=str)
+def test_a_batch_of_gradients_is_refused_and_the_reference_has_it(options):
+    given = problem(N, V, k)
+
+    def grads(impl: str) -> Tensor:
+        loss = given.loss(impl=impl, **options)
+        factors = torch.randn(3, *loss.shape, generator=torch.Generator().manual_seed(0))
+        return torch.autograd.grad(loss, given.hidden, factors, is_grads_batched=True)[0]
+
+    with pytest.raises(RuntimeError, match=r'^nll: .* at a time, .*; use impl="reference"$'):
+        grads("chunked")
+    assert grads("reference").shape == (3, N, k)
+
+
+def test_each_loss_of_a_graph_holds_its_gradients_until_backward():
+    given = problem(N, V, k)
+    each = sum(x.nbytes for x in given[:3])
+    with Allocations() as allocations:
+        losses = [given.loss(impl="chunked") for _ in range(5)]
+        assert 5 * each <= allocations.now < 5 * each + V * k * 4  # nothing else of this size
+        for loss in losses:
+            torch.autograd.grad(loss, given[:3])
+        assert allocations.now < each
+
+
+def test_a_target_that_is_no_label_makes_the_loss_nan_and_no_gradient_of_others_wrong():
+    given = problem(N, V, k)
+    given.targets[4] = 10**6
+    loss = given.loss(impl="chunked", check=False)
+    assert loss.isnan()
+    (found,) = torch.autograd.grad(loss, given.hidden)
+    given.targets[4] = 0
+    (right,) = torch.autograd.grad(given.loss(impl="reference"), given.hidden)
+    others = torch.arange(N) != 4
+    torch.testing.assert_close(found[others], right[others])
+
+
+@pytest.mark.parametrize("wanted", list(itertools.product([True, False], repeat=3)), ids=str)
+def test_only_the_products_that_are_asked_for_are_made(wanted):
+    given = problem(N, V, k)
+    for leaf, want in zip(given[:3], wanted, strict=True):
+        leaf.requires_grad_(want)
+    with Products() as made:
+        loss = given.loss(impl="chunked")
+        if any(wanted):
+            loss.backward()
+    assert made.multiplications == (1 + wanted[0] + wanted[1]) * N * V * k
+    assert [leaf.grad is not None for leaf in given[:3]] == list(wanted)
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 2, 7, 100])
+def test_a_block_holds_as_many_tokens_as_it_may(tokens):
+    hidden, weight = torch.empty(tokens, k), torch.empty(V, k)
+    settings = Settings(IGNORED, 0.0, torch.float32, "chunked", 2**30)
+    assert nll_rows.rows_at_once("mean", hidden, weight, settings) == min(tokens, 7)
+    least = settings._replace(memory=1)
+    assert nll_rows.rows_at_once("mean", hidden, weight, least) == 0

@@ -1,0 +1,176 @@
+"""The chunked loss for any size and option, and what it never puts into memory."""
+
+from functools import cache
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from drill.kernels.loss import chunk_plan as nll_plan
+from drill.kernels.loss.nll import nll
+
+
+@settings(max_examples=150, derandomize=True)
+@given(
+    N=st.integers(0, 12),
+    V=st.integers(1, 80),
+    k=st.integers(1, 9),
+    bias=st.booleans(),
+    ignored=st.sampled_from(["none", "some", "all"]),
+    ignore_index=st.sampled_from([-100, 0, 7]),
+    smoothing=st.sampled_from([0.0, 0.1, 1.0]),
+    reduction=st.sampled_from(["none", "mean", "sum"]),
+    memory=st.integers(1, 20_000),
+    min_block=st.integers(1, 13),
+    spread=st.sampled_from([0.1, 1.0, 100.0]),
+    seed=st.integers(0, 2**31),
+)
+def test_the_chunked_loss_is_the_cross_entropy_of_the_logits(
+    N, V, k, bias, ignored, ignore_index, smoothing, reduction, memory, min_block,
+    spread, seed,
+):  # fmt: skip
+    g = torch.Generator().manual_seed(seed)
+
+    def leaf(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=g, dtype=torch.float64).mul_(spread).requires_grad_()
+
+    hidden, weight, b = leaf(N, k), leaf(V, k), leaf(V) if bias else None
+    leaves = [x for x in (hidden, weight, b) if x is not None]
+    targets = torch.randint(V, (N,), generator=g)
+    share = {"none": 0.0, "some": 0.5, "all": 1.0}[ignored]
+    targets[torch.rand(N, generator=g) < share] = ignore_index
+    options = {"ignore_index": ignore_index, "label_smoothing": smoothing}
+
+    losses = F.cross_entropy(F.linear(hidden, weight, b), targets, reduction="none", **options)
+    counted = (targets != ignore_index).sum().clamp(min=1)
+    truth = {"none": losses, "sum": losses.sum(), "mean": losses.sum() / counted}[reduction]
+    options |= {"reduction": reduction, "memory": memory}
+    with mock.patch.object(nll_plan, "MIN_BLOCK", min_block):
+        found = nll(hidden, weight, targets, b, impl="chunked", **options)
+        grads = torch.autograd.grad(found.square().sum(), leaves)
+    torch.testing.assert_close(found, truth)
+    torch.testing.assert_close(grads, torch.autograd.grad(truth.square().sum(), leaves))
+
+
+# -- memory -------------------------------------------------------------------------------------
+
+
+class Allocations(TorchDispatchMode):
+    """The largest tensor made inside, the most that lived at once and what lives now, in bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = self.peak = 0
+        self.alive: dict[StorageWeakRef, int] = {}
+
+    @property
+    def now(self) -> int:
+        return sum(size for ref, size in self.alive.items() if not ref.expired())
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        out = func(*args, **(kwargs or {}))
+        given = {s._cdata for s in storages((args, kwargs))}
+        for storage in storages(out):
+            if storage._cdata not in given:
+                self.largest = max(self.largest, storage.nbytes())
+                self.alive[StorageWeakRef(storage)] = storage.nbytes()
+        self.alive = {ref: size for ref, size in self.alive.items() if not ref.expired()}
+        self.peak = max(self.peak, sum(self.alive.values()))
+        return out
+
+
+def storages(tree: object) -> list[torch.UntypedStorage]:
+    return [x.untyped_storage() for x in tree_iter(tree) if isinstance(x, Tensor)]
+
+
+V, k, MEMORY = 3000, 8, 256 * 2**10
+
+
+def spent(N: int, impl: str, *, train: bool = True, dtype=torch.float32, **options) -> Allocations:
+    hidden = torch.randn(N, k, dtype=dtype, requires_grad=True)
+    weight = torch.randn(V, k, dtype=dtype, requires_grad=True)
+    targets = torch.randint(V, (N,))
+    with torch.set_grad_enabled(train), Allocations() as allocations:
+        loss = nll(hidden, weight, targets, impl=impl, **options)
+        if train:
+            loss.backward()
+    return allocations
+
+
+@cache
+def spent_in_chunks(N: int, smoothing: float, dtype: torch.dtype) -> tuple[int, int]:
+    """The largest tensor and the peak, of a budget that makes many chunks: seconds each."""
+    options = {"memory": MEMORY, "label_smoothing": smoothing, "dtype": dtype}
+    allocations = spent(N, "chunked", **options)
+    return allocations.largest, allocations.peak
+
+
+def test_what_is_measured_shows_the_logits_of_plain_pytorch():
+    assert spent(256, "reference").largest == 256 * V * 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_no_tensor_is_larger_than_the_budget_or_the_gradients(smoothing, dtype):
+    for N in (256, 8 * 256):
+        bound = max(MEMORY, N * k * 4, V * k * 4)  # what is kept, and the gradients in float32
+        assert spent_in_chunks(N, smoothing, dtype)[0] <= bound
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_peak_memory_hardly_grows_with_the_number_of_tokens(dtype):
+    few, many = (spent_in_chunks(N, 0.0, dtype)[1] for N in (256, 8 * 256))
+    logits = 8 * 256 * V * 4
+    assert many < logits / 16
+    assert many - few < 8 * 256 * 20 * 4  # some numbers a token, beside its gradient
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize(("N", "V", "k"), [(4, 20_000, 64), (3000, 500, 64), (700, 3000, 32)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_peak_memory_is_the_budget_and_the_gradients(dtype, N, V, k, autocast):
+    budget = 2**20
+    hidden, weight = (torch.randn(n, k, dtype=dtype, requires_grad=True) for n in (N, V))
+    targets = torch.randint(V, (N,))
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast), Allocations() as allocations:
+        nll(hidden, weight, targets, impl="chunked", memory=budget).backward()
+    gradients = (N + V) * k * dtype.itemsize
+    tokens = 64 * N  # targets, running sums and the like
+    assert allocations.peak <= 1.25 * budget + gradients + tokens
+
+
+def test_evaluation_keeps_no_logits():
+    logits = 1024 * V * 4
+    assert spent(1024, "chunked", memory=4 * logits).largest > logits / 2
+    assert spent(1024, "chunked", train=False, memory=4 * logits).largest < logits / 2
+
+
+def test_a_compiled_loss_is_one_graph_by_default_and_for_every_length():
+    from torch._dynamo.testing import CompileCounter
+
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    step = torch.compile(lambda h, w, y: nll(h, w, y, impl="chunked"), backend=counter)
+    weight = torch.randn(40, 8, requires_grad=True)
+    for N in range(2, 12):
+        step(torch.randn(N, 8, requires_grad=True), weight, torch.randint(40, (N,)))
+    assert counter.frame_count <= 2  # one for a fixed length, one for all others
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_whole_path_counts_every_copy_it_makes(dtype):
+    N, V, k = 300, 128, 64
+    hidden = torch.empty(N, k, dtype=dtype, device="meta")
+    logits, tokens = 2 * N * V, nll_plan.ROW_BYTES * N
+    casts = 0 if dtype == torch.bfloat16 else 2 * (N + V) * k  # of hidden and of weight
+    for spare, fits in ((0, True), (-1, False)):
+        memory = logits + tokens + casts + spare
+        settings = nll_plan.Settings(-100, 0.0, torch.bfloat16, "triton", memory)
+        assert nll_plan.fits_whole(hidden, V, settings) is fits

@@ -1,0 +1,532 @@
+"""The loss of a linear head: every implementation against float64, relative to plain PyTorch."""
+
+import itertools
+import logging
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from drill.kernels.loss import chunk_plan as nll_plan
+from drill.kernels.loss.nll import choose, nll
+from drill.kernels.runtime import dispatch as module
+from drill.kernels.runtime.dispatch import c_compiler, tell_once
+
+# Triton's interpreter computes with numpy, which warns of what a GPU does in silence.
+pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
+
+RAGGED = [(252, 507, 123), (1, 1, 1), (3, 2, 5), (130, 1029, 17)]
+TINY = [(25, 300, 12), (1, 1, 1), (3, 2, 5), (17, 50, 3)]  # for an interpreter of kernels
+IGNORED = -100
+
+
+class Engine(NamedTuple):
+    impl: str
+    device: str
+    sizes: list[tuple[int, int, int]]
+
+
+interpreted = pytest.mark.skipif(
+    not (module.TRITON_INSTALLED and module.INTERPRETED),
+    reason="Triton is not installed, or runs on the GPU",
+)
+compiled = pytest.mark.skipif(not module.TRITON_INSTALLED, reason="Triton is not installed")
+ENGINES = {
+    "chunked": (Engine("chunked", "cpu", RAGGED), []),
+    "triton": (Engine("triton", "cpu", TINY), [interpreted]),
+    "chunked-gpu": (Engine("chunked", "cuda", RAGGED), [pytest.mark.gpu]),
+    "triton-gpu": (Engine("triton", "cuda", RAGGED), [pytest.mark.gpu, compiled]),
+}
+every_engine = pytest.mark.parametrize(
+    "engine", [pytest.param(e, marks=marks, id=name) for name, (e, marks) in ENGINES.items()]
+)
+every_engine_and_size = pytest.mark.parametrize(
+    ("engine", "size"),
+    [
+        pytest.param(e, size, marks=marks, id=f"{name}-{'x'.join(map(str, size))}")
+        for name, (e, marks) in ENGINES.items()
+        for size in e.sizes
+    ],
+)
+every_dtype = pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["fp32", "bf16", "fp16"]
+)
+
+
+class Problem(NamedTuple):
+    hidden: Tensor  # (N, k)
+    weight: Tensor  # (V, k)
+    bias: Tensor | None  # (V,)
+    targets: Tensor  # (N,)
+
+    def to(self, dtype: torch.dtype, device: str | None = None) -> "Problem":
+        """The same numbers as fresh leaves of another dtype."""
+        moved = (None if x is None else x.detach().to(device, dtype) for x in self[:3])
+        return Problem(
+            *(None if x is None else x.clone().requires_grad_() for x in moved),
+            self.targets.to(device),
+        )
+
+    def loss(self, **options) -> Tensor:
+        return nll(self.hidden, self.weight, self.targets, self.bias, **options)
+
+    def solve(self, **options) -> list[Tensor]:
+        """The loss and the gradients it leaves; tokens weigh differently if it is not reduced."""
+        loss = self.loss(**options)
+        weight = torch.linspace(0.5, 1.5, loss.numel()).to(loss) if loss.dim() else 1
+        leaves = [x for x in self[:3] if x is not None]
+        return [loss.detach(), *torch.autograd.grad((loss * weight).sum(), leaves)]
+
+
+def problem(
+    N: int, V: int, k: int, bias: bool = True, dtype=torch.float32, device="cpu"
+) -> Problem:
+    """Logits of the spread that trained models have; some targets are ignored."""
+    g = torch.Generator().manual_seed(N * V + k)
+    targets = torch.randint(V, (N,), generator=g)
+    targets[torch.rand(N, generator=g) < 0.2] = IGNORED
+    hidden = torch.randn(N, k, generator=g) * 2
+    weight = torch.randn(V, k, generator=g) / k**0.5
+    b = torch.randn(V, generator=g) if bias else None
+    return Problem(hidden, weight, b, targets).to(dtype, device)
+
+
+def no_worse_than_eager(given: Problem, engine: Engine, dtype: torch.dtype, **options) -> None:
+    """Error against float64 at most 1.1 times that of plain PyTorch, but for float32 rounding."""
+    # Triton's interpreter cuts float32 to bfloat16 where a GPU rounds.
+    factor = 2.5 if (engine.impl, engine.device) == ("triton", "cpu") else 1.1
+    reduced = {k: v for k, v in options.items() if k != "memory"}
+    truth = given.to(torch.float64).solve(impl="reference", **reduced)
+    eager = given.solve(impl="reference", **reduced)
+    found = given.solve(impl=engine.impl, **options)
+    for name, exact, plain, fast in zip(
+        ("loss", "hidden", "weight", "bias"), truth, eager, found, strict=False
+    ):
+        assert fast.dtype == (torch.float32 if name == "loss" else dtype)
+        slack = 4 * torch.finfo(torch.float32).eps * exact.norm()
+        allowed = factor * (plain.double() - exact).norm() + slack
+        error = (fast.double() - exact).norm()
+        assert error <= allowed, f"{name}: {error:.3g} against {allowed:.3g}"
+
+
+# -- how exact ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@every_dtype
+@every_engine_and_size
+def test_errors_are_those_of_plain_pytorch(engine, size, dtype, smoothing, reduction):
+    given = problem(*size, dtype=dtype, device=engine.device)
+    options = {"label_smoothing": smoothing, "reduction": reduction}
+    no_worse_than_eager(given, engine, dtype, **options)
+
+
+@every_dtype
+@every_engine
+def test_a_head_without_bias_is_as_exact(engine, dtype):
+    given = problem(*engine.sizes[0], bias=False, dtype=dtype, device=engine.device)
+    no_worse_than_eager(given, engine, dtype, reduction="sum")
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@every_engine
+def test_rows_of_several_blocks_and_a_padding_are_as_exact(
+    engine, bias, monkeypatch, nan_in_fresh_memory
+):
+    monkeypatch.setitem(nll_plan.ALIGN, engine.device, 64)
+    given = problem(5, 8203, 3, bias=bias, device=engine.device)
+    no_worse_than_eager(given, engine, torch.float32, label_smoothing=0.1)
+
+
+SHARES = [20.0, 1.5, 0.5, 0.1]  # of the logits' bytes
+BUDGET_SIZE = N, V, k = 8, 40, 3
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks of a few tokens, so that small problems need several."""
+    monkeypatch.setattr(nll_plan, "MIN_BLOCK", 3)
+
+
+def budget(dtype: torch.dtype, share: float) -> int:
+    return int(share * N * V * dtype.itemsize)
+
+
+def test_budgets_keep_everything_a_part_and_nothing_in_one_block_of_rows_or_several(small_blocks):
+    plans = []
+    for dtype, share in itertools.product((torch.float32, torch.bfloat16), SHARES):
+        settings = nll_plan.Settings(IGNORED, 0.0, dtype, "chunked", budget(dtype, share))
+        plans.append(nll_plan.plan(torch.empty(N, k, dtype=dtype), V, settings, keep=True))
+    kept = [{chunk.kept is not None for chunk in plan.chunks} for plan in plans]
+    assert all(case in kept for case in ({True}, {True, False}, {False}))
+    assert {plan.by_label is not None for plan in plans} == {True, False}
+    for tiles in (tiles for plan in plans for tiles in (plan.chunks, plan.by_label) if tiles):
+        met = torch.zeros(N, V)
+        for chunk in tiles:
+            met[chunk.rows, chunk.labels] += 1
+        assert (met == 1).all()
+
+
+@pytest.mark.parametrize("share", SHARES)
+@every_dtype
+@every_engine
+def test_any_memory_budget_is_as_exact(engine, dtype, share, small_blocks):
+    given = problem(*BUDGET_SIZE, dtype=dtype, device=engine.device)
+    memory = budget(dtype, share)
+    no_worse_than_eager(given, engine, dtype, memory=memory, label_smoothing=0.1)
+
+
+@every_engine
+def test_autocast_is_as_exact_and_gives_gradients_in_the_parameters_dtype(engine):
+    given = problem(*engine.sizes[0], device=engine.device)
+    with torch.autocast(engine.device, dtype=torch.bfloat16):
+        no_worse_than_eager(given, engine, torch.float32)
+
+
+wide, narrow = torch.float64, torch.float32
+every_impl = pytest.mark.parametrize(
+    "impl", ["reference", "chunked", pytest.param("triton", marks=interpreted)]
+)
+
+
+@every_impl
+@pytest.mark.parametrize(
+    ("dtypes", "fault"),
+    [
+        ((wide, narrow, narrow), "hidden is torch.float64 but weight torch.float32"),
+        ((narrow, wide, narrow), "hidden is torch.float32 but weight torch.float64"),
+        ((torch.bfloat16, wide, wide), "hidden is torch.bfloat16 but weight torch.float64"),
+        ((narrow, narrow, wide), "hidden is torch.float32 but bias torch.float64"),
+    ],
+)
+@pytest.mark.parametrize("autocast", [True, False])
+def test_float64_is_mixed_with_nothing_by_any_implementation(impl, dtypes, fault, autocast):
+    """Autocast leaves float64 as it is, and torch's own products then refuse the pair."""
+    given = problem(5, 7, 3)
+    mixed = Problem(*(x.detach().to(d) for x, d in zip(given, dtypes, strict=False)), given.targets)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        with pytest.raises(TypeError, match=rf"nll: {fault}.*cast one with \.to\(\)") as caught:
+            mixed.loss(impl=impl)
+        assert ("autocast leaves float64" in str(caught.value)) == autocast
+        assert "\n" not in str(caught.value)
+
+
+def test_a_float64_loss_is_the_same_under_autocast():
+    given = problem(20, 30, 6, dtype=torch.float64)
+    truth = given.solve(impl="reference")
+    for impl in ("reference", "chunked", "auto"):
+        with torch.autocast("cpu", torch.bfloat16):
+            found = given.solve(impl=impl)
+        assert found[0].dtype == torch.float64
+        torch.testing.assert_close(found, truth)
+
+
+def test_one_loss_is_the_cross_entropy_of_the_logits():
+    given = problem(40, 30, 6, dtype=torch.float64)
+    logits = F.linear(given.hidden, given.weight, given.bias)
+    for impl, reduction, smoothing in itertools.product(
+        ("reference", "chunked"), ("none", "mean", "sum"), (0.0, 0.3, 1.0)
+    ):
+        options = {"reduction": reduction, "label_smoothing": smoothing}
+        truth = F.cross_entropy(logits, given.targets, **options)
+        torch.testing.assert_close(given.loss(impl=impl, **options), truth)
+
+
+# -- which gradients ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wanted", list(itertools.product([True, False], repeat=3)), ids=str)
+@every_engine
+def test_frozen_inputs_get_no_gradient_and_change_no_other(engine, wanted):
+    given = problem(20, 30, 6, device=engine.device)
+    for leaf, want in zip(given[:3], wanted, strict=True):
+        leaf.requires_grad_(want)
+    loss = given.loss(impl=engine.impl)
+    assert loss.requires_grad == any(wanted)
+    if any(wanted):
+        loss.backward()
+    truth = problem(20, 30, 6, device=engine.device).solve(impl="reference")[1:]
+    for leaf, want, grad in zip(given[:3], wanted, truth, strict=True):
+        assert (leaf.grad is not None) == want
+        if want:
+            torch.testing.assert_close(leaf.grad, grad)
+
+
+@pytest.mark.parametrize("share", SHARES)
+@every_engine
+def test_backward_can_run_twice(engine, share):
+    given = problem(*BUDGET_SIZE, device=engine.device)
+    memory = budget(torch.float32, share)
+    loss = given.loss(impl=engine.impl, memory=memory)
+    leaves = list(given[:3])
+    once = torch.autograd.grad(loss, leaves, retain_graph=True)
+    again = torch.autograd.grad(loss, leaves)
+    torch.testing.assert_close(again, once)
+
+
+@every_engine
+def test_second_derivatives_are_refused_and_not_wrong(engine):
+    given = problem(4, 5, 3, device=engine.device)
+    loss = given.loss(impl=engine.impl)
+
+    def penalised() -> None:
+        (grad,) = torch.autograd.grad(loss, given.hidden, create_graph=True)
+        (loss + grad.square().sum()).backward()
+
+    with pytest.raises(RuntimeError, match="second derivatives"):
+        penalised()
+
+
+# -- edges --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@every_engine
+def test_no_tokens_cost_nothing(engine, smoothing, bias, nan_in_fresh_memory):
+    given = problem(0, 7, 3, bias, device=engine.device)
+    loss, *grads = given.solve(impl=engine.impl, label_smoothing=smoothing)
+    assert loss.item() == 0
+    assert [grad.shape for grad in grads] == [x.shape for x in given[:3] if x is not None]
+    assert not any(grad.any() for grad in grads)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@every_engine
+def test_only_ignored_tokens_cost_nothing(engine, reduction):
+    given = problem(20, 30, 6, device=engine.device)
+    given.targets.fill_(IGNORED)
+    loss, *grads = given.solve(impl=engine.impl, reduction=reduction, label_smoothing=0.1)
+    assert not loss.any()
+    assert not any(grad.any() for grad in grads)
+
+
+@every_engine
+def test_ignored_targets_may_be_any_label(engine):
+    given = problem(20, 30, 6, device=engine.device)
+    given.targets[3] = given.targets[5] = 7
+    found = given.solve(impl=engine.impl, ignore_index=7, check=False)
+    truth = given.solve(impl="reference", ignore_index=7, check=False)
+    assert torch.equal(found[0].isnan(), truth[0].isnan())  # -100 is out of range now
+    given.targets[given.targets == IGNORED] = 7
+    found = given.solve(impl=engine.impl, ignore_index=7)
+    truth = given.solve(impl="reference", ignore_index=7)
+    torch.testing.assert_close(found, truth)
+
+
+@pytest.mark.parametrize("memory", [20 * 4 * 6, 10**6])
+@every_engine
+def test_masked_labels_get_no_probability_and_no_gradient(engine, memory):
+    given = problem(20, 30, 6, device=engine.device)
+    with torch.no_grad():
+        given.bias[:12] = -torch.inf  # the first chunks hold nothing else
+        given.bias[20] = -torch.inf
+    given.targets.copy_(torch.arange(20, device=engine.device) % 8 + 12)
+    found = given.solve(impl=engine.impl, memory=memory)
+    torch.testing.assert_close(found, given.solve(impl="reference"))
+    assert all(x.isfinite().all() for x in found)
+    assert not found[2][:12].any()
+    given.targets[0] = 0
+    assert given.loss(impl=engine.impl, reduction="none")[0] == torch.inf
+
+
+@every_engine
+def test_huge_logits_stay_finite(engine):
+    given = problem(20, 30, 6, device=engine.device)
+    with torch.no_grad():
+        given.hidden.mul_(1e4)
+    found = given.solve(impl=engine.impl)
+    torch.testing.assert_close(found, given.solve(impl="reference"))
+    assert all(x.isfinite().all() for x in found)
+
+
+@pytest.mark.parametrize("impl", ["reference", "chunked"])
+@pytest.mark.parametrize("wrong", [30, 1000, -1, -101])
+def test_a_target_out_of_range_is_named(impl, wrong):
+    given = problem(20, 30, 6)
+    given.targets[4] = wrong
+    fault = rf"targets hold {wrong} at \[4\], but the labels are 0 to 29"
+    with pytest.raises(IndexError, match=fault):
+        given.loss(impl=impl)
+
+
+def test_the_first_of_several_targets_out_of_range_is_named_and_the_mend_serves_all():
+    given = problem(20, 30, 6)
+    hidden, targets = given.hidden.view(4, 5, 6), torch.zeros(4, 5, dtype=torch.long)
+    targets[0, 0] = IGNORED
+    targets[1, 3], targets[1, 4], targets[3, 0] = 31, -2, 40
+    with pytest.raises(IndexError, match=r"hold 31 at \[1, 3\].*resize the layer to 41 labels"):
+        nll(hidden, given.weight, targets)
+    with pytest.raises(IndexError, match=r"targets hold 30, but"):  # of no dimension: no place
+        nll(hidden[0, 0], given.weight, torch.tensor(30))
+
+
+@pytest.mark.parametrize("ids", [torch.tensor([0, 300]), torch.tensor([7, 200]).byte()], ids=str)
+def test_ids_of_any_width_are_compared_as_they_are(ids):
+    with pytest.raises(IndexError, match=rf"hold {ids[1]} at \[1\], but the labels are 0 to 99"):
+        nll(torch.zeros(2, 3), torch.zeros(100, 3), ids)
+
+
+@pytest.mark.parametrize("wrong", [30, 10**6, -1, -(10**6)])
+@pytest.mark.parametrize("reference", [False, True])
+@every_engine
+def test_an_unchecked_target_out_of_range_spoils_its_own_token_only(engine, wrong, reference):
+    impl = "reference" if reference else engine.impl
+    given = problem(20, 30, 6, device=engine.device)
+    clean = given.loss(impl="reference", reduction="none")
+    given.targets[4] = wrong
+    losses = given.loss(impl=impl, reduction="none", check=False)
+    assert losses.isnan().nonzero().tolist() == [[4]]
+    others = torch.arange(20, device=engine.device) != 4
+    torch.testing.assert_close(losses[others], clean[others])
+    found = torch.autograd.grad(losses[others].sum(), given[:3])
+    torch.testing.assert_close(found, torch.autograd.grad(clean[others].sum(), given[:3]))
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8], ids=str
+)
+@pytest.mark.parametrize("reference", [False, True])
+@every_engine
+def test_targets_of_any_integer_type(engine, dtype, reference):
+    given = problem(6, 300, 4, device=engine.device)
+    given.targets.remainder_(120)  # fits every type
+    narrow = given._replace(targets=given.targets.to(dtype))
+    impl = "reference" if reference else engine.impl
+    options = {"label_smoothing": 0.1}
+    truth = given.solve(impl="reference", **options)
+    for memory in (6 * 4 * 64, 10**6):  # several chunks, one chunk
+        torch.testing.assert_close(narrow.solve(impl=impl, memory=memory, **options), truth)
+
+
+def test_a_byte_that_looks_like_the_ignored_index_counts():
+    given = problem(20, 300, 6)
+    given.targets.fill_(156)  # -100 as an unsigned byte
+    narrow = given._replace(targets=given.targets.byte())
+    for impl in ("reference", "chunked"):
+        torch.testing.assert_close(narrow.loss(impl=impl), given.loss(impl="reference"))
+
+
+@pytest.mark.parametrize("memory", [20 * 4 * 6, 10**6])
+@every_engine
+def test_tensors_with_gaps_in_memory(engine, memory):
+    given = problem(20, 30, 6, device=engine.device)
+
+    def gaps(x: Tensor) -> Tensor:
+        """The same values, every second element of a larger tensor, columns first."""
+        holes = torch.full([2 * n for n in x.shape[::-1]], 3, dtype=x.dtype, device=x.device)
+        view = holes.permute(*range(x.dim())[::-1])[tuple(slice(None, None, 2) for _ in x.shape)]
+        return view.copy_(x.detach())
+
+    spread = Problem(*(gaps(x).requires_grad_() for x in given[:3]), gaps(given.targets))
+    assert not any(x.is_contiguous() for x in spread)
+    options = {"memory": memory, "label_smoothing": 0.1}
+    torch.testing.assert_close(
+        spread.solve(impl=engine.impl, **options),
+        given.solve(impl="reference", label_smoothing=0.1),
+    )
+
+
+@every_engine
+def test_time_and_batch_may_be_swapped(engine):
+    given = problem(24, 30, 6, device=engine.device)
+    hidden, targets = given.hidden.view(4, 6, 6), given.targets.view(4, 6)
+    found = nll(
+        hidden.transpose(0, 1),
+        given.weight,
+        targets.t(),
+        given.bias,
+        reduction="none",
+        impl=engine.impl,
+    )
+    truth = given.loss(impl="reference", reduction="none").view(4, 6).t()
+    torch.testing.assert_close(found, truth)
+
+
+@every_engine
+def test_a_gradient_of_any_layout_is_read_right(engine):
+    given = problem(20, 30, 6, device=engine.device)
+    weights = torch.randn(20, 2, device=engine.device)[:, 0]  # two elements apart
+    found = torch.autograd.grad(given.loss(impl=engine.impl, reduction="none"), given[:3], weights)
+    truth = torch.autograd.grad(given.loss(impl="reference", reduction="none"), given[:3], weights)
+    torch.testing.assert_close(found, truth)
+
+
+# -- which implementation -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tokens", "device", "dtype", "installed", "impl", "reason"),
+    [
+        (10, "cpu", torch.float32, True, "reference", "only 0.4 MiB"),
+        (1000, "cpu", torch.float32, True, "chunked", "38 MiB"),
+        (10, "cuda", torch.bfloat16, True, "triton", "Triton is installed"),
+        (10, "cuda", torch.float64, True, "chunked", "not float64"),
+        (10, "cuda", torch.float32, False, "chunked", "Triton is not installed"),
+        (10, "meta", torch.float32, True, "reference", "0.4 MiB"),
+    ],
+)
+def test_auto_says_what_it_takes_and_why(
+    tokens, device, dtype, installed, impl, reason, monkeypatch, caplog
+):
+    monkeypatch.setattr(module, "TRITON_INSTALLED", installed)
+    caplog.set_level(logging.DEBUG, logger="drill")
+    choice = choose(tokens, 10_000, dtype, torch.device(device))
+    assert choice.impl == impl
+    assert reason in choice.reason
+    assert f"auto -> {impl} ({choice.reason})" in caplog.text
+
+
+def test_without_a_c_compiler_triton_cannot_launch_and_auto_says_so_once(monkeypatch, caplog):
+    reason = "Triton needs a C compiler, and finds neither what $CC names nor gcc nor clang"
+    monkeypatch.setattr(module, "TRITON_INSTALLED", True)
+    monkeypatch.setattr(module, "C_COMPILER", None)
+    gpu = torch.device("cuda")
+    monkeypatch.setattr(module, "INTERPRETED", True)
+    assert module.triton_missing(gpu, torch.float32) is None  # nothing is launched there
+    monkeypatch.setattr(module, "INTERPRETED", False)
+    assert module.triton_missing(gpu, torch.float32) == reason
+    tell_once.cache_clear()
+    caplog.set_level(logging.INFO, logger="drill")
+    assert {choose(10, labels, torch.float32, gpu).impl for labels in (5, 6)} == {"chunked"}
+    assert caplog.messages == [f"nll: chunked (CUDA device, but {reason})"]
+
+
+@pytest.mark.parametrize(
+    ("named", "there", "found"),
+    [
+        (None, ["gcc", "clang"], "gcc"),
+        (None, ["clang", "cc"], "clang"),
+        (None, ["cc"], None),
+        ("mycc", ["mycc", "gcc"], "mycc"),
+        ("mycc", ["gcc"], None),
+        ("", ["gcc"], None),
+    ],
+)
+def test_the_compiler_is_the_one_that_triton_takes(named, there, found, tmp_path, monkeypatch):
+    for name in there:
+        (tmp_path / name).touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    if named is not None:
+        monkeypatch.setenv("CC", named)
+    assert c_compiler() == (None if found is None else str(tmp_path / found))
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "dtype", "reason"),
+    [
+        ("TRITON_INSTALLED", False, torch.float32, "Triton is not installed"),
+        ("INTERPRETED", False, torch.float32, "needs a CUDA device and the tensors are on cpu"),
+        ("INTERPRETED", True, torch.float64, "not float64"),
+    ],
+)
+def test_triton_where_it_cannot_run_names_the_mend(setting, value, dtype, reason, monkeypatch):
+    monkeypatch.setattr(module, "TRITON_INSTALLED", True)
+    monkeypatch.setattr(module, setting, value)
+    with pytest.raises(ValueError, match=f'impl="triton": .*{reason}.*impl="chunked"') as caught:
+        problem(4, 5, 3, dtype=dtype).loss(impl="triton")
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,164 @@
+"""Weights on their way to the persistent LSTM kernel and back, in Triton's interpreter."""
+
+import pytest
+import torch
+
+from drill.kernels.runtime.dispatch import TRITON_INSTALLED
+
+if not TRITON_INSTALLED:
+    pytest.skip("Triton is not installed", allow_module_level=True)
+
+from drill.kernels.lstm.persistent.pack_weights import finish, prepare
+from drill.kernels.lstm.weights import Gradients, Weights
+
+HIDDEN, INPUTS, PADDED, WIDTH, STEPS, BATCH = 21, 10, 32, 16, 3, 5
+GROUP = 3  # batch rows that are worked on together; the last two are another
+ROUNDING = 2.0**-7  # of bfloat16, which the interpreter cuts off
+
+
+@pytest.fixture
+def device():
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def weights(device):
+    torch.manual_seed(0)
+    rows = 4 * HIDDEN
+    shapes = ((rows, INPUTS), (rows, HIDDEN), (rows,), (rows,))
+    return Weights(*(torch.randn(shape, device=device) for shape in shapes))
+
+
+def prepared(given, drop=0.0, seed=None, transposed=True):
+    device = given[0].device
+    h, c = (torch.randn(BATCH, HIDDEN, device=device) for _ in "hc")
+    made = prepare(
+        given,
+        h,
+        c,
+        steps=STEPS,
+        width=WIDTH,
+        padded=PADDED,
+        group=GROUP,
+        flags=7,
+        drop=drop,
+        seed=seed,
+        transposed=transposed,
+    )
+    return made, h, c
+
+
+def by_unit(weight, width):
+    """(4 hidden, i) by gate -> (4 padded, width) by unit, then gate; zeros beyond."""
+    made = weight.new_zeros(PADDED, 4, width)
+    made[:HIDDEN, :, : weight.shape[1]] = weight.view(4, HIDDEN, -1).transpose(0, 1)
+    return made.view(4 * PADDED, width)
+
+
+def test_weights_are_ordered_by_unit_and_padded(device):
+    given = weights(device)
+    made, h, c = prepared(given)
+    torch.testing.assert_close(made.w_ih.float(), by_unit(given[0], WIDTH), rtol=ROUNDING, atol=0)
+    torch.testing.assert_close(made.w_hh.float(), by_unit(given[1], PADDED), rtol=ROUNDING, atol=0)
+    assert torch.equal(made.w_hh_t, made.w_hh.t())
+    bias = (given[2] + given[3])[:, None]
+    torch.testing.assert_close(made.bias.view(-1, 1), by_unit(bias, 1))
+    torch.testing.assert_close(made.h[0, :, :HIDDEN].float(), h, rtol=ROUNDING, atol=0)
+    assert torch.equal(made.c[0, :, :HIDDEN], c)
+    assert not made.h[0, :, HIDDEN:].any()
+    assert not made.c[0, :, HIDDEN:].any()
+
+
+def test_the_exchange_begins_with_the_initial_state_by_groups(device):
+    made, _, _ = prepared(weights(device))
+    first = made.exchange[0].view(-1)
+    place = 0
+    for rows in made.h[0].split(GROUP):
+        words = first[place : place + rows.numel()].view(PADDED // 8, len(rows), 8)
+        assert torch.equal(words.transpose(0, 1).reshape(len(rows), PADDED), rows)
+        place += rows.numel()
+    assert place == len(first)
+    assert (made.exchange[1:].view(torch.int16) == -1).all()
+    assert (made.flags == -1).all()
+    assert len(made.flags) == 7
+
+
+def test_a_nan_that_looks_like_a_mark_is_made_another(device):
+    given = weights(device)
+    h = torch.zeros(BATCH, HIDDEN, dtype=torch.bfloat16, device=device)
+    h.view(torch.int16)[1:3] = -1
+    h[4] = torch.inf
+    sizes = {"steps": STEPS, "width": WIDTH, "padded": PADDED, "group": GROUP, "flags": 0}
+    made = prepare(given, h, h.float(), **sizes, drop=0.0, seed=None, transposed=False)
+    assert made.h[0, 1:3, :HIDDEN].isnan().all()
+    assert (made.exchange[0].view(torch.int16) != -1).all()
+    assert torch.equal(made.h[0, [0, 3, 4], :HIDDEN], h[[0, 3, 4]])
+
+
+def test_nothing_is_transposed_where_no_gradient_is_wanted(device):
+    assert prepared(weights(device), transposed=False)[0].w_hh_t is None
+
+
+def test_gradients_come_back_in_the_order_of_the_parameters(device):
+    given = weights(device)
+    d_ih, d_hh = by_unit(given[0], WIDTH), by_unit(given[1], PADDED)
+    d_bias = torch.randn(BATCH, PADDED, 4, device=device)
+    made = Gradients.room(given, given[0].device, (True,) * 4)
+    finish(made, d_ih, d_hh, d_bias, drop=0.0, seed=None)
+    assert torch.equal(made.w_ih, given[0])
+    assert torch.equal(made.w_hh, given[1])
+    torch.testing.assert_close(made.bias, d_bias.sum(0)[:HIDDEN].t().reshape(-1))
+
+
+@pytest.mark.parametrize("asked", [(1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1)])
+def test_what_nobody_asks_for_is_not_made(asked, device):
+    given = weights(device)
+    by_gate = [given[0], given[1], torch.full((4 * HIDDEN,), float(BATCH), device=device)]
+    grads = [
+        by_unit(given[0], WIDTH),
+        by_unit(given[1], PADDED),
+        torch.ones(BATCH, PADDED, 4, device=device),
+    ]
+    made = Gradients.room(given, given[0].device, asked)
+    wanted = (*asked[:2], asked[2] or asked[3])
+    assert tuple(each is not None for each in made) == tuple(map(bool, wanted))
+    some = [grad if ask else None for grad, ask in zip(grads, wanted, strict=True)]
+    finish(made, *some, drop=0.0, seed=None)
+    for found, truth in zip(made, by_gate, strict=True):
+        assert found is None or torch.equal(found, truth)
+    nothing = Gradients.room(given, given[0].device, (False,) * 4)
+    finish(nothing, None, None, None, drop=0.0, seed=None)
+    assert nothing == (None,) * 3
+
+
+@pytest.mark.parametrize("drop", [0.3, 0.5])
+def test_both_ways_drop_the_same_entries_and_scale_the_others(drop, device):
+    given = weights(device)
+    seed = torch.tensor([1234567890123], device=device)
+    made, _, _ = prepared(given, drop, seed)
+    whole = by_unit(given[1], PADDED)
+    ratio = (made.w_hh.float() / whole)[whole != 0]
+    kept = ratio != 0
+    torch.testing.assert_close(
+        ratio[kept], torch.full_like(ratio[kept], 1 / (1 - drop)), rtol=ROUNDING, atol=0
+    )
+    share = 1 - kept.float().mean().item()
+    assert abs(share - drop) < 4 * (drop * (1 - drop) / len(ratio)) ** 0.5
+    assert torch.equal(made.w_hh_t, made.w_hh.t())
+    ones = torch.ones(4 * PADDED, PADDED, device=device)
+    meta = Weights(*(each.to("meta") for each in given))  # no value of theirs is read
+    room = Gradients.room(meta, ones.device, (False, True, False, False))
+    finish(room, None, ones, None, drop=drop, seed=seed)
+    back = room.w_hh
+    mask = (made.w_hh != 0).view(PADDED, 4, PADDED)[:HIDDEN, :, :HIDDEN].transpose(0, 1)
+    assert torch.equal(back != 0, mask.reshape(4 * HIDDEN, HIDDEN))
+    torch.testing.assert_close(back.max().item(), 1 / (1 - drop))
+
+
+def test_another_seed_drops_other_entries_and_gates_differ(device):
+    given = weights(device)
+    one, other = (prepared(given, 0.5, torch.tensor([s], device=device))[0].w_hh for s in (1, 2))
+    assert ((one == 0) != (other == 0)).any()
+    gates = (one != 0).view(PADDED, 4, PADDED)[:HIDDEN, :, :HIDDEN]
+    for i in range(4):
+        for j in range(i):
+            assert not torch.equal(gates[:, i], gates[:, j])

@@ -1,0 +1,332 @@
+"""Several LSTM layers in one call: what they compute, and what runs beside their recurrences."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from drill.kernels.lstm.lstm import lstm, lstm_stack
+from drill.kernels.lstm.persistent import interleave as lstm_together
+from drill.kernels.lstm.persistent import recurrence as lstm_persistent
+from drill.kernels.lstm.persistent import stack_backward as lstm_layers_backward
+from drill.kernels.lstm.persistent import stack_forward as lstm_layers_forward
+from drill.kernels.lstm.persistent.layout import layout
+from drill.kernels.lstm.persistent.stack import persistent_layers
+from drill.kernels.lstm.weights import Weights
+from drill.kernels.runtime import streams as second_stream
+from drill.kernels.runtime.dispatch import TRITON_INSTALLED
+from drill.kernels.runtime.dropout_masks import draw_mask
+from tests.kernels.lstm.stacks import flat, go_together, gradients, one_by_one, stack
+
+
+def test_a_stack_is_its_layers_one_by_one():
+    *given, wanted = stack([6, 8, 5], 4, 3)
+    found, truth = lstm_stack(*given, "reference"), one_by_one(*given, "cudnn")
+    torch.testing.assert_close(flat(found), flat(truth), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(
+        gradients(found, given, wanted), gradients(truth, given, wanted), rtol=1e-9, atol=1e-12
+    )
+
+
+def test_what_is_between_layers_is_dropped_for_all_steps():
+    *given, _ = stack([6, 8, 5], 4, 3)
+    x, states, weights = given
+    torch.manual_seed(7)
+    output, ends = lstm_stack(x, states, weights, "reference", between=0.5)
+    torch.manual_seed(7)
+    mask = draw_mask((1, 3, 8), 0.5, x)
+    assert 0 < int((mask == 0).sum()) < mask.numel()
+    middle, *first_end = lstm(x, *states[0], weights[0], "reference")
+    truth, *last_end = lstm(middle * mask, *states[1], weights[1], "reference")
+    assert torch.equal(output, truth)
+    assert torch.equal(ends[0][0], first_end[0])  # what is carried was not dropped
+    assert torch.equal(ends[1][1], last_end[1])
+
+
+def test_layers_that_do_not_fit_on_one_another_are_refused():
+    x, states, weights, _ = stack([6, 8, 5], 4, 3)
+    with pytest.raises(ValueError, match=r"x is \(T, B, 8\).*not \(4, 3, 5\)"):
+        lstm_stack(x, [states[1], states[1]], [stack([6, 5], 4, 3)[2][0], weights[1]])
+    with pytest.raises(ValueError, match=r"h and c are \(1, 3, 5\) for x \(4, 3, 8\)"):
+        lstm_stack(x, [states[0], states[0]], weights)
+
+
+@pytest.mark.parametrize("impl", ["auto", "reference", "persistent"])
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ([(6, 8), (5, 7)], r"layer 2 reads 5 units a step, but layer 1 gives 8; .* \(28, 8\)"),
+        ([(4, 8), (8, 7)], r"layer 1 reads 4 units a step, but x has 6; .* \(32, 6\)"),
+    ],
+)
+def test_no_unit_is_passed_over_in_silence(sizes, said, impl):
+    made = [stack(each, 4, 3) for each in sizes]
+    weights, states = [each[2][0] for each in made], [each[1][0] for each in made]
+    with pytest.raises(ValueError, match=said):
+        lstm_stack(torch.zeros(4, 3, 6, dtype=torch.float64), states, weights, impl)
+
+
+# -- what is around the recurrences, with others in their place -----------------------------------
+
+
+def forward_by_step(shape, made, gates, span):
+    """What ``lstm_forward.cu`` writes."""
+    by_unit = gates.view(-1, *made.h.shape[1:], 4)  # (T, B, p, 4)
+    for t in range(span.begin, span.end):
+        gate = by_unit[t]
+        gate += made.bias + (made.h[t].float() @ made.w_hh.float().t()).view_as(gate)
+        i, f, g, o = gate.unbind(-1)
+        i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+        made.c[t + 1] = f * made.c[t] + i * g
+        made.h[t + 1] = o * made.c[t + 1].tanh()
+        gate.copy_(torch.stack([i, f, g, o], -1))
+
+
+def backward_by_step(shape, w_hh_t, gates, c, dout, marks, made, span):
+    """What ``lstm_backward.cu`` writes."""
+    assert (marks.words == lstm_persistent.EMPTY).all()
+    dgates, dbias = made.of_steps.view(*dout.shape, 4), made.of_bias.view(*dout.shape[1:], 4)
+    if span.end == len(dout):
+        dbias.zero_()
+    for t in reversed(range(span.begin, span.end)):
+        i, f, g, o = gates.view_as(dgates)[t].unbind(-1)
+        d, tanh = dout[t].float(), c[t + 1].tanh()
+        if t + 1 < len(dout):
+            d += dgates[t + 1].flatten(1).float() @ w_hh_t.float().t()
+        dc = marks.dc + d * o * (1 - tanh * tanh)
+        by_gate = dc * g * i * (1 - i), dc * c[t] * f * (1 - f), dc * i * (1 - g * g)
+        dgates[t] = torch.stack([*by_gate, d * tanh * o * (1 - o)], -1)
+        dbias += dgates[t]
+        marks.dc.copy_(dc * f)
+
+
+class Stream:
+    device_index, cuda_stream, device = 0, 0, "cpu"
+
+    def __init__(self, device=None): ...
+    def wait_stream(self, other): ...
+    def wait_event(self, event): ...
+    def record_event(self): ...
+
+
+@pytest.fixture
+def without_gpu(monkeypatch):
+    """Recurrences step by step, streams that are none; Triton interprets."""
+    if not TRITON_INSTALLED:
+        pytest.skip("Triton is not installed")
+
+    def product(a, b, out_dtype=None, out=None):
+        found = a.float() @ b.float()
+        return found if out is None else out.copy_(found)
+
+    monkeypatch.setattr(torch, "mm", product)
+    monkeypatch.setattr(lstm_persistent, "_room", lambda index: 16)
+    monkeypatch.setattr(lstm_together, "SHORTEST_TOGETHER", 20)
+    monkeypatch.setattr(lstm_together, "SMALLEST_TOGETHER", 1)
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(second_stream, "_second_to", lambda *first: Stream())
+    monkeypatch.setattr(lstm_layers_forward, "layout_on", lambda device, hidden: layout(hidden, 16))
+    monkeypatch.setattr(lstm_layers_forward, "run_forward", forward_by_step)
+    monkeypatch.setattr(lstm_layers_backward, "run_backward", backward_by_step)
+
+
+def persistent(x, states, weights, drop=0.0, between=0.0):
+    flat = [t for (h, c), each in zip(states, weights, strict=True) for t in (h[0], c[0], *each)]
+    output, *ends = persistent_layers(x.to(torch.bfloat16), drop, between, *flat)
+    pairs = zip(ends[::2], ends[1::2], strict=True)
+    return output[..., : weights[-1].w_hh.shape[1]], [(h[None], c[None]) for h, c in pairs]
+
+
+@pytest.mark.parametrize("steps", [5, 23])
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("sizes", [[10, 21, 37, 12], [16, 33], [12, 20, 17]])
+def test_what_is_around_the_recurrences_is_that_of_the_layers(
+    sizes, together, steps, without_gpu, monkeypatch
+):
+    go_together(monkeypatch, together)
+    *exact, wanted = stack(sizes, steps, 3)
+    *given, _ = stack(sizes, steps, 3, dtype=torch.float32)
+    truth, found = one_by_one(*exact, "reference"), persistent(*given)
+    pairs = zip(
+        [*flat(found), *gradients(found, given, [w.float() for w in wanted])],
+        [*flat(truth), *gradients(truth, exact, wanted)],
+        strict=True,
+    )
+    errors = [((a - b).norm() / b.norm()).item() for a, b in pairs]
+    assert max(errors) < 2e-2
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_gradients_are_of_what_was_dropped(together, without_gpu, monkeypatch):
+    go_together(monkeypatch, together)
+    *given, _ = stack([10, 21, 37, 12], 20, 3, dtype=torch.float32)
+    output, _ = persistent(*given, drop=0.5, between=0.4)
+    leaves = [each.w_hh for each in given[2]] + [each.w_ih for each in given[2]]
+    found = torch.autograd.grad(output.float().sum(), leaves)
+    zeros = [float((each == 0).float().mean()) for each in found]
+    assert all(0.4 < share < 0.6 for share in zeros[:3])
+    assert zeros[3] == 0.0  # the input is whole
+
+
+def test_two_layers_go_together_where_that_is_recorded(without_gpu, monkeypatch):
+    layouts, x = [layout(each, 16) for each in (100, 400)], torch.empty(20, 3, 50)
+
+    def found(*shapes, steps=20):
+        return lstm_together.go_together(shapes, x[:steps])
+
+    monkeypatch.setattr(lstm_together, "recorded", lambda: False)
+    assert not found(*layouts)
+    monkeypatch.setattr(lstm_together, "recorded", lambda: True)
+    assert found(*layouts)
+    assert not found(layouts[0])
+    assert not found(*layouts, steps=19)
+    assert not found(layout(1150, 16), layout(1150, 16))  # no room for both
+    assert found(layout(1150, 16), layout(400, 16))
+    monkeypatch.setattr(lstm_together, "SMALLEST_TOGETHER", 577)
+    assert not found(*layouts)
+
+
+def test_products_of_pieces_are_loaded_once_a_shape(without_gpu, monkeypatch):
+    layouts, x = [layout(each, 16) for each in (100, 400)], torch.empty(20, 3, 50)
+
+    def found(way="forward", steps=20, batch=3):
+        return lstm_together.loads_pieces(way, layouts, x[:steps, :batch])
+
+    monkeypatch.setattr(lstm_together, "_loaded", set())
+    monkeypatch.setattr(lstm_together, "recorded", lambda: True)
+    assert not found()  # too late
+    monkeypatch.setattr(lstm_together, "recorded", lambda: False)
+    assert [found() for _ in range(3)] == [True, False, False]
+    assert found(way="backward")
+    assert found(batch=2)
+    assert not found(steps=19)
+
+
+def test_what_loads_products_has_the_bits_of_what_does_not(without_gpu, monkeypatch):
+    go_together(monkeypatch, False)
+    monkeypatch.setattr(lstm_together, "_loaded", set())
+    *given, wanted = stack([10, 21, 37, 12], 23, 3, dtype=torch.float32)
+    rows, whole = [], torch.mm
+
+    def counted(a, b, **options):
+        rows.append(len(a))
+        return whole(a, b, **options)
+
+    monkeypatch.setattr(torch, "mm", counted)
+
+    def solved():
+        rows.clear()
+        results = persistent(*given)
+        return [*flat(results), *gradients(results, given, wanted)], sorted(rows)
+
+    (first, loading), (second, plain) = solved(), solved()
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert plain.count(69) == 6  # all steps of three sequences, up and down
+    pieces = 3 * [9, 15, 15, 15, 15]  # inputs of two layers, what the upper one hands down
+    assert loading == sorted([*plain, *pieces])
+
+
+def test_only_what_is_asked_for_gets_a_gradient(without_gpu):
+    x, states, weights, _ = stack([10, 21, 12], 5, 3, dtype=torch.float32, trained=False)
+    weights[0].b_hh.requires_grad_()
+    weights[1].w_ih.requires_grad_()
+    output, _ = persistent(x, states, weights)
+    output.float().sum().backward()
+    got = [each.grad is not None for layer in weights for each in layer]
+    assert got == [False, False, False, True, True, False, False, False]
+
+
+@pytest.fixture
+def layers_gone_through(without_gpu, monkeypatch):
+    """Hidden sizes, padded, in the order of their backward recurrences."""
+    widths = []
+
+    def run(shape, *given):
+        widths.append(shape.hidden)
+        backward_by_step(shape, *given)
+
+    monkeypatch.setattr(lstm_layers_backward, "run_backward", run)
+    return widths
+
+
+def test_backward_goes_no_lower_than_what_asks(layers_gone_through):
+    x, states, weights, wanted = stack([10, 21, 37, 12], 5, 3, dtype=torch.float32, trained=False)
+    padded = [32, 48, 16]
+
+    def found(*leaves):
+        """With gradients of all results, those of layers below among them."""
+        for leaf in leaves:
+            leaf.requires_grad_()
+        layers_gone_through.clear()
+        results = zip(flat(persistent(x, states, weights)), wanted, strict=True)
+        made = torch.autograd.grad(sum((r * w).sum() for r, w in results), leaves)
+        for leaf in leaves:
+            leaf.requires_grad_(False)
+        return made
+
+    everything = found(*weights[0], *weights[1], *weights[2], *states[1], x)
+    assert layers_gone_through == padded[::-1]
+    for leaves, at, lowest in (
+        (weights[2], 8, 2),
+        (weights[1], 4, 1),
+        (states[1], 12, 1),
+        (weights[0], 0, 0),
+        ((x,), 14, 0),
+    ):
+        for a, b in zip(found(*leaves), everything[at:], strict=False):
+            assert torch.equal(a, b)
+        assert layers_gone_through == padded[lowest:][::-1]
+
+
+@pytest.mark.parametrize("nobody_asks", [torch.no_grad, torch.inference_mode])
+def test_nothing_is_kept_where_no_gradient_is_wanted(nobody_asks, without_gpu, monkeypatch):
+    *given, _ = stack([10, 21, 37, 12], 5, 3, dtype=torch.float32)
+    made, gates, kept = [], [], []
+
+    def run(shape, own, activations, span):
+        made.append(own)
+        gates.append(activations)
+        forward_by_step(shape, own, activations, span)
+
+    def keep(ctx, *tensors):
+        kept.extend(tensors)
+
+    monkeypatch.setattr(lstm_layers_forward, "run_forward", run)
+    monkeypatch.setattr(torch.autograd.function.FunctionCtx, "save_for_backward", keep)
+    with nobody_asks():
+        output, _ = persistent(*given)
+    assert [own.w_hh_t for own in made] == [None] * 3
+    assert len({each.data_ptr() for each in gates}) == 1
+    assert not kept
+    trained, _ = persistent(*given)
+    assert torch.equal(output, trained)
+    assert all(own.w_hh_t is not None for own in made[3:])
+    assert len({each.data_ptr() for each in gates[3:]}) == 3
+    assert len(kept) == 3 * len(lstm_layers_forward.Kept._fields)
+
+
+def test_frozen_layers_are_not_kept(without_gpu):
+    x, states, weights, _ = stack([10, 21, 37, 12], 5, 3, dtype=torch.float32, trained=False)
+    weights[2].b_ih.requires_grad_()
+    output, _ = persistent(x, states, weights)
+    node = output.grad_fn
+    while "PersistentLayers" not in node.name():
+        node = node.next_functions[0][0]
+    assert len(node.saved_tensors) == len(lstm_layers_forward.Kept._fields)
+
+
+def test_weights_may_lie_by_columns(without_gpu):
+    *given, wanted = stack([10, 21, 12], 5, 3, dtype=torch.float32)
+    x, states, weights = given
+
+    def by_columns(each):
+        turned = each.detach().t().contiguous().t() if each.ndim == 2 else each.detach()
+        return turned.requires_grad_()
+
+    turned = [Weights(*map(by_columns, layer)) for layer in weights]
+    assert not turned[0].w_hh.is_contiguous()
+    found = gradients(persistent(x, states, turned), (x, states, turned), wanted)
+    expected = gradients(persistent(*given), given, wanted)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))

@@ -1,0 +1,178 @@
+"""Several LSTM layers in one call on a Hopper GPU: their bits, their streams, their recordings."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from drill.kernels.lstm.lstm import lstm_stack
+from drill.kernels.lstm.persistent import recurrence as lstm_persistent
+from drill.kernels.lstm.persistent import stack_backward as lstm_layers_backward
+from drill.kernels.lstm.persistent import stack_forward as lstm_layers_forward
+from drill.kernels.lstm.weights import Weights
+from drill.kernels.runtime import streams as second_stream
+from tests.kernels.hopper import needs_hopper
+from tests.kernels.lstm.stacks import flat, go_together, gradients, one_by_one, stack
+
+PAPER = [400, 1150, 1150, 400]
+
+
+def on_gpu(sizes, steps, batch, **options):
+    return stack(sizes, steps, batch, device="cuda", dtype=torch.float32, **options)
+
+
+@pytest.mark.gpu
+@needs_hopper
+@pytest.mark.parametrize(
+    ("sizes", "steps", "batch"),
+    [(PAPER, 70, 20), (PAPER, 37, 80), ([16, 64], 5, 3), ([30, 650, 100], 9, 100), (PAPER, 1, 1)],
+)
+@pytest.mark.parametrize("together", [False, True])
+def test_a_persistent_stack_has_the_bits_of_its_layers(together, sizes, steps, batch, monkeypatch):
+    go_together(monkeypatch, together)
+    *given, wanted = on_gpu(sizes, steps, batch)
+    truth = one_by_one(*given, "persistent")
+    expected = [*flat(truth), *gradients(truth, given, wanted)]
+    for _ in range(3):
+        results = lstm_stack(*given, "persistent")
+        found = [*flat(results), *gradients(results, given, wanted)]
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert not lstm_persistent.stalled()
+
+
+@pytest.mark.gpu
+@needs_hopper
+@pytest.mark.parametrize("steps", [35, 36])
+@pytest.mark.parametrize("batch", [1, 3, 10, 20])
+def test_pieces_change_no_more_than_a_last_bit(batch, steps, monkeypatch):
+    """Of a sum of products, for cuBLAS may cut few rows otherwise than many."""
+    *given, wanted = on_gpu(PAPER, steps, batch)
+
+    def solved(together):
+        go_together(monkeypatch, together)
+        results = lstm_stack(*given, "persistent")
+        return [*flat(results), *gradients(results, given, wanted)]
+
+    apart, one, other = solved(False), solved(True), solved(True)
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    errors = [((a - b).norm() / b.norm()).item() for a, b in zip(one, apart, strict=True)]
+    assert max(errors) < 4e-3  # what it is to round all of them to bfloat16 once
+    assert not lstm_persistent.stalled()
+
+
+@pytest.mark.gpu
+@needs_hopper
+@pytest.mark.parametrize("together", [False, True])
+def test_what_is_not_trained_has_the_same_bits(together, monkeypatch):
+    go_together(monkeypatch, together)
+    x, states, weights, wanted = on_gpu(PAPER, 36, 20)
+    whole = lstm_stack(x, states, weights, "persistent")
+    expected = gradients(whole, (x, states, weights), wanted)
+    with torch.no_grad():
+        found = lstm_stack(x, states, weights, "persistent")
+    assert all(torch.equal(a, b) for a, b in zip(flat(found), flat(whole), strict=True))
+    x, states = x.detach(), [tuple(each.detach() for each in pair) for pair in states]
+    weights = [Weights(*(each.detach() for each in weights[0])), *weights[1:]]
+    results = flat(lstm_stack(x, states, weights, "persistent"))
+    assert all(torch.equal(a, b) for a, b in zip(results, flat(whole), strict=True))
+    leaves = [each for layer in weights[1:] for each in layer]
+    total = sum((r.to(w.dtype) * w).sum() for r, w in zip(results, wanted, strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(torch.autograd.grad(total, leaves), expected[-8:], strict=True)
+    )
+
+
+@pytest.mark.gpu
+@needs_hopper
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("late", ["steps", "weights"])
+def test_no_stream_runs_ahead_of_the_other(late, together, monkeypatch):
+    """What is in memory is other when one stream comes late, should the other not wait for it."""
+    go_together(monkeypatch, together)
+    *given, wanted = on_gpu([64, 100, 650, 80], 36, 20)
+    truth = lstm_stack(*given, "persistent")
+    expected = [*flat(truth), *gradients(truth, given, wanted)]
+
+    def delayed(module, name):
+        whole = getattr(module, name)
+
+        def run(*args, **options):
+            torch.cuda._sleep(3_000_000)
+            return whole(*args, **options)
+
+        monkeypatch.setattr(module, name, run)
+
+    @contextmanager
+    def delayed_stream(first, whole=second_stream.second_stream):
+        with whole(first) as second:
+            with torch.cuda.stream(second):
+                torch.cuda._sleep(3_000_000)
+            yield second
+
+    if late == "steps":
+        delayed(lstm_layers_forward, "run_forward")
+        delayed(lstm_layers_backward, "run_backward")
+    else:
+        monkeypatch.setattr(lstm_layers_forward, "second_stream", delayed_stream)
+        monkeypatch.setattr(lstm_layers_backward, "second_stream", delayed_stream)
+        delayed(lstm_layers_backward, "weights_gradients")
+    for _ in range(3):
+        results = lstm_stack(*given, "persistent")
+        found = [*flat(results), *gradients(results, given, wanted)]
+        del results
+        torch.full((64, 2**20), torch.nan, device="cuda")  # in what was freed too early
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.gpu
+@needs_hopper
+def test_replays_of_a_stack_are_its_launches():
+    *given, wanted = on_gpu(PAPER, 70, 20)
+    x, states, weights = given
+
+    def step():
+        results = lstm_stack(x, states, weights, "persistent", drop=0.5, between=0.3)
+        made = gradients(results, given, wanted)
+        return [*(each.detach() for each in flat(results)), *made]  # nothing of their graph
+
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        step()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        replayed = step()
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        graph.replay()
+        torch.manual_seed(seed)
+        launched = step()
+        assert all(torch.equal(a, b) for a, b in zip(replayed, launched, strict=True))
+    assert not lstm_persistent.stalled()
+
+
+@pytest.mark.gpu
+@needs_hopper
+def test_a_stack_hands_nan_on():
+    x, states, weights, _ = on_gpu([16, 64, 650, 40], 12, 4)
+    x = x.detach().clone()
+    x[5, 2] = torch.nan
+    output, ends = lstm_stack(x, states, weights, "persistent")
+    assert output[:5].isfinite().all()
+    assert output[5:, 2].isnan().all()
+    assert output[:, [0, 1, 3]].isfinite().all()
+    assert all(each[0, 2].isnan().all() for pair in ends for each in pair)
+
+
+@pytest.mark.gpu
+@needs_hopper
+def test_a_stack_drops_between_its_layers_for_all_steps():
+    x, states, weights, _ = on_gpu([16, 64, 40], 30, 4)
+    whole, _ = lstm_stack(x, states, weights, "persistent")
+    output, _ = lstm_stack(x, states, weights, "persistent", between=0.5)
+    assert not torch.equal(output, whole)
+    (d_ih,) = torch.autograd.grad(output[:, 0].float().sum(), weights[1].w_ih)
+    lost = (d_ih == 0).all(0)  # a unit that the one sequence lost at every step
+    assert 0.2 < float(lost.float().mean()) < 0.8

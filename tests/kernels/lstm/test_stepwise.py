@@ -1,0 +1,368 @@
+"""The LSTM by per-step kernels: exact in float32, near float64 in bfloat16, and its graphs."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from drill.kernels.lstm import lstm as module
+from drill.kernels.lstm.lstm import choose, lstm
+from drill.kernels.runtime.dispatch import INTERPRETED, TRITON_INSTALLED
+from drill.models import AwdLstm
+from tests.kernels.lstm.problems import errors, problem, solve
+
+if TRITON_INSTALLED:
+    from drill.kernels.lstm.stepwise import graph_loops as lstm_loops
+    from drill.kernels.lstm.stepwise import stepwise_lstm as lstm_steps
+    from drill.kernels.lstm.stepwise import weight_drop as lstm_drop
+    from drill.kernels.lstm.stepwise.graph_loops import pieces
+
+pytestmark = pytest.mark.skipif(not TRITON_INSTALLED, reason="Triton is missing")
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="Triton does not interpret kernels here")
+
+SIZES = [(1, 1, 3, 5), (2, 3, 4, 16), (7, 4, 6, 8), (12, 2, 5, 37), (3, 2, 20, 140)]
+
+
+@pytest.fixture
+def float32_products(monkeypatch):
+    """Triton's interpreter cuts float32 to bfloat16 where a GPU rounds; so nothing is cut."""
+    monkeypatch.setattr(lstm_steps, "OPERANDS", torch.float32)
+
+
+@pytest.fixture
+def replays(monkeypatch):
+    """Loops that are kept, as on a GPU; a replay of a graph launches what was captured."""
+
+    def capture(self, steps):
+        self.now.fill_(torch.nan)  # a capture may leave anything there
+        self.inner.fill_(torch.nan)
+        self.graphs = {
+            piece: SimpleNamespace(replay=lambda piece=piece: self._launch(piece))
+            for piece in pieces(steps)
+        }
+
+    monkeypatch.setattr(lstm_loops.Loop, "capture", capture)
+    monkeypatch.setattr(lstm_loops, "_replaying_stream", lambda device: 0)
+    monkeypatch.setattr(lstm_loops, "_loops", type(lstm_loops._loops)())
+    return lstm_loops._loops
+
+
+def assert_same_bits(found, wanted):
+    for a, b in zip([*found[0], *found[1]], [*wanted[0], *wanted[1]], strict=True):
+        assert torch.equal(a, b)
+
+
+@interpreted
+@pytest.mark.usefixtures("float32_products", "nan_in_fresh_memory")
+@pytest.mark.parametrize("sizes", SIZES)
+def test_results_and_gradients_are_those_of_the_equation(sizes):
+    truth = solve("reference", *problem(*sizes))
+    found = solve("graph", *problem(*sizes, dtype=torch.float32))
+    assert max(errors(found, truth)) < 2e-6
+
+
+@interpreted
+def test_the_default_dtype_of_torch_is_not_asked(default_dtype):
+    given = problem(*SIZES[2], dtype=torch.float32)
+    wanted = solve("graph", *given)
+    default_dtype(torch.bfloat16)
+    assert_same_bits(solve("graph", *given), wanted)
+
+
+@interpreted
+@pytest.mark.parametrize("sizes", SIZES[2:])
+def test_bfloat16_costs_what_rounding_costs(sizes):
+    truth = solve("reference", *problem(*sizes))
+    given = problem(*sizes, dtype=torch.float32)
+    found = solve("graph", *given)
+    assert max(errors(found, truth)) < 1.2e-2  # twice that of a GPU, which rounds
+    assert_same_bits(solve("graph", *given), found)
+
+
+@interpreted
+@pytest.mark.usefixtures("float32_products", "nan_in_fresh_memory")
+def test_a_padded_output_ends_in_zeros_and_feeds_the_next_layer():
+    x, h, c, first, _ = problem(4, 2, 6, 9, dtype=torch.float32)
+    _, h2, c2, second, _ = problem(4, 2, 9, 5, dtype=torch.float32)
+    wide, _, _ = lstm(x, h, c, first, "graph", keep_padding=True)
+    assert wide.shape == (4, 2, 16)
+    assert torch.equal(wide[..., 9:], torch.zeros(4, 2, 7))
+    narrow = lstm(x, h, c, first, "graph")[0]
+    assert torch.equal(narrow, wide[..., :9])
+    outputs = [lstm(each, h2, c2, second, "graph")[0] for each in (wide, narrow)]
+    torch.testing.assert_close(*outputs)
+    grads = [torch.autograd.grad(each.square().sum(), [x, *first, *second]) for each in outputs]
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@interpreted
+@pytest.mark.usefixtures("float32_products", "nan_in_fresh_memory")
+def test_what_is_frozen_has_no_gradient_and_the_rest_has_its_own():
+    x, h, c, weights, wanted = problem(3, 2, 4, 5, dtype=torch.float32)
+    full = solve("graph", x, h, c, weights, wanted)[1]
+    frozen = weights._replace(w_ih=weights.w_ih.detach())
+    results = lstm(x.detach(), h.detach(), c, frozen, "graph")
+    loss = sum((r * w).sum() for r, w in zip(results, wanted, strict=True))
+    for found, its in zip(
+        torch.autograd.grad(loss, [c, frozen.w_hh, frozen.b_hh]),
+        [full[2], full[4], full[6]],
+        strict=True,
+    ):
+        assert torch.equal(found, its)
+
+
+@interpreted
+def test_nan_comes_out_from_where_it_went_in():
+    x, h, c, weights, _ = problem(5, 3, 4, 6, dtype=torch.float32)
+    x = x.detach().clone()
+    x[2, 1] = torch.nan
+    output, _, last = lstm(x, h, c, weights, "graph")
+    assert output[:2].isfinite().all()
+    assert output[2:, 1].isnan().all()
+    assert output[:, [0, 2]].isfinite().all()
+    assert last[0, 1].isnan().all()
+
+
+@interpreted
+@pytest.mark.usefixtures("float32_products", "nan_in_fresh_memory")
+@pytest.mark.parametrize("hidden", [16, 37])
+def test_weight_drop_is_a_masked_matrix_both_ways(hidden):
+    drop = 0.3
+    x, h, c, weights, wanted = problem(4, 3, 6, hidden, dtype=torch.float32)
+    ones = torch.ones(4 * hidden, hidden)
+    torch.manual_seed(3)
+    seed = torch.randint(2**62, (1,))
+    mask = lstm_drop.undropped(ones, hidden, drop, seed, torch.float32)
+    assert abs((mask == 0).float().mean().item() - drop) < 0.06
+    torch.testing.assert_close(mask.unique(), torch.tensor([0.0, 1 / (1 - drop)]))
+    torch.manual_seed(3)
+    results = lstm(x, h, c, weights, "graph", drop=drop)
+    masked = weights._replace(w_hh=weights.w_hh * mask)
+    truth = lstm(x, h, c, masked, "reference")
+    sums = [
+        sum((r * w).sum() for r, w in zip(each, wanted, strict=True)) for each in (results, truth)
+    ]
+    found, exact = (torch.autograd.grad(each, [x, h, c, *weights]) for each in sums)
+    for a, b in zip([*results, *found], [*truth, *exact], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    assert (found[4] == 0).eq(mask == 0).all()
+    assert not torch.equal(lstm(x, h, c, weights, "graph", drop=drop)[0], results[0])
+
+
+@interpreted
+def test_dropped_weights_are_padded_with_zeros_and_come_back_without():
+    weight = torch.randn(4 * 21, 21)
+    seed = torch.tensor([7])
+    made = lstm_drop.dropped(weight, 32, 0.5, seed, torch.float32).view(4, 32, 32)
+    assert not made[:, 21:].any()
+    assert not made[:, :, 21:].any()
+    back = lstm_drop.undropped(made.view(128, 32), 21, 0.5, seed, torch.float32)
+    kept = back != 0
+    torch.testing.assert_close(back[kept], 4.0 * weight[kept])
+    torch.testing.assert_close(made[:, :21, :21].reshape(84, 21), back / 2)
+
+
+# -- graphs ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [1, 5, 63, 64, 70, 140, 200])
+def test_pieces_add_up_and_are_few(steps):
+    found = pieces(steps)
+    assert sum(found) == steps
+    assert set(found) <= {1, 2, 4, 8, 16, 32, 64}
+    assert found == sorted(found, reverse=True)
+    assert len(found) <= steps // 64 + 6
+
+
+@interpreted
+def test_replays_of_any_length_give_the_bits_of_launches(replays, monkeypatch):
+    for steps in (1, 6, 13):
+        given = problem(steps, 2, 3, 5, dtype=torch.float32)
+        found = solve("graph", *given)
+        with monkeypatch.context() as launching:
+            launching.setattr(lstm_loops, "_replaying_stream", lambda device: None)
+            assert_same_bits(found, solve("graph", *given))
+    assert len(replays) == 2  # forward and backward, for all lengths
+
+
+@interpreted
+@pytest.mark.usefixtures("replays")
+def test_two_forwards_before_their_backwards_do_not_meet():
+    one, other = (problem(*sizes, dtype=torch.float32) for sizes in [(5, 2, 3, 5), (3, 2, 3, 5)])
+    alone = [solve("graph", *given) for given in (one, other)]
+    results = [lstm(*given[:4], "graph") for given in (one, other)]
+    for (x, h, c, weights, wanted), result, its in zip((one, other), results, alone, strict=True):
+        loss = sum((r * w).sum() for r, w in zip(result, wanted, strict=True))
+        assert_same_bits((result, torch.autograd.grad(loss, [x, h, c, *weights])), its)
+
+
+@interpreted
+def test_loops_that_nobody_uses_are_let_go(replays, monkeypatch):
+    monkeypatch.setattr(lstm_loops, "MAXIMUM_LOOPS", 2)
+    for batch in (1, 2, 1, 3):
+        x, h, c, weights, _ = problem(2, batch, 3, 5, dtype=torch.float32)
+        with torch.no_grad():
+            lstm(x, h, c, weights, "graph")
+    assert [loop.batch for loop in replays.values()] == [1, 3]
+
+
+# -- the choice -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("batch", "obstacles", "wanted"),
+    [
+        (40, {}, ("persistent", "products are in bfloat16 and the device allows it")),
+        (41, {}, ("graph", "not persistent: a batch of 41 is over 40")),
+        (
+            1,
+            {"persistent": "it needs a Hopper GPU"},
+            ("graph", "not persistent: it needs a Hopper GPU"),
+        ),
+        (
+            1,
+            {"persistent": "it needs a Hopper GPU", "graph": "Triton is not installed"},
+            ("cudnn", "not persistent: it needs a Hopper GPU; nor graph: Triton is not installed"),
+        ),
+    ],
+)
+def test_auto_on_a_gpu(batch, obstacles, wanted, monkeypatch):
+    monkeypatch.setattr(module, "LARGEST_PERSISTENT_BATCH", 40)
+    monkeypatch.setattr(module, "_obstacle", lambda impl, device, w: obstacles.get(impl))
+    x = SimpleNamespace(device=torch.device("cuda"), shape=(7, batch, 3), is_cuda=True)
+    w_hh = torch.zeros(16, 4, dtype=torch.bfloat16)
+    assert choose("auto", x, w_hh) == wanted
+    assert choose("auto", x, w_hh.float()) == ("cudnn", "products are not in bfloat16")
+
+
+def test_graph_says_what_it_lacks(monkeypatch):
+    x, h, c, weights, _ = problem(2, 1, 3, 4)
+    monkeypatch.setattr(module, "triton_missing", lambda device, dtype: "Triton is not installed")
+    with pytest.raises(ValueError, match="graph does not run here: Triton is not installed; use a"):
+        lstm(x, h, c, weights, "graph")
+
+
+# -- on a GPU -------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        *((70, 20, 400, 1150), (70, 80, 1150, 1150), (70, 20, 1150, 400), (1, 1, 400, 1150)),
+        *((5, 3, 16, 64), (37, 10, 400, 400), (33, 37, 280, 960), (140, 80, 400, 400)),
+        *((9, 100, 300, 650), (2, 41, 64, 100), (140, 1, 30, 2050)),
+    ],
+)
+def test_graph_is_near_float64_and_repeats_its_bits(sizes):
+    truth = solve("cudnn", *problem(*sizes, device="cuda"))
+    given = problem(*sizes, device="cuda", dtype=torch.float32)
+    found, again = solve("graph", *given), solve("graph", *given)
+    wrong = errors(found, truth)
+    assert max(wrong[:3]) < 4e-3
+    assert max(wrong[3:]) < 6e-3
+    assert_same_bits(found, again)
+
+
+@pytest.mark.gpu
+def test_graph_is_no_worse_than_cudnn_in_bfloat16():
+    sizes = (70, 20, 400, 1150)
+    truth = solve("cudnn", *problem(*sizes, device="cuda"))
+    ours = solve("graph", *problem(*sizes, device="cuda", dtype=torch.float32))
+    theirs = solve("cudnn", *problem(*sizes, device="cuda", dtype=torch.bfloat16))
+    assert all(
+        a <= 1.1 * b for a, b in zip(errors(ours, truth), errors(theirs, truth), strict=True)
+    )
+
+
+@pytest.mark.gpu
+def test_graphs_are_captured_once_and_serve_all_lengths(monkeypatch):
+    monkeypatch.setattr(lstm_loops, "_loops", type(lstm_loops._loops)())
+    for steps in (70, 64, 71, 3, 66):
+        solve("graph", *problem(steps, 20, 30, 100, device="cuda", dtype=torch.float32))
+    held = list(lstm_loops._loops.values())
+    assert [sorted(loop.graphs) for loop in held] == [[1, 2, 4, 64]] * 2
+    before = [dict(loop.graphs) for loop in held]
+    solve("graph", *problem(69, 20, 30, 100, device="cuda", dtype=torch.float32))
+    assert [loop.graphs for loop in held] == before
+
+
+@pytest.mark.gpu
+def test_two_forwards_before_their_backwards_do_not_meet_on_a_gpu():
+    pair = [problem(steps, 20, 30, 100, device="cuda", dtype=torch.float32) for steps in (70, 5)]
+    alone = [solve("graph", *given) for given in pair]
+    results = [lstm(*given[:4], "graph") for given in pair]
+    for (x, h, c, weights, wanted), result, its in zip(pair, results, alone, strict=True):
+        loss = sum((r.to(w.dtype) * w).sum() for r, w in zip(result, wanted, strict=True))
+        assert_same_bits((result, torch.autograd.grad(loss, [x, h, c, *weights])), its)
+
+
+@pytest.mark.gpu
+def test_a_surrounding_capture_holds_the_steps_and_follows_its_inputs():
+    given = problem(9, 20, 30, 100, device="cuda", dtype=torch.float32)
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        solve("graph", *given)
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = solve("graph", *given)
+    other = problem(9, 21, 30, 100, device="cuda", dtype=torch.float32)
+    with torch.no_grad():
+        given[0].copy_(other[0][:, :20])
+    wanted = solve("graph", *given)
+    solve("graph", *problem(70, 20, 30, 100, device="cuda", dtype=torch.float32))
+    graph.replay()
+    assert_same_bits(captured, wanted)
+
+
+@pytest.mark.gpu
+def test_graph_hands_nan_on():
+    x, h, c, weights, _ = problem(12, 4, 16, 60, device="cuda", dtype=torch.float32)
+    x = x.detach().clone()
+    x[5, 2] = torch.nan
+    output, _, _ = lstm(x, h, c, weights, "graph")
+    assert output[:5].isfinite().all()
+    assert output[5:, 2].isnan().all()
+    assert output[:, [0, 1, 3]].isfinite().all()
+
+
+@pytest.mark.gpu
+def test_the_encoder_takes_it_for_large_batches():
+    torch.manual_seed(0)
+    encoder = AwdLstm(nn.Embedding(50, 48), 100, 3).cuda().eval()
+    ids = torch.randint(50, (9, module.LARGEST_PERSISTENT_BATCH + 1), device="cuda")
+    exact = encoder(ids).output.detach()
+    with torch.autocast("cuda", torch.bfloat16):
+        weight = encoder.lstms[0].weight_hh_l0
+        assert choose("auto", encoder.embedding(ids), weight)[0] == "graph"
+        near = encoder(ids).output
+    assert float((near.detach().float() - exact).norm() / exact.norm()) < 1e-2
+    near.float().sum().backward()
+    assert all(p.grad.isfinite().all() for p in encoder.parameters())
+
+
+@pytest.mark.gpu
+def test_weight_drop_on_a_gpu_is_live_and_the_same_both_ways():
+    drop = 0.5
+    x, h, c, weights, wanted = problem(9, 50, 40, 100, device="cuda", dtype=torch.float32)
+    torch.manual_seed(3)
+    seed = torch.randint(2**62, (1,), device="cuda")
+    ones = torch.ones(400, 100, device="cuda")
+    mask = lstm_drop.undropped(ones, 100, drop, seed, torch.float32).double()
+    torch.manual_seed(3)
+    results = lstm(x, h, c, weights, "graph", drop=drop)
+    loss = sum((r.float() * w).sum() for r, w in zip(results, wanted, strict=True))
+    found = results, torch.autograd.grad(loss, [x, h, c, *weights])
+    x, h, c, exact, wanted = problem(9, 50, 40, 100, device="cuda")
+    truth = solve("cudnn", x, h, c, exact._replace(w_hh=(exact.w_hh * mask)), wanted)
+    wrong = errors(
+        (found[0], [*found[1][:4], *found[1][5:]]), (truth[0], [*truth[1][:4], *truth[1][5:]])
+    )
+    assert max(wrong) < 6e-3
+    scaled = truth[1][4] * mask
+    assert float((found[1][4].double() - scaled).norm() / scaled.norm()) < 6e-3
+    assert not found[1][4][mask == 0].any()

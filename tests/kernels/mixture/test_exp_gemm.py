@@ -1,0 +1,334 @@
+"""The product that writes exponentials: the passes around it, and on a Hopper GPU the whole."""
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from drill.kernels.loss import chunk_plan as nll_plan
+from drill.kernels.mixture import mixture_nll as nll_mixture
+from drill.kernels.mixture.mixture_nll import mixture_nll
+from drill.kernels.runtime.dispatch import INTERPRETED, TRITON_INSTALLED
+from drill.kernels.runtime.hopper import hopper_missing
+from tests.kernels.loss.test_nll import IGNORED
+
+if not TRITON_INSTALLED:
+    pytest.skip("Triton is not installed", allow_module_level=True)
+
+from drill.kernels.mixture import exp_gemm as module
+from drill.kernels.mixture.exp_gemm import (
+    CLUSTER,
+    DEEPEST,
+    LABELS,
+    ROWS,
+    Exponentials,
+    depth_of,
+    exponentials_missing,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
+
+
+@pytest.fixture(autouse=True)
+def padded_as_on_a_gpu(monkeypatch):
+    monkeypatch.setitem(nll_plan.ALIGN, "cpu", nll_plan.ALIGN["cuda"])
+    monkeypatch.setitem(nll_mixture.WIDTH_ALIGN, "cpu", nll_mixture.WIDTH_ALIGN["cuda"])
+
+
+@pytest.fixture(autouse=True)
+def widened_by_few_programs(monkeypatch):
+    """The interpreter runs one after the other: 700 labels are widened by 11 of them, not 176."""
+    if INTERPRETED:
+        monkeypatch.setattr("drill.kernels.mixture.passes_triton._ROWS", 64)
+
+
+class Emulated(Exponentials):
+    """With the kernel's product in PyTorch, and its sums as that many clusters leave them."""
+
+    at_once = 5
+
+    def clusters(self) -> int:
+        return self.at_once
+
+    def multiply(
+        self, rows: Tensor, aims: Tensor, out: Tensor, sums: Tensor, clusters: int
+    ) -> None:
+        E = (rows.double() @ self.labels_again().t() - aims[:, None]).exp()
+        for at in range(0, self.tiles * LABELS, LABELS):
+            left = min(LABELS, out.shape[1] - at)
+            assert left > 0  # the kernel's store of nothing, or of less, is no store
+            out[:, at : at + left] = E[:, at : at + left]
+        sums.fill_(torch.nan)  # what no cluster writes is not read
+        high, line = CLUSTER * ROWS, -(-rows.shape[0] // (CLUSTER * ROWS)) * self.tiles
+        by_tile = E.view(-1, self.tiles, LABELS).sum(2)
+        for cluster in range(clusters):
+            at, stop = (line * c // clusters for c in (cluster, cluster + 1))
+            while at < stop:
+                group, begin = divmod(at, self.tiles)
+                end = min(self.tiles, begin + stop - at)
+                part = cluster - ((group * self.tiles + 1) * clusters - 1) // line
+                here = slice(group * high, (group + 1) * high)
+                sums[part, here] = by_tile[here, begin:end].sum(1).float()
+                at += end - begin
+
+    def labels_again(self) -> Tensor:
+        """W as the kernel multiplies it, (labels of all tiles, depth)."""
+        blocks = self.arranged.view(self.tiles, -1, 2, 2, LABELS // 8, 8, 4, 2)
+        # tile, 32 columns, instruction, half of it, labels by 8, label, thread's columns, of two
+        order = blocks.permute(0, 4, 5, 1, 6, 2, 3, 7)  # a thread's eight columns lie together
+        return order.reshape(self.tiles * LABELS, self.depth).double()
+
+
+emulated = pytest.param(
+    Emulated, marks=pytest.mark.skipif(not INTERPRETED, reason="Triton runs on the GPU")
+)
+itself = pytest.param(Exponentials, marks=pytest.mark.gpu)
+both_ways = pytest.mark.parametrize("way", [emulated, itself])
+
+
+class Chunk(NamedTuple):
+    """What ``Exponentials.errors`` takes, and what it leaves."""
+
+    contexts: Tensor  # (tokens * K, k)
+    weight: Tensor  # (V, k)
+    bias: Tensor | None
+    targets: Tensor  # (tokens,)
+    experts: int
+
+    @property
+    def rows_targets(self) -> Tensor:
+        return self.targets.repeat_interleave(self.experts)
+
+    def solve(self, way: type[Exponentials]) -> tuple[Tensor, Tensor, Tensor]:
+        """E after the passes (R, V padded), the losses (R,) and the sums (R,)."""
+        w, labels, columns = self.widened()
+        maker = way(w, labels, columns, self.experts, self.contexts.shape[0])
+        out = w.new_full((self.contexts.shape[0], w.shape[0]), torch.nan)
+        losses, mass = out.new_empty((2, out.shape[0]), dtype=torch.float32)
+        rows = maker.errors(self.contexts, self.targets, out, losses, mass)
+        assert torch.equal(rows[:, : self.contexts.shape[1]], self.contexts)
+        assert (rows[:, self.contexts.shape[1] :] == 1).all()
+        return out, losses, mass
+
+    def widened(self) -> tuple[Tensor, int, int]:
+        dtype = torch.bfloat16
+        w = nll_mixture._with_bias(self.weight, self.bias, dtype, nll_mixture._passes("triton"))
+        columns = self.weight.shape[1] + nll_mixture._bias_columns(self.bias, dtype)
+        return w, self.weight.shape[0], columns
+
+    def truth(self) -> tuple[Tensor, Tensor]:
+        """softmax - onehot (R, V) and the losses (R,) of the operands as they were rounded."""
+        w, labels, _ = self.widened()
+        beside = self.contexts.new_ones(self.contexts.shape[0], w.shape[1])
+        beside[:, : self.contexts.shape[1]] = self.contexts
+        log_p = (beside.double() @ w[:labels].double().t()).log_softmax(1)
+        at = self.rows_targets.clamp(0, labels - 1)[:, None]
+        return log_p.exp().scatter_add(1, at, -log_p.new_ones(at.shape)), -log_p.gather(1, at)[:, 0]
+
+
+def chunk(
+    way: type[Exponentials],
+    tokens: int,
+    experts: int,
+    labels: int,
+    width: int,
+    bias: bool = True,
+    scale: float = 1.0,
+) -> Chunk:
+    device = "cpu" if way is Emulated else "cuda"
+    if device == "cuda" and (obstacle := hopper_missing(torch.device("cuda"))):
+        pytest.skip(obstacle)
+    g = torch.Generator().manual_seed(tokens * labels)
+    contexts = scale * torch.randn(tokens * experts, width, generator=g)
+    weight = scale * torch.randn(labels, width, generator=g) / width**0.5
+    b = torch.randn(labels, generator=g).to(device) if bias else None
+    targets = torch.randint(labels, (tokens,), generator=g).to(device)
+    return Chunk(contexts.to(device, torch.bfloat16), weight.to(device), b, targets, experts)
+
+
+def close(found: tuple[Tensor, Tensor, Tensor], given: Chunk, rows: Tensor | slice) -> None:
+    out, losses, mass = (x[rows].double() for x in found)
+    errors, truth = (x[rows] for x in given.truth())
+    torch.testing.assert_close(losses, truth, rtol=1e-4, atol=1e-4)
+    # Triton's interpreter cuts float32 to bfloat16 where a GPU rounds.
+    digit = torch.finfo(torch.bfloat16).eps
+    distance = (out[:, : errors.shape[1]] / mass[:, None] - errors).norm()
+    assert distance < digit * errors.norm() + 1e-5
+    assert not out[:, errors.shape[1] :].any()
+
+
+SIZES = [
+    (7, 2, 50, 10),  # one tile, one group
+    (1, 1, 1, 1),
+    (40, 15, 333, 29),  # several groups, a ragged tile
+    (3, 5, 801, 100),
+    (20, 16, 170, 413 - 3),
+    (6, 3, 150, 20),  # labels end in a tile before that in which their padding does
+    (6, 3, 449, 20),
+]  # tokens, experts, labels, width
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@both_ways
+def test_what_is_written_is_the_error_of_the_softmax_times_the_sum(way, size, bias):
+    given = chunk(way, *size, bias)
+    close(given.solve(way), given, slice(None))
+
+
+@pytest.mark.parametrize("clusters", [1, 2, 3, 7, 66, 1000])
+@pytest.mark.skipif(not INTERPRETED, reason="Triton runs on the GPU")
+def test_sums_are_found_however_many_clusters_share_the_labels(clusters, monkeypatch):
+    monkeypatch.setattr(Emulated, "at_once", clusters)
+    given = chunk(Emulated, 20, 30, 700, 6)  # three groups of five tiles
+    close(given.solve(Emulated), given, slice(None))
+
+
+@both_ways
+def test_rows_whose_target_lies_far_below_are_made_again(way):
+    given = chunk(way, 24, 5, 300, 64, scale=6.0)
+    _, losses = given.truth()
+    assert (losses > 90).sum() > 20  # their exponentials would be infinite
+    assert (losses < 50).sum() > 5
+    close(given.solve(way), given, slice(None))
+
+
+@both_ways
+def test_rows_without_a_target_among_the_labels_are_zeros(way):
+    given = chunk(way, 12, 3, 170, 20)
+    given.targets[4] = IGNORED
+    given.targets[7] = 170
+    out, losses, mass = found = given.solve(way)
+    lost = (given.rows_targets == IGNORED) | (given.rows_targets == 170)
+    assert losses[lost].isnan().all()
+    assert not out[lost].any()
+    assert not mass[lost].any()
+    close(found, given, ~lost)
+
+
+@both_ways
+def test_a_masked_target_costs_infinity_and_a_masked_label_has_no_error(way):
+    given = chunk(way, 12, 3, 170, 20)
+    given.targets.copy_(torch.arange(12) + 20)
+    given.bias[[3, 25]] = -torch.inf
+    out, losses, _ = found = given.solve(way)
+    lost = given.rows_targets == 25
+    assert (losses[lost] == torch.inf).all()
+    assert not out[lost].any()
+    assert not out[~lost, 3].any()
+    close(found, given, ~lost)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("label", [0, 169])
+@both_ways
+def test_a_label_without_a_finite_logit_leaves_no_finite_loss(way, label, value):
+    given = chunk(way, 12, 3, 170, 20)
+    given.bias[label] = value
+    _, losses, mass = given.solve(way)
+    assert losses.isnan().all()
+    assert mass.isnan().all()
+
+
+def test_columns_are_padded_by_one_at_least():
+    assert [depth_of(n) for n in (1, 31, 32, 403, 415)] == [32, 32, 64, 416, 416]
+
+
+@pytest.mark.gpu
+def test_what_the_kernel_does_not_take_is_said():
+    if obstacle := hopper_missing(torch.device("cuda")):
+        pytest.skip(obstacle)
+    device = torch.device("cuda")
+    assert exponentials_missing(device, torch.bfloat16, 9) is None
+    assert "not torch.float16" in exponentials_missing(device, torch.float16, 9)
+    assert f"up to {DEEPEST - 1} columns" in exponentials_missing(device, torch.bfloat16, DEEPEST)
+
+
+def test_a_device_that_runs_no_cluster_is_an_obstacle(monkeypatch):
+    monkeypatch.setattr(module, "hopper_missing", lambda _: None)
+    monkeypatch.setattr(module, "_clusters", lambda *_: 0)
+    obstacle = exponentials_missing(torch.device("cuda"), torch.bfloat16, 9)
+    assert "runs no 2 blocks as a cluster" in obstacle
+    monkeypatch.setattr(module, "_clusters", lambda *_: 1)
+    assert exponentials_missing(torch.device("cuda"), torch.bfloat16, 9) is None
+
+
+def test_memory_is_counted_for_labels_laid_out_again_only_where_they_are(monkeypatch):
+    weight, bias = torch.empty(640, 100), torch.empty(640)
+    settings = nll_plan.Settings(IGNORED, 0.0, torch.bfloat16, "triton", 2**21)
+
+    def tokens(obstacle: str | None) -> int:
+        monkeypatch.setattr(module, "exponentials_missing", lambda *_: obstacle)
+        return nll_mixture.tokens_at_once(1000, 2, weight, bias, settings)
+
+    assert 0 < tokens(None) < tokens("left out")
+
+
+def test_nothing_is_asked_of_a_gpu_for_a_loss_that_is_not_swept(monkeypatch):
+    def missing(*_) -> str:
+        raise AssertionError("asked, which may compile")
+
+    monkeypatch.setattr(module, "exponentials_missing", missing)
+    given = chunk(Emulated, 4, 2, 50, 10)
+    contexts = given.contexts.view(4, 2, -1).float()
+    loss = mixture_nll(
+        torch.zeros(4, 2), contexts, given.weight, given.targets, given.bias, impl="triton"
+    )
+    assert loss.isfinite()
+
+
+@pytest.mark.gpu
+def test_many_chunks_leave_the_same_bits_twice_and_gradients_as_exact_as_a_pass(monkeypatch):
+    if obstacle := hopper_missing(torch.device("cuda")):
+        pytest.skip(obstacle)
+    torch.manual_seed(0)
+    tokens, experts, labels, width = 300, 15, 3001, 400
+    log_prior = torch.randn(tokens, experts, device="cuda").log_softmax(-1).requires_grad_()
+    contexts = torch.randn(tokens, experts, width, device="cuda").tanh().requires_grad_()
+    weight = (torch.randn(labels, width, device="cuda") / 10).requires_grad_()
+    bias = torch.randn(labels, device="cuda").requires_grad_()
+    leaves = [log_prior, contexts, weight, bias]
+    targets = torch.randint(labels, (tokens,), device="cuda")
+    monkeypatch.setitem(nll_mixture.CHUNK_ELEMENTS, "cuda", 70 * experts * labels)
+
+    def solve(impl: str = "triton") -> list[Tensor]:
+        loss = mixture_nll(log_prior, contexts, weight, targets, bias, impl=impl)
+        return [loss.detach(), *torch.autograd.grad(loss, leaves)]
+
+    exact = solve("reference")
+    with torch.autocast("cuda", torch.bfloat16):
+        found, again = solve(), solve()
+        monkeypatch.setattr(module, "exponentials_missing", lambda *_: "left out")
+        by_pass = solve()
+    assert all(map(torch.equal, found, again))
+    assert not torch.equal(found[1], by_pass[1])  # another way it was
+    # The loss is one number, whose error is luck; see the next test.
+    for new, old, truth in zip(found[1:], by_pass[1:], exact[1:], strict=True):
+        assert (new - truth).norm() <= 1.05 * (old - truth).norm() + 1e-6 * truth.norm()
+
+
+@both_ways
+def test_a_sweep_leaves_the_loss_of_the_operands_as_they_were_rounded(
+    way, monkeypatch, nan_in_fresh_memory
+):
+    """The rounding itself changes it by 1e-5 either way, and one of the logits as much again."""
+    tokens, experts, labels = (300, 15, 3010) if way is Exponentials else (70, 5, 449)
+    given = chunk(way, tokens, experts, labels, 400)
+    device, at_once = given.contexts.device, 30
+    monkeypatch.setattr(nll_mixture, "tokens_at_once", lambda *_: at_once)
+    if way is Emulated:
+        maker = Emulated(*given.widened(), experts, at_once * experts)
+        monkeypatch.setattr(nll_mixture, "_errors_by", lambda *_: maker)
+    torch.manual_seed(0)
+    log_prior = torch.randn(tokens, experts, device=device).log_softmax(-1)
+    contexts = given.contexts.float().view(tokens, experts, -1).requires_grad_()
+    with torch.autocast(device.type, torch.bfloat16):
+        loss = mixture_nll(
+            log_prior, contexts, given.weight, given.targets, given.bias, impl="triton"
+        )
+    _, each = given.truth()
+    truth = -(log_prior.double() - each.view(tokens, experts)).logsumexp(1).mean()
+    torch.testing.assert_close(loss.detach().double(), truth, rtol=2e-6, atol=0)
+    (grad,) = torch.autograd.grad(loss, contexts)
+    assert grad.isfinite().all()  # nothing was multiplied that nobody has written

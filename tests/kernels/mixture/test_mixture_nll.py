@@ -1,0 +1,572 @@
+"""The loss of a mixture in one sweep: against float64, relative to plain PyTorch."""
+
+import itertools
+import logging
+from contextlib import nullcontext
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from drill.kernels.loss import chunk_plan as nll_plan
+from drill.kernels.loss.chunk_plan import Settings
+from drill.kernels.mixture import logit_gradients as nll_mixture_errors
+from drill.kernels.mixture import mixture_nll as nll_mixture
+from drill.kernels.mixture.mixture_nll import mixture_nll, tokens_at_once
+from drill.kernels.runtime.dispatch import TRITON_INSTALLED, tell_once
+from drill.layers import DeepResidual, MixtureOfSoftmaxes
+from tests.kernels.label_encoder.products import Products
+from tests.kernels.loss.test_error_bounds import Allocations
+from tests.kernels.loss.test_nll import IGNORED, Engine, every_dtype, every_engine
+
+# Triton's interpreter computes with numpy, which warns of what a GPU does in silence.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning"),
+]
+
+SIZES = [(10, 3, 37, 6), (1, 1, 1, 1), (3, 2, 2, 5), (4, 15, 50, 13)]  # N, K, V, k
+N, K, V, k = SIZES[0]
+
+
+class Mixture(NamedTuple):
+    log_prior: Tensor  # (N, K)
+    contexts: Tensor  # (N, K, k)
+    weight: Tensor  # (V, k)
+    bias: Tensor | None  # (V,)
+    targets: Tensor  # (N,)
+
+    def to(self, dtype: torch.dtype, device: str | None = None) -> "Mixture":
+        """The same numbers as fresh leaves of another dtype; log pi is float32 at least."""
+        wide = torch.promote_types(dtype, torch.float32)
+        dtypes = (wide, dtype, dtype, dtype)
+        moved = (
+            None if x is None else x.detach().to(device, d)
+            for x, d in zip(self[:4], dtypes, strict=True)
+        )
+        leaves = (None if x is None else x.clone().requires_grad_() for x in moved)
+        return Mixture(*leaves, self.targets.to(device))
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        return [x for x in self[:4] if x is not None]
+
+    def loss(self, **options) -> Tensor:
+        return mixture_nll(
+            self.log_prior, self.contexts, self.weight, self.targets, self.bias, **options
+        )
+
+    def solve(self, factor: float = 1.0, **options) -> list[Tensor]:
+        """The loss and the gradients of some multiple of it."""
+        loss = self.loss(**options)
+        return [loss.detach(), *torch.autograd.grad((factor * loss).sum(), self.leaves)]
+
+
+def mixture(
+    N: int, K: int, V: int, k: int, bias: bool = True, dtype=torch.float32, device="cpu"
+) -> Mixture:
+    g = torch.Generator().manual_seed(N * V + k)
+    targets = torch.randint(V, (N,), generator=g)
+    targets[torch.rand(N, generator=g) < 0.2] = IGNORED
+    log_prior = torch.randn(N, K, generator=g).log_softmax(-1)
+    contexts = torch.randn(N, K, k, generator=g) * 2
+    weight = torch.randn(V, k, generator=g) / k**0.5
+    b = torch.randn(V, generator=g) if bias else None
+    return Mixture(log_prior, contexts, weight, b, targets).to(dtype, device)
+
+
+def many_tokens(engine: Engine) -> int:
+    """Enough that roundings average out: fifteen chunks, or six where rows are interpreted."""
+    return 22 if (engine.impl, engine.device) == ("triton", "cpu") else 60
+
+
+def by_definition(given: Mixture, reduction: str) -> Tensor:
+    """-log sum_e pi_e softmax(c_e W^T + b)[y], in plain words of PyTorch."""
+    logits = given.contexts @ given.weight.t()
+    logits = logits if given.bias is None else logits + given.bias
+    p = (given.log_prior.exp()[..., None] * logits.softmax(-1)).sum(1)  # (N, V)
+    counted = given.targets != IGNORED
+    losses = -p[counted, given.targets[counted]].log()
+    return losses.mean() if reduction == "mean" else losses.sum()
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    """Chunks of four tokens at the first size: two whole ones and a rest."""
+    monkeypatch.setattr(nll_mixture, "MIN_ROWS", 1)
+    for device in ("cpu", "cuda"):
+        monkeypatch.setitem(nll_plan.ALIGN, device, 8)  # 37 labels are padded to 40
+        monkeypatch.setitem(nll_mixture.WIDTH_ALIGN, device, 16)
+        monkeypatch.setitem(nll_mixture.CHUNK_ELEMENTS, device, 4 * K * 40)
+        monkeypatch.setitem(nll_mixture_errors.SLICE_ELEMENTS, device, 3 * K * 40)
+
+
+@pytest.fixture(params=[True, False], ids=["one block", "several blocks"])
+def rows_of_both_kinds(request, monkeypatch):
+    """Rows that are one block, and longer ones."""
+    if TRITON_INSTALLED and not request.param:
+        from drill.kernels.mixture import passes_triton as nll_mixture_triton
+
+        monkeypatch.setattr(nll_mixture_triton, "BLOCK", 16)
+
+
+@pytest.fixture
+def tf32():
+    """Lets float32 products use tf32 units or not, by one of torch's two settings."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+
+    def allow(setting: str, value: bool) -> None:
+        setattr(matmul, setting, value if setting == "allow_tf32" else ("ieee", "tf32")[value])
+
+    yield allow
+    matmul.allow_tf32 = before == "tf32"
+
+
+def eager(given: Mixture) -> list[Tensor]:
+    """Plain PyTorch: a linear head for the experts, its logits rounded after the bias."""
+    logits = F.linear(given.contexts, given.weight, given.bias)
+    each = F.cross_entropy(
+        logits.flatten(0, 1).to(given.log_prior.dtype),
+        given.targets.repeat_interleave(given.contexts.shape[1]),
+        reduction="none",
+    )
+    losses = -torch.logsumexp(given.log_prior - each.view(given.log_prior.shape), 1)
+    loss = losses[given.targets != IGNORED].mean()
+    return [loss.detach(), *torch.autograd.grad(loss, given.leaves)]
+
+
+def no_worse_than_eager(given: Mixture, engine: Engine, dtype: torch.dtype) -> None:
+    """Gradients err by 1.2 times what eager's err and a third of a digit at most.
+
+    The digit: operands are rounded twice where eager rounds one, P and gamma C.
+    """
+    # Triton's interpreter cuts float32 to bfloat16 where a GPU rounds.
+    factor = 2.5 if (engine.impl, engine.device) == ("triton", "cpu") else 1.2
+    products = torch.bfloat16 if torch.is_autocast_enabled(engine.device) else dtype
+    digit = torch.finfo(products).eps
+    truth, plain, found = (
+        eager(given.to(torch.float64)),
+        eager(given),
+        given.solve(impl=engine.impl),
+    )
+    assert found[0].dtype == torch.float32
+    torch.testing.assert_close(found[0].double(), truth[0], rtol=digit, atol=0)
+    names = ("log prior", "contexts", "weight", "bias")
+    for name, exact, rough, fast in zip(names, truth[1:], plain[1:], found[1:], strict=False):
+        assert fast.dtype == (torch.float32 if name == "log prior" else dtype)
+        allowed = factor * (rough.double() - exact).norm() + digit / 3 * exact.norm()
+        error = (fast.double() - exact).norm()
+        assert error <= allowed, f"{name}: {error:.3g} against {allowed:.3g}"
+
+
+# -- how exact ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("impl", ["reference", "chunked"])
+def test_the_loss_is_that_of_the_mixed_probabilities(impl, reduction, bias, nan_in_fresh_memory):
+    given = mixture(N, K, V, k, bias, torch.float64)
+    loss = given.loss(impl=impl, reduction=reduction)
+    truth = by_definition(given, reduction)
+    torch.testing.assert_close(loss, truth)
+    found, right = (torch.autograd.grad(3 * x, given.leaves) for x in (loss, truth))
+    torch.testing.assert_close(found, right)
+
+
+def test_gradients_are_those_of_finite_differences():
+    given = mixture(5, 2, 7, 3, dtype=torch.float64)
+
+    def loss(*leaves: Tensor) -> Tensor:
+        return Mixture(*leaves, given.targets).loss(impl="chunked", reduction="sum")
+
+    assert torch.autograd.gradcheck(loss, tuple(given[:4]))
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@every_engine
+def test_any_size_gives_what_the_reference_gives(engine, size, rows_of_both_kinds):
+    given = mixture(*size, device=engine.device)
+    found = given.solve(impl=engine.impl, reduction="sum")
+    torch.testing.assert_close(found, given.solve(impl="reference", reduction="sum"))
+
+
+@every_dtype
+@every_engine
+def test_errors_are_those_of_plain_pytorch(engine, dtype):
+    given = mixture(many_tokens(engine), K, V, k, dtype=dtype, device=engine.device)
+    no_worse_than_eager(given, engine, dtype)
+
+
+@every_dtype
+@every_engine
+def test_a_mixture_without_bias_is_as_exact(engine, dtype):
+    given = mixture(many_tokens(engine), K, V, k, bias=False, dtype=dtype, device=engine.device)
+    no_worse_than_eager(given, engine, dtype)
+
+
+@every_engine
+def test_autocast_is_as_exact_and_gives_gradients_in_the_parameters_dtype(engine):
+    given = mixture(many_tokens(engine), K, V, k, device=engine.device)
+    with torch.autocast(engine.device, dtype=torch.bfloat16):
+        no_worse_than_eager(given, engine, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_labels_of_half_precision_are_summed_over_chunks_in_float32(dtype):
+    given = mixture(400, 3, 5, 4, dtype=dtype)  # a hundred chunks
+    truth = given.to(torch.float64).solve(impl="reference", reduction="sum")
+    nll_mixture.CHUNK_ELEMENTS["cpu"] = 4 * 3 * 8
+    found = given.solve(impl="chunked", reduction="sum")
+    for fast, exact in zip(found[3:], truth[3:], strict=True):
+        assert (fast.double() - exact).norm() < 2 * torch.finfo(dtype).eps * exact.norm()
+
+
+@every_engine
+def test_a_bias_in_half_precision_products_keeps_the_digits_of_float32(engine, nan_in_fresh_memory):
+    bias = torch.tensor([1 / 3, -20.123456, 1e-3, 0.0, -torch.inf], device=engine.device)
+    weight = torch.randn(5, k, device=engine.device).bfloat16()
+    passes = nll_mixture._passes(engine.impl)
+    w = nll_mixture._with_bias(weight, bias, torch.bfloat16, passes)
+    assert w.shape == (8, 16)  # both padded
+    assert torch.equal(w[:5, :k], weight)
+    torch.testing.assert_close(w[:5, k:].double().sum(1), bias.double(), rtol=1e-7, atol=0)
+    assert not w[5:].any()
+
+
+@every_engine
+def test_a_bias_in_tf32_products_keeps_the_digits_of_float32(engine, monkeypatch):
+    monkeypatch.setattr(nll_mixture, "_rounds_to_tf32", lambda *_: True)
+    bias = torch.tensor([1 / 3, -20.123456, 1e-3, 0.0, -torch.inf, torch.nan], device=engine.device)
+    weight = torch.randn(6, k, device=engine.device)
+    passes = nll_mixture._passes(engine.impl)
+    columns = nll_mixture._with_bias(weight, bias, torch.float32, passes)[:6, k:]
+    assert torch.equal(columns.double().sum(1)[:5], bias.double()[:5])
+    assert columns[5].sum().isnan()
+    assert not (columns[:4].contiguous().view(torch.int32) % 2**13).any()  # tf32 holds each
+    given = mixture(N, K, V, k, device=engine.device)
+    torch.testing.assert_close(given.solve(impl=engine.impl), given.solve(impl="reference"))
+
+
+@pytest.mark.parametrize("setting", ["allow_tf32", "fp32_precision"])
+@pytest.mark.parametrize("value", [True, False])
+def test_tf32_is_known_by_either_setting(setting, value, tf32):
+    tf32(setting, value)
+    cuda = torch.device("cuda")
+    assert nll_mixture._rounds_to_tf32(cuda, torch.float32) == value
+    assert not nll_mixture._rounds_to_tf32(cuda, torch.bfloat16)
+    assert not nll_mixture._rounds_to_tf32(torch.device("cpu"), torch.float32)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("setting", ["allow_tf32", "fp32_precision"])
+@pytest.mark.parametrize("impl", ["chunked", "triton"])
+def test_the_loss_under_tf32_has_the_bias_in_float32(impl, setting, tf32):
+    given = mixture(N, K, V, k, device="cuda")
+    with torch.no_grad():
+        given.contexts.zero_()  # the products add nothing but the bias
+        given.bias.mul_(10)
+    truth = eager(given.to(torch.float64))[0]
+    tf32(setting, True)
+    torch.testing.assert_close(given.loss(impl=impl).double(), truth, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("scale", [2.0**-14, 2.0**14])
+def test_a_loss_scale_reaches_float16_gradients_before_they_are_rounded(scale):
+    given = mixture(N, K, V, k, dtype=torch.float16)
+    plain = given.solve(impl="chunked")
+    scaled = given.solve(factor=scale, impl="chunked")
+    for a, b in zip(plain[1:], scaled[1:], strict=True):
+        torch.testing.assert_close(
+            b.double() / scale, a.double(), rtol=2e-3, atol=2**-24 * max(1, 1 / scale)
+        )
+
+
+# -- which gradients, which products ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wanted", list(itertools.product([True, False], repeat=4)), ids=str)
+@every_engine
+def test_frozen_inputs_get_no_gradient_and_change_no_other(engine, wanted):
+    given = mixture(N, K, V, k, device=engine.device)
+    for leaf, want in zip(given[:4], wanted, strict=True):
+        leaf.requires_grad_(want)
+    loss = given.loss(impl=engine.impl)
+    assert loss.requires_grad == any(wanted)
+    if any(wanted):
+        loss.backward()
+    truth = mixture(N, K, V, k, device=engine.device).solve(impl="reference")[1:]
+    for leaf, want, grad in zip(given[:4], wanted, truth, strict=True):
+        assert (leaf.grad is not None) == want
+        if want:
+            torch.testing.assert_close(leaf.grad, grad)
+
+
+@pytest.mark.parametrize(
+    ("frozen", "products"),
+    [
+        ([], [(15, 16, 40), (15, 40, 6), (40, 15, 16)]),  # k = 6 and the bias make 16 at most
+        (["contexts"], [(15, 16, 40), (40, 15, 16)]),
+        (["weight", "bias"], [(15, 16, 40), (15, 40, 6)]),
+        (["weight"], [(15, 16, 40), (15, 40, 6), (40, 15, 10)]),
+        (["contexts", "weight", "bias"], [(15, 16, 40)]),
+    ],
+)
+def test_only_the_products_that_are_asked_for_are_made(frozen, products):
+    given = mixture(5, K, V, k)
+    nll_mixture.CHUNK_ELEMENTS["cpu"] = nll_mixture_errors.SLICE_ELEMENTS["cpu"] = 5 * K * 40
+    for name in frozen:
+        getattr(given, name).requires_grad_(False)
+    with Products() as made:
+        given.loss(impl="chunked").backward()
+    assert made.shapes == products
+
+
+@every_engine
+def test_backward_can_run_twice(engine):
+    given = mixture(N, K, V, k, device=engine.device)
+    loss = given.loss(impl=engine.impl)
+    once = torch.autograd.grad(loss, given.leaves, retain_graph=True)
+    again = torch.autograd.grad(loss, given.leaves)
+    assert all(map(torch.equal, once, again))
+
+
+@every_engine
+def test_second_derivatives_are_refused_and_not_wrong(engine):
+    given = mixture(N, K, V, k, device=engine.device)
+    loss = given.loss(impl=engine.impl)
+    with pytest.raises(RuntimeError, match=r'nll: .*second derivatives; use impl="reference"'):
+        torch.autograd.grad(loss, given.contexts, create_graph=True)
+
+
+@every_engine
+def test_a_batch_of_gradients_is_refused(engine):
+    given = mixture(N, K, V, k, device=engine.device)
+    loss, factors = given.loss(impl=engine.impl), torch.ones(3, device=engine.device)
+    with pytest.raises(RuntimeError, match=r'^nll: .* at a time, .*; use impl="reference"$'):
+        torch.autograd.grad(loss, given.contexts, factors, is_grads_batched=True)
+
+
+# -- edges --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@every_engine
+def test_no_tokens_cost_nothing(engine, bias, nan_in_fresh_memory):
+    given = mixture(0, K, V, k, bias, device=engine.device)
+    loss, *grads = given.solve(impl=engine.impl)
+    assert loss.item() == 0
+    assert [grad.shape for grad in grads] == [x.shape for x in given.leaves]
+    assert not any(grad.any() for grad in grads)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@every_engine
+def test_only_ignored_tokens_cost_nothing(engine, reduction):
+    given = mixture(N, K, V, k, device=engine.device)
+    given.targets.fill_(IGNORED)
+    loss, *grads = given.solve(impl=engine.impl, reduction=reduction)
+    assert loss.item() == 0
+    assert not any(grad.any() for grad in grads)
+
+
+@every_engine
+def test_ignored_targets_may_be_any_label(engine):
+    given = mixture(N, K, V, k, device=engine.device)
+    given.targets[given.targets == IGNORED] = 7
+    found = given.solve(impl=engine.impl, ignore_index=7)
+    torch.testing.assert_close(found, given.solve(impl="reference", ignore_index=7))
+
+
+@every_engine
+def test_masked_labels_get_no_probability_and_no_gradient(engine, rows_of_both_kinds):
+    given = mixture(N, K, V, k, device=engine.device)
+    with torch.no_grad():
+        given.bias[:18] = -torch.inf  # the first blocks hold nothing else
+    given.targets.copy_(torch.arange(N, device=engine.device) % 8 + 18)
+    found = given.solve(impl=engine.impl)
+    torch.testing.assert_close(found, given.solve(impl="reference"))
+    assert all(x.isfinite().all() for x in found)
+    assert not found[3][:18].any()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@every_engine
+def test_a_masked_target_costs_infinity_and_spoils_no_gradient(engine, reduction):
+    given = mixture(N, K, V, k, device=engine.device)
+    with torch.no_grad():
+        given.bias[3] = -torch.inf
+    given.targets.copy_(torch.arange(N, device=engine.device) % 8 + 4)
+    given.targets[::5] = 3
+    for impl in (engine.impl, "reference"):
+        loss, *grads = given.solve(impl=impl, reduction=reduction)
+        assert loss.max() == torch.inf
+        assert all(grad.isfinite().all() for grad in grads)
+        assert not any(grad[::5].any() for grad in grads[:2])  # log prior, contexts
+        rest = given._replace(targets=given.targets.clone())
+        rest.targets[::5] = IGNORED
+        right = rest.solve(impl="reference", reduction="sum")[1:]
+        counted = 1 if reduction == "none" else N
+        torch.testing.assert_close(grads, [grad / counted for grad in right])
+
+
+@every_engine
+def test_huge_logits_stay_finite(engine, rows_of_both_kinds):
+    given = mixture(N, K, V, k, device=engine.device)
+    with torch.no_grad():
+        given.contexts.mul_(1e4)
+    found = given.solve(impl=engine.impl)
+    torch.testing.assert_close(found, given.solve(impl="reference"), rtol=1e-4, atol=1e-4)
+    assert all(x.isfinite().all() for x in found)
+
+
+@every_dtype
+@every_engine
+def test_a_maximum_may_come_at_the_end_of_a_row(engine, dtype, monkeypatch):
+    """What was written before it, in the measure of lower logits, is brought to its measure."""
+    if engine.impl == "triton":
+        monkeypatch.setattr("drill.kernels.mixture.passes_triton.BLOCK", 8)
+    given = mixture(many_tokens(engine), K, V, k, dtype=dtype, device=engine.device)
+    with torch.no_grad():
+        given.bias.copy_((torch.arange(V) // 8 - 4) * 30)  # more than a block's maximum leaves
+        given.bias[::3] -= 60
+    given.targets.copy_(torch.arange(len(given.targets)) % 10 + 24)
+    truth, plain = eager(given.to(torch.float64)), eager(given)
+    for exact, rough, fast in zip(truth, plain, given.solve(impl=engine.impl), strict=True):
+        slack = 2 * torch.finfo(dtype).eps * exact.norm()
+        assert (fast.double() - exact).norm() < 2.5 * (rough.double() - exact).norm() + slack
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("label", [0, V - 1])
+@every_dtype
+@every_engine
+def test_a_label_without_a_finite_logit_is_nan(engine, dtype, label, value, rows_of_both_kinds):
+    given = mixture(5, K, V, k, dtype=dtype, device=engine.device)  # two chunks
+    with torch.no_grad():
+        given.bias[label] = value
+    loss, _, contexts, weight, bias = given.solve(impl=engine.impl)
+    counted = given.targets != IGNORED
+    assert loss.isnan()
+    assert contexts[counted].isnan().all()
+    assert weight.isnan().all()
+    assert bias.isnan().all()
+
+
+@pytest.mark.parametrize("wrong", [V, 10**6, -1, -(10**6)])
+@every_engine
+def test_a_target_out_of_range_is_nan_and_touches_no_other_token(engine, wrong):
+    given = mixture(N, K, V, k, device=engine.device)
+    given.targets[given.targets == IGNORED] = 0
+    right = given.solve(impl=engine.impl)[2]
+    given.targets[4] = wrong
+    loss, _, contexts, *_ = given.solve(impl=engine.impl)
+    assert loss.isnan()
+    assert contexts[4].isnan().all()
+    others = [n for n in range(N) if n != 4]
+    torch.testing.assert_close(contexts[others], right[others])
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("experts", [K, 1])
+@every_engine
+def test_tensors_with_gaps_in_memory(engine, experts, bias):
+    given = mixture(N, experts, V, k, bias, device=engine.device)
+
+    def gaps(x: Tensor) -> Tensor:
+        """The same values, every second element of a larger tensor, columns first."""
+        holes = torch.full([2 * n for n in x.shape[::-1]], 3, dtype=x.dtype, device=x.device)
+        view = holes.permute(*range(x.dim())[::-1])[tuple(slice(None, None, 2) for _ in x.shape)]
+        return view.copy_(x.detach())
+
+    leaves = (None if x is None else gaps(x).requires_grad_() for x in given[:4])
+    spread = Mixture(*leaves, gaps(given.targets))
+    assert not any(x.is_contiguous() for x in spread if x is not None)
+    torch.testing.assert_close(spread.solve(impl=engine.impl), given.solve(impl="reference"))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_micro_batches_over_deep_labels_sum_to_the_gradients_of_one_batch(shared):
+    torch.manual_seed(0)
+    deep = DeepResidual(nn.Embedding(V, k, dtype=torch.float64), depth=2)
+    layer = MixtureOfSoftmaxes(deep, experts=K).double()
+    hidden, targets = torch.randn(N, k, dtype=torch.float64), torch.randint(V, (N,))
+    layer.nll(hidden, targets, impl="reference").backward()
+    truth = [p.grad.clone() for p in layer.parameters()]
+    layer.zero_grad()
+    with layer.shared_labels() if shared else nullcontext():
+        for part, wanted in zip(hidden.split(6), targets.split(6), strict=True):
+            (layer.nll(part, wanted, reduction="sum", impl="chunked") / N).backward()
+    torch.testing.assert_close([p.grad for p in layer.parameters()], truth)
+
+
+# -- memory, and which way ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("size", [(40, 5, 3000, 8), (600, 5, 3000, 8), (500, 4, 50, 64)], ids=str)
+def test_peak_memory_is_the_budget_and_the_gradients(size, dtype, monkeypatch):
+    monkeypatch.setitem(nll_mixture.CHUNK_ELEMENTS, "cpu", 2**30)  # only memory bounds a chunk
+    budget = 3 * 2**20
+    given = mixture(*size, dtype=dtype)
+    with Allocations() as allocations:
+        given.loss(impl="chunked", memory=budget).backward()
+    gradients = sum(x.nbytes for x in given.leaves)
+    logits = size[0] * size[1] * size[2] * 4
+    assert allocations.peak <= 1.1 * budget + gradients
+    assert allocations.largest < logits or logits < budget
+
+
+WAYS = {
+    "one sweep, 4 of 10 tokens": {},
+    "nothing to differentiate": {"trained": False},
+    'impl="reference"': {"impl": "reference"},
+    "each token's gradient has a factor of its own": {"reduction": "none"},
+    "memory holds no chunk worth a sweep": {"memory": 5000},
+}
+
+
+@pytest.mark.parametrize("said", WAYS)
+def test_it_says_which_way_it_goes_and_all_ways_agree(said, caplog):
+    caplog.set_level(logging.DEBUG, logger="drill")
+    options = {"impl": "chunked"} | WAYS[said]
+    given = mixture(N, K, V, k)
+    if not options.pop("trained", True):
+        given = Mixture(*(x.detach() for x in given))
+    loss = given.loss(**options)
+    assert said in caplog.text
+    truth = given.loss(impl="reference", reduction=options.get("reduction", "mean"))
+    torch.testing.assert_close(loss, truth)
+    if loss.requires_grad:
+        found, right = (torch.autograd.grad(x.sum(), given.leaves) for x in (loss, truth))
+        torch.testing.assert_close(found, right)
+
+
+def test_a_lack_of_memory_is_told_once_without_asking(caplog):
+    tell_once.cache_clear()
+    caplog.set_level(logging.INFO, logger="drill")
+    for _ in range(2):
+        mixture(N, K, V, k).loss(impl="chunked", memory=5000)
+    assert caplog.messages == [
+        "mixture_nll: the experts' losses apart, slower (memory holds no chunk worth a sweep)"
+    ]
+
+
+def test_auto_sweeps_where_it_is_not_the_reference(caplog):
+    caplog.set_level(logging.DEBUG, logger="drill")
+    mixture(400, 3, 1000, 2).loss()
+    assert "auto -> chunked" in caplog.text
+    assert "one sweep" in caplog.text
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 7, 100])
+def test_chunks_are_of_one_size_and_as_many_as_needed(tokens):
+    settings = Settings(IGNORED, 0.0, torch.float32, "chunked", 2**30)
+    weight = torch.empty(40, k)
+    at_once = tokens_at_once(tokens, K, weight, torch.empty(40), settings)
+    assert 1 <= at_once <= max(1, min(tokens, 4))
+    least = settings._replace(memory=1)
+    assert tokens_at_once(tokens, K, weight, torch.empty(40), least) == 0

@@ -1,0 +1,213 @@
+"""A step of SGD in two launches against the same step of torch's optimisers."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from drill.kernels.optimizer import sgd_step as module
+from drill.kernels.optimizer.sgd_step import sgd_step, supported
+from drill.kernels.runtime import nvrtc
+from drill.training.optim import AdamW, Asgd, NtAsgd, Sgd
+
+SIZES = [(3,), (1,), (70, 33), (4096,), (129, 65), (5, 1000)]
+
+
+def parameters(device, sizes=SIZES):
+    torch.manual_seed(0)
+    return [nn.Parameter(torch.randn(size, device=device)) for size in sizes]
+
+
+def trained(rule, device, fused, steps=6, scale=1.0, sizes=SIZES):
+    params = parameters(device, sizes)
+    rule.begin((str(i), p) for i, p in enumerate(params))
+    rule._fused = rule._fused and fused
+    torch.manual_seed(1)
+    for step in range(steps):
+        for p in params:
+            p.grad = scale * torch.randn(p.shape, device=device)
+        rule.step(70 - step, 70, 0.0)
+    assert all(p.grad is None for p in params)
+    return params, rule
+
+
+def stand_in(device="cuda:0", dtype=torch.float32, contiguous=True):
+    """A tensor on a GPU, as far as it is looked at."""
+    return SimpleNamespace(
+        is_cuda=device != "cpu",
+        device=torch.device(device),
+        dtype=dtype,
+        shape=(2, 3),
+        is_contiguous=lambda: contiguous,
+    )
+
+
+@pytest.mark.parametrize(
+    ("tensors", "reason"),
+    [
+        ([], "there is no parameter"),
+        ([stand_in()] * 97, None),
+        ([stand_in(), stand_in("cpu")], "parameters are not all on an NVIDIA GPU, one is on cpu"),
+        ([stand_in(), stand_in("cuda:1")], "parameters are on cuda:0 and cuda:1"),
+        (
+            [stand_in(), stand_in(dtype=torch.bfloat16)],
+            "parameters are not all float32, one is torch.bfloat16",
+        ),
+        (
+            [stand_in(contiguous=False)],
+            "the entries of a parameter (2, 3) are not in order in memory",
+        ),
+    ],
+)
+def test_what_it_cannot_change_is_said(tensors, reason, monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(nvrtc, "missing", lambda: None)
+    monkeypatch.setattr(module, "_not_compiled", lambda device: None)
+    assert supported(tensors) == reason
+
+
+def test_kernels_that_do_not_compile_are_no_step(monkeypatch):
+    def compiled(source, name, *_):
+        raise nvrtc.CompileError(f"{source.name}: does not load (CUDA, loading: no)")
+
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(nvrtc, "missing", lambda: None)
+    monkeypatch.setattr(module, "compiled", compiled)
+    module._not_compiled.cache_clear()
+    assert supported([stand_in()]) == "sgd_step.cu: does not load (CUDA, loading: no)"
+    module._not_compiled.cache_clear()
+
+
+def test_without_nvrtc_the_optimiser_of_torch_steps(monkeypatch):
+    monkeypatch.setattr(nvrtc, "missing", lambda: "NVRTC is not found")
+    assert supported([stand_in()]) == "NVRTC is not found"
+    rule = trained(Sgd(), "cpu", True)[1]
+    assert not rule._fused
+    assert rule.why_not_recorded() == "parameters are not all on an NVIDIA GPU, one is on cpu"
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """Every launch by its name, count of tensors and place in the partial sums; none is run."""
+    made = []
+
+    def compiled(source, name, defines, shared, device):
+        def launch(blocks, threads, arguments, *, together):
+            table, partial, *rest = arguments
+            made.append((name, table.count, blocks, partial.storage_offset(), rest[:1]))
+
+        return launch
+
+    monkeypatch.setattr(module, "compiled", compiled)
+    found = SimpleNamespace(multi_processor_count=2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
+    return made
+
+
+def test_many_tensors_go_in_groups_with_one_norm(launches):
+    params = [nn.Parameter(torch.ones(5)) for _ in range(100)]
+    sgd_step(params, params, None, torch.zeros(2), clip=1.0, decay=0.0)
+    assert launches == [
+        ("squares", 96, 8, 0, []),
+        ("squares", 4, 4, 8, []),
+        ("update", 96, 8, 0, [12]),
+        ("update", 4, 4, 0, [12]),
+    ]
+
+
+@pytest.mark.usefixtures("launches")
+def test_autograd_hears_of_the_change():
+    weights, averages = parameters("cpu"), parameters("cpu")
+    loss = weights[0].square().sum()
+    before = [each._version for each in averages]
+    sgd_step(weights, weights, averages, torch.zeros(2), clip=None, decay=0.0)
+    assert all(each._version > old for each, old in zip(averages, before, strict=True))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_every_tensor_needs_a_gradient():
+    params = parameters("cpu")
+    with pytest.raises(ValueError, match="6 tensors have 1 gradients; every one needs its own"):
+        sgd_step(params, params[:1], None, torch.zeros(2), clip=None, decay=0.0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("scale", [1.0, 1e-4])
+@pytest.mark.parametrize("clip", [0.25, None])
+@pytest.mark.parametrize("kind", [Sgd, Asgd])
+def test_it_is_the_optimiser_step(kind, clip, scale):
+    settings = {"lr": 0.5, "weight_decay": 1e-2, "clip": clip}
+    found, ours = trained(kind(**settings), "cuda", True, scale=scale)
+    truth, theirs = trained(kind(**settings), "cuda", False, scale=scale)
+    assert ours._fused
+    for a, b in zip(found, truth, strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-6, atol=2e-7)
+    assert ours.numbers() == theirs.numbers()
+    for name, tensor in theirs.tensors().items():
+        torch.testing.assert_close(ours.tensors()[name], tensor, rtol=2e-6, atol=2e-7)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", [Sgd, Asgd, AdamW])
+def test_the_default_dtype_of_torch_is_not_asked(kind, default_dtype):
+    def step():
+        params = [nn.Parameter(torch.ones(70, 33, dtype=torch.float32, device="cuda"))]
+        rule = kind(lr=0.5)
+        rule.begin([("p", params[0])])
+        for _ in range(3):
+            params[0].grad = params[0].detach().clone()
+            rule.step(70, 70, 0.1)
+        return params[0]
+
+    wanted = step()
+    default_dtype(torch.float64)
+    assert torch.equal(step(), wanted)
+
+
+@pytest.mark.gpu
+def test_more_tensors_than_a_launch_takes_are_one_step():
+    sizes = SIZES * 20
+    found, rule = trained(Asgd(lr=0.5), "cuda", True, sizes=sizes)
+    truth, _ = trained(Asgd(lr=0.5), "cuda", False, sizes=sizes)
+    assert rule._fused
+    assert len(found) > module.MOST
+    for a, b in zip(found, truth, strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-6, atol=2e-7)
+
+
+@pytest.mark.gpu
+def test_it_repeats_its_bits_and_hands_nan_on():
+    one, other = (trained(Asgd(lr=0.5), "cuda", True)[0] for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    params = parameters("cuda")
+    rule = Sgd(lr=0.5)
+    rule.begin((str(i), p) for i, p in enumerate(params))
+    for p in params:
+        p.grad = torch.ones_like(p)
+    params[2].grad[0, 0] = torch.nan
+    rule.step(70, 70, 0.0)
+    assert all(p.isnan().all() for p in params)  # the norm is not a number, so no step is
+
+
+@pytest.mark.gpu
+def test_a_parameter_left_out_goes_by_the_optimiser():
+    settings = {"lr": 0.5, "weight_decay": 1e-2}
+    results = []
+    for fused in (True, False):
+        rule = NtAsgd(**settings, patience=0)
+        params = parameters("cuda")
+        rule.begin((str(i), p) for i, p in enumerate(params))
+        rule._fused = fused
+        rule._average()
+        torch.manual_seed(1)
+        for step in range(5):
+            for p in params[step == 2 :]:
+                p.grad = torch.randn(p.shape, device="cuda")
+            rule.step(70, 70, 0.0)
+        results.append((params, rule.numbers()))
+    (found, ours), (truth, theirs) = results
+    assert ours == theirs
+    for a, b in zip(found, truth, strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-6, atol=2e-7)

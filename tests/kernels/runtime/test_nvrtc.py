@@ -1,0 +1,243 @@
+"""Compiling at first use: what is kept on disk, and what a machine without NVRTC is told."""
+
+import ctypes
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from drill.kernels.lstm.persistent import recurrence as lstm_persistent
+from drill.kernels.runtime import nvrtc
+
+
+def test_what_is_kept_comes_back(tmp_path):
+    path = tmp_path / "folder" / "kernel.cubin"
+    assert nvrtc._kept(path) is None
+    nvrtc._keep(path, b"code")
+    assert nvrtc._kept(path) == b"code"
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda raw: raw[:-1], lambda raw: raw[:-1] + b"x", lambda _: b""]
+)
+def test_a_damaged_file_is_compiled_again(damage, tmp_path, caplog):
+    path = tmp_path / "kernel.cubin"
+    nvrtc._keep(path, b"code")
+    path.write_bytes(damage(path.read_bytes()))
+    with caplog.at_level(logging.WARNING, logger="drill"):
+        assert nvrtc._kept(path) is None
+    assert caplog.messages == [f"{path}: is damaged; compiling it again"]
+    nvrtc._keep(path, b"code")
+    assert nvrtc._kept(path) == b"code"
+
+
+def test_what_a_source_includes_is_part_of_it(tmp_path):
+    """And what that includes, each line under the name and number that an error has to tell."""
+    (tmp_path / "deep.cuh").write_text("int deep;\n")
+    (tmp_path / "shared.cuh").write_text('#include "deep.cuh"\nint shared;\n')
+    source = tmp_path / "kernel.cu"
+    source.write_text('// kernel\n#include "shared.cuh"\nint own;\n')
+    assert nvrtc._text(source).decode().splitlines() == [
+        "// kernel",
+        *('#line 1 "shared.cuh"', '#line 1 "deep.cuh"', "int deep;", ""),
+        *('#line 2 "shared.cuh"', "int shared;", ""),
+        *('#line 3 "kernel.cu"', "int own;"),
+    ]
+
+
+def test_a_source_that_includes_itself_is_refused(tmp_path):
+    (tmp_path / "shared.cuh").write_text('#include "kernel.cu"\n')
+    source = tmp_path / "kernel.cu"
+    source.write_text('#include "shared.cuh"\n')
+    with pytest.raises(nvrtc.CompileError, match=r"kernel.cu: is included by itself, through shar"):
+        nvrtc._text(source)
+
+
+def test_what_is_missing_is_named(monkeypatch):
+    def without_driver() -> ctypes.CDLL:
+        raise OSError("libcuda.so.1: cannot open shared object file")
+
+    def without_compiler() -> ctypes.CDLL:
+        raise nvrtc.CompileError("NVRTC of CUDA 13 is not found, though PyTorch brings it")
+
+    missing = nvrtc.missing.__wrapped__  # each time anew
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert missing() == "PyTorch is built without CUDA"
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(nvrtc, "_driver", without_driver)
+    assert missing().startswith("the NVIDIA driver's library is not found (libcuda.so.1")
+    monkeypatch.setattr(nvrtc, "_driver", lambda: None)
+    monkeypatch.setattr(nvrtc, "_compiler", without_compiler)
+    assert missing() == "NVRTC of CUDA 13 is not found, though PyTorch brings it"
+    monkeypatch.setattr(nvrtc, "_compiler", lambda: None)
+    assert missing() is None
+
+
+@pytest.fixture
+def told(caplog, unwarned):
+    """What is warned of."""
+    with caplog.at_level(logging.WARNING, logger="drill"):
+        yield caplog
+
+
+def test_a_cache_that_is_no_folder_costs_compiling_and_is_told_once(told, tmp_path, monkeypatch):
+    root = tmp_path / "cache"
+    root.write_text("a file")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(root))
+    assert [nvrtc._kept_or_made(name, lambda: b"code") for name in "ab"] == [b"code"] * 2
+    (said,) = told.messages
+    assert said.startswith(
+        f"{root}/drill/kernels: compiled kernels cannot be kept there (Not a directory)"
+    )
+    assert root.read_text() == "a file"
+
+
+def test_a_user_without_a_home_compiles_and_is_told(told, homeless, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert nvrtc._kept_or_made("a", lambda: b"code") == b"code"
+    assert [each.split(",")[0] for each in told.messages] == [
+        "~/.cache: compiled kernels cannot be kept there (this user has no home)"
+    ]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_kept_kernel_is_not_made_again(told, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert nvrtc._kept_or_made("a", lambda: b"code") == b"code"
+    assert nvrtc._kept_or_made("a", lambda: b"other") == b"code"
+    assert not told.messages
+
+
+class RefusingDriver:
+    """Loads no module."""
+
+    def cuModuleLoadData(self, module, cubin):
+        return 222
+
+    def cuGetErrorString(self, result, text):
+        return 0
+
+
+def test_what_the_driver_refuses_is_an_obstacle_that_auto_goes_around(monkeypatch):
+    monkeypatch.setattr(nvrtc, "_driver", RefusingDriver)
+    monkeypatch.setattr(nvrtc, "_kept_or_made", lambda name, make: b"code")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
+    monkeypatch.setattr(torch, "zeros", lambda *_, **__: None)
+    monkeypatch.setattr(nvrtc, "missing", lambda: None)
+    monkeypatch.setattr(torch.version, "hip", None)
+    lstm_persistent._room.cache_clear()
+    nvrtc._kernel.cache_clear()
+    reason = lstm_persistent.supported(torch.device("cuda", 0), 400)
+    lstm_persistent._room.cache_clear()
+    assert reason.startswith(
+        "cluster_room.cu: does not load (CUDA, loading: unknown (error 222)); update the NVIDIA"
+    )
+
+
+class ThreadsDriver:
+    """A driver whose contexts are named by numbers; notes what a thread without one is given."""
+
+    def __init__(self, current: int | None) -> None:
+        self.current = current
+        self.calls: list[str] = []
+
+    def cuFuncSetAttribute(self, function, attribute, value):
+        return 0
+
+    def cuCtxGetCurrent(self, context):
+        context._obj.value = self.current
+        return 0
+
+    def cuDeviceGet(self, device, index):
+        device._obj.value = 10 + index
+        return 0
+
+    def cuDevicePrimaryCtxRetain(self, context, device):
+        self.calls.append(f"retain of device {device.value}")
+        context._obj.value = 100 + device.value
+        return 0
+
+    def cuCtxSetCurrent(self, context):
+        self.calls.append("set")
+        self.current = context.value
+        return 0
+
+    def cuLaunchKernel(self, *shape):
+        self.calls.append(f"launch in {self.current}")
+        return 0 if self.current else 201
+
+    def cuLaunchCooperativeKernel(self, *shape):
+        self.calls.append(f"launch of all at once in {self.current}")
+        return 0 if self.current else 201
+
+    def cuOccupancyMaxActiveClusters(self, count, function, config):
+        self.calls.append(f"count in {self.current}")
+        count._obj.value = 33
+        return 0 if self.current else 201
+
+
+@pytest.fixture
+def on_device_one(monkeypatch):
+    """Installs a driver under torch, whose current device is number 1."""
+
+    def install(current: int | None) -> ThreadsDriver:
+        driver = ThreadsDriver(current)
+        monkeypatch.setattr(nvrtc, "_driver", lambda: driver)
+        return driver
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=7))
+    nvrtc._context.cache_clear()
+    yield install
+    nvrtc._context.cache_clear()
+
+
+def test_a_thread_without_a_context_is_given_torchs(on_device_one):
+    driver = on_device_one(None)
+    kernel = nvrtc.Kernel(ctypes.c_void_p(1), 0)
+    kernel(1, 32, [], together=False)
+    assert driver.calls == ["retain of device 11", "set", "launch in 111"]
+    driver.calls.clear()
+    driver.current = None  # another thread
+    assert kernel.clusters_at_once(4, 32) == 33
+    assert driver.calls == ["set", "count in 111"]  # retained once a device
+
+
+def test_a_thread_keeps_the_context_it_has(on_device_one):
+    driver = on_device_one(5)
+    nvrtc.Kernel(ctypes.c_void_p(1), 0)(1, 32, [], together=False)
+    assert driver.calls == ["launch in 5"]
+
+
+def test_blocks_that_wait_for_one_another_are_launched_so(on_device_one):
+    driver = on_device_one(5)
+    nvrtc.Kernel(ctypes.c_void_p(1), 0)(12, 96, [3])
+    assert driver.calls == ["launch of all at once in 5"]
+
+
+@pytest.mark.gpu
+def test_a_launch_may_be_the_first_thing_a_thread_does(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    source = tmp_path / "ones.cu"
+    source.write_text('extern "C" __global__ void ones(float* x) { x[threadIdx.x] = 1.0f; }')
+    x = torch.zeros(32, device="cuda")
+    kernel = nvrtc.compiled(source, "ones", {}, 0, x.device)
+    torch.cuda.synchronize()
+    with ThreadPoolExecutor(1) as fresh:
+        fresh.submit(kernel, 1, 32, [x], together=False).result()
+    torch.cuda.synchronize()
+    assert x.tolist() == [1.0] * 32
+
+
+@pytest.mark.gpu
+def test_a_gpu_says_how_many_clusters_it_runs():
+    if torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("clusters are of Hopper and later")
+    processors = torch.cuda.get_device_properties(0).multi_processor_count
+    assert processors // 16 < lstm_persistent._room(0) <= processors // 8

@@ -1,0 +1,336 @@
+"""What runs beside recurrences: where it begins, who waits for it, and that no bit changes."""
+
+import warnings
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from drill.kernels.label_encoder import encode_labels as label_encoder
+from drill.kernels.label_encoder.chain import chain as label_encoder_chain
+from drill.kernels.lstm.persistent import stack_forward as lstm_layers_forward
+from drill.kernels.runtime import overlap as module
+from drill.kernels.runtime.overlap import awaited_by, beside, on_stream, recurrence_begins, room_for
+from drill.layers import DeepResidual, deep_residual
+from drill.models import AwdLstm
+from drill.models.language_model import LanguageModel
+from drill.training.cuda_graphs import Graphs
+from drill.training.precision import autocast_to
+from tests.kernels.hopper import needs_hopper
+
+TOLD: list[str] = []
+
+
+class Stream:
+    def __init__(self, name):
+        self.name, self.device = name, "cuda"
+
+    def record_event(self):
+        return f"where {self.name} was"
+
+    def wait_event(self, event):
+        TOLD.append(f"{self.name} waits for {event}")
+
+    def wait_stream(self, other):
+        TOLD.append(f"{self.name} waits for {other.name}")
+
+
+class Result:
+    def record_stream(self, stream):
+        TOLD.append(f"read on {stream.name}")
+
+
+@pytest.fixture
+def first(monkeypatch):
+    """The current stream, which is recorded; TOLD is what is told to streams."""
+    TOLD.clear()
+    now = [Stream("first")]
+
+    @contextmanager
+    def switched(stream):
+        now.append(stream)
+        yield
+        now.pop()
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: now[-1])
+    monkeypatch.setattr(torch.cuda, "stream", switched)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    third = Stream("third")
+    monkeypatch.setattr(module, "third_stream", lambda stream: third)
+    return now[0]
+
+
+def work(*needed):
+    awaiting = awaited_by()
+    TOLD.append(
+        f"work on {torch.cuda.current_stream().name}, awaited by {awaiting and awaiting.name}"
+    )
+    return Result()
+
+
+ALONE = ["work on first, awaited by None"]
+
+
+def test_work_begins_where_the_first_recurrence_did(first):
+    E, U = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))
+    with room_for([E, U]):
+        recurrence_begins(first)
+        recurrence_begins(Stream("second"))  # that of a later layer
+        beside(work, U, E)
+    assert TOLD == [
+        "third waits for where first was",
+        "work on third, awaited by first",
+        "first waits for third",
+        "read on first",
+    ]
+    assert awaited_by() is None
+
+
+class Watched(nn.Parameter):
+    """Tells where a view of it is made."""
+
+    def view_as(self, other):
+        TOLD.append(f"viewed on {torch.cuda.current_stream().name}")
+        return super().view_as(other)
+
+
+def test_gradients_reach_parameters_by_views_of_the_first_stream(first):
+    E, seen = Watched(torch.ones(3)), []
+
+    def twice(view):
+        seen.append(view)
+        result = 2 * view
+        result.record_stream = lambda stream: None
+        return result
+
+    with room_for([E]):
+        beside(twice, E).sum().backward()
+        recurrence_begins(first)
+        beside(twice, E).sum().backward()
+    assert seen[0] is E
+    assert seen[1] is not E
+    assert seen[1].data_ptr() == E.data_ptr()
+    assert "viewed on first" in TOLD
+    assert E.grad.tolist() == [4.0, 4.0, 4.0]
+
+
+def test_the_first_stream_waits_for_work_that_fails(first):
+    def fail(E):
+        raise KeyError
+
+    E = nn.Parameter(torch.ones(3))
+    with room_for([E]):
+        recurrence_begins(first)
+        with pytest.raises(KeyError):
+            beside(fail, E)
+    assert TOLD[-1] == "first waits for third"
+    assert awaited_by() is None
+
+
+def test_what_was_made_or_written_since_is_not_read_too_early(first):
+    E, made = nn.Parameter(torch.ones(3)), torch.ones(3)
+    with room_for([E]):
+        recurrence_begins(first)
+        beside(work, E, made)
+        with torch.no_grad():
+            E.mul_(2)
+        beside(work, E)
+    assert TOLD == 2 * ALONE
+
+
+def test_without_a_recurrence_nothing_is_beside(first, monkeypatch):
+    E = nn.Parameter(torch.ones(3))
+    beside(work, E)
+    recurrence_begins(first)
+    beside(work, E)
+    with room_for([E]):
+        beside(work, E)
+    beside(work, E)
+    with room_for([E]):  # launched
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+        recurrence_begins(first)
+        beside(work, E)
+    assert TOLD == 5 * ALONE
+
+
+def test_a_room_outlives_its_recording_in_vain(first, monkeypatch):
+    E = nn.Parameter(torch.ones(3))
+    with room_for([E]):
+        recurrence_begins(first)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+        beside(work, E)
+    assert TOLD == ALONE
+
+
+def test_parameters_that_count_no_writes_are_not_known(first):
+    with torch.inference_mode():
+        E = nn.Parameter(torch.ones(3), requires_grad=False)
+    with room_for([E]):
+        recurrence_begins(first)
+        beside(work, E)
+    assert TOLD == ALONE
+
+
+def test_a_recording_that_has_forked_is_left_alone(first):
+    E = nn.Parameter(torch.ones(3))
+    with room_for([E]):
+        recurrence_begins(Stream("another"))
+        beside(work, E)
+    assert TOLD == ALONE
+
+
+def test_gradients_may_go_back_to_the_first_stream(first):
+    with on_stream(Stream("other"), [Result()]):
+        work()
+    assert TOLD == [
+        "other waits for first",
+        "work on other, awaited by None",
+        "first waits for other",
+        "read on other",
+    ]
+    TOLD.clear()
+    with on_stream(None, [Result()]):
+        work()
+    assert TOLD == ALONE
+
+
+@pytest.mark.parametrize(("begun", "blocks"), [(False, 132), (True, 44)])
+def test_labels_leave_room_for_the_recurrence_beside_them(begun, blocks, first, monkeypatch):
+    properties = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    E, found = nn.Parameter(torch.ones(3)), []
+
+    def counted(E):
+        found.append(label_encoder_chain._blocks(E.device, tiles=260))
+        return Result()
+
+    with room_for([E]):
+        if begun:
+            recurrence_begins(first)
+        beside(counted, E)
+    assert found == [blocks]
+
+
+@pytest.mark.parametrize(
+    ("way", "labels", "gains"),
+    [
+        ("ChainEncode", 33_278, True),
+        ("FusedEncode", 10_000, True),
+        ("FusedEncode", 33_278, False),
+        ("PointwiseEncode", 100, False),
+    ],
+)
+def test_what_was_not_measured_beside_a_recurrence_stays_behind_it(way, labels, gains, monkeypatch):
+    function = type(way, (), {})
+    monkeypatch.setattr(label_encoder, "_function", lambda *given: function)
+    options = {"activation": "sigmoid", "dropout_at": "input", "residual": True}
+    masks = {"residual_between": False, "drops": True, "locked": True}
+    E = torch.empty(labels, 8, device="meta")
+    assert label_encoder.gains_beside(E, 2, **options, **masks) is gains
+
+
+def layer_and_model(locked):
+    torch.manual_seed(0)
+    embedding = nn.Embedding(700, 64)
+    layer = DeepResidual(embedding, depth=3, dropout=0.5, locked=locked)
+    return LanguageModel(AwdLstm(embedding, hidden_size=96, layers=2), layer).cuda()
+
+
+@pytest.mark.gpu
+@needs_hopper
+@pytest.mark.parametrize("late", [None, "labels", "recurrence"])
+@pytest.mark.parametrize("locked", [True, False])
+def test_recorded_labels_have_the_bits_of_launched_ones(locked, late, monkeypatch):
+    model = layer_and_model(locked)
+    ids = torch.randint(700, (13, 4), device="cuda")
+    parameters, state, streams = list(model.parameters()), model.initial_state(4), []
+
+    def watched(place, name, slow=False):
+        whole = getattr(place, name)
+
+        def run(*given, **options):
+            if slow:
+                torch.cuda._sleep(3_000_000)
+            streams.append(torch.cuda.current_stream())
+            return whole(*given, **options)
+
+        monkeypatch.setattr(place, name, run)
+
+    watched(lstm_layers_forward, "run_forward", late == "recurrence")
+    watched(deep_residual, "encode_labels", late == "labels")
+    watched(label_encoder_chain, "_gradients")
+
+    def step():
+        streams.clear()
+        with autocast_to(ids.device, torch.bfloat16), room_for(parameters):
+            loss = model(ids[:-1], ids[1:], state, check=False)
+        return [loss.nll, *torch.autograd.grad(loss.total, parameters)]
+
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        step()
+    assert set(streams) == {aside}
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=aside):
+        replayed = step()
+    first, second, labels, *gradients = streams
+    assert first == second == aside
+    assert labels != aside
+    assert gradients == ([] if locked else [aside])  # in one launch, or map after map
+    for seed in (1, 2, 3):
+        torch.manual_seed(seed)
+        graph.replay()
+        torch.manual_seed(seed)
+        launched = step()
+        assert all(torch.equal(a, b) for a, b in zip(replayed, launched, strict=True))
+
+
+@pytest.mark.gpu
+@needs_hopper
+@pytest.mark.parametrize("locked", [True, False])
+def test_recordings_share_their_memory_and_torch_has_nothing_to_warn_of(locked):
+    model = layer_and_model(locked)
+    ids = torch.randint(700, (13, 4), device="cuda")
+    parameters, state = list(model.parameters()), model.initial_state(4)
+    graphs = Graphs(ids.device, instead="do without")
+
+    def step():
+        with autocast_to(ids.device, torch.bfloat16), room_for(parameters):
+            model(ids[:-1], ids[1:], state, check=False).total.backward()
+        for each in parameters:
+            each.grad = None
+
+    def reserved():
+        graphs.record(step)
+        return torch.cuda.memory_reserved()
+
+    always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*AccumulateGrad")
+            graphs.warm_up(step)
+            some = max(reserved() for _ in range(3))
+            assert max(reserved() for _ in range(6)) == some
+    finally:
+        torch.set_warn_always(always)
+
+
+@pytest.mark.gpu
+@needs_hopper
+@pytest.mark.parametrize("locked", [True, False])
+def test_labels_may_be_checkpointed(locked):
+    layer = layer_and_model(locked).layer
+    hidden = torch.randn(5, 64, device="cuda")
+    with torch.autocast("cuda", torch.bfloat16):
+        torch.manual_seed(1)
+        plain = torch.autograd.grad(layer(hidden).sum(), layer.embedding.weight)
+        torch.manual_seed(1)
+        again = checkpoint(layer, hidden, use_reentrant=False)
+    (found,) = torch.autograd.grad(again.sum(), layer.embedding.weight)
+    assert torch.equal(found, plain[0])

@@ -1,0 +1,87 @@
+"""Second and third streams are others, and a second is waited for however its work ends."""
+
+from itertools import cycle
+
+import pytest
+import torch
+
+from drill.kernels.runtime import streams as second_stream
+
+
+class Stream:
+    """One of a pool, as PyTorch hands them out; notes whom it waits for."""
+
+    pool = cycle([0])
+
+    def __init__(self, device):
+        self.device_index, self.cuda_stream = 0, next(Stream.pool)
+        self.waited_for = []
+
+    def wait_stream(self, other):
+        self.waited_for.append(other.cuda_stream)
+
+
+def forget():
+    second_stream._second_to.cache_clear()
+    second_stream._third_to.cache_clear()
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(Stream, "pool", cycle([7, 8, 9, 10]))
+    forget()
+    yield
+    forget()
+
+
+def test_the_second_is_not_the_first(streams):
+    first = Stream("cuda")  # 7, and the next ones are taken by others
+    for _ in range(3):
+        Stream("cuda")
+    with second_stream.second_stream(first) as second:
+        assert second.cuda_stream == 8
+    with second_stream.second_stream(first) as again:
+        assert again is second
+    third = second_stream.third_stream(first)
+    assert third.cuda_stream == 9
+    assert second_stream.third_stream(first) is third
+
+
+def test_no_stream_is_taken_before_it_is_needed(streams):
+    first = Stream("cuda")
+    with second_stream.second_stream(first):
+        pass
+    assert Stream("cuda").cuda_stream == 9
+    for _ in range(2):  # 10, and the first again
+        Stream("cuda")
+    assert second_stream.third_stream(first).cuda_stream == 9  # neither 8, which is the second
+
+
+def test_a_failure_is_not_hidden_by_a_recording_that_it_broke(streams, monkeypatch):
+    first = Stream("cuda")
+
+    def broken(other):
+        raise RuntimeError("the recording is broken")
+
+    def fail():
+        with second_stream.second_stream(first):
+            monkeypatch.setattr(first, "wait_stream", broken)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+
+
+def test_each_waits_for_the_other_even_where_something_fails(streams):
+    first, waits = Stream("cuda"), []
+
+    def fail():
+        with second_stream.second_stream(first) as second:
+            waits.append((list(first.waited_for), list(second.waited_for)))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert waits == [([], [7])]
+    assert first.waited_for == [8]

@@ -1,0 +1,118 @@
+"""Products under autocast whose weights get gradients in float32."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from drill.kernels.runtime.dispatch import compute_dtype
+from drill.kernels.transformer import autocast_linear as kernels_product
+from drill.kernels.transformer.autocast_linear import cast_together, products
+from drill.kernels.transformer.autocast_linear import product as of_weights
+
+both_devices = pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+)
+
+
+def product(x, weight, bias=None):
+    (weights,) = cast_together([(weight, bias)], compute_dtype(x))
+    return of_weights(x, weights)
+
+
+def problem(device: str, biased: bool) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    shapes = [(3, 21, 16), (24, 16), *([(24,)] if biased else [])]
+    return [torch.randn(shape, device=device).requires_grad_() for shape in shapes]
+
+
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("half", [True, False], ids=["half", "float32"])
+@both_devices
+def test_gradients_of_weights_are_not_rounded_to_half_precision(device, biased, half):
+    given = problem(device, biased)
+    if half:
+        given[0] = given[0].detach().bfloat16().requires_grad_()
+    weight = torch.randn(3, 21, 24, device=device).bfloat16()
+    with torch.autocast(device, torch.bfloat16):
+        found, plain = product(*given), F.linear(*given)
+        ours = torch.autograd.grad(found, given, weight)
+        theirs = torch.autograd.grad(plain, given, weight)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found, plain)
+    assert [each.dtype for each in ours] == [each.dtype for each in given]
+    rows, read = (each.detach().double().flatten(0, 1) for each in (weight, given[0].bfloat16()))
+    torch.testing.assert_close(ours[0], theirs[0], rtol=0.02, atol=0.02)
+    exact = [rows.t() @ read, rows.sum(0)]
+    for sharp, blunt, truth in zip(ours[1:], theirs[1:], exact, strict=False):
+        torch.testing.assert_close(sharp.double(), truth, rtol=1e-5, atol=1e-5)
+        assert (blunt.double() - truth).norm() > 10 * (sharp.double() - truth).norm()
+
+
+@both_devices
+def test_without_autocast_it_is_linear(device):
+    given = problem(device, True)
+    assert torch.equal(product(*given), F.linear(*given))
+
+
+@both_devices
+def test_what_is_frozen_has_no_gradient(device):
+    x, weight, bias = problem(device, True)
+    with torch.autocast(device, torch.bfloat16):
+        product(x.detach(), weight, bias.detach()).sum().backward()
+        product(x, weight.detach(), bias).sum().backward()
+    assert all(each.grad is not None for each in (x, weight, bias))
+    with torch.autocast(device, torch.bfloat16):
+        x = x.detach()
+        assert not product(x, weight.detach()).requires_grad
+
+
+@both_devices
+def test_weights_are_cast_together_and_those_of_that_dtype_left(device):
+    _, weight, bias = problem(device, True)
+    half = weight.detach().bfloat16()
+    first, second = cast_together([(weight, bias), (half, None)], torch.bfloat16)
+    assert torch.equal(first.half, weight.bfloat16())
+    assert torch.equal(first.half_bias, bias.bfloat16())
+    assert first.weight is weight
+    assert not first.half.requires_grad
+    assert second.half is half
+    assert second.half_bias is None
+
+
+@pytest.mark.parametrize("half", [True, False], ids=["half", "float32"])
+@both_devices
+def test_several_products_of_one_are_those_of_each(device, half):
+    torch.manual_seed(0)
+    x = torch.randn(3, 21, 16, device=device).requires_grad_()
+    maps = [(torch.randn(o, 16, device=device), torch.randn(o, device=device)) for o in (24, 8, 40)]
+    leaves = [x, *(each.requires_grad_() for pair in maps for each in pair)]
+    weights = cast_together(maps, torch.bfloat16 if half else torch.float32)
+    given = [torch.randn(3, 21, o, device=device).to(weights[0].half.dtype) for o in (24, 8, 40)]
+    together, apart = products(x, weights), [of_weights(x, each) for each in weights]
+    for found, expected in zip(together, apart, strict=True):
+        torch.testing.assert_close(found, expected)
+    found = torch.autograd.grad(together, leaves, given)
+    expected = torch.autograd.grad(apart, leaves, given)
+    assert [each.dtype for each in found] == [torch.float32] * len(leaves)
+    torch.testing.assert_close(found[0], expected[0], rtol=0.02, atol=0.2 if half else 1e-4)
+    torch.testing.assert_close(found[1:], expected[1:], rtol=1e-5, atol=1e-4)
+
+
+@both_devices
+def test_several_products_of_what_is_frozen(device):
+    x, weight, bias = problem(device, True)
+    maps = [(weight, bias), (weight.detach(), bias.detach())]
+    weights = cast_together(maps, torch.bfloat16)
+    (sum(products(x.detach(), weights))).sum().backward()
+    assert x.grad is None
+    assert weight.grad.abs().sum() > 0
+    assert bias.grad.abs().sum() > 0
+
+
+def test_no_product_is_made_for_weights_that_are_all_frozen(monkeypatch):
+    x, weight, bias = problem("cpu", True)
+    weights = cast_together([(weight.detach(), bias), (weight.detach(), bias)], torch.bfloat16)
+    monkeypatch.setattr(kernels_product, "_wide", None)  # would make it
+    sum(products(x, weights)).sum().backward()
+    assert x.grad.abs().sum() > 0
+    assert bias.grad.tolist() == [2.0 * 3 * 21] * 24

@@ -1,0 +1,374 @@
+"""A residual and its norm in one pass, relu and dropout in one pass: against float64."""
+
+from itertools import product
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from drill.kernels.runtime.dispatch import TRITON_INSTALLED
+from drill.kernels.runtime.dropout_masks import drawn_seeds
+from drill.kernels.transformer.autocast_linear import cast_together
+from drill.kernels.transformer.autocast_linear import product as matrix_product
+from drill.kernels.transformer.relu_dropout import relu_dropout
+from drill.kernels.transformer.residual_norm import choose_sublayer, residual_norm
+from tests.kernels.places import every_device
+
+needs_triton = pytest.mark.skipif(not TRITON_INSTALLED, reason="Triton is not installed")
+# dtype of the residual and that of products: plain, autocast, a model in half precision.
+every_dtype = pytest.mark.parametrize(
+    ("dtype", "half"),
+    [
+        (torch.float32, torch.float32),
+        (torch.float32, torch.bfloat16),
+        (torch.float32, torch.float16),
+        (torch.bfloat16, torch.bfloat16),
+    ],
+    ids=str,
+)
+SHAPES = {
+    "cpu": [(1, 12), (5, 7, 12), (3, 23, 40)],
+    "cuda": [*product((1, 67, 4096), (12, 256, 512, 1024))],
+}
+DROPOUT = 0.3
+
+
+def problem(shape: tuple[int, ...], dtype, half, device) -> list[Tensor]:
+    """x, y, b, gamma and beta."""
+    torch.manual_seed(0)
+    width = shape[-1]
+    x, y = (torch.randn(shape, device=device).to(kind) for kind in (dtype, half))
+    vectors = [torch.randn(width, device=device).to(dtype) for _ in range(3)]
+    return [x * 2 + 1, y, *vectors]
+
+
+def formula(given: list[Tensor], mask: Tensor, carry_norm: bool) -> tuple[Tensor, Tensor]:
+    x, y, b, gamma, beta = given
+    r = x + mask * (y + b)
+    n = F.layer_norm(r, r.shape[-1:], gamma, beta)
+    return n if carry_norm else r, n
+
+
+def kernel(given: list[Tensor], half, dropout: float, carry_norm: bool) -> tuple[Tensor, Tensor]:
+    x, y, b, gamma, beta = given
+    return residual_norm(
+        x, y, gamma, beta, y_bias=b, dropout=dropout, carry_norm=carry_norm, dtype=half,
+        impl="triton",
+    )  # fmt: skip
+
+
+def drawn(shape: tuple[int, ...], dropout: float, device: str) -> Tensor:
+    """The mask that a seed gives: what is left of ones."""
+    torch.manual_seed(1)
+    x, ones = torch.zeros(shape, device=device), torch.ones(shape[-1], device=device)
+    return residual_norm(x, x + 1, ones, ones, dropout=dropout, impl="triton")[0].double()
+
+
+def differentiated(function, given: list[Tensor], weights: list[Tensor]) -> list[Tensor]:
+    leaves = [each.detach().requires_grad_() for each in given]
+    out = function(leaves)
+    return [*(each.detach() for each in out), *torch.autograd.grad(out, leaves, weights)]
+
+
+@needs_triton
+@pytest.mark.parametrize("dropout", [0.0, DROPOUT])
+@pytest.mark.parametrize("carry_norm", [False, True], ids=["pre", "post"])
+@every_dtype
+@every_device
+def test_a_residual_and_its_norm_are_those_of_the_formula(
+    device, dtype, half, carry_norm, dropout, nan_in_fresh_memory
+):
+    for shape in SHAPES[device]:
+        given = problem(shape, dtype, half, device)
+        mask = drawn(shape, dropout, device)
+        weights = [torch.randn(shape, device=device).to(kind) for kind in (dtype, half)]
+        truth = differentiated(
+            lambda leaves, mask=mask: formula(leaves, mask, carry_norm),
+            [each.double() for each in given],
+            [each.double() for each in weights],
+        )
+        torch.manual_seed(1)
+        found = differentiated(
+            lambda leaves: kernel(leaves, half, dropout, carry_norm), given, weights
+        )
+        kinds = [dtype, half, dtype, half, dtype, dtype, dtype]
+        for exact, ours, kind in zip(truth, found, kinds, strict=True):
+            assert ours.dtype == kind
+            # In half precision r is rounded before it is normed. Triton's interpreter cuts off.
+            coarse = dtype if kind == torch.float32 else kind
+            assert (ours.double() - exact).norm() <= 4 * torch.finfo(coarse).eps * exact.norm()
+
+
+@needs_triton
+@every_device
+def test_the_first_norm_of_a_stack_has_nothing_to_add(device):
+    for shape in SHAPES[device]:
+        x, _, _, gamma, beta = problem(shape, torch.float32, torch.float32, device)
+        weights = [torch.randn(shape, device=device) for _ in range(2)]
+
+        def ours(leaves):
+            return residual_norm(leaves[0], None, *leaves[1:], impl="triton")
+
+        def plain(leaves):
+            return leaves[0] * 1, F.layer_norm(leaves[0], leaves[1].shape, *leaves[1:])
+
+        found = differentiated(ours, [x, gamma, beta], weights)
+        doubles = [each.double() for each in (x, gamma, beta)]
+        truth = differentiated(plain, doubles, [each.double() for each in weights])
+        for exact, each in zip(truth, found, strict=True):
+            assert (each.double() - exact).norm() <= 3e-7 * exact.norm()
+
+
+def close_in(half: torch.dtype, found: Tensor, expected: Tensor) -> None:
+    """A product of another layout may sum in another order."""
+    bound = 1e-4 if half == torch.float32 else 0.02
+    torch.testing.assert_close(found, expected, rtol=bound, atol=bound)
+
+
+@needs_triton
+@pytest.mark.parametrize("half", [torch.float32, torch.bfloat16], ids=str)
+@every_device
+def test_a_map_still_to_be_applied_is_a_product_before(device, half):
+    """Outputs and all gradients, of the map too, which are in its own dtype."""
+    torch.manual_seed(4)
+    shapes = ((3, 23, 40), (3, 23, 24), (40, 24), (40,), (40,), (40,))
+    x, y, matrix, b, gamma, beta = (
+        torch.randn(shape, device=device).requires_grad_() for shape in shapes
+    )
+    (weights,) = cast_together([(matrix, b)], half)
+    given = [torch.randn(3, 23, 40, device=device).to(kind) for kind in (torch.float32, half)]
+
+    def both(inside, y_map):
+        torch.manual_seed(1)
+        out = residual_norm(
+            x, inside, gamma, beta, y_map=y_map, y_bias=b, dropout=DROPOUT, dtype=half,
+            impl="triton",
+        )  # fmt: skip
+        leaves = [x, y, matrix, b, gamma, beta]
+        return [*out, *torch.autograd.grad(out, leaves, given)]
+
+    apart = both(matrix_product(y, weights._replace(bias=None, half_bias=None)), None)
+    together = both(y, weights)
+    assert [each.dtype for each in together] == [each.dtype for each in apart]
+    for found, expected in zip(together, apart, strict=True):
+        close_in(half, found, expected)
+
+
+@needs_triton
+@pytest.mark.parametrize("half", [torch.float32, torch.bfloat16], ids=str)
+@every_device
+def test_a_map_before_relu_is_a_product_before(device, half):
+    torch.manual_seed(4)
+    shapes = ((3, 23, 24), (40, 24), (40,))
+    x, matrix, b = (torch.randn(shape, device=device).requires_grad_() for shape in shapes)
+    (weights,) = cast_together([(matrix, b)], half)
+    given = torch.randn(3, 23, 40, device=device).to(half)
+
+    def both(inside, x_map):
+        torch.manual_seed(1)
+        out = relu_dropout(inside, b, DROPOUT, x_map=x_map, impl="triton")
+        return [out, *torch.autograd.grad(out, [x, matrix, b], given)]
+
+    apart = both(matrix_product(x, weights._replace(bias=None, half_bias=None)), None)
+    for found, expected in zip(both(x, weights), apart, strict=True):
+        close_in(half, found, expected)
+
+
+@needs_triton
+@every_device
+def test_a_seed_that_is_given_decides_what_is_dropped(device):
+    x, ones = torch.zeros(64, 40, device=device), torch.ones(40, device=device)
+
+    def dropped(seed):
+        return residual_norm(x, x + 1, ones, ones, dropout=0.5, seed=seed, impl="triton")[0]
+
+    first, second = drawn_seeds(2, x.device)
+    assert torch.equal(dropped(first), dropped(first))
+    assert not torch.equal(dropped(first), dropped(second))
+    sure = relu_dropout(x + 1, ones, 0.5, seed=first, impl="triton")
+    assert torch.equal(sure, relu_dropout(x + 1, ones, 0.5, seed=first, impl="triton"))
+    assert not torch.equal(sure, relu_dropout(x + 1, ones, 0.5, seed=second, impl="triton"))
+
+
+@needs_triton
+@pytest.mark.parametrize("used", ["carried", "read"])
+@pytest.mark.parametrize("carry_norm", [False, True], ids=["pre", "post"])
+@every_device
+def test_what_nobody_uses_has_no_part_in_gradients(device, carry_norm, used):
+    shape = (9, 24)
+    given = problem(shape, torch.float32, torch.bfloat16, device)
+    weight = torch.randn(shape, device=device)
+    mask, place = torch.ones((), device=device), ["carried", "read"].index(used)
+
+    def gradients(function, given):
+        leaves = [each.detach().requires_grad_() for each in given]
+        (function(leaves)[place].double() * weight).sum().backward()
+        return [each.grad for each in leaves]
+
+    found = gradients(lambda leaves: kernel(leaves, torch.bfloat16, 0.0, carry_norm), given)
+    truth = gradients(lambda leaves: formula(leaves, mask, carry_norm), [g.double() for g in given])
+    for ours, exact in zip(found, truth, strict=True):
+        exact = torch.zeros_like(ours).double() if exact is None else exact
+        assert (ours.double() - exact).norm() <= 0.01 * exact.norm()
+
+
+@needs_triton
+@every_device
+def test_a_seed_gives_the_same_bits_and_the_next_draw_other_ones(device):
+    shape = (140, 40) if device == "cpu" else (5000, 512)  # several programs
+    given = problem(shape, torch.float32, torch.bfloat16, device)
+    weights = [torch.randn(shape, device=device) for _ in range(2)]
+    weights[1] = weights[1].bfloat16()
+
+    def once():
+        return differentiated(
+            lambda leaves: kernel(leaves, torch.bfloat16, 0.3, False), given, weights
+        )
+
+    torch.manual_seed(5)
+    first, other = once(), once()
+    torch.manual_seed(5)
+    again = once()
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not torch.equal(first[0], other[0])
+
+
+@needs_triton
+@pytest.mark.parametrize("width", [12, 40, 1024])
+@every_device
+def test_dropout_keeps_its_share_of_every_place(device, width):
+    rows = 4096 if device == "cuda" else 20_000 // width
+    mask = drawn((rows, width), 0.1, device)
+    kept = mask > 0
+    torch.testing.assert_close(mask[kept], torch.full_like(mask[kept], 1 / 0.9))
+    count = rows * width
+    assert abs(kept.double().mean().item() - 0.9) < 4 * (0.09 / count) ** 0.5
+    for axis, size in ((0, rows), (1, width)):  # no column and no row is favoured
+        assert (kept.double().mean(axis) - 0.9).abs().max() < 6 * (0.09 / size) ** 0.5
+    neighbours = (kept[:, 1:] == kept[:, :-1]).double().mean().item()
+    assert abs(neighbours - 0.82) < 5 * (0.15 / count) ** 0.5
+
+
+@needs_triton
+@pytest.mark.parametrize("dropout", [0.0, DROPOUT])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@every_device
+def test_relu_and_dropout_are_those_of_the_formula(device, dtype, dropout, nan_in_fresh_memory):
+    for shape in [(1, 12), (3, 23, 40), (70, 300)] if device == "cpu" else [(67, 12), (4096, 2048)]:
+        torch.manual_seed(2)
+        x, weight = (torch.randn(shape, device=device).to(dtype) for _ in range(2))
+        bias = torch.randn(shape[-1], device=device)
+        x, bias = x.requires_grad_(), bias.requires_grad_()
+        torch.manual_seed(1)
+        sure = relu_dropout(torch.ones_like(x), torch.zeros_like(bias), dropout, impl="triton")
+        torch.manual_seed(1)
+        y = relu_dropout(x, bias, dropout, impl="triton")
+        dx, db = torch.autograd.grad(y, [x, bias], weight)
+        mask = (sure > 0).double() / (1 - dropout)
+        exact_x, exact_bias = (each.detach().double().requires_grad_() for each in (x, bias))
+        exact = (exact_x + exact_bias).relu() * mask
+        truth = torch.autograd.grad(exact, [exact_x, exact_bias], weight.double())
+        eps = 2 * torch.finfo(dtype).eps
+        assert (y.double() - exact).norm() <= eps * exact.norm()
+        assert y.dtype == dx.dtype == dtype
+        assert (dx.double() - truth[0]).norm() <= eps * truth[0].norm()
+        assert db.dtype == torch.float32
+        assert (db.double() - truth[1]).norm() <= 1e-6 * truth[1].norm()
+
+
+@needs_triton
+@every_device
+def test_nan_stays_nan(device):
+    x = torch.zeros(4, 16, device=device)
+    x[1, 3] = torch.nan
+    ones = torch.ones(16, device=device)
+    assert relu_dropout(x, ones, 0.0, impl="triton").isnan().sum() == 1
+    r, n = residual_norm(x, x, ones, ones, impl="triton")
+    assert r.isnan().sum() == 1
+    assert n.isnan().any(1).tolist() == [False, True, False, False]
+
+
+@needs_triton
+@every_device
+def test_no_rows_cost_nothing(device):
+    x, ones = torch.zeros(0, 3, 16, device=device), torch.ones(16, device=device)
+    leaves = [each.requires_grad_() for each in (x, ones)]
+    r, n = residual_norm(x, x, ones, ones, y_bias=ones, impl="triton")
+    y = relu_dropout(x, ones, 0.1, impl="triton")
+    assert r.shape == n.shape == y.shape == x.shape
+    d_x, d_ones = torch.autograd.grad((r + n + y).sum(), leaves)
+    assert d_x.shape == x.shape
+    assert not d_ones.any()
+
+
+@pytest.mark.parametrize("carry_norm", [False, True], ids=["pre", "post"])
+def test_plain_pytorch_has_the_gradients_of_its_formula(carry_norm):
+    torch.manual_seed(0)
+    leaves = [
+        torch.randn(shape, dtype=torch.float64) for shape in ((3, 6), (3, 6), (6,), (6,), (6,))
+    ]
+
+    def plain(*given):
+        x, y, b, gamma, beta = given
+        return residual_norm(x, y, gamma, beta, y_bias=b, carry_norm=carry_norm)
+
+    leaves = [leaf.requires_grad_() for leaf in leaves]
+    assert torch.autograd.gradcheck(plain, leaves)
+    expected = formula(leaves, torch.ones(()), carry_norm)
+    torch.testing.assert_close(plain(*leaves), expected, rtol=0, atol=0)
+    assert torch.autograd.gradcheck(lambda x, b: relu_dropout(x, b, 0.0), leaves[1:3])
+
+
+def test_plain_pytorch_applies_a_map_first():
+    torch.manual_seed(0)
+    x, y, matrix, b, gamma, beta = (
+        torch.randn(shape, dtype=torch.float64)
+        for shape in ((3, 6), (3, 4), (6, 4), (6,), (6,), (6,))
+    )
+    (weights,) = cast_together([(matrix, b)], torch.float64)
+    found = residual_norm(x, y, gamma, beta, y_map=weights, y_bias=b)
+    expected = residual_norm(x, y @ matrix.t(), gamma, beta, y_bias=b)
+    torch.testing.assert_close(found, expected)
+    inside = relu_dropout(y, b, 0.0, x_map=weights)
+    torch.testing.assert_close(inside, (y @ matrix.t() + b).relu())
+
+
+def test_what_the_kernels_cannot_serve_is_refused_by_name_and_served_by_auto():
+    x, ones = torch.randn(4, 6, dtype=torch.float64), torch.ones(6, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r'impl="triton": .*; use impl="reference" or impl="auto"'):
+        residual_norm(x, x, ones, ones, impl="triton")
+    with pytest.raises(ValueError, match=r'impl="triton": .*; use impl="reference" or impl="auto"'):
+        relu_dropout(x, ones, 0.0, impl="triton")
+    assert choose_sublayer("auto", x) == ("reference", "made for CUDA devices, not cpu")
+    assert choose_sublayer("reference", x) == ("reference", "asked for")
+
+
+@needs_triton
+@every_device
+def test_vectors_may_lie_apart_in_memory(device):
+    """As columns of a matrix: the entries of a vector are not neighbours."""
+    given = problem((9, 24), torch.float32, torch.float32, device)
+    columns = [*given[:2], *torch.stack(given[2:], 1).unbind(1)]
+    assert not any(each.is_contiguous() for each in columns[2:])
+    weights = [torch.randn(9, 24, device=device) for _ in range(2)]
+
+    def both(leaves):
+        return *kernel(leaves, torch.float32, 0.0, False), relu_dropout(
+            leaves[1], leaves[2], 0.0, impl="triton"
+        )
+
+    found, expected = (
+        differentiated(both, each, [*weights, weights[0]]) for each in (columns, given)
+    )
+    assert all(torch.equal(*each) for each in zip(found, expected, strict=True))
+
+
+@needs_triton
+@pytest.mark.gpu
+def test_a_gpu_takes_the_kernels_where_gradients_are_recorded():
+    x = torch.randn(4, 6, device="cuda")
+    assert choose_sublayer("auto", x)[0] == "triton"
+    with torch.no_grad():
+        assert choose_sublayer("auto", x) == ("reference", "no gradients are recorded")
+    assert choose_sublayer("auto", x.double())[0] == "reference"

@@ -1,0 +1,578 @@
+"""From settings to a run folder and back: own text, end to end."""
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+
+from drill import __version__
+from drill import tasks as run_training
+from drill.data import DataError, Vocabulary
+from drill.errors import CheckpointError, RunFolderError, SettingsError
+from drill.language_modeling import build
+from drill.language_modeling.build import language_model
+from drill.language_modeling.finetune import finetuning
+from drill.language_modeling.perplexity import perplexity
+from drill.language_modeling.run import load_run
+from drill.layers import LAYERS
+from drill.tasks import train_run
+from drill.training.device import commit, pick_device
+from drill.training.distributed import World
+from drill.training.loop import TRAINING_LOG, Outcome
+from drill.training.precision import effective
+from drill.training.run.folder import RunFolder
+from drill.training.settings import Settings, recipe, saved
+from tests.tiny_runs import all_of, interrupted_after, rows, text, unlike, weights
+
+SMALL = [
+    "encoder.width=8", "encoder.hidden_size=10", "training.bptt=10", "training.batch_size=4",
+    "training.epochs=2", "training.seed=3",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+    monkeypatch.setenv("DRILL_COMMIT", "0123abc")
+
+
+def write_texts(folder: Path) -> Path:
+    folder.mkdir()
+    for name, ids in zip(("train", "valid", "test"), text(), strict=True):
+        lines = (ids[i : i + 7] for i in range(0, len(ids), 7))
+        content = "\n".join(" ".join(f"w{word}" for word in line) for line in lines)
+        (folder / f"{name}.txt").write_text(content + "\n", encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def texts(tmp_path) -> Path:
+    return write_texts(tmp_path / "texts")
+
+
+def small(texts: Path, *changes: str, name: str = "ptb-drill-2") -> Settings:
+    return recipe(name, [f"data.corpus={texts}", *SMALL, *changes])
+
+
+def stopped(monkeypatch, settings: Settings, folder: Path, steps: int) -> None:
+    """Train, with Ctrl-C after ``steps`` steps."""
+    real = run_training.rule
+    with monkeypatch.context() as patch:
+        patch.setattr(run_training, "rule", lambda held: interrupted_after(steps, real(held)))
+        with pytest.raises(KeyboardInterrupt):
+            train_run(settings, folder, device="cpu")
+
+
+# -- a run and back -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_only_the_first_process_says_what_is_trained(tmp_path, texts, monkeypatch, first):
+    monkeypatch.setattr(run_training, "world", lambda device: nullcontext(World(rank=1 - first)))
+    monkeypatch.setattr(
+        run_training, "train", lambda *_, **__: Outcome(False, 1, 0, None, None, 0.0)
+    )
+    said: list[str] = []
+    train_run(small(texts), tmp_path / "run", device="cpu", opened=said.append)
+    assert len(said) == 2 * first
+
+
+def test_what_is_trained_is_said_before_a_text_is_read(tmp_path, texts, monkeypatch):
+    said: list[str] = []
+
+    def reading(**_):
+        assert said[0].startswith(f"training ptb-drill-2 in {tmp_path / 'run'}: deep-residual")
+        raise DataError("no text")
+
+    monkeypatch.setattr(build, "read_corpus", reading)
+    with pytest.raises(DataError, match="no text"):
+        train_run(small(texts), tmp_path / "run", device="cpu", opened=said.append)
+
+
+def test_from_python_a_run_says_on_stderr_what_it_does_unless_it_is_to_be_quiet(
+    tmp_path, texts, capsys
+):
+    train_run(small(texts), tmp_path / "run", device="cpu")
+    out, err = capsys.readouterr()
+    lines = err.splitlines()
+    assert (out, lines[0].split()[0], lines[1].split()[0]) == ("", "training", "cpu")
+    assert [line[:9] for line in lines if line.startswith("epoch")] == ["epoch 1/2", "epoch 2/2"]
+    train_run(small(texts, "training.epochs=3"), tmp_path / "run", device="cpu", quiet=True)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_own_text_end_to_end(tmp_path, texts):
+    settings = small(texts)
+    told = []
+    outcome = train_run(settings, tmp_path / "run", device="cpu", progress=told.append)
+    assert outcome.finished
+    assert [report.row["epoch"] for report in told if report.row] == [1, 2]
+    run = load_run(tmp_path / "run", device="cpu")
+    assert run.settings == settings
+    assert run.weights == "best"
+    assert not run.model.training
+    assert run.model.layer.label_weight is run.model.encoder.embedding.weight
+    assert run.vocabulary.words[:2] == ("w0", "w1")
+    assert perplexity(run.model, run.ids.test, batch_size=1, bptt=10) == outcome.test
+    assert {entry.name for entry in (tmp_path / "run").iterdir()} - {"tensorboard"} == {
+        ".lock", "best.safetensors", "environment.json", "last", "metrics.jsonl", "recipe.toml",
+        "vocabulary.json",
+    }  # fmt: skip
+
+
+def test_the_environment_of_a_run(tmp_path, texts):
+    train_run(small(texts, "training.precision=float32"), tmp_path / "run", device="cpu")
+    found = json.loads((tmp_path / "run" / "environment.json").read_text())
+    model = load_run(tmp_path / "run", device="cpu").model
+    assert found.pop("started").startswith("20")
+    assert found.pop("device")
+    assert isinstance(found.pop("command"), list)
+    assert [way.split(" ")[0] for way in found.pop("ways")] == ["LSTM", "labels", "loss", "steps"]
+    assert found == {
+        "drill": __version__,
+        "commit": "0123abc",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "precision": "float32",
+        "tf32": False,
+        "seed": 3,
+        "world_size": 1,
+        "working_folder": str(Path.cwd()),
+        "parameters": model.parameter_count(),
+        "vocabulary_size": len(load_run(tmp_path / "run").vocabulary),
+    }
+
+
+def test_the_same_command_resumes(tmp_path, texts, monkeypatch):
+    settings = small(texts)
+    train_run(settings, tmp_path / "whole", device="cpu")
+    stopped(monkeypatch, settings, tmp_path / "run", 14)
+    torch.manual_seed(99)
+    assert train_run(settings, tmp_path / "run", device="cpu").finished
+    assert unlike(all_of(tmp_path / "run"), all_of(tmp_path / "whole")) == []
+
+
+def test_a_run_goes_on_from_another_folder(tmp_path, texts, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    stopped(monkeypatch, small(Path(texts.name)), Path("run"), 14)
+    monkeypatch.chdir(texts)
+    assert train_run(small(Path(".")), tmp_path / "run", device="cpu").finished
+    monkeypatch.chdir("/")
+    assert len(load_run(tmp_path / "run", device="cpu").ids.test) > 0
+
+
+def test_a_run_that_does_not_tell_its_folder_looks_for_its_text_here(tmp_path, texts, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    train_run(small(Path(texts.name)), "run", device="cpu")
+    environment = tmp_path / "run" / "environment.json"
+    told = json.loads(environment.read_text())
+    for known in ({}, {"working_folder": "/nowhere"}):  # older; moved with its text
+        environment.write_text(json.dumps({**told, "working_folder": None} | known))
+        assert len(load_run("run", device="cpu").ids.test) > 0
+        assert train_run(small(Path(texts.name)), "run", device="cpu").finished
+    environment.write_text("[")
+    with pytest.raises(RunFolderError, match=r"environment.json: is no JSON object"):
+        _ = load_run("run", device="cpu").ids
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (["optimizer.name=adamw", "optimizer.schedule=cosine"], "changes its cosine schedule too"),
+        (["optimizer.name=adamw", "optimizer.schedule=one-cycle"], "changes its one-cycle"),
+        (["optimizer.name=adamw", "optimizer.schedule=constant"], None),
+        ([], None),
+    ],
+)
+def test_more_epochs_for_a_schedule_are_told_of(tmp_path, texts, caplog, changes, told):
+    def messages() -> list[str]:  # but for those on how little was learnt
+        return [each.getMessage() for each in caplog.records if each.name != TRAINING_LOG]
+
+    train_run(small(texts, *changes), tmp_path / "run", device="cpu")
+    train_run(small(texts, *changes), tmp_path / "run", device="cpu")
+    assert messages() == []
+    train_run(small(texts, *changes, "training.epochs=3"), tmp_path / "run", device="cpu")
+    assert len(messages()) == (told is not None)
+    if told is not None:
+        assert "training.epochs 2 -> 3" in messages()[0]
+        assert told in messages()[0]
+
+
+def test_one_seed_gives_one_run_whatever_was_drawn_before(tmp_path, texts):
+    for name in "ab":
+        torch.rand(ord(name))
+        train_run(small(texts), tmp_path / name, device="cpu")
+    train_run(small(texts, "training.seed=4"), tmp_path / "c", device="cpu")
+    assert unlike(all_of(tmp_path / "a"), all_of(tmp_path / "b")) == []
+    assert rows(tmp_path / "a") != rows(tmp_path / "c")
+
+
+def test_a_single_file_is_split(tmp_path, texts):
+    whole = tmp_path / "whole.txt"
+    whole.write_text("".join((texts / f"{n}.txt").read_text() for n in ("train", "valid", "test")))
+    settings = small(whole, "data.valid=0.2", "data.test=0.2", "data.minimum_count=2")
+    assert train_run(settings, tmp_path / "run", device="cpu").finished
+    assert "<unk>" in load_run(tmp_path / "run", device="cpu").vocabulary
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_every_layer_trains_and_comes_back(tmp_path, texts, layer):
+    own = {"adaptive": ["layer.cutoffs=[5, 20]"], "sampled": ["layer.samples=8"],
+           "mixture": ["layer.experts=2", "encoder.output_size=6"]}  # fmt: skip
+    settings = small(texts, f"layer.name={layer}", "training.epochs=1", *own.get(layer, []))
+    outcome = train_run(settings, tmp_path / "run", device="cpu")
+    run = load_run(tmp_path / "run", device="cpu")
+    assert type(run.model.layer) is LAYERS[layer]
+    assert perplexity(run.model, run.ids.valid, bptt=10) == outcome.valid
+
+
+# -- which weights --------------------------------------------------------------------------------
+
+
+def test_before_the_first_validation_the_last_weights_are_loaded(tmp_path, texts, monkeypatch):
+    stopped(monkeypatch, small(texts), tmp_path / "run", 3)
+    run = load_run(tmp_path / "run", device="cpu")
+    assert run.weights == "last"
+    last = weights(run.folder.last)
+    for name, p in run.model.named_parameters():
+        assert torch.equal(p, last[f"model/{name}"])
+    with pytest.raises(CheckpointError, match="there is no such checkpoint"):
+        load_run(tmp_path / "run", "best", device="cpu")
+
+
+def test_either_weights_on_request(tmp_path, texts):
+    train_run(small(texts), tmp_path / "run", device="cpu")
+    best, last = (load_run(tmp_path / "run", which, "cpu") for which in ("best", "last"))
+    assert (best.weights, last.weights) == ("best", "last")
+    held = weights(best.folder.best)
+    assert all(torch.equal(p, held[name]) for name, p in best.model.named_parameters())
+    held = weights(best.folder.last)
+    assert all(torch.equal(p, held[f"model/{name}"]) for name, p in last.model.named_parameters())
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+
+def test_other_settings_are_refused_but_for_epochs_and_saving(tmp_path, texts):
+    train_run(small(texts), tmp_path / "run", device="cpu")
+    before = all_of(tmp_path / "run")
+    with pytest.raises(RunFolderError, match=r"layer\.depth: 2 -> 3; training\.seed: 3 -> 5\)"):
+        train_run(small(texts, "layer.depth=3", "training.seed=5"), tmp_path / "run", device="cpu")
+    others = ["layer.depth=3", "layer.bias=false", "encoder.layers=2", "training.seed=5"]
+    with pytest.raises(RunFolderError, match="and 1 more"):
+        train_run(small(texts, *others), tmp_path / "run", device="cpu")
+    assert unlike(all_of(tmp_path / "run"), before) == []
+    more = small(texts, "training.epochs=3", "training.save_every=5")
+    assert train_run(more, tmp_path / "run", device="cpu").epoch == 3
+    assert saved(tmp_path / "run" / "recipe.toml") == more
+
+
+def test_a_run_that_never_began_holds_nobody_back(tmp_path, texts):
+    """A batch too large for the text is found after the folder is made."""
+    with pytest.raises(DataError, match="columns give"):
+        train_run(small(texts, "training.batch_size=4000"), tmp_path / "run", device="cpu")
+    with pytest.raises(SettingsError, match="clip is a positive number"):
+        train_run(small(texts, "optimizer.clip=-1"), tmp_path / "run", device="cpu")
+    assert train_run(small(texts), tmp_path / "run", device="cpu").finished
+    train_run(small(texts), tmp_path / "other", device="cpu")
+    assert unlike(all_of(tmp_path / "run"), all_of(tmp_path / "other")) == []
+
+
+@pytest.mark.parametrize("split", ["train", "valid", "test"])
+def test_a_changed_text_is_refused(tmp_path, texts, monkeypatch, split):
+    stopped(monkeypatch, small(texts), tmp_path / "run", 14)
+    before = all_of(tmp_path / "run")
+    path = texts / f"{split}.txt"
+    first, second, *rest = path.read_text().splitlines()
+    path.write_text("\n".join([second, first, *rest]) + "\n")  # the same words
+    with pytest.raises((DataError, RunFolderError), match="text has changed"):
+        train_run(small(texts), tmp_path / "run", device="cpu")
+    path.write_text("\n".join([first, second, *rest, "w1 w2 w3"]) + "\n")
+    with pytest.raises((DataError, RunFolderError), match="text has changed"):
+        train_run(small(texts), tmp_path / "run", device="cpu")
+    assert unlike(all_of(tmp_path / "run"), before) == []
+    path.write_text("\n".join([first, second, *rest]) + "\n")
+    assert train_run(small(texts), tmp_path / "run", device="cpu").finished
+
+
+def test_the_ids_of_a_run_are_those_of_its_text(tmp_path, texts):
+    train_run(small(texts), tmp_path / "run", device="cpu")
+    with (texts / "train.txt").open("a") as stream:
+        stream.write("w1 w2 w3\n")
+    with pytest.raises(DataError, match="was trained on another text"):
+        _ = load_run(tmp_path / "run", device="cpu").ids
+
+
+def test_a_folder_that_is_trained_in_is_refused(tmp_path, texts):
+    with (
+        RunFolder(tmp_path / "run").locked(),
+        pytest.raises(RunFolderError, match="another process is training here"),
+    ):
+        train_run(small(texts), tmp_path / "run", device="cpu")
+
+
+@pytest.mark.parametrize("damaged", ["header", "tensors"])
+def test_a_damaged_checkpoint_of_a_finished_run_is_answered_with_what_works(
+    tmp_path, texts, damaged
+):
+    folder = tmp_path / "run"
+    train_run(small(texts), folder, device="cpu")
+    last = RunFolder(folder).last
+    content = bytearray(last.read_bytes())
+    content[20 if damaged == "header" else -1] ^= 1
+    last.write_bytes(content)
+    mend = "restore it from a copy, give this run another --name, or remove its folder"
+    with pytest.raises(CheckpointError, match=f"{last}: is damaged.*; {mend}$"):
+        train_run(small(texts), folder, device="cpu")
+    shutil.rmtree(folder)
+    assert train_run(small(texts), folder, device="cpu").finished
+
+
+def test_a_damaged_checkpoint_of_an_unfinished_run_may_be_removed(tmp_path, texts, monkeypatch):
+    folder = tmp_path / "run"
+    stopped(monkeypatch, small(texts), folder, 5)
+    last = RunFolder(folder).last
+    last.write_bytes(b"none")
+    with pytest.raises(CheckpointError, match=r"from a copy, or remove it to start over$"):
+        train_run(small(texts), folder, device="cpu")
+    last.unlink()
+    assert train_run(small(texts), folder, device="cpu").finished
+
+
+def test_what_is_no_run_is_named(tmp_path):
+    for path in (tmp_path, tmp_path / "none"):
+        with pytest.raises(RunFolderError, match="holds no run"):
+            load_run(path)
+        with pytest.raises(RunFolderError, match="holds no run"):
+            finetuning(path)
+
+
+@pytest.mark.parametrize(
+    ("asked", "on_a_cpu"), [("tf32", "float32"), ("float32", "float32"), ("bfloat16", "bfloat16")]
+)
+def test_only_cuda_devices_have_tf32(asked, on_a_cpu):
+    assert effective(asked, torch.device("cuda:1")) == asked
+    assert effective(asked, torch.device("cpu")) == effective(asked, torch.device("mps"))
+    assert effective(asked, torch.device("cpu")) == on_a_cpu
+
+
+@pytest.mark.parametrize("name", ["cuda:99", "gpu", "", "cpu:x"])
+def test_a_device_that_is_not_there_is_named(name):
+    with pytest.raises(SettingsError, match=f"device {name}: cannot be used here"):
+        pick_device(name)
+    assert pick_device("cpu") == torch.device("cpu")
+
+
+@pytest.mark.parametrize(("rank", "index"), [(None, 0), ("3", 3)])
+def test_cuda_is_the_gpu_of_the_process(monkeypatch, rank, index):
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    if rank is not None:
+        monkeypatch.setenv("LOCAL_RANK", rank)
+    monkeypatch.setattr(torch, "zeros", lambda *_, device: None)
+    assert pick_device("cuda") == torch.device("cuda", index)
+    assert pick_device("cuda:1") == torch.device("cuda:1")
+
+
+def test_a_gpu_that_is_not_there_is_answered_with_what_is():
+    with pytest.raises(SettingsError, match=r"^device cuda:99: .*\); choose --device cpu$"):
+        pick_device("cuda:99")
+
+
+# -- finetuning -----------------------------------------------------------------------------------
+
+
+def test_the_settings_of_finetuning(tmp_path, texts):
+    changes = ("training.bptt=10", "optimizer.lr=7", "optimizer.clip=0.5")
+    settings = small(texts, *changes, "training.max_minutes=60")
+    train_run(settings, tmp_path / "run", device="cpu")
+    found = finetuning(tmp_path / "run")
+    assert found.recipe == "ptb-drill-2-finetune"
+    assert found.start == str(tmp_path / "run")
+    assert found.optimizer == {"name": "asgd", "lr": 7.0, "weight_decay": 1.2e-6, "clip": 0.5}
+    kept = (settings.data, settings.encoder, settings.layer)
+    assert (found.data, found.encoder, found.layer) == kept
+    changed = {"length_seed": 331, "length_cap": 20, "patience": 5, "baseline": True}
+    changed["max_minutes"] = None  # it has the time it takes
+    assert found.training == {**settings.training, **changed}
+    (tmp_path / "f.toml").write_text(found.to_toml())
+    assert saved(tmp_path / "f.toml") == found
+
+
+def test_finetuning_starts_from_the_best_weights_and_resumes_without_them(
+    tmp_path, texts, monkeypatch
+):
+    train_run(small(texts), tmp_path / "run", device="cpu")
+    given = load_run(tmp_path / "run", device="cpu")
+    before = perplexity(given.model, given.ids.valid, bptt=10)
+    settings = finetuning(tmp_path / "run")
+    train_run(settings, tmp_path / "whole", device="cpu")
+    first = rows(tmp_path / "whole")[0]
+    assert (first["epoch"], first["valid_loss"]) == (0, before.loss)
+    assert all(row["averaged"] for row in rows(tmp_path / "whole")[1:-1])
+    stopped(monkeypatch, settings, tmp_path / "fine", 14)
+    shutil.rmtree(tmp_path / "run")
+    assert train_run(settings, tmp_path / "fine", device="cpu").finished
+    assert unlike(all_of(tmp_path / "fine"), all_of(tmp_path / "whole")) == []
+
+
+def test_finetuning_needs_weights_and_the_same_words(tmp_path, texts):
+    train_run(small(texts), tmp_path / "run", device="cpu")
+    settings = finetuning(tmp_path / "run")
+    other = write_texts(tmp_path / "other")
+    with (other / "train.txt").open("a") as stream:
+        stream.write("another word\n")
+    elsewhere = settings.changed(data={"corpus": str(other)})
+    with pytest.raises(DataError, match="was trained with another vocabulary"):
+        train_run(elsewhere, tmp_path / "fine", device="cpu")
+    os.remove(tmp_path / "run" / "best.safetensors")
+    with pytest.raises(CheckpointError, match="no such checkpoint; train first"):
+        train_run(settings, tmp_path / "fine", device="cpu")
+
+
+def test_a_run_of_adamw_is_not_finetuned(tmp_path, texts):
+    """Its rate and its decay would be the end of averaged SGD."""
+    train_run(small(texts, name="demo-drill"), tmp_path / "run", device="cpu")
+    with pytest.raises(SettingsError, match="was trained with adamw"):
+        finetuning(tmp_path / "run")
+
+
+def test_finetuning_goes_on_whatever_its_start_is_called(tmp_path, texts, monkeypatch):
+    """From another folder, and where an older version kept the path as it was given."""
+    monkeypatch.chdir(tmp_path)
+    train_run(small(texts), "run", device="cpu")
+    settings = finetuning("run").changed(training={"epochs": 1})
+    assert settings.start == str(tmp_path / "run")
+    train_run(settings, "tuned", device="cpu")
+    recipe_file = tmp_path / "tuned" / "recipe.toml"
+    old = recipe_file.read_text().replace(f'start = "{tmp_path}/run"', 'start = "run"')
+    monkeypatch.chdir(texts)
+    for kept in (recipe_file.read_text(), old):
+        recipe_file.write_text(kept)
+        settings = finetuning(Path("../run")).changed(training={"epochs": 1})
+        assert train_run(settings, tmp_path / "tuned", device="cpu").finished
+    train_run(small(texts, "training.seed=4"), tmp_path / "other", device="cpu")
+    settings = finetuning(tmp_path / "other").changed(training={"epochs": 1, "seed": 3})
+    with pytest.raises(RunFolderError, match="start: "):
+        train_run(settings, tmp_path / "tuned", device="cpu")
+
+
+def test_a_lost_vocabulary_is_told_with_what_can_be_done(tmp_path, texts):
+    train_run(small(texts), tmp_path / "run", device="cpu")
+    (tmp_path / "run" / "vocabulary.json").unlink()
+    for use in (load_run, lambda folder, device: train_run(small(texts), folder, device=device)):
+        with pytest.raises(RunFolderError, match=r"vocabulary.json: is missing, .* train again"):
+            use(tmp_path / "run", device="cpu")
+
+
+def test_damaged_weights_are_told_with_those_that_are_left(tmp_path, texts):
+    train_run(small(texts), tmp_path / "run", device="cpu")
+    folder = RunFolder(tmp_path / "run")
+    folder.best.write_bytes(b"nothing")
+    with pytest.raises(CheckpointError, match=r"restore it from a copy or take --weights last$"):
+        load_run(folder.path, device="cpu")
+    assert load_run(folder.path, "last", device="cpu").weights == "last"
+    folder.last.write_bytes(b"nothing")
+    with pytest.raises(CheckpointError, match=r"restore it from a copy or take --weights best$"):
+        load_run(folder.path, "last", device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("optimizer.lr=-1", r"\[optimizer\]: .*lr"),
+        ("layer.dropout=2", r"^layer\.dropout: is a number in \[0, 1\), not 2\.0$"),
+        ("encoder.layers=0", r"^encoder\.layers: is a whole number of at least 1, not 0$"),
+    ],
+)
+def test_settings_are_checked_before_a_text_is_fetched(tmp_path, change, said, monkeypatch):
+    def fetched(*_: object, **__: object) -> None:
+        raise AssertionError("the text was read first")
+
+    monkeypatch.setattr(build, "read_corpus", fetched)
+    with pytest.raises(SettingsError, match=said):
+        train_run(recipe("ptb-drill-2", [change]), tmp_path / "run", device="cpu")
+
+
+def test_a_model_is_rehearsed_without_its_memory_and_without_a_compiler():
+    """Every layer over a million words, in a moment."""
+    code = (
+        "import sys, drill.language_modeling.build, drill.layers\n"
+        "from drill.training.settings import recipe\n"
+        "for name in drill.layers.LAYERS:\n"
+        "    changes = ['layer.cutoffs=[100, 1000]'] if name == 'adaptive' else []\n"
+        "    settings = recipe('demo-tied', [f'layer.name={name}', *changes])\n"
+        "    drill.language_modeling.build.rehearse(settings)\n"
+        "print('torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+# -- parts ----------------------------------------------------------------------------------------
+
+
+def test_a_model_follows_from_the_seed(texts):
+    vocabulary = Vocabulary.from_training((texts / "train.txt").read_text().splitlines())
+    models = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        models.append(language_model(small(texts), vocabulary))
+    pairs = zip(models[0].parameters(), models[1].parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_the_commit_is_that_of_the_environment_or_of_the_checkout(monkeypatch):
+    assert commit() == "0123abc"
+    monkeypatch.delenv("DRILL_COMMIT")
+    found = commit()
+    assert found is None or len(found) >= 7
+    monkeypatch.setenv("PATH", "")
+    assert commit() is None
+
+
+# -- the model of a recipe ------------------------------------------------------------------------
+
+
+def test_the_embedding_starts_small_and_every_word_of_it_is_trained(texts):
+    """No row is a padding row: on current PyTorch -1 would mean the last one."""
+    settings = small(texts, *(f"encoder.dropout_{site}=0" for site in ("embedding", "input")))
+    _, vocabulary = build.corpus(settings)
+    model = language_model(settings, vocabulary)
+    weight = model.encoder.embedding.weight
+    assert 0.09 < float(weight.detach().abs().max()) <= 0.1
+    ids = torch.arange(len(vocabulary))[:, None]
+    model.encoder(ids).output.sum().backward()
+    assert (weight.grad.abs().sum(1) > 0).all()
+
+
+def test_a_finished_run_without_its_checkpoint_is_not_trained_over(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = tiny_text(tmp_path)
+    train_run(settings, "runs/done", device="cpu")
+    before = Path("runs/done/metrics.jsonl").read_bytes()
+    shutil.rmtree("runs/done/last")
+    with pytest.raises(RunFolderError, match=r"finished run whose last/ is gone.*another --name"):
+        train_run(settings, "runs/done", device="cpu")
+    assert Path("runs/done/metrics.jsonl").read_bytes() == before
+
+
+def test_a_run_that_does_not_begin_leaves_no_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = tiny_text(tmp_path).changed(data={"corpus": "nowhere.txt"})
+    with pytest.raises(DataError):
+        train_run(settings, "runs/none", device="cpu")
+    assert not Path("runs/none").exists()
+
+
+def tiny_text(path):
+    (path / "text.txt").write_text("the lamp is lit\nthe boat is late\n" * 60)
+    small = ["encoder.width=8", "encoder.hidden_size=8", "training.batch_size=4", "training.bptt=5"]
+    return recipe("demo-tied", [f"data.corpus={path / 'text.txt'}", *small])

@@ -1,0 +1,286 @@
+"""The cache pointer against a loop over tokens, in float64."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drill.data import DataError
+from drill.language_modeling.cache_pointer import (
+    SCORES,
+    block_length,
+    cache_perplexity,
+    cache_search,
+    pointer_log_probs,
+)
+from drill.language_modeling.perplexity import perplexity
+from drill.models.language_model import LanguageModel
+from tests.language_modeling.models import bits, every_layer, language_model, plain_losses, text
+from tests.layers.table import V, one_of_each_layer
+
+STRONG = {"theta": 0.8, "lamb": 0.3}
+
+
+def slow_cache(
+    model: LanguageModel,
+    ids: np.ndarray,
+    window: int,
+    theta: float,
+    lamb: float,
+    published_bptt: int | None = None,
+) -> float:
+    """Token by token: p = lamb sum_j softmax_j(theta h_t . h_j) [y_j = y_t] + (1 - lamb) p_vocab.
+
+    With ``published_bptt`` the cache serves as in the released code: tokens after the first
+    window + 1, save those which start a chunk of that length.
+    """
+    stream = torch.tensor(ids.astype(int))
+    model.eval()
+    with torch.no_grad():
+        h = model.encoder(stream[:-1, None]).raw[:, 0]
+    model.train()
+    p_vocab = (-plain_losses(model, ids)).exp()
+    y, nll = stream[1:], 0.0
+    for t in range(len(y)):
+        p = float(p_vocab[t])
+        held = range(max(0, t - window), t)
+        used = len(held) > 0
+        if published_bptt is not None:
+            used = t > window and t % published_bptt != 0
+        if used:
+            scores = [math.exp(theta * float(h[t] @ h[j])) for j in held]
+            match = sum(s for s, j in zip(scores, held, strict=True) if y[j] == y[t])
+            p = lamb * match / sum(scores) + (1 - lamb) * p
+        nll -= math.log(p)
+    return nll
+
+
+@every_layer
+def test_every_layer_is_as_token_by_token(name):
+    model, ids = language_model(name), text(45)
+    truth = slow_cache(model, ids, 12, **STRONG)
+    found = cache_perplexity(model, ids, window=12, bptt=7, **STRONG)
+    assert found.nll == pytest.approx(truth, rel=1e-9)
+    assert (found.tokens, found.columns) == (44, 1)
+    assert found.nll != pytest.approx(perplexity(model, ids, batch_size=1).nll, rel=1e-3)
+
+
+@pytest.mark.parametrize("bptt", [1, 2, 9, 10, 11, 44, 100])
+@pytest.mark.parametrize("window", [1, 3, 10, 43, 44, 100])
+def test_neither_chunks_nor_their_blocks_change_the_result(window, bptt, monkeypatch):
+    model, ids = language_model(), text(45)
+    truth = slow_cache(model, ids, window, **STRONG)
+    assert cache_perplexity(model, ids, window=window, bptt=bptt, **STRONG).nll == pytest.approx(
+        truth, rel=1e-9
+    )
+    monkeypatch.setattr(
+        "drill.language_modeling.cache_pointer.SCORES", 4 * window
+    )  # a few queries at a time
+    assert cache_perplexity(model, ids, window=window, bptt=bptt, **STRONG).nll == pytest.approx(
+        truth, rel=1e-9
+    )
+
+
+@pytest.mark.parametrize("bptt", [1, 4, 5, 10, 11, 12, 100])
+def test_published_is_the_released_code_with_its_gaps(bptt):
+    model, ids = language_model(), text(45)
+    truth = slow_cache(model, ids, 10, **STRONG, published_bptt=bptt)
+    found = cache_perplexity(model, ids, window=10, bptt=bptt, published=True, **STRONG)
+    assert found.nll == pytest.approx(truth, rel=1e-9)
+    assert found.published_loss == pytest.approx(truth / 45, rel=1e-9)
+
+
+def test_without_a_share_it_is_the_perplexity():
+    model, ids = language_model(), text(45)
+    truth = perplexity(model, ids, batch_size=1).nll
+    assert cache_perplexity(model, ids, lamb=0.0).nll == pytest.approx(truth, rel=1e-12)
+
+
+def test_a_text_that_repeats_itself_becomes_cheaper():
+    model, again = language_model(), np.tile(text(9), 30)
+    still = perplexity(model, again, batch_size=1).perplexity
+    assert cache_perplexity(model, again, theta=30.0, lamb=0.5).perplexity < 0.6 * still
+
+
+def test_the_cache_alone_cannot_say_a_new_word():
+    model = language_model()
+    assert cache_perplexity(model, np.arange(V), lamb=1.0).nll == math.inf
+    known = cache_perplexity(model, np.zeros(20, int), lamb=1.0)
+    first = plain_losses(model, np.zeros(2, int)).item()  # nothing is in the cache yet
+    assert known.nll == pytest.approx(first, rel=1e-9)
+
+
+def test_probabilities_sum_to_one_over_the_vocabulary():
+    """Each word in the place of the last one: their probabilities are a distribution."""
+    model, ids = language_model(), text(20)
+    total = 0.0
+    for word in range(V):
+        ids[-1] = word
+        both = [cache_perplexity(model, part, window=8, **STRONG).nll for part in (ids, ids[:-1])]
+        total += math.exp(both[1] - both[0])
+    assert total == pytest.approx(1.0, rel=1e-9)
+
+
+@settings(max_examples=40)
+@given(
+    held=st.integers(0, 6),
+    queries=st.integers(1, 7),
+    window=st.integers(1, 8),
+    theta=st.floats(-3, 3),
+    seed=st.integers(0, 99),
+)
+def test_pointers_of_any_shape_are_as_one_by_one(held, queries, window, theta, seed):
+    generator = torch.Generator().manual_seed(seed)
+    h = torch.randn(held + queries, 3, generator=generator, dtype=torch.float64)
+    y = torch.randint(3, (held + queries,), generator=generator)
+    found = pointer_log_probs(h, y, held, window, torch.tensor([theta, 0.0], dtype=torch.float64))
+    for number, value in enumerate((theta, 0.0)):
+        for t in range(held, held + queries):
+            own = range(max(0, t - window), t)
+            if not own:
+                assert found[number, t - held].isnan()  # there is no cache to point into
+                continue
+            weights = torch.softmax(value * h[own.start : t] @ h[t], dim=0)
+            p = weights[y[own.start : t] == y[t]].sum()
+            torch.testing.assert_close(found[number, t - held].exp(), p)
+
+
+def test_large_scores_neither_overflow_nor_vanish():
+    model, ids = language_model(dtype=torch.float32), text(60)
+    found = cache_perplexity(model, ids, theta=1e6, lamb=0.5)
+    assert math.isfinite(found.nll)
+
+
+def test_the_window_bounds_what_is_in_memory():
+    for window in (1, 500, 3785, 10**6, 10**9):
+        length = block_length(window)
+        assert length >= 1
+        assert length == 1 or length * (window + length) <= SCORES
+
+
+# -- the search -----------------------------------------------------------------------------------
+
+
+@one_of_each_layer
+def test_the_search_finds_what_single_evaluations_find(name):
+    model, ids = language_model(name), np.tile(text(9), 10)
+    found = cache_search(model, ids, window=12, thetas=(0.3, 2.0), lambs=(0.0, 0.2, 0.6), bptt=17)
+    assert len(found.cells) == 6
+    for cell in found.cells:
+        alone = cache_perplexity(model, ids, window=12, bptt=40, **cell.settings)
+        assert cell.result.nll == pytest.approx(alone.nll, rel=1e-9)
+    assert found.best.result.loss == min(cell.result.loss for cell in found.cells)
+    assert found.best.settings["lamb"] > 0
+
+
+def test_a_search_skips_what_the_published_evaluation_skips():
+    model, ids = language_model(), np.tile(text(9), 10)
+    common = {"window": 12, "bptt": 17, "published": True}
+    found = cache_search(model, ids, thetas=(0.3, 2.0), lambs=(0.2, 0.6), **common)
+    for cell in found.cells:
+        alone = cache_perplexity(model, ids, **common, **cell.settings)
+        assert cell.result.nll == pytest.approx(alone.nll, rel=1e-9)
+
+
+def test_a_cell_with_an_impossible_word_is_not_the_best():
+    found = cache_search(language_model(), np.arange(V), thetas=(1.0,), lambs=(1.0, 0.1))
+    assert [cell.result is None for cell in found.cells] == [True, False]
+
+
+def test_a_limit_reads_the_beginning_only():
+    model, ids = language_model(), text(60)
+    few = cache_search(model, ids, thetas=(1.0,), lambs=(0.1,), limit=20)
+    assert few == cache_search(model, ids[:21], thetas=(1.0,), lambs=(0.1,))
+    assert few.best.result.tokens == 20
+
+
+# -- the model is left as it was ------------------------------------------------------------------
+
+
+def test_modes_and_bits_come_back():
+    model = language_model("mixture of deep residual")
+    model.layer.eval()
+    before, modes = bits(model), [module.training for module in model.modules()]
+    cache_perplexity(model, text(60))
+    assert bits(model) == before
+    assert [module.training for module in model.modules()] == modes
+
+    def break_off(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cache_perplexity(model, text(60), progress=break_off)
+    assert [module.training for module in model.modules()] == modes
+
+
+def test_progress_reaches_the_end():
+    seen = []
+    cache_perplexity(language_model(), text(60), bptt=7, progress=lambda *now: seen.append(now))
+    assert seen == [(done, 59) for done in (*range(7, 59, 7), 59)]
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_it_is_the_same():
+    model, ids = language_model(), text(300)
+    truth = cache_perplexity(model, ids, window=50, **STRONG).nll
+    found = cache_perplexity(model.cuda(), ids, window=50, **STRONG).nll
+    assert found == pytest.approx(truth, rel=1e-9)
+
+
+# -- faults ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"window": 0}, "window is at least 1, not 0"),
+        ({"theta": math.nan}, "theta is a finite number, not nan"),
+        ({"lamb": 1.1}, r"lamb lies in \[0, 1\], not 1.1"),
+        ({"lamb": math.nan}, "lamb lies"),
+        ({"bptt": 0}, "bptt is at least 1"),
+    ],
+)
+def test_settings_no_cache_can_have(options, message):
+    with pytest.raises(ValueError, match=message):
+        cache_perplexity(language_model(), text(60), **options)
+
+
+def test_more_than_one_column_is_refused():
+    with pytest.raises(DataError, match=r"one text, not .* 4 columns"):
+        cache_perplexity(language_model(), torch.zeros(20, 4, dtype=torch.int64))
+
+
+def test_a_grid_needs_a_point():
+    with pytest.raises(ValueError, match="no settings to try"):
+        cache_search(language_model(), text(60), thetas=())
+
+
+def test_nan_raises():
+    model = language_model("full")
+    with torch.no_grad():
+        model.encoder.embedding.weight[3] = torch.nan
+    with pytest.raises(FloatingPointError, match="cache_perplexity: the loss is NaN"):
+        cache_perplexity(model, text(60))
+
+
+def test_lower_precision_reaches_the_model_and_not_the_nearness(monkeypatch):
+    model, ids = language_model("tied", torch.float32), text(120)
+    kinds = []
+
+    def spy(h, *rest):
+        kinds.append(h.dtype)
+        return pointer_log_probs(h, *rest)
+
+    monkeypatch.setattr("drill.language_modeling.cache_pointer.pointer_log_probs", spy)
+    exact = cache_perplexity(model, ids, window=20, **STRONG)
+    coarse = cache_perplexity(model, ids, window=20, autocast=torch.bfloat16, **STRONG)
+    assert coarse.nll != exact.nll
+    assert coarse.loss == pytest.approx(exact.loss, rel=0.02)
+    searched = cache_search(
+        model, ids, window=20, thetas=[0.8], lambs=[0.3], autocast=torch.bfloat16
+    )
+    assert searched.best.result == coarse
+    assert set(kinds) == {torch.float32}

@@ -1,0 +1,440 @@
+"""Dynamic evaluation against a slow loop written from the equation, in float64."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from drill.data import DataError, Segment
+from drill.language_modeling.dynamic_evaluation import dynamic_perplexity, dynamic_search
+from drill.language_modeling.gradient_statistics import (
+    GradientReader,
+    StaleStatistics,
+    Statistics,
+    gradient_statistics,
+)
+from drill.language_modeling.perplexity import perplexity
+from drill.models.language_model import LanguageModel
+from drill.training.cuda_graphs import Graphs
+from drill.training.precision import current_precision, products
+from tests.language_modeling.models import bits, every_layer, language_model, text
+from tests.layers.table import V, one_of_each_layer
+
+STRONG = {"lr": 0.02, "lamb": 0.3, "epsilon": 1e-3}  # so that a wrong term shows
+
+
+def gradients(model: LanguageModel, ids: np.ndarray, batch: int, bptt: int):
+    """Loss and gradients of each segment, by hand: eval mode, an own walk over an own layout."""
+    rows = len(ids) // batch
+    data = torch.tensor(ids[: rows * batch].astype(int)).view(batch, rows).t()
+    state = model.initial_state(batch)
+    for start in range(0, rows - 1, bptt):
+        stop = min(start + bptt, rows - 1)
+        model.eval()
+        model.zero_grad()
+        log_probs, state = model.log_probs(data[start:stop], state)
+        state = tuple(tuple(s.detach() for s in layer) for layer in state)
+        loss = -log_probs.gather(-1, data[start + 1 : stop + 1, :, None]).mean()
+        loss.backward()
+        model.train()
+        yield stop - start, loss.item(), {n: p.grad.clone() for n, p in model.named_parameters()}
+
+
+def slow_statistics(model: LanguageModel, ids: np.ndarray, batch: int, bptt: int):
+    each = [grads for _, _, grads in gradients(model, ids, batch, bptt)]
+    model.zero_grad()
+    return {name: sum(g[name] ** 2 for g in each).div(len(each)).sqrt() for name in each[0]}
+
+
+def slow_dynamic(
+    model: LanguageModel,
+    ids: np.ndarray,
+    MS: dict[str, Tensor],
+    bptt: int,
+    lr: float,
+    lamb: float,
+    epsilon: float,
+) -> float:
+    """theta <- theta + lamb min(MS / gsum, 1 / lamb) (theta0 - theta) - lr grad / (MS + eps)."""
+    theta0 = {name: p.detach().clone() for name, p in model.named_parameters()}
+    gsum = sum(float(ms.mean()) for ms in MS.values()) / len(MS)
+    nll = 0.0
+    for length, loss, grads in gradients(model, ids, 1, bptt):
+        nll += length * loss
+        for name, p in model.named_parameters():
+            rate = (MS[name] / gsum).clamp(max=1 / lamb if lamb else math.inf)
+            pull = lamb * rate * (theta0[name] - p.data)
+            p.data = p.data + pull - lr * grads[name] / (MS[name] + epsilon)
+    for name, p in model.named_parameters():
+        p.data = theta0[name]
+    model.zero_grad()
+    return nll
+
+
+# -- the equations --------------------------------------------------------------------------------
+
+
+@every_layer
+def test_statistics_and_losses_of_every_layer_are_those_of_the_equation(name):
+    model, train, test = language_model(name), text(130), text(38, seed=1)
+    truth = slow_statistics(model, train, batch=4, bptt=3)
+    statistics = gradient_statistics(model, train, batch_size=4, bptt=3)
+    assert statistics.batches == 11  # 32 rows, 31 of them predicted
+    assert statistics.roots.keys() == truth.keys()
+    for key, root in statistics.roots.items():
+        torch.testing.assert_close(root, truth[key], rtol=1e-7, atol=1e-12)
+    nll = slow_dynamic(model, test, truth, 5, **STRONG)
+    found = dynamic_perplexity(model, test, statistics, bptt=5, **STRONG)
+    assert found.nll == pytest.approx(nll, rel=1e-9)
+    assert (found.tokens, found.columns) == (37, 1)
+    assert found.nll != pytest.approx(perplexity(model, test, batch_size=1).nll, rel=1e-4)
+
+
+def test_parameters_may_be_pulled_all_the_way_but_not_past_the_start():
+    """The clip: lamb times the rate is at most 1. Without it this text has another loss."""
+    model, train, test = language_model(), text(130), text(60, seed=1)
+    statistics = gradient_statistics(model, train, batch_size=4, bptt=3)
+    MS, strong = slow_statistics(model, train, 4, 3), {"lr": 0.02, "epsilon": 1e-3, "lamb": 0.9}
+    rates = statistics.decay(0.9)
+    assert max(float(rate.max()) for rate in rates.values()) == pytest.approx(1 / 0.9)
+    assert max(float(rate.max()) for rate in statistics.decay(0.0).values()) > 2
+    found = dynamic_perplexity(model, test, statistics, **strong).nll
+    assert found == pytest.approx(slow_dynamic(model, test, MS, 5, **strong), rel=1e-9)
+
+
+def test_the_clip_of_one_evaluation_does_not_reach_the_next():
+    model, test = language_model(), text(60, seed=1)
+    statistics = gradient_statistics(model, text(130), batch_size=4, bptt=3)
+    first = dynamic_perplexity(model, test, statistics, lr=0.02, lamb=0.01)
+    dynamic_perplexity(model, test, statistics, lr=0.02, lamb=0.9)
+    assert dynamic_perplexity(model, test, statistics, lr=0.02, lamb=0.01) == first
+
+
+@one_of_each_layer
+def test_without_a_step_it_is_the_perplexity_whatever_the_segments(name):
+    model, ids = language_model(name), text(60)
+    statistics = gradient_statistics(model, ids, batch_size=4)
+    truth = perplexity(model, ids, batch_size=1).nll
+    for bptt in (1, 5, 100):
+        still = dynamic_perplexity(model, ids, statistics, lr=0.0, lamb=0.0, bptt=bptt)
+        assert still.nll == pytest.approx(truth, rel=1e-9)
+
+
+def test_a_text_that_repeats_itself_becomes_cheaper():
+    model = language_model("mixture of deep residual")
+    statistics = gradient_statistics(model, text(400), batch_size=4)
+    again = np.tile(text(9), 30)
+    still = perplexity(model, again, batch_size=1)
+    moved = dynamic_perplexity(model, again, statistics, lr=0.01, lamb=0.002)
+    assert moved.perplexity < 0.7 * still.perplexity
+
+
+def test_the_loss_is_taken_before_the_update():
+    """A text of one segment is scored by the weights as they are."""
+    model, ids = language_model(), text(6)
+    statistics = gradient_statistics(model, text(100), batch_size=4)
+    found = dynamic_perplexity(model, ids, statistics, bptt=5, lr=1.0)
+    assert found.nll == pytest.approx(perplexity(model, ids, batch_size=1).nll, rel=1e-12)
+
+
+def test_a_shared_embedding_counts_once():
+    model = language_model("tied")
+    statistics = gradient_statistics(model, text(100), batch_size=4)
+    assert len(statistics.roots) == len(list(model.parameters())) == 10
+
+
+def test_float32_follows_float64():
+    model, test = language_model(), text(200, seed=1)
+    exact = dynamic_perplexity(
+        model, test, gradient_statistics(model, text(400), batch_size=4), lr=1e-3, lamb=0.01
+    )
+    model = model.float()
+    found = dynamic_perplexity(
+        model, test, gradient_statistics(model, text(400), batch_size=4), lr=1e-3, lamb=0.01
+    )
+    assert found.loss == pytest.approx(exact.loss, rel=1e-5)
+
+
+# -- what is read ---------------------------------------------------------------------------------
+
+
+def test_a_limit_reads_the_beginning_only():
+    model, ids = language_model(), text(60)
+    statistics = gradient_statistics(model, ids, batch_size=4)
+    found = dynamic_perplexity(model, ids, statistics, limit=20, **STRONG)
+    assert found == dynamic_perplexity(model, ids[:21], statistics, **STRONG)
+    assert found.tokens == 20
+    assert dynamic_perplexity(model, ids, statistics, limit=1000).tokens == 59
+
+
+def test_progress_reaches_the_end():
+    model, seen, told = language_model(), [], []
+    statistics = gradient_statistics(
+        model, text(130), batch_size=4, progress=lambda *now: told.append(now)
+    )
+    dynamic_perplexity(model, text(60), statistics, progress=lambda *now: seen.append(now))
+    assert told[-1] == (124, 124)
+    assert seen[-1] == (59, 59)
+
+
+# -- the model is left as it was ------------------------------------------------------------------
+
+
+@one_of_each_layer
+def test_every_bit_every_mode_and_every_gradient_comes_back(name):
+    model = language_model(name)
+    model.layer.eval()
+    model.loss(*torch.randint(V, (2, 4, 3))).total.backward()
+    kept = [p.grad for p in model.parameters()]
+    grads = [g.clone() for g in kept]
+    before, modes = bits(model), [module.training for module in model.modules()]
+    with torch.no_grad():  # as a caller may have it
+        statistics = gradient_statistics(model, text(100), batch_size=4)
+        assert bits(model) == before
+        dynamic_perplexity(model, text(60), statistics, **STRONG)
+    assert bits(model) == before
+    assert [module.training for module in model.modules()] == modes
+    assert all(p.grad is grad for p, grad in zip(model.parameters(), kept, strict=True))
+    assert all(torch.equal(g, old) for g, old in zip(kept, grads, strict=True))
+
+
+def test_weights_come_back_when_something_breaks():
+    model = language_model()
+    statistics = gradient_statistics(model, text(100), batch_size=4)
+    before = bits(model)
+
+    def break_off(done, total):
+        assert bits(model) != before
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        dynamic_perplexity(model, text(60), statistics, progress=break_off, **STRONG)
+    assert bits(model) == before
+    assert all(module.training for module in model.modules())
+
+
+def test_frozen_parameters_stay_where_they_are():
+    model = language_model("tied")
+    model.encoder.embedding.weight.requires_grad_(False)
+    statistics = gradient_statistics(model, text(100), batch_size=4)
+    assert "encoder.embedding.weight" not in statistics.roots
+    frozen, seen = model.encoder.embedding.weight.clone(), []
+
+    def look(done, total):
+        seen.append(torch.equal(model.encoder.embedding.weight, frozen))
+
+    dynamic_perplexity(model, text(60), statistics, progress=look, **STRONG)
+    assert seen
+    assert all(seen)
+    model.encoder.embedding.weight.requires_grad_(True)
+    with pytest.raises(StaleStatistics, match=r"encoder\.embedding\.weight for one"):
+        dynamic_perplexity(model, text(60), statistics)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    with pytest.raises(ValueError, match="no parameter is trained"):
+        gradient_statistics(model, text(100), batch_size=4)
+
+
+# -- statistics on disk ---------------------------------------------------------------------------
+
+
+def test_statistics_come_back_from_a_file(tmp_path):
+    model, path = language_model(), tmp_path / "statistics.safetensors"
+    statistics = gradient_statistics(model, text(100), batch_size=4)
+    statistics.save(path)
+    loaded = Statistics.load(path)
+    assert (loaded.weights, loaded.text) == (statistics.weights, statistics.text)
+    assert loaded.batches == statistics.batches
+    assert all(torch.equal(root, statistics.roots[key]) for key, root in loaded.roots.items())
+    ids = text(60)
+    found = dynamic_perplexity(model, ids, loaded, **STRONG)
+    assert found == dynamic_perplexity(model, ids, statistics, **STRONG)
+
+
+@pytest.mark.parametrize("seed", range(8))  # sums in another order differ for some weights only
+def test_statistics_from_a_file_give_the_same_bits(tmp_path, seed):
+    model = language_model(dtype=torch.float32, seed=seed)
+    made = gradient_statistics(model, text(400, seed), batch_size=4)
+    turned = dict(reversed(made.roots.items()))  # a file has an order of its own
+    made.save(tmp_path / "s")
+    for other in (Statistics.load(tmp_path / "s"), dataclasses.replace(made, roots=turned)):
+        assert list(other.roots) != list(made.roots)
+        for name, rate in made.decay(0.1).items():
+            assert torch.equal(other.decay(0.1)[name], rate), name
+
+
+def test_a_file_is_read_again_only_for_the_same_weights_text_and_segments(tmp_path):
+    model, path, passes = language_model(), tmp_path / "statistics.safetensors", []
+
+    def gather(ids, **options):
+        before = len(passes)
+        made = gradient_statistics(
+            model, ids, file=path, progress=lambda *_: passes.append(1), **options
+        )
+        return made, len(passes) > before
+
+    _, gathered = gather(text(100), batch_size=4)
+    assert gathered
+    _, gathered = gather(text(100), batch_size=4)
+    assert not gathered
+    for ids, options in (
+        (text(100, seed=1), {"batch_size": 4}),
+        (text(100), {"batch_size": 5}),
+        (text(100), {"batch_size": 5, "bptt": 7}),
+    ):
+        assert gather(ids, **options)[1]
+        assert not gather(ids, **options)[1]
+    with torch.no_grad():
+        model.layer.bias[0] += 1e-9
+    made, gathered = gather(text(100), batch_size=5, bptt=7)
+    assert gathered
+    dynamic_perplexity(model, text(60), made)
+
+
+def test_a_file_is_read_again_only_in_the_same_precision(tmp_path, monkeypatch):
+    model, path, now = language_model(), tmp_path / "statistics.safetensors", ["float32"]
+    monkeypatch.setattr(
+        "drill.language_modeling.gradient_statistics.current_precision", lambda _: now[0]
+    )
+    first = gradient_statistics(model, text(100), batch_size=4, file=path)
+    now[0] = "tf32 in products"
+    again = gradient_statistics(model, text(100), batch_size=4, file=path)
+    assert [each.precision for each in (first, again)] == ["float32", "tf32 in products"]
+    assert Statistics.load(path).precision == "tf32 in products"
+
+
+def test_statistics_from_before_the_precision_was_kept_are_gathered_again(tmp_path):
+    model, path = language_model(), tmp_path / "statistics.safetensors"
+    made = gradient_statistics(model, text(100), batch_size=4)
+    about = {"weights": made.weights, "text": made.text, "batches": made.batches}
+    note = {"kind": "drill gradient statistics", "about": json.dumps(about)}
+    safetensors.torch.save_file(made.roots, path, note)
+    assert Statistics.load(path).precision == "unknown"
+    gradient_statistics(model, text(100), batch_size=4, file=path)
+    assert Statistics.load(path).precision == "float32"
+
+
+def test_the_current_precision_is_what_was_set():
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    for precision, said in {"tf32": "tf32 in products and LSTMs", "float32": "float32"}.items():
+        with products(precision, gpu):
+            assert (current_precision(gpu), current_precision(cpu)) == (said, "float32")
+
+
+def test_statistics_of_other_weights_are_refused():
+    model = language_model()
+    statistics = gradient_statistics(model, text(100), batch_size=4)
+    with torch.no_grad():
+        model.layer.bias[0] += 1e-9
+    with pytest.raises(StaleStatistics, match="other weights"):
+        dynamic_perplexity(model, text(60), statistics)
+
+
+@pytest.mark.parametrize("content", [b"", b"no safetensors", b"\x02\0\0\0\0\0\0\0{}"])
+def test_a_damaged_file_is_named_with_its_mend(tmp_path, content):
+    path = tmp_path / "statistics.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"statistics\.safetensors: .* remove it"):
+        Statistics.load(path)
+    with pytest.raises(DataError, match="remove it"):
+        gradient_statistics(language_model(), text(100), batch_size=4, file=path)
+    with pytest.raises(DataError, match=r"missing\.safetensors: .*gradient_statistics"):
+        Statistics.load(tmp_path / "missing.safetensors")
+
+
+# -- faults ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": -1.0}, "lr is a finite number of at least 0, not -1"),
+        ({"lr": math.nan}, "lr is"),
+        ({"lamb": math.inf}, "lamb is"),
+        ({"epsilon": 0.0}, "epsilon is a finite number above 0, not 0"),
+        ({"epsilon": math.nan}, "epsilon is"),
+        ({"limit": 0}, "limit is at least 1, not 0"),
+        ({"bptt": 0}, "bptt is at least 1"),
+    ],
+)
+def test_settings_no_evaluation_can_have(options, message):
+    model = language_model()
+    statistics = gradient_statistics(model, text(100), batch_size=4)
+    with pytest.raises(ValueError, match=message):
+        dynamic_perplexity(model, text(60), statistics, **options)
+
+
+def test_a_step_that_is_too_long_says_so():
+    model = language_model("tied")
+    statistics = gradient_statistics(model, text(100), batch_size=4)
+    before = bits(model)
+    with pytest.raises(FloatingPointError, match=r"dynamic_perplexity: .* smaller lr than 1e\+308"):
+        dynamic_perplexity(model, text(60), statistics, lr=1e308)
+    assert bits(model) == before
+
+
+def test_weights_too_coarse_for_small_steps_are_refused():
+    model = language_model(dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match=r"bfloat16, .* model\.float\(\)"):
+        gradient_statistics(model, text(100), batch_size=4)
+
+
+def test_a_model_without_any_gradient_is_refused():
+    model = language_model("tied")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.layer.bias[3] = 1e4  # p = 1, so nothing changes it
+    with pytest.raises(ValueError, match="every gradient is 0"):
+        gradient_statistics(model, np.full(100, 3), batch_size=4)
+
+
+def test_replays_are_left_out_where_nobody_wants_them(monkeypatch):
+    asked = []
+
+    class Reader(GradientReader):
+        def __init__(self, *arguments, capture):
+            asked.append(capture)
+            super().__init__(*arguments, capture=capture)
+
+    for module in ("gradients", "dynamic"):
+        monkeypatch.setattr(f"drill.language_modeling.{module}.GradientReader", Reader)
+    model, ids = language_model(), text(60)
+    for capture in (True, False):
+        statistics = gradient_statistics(model, ids, batch_size=4, capture=capture)
+        dynamic_perplexity(model, ids, statistics, capture=capture)
+        dynamic_search(model, ids, statistics, lrs=[1e-4], lambs=[0.1], capture=capture)
+    assert asked == [True] * 3 + [False] * 3
+
+
+def test_autograd_hears_of_replays_that_adapt(monkeypatch):
+    model, ids = language_model(), text(60)
+    parameters = list(model.parameters())
+    data = torch.tensor(ids.astype(int))[:, None]
+    read = GradientReader(model, parameters, data, lambda nll, grads, length: None)
+    read.graphs = Graphs(data.device, instead="")
+    monkeypatch.setattr(read.graphs, "record", lambda work: lambda: None)
+    for count in (0, 1, 2):
+        before = [p._version for p in parameters]
+        read(Segment(0, 5, 5))
+        grown = [p._version - old for p, old in zip(parameters, before, strict=True)]
+        assert grown == [min(count, 1)] * len(parameters)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("capture", [True, False])
+def test_on_a_gpu_it_is_the_same(capture):
+    model, test = language_model(), text(200, seed=1)
+    statistics = gradient_statistics(model, text(400), batch_size=4)
+    truth = dynamic_perplexity(model, test, statistics, **STRONG)
+    model = model.cuda()
+    again = gradient_statistics(model, text(400), batch_size=4, capture=capture)
+    for name, root in statistics.roots.items():
+        torch.testing.assert_close(again.roots[name], root)
+    found = dynamic_perplexity(model, test, statistics, **STRONG, capture=capture)
+    assert found.nll == pytest.approx(truth.nll, rel=1e-6)

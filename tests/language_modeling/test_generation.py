@@ -1,0 +1,274 @@
+"""Generated text: against the model's own probabilities, word by word."""
+
+import math
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from drill.data import EOS, UNK, DataError, Vocabulary
+from drill.language_modeling.generation import BETWEEN_SAMPLES, chosen, generate, kept
+from drill.language_modeling.scoring import unknown_words
+from tests.language_modeling.models import bits, every_layer, language_model
+from tests.layers.table import one_of_each_layer
+from tests.translation.words import CLOSED, VOCABULARY, WORDS, begun, log_probs_after
+
+
+def as_words(pieces) -> list[str]:
+    return [EOS if piece == "\n" else piece.strip() for piece in pieces]
+
+
+@every_layer
+def test_greedy_takes_the_likeliest_word_at_every_step(name):
+    model = language_model(name)
+    found = as_words(generate(model, VOCABULARY, tokens=12, temperature=0, allow_unknown=True))
+    truth: list[str] = []
+    start = begun(model)
+    for _ in range(12):
+        truth.append(WORDS[int(log_probs_after(model, truth, start).argmax())])
+    assert found == truth
+
+
+def test_a_prompt_is_read_first_and_line_breaks_are_ends():
+    model = language_model()
+    found = as_words(generate(model, VOCABULARY, prompt="the boat\nis", tokens=5, temperature=0))
+    truth, start = ["the", "boat", EOS, "is"], begun(model)
+    for _ in range(5):
+        scores = log_probs_after(model, truth, start)
+        scores[WORDS.index(UNK)] = -math.inf
+        truth.append(WORDS[int(scores.argmax())])
+    assert found == truth[4:]
+
+
+def test_pieces_join_to_the_text():
+    model = language_model()
+    pieces = list(generate(model, VOCABULARY, tokens=300, seed=0))
+    lines = "".join(pieces).split("\n")
+    assert len(lines) == 1 + sum(piece == "\n" for piece in pieces)
+    assert all(line == " ".join(line.split()) for line in lines)
+    assert sum(len(line.split()) + 1 for line in lines) == 301
+    after = next(generate(model, VOCABULARY, prompt="the", tokens=1, temperature=0))
+    start = next(generate(model, VOCABULARY, prompt="the\n", tokens=1, temperature=0))
+    assert after == "\n" or after.startswith(" ")
+    assert not start.startswith(" ")
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_words_are_drawn_with_their_probabilities(temperature):
+    model, samples = language_model(), 6000
+    drawn = as_words(
+        piece
+        for piece in generate(
+            model,
+            VOCABULARY,
+            prompt="the boat",
+            tokens=1,
+            temperature=temperature,
+            samples=samples,
+            seed=3,
+            allow_unknown=True,
+        )
+        if piece != BETWEEN_SAMPLES
+    )
+    p = torch.softmax(log_probs_after(model, ["the", "boat"], begun(model)) / temperature, dim=0)
+    assert len(drawn) == samples
+    for word, expected in zip(WORDS, p.tolist(), strict=True):
+        deviation = math.sqrt(expected * (1 - expected) / samples)
+        assert drawn.count(word) / samples == pytest.approx(expected, abs=4.5 * deviation)
+
+
+def test_the_unknown_word_is_drawn_only_where_it_is_allowed():
+    model = language_model()
+    with torch.no_grad():
+        model.layer.bias[WORDS.index(UNK)] = 20.0
+    assert UNK not in as_words(generate(model, VOCABULARY, tokens=50, seed=0))
+    allowed = as_words(generate(model, VOCABULARY, tokens=50, seed=0, allow_unknown=True))
+    assert allowed == [UNK] * 50
+    with torch.no_grad():
+        model.layer.bias[:] = -math.inf
+        model.layer.bias[WORDS.index(UNK)] = 0.0
+    with pytest.raises(ValueError, match=f"no word but {UNK} .* allow_unknown=True"):
+        next(generate(model, VOCABULARY))
+
+
+def test_top_k_and_top_p_draw_from_the_likeliest():
+    model = language_model()
+    start = begun(model)
+    for options in ({"top_k": 3}, {"top_p": 0.6}):
+        words: list[str] = []
+        for word in as_words(generate(model, VOCABULARY, tokens=40, seed=1, **options)):
+            scores = log_probs_after(model, words, start)
+            scores[WORDS.index(UNK)] = -math.inf
+            order = scores.argsort(descending=True).tolist()
+            mass = torch.softmax(scores, dim=0)[order].cumsum(0)
+            held = 3 if "top_k" in options else int((mass < 0.6).sum()) + 1
+            assert WORDS.index(word) in order[:held]
+            words.append(word)
+        assert len(set(words)) > 1
+    greedy = list(generate(model, VOCABULARY, tokens=20, temperature=0))
+    for options in ({"top_k": 1}, {"top_p": 1e-9}, {"temperature": 1e-300}):
+        assert list(generate(model, VOCABULARY, tokens=20, seed=1, **options)) == greedy
+
+
+@settings(max_examples=200)
+@given(
+    scores=st.lists(st.floats(-30, 5) | st.just(-math.inf), min_size=1, max_size=12),
+    temperature=st.floats(0.01, 50),
+    top_k=st.none() | st.integers(1, 15),
+    top_p=st.none() | st.floats(0, 1, exclude_min=True),
+)
+def test_what_is_kept_is_a_distribution_over_the_likeliest(scores, temperature, top_k, top_p):
+    scores = np.array([0.0, *scores])
+    p = kept(scores, temperature, top_k, top_p)
+    whole = kept(scores, temperature, None, None)
+    assert p.sum() == pytest.approx(1.0)
+    held = p > 0
+    assert 1 <= held.sum() <= (top_k or len(p))
+    assert whole[held].min() >= whole[~held].max(initial=0.0)
+    np.testing.assert_allclose(p[held], whole[held] / whole[held].sum(), rtol=1e-9)
+    if top_p is not None and top_k is None:
+        assert whole[held].sum() >= top_p - 1e-9
+        assert whole[held].sum() - whole[held].min() < top_p + 1e-9
+
+
+@settings(max_examples=100)
+@given(
+    weights=st.lists(st.integers(0, 3), min_size=1, max_size=9).filter(any),
+    u=st.floats(0, 1, exclude_max=True),
+)
+def test_an_impossible_word_is_never_chosen(weights, u):
+    p = np.array(weights) / sum(weights)
+    place = chosen(p, u)
+    assert p[place] > 0
+    assert p[:place].sum() <= u + 1e-12
+    assert u <= p[: place + 1].sum() + 1e-12
+
+
+def test_words_come_one_by_one():
+    model, calls = language_model(), []
+    model.encoder.register_forward_hook(lambda *_: calls.append(1))
+    stream = generate(model, VOCABULARY, tokens=10**9, seed=0)
+    assert calls == []
+    next(stream)
+    begun_after = len(calls)  # the state a line begins in is found before the first word
+    for number in range(1, 6):
+        next(stream)
+        assert len(calls) == begun_after + number
+
+
+def test_the_same_seed_gives_the_same_text_and_another_another():
+    model = language_model()
+    texts = ["".join(generate(model, VOCABULARY, tokens=60, seed=seed)) for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+    unseeded = {"".join(generate(model, VOCABULARY, tokens=60)) for _ in range(2)}
+    assert len(unseeded) == 2
+    before = torch.random.get_rng_state()
+    list(generate(model, VOCABULARY, tokens=5, seed=1))
+    assert torch.equal(torch.random.get_rng_state(), before)  # nobody else's dice are thrown
+
+
+def test_a_sample_does_not_depend_on_how_many_there_are():
+    model = language_model()
+
+    def samples(count: int, seed: int) -> list[str]:
+        pieces = generate(model, VOCABULARY, prompt="the", tokens=30, samples=count, seed=seed)
+        texts = [""]
+        for piece in pieces:
+            if piece == BETWEEN_SAMPLES:
+                texts.append("")
+            else:
+                texts[-1] += piece
+        return texts
+
+    three = samples(3, seed=5)
+    assert len(set(three)) == 3
+    assert three[:2] == samples(2, seed=5)
+    assert three[:1] == samples(1, seed=5)
+    assert not set(three) & set(samples(3, seed=6))
+
+
+@one_of_each_layer
+def test_nothing_leaks_from_a_text_that_is_half_written(name):
+    model = language_model(name)
+    before, modes = bits(model), [module.training for module in model.modules()]
+    stream = generate(model, VOCABULARY, tokens=50, seed=0)
+    next(stream)
+    assert torch.is_grad_enabled()
+    assert [module.training for module in model.modules()] == modes
+    other = list(generate(model, VOCABULARY, tokens=8, seed=0))  # no labels are held
+    with model.layer.shared_labels():
+        pass
+    assert list(islice(stream, 7)) == other[1:]
+    stream.close()
+    assert bits(model) == before
+
+
+@pytest.mark.parametrize("name", ["deep residual 2", "mixture standard", "adaptive deep residual"])
+def test_labels_are_encoded_once(name):
+    model, calls = language_model(name), []
+    inner = getattr(model.layer, "layer", model.layer)
+    inner.maps[0].register_forward_hook(lambda *_: calls.append(1))
+    list(generate(model, VOCABULARY, tokens=20, seed=0))
+    # Once for the words, and once for where lines begin, which of a model with hooks is not kept.
+    assert len(calls) == 2
+
+
+def test_a_long_prompt_is_read_in_chunks(monkeypatch):
+    model, prompt = language_model(), " ".join(["the", "boat", "is"] * 30)
+    whole = list(generate(model, VOCABULARY, prompt=prompt, tokens=10, temperature=0))
+    monkeypatch.setattr("drill.language_modeling.generation.TOKENS_PER_PART", 7)
+    assert list(generate(model, VOCABULARY, prompt=prompt, tokens=10, temperature=0)) == whole
+
+
+def test_unknown_words_of_a_prompt():
+    model = language_model()
+    options = {"tokens": 10, "temperature": 0}
+    found = list(generate(model, VOCABULARY, prompt="the whale", **options))
+    assert found == list(generate(model, VOCABULARY, prompt=f"the {UNK}", **options))
+    assert unknown_words(VOCABULARY, "the whale is a fish") == ["whale", "fish"]
+    with pytest.raises(DataError, match=r"'whale' is not among the 11 words and there is no <unk>"):
+        generate(model, CLOSED, prompt="the whale", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": math.nan}, "temperature is a finite number of at least 0, not nan"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"temperature": math.inf}, "temperature"),
+        ({"top_k": 0}, "top_k is a whole number of at least 1, not 0"),
+        ({"top_k": 2.5}, "top_k"),
+        ({"top_p": 0.0}, r"top_p lies in \(0, 1\], not 0"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"top_p": math.nan}, "top_p"),
+        ({"tokens": 0}, "tokens is a whole number of at least 1, not 0"),
+        ({"samples": 0}, "samples"),
+        ({"seed": -1}, "seed is a whole number of at least 0, not -1"),
+        ({"prompt": f"a {EOS} b"}, f"{EOS}, which is kept for the end of a line"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_before_the_first_word(options, message):
+    with pytest.raises(ValueError, match=message):
+        generate(language_model(), VOCABULARY, **options)
+
+
+def test_a_vocabulary_of_another_model_is_refused():
+    with pytest.raises(ValueError, match=r"generate: .* 2 words, but the model 11 labels"):
+        generate(language_model(), Vocabulary([EOS, "a"], [1, 1]))
+
+
+def test_nan_is_not_drawn_from():
+    model = language_model("tied")
+    with torch.no_grad():
+        model.layer.bias[0] = torch.nan
+    with pytest.raises(FloatingPointError, match="NaN"):
+        next(generate(model, VOCABULARY))
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(prompt=st.text(max_size=20).filter(lambda prompt: EOS not in prompt.split()))
+def test_any_prompt_is_continued(prompt):
+    assert len(list(generate(language_model(), VOCABULARY, prompt=prompt, tokens=2))) == 2

@@ -1,0 +1,254 @@
+"""Searches over settings: tuned cell by cell, resumable, never stale."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from drill.data import DataError
+from drill.language_modeling.dynamic_evaluation import dynamic_perplexity, dynamic_search
+from drill.language_modeling.gradient_statistics import gradient_statistics
+from drill.language_modeling.grid_search import Cell, Search, grid
+from drill.language_modeling.perplexity import Perplexity
+from tests.language_modeling.models import bits, language_model, text
+
+POINTS = [{"a": a, "b": b} for a in (0.1, 0.2) for b in (1.0, 3.0)]
+
+
+def scored(point) -> Perplexity:
+    return Perplexity(nll=10 * abs(point["a"] - 0.2) + point["b"] + 1, tokens=10, columns=1)
+
+
+def run(path, points=POINTS, key="one", evaluate=scored):
+    calls = []
+
+    def counted(point, progress):
+        calls.append(point)
+        return evaluate(point)
+
+    found = grid(points, counted, key=key, tokens=10, file=path, progress=None, report=None)
+    return found, calls
+
+
+def test_the_best_cell_is_the_cheapest():
+    found, calls = run(None)
+    assert calls == POINTS
+    assert [cell.settings for cell in found.cells] == POINTS
+    assert found.best.settings == {"a": 0.2, "b": 1.0}
+    assert found.best.result == scored({"a": 0.2, "b": 1.0})
+
+
+def test_cells_that_are_done_are_not_done_again(tmp_path):
+    path = tmp_path / "search.json"
+    whole, _ = run(tmp_path / "other.json")
+
+    def broken(point):
+        if point == POINTS[2]:
+            raise KeyboardInterrupt
+        return scored(point)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(path, evaluate=broken)
+    found, calls = run(path)
+    assert calls == POINTS[2:]
+    assert found == whole
+    assert run(path) == (whole, [])
+
+
+def test_a_wider_grid_keeps_what_a_narrower_one_found(tmp_path):
+    path = tmp_path / "search.json"
+    run(path, POINTS[1:3])
+    _, calls = run(path)
+    assert calls == [POINTS[0], POINTS[3]]
+
+
+def test_another_key_starts_anew_and_harms_no_other(tmp_path):
+    path = tmp_path / "search.json"
+    run(path, key="one")
+    _, calls = run(path, key="two")
+    assert calls == POINTS
+    assert run(path, key="one")[1] == run(path, key="two")[1] == []
+
+
+def test_two_searches_at_once_keep_each_others_cells(tmp_path):
+    path = tmp_path / "search.json"
+
+    def meanwhile(point):
+        if point == POINTS[0]:
+            run(path, POINTS[1:], key="two")
+        return scored(point)
+
+    run(path, POINTS[:1], key="one", evaluate=meanwhile)
+    assert run(path, POINTS[1:], key="two")[1] == []
+    assert run(path, POINTS[:1], key="one")[1] == []
+
+
+def test_a_cell_that_diverges_is_never_the_best_and_is_remembered(tmp_path):
+    def diverging(point):
+        if point["a"] == 0.2:
+            raise FloatingPointError("NaN")
+        return Perplexity(math.inf, 10, 1) if point["b"] == 3.0 else scored(point)
+
+    path = tmp_path / "search.json"
+    found, _ = run(path, evaluate=diverging)
+    assert [cell.result is None for cell in found.cells] == [False, True, True, True]
+    assert found.best.settings == POINTS[0]
+    assert run(path, evaluate=diverging) == (found, [])
+    json.loads(path.read_text(), parse_constant=pytest.fail)  # no NaN, no Infinity: plain JSON
+
+
+def test_a_search_in_which_all_diverge_has_no_best():
+    with pytest.raises(FloatingPointError, match=r"all 4 cells diverged; .* smaller"):
+        _ = Search([Cell(point, None) for point in POINTS]).best
+
+
+def test_progress_counts_the_tokens_of_all_cells_and_report_each_cell(tmp_path):
+    path, seen, cells = tmp_path / "search.json", [], []
+    run(path, POINTS[:1])
+
+    def evaluate(point, progress):
+        progress(5, 10)
+        progress(10, 10)
+        return scored(point)
+
+    grid(
+        POINTS,
+        evaluate,
+        key="one",
+        tokens=10,
+        file=path,
+        progress=lambda *now: seen.append(now),
+        report=cells.append,
+    )
+    assert seen == [(10, 40), (15, 40), (20, 40), (25, 40), (30, 40), (35, 40), (40, 40)]
+    assert [cell.settings for cell in cells] == POINTS
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", "{}", '{"kind": "drill searches", "searches": 3}', '{"kind": "other"}', "\x00"],
+)
+def test_a_damaged_file_is_named_with_its_mend(tmp_path, content):
+    path = tmp_path / "search.json"
+    path.write_text(content)
+    with pytest.raises(DataError, match=r"search\.json: .* remove it"):
+        run(path)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(
+    cells=st.recursive(
+        st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(["a", "b", "settings", "nll", "tokens", "columns"]), inner
+            )
+        ),
+        max_leaves=8,
+    )
+)
+def test_whatever_a_file_holds_it_is_read_or_refused_in_one_sentence(tmp_path, cells):
+    path = tmp_path / "search.json"
+    path.write_text(json.dumps({"kind": "drill searches", "searches": {"one": cells}}))
+    try:
+        found = [cell.settings for cell in run(path)[0].cells]
+        fault = None
+    except DataError as error:
+        found, fault = None, str(error)
+    assert found == POINTS or "remove it" in fault
+
+
+def test_a_grid_needs_a_point():
+    with pytest.raises(ValueError, match="no settings to try"):
+        run(None, [])
+
+
+# -- the search of dynamic evaluation -------------------------------------------------------------
+
+
+def tune(model, statistics, path=None, **options):
+    calls = []
+    given_ = {"lrs": (0.0, 0.01), "lambs": (0.01, 0.5), "limit": 100, **options}
+    found = dynamic_search(
+        model, np.tile(text(9), 30), statistics, file=path, report=calls.append, **given_
+    )
+    return found, calls
+
+
+def test_the_search_finds_that_adaptation_helps():
+    model = language_model()
+    statistics = gradient_statistics(model, text(400), batch_size=4)
+    before = bits(model)
+    found, _ = tune(model, statistics)
+    assert len(found.cells) == 4
+    assert found.best.settings == {"lr": 0.01, "lamb": 0.01}
+    assert bits(model) == before
+    truth = dynamic_perplexity(
+        model, np.tile(text(9), 30), statistics, limit=100, **found.best.settings
+    )
+    assert found.best.result == truth
+
+
+def test_the_search_resumes_and_knows_what_its_cells_belong_to(tmp_path, monkeypatch):
+    model, path = language_model(), tmp_path / "search.json"
+    statistics = gradient_statistics(model, text(400), batch_size=4)
+    evaluated = []
+
+    def counted(*arguments, **options):
+        evaluated.append(options["lr"])
+        return dynamic_perplexity(*arguments, **options)
+
+    monkeypatch.setattr("drill.language_modeling.dynamic_evaluation.dynamic_perplexity", counted)
+
+    def passes(statistics=statistics, **options):
+        evaluated.clear()
+        tune(model, statistics, path, **options)
+        return len(evaluated)
+
+    assert passes() == 4
+    assert passes() == 0
+    assert passes(limit=60) == 4
+    assert passes(limit=None) == 4
+    assert passes(epsilon=1e-3) == 4
+    assert passes(bptt=7) == 4
+    assert passes(lrs=(0.0, 0.01, 0.02)) == 2
+    of_tf32 = dataclasses.replace(statistics, precision="tf32 in products")
+    assert passes(of_tf32) == 4
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "drill.language_modeling.dynamic_evaluation.current_precision",
+            lambda _: "tf32 in products",
+        )
+        assert passes() == 4
+        assert passes() == 0
+    assert passes() == 0
+    assert passes(statistics=gradient_statistics(model, text(300), batch_size=4)) == 4
+    with torch.no_grad():
+        model.layer.bias[0] += 1e-9
+    assert passes(statistics=gradient_statistics(model, text(400), batch_size=4)) == 4
+    assert passes(statistics=gradient_statistics(model, text(400), batch_size=4)) == 0
+
+
+def test_the_usual_grid_grows_with_the_segments():
+    model = language_model()
+    statistics = gradient_statistics(model, text(400), batch_size=4)
+    usual = dynamic_search(model, text(12), statistics, limit=None)
+    assert len(usual.cells) == 24
+    assert usual.cells[0].settings == {"lr": 3e-5, "lamb": 1e-3}
+    longer = dynamic_search(model, text(12), statistics, bptt=10)
+    assert longer.cells[-1].settings == {"lr": 2 * 10e-5, "lamb": 2 * 5e-3}
+
+
+def test_the_search_says_what_it_cannot_do_at_once(tmp_path):
+    model = language_model()
+    statistics = gradient_statistics(model, text(400), batch_size=4)
+    with pytest.raises(ValueError, match="lr is a finite number"):
+        tune(model, statistics, lrs=(0.01, math.nan))
+    with pytest.raises(ValueError, match="no settings to try"):
+        tune(model, statistics, lambs=())

@@ -1,0 +1,203 @@
+"""Perplexity: a tiny corpus by hand, both normalisations, every layer, the model left as it was."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from drill.data import DataError, columns
+from drill.language_modeling.perplexity import TOKENS_PER_LOSS, Perplexity, perplexity, token_losses
+from drill.layers import StaleLabels
+from tests.language_modeling.models import bits, every_layer, language_model, plain_losses, text
+from tests.layers.table import V
+
+
+def test_the_numbers_of_a_tiny_corpus_by_hand():
+    """7 tokens in 2 columns: rows 0 1 2 and 3 4 5, the seventh dropped; 4 predicted, 2 unseen."""
+    model, ids = language_model(), text(7)
+    left, right = plain_losses(model, ids[:3]), plain_losses(model, ids[3:6])
+    nll = float(left.sum() + right.sum())
+    found = perplexity(model, ids, batch_size=2, bptt=70)
+    assert (found.tokens, found.columns) == (4, 2)
+    assert found.nll == pytest.approx(nll, abs=1e-12)
+    assert found.loss == pytest.approx(nll / 4, abs=1e-12)
+    assert found.perplexity == pytest.approx(math.exp(nll / 4), abs=1e-9)
+    assert found.published_loss == pytest.approx(nll / 6, abs=1e-12)
+    assert found.published_perplexity == pytest.approx(math.exp(nll / 6), abs=1e-9)
+
+
+def test_the_published_figure_is_low_by_one_row():
+    """Penn Treebank's validation text in 10 columns: a published 58.26 is really 58.29."""
+    rows = 7376
+    published = Perplexity(nll=math.log(58.26) * rows * 10, tokens=(rows - 1) * 10, columns=10)
+    assert published.published_perplexity == pytest.approx(58.26)
+    assert round(published.perplexity, 2) == 58.29
+
+
+@every_layer
+def test_every_layer_is_exact_whatever_the_segments(name):
+    model, ids = language_model(name), text(53)
+    truth = plain_losses(model, ids).sum().item()
+    for bptt in (1, 7, 200):
+        assert perplexity(model, ids, batch_size=1, bptt=bptt).nll == pytest.approx(truth, rel=1e-9)
+
+
+def test_the_state_is_carried_from_segment_to_segment():
+    model, ids = language_model(), text(40)
+    reset = sum(plain_losses(model, ids[start : start + 6]).sum() for start in range(0, 39, 5))
+    found = perplexity(model, ids, batch_size=1, bptt=5).nll
+    assert found != pytest.approx(float(reset), rel=1e-4)
+
+
+def test_columns_that_are_made_already_keep_their_batch():
+    model, ids = language_model(), text(50)
+    made = perplexity(model, columns(ids, 4), bptt=5)
+    assert made == perplexity(model, ids, batch_size=4, bptt=5)
+    assert made.columns == 4
+    stream = torch.from_numpy(ids.astype(np.int64))
+    assert perplexity(model, stream, batch_size=4, bptt=5) == made
+
+
+def test_token_losses_come_in_reading_order():
+    model, ids = language_model(), text(20)
+    torch.testing.assert_close(token_losses(model, ids, bptt=6), plain_losses(model, ids))
+    found = token_losses(model, ids, batch_size=3, bptt=4)  # columns of 6, 2 tokens dropped
+    truth = torch.cat([plain_losses(model, ids[start : start + 6]) for start in (0, 6, 12)])
+    torch.testing.assert_close(found, truth)
+    assert found.sum().item() == pytest.approx(perplexity(model, ids, batch_size=3).nll)
+
+
+# -- the model is left as it was ------------------------------------------------------------------
+
+
+@every_layer
+def test_the_model_keeps_its_modes_and_its_bits(name):
+    model = language_model(name)
+    model.layer.eval()  # a mixture of modes, as a frozen part has it
+    before, modes = bits(model), [module.training for module in model.modules()]
+    perplexity(model, text(30), batch_size=2, bptt=5)
+    assert bits(model) == before
+    assert [module.training for module in model.modules()] == modes
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_modes_come_back_when_something_breaks():
+    model = language_model()
+
+    def break_off(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        perplexity(model, text(30), batch_size=2, progress=break_off)
+    assert all(module.training for module in model.modules())
+    perplexity(model, text(30), batch_size=2)  # no labels are left held
+
+
+def test_labels_are_encoded_once():
+    model, calls = language_model("deep residual 2"), []
+    model.layer.maps[0].register_forward_hook(lambda *_: calls.append(1))
+    perplexity(model, text(3 * TOKENS_PER_LOSS), batch_size=8, bptt=70)
+    assert len(calls) == 1
+
+
+def test_a_parameter_that_changes_meanwhile_raises():
+    """An evaluation of two models at once has no number."""
+    model = language_model("deep residual 2")
+
+    def train(done, total):
+        with torch.no_grad():
+            model.layer.maps[0].linear.weight.mul_(1.01)
+
+    with pytest.raises(StaleLabels):
+        perplexity(model, text(2 * TOKENS_PER_LOSS), batch_size=8, progress=train)
+
+
+# -- precision ------------------------------------------------------------------------------------
+
+
+def test_many_tokens_are_summed_in_float64():
+    """In float32 a sum of 60,000 losses loses digits; here only the losses themselves do."""
+    model, ids = language_model("tied"), text(60_001)
+    truth = perplexity(model, ids, batch_size=100).nll
+    assert perplexity(model.float(), ids, batch_size=100).nll == pytest.approx(truth, rel=3e-7)
+
+
+def test_autocast_is_close_and_not_the_same():
+    model, ids = language_model(dtype=torch.float32), text(200)
+    exact = perplexity(model, ids, batch_size=4)
+    low = perplexity(model, ids, batch_size=4, autocast=torch.bfloat16)
+    assert low.nll != exact.nll
+    assert low.loss == pytest.approx(exact.loss, rel=0.02)
+    assert not torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.gpu
+def test_a_model_on_a_gpu_reads_ids_from_the_host():
+    model, ids = language_model(), text(60)
+    truth = perplexity(model, ids, batch_size=3, bptt=7)
+    found = perplexity(model.cuda(), ids, batch_size=3, bptt=7)
+    assert found.nll == pytest.approx(truth.nll, rel=1e-9)
+    assert token_losses(model, ids).device.type == "cpu"
+
+
+# -- progress -------------------------------------------------------------------------------------
+
+
+def test_progress_counts_predicted_tokens_to_the_last():
+    model, seen = language_model(), []
+    ids = text(3 * TOKENS_PER_LOSS)
+    found = perplexity(model, ids, batch_size=8, progress=lambda *told: seen.append(told))
+    done, totals = zip(*seen, strict=True)
+    assert set(totals) == {found.tokens}
+    assert len(done) > 2
+    assert list(done) == sorted(set(done))
+    assert done[-1] == found.tokens
+
+
+# -- faults ---------------------------------------------------------------------------------------
+
+
+def test_an_impossible_token_makes_the_perplexity_infinite():
+    model = language_model("tied")
+    with torch.no_grad():
+        model.layer.bias[int(text(30)[9])] = -torch.inf
+    found = perplexity(model, text(30), batch_size=1)
+    assert (found.nll, found.perplexity) == (math.inf, math.inf)
+
+
+def test_a_loss_beyond_the_floats_is_infinite_and_no_traceback():
+    assert Perplexity(nll=2000.0, tokens=1, columns=1).perplexity == math.inf
+
+
+def test_nan_raises_and_says_where_and_why():
+    model, ids = language_model("full"), text(500)  # its labels are not the words
+    first = int(np.flatnonzero(ids == 3)[0])
+    with torch.no_grad():
+        model.encoder.embedding.weight[3] = torch.nan
+    with pytest.raises(FloatingPointError, match=f"NaN for .* of 499 tokens, from row {first + 1}"):
+        perplexity(model, ids, batch_size=1, bptt=70)
+    with pytest.raises(FloatingPointError, match=r"1 of 11 parameters .* encoder.embedding.weight"):
+        token_losses(model, ids)
+    assert all(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("ids", "options", "message"),
+    [
+        (np.array([1, 2, V, 3]), {"batch_size": 1}, f"id {V} .* {V} labels"),
+        (np.array([1, 2, -1, 3]), {"batch_size": 1}, "id -1 "),
+        (text(5), {"batch_size": 4}, "5 tokens in 4 columns give 1 row"),
+        (text(5), {"batch_size": 0}, "batch_size is at least 1"),
+        (text(5), {"batch_size": 1, "bptt": 0}, "bptt is at least 1"),
+        (np.zeros((2, 2, 2), int), {}, r"ids are .* \(2, 2, 2\)"),
+        (torch.zeros(1, 3, dtype=torch.int64), {}, "1 rows hold no target"),
+        (torch.zeros(4, 3), {}, "whole numbers"),
+        (np.zeros(40), {}, "whole numbers"),
+        (torch.zeros(40, 2, dtype=torch.bool), {}, "whole numbers"),
+        ([1, 2, 3], {}, "a numpy array or a tensor, not list"),
+    ],
+)
+def test_texts_that_cannot_be_scored(ids, options, message):
+    with pytest.raises(DataError, match=message):
+        perplexity(language_model("tied"), ids, **options)

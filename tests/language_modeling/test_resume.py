@@ -1,0 +1,283 @@
+"""A run that was interrupted or killed comes to what it would have come to, bit for bit."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from drill.data import Ids
+from drill.errors import CheckpointError, RunFolderError
+from drill.training.cuda_graphs import Graphs
+from drill.training.optim import RULES
+from drill.training.run.folder import RunFolder
+from tests.tiny_runs import (
+    V,
+    after,
+    all_of,
+    interrupted_after,
+    interrupted_replays,
+    rows,
+    small_run,
+    text,
+    unlike,
+    weights,
+    with_a_test_at,
+)
+
+ROOT = Path(__file__).parents[1]
+
+
+def in_pieces(path: Path, rule: str, steps: int, stopping=interrupted_after, **options) -> int:
+    """Train with an interruption every ``steps`` steps; gives the number of lives."""
+    for life in range(1, 200):
+        torch.manual_seed(life)  # the saved state counts, not the one found
+        if small_run(path, rule=stopping(steps, rule), **options).finished:
+            return life
+    raise AssertionError("200 lives were not enough")
+
+
+@pytest.mark.parametrize(
+    ("rule", "layer", "steps", "options"),
+    [
+        ("nt-asgd", "deep-residual", 1, {}),
+        ("nt-asgd", "tied", 4, {}),
+        ("nt-asgd", "mixture", 5, {}),
+        ("nt-asgd", "sampled", 3, {}),
+        ("nt-asgd", "adaptive", 7, {}),
+        ("nt-asgd", "tied", 6, {"dtype": torch.float64}),
+        ("asgd", "deep-residual", 4, {}),
+        ("asgd", "tied", 1, {"baseline": True, "patience": 0, "length_cap": 12}),
+        ("sgd", "tied", 5, {"precision": "bfloat16"}),
+        ("adamw", "deep-residual", 3, {}),
+        ("adamw", "mixture", 4, {"micro_batch": 3}),
+    ],
+)
+def test_an_interrupted_run_is_the_same_run(tmp_path, rule, layer, steps, options):
+    options = {"layer": layer, "epochs": 4, **options}
+    small_run(tmp_path / "whole", rule=rule, **options)
+    lives = in_pieces(tmp_path / "pieces", rule, steps, **options)
+    whole = all_of(tmp_path / "whole")
+    epochs = [row for row in whole["rows"] if row["kind"] == "epoch"]
+    if rule == "nt-asgd":
+        assert {row["averaged"] for row in epochs} == {False, True}  # the switch lies inside
+    assert lives == epochs[-1]["step"] // steps + 1
+    assert unlike(all_of(tmp_path / "pieces"), whole) == []
+    files = [RunFolder(tmp_path / name).best.read_bytes() for name in ("whole", "pieces")]
+    assert files[0] == files[1]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["tf32", "bfloat16"])
+@pytest.mark.parametrize("rule", ["sgd", "nt-asgd", "adamw"])
+def test_an_interrupted_run_of_replays_is_the_same_run(tmp_path, rule, precision, monkeypatch):
+    replays, record = [], Graphs.record
+
+    def counted(graphs, work):
+        replays.append(work)
+        return record(graphs, work)
+
+    monkeypatch.setattr(Graphs, "record", counted)
+    options = {"layer": "deep-residual", "epochs": 4, "precision": precision, "device": "cuda"}
+    small_run(tmp_path / "whole", rule=rule, **options)
+    assert replays
+    lives = in_pieces(tmp_path / "pieces", rule, 13, interrupted_replays, **options)
+    whole = all_of(tmp_path / "whole")
+    epochs = [row for row in whole["rows"] if row["kind"] == "epoch"]
+    if rule == "nt-asgd":
+        assert {row["averaged"] for row in epochs} == {False, True}
+    assert lives == epochs[-1]["step"] // 13 + 1
+    assert unlike(all_of(tmp_path / "pieces"), whole) == []
+
+
+def test_interruptions_count_steps_that_a_rule_hears_of(tmp_path):
+    assert not small_run(tmp_path, rule=interrupted_replays(5, "sgd")).finished
+    assert RunFolder(tmp_path).last.exists()
+    assert not small_run(tmp_path, rule=interrupted_replays(5, "sgd")).finished
+    assert small_run(tmp_path, rule="sgd").finished
+
+
+def test_a_comparison_of_runs_would_notice_a_wrong_bit(tmp_path):
+    small_run(tmp_path / "a")
+    small_run(tmp_path / "b", seed=4)
+    assert {"rows", "last numbers", "best layer.bias", "last model/layer.bias"} <= set(
+        unlike(all_of(tmp_path / "a"), all_of(tmp_path / "b"))
+    )
+
+
+def test_the_files_of_a_run_do_not_depend_on_how_often_it_is_saved(tmp_path):
+    small_run(tmp_path / "rarely", "deep-residual", "nt-asgd", epochs=5, save_every=600.0)
+    small_run(tmp_path / "always", "deep-residual", "nt-asgd", epochs=5, save_every=0.0)
+    assert unlike(all_of(tmp_path / "rarely"), all_of(tmp_path / "always")) == []
+
+
+# -- kill -9 --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def nursery(tmp_path_factory) -> tuple[Path, dict]:
+    """Many runs of killed processes, see tests/nursery.py."""
+    folder = tmp_path_factory.mktemp("nursery")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.nursery", str(folder), "1"],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    reports = folder.glob("*/report.json")
+    return folder, {path.parent.name: json.loads(path.read_text()) for path in reports}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("scene", "least"),
+    [("at_random", 8), ("of_a_translator", 8), ("in_a_save", 15), ("from_the_start", 8)],
+)
+def test_a_killed_run_is_the_same_run(nursery, scene, least):
+    folder, report = nursery
+    assert report[scene]["kills"] >= least
+    whole = all_of(folder / scene / "whole")
+    if scene in ("at_random", "in_a_save"):
+        assert {row.get("averaged") for row in whole["rows"]} >= {False, True}
+    for name in report[scene]["runs"]:
+        assert unlike(all_of(folder / scene / name), whole) == [], name
+
+
+@pytest.mark.slow
+def test_a_killed_run_of_a_recipe_leaves_no_half_files(nursery):
+    folder, report = nursery
+
+    def files(name: str) -> set[str]:
+        entries = (folder / "from_the_start" / name).rglob("*")
+        return {path.name for path in entries if "tensorboard" not in path.parts}
+
+    for name in report["from_the_start"]["runs"]:
+        assert files(name) == files("whole")
+
+
+# -- what a resume refuses and allows -------------------------------------------------------------
+
+
+def test_a_finished_run_gives_its_outcome_again_without_training(tmp_path, monkeypatch):
+    first = small_run(tmp_path, rule="nt-asgd", epochs=5)
+    before = all_of(tmp_path)
+    monkeypatch.setattr("drill.language_modeling.step.backward", None)  # nothing may be trained
+    assert small_run(tmp_path, rule="nt-asgd", epochs=5) == first
+    assert unlike(all_of(tmp_path), before) == []
+
+
+@pytest.mark.parametrize("rule", ["nt-asgd", "asgd", "sgd"])
+def test_more_epochs_go_on_from_the_end(tmp_path, rule):
+    small_run(tmp_path / "whole", rule=rule, epochs=5)
+    for epochs in (1, 2, 5):
+        outcome = small_run(tmp_path / "raised", rule=rule, epochs=epochs)
+        assert outcome.finished
+        assert outcome.epoch == epochs
+        tests = [row["kind"] for row in rows(tmp_path / "raised")].count("test")
+        assert tests == 1  # that of fewer epochs goes
+    assert unlike(all_of(tmp_path / "raised"), all_of(tmp_path / "whole")) == []
+
+
+def test_the_time_of_a_run_never_falls_when_it_goes_on_after_its_test(tmp_path):
+    for epochs, tested in ((1, 1000.0), (2, 2000.0)):
+        small_run(tmp_path, epochs=epochs, max_minutes=10.0)
+        with_a_test_at(tmp_path, tested)
+        outcome = small_run(tmp_path, epochs=epochs + 1, max_minutes=10.0)
+        assert outcome.epoch == epochs + 1  # what was tested does not count for the limit
+        assert [row["elapsed"] >= tested for row in RunFolder(tmp_path).rows()[-2:]] == [True] * 2
+        assert outcome.elapsed >= tested
+    assert RunFolder(tmp_path).last_numbers()["test_seconds"] >= 1900.0
+
+
+def test_nor_does_it_fall_when_that_life_is_killed_before_it_has_saved(tmp_path):
+    class Killed(BaseException):
+        pass
+
+    def die() -> None:
+        raise Killed
+
+    small_run(tmp_path, epochs=1, rule="sgd")
+    with_a_test_at(tmp_path, 1000.0)
+    with pytest.raises(Killed):
+        small_run(tmp_path, epochs=2, rule=after(1, RULES["sgd"](), die))
+    outcome = small_run(tmp_path, epochs=2, rule="sgd")
+    assert outcome.elapsed >= 1000.0
+    assert RunFolder(tmp_path).last_numbers()["test_seconds"] >= 900.0
+
+
+def test_fewer_epochs_end_at_once(tmp_path):
+    first = small_run(tmp_path, epochs=3)
+    again = small_run(tmp_path, epochs=2)
+    assert (again.epoch, again.best_epoch, again.test) == (3, first.best_epoch, first.test)
+
+
+def interrupted(tmp_path: Path) -> RunFolder:
+    assert not small_run(tmp_path, rule=interrupted_after(15, "sgd")).finished
+    return RunFolder(tmp_path)
+
+
+def test_metrics_shorter_than_the_checkpoint_knows_are_named(tmp_path):
+    folder = interrupted(tmp_path)
+    before = folder.last.read_bytes()
+    os.truncate(folder.metrics, 10)
+    with pytest.raises(RunFolderError, match=r"metrics\.jsonl: has 10 bytes but the checkpoint"):
+        small_run(tmp_path)
+    assert folder.last.read_bytes() == before
+
+
+def test_a_damaged_checkpoint_is_named_and_nothing_is_touched(tmp_path):
+    folder = interrupted(tmp_path)
+    sound, metrics = folder.last.read_bytes(), folder.metrics.read_bytes()
+    damaged = sound[:-1] + bytes([sound[-1] ^ 1])
+    folder.last.write_bytes(damaged)
+    with pytest.raises(CheckpointError, match="is damaged") as caught:
+        small_run(tmp_path)
+    assert str(folder.last) in str(caught.value)
+    assert (folder.last.read_bytes(), folder.metrics.read_bytes()) == (damaged, metrics)
+    folder.last.write_bytes(sound)
+    assert small_run(tmp_path).finished
+
+
+def test_a_checkpoint_of_another_model_is_named(tmp_path):
+    folder = interrupted(tmp_path)
+    with pytest.raises(CheckpointError, match="does not fit the model") as caught:
+        small_run(tmp_path, "deep-residual")
+    assert str(folder.last) in str(caught.value)
+    with pytest.raises(CheckpointError, match="does not fit this run") as caught:
+        small_run(tmp_path, rule="nt-asgd")
+    assert str(folder.last) in str(caught.value)
+
+
+@pytest.mark.parametrize("split", range(3))
+def test_a_changed_text_is_refused_and_nothing_is_touched(tmp_path, split):
+    folder = interrupted(tmp_path)
+    metrics = folder.metrics.read_bytes()
+    changed = [ids.copy() for ids in text()]
+    changed[split][5] = (changed[split][5] + 1) % V
+    with pytest.raises(RunFolderError, match="the text has changed since this run was saved"):
+        small_run(tmp_path, ids=Ids(*changed))
+    assert folder.metrics.read_bytes() == metrics
+    assert small_run(tmp_path).finished
+
+
+def test_a_run_without_its_checkpoint_starts_over(tmp_path):
+    small_run(tmp_path / "whole")
+    folder = interrupted(tmp_path / "run")
+    folder.last.unlink()
+    small_run(tmp_path / "run")
+    assert unlike(all_of(tmp_path / "run"), all_of(tmp_path / "whole")) == []
+
+
+def test_an_interrupted_run_has_the_best_weights_on_disk(tmp_path):
+    outcome = small_run(tmp_path, rule=interrupted_after(15, "sgd"))
+    assert (outcome.epoch, outcome.best_epoch, outcome.test) == (2, 1, None)
+    small_run(tmp_path / "one", epochs=1)
+    best = weights(tmp_path / "best.safetensors")
+    expected = weights(tmp_path / "one" / "best.safetensors")
+    assert all(torch.equal(best[name], expected[name]) for name in expected)

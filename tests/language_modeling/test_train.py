@@ -1,0 +1,567 @@
+"""The training loop: what a step, an epoch and the end of a run do, held against hand-made ones."""
+
+import itertools
+import math
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from drill.data import DataError, Ids, Segment, columns, sequence_lengths, training_segments
+from drill.language_modeling import train as training
+from drill.language_modeling.perplexity import Perplexity, perplexity
+from drill.language_modeling.train import train
+from drill.training.optim import AdamW, Asgd, NtAsgd, Sgd
+from drill.training.precision import effective, products
+from drill.training.progress import Progress
+from drill.training.run.checkpoint import fingerprint_in, load, load_into
+from drill.training.run.folder import RunFolder
+from tests.tiny_runs import (
+    BATCH,
+    BPTT,
+    V,
+    all_of,
+    assert_close_rows,
+    interrupted_after,
+    rows,
+    small_model,
+    small_run,
+    text,
+    unlike,
+    weights,
+)
+
+
+class Spy(Sgd):
+    """SGD that notes what every step was told and what its optimiser did."""
+
+    def __init__(self, lr: float = 5.0, **options) -> None:
+        super().__init__(lr, **options)
+        self.rates: list[float] = []
+        self.norms: list[float] = []
+        self.told: list[tuple[int, int, float]] = []
+
+    def build(self):
+        optimizer = super().build()
+        act = optimizer.step
+
+        def step() -> None:
+            self.rates.append(optimizer.param_groups[0]["lr"])
+            grads = [p.grad for p in self.parameters.values()]
+            self.norms.append(math.sqrt(sum(float(grad.square().sum()) for grad in grads)))
+            act()
+
+        optimizer.step = step
+        return optimizer
+
+    def step(self, sampled_length: int, bptt: int, progress: float) -> None:
+        self.told.append((sampled_length, bptt, progress))
+        super().step(sampled_length, bptt, progress)
+
+
+def scripted(monkeypatch, losses: list[float]) -> None:
+    """Validations give ``losses``, one after the other; the test gives 1."""
+    left = iter(losses)
+
+    def score(model, ids, **_: object) -> Perplexity:
+        count = ids.numel() - ids.shape[1]
+        return Perplexity(next(left, 1.0) * count, count, ids.shape[1])
+
+    monkeypatch.setattr(training, "perplexity", score)
+
+
+def segments(epochs: int) -> list[list[Segment]]:
+    """Those of each epoch of ``small_run``."""
+    lengths = sequence_lengths(3, BPTT)
+    return [list(training_segments(len(text().train) // BATCH, lengths)) for _ in range(epochs)]
+
+
+# -- a step ---------------------------------------------------------------------------------------
+
+
+def test_one_step_by_hand(tmp_path):
+    """Loss with both regularisers, one norm over all gradients, decay of everything."""
+    layer, lr, decay, clip = "deep-residual", 4.0, 0.01, 0.1
+    tokens, batch = 45, 3  # 15 rows: one segment, cut from a sampled length of 25
+    ids = Ids(text().train[:tokens], text().valid, text().test)
+    rule = Spy(lr, weight_decay=decay, clip=clip)
+    options = {"activation": 2.0, "slowness": 1.0}
+    small_run(tmp_path, layer, rule, dropout=0.0, dtype=torch.float64, ids=ids, epochs=1,
+              batch_size=batch, bptt=20, seed=6, **options)  # fmt: skip
+    [(sampled, bptt, progress)] = rule.told
+    assert (sampled, bptt, progress) == (25, 20, 0.0)
+
+    model = small_model(layer, dropout=0.0, dtype=torch.float64)
+    data = columns(ids.train, batch)
+    loss = model.loss(data[:14], data[1:15], **options)
+    loss.total.backward()
+    norm = math.sqrt(sum(float(p.grad.square().sum()) for p in model.parameters()))
+    assert norm > clip
+    assert rule.norms == pytest.approx([clip], rel=1e-5)
+    last = weights(RunFolder(tmp_path).last)
+    for name, p in model.named_parameters():
+        step = p.grad * clip / (norm + 1e-6) + decay * p.detach()
+        expected = p.detach() - lr * sampled / 20 * step
+        torch.testing.assert_close(last[f"model/{name}"], expected, rtol=1e-9, atol=1e-12)
+    [row, _] = rows(tmp_path)
+    assert row["train_loss"] == pytest.approx(loss.nll.item(), rel=1e-12)
+    assert row["train_loss"] < loss.total.item() - 1e-6  # the regularisers are not in it
+
+
+def test_the_rate_of_a_step_follows_the_sampled_length_even_of_a_cut_segment(tmp_path):
+    rule = Spy(5.0)
+    small_run(tmp_path, rule=rule, epochs=3)
+    planned = [s for epoch in segments(3) for s in epoch]
+    assert any(s.length < s.sampled_length for s in planned)
+    assert rule.rates == [5.0 * s.sampled_length / BPTT for s in planned]
+    assert [length for length, _, _ in rule.told] == [s.sampled_length for s in planned]
+    assert {row["lr"] for row in rows(tmp_path) if row["kind"] == "epoch"} == {5.0}
+
+
+def test_steps_are_told_how_much_of_the_run_is_done(tmp_path):
+    rule = Spy()
+    small_run(tmp_path, rule=rule, epochs=2)
+    told = [progress for _, _, progress in rule.told]
+    planned = [(i + s.start / 100) / 2 for i, epoch in enumerate(segments(2)) for s in epoch]
+    assert told == planned
+    assert told == sorted(told)
+    assert 0.9 < told[-1] < 1.0
+
+
+@pytest.mark.parametrize(
+    ("options", "lengths"),
+    [
+        ({"seed": 141}, [67, 70, 73, 71, 76, 72, 76, 62, 74, 73, 70, 32]),
+        ({"seed": 28}, [64, 70, 63, 70, 33, 72, 60, 70, 76, 36, 70, 68]),
+        (
+            {"seed": 28, "length_seed": 331, "length_cap": 80},  # as finetuning has them
+            [71, 66, 73, 70, 65, 75, 72, 59, 26, 71, 41, 37],
+        ),
+    ],
+)
+def test_the_golden_lengths(tmp_path, options, lengths):
+    rule = Spy()
+    ids = Ids(text(train=2 * 1000).train, *text()[1:])
+    small_run(tmp_path, rule=rule, ids=ids, epochs=1, batch_size=2, bptt=70, **options)
+    assert [length for length, _, _ in rule.told][:12] == lengths
+
+
+def test_a_cap_bounds_every_length(tmp_path):
+    rule = Spy()
+    small_run(tmp_path, rule=rule, epochs=2, length_cap=8)
+    assert max(length for length, _, _ in rule.told) == 8
+
+
+@pytest.mark.parametrize("more", [1, 2, 3])
+def test_the_last_segment_has_two_rows_or_there_is_none(tmp_path, more):
+    """A single row has no difference in time: its mean would be NaN."""
+    first = next(sequence_lengths(3, BPTT))
+    ids = Ids(text().train[: BATCH * (first + more)], *text()[1:])
+    rule = Spy()
+    small_run(tmp_path, rule=rule, ids=ids, epochs=1, slowness=1.0)
+    assert len(rule.told) == (2 if more == 3 else 1)
+    assert all(torch.isfinite(p).all() for p in weights(RunFolder(tmp_path).best).values())
+
+
+# -- an epoch -------------------------------------------------------------------------------------
+
+
+def test_the_state_is_zero_at_an_epochs_start_and_carried_in_it(tmp_path):
+    model = small_model()
+    loss, given, made = model.loss, [], []
+
+    def noted(ids, targets, state=None, **options):
+        given.append(state)
+        found = loss(ids, targets, state, **options)
+        made.append(found.state)
+        return found
+
+    model.loss = noted
+    small_run(tmp_path, model=model, epochs=2)
+    starts = [s.start for epoch in segments(2) for s in epoch]
+    for i, start in enumerate(starts):
+        if start == 0:
+            assert given[i] is None
+            continue
+        for mine, before in zip(given[i], made[i - 1], strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(mine, before, strict=True))
+            assert not any(tensor.requires_grad for tensor in mine)
+            assert all(tensor.abs().sum() > 0 for tensor in mine)
+    assert starts.count(0) == 2
+
+
+def test_the_reported_loss_is_the_mean_over_rows_without_regularisers(tmp_path):
+    model = small_model()
+    loss, found = model.loss, []
+
+    def noted(*arguments, **options):
+        held = loss(*arguments, **options)
+        found.append(held.nll.item())
+        return held
+
+    model.loss = noted
+    small_run(tmp_path, model=model, epochs=2, activation=50.0, slowness=50.0)
+    left = iter(found)
+    for row, planned in zip(rows(tmp_path), segments(2), strict=False):
+        sizes = [s.length for s in planned]
+        expected = sum(next(left) * size for size in sizes) / sum(sizes)
+        assert row["train_loss"] == pytest.approx(expected, rel=1e-7)
+        assert row["train_perplexity"] == pytest.approx(math.exp(expected), rel=1e-6)
+        assert row["tokens"] == sum(sizes) * BATCH
+    assert [row["step"] for row in rows(tmp_path)[:2]] == [len(segments(2)[0]), len(found)]
+
+
+def test_averages_are_validated_and_kept_while_training_goes_on_from_the_iterates(tmp_path):
+    rule, model = Asgd(5.0), small_model("deep-residual")
+    act, stepped, shown = rule.step, [], []
+
+    def values() -> dict:
+        return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    def step(*arguments) -> None:
+        act(*arguments)
+        stepped.append(values())
+
+    def show(report: Progress) -> None:
+        if report.row is not None:
+            held = {name: rule.optimizer.state[p]["average"].clone()
+                    for name, p in rule.parameters.items()}  # fmt: skip
+            shown.append((report.row, held, values(), stepped[-1]))
+
+    rule.step = step
+    outcome = small_run(tmp_path, rule=rule, model=model, progress=show, epochs=3)
+    for row, averages, after, before in shown:
+        assert row["averaged"]
+        assert all(torch.equal(after[name], before[name]) for name in before)
+        assert not any(torch.equal(averages[name], before[name]) for name in before)
+        other = small_model("deep-residual")
+        for name, p in other.named_parameters():
+            p.data = averages[name]
+        assert perplexity(other, text().valid, bptt=BPTT).loss == row["valid_loss"]
+    folder = RunFolder(tmp_path)
+    best, last = weights(folder.best), weights(folder.last)
+    _, averages, iterates, _ = shown[outcome.best_epoch - 1]
+    assert best.keys() == averages.keys()
+    assert all(torch.equal(best[name], averages[name]) for name in best)
+    _, _, iterates, _ = shown[-1]
+    assert all(torch.equal(last[f"model/{name}"], iterates[name]) for name in iterates)
+
+
+def test_nt_asgd_starts_to_average_after_the_epoch_that_triggers(tmp_path, monkeypatch):
+    """Epoch 8 is worse than the best before the last five; the better ones later change nothing."""
+    losses = [5.0, 4.0, 4.5, 4.2, 4.1, 3.9, 3.8, 4.05, 3.0, 2.0, 9.0]
+    scripted(monkeypatch, losses)
+    small_run(tmp_path, rule=NtAsgd(1.0, patience=5), epochs=11)
+    found = [row for row in rows(tmp_path) if row["kind"] == "epoch"]
+    assert [row["valid_loss"] for row in found] == pytest.approx(losses)
+    assert [row["averaged"] for row in found] == [False] * 8 + [True] * 3
+    best = [row["epoch"] for row in found if row["best"]]
+    assert best == [1, 2, 6, 7, 9, 10]
+
+
+def test_nt_asgd_is_sgd_where_nothing_triggers(tmp_path, monkeypatch):
+    scripted(monkeypatch, [5.0, 4.0, 3.0] * 2)
+    small_run(tmp_path / "a", rule=NtAsgd(2.0, patience=5))
+    small_run(tmp_path / "b", rule=Sgd(2.0))
+    assert [row["averaged"] for row in rows(tmp_path / "a")[:3]] == [False] * 3
+    one, other = (weights(RunFolder(tmp_path / name).last) for name in "ab")
+    assert all(torch.equal(one[key], other[key]) for key in one if key.startswith("model/"))
+
+
+# -- the end --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layer", ["tied", "mixture", "sampled"])
+def test_the_test_is_that_of_the_saved_file(tmp_path, layer):
+    model = small_model(layer)
+    outcome = small_run(tmp_path, rule="nt-asgd", model=model, epochs=4)
+    fresh = small_model(layer, dropout=0.0)
+    numbers = load_into(fresh, RunFolder(tmp_path).best)
+    valid, test = (perplexity(fresh, ids, batch_size=size, bptt=BPTT)
+                   for ids, size in ((text().valid, 10), (text().test, 1)))  # fmt: skip
+    assert (outcome.valid, outcome.test) == (valid, test)
+    assert (valid.columns, valid.tokens) == (10, 110)
+    assert (test.columns, test.tokens) == (1, 89)
+    assert numbers["epoch"] == outcome.best_epoch
+    assert all(map(torch.equal, model.parameters(), fresh.parameters()))  # it is the best one
+    *epochs, last = rows(tmp_path)
+    assert last == {
+        "kind": "test",
+        "epoch": outcome.best_epoch,
+        "valid_loss": valid.nll / 110,
+        "valid_perplexity": math.exp(valid.nll / 110),
+        "valid_published": math.exp(valid.nll / 120),
+        "test_loss": test.nll / 89,
+        "test_perplexity": math.exp(test.nll / 89),
+        "test_published": math.exp(test.nll / 90),
+        "weights_fingerprint": fingerprint_in(RunFolder(tmp_path).best),
+    }
+    assert min(row["valid_loss"] for row in epochs) == last["valid_loss"]
+    assert [row["epoch"] for row in epochs if row["best"]][-1] == outcome.best_epoch
+
+
+def test_a_text_too_short_to_test_is_refused_before_training(tmp_path):
+    ids = Ids(*text()[:2], text().test[:5])
+    with pytest.raises(DataError, match="5 tokens in 4 columns give 1 rows"):
+        small_run(tmp_path / "run", ids=ids, test_batch_size=4)
+    assert not (tmp_path / "run").exists()
+
+
+# -- finetuning -----------------------------------------------------------------------------------
+
+
+def test_finetuning_stops_by_the_rule_and_the_given_weights_are_no_epoch_of_it(
+    tmp_path, monkeypatch
+):
+    """The first entry is the baseline; epoch 7 is worse than the best before the last five."""
+    losses = [1.0, 5.0, 4.0, 4.5, 4.2, 4.4, 4.3, 5.5]
+    scripted(monkeypatch, losses)
+    outcome = small_run(tmp_path, rule=Asgd(1.0), epochs=50, baseline=True, patience=5)
+    found = [row for row in rows(tmp_path) if row["kind"] == "epoch"]
+    assert [row["epoch"] for row in found] == list(range(8))
+    assert (outcome.finished, outcome.epoch, outcome.best_epoch) == (True, 7, 0)
+
+
+def test_given_weights_stay_where_nothing_is_better(tmp_path, monkeypatch):
+    scripted(monkeypatch, [2.0, 3.0, 2.5, 2.1])
+    outcome = small_run(tmp_path, "deep-residual", Asgd(5.0), baseline=True)
+    given = small_model("deep-residual")
+    best, numbers = load(RunFolder(tmp_path).best)
+    assert numbers["epoch"] == 0
+    assert outcome.best_epoch == 0
+    assert all(torch.equal(best[name], p) for name, p in given.named_parameters())
+    first = rows(tmp_path)[0]
+    assert (first["epoch"], first["step"], first["tokens"]) == (0, 0, 0)
+    assert (first["train_loss"], first["train_perplexity"], first["best"]) == (None, None, True)
+    assert not first["averaged"]
+
+
+def test_better_weights_replace_the_given_ones(tmp_path):
+    outcome = small_run(tmp_path, rule="sgd", baseline=True)
+    assert outcome.best_epoch > 0
+    assert rows(tmp_path)[0]["valid_loss"] > outcome.valid.loss
+
+
+# -- micro-batches --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("layer", "micro_batch"),
+    [("tied", 3), ("deep-residual", 1), ("deep-residual", 3), ("mixture", 3), ("adaptive", 3)],
+)
+def test_micro_batches_train_as_the_whole_batch_does(tmp_path, layer, micro_batch):
+    options = {"dropout": 0.0, "dtype": torch.float64, "epochs": 2}
+    small_run(tmp_path / "whole", layer, "asgd", **options)
+    small_run(tmp_path / "pieces", layer, "asgd", micro_batch=micro_batch, **options)
+    whole, pieces = (weights(RunFolder(tmp_path / name).last) for name in ("whole", "pieces"))
+    assert whole.keys() == pieces.keys()
+    for key, expected in whole.items():
+        if not key.startswith("random/"):
+            torch.testing.assert_close(pieces[key], expected, rtol=1e-10, atol=1e-12)
+    assert_close_rows(tmp_path / "pieces", tmp_path / "whole", rel=1e-10)
+
+
+def test_a_micro_batch_of_the_whole_batch_is_no_micro_batch(tmp_path):
+    for size in (None, BATCH, 100):
+        small_run(tmp_path / str(size), "deep-residual", micro_batch=size)
+    assert rows(tmp_path / "None") == rows(tmp_path / str(BATCH)) == rows(tmp_path / "100")
+
+
+# -- precision ------------------------------------------------------------------------------------
+
+
+def flags() -> tuple[bool, bool]:
+    return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize(
+    ("precision", "inside"), [("float32", False), ("tf32", True), ("bfloat16", True)]
+)
+def test_the_precision_holds_for_the_run_and_no_longer(tmp_path, precision, inside, before):
+    found, held = [], flags()
+    for place in (torch.backends.cuda.matmul, torch.backends.cudnn):
+        place.allow_tf32 = before
+    try:
+        small_run(tmp_path, epochs=1, precision=precision,
+                  progress=lambda report: found.append(flags()))  # fmt: skip
+        assert set(found) == {(inside, inside)}
+        assert flags() == (before, before)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = held
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "expected"),
+    [("cpu", (9, 0), "float32"), ("cuda", (7, 5), "tf32"), ("cuda", (8, 0), "bfloat16")],
+)
+def test_auto_is_the_fast_precision_of_the_device(monkeypatch, device, capability, expected):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    place = torch.device(device)
+    assert effective("auto", place) == expected
+    with products("auto", place) as autocast:
+        assert autocast is (torch.bfloat16 if expected == "bfloat16" else None)
+
+
+@pytest.mark.parametrize("layer", ["tied", "deep-residual", "mixture", "adaptive"])
+def test_bfloat16_trains_float32_weights(tmp_path, layer):
+    for precision in ("bfloat16", "float32"):
+        small_run(tmp_path / precision, layer, "sgd", precision=precision, epochs=3)
+    lower, plain = rows(tmp_path / "bfloat16"), rows(tmp_path / "float32")
+    assert {p.dtype for p in weights(RunFolder(tmp_path / "bfloat16").best).values()} == {
+        torch.float32
+    }
+    assert lower[0]["valid_loss"] != plain[0]["valid_loss"]  # it is another precision
+    for mine, expected in zip(lower, plain, strict=True):
+        assert mine["valid_loss"] == pytest.approx(expected["valid_loss"], rel=0.05)
+    assert lower[-1]["valid_loss"] < math.log(V) - 0.02
+
+
+@pytest.mark.parametrize(("precision", "expected"), [("bfloat16", True), ("tf32", False)])
+def test_steps_and_validation_run_under_the_autocast_of_the_precision(
+    tmp_path, precision, expected
+):
+    model, seen = small_model(), []
+
+    def note(module, given):
+        seen.append((module.training, torch.is_autocast_enabled("cpu")))
+
+    model.encoder.register_forward_pre_hook(note)
+    small_run(tmp_path, model=model, epochs=1, precision=precision)
+    assert set(seen) == {(True, expected), (False, expected)}
+
+
+# -- progress and options -------------------------------------------------------------------------
+
+
+def test_progress_is_told_and_a_row_ends_every_epoch(tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "SHOW_EVERY", 0.0)
+    told: list[Progress] = []
+    small_run(tmp_path, epochs=2, progress=told.append)
+    ends = [report for report in told if report.row is not None]
+    assert [report.epoch for report in ends] == [1, 2]
+    assert len(told) == sum(map(len, segments(2))) + 2
+    assert all(0.0 < report.share <= 1.0 for report in told)
+    assert [report.step for report in told] == sorted(report.step for report in told)
+    assert all(math.isfinite(report.loss) and report.seconds_left >= 0.0 for report in told)
+    assert all(report.tokens_per_second > 0.0 for report in told)
+    assert ends[-1].seconds_left < 0.1
+    held = RunFolder(tmp_path).rows()
+    assert [row["seconds"] > 0.0 for row in held[:2]] == [True, True]
+    assert held[0]["elapsed"] < held[1]["elapsed"] < held[2]["elapsed"]
+    assert [report.row for report in ends] == held[:2]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"epochs": 0}, "epochs is at least 1, not 0"),
+        ({"micro_batch": 0}, "micro_batch is at least 1, not 0"),
+        ({"save_every": -1.0}, "save_every is at least 0 seconds, not -1"),
+        ({"save_every": math.nan}, "save_every is at least 0 seconds, not nan"),
+        ({"seed": -1}, "seed lies in 0 to 2"),
+        ({"patience": -1}, "patience is at least 0, not -1"),
+        ({"max_minutes": 0.0}, "max_minutes is a positive number, not 0.0"),
+        ({"max_minutes": math.nan}, "max_minutes is a positive number, not nan"),
+        ({"precision": "float8"}, "precision is auto, float32, tf32 or bfloat16, not 'float8'"),
+        ({"batch_size": 399}, "400 tokens in 399 columns give 1 rows"),
+        ({"batch_size": 200}, "2 rows hold no segment of 2 rows and a target"),
+        ({"valid_batch_size": 100}, "120 tokens in 100 columns give 1 rows"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_is_written(tmp_path, options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        small_run(tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_same_seed_gives_the_same_run_and_another_one_another(tmp_path):
+    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
+        small_run(tmp_path / name, seed=seed)
+    assert rows(tmp_path / "a") == rows(tmp_path / "b")
+    assert rows(tmp_path / "a") != rows(tmp_path / "c")
+
+
+def test_a_model_with_frozen_parameters_trains_the_others(tmp_path):
+    model = small_model("deep-residual")
+    model.encoder.embedding.weight.requires_grad_(False)
+    before = model.encoder.embedding.weight.clone()
+    train(model, text(), RunFolder(tmp_path), Asgd(5.0), epochs=1, batch_size=4, bptt=10)
+    assert torch.equal(model.encoder.embedding.weight, before)
+    assert "encoder.embedding.weight" in weights(RunFolder(tmp_path).best)
+
+
+def test_validation_does_not_slow_down_the_rate_of_training(tmp_path, monkeypatch):
+    def slow(*arguments, **options):
+        time.sleep(0.3)
+        return perplexity(*arguments, **options)
+
+    monkeypatch.setattr("drill.language_modeling.train.perplexity", slow)
+    small_run(tmp_path, epochs=2)
+    for row in RunFolder(tmp_path).rows()[:2]:
+        trained = row["tokens"] / row["tokens_per_second"]
+        assert 0.0 < trained <= row["seconds"] - 0.3
+
+
+# -- the limit of time ----------------------------------------------------------------------------
+
+
+def timed(monkeypatch, path: Path, minutes: float | None, **options):
+    """A run in which every look at the clock is a second later."""
+    with monkeypatch.context() as patch:
+        clock = itertools.count(time.monotonic())
+        patch.setattr("time.monotonic", lambda: next(clock))
+        return small_run(path, max_minutes=minutes, **options)
+
+
+def test_the_clock_ends_a_run_inside_an_epoch_with_a_validation_and_the_test(tmp_path, monkeypatch):
+    outcome = timed(monkeypatch, tmp_path, 0.5, epochs=50)
+    assert outcome.finished
+    assert outcome.out_of_time
+    assert outcome.test is not None
+    held = rows(tmp_path)
+    assert [row["kind"] for row in held[-2:]] == ["validation", "test"]
+    assert outcome.epoch == held[-2]["epoch"] < 50
+    assert 30.0 <= RunFolder(tmp_path).rows()[-2]["elapsed"] < 40.0
+    before = all_of(tmp_path)
+    assert timed(monkeypatch, tmp_path, 0.5, epochs=50) == outcome  # it has ended
+    assert unlike(all_of(tmp_path), before) == []
+
+
+@pytest.mark.parametrize("rule", ["sgd", "nt-asgd"])
+def test_a_run_that_the_clock_has_ended_goes_on_as_if_it_had_not(tmp_path, monkeypatch, rule):
+    small_run(tmp_path / "whole", rule=rule, epochs=4)
+    for minutes in (0.3, 0.5, 0.7, None):
+        assert timed(monkeypatch, tmp_path / "pieces", minutes, rule=rule, epochs=4).finished
+    both = [rows(tmp_path / name) for name in ("whole", "pieces")]
+    whole, pieces = ([row for row in each if row["kind"] == "epoch"] for each in both)
+    assert len(both[1]) > len(both[0])  # validations inside epochs
+    for row in (*whole, *pieces):
+        row.pop("best")  # those inside may have been better
+    assert pieces == whole
+
+
+@pytest.mark.parametrize("options", [{"epochs": 1}, {"epochs": 500, "patience": 1}])
+def test_a_run_that_ends_by_itself_is_not_out_of_time(tmp_path, options):
+    """By its epochs or by its patience: a larger limit would change nothing."""
+    for _ in range(2):  # trained, and asked again
+        outcome = small_run(tmp_path, max_minutes=60.0, **options)
+        assert (outcome.finished, outcome.out_of_time) == (True, False)
+        assert outcome.epoch < 500
+
+
+def test_a_schedule_follows_the_clock(tmp_path, monkeypatch):
+    rule = AdamW(0.01, schedule="cosine", warmup=0.1)
+    timed(monkeypatch, tmp_path, 0.5, rule=rule, epochs=1000)
+    assert rows(tmp_path)[-2]["lr"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_limit_that_is_over_before_any_validation_still_gives_a_tested_model(
+    tmp_path, monkeypatch
+):
+    small_run(tmp_path, rule=interrupted_after(3, "sgd"), epochs=5)
+    outcome = timed(monkeypatch, tmp_path, 1e-9, epochs=5)
+    assert (outcome.finished, outcome.epoch) == (True, 1)
+    assert outcome.test is not None
+    assert rows(tmp_path)[0]["step"] == 4

@@ -1,0 +1,137 @@
+"""The counted costs against the paper's closed forms, on sizes that share no factor by accident."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from drill import (
+    LAYERS,
+    AdaptiveSoftmax,
+    DeepResidual,
+    DualNonlinear,
+    MixtureOfSoftmaxes,
+    SampledSoftmax,
+    TiedSoftmax,
+)
+from drill.layers.cost import FORMULAE, cost, example_layers, zipf_counts
+
+V, d, h, j, k, K, N = 507, 24, 40, 12, 3, 5, 33
+
+# name -> (own parameters, FLOPs of one nll forward and backward)
+CLOSED_FORMS = {
+    "full": (V * h + V, 6 * N * V * h),
+    "tied": (V, 6 * N * V * d),
+    "bilinear": (d * h + V, 6 * N * V * h + 6 * V * d * h),
+    "dual": (d * j + j * h + 2 * j + V, 6 * N * V * j + 6 * V * d * j + 6 * N * h * j),
+    "deep-residual": (k * (d * d + d) + V, 6 * N * V * d + k * 6 * V * d * d),
+    "mixture": (h * K + (h * d + d) * K + V, K * (6 * N * V * d + 6 * N * h * d + 6 * N * h)),
+}
+
+
+@pytest.fixture(scope="module")
+def layers():
+    return example_layers(V, d, h, depth=k, experts=K, joint=j)
+
+
+def test_every_layer_has_a_row(layers):
+    assert list(layers) == list(LAYERS)
+    assert list(FORMULAE) == list(LAYERS)
+    for name, layer in layers.items():
+        assert type(layer) is LAYERS[name]
+
+
+@pytest.mark.parametrize("name", CLOSED_FORMS)
+def test_parameters_and_training_follow_the_closed_forms(layers, name):
+    counted = cost(layers[name], N)
+    assert (counted.parameters, counted.train_flops) == CLOSED_FORMS[name]
+
+
+@pytest.mark.parametrize("name", ["full", "tied", "bilinear", "dual", "deep-residual"])
+def test_inference_costs_what_the_folded_head_costs(layers, name):
+    layer = layers[name]
+    head, hidden = layer.fold(), torch.empty(N, layer.hidden_size, device="meta")
+    with FlopCounterMode(display=False) as counter:
+        head(layer.context(hidden))
+    counted = cost(layer, N)
+    assert counted.folded
+    assert counted.inference_flops == counter.get_total_flops()
+
+
+def test_a_deep_residual_layer_deploys_at_the_price_of_a_tied_one(layers):
+    deep, tied = cost(layers["deep-residual"], N), cost(layers["tied"], N)
+    assert deep.train_flops > tied.train_flops
+    assert deep.inference_flops == tied.inference_flops == 2 * N * V * d
+
+
+def test_a_mixture_does_not_fold_and_pays_for_every_expert(layers):
+    counted = cost(layers["mixture"], N)
+    assert not counted.folded
+    assert counted.inference_flops == K * (2 * N * V * d + 2 * N * h * d + 2 * N * h)
+
+
+def test_a_mixture_encodes_deep_labels_once():
+    deep = DeepResidual(nn.Embedding(V, d), depth=k)
+    over_deep = cost(MixtureOfSoftmaxes(deep, K), N)
+    over_tied = cost(MixtureOfSoftmaxes(TiedSoftmax(nn.Embedding(V, d)), K), N)
+    assert over_deep.parameters - over_tied.parameters == k * (d * d + d)
+    assert over_deep.train_flops - over_tied.train_flops == k * 6 * V * d * d
+    assert over_deep.inference_flops == over_tied.inference_flops
+
+
+def test_a_sampled_softmax_encodes_and_scores_only_what_it_needs():
+    deep, S = DeepResidual(nn.Embedding(V, d), depth=k), 17
+    counted = cost(SampledSoftmax(deep, S), N)
+    assert counted.train_flops == 6 * N * S * d + k * 6 * (N + S) * d * d
+    assert counted.parameters == cost(deep, N).parameters
+    assert counted.inference_flops == cost(deep, N).inference_flops
+    assert counted.folded
+    assert cost(SampledSoftmax(deep, S).eval(), N) == counted
+
+
+def test_an_adaptive_softmax_is_counted_as_it_runs():
+    embedding = nn.Embedding(V, d)
+    nn.init.uniform_(embedding.weight, -0.1, 0.1)
+    layer = AdaptiveSoftmax(TiedSoftmax(embedding), [30, 200])
+    counts = zipf_counts(layer, N)
+    first, second = counts
+    assert first > second > 0
+    targets = torch.tensor([3] * (N - first - second) + [100] * first + [300] * second)
+    hidden = torch.randn(N, d, requires_grad=True)
+    with FlopCounterMode(display=False) as counter:
+        layer.nll(hidden, targets, impl="reference").backward()
+    counted = cost(layer, N)
+    assert counted.train_flops == counter.get_total_flops()
+    assert counted.parameters == V + 2 * (d + 1) + 2 * d * (d // 4 + round(d / 16))
+    assert not counted.folded
+    head, narrow = 2 * N * d * (30 + 2), zip((170, V - 200), (d // 4, round(d / 16)), strict=True)
+    assert counted.inference_flops == head + sum(2 * N * k_i * (d + V_i) for V_i, k_i in narrow)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_costs_the_same_in_every_precision(layers, name, dtype):
+    assert cost(copy.deepcopy(layers[name]).to(dtype), N) == cost(layers[name], N)
+
+
+def test_the_fused_encoder_costs_what_the_loop_costs(layers):
+    fused = DeepResidual(nn.Embedding(V, d), depth=k, encoder="triton")
+    assert cost(fused, N) == cost(layers["deep-residual"], N)
+    assert fused.encoder == "triton"
+
+
+def test_depth_zero_costs_what_tying_costs():
+    embedding = nn.Embedding(V, d)
+    assert cost(DeepResidual(embedding, depth=0), N) == cost(TiedSoftmax(embedding), N)
+
+
+def test_a_layer_in_use_is_left_as_it_was():
+    layer = DualNonlinear(nn.Embedding(V, d), h, j)
+    before = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
+    cost(layer, N)
+    for name, parameter in layer.named_parameters():
+        assert parameter.device.type == "cpu"
+        assert parameter.grad is None
+        assert torch.equal(parameter, before[name])

@@ -1,0 +1,381 @@
+"""AWD-LSTM against a recurrence written out by hand, and each of its five dropouts on its own."""
+
+import math
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from drill.kernels.lstm import lstm as kernel
+from drill.kernels.lstm.lstm import in_one_buffer
+from drill.kernels.runtime.dropout_masks import drop_entries
+from drill.models import AwdLstm
+from drill.models import awd_lstm as module
+
+V, d, H, T, B = 53, 12, 17, 7, 5
+SITES = [
+    "dropout_embedding",
+    "dropout_input",
+    "dropout_hidden",
+    "dropout_output",
+    "weight_drop",
+]
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+def make(layers: int = 3, dtype: torch.dtype = torch.float64, **dropouts) -> AwdLstm:
+    """An encoder with only the dropouts asked for."""
+    options = {**dict.fromkeys(SITES, 0.0), **dropouts}
+    return AwdLstm(nn.Embedding(V, d, dtype=dtype), H, layers, **options)
+
+
+def text() -> Tensor:
+    return torch.randint(V, (T, B))
+
+
+def by_hand(encoder: AwdLstm, ids: Tensor, hidden_weights: list[Tensor] | None = None) -> Tensor:
+    """The LSTM equations, one step and one layer at a time; nothing dropped but what is given."""
+    x = encoder.embedding.weight[ids]
+    for i, lstm in enumerate(encoder.lstms):
+        W, b, b_hh = lstm.weight_ih_l0, lstm.bias_ih_l0, lstm.bias_hh_l0
+        U = lstm.weight_hh_l0 if hidden_weights is None else hidden_weights[i]
+        h = c = x.new_zeros(x.shape[1], lstm.hidden_size)
+        steps = []
+        for x_t in x:
+            gates = x_t @ W.T + b + h @ U.T + b_hh
+            i_t, f_t, g_t, o_t = gates.chunk(4, dim=1)
+            c = f_t.sigmoid() * c + i_t.sigmoid() * g_t.tanh()
+            h = o_t.sigmoid() * c.tanh()
+            steps.append(h)
+        x = torch.stack(steps)
+    return x
+
+
+def gradients(encoder: AwdLstm, output: Tensor) -> list[Tensor]:
+    signs = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).view_as(output)
+    return list(torch.autograd.grad((output * signs).sum(), list(encoder.parameters())))
+
+
+# -- without dropout ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_outputs_and_gradients_are_those_of_the_equations(layers):
+    encoder, ids = make(layers), text()
+    encoded, truth = encoder(ids), by_hand(encoder, ids)
+    torch.testing.assert_close(encoded.output, truth, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        gradients(encoder, encoded.output), gradients(encoder, truth), rtol=0, atol=1e-12
+    )
+
+
+def test_shapes_and_the_tied_width_of_the_last_layer():
+    encoder = make()
+    output, raw, state = encoder(text())
+    assert output.shape == raw.shape == (T, B, d)
+    assert encoder.output_size == d
+    assert [[tuple(s.shape) for s in layer] for layer in state] == [
+        [(1, B, H)] * 2,
+        [(1, B, H)] * 2,
+        [(1, B, d)] * 2,
+    ]
+    wide = AwdLstm(nn.Embedding(V, d), H, output_size=H)
+    assert wide.output_size == H
+    assert wide(text()).output.shape == (T, B, H)
+
+
+def test_a_text_in_two_batches_is_the_text_in_one():
+    encoder, ids = make(), text()
+    whole = encoder(ids)
+    first = encoder(ids[:3])
+    second = encoder(ids[3:], first.state)
+    torch.testing.assert_close(torch.cat([first.output, second.output]), whole.output)
+    torch.testing.assert_close(second.state, whole.state)
+    assert not torch.allclose(encoder(ids[3:]).output, second.output)  # the state matters
+
+
+def test_the_initial_state_is_zero_and_what_no_state_means():
+    encoder, ids = make(), text()
+    zero = encoder.initial_state(B)
+    assert all((s == 0).all() for layer in zero for s in layer)
+    assert torch.equal(encoder(ids, zero).output, encoder(ids).output)
+
+
+def test_backward_stops_at_a_detached_state():
+    encoder, ids = make(), text()
+    first = encoder(ids[:3])
+    kept = encoder.detach(first.state)
+    assert [s.requires_grad for layer in kept for s in layer] == [False] * 6
+    assert torch.equal(kept[0][0], first.state[0][0])
+
+    def rows_with_gradient(state) -> set[int]:
+        (g,) = torch.autograd.grad(
+            encoder(ids[3:], state).output.sum(), encoder.embedding.weight, retain_graph=True
+        )
+        return set(g.abs().sum(1).nonzero().flatten().tolist())
+
+    late, early = set(ids[3:].flatten().tolist()), set(ids[:3].flatten().tolist())
+    assert rows_with_gradient(kept) == late
+    assert rows_with_gradient(first.state) == late | early
+
+
+# -- weight drop ----------------------------------------------------------------------------------
+
+
+def test_weight_drop_is_active_fresh_and_recurrent_only():
+    encoder, ids = make(weight_drop=0.5), text()
+    one, other = encoder(ids).output, encoder(ids).output
+    assert torch.equal(one[0], other[0])  # the first step has no past to be dropped
+    assert all(not torch.equal(one[t], other[t]) for t in range(1, T))
+
+
+def test_weight_drop_is_elementwise_on_hh_and_gradients_vanish_where_it_drops(monkeypatch):
+    drawn = []
+
+    def record(weight: Tensor, p: float) -> Tensor:
+        drawn.append(drop_entries(weight, p))
+        return drawn[-1]
+
+    monkeypatch.setattr(kernel, "drop_entries", record)
+    encoder, ids = make(weight_drop=0.5), text()
+    output = encoder(ids).output
+    assert [x.shape for x in drawn] == [lstm.weight_hh_l0.shape for lstm in encoder.lstms]
+    torch.testing.assert_close(output, by_hand(encoder, ids, drawn), rtol=0, atol=1e-12)
+    output.sum().backward()
+    for lstm, weight in zip(encoder.lstms, drawn, strict=True):
+        kept = weight != 0
+        torch.testing.assert_close(weight[kept], 2.0 * lstm.weight_hh_l0[kept])
+        assert 0.35 < kept.double().mean() < 0.65
+        assert 0 < kept[0].sum() < kept.shape[1]  # entries, not rows
+        assert 0 < kept[:, 0].sum() < kept.shape[0]  # nor columns
+        assert (lstm.weight_hh_l0.grad[~kept] == 0).all()
+        assert (lstm.weight_hh_l0.grad[kept] != 0).all()
+        for name in ("weight_ih_l0", "bias_ih_l0", "bias_hh_l0"):
+            assert (getattr(lstm, name).grad != 0).all()
+
+
+def test_the_recurrent_weight_is_one_parameter_in_every_mode():
+    encoder, ids = make(weight_drop=0.5), text()
+    names = [n for n, _ in encoder.named_parameters()]
+    kinds = ["weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"]
+    assert names == ["embedding.weight", *(f"lstms.{i}.{k}" for i in range(3) for k in kinds)]
+    before = dict(encoder.named_parameters())
+    encoder(ids)
+    encoder.eval()(ids)
+    encoder.train()(ids)
+    after = dict(encoder.named_parameters())
+    assert list(after) == list(encoder.state_dict()) == names
+    assert all(before[n] is after[n] for n in names)
+
+
+def test_evaluation_is_a_plain_lstm_with_the_raw_weights():
+    encoder, ids = make(dtype=torch.float32, **dict.fromkeys(SITES, 0.5)), text()
+    encoder(ids).output.sum().backward()  # nothing of a training step may stay behind
+    encoder.eval()
+    x = encoder.embedding(ids)
+    for lstm in encoder.lstms:
+        plain = nn.LSTM(lstm.input_size, lstm.hidden_size)
+        plain.load_state_dict(lstm.state_dict())
+        x, _ = plain.eval()(x)
+    encoded = encoder(ids)
+    assert torch.equal(encoded.output, x)
+    assert torch.equal(encoded.raw, x)
+
+
+def test_save_and_load_give_the_same_encoder(tmp_path):
+    one, ids = make(**dict.fromkeys(SITES, 0.5)), text()
+    one(ids).output.sum().backward()
+    save_file(one.state_dict(), tmp_path / "one.safetensors")
+    other = make(**dict.fromkeys(SITES, 0.5))
+    other.load_state_dict(load_file(tmp_path / "one.safetensors"))
+    assert torch.equal(one.eval()(ids).output, other.eval()(ids).output)
+    torch.manual_seed(3)
+    trained = one.train()(ids).output
+    torch.manual_seed(3)
+    assert torch.equal(trained, other.train()(ids).output)
+
+
+def test_a_loaded_or_stepped_weight_is_the_one_that_drops():
+    encoder, ids = make(weight_drop=0.5), text()
+    with torch.no_grad():
+        for lstm in encoder.lstms:
+            lstm.weight_hh_l0.zero_()
+    assert torch.equal(encoder(ids).output, encoder(ids).output)  # nothing left to drop
+
+
+def test_weights_in_one_buffer_are_the_same_weights_with_the_same_gradients():
+    lstm = make(1).lstms[0]
+    weights = list(lstm.all_weights[0])
+    found = in_one_buffer(weights)
+    torch.testing.assert_close(found, [w.detach() for w in weights], rtol=0, atol=0)
+    assert len({w.untyped_storage().data_ptr() for w in found}) == 1
+    ends = [w.storage_offset() + w.numel() for w in found]
+    assert [w.storage_offset() for w in found] == [0, *ends[:-1]]
+    grads = torch.autograd.grad(sum((i + 1) * w.sum() for i, w in enumerate(found)), weights)
+    assert [g.unique().tolist() for g in grads] == [[1.0], [2.0], [3.0], [4.0]]
+
+
+@pytest.mark.gpu
+def test_weight_drop_on_cudnn_is_active_and_never_warns():
+    encoder = make(dtype=torch.float32, weight_drop=0.5).cuda()
+    ids = text().cuda()
+    one, other = encoder(ids).output, encoder(ids).output  # warnings are errors here
+    assert torch.equal(one[0], other[0])
+    assert not torch.equal(one[1:], other[1:])
+    one.sum().backward()
+    zeros = (encoder.lstms[0].weight_hh_l0.grad == 0).float().mean().item()
+    assert 0.3 < zeros < 0.7
+
+
+# -- dropout off in train mode --------------------------------------------------------------------
+
+
+def test_without_dropout_trains_with_the_gradients_of_evaluation():
+    encoder, ids = make(**dict.fromkeys(SITES, 0.5)).eval(), text()
+    truth = encoder(ids).output
+    expected = gradients(encoder, truth)
+    with encoder.without_dropout():
+        assert encoder.training
+        assert all(lstm.training for lstm in encoder.lstms)  # cuDNN has no backward otherwise
+        one, other = encoder(ids), encoder(ids)
+        assert torch.equal(one.output, other.output)
+        assert torch.equal(one.output, one.raw)
+        torch.testing.assert_close(one.output, truth, rtol=0, atol=1e-12)
+        torch.testing.assert_close(gradients(encoder, one.output), expected, rtol=0, atol=1e-12)
+    assert not encoder.training
+    assert not any(lstm.training for lstm in encoder.lstms)
+
+
+def test_dropout_is_back_after_without_dropout_even_after_an_error():
+    encoder, ids = make(weight_drop=0.5), text()
+    with pytest.raises(KeyError), encoder.without_dropout(), encoder.without_dropout():
+        raise KeyError
+    assert encoder.training
+    assert not torch.equal(encoder(ids).output, encoder(ids).output)
+
+
+# -- where and in which order ---------------------------------------------------------------------
+
+
+def test_the_order_of_the_dropouts(monkeypatch):
+    calls = []
+
+    def rows(x, ids, count, p):
+        calls.append(("rows", p, x))
+        return x + 1
+
+    def locked(x, p):
+        calls.append(("locked", p, x))
+        return x + 1
+
+    def run(x, states, weights, impl, drop, between):
+        calls.append(("lstms", (drop, between), x))
+        return torch.full((T, B, states[-1][0].shape[2]), 10.0 * len(calls)), states
+
+    monkeypatch.setattr(module, "row_dropout", rows)
+    monkeypatch.setattr(module, "locked_dropout", locked)
+    monkeypatch.setattr(module, "lstm_stack", run)
+    sites = dict(zip(SITES, (0.1, 0.2, 0.3, 0.4, 0.5), strict=True))
+    encoder, ids = make(dtype=torch.float32, **sites), text()
+    output, raw, _ = encoder(ids)
+    assert [(kind, p) for kind, p, _ in calls] == [
+        ("rows", 0.1),
+        ("locked", 0.2),
+        ("lstms", (0.5, 0.3)),
+        ("locked", 0.4),
+    ]
+    seen = [x for _, _, x in calls]
+    assert torch.equal(seen[0], encoder.embedding(ids))
+    for before, after in ((0, 1), (1, 2)):  # each reads what the last one made
+        assert torch.equal(seen[after], seen[before] + 1)
+    assert torch.equal(raw, seen[3])
+    assert torch.equal(output, raw + 1)
+
+
+def test_only_the_output_is_dropped_by_the_output_dropout():
+    encoder, ids = make(dropout_output=0.5), text()
+    output, raw, state = encoder(ids)
+    torch.testing.assert_close(raw, by_hand(encoder, ids))
+    assert torch.equal(state[-1][0][0], raw[-1])  # what is carried was not dropped
+    mask = output / raw
+    assert torch.equal(mask, mask[:1].expand_as(mask).clone())
+    torch.testing.assert_close(mask.unique(), torch.tensor([0.0, 2.0]).double())
+
+
+@pytest.mark.parametrize("site", SITES)
+def test_every_dropout_acts_in_train_mode_and_not_in_evaluation(site):
+    encoder, ids = make(**{site: 0.5}), text()
+    assert not torch.equal(encoder(ids).output, encoder(ids).output)
+    torch.testing.assert_close(encoder.eval()(ids).output, by_hand(encoder, ids))
+
+
+# -- embedding and start values -------------------------------------------------------------------
+
+
+def test_every_row_that_is_read_gets_a_gradient_the_last_one_too():
+    encoder = make()
+    ids = torch.arange(V - 1, V - 1 - T * B, -1).view(T, B)  # all different, the last word first
+    encoder(ids).output.sum().backward()
+    grad = encoder.embedding.weight.grad.abs().sum(1)
+    assert (grad[ids.flatten()] > 0).all()
+    assert encoder.embedding.padding_idx is None
+
+
+def test_start_values():
+    torch.manual_seed(1)
+    embedding = nn.Embedding(1_000, 40)
+    kept = embedding.weight.detach().clone()
+    AwdLstm(embedding, 50)
+    assert torch.equal(embedding.weight, kept)  # the caller's, unless asked
+    encoder = AwdLstm(embedding, 50, init_range=0.1)
+    assert encoder.embedding is embedding
+    assert 0.0999 < embedding.weight.abs().max() <= 0.1
+    assert abs(embedding.weight.std().item() - 0.1 / math.sqrt(3)) < 1e-3
+    for lstm in encoder.lstms:
+        bound = 1 / math.sqrt(lstm.hidden_size)
+        for p in lstm.parameters():
+            assert 0.9 * bound < p.abs().max() <= bound
+
+
+def test_lstms_follow_the_embedding_in_dtype_and_device():
+    assert {p.dtype for p in make(dtype=torch.bfloat16).parameters()} == {torch.bfloat16}
+    with torch.device("meta"):
+        embedding = nn.Embedding(V, d)
+    encoder = AwdLstm(embedding, H)
+    assert all(p.is_meta for p in encoder.parameters())
+    assert encoder.initial_state(B)[0][0].is_meta
+
+
+# -- errors ---------------------------------------------------------------------------------------
+
+
+def test_wrong_arguments_name_the_mend():
+    embedding = nn.Embedding(V, d)
+    with pytest.raises(TypeError, match=r"the model's nn\.Embedding, not int"):
+        AwdLstm(V)
+    for name in ("hidden_size", "layers", "output_size"):
+        with pytest.raises(ValueError, match=f"{name} is a whole number of at least 1, not 0"):
+            AwdLstm(embedding, **{name: 0})
+    for name in SITES:
+        for value in (-0.1, 1.0, math.nan):
+            with pytest.raises(ValueError, match=rf"{name} lies in \[0, 1\)"):
+                AwdLstm(embedding, H, **{name: value})
+    with pytest.raises(ValueError, match="init_range is a positive number"):
+        AwdLstm(embedding, H, init_range=0.0)
+
+
+def test_wrong_input_names_the_mend():
+    encoder = make()
+    for bad in (torch.zeros(T, B), text()[0], text()[:0]):
+        with pytest.raises(TypeError, match=r"ids are whole numbers of shape \(T, B\)"):
+            encoder(bad)
+    for state in (encoder.initial_state(B + 1), encoder.initial_state(B)[:2]):
+        with pytest.raises(ValueError, match=r"start from initial_state\(5\)"):
+            encoder(text(), state)

@@ -1,0 +1,257 @@
+"""Encoder and layer together: the loss by hand, the tie, the counts of the published models."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_model, save_model
+from torch import Tensor, nn
+
+from drill.layers import (
+    Bilinear,
+    DeepResidual,
+    DualNonlinear,
+    FullSoftmax,
+    MixtureOfSoftmaxes,
+    OutputLayer,
+    TiedSoftmax,
+)
+from drill.models import AwdLstm
+from drill.models.language_model import LanguageModel
+
+V, d, H, T, B = 41, 10, 13, 6, 4
+OFF = dict.fromkeys(
+    ("dropout_embedding", "dropout_input", "dropout_hidden", "dropout_output", "weight_drop"), 0.0
+)
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+def make(dropouts: dict[str, float] | None = None, **options) -> LanguageModel:
+    embedding = nn.Embedding(V, d, dtype=torch.float64)
+    encoder = AwdLstm(embedding, H, init_range=0.1, **(OFF if dropouts is None else dropouts))
+    return LanguageModel(encoder, DeepResidual(embedding, depth=2, **options))
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    return torch.randint(V, (T, B)), torch.randint(V, (T, B))
+
+
+# -- the loss -------------------------------------------------------------------------------------
+
+
+def test_the_loss_is_cross_entropy_and_two_regularisers_by_hand():
+    model, (ids, targets) = make({**OFF, "dropout_output": 0.5}), batch()
+    torch.manual_seed(4)
+    loss = model.loss(ids, targets, activation=2.0, slowness=1.0)
+    torch.manual_seed(4)
+    output, raw, _ = model.encoder(ids)
+    assert not torch.equal(output, raw)
+    logits = output.view(-1, d) @ model.layer.weight.T + model.layer.bias
+    nll = F.cross_entropy(logits, targets.flatten())
+    small = sum(x.item() ** 2 for x in output.flatten()) / (T * B * d)
+    steps = (raw[1:] - raw[:-1]).flatten()
+    slow = sum(x.item() ** 2 for x in steps) / ((T - 1) * B * d)
+    assert loss.nll.item() == pytest.approx(nll.item(), abs=1e-10)  # reported without the others
+    assert loss.total.item() == pytest.approx(nll.item() + 2 * small + slow, abs=1e-10)
+
+
+def test_without_regularisers_the_total_is_the_nll():
+    model, (ids, targets) = make(), batch()
+    loss = model.loss(ids, targets, activation=0.0, slowness=0.0)
+    assert torch.equal(loss.total, loss.nll)
+    assert loss.total.requires_grad
+    assert not loss.nll.requires_grad
+
+
+def test_each_regulariser_is_weighted_alone():
+    model, (ids, targets) = make(), batch()
+    _, raw, _ = model.encoder(ids)
+    both = {"activation": 0.0, "slowness": 0.0}
+    plain = model.loss(ids, targets, **both).total
+    small = model.loss(ids, targets, **{**both, "activation": 3.0}).total
+    slow = model.loss(ids, targets, **{**both, "slowness": 5.0}).total
+    torch.testing.assert_close(small - plain, 3 * raw.square().mean())
+    torch.testing.assert_close(slow - plain, 5 * raw.diff(dim=0).square().mean())
+
+
+def test_one_step_changes_by_nothing_and_not_by_nan():
+    model, (ids, targets) = make(), batch()
+    with_it = model.loss(ids[:1], targets[:1], slowness=1.0).total
+    without = model.loss(ids[:1], targets[:1], slowness=0.0).total
+    assert torch.equal(with_it, without)
+    assert with_it.isfinite()
+    with_it.backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_the_state_is_carried_without_its_graph():
+    model, (ids, targets) = make(), batch()
+    first = model.loss(ids[:3], targets[:3])
+    assert not any(s.requires_grad for layer in first.state for s in layer)
+    first.total.backward()
+    second = model.loss(ids[3:], targets[3:], first.state)
+    second.total.backward()  # would fail if it went back into the first batch
+    reset = model.loss(ids[3:], targets[3:])
+    assert not torch.allclose(second.nll, reset.nll)
+    whole = model.loss(ids, targets)
+    torch.testing.assert_close((first.nll + second.nll) / 2, whole.nll)
+
+
+def test_log_probs_are_normalised_and_give_the_nll():
+    model, (ids, targets) = make(), batch()
+    log_probs, state = model.log_probs(ids)
+    assert log_probs.shape == (T, B, V)
+    torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(T, B, dtype=torch.float64))
+    picked = -log_probs.gather(-1, targets[..., None]).mean()
+    torch.testing.assert_close(picked, model.loss(ids, targets).nll)
+    assert [s.shape for s in state[0]] == [s.shape for s in model.initial_state(B)[0]]
+
+
+def test_calling_the_model_is_its_loss_and_options_reach_the_layer():
+    model, (ids, targets) = make(), batch()
+    targets[0] = -1
+    found = model(ids, targets, None, activation=0.0, ignore_index=-1, impl="reference")
+    truth = model.loss(ids, targets, activation=0.0, ignore_index=-1)
+    torch.testing.assert_close(found.total, truth.total)
+
+
+def test_a_low_precision_encoder_has_a_float32_loss():
+    model, (ids, targets) = make().to(torch.bfloat16), batch()
+    loss = model.loss(ids, targets)
+    assert loss.total.dtype == loss.nll.dtype == torch.float32
+
+
+# -- ties and dropout -----------------------------------------------------------------------------
+
+
+def test_labels_and_words_are_one_parameter_always(tmp_path):
+    model = make()
+
+    def tied(m: LanguageModel) -> bool:
+        return m.layer.label_weight is m.encoder.embedding.weight
+
+    assert tied(model)
+    assert tied(model.to(torch.float32))
+    save_model(model, str(tmp_path / "model.safetensors"))
+    other = make().float()
+    load_model(other, str(tmp_path / "model.safetensors"))
+    assert tied(other)
+    ids, targets = batch()
+    assert torch.equal(model.loss(ids, targets).nll, other.loss(ids, targets).nll)
+    model.load_state_dict(other.state_dict())
+    assert tied(model)
+
+
+def test_dropped_words_are_not_dropped_as_labels():
+    model, (ids, targets) = make({**OFF, "dropout_embedding": 0.9}), batch()
+    before = model.layer.weight.detach().clone()
+    model.loss(ids, targets).total.backward()
+    assert torch.equal(model.layer.weight, before)
+    grad = model.encoder.embedding.weight.grad.abs().sum(1)
+    assert (grad > 0).all()  # every label is in the softmax, whatever the input lost
+
+
+def test_without_dropout_reaches_the_layer_and_comes_back():
+    dropouts = dict.fromkeys(OFF, 0.5)
+    model, (ids, targets) = make(dropouts, dropout=0.5), batch()
+    truth = model.eval().loss(ids, targets, activation=0.0, slowness=0.0).total
+    expected = torch.autograd.grad(truth, list(model.parameters()))
+    model.train()
+    with model.without_dropout():
+        assert all(lstm.training for lstm in model.encoder.lstms)
+        loss = model.loss(ids, targets, activation=0.0, slowness=0.0).total
+        found = torch.autograd.grad(loss, list(model.parameters()))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    assert all(module.training for module in model.modules())
+    assert not torch.equal(model.loss(ids, targets).nll, model.loss(ids, targets).nll)
+
+
+def test_start_values_of_the_label_side():
+    d = 64
+    embedding = nn.Embedding(500, d)
+    model = LanguageModel(AwdLstm(embedding, H, init_range=0.1), DeepResidual(embedding, depth=3))
+    assert (model.layer.bias == 0).all()
+    assert embedding.weight.abs().max() <= 0.1
+    for each in model.layer.maps:
+        assert 0.099 < each.linear.weight.abs().max() <= 0.1
+        assert 0.8 * d**-0.5 < each.linear.bias.abs().max() <= d**-0.5
+
+
+# -- counts ---------------------------------------------------------------------------------------
+
+PTB, WT2 = 10_000, 33_278
+
+
+def deep(depth: int):
+    return lambda embedding: DeepResidual(embedding, depth=depth)
+
+
+def dual(embedding: nn.Embedding) -> OutputLayer:
+    return DualNonlinear(embedding, joint_size=400)
+
+
+@pytest.mark.parametrize(
+    ("words", "layer", "width", "count"),
+    [
+        (PTB, TiedSoftmax, None, 24_221_600),
+        (PTB, deep(1), None, 24_382_000),
+        (PTB, deep(2), None, 24_542_400),
+        (PTB, deep(3), None, 24_702_800),
+        (PTB, deep(4), None, 24_863_200),
+        (PTB, dual, None, 24_542_400),
+        (PTB, lambda e: FullSoftmax(e, 1150), 1150, 43_827_600),
+        (WT2, TiedSoftmax, None, 33_556_078),
+        (WT2, deep(4), None, 34_197_678),
+    ],
+)
+def test_published_models_have_the_published_counts(words, layer, width, count):
+    with torch.device("meta"):
+        embedding = nn.Embedding(words, 400)
+        model = LanguageModel(AwdLstm(embedding, output_size=width), layer(embedding))
+    assert model.parameter_count() == count
+
+
+def test_what_is_frozen_is_not_counted():
+    model = make()
+    whole = model.parameter_count()
+    model.encoder.embedding.weight.requires_grad_(False)
+    assert model.parameter_count() == whole - V * d
+
+
+# -- any layer ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda e: FullSoftmax(e, H),
+        lambda e: Bilinear(e, H),
+        lambda e: DualNonlinear(e, H, joint_size=7),
+        lambda e: MixtureOfSoftmaxes(TiedSoftmax(e), 3, H),
+    ],
+    ids=["full", "bilinear", "dual", "mixture"],
+)
+def test_any_layer_trains_on_the_encoder(layer):
+    embedding = nn.Embedding(V, d)
+    model = LanguageModel(AwdLstm(embedding, H, 2, output_size=H, **OFF), layer(embedding))
+    ids, targets = batch()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    losses = []
+    for _ in range(8):
+        loss = model.loss(ids, targets, activation=0.0, slowness=0.0)
+        optimizer.zero_grad()
+        loss.total.backward()
+        optimizer.step()
+        losses.append(loss.nll.item())
+    assert losses[-1] < losses[0]
+
+
+def test_widths_that_do_not_meet_name_the_mend():
+    embedding = nn.Embedding(V, d)
+    with pytest.raises(ValueError, match="build the encoder with output_size=10"):
+        LanguageModel(AwdLstm(embedding, H, output_size=H), TiedSoftmax(embedding))

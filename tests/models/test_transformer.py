@@ -1,0 +1,265 @@
+"""The Transformer against torch's own blocks, its masks, its dropout and its start values."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from drill.models import Transformer
+from drill.models.transformer.inputs import sinusoids
+from drill.models.transformer.transformer import PRESETS
+from tests.models.small_transformers import (
+    PAD,
+    B,
+    S,
+    T,
+    V,
+    both_norms,
+    d,
+    ids,
+    make,
+    padded,
+    ragged,
+)
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+# -- the equations --------------------------------------------------------------------------------
+
+
+def torchs_own(model: Transformer, source: Tensor, target: Tensor) -> Tensor:
+    """The same weights in torch's own blocks."""
+    pre = model.norm == "pre"
+    sizes = {"dim_feedforward": 17, "dropout": 0.0, "batch_first": True, "norm_first": pre}
+
+    def attention(into: nn.MultiheadAttention, weights: list[nn.Linear], out: nn.Linear) -> None:
+        into.in_proj_weight.copy_(torch.cat([each.weight for each in weights]))
+        into.in_proj_bias.copy_(torch.cat([each.bias for each in weights]))
+        into.out_proj.load_state_dict(out.state_dict())
+
+    def rest(into: nn.Module, block: nn.Module, norms: list[nn.Module]) -> None:
+        into.linear1.load_state_dict(block.feedforward.inner.state_dict())
+        into.linear2.load_state_dict(block.feedforward.output.state_dict())
+        for i, each in enumerate(norms, start=1):
+            getattr(into, f"norm{i}").load_state_dict(each.norm.state_dict())
+
+    def embedded(embedding: nn.Embedding, rows: Tensor) -> Tensor:
+        return embedding.weight[rows] * d**0.5 + sinusoids(0, rows.shape[1], d, embedding.weight)
+
+    hidden = source == PAD
+    x = embedded(model.source_embedding, source)
+    for block in model.encoder:
+        layer = nn.TransformerEncoderLayer(d, 3, **sizes).double()
+        attention(layer.self_attn, [block.attention.query_key_value], block.attention.output)
+        rest(layer, block, [block.around_attention, block.around_feedforward])
+        x = layer(x, src_key_padding_mask=hidden)
+    memory = model.encoder_norm(x)
+    x = embedded(model.target_embedding, target)
+    future = torch.ones(target.shape[1], target.shape[1], dtype=torch.bool).triu(1)
+    for block in model.decoder:
+        layer = nn.TransformerDecoderLayer(d, 3, **sizes).double()
+        cross = block.source_attention
+        attention(layer.self_attn, [block.attention.query_key_value], block.attention.output)
+        attention(layer.multihead_attn, [cross.query, cross.key_value], cross.output)
+        norms = [block.around_attention, block.around_source_attention, block.around_feedforward]
+        rest(layer, block, norms)
+        x = layer(x, memory, tgt_mask=future, memory_key_padding_mask=hidden)
+    return model.decoder_norm(x)
+
+
+@both_norms
+@torch.no_grad()
+def test_it_is_torchs_own_transformer(norm):
+    model, source, target = make(norm, shared=False), ragged(S), ids(B, T)
+    found = model(source, target)
+    assert found.shape == (B, T, d)
+    torch.testing.assert_close(found, torchs_own(model, source, target), rtol=0, atol=1e-11)
+
+
+def test_positions_by_hand():
+    table = sinusoids(3, 4, d, torch.empty(0, dtype=torch.float64))
+    for row, t in enumerate(range(3, 7)):
+        for i in range(d // 2):
+            angle = t / 10_000 ** (2 * i / d)
+            assert table[row, i].item() == pytest.approx(math.sin(angle), abs=1e-12)
+            assert table[row, d // 2 + i].item() == pytest.approx(math.cos(angle), abs=1e-12)
+
+
+def test_embeddings_are_shared_or_not():
+    shared, separate = make(), make(shared=False)
+    assert shared.source_embedding is shared.target_embedding
+    assert separate.source_embedding is not separate.target_embedding
+    source, target = ids(B, S), ids(B, T)
+    separate(source, target).sum().backward()
+    read = separate.target_embedding.weight.grad.abs().sum(1) > 0
+    assert set(read.nonzero().flatten().tolist()) == set(target.flatten().tolist())
+
+
+# -- masks ----------------------------------------------------------------------------------------
+
+
+@both_norms
+def test_more_padding_changes_nothing(norm):
+    model, source, target = make(norm), ragged(S), ragged(T)
+    real = target != PAD
+    found = model(padded(source, 4), padded(target, 3))[:, :T]
+    torch.testing.assert_close(found[real], model(source, target)[real], rtol=0, atol=1e-12)
+
+
+def test_a_sentence_does_not_see_its_neighbours():
+    model, source, target = make(), ragged(S), ids(B, T)
+    together = model(source, target)
+    for i in range(B):
+        alone = model(source[i : i + 1, : S - i], target[i : i + 1])
+        torch.testing.assert_close(together[i : i + 1], alone, rtol=0, atol=1e-12)
+
+
+def test_a_position_does_not_see_the_ones_after_it():
+    model, source, target = make(), ids(1, S), ids(1, T)
+    before = model(source, target)
+    target[0, 3] = target[0, 3] % (V - 1) + 1
+    moved = (model(source, target) - before).abs().sum(-1)[0] > 1e-9
+    assert moved.tolist() == [False, False, False, True, True]
+
+
+def test_every_source_token_is_seen_from_every_position():
+    model, source, target = make(), ids(1, S), ids(1, T)
+    before = model(source, target)
+    for place in range(S):
+        other = source.clone()
+        other[0, place] = other[0, place] % (V - 1) + 1
+        assert ((model(other, target) - before).abs().sum(-1) > 1e-9).all()
+
+
+def test_an_empty_sentence_is_one_pad_however_it_is_padded():
+    model, target = make(), ids(1, T)
+    bare = model(torch.empty(1, 0, dtype=torch.int64), target)
+    assert bare.isfinite().all()
+    torch.testing.assert_close(model(torch.full((1, 4), PAD), target), bare, rtol=0, atol=1e-12)
+    mixed = torch.cat([padded(ids(1, 2), 2), torch.full((1, 4), PAD)])
+    rows = model(mixed, target.expand(2, -1))
+    torch.testing.assert_close(rows[1:], bare, rtol=0, atol=1e-12)
+    rows.sum().backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+# -- dropout --------------------------------------------------------------------------------------
+
+
+def test_dropout_is_on_in_training_and_off_in_evaluation():
+    model, source, target = make(dropout=0.3), ids(B, S), ids(B, T)
+    assert not torch.equal(model(source, target), model(source, target))
+    model.eval()
+    assert torch.equal(model(source, target), model(source, target))
+
+
+@pytest.mark.parametrize("site", ["attention", "the rest"])
+def test_attention_has_a_dropout_of_its_own(site):
+    first, second = (0.0, 0.5) if site == "attention" else (0.5, 0.0)
+    model = make(dropout=first, attention_dropout=second)
+    source, target = ids(B, S), ids(B, T)
+    assert not torch.equal(model(source, target), model(source, target))
+    drawn = {model.decoder[0].attention.dropout, model.decoder[0].source_attention.dropout}
+    assert drawn == {second} == {model.encoder[0].attention.dropout}
+    assert model.encoder[0].feedforward.dropout == model.dropout == first
+
+
+# -- sizes and start values -----------------------------------------------------------------------
+
+
+def test_the_base_model_has_the_published_counts():
+    with torch.device("meta"):
+        model = Transformer.preset("base", nn.Embedding(1000, 512))
+
+    def count(*parts: nn.Module) -> int:
+        return sum(p.numel() for part in parts for p in part.parameters())
+
+    assert count(model.encoder, model.encoder_norm) == 18_915_328
+    assert count(model.decoder, model.decoder_norm) == 25_225_216
+    assert count(model) == 18_915_328 + 25_225_216 + 1000 * 512  # a shared embedding counts once
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_take_changes(name):
+    with torch.device("meta"):
+        model = Transformer.preset(name, nn.Embedding(9, PRESETS[name].width), norm="post", pad=3)
+    assert (model.norm, model.pad, len(model.decoder)) == ("post", 3, PRESETS[name].layers)
+    assert model.encoder[0].feedforward.inner.out_features == PRESETS[name].feedforward
+
+
+def test_matrices_start_as_glorot_has_them_and_embeddings_only_if_asked():
+    width, words = 64, 300
+    embedding = nn.Embedding(words, width)
+    before = embedding.weight.detach().clone()
+    model = Transformer(embedding, layers=1, heads=4, feedforward=96)
+    assert torch.equal(embedding.weight, before)
+    attention, network = model.decoder[0].source_attention, model.decoder[0].feedforward
+    square = (6 / (2 * width)) ** 0.5
+    parts = [*model.encoder[0].attention.query_key_value.weight.chunk(3)]
+    parts += [attention.query.weight, *attention.key_value.weight.chunk(2)]
+    for part in parts:
+        assert 0.98 * square < part.abs().max() <= square
+    wide = (6 / (width + 96)) ** 0.5
+    assert 0.98 * wide < network.inner.weight.abs().max() <= wide
+    biases = [p for name, p in model.named_parameters() if name.endswith("bias")]
+    assert all((bias == 0).all() for bias in biases)
+    Transformer(embedding, layers=1, heads=4, init_embeddings=True)
+    bound = (6 / (width + words)) ** 0.5
+    assert 0.98 * bound < embedding.weight.abs().max() <= bound
+
+
+def test_blocks_go_where_the_embedding_is():
+    model = Transformer(nn.Embedding(V, d, dtype=torch.bfloat16), layers=1, heads=3)
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    with torch.device("meta"):
+        embedding = nn.Embedding(V, d)
+    assert {p.device.type for p in Transformer(embedding, heads=3).parameters()} == {"meta"}
+
+
+# -- faults ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"heads": 5}, "width 12, which 5 heads .* take a multiple of 10"),
+        ({"heads": 0}, "heads is a whole number of at least 1, not 0"),
+        ({"dropout": 1.0}, r"dropout is a number in \[0, 1\), not 1.0"),
+        ({"norm": "middle"}, "norm is one of pre, post, not 'middle'"),
+        ({"impl": "fast"}, "impl is one of auto, reference, triton, not 'fast'"),
+        ({"pad": V}, f"pad is {V}, but an embedding has only {V} rows"),
+    ],
+)
+def test_settings_that_cannot_be_name_themselves(options, message):
+    with pytest.raises(ValueError, match=message):
+        make(**options)
+
+
+def test_embeddings_that_do_not_fit_name_the_mend():
+    with pytest.raises(
+        ValueError, match="source embedding has width 12 and the target embedding 8"
+    ):
+        Transformer(nn.Embedding(V, 12), nn.Embedding(V, 8))
+    with pytest.raises(ValueError, match=r"build nn.Embedding\(words, 512\)"):
+        Transformer.preset("base", nn.Embedding(V, 12))
+    with pytest.raises(TypeError, match=r"the model's nn.Embeddings, not Linear"):
+        Transformer(nn.Linear(3, 3))
+
+
+@torch.no_grad()
+def test_ids_of_another_shape_are_refused():
+    model = make()
+    with pytest.raises(TypeError, match=r"source is whole numbers of shape \(B, T\), not"):
+        model.encode(ids(1, S)[0])
+    with pytest.raises(ValueError, match="target has 2 rows, but the encoded source has 3"):
+        model(ids(3, S), ids(2, T))
+    cache = model.start(model.encode(ids(3, S)), hypotheses=2)
+    with pytest.raises(ValueError, match="ids has 5 rows, but the encoded source has 6"):
+        model.step(torch.ones(5, dtype=torch.int64), cache)

@@ -1,0 +1,181 @@
+"""Blocks of a Transformer: one pass between products, and attention that can be trained."""
+
+import math
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from drill.kernels.runtime.dispatch import TRITON_INSTALLED
+from drill.models import Transformer
+from drill.models.transformer import blocks as transformer_blocks
+from drill.models.transformer import fused_linear as transformer_maps
+from drill.models.transformer.attention import WithoutCudnn, attended
+from drill.training.captured_gradients import CapturedGradients
+from tests.kernels.places import every_device, every_impl
+from tests.models.small_transformers import B, S, T, both_norms, d, ids, make, ragged
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+def trained(impl: str, norm: str, device: str, half: bool, dropout: float = 0.0) -> list[Tensor]:
+    """Hidden states and all gradients, of a model that does not depend on ``impl``."""
+    torch.manual_seed(3)
+    model = make(norm, dropout, impl=impl).to(device, torch.float32)
+    source, target = ragged(S).to(device), ids(B, T).to(device)
+    with torch.autocast(device, torch.bfloat16, enabled=half):
+        hidden = model(source, target)
+    (hidden * torch.linspace(-1, 1, d, device=device)).sum().backward()
+    return [hidden.detach(), *(parameter.grad for parameter in model.parameters())]
+
+
+@cache
+def undropped(norm: str, device: str, half: bool) -> list[Tensor]:
+    """By the kernels, once for all: the interpreter takes seconds."""
+    return trained("triton", norm, device, half)
+
+
+@pytest.mark.skipif(not TRITON_INSTALLED, reason="Triton is not installed")
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "autocast"])
+@both_norms
+@every_device
+def test_one_pass_between_products_is_plain_pytorch(norm, device, half):
+    ours, theirs = undropped(norm, device, half), trained("reference", norm, device, half)
+    assert [each.dtype for each in ours] == [each.dtype for each in theirs]
+    found, expected = (torch.cat([each.flatten() for each in made]) for made in (ours, theirs))
+    assert (found - expected).norm() <= (0.03 if half else 1e-5) * expected.norm()
+    if not half:
+        for found, expected in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.skipif(not TRITON_INSTALLED, reason="Triton is not installed")
+@both_norms
+@every_device
+def test_one_pass_drops_as_the_seed_says(norm, device):
+    first, again = (trained("triton", norm, device, True, 0.3) for _ in range(2))
+    assert torch.equal(first[0], again[0])
+    torch.testing.assert_close(first, again, rtol=1e-3, atol=1e-3)  # attention's may be added anew
+    assert not torch.equal(first[0], undropped(norm, device, True)[0])
+
+
+@pytest.mark.skipif(not TRITON_INSTALLED, reason="Triton is not installed")
+@both_norms
+@every_device
+def test_no_two_modules_drop_by_one_seed(monkeypatch, norm, device):
+    """All seeds of a stack are drawn at once, and each residual and network takes its own."""
+    model = make(norm, 0.3, attention_dropout=0.0, impl="triton").to(device, torch.float32)
+    taken, drawn = [], []
+
+    def noted(name):
+        kernel = getattr(transformer_blocks, name)
+
+        def call(*args, seed, **options):
+            taken.append(seed if options.get("dropout", 0.3) else None)
+            return kernel(*args, seed=seed, **options)
+
+        return call
+
+    for name in ("residual_norm", "relu_dropout"):
+        monkeypatch.setattr(transformer_blocks, name, noted(name))
+    draw = transformer_maps.drawn_seeds
+    monkeypatch.setattr(
+        transformer_maps, "drawn_seeds", lambda *given: drawn.append(draw(*given)) or drawn[-1]
+    )
+    model(ragged(S).to(device), ids(B, T).to(device))
+    seeds = {each.data_ptr() for each in taken if each is not None}
+    assert [len(each) for each in drawn] == [2 * 3, 2 * 4]
+    assert seeds == {seed.data_ptr() for each in drawn for seed in each}
+    assert len([each for each in taken if each is not None]) == len(seeds) == 14
+    drawn.clear()
+    model.eval()
+    model(ragged(S).to(device), ids(B, T).to(device))
+    assert drawn == [(), ()]
+
+
+def test_attention_past_padding_leaves_cudnn_as_it_was():
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        for enabled in (True, False):
+            torch.backends.cuda.enable_cudnn_sdp(enabled)
+            with WithoutCudnn():
+                assert not torch.backends.cuda.cudnn_sdp_enabled()
+            assert torch.backends.cuda.cudnn_sdp_enabled() == enabled
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+@pytest.mark.gpu
+def test_replays_of_one_pass_drop_anew():
+    model = make(dropout=0.3, attention_dropout=0.0, impl="triton").to("cuda", torch.float32)
+    source, target = ragged(S).cuda(), ids(B, T).cuda()
+    gradients = CapturedGradients(model, lambda *batch: model(*batch).square().sum())
+    assert len({gradients(source, target).item() for _ in range(6)}) == 6
+
+
+@pytest.mark.gpu
+@torch.no_grad()
+def test_what_is_evaluated_does_not_depend_on_the_kernels_of_training():
+    found = []
+    for impl in ("auto", "reference"):
+        torch.manual_seed(3)
+        model = make(dropout=0.3, impl=impl).to("cuda", torch.float32).eval()
+        found.append(model(ragged(S).cuda(), ids(B, T).cuda()))
+    assert torch.equal(*found)
+
+
+def without_biases(model: Transformer) -> None:
+    for block in (*model.encoder, *model.decoder):
+        for name in ("inner", "output"):
+            getattr(block.feedforward, name).register_parameter("bias", None)
+        block.attention.output.register_parameter("bias", None)
+        block.around_attention.norm.register_parameter("bias", None)
+        norm = block.around_feedforward.norm
+        block.around_feedforward.norm = nn.LayerNorm(
+            d, elementwise_affine=False, device=norm.weight.device
+        )
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "autocast"])
+@both_norms
+@every_impl
+def test_maps_and_norms_may_have_no_bias(impl, device, norm, half):
+    found = []
+    for way in (impl, "reference"):
+        torch.manual_seed(3)
+        model = make(norm, impl=way).to(device, torch.float32)
+        without_biases(model)
+        with torch.autocast(device, torch.bfloat16, enabled=half):
+            hidden = model(ragged(S).to(device), ids(B, T).to(device))
+        (hidden * torch.linspace(-1, 1, d, device=device)).sum().backward()
+        gradients = [p.grad.flatten() for p in model.parameters()]
+        found.append(torch.cat([hidden.detach().flatten(), *gradients]))
+    ours, theirs = found
+    assert (ours - theirs).norm() <= (0.03 if half else 1e-5) * theirs.norm()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("length", [32, 64, 128, 192])
+def test_queries_that_fit_no_key_have_gradients(length):
+    """cuDNN's gradient is NaN at 64 and 192, so that kernel is not asked: all scores are -120."""
+    made = torch.randn(3, 2, 4, length, 64, device="cuda", dtype=torch.bfloat16)
+    made[:2] *= 0.1
+    made[0, ..., 0], made[1, ..., 0] = 1.0, -120.0 * math.sqrt(64)
+    mask = made.new_zeros(2, 1, 1, length)
+    mask[1, ..., length // 2 :] = -torch.inf
+    gradients = []
+    for dtype in (torch.bfloat16, torch.float64):
+        parts = [each.to(dtype).requires_grad_() for each in made]
+        attended(*parts, mask.to(dtype), 0.0).sin().sum().backward()
+        gradients.append(torch.stack([part.grad.double() for part in parts]))
+    ours, exact = gradients
+    assert ours.isfinite().all()
+    for part in (1, 2):  # the queries' is a sum of large numbers that cancel
+        error = (ours[part] - exact[part]).abs().max()
+        assert error < 0.02 * exact[part].abs().max()

@@ -1,0 +1,252 @@
+"""Modules of a Transformer that are more than their weights: adapters, hooks, parametrizations."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.modules import module as torch_module
+from torch.nn.utils import parametrize
+
+from drill.kernels.runtime.dispatch import INTERPRETED, TRITON_INSTALLED
+from drill.models import Transformer
+from tests.kernels.places import every_impl
+from tests.models.small_transformers import B, S, T, both_norms, d, ids, make, ragged
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+class Adapted(nn.Linear):
+    """W x + b + A x: as an adapter, with a parameter that only its ``forward`` knows."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__(linear.in_features, linear.out_features)
+        self.load_state_dict(linear.state_dict())
+        self.to(linear.weight)
+        self.extra = nn.Parameter(torch.full_like(self.weight, 0.01))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + nn.functional.linear(x, self.extra)
+
+
+class ScaledNorm(nn.LayerNorm):
+    """A norm with a parameter that only its ``forward`` knows."""
+
+    def __init__(self, norm: nn.LayerNorm) -> None:
+        super().__init__(norm.normalized_shape)
+        self.load_state_dict(norm.state_dict())
+        self.to(norm.weight)
+        self.extra = nn.Parameter(torch.full_like(self.weight, 1.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.extra
+
+
+def adapted(model: Transformer) -> dict[str, nn.Module]:
+    """All maps and norms of a model, put into adapters."""
+    found = {}
+    for name, module in list(model.named_modules()):
+        kind = {nn.Linear: Adapted, nn.LayerNorm: ScaledNorm}.get(type(module))
+        if kind is not None:
+            model.set_submodule(name, kind(module))
+            found[name] = model.get_submodule(name)
+    return found
+
+
+@both_norms
+@every_impl
+def test_adapters_are_called_and_trained(impl, device, norm):
+    gradients = []
+    for way in (impl, "reference"):
+        torch.manual_seed(3)
+        model = make(norm, impl=way).to(device, torch.float32)
+        adapters = adapted(model)
+        hidden = model(ragged(S).to(device), ids(B, T).to(device))
+        (hidden * torch.linspace(-1, 1, d, device=device)).sum().backward()
+        gradients.append({name: module.extra.grad for name, module in adapters.items()})
+    assert len(gradients[0]) == 2 * (4 + 2) + 2 * (7 + 3) + (2 if norm == "pre" else 0)
+    for name, found in gradients[0].items():
+        assert found is not None, name
+        assert found.abs().max() > 0, name
+        torch.testing.assert_close(found, gradients[1][name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+@both_norms
+@every_impl
+def test_hooks_are_called(impl, device, norm, training):
+    """One at a time, so that kernels stand on either side of what is called."""
+    model = make(norm, impl=impl).to(device, torch.float32).train(training)
+    source, target = ragged(S)[:2].to(device), ids(2, T).to(device)  # one tile of the kernels
+    plain = model(source, target).detach()
+    called = []
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear | nn.LayerNorm):
+            hook = module.register_forward_hook(lambda *_, name=name: called.append(name))
+            with torch.set_grad_enabled(training):
+                hidden = model(source, target)
+            hook.remove()
+            assert called == [name]
+            called.clear()
+            torch.testing.assert_close(hidden.detach(), plain, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "register",
+    [torch_module.register_module_forward_hook, torch_module.register_module_forward_pre_hook],
+)
+@every_impl
+def test_hooks_of_all_modules_are_called(impl, device, register):
+    model = make(impl=impl).to(device, torch.float32)
+    maps = [m for m in model.modules() if isinstance(m, nn.Linear | nn.LayerNorm)]
+    called = []
+    hook = register(lambda module, *_: called.append(module))
+    try:
+        model(ragged(S).to(device), ids(B, T).to(device))
+    finally:
+        hook.remove()
+    assert all(called.count(module) == 1 for module in maps)
+
+
+# -- hooks that set weights -----------------------------------------------------------------------
+
+every_part = pytest.mark.parametrize(
+    "of",
+    ["", "attention", "source_attention", "feedforward", "around_attention", "around_feedforward"],
+)
+
+
+def scaled(module: nn.Module, factor: float) -> None:
+    for each in module.modules():
+        if isinstance(each, nn.Linear | nn.LayerNorm):
+            each.weight = nn.Parameter(factor * each.weight.detach())
+
+
+def parts(model: Transformer, of: str) -> list[nn.Module]:
+    """That part of every block that has it; all of the block by no name."""
+    blocks = model.decoder if of == "source_attention" else (*model.encoder, *model.decoder)
+    return [block.get_submodule(of) for block in blocks]
+
+
+def doubled_in_calls(model: Transformer, of: str) -> None:
+    """As FSDP does, hooks that give a part other weights when it is called, and take them back."""
+    for part in parts(model, of):
+        part.register_forward_pre_hook(lambda module, _: scaled(module, 2.0))
+        part.register_forward_hook(lambda module, *_: scaled(module, 0.5))
+
+
+@every_part
+@both_norms
+@every_impl
+def test_a_hook_may_set_the_weights_of_what_is_called(impl, device, norm, of):
+    found = []
+    for in_hook in (True, False):
+        torch.manual_seed(3)
+        model = make(norm, impl=impl if in_hook else "reference").to(device, torch.float32)
+        if in_hook:
+            doubled_in_calls(model, of)
+        else:
+            for part in parts(model, of):
+                scaled(part, 2.0)
+        found.append(model(ragged(S).to(device), ids(B, T).to(device)))
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("room", [None, T], ids=["growing", "fixed"])
+@every_part
+@torch.no_grad()
+def test_steps_are_the_whole_decoded_whatever_hooks_set(of, room):
+    model, K = make().eval(), 2
+    doubled_in_calls(model, of)
+    memory, target = model.encode(ragged(S)), ids(B * K, T)
+    whole = model.decode(target, memory.repeat(K)).view(B, K, T, d)
+    cache = model.start(memory, hypotheses=K, room=room)
+    before = [model.step(target[:, t], cache).view(B, K, d) for t in range(2)]
+    torch.testing.assert_close(torch.stack(before, 2), whole[:, :, :2], rtol=0, atol=1e-11)
+    left = torch.tensor([2, 0])
+    cache.select(left)
+    target = target.view(B, K, T)[left].flatten(0, 1)
+    after = [model.step(target[:, t], cache).view(2, K, d) for t in range(2, T)]
+    torch.testing.assert_close(torch.stack(after, 2), whole[left, :, 2:], rtol=0, atol=1e-11)
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """A group of this process alone."""
+    where = f"file://{tmp_path / 'group'}"
+    torch.distributed.init_process_group("gloo", init_method=where, rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view")  # nobody writes to it
+@pytest.mark.parametrize("impl", ["reference", "triton"])
+@every_part
+def test_blocks_and_parts_of_them_may_be_sharded(alone, impl, of):
+    if impl == "triton" and not (TRITON_INSTALLED and INTERPRETED):
+        pytest.skip("Triton does not interpret")
+    found, source, target = [], ragged(S), ids(B, T)
+    for sharded in (True, False):
+        torch.manual_seed(3)
+        model = make(impl=impl).float()
+        for part in parts(model, of) if sharded else ():
+            fully_shard(part, mesh=alone, reshard_after_forward=True)
+        hidden = model(source, target)
+        hidden.square().sum().backward()
+        gradients = [
+            getattr(p.grad, "full_tensor", lambda p=p: p.grad)() for p in model.parameters()
+        ]
+        with torch.no_grad():
+            cache = model.start(model.encode(source))
+            steps = torch.stack([model.step(target[:, t], cache) for t in range(T)], 1)
+        torch.testing.assert_close(steps, hidden.detach(), rtol=1e-4, atol=1e-5)
+        found.append([hidden.detach(), *gradients])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+# -- weights that are made anew, and none ----------------------------------------------------------
+
+
+class Doubled(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return 2 * weight
+
+
+@every_impl
+def test_weights_may_be_parametrized(impl, device):
+    found = []
+    for parametrized in (True, False):
+        torch.manual_seed(3)
+        model = make(impl=impl if parametrized else "reference").to(device, torch.float32)
+        for module in list(model.modules()):
+            if isinstance(module, nn.Linear | nn.LayerNorm):
+                if parametrized:
+                    parametrize.register_parametrization(module, "weight", Doubled())
+                else:
+                    scaled(module, 2.0)
+        found.append(model(ragged(S).to(device), ids(B, T).to(device)))
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
+
+
+@both_norms
+@every_impl
+def test_kernels_beside_adapters_keep_the_dtypes_of_autocast(impl, device, norm):
+    """A norm called after a map that was not, and a map called before a norm that was not."""
+    for of in ("around_attention.norm", "attention.output", "feedforward.inner"):
+        found = []
+        for way in (impl, "reference"):
+            torch.manual_seed(3)
+            model = make(norm, 0.0, impl=way).to(device, torch.float32)
+            for block in (*model.encoder, *model.decoder):
+                block.get_submodule(of).register_forward_hook(lambda *_: None)
+            with torch.autocast(device, torch.bfloat16):
+                hidden = model(ragged(S).to(device), ids(B, T).to(device))
+            hidden.square().sum().backward()
+            found.append(hidden.detach())
+        assert found[0].dtype == found[1].dtype
+        assert (found[0] - found[1]).norm() <= 0.03 * found[1].norm()

@@ -1,0 +1,259 @@
+"""Transformer and layer together: the loss by hand, padding, the tie, micro-batches, any layer."""
+
+import pytest
+import torch
+from safetensors.torch import load_model, save_model
+from torch import Tensor, nn
+
+from drill.layers import (
+    LAYERS,
+    DeepResidual,
+    FullSoftmax,
+    MixtureOfSoftmaxes,
+    OutputLayer,
+    TiedSoftmax,
+)
+from drill.models import Transformer
+from drill.models.translator import Translator
+
+V, d, B, S, T, PAD = 37, 8, 4, 6, 5, 0
+SIZES = {"layers": 1, "heads": 2, "feedforward": 16}
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+def make(layer=DeepResidual, dropout: float = 0.0, dtype=torch.float64) -> Translator:
+    embedding = nn.Embedding(V, d, dtype=dtype)
+    transformer = Transformer(embedding, dropout=dropout, init_embeddings=True, **SIZES)
+    return Translator(transformer, layer(embedding))
+
+
+def batch() -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of unequal lengths, filled up with PAD."""
+    source, target = torch.randint(1, V, (B, S)), torch.randint(1, V, (B, T + 1))
+    for i in range(B):
+        source[i, S - i :] = PAD
+        target[i, T + 1 - i :] = PAD
+    target_out = target[:, 1:].clone()
+    return source, target[:, :-1], target_out
+
+
+def longer(rows: Tensor, extra: int) -> Tensor:
+    return torch.cat([rows, rows.new_full((len(rows), extra), PAD)], dim=1)
+
+
+# -- the loss -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_loss_is_smoothed_cross_entropy_over_real_tokens_by_hand(smoothing):
+    model, (source, target_in, target_out) = make(), batch()
+    hidden = model.transformer(source, target_in)
+    log_p = torch.log_softmax(hidden @ model.layer.weight.T + model.layer.bias, dim=-1)
+    losses = []
+    for b in range(B):
+        for t in range(T):
+            y = int(target_out[b, t])
+            if y != PAD:
+                hit, all_alike = -log_p[b, t, y], -log_p[b, t].mean()
+                losses.append((1 - smoothing) * hit + smoothing * all_alike)
+    found = model.loss(source, target_in, target_out, label_smoothing=smoothing)
+    torch.testing.assert_close(found, torch.stack(losses).mean(), rtol=0, atol=1e-12)
+    torch.testing.assert_close(model.log_probs(source, target_in), log_p, rtol=0, atol=1e-12)
+
+
+def test_a_tenth_is_smoothed_unless_said_otherwise():
+    model, rows = make(), batch()
+    assert torch.equal(model.loss(*rows), model.loss(*rows, label_smoothing=0.1))
+    assert not torch.equal(model.loss(*rows), model.loss(*rows, label_smoothing=0.0))
+
+
+def test_the_loss_never_asks_for_logits(monkeypatch):
+    model, rows = make(), batch()
+
+    def refuse(*_):
+        raise AssertionError("logits of all labels")
+
+    monkeypatch.setattr(DeepResidual, "logits", refuse)
+    monkeypatch.setattr(DeepResidual, "log_probs", refuse)
+    model.loss(*rows).backward()
+
+
+def test_longer_padding_has_the_same_loss_and_gradients():
+    model, (source, target_in, target_out) = make(), batch()
+
+    def step(*rows: Tensor) -> tuple[Tensor, list[Tensor]]:
+        loss = model.loss(*rows)
+        return loss, list(torch.autograd.grad(loss, list(model.parameters())))
+
+    short = step(source, target_in, target_out)
+    long = step(longer(source, 5), longer(target_in, 3), longer(target_out, 3))
+    torch.testing.assert_close(long, short, rtol=0, atol=1e-12)
+
+
+def test_nothing_but_padding_costs_nothing():
+    model, (source, target_in, target_out) = make(), batch()
+    loss = model.loss(source, target_in, torch.full_like(target_out, PAD))
+    assert loss.item() == 0.0
+
+
+def test_calling_the_model_is_its_loss_and_options_reach_the_layer():
+    model, rows = make(), batch()
+    tokens = int((rows[2] != PAD).sum())
+    summed = model(*rows, label_smoothing=0.2, reduction="sum", impl="reference")
+    torch.testing.assert_close(summed / tokens, model.loss(*rows, label_smoothing=0.2))
+
+
+def test_a_locked_dropout_of_the_layer_is_shared_over_time_not_over_sentences(monkeypatch):
+    model = make(lambda e: MixtureOfSoftmaxes(TiedSoftmax(e), 2, dropout=0.5))
+    seen = []
+    whole = MixtureOfSoftmaxes.expert_contexts
+
+    def spy(self, hidden: Tensor):
+        log_prior, contexts = whole(self, hidden)
+        seen.append(contexts == 0)
+        return log_prior, contexts
+
+    monkeypatch.setattr(MixtureOfSoftmaxes, "expert_contexts", spy)
+    model.loss(*batch())
+    (lost,) = seen  # (T, B, K, w)
+    assert lost.shape[:2] == (T, B)
+    assert (lost == lost[:1]).all()
+    assert not (lost == lost[:, :1]).all()
+
+
+# -- micro-batches --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [DeepResidual, lambda e: MixtureOfSoftmaxes(DeepResidual(e), 2)],
+    ids=["deep residual", "mixture"],
+)
+def test_micro_batches_share_their_labels_and_have_the_gradient_of_the_whole(layer):
+    model, rows = make(layer), batch()
+    tokens = (rows[2] != PAD).sum()
+    parameters = list(model.parameters())
+    expected = torch.autograd.grad(model.loss(*rows), parameters)
+    encoded = []
+    matrix = next(m for m in model.modules() if isinstance(m, DeepResidual))
+    matrix.maps[0].register_forward_hook(lambda *_: encoded.append(1))
+    with model.layer.shared_labels():
+        for part in zip(*(each.split(1) for each in rows), strict=True):
+            (model.loss(*part, reduction="sum") / tokens).backward()
+    assert len(encoded) == 1
+    torch.testing.assert_close([p.grad for p in parameters], list(expected), rtol=0, atol=1e-12)
+
+
+# -- ties and counts ------------------------------------------------------------------------------
+
+
+def test_labels_and_words_are_one_parameter_always(tmp_path):
+    model = make(dtype=torch.float32)
+
+    def tied(m: Translator) -> bool:
+        E = m.layer.label_weight
+        return E is m.transformer.target_embedding.weight is m.transformer.source_embedding.weight
+
+    assert tied(model)
+    save_model(model, str(tmp_path / "model.safetensors"))
+    other = make(dtype=torch.float32)
+    load_model(other, str(tmp_path / "model.safetensors"))
+    assert tied(other)
+    rows = batch()
+    assert torch.equal(model.loss(*rows), other.loss(*rows))
+    assert tied(model.to(torch.float64))
+    model.load_state_dict(other.state_dict())
+    assert tied(model)
+
+
+def test_separate_vocabularies_tie_the_target_alone():
+    source, target = nn.Embedding(50, d), nn.Embedding(V, d)
+    model = Translator(Transformer(source, target, **SIZES), TiedSoftmax(target))
+    assert model.layer.label_weight is target.weight
+    rows = batch()
+    model.loss(*rows).backward()
+    assert (target.weight.grad.abs().sum(1) > 0).all()  # every label is in the softmax
+    read = set(rows[0].flatten().tolist()) - {PAD}
+    assert set((source.weight.grad.abs().sum(1) > 0).nonzero().flatten().tolist()) == read
+
+
+@pytest.mark.parametrize(
+    ("layer", "extra"), [(TiedSoftmax, 0), (lambda e: DeepResidual(e, depth=2), 525_312)]
+)
+def test_the_published_models_have_the_published_counts(layer, extra):
+    words = 34_000  # each of two tables
+    with torch.device("meta"):
+        source, target = nn.Embedding(words, 512), nn.Embedding(words, 512)
+        model = Translator(Transformer.preset("base", source, target), layer(target))
+    bias = words
+    assert model.parameter_count() == 44_140_544 + 2 * words * 512 + bias + extra
+
+
+def test_what_is_frozen_is_not_counted():
+    model = make()
+    whole = model.parameter_count()
+    model.transformer.source_embedding.weight.requires_grad_(False)
+    assert model.parameter_count() == whole - V * d
+
+
+# -- any layer ------------------------------------------------------------------------------------
+
+
+def built(name: str, embedding: nn.Embedding) -> OutputLayer:
+    if name == "mixture":
+        return LAYERS[name](DeepResidual(embedding), experts=3)
+    if name == "sampled":
+        return LAYERS[name](TiedSoftmax(embedding), samples=12)
+    if name == "adaptive":
+        return LAYERS[name](TiedSoftmax(embedding), cutoffs=[10, 20])
+    return LAYERS[name](embedding)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_any_layer_trains_on_the_transformer(name):
+    model, rows = make(lambda e: built(name, e), dropout=0.1), batch()
+    smoothing = 0.0 if name == "sampled" else 0.1  # sampling avoids what smoothing needs
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+
+    def evaluated() -> float:
+        with torch.no_grad():
+            loss = model.eval().loss(*rows, label_smoothing=0.0).item()
+        model.train()
+        return loss
+
+    before = evaluated()
+    for _ in range(12):
+        loss = model.loss(*rows, label_smoothing=smoothing)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert evaluated() < 0.8 * before
+
+
+def test_low_precision_has_a_float32_loss():
+    model, rows = make(dtype=torch.float32), batch()
+    assert model.to(torch.bfloat16).loss(*rows).dtype == torch.float32
+
+
+# -- faults ---------------------------------------------------------------------------------------
+
+
+def test_parts_that_do_not_fit_name_the_mend():
+    embedding = nn.Embedding(V, d)
+    transformer = Transformer(embedding, **SIZES)
+    with pytest.raises(ValueError, match=f"build the layer with hidden_size={d}"):
+        Translator(transformer, FullSoftmax(embedding, 5))
+    with pytest.raises(ValueError, match=f"has {V} rows, but the layer 9 labels"):
+        Translator(transformer, FullSoftmax(9, d))
+
+
+def test_targets_of_two_shapes_are_refused():
+    source, target_in, target_out = batch()
+    with pytest.raises(ValueError, match=r"target_in is \(4, 5\) and target_out \(4, 4\)"):
+        make().loss(source, target_in, target_out[:, 1:])

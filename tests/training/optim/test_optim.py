@@ -1,0 +1,436 @@
+"""Averaged SGD against its definition and torch's own, the trigger, clipping, the schedules."""
+
+import json
+import math
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from drill.layers import DeepResidual
+from drill.models import AwdLstm
+from drill.models.language_model import LanguageModel
+from drill.training.optim import (
+    AveragedSgd,
+    NonMonotone,
+    averaged,
+    clip_,
+    inverse_sqrt,
+    one_cycle,
+    scaled_lr,
+    warmup_cosine,
+)
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+@pytest.fixture
+def float64():
+    """torch's ASGD keeps its rates in the default dtype; float32 ones would hide behind 1e-8."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def small_model() -> LanguageModel:
+    embedding = nn.Embedding(30, 8)
+    layer = DeepResidual(embedding, depth=2)
+    return LanguageModel(AwdLstm(embedding, 9, 2, init_range=0.1), layer)
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    return torch.randint(30, (6, 4)), torch.randint(30, (6, 4))
+
+
+# -- averaged SGD ---------------------------------------------------------------------------------
+
+
+def test_rates_lag_one_step_and_the_average_starts_at_the_second_iterate():
+    w = nn.Parameter(torch.zeros((), dtype=torch.float64))
+    optimizer = AveragedSgd([w], lr=1.0)
+    iterates, averages = [0.0], []
+    for lr in (1.0, 2.0, 3.0, 4.0, 5.0):
+        optimizer.param_groups[0]["lr"] = lr
+        w.grad = torch.tensor(-1.0, dtype=torch.float64)
+        optimizer.step()
+        iterates.append(w.item())
+        averages.append(optimizer.state[w]["average"].item())
+    assert [b - a for a, b in pairwise(iterates)] == [1, 1, 2, 3, 4]
+    assert averages == pytest.approx([1, 2, 3, 13 / 3, 6], abs=1e-12)
+    assert averages[-1] == pytest.approx(sum(iterates[2:]) / 4, abs=1e-12)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 1e-2])
+@pytest.mark.parametrize("seed", range(3))
+def test_it_is_the_asgd_of_torch(float64, seed, weight_decay):
+    torch.manual_seed(seed)
+    shapes = [(3, 4), (5,), (), (2, 1, 3)]
+    start = [torch.randn(shape) for shape in shapes]
+    ours, theirs = ([nn.Parameter(x.clone()) for x in start] for _ in range(2))
+    mine = AveragedSgd(ours, lr=0.1, weight_decay=weight_decay)
+    peer = torch.optim.ASGD(theirs, lr=0.1, t0=0, lambd=0, weight_decay=weight_decay)
+    for step in range(40):
+        lr = 0.1 * torch.rand(()).item()
+        mine.param_groups[0]["lr"] = peer.param_groups[0]["lr"] = lr
+        for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+            grad = torch.randn(a.shape)
+            left_out = i == 1 and step % 3 == 0  # joins late and skips steps
+            a.grad, b.grad = (None, None) if left_out else (grad, grad.clone())
+        mine.step()
+        peer.step()
+        for a, b in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+            if b in peer.state:
+                ax = peer.state[b]["ax"]
+                torch.testing.assert_close(mine.state[a]["average"], ax, rtol=0, atol=1e-12)
+
+
+def test_weight_decay_falls_on_every_parameter_and_on_biases():
+    model = small_model()
+    with torch.no_grad():
+        model.layer.bias.fill_(1.0)
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    AveragedSgd(model.parameters(), lr=30.0, weight_decay=1e-3).step()
+    names = dict(model.named_parameters())
+    assert {"encoder.lstms.0.weight_hh_l0", "encoder.lstms.0.bias_hh_l0", "layer.bias"} <= set(
+        names
+    )
+    for name, p in names.items():
+        torch.testing.assert_close(p.detach(), before[name] * (1 - 30.0 * 1e-3))
+        assert not torch.equal(p, before[name])
+
+
+def test_the_gradients_are_left_as_they_were():
+    w = nn.Parameter(torch.ones(3))
+    w.grad = torch.full((3,), 2.0)
+    AveragedSgd([w], lr=0.1, weight_decay=0.5).step()
+    assert w.grad.tolist() == [2.0] * 3
+
+
+def trained(
+    optimizer: AveragedSgd, model: LanguageModel, steps: int, loss: Callable[[], Tensor]
+) -> None:
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = 1.0 + step
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+
+
+def test_a_resumed_optimizer_goes_on_bit_for_bit():
+    model, (ids, targets) = small_model().eval(), batch()
+    optimizer = AveragedSgd(model.parameters(), lr=1.0, weight_decay=1e-4)
+    trained(optimizer, model, 3, lambda: model.loss(ids, targets).total)
+    other = small_model().eval()
+    other.load_state_dict(model.state_dict())
+    resumed = AveragedSgd(other.parameters(), lr=7.0)
+    resumed.load_state_dict(optimizer.state_dict())
+    trained(optimizer, model, 3, lambda: model.loss(ids, targets).total)
+    trained(resumed, other, 3, lambda: other.loss(ids, targets).total)
+    for a, b in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b)
+        assert torch.equal(optimizer.state[a]["average"], resumed.state[b]["average"])
+
+
+def test_a_step_never_waits_for_the_device():
+    p = nn.Parameter(torch.empty(3, 4, device="meta"))
+    optimizer = AveragedSgd([p], lr=0.1, weight_decay=0.1)
+    for _ in range(4):
+        p.grad = torch.empty_like(p)
+        optimizer.step()  # reading a number of a meta tensor is an error
+    with averaged(optimizer):
+        pass
+
+
+def test_averaged_swaps_and_restores_bit_for_bit():
+    model, (ids, targets) = small_model(), batch()
+    optimizer = AveragedSgd(model.parameters(), lr=1.0)
+    trained(optimizer, model, 5, lambda: model.loss(ids, targets).total)
+    before = [p.detach().clone() for p in model.parameters()]
+    averages = [optimizer.state[p]["average"].clone() for p in model.parameters()]
+    places = [p.data_ptr() for p in model.parameters()]
+    with averaged(optimizer):
+        checkpoint = {n: t.clone() for n, t in model.state_dict().items()}
+        inside = model.eval().loss(ids, targets).nll
+        assert model.layer.label_weight is model.encoder.embedding.weight
+    for p, held, average in zip(model.parameters(), before, averages, strict=True):
+        assert torch.equal(p, held)
+        assert torch.equal(optimizer.state[p]["average"], average)
+        assert not torch.equal(held, average)
+    assert [p.data_ptr() for p in model.parameters()] == places  # cuDNN's one buffer stays whole
+    for (name, p), average in zip(model.named_parameters(), averages, strict=True):
+        assert torch.equal(checkpoint[name], average), name
+        assert p.requires_grad
+    saved = small_model().eval()
+    saved.load_state_dict(checkpoint)
+    assert torch.equal(saved.loss(ids, targets).nll, inside)
+
+
+def test_averaged_restores_after_an_error_and_needs_a_step():
+    w, frozen = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.full((2,), 9.0))
+    optimizer = AveragedSgd([w, frozen], lr=1.0)
+    with pytest.raises(RuntimeError, match="no average before the first step"), averaged(optimizer):
+        pass
+    for _ in range(3):
+        w.grad = torch.tensor([-1.0, 1.0])
+        optimizer.step()
+    with averaged(optimizer):
+        assert w.tolist() == [2.5, -2.5]
+        assert frozen.tolist() == [9.0, 9.0]  # it has no average
+    with pytest.raises(KeyError), averaged(optimizer):
+        raise KeyError
+    assert w.tolist() == [3.0, -3.0]
+
+
+def test_finetuning_starts_a_fresh_average_from_the_averaged_weights():
+    w = nn.Parameter(torch.zeros(1))
+    first = AveragedSgd([w], lr=1.0)
+    for _ in range(3):
+        w.grad = torch.tensor([-1.0])
+        first.step()
+    with averaged(first):
+        tuned = nn.Parameter(w.detach().clone())
+    assert tuned.item() == 2.5
+    second = AveragedSgd([tuned], lr=1.0)
+    tuned.grad = torch.tensor([-1.0])
+    second.step()
+    assert second.state[tuned]["average"].item() == tuned.item() == 3.5
+
+
+def test_wrong_settings_of_the_optimizer_are_named():
+    w = nn.Parameter(torch.zeros(1))
+    for name, value in (("lr", -1.0), ("lr", math.nan), ("weight_decay", -1.0)):
+        with pytest.raises(ValueError, match=f"{name} is a finite number of at least 0"):
+            AveragedSgd([w], **{"lr": 1.0, name: value})
+    words = nn.Embedding(4, 2, sparse=True)
+    words(torch.tensor([1])).sum().backward()
+    with pytest.raises(TypeError, match="sparse=False"):
+        AveragedSgd(words.parameters(), lr=1.0).step()
+
+
+# -- the trigger ----------------------------------------------------------------------------------
+
+
+def trigger_epoch(losses: list[float], patience: int = 5) -> int | None:
+    trigger = NonMonotone(patience)
+    fired = [epoch for epoch, loss in enumerate(losses, 1) if trigger.update(loss)]
+    assert len(fired) == int(trigger.triggered)  # once or never
+    return fired[0] if fired else None
+
+
+# epoch after which each published run switched, and validation perplexities before it
+PUBLISHED_EPOCHS = (1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 40, 50, 60, 70)
+PUBLISHED = {
+    "PTB tied": (
+        51,
+        "338.50 224.26 181.96 149.31 131.21 121.66 106.60 98.20 87.35 82.10 76.98 73.51 71.95",
+    ),
+    "PTB deep residual": (
+        68,
+        "312.24 199.97 164.85 138.71 124.02 115.06 102.34 93.34 84.38 79.45 74.29 72.57 70.85 "
+        "69.19",
+    ),
+    "PTB mixture": (
+        55,
+        "280.33 190.46 157.43 134.99 124.00 112.81 101.79 94.56 85.06 80.57 75.00 73.41 71.14",
+    ),
+    "WT2 tied": (
+        58,
+        "648.70 389.32 319.94 259.98 236.65 202.01 166.81 149.15 121.32 108.82 96.63 88.39 84.93",
+    ),
+    "WT2 deep residual": (
+        72,
+        "2977.09 515.67 383.55 281.18 234.10 202.42 166.80 147.69 120.68 107.59 93.89 87.22 84.81 "
+        "80.98 79.83",
+    ),
+    "WT2 mixture": (
+        52,
+        "303.94 208.61 167.79 147.59 135.16 125.53 113.22 106.03 99.34 92.82 87.25 83.73 81.68",
+    ),
+}
+
+
+@pytest.mark.parametrize("run", PUBLISHED)
+def test_published_curves_trigger_at_the_published_epoch(run):
+    """Between the published points the curve is a straight line, after them it stays flat; the
+    switch epoch alone is worse than the best that is older than five epochs."""
+    switch, values = PUBLISHED[run]
+    points = list(zip(PUBLISHED_EPOCHS, map(float, values.split()), strict=False))
+    curve = [points[0][1]]
+    for (a, x), (b, y) in pairwise(points):
+        curve += [x + (y - x) * (epoch - a) / (b - a) for epoch in range(a + 1, b + 1)]
+    curve += [curve[-1]] * (switch - 1 - len(curve))
+    assert len(curve) == switch - 1
+    assert trigger_epoch(curve) is None
+    older = min(curve[:-5])
+    assert trigger_epoch([*curve, older]) is None  # as good is not worse
+    assert trigger_epoch([*curve, older + 0.01, 1.0, 999.0]) == switch
+
+
+def test_the_last_five_epochs_are_masked():
+    falling = [10.0, 9.0, 8.0, 7.0, 6.0]
+    assert trigger_epoch([*falling, 99.0]) is None  # nothing is older than five yet
+    assert trigger_epoch([*falling, 5.0, 10.5]) == 7  # worse than the first
+    assert trigger_epoch([*falling, 5.0, 9.5]) is None  # worse than all but the first
+    assert trigger_epoch([*falling, 5.0, 9.5, 9.5]) == 8
+
+
+@given(st.lists(st.integers(0, 12), max_size=30), st.integers(0, 7))
+def test_the_rule_as_written(losses, patience):
+    truth = [
+        n
+        for n, loss in enumerate(losses, 1)
+        if n - 1 > patience and loss > min(losses[: n - 1 - patience])
+    ]
+    assert trigger_epoch([float(loss) for loss in losses], patience) == next(iter(truth), None)
+
+
+def test_the_trigger_never_comes_back_and_its_history_stops():
+    trigger = NonMonotone(patience=1)
+    assert [trigger.update(loss) for loss in (3.0, 2.0, 4.0, 1.0, 9.0)] == [0, 0, 1, 0, 0]
+    assert trigger.triggered
+    assert trigger.history == [3.0, 2.0, 4.0]
+
+
+def test_finetuning_stops_by_the_same_rule():
+    scripted = [4.10, 4.09, 4.08, 4.085, 4.07, 4.06, 4.061, 4.05, 4.09, 4.081, 4.0]
+    assert trigger_epoch(scripted) == 9  # 4.09 > min of the first three, 4.08
+
+
+def test_the_state_of_the_trigger_is_json_and_resumes():
+    losses = [5.0, 4.0, 3.0, 6.0, 3.5, 3.4, 9.0, 9.0]
+    for cut in range(len(losses)):
+        whole, first = NonMonotone(2), NonMonotone(2)
+        for loss in losses[:cut]:
+            whole.update(loss)
+            first.update(loss)
+        second = NonMonotone()
+        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        assert [second.update(x) for x in losses[cut:]] == [whole.update(x) for x in losses[cut:]]
+        assert second.state_dict() == whole.state_dict()
+
+
+def test_wrong_input_of_the_trigger_is_named():
+    with pytest.raises(ValueError, match="patience is a whole number"):
+        NonMonotone(-1)
+    with pytest.raises(ValueError, match="the loss is NaN"):
+        NonMonotone().update(math.nan)
+
+
+# -- clipping and rates ---------------------------------------------------------------------------
+
+
+def test_clipping_bounds_the_norm_of_all_gradients_together():
+    model, (ids, targets) = small_model(), batch()
+    model.loss(ids, targets, activation=200.0, slowness=100.0).total.backward()
+    grads = [p.grad.clone() for p in model.parameters()]
+    norm = torch.cat([g.flatten() for g in grads]).norm()
+    assert norm > 0.25
+    assert any("layer.maps" in n for n, p in model.named_parameters() if p.grad is not None)
+    torch.testing.assert_close(clip_(model.parameters(), 0.25), norm)
+    after = torch.cat([p.grad.flatten() for p in model.parameters()])
+    torch.testing.assert_close(after.norm(), torch.tensor(0.25), rtol=1e-4, atol=0)
+    for p, g in zip(model.parameters(), grads, strict=True):
+        torch.testing.assert_close(p.grad, g * 0.25 / norm, rtol=1e-4, atol=1e-8)
+
+
+def test_small_gradients_are_not_clipped_and_shared_ones_count_once():
+    w = nn.Parameter(torch.zeros(2))
+    w.grad = torch.tensor([3.0, 4.0])
+    assert clip_([w, w], 5.5).item() == 5.0
+    assert w.grad.tolist() == [3.0, 4.0]
+    clip_(iter([w, w]), 2.5)
+    torch.testing.assert_close(w.grad, torch.tensor([1.5, 2.0]))
+
+
+def test_clipping_never_waits_for_the_device():
+    p = nn.Parameter(torch.empty(3, device="meta"))
+    p.grad = torch.empty_like(p)
+    assert clip_([p], 1.0).is_meta
+
+
+def test_clipping_without_a_bound_is_refused():
+    with pytest.raises(ValueError, match="max_norm is a positive number"):
+        clip_([], 0.0)
+
+
+def test_the_rate_follows_the_sampled_length_also_where_the_batch_was_cut():
+    w = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    optimizer = torch.optim.SGD([w], lr=30.0)
+    steps, rows, row = [], 150, 0
+    for sampled in (67, 35, 70):
+        length = min(sampled, rows - row)  # the last batch is cut to 48 rows
+        lr = optimizer.param_groups[0]["lr"]
+        optimizer.param_groups[0]["lr"] = scaled_lr(lr, sampled, 70)
+        before = w.item()
+        w.grad = -torch.ones_like(w)
+        optimizer.step()
+        steps.append(w.item() - before)
+        optimizer.param_groups[0]["lr"] = lr
+        row += length
+    assert row == rows
+    assert steps == pytest.approx([30 * 67 / 70, 15.0, 30.0])
+    assert optimizer.param_groups[0]["lr"] == 30.0
+    with pytest.raises(ValueError, match="lengths are at least 1"):
+        scaled_lr(30.0, 0, 70)
+
+
+# -- schedules ------------------------------------------------------------------------------------
+
+
+def test_warmup_cosine_by_hand():
+    def rate(step):
+        return warmup_cosine(step, peak=8.0, warmup=4, total=12, floor=2.0)
+
+    assert [rate(step) for step in (1, 2, 3, 4)] == [2.0, 4.0, 6.0, 8.0]
+    assert rate(8) == pytest.approx(5.0)
+    assert rate(6) == pytest.approx(2 + 6 * 0.5 * (1 + math.cos(math.pi / 4)))
+    assert rate(12) == rate(500) == pytest.approx(2.0)
+    assert warmup_cosine(1, peak=1.0, warmup=0, total=2) == pytest.approx(0.5)
+
+
+def test_one_cycle_is_the_schedule_of_torch():
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    peer = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=3.0, total_steps=37, pct_start=0.2)
+    for step in range(1, 38):
+        found = one_cycle(step, peak=3.0, total=37, rise=0.2)
+        assert found == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12)
+        optimizer.step()
+        if step < 37:
+            peer.step()
+
+
+def test_inverse_sqrt_by_hand():
+    def rate(step):
+        return inverse_sqrt(step, width=512, warmup=4000, scale=2.0)
+
+    assert rate(1) == pytest.approx(2 * 512**-0.5 * 4000**-1.5)
+    assert rate(4000) == pytest.approx(2 / math.sqrt(512 * 4000))
+    assert rate(16_000) == pytest.approx(rate(4000) / 2)
+    assert max(range(3990, 4010), key=rate) == 4000
+
+
+def test_wrong_input_of_the_schedules_is_named():
+    with pytest.raises(ValueError, match="steps count from 1, not 0"):
+        warmup_cosine(0, peak=1.0, warmup=1, total=2)
+    with pytest.raises(ValueError, match="steps count from 1, not 0"):
+        one_cycle(0, peak=1.0, total=20)
+    with pytest.raises(ValueError, match="steps count from 1, not 0"):
+        inverse_sqrt(0, width=4, warmup=4)
+    with pytest.raises(ValueError, match="warm up for fewer steps"):
+        warmup_cosine(1, peak=1.0, warmup=2, total=2)
+    with pytest.raises(ValueError, match="no way up or no way down"):
+        one_cycle(1, peak=1.0, total=3)
+    with pytest.raises(ValueError, match="at least 1, not 0 and 4"):
+        inverse_sqrt(1, width=4, warmup=0)

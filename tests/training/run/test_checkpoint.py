@@ -1,0 +1,381 @@
+"""Checkpoints: exact, whole or not at all, and any damage is found and named."""
+
+import errno
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from drill.errors import CheckpointError
+from drill.layers import DeepResidual
+from drill.models import AwdLstm
+from drill.models.language_model import LanguageModel
+from drill.training.run import checkpoint
+from drill.training.run.checkpoint import load, load_into, save
+
+DTYPES = [
+    torch.float64, torch.float32, torch.float16, torch.bfloat16,
+    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+]  # fmt: skip
+
+NUMBERS = {
+    "third": 1 / 3,
+    "smallest": 5e-324,
+    "rate": 1.2e-6,
+    "large": 2**63 + 1,
+    "nothing": None,
+    "no": False,
+    "unlimited": math.inf,
+    "lists": [[], [1, 2.5, "three"]],
+    "words": "Größe \U0001f600",
+}
+
+
+def random(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 50).to(dtype)
+
+
+def bits(tensor: Tensor) -> bytes:
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def left_beside(path: Path) -> list[str]:
+    return sorted(entry.name for entry in path.parent.iterdir() if entry != path)
+
+
+# -- round trip -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (5, 3)], ids=str)
+def test_tensors_come_back_bit_for_bit(tmp_path, dtype, shape):
+    held = random(shape, dtype)
+    save(tmp_path / "c.safetensors", {"a": held}, {})
+    tensors, _ = load(tmp_path / "c.safetensors")
+    assert tensors.keys() == {"a"}
+    assert tensors["a"].dtype == dtype
+    assert tensors["a"].shape == shape
+    assert bits(tensors["a"]) == bits(held)
+
+
+def test_what_is_no_number_comes_back_too(tmp_path):
+    held = torch.tensor([math.nan, math.inf, -math.inf, -0.0, 1e-45])
+    save(tmp_path / "c.safetensors", {"a": held}, {})
+    assert bits(load(tmp_path / "c.safetensors")[0]["a"]) == bits(held)
+
+
+def test_views_and_parameters_are_saved_as_what_they_show(tmp_path):
+    whole = torch.arange(24.0).reshape(4, 6)
+    parts = {"turned": whole.t(), "every other": whole[::2], "one": nn.Parameter(whole[1].clone())}
+    save(tmp_path / "c.safetensors", parts, {})
+    tensors, _ = load(tmp_path / "c.safetensors")
+    assert all(torch.equal(tensors[name], part) for name, part in parts.items())
+    assert not any(tensor.requires_grad for tensor in tensors.values())
+
+
+def test_numbers_come_back_exactly(tmp_path):
+    save(tmp_path / "c.safetensors", {}, NUMBERS)
+    tensors, numbers = load(tmp_path / "c.safetensors")
+    assert tensors == {}
+    assert numbers == NUMBERS
+    assert numbers["no"] is False
+
+
+@given(st.lists(st.floats(allow_nan=False) | st.integers()))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+def test_every_number_is_exact(tmp_path, values):
+    save(tmp_path / "c.safetensors", {}, {"values": values})
+    found = load(tmp_path / "c.safetensors")[1]["values"]
+    assert found == values
+    assert [type(value) for value in found] == [type(value) for value in values]
+
+
+def test_equal_content_makes_equal_files_that_the_library_reads(tmp_path):
+    """Metadata in a table drawn for every file would differ in half of them."""
+    tensors = {"b": random((3, 5), torch.float32), "ä": random((2,), torch.bfloat16)}
+    files = [tmp_path / f"{number}.safetensors" for number in range(12)]
+    for number, path in enumerate(files):
+        order = sorted(tensors, reverse=bool(number % 2))
+        save(path, {name: tensors[name] for name in order}, NUMBERS)
+    assert len({path.read_bytes() for path in files}) == 1
+    read = safetensors.torch.load_file(files[0])
+    assert all(torch.equal(read[name], tensors[name]) for name in tensors)
+
+
+def test_a_file_as_the_library_orders_it_is_read_too(tmp_path, monkeypatch):
+    """So were files of format 2 written before; both orders must have come up."""
+    monkeypatch.setattr(checkpoint, "_in_order", lambda content: (b"", memoryview(content)))
+    orders, held = set(), {"a": torch.arange(3.0)}
+    for _ in range(40):
+        save(tmp_path / "c.safetensors", held, NUMBERS)
+        raw = (tmp_path / "c.safetensors").read_bytes()
+        orders.add(raw.index(b'"drill"') < raw.index(b'"checksum"'))
+        tensors, numbers = load(tmp_path / "c.safetensors")
+        assert torch.equal(tensors["a"], held["a"])
+        assert numbers == NUMBERS
+    assert orders == {True, False}
+
+
+def test_folders_are_made(tmp_path):
+    save(tmp_path / "a" / "b" / "c.safetensors", {}, {})
+    assert left_beside(tmp_path / "a" / "b" / "c.safetensors") == []
+
+
+# -- whole or not at all --------------------------------------------------------------------------
+
+
+class FullDisk:
+    """A stream that takes ``room`` bytes, as a disk does that has no more."""
+
+    def __init__(self, stream, room: int) -> None:
+        self.stream, self.room = stream, room
+
+    def write(self, content: bytes) -> None:
+        self.stream.write(content[: self.room])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("place", ["write", "fsync", "replace"])
+def test_a_write_that_fails_leaves_the_old_checkpoint_and_nothing_else(
+    tmp_path, monkeypatch, place
+):
+    path = tmp_path / "c.safetensors"
+    save(path, {"a": torch.ones(1000)}, {"step": 1})
+    before = path.read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        if place == "write":
+            write = lambda stream, content: FullDisk(stream, 100).write(content)  # noqa: E731
+            patch.setattr(checkpoint, "_write", write)
+        else:
+            patch.setattr(os, place, full)
+        with pytest.raises(CheckpointError, match="No space left on device") as caught:
+            save(path, {"a": torch.zeros(10**6)}, {"step": 2})
+    assert str(path) in str(caught.value)
+    assert "4 MiB are needed" in str(caught.value)
+    assert path.read_bytes() == before
+    assert left_beside(path) == []
+    assert load(path)[1] == {"step": 1}
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    path = tmp_path / "file" / "c.safetensors"
+    with pytest.raises(CheckpointError, match="cannot be written") as caught:
+        save(path, {}, {})
+    assert str(path) in str(caught.value)
+    assert "MiB" not in str(caught.value)  # room is not what is missing
+
+
+# -- damage ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory) -> bytes:
+    path = tmp_path_factory.mktemp("sound") / "c.safetensors"
+    tensors = {"model/weight": random((4, 6), torch.float32), "rule/step": torch.tensor(7)}
+    save(path, tensors, {"epoch": 12, "rate": 0.25, "lengths": list(range(40))})
+    return path.read_bytes()
+
+
+def assert_refused(path: Path, content: bytes) -> str:
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError) as caught:
+        load(path)
+    assert str(path) in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_file_cut_anywhere_is_refused(tmp_path, sound):
+    for size in range(len(sound)):
+        assert_refused(tmp_path / "c.safetensors", sound[:size])
+    assert_refused(tmp_path / "c.safetensors", sound + b"\0")
+
+
+@given(data=st.data())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_changed_bytes_are_refused_or_mean_the_same(tmp_path, sound, data):
+    """The header is padded with blanks, which may become another white space."""
+    places = st.integers(0, len(sound) - 1)
+    changes = data.draw(st.dictionaries(places, st.integers(1, 255), min_size=1, max_size=3))
+    content = bytearray(sound)
+    for place, flip in changes.items():
+        content[place] ^= flip
+    path = tmp_path / "c.safetensors"
+    path.write_bytes(content)
+    try:
+        tensors, numbers = load(path)
+    except CheckpointError as error:
+        assert str(path) in str(error)  # noqa: PT017 - some changes raise nothing
+        return
+    path.write_bytes(sound)
+    wanted, expected = load(path)
+    assert numbers == expected
+    assert tensors.keys() == wanted.keys()
+    assert all(torch.equal(tensors[name], wanted[name]) for name in wanted)
+    assert all(tensors[name].dtype == wanted[name].dtype for name in wanted)
+
+
+def test_every_single_changed_byte_is_noticed(tmp_path, sound):
+    blank = {place for place, byte in enumerate(sound) if byte == ord(" ")}
+    for place in set(range(len(sound))) - blank:
+        content = bytearray(sound)
+        content[place] ^= 1 + place % 255
+        assert_refused(tmp_path / "c.safetensors", bytes(content))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'\\"epoch\\": 12', b'\\"epoch\\": 13'),
+        (b'"dtype":"F32"', b'"dtype":"I32"'),
+        (b'"shape":[4,6]', b'"shape":[6,4]'),
+        (b'"model/weight"', b'"model/weighs"'),
+    ],
+    ids=["number", "dtype", "shape", "name"],
+)
+def test_a_header_that_reads_well_but_says_something_else_is_refused(tmp_path, sound, old, new):
+    assert sound.count(old) == 1
+    sentence = assert_refused(tmp_path / "c.safetensors", sound.replace(old, new))
+    assert "damaged" in sentence
+    assert "restore it from a copy, or remove it to start over" in sentence
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\0" * 100, b"PK\x03\x04 a pickle", b"{}", b"\xff" * 64, "Wörter".encode()],
+    ids=["empty", "zeros", "zip", "json", "ones", "text"],
+)
+def test_what_is_no_safetensors_file_is_refused(tmp_path, content):
+    assert "is damaged or no checkpoint of drill" in assert_refused(tmp_path / "c", content)
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [None, {"format": "pt"}, *({"drill": note} for note in ("{", "[]", "{}", "[" * 10**5))],
+    ids=["none", "foreign", "no json", "a list", "empty", "deep"],
+)
+def test_a_foreign_safetensors_file_is_refused(tmp_path, metadata):
+    content = safetensors.torch.save({"a": torch.ones(3)}, metadata)
+    assert "no checkpoint of drill" in assert_refused(tmp_path / "c.safetensors", content)
+
+
+def test_another_format_asks_for_the_version_that_wrote_it(tmp_path):
+    note = json.dumps({"format": 1, "checksums": {}, "numbers": {}})
+    content = safetensors.torch.save({}, {"drill": note})
+    sentence = assert_refused(tmp_path / "c.safetensors", content)
+    assert "has format 1" in sentence
+    assert "use the version that wrote it" in sentence
+
+
+def test_a_missing_checkpoint_is_named(tmp_path):
+    for path in (tmp_path / "none.safetensors", tmp_path):
+        with pytest.raises(CheckpointError, match="there is no such checkpoint; train first"):
+            load(path)
+
+
+# -- into a model ---------------------------------------------------------------------------------
+
+
+def model(seed: int, depth: int = 2, words: int = 30) -> LanguageModel:
+    torch.manual_seed(seed)
+    embedding = nn.Embedding(words, 8)
+    return LanguageModel(
+        AwdLstm(embedding, 9, 2, init_range=0.1), DeepResidual(embedding, depth=depth)
+    )
+
+
+def test_values_go_into_the_storages_there_are(tmp_path):
+    first, second = model(1), model(2)
+    path = tmp_path / "c.safetensors"
+    save(path, dict(first.named_parameters()), {"epoch": 3})
+    parameters = list(second.parameters())
+    places = [p.data_ptr() for p in parameters]
+    assert load_into(second, path) == {"epoch": 3}
+    assert all(a is b for a, b in zip(second.parameters(), parameters, strict=True))
+    assert [p.data_ptr() for p in second.parameters()] == places
+    assert second.layer.label_weight is second.encoder.embedding.weight
+    for mine, theirs in zip(second.parameters(), first.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+        assert mine.requires_grad
+
+
+def test_a_checkpoint_stays_what_it_is_when_the_model_it_filled_is_trained(tmp_path):
+    first, path = model(1), tmp_path / "c.safetensors"
+    save(path, dict(first.named_parameters()), {})
+    before = path.read_bytes()
+    load_into(first, path)
+    with torch.no_grad():
+        for p in first.parameters():
+            p.zero_()
+    assert path.read_bytes() == before
+
+
+def test_names_that_lack_or_are_too_many_are_listed_and_nothing_is_copied(tmp_path):
+    path = tmp_path / "c.safetensors"
+    save(path, dict(model(1, depth=1).named_parameters()), {})
+    deeper = model(2, depth=2)
+    before = [p.detach().clone() for p in deeper.parameters()]
+    with pytest.raises(CheckpointError, match=r"it lacks layer\..*has beyond it nothing"):
+        load_into(deeper, path)
+    assert all(torch.equal(a, b) for a, b in zip(deeper.parameters(), before, strict=True))
+    save(path, dict(deeper.named_parameters()), {})
+    with pytest.raises(CheckpointError, match=r"it lacks nothing and has beyond it layer\."):
+        load_into(model(3, depth=1), path)
+
+
+def test_another_shape_is_named_and_nothing_is_copied(tmp_path):
+    path = tmp_path / "c.safetensors"
+    save(path, dict(model(1, words=31).named_parameters()), {})
+    smaller = model(2, words=30)
+    before = [p.detach().clone() for p in smaller.parameters()]
+    with pytest.raises(CheckpointError, match=r"\(31, 8\), the model's has \(30, 8\)") as caught:
+        load_into(smaller, path)
+    assert str(path) in str(caught.value)
+    assert all(torch.equal(a, b) for a, b in zip(smaller.parameters(), before, strict=True))
+
+
+def test_a_little_room_is_told_in_kib(tmp_path, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(CheckpointError, match=r"device; 5 KiB are needed\)"):
+        save(tmp_path / "c.safetensors", {"a": torch.zeros(1000)}, {})
+
+
+def test_a_damaged_file_is_mended_as_its_reader_can(tmp_path):
+    path = tmp_path / "c.safetensors"
+    path.write_bytes(b"nothing")
+    with pytest.raises(
+        CheckpointError, match=r"; restore it from a copy, or remove it to start over$"
+    ):
+        load(path)
+    with pytest.raises(CheckpointError, match=r"; restore it from a copy$"):
+        load_into(torch.nn.Linear(1, 1), path)
+    with pytest.raises(CheckpointError, match=r"; take another$"):
+        load_into(torch.nn.Linear(1, 1), path, "take another")
+
+
+def test_numbers_are_read_without_the_tensors_and_checked(tmp_path):
+    path = tmp_path / "held.safetensors"
+    checkpoint.save(path, {"w": torch.ones(8)}, {"epoch": 3})
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + b"x")  # a tensor's byte, which nobody reads here
+    assert checkpoint.load_numbers(path) == {"epoch": 3}
+    path.write_bytes(content.replace(b'\\"epoch\\": 3', b'\\"epoch\\": 4'))
+    with pytest.raises(CheckpointError, match="wrong checksum of its numbers"):
+        checkpoint.load_numbers(path)
+    path.unlink()
+    with pytest.raises(CheckpointError, match="there is no such checkpoint"):
+        checkpoint.load_numbers(path)

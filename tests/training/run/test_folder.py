@@ -1,0 +1,336 @@
+"""A run's folder: one process at a time, metrics that can be cut back, weights behind them."""
+
+import errno
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import types
+from typing import ClassVar
+
+import pytest
+import torch
+
+from drill.errors import CheckpointError, RunFolderError
+from drill.training.run.checkpoint import fingerprint, load
+from drill.training.run.folder import NO_LOCKS, RunFolder
+
+ROW = {"kind": "epoch", "epoch": 1, "step": 7, "valid_loss": 1 / 3, "best": True}
+
+
+@pytest.fixture
+def folder(tmp_path) -> RunFolder:
+    (tmp_path / "run").mkdir()
+    return RunFolder(tmp_path / "run")
+
+
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_folder_is_only_a_name_until_something_is_written(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    assert folder.rows() == []
+    assert folder.metrics_size() == 0
+    assert folder.load_last() is None
+    folder.cut_metrics(0)
+    assert not folder.path.exists()
+
+
+# -- the lock -------------------------------------------------------------------------------------
+
+
+def test_a_second_process_is_refused_until_the_first_is_done(tmp_path):
+    with RunFolder(tmp_path / "run").locked():
+        with (
+            pytest.raises(RunFolderError, match="another process is training here") as caught,
+            RunFolder(tmp_path / "run").locked(),
+        ):
+            pass
+        assert str(tmp_path / "run") in str(caught.value)
+        with RunFolder(tmp_path / "other").locked():
+            pass
+    with RunFolder(tmp_path / "run").locked():
+        pass
+
+
+def test_the_lock_goes_with_an_error_inside(folder):
+    with pytest.raises(KeyError), folder.locked():
+        raise KeyError
+    with folder.locked():
+        pass
+
+
+HOLDER = """
+import sys, time
+from drill.training.run.folder import RunFolder
+with RunFolder(sys.argv[1]).locked():
+    print("locked", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_killed_process_holds_no_lock(folder):
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(folder.path)], stdout=subprocess.PIPE
+    ) as holder:
+        try:
+            assert holder.stdout.readline() == b"locked\n"
+            with pytest.raises(RunFolderError, match="another process"), folder.locked():
+                pass
+        finally:
+            holder.send_signal(signal.SIGKILL)
+            holder.wait()
+    with folder.locked():
+        pass
+
+
+def test_a_file_system_without_locks_is_said_and_not_taken_for_another_process(
+    folder, monkeypatch, caplog
+):
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    with folder.locked():
+        pass
+    assert [record.message for record in caplog.records] == [NO_LOCKS]
+
+
+def test_what_a_killed_writer_left_is_removed_and_nothing_else(folder):
+    folder.save_last({"a": torch.ones(2)}, {})
+    folder.save_best({"a": torch.ones(2)}, {})
+    left = [
+        folder.path / "last" / ".checkpoint.safetensors.0123456789abcdef.tmp",
+        folder.path / ".best.safetensors.0123456789abcdef.tmp",
+        folder.path / ".recipe.toml.0123456789abcdef.tmp",
+    ]
+    other = [folder.path / "notes.tmp", folder.path / ".best.safetensors.copy"]
+    for path in (*left, *other):
+        path.write_bytes(b"half")
+    with folder.locked():
+        assert not any(path.exists() for path in left)
+        assert all(path.exists() for path in (*other, folder.best, folder.last))
+
+
+def test_a_file_in_the_way_is_named(tmp_path):
+    (tmp_path / "run").write_text("a file")
+    with pytest.raises(RunFolderError, match=r"run: cannot be made or written"):
+        RunFolder(tmp_path / "run").locked().__enter__()
+
+
+# -- metrics --------------------------------------------------------------------------------------
+
+
+def test_rows_come_back_in_order_and_exactly(folder):
+    rows = [ROW, {**ROW, "epoch": 2, "valid_loss": 1e-320, "best": False, "train_loss": None}]
+    for row in rows:
+        folder.append(row)
+    assert folder.rows() == rows
+    assert RunFolder(folder.path).rows() == rows
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_no_number_is_a_text_in_valid_json(folder, value):
+    folder.append({**ROW, "valid_loss": value})
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    line = folder.metrics.read_text()
+    assert json.loads(line, parse_constant=refuse)["valid_loss"] == str(value)
+    [row] = folder.rows()
+    assert str(float(row["valid_loss"])) == str(value)
+
+
+def test_a_row_is_on_disk_when_append_returns(folder, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(os.fstat(handle).st_size))
+    folder.append(ROW)
+    assert synced == [folder.metrics_size()]
+
+
+def test_a_half_written_last_line_is_left_out(folder):
+    folder.append(ROW)
+    folder.append({**ROW, "epoch": 2})
+    whole = folder.metrics.read_bytes()
+    first = whole.index(b"\n") + 1
+    for size in range(first, len(whole)):
+        folder.metrics.write_bytes(whole[:size])
+        assert folder.rows() == [ROW]
+    folder.metrics.write_bytes(whole[:first] + "{'ö".encode()[:-1])
+    assert folder.rows() == [ROW]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"{", b"", b"7", b"\xff{}", b"[" * 10**5],
+    ids=["half", "empty", "number", "bytes", "deep"],
+)
+def test_a_damaged_line_is_named(folder, line):
+    folder.append(ROW)
+    folder.metrics.write_bytes(folder.metrics.read_bytes() + line + b"\n")
+    folder.append(ROW)
+    with pytest.raises(RunFolderError, match=r"metrics\.jsonl: line 2 is no JSON object"):
+        folder.rows()
+
+
+def test_a_resume_cuts_what_came_after_its_checkpoint(folder):
+    folder.append(ROW)
+    size = folder.metrics_size()
+    folder.append({**ROW, "epoch": 2})
+    folder.metrics.write_bytes(folder.metrics.read_bytes() + b'{"kind": "ep')
+    folder.cut_metrics(size)
+    assert folder.metrics_size() == size
+    assert folder.rows() == [ROW]
+    folder.append({**ROW, "epoch": 2})
+    assert [row["epoch"] for row in folder.rows()] == [1, 2]
+
+
+def test_metrics_shorter_than_the_checkpoint_knows_are_named(folder):
+    folder.append(ROW)
+    size = folder.metrics_size()
+    for cut in (size - 1, 0):
+        os.truncate(folder.metrics, cut)
+        with pytest.raises(RunFolderError, match=rf"has {cut} bytes .* knows of {size}") as caught:
+            folder.cut_metrics(size)
+        assert str(folder.metrics) in str(caught.value)
+        assert str(folder.last) in str(caught.value)
+    folder.metrics.unlink()
+    with pytest.raises(RunFolderError, match="has 0 bytes"):
+        folder.cut_metrics(size)
+
+
+def test_a_full_disk_is_named_with_the_file(folder, monkeypatch):
+    folder.write_json(folder.environment, {"drill": "0.1.0"})
+    before = folder.environment.read_bytes()
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunFolderError, match=r"metrics\.jsonl: cannot be written \(No space"):
+        folder.append(ROW)
+    with pytest.raises(RunFolderError, match=r"environment\.json: cannot be written \(No space"):
+        folder.write_json(folder.environment, {})
+    assert folder.environment.read_bytes() == before
+
+
+# -- TensorBoard ----------------------------------------------------------------------------------
+
+
+class Board:
+    """Stands in for TensorBoard's writer."""
+
+    made: ClassVar[list["Board"]] = []
+
+    def __init__(self, folder: str) -> None:
+        self.folder, self.shown, self.flushed = folder, [], 0
+        Board.made.append(self)
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        self.shown.append((name, value, step))
+
+    def flush(self) -> None:
+        self.flushed = len(self.shown)
+
+
+def test_rows_go_to_tensorboard_where_it_is_installed(folder, monkeypatch):
+    monkeypatch.setattr(Board, "made", [])
+    module = types.SimpleNamespace(SummaryWriter=Board)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    folder.append({**ROW, "seconds": 2.0, "elapsed": 9.0, "train_loss": None})
+    folder.append({**ROW, "epoch": 2, "step": 14, "lr": math.inf})
+    [board] = Board.made
+    assert board.folder == str(folder.path / "tensorboard")
+    assert board.shown == [
+        ("epoch/valid_loss", 1 / 3, 7),
+        ("epoch/seconds", 2.0, 7),
+        ("epoch/valid_loss", 1 / 3, 14),
+        ("epoch/lr", math.inf, 14),
+    ]
+    assert board.flushed == len(board.shown)
+    assert len(folder.rows()) == 2
+
+
+def test_tensorboard_shows_validations_of_one_epoch_beside_each_other(folder, monkeypatch):
+    monkeypatch.setattr(Board, "made", [])
+    module = types.SimpleNamespace(SummaryWriter=Board)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    for step in (4, 8):
+        folder.append({**ROW, "kind": "validation", "step": step})
+    folder.append({**ROW, "step": 9})
+    folder.append({"kind": "test", "epoch": 1, "test_loss": 0.5})  # which no step belongs to
+    shown = [(name.split("/")[0], step) for name, _, step in Board.made[0].shown]
+    assert shown == [("validation", 4), ("validation", 8), ("epoch", 9), ("test", 1)]
+
+
+def test_tensorboard_shows_what_a_resume_has_kept_and_no_more(folder, monkeypatch):
+    monkeypatch.setattr(Board, "made", [])
+    module = types.SimpleNamespace(SummaryWriter=Board)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    folder.append({**ROW, "valid_loss": 3.0})
+    kept = folder.metrics_size()
+    folder.append({**ROW, "step": 8, "valid_loss": 2.0})
+    events = folder.path / "tensorboard" / "events.out.tfevents.1.host"
+    events.parent.mkdir()
+    events.write_bytes(b"of the first life")
+    again = RunFolder(folder.path)
+    again.cut_metrics(kept)
+    again.append({**ROW, "step": 8, "valid_loss": 1.0})
+    again.append({**ROW, "step": 9, "valid_loss": 0.5})
+    assert not events.exists()
+    assert [(value, step) for _, value, step in Board.made[1].shown] == [
+        (3.0, 7),
+        (1.0, 8),
+        (0.5, 9),
+    ]
+
+
+def test_tensorboard_itself_reads_what_was_written(folder):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    folder.append({**ROW, "valid_loss": 0.5})
+    folder.append({**ROW, "valid_loss": 0.25, "step": 9})
+    events = accumulator.EventAccumulator(str(folder.path / "tensorboard")).Reload()
+    found = [(event.step, event.value) for event in events.Scalars("epoch/valid_loss")]
+    assert found == [(7, 0.5), (9, 0.25)]
+
+
+def test_without_tensorboard_there_are_only_metrics(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    folder.append(ROW)
+    folder.append(ROW)
+    assert folder.rows() == [ROW, ROW]
+    assert [path.name for path in folder.path.iterdir()] == ["metrics.jsonl"]
+
+
+# -- weights --------------------------------------------------------------------------------------
+
+
+def test_the_last_checkpoint_knows_how_long_the_metrics_are(folder):
+    folder.append(ROW)
+    folder.save_last({"a": torch.ones(2)}, {"step": 3})
+    folder.append(ROW)
+    tensors, numbers = folder.load_last()
+    assert tensors["a"].tolist() == [1.0, 1.0]
+    assert numbers == {"step": 3, "metrics_size": folder.metrics_size() // 2}
+
+
+def test_the_best_weights_are_a_checkpoint_too(folder):
+    folder.save_best({"a": torch.ones(2)}, {"epoch": 4})
+    assert load(folder.best)[1] == {"epoch": 4}
+
+
+def test_a_damaged_last_checkpoint_is_named_not_passed_over(folder):
+    folder.save_last({"a": torch.ones(2)}, {})
+    os.truncate(folder.last, folder.last.stat().st_size - 1)
+    with pytest.raises(CheckpointError, match="damaged") as caught:
+        folder.load_last()
+    assert str(folder.last) in str(caught.value)
+
+
+@pytest.mark.parametrize("weights", ["best", "averaged"])
+def test_the_line_of_the_test_names_the_weights_it_is_of(folder, weights):
+    folder.save_best({"bias": torch.ones(3)}, {"epoch": 1})
+    folder.save_averaged({"bias": torch.zeros(3)}, {"steps": [1, 2]})
+    folder.append_test({"kind": "test", "epoch": 1, "weights": weights})
+    held = {"bias": torch.ones(3) if weights == "best" else torch.zeros(3)}
+    assert folder.test_row()["weights_fingerprint"] == fingerprint(held)

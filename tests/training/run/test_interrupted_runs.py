@@ -1,0 +1,133 @@
+"""Ctrl-C and SIGTERM in a run from Python: all is saved, then they reach the caller."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from drill import tasks as run_training
+from drill.language_modeling import train as training
+from drill.tasks import train_run
+from drill.training.run.folder import RunFolder
+from drill.training.settings import Settings
+from drill.training.signals import Interrupts, pass_on
+from drill.translation import build as build_translation
+from tests.language_modeling.test_build import small, write_texts
+from tests.tiny_runs import interrupted_after
+from tests.tiny_translation_place import small as small_translator
+from tests.tiny_translation_place import write_pairs
+
+TASKS = ["language model", "translator"]
+STOPPED = "runs/a b: stopped in epoch 1; all is saved: the same call of train_run goes on, or drill"
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(autouse=True)
+def usual_handlers():
+    """A process in the background may have been started with Ctrl-C ignored."""
+    before = {each: signal.getsignal(each) for each in Interrupts.SIGNALS}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for each, handler in before.items():
+        signal.signal(each, handler)
+
+
+def interrupted(monkeypatch, task: str, number: int = signal.SIGINT) -> Settings:
+    """Settings whose training is sent a signal after its third step."""
+    module = build_translation if task == "translator" else run_training
+    real = module.rule
+    monkeypatch.setattr(module, "rule", lambda held: interrupted_after(3, real(held), number))
+    if task == "translator":
+        write_pairs(Path("pairs"))
+        return small_translator()
+    return small(write_texts(Path("texts")))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_ctrl_c_reaches_the_caller_and_the_same_call_goes_on(monkeypatch, task):
+    with monkeypatch.context() as patch:
+        settings = interrupted(patch, task)
+        with pytest.raises(KeyboardInterrupt, match=re.escape(f"{STOPPED} train 'runs/a b'")):
+            train_run(settings, "runs/a b", device="cpu", quiet=True)
+    assert RunFolder("runs/a b").last_numbers()["step"] == 3
+    assert train_run(settings, "runs/a b", device="cpu", quiet=True).test is not None
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_sigterm_is_given_to_its_handler_once_the_folder_is_free(monkeypatch, caplog, task):
+    heard = []
+
+    def handler(number: int, frame: object) -> None:
+        with RunFolder("runs/a b").locked():
+            heard.append(RunFolder("runs/a b").last_numbers()["step"])
+
+    settings = interrupted(monkeypatch, task, signal.SIGTERM)
+    signal.signal(signal.SIGTERM, handler)
+    outcome = train_run(settings, "runs/a b", device="cpu", quiet=True)
+    assert heard == [3]
+    assert STOPPED in caplog.text
+    assert (outcome.finished, outcome.interrupted) == (False, True)  # who handles it may look
+
+
+def test_sigterm_ends_the_process_as_ever(tmp_path):
+    program = """
+import signal, sys
+from pathlib import Path
+import pytest
+from tests.test_interrupted_runs import interrupted, train_run
+with pytest.MonkeyPatch.context() as patch:
+    settings = interrupted(patch, "language model", signal.SIGTERM)
+    train_run(settings, "runs/a b", device="cpu")
+print("went on")
+"""
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, ""), done.stderr
+    assert done.stderr.splitlines()[-1].startswith(STOPPED)
+    assert RunFolder(tmp_path / "runs/a b").last_numbers()["step"] == 3
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_who_asks_for_it_gets_the_unfinished_outcome(monkeypatch, task):
+    settings = interrupted(monkeypatch, task)
+    outcome = train_run(settings, "runs/a", device="cpu", quiet=True, pass_on_signals=False)
+    assert (outcome.finished, outcome.interrupted, outcome.test) == (False, True, None)
+    assert outcome.signal == signal.SIGINT
+
+
+def test_ctrl_c_in_the_test_comes_when_that_has_ended(monkeypatch):
+    settings, load = small(write_texts(Path("texts"))), training.load_into
+
+    def stopping(*arguments: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        load(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "load_into", stopping)
+        with pytest.raises(KeyboardInterrupt, match="has ended all the same; the same call"):
+            train_run(settings, "runs/a", device="cpu", quiet=True)
+    before = RunFolder("runs/a").rows()
+    assert train_run(settings, "runs/a", device="cpu", quiet=True).test is not None
+    assert RunFolder("runs/a").rows() == before
+
+
+def test_processes_that_heard_nothing_stop_like_the_one_that_did():
+    with pytest.raises(KeyboardInterrupt, match="stopped"):
+        pass_on(None, "stopped")
+
+
+@pytest.mark.parametrize("number", Interrupts.SIGNALS, ids=lambda number: number.name)
+def test_an_end_is_told_of_where_its_signal_is_ignored_elsewhere(number):
+    signal.signal(number, signal.SIG_IGN)
+    with pytest.raises(KeyboardInterrupt, match="stopped"):
+        pass_on(number, "stopped")

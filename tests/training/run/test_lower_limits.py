@@ -1,0 +1,96 @@
+"""Less is asked of a run than it has trained: nothing that it found is lost."""
+
+from pathlib import Path
+
+import pytest
+
+from drill import tasks as run_training
+from drill.errors import NothingTrained
+from drill.training.run.folder import RunFolder
+from drill.translation import build as build_translation
+from tests.tiny_place import make_place
+from tests.tiny_runs import interrupted_after
+from tests.tiny_translation_place import set_by_command, write_pairs
+from tests.tiny_translations import small_rule, small_training
+
+ON_A_CPU = ("--device", "cpu", "-q")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = make_place(tmp_path_factory.mktemp("place"))
+    write_pairs(folder / "pairs")
+    return folder
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def steps_of(folder: str) -> int:
+    return int(RunFolder(folder).last_numbers()["step"])
+
+
+COMMANDS = {
+    "language model": ["tiny.toml", "--set", "training.epochs=1"],
+    "translator": ["mt-demo", *set_by_command("training.epochs=1")],
+}
+BOTH = pytest.mark.parametrize("task", COMMANDS)
+
+
+@BOTH
+def test_a_finished_run_of_more_epochs_is_what_the_first_command_gives(drill, place, task, caplog):
+    name = f"longer {task}"
+    first = ("train", *COMMANDS[task], "--name", name, *ON_A_CPU)
+    assert drill(*first)[0] == 0
+    code, longer, _ = drill("train", f"runs/{name}", "--set", "training.epochs=2", *ON_A_CPU)
+    before = contents(place / "runs" / name)
+    caplog.clear()
+    assert drill(*first)[:2] == (code, longer) == (0, longer)
+    assert "(best of 2 epochs: " in longer
+    assert caplog.messages == [
+        f"runs/{name}: is trained already, for 2 epochs and not the 1 asked for, and this is what "
+        "they came to; a larger training.epochs goes on"
+    ]
+    assert contents(place / "runs" / name) == before
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        ("epochs=1", "has trained 2 of its 30 epochs, more than the 1 asked for; say --set "
+                     "training.epochs=30 to go on, or give this one another --name"),
+        ("max_minutes=1e-6", " minutes, more than the 1e-06 asked for; say --set "
+                             "training.max_minutes=none to go on, or give this one another --name"),
+    ],
+)  # fmt: skip
+def test_a_longer_run_that_was_stopped_is_not_ended(drill, place, monkeypatch, task, limit, said):
+    """Its test would replace what it had found before it went on."""
+    name = f"stopped {task} {limit}"
+    own = ("train", f"runs/{name}", *ON_A_CPU, "--set")
+    assert drill("train", *COMMANDS[task], "--name", name, *ON_A_CPU)[0] == 0
+    module = build_translation if task == "translator" else run_training
+    real = module.rule
+    with monkeypatch.context() as patch:
+        once = steps_of(f"runs/{name}")
+        patch.setattr(module, "rule", lambda held: interrupted_after(once * 3 // 2, real(held)))
+        assert drill(*own, "training.epochs=30")[0] == 130
+    before = contents(place / "runs" / name)
+    code, out, err = drill(*own, f"training.{limit}")
+    assert (code, out) == (1, "")
+    assert err.startswith(f"drill: runs/{name}: has trained ")
+    assert err.endswith(f"{said}\n")
+    assert contents(place / "runs" / name) == before
+    assert drill(*own, "training.epochs=4")[0] == 0
+
+
+@pytest.mark.parametrize("limit", [{"updates": 1}, {"max_minutes": 1e-9}])
+def test_the_loop_of_translators_tests_no_weights_that_were_never_validated(tmp_path, limit):
+    """A folder is not always asked before: the loop can be called by itself."""
+    small_training(tmp_path, rule=interrupted_after(2, small_rule()))
+    before = contents(tmp_path)
+    said = f"training.{next(iter(limit))} ends it before its first validation, so there are no"
+    with pytest.raises(NothingTrained, match=said):
+        small_training(tmp_path, **limit)
+    assert contents(tmp_path) == before

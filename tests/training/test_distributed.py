@@ -1,0 +1,327 @@
+"""Two processes train what one does; one that dies is started anew and loses nothing."""
+
+import json
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from drill.data import DataError, PairBatches
+from drill.errors import CheckpointError
+from drill.training.distributed import World, world
+from drill.training.run.folder import RunFolder
+from tests.tiny_runs import (
+    all_of,
+    assert_close_rows,
+    interrupted_after,
+    rows,
+    small_run,
+    unlike,
+    weights,
+)
+from tests.tiny_translations import small_data, small_rule, small_training
+from tests.training.workers import EXACT, MANY_BATCHES, PLAIN, TRANSLATOR
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory) -> Path:
+    """The folder in which two processes have done what tests/workers.py says."""
+    folder = tmp_path_factory.mktemp("parallel")
+    begun = interrupted_after(13, "nt-asgd")
+    assert not small_run(folder / "one, then two", "deep-residual", begun, **EXACT).finished
+    stopping = interrupted_after(5, small_rule())
+    alone = folder / "one, then two translators"
+    assert not small_training(alone, rule=stopping, **MANY_BATCHES).finished
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+               "--max-restarts", "3", "-m", "tests.workers", str(folder)]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(launched) -> dict:
+    return json.loads((launched / "found.json").read_text())
+
+
+def assert_close_runs(path: Path, other: Path, atol: float = 1e-12) -> None:
+    """The same metrics, weights and averages; sums over two processes are rounded otherwise."""
+    assert_close_rows(path, other, rel=1e-10)
+    for file in ("best.safetensors", "last/checkpoint.safetensors"):
+        mine, theirs = weights(path / file), weights(other / file)
+        for name, expected in theirs.items():
+            if not name.startswith(("random/", "nll/")):  # what every process has for itself
+                torch.testing.assert_close(mine[name], expected, rtol=1e-10, atol=atol)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layer", PLAIN)
+def test_two_processes_train_what_one_does(launched, found, tmp_path, layer):
+    assert found["size"] == 2
+    small_run(tmp_path, layer, "nt-asgd", **EXACT)
+    assert {row.get("averaged") for row in rows(tmp_path)} >= {True, False}
+    assert_close_runs(launched / layer, tmp_path)
+
+
+@pytest.mark.slow
+def test_micro_batches_of_two_processes_too(launched):
+    assert_close_runs(launched / "micro", launched / "deep-residual")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batches", [2, 4])
+def test_two_processes_train_the_translator_that_one_does(launched, tmp_path, batches):
+    """The loss is divided by the tokens of the whole update, wherever they are."""
+    small_training(tmp_path, accumulate=batches, **TRANSLATOR)
+    # Biases of keys change nothing: their gradients are rounding, which Adam makes larger.
+    assert_close_runs(launched / f"translator {batches}", tmp_path, atol=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["one, then two translators", "two, then one translator"])
+def test_a_translator_goes_on_with_another_number_of_processes(launched, tmp_path, name):
+    """In the middle of an epoch: no pair is skipped and none comes twice."""
+    batches = len(PairBatches(small_data().train, MANY_BATCHES["max_tokens"]))
+    assert batches % 2 == 1  # the last turn of two has one batch for both
+    if name.startswith("two"):
+        last = RunFolder(launched / name).load_last()[1]
+        assert (last["epoch"], last["batch"]) == (1, 12)
+        assert batches > 12
+        small_training(launched / name, **MANY_BATCHES)
+    small_training(tmp_path, **MANY_BATCHES)
+    assert_close_runs(launched / name, tmp_path, atol=1e-9)
+
+
+@pytest.mark.slow
+def test_processes_of_a_translator_stop_together_in_a_validation_and_go_on(launched, found):
+    assert found["validation broken off"] == [False, 0]
+    names = ("translator without a validation", "translator 2")
+    mine, whole = (all_of(launched / name) for name in names)
+    assert unlike(mine, whole) == []
+
+
+@pytest.mark.slow
+def test_processes_of_a_translator_stop_together_and_go_on(launched, found):
+    assert found["translator stopped"] == [False, 6]  # asked after 5, agreed on at a multiple of 3
+    mine, whole = (all_of(launched / name) for name in ("stopped translator", "translator 2"))
+    assert unlike(mine, whole) == []
+
+
+@pytest.mark.slow
+def test_an_update_that_cannot_be_shared_is_refused(found):
+    assert found["odd update"] == (
+        "3 batches an update cannot be shared by 2 processes; set training.accumulate to a "
+        "multiple of 2"
+    )
+
+
+@pytest.mark.slow
+def test_all_processes_hold_the_same_weights(found):
+    assert found["alike"] == [True]
+
+
+@pytest.mark.slow
+def test_a_step_need_not_touch_every_parameter(found):
+    assert 0.0 < found["sampled"] < 10.0
+
+
+@pytest.mark.slow
+def test_every_process_drops_other_things(launched):
+    last = weights(launched / "whole" / "last" / "checkpoint.safetensors")
+    assert not torch.equal(last["random/cpu/0"], last["random/cpu/1"])
+
+
+@pytest.mark.slow
+def test_a_batch_that_cannot_be_shared_is_refused(found):
+    assert found["odd"] == (
+        "a batch of 5 columns cannot be shared by 2 processes; set training.batch_size to a "
+        "multiple of 2"
+    )
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_process_stops_all_of_them_and_the_run_goes_on(launched, found):
+    finished, step = found["stopped"]
+    assert not finished
+    assert step == 9  # asked after 7, agreed on at a multiple of 3
+    assert unlike(all_of(launched / "stopped"), all_of(launched / "whole")) == []
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_is_started_anew_and_nothing_is_lost(launched):
+    assert int((launched / "restarts").read_text()) >= 1
+    assert unlike(all_of(launched / "died"), all_of(launched / "whole")) == []
+
+
+@pytest.mark.slow
+def test_a_run_may_go_on_with_another_number_of_processes(launched, tmp_path, caplog):
+    """Without dropout nothing is random, so it even comes to the same."""
+    assert_close_runs(launched / "one, then two", launched / "deep-residual")
+    shutil.copytree(launched / "two, then one", tmp_path / "run")
+    assert RunFolder(tmp_path / "run").load_last()[1]["world"] == 2
+    with caplog.at_level(logging.WARNING, "drill"):
+        assert small_run(tmp_path / "run", "deep-residual", "nt-asgd", **EXACT).finished
+    assert [record.getMessage() for record in caplog.records] == [
+        "saved by 2 processes and going on with 1: random numbers start anew"
+    ]
+    assert_close_runs(tmp_path / "run", launched / "deep-residual")
+
+
+WAITING = """
+import os, sys, time
+from pathlib import Path
+import torch
+from drill.training.distributed import world
+folder = Path(sys.argv[1])
+(folder / os.environ["RANK"]).touch()
+while len(list(folder.iterdir())) < 2:  # what is loaded counts for nobody's patience
+    time.sleep(0.05)
+with world(torch.device("cpu"), timeout=4.0) as mine:
+    if mine.first:
+        time.sleep(6.0)
+    mine.wait()
+    print(mine.from_first("learnt" if mine.first else None))
+"""
+
+
+@pytest.mark.slow
+def test_what_the_first_process_does_alone_may_take_longer_than_what_all_do(tmp_path):
+    """It learns subwords and translates the test text, for hours where they are large."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", WAITING, str(tmp_path)],
+            cwd=ROOT,
+            env={**os.environ, **shared, "RANK": rank, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in ("0", "1")
+    ]
+    for process in started:
+        out, err = process.communicate(timeout=120)
+        assert out == "learnt\n", err[-2000:]
+
+
+# -- the world of one -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("environment", [{}, {"RANK": "0", "WORLD_SIZE": "1"}])
+def test_alone_everything_is_the_identity(monkeypatch, environment):
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with world(torch.device("cpu")) as alone:
+        data = torch.arange(6).view(2, 3)
+        assert alone == World()
+        assert alone.first
+        assert alone.columns(data) is data
+        assert (alone.largest(2.5), alone.mean(2.5), alone.from_first("x")) == (2.5, 2.5, "x")
+        assert [part.tolist() for part in alone.gathered(data)] == [data.tolist()]
+    assert not torch.distributed.is_initialized()
+
+
+def test_processes_that_read_different_checkpoints_are_told(tmp_path, monkeypatch):
+    """As from folders that are not shared; they would wait for each other until the time is up."""
+    small_run(tmp_path, rule=interrupted_after(13, "sgd"))
+    monkeypatch.setattr(World, "gathered", lambda self, tensor: [tensor, torch.tensor(-1)])
+    with pytest.raises(CheckpointError, match=r"different checkpoints \(none, that of step 13\)"):
+        small_run(tmp_path)
+
+
+def test_processes_share_the_columns_in_order():
+    data = torch.arange(24).view(2, 6, 2)
+    parts = [World(rank, 3).columns(data) for rank in range(3)]
+    assert torch.equal(torch.cat(parts, dim=1), data)
+    assert [World(rank, 3).first for rank in range(3)] == [True, False, False]
+    with pytest.raises(DataError, match="a batch of 6 columns cannot be shared by 4 processes"):
+        World(1, 4).columns(data)
+
+
+RECIPE = """
+[data]
+corpus = "text.txt"
+
+[encoder]
+width = 8
+hidden_size = 10
+layers = 2
+
+[optimizer]
+lr = 5.0
+
+[training]
+epochs = 3
+bptt = 10
+batch_size = 8
+save_every = 0
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds the workers of torchrun in /proc")
+def test_the_documented_command_survives_a_worker_that_is_killed(tmp_path):
+    """`torchrun -m drill train`, its second worker killed once it has a checkpoint."""
+    lines = (" ".join(f"w{(i * k) % 7}" for k in range(1, 7)) for i in range(400))
+    (tmp_path / "text.txt").write_text("\n".join(lines) + "\n")
+    (tmp_path / "small.toml").write_text(RECIPE)
+    page = (ROOT / "docs" / "language-models.md").read_text()
+    (shown,) = (line.split() for line in page.splitlines() if line.startswith("    torchrun "))
+    words = " ".join(shown).replace("--nproc-per-node 4", "--standalone --nproc-per-node 2")
+    command = words.replace("ptb-drill-4", "small.toml --device cpu").split()
+    assert command[-6:] == ["-m", "drill", "train", "small.toml", "--device", "cpu"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--max-restarts", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    with subprocess.Popen(
+        [*launcher, *command[1:]],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        folder = RunFolder(tmp_path / "runs" / "small")
+        deadline = time.monotonic() + 120
+        while not folder.last.exists() and process.poll() is None:
+            assert time.monotonic() < deadline, "no checkpoint came"
+            time.sleep(0.005)
+        killed = kill_a_worker(process.pid)
+        out, err = process.communicate(timeout=180)
+    assert process.returncode == 0, err[-4000:]
+    assert killed
+    assert out.count("runs/small: valid") == 1  # the first process alone speaks
+    assert [row["epoch"] for row in folder.rows() if row["kind"] == "epoch"] == [1, 2, 3]
+    told = json.loads(folder.environment.read_text())
+    assert told["world_size"] == 2
+    assert [life["world_size"] for life in told["resumed"]] == [2]
+
+
+def kill_a_worker(launcher: int) -> bool:
+    """Kill the last process that the launcher has started."""
+    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    workers = [int(child) for child in children]
+    if workers:
+        os.kill(workers[-1], signal.SIGKILL)
+    return bool(workers)

@@ -1,0 +1,44 @@
+"""The tables of `[training]` in the docs are the arguments of what they are of."""
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from drill.language_modeling.train import train
+from drill.translation.train import train_translator
+
+DOCS = Path(__file__).parents[1] / "docs"
+NO_SETTINGS = ("world", "progress")
+BY_OTHERS = {"`seed`": None}  # a default that another setting gives
+
+
+@pytest.mark.parametrize(
+    ("page", "of"),
+    [("language-models.md", train), ("translation.md", train_translator)],
+    ids=["language model", "translator"],
+)
+def test_settings_and_their_defaults_are_those_of_the_docs(page, of):
+    table = (DOCS / page).read_text().split("| setting | default | meaning |\n|---|---|---|\n")[1]
+    told = {}
+    for line in table.split("\n\n")[0].splitlines():
+        names, defaults, _ = (cell.strip() for cell in line.strip("|").split("|", 2))
+        values = [value.strip() for value in defaults.split(",")]
+        told |= dict(zip(re.findall(r"`(\w+)`", names), values, strict=True))
+    options = inspect.signature(of).parameters
+    wanted = {
+        name: option.default
+        for name, option in options.items()
+        if option.kind is option.KEYWORD_ONLY and name not in NO_SETTINGS
+    }
+    assert told.keys() == wanted.keys()
+    for name, default in told.items():
+        found = wanted[name]
+        expected = "none" if found is None else str(found).lower()
+        if isinstance(found, float):
+            assert float(default) == found, name
+        elif default in BY_OTHERS:
+            assert found is BY_OTHERS[default], name
+        else:
+            assert default.strip("`") == expected, name

@@ -1,0 +1,200 @@
+"""Ctrl-C and SIGTERM: the first ends a run cleanly, the second acts as always."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from drill.language_modeling import train as training
+from drill.training.run import checkpoint
+from drill.training.run.folder import RunFolder
+from drill.training.signals import Interrupts
+from tests.tiny_runs import RULES, after, all_of, interrupted_after, small_run, unlike
+
+BOTH = pytest.mark.parametrize("number", Interrupts.SIGNALS, ids=lambda number: number.name)
+
+
+def handlers() -> list:
+    return [signal.getsignal(number) for number in Interrupts.SIGNALS]
+
+
+@pytest.fixture(autouse=True)
+def nobody_waits(monkeypatch):
+    """A second signal is meant as one, however soon it comes."""
+    monkeypatch.setattr(Interrupts, "TOGETHER", 0.0)
+
+
+@pytest.fixture(autouse=True)
+def own_handlers():
+    """Every test must leave the handlers as they were; SIGTERM may not end the tests.
+
+    A process in the background may have been started with Ctrl-C ignored.
+    """
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    terminate = signal.signal(signal.SIGTERM, end)
+    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
+    found = handlers()
+    yield
+    assert handlers() == found
+    signal.signal(signal.SIGTERM, terminate)
+    signal.signal(signal.SIGINT, interrupt)
+
+
+@BOTH
+def test_the_first_signal_is_a_flag_and_the_second_acts_as_always(number):
+    with Interrupts() as interrupts:
+        assert not interrupts.asked
+        os.kill(os.getpid(), number)
+        assert interrupts.asked
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            os.kill(os.getpid(), number)
+
+
+def test_one_of_each_kind_counts_as_two():
+    with Interrupts() as interrupts:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert interrupts.asked
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def both_at_once() -> None:
+    """Python hears of neither before both are there."""
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, Interrupts.SIGNALS)
+    for number in Interrupts.SIGNALS:
+        os.kill(os.getpid(), number)
+    signal.pthread_sigmask(signal.SIG_SETMASK, held)
+
+
+def test_both_kinds_at_once_are_one_request(tmp_path, monkeypatch):
+    """Python told of the second with a traceback, since its handler was the system's again."""
+    monkeypatch.setattr(Interrupts, "TOGETHER", 60.0)
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as a command has it
+    outcome = small_run(tmp_path, rule=after(3, RULES["sgd"](), both_at_once))
+    assert (outcome.finished, outcome.interrupted) == (False, True)
+    assert signal.signal(signal.SIGTERM, before) is signal.SIG_DFL
+    assert small_run(tmp_path).finished
+
+
+def test_outside_signals_act_as_always():
+    before = handlers()
+    with Interrupts():
+        assert handlers() != before
+    assert handlers() == before
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_an_error_inside_gives_the_handlers_back():
+    before = handlers()
+    with pytest.raises(ZeroDivisionError), Interrupts():
+        raise ZeroDivisionError
+    assert handlers() == before
+
+
+def test_another_thread_leaves_the_handlers_alone():
+    """Python lets only the main thread set handlers: entering one there must not raise."""
+    before, found, errors = handlers(), [], []
+
+    def work() -> None:
+        try:
+            with Interrupts() as interrupts:
+                found.extend([handlers(), interrupts.asked])
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert errors == []
+    assert found == [before, False]
+
+
+# -- in training ----------------------------------------------------------------------------------
+
+
+@BOTH
+def test_a_run_ends_cleanly_with_what_it_has_learnt(tmp_path, number):
+    small_run(tmp_path / "whole")
+    told = []
+    outcome = small_run(tmp_path / "run", rule=interrupted_after(17, "sgd", number),
+                        progress=told.append)  # fmt: skip
+    assert not outcome.finished
+    assert outcome.test is None
+    assert outcome.epoch == 2
+    _, numbers = RunFolder(tmp_path / "run").load_last()
+    assert (numbers["epoch"], numbers["step"]) == (2, 17)
+    assert [report.row["epoch"] for report in told if report.row is not None] == [1]
+    assert small_run(tmp_path / "run").finished
+    assert unlike(all_of(tmp_path / "run"), all_of(tmp_path / "whole")) == []
+
+
+def test_a_signal_while_validating_is_heard_at_the_next_step(tmp_path, monkeypatch):
+    validate = training._validate
+
+    def interrupted(*arguments: object) -> dict:
+        os.kill(os.getpid(), signal.SIGINT)
+        return validate(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "_validate", interrupted)
+        outcome = small_run(tmp_path / "run")
+    assert (outcome.finished, outcome.epoch, outcome.best_epoch) == (False, 2, 1)
+    small_run(tmp_path / "run")
+    small_run(tmp_path / "whole")
+    assert unlike(all_of(tmp_path / "run"), all_of(tmp_path / "whole")) == []
+
+
+def test_a_signal_in_the_test_is_told_with_what_the_test_finds(tmp_path, monkeypatch):
+    load = training.load_into
+
+    def interrupted(*arguments: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        load(*arguments)
+
+    monkeypatch.setattr(training, "load_into", interrupted)
+    outcome = small_run(tmp_path)
+    assert (outcome.finished, outcome.interrupted) == (True, True)
+    assert outcome.test is not None
+
+
+def test_a_second_ctrl_c_leaves_the_checkpoint_before(tmp_path, monkeypatch):
+    small_run(tmp_path / "whole")
+    small_run(tmp_path / "run", rule=interrupted_after(6, "sgd"))
+    before = RunFolder(tmp_path / "run").last.read_bytes()
+
+    def impatient(stream, content: bytes) -> None:
+        stream.write(content[:100])
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "_write", impatient)
+        with pytest.raises(KeyboardInterrupt):
+            small_run(tmp_path / "run", rule=interrupted_after(3, "sgd"))
+    folder = RunFolder(tmp_path / "run")
+    assert folder.last.read_bytes() == before
+    assert [path.name for path in folder.last.parent.iterdir()] == [folder.last.name]
+    small_run(tmp_path / "run")
+    assert unlike(all_of(tmp_path / "run"), all_of(tmp_path / "whole")) == []
+
+
+def test_a_run_in_another_thread_trains_to_its_end(tmp_path):
+    outcomes = []
+    thread = threading.Thread(target=lambda: outcomes.append(small_run(tmp_path, epochs=1)))
+    thread.start()
+    thread.join()
+    assert [outcome.finished for outcome in outcomes] == [True]
+
+
+def test_an_error_in_a_run_gives_the_handlers_back(tmp_path):
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    before = handlers()
+    with pytest.raises(ZeroDivisionError):
+        small_run(tmp_path, rule=after(3, RULES["sgd"](), fail))
+    assert handlers() == before

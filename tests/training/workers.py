@@ -1,0 +1,113 @@
+"""What each of several processes does in tests/test_parallel.py, started by torchrun.
+
+    torchrun --standalone --nproc-per-node 2 --max-restarts 3 -m tests.workers FOLDER
+
+Runs go one after the other in FOLDER. In the last one a process kills itself, once: torchrun then
+starts all of them anew, and only that run is left to do.
+"""
+
+import json
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+
+from drill.language_modeling import train as training
+from drill.training.distributed import World, world
+from drill.training.run.folder import RunFolder
+from drill.translation import train as translation_training
+from tests.tiny_runs import RULES, after, bits, interrupted_after, small_model, small_run
+from tests.tiny_translations import small_rule, small_training
+
+EXACT = {"dropout": 0.0, "dtype": torch.float64, "epochs": 4}
+NOISY = {"layer": "deep-residual", "epochs": 4, "save_every": 0.0}
+PLAIN = ("deep-residual", "mixture", "adaptive")
+TRANSLATOR = {"layer": "plain", "dropout": 0.0, "dtype": torch.float64, "average": 2}
+MANY_BATCHES = {**TRANSLATOR, "accumulate": 2, "max_tokens": 22}
+
+
+def alike(mine: World, model: torch.nn.Module) -> bool:
+    """Whether all processes hold the same numbers."""
+    return all(len(set(map(bits, mine.gathered(p)))) == 1 for p in model.parameters())
+
+
+def first_life(folder: Path, mine: World) -> None:
+    found: dict[str, object] = {"size": mine.size}
+    for layer in PLAIN:
+        small_run(folder / layer, layer, "nt-asgd", world=mine, **EXACT)
+    small_run(folder / "micro", "deep-residual", "nt-asgd", world=mine, micro_batch=1, **EXACT)
+    found["sampled"] = small_run(folder / "sampled", "sampled", world=mine).test.loss
+    small_run(folder / "one, then two", "deep-residual", "nt-asgd", world=mine, **EXACT)
+
+    model = small_model("deep-residual")
+    same: list[bool] = []
+    rule = after(5, RULES["sgd"](), lambda: same.append(alike(mine, model)))
+    small_run(folder / "alike", rule=rule, model=model, world=mine, epochs=1)
+    found["alike"] = same
+
+    for batches in (2, 4):
+        path = folder / f"translator {batches}"
+        small_training(path, world=mine, accumulate=batches, **TRANSLATOR)
+    stopping = interrupted_after(5, small_rule()) if mine.rank == 1 else small_rule()
+    stopped = folder / "stopped translator"
+    outcome = small_training(stopped, rule=stopping, world=mine, accumulate=2, **TRANSLATOR)
+    found["translator stopped"] = [outcome.finished, RunFolder(stopped).load_last()[1]["step"]]
+    small_training(stopped, world=mine, accumulate=2, **TRANSLATOR)
+    # The first process alone validates: asked before, it must tell the others that it has not.
+    step = RunFolder(folder / "translator 2").rows()[0]["step"]
+    stopping = interrupted_after(step, small_rule()) if mine.rank == 0 else small_rule()
+    broken_off = folder / "translator without a validation"
+    outcome = small_training(broken_off, rule=stopping, world=mine, accumulate=2, **TRANSLATOR)
+    found["validation broken off"] = [outcome.finished, RunFolder(broken_off).metrics_size()]
+    small_training(broken_off, world=mine, accumulate=2, **TRANSLATOR)
+    small_training(folder / "one, then two translators", world=mine, **MANY_BATCHES)
+    stopping = interrupted_after(5, small_rule())
+    small_training(folder / "two, then one translator", rule=stopping, world=mine, **MANY_BATCHES)
+    try:
+        small_training(folder / "odd", world=mine, accumulate=3)
+    except ValueError as error:
+        found["odd update"] = str(error)
+    try:
+        small_run(folder / "odd", world=mine, batch_size=5)
+    except ValueError as error:
+        found["odd"] = str(error)
+
+    small_run(folder / "whole", rule="nt-asgd", world=mine, **NOISY)
+    # One process alone is interrupted: all must stop, at the same step.
+    rule = RULES["nt-asgd"]()
+    stopping = interrupted_after(7, rule) if mine.rank == 1 else rule
+    outcome = small_run(folder / "stopped", rule=stopping, world=mine, **NOISY)
+    _, numbers = RunFolder(folder / "stopped").load_last()
+    found["stopped"] = [outcome.finished, numbers["step"]]
+    small_run(folder / "stopped", rule="nt-asgd", world=mine, **NOISY)
+    small_run(folder / "two, then one", "deep-residual", interrupted_after(13, "nt-asgd"),
+              world=mine, **EXACT)  # fmt: skip
+    if mine.first:
+        (folder / "found.json").write_text(json.dumps(found))
+
+
+def last_run(folder: Path, mine: World, dies: bool) -> None:
+    rule = RULES["nt-asgd"]()
+    if dies:
+        rule = after(20, rule, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    small_run(folder / "died", rule=rule, world=mine, **NOISY)
+    if mine.first:
+        (folder / "restarts").write_text(os.environ["TORCHELASTIC_RESTART_COUNT"])
+
+
+def main(folder: Path) -> None:
+    logging.basicConfig()
+    translation_training.AGREE_EVERY = 3
+    training.AGREE_EVERY = 3  # an epoch of these has eleven steps
+    life = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    with world(torch.device("cpu"), timeout=60.0) as mine:
+        if life == 0:
+            first_life(folder, mine)
+        last_run(folder, mine, dies=life == 0 and mine.rank == 1)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,291 @@
+"""From a translation recipe to a run folder and back."""
+
+import json
+import logging
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from drill.data import DataError, Subwords
+from drill.errors import RunFolderError, SettingsError
+from drill.language_modeling.finetune import finetuning
+from drill.language_modeling.run import load_run
+from drill.tasks import train_run
+from drill.training.loop import TRAINING_LOG
+from drill.training.run.environment import has_ended
+from drill.training.run.folder import RunFolder
+from drill.training.settings import saved
+from drill.translation import build as build_translation
+from drill.translation.run import load_translation
+from drill.translation.translate import Search, translate
+from tests.tiny_runs import all_of, interrupted_after, unlike
+from tests.tiny_translation_place import make_place, set_by_command, small
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return make_place(tmp_path_factory.mktemp("place"))
+
+
+def test_a_run_comes_back_as_it_was(here):
+    run = load_translation("runs/tiny", device="cpu")
+    assert run.subwords == Subwords.load("runs/tiny/subwords.json")
+    assert not run.model.training
+    assert run.model.layer.label_weight is run.model.transformer.target_embedding.weight
+    test = [row for row in run.folder.rows() if row["kind"] == "test"][-1]
+    assert run.weights == test["weights"]
+    found = translate(run.model, run.subwords, run.data.text.test.source, Search(beam=2))
+    exact = [t[0].text == r for t, r in zip(found, run.data.text.test.target, strict=True)]
+    assert sum(exact) / len(exact) == test["test_exact"]
+    told = json.loads((here / "runs/tiny/environment.json").read_text())
+    assert told["pairs"] == run.data.checksum
+    assert told["vocabulary_size"] == len(run.subwords) == 262
+    attention, *ways = told["ways"]
+    assert attention.startswith("attention ")
+    assert ways == [
+        "residuals and norms reference (made for CUDA devices, not cpu)",
+        "labels reference (the labels are on cpu)",
+        "loss reference (the logits take only 0.1 MiB)",
+        "batches launched one by one: CUDA graphs need an NVIDIA GPU, not cpu",
+        "beam search launched one by one: CUDA graphs need an NVIDIA GPU, not cpu",
+    ]
+
+
+def test_what_is_trained_is_said_in_short_lines_before_it_is(here, tmp_path):
+    said: list[str] = []
+    train_run(small("training.updates=1"), tmp_path / "run", device="cpu", opened=said.append)
+    (first, third), (second, _) = (each.splitlines() for each in said)
+    assert first == f"training mt-demo in {tmp_path / 'run'}: deep-residual (depth 2)"
+    run = load_translation(tmp_path / "run", device="cpu")
+    own = 2 * (8 * 8 + 8) + 262  # two maps and the bias
+    assert second == (
+        f"  {run.model.parameter_count():,} parameters, {own} of them the layer's own; "
+        f"pairs: {len(run.data.train)} pairs, 262 subwords"
+    )
+    assert third.startswith("  cpu (")
+    assert third.endswith("), float32")
+
+
+def test_either_weights_on_request(here):
+    assert load_translation("runs/tiny", "last", "cpu").weights == "last"
+    assert load_translation("runs/tiny", "best", "cpu").weights == "best"
+
+
+def test_a_counted_layer_gets_the_counts_of_the_targets(here):
+    wrapped = ["layer.name=sampled", "layer.samples=20", "training.epochs=1"]
+    with pytest.raises(SettingsError, match="a sampled layer does not compute; set it to 0"):
+        train_run(small(*wrapped, "training.label_smoothing=0.1"), "runs/sampled", device="cpu")
+    train_run(small(*wrapped, "training.label_smoothing=0"), "runs/sampled", device="cpu")
+    run = load_translation("runs/sampled", device="cpu")
+    assert run.model.layer.vocabulary_size == 262
+    assert json.loads(run.folder.target_counts.read_text()) == run.data.target_counts().tolist()
+
+
+def test_a_counted_layer_translates_without_the_training_text(here, drill, tmp_path):
+    shutil.copytree("pairs", tmp_path / "pairs")
+    counted = ["layer.name=adaptive", "layer.cutoffs=[50,150]", "training.epochs=1"]
+    run = tmp_path / "run"
+    train_run(small(*counted, f"data.corpus={tmp_path / 'pairs'}"), run, device="cpu")
+    shutil.rmtree(tmp_path / "pairs")
+    words = ("translate", str(run), "--device", "cpu")
+    code, out, err = drill(*words, stdin="abc\n")
+    assert (code, out.count("\n")) == (0, 1), err
+    (run / "target_counts.json").write_text("[1, 2]")
+    _, _, err = drill(*words, stdin="abc\n")
+    assert "target_counts.json: does not hold a count for each of 262 subwords; restore" in err
+    (run / "target_counts.json").unlink()
+    _, _, err = drill(*words, stdin="abc\n")
+    assert err.startswith(f"drill: {run}: the text it was trained on is gone from ")
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        (["encoder.heads=3"], "heads"),
+        (
+            ["layer.name=sampled", "training.label_smoothing=0.1"],
+            "a sampled layer does not compute",
+        ),
+        (["layer.name=adaptive", "layer.cutoffs=[50,500]"], "cutoffs"),
+        (["optimizer.lr=-1"], r"\[optimizer\]"),
+    ],
+)
+def test_faults_of_settings_show_before_a_text_is_read(here, monkeypatch, changes, fault):
+    monkeypatch.setattr(build_translation, "read_parallel_corpus", None)
+    with pytest.raises(SettingsError, match=fault):
+        train_run(small(*changes), "runs/none", device="cpu")
+
+
+def test_all_packages_that_are_missing_are_named_at_once(drill, monkeypatch):
+    for name in ("tokenizers", "sacrebleu", "num2words", "babel"):
+        monkeypatch.setitem(sys.modules, name, None)
+    code, _, err = drill("train", "mt-demo", "--name", "bare", "--device", "cpu")
+    assert (code, err) == (
+        1,
+        "drill: the recipe mt-demo needs the packages tokenizers, sacrebleu, num2words and babel; "
+        "install them with pip install tokenizers sacrebleu num2words babel, or in the folder of "
+        'drill with pip install ".[mt,demo]"\n',
+    )
+    both = "needs the packages tokenizers and sacrebleu; install them with pip install tokenizers s"
+    assert f"drill: evaluating runs/tiny {both}" in drill("evaluate", "runs/tiny")[2]  # own pairs
+    one = (
+        "needs the package tokenizers; install it with pip install tokenizers, or in the folder of "
+        'drill with pip install ".[mt]"\n'
+    )
+    assert drill("report", "runs/tiny", "--bands", "-o", "b.html")[2].endswith(one)
+
+
+@pytest.mark.parametrize(
+    ("limit", "more"),
+    [
+        ("training.epochs=2", "training.epochs=3"),
+        ("training.updates=3", "training.updates=4"),
+    ],
+)
+def test_a_finished_run_stays_as_it_is(here, limit, more):
+    folder = here / limit
+
+    def contents() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    first = train_run(small(limit), folder, device="cpu")
+    before, first_step = contents(), RunFolder(folder).last_numbers()["step"]
+    again = train_run(small(limit), folder, device="cpu")
+    assert contents() == before
+    assert again.test.scores == first.test.scores
+    assert again.test.hypotheses == ()
+    for mine, theirs in ((again.valid, first.valid), (again.test.fit, first.test.fit)):
+        assert (mine.tokens, mine.loss) == (theirs.tokens, pytest.approx(theirs.loss, rel=1e-12))
+    assert replace(again, valid=first.valid, test=first.test) == first
+    assert train_run(small(more), folder, device="cpu").finished
+    assert saved(folder / "recipe.toml") == small(more)
+    assert RunFolder(folder).last_numbers()["step"] > first_step
+
+
+@pytest.mark.parametrize(
+    ("limits", "ended"),
+    [
+        (["training.epochs=1"], True),
+        (["training.epochs=3"], False),
+        (["training.epochs=3", "training.updates=1"], True),
+        (["training.epochs=3", "training.updates=999"], False),
+        (["training.epochs=3", "training.max_minutes=1e-6"], True),
+        (["training.epochs=3", "training.max_minutes=999"], False),
+    ],
+)
+def test_the_limit_that_comes_first_ends_a_run(here, limits, ended):
+    assert has_ended(RunFolder("runs/tiny"), small(*limits)) is ended
+
+
+def test_no_time_at_all_is_told(drill):
+    words = set_by_command("training.max_minutes=1e-9")
+    code, out, err = drill("train", "mt-demo", *words, "--name", "short", "--device", "cpu", "-q")
+    assert (code, out) == (1, "")
+    assert err == (
+        "drill: runs/short: training.max_minutes ends it before its first update, so there are no "
+        "weights to test; set a larger one, or none\n"
+    )
+    words[-1] = "training.max_minutes=none"
+    assert drill("train", "mt-demo", *words, "--name", "short", "--device", "cpu", "-q")[0] == 0
+
+
+def test_a_run_of_updates_that_ends_by_the_clock_names_them(drill, monkeypatch):
+    module = sys.modules["drill.cli.train"]
+    real = module.train_run
+    monkeypatch.setattr(
+        module, "train_run", lambda *held, **more: replace(real(*held, **more), out_of_time=True)
+    )
+    words = set_by_command("training.updates=2000")
+    err = drill("train", "mt-demo", *words, "--name", "clock", "--device", "cpu")[2]
+    assert err.splitlines()[-1] == (
+        "ended by training.max_minutes in epoch 2, before update 2,000; set a larger "
+        "training.max_minutes to continue"
+    )
+
+
+def test_limits_that_a_run_is_beyond_do_not_end_it(here, tmp_path, monkeypatch):
+    real, folder = build_translation.rule, tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(build_translation, "rule", lambda held: interrupted_after(2, real(held)))
+        with pytest.raises(KeyboardInterrupt):
+            train_run(small(), folder, device="cpu")
+    before = RunFolder(folder).last.read_bytes()
+    for limit in ("updates=1", "max_minutes=1e-9"):
+        name = limit.partition("=")[0]
+        with pytest.raises(RunFolderError, match=f"more than the .* --set training.{name}=none to"):
+            train_run(small(f"training.{limit}"), folder, device="cpu")
+    assert RunFolder(folder).last.read_bytes() == before
+    assert train_run(small(), folder, device="cpu").finished
+
+
+def test_the_same_command_resumes(here, monkeypatch):
+    real = build_translation.rule
+    with monkeypatch.context() as patch:
+        patch.setattr(build_translation, "rule", lambda held: interrupted_after(4, real(held)))
+        with pytest.raises(KeyboardInterrupt):
+            train_run(small(), "runs/again", device="cpu")
+    torch.manual_seed(99)
+    assert train_run(small(), "runs/again", device="cpu").finished
+    assert unlike(all_of("runs/again"), all_of("runs/tiny")) == []
+
+
+def test_other_settings_need_another_name(here):
+    with pytest.raises(RunFolderError, match=r"subwords.size: 262 -> 270"):
+        train_run(small("subwords.size=270"), "runs/tiny", device="cpu")
+
+
+def test_a_run_that_is_to_be_longer_is_told_of_its_schedule(here, tmp_path, caplog):
+    """The schedule of mt-demo ends with the run."""
+    shutil.copytree("runs/tiny", tmp_path / "run")
+    train_run(small("training.max_minutes=5"), tmp_path / "run", device="cpu")
+    assert caplog.text == ""  # it has ended, whatever its time
+    train_run(small("training.epochs=3", "training.max_minutes=5"), tmp_path / "run", device="cpu")
+    assert "training.epochs 2 -> 3 changes its cosine schedule too" in caplog.text
+    train_run(small("training.epochs=4"), tmp_path / "run", device="cpu")
+    assert (
+        "training.max_minutes 5.0 -> none changes its cosine schedule too: the learning rate "
+        in (caplog.text)
+    )
+    assert "None" not in caplog.text
+
+
+def test_a_changed_text_is_refused(here, tmp_path):
+    shutil.copytree("pairs", tmp_path / "pairs")
+    settings = small(f"data.corpus={tmp_path / 'pairs'}")
+    train_run(settings, tmp_path / "run", device="cpu")
+    for language in ("en", "de"):
+        path = tmp_path / "pairs" / f"test.{language}"
+        path.write_text(path.read_text() + "a\n")
+    with pytest.raises(RunFolderError, match="the texts have changed"):
+        train_run(settings, tmp_path / "run", device="cpu")
+    with pytest.raises(DataError, match="was trained on other texts"):
+        _ = load_translation(tmp_path / "run", device="cpu").data
+
+
+@pytest.mark.gpu
+def test_a_gpu_run_finds_and_says_once_in_which_ways_it_is_trained(
+    here, tmp_path, caplog, monkeypatch
+):
+    found = []
+    real = build_translation.translation_ways
+    monkeypatch.setattr(
+        build_translation, "translation_ways", lambda *a: found.append(real(*a)) or found[-1]
+    )
+    with caplog.at_level(logging.INFO, TRAINING_LOG):
+        train_run(small(), tmp_path / "run", device="cuda")
+    (ways,) = found
+    (told,) = [line for line in caplog.messages if line.startswith("training on cuda")]
+    assert told.endswith(": " + "; ".join(ways))
+
+
+def test_each_task_has_its_own_loader(here):
+    with pytest.raises(RunFolderError, match="holds a translator, not a language model"):
+        load_run("runs/tiny")
+    with pytest.raises(RunFolderError, match="holds no run"):
+        load_translation("runs/nothing")
+    with pytest.raises(SettingsError, match="finetuning is for language models"):
+        finetuning("runs/tiny")

@@ -1,0 +1,287 @@
+"""An exported folder in the stock library: the same probabilities and the same translations."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from drill.data import BEGIN, END, PAD, DataError, Subwords
+from drill.files import write_whole
+from drill.layers import (
+    Bilinear,
+    DeepResidual,
+    DualNonlinear,
+    FullSoftmax,
+    MixtureOfSoftmaxes,
+    NotFoldable,
+    SampledSoftmax,
+    TiedSoftmax,
+)
+from drill.models import Transformer
+from drill.models.translator import Translator
+from drill.translation.export_marian import FILES, NotExportable, export_marian
+from drill.translation.search.search import Decoding, beam_search
+
+transformers = pytest.importorskip("transformers", reason="the exported folder is for transformers")
+
+d, WORDS = 16, 40
+both_norms = pytest.mark.parametrize("norm", ["pre", "post"])
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+@pytest.fixture(scope="module")
+def subwords() -> Subwords:
+    return Subwords.train(["der Hund schläft", "the dog sleeps"] * 3, size=280)
+
+
+def make(subwords: Subwords, layer, norm: str = "post", shared: bool = True) -> Translator:
+    """No parameter at zero, so that each of them counts."""
+    source, target = nn.Embedding(len(subwords), d), nn.Embedding(len(subwords), d)
+    target = source if shared else target
+    sizes = {"layers": 2, "heads": 4, "feedforward": 24}
+    transformer = Transformer(source, target, norm=norm, dropout=0.1, **sizes)
+    model = Translator(transformer, layer(target))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.uniform_(-0.5, 0.5)
+    return model.eval()
+
+
+def load(folder) -> nn.Module:
+    model, report = transformers.AutoModelForSeq2SeqLM.from_pretrained(
+        folder, output_loading_info=True
+    )
+    assert not any(report.values()), report
+    return model.eval()
+
+
+def log_probs(model: nn.Module, source: Tensor, target: Tensor) -> Tensor:
+    found = model(input_ids=source, attention_mask=(source != PAD).long(), decoder_input_ids=target)
+    return found.logits.log_softmax(-1)
+
+
+SOURCE = torch.tensor([[7, 30, 9, END], [8, END, PAD, PAD]])
+TARGET = torch.tensor([[BEGIN, 5, 99], [BEGIN, 44, 8]])
+
+
+@both_norms
+@pytest.mark.parametrize(
+    "layer",
+    [
+        TiedSoftmax,
+        lambda e: TiedSoftmax(e, bias=False),
+        lambda e: FullSoftmax(len(e.weight), d),
+        Bilinear,
+        lambda e: DeepResidual(e, depth=2),
+        lambda e: SampledSoftmax(DeepResidual(e, depth=1), 20),
+    ],
+    ids=["tied", "tied-no-bias", "full", "bilinear", "deep-residual", "sampled"],
+)
+def test_probabilities_are_the_same(subwords, layer, norm, tmp_path):
+    model = make(subwords, layer, norm)
+    theirs = load(export_marian(model, subwords, tmp_path, positions=16))
+    kind = "MarianMTModel" if norm == "post" else "PegasusForConditionalGeneration"
+    assert type(theirs).__name__ == kind
+    with torch.no_grad():
+        ours = model.log_probs(SOURCE, TARGET)
+        torch.testing.assert_close(log_probs(theirs, SOURCE, TARGET), ours, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("layer", [TiedSoftmax, DeepResidual])
+def test_two_embeddings(subwords, layer, tmp_path):
+    model = make(subwords, layer, shared=False)
+    theirs = load(export_marian(model, subwords, tmp_path, positions=16))
+    with torch.no_grad():
+        ours = model.log_probs(SOURCE, TARGET)
+        torch.testing.assert_close(log_probs(theirs, SOURCE, TARGET), ours, atol=1e-5, rtol=1e-5)
+
+
+def test_a_tied_layer_is_written_once(subwords, tmp_path):
+    export_marian(make(subwords, TiedSoftmax), subwords, tmp_path, positions=16)
+    held = load_file(tmp_path / "model.safetensors")
+    rows = [name for name, each in held.items() if each.shape == (len(subwords), d)]
+    assert rows == ["model.shared.weight"]
+    assert json.loads((tmp_path / "config.json").read_text())["tie_word_embeddings"] is True
+
+
+def reversing(subwords: Subwords, norm: str) -> Translator:
+    """A model that has begun to learn to turn its source round, so it is sure of little."""
+    embedding = nn.Embedding(len(subwords), 2 * d)
+    nn.init.normal_(embedding.weight, std=0.18)
+    transformer = Transformer(embedding, layers=1, heads=4, feedforward=64, norm=norm, dropout=0.0)
+    model = Translator(transformer, DeepResidual(embedding, depth=2))
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    begin, end = torch.full((32, 1), BEGIN), torch.full((32, 1), END)
+    for _ in range(120):
+        x = torch.randint(3, WORDS, (32, int(torch.randint(2, 7, ()))))
+        y = x.flip(1)
+        rows = torch.cat([x, end], 1), torch.cat([begin, y], 1), torch.cat([y, end], 1)
+        model.loss(*rows).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.eval()
+
+
+@both_norms
+def test_translations_are_the_same(subwords, norm, tmp_path):
+    model = reversing(subwords, norm)
+    theirs = load(export_marian(model, subwords, tmp_path, positions=32))
+    sources = [
+        [*torch.randint(3, WORDS, (n,)).tolist(), END] for n in (1, 2, 3, 4, 5, 6) for _ in range(3)
+    ]
+    ids = nn.utils.rnn.pad_sequence([torch.tensor(s) for s in sources], True, PAD)
+    decoding = Decoding(BEGIN, END, max_ratio=0.0, max_extra=20)
+    for beam in (1, 4):
+        ours = beam_search(model, sources, decoding, beam=beam, length_penalty=0.0)
+        written = theirs.generate(
+            input_ids=ids,
+            attention_mask=(ids != PAD).long(),
+            num_beams=beam,
+            length_penalty=0.0,
+            max_length=21,
+        ).tolist()
+        found = [tuple(row[1 : row.index(END)]) for row in written]
+        assert found == [best.ids for best, *_ in ours]
+        assert len(set(found)) > 12
+
+
+def test_text_is_cut_and_joined_the_same(subwords, tmp_path):
+    export_marian(make(subwords, TiedSoftmax), subwords, tmp_path, positions=16)
+    lines = ["der Hund schläft", "", "<end> is a word <pad>", "Grüße, 世界 🎉", " two  spaces "]
+    for kind in (transformers.PreTrainedTokenizerFast, transformers.AutoTokenizer):
+        theirs = kind.from_pretrained(tmp_path)
+        found = theirs(lines, padding=True, return_tensors="pt")
+        for line, ids, mask in zip(lines, found.input_ids, found.attention_mask, strict=True):
+            assert ids[mask == 1].tolist() == [*subwords.encode(line), END]
+            assert (ids[mask == 0] == PAD).all()
+            assert theirs.decode(ids, skip_special_tokens=True) == line
+
+
+def test_the_default_search_ends_and_writes_no_special_ids(subwords, tmp_path):
+    model = make(subwords, DeepResidual)
+    theirs = load(export_marian(model, subwords, tmp_path, positions=16))
+    written = theirs.generate(input_ids=SOURCE, attention_mask=(SOURCE != PAD).long())
+    assert theirs.generation_config.num_beams == 4
+    for row in written.tolist():
+        text = row[1 : row.index(END)]
+        assert row[0] == BEGIN
+        assert not {PAD, BEGIN} & set(text)
+        assert len(row) <= 16
+
+
+def test_the_search_of_a_copy_is_the_one_asked_for(subwords, tmp_path):
+    model = make(subwords, TiedSoftmax)
+    theirs = load(export_marian(model, subwords, tmp_path, beam=2, length_penalty=1.5))
+    held = theirs.generation_config
+    assert (held.num_beams, held.length_penalty, held.max_length) == (2, 1.5, 1024)
+
+
+@pytest.mark.parametrize(
+    ("layer", "norm", "shared", "error", "sentence"),
+    [
+        (
+            lambda e: MixtureOfSoftmaxes(TiedSoftmax(e), experts=2),
+            "post",
+            True,
+            NotFoldable,
+            "no single",
+        ),
+        (DualNonlinear, "post", True, NotExportable, "DualNonlinear transforms the hidden states"),
+        (
+            TiedSoftmax,
+            "pre",
+            False,
+            NotExportable,
+            r"\(encoder.shared=true\), or .*encoder.norm=post",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_named(subwords, layer, norm, shared, error, sentence, tmp_path):
+    with pytest.raises(error, match=sentence):
+        export_marian(make(subwords, layer, norm, shared), subwords, tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_folder_of_other_files_is_refused_and_left_as_it_is(subwords, tmp_path):
+    model = make(subwords, TiedSoftmax)
+    for name in ("best.safetensors", "metrics.jsonl", "recipe.toml", "subwords.json", ".lock"):
+        (tmp_path / name).write_text("")
+    before = sorted(path.name for path in tmp_path.iterdir())
+    with pytest.raises(
+        DataError,
+        match=r"no export \(best.safetensors, metrics.jsonl, recipe.toml and 1 more\)",
+    ):
+        export_marian(model, subwords, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_an_older_export_is_replaced(subwords, tmp_path):
+    export_marian(make(subwords, TiedSoftmax), subwords, tmp_path, positions=8)
+    export_marian(make(subwords, TiedSoftmax), subwords, tmp_path, positions=16)
+    assert json.loads((tmp_path / "config.json").read_text())["max_position_embeddings"] == 16
+
+
+@pytest.mark.parametrize("tuned", [False, True])
+def test_a_model_that_the_library_saved_is_refused_and_left_as_it_is(subwords, tmp_path, tuned):
+    """Its files have the names of an export's; saved from one, ``tuned``, also what marks it."""
+    model, folder = make(subwords, TiedSoftmax), tmp_path / "theirs"
+    export_marian(model, subwords, tmp_path / "ours")
+    saved = load(tmp_path / "ours")
+    if not tuned:
+        del saved.config.exported_by
+    saved.save_pretrained(folder)
+    transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "ours").save_pretrained(folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert before.keys() <= set(FILES)
+    assert (b"exported_by" in before["config.json"]) == tuned
+    with pytest.raises(DataError, match=r"theirs: holds a model that drill has not exported \(con"):
+        export_marian(model, subwords, folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"exported_by": "another"}', None])
+def test_a_folder_without_the_mark_of_an_export_is_refused(subwords, tmp_path, content):
+    (tmp_path / "model.safetensors").write_text("theirs")
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(DataError, match="that drill has not exported"):
+        export_marian(make(subwords, TiedSoftmax), subwords, tmp_path)
+    assert (tmp_path / "model.safetensors").read_text() == "theirs"
+
+
+@pytest.mark.parametrize("end", range(5))
+def test_an_export_that_is_killed_leaves_nothing_that_loads(subwords, tmp_path, monkeypatch, end):
+    model = make(subwords, TiedSoftmax)
+    export_marian(model, subwords, tmp_path, positions=8)
+    written = []
+
+    def killed(path, content):
+        if len(written) == end:
+            raise KeyboardInterrupt
+        written.append(path.name)
+        write_whole(path, content)
+
+    monkeypatch.setattr("drill.translation.export_marian.write_whole", killed)
+    monkeypatch.setattr("drill.data.parallel.subwords.write_whole", killed)
+    with pytest.raises(KeyboardInterrupt):
+        export_marian(model, subwords, tmp_path, positions=16)
+    assert not (tmp_path / "model.safetensors").exists()
+    assert json.loads((tmp_path / "tokenizer.json").read_text())["post_processor"] is not None
+
+
+def test_other_subwords_and_a_file_in_the_way_are_named(subwords, tmp_path):
+    model = make(subwords, TiedSoftmax)
+    other = Subwords.train(["a"], size=259)
+    with pytest.raises(DataError, match=f"has {len(subwords)} rows and there are 259 subwords"):
+        export_marian(model, other, tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="cannot be written"):
+        export_marian(model, subwords, tmp_path / "file")

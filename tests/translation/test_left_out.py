@@ -1,0 +1,72 @@
+"""What filters drop of the training pairs is told, on the screen and in the run's folder."""
+
+import json
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from drill.data import FilterReport
+from drill.data.parallel import pairs as encoded_pairs
+from drill.tasks import train_run
+from drill.training.summary import left_out
+from drill.translation import build as build_translation
+from tests.tiny_runs import interrupted_after
+from tests.tiny_translation_place import small, write_pairs
+
+FILTERS = {"minimum": 2, "maximum": 256, "ratio": 4.0, "deduplicate": True}
+
+
+@pytest.fixture
+def place(tmp_path):
+    """The training text of tiny runs: 60 pairs, of which some come twice, and three odd ones."""
+    write_pairs(tmp_path / "pairs")
+    for language, more in (("en", ["", "abcdeabcdeabcde", "a"]), ("de", ["a", "e", "b"])):
+        path = tmp_path / "pairs" / f"train.{language}"
+        path.write_text(path.read_text() + "\n".join(more) + "\n")
+    return tmp_path
+
+
+def said_by(folder: Path, *changes: str) -> list[str]:
+    said: list[str] = []
+    train_run(small(*changes), folder, device="cpu", opened=said.append)
+    return said[-1].splitlines()[1:]
+
+
+def test_every_reason_is_told_with_its_setting():
+    report = FilterReport(3000, empty=1, duplicate=1500, short=2, long=3, ratio=4)
+    assert left_out(report, FILTERS) == (
+        "1,510 of 3,000 training pairs are left out: 1 without words on a side (filters.minimum), "
+        "1,500 seen before (filters.deduplicate), 2 below 2 subwords (filters.minimum), 3 above "
+        "256 subwords (filters.maximum), 4 with one side over 4.0 times the other (filters.ratio)"
+    )
+    assert left_out(FilterReport(3000), FILTERS) is None
+
+
+def test_a_run_tells_it_of_a_cached_corpus_too(here, tmp_path, monkeypatch):
+    (first,) = said_by(tmp_path / "a", "training.updates=1")
+    dropped = json.loads((tmp_path / "a/environment.json").read_text())["filtered"]
+    assert (dropped["pairs"], dropped["empty"], dropped["ratio"]) == (63, 1, 1)
+    assert first == left_out(FilterReport(**dropped), small().filters)
+    monkeypatch.setattr(encoded_pairs, "_encode", None)  # all is cached
+    assert said_by(tmp_path / "b", "training.updates=1") == [first]
+    assert json.loads((tmp_path / "b/environment.json").read_text())["filtered"] == dropped
+
+
+def test_a_run_that_goes_on_tells_it_again_and_one_that_has_ended_does_not(
+    here, tmp_path, monkeypatch
+):
+    real = build_translation.rule
+    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+        patch.setattr(build_translation, "rule", lambda held: interrupted_after(2, real(held)))
+        train_run(small(), tmp_path / "run", device="cpu")
+    (line,) = said_by(tmp_path / "run")
+    assert " of 63 training pairs are left out: " in line
+    assert said_by(tmp_path / "run") == []
+
+
+def test_nothing_is_told_where_all_pairs_stay(here, tmp_path):
+    every = ["filters.minimum=0", "filters.ratio=none", "filters.deduplicate=false"]
+    assert said_by(tmp_path / "run", "training.updates=1", *every) == []
+    told = json.loads((tmp_path / "run/environment.json").read_text())["filtered"]
+    assert (told["pairs"], sum(told.values())) == (63, 63)

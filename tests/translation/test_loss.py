@@ -1,0 +1,95 @@
+"""The loss of a validation text: all of it, in batches that fit."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from drill.data import IGNORE, PairBatches, ParallelText, encode_pairs
+from drill.models.translator import Translator
+from drill.translation.loss import TranslationLoss, translation_loss
+from tests.tiny_translations import small_data, small_training, small_translator
+
+
+@pytest.fixture
+def batches(monkeypatch) -> list[int]:
+    """Tokens of the longer side of every batch that a loss was taken of."""
+    seen: list[int] = []
+    real = Translator.loss
+
+    def noted(self, source: Tensor, target_in: Tensor, *rest: Tensor, **options) -> Tensor:
+        seen.append(max(source.numel(), target_in.numel()))
+        return real(self, source, target_in, *rest, **options)
+
+    monkeypatch.setattr(Translator, "loss", noted)
+    return seen
+
+
+def test_the_validation_loss_does_not_depend_on_batches_or_smoothing():
+    data, model = small_data(), small_translator("plain", dtype=torch.float64).eval()
+    whole = translation_loss(model, data.valid)
+    assert whole.tokens == sum(len(data.valid.target(i)) + 1 for i in range(len(data.valid)))
+    assert translation_loss(model, data.valid, max_tokens=10).nll == pytest.approx(whole.nll)
+    by_hand = 0.0
+    for batch in PairBatches(data.valid, 1000).epoch(0):
+        log_p = model.log_probs(batch.source, batch.target_in)
+        kept = batch.target_out != IGNORE
+        by_hand -= float(log_p[kept].gather(1, batch.target_out[kept][:, None]).sum().detach())
+    assert whole.nll == pytest.approx(by_hand)
+    assert TranslationLoss(800.0, 1).perplexity == math.inf
+
+
+def test_one_long_pair_makes_no_other_batch_larger(batches):
+    data, model = small_data(), small_translator("plain", dtype=torch.float64)
+    lines = ["abc"] * 40 + ["abcde" * 30, "cb" * 50]
+    pairs = encode_pairs(ParallelText(lines, lines), data.subwords)
+    lengths = np.maximum(*pairs.lengths) + 1
+    assert translation_loss(model, pairs, max_tokens=20).tokens == int(lengths.sum())
+    ordinary = sorted(batches)[:-2]
+    assert sorted(batches)[-2:] == sorted(lengths[-2:].tolist())  # each on its own
+    assert max(ordinary) <= 20 < min(lengths[-2:])
+    assert len(ordinary) == -(-40 // (20 // int(lengths[0])))
+
+
+def test_a_validation_takes_no_larger_batches_than_training(tmp_path, batches):
+    small_training(tmp_path, max_tokens=24, updates=1)
+    of_validation = batches[: len(list(PairBatches(small_data().valid, 24).epoch(0)))]
+    assert max(of_validation) <= 24
+
+
+@pytest.fixture
+def room_for(monkeypatch):
+    """A GPU that has memory for so many tokens."""
+
+    def limit(most: int) -> None:
+        real = Translator.loss
+
+        def within(self, source: Tensor, *rest: Tensor, **options) -> Tensor:
+            if source.numel() > most:
+                raise torch.OutOfMemoryError(f"no room for {source.numel()}")
+            return real(self, source, *rest, **options)
+
+        monkeypatch.setattr(Translator, "loss", within)
+
+    return limit
+
+
+def test_a_loss_without_memory_for_its_batches_is_taken_of_smaller_ones(room_for, caplog):
+    data, model = small_data(), small_translator("plain", dtype=torch.float64)
+    whole = translation_loss(model, data.valid)
+    room_for(20)
+    found = translation_loss(model, data.valid, max_tokens=64)
+    assert (found.tokens, found.nll) == (whole.tokens, pytest.approx(whole.nll))
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [
+        "the GPU's memory is too small for the loss of 64 tokens at a time, so it is taken of 32",
+        "the GPU's memory is too small for the loss of 32 tokens at a time, so it is taken of 16",
+    ]
+
+
+def test_a_pair_that_fits_into_no_memory_ends_it(room_for):
+    room_for(2)
+    with pytest.raises(torch.OutOfMemoryError, match="no room for"):
+        translation_loss(small_translator(), small_data().valid)

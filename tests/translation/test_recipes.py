@@ -1,0 +1,99 @@
+"""The recipes of translators: what they hold, and what no recipe can hold."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from drill.errors import SettingsError
+from drill.recipes.reader import recipe_names
+from drill.tasks import train_run
+from drill.training.settings import TRANSLATION, recipe, saved
+from drill.translation.build import translator
+from tests.tiny_translation_place import make_place, small
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return make_place(tmp_path_factory.mktemp("place"))
+
+
+TRANSLATIONS = [name for name in recipe_names() if recipe(name).task == TRANSLATION]
+
+
+def test_there_is_a_recipe_for_every_corpus_and_layer():
+    wanted = {
+        f"{c}-{k}" for c in ("wmt14", "europarl", "multi30k") for k in ("tied", "dual", "drill")
+    }
+    assert set(TRANSLATIONS) == wanted | {"mt-demo", "mt-demo-tied"}
+
+
+@pytest.mark.parametrize("name", TRANSLATIONS)
+def test_recipes_of_one_corpus_differ_in_their_layer_alone(name):
+    corpus, _, _ = name.rpartition("-")
+    settings = recipe(name)
+    if corpus in ("wmt14", "europarl", "multi30k"):
+        differing = recipe(f"{corpus}-tied").differences(settings)
+        assert all(each.startswith("layer.") for each in differing)
+    assert settings.data["corpus"] in ("wmt14", "europarl", "multi30k", "numbers")
+
+
+@pytest.mark.parametrize("corpus", ["wmt14", "europarl", "multi30k"])
+def test_the_dual_layer_is_as_strong_as_ours(corpus):
+    """What it is compared with decides what a comparison says."""
+    dual, ours = (recipe(f"{corpus}-{each}").layer for each in ("dual", "drill"))
+    assert (dual["activation"], dual["residual"]) == (ours["activation"], True)
+
+
+def test_the_papers_model_has_the_papers_size():
+    """Encoder and decoder as published; 79.4M parameters mean about 68.9K rows of embeddings."""
+    counts = {}
+    for name in ("wmt14-tied", "wmt14-drill"):
+        with torch.device("meta"):
+            model = translator(recipe(name), 34_450, list, "meta")
+        assert model.transformer.source_embedding is not model.transformer.target_embedding
+        assert model.layer.label_weight is model.transformer.target_embedding.weight
+        counts[name] = model.parameter_count()
+    assert counts["wmt14-drill"] - counts["wmt14-tied"] == 525_312
+    assert counts["wmt14-tied"] == 44_140_544 + 2 * 34_450 * 512 + 34_450
+    rate = recipe("wmt14-drill").optimizer
+    assert rate["lr"] == pytest.approx(2 * (512 * 8000) ** -0.5, rel=1e-4)
+
+
+def test_the_page_names_every_setting_of_training():
+    page = (Path(__file__).parents[1] / "docs" / "translation.md").read_text()
+    assert [key for key in recipe("mt-demo").training if f"`{key}`" not in page] == []
+
+
+def test_settings_survive_their_file(here):
+    assert saved(here / "runs/tiny/recipe.toml") == small()
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ("task=translating", "task: there is no 'translating'; did you mean translation?"),
+        ("encoder.preset=tinny", "encoder.preset: there is no 'tinny'; did you mean tiny?"),
+        ("encoder.shared=1", "encoder.shared: is true or false, not 1"),
+        ("encoder.width=none", "encoder.width: is a whole number, not 'none'"),
+        ("subwords.sice=10", "subwords.sice: is no setting; did you mean size?"),
+        ("filters.ratio=0.5", "[filters]: Filters: ratio is at least 1, not 0.5"),
+        ("training.epoch=3", "training.epoch: is no setting; did you mean epochs?"),
+        ("training.average=0", "[training]: average is at least 1, not 0"),
+        ("training.bptt=3", "training.bptt: is no setting"),
+    ],
+)
+def test_what_no_recipe_can_hold_is_named(change, fault):
+    with pytest.raises(SettingsError) as caught:
+        recipe("mt-demo", [change])
+    assert str(caught.value).startswith(fault)
+
+
+def test_a_table_of_translation_is_none_of_a_language_model():
+    with pytest.raises(SettingsError, match="subwords: is no table of a recipe"):
+        recipe("demo-drill", ["subwords.size=300"])
+
+
+def test_a_model_that_cannot_be_built_names_the_recipe(here):
+    with pytest.raises(SettingsError, match=r"the recipe mt-demo makes no model: .*heads"):
+        train_run(small("encoder.heads=3"), "runs/none", device="cpu")

@@ -1,0 +1,594 @@
+"""Searches against all translations written out, against plain loops and against each other."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from drill.data import DataError
+from drill.layers import (
+    LAYERS,
+    DeepResidual,
+    DualNonlinear,
+    MixtureOfSoftmaxes,
+    OutputLayer,
+    TiedSoftmax,
+)
+from drill.models import Transformer
+from drill.models.translator import Translator
+from drill.translation.search import decoding as search_steps
+from drill.translation.search import search
+from drill.translation.search.beam import Beam
+from drill.translation.search.decoding import Decoding, Hypothesis
+from drill.translation.search.output_head import encoded_once
+from drill.translation.search.sampling import draw, sample
+from drill.translation.search.search import beam_search, greedy
+
+PAD, BOS, EOS, WORDS = 0, 1, 2, (3, 4, 5)
+V, d = 6, 8
+SHORT = Decoding(bos=BOS, eos=EOS, max_ratio=0.0, max_extra=4)
+ALL = sum(len(WORDS) ** n for n in range(4))  # translations of at most 3 words and an <eos>
+SOURCES = [[3, 4, 5, 3, 2], [5, 2], [4, 4, 2], [], [3, 5, 4, 5, 5, 3, 2]]
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+def make(seed: int = 0, layer=DeepResidual, eos: float = 0.0, dropout: float = 0.5) -> Translator:
+    """In train mode with dropout on, so that a search which leaves it on shows.
+
+    ``eos`` moves the bias of <eos>: the lower, the longer translations get.
+    """
+    embedding = nn.Embedding(V, d)
+    sizes = {"layers": 2, "heads": 2, "feedforward": 12}
+    model = Translator(Transformer(embedding, dropout=dropout, **sizes), layer(embedding))
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        drawn = torch.empty(parameter.shape).uniform_(-0.8, 0.8, generator=generator)
+        parameter.data = drawn
+        if name.endswith("layer.bias"):
+            parameter.data[EOS] += eos
+    return model.double().train()
+
+
+def built(name: str):
+    over = {"mixture": {"experts": 3}, "sampled": {"samples": 3}, "adaptive": {"cutoffs": [2, 4]}}
+
+    def build(embedding: nn.Embedding) -> OutputLayer:
+        inner = TiedSoftmax(embedding) if name in over else embedding
+        return LAYERS[name](inner, **over.get(name, {}))
+
+    return build
+
+
+@torch.no_grad()
+def log_probs(model: Translator, source: list[int], rows: list[tuple[int, ...]]) -> list[float]:
+    """log p(ids, <eos> | source) for ids of one length, whole targets at once."""
+    model.eval()
+    target_in = torch.tensor([[BOS, *ids] for ids in rows])
+    log_p = model.log_probs(torch.tensor([source or [PAD]]).expand(len(rows), -1), target_in)
+    model.train()
+    target_out = torch.tensor([[*ids, EOS] for ids in rows])
+    return log_p.gather(-1, target_out[..., None]).sum((1, 2)).tolist()
+
+
+def log_prob(model: Translator, source: list[int], ids: tuple[int, ...]) -> float:
+    return log_probs(model, source, [ids])[0]
+
+
+def penalised(value: float, length: int, alpha: float) -> float:
+    return value / ((5 + length) / 6) ** alpha
+
+
+def exhaustive(model: Translator, source: list[int], alpha: float) -> list[Hypothesis]:
+    """Every translation of at most 3 words, the best first."""
+    found = []
+    for n in range(4):
+        rows = list(itertools.product(WORDS, repeat=n))
+        for ids, value in zip(rows, log_probs(model, source, rows), strict=True):
+            found.append(Hypothesis(ids, value, penalised(value, n + 1, alpha)))
+    return sorted(found, key=lambda hypothesis: -hypothesis.score)
+
+
+@torch.no_grad()
+def plain_beam(
+    model: Translator, source: list[int], limit: int, beam: int, alpha: float
+) -> list[Hypothesis]:
+    """The rule of the search in loops over hypotheses: no batch, no cache, no early stop."""
+    model.eval()
+    rows = torch.tensor([source or [PAD]])
+    alive, ended = [((), 0.0)], []
+    for length in range(1, limit + 1):
+        grown = []
+        for ids, value in alive:
+            log_p = model.log_probs(rows, torch.tensor([[BOS, *ids]]))[0, -1]
+            for y in (EOS,) if length == limit else (EOS, *WORDS):
+                grown.append(((*ids, y), value + log_p[y].item()))
+        grown.sort(key=lambda pair: -pair[1])
+        alive = []
+        for ids, value in grown[: beam - len(ended)]:
+            if ids[-1] == EOS:
+                ended.append(Hypothesis(ids[:-1], value, penalised(value, length, alpha)))
+            else:
+                alive.append((ids, value))
+    model.train()
+    return sorted(ended, key=lambda hypothesis: -hypothesis.score)
+
+
+def same(found: list[Hypothesis], wanted: list[Hypothesis]) -> None:
+    assert [each.ids for each in found] == [each.ids for each in wanted]
+    for a, b in zip(found, wanted, strict=True):
+        assert a.log_prob == pytest.approx(b.log_prob, abs=1e-10)
+        assert a.score == pytest.approx(b.score, abs=1e-10)
+
+
+# -- the best of all ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0, 3.0, -0.5])
+def test_a_wide_beam_finds_the_best_of_all_translations(alpha):
+    for seed, eos in ((0, 0.0), (1, -1.5)):
+        model = make(seed, eos=eos)
+        found = beam_search(model, SOURCES, SHORT, beam=ALL, n_best=ALL, length_penalty=alpha)
+        for source, hypotheses in zip(SOURCES, found, strict=True):
+            assert len(hypotheses) == ALL  # each of them, once
+            same(hypotheses, exhaustive(model, source, alpha))
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
+@pytest.mark.parametrize("beam", [1, 2, 4])
+def test_a_narrow_beam_is_the_search_in_plain_loops(beam, alpha):
+    decoding = Decoding(bos=BOS, eos=EOS, max_ratio=1.0, max_extra=3)
+    for seed, eos in ((0, 0.0), (1, -2.0), (2, 1.0)):
+        model = make(seed, eos=eos)
+        found = beam_search(model, SOURCES, decoding, beam=beam, n_best=beam, length_penalty=alpha)
+        for source, hypotheses in zip(SOURCES, found, strict=True):
+            same(hypotheses, plain_beam(model, source, len(source) + 3, beam, alpha))
+
+
+def test_greedy_takes_the_likeliest_token_each_time():
+    for seed in range(4):
+        model = make(seed, eos=-1.0)
+        decoding = Decoding(bos=BOS, eos=EOS, max_ratio=0.0, max_extra=7)
+        found = greedy(model, SOURCES, decoding)
+        same(found, [plain_beam(model, source, 7, 1, 0.0)[0] for source in SOURCES])
+        for alpha in (0.0, 1.0):
+            ranked = beam_search(model, SOURCES, decoding, beam=1, length_penalty=alpha)
+            assert [each.ids for each in found] == [rows[0].ids for rows in ranked]
+
+
+def test_scores_are_sums_of_log_probabilities_over_a_penalty():
+    model = make(3, eos=-1.0)
+    found = beam_search(model, SOURCES, SHORT, beam=4, n_best=4, length_penalty=0.7)
+    for source, hypotheses in zip(SOURCES, found, strict=True):
+        assert [h.score for h in hypotheses] == sorted((h.score for h in hypotheses), reverse=True)
+        for each in hypotheses:
+            assert each.log_prob == pytest.approx(log_prob(model, source, each.ids), abs=1e-10)
+            wanted = penalised(each.log_prob, len(each.ids) + 1, 0.7)
+            assert each.score == pytest.approx(wanted, abs=1e-12)
+
+
+def test_the_longer_the_penalised_the_longer_the_translations():
+    model = make(1)
+    lengths = []
+    for alpha in (0.0, 8.0):
+        found = beam_search(model, SOURCES, SHORT, beam=ALL, length_penalty=alpha)
+        lengths.append(sum(len(rows[0].ids) for rows in found))
+    assert lengths[0] < lengths[1] == 3 * len(SOURCES)
+
+
+# -- the end --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.0, -0.5])
+def test_stopping_early_loses_nothing_and_saves_steps(alpha, monkeypatch):
+    decoding = Decoding(bos=BOS, eos=EOS, max_ratio=0.0, max_extra=12)
+    steps = []
+    one = Transformer.step
+
+    def counted(self, ids: Tensor, cache) -> Tensor:
+        steps.append(len(ids))
+        return one(self, ids, cache)
+
+    settle = Beam.settle
+
+    def only_when_nothing_grows(beam: Beam, n_best: int) -> None:
+        settle(beam, n_best)
+        beam.done.copy_((beam.alive == -torch.inf).all(1))
+
+    monkeypatch.setattr(Transformer, "step", counted)
+    saved = False
+    for seed in range(6):
+        model = make(seed, eos=1.0 if seed % 2 else -1.0)
+        early = beam_search(model, SOURCES, decoding, beam=5, n_best=2, length_penalty=alpha)
+        rows = sum(steps)
+        steps.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(Beam, "settle", only_when_nothing_grows)
+            late = beam_search(model, SOURCES, decoding, beam=5, n_best=2, length_penalty=alpha)
+        assert early == late
+        saved |= rows < sum(steps)
+        steps.clear()
+    assert saved
+
+
+@pytest.mark.parametrize(
+    ("alpha", "end_now", "end_then", "words"),
+    [
+        (1.0, 0.5, 12, 11),  # log 0.5 is worse than log 0.22 over the penalty of 12 tokens
+        (0.0, 0.5, 12, 0),
+        (-0.5, 0.44, 2, 1),  # the short is favoured, but log 0.56 of two tokens is better yet
+        (-0.5, 0.44, 12, 0),
+    ],
+)
+def test_what_is_behind_now_may_win_in_the_end(alpha, end_now, end_then, words):
+    decoding = Decoding(bos=BOS, eos=EOS, max_ratio=0.0, max_extra=12)
+    go_on = 0.22 if alpha > 0 else 1 - end_now
+    lengths = itertools.count(1)
+
+    def scripted(hidden: Tensor) -> Tensor:
+        p = torch.full((len(hidden), V), 1e-9, dtype=torch.float64)
+        length = next(lengths)
+        p[:, EOS] = end_now if length == 1 else 0.999 if length == end_then else 1e-9
+        p[:, 3] = go_on if length == 1 else 1e-9 if length == end_then else 0.999
+        return p.log()
+
+    found = beam_search(make(), [[3]], decoding, beam=2, length_penalty=alpha, head=scripted)
+    assert len(found[0][0].ids) == words
+
+
+def test_a_translation_ends_at_its_own_limit():
+    model = make(eos=-30.0)  # it would never end by itself
+    decoding = Decoding(bos=BOS, eos=EOS, max_ratio=1.5, max_extra=1)
+    for found in (
+        greedy(model, SOURCES, decoding),
+        [rows[0] for rows in beam_search(model, SOURCES, decoding)],
+        [rows[0] for rows in sample(model, SOURCES, decoding, seed=0)],
+    ):
+        wanted = [max(1, math.floor(1.5 * len(source) + 1)) - 1 for source in SOURCES]
+        assert [len(each.ids) for each in found] == wanted
+        assert all(each.log_prob < -20 for each in found)  # the <eos> has its price
+
+
+def test_fewer_than_asked_for_where_fewer_can_be_written():
+    decoding = Decoding(bos=BOS, eos=EOS, max_ratio=0.0, max_extra=2)
+    (found,) = beam_search(make(), [[3, 2]], decoding, beam=9, n_best=9)
+    assert {each.ids for each in found} == {(), (3,), (4,), (5,)}
+    (found,) = beam_search(make(), [[3, 2]], Decoding(BOS, EOS, 0.0, 0), beam=3, n_best=3)
+    assert [each.ids for each in found] == [()]
+
+
+def test_what_is_forbidden_is_not_written_and_nothing_gains_by_it():
+    model = make(eos=-1.0)
+    decoding = Decoding(bos=BOS, eos=EOS, max_ratio=0.0, max_extra=4, forbidden=(4,))
+    (found,) = beam_search(model, [[3, 2]], decoding, beam=20, n_best=20, length_penalty=0.0)
+    wanted = [each for each in exhaustive(model, [3, 2], 0.0) if 4 not in each.ids]
+    same(found, wanted)
+    for hypothesis in sample(model, [[3, 2]], decoding, samples=30, seed=0)[0]:
+        assert not {PAD, BOS, EOS, 4} & set(hypothesis.ids)
+
+
+# -- batches, caches, layers ----------------------------------------------------------------------
+
+
+def test_together_and_alone_are_the_same():
+    model = make(1, eos=-1.0)
+    decoding = Decoding(bos=BOS, eos=EOS, max_extra=6)
+    options = {"beam": 3, "n_best": 3}
+    together = beam_search(model, SOURCES, decoding, **options)
+    for source, hypotheses in zip(SOURCES, together, strict=True):
+        same(beam_search(model, [source], decoding, **options)[0], hypotheses)
+    few = Decoding(bos=BOS, eos=EOS, max_extra=6, batch_tokens=8)
+    for a, b in zip(beam_search(model, SOURCES, few, **options), together, strict=True):
+        same(a, b)
+    width = max(map(len, SOURCES)) + 2
+    rows = torch.tensor([[*source, *[PAD] * (width - len(source))] for source in SOURCES])
+    for a, b in zip(beam_search(model, rows, decoding, **options), together, strict=True):
+        same(a, b)
+
+
+@pytest.mark.parametrize("searched", [
+    lambda *given, **options: beam_search(*given, beam=3, **options),
+    lambda *given, **options: sample(*given, samples=3, seed=1, **options),
+])  # fmt: skip
+def test_a_step_holds_no_more_scores_than_its_batch_may(searched, monkeypatch):
+    """However short the sentences: B x K x V stays below batch_tokens * SCORES_PER_TOKEN."""
+    model, sources = make(1, eos=-1.0), [[3, 2], [4, 2], [5, 2]] * 10
+    decoding = Decoding(bos=BOS, eos=EOS, max_extra=3, batch_tokens=64)
+    whole, held = searched(model, sources, decoding), []
+    monkeypatch.setattr(search_steps, "SCORES_PER_TOKEN", 2)
+    with encoded_once(model) as head:
+
+        def spied(hidden: Tensor) -> Tensor:
+            held.append(head(hidden).numel())
+            return head(hidden)
+
+        parts = searched(model, sources, decoding, head=spied)
+    assert 7 * 3 * V == max(held) <= 64 * 2 < 8 * 3 * V
+    for a, b in zip(parts, whole, strict=True):
+        same(a, b)
+
+
+def test_cached_and_uncached_are_the_same():
+    model = make(2, eos=-1.0)
+    cached = Decoding(bos=BOS, eos=EOS, max_extra=6)
+    whole = Decoding(bos=BOS, eos=EOS, max_extra=6, cache=False)
+    for beam in (1, 4):
+        first = beam_search(model, SOURCES, cached, beam=beam, n_best=beam)
+        second = beam_search(model, SOURCES, whole, beam=beam, n_best=beam)
+        for a, b in zip(first, second, strict=True):
+            same(a, b)
+    drawn = [sample(model, SOURCES, each, samples=3, seed=5) for each in (cached, whole)]
+    for a, b in zip(*drawn, strict=True):
+        same(a, b)
+
+
+@pytest.mark.parametrize("beam", [1, 3, 8])
+@pytest.mark.parametrize("alpha", [0.0, 0.6])
+def test_replayed_steps_are_the_same(beam, alpha, monkeypatch):
+    """In fixed room that grows twice, with sentences that leave; without a device, no graph."""
+    monkeypatch.setattr(search, "FIRST_ROOM", 4)
+    monkeypatch.setattr(search, "LOOK_EVERY", 4)
+    options = {"beam": beam, "n_best": beam, "length_penalty": alpha}
+    for seed, eos in ((2, -1.0), (3, -6.0)):
+        model = make(seed, eos=eos)
+        plain, replayed = (
+            beam_search(model, SOURCES, Decoding(BOS, EOS, max_extra=11, graph=graph), **options)
+            for graph in (False, True)
+        )
+        for a, b in zip(plain, replayed, strict=True):
+            same(a, b)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+def test_graphs_are_the_same_on_a_gpu(autocast, monkeypatch):
+    monkeypatch.setattr(search, "FIRST_ROOM", 8)
+    model = make(2, eos=-4.0).float().cuda()
+    for beam in (1, 4):
+        plain, replayed = (
+            beam_search(
+                model,
+                SOURCES,
+                Decoding(BOS, EOS, max_extra=40, graph=graph, autocast=autocast),
+                beam=beam,
+            )
+            for graph in (False, None)
+        )
+        for a, b in zip(plain, replayed, strict=True):
+            assert a[0].ids == b[0].ids
+            assert a[0].score == pytest.approx(b[0].score, abs=1e-3 if autocast is None else 0.1)
+
+
+def test_only_layers_that_fold_are_replayed():
+    model = make(4, built("mixture"))
+    with pytest.raises(ValueError, match="graph=True is for output layers that fold"):
+        beam_search(model, SOURCES, Decoding(BOS, EOS, graph=True))
+    with pytest.raises(ValueError, match="graph=True needs cache=True"):
+        Decoding(BOS, EOS, graph=True, cache=False)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_any_layer_is_searched_exactly(name):
+    model = make(4, built(name))
+    (found,) = beam_search(model, [[3, 4, 2]], SHORT, beam=ALL, n_best=ALL)
+    same(found, exhaustive(model, [3, 4, 2], 0.6))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [DeepResidual, lambda e: DualNonlinear(e, joint_size=5), built("mixture")],
+    ids=["deep residual", "dual", "mixture"],
+)
+def test_labels_are_encoded_once_for_all_steps_and_calls(layer):
+    model = make(layer=layer)
+    matrix = model.layer.layer if isinstance(model.layer, MixtureOfSoftmaxes) else model.layer
+    encoded = []
+    whole = matrix.labels
+    matrix.labels = lambda *rows, **options: encoded.append(1) or whole(*rows, **options)
+    expected = beam_search(model, SOURCES, SHORT)
+    assert len(encoded) == 1
+    with encoded_once(model) as head:
+        for i, source in enumerate(SOURCES):
+            same(beam_search(model, [source], SHORT, head=head)[0], expected[i])
+            greedy(model, [source], SHORT, head=head)
+            sample(model, [source], SHORT, head=head)
+    assert len(encoded) == 2
+
+
+def test_a_head_of_ones_own_meets_nothing_dropped():
+    model = make()
+    expected = beam_search(model, SOURCES, SHORT)
+    own = beam_search(model, SOURCES, SHORT, head=lambda hidden: model.layer.log_probs(hidden))
+    for a, b in zip(own, expected, strict=True):
+        same(a, b)
+
+
+def test_the_model_comes_back_as_it_was():
+    model = make()
+    model.layer.eval()
+    before = [(name, module.training) for name, module in model.named_modules()]
+    beam_search(model, SOURCES, SHORT)
+    sample(model, SOURCES, SHORT)
+    assert [(name, module.training) for name, module in model.named_modules()] == before
+    assert beam_search(model, [], SHORT) == sample(model, [], SHORT) == []
+
+
+def test_in_low_precision_scores_stay_close():
+    model = make(eos=-1.0).float()
+    low = Decoding(bos=BOS, eos=EOS, max_ratio=0.0, max_extra=4, autocast=torch.bfloat16)
+    found = beam_search(model, SOURCES, low, beam=ALL, n_best=ALL, length_penalty=0.0)
+    for source, hypotheses in zip(SOURCES, found, strict=True):
+        for each in hypotheses[:5]:
+            assert each.log_prob == pytest.approx(log_prob(model, source, each.ids), abs=0.3)
+
+
+def test_a_very_long_source_and_an_empty_one():
+    model = make().float()
+    long = torch.randint(3, V, (3000,)).tolist()
+    decoding = Decoding(bos=BOS, eos=EOS, max_ratio=0.001, max_extra=5)
+    for found in (
+        beam_search(model, [[], long, [3, 2]], decoding, beam=2),
+        sample(model, [[], long, [3, 2]], decoding, seed=1),
+    ):
+        assert [len(each) for each in found] == [1, 1, 1]
+        assert all(math.isfinite(each[0].score) for each in found)
+
+
+# -- samples --------------------------------------------------------------------------------------
+
+
+def test_samples_have_the_probabilities_of_the_model():
+    model, n = make(1), 4000
+    (found,) = sample(model, [[3, 4, 2]], SHORT, samples=n, seed=0)
+    counts: dict[tuple[int, ...], int] = {}
+    for each in found:
+        counts[each.ids] = counts.get(each.ids, 0) + 1
+    # At the limit a sample must end, whatever that costs; its first word is drawn freely.
+    model.eval()
+    with torch.no_grad():
+        p = model.log_probs(torch.tensor([[3, 4, 2]]), torch.tensor([[BOS]]))[0, 0].exp()
+    p = p[[EOS, *WORDS]] / p[[EOS, *WORDS]].sum()
+    for y, share in zip((EOS, *WORDS), p.tolist(), strict=True):
+        hits = sum(c for ids, c in counts.items() if (ids[0] if ids else EOS) == y)
+        assert hits / n == pytest.approx(share, abs=4 * math.sqrt(share * (1 - share) / n))
+
+
+def test_a_sample_tells_its_log_probability():
+    model = make(eos=-1.0)
+    found = sample(model, SOURCES, SHORT, samples=4, temperature=2.0, top_k=3, seed=1)
+    for source, hypotheses in zip(SOURCES, found, strict=True):
+        for each in hypotheses:
+            assert each.log_prob == pytest.approx(log_prob(model, source, each.ids), abs=1e-10)
+            assert each.score == each.log_prob
+
+
+def test_a_seed_gives_the_same_samples_whatever_is_drawn_beside_them():
+    model = make(eos=-2.0)
+    decoding = Decoding(bos=BOS, eos=EOS, max_extra=8)
+    found = sample(model, SOURCES, decoding, samples=3, seed=7)
+    again = Decoding(bos=BOS, eos=EOS, max_extra=8, batch_tokens=5)
+    for a, b in zip(sample(model, SOURCES, again, samples=3, seed=7), found, strict=True):
+        same(a, b)
+    same([rows[0] for rows in sample(model, SOURCES, decoding, seed=7)], [r[0] for r in found])
+    ids = {each.ids for rows in found for each in rows}
+    assert len(ids) > 5  # they are no copies
+    assert found != sample(model, SOURCES, decoding, samples=3, seed=8)
+    unseeded = [sample(model, SOURCES, decoding, samples=3) for _ in range(2)]
+    assert unseeded[0] != unseeded[1]
+
+
+def test_next_to_no_temperature_and_one_candidate_are_greedy():
+    model = make(eos=-1.0)
+    wanted = [each.ids for each in greedy(model, SOURCES, SHORT)]
+    for options in ({"temperature": 1e-9}, {"top_k": 1}, {"top_p": 1e-9}):
+        found = sample(model, SOURCES, SHORT, seed=3, **options)
+        assert [rows[0].ids for rows in found] == wanted
+
+
+def test_draws_by_hand():
+    p = torch.tensor([0.1, 0.4, 0.0, 0.3, 0.2], dtype=torch.float64)
+
+    def drawn(u: float, **options) -> int:
+        return int(draw(p.log()[None], torch.tensor([u], dtype=torch.float64), **options))
+
+    assert [drawn(u) for u in (0.0, 0.09, 0.11, 0.49, 0.51, 0.79, 0.81)] == [0, 0, 1, 1, 3, 3, 4]
+    top = {"top_k": 2}  # 0.4 and 0.3 are left: 4/7 and 3/7
+    assert [drawn(u, **top) for u in (0.0, 0.57, 0.58, 0.999)] == [1, 1, 3, 3]
+    most = {"top_p": 0.75}  # 0.4, 0.3 and 0.2 make it up: 4/9, 3/9, 2/9
+    assert [drawn(u, **most) for u in (0.44, 0.45, 0.77, 0.78, 0.999)] == [1, 3, 3, 4, 4]
+    assert [drawn(u, top_k=2, top_p=0.5) for u in (0.0, 0.999)] == [1, 1]
+    hot = {"temperature": 2.0}
+    roots = p.sqrt() / p.sqrt().sum()
+    edge = float(roots[0] + roots[1])
+    assert [drawn(u, **hot) for u in (edge - 1e-9, edge + 1e-9)] == [1, 3]
+    last = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64).log()
+    assert int(draw(last, torch.tensor(1.0, dtype=torch.float64))) == 1  # never what has no share
+
+
+# -- faults ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"beam": 2, "n_best": 3}, "3 translations were asked for, but the beam has 2 places"),
+        ({"beam": 0}, "beam is a whole number of at least 1, not 0"),
+    ],
+)
+def test_beams_that_cannot_be_name_themselves(options, message):
+    with pytest.raises(ValueError, match=message):
+        beam_search(make(), SOURCES, SHORT, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": 0.0}, "likeliest token call greedy"),
+        ({"temperature": float("nan")}, "temperature is a finite number above 0, not nan"),
+        ({"top_p": 0.0}, r"top_p lies in \(0, 1\], not 0.0"),
+        ({"top_k": 0}, "top_k is a whole number of at least 1, not 0"),
+        ({"samples": 0}, "samples is a whole number of at least 1, not 0"),
+    ],
+)
+def test_samples_that_cannot_be_name_themselves(options, message):
+    with pytest.raises(ValueError, match=message):
+        sample(make(), SOURCES, SHORT, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"eos": V}, f"eos {V} is none of the model's {V} labels"),
+        ({"eos": BOS}, "so no sentence could end"),
+        ({"forbidden": (EOS,)}, "so no sentence could end"),
+        ({"forbidden": (-1,)}, "forbidden -1 is none of"),
+        ({"max_ratio": -1.0}, "finite numbers of at least 0, not -1.0 and 50"),
+        ({"batch_tokens": 0}, "batch_tokens is at least 1, not 0"),
+    ],
+)
+def test_decodings_that_cannot_be_name_themselves(options, message):
+    with pytest.raises(ValueError, match=message):
+        greedy(make(), SOURCES, Decoding(**{"bos": BOS, "eos": EOS, **options}))
+
+
+def test_sources_of_another_vocabulary_name_the_sentence():
+    with pytest.raises(DataError, match=f"id {V} of sentence 1 is none of the model's {V} source"):
+        greedy(make(), [[3], [4, V]], SHORT)
+    with pytest.raises(DataError, match="a single sentence has one row"):
+        greedy(make(), torch.tensor([3, 4]), SHORT)
+
+
+def test_nan_and_an_end_of_no_probability_are_told():
+    model = make()
+    with torch.no_grad():
+        model.transformer.decoder[1].feedforward.output.bias[0] = math.nan
+    for find in (greedy, beam_search, sample):
+        with pytest.raises(FloatingPointError, match="NaN for a probability at token 1"):
+            find(model, SOURCES, SHORT)
+    endless = make(eos=-math.inf)
+    with pytest.raises(ValueError, match=r"no translation of sentence \d ends"):
+        beam_search(endless, SOURCES, SHORT)
+    with pytest.raises(FloatingPointError, match="0 for all that may be written"):
+        sample(endless, SOURCES, SHORT)
+
+
+def test_sentences_that_are_done_leave_the_batch(monkeypatch):
+    left = []
+    whole = search_steps.CachedSteps.__init__
+
+    def spied(self, *arguments) -> None:
+        whole(self, *arguments)
+        inner = self.select
+        self.select = lambda sentences: (left.append(len(sentences)), inner(sentences))
+
+    monkeypatch.setattr(search_steps.CachedSteps, "__init__", spied)
+    decoding = Decoding(bos=BOS, eos=EOS, max_ratio=1.0, max_extra=1)
+    greedy(make(eos=-30.0), SOURCES, decoding)  # each ends at a limit of its own
+    assert left == [4, 3, 2, 1]

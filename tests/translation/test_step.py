@@ -1,0 +1,244 @@
+"""An update of a translator: its gradient, launched or replayed, and what is said of it."""
+
+import pytest
+import torch
+
+from drill.data import IGNORE, PairBatches
+from drill.models import Transformer
+from drill.training.optim import AdamW
+from drill.translation.search.decoding import Decoding
+from drill.translation.search.output_head import encoded_once
+from drill.translation.step import backward, capturing, replayed, translation_ways, why_not_captured
+from tests.tiny_runs import (
+    interrupted_after,
+    rows,
+    weights,
+)
+from tests.tiny_translations import (
+    LAYERS,
+    small_data,
+    small_rule,
+    small_training,
+    small_translator,
+)
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("layer", ["plain", "mixture"])
+def test_the_gradient_is_that_of_the_mean_over_all_tokens_of_the_update(
+    tmp_path, monkeypatch, accumulate, layer
+):
+    data, seen = small_data(), []
+    model = small_translator(layer, dropout=0.0, dtype=torch.float64)
+    by_hand = small_translator(layer, dropout=0.0, dtype=torch.float64)
+    rule = small_rule()
+    step = rule.step
+
+    def spied(*arguments):
+        seen.append({name: p.grad.clone() for name, p in model.named_parameters()})
+        step(*arguments)
+
+    monkeypatch.setattr(rule, "step", spied)
+    small_training(tmp_path, rule=rule, model=model, data=data, updates=1, accumulate=accumulate)
+    batches = list(PairBatches(data.train, 60, 3).epoch(1))[:accumulate]
+    tokens = sum(batch.target_tokens for batch in batches)
+    for batch in batches:
+        loss = by_hand.loss(*batch[:3], label_smoothing=0.1, ignore_index=IGNORE, reduction="sum")
+        (loss / tokens).backward()
+    for name, p in by_hand.named_parameters():
+        torch.testing.assert_close(seen[0][name], p.grad, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("layer", ["plain", "mixture"])
+def test_gradients_for_replays_are_those_of_an_update(layer, count):
+    found, truth = (small_translator(layer, dropout=0.0, dtype=torch.float64) for _ in range(2))
+    update = list(PairBatches(small_data().train, 60, 3, multiple=4).epoch(1))[:count]
+    tokens = sum(batch.target_tokens for batch in update)
+    captured = capturing(found, 0.1, None)
+    ours = replayed(captured, update, tokens, CPU)
+    theirs = backward(truth, truth, update, tokens, 0.1, CPU)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=0)
+    for a, b in zip(found.parameters(), truth.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_replayed_training_is_launched_training(tmp_path, precision):
+    for name, capture in (("replayed", True), ("launched", False)):
+        model = small_translator("deep-residual").cuda()
+        options = {"pad_to": 8, "capture": capture, "precision": precision, "epochs": 4}
+        small_training(tmp_path / name, model=model, **options)
+    ours, theirs = (rows(tmp_path / name) for name in ("replayed", "launched"))
+    for a, b in zip(ours, theirs, strict=True):
+        assert a["valid_loss"] == pytest.approx(b["valid_loss"], rel=1e-3)
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_batch_that_asks_for_nothing_adds_nothing(layer):
+    """As processes get it that are left without pairs at the end of an epoch."""
+    model = small_translator(layer)
+    shards = [PairBatches(small_data(train=1).train, rank=rank, size=2) for rank in range(2)]
+    updates = [list(shard.epoch(0)) for shard in shards]
+    (idle,) = [update for update in updates if update[0].target_tokens == 0]
+    assert float(backward(model, model, idle, 5, 0.1, CPU)) == 0.0
+    for parameter in model.parameters():
+        assert parameter.grad is None or not parameter.grad.any()
+
+
+@pytest.mark.gpu
+def test_an_interrupted_run_of_replays_is_the_same_run(tmp_path):
+    """Up to what a GPU adds in another order, and to which batches are replays."""
+
+    def trained(name: str, rule=None):
+        model = small_translator("deep-residual").cuda()
+        options = {"pad_to": 8, "capture": True, "epochs": 4, "average": 2}
+        return small_training(tmp_path / name, rule=rule, model=model, **options)
+
+    trained("whole")
+    assert not trained("pieces", interrupted_after(9, small_rule())).finished
+    assert trained("pieces").finished
+    whole, pieces = (rows(tmp_path / name) for name in ("whole", "pieces"))
+    assert [row["kind"] for row in pieces] == [row["kind"] for row in whole]
+    for ours, theirs in zip(pieces, whole, strict=True):
+        assert ours["valid_loss"] == pytest.approx(theirs["valid_loss"], rel=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, when it is imported
+def test_compiled_training_is_eager_training(tmp_path, monkeypatch):
+    """Traced as ever, with gradients; inductor alone would take a minute more."""
+    asked = []
+
+    def traced(transformer, **options):
+        asked.append(options)
+        torch.nn.Module.compile(transformer, backend="aot_eager", **options)
+
+    monkeypatch.setattr(Transformer, "compile", traced)
+    for name, compiled in (("compiled", True), ("eager", False)):
+        small_training(
+            tmp_path / name, "plain", dropout=0.0, dtype=torch.float64, updates=2,
+            precision="float32", compile=compiled,
+        )  # fmt: skip
+    assert asked == [{"dynamic": True}]
+    ours, theirs = (weights(tmp_path / n / "best.safetensors") for n in ("compiled", "eager"))
+    for name, expected in theirs.items():
+        torch.testing.assert_close(ours[name], expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        ({}, None),
+        ({"capture": False}, "asked for"),
+        ({"device": CPU}, "CUDA graphs need an NVIDIA GPU, not cpu"),
+        ({"compile": True}, "training.compile is set"),
+        ({"world_size": 4}, "4 processes exchange gradients, which no graph holds"),
+    ],
+)
+def test_why_batches_are_not_replayed_is_said(options, fault):
+    usual = {"capture": True, "compile": False, "device": torch.device("cuda"), "world_size": 1}
+    assert why_not_captured(**{**usual, **options}) == fault
+
+
+def test_a_translator_says_in_which_ways_it_is_trained_and_searched():
+    here = "CUDA graphs need an NVIDIA GPU, not cpu"
+    last = f"beam search launched one by one: {here}"
+    between = "residuals and norms reference (made for CUDA devices, not cpu)"
+    labels = "labels reference (the labels are on cpu)"
+    model = small_translator("plain", dropout=0.0)
+    assert translation_ways(model, None, 60, None) == [
+        "attention flash (to earlier tokens and past padding)",
+        between,
+        labels,
+        "loss reference (the logits take only 0.1 MiB)",
+        "batches replayed as CUDA graphs",
+        last,
+    ]
+    many = translation_ways(model, "asked for", 8192, torch.bfloat16)
+    assert many[3:] == [
+        "loss chunked (the logits would take 4 MiB)", "batches launched one by one: asked for", last
+    ]  # fmt: skip
+    model.transformer.decoder[0].attention.dropout = 0.5  # the CPU's fused kernel has none
+    assert translation_ways(model, here, 60, None)[0].startswith("attention math (")
+    mixture = translation_ways(small_translator("mixture"), here, 60, None)
+    assert [way.split(" ")[0] for way in mixture] == ["attention", "residuals", "batches", "beam"]
+    compiled = translation_ways(model, here, 60, None, compile=True)
+    assert not any("encoded" in way for way in (*many, *mixture, *compiled))  # of one batch
+    assert compiled[1] == "residuals and norms reference (torch.compile fuses by itself)"
+
+
+@pytest.mark.parametrize(("way", "encodings"), [("replayed", 3), ("launched", 1)])
+def test_how_often_an_update_encodes_its_labels_is_said(monkeypatch, way, encodings):
+    model, made = small_translator("deep-residual"), []
+    real = model.layer.labels
+    monkeypatch.setattr(model.layer, "labels", lambda *a, **k: made.append(1) or real(*a, **k))
+    update = list(PairBatches(small_data().train, 60, 3).epoch(1))[:3]
+    tokens = sum(batch.target_tokens for batch in update)
+    if way == "replayed":
+        replayed(capturing(model, 0.1, None), update, tokens, CPU)
+    else:
+        backward(model, model, update, tokens, 0.1, CPU)
+    assert len(made) == encodings
+    obstacle = None if way == "replayed" else "asked for"
+    said = translation_ways(model, obstacle, 60, None, batches=3)
+    expected = "labels encoded once an update" if encodings == 1 else "labels encoded once a batch"
+    assert [each for each in said if "encoded" in each] == [expected]
+    several = translation_ways(model, "4 processes", 60, None, batches=3, world_size=4)
+    assert "labels encoded once a batch" in several
+    tied = translation_ways(small_translator("tied"), None, 60, None, batches=3)
+    assert not any("encoded" in each for each in tied)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layer", ["plain", "mixture"])
+def test_a_gpu_searches_in_the_way_it_says(layer):
+    model = small_translator(layer).cuda()
+    *_, found = translation_ways(model, None, 60, torch.bfloat16)
+    with encoded_once(model) as head:
+        replays = Decoding(bos=1, eos=2).replays(torch.device("cuda"), head)
+    said = {True: "replayed as CUDA graphs", False: "MixtureOfSoftmaxes does not fold"}
+    assert found.endswith(said[replays])
+
+
+def test_the_reported_loss_is_that_of_all_tokens_of_the_epoch(tmp_path):
+    data = small_data()
+    still = AdamW(1e-12, weight_decay=0.0, schedule="constant", warmup=0.0)
+    small_training(tmp_path, "plain", rule=still, data=data, dropout=0.0, epochs=1, accumulate=2)
+    model, total, tokens = small_translator("plain", dropout=0.0), 0.0, 0
+    for batch in PairBatches(data.train, 60, 3).epoch(1):
+        total += model.loss(*batch[:3], ignore_index=IGNORE, reduction="sum").item()
+        tokens += batch.target_tokens
+    row = rows(tmp_path)[0]
+    assert row["train_loss"] == pytest.approx(total / tokens, rel=1e-5)
+    assert row["tokens"] == tokens
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_every_layer_learns(tmp_path, layer):
+    outcome = small_training(tmp_path, layer, epochs=6, accumulate=2)
+    losses = [row["valid_loss"] for row in rows(tmp_path) if row["kind"] == "epoch"]
+    assert losses[-1] < 0.8 * losses[0]
+    assert outcome.valid.loss == min(losses)
+    assert outcome.test.scores.lines == 6
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
+def test_every_precision_learns(tmp_path, precision):
+    small_training(tmp_path, epochs=4, precision=precision)
+    losses = [row["valid_loss"] for row in rows(tmp_path)[:-1]]
+    assert losses[-1] < losses[0]
+
+
+def test_compile_compiles_the_transformer_alone(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        torch.nn.Module, "compile", lambda self, **options: asked.append((type(self), options))
+    )
+    small_training(tmp_path, updates=1, compile=True)
+    assert [(kind.__name__, options) for kind, options in asked] == [
+        ("Transformer", {"dynamic": True})
+    ]

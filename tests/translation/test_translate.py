@@ -1,0 +1,218 @@
+"""Lines into lines: order, empty and long lines, any character, seeds that know their line."""
+
+import copy
+import logging
+import math
+
+import pytest
+import torch
+
+import drill.translation.search.search as searching
+from drill.data import BEGIN, END
+from drill.translation import translate as translation
+from drill.translation.bleu import corpus_scores
+from drill.translation.evaluate import translated
+from drill.translation.loss import translation_loss
+from drill.translation.search import sampling
+from drill.translation.search.decoding import Decoding
+from drill.translation.search.search import beam_search
+from drill.translation.translate import EMPTY, Search, translate, translate_blocks
+from tests.tiny_translations import small_data, small_translator
+
+
+@pytest.fixture(scope="module")
+def data():
+    return small_data()
+
+
+@pytest.fixture(scope="module")
+def model():
+    """Untrained, with a head so pointed that something is written."""
+    made = small_translator("deep-residual", dropout=0.0).eval()
+    with torch.no_grad():
+        made.layer.bias.normal_(generator=torch.Generator().manual_seed(1))
+    return made
+
+
+LINES = ["abc", "", "ee dd", "   ", "世界 🎉 عربي", "\x00\x1b[1m", "abcde" * 30, "e"]
+
+
+def test_every_line_has_its_translations_in_order(data, model):
+    found = list(translate(model, data.subwords, LINES, Search(n_best=2), lines_per_block=3))
+    assert len(found) == len(LINES)
+    assert found[1] == found[3] == [EMPTY]
+    for line, translations in zip(LINES, found, strict=True):
+        if not line.strip():
+            continue
+        source = [*data.subwords.encode(line), END]
+        by_hand = beam_search(model, [source], Decoding(BEGIN, END), beam=4, n_best=2)[0]
+        assert [t.text for t in translations] == [
+            data.subwords.decode(h.ids).replace("\n", " ").replace("\r", " ") for h in by_hand
+        ]
+        assert [t.score for t in translations] == pytest.approx(
+            [h.score for h in by_hand], abs=1e-4
+        )
+
+
+def test_blocks_change_nothing_but_the_moment(data, model):
+    whole = [each[0].text for each in translate(model, data.subwords, LINES)]
+    for size in (1, 3, 100):
+        parts = translate(model, data.subwords, iter(LINES), lines_per_block=size)
+        assert [each[0].text for each in parts] == whole
+
+
+def test_a_block_is_translated_before_the_next_is_read(data, model):
+    read = []
+
+    def blocks():
+        for block in (["abc"], ["de", "e"]):
+            read.append(block)
+            yield block
+
+    found = translate_blocks(model, data.subwords, blocks(), Search(beam=1))
+    assert len(next(found)) == 1
+    assert read == [["abc"]]
+
+
+def test_a_long_line_is_cut_and_the_log_names_it(data, model, caplog):
+    lines = ["a", "", "ab " * 10_000]
+    with caplog.at_level(logging.WARNING, "drill"):
+        found = list(translate(model, data.subwords, lines, Search(beam=1, max_source=20)))
+    assert len(found) == 3
+    count = len(data.subwords.encode(lines[2]))
+    assert [record.getMessage() for record in caplog.records] == [
+        f"line 3 has {count} subwords, of which the first 20 are read"
+    ]
+    cut = data.subwords.decode(data.subwords.encode(lines[2])[:20])
+    assert found[2] == next(translate(model, data.subwords, [cut], Search(beam=1)))
+
+
+def test_a_translation_is_one_line_whatever_the_model_writes(data, model):
+    newline = data.subwords.encode("\n")[0]
+    with torch.no_grad():
+        before = model.layer.bias[newline].clone()
+        model.layer.bias[newline] = 50.0
+    try:
+        found = next(translate(model, data.subwords, ["abc"], Search(beam=1)))
+    finally:
+        with torch.no_grad():
+            model.layer.bias[newline] = before
+    assert "\n" not in found[0].text
+    assert found[0].text.strip() == ""
+    assert len(found[0].text) > 10
+
+
+def test_samples_follow_from_the_seed_and_the_line_alone(data, model):
+    search = Search(sampled=True, n_best=2, seed=5, top_k=20, top_p=0.9)
+    lines = ["abc", "", "abc", "dd", "", "abc"]
+    whole = list(translate(model, data.subwords, lines, search))
+    parts = list(translate(model, data.subwords, lines, search, lines_per_block=2))
+    assert [[t.text for t in each] for each in parts] == [[t.text for t in each] for each in whole]
+    assert whole[0] != whole[2]  # another line, other random numbers
+    other = Search(sampled=True, n_best=2, seed=6, top_k=20, top_p=0.9)
+    assert list(translate(model, data.subwords, lines, other)) != whole
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_lines_are_counted_before_every_search_of_several(data, model, monkeypatch, sampled):
+    module, name = (sampling, "_drawn") if sampled else (searching, "_search")
+    real, told = getattr(module, name), []
+
+    def searched(model, head, batch, *rest):
+        told.append(f"{len(batch.places)} searched")
+        return real(model, head, batch, *rest)
+
+    monkeypatch.setattr(module, name, searched)
+    search = Search(batch_tokens=6, beam=1, sampled=sampled, seed=1)
+    lines = ["abc", "", "abcde", "ab", "a", "e", "e", "e", "e"]
+    found = translate(model, data.subwords, lines, search, lines_per_block=5, progress=told.append)
+    assert len(list(found)) == len(lines)
+    before = told[::2]
+    assert before == sorted(before)
+    assert set(before) >= {0, 1, 5}  # 5 is the second block, with the line that has no words
+    assert len(told[1::2]) == len(before)
+    assert sum(int(each.split()[0]) for each in told[1::2]) == 8
+
+
+def test_the_model_comes_back_in_its_mode(data, model):
+    model.train()
+    list(translate(model, data.subwords, ["abc"]))
+    assert model.training
+    model.eval()
+
+
+def test_limits_of_a_search_are_named():
+    with pytest.raises(ValueError, match="max_source is at least 1, not 0"):
+        Search(max_source=0)
+    for wrong in (math.nan, math.inf):
+        with pytest.raises(ValueError, match=f"length_penalty is finite, not {wrong}"):
+            Search(length_penalty=wrong)
+
+
+def test_where_memory_does_not_do_fewer_lines_are_searched_together(
+    data, model, monkeypatch, caplog
+):
+    lines, asked = ["ab", "c", "abcde"] * 4, []
+    whole = [found[0].text for found in translate(model, data.subwords, lines, Search())]
+    real = translation.beam_search
+
+    def searched(model, sources, decoding, **options):
+        asked.append(decoding.batch_tokens)
+        if decoding.batch_tokens > 20:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(model, sources, decoding, **options)
+
+    monkeypatch.setattr(translation, "beam_search", searched)
+    search = Search(batch_tokens=64)
+    found = translate(model, data.subwords, lines, search, lines_per_block=6)
+    assert [each[0].text for each in found] == whole
+    assert asked == [64, 32, 16, 16]  # what was found stays so for the next block
+    assert [record.getMessage().partition(";")[0] for record in caplog.records] == [
+        "the GPU's memory is too small for 64 subwords at a time, so they are 32 from now on",
+        "the GPU's memory is too small for 32 subwords at a time, so they are 16 from now on",
+    ]
+
+
+@pytest.mark.gpu
+def test_a_gpu_whose_memory_does_not_do_searches_in_smaller_batches(data, model, caplog):
+    """Wherever it runs out, be it inside a graph that is being recorded."""
+    model = copy.deepcopy(model).to("cuda")
+    lines = ["ab", "c", "abcde"] * 6000
+    one, two, three = (found[0].text for found in translate(model, data.subwords, lines[:3]))
+    torch.cuda.empty_cache()
+    whole = torch.cuda.get_device_properties(0).total_memory
+    # Of 18,000 sentences with 4 hypotheses and 262 labels one tensor of scores takes 72 MiB.
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (160 << 20)) / whole)
+    try:
+        search = Search(batch_tokens=1 << 18)
+        found = translate(model, data.subwords, lines, search, lines_per_block=len(lines))
+        assert [each[0].text for each in found] == [one, two, three] * 6000
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert f"is too small for {1 << 18} subwords" in caplog.text
+
+
+def test_one_string_is_not_taken_for_lines(data, model):
+    with pytest.raises(TypeError, match=r"not one string; pass \[line\]"):
+        translate(model, data.subwords, "abc")
+    with pytest.raises(ValueError, match="lines_per_block is at least 1, not 0"):
+        translate(model, data.subwords, ["abc"], lines_per_block=0)
+
+
+def test_a_text_is_held_against_its_references(data, model):
+    seen = []
+    found = translated(
+        model, data.subwords, data.text.test, data.test, Search(beam=1),
+        progress=lambda done, of: seen.append((done, of)),
+    )  # fmt: skip
+    lines = [t[0].text for t in translate(model, data.subwords, data.text.test.source, Search(1))]
+    assert list(found.hypotheses) == lines
+    assert found.scores == corpus_scores(lines, data.text.test.target, tokenised=True)
+    assert found.fit == translation_loss(model, data.test)
+    assert found.exact == 0.0
+    assert seen == [(0, 6), (0, 6), (6, 6)]  # the loss, one search of all lines, the end
+    other = translated(
+        model, data.subwords, data.text.test, data.test, Search(beam=1), language="fr"
+    )
+    assert other.scores.tokenised_bleu is None  # its rules are not known
+    assert other.scores.bleu == found.scores.bleu

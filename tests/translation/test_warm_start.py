@@ -1,0 +1,147 @@
+"""A translator that begins with the weights and the subwords of another run."""
+
+import json
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+
+from drill.data import Subwords
+from drill.errors import RunFolderError, SettingsError
+from drill.language_modeling.finetune import finetuning
+from drill.tasks import train_run
+from drill.training.run import checkpoint
+from drill.training.settings import saved
+from drill.translation import build as build_translation
+from drill.translation.loss import translation_loss
+from drill.translation.run import load_translation
+from tests import tiny_place
+from tests.tiny_runs import all_of, interrupted_after, unlike, weights
+from tests.tiny_translation_place import make_place, small
+
+STILL = ["training.updates=1", "training.average=1", "optimizer.lr=1e-12"]  # weights stay
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Beside pairs/ and runs/tiny: other/, the same language in other letters."""
+    folder = make_place(tmp_path_factory.mktemp("place"))
+    (folder / "other").mkdir()
+    for path in (folder / "pairs").iterdir():
+        turned = path.read_text().translate(str.maketrans("abcde", "ebcda"))
+        (folder / "other" / path.name).write_text(turned)
+    return folder
+
+
+def started(*changes: str, start: Path | str = "runs/tiny"):
+    return small("data.corpus=other", f"start={start}", *changes)
+
+
+@pytest.mark.parametrize("kind", ["best", "averaged"])
+def test_the_first_weights_are_those_of_the_start_and_so_are_the_subwords(here, tmp_path, kind):
+    base = tmp_path / "base"
+    shutil.copytree("runs/tiny", base)
+    (base / "averaged.safetensors").unlink(missing_ok=True)
+    held = weights(base / "best.safetensors")
+    if kind == "averaged":
+        held = {name: tensor + 0.5 for name, tensor in held.items()}
+        checkpoint.save(base / "averaged.safetensors", held, {"steps": [1, 2]})
+    said: list[str] = []
+    settings = started(*STILL, start=base)
+    train_run(settings, tmp_path / "run", device="cpu", opened=said.append)
+    torch.testing.assert_close(weights(tmp_path / "run/best.safetensors"), held)
+    assert Subwords.load(tmp_path / "run/subwords.json") == Subwords.load(base / "subwords.json")
+    assert said[-1].endswith(f"\nstarts from the {kind} weights of {base}, with its subwords")
+    assert json.loads((tmp_path / "run/environment.json").read_text())["start"] == {
+        "folder": str(base),
+        "weights": kind,
+        "weights_fingerprint": checkpoint.fingerprint(held),
+    }
+    assert saved(tmp_path / "run/recipe.toml") == settings
+
+
+def test_without_a_start_the_other_text_gives_other_subwords(here, tmp_path):
+    train_run(small("data.corpus=other", *STILL), tmp_path / "run", device="cpu")
+    found, base = (
+        Subwords.load(Path(each, "subwords.json")) for each in (tmp_path / "run", "runs/tiny")
+    )
+    assert found != base
+
+
+def test_a_resumed_run_does_not_ask_for_its_start_again(here, tmp_path, monkeypatch):
+    shutil.copytree("runs/tiny", tmp_path / "base")
+    settings = started(start=tmp_path / "base")
+    train_run(settings, tmp_path / "whole", device="cpu")
+    real = build_translation.rule
+    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+        patch.setattr(build_translation, "rule", lambda held: interrupted_after(4, real(held)))
+        train_run(settings, tmp_path / "run", device="cpu")
+    shutil.rmtree(tmp_path / "base")
+    assert train_run(settings, tmp_path / "run", device="cpu").finished
+    assert unlike(all_of(tmp_path / "run"), all_of(tmp_path / "whole")) == []
+    assert train_run(settings, tmp_path / "run", device="cpu").finished  # nothing is left to do
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        (["encoder.width=16"], r"runs/tiny holds a model of other settings \(encoder.width: 8 -> "
+         r"16\); set them as it has them, or start from another run"),
+        (["encoder.heads=1"], r"\(encoder.heads: 2 -> 1\)"),  # of the same shapes
+        (["layer.name=tied"], r"layer.name: 'deep-residual' -> 'tied'"),
+        (["layer.activation=tanh"], r"\(layer.activation: 'sigmoid' -> 'tanh'\)"),
+        (["subwords.size=270"], r"\(subwords.size: 262 -> 270\)"),
+        (["start=runs/nowhere"], "start: runs/nowhere: holds no run"),
+        (["start=pairs"], "start: pairs: holds no run"),
+        (["start=runs/young"], "start: runs/young has no best weights; train it up to its first"),
+        (["start=words/runs/tiny"], "start: words/runs/tiny holds a language model, and a "
+         "translator starts from a translator's run"),
+    ],
+)  # fmt: skip
+def test_a_start_that_does_not_fit_is_named_before_a_text_is_read(
+    here, monkeypatch, changes, fault
+):
+    if "words" in changes[0] and not Path("words").exists():
+        Path("words").mkdir()
+        tiny_place.make_place(Path("words").absolute())
+    if "young" in changes[0]:
+        Path("runs/young").mkdir()
+        shutil.copy("runs/tiny/recipe.toml", "runs/young")
+    monkeypatch.setattr(build_translation, "read_parallel_corpus", None)
+    with pytest.raises(SettingsError, match=fault):
+        train_run(started(*changes), "runs/none", device="cpu")
+    assert not Path("runs/none").exists()
+
+
+def test_dropout_and_training_may_differ(here, tmp_path):
+    changes = ["encoder.dropout=0.3", "layer.dropout=0.1", "layer.encoder=reference"]
+    train_run(started(*STILL, *changes), tmp_path / "run", device="cpu")
+    base = load_translation("runs/tiny", device="cpu").model
+    found = load_translation(tmp_path / "run", device="cpu").model
+    torch.testing.assert_close(dict(found.named_parameters()), dict(base.named_parameters()))
+
+
+def test_clusters_stay_those_that_the_weights_were_trained_for(here, tmp_path):
+    """An adaptive softmax ranks labels by the text, and this one's letters are other ones."""
+    adaptive = ["layer.name=adaptive", "layer.cutoffs=[50,150]"]
+    base, run = tmp_path / "base", tmp_path / "run"
+    train_run(small(*adaptive), base, device="cpu")
+    train_run(started(*adaptive, *STILL, start=base), run, device="cpu")
+    losses = []
+    valid = load_translation(base, device="cpu").data.valid
+    for folder in (base, run):
+        losses.append(translation_loss(load_translation(folder, device="cpu").model, valid).loss)
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+    shutil.rmtree(base)
+    assert train_run(started(*adaptive, *STILL, start=base), run, device="cpu").finished
+    (run / "target_counts.json").unlink()
+    with pytest.raises(RunFolderError, match=r"target_counts.json: is missing; restore it from a"):
+        load_translation(run, device="cpu")
+
+
+def test_finetuning_a_translator_names_the_way_by_a_start(here):
+    with pytest.raises(SettingsError, match=r"drill train runs/tiny/recipe.toml --name \S+ --set "
+                       r"start=runs/tiny --set data.corpus=\S+$"):  # fmt: skip
+        finetuning("runs/tiny")
