@@ -116,7 +116,7 @@ def test_the_version_is_told_without_torch():
 
 
 def test_the_readme_shows_what_the_command_prints():
-    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
     shown = readme.split("$ drill layers\n")[1].split("```")[0]
     printed = drill("layers").output
     assert shown.splitlines() == [line.rstrip() for line in printed.rstrip().splitlines()]

@@ -543,7 +543,7 @@ def test_the_defaults_of_dynamic_evaluation_are_the_published_ones():
 @pytest.mark.parametrize("kind", ["dynamic", "cache"])
 def test_the_page_shows_every_option_beside_its_name_in_python(kind):
     module = importlib.import_module("drill.cli.evaluate")
-    page = (Path(__file__).parents[1] / "docs/evaluation.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs/evaluation.md").read_text(encoding="utf-8")
     head = f"| in Python | `drill evaluate --{kind}` |"
     rows = page.split(head)[1].split("\n\n")[0].splitlines()[2:]
     names = [[cell.strip(" `") for cell in row.split("|")[1:3]] for row in rows]

@@ -28,7 +28,7 @@ from tests.tiny_runs import (
     with_a_test_at,
 )
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def in_pieces(path: Path, rule: str, steps: int, stopping=interrupted_after, **options) -> int:

@@ -30,7 +30,7 @@ from tests.tiny_runs import (
 from tests.tiny_translations import small_data, small_rule, small_training
 from tests.training.workers import EXACT, MANY_BATCHES, PLAIN, TRANSLATOR
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")

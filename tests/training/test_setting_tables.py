@@ -9,7 +9,7 @@ import pytest
 from drill.language_modeling.train import train
 from drill.translation.train import train_translator
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 NO_SETTINGS = ("world", "progress")
 BY_OTHERS = {"`seed`": None}  # a default that another setting gives
 

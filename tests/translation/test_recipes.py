@@ -61,7 +61,7 @@ def test_the_papers_model_has_the_papers_size():
 
 
 def test_the_page_names_every_setting_of_training():
-    page = (Path(__file__).parents[1] / "docs" / "translation.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "translation.md").read_text()
     assert [key for key in recipe("mt-demo").training if f"`{key}`" not in page] == []
 
 

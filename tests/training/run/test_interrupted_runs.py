@@ -89,7 +89,7 @@ with pytest.MonkeyPatch.context() as patch:
     train_run(settings, "runs/a b", device="cpu")
 print("went on")
 """
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (-signal.SIGTERM, ""), done.stderr
