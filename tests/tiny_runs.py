@@ -46,6 +46,10 @@ RULES: dict[str, Callable[[], Rule]] = {
     "asgd": lambda: Asgd(5.0),
     "sgd": lambda: Sgd(5.0),
     "adamw": lambda: AdamW(0.01),
+    "late sgd": lambda: Sgd(5.0, schedule="linear", hold=0.3, average_from=0.6),
+    "late adamw": lambda: AdamW(
+        0.01, schedule="linear", hold=0.3, average_from=0.6, average="ema", ema_decay=0.9
+    ),
 }
 
 

@@ -54,6 +54,9 @@ def in_pieces(path: Path, rule: str, steps: int, stopping=interrupted_after, **o
         ("sgd", "tied", 5, {"precision": "bfloat16"}),
         ("adamw", "deep-residual", 3, {}),
         ("adamw", "mixture", 4, {"micro_batch": 3}),
+        ("late sgd", "tied", 1, {}),
+        ("late sgd", "deep-residual", 7, {}),
+        ("late adamw", "tied", 3, {}),
     ],
 )
 def test_an_interrupted_run_is_the_same_run(tmp_path, rule, layer, steps, options):
@@ -62,7 +65,7 @@ def test_an_interrupted_run_is_the_same_run(tmp_path, rule, layer, steps, option
     lives = in_pieces(tmp_path / "pieces", rule, steps, **options)
     whole = all_of(tmp_path / "whole")
     epochs = [row for row in whole["rows"] if row["kind"] == "epoch"]
-    if rule == "nt-asgd":
+    if rule == "nt-asgd" or rule.startswith("late"):
         assert {row["averaged"] for row in epochs} == {False, True}  # the switch lies inside
     assert lives == epochs[-1]["step"] // steps + 1
     assert unlike(all_of(tmp_path / "pieces"), whole) == []
@@ -72,7 +75,7 @@ def test_an_interrupted_run_is_the_same_run(tmp_path, rule, layer, steps, option
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["tf32", "bfloat16"])
-@pytest.mark.parametrize("rule", ["sgd", "nt-asgd", "adamw"])
+@pytest.mark.parametrize("rule", ["sgd", "nt-asgd", "adamw", "late sgd", "late adamw"])
 def test_an_interrupted_run_of_replays_is_the_same_run(tmp_path, rule, precision, monkeypatch):
     replays, record = [], Graphs.record
 

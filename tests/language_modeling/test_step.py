@@ -59,7 +59,7 @@ def run(kind, rule, device="cpu", layer=TiedSoftmax, epochs=3, **settings):
     losses = []
     for epoch in range(epochs):
         for segment in training_segments(ROWS, at.lengths):
-            step(at, segment, 0.0)
+            step(at, segment, (epoch + at.row / ROWS) / epochs)
             at.row += segment.length
         losses.append(float(at.nll))
         rule.epoch_ended(1.0)  # averaging starts where the rule knows how
@@ -68,17 +68,55 @@ def run(kind, rule, device="cpu", layer=TiedSoftmax, epochs=3, **settings):
     return at, losses, list(trained.parameters()), step
 
 
+def late_sgd():
+    """The average begins inside an epoch, between two segments."""
+    return Sgd(schedule="linear", hold=0.3, average_from=0.45)
+
+
+def late_adamw():
+    return AdamW(schedule="linear", average_from=0.45, average="ema", ema_decay=0.9)
+
+
 @pytest.mark.parametrize("layer", [TiedSoftmax, deep, mixture])
-@pytest.mark.parametrize("rule", [Sgd, Asgd, lambda: NtAsgd(patience=0), AdamW])
+@pytest.mark.parametrize(
+    "rule", [Sgd, Asgd, lambda: NtAsgd(patience=0), AdamW, late_sgd, late_adamw]
+)
 def test_replays_train_as_launches_do(rule, layer):
-    at, losses, found, step = run(RecordedSteps, rule(), layer=layer)
-    plain, wanted, truth, _ = run(Steps, rule(), layer=layer)
+    ours, theirs = rule(), rule()
+    at, losses, found, step = run(RecordedSteps, ours, layer=layer)
+    plain, wanted, truth, _ = run(Steps, theirs, layer=layer)
+    assert same_state(ours, theirs)
     assert losses == wanted
     for a, b in zip(found, truth, strict=True):
         assert torch.equal(a, b)
     for ours, theirs in zip(at.hidden, plain.hidden, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
     assert step.replays
+
+
+def same_state(one, other):
+    """Whether two rules have the same bits to save, averages among them."""
+    mine, theirs = one.tensors(), other.tensors()
+    assert mine.keys() == theirs.keys()
+    assert one.numbers() == other.numbers()
+    return all(torch.equal(mine[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize("rule", [late_sgd, late_adamw])
+def test_steps_are_recorded_anew_for_the_first_averaged_one(rule):
+    trained, data, at, rule = model(), text(), position(), rule()
+    rule.begin(trained.named_parameters())
+    step = RecordedSteps(trained, data, rule, **SETTINGS)
+    for _ in range(3):
+        step(at, Segment(0, 5, 5), 0.4)
+    first = step.replays[5]
+    step(at, Segment(0, 5, 5), 0.45)
+    second = step.replays[5]
+    assert second is not first
+    assert rule.averaging
+    step(at, Segment(0, 5, 5), 0.5)
+    assert step.replays[5] is second
+    assert rule.average.count == 2
 
 
 def test_labels_have_room_for_the_whole_of_a_step():
@@ -260,13 +298,15 @@ def test_autograd_hears_of_a_replay():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("layer", [TiedSoftmax, deep, mixture])
-@pytest.mark.parametrize("rule", [Sgd, lambda: NtAsgd(patience=0), AdamW])
+@pytest.mark.parametrize("rule", [Sgd, lambda: NtAsgd(patience=0), AdamW, late_sgd, late_adamw])
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
 def test_graphs_train_as_launches_do(rule, layer, autocast):
     given = {"device": "cuda", "layer": layer, "epochs": 4, "autocast": autocast}
-    at, losses, found, step = run(RecordedSteps, rule(), **given)
-    _, wanted, truth, _ = run(Steps, rule(), **given)
+    ours, theirs = rule(), rule()
+    at, losses, found, step = run(RecordedSteps, ours, **given)
+    _, wanted, truth, _ = run(Steps, theirs, **given)
     assert losses == wanted
+    assert same_state(ours, theirs)
     for a, b in zip(found, truth, strict=True):
         assert torch.equal(a, b)
     assert step.replays
@@ -334,14 +374,14 @@ def test_replays_of_a_large_batch_are_launches_of_the_stepwise_lstm():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rule", [Sgd, Asgd, AdamW])
+@pytest.mark.parametrize("rule", [Sgd, Asgd, AdamW, late_sgd, late_adamw])
 def test_replays_wait_for_nothing(rule):
     trained, data, at, rule = model("cuda"), text("cuda"), position("cuda"), rule()
     rule.begin(trained.named_parameters())
     step = RecordedSteps(trained, data, rule, **SETTINGS, autocast=torch.bfloat16)
     lengths = (5, 6, 7)
     for length in lengths * 2:  # launched, then recorded
-        step(at, Segment(0, length, length), 0.0)
+        step(at, Segment(0, length, length), 0.5)
     with waiting_forbidden():
         for length in lengths * 3:
             step(at, Segment(10, length, length), 0.5)

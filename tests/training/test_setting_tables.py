@@ -1,4 +1,4 @@
-"""The tables of `[training]` in the docs are the arguments of what they are of."""
+"""The tables of settings in the docs are the arguments of what they are of."""
 
 import inspect
 import re
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from drill.language_modeling.train import train
+from drill.training.optim import Sgd
 from drill.translation.train import train_translator
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -15,12 +16,17 @@ BY_OTHERS = {"`seed`": None}  # a default that another setting gives
 
 
 @pytest.mark.parametrize(
-    ("page", "of"),
-    [("language-models.md", train), ("translation.md", train_translator)],
-    ids=["language model", "translator"],
+    ("page", "head", "of"),
+    [
+        ("language-models.md", "setting", train),
+        ("language-models.md", "setting of `sgd`", Sgd),
+        ("translation.md", "setting", train_translator),
+    ],
+    ids=["language model", "sgd", "translator"],
 )
-def test_settings_and_their_defaults_are_those_of_the_docs(page, of):
-    table = (DOCS / page).read_text().split("| setting | default | meaning |\n|---|---|---|\n")[1]
+def test_settings_and_their_defaults_are_those_of_the_docs(page, head, of):
+    text = (DOCS / page).read_text()
+    table = text.split(f"| {head} | default | meaning |\n|---|---|---|\n")[1]
     told = {}
     for line in table.split("\n\n")[0].splitlines():
         names, defaults, _ = (cell.strip() for cell in line.strip("|").split("|", 2))
@@ -30,7 +36,7 @@ def test_settings_and_their_defaults_are_those_of_the_docs(page, of):
     wanted = {
         name: option.default
         for name, option in options.items()
-        if option.kind is option.KEYWORD_ONLY and name not in NO_SETTINGS
+        if option.default is not option.empty and name not in NO_SETTINGS
     }
     assert told.keys() == wanted.keys()
     for name, default in told.items():

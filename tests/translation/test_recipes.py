@@ -97,3 +97,8 @@ def test_a_table_of_translation_is_none_of_a_language_model():
 def test_a_model_that_cannot_be_built_names_the_recipe(here):
     with pytest.raises(SettingsError, match=r"the recipe mt-demo makes no model: .*heads"):
         train_run(small("encoder.heads=3"), "runs/none", device="cpu")
+
+
+def test_a_translator_has_averages_of_its_own():
+    with pytest.raises(SettingsError, match=r"optimizer\.average_from: is for language models; .*"):
+        recipe("mt-demo", ["optimizer.average_from=0.5"])

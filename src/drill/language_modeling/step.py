@@ -104,6 +104,7 @@ class RecordedSteps(Steps):
         length = segment.length
         self._carry(at)
         self._make_room(length)
+        self.rule.prepare(progress)
         self._look_for_changes()
         self.ids[: length + 1].copy_(self.data[segment.start : segment.start + length + 1])
         self.seen[length] += 1

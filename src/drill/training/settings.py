@@ -232,6 +232,16 @@ def _optimizer(table: Table, default: str = "nt-asgd") -> Table:
     return with_defaults("optimizer", table, RULES[table[NAME]], also=(NAME,), choices=RULES)
 
 
+def _optimizer_of_translators(table: Table) -> Table:
+    filled = _optimizer(table, "adamw")
+    if filled.get("average_from") is not None:
+        raise SettingsError(
+            "optimizer.average_from: is for language models; a translator averages the weights of "
+            "its last validations: training.average"
+        )
+    return filled
+
+
 def _training(table: Table) -> Table:
     return _checked_training(table, train, check_options)
 
@@ -283,7 +293,7 @@ TASKS: dict[str, dict[str, Callable[[Table], Table]]] = {
         "subwords": lambda table: with_defaults("subwords", table, Subwords.train),
         "encoder": _transformer,
         "layer": _layer,
-        "optimizer": lambda table: _optimizer(table, "adamw"),
+        "optimizer": _optimizer_of_translators,
         "training": lambda table: _checked_training(
             table, train_translator, check_translation_options
         ),

@@ -150,6 +150,19 @@ def test_it_is_the_optimiser_step(kind, clip, scale):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("average", ["tail", "ema"])
+def test_it_averages_as_one_tensor_after_the_other_does(average):
+    settings = {"lr": 0.5, "average_from": 0.0, "average": average, "ema_decay": 0.9}
+    found, ours = trained(Sgd(**settings), "cuda", True)
+    truth, theirs = trained(Sgd(**settings), "cuda", False)
+    assert ours._fused
+    assert ours.numbers() == theirs.numbers()
+    torch.testing.assert_close(found, truth, rtol=2e-6, atol=2e-7)
+    for a, b in zip(ours.average.values, theirs.average.values, strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-6, atol=2e-7)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("kind", [Sgd, Asgd, AdamW])
 def test_the_default_dtype_of_torch_is_not_asked(kind, default_dtype):
     def step():

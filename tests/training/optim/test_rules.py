@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from drill.kernels.optimizer import sgd_step
 from drill.training.optim import RULES, AdamW, Asgd, AveragedSgd, NtAsgd, Rule, Sgd
+from drill.training.optim.averaging import WeightAverage
 
 
 def model() -> nn.Module:
@@ -85,6 +87,236 @@ def test_adamw_schedules_rise_and_fall(schedule):
     assert rule.rate(7.0) == rates[-1]  # more epochs than planned do not raise it again
 
 
+# -- schedules over a run -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [Sgd, AdamW])
+@pytest.mark.parametrize(
+    ("settings", "wanted"),  # rates at 0, 1/8, 1/4, 1/2, 3/4, 7/8 and 1
+    [
+        ({"schedule": "constant"}, [8, 8, 8, 8, 8, 8, 8]),
+        ({"schedule": "constant", "warmup": 0.25}, [0, 4, 8, 8, 8, 8, 8]),
+        ({"schedule": "linear"}, [8, 7, 6, 4, 2, 1, 0]),
+        ({"schedule": "linear", "hold": 0.5}, [8, 8, 8, 8, 4, 2, 0]),
+        ({"schedule": "linear", "hold": 0.5, "final": 0.25}, [8, 8, 8, 8, 5, 3.5, 2]),
+        ({"schedule": "linear", "warmup": 0.25, "hold": 0.25}, [0, 4, 8, 8, 4, 2, 0]),
+        ({"schedule": "linear", "warmup": 0.25}, [0, 4, 8, 16 / 3, 8 / 3, 4 / 3, 0]),
+        ({"schedule": "cosine", "hold": 0.5, "final": 0.5}, [8, 8, 8, 8, 6, 4.585786, 4]),
+        ({"schedule": "cosine"}, [8, 7.695518, 6.828427, 4, 1.171573, 0.304482, 0]),
+    ],
+)
+def test_rates_over_a_run(kind, settings, wanted):
+    rule = kind(8.0, **{"warmup": 0.0, **settings})
+    found = [rule.rate(at) for at in (0, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 7 / 8, 1)]
+    assert found == pytest.approx(wanted, abs=1e-4)
+    assert rule.rate(1.0) == wanted[-1]
+    assert rule.rate(1.5) == wanted[-1]
+    if wanted[:4] == [8, 8, 8, 8]:
+        assert found[:4] == [8.0] * 4
+
+
+def test_the_rate_of_a_schedule_reaches_the_step():
+    net = model()
+    rule = Sgd(2.0, weight_decay=0.0, clip=None, schedule="linear")
+    rule.begin(net.named_parameters())
+    net(torch.ones(1, 4, dtype=torch.float64)).square().sum().backward()
+    before, grads = values(net), [p.grad.clone() for p in net.parameters()]
+    rule.step(sampled_length=35, bptt=70, progress=0.75)
+    for new, old, grad in zip(values(net), before, grads, strict=True):
+        torch.testing.assert_close(new, old - 0.25 * grad, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", [Sgd, AdamW])
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"warmup": 1.0}, "warmup is a share of the run in"),
+        ({"schedule": "linear", "hold": -0.1}, "hold is a share of the run in"),
+        ({"schedule": "linear", "hold": math.nan}, "hold is a share of the run in"),
+        ({"schedule": "linear", "hold": 0.6, "warmup": 0.4}, "leaves time to decay after warmup"),
+        ({"schedule": "cosine", "final": 1.5}, "final is a share of lr in"),
+        ({"schedule": "constant", "hold": 0.5}, "hold belongs to schedule linear or cosine"),
+        ({"schedule": "constant", "final": 0.5}, "final belongs to schedule linear or cosine"),
+    ],
+)
+def test_schedules_that_no_run_can_have_are_refused(kind, settings, message):
+    with pytest.raises(ValueError, match=f"{kind.__name__}: .*{message}"):
+        kind(**settings)
+
+
+def test_schedules_that_another_rule_has_are_refused():
+    with pytest.raises(ValueError, match="Sgd: schedule is constant, linear or cosine, not 'one-"):
+        Sgd(schedule="one-cycle")
+    with pytest.raises(ValueError, match="hold belongs to schedule linear or cosine, not to one-"):
+        AdamW(schedule="one-cycle", hold=0.3)
+
+
+# -- averages of late weights ---------------------------------------------------------------------
+
+AVERAGED = {
+    "sgd tail": lambda **more: Sgd(0.05, average_from=0.1, **more),
+    "sgd ema": lambda **more: Sgd(0.05, average_from=0.1, average="ema", ema_decay=0.9, **more),
+    "adamw tail": lambda **more: AdamW(0.05, average_from=0.1, **more),
+    "adamw ema": lambda **more: AdamW(0.05, average_from=0.1, average="ema", ema_decay=0.9, **more),
+}
+every_average = pytest.mark.parametrize("name", AVERAGED)
+
+
+def test_shares_by_hand():
+    tail, ema = WeightAverage(0.0, "tail", 0.0), WeightAverage(0.0, "ema", 0.5)
+    for average in (tail, ema):
+        average.begin([nn.Parameter(torch.zeros(2))])
+    found = []
+    for _ in range(3):
+        tail.announce()
+        ema.announce()
+        found.append((tail.share(), ema.share()))
+    assert found == [(1.0, 1.0), (0.5, 2 / 3), (1 / 3, 4 / 7)]
+
+
+@every_average
+def test_averages_are_those_of_the_iterates_from_the_start_on(name):
+    net, rule = model(), AVERAGED[name]()
+    rule.begin(net.named_parameters())
+    iterates = []
+    for i in range(10):
+        train(rule, net, 1, start=i)  # progress is i / 40: averaged from the fifth step on
+        assert rule.averaging == (i >= 4)
+        iterates.append(values(net))
+    late = [torch.stack(each) for each in zip(*iterates[4:], strict=True)]
+    if "tail" in name:
+        weights = torch.full((6,), 1 / 6, dtype=torch.float64)
+    else:
+        weights = 0.1 * 0.9 ** torch.arange(5.0, -1.0, -1.0, dtype=torch.float64) / (1 - 0.9**6)
+    before = values(net)
+    with rule.evaluated():
+        for found, each in zip(values(net), late, strict=True):
+            expected = (each * weights.view(-1, *[1] * (each.dim() - 1))).sum(0)
+            torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+    assert all(torch.equal(a, b) for a, b in zip(values(net), before, strict=True))
+
+
+@every_average
+def test_the_first_average_is_the_first_iterate_bit_for_bit(name):
+    net, rule = model(), AVERAGED[name]()
+    rule.begin(net.named_parameters())
+    train(rule, net, 5)
+    before = values(net)
+    with rule.evaluated():
+        assert all(torch.equal(a, b) for a, b in zip(values(net), before, strict=True))
+
+
+@every_average
+def test_averages_leave_training_as_it_is(name):
+    net, other = model(), model()
+    rule, plain = AVERAGED[name](), (Sgd if "sgd" in name else AdamW)(0.05)
+    rule.begin(net.named_parameters())
+    plain.begin(other.named_parameters())
+    train(rule, net, 10)
+    train(plain, other, 10)
+    assert all(torch.equal(a, b) for a, b in zip(values(net), values(other), strict=True))
+
+
+@every_average
+@pytest.mark.parametrize("cut", [0, 3, 4, 5, 8])
+def test_saved_averages_go_on_bit_for_bit(name, cut):
+    whole, part = model(), model()
+    straight = AVERAGED[name]()
+    straight.begin(whole.named_parameters())
+    train(straight, whole, 10)
+    first = AVERAGED[name]()
+    first.begin(part.named_parameters())
+    train(first, part, cut)
+    tensors = {key: value.clone() for key, value in first.tensors().items()}
+    second = AVERAGED[name]()
+    second.begin(part.named_parameters())
+    second.load(tensors, first.numbers())
+    assert second.averaging == (cut > 4)
+    train(second, part, 10 - cut, start=cut)
+    assert second.numbers() == straight.numbers()
+    assert second.tensors().keys() == straight.tensors().keys()
+    for key, tensor in straight.tensors().items():
+        assert torch.equal(second.tensors()[key], tensor), key
+    assert all(torch.equal(a, b) for a, b in zip(values(part), values(whole), strict=True))
+
+
+def test_averaging_goes_on_when_the_run_is_given_more_time():
+    net, rule = model(), Sgd(0.05, average_from=0.5)
+    rule.begin(net.named_parameters())
+    for progress in (0.4, 0.6, 0.3):
+        net(torch.ones(1, 4, dtype=torch.float64)).sum().backward()
+        rule.step(70, 70, progress)
+    assert rule.average.count == 2
+
+
+@every_average
+def test_the_start_of_an_average_is_another_phase_before_its_first_step(name):
+    net, rule = model(), AVERAGED[name]()
+    rule.begin(net.named_parameters())
+    train(rule, net, 2)
+    before = rule.phase
+    rule.prepare(0.05)
+    assert rule.phase is before
+    rule.prepare(0.1)
+    after = rule.phase
+    assert after is not before
+    assert not rule.averaging
+    train(rule, net, 2, start=4)
+    assert rule.phase is after
+
+
+def test_one_pass_gets_the_rate_of_its_own_step_and_the_share_of_the_average(monkeypatch):
+    seen = []
+
+    def launched(weights, gradients, averages, numbers, *, clip, decay):
+        seen.append((numbers.tolist(), None if averages is None else len(averages)))
+
+    monkeypatch.setattr(sgd_step, "supported", lambda tensors: None)  # as on a GPU
+    monkeypatch.setattr(sgd_step, "sgd_step", launched)
+    net, rule = model(), Sgd(2.0, schedule="linear", average_from=0.5)
+    rule.begin(net.named_parameters())
+    for progress in (0.25, 0.5, 0.75):
+        net(torch.ones(1, 4, dtype=torch.float64)).sum().backward()
+        rule.step(35, 70, progress)
+    assert [count for _, count in seen] == [None, 4, 4]
+    found = [number for numbers, _ in seen for number in numbers]
+    assert found == pytest.approx([0.75, 0.0, 0.5, 1.0, 0.25, 0.5], abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", [Sgd, AdamW])
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"average_from": 1.0}, r"average_from is a share of the run in \[0, 1\) or none, not 1.0"),
+        ({"average_from": math.nan}, "average_from is a share of the run"),
+        ({"average_from": 0.5, "average": "mean"}, "average is tail or ema, not 'mean'"),
+        ({"average_from": 0.5, "average": "ema", "ema_decay": 1.0}, r"ema_decay lies in \[0, 1\)"),
+        ({"average": "ema"}, "average ema needs average_from"),
+    ],
+)
+def test_averages_that_cannot_be_are_refused(kind, settings, message):
+    with pytest.raises(ValueError, match=message):
+        kind(**settings)
+
+
+# -- AdamW ----------------------------------------------------------------------------------------
+
+
+def test_adamw_goes_without_a_mean_of_gradients():
+    start = torch.randn(30, 20, generator=torch.Generator().manual_seed(0))
+    ours, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())
+    rule = AdamW(0.01, clip=None, schedule="constant", warmup=0.0, beta1=0.0, weight_decay=0.0)
+    rule.begin([("w", ours)])
+    loop = torch.optim.RMSprop([theirs], lr=0.01, alpha=0.99, eps=1e-8)  # the same but for the bias
+    for step in range(1, 4):
+        grad = torch.randn(30, 20, generator=torch.Generator().manual_seed(step))
+        ours.grad, theirs.grad = grad.clone(), grad.clone()
+        loop.param_groups[0]["lr"] = 0.01 * math.sqrt(1 - 0.99**step)
+        rule.step(1, 1, 0.5)
+        loop.step()
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
 def test_adamw_decays_matrices_only():
     net = model()
     rule = AdamW(0.1, weight_decay=0.5)
@@ -128,8 +360,8 @@ def test_wrong_settings_name_the_rule_and_the_mend():
         NtAsgd(math.nan)
     with pytest.raises(ValueError, match="clip is a positive number or none, not 0"):
         Sgd(clip=0.0)
-    with pytest.raises(ValueError, match="schedule is constant, cosine, one-cycle or inverse-sqrt"):
-        AdamW(schedule="linear")
+    with pytest.raises(ValueError, match="schedule is constant, linear, cosine, one-cycle or"):
+        AdamW(schedule="noam")
     for name, wrong in (("beta1", 1.5), ("beta2", 1.0), ("beta2", math.nan), ("beta1", -0.1)):
         with pytest.raises(ValueError, match=rf"AdamW: {name} lies in \[0, 1\), not {wrong}"):
             AdamW(**{name: wrong})

@@ -9,20 +9,30 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.optim.optimizer import Optimizer
 
+from drill.training.optim.averaging import AverageKind, late_average
 from drill.training.optim.optimizer import Rule
-from drill.training.optim.schedules import inverse_sqrt, one_cycle, warmup_cosine
+from drill.training.optim.schedules import (
+    RESOLUTION,
+    check_run_schedule,
+    inverse_sqrt,
+    one_cycle,
+    run_rate,
+    step_of_run,
+)
 
-Schedule = Literal["constant", "cosine", "one-cycle", "inverse-sqrt"]
-RESOLUTION = 1_000_000  # into so many steps a schedule divides a run, whose own are not known
+Schedule = Literal["constant", "linear", "cosine", "one-cycle", "inverse-sqrt"]
 
 
 class AdamW(Rule):
     """Adam with decoupled weight decay and a schedule; the modern alternative.
 
     Matrices decay, vectors (biases) do not. ``schedule`` runs over the whole run: ``constant``
-    after a linear warm-up, ``cosine`` to zero after it, or ``one-cycle``; ``warmup`` is the share
-    of the run that goes up. ``inverse-sqrt``, of the first Transformers, needs no length of the
-    run: up to ``lr`` at step ``warmup_steps``, from there on lr * sqrt(warmup_steps / step).
+    after a linear warm-up, ``linear`` or ``cosine`` to final * lr after it, or ``one-cycle``;
+    ``warmup`` is the share of the run that goes up, ``hold`` the share at ``lr`` before a linear or
+    cosine decay. ``inverse-sqrt``, of the first Transformers, needs no length of the run: up to
+    ``lr`` at step ``warmup_steps``, from there on lr * sqrt(warmup_steps / step).
+
+    ``average_from``, ``average`` and ``ema_decay`` are those of ``Sgd``.
     """
 
     def __init__(
@@ -37,17 +47,24 @@ class AdamW(Rule):
         beta1: float = 0.9,
         beta2: float = 0.99,
         epsilon: float = 1e-8,
+        hold: float = 0.0,
+        final: float = 0.0,
+        average_from: float | None = None,
+        average: AverageKind = "tail",
+        ema_decay: float = 0.999,
     ) -> None:
         super().__init__(lr, weight_decay, clip)
         if schedule not in get_args(Schedule):
             raise ValueError(
-                f"AdamW: schedule is constant, cosine, one-cycle or inverse-sqrt, not {schedule!r}"
+                "AdamW: schedule is constant, linear, cosine, one-cycle or inverse-sqrt, "
+                f"not {schedule!r}"
             )
         if not 0.0 <= warmup < 1.0 or (schedule == "one-cycle" and warmup == 0.0):
             raise ValueError(
                 f"AdamW: warmup is a share of the run in [0, 1), above 0 for one-cycle, "
                 f"not {warmup}"
             )
+        check_run_schedule("AdamW", schedule, warmup=warmup, hold=hold, final=final)
         if warmup_steps < 1:
             raise ValueError(f"AdamW: warmup_steps is at least 1, not {warmup_steps}")
         for name, beta in (("beta1", beta1), ("beta2", beta2)):
@@ -55,12 +72,14 @@ class AdamW(Rule):
                 raise ValueError(f"AdamW: {name} lies in [0, 1), not {beta}")
         if not (epsilon > 0.0 and math.isfinite(epsilon)):  # 0: rows without gradients would be 0/0
             raise ValueError(f"AdamW: epsilon is a finite positive number, not {epsilon}")
-        self.schedule = schedule
+        self.schedule: Schedule = schedule
         self.warmup = warmup
+        self.hold, self.final = hold, final
         self.warmup_steps = warmup_steps
         self.steps = 0
         self.betas = (beta1, beta2)
         self.epsilon = epsilon
+        self.average = late_average(average_from, average, ema_decay)
 
     def build(self) -> Optimizer:
         matrices = [p for p in self.parameters.values() if p.dim() >= 2]
@@ -104,10 +123,14 @@ class AdamW(Rule):
             peak = inverse_sqrt(self.warmup_steps, width=1, warmup=self.warmup_steps)
             now = inverse_sqrt(max(1, self.steps), width=1, warmup=self.warmup_steps)
             return self.lr * now / peak
-        at = 1 + int(min(max(progress, 0.0), 1.0) * (RESOLUTION - 1))
-        rising = int(self.warmup * RESOLUTION)
         if self.schedule == "one-cycle":
+            at = step_of_run(progress)
             return one_cycle(at, peak=self.lr, total=RESOLUTION, rise=self.warmup)
-        if self.schedule == "cosine":
-            return warmup_cosine(at, peak=self.lr, warmup=rising, total=RESOLUTION)
-        return self.lr * min(1.0, at / max(1, rising))
+        return run_rate(
+            progress,
+            lr=self.lr,
+            schedule=self.schedule,
+            warmup=self.warmup,
+            hold=self.hold,
+            final=self.final,
+        )

@@ -5,12 +5,13 @@ NT-ASGD (Merity, Keskar & Socher, ICLR 2018) is SGD until ``NonMonotone`` trigge
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypedDict, overload
+from typing import Any, Literal, TypedDict, get_args, overload
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 from torch.optim.optimizer import Optimizer, ParamsT
 
 
@@ -114,15 +115,107 @@ def averaged(optimizer: AveragedSgd) -> Iterator[None]:
     params = [p for p in optimizer.state if "average" in optimizer.state[p]]
     if not params:
         raise RuntimeError("averaged: there is no average before the first step; call step() first")
-    held = [p.detach().clone() for p in params]
+    with replaced(params, [optimizer.state[p]["average"] for p in params]):
+        yield
+
+
+@contextmanager
+def replaced(params: list[Tensor], values: list[Tensor]) -> Iterator[None]:
+    """Inside, parameters have other values; after, those from before, bit for bit."""
+    before = [p.detach().clone() for p in params]
     # Values are copied, storages stay: cuDNN reads the weights of an LSTM from one buffer.
     with torch.no_grad():
-        torch._foreach_copy_(params, [optimizer.state[p]["average"] for p in params])
+        torch._foreach_copy_(params, values)
     try:
         yield
     finally:
         with torch.no_grad():
-            torch._foreach_copy_(params, held)
+            torch._foreach_copy_(params, before)
+
+
+AverageKind = Literal["tail", "ema"]
+
+
+class WeightAverage:
+    """A running average of late iterates, for any rule: a_n <- a_{n-1} + share_n (w_n - a_{n-1}).
+
+        tail  share_n = 1 / n                         the mean of all iterates
+        ema   share_n = (1 - decay) / (1 - decay^n)   exponential, bias-corrected
+
+    Both start with a_1 = w_1. Training goes on from the iterates.
+
+    begins  the share of the run that is trained before the first averaged iterate
+    decay   of ``ema``, for each step
+    """
+
+    def __init__(self, begins: float, kind: AverageKind, decay: float) -> None:
+        if not 0.0 <= begins < 1.0:  # NaN fails too
+            raise ValueError(
+                f"WeightAverage: average_from is a share of the run in [0, 1) or none, not {begins}"
+            )
+        if kind not in get_args(AverageKind):
+            raise ValueError(f"WeightAverage: average is tail or ema, not {kind!r}")
+        if not 0.0 <= decay < 1.0:
+            raise ValueError(f"WeightAverage: ema_decay lies in [0, 1), not {decay}")
+        self.begins, self.kind, self.decay = begins, kind, decay
+        self.count = 0  # iterates so far
+        self.params: list[Tensor] = []
+        self.values: list[Tensor] = []
+
+    @property
+    def begun(self) -> bool:
+        """Whether steps average from now on."""
+        return bool(self.values)
+
+    def begin(self, params: Sequence[Tensor]) -> None:
+        """Get ready for the next iterate; the average is that of the parameters as they are."""
+        self.params = list(params)
+        self.values = [torch.zeros_like(p) for p in self.params]
+        first = self.params[0]
+        self._share = torch.ones((), dtype=first.dtype, device=first.device)
+        self.add()  # a recording must not be the first launch of its kernels
+
+    def announce(self) -> None:
+        """Count the next iterate and write its share where a recorded ``add`` reads it."""
+        self.count += 1
+        self._share.fill_(self.share())
+
+    def share(self) -> float:
+        """Of the last announced iterate."""
+        if self.kind == "tail":
+            return 1.0 / self.count
+        return (1.0 - self.decay) / (1.0 - self.decay**self.count)
+
+    @torch.no_grad()
+    def add(self) -> None:
+        """Take the announced iterate into the average."""
+        for value, p in zip(self.values, self.params, strict=True):
+            value.lerp_(p, self._share.to(p.dtype))
+
+    def replayed(self) -> None:
+        """Tell autograd of a replayed ``add``."""
+        increment_version(self.values)
+
+    def load(self, params: Sequence[Tensor], values: Sequence[Tensor], count: int) -> None:
+        """Go on from an average of ``count`` iterates."""
+        self.begin(params)
+        for value, saved in zip(self.values, values, strict=True):
+            value.copy_(saved)
+        self.count = count
+
+
+def late_average(
+    average_from: float | None, average: AverageKind, ema_decay: float
+) -> WeightAverage | None:
+    """What the settings of a rule ask for; None where nothing is averaged."""
+    if average_from is not None:
+        return WeightAverage(average_from, average, ema_decay)
+    if average != "tail":
+        raise ValueError(
+            f"WeightAverage: average {average} needs average_from, the share of the run from which "
+            "weights are averaged"
+        )
+    return None
 
 
 class NonMonotoneState(TypedDict):

@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from torch.optim.optimizer import Optimizer
 
-from drill.training.optim.averaging import AveragedSgd, averaged
+from drill.training.optim.averaging import AveragedSgd, WeightAverage, averaged, replaced
+
+MEAN = "mean"  # a key of saved tensors that no optimiser has
 
 
 def clip_(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
@@ -44,6 +46,9 @@ def scaled_lr(lr: float, sampled_length: int, bptt: int) -> float:
 
 class Rule(abc.ABC):
     """What a training loop asks of any way to change parameters."""
+
+    average: WeightAverage | None = None
+    """Of late iterates, for rules that have one."""
 
     def __init__(self, lr: float, weight_decay: float, clip: float | None) -> None:
         name = type(self).__name__
@@ -77,6 +82,15 @@ class Rule(abc.ABC):
         """The learning rate of a full-length step, ``progress`` of the run being done."""
         return self.lr
 
+    def prepare(self, progress: float) -> None:
+        """Begin what is due when the share ``progress`` of the run is done; may change ``phase``.
+
+        ``announce`` does so as well. A recorder calls it first, to see the change in time.
+        """
+        average = self.average
+        if average is not None and not average.begun and progress >= average.begins:
+            average.begin(list(self.parameters.values()))
+
     def step(self, sampled_length: int, bptt: int, progress: float) -> None:
         """Clip, step with lr * sampled_length / bptt, drop the gradients."""
         self.announce(sampled_length, bptt, progress)
@@ -85,8 +99,11 @@ class Rule(abc.ABC):
     def announce(self, sampled_length: int, bptt: int, progress: float) -> None:
         """The host's part of a step: say how long the next one is."""
         optimizer = self._begun()
+        self.prepare(progress)
         self.now = self.rate(progress)
         self._set_rate(optimizer, scaled_lr(self.now, sampled_length, bptt))
+        if self.average is not None and self.average.begun:
+            self.average.announce()
 
     def apply(self) -> None:
         """The device's part of a step; recorded, it can be replayed after other announcements."""
@@ -95,6 +112,8 @@ class Rule(abc.ABC):
             clip_(self.parameters.values(), self.clip)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        if self.average is not None and self.average.begun:
+            self.average.add()
 
     def _set_rate(self, optimizer: Optimizer, rate: float) -> None:
         for group in optimizer.param_groups:
@@ -106,6 +125,8 @@ class Rule(abc.ABC):
     @property
     def phase(self) -> object:
         """Another object from the moment on when steps are taken in another way."""
+        if self.average is not None and self.average.begun:
+            return self.average
         return self.optimizer
 
     @abc.abstractmethod
@@ -123,6 +144,8 @@ class Rule(abc.ABC):
         increment_version(
             [*self.parameters.values(), *(each for each in kept if isinstance(each, Tensor))]
         )
+        if self.average is not None:
+            self.average.replayed()
 
     def epoch_ended(self, valid_loss: float) -> None:  # noqa: B027 - most rules do not care
         """Hear the validation loss of an epoch."""
@@ -130,12 +153,17 @@ class Rule(abc.ABC):
     @property
     def averaging(self) -> bool:
         """Whether ``evaluated`` gives averaged weights."""
+        if self.average is not None:
+            return self.average.count > 0
         return isinstance(self.optimizer, AveragedSgd) and bool(self.optimizer.state)
 
     @contextmanager
     def evaluated(self) -> Iterator[None]:
         """Inside, the parameters are those to evaluate and to keep."""
-        if isinstance(self.optimizer, AveragedSgd) and self.averaging:
+        if self.average is not None and self.averaging:
+            with replaced(self.average.params, self.average.values):
+                yield
+        elif isinstance(self.optimizer, AveragedSgd) and self.averaging:
             with averaged(self.optimizer):
                 yield
         else:
@@ -144,24 +172,31 @@ class Rule(abc.ABC):
     # -- saving: tensors by name, and numbers that JSON holds exactly -----------------------------
 
     def tensors(self) -> dict[str, Tensor]:
-        """The optimiser's tensors, ``<parameter>/<key>``."""
+        """The optimiser's tensors and the averages, ``<parameter>/<key>``."""
         held = self._begun().state
-        return {
+        found = {
             f"{name}/{key}": value
             for name, p in self.parameters.items()
             for key, value in held.get(p, {}).items()
             if isinstance(value, Tensor)
         }
+        if self.average is not None and self.average.begun:
+            means = zip(self.parameters, self.average.values, strict=True)
+            found |= {f"{name}/{MEAN}": value for name, value in means}
+        return found
 
     def numbers(self) -> dict[str, Any]:
         """What else the rule must remember."""
         held = self._begun().state
-        return {
+        found: dict[str, Any] = {
             "optimizer": {
                 name: {k: v for k, v in held.get(p, {}).items() if not isinstance(v, Tensor)}
                 for name, p in self.parameters.items()
             }
         }
+        if self.average is not None:
+            found["averaged"] = self.average.count
+        return found
 
     def load(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
         """Go on where the rule that gave ``tensors`` and ``numbers`` stood."""
@@ -173,10 +208,14 @@ class Rule(abc.ABC):
             entries: dict[str, Any] = dict(numbers["optimizer"].get(name, {}))
             prefix = f"{name}/"
             entries |= {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
+            entries.pop(MEAN, None)
             if entries:
                 state[i] = entries
         groups = optimizer.state_dict()["param_groups"]
         optimizer.load_state_dict({"state": state, "param_groups": groups})
+        if self.average is not None and numbers["averaged"] > 0:
+            means = [tensors[f"{name}/{MEAN}"] for name in self.parameters]
+            self.average.load(list(self.parameters.values()), means, numbers["averaged"])
 
     def _begun(self) -> Optimizer:
         if self.optimizer is None:

@@ -1,6 +1,65 @@
 """Learning rates of step 1, 2, ...: pure functions, nothing remembered."""
 
 import math
+from typing import Literal
+
+RunSchedule = Literal["constant", "linear", "cosine"]
+RESOLUTION = 1_000_000  # into so many steps a schedule divides a run, whose own are not known
+
+
+def check_run_schedule(
+    name: str, schedule: str, *, warmup: float, hold: float, final: float
+) -> None:
+    """Refuse settings that ``run_rate`` cannot use; ``name`` is the rule that has them."""
+    if not 0.0 <= warmup < 1.0:  # NaN fails too
+        raise ValueError(f"{name}: warmup is a share of the run in [0, 1), not {warmup}")
+    if not 0.0 <= hold < 1.0 or warmup + hold >= 1.0:
+        raise ValueError(
+            f"{name}: hold is a share of the run in [0, 1) that leaves time to decay after "
+            f"warmup {warmup}, not {hold}"
+        )
+    if not 0.0 <= final <= 1.0:
+        raise ValueError(f"{name}: final is a share of lr in [0, 1], not {final}")
+    if schedule not in ("linear", "cosine"):
+        for key, value in (("hold", hold), ("final", final)):
+            if value != 0.0:
+                raise ValueError(
+                    f"{name}: {key} belongs to schedule linear or cosine, not to {schedule}; "
+                    f"leave {key} out or choose one of them"
+                )
+
+
+def run_rate(
+    progress: float,
+    *,
+    lr: float,
+    schedule: RunSchedule,
+    warmup: float = 0.0,
+    hold: float = 0.0,
+    final: float = 0.0,
+) -> float:
+    """The rate when the share ``progress`` of a run is done.
+
+    Linear from 0 to ``lr`` for the share ``warmup`` of the run, ``lr`` for the share ``hold``, then
+    down to final * lr at the end of the run: along a line or half a cosine. ``constant`` stays at
+    ``lr``. A trapezoid is ``linear`` with ``hold``.
+    """
+    at = step_of_run(progress)
+    rising = int(warmup * RESOLUTION)
+    if schedule == "constant":
+        return lr * min(1.0, at / max(1, rising))
+    if at < rising:
+        return lr * at / rising
+    begins = rising + int(hold * RESOLUTION)
+    share = max(0.0, (at - begins) / (RESOLUTION - begins))
+    if schedule == "cosine":
+        return _cosine(lr, final * lr, share)
+    return lr * (1.0 - share) + final * lr * share
+
+
+def step_of_run(progress: float) -> int:
+    """Which of RESOLUTION steps, from 1, has come when the share ``progress`` of a run is done."""
+    return 1 + int(min(max(progress, 0.0), 1.0) * (RESOLUTION - 1))
 
 
 def warmup_cosine(step: int, *, peak: float, warmup: int, total: int, floor: float = 0.0) -> float:

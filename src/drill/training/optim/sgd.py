@@ -5,15 +5,16 @@ On a GPU all of a step, clipping and averaging included, is two launches (``kern
 
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from drill.kernels.optimizer import sgd_step
-from drill.training.optim.averaging import AveragedSgd, NonMonotone
+from drill.training.optim.averaging import AveragedSgd, AverageKind, NonMonotone, late_average
 from drill.training.optim.optimizer import Rule
+from drill.training.optim.schedules import RunSchedule, check_run_schedule, run_rate
 
 logger = logging.getLogger("drill")
 
@@ -56,6 +57,8 @@ class SgdRule(Rule):
         rate, share = optimizer.param_groups[0]["lr"], 0.0
         if isinstance(optimizer, AveragedSgd):
             rate, share = optimizer.advance()
+        elif self.average is not None and self.average.begun:
+            share = self.average.share()
         for place, number in zip(self._numbers, (rate, share), strict=True):
             place.fill_(number)
 
@@ -69,6 +72,8 @@ class SgdRule(Rule):
         averages = None
         if isinstance(optimizer, AveragedSgd):
             averages = [optimizer.state[p]["average"] for p in trained]
+        elif self.average is not None and self.average.begun:
+            averages = self.average.values
         sgd_step.sgd_step(
             trained,
             gradients,
@@ -84,12 +89,42 @@ class SgdRule(Rule):
 
 
 class Sgd(SgdRule):
-    """w <- w - lr (g + weight_decay w), g clipped; for a baseline."""
+    """w <- w - lr (g + weight_decay w), g clipped; with a schedule and an average of late weights.
+
+    lr            scaled for each step by its sampled length over bptt
+    schedule      constant, or linear or cosine down to final * lr at the end of the run
+    warmup, hold  shares of the run: linear up to lr, then at lr before it decays
+    average_from  the share of the run from which weights are averaged; none averages nothing
+    average       tail, the mean of all iterates from there on, or ema, with ema_decay a step
+
+    Averages are what is validated and saved as best; training goes on from the iterates. Once
+    begun, averaging does not end, even if the run is given more time.
+    """
 
     def __init__(
-        self, lr: float = 30.0, *, weight_decay: float = 1.2e-6, clip: float | None = 0.25
+        self,
+        lr: float = 30.0,
+        *,
+        weight_decay: float = 1.2e-6,
+        clip: float | None = 0.25,
+        schedule: RunSchedule = "constant",
+        warmup: float = 0.0,
+        hold: float = 0.0,
+        final: float = 0.0,
+        average_from: float | None = None,
+        average: AverageKind = "tail",
+        ema_decay: float = 0.999,
     ) -> None:
         super().__init__(lr, weight_decay, clip)
+        if schedule not in get_args(RunSchedule):
+            raise ValueError(f"Sgd: schedule is constant, linear or cosine, not {schedule!r}")
+        check_run_schedule("Sgd", schedule, warmup=warmup, hold=hold, final=final)
+        self.schedule: RunSchedule = schedule
+        self.shape = {"warmup": warmup, "hold": hold, "final": final}
+        self.average = late_average(average_from, average, ema_decay)
+
+    def rate(self, progress: float) -> float:
+        return run_rate(progress, lr=self.lr, schedule=self.schedule, **self.shape)
 
     def build(self) -> Optimizer:
         return torch.optim.SGD(self.parameters.values(), lr=self.lr, weight_decay=self.weight_decay)

@@ -13,7 +13,7 @@ from drill.training.run.environment import has_ended
 from drill.training.run.folder import RunFolder, fitting
 from drill.training.settings import LANGUAGE_MODEL, TRANSLATION, Settings, recipe, saved
 
-OVER_ALL_EPOCHS = ("cosine", "one-cycle")  # schedules that end with the run
+OVER_ALL_EPOCHS = ("linear", "cosine", "one-cycle")  # schedules that end with the run
 CORPUS_NAMES = {LANGUAGE_MODEL: NAMES, TRANSLATION: PARALLEL_NAMES}
 
 logger = logging.getLogger("drill")
