@@ -54,7 +54,7 @@ def in_pieces(path: Path, rule: str, steps: int, stopping=interrupted_after, **o
         ("sgd", "tied", 5, {"precision": "bfloat16"}),
         ("adamw", "deep-residual", 3, {}),
         ("adamw", "mixture", 4, {"micro_batch": 3}),
-        ("late sgd", "tied", 1, {}),
+        ("late sgd", "tied", 1, {"partial_shuffle": True}),
         ("late sgd", "deep-residual", 7, {}),
         ("late adamw", "tied", 3, {}),
     ],

@@ -8,7 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from drill.data import DataError, Ids, Segment, columns, sequence_lengths, training_segments
+from drill.data import (
+    DataError,
+    Ids,
+    Segment,
+    columns,
+    inputs_and_targets,
+    rotated,
+    rotations,
+    sequence_lengths,
+    training_segments,
+)
 from drill.language_modeling import train as training
 from drill.language_modeling.perplexity import Perplexity, perplexity
 from drill.language_modeling.train import train
@@ -189,6 +199,29 @@ def test_the_state_is_zero_at_an_epochs_start_and_carried_in_it(tmp_path):
             assert not any(tensor.requires_grad for tensor in mine)
             assert all(tensor.abs().sum() > 0 for tensor in mine)
     assert starts.count(0) == 2
+
+
+def test_a_partial_shuffle_rotates_the_columns_anew_for_every_epoch(tmp_path):
+    model, read = small_model(), []
+    loss = model.loss
+
+    def noted(ids, targets, state=None, **options):
+        read.append((ids.clone(), targets.clone()))
+        return loss(ids, targets, state, **options)
+
+    model.loss = noted
+    small_run(tmp_path, model=model, epochs=3, partial_shuffle=True)
+    data = columns(text().train, BATCH)
+    at = 0
+    for epoch, parts in enumerate(segments(3), 1):
+        turned = rotated(data, rotations(3, epoch, len(data), BATCH))
+        assert not torch.equal(turned, data)
+        for segment in parts:
+            inputs, targets = inputs_and_targets(turned, segment)
+            assert torch.equal(read[at][0], inputs)
+            assert torch.equal(read[at][1], targets)
+            at += 1
+    assert at == len(read)
 
 
 def test_the_reported_loss_is_the_mean_over_rows_without_regularisers(tmp_path):

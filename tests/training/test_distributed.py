@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from drill.data import DataError, PairBatches
+from drill.data import DataError, PairBatches, rotated, rotations
 from drill.errors import CheckpointError
 from drill.training.distributed import World, world
 from drill.training.run.folder import RunFolder
@@ -258,6 +258,13 @@ def test_processes_share_the_columns_in_order():
     assert [World(rank, 3).first for rank in range(3)] == [True, False, False]
     with pytest.raises(DataError, match="a batch of 6 columns cannot be shared by 4 processes"):
         World(1, 4).columns(data)
+
+
+def test_processes_rotate_their_columns_as_one_process_does():
+    data, offsets = torch.arange(60).view(10, 6), rotations(28, 1, 10, 6)
+    worlds = [World(rank, 3) for rank in range(3)]
+    parts = [rotated(each.columns(data), each.columns(offsets)) for each in worlds]
+    assert torch.equal(torch.cat(parts, dim=1), rotated(data, offsets))
 
 
 RECIPE = """

@@ -28,6 +28,8 @@ from drill.data.text.batches import (
     columns,
     evaluation_segments,
     inputs_and_targets,
+    rotated,
+    rotations,
     sequence_lengths,
     training_segments,
 )
@@ -99,6 +101,8 @@ __all__ = [
     "read_parallel_split",
     "refuse_missing",
     "refuse_missing_pairs",
+    "rotated",
+    "rotations",
     "sequence_lengths",
     "target_counts",
     "training_segments",

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from drill.data import Ids, columns, sequence_lengths, training_segments
+from drill.data import Ids, columns, rotated, rotations, sequence_lengths, training_segments
 from drill.language_modeling.perplexity import Perplexity, perplexity
 from drill.language_modeling.state import Position, restore, save
 from drill.language_modeling.step import steps
@@ -47,6 +47,7 @@ def train(
     seed: int = 1111,
     length_seed: int | None = None,
     length_cap: int | None = None,
+    partial_shuffle: bool = False,
     activation: float = 2.0,
     slowness: float = 1.0,
     micro_batch: int | None = None,
@@ -72,6 +73,7 @@ def train(
     batch_size   columns of text, over all processes
     bptt         about how many tokens a gradient reaches back
     length_seed  of the random segment lengths, ``seed`` unless given; length_cap bounds them
+    partial_shuffle  rotate each column of the text by a random offset, drawn anew for every epoch
     activation   weight of mean(output^2), slowness that of mean((raw[t+1] - raw[t])^2)
     micro_batch  columns at a time, their gradients summed; None takes all at once
     precision    float32, tf32 (float32 stored, products on tf32 units), bfloat16 (autocast) or auto
@@ -97,6 +99,7 @@ def train(
     device = next(model.parameters()).device
     whole = columns(ids.train, batch_size, "training.batch_size")
     data = world.columns(whole).to(device)  # (rows, B)
+    in_order = data.clone() if partial_shuffle else data
     rows = data.shape[0]
     read_at_once = max(bptt, READ_AT_ONCE) if device.type == "cuda" else bptt
     valid = columns(ids.valid, valid_batch_size, "training.valid_batch_size").to(device)
@@ -149,6 +152,9 @@ def train(
         while not at.over(limits):
             model.train()
             glance = Glance(device)
+            if partial_shuffle:  # in place: steps read the text where it is
+                offsets = world.columns(rotations(seed, at.epoch, rows, batch_size))
+                data.copy_(rotated(in_order, offsets))
             for segment in training_segments(rows, at.lengths, at.row):
                 step(at, segment, at.share(limits, rows))
                 at.row += segment.length

@@ -16,6 +16,8 @@ from drill.data import (
     columns,
     evaluation_segments,
     inputs_and_targets,
+    rotated,
+    rotations,
     sequence_lengths,
     training_segments,
 )
@@ -171,3 +173,23 @@ def test_wrong_input_is_named(call, words):
     with pytest.raises(DataError, match=words) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+# -- partial shuffle ------------------------------------------------------------------------------
+
+
+def test_columns_are_rotated_each_by_its_own_offset():
+    data = torch.tensor([[0, 10, 20], [1, 11, 21], [2, 12, 22], [3, 13, 23]])
+    found = rotated(data, torch.tensor([[0, 1, 3]]))
+    assert found.tolist() == [[0, 11, 23], [1, 12, 20], [2, 13, 21], [3, 10, 22]]
+
+
+def test_offsets_follow_from_the_seed_and_the_epoch():
+    first = rotations(28, 1, 1000, 20)
+    assert first.shape == (1, 20)
+    assert first.dtype == torch.int64
+    assert torch.equal(first, rotations(28, 1, 1000, 20))
+    assert not torch.equal(first, rotations(28, 2, 1000, 20))
+    assert not torch.equal(first, rotations(29, 1, 1000, 20))
+    many = rotations(0, 0, 4, 1000)
+    assert many.unique().tolist() == [0, 1, 2, 3]

@@ -52,6 +52,25 @@ def columns(ids: NDArray[Any], batch_size: int, name: str = "batch_size") -> Ten
     return torch.from_numpy(stream).view(batch_size, rows).t().contiguous()
 
 
+def rotations(seed: int, epoch: int, rows: int, batch_size: int) -> Tensor:
+    """(1, batch_size), int64: how far each column is rotated in an epoch, 0 to rows - 1.
+
+    They depend on seed and epoch alone, so a run that is resumed finds them again.
+    """
+    drawn = np.random.default_rng([seed, epoch]).integers(rows, size=(1, batch_size))
+    return torch.from_numpy(drawn)
+
+
+def rotated(data: Tensor, offsets: Tensor) -> Tensor:
+    """Columns of ``data`` (rows, batch) that begin ``offsets`` (1, batch) rows further down.
+
+    What stands before that follows the last row.
+    """
+    rows = data.shape[0]
+    index = torch.arange(rows, device=data.device)[:, None] + offsets.to(data.device)
+    return data.gather(0, index % rows)
+
+
 def inputs_and_targets(data: Tensor, segment: Segment) -> tuple[Tensor, Tensor]:
     """Two (length, batch) views of ``data`` (rows, batch), the second one row further down."""
     start, stop = segment.start, segment.start + segment.length
