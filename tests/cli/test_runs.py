@@ -1042,6 +1042,7 @@ def test_recipes_tells_what_helps_to_choose_one(drill):
         "device": "cuda",
         "epochs": 1000,
         "updates": None,
+        "max_minutes": None,
     }
     assert (timed["epochs"], timed["device"]) == (1, "NVIDIA H200")
     assert "; an epoch took\n" in drill("recipes")[1]
@@ -1050,6 +1051,8 @@ def test_recipes_tells_what_helps_to_choose_one(drill):
     assert found["wmt14-drill"]["updates"] == 350_000  # of its 1,000 epochs a few are reached
     assert "deep-residual 2, 350,000 updates" in drill("recipes")[1]
     assert found["ptb-mos"]["measured"] is None  # nobody has measured it
+    assert found["ptb-fast-drill-4"]["max_minutes"] == 5.0
+    assert "deep-residual 4, 5 minutes" in drill("recipes")[1]
     assert found["ptb-mos-drill"]["layer"] == "mixture 15 x deep-residual 4"
 
 

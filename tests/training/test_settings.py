@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from drill.data import EOS, Vocabulary
 from drill.errors import SettingsError
 from drill.language_modeling.build import language_model
-from drill.recipes.reader import changed, describe, merged, recipe_names
+from drill.recipes.reader import NAME, changed, describe, merged, recipe_names
 from drill.training.build import rule
 from drill.training.settings import LANGUAGE_MODEL, Settings, recipe, resolved, saved
 from drill.training.summary import sizes_by_default
@@ -115,6 +115,18 @@ def test_both_corpora_have_every_row_of_the_ablation():
 )
 def test_the_published_commands(name, table, expected):
     assert expected.items() <= getattr(recipe(name), table).items()
+
+
+@pytest.mark.parametrize("layer", ["tied", "drill-4"])
+def test_the_fast_recipes_train_the_models_of_the_paper_otherwise(layer):
+    fast, published = recipe(f"ptb-fast-{layer}"), recipe(f"ptb-{layer}")
+    assert (fast.data, fast.encoder, fast.layer) == (
+        published.data,
+        published.encoder,
+        published.layer,
+    )
+    assert fast.optimizer[NAME] == "sgd"
+    assert fast.training["max_minutes"] is not None
 
 
 # -- what answers with the nearest ----------------------------------------------------------------

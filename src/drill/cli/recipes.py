@@ -45,6 +45,8 @@ class Listed:
     epochs: int
     updates: int | None
     """Where a recipe has them they end it, long before its epochs."""
+    max_minutes: float | None
+    """So do these."""
     measured: Measured | None
 
 
@@ -53,8 +55,8 @@ def recipes(
 ) -> None:
     """List the recipes that come with the package.
 
-    Each with its corpus, the device it wants, its layer, what ends it (epochs or updates) and how
-    long it took. A time is one measurement on the machine it names; most recipes have none.
+    Each with its corpus, the device it wants, its layer, what ends it (epochs, updates or minutes)
+    and how long it took. A time is one measurement on the machine it names; most recipes have none.
     """
     found = [_listed(name) for name in recipe_names()]
     if as_json:
@@ -84,6 +86,7 @@ def _listed(name: str) -> Listed:
         CORPUS_DEVICES[corpus],
         settings.training["epochs"],
         settings.training.get("updates"),
+        settings.training["max_minutes"],
         measured().get(name),
     )
 
@@ -91,6 +94,8 @@ def _listed(name: str) -> Listed:
 def _wrapped(each: Listed, width: int) -> str:
     number, what = (each.epochs, "epoch") if each.updates is None else (each.updates, "update")
     facts = f"{each.layer}, {number:,} {what}{'' if number == 1 else 's'}"
+    if each.max_minutes is not None:
+        facts = f"{each.layer}, {each.max_minutes:g} minutes"
     if each.measured is not None:
         facts += f"; {_took(each.measured, each.epochs)}"
     below = " " * (width + 4)
