@@ -576,3 +576,18 @@ def tiny_text(path):
     (path / "text.txt").write_text("the lamp is lit\nthe boat is late\n" * 60)
     small = ["encoder.width=8", "encoder.hidden_size=8", "training.batch_size=4", "training.bptt=5"]
     return recipe("demo-tied", [f"data.corpus={path / 'text.txt'}", *small])
+
+
+def test_a_layer_without_adversarial_softmax_is_refused_before_a_text_is_read(tmp_path):
+    (tmp_path / "text").write_text("a b c\n")
+    settings = recipe(
+        "demo-tied",
+        [
+            "layer.name=mixture",
+            "training.adversarial=0.005",
+            f"data.corpus={tmp_path / 'text'}",
+        ],
+    )
+    sentence = r"\[training\]: adversarial is for layers of one matrix, not for MixtureOfSoftmaxes;"
+    with pytest.raises(SettingsError, match=sentence):
+        build.rehearse(settings)

@@ -55,7 +55,8 @@ def in_pieces(path: Path, rule: str, steps: int, stopping=interrupted_after, **o
         ("adamw", "deep-residual", 3, {}),
         ("adamw", "mixture", 4, {"micro_batch": 3}),
         ("late sgd", "tied", 1, {"partial_shuffle": True}),
-        ("late sgd", "deep-residual", 7, {}),
+        ("late sgd", "deep-residual", 7, {"adversarial": 0.05, "state_reset": 0.2}),
+        ("sgd", "tied", 4, {"state_reset": 0.2, "micro_batch": 3}),
         ("late adamw", "tied", 3, {}),
     ],
 )

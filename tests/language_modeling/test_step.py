@@ -94,6 +94,20 @@ def test_replays_train_as_launches_do(rule, layer):
     assert step.replays
 
 
+MORE = {**OPTIONS, "adversarial": 0.05, "state_reset": 0.3}
+
+
+@pytest.mark.parametrize("layer", [TiedSoftmax, deep])
+def test_so_they_do_with_lowered_targets_and_reset_states(layer, monkeypatch):
+    plain = run(Steps, Sgd(), layer=layer)[1]
+    monkeypatch.setitem(SETTINGS, "options", MORE)
+    at, losses, found, _ = run(RecordedSteps, Sgd(), layer=layer)
+    other, wanted, truth, _ = run(Steps, Sgd(), layer=layer)
+    assert losses == wanted != plain
+    assert all(torch.equal(a, b) for a, b in zip(found, truth, strict=True))
+    assert torch.equal(at.hidden[0][0], other.hidden[0][0])
+
+
 def same_state(one, other):
     """Whether two rules have the same bits to save, averages among them."""
     mine, theirs = one.tensors(), other.tensors()
@@ -311,6 +325,19 @@ def test_graphs_train_as_launches_do(rule, layer, autocast):
         assert torch.equal(a, b)
     assert step.replays
     assert at.hidden is step.state
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layer", [TiedSoftmax, deep])
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+def test_graphs_lower_targets_and_reset_states_as_launches_do(layer, autocast, monkeypatch):
+    monkeypatch.setitem(SETTINGS, "options", MORE)
+    given = {"device": "cuda", "layer": layer, "autocast": autocast}
+    _, losses, found, step = run(RecordedSteps, Sgd(), **given)
+    _, wanted, truth, _ = run(Steps, Sgd(), **given)
+    assert step.replays
+    assert losses == wanted
+    assert all(torch.equal(a, b) for a, b in zip(found, truth, strict=True))
 
 
 @pytest.mark.gpu

@@ -255,3 +255,56 @@ def test_widths_that_do_not_meet_name_the_mend():
     embedding = nn.Embedding(V, d)
     with pytest.raises(ValueError, match="build the encoder with output_size=10"):
         LanguageModel(AwdLstm(embedding, H, output_size=H), TiedSoftmax(embedding))
+
+
+# -- lowered targets and reset states -------------------------------------------------------------
+
+
+def test_lowered_targets_are_minimised_and_not_reported():
+    model = make()
+    ids, targets = batch()
+    plain = model.loss(ids, targets, activation=0.0, slowness=0.0)
+    loss = model.loss(ids, targets, activation=0.0, slowness=0.0, adversarial=0.1)
+    hidden = model.encoder(ids).output
+    _, lowered = model.layer.adversarial_nll(hidden, targets, 0.1)
+    torch.testing.assert_close(loss.nll, plain.nll)
+    torch.testing.assert_close(loss.total, lowered.mean())
+    assert loss.total > loss.nll
+
+
+def test_without_them_the_loss_has_the_same_bits():
+    model, (ids, targets) = make({**OFF, "dropout_output": 0.5}), batch()
+    torch.manual_seed(4)
+    found = model.loss(ids, targets, adversarial=0.0, state_reset=0.0)
+    torch.manual_seed(4)
+    wanted = model.loss(ids, targets)
+    assert torch.equal(found.total, wanted.total)
+
+
+def test_sequences_are_reset_each_by_its_own_chance(monkeypatch):
+    model = make()
+    ids, targets = torch.randint(5, (3, 4)), torch.randint(5, (3, 4))
+    old = tuple(
+        tuple(torch.full_like(tensor, torch.inf) for tensor in layer)
+        for layer in model.initial_state(4)
+    )
+    drawn = torch.tensor([0.1, 0.5, 0.3, 0.29])
+    monkeypatch.setattr(torch, "rand", lambda *size, **options: drawn)
+    given = []
+    model.encoder.register_forward_pre_hook(lambda module, inputs: given.append(inputs[1]))
+    model.loss(ids, targets, old, state_reset=0.3)
+    for layer in given[0]:
+        for tensor in layer:
+            zero, kept = tensor[:, [0, 3]], tensor[:, [1, 2]]
+            assert zero.eq(0).all()  # of infinities, too
+            assert kept.isinf().all()
+    assert all(tensor.isinf().all() for layer in old for tensor in layer)
+
+
+def test_as_many_sequences_are_reset_as_asked_for():
+    model = make()
+    state = tuple(
+        tuple(torch.ones_like(tensor) for tensor in layer) for layer in model.initial_state(20_000)
+    )
+    share = float(model._reset(state, 20_000, 0.05)[0][0][0, :, 0].mean())
+    assert share == pytest.approx(0.95, abs=0.01)

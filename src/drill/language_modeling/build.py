@@ -12,11 +12,13 @@ import torch
 from torch import nn
 
 from drill.data import Corpus, Ids, Vocabulary, cache_folder, read_corpus, refuse_missing
+from drill.errors import SettingsError
 from drill.models import ENCODERS
 from drill.models.language_model import LanguageModel
 from drill.recipes.reader import NAME
 from drill.training.build import output_layer, rule
 from drill.training.device import weightless
+from drill.training.options import check_adversarial
 from drill.training.settings import Settings, makes_no_model
 
 STAND_IN = 2**20  # words of a vocabulary that is not known yet
@@ -47,7 +49,11 @@ def rehearse(settings: Settings) -> None:
     refuse_missing(settings.data["corpus"])
     rule(settings)
     with weightless():
-        _model(settings, STAND_IN, lambda: [1] * STAND_IN)
+        model = _model(settings, STAND_IN, lambda: [1] * STAND_IN)
+    try:
+        check_adversarial(settings.training["adversarial"], model.layer)
+    except ValueError as error:
+        raise SettingsError(f"[training]: {error}") from None
 
 
 def _model(settings: Settings, words: int, counts: Callable[[], list[int]]) -> LanguageModel:

@@ -23,7 +23,7 @@ from drill.training.distributed import World
 from drill.training.divergence import best_kept, diverged_if_nan, finite, refuse_damaged
 from drill.training.loop import AGREE_EVERY, SHOW_EVERY, Glance, Outcome, tell, widest, wrapped
 from drill.training.optim import NonMonotone, Rule
-from drill.training.options import check_options
+from drill.training.options import check_adversarial, check_options
 from drill.training.precision import Precision, products
 from drill.training.progress import Progress, Speed
 from drill.training.run.checkpoint import load_into
@@ -50,6 +50,8 @@ def train(
     partial_shuffle: bool = False,
     activation: float = 2.0,
     slowness: float = 1.0,
+    adversarial: float = 0.0,
+    state_reset: float = 0.0,
     micro_batch: int | None = None,
     precision: Precision = "tf32",
     capture: bool = True,
@@ -75,6 +77,8 @@ def train(
     length_seed  of the random segment lengths, ``seed`` unless given; length_cap bounds them
     partial_shuffle  rotate each column of the text by a random offset, drawn anew for every epoch
     activation   weight of mean(output^2), slowness that of mean((raw[t+1] - raw[t])^2)
+    adversarial  how far the logits of targets are lowered in training: epsilon * |w_y| * |h|
+    state_reset  probability with which a column starts a segment from the initial state
     micro_batch  columns at a time, their gradients summed; None takes all at once
     precision    float32, tf32 (float32 stored, products on tf32 units), bfloat16 (autocast) or auto
     capture      on a GPU, replay steps as CUDA graphs where the model allows it
@@ -90,12 +94,15 @@ def train(
         seed=seed,
         length_seed=length_seed,
         length_cap=length_cap,
+        adversarial=adversarial,
+        state_reset=state_reset,
         micro_batch=micro_batch,
         valid_batch_size=valid_batch_size,
         test_batch_size=test_batch_size,
         patience=patience,
         save_every=save_every,
     )
+    check_adversarial(adversarial, model.layer)
     device = next(model.parameters()).device
     whole = columns(ids.train, batch_size, "training.batch_size")
     data = world.columns(whole).to(device)  # (rows, B)
@@ -107,7 +114,13 @@ def train(
     test_columns = columns(ids.test, test_batch_size, "training.test_batch_size")
     lengths = sequence_lengths(seed if length_seed is None else length_seed, bptt, length_cap)
     stopper = None if patience is None else NonMonotone(patience)
-    options = {"activation": activation, "slowness": slowness, "check": False}
+    options = {
+        "activation": activation,
+        "slowness": slowness,
+        "adversarial": adversarial,
+        "state_reset": state_reset,
+        "check": False,
+    }
     rule.begin(model.named_parameters())
     no_loss = torch.zeros((), dtype=widest(device), device=device)
     at = Position(lengths, stopper, nll=no_loss, text=_checksum(ids))

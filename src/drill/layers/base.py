@@ -34,6 +34,7 @@ from drill.kernels.loss.nll import (
     nll,
 )
 from drill.kernels.runtime.dispatch import compute_dtype, must_not_wait
+from drill.layers.adversarial import bound, with_lowered_target
 from drill.layers.argument_checks import switch
 from drill.layers.init_check import warn_of_default_start
 from drill.layers.label_cache import FrozenLabels, HeldLabels, SharedLabels, evaluated
@@ -110,6 +111,26 @@ class OutputLayer(nn.Module, abc.ABC):
     @abc.abstractmethod
     def checked_nll(self, hidden: Tensor, targets: Tensor, options: LossOptions) -> Tensor:
         """``nll`` of inputs that have been looked at; targets are int64."""
+
+    def adversarial_nll(
+        self,
+        hidden: Tensor,  # (..., d_h)
+        targets: Tensor,  # (...)
+        epsilon: float,
+        *,
+        impl: Implementation = "auto",
+        memory: int = DEFAULT_MEMORY,
+        check: bool = True,
+    ) -> tuple[Tensor, Tensor]:
+        """-log p(target | h) of every token (...), and the same with the target's logit lowered.
+
+        By epsilon |w_y| |h|, see ``drill.layers.adversarial``; gradients are those of the second.
+        For layers whose logits are one matrix product.
+        """
+        raise TypeError(
+            f"{type(self).__name__}: its logits are no single product, so no norm bounds how far "
+            "a target is lowered; train it with adversarial=0, or take a layer of one matrix"
+        )
 
     @abc.abstractmethod
     def fold(self) -> nn.Linear:
@@ -242,6 +263,31 @@ class MatrixLayer(OutputLayer):
             memory=options.memory,
             check=False,
         )
+
+    def adversarial_nll(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        epsilon: float,
+        *,
+        impl: Implementation = "auto",
+        memory: int = DEFAULT_MEMORY,
+        check: bool = True,
+    ) -> tuple[Tensor, Tensor]:
+        """As of every layer: w_y is what multiplies, the encoded label, and h is ``context(h)``."""
+        context, weight = self.context(hidden), self.weight
+        losses = nll(
+            context,
+            weight,
+            targets,
+            self.bias,
+            reduction="none",
+            impl=impl,
+            memory=memory,
+            check=check,
+        )
+        delta = bound(epsilon, context, weight, targets)
+        return losses.detach(), with_lowered_target(losses, delta)
 
     def check_start(self) -> None:
         # Not when it is built: many models are initialised, or loaded, only after that.

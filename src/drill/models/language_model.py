@@ -53,22 +53,49 @@ class LanguageModel(nn.Module):
         *,
         activation: float = 2.0,
         slowness: float = 1.0,
+        adversarial: float = 0.0,
+        state_reset: float = 0.0,
         **options: Any,
     ) -> Loss:
         """nll + activation * mean(output^2) + slowness * mean((raw[t+1] - raw[t])^2).
 
         The first regulariser keeps the dropped output of the encoder small, the second lets the
         undropped one change slowly. Both are means over all elements of the last layer.
-        ``options`` go to ``layer.nll``; ``check=False`` spares a GPU the wait for the host.
+
+        ``adversarial`` lowers the logits of the targets in what is minimised, not in what is
+        reported (``layer.adversarial_nll``). ``state_reset`` is the probability with which a
+        sequence starts from the initial state, not from ``state``. Further ``options`` go to the
+        layer; ``check=False`` spares a GPU the wait for the host.
         """
+        if state_reset != 0.0:
+            state = self._reset(state, ids.shape[1], state_reset)
         encoded: Encoded = self.encoder(ids, state)
-        nll = self.layer.nll(encoded.output, targets, **options)
-        total = nll
+        if adversarial == 0.0:
+            nll = total = self.layer.nll(encoded.output, targets, **options)
+        else:
+            tokens = self.layer.adversarial_nll(encoded.output, targets, adversarial, **options)
+            nll, total = (each.mean() for each in tokens)
         if activation != 0.0:
             total = total + activation * _mean_square(encoded.output)
         if slowness != 0.0 and encoded.raw.shape[0] > 1:  # one step has no change, not a NaN one
             total = total + slowness * _mean_square(encoded.raw[1:] - encoded.raw[:-1])
         return Loss(total, nll.detach(), self.encoder.detach(encoded.state))
+
+    def _reset(self, state: State | None, batch: int, probability: float) -> State:
+        """``state``, the initial one for sequences drawn with this probability.
+
+        Drawn on the device, and even where there is no state yet: recorded steps always have one.
+        """
+        first = self.initial_state(batch)
+        start = torch.rand(batch, device=first[0][0].device) < probability
+
+        def chosen(old: Tensor, new: Tensor) -> Tensor:
+            return torch.where(start.view(1, -1, *[1] * (old.dim() - 2)), new, old)
+
+        return tuple(
+            tuple(chosen(old, new) for old, new in zip(*layer, strict=True))
+            for layer in zip(first if state is None else state, first, strict=True)
+        )
 
     def forward(
         self, ids: Tensor, targets: Tensor, state: State | None = None, **options: Any

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Mapping
 
+from drill.layers import MatrixLayer, OutputLayer
+
 
 def check_options(
     *,
@@ -13,6 +15,8 @@ def check_options(
     seed: int,
     length_seed: int | None,
     length_cap: int | None,
+    adversarial: float,
+    state_reset: float,
     micro_batch: int | None,
     valid_batch_size: int,
     test_batch_size: int,
@@ -36,8 +40,21 @@ def check_options(
             raise ValueError(f"{name} lies in 0 to 2**32 - 1, not {drawn}")
     check_minutes(max_minutes)
     check_patience(patience)
+    if not 0.0 <= adversarial < 1.0:  # NaN fails too
+        raise ValueError(f"adversarial lies in [0, 1), not {adversarial}")
+    if not 0.0 <= state_reset < 1.0:
+        raise ValueError(f"state_reset is a probability in [0, 1), not {state_reset}")
     if not save_every >= 0.0:
         raise ValueError(f"save_every is at least 0 seconds, not {save_every}")
+
+
+def check_adversarial(adversarial: float, layer: OutputLayer) -> None:
+    """Refuse adversarial softmax for layers that have none."""
+    if adversarial != 0.0 and not isinstance(layer, MatrixLayer):
+        raise ValueError(
+            f"adversarial is for layers of one matrix, not for {type(layer).__name__}; leave it "
+            "at 0, or take another layer"
+        )
 
 
 def check_counts(counted: Mapping[str, int | None]) -> None:
