@@ -26,6 +26,7 @@ ROOMS = [
     "translation",
     "tasks",
     "report",
+    "study",
     "cli",
     "__main__",
 ]

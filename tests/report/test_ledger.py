@@ -61,7 +61,11 @@ def test_a_row_says_what_was_measured_and_where(tmp_path):
         "settings_digest": row.settings_digest,
         "fingerprint": row.fingerprint,
         "curve": [[1, 90.0, 89.97], [2, 60.5, 60.47], [3, 61.0, 60.97]],
-        "validations": [[687, 90.0, 90.0], [1374, 60.5, 90.0], [2061, 61.0, 90.0]],
+        "validations": [
+            [687, 90.0, 90.0, 12.5],
+            [1374, 60.5, 90.0, 25.0],
+            [2061, 61.0, 90.0, 37.5],
+        ],
         "lives": [],
         "settings": {
             "recipe": "ptb-tied",

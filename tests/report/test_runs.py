@@ -96,16 +96,16 @@ def test_every_validation_is_known_by_its_step(tmp_path):
     ]
     del rows[1]["train_perplexity"]
     write_metrics(folder, [*rows, {"kind": "average", "step": 1600, "valid_perplexity": 1.0}])
-    *known, (step, wrong, _) = read_run(folder).validations
+    *known, (step, wrong, *_) = read_run(folder).validations
     train = 90.0
-    assert known == [(500, 99.0, train), (800, 98.0, None), (1000, 95.0, train)]
+    assert known == [(500, 99.0, train, 12.5), (800, 98.0, None, 12.5), (1000, 95.0, train, 25.0)]
     assert (step, math.isnan(wrong)) == (1500, True)
     row = record(folder, tmp_path / "runs.jsonl")
     assert row.validations == [
-        [500, 99.0, train],
-        [800, 98.0, None],
-        [1000, 95.0, train],
-        [1500, None, train],
+        [500, 99.0, train, 12.5],
+        [800, 98.0, None, 12.5],
+        [1000, 95.0, train, 25.0],
+        [1500, None, train, 25.0],
     ]
     assert read(tmp_path / "runs.jsonl") == [row]
 

@@ -13,6 +13,7 @@ from drill.cli.generate import generate, score
 from drill.cli.layers import layers
 from drill.cli.recipes import recipes
 from drill.cli.report import record, report
+from drill.cli.study import study
 from drill.cli.train import finetune, train
 from drill.cli.translate import translate
 
@@ -34,6 +35,7 @@ for command in (
     score,
     translate,
     export,
+    study,
     report,
     record,
     data,

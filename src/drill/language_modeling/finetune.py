@@ -35,11 +35,15 @@ def finetuning(run: Path | str) -> Settings:
             f"{folder.path}: was trained with adamw, whose rate tells nothing about that of "
             "averaged SGD; finetune runs of nt-asgd, asgd or sgd"
         )
-    settings = with_text(settings, folder)
+    return finetuned(with_text(settings, folder), str(folder.path.resolve()))
+
+
+def finetuned(settings: Settings, start: str) -> Settings:
+    """From the settings of a run in the folder ``start`` to those of its finetuning."""
     kept = {key: settings.optimizer[key] for key in ("lr", "weight_decay", "clip")}
     return Settings(
         recipe=f"{settings.recipe}-finetune",
-        start=str(folder.path.resolve()),
+        start=start,
         data=settings.data,
         encoder=settings.encoder,
         layer=settings.layer,

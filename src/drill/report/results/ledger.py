@@ -21,12 +21,16 @@ from drill.report.results.evaluations import Evaluation, latest
 from drill.report.results.run_files import as_finite, lives, over_lives
 from drill.report.results.runs import RunSummary, read_run
 
-RESULT, EVALUATION = "result", "evaluation"  # tell rows from those of other tools
+RESULT, EVALUATION, FAILED = "result", "evaluation", "failed"  # tell rows from those of other tools
 OF_LIVES = ("commit", "device", "torch", "precision", "world_size", "started")
 
 
 class LedgerError(ReportError):
     """A ledger that cannot be used, or a run that cannot be recorded."""
+
+
+class AlreadyRecorded(LedgerError):
+    """A result that the ledger has."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +66,8 @@ class Row:
     curve: list[list[float | None]] = field(default_factory=list)
     """[epoch, valid, valid_published] of the last validation of each; older rows have none."""
     validations: list[list[float | None]] = field(default_factory=list)
-    """[step, valid, train] of every validation, inside epochs too; older rows have none, or no
-    train: the perplexity of training since the epoch began."""
+    """[step, valid, train, elapsed] of every validation, inside epochs too: train is the perplexity
+    of training since the epoch began, elapsed are seconds of the run; older rows have fewer."""
     lives: list[dict[str, Any]] = field(default_factory=list)
     """``OF_LIVES`` of each life of a run that was resumed; none of a run that was not."""
     settings: dict[str, Any] = field(default_factory=dict)
@@ -83,7 +87,24 @@ class Evaluated:
     note: str
 
 
-KINDS: Mapping[str, type[Row] | type[Evaluated]] = {RESULT: Row, EVALUATION: Evaluated}
+@dataclass(frozen=True)
+class Failed:
+    """A job of a study that ended without a result."""
+
+    name: str  # of the run
+    stage: str
+    seed: int
+    identity: str  # of the settings
+    message: str
+    seconds: float
+    recorded: str
+
+
+KINDS: Mapping[str, type[Row | Evaluated | Failed]] = {
+    RESULT: Row,
+    EVALUATION: Evaluated,
+    FAILED: Failed,
+}
 HINTS: Mapping[str, Any] = get_type_hints(Row)
 
 
@@ -110,14 +131,14 @@ def record(
     run = read_run(run_folder)
     row = _row(run, note, _plain(run_folder, {**run.scores, **(extra or {})}), now)
     with _locked(path) as handle:
-        held = _read_all(handle)
+        held = _read_whole(handle)
         rows = list(_rows(path, held))
         same = [number for number, other in rows if other and other.fingerprint == row.fingerprint]
         added: list[Row | Evaluated] = [row]
         if same and not force:
             added = [*_evaluated_since(row, [other for _, other in rows])]
             if not added:
-                raise LedgerError(
+                raise AlreadyRecorded(
                     f"{run_folder}: is already in {path}, line {same[0]}; say --force to record it "
                     "again"
                 )
@@ -132,16 +153,34 @@ def record(
     return next(each for each in reversed(together) if each.fingerprint == row.fingerprint)
 
 
+def record_failure(failed: Failed, ledger_path: Path | str) -> None:
+    """Add a failed job to a ledger."""
+    path = Path(ledger_path)
+    with _locked(path) as handle:
+        held = _read_whole(handle)
+        start = b"" if not held or held.endswith(b"\n") else b"\n"
+        _append(path, handle, start + _line(failed), len(held))
+
+
 def read(ledger: Path | str) -> list[Row]:
     """The results of a ledger, oldest first; rows of benchmarks are passed over."""
     path = Path(ledger)
+    return _merged([row for _, row in _rows(path, _held(path)) if row is not None])
+
+
+def read_failures(ledger: Path | str) -> list[Failed]:
+    """The failed jobs of a ledger, oldest first."""
+    path = Path(ledger)
+    return [row for _, row in _all_rows(path, _held(path)) if isinstance(row, Failed)]
+
+
+def _held(path: Path) -> bytes:
     try:
-        held = path.read_bytes()
+        return _without_torn_end(path.read_bytes())
     except OSError as error:
         raise LedgerError(
             f"{path}: cannot be read ({error.strerror}); name a ledger, such as runs/ledger.jsonl"
         ) from None
-    return _merged([row for _, row in _rows(path, held) if row is not None])
 
 
 def _merged(rows: Sequence[Row | Evaluated]) -> list[Row]:
@@ -181,7 +220,8 @@ def _row(run: RunSummary, note: str, extra: dict[str, Any], now: datetime) -> Ro
         [each.epoch, as_finite(each.valid), as_finite(each.valid_published)] for each in run.curve
     ]
     values["validations"] = [
-        [each.step, as_finite(each.valid), as_finite(each.train)] for each in run.validations
+        [each.step, as_finite(each.valid), as_finite(each.train), each.elapsed]
+        for each in run.validations
     ]
     values["settings"] = _in_json(_without_place(run.settings))
     for key in ("torch", "precision"):
@@ -229,14 +269,21 @@ def _in_json(settings: Mapping[str, Any]) -> dict[str, Any]:
 # -- lines ----------------------------------------------------------------------------------------
 
 
-def _line(row: Row | Evaluated) -> bytes:
-    kind = RESULT if isinstance(row, Row) else EVALUATION
+def _line(row: Row | Evaluated | Failed) -> bytes:
+    kind = next(name for name, each in KINDS.items() if isinstance(row, each))
     text = json.dumps({"kind": kind, **asdict(row)})  # ASCII: file names need not be UTF-8
     return text.encode("ascii") + b"\n"
 
 
 def _rows(path: Path, held: bytes) -> Iterator[tuple[int, Row | Evaluated | None]]:
-    """(line number, row) of every line with something in it; None for a benchmark's row."""
+    """(line number, row) of results and evaluations; None for a benchmark's row."""
+    for number, row in _all_rows(path, held):
+        if not isinstance(row, Failed):
+            yield number, row
+
+
+def _all_rows(path: Path, held: bytes) -> Iterator[tuple[int, Row | Evaluated | Failed | None]]:
+    """(line number, row) of every line with something in it."""
     for number, line in enumerate(held.split(b"\n"), start=1):
         if not line.strip():
             continue
@@ -311,10 +358,24 @@ def _locked(path: Path) -> Iterator[int]:
         os.close(handle)
 
 
-def _read_all(handle: int) -> bytes:
+def _read_whole(handle: int) -> bytes:
+    """All lines; what a killed writer has left of a last one is removed from the file."""
     with os.fdopen(os.dup(handle), "rb") as stream:
         stream.seek(0)
-        return stream.read()
+        held = stream.read()
+    whole = _without_torn_end(held)
+    if len(whole) < len(held):
+        os.ftruncate(handle, len(whole))
+    return whole
+
+
+def _without_torn_end(held: bytes) -> bytes:
+    last = held.rpartition(b"\n")[2]
+    try:
+        json.loads(last or b"{}")
+    except (ValueError, RecursionError):
+        return held[: len(held) - len(last)]
+    return held
 
 
 def _append(path: Path, handle: int, content: bytes, size: int) -> None:

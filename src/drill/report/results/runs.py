@@ -52,6 +52,7 @@ class Validation(NamedTuple):
     step: int
     valid: float  # NaN or infinite where training went wrong
     train: float | None
+    elapsed: float | None  # seconds since the run began
 
 
 @dataclass(frozen=True)
@@ -247,7 +248,8 @@ def _validations(rows: list[NumberedRow]) -> dict[int, Validation]:
         if row.get("kind") in ("epoch", "validation") and step is not None:
             found = {before: value for before, value in found.items() if before < step}
             train = as_number(row.get("train_perplexity"))
-            found[step] = Validation(step, math.nan if valid is None else valid, train)
+            elapsed = as_finite(row.get("elapsed"))
+            found[step] = Validation(step, math.nan if valid is None else valid, train, elapsed)
     return found
 
 

@@ -1,0 +1,52 @@
+"""`drill study`: run the jobs of a plan, and report them."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from drill.cli.display import console, note
+from drill.study.plan import read_plan
+from drill.study.runner import run_study
+from drill.study.states import FAILED, States
+from drill.study.tables import status_table
+
+
+def study(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A file ending in .toml.")],
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="Wall-clock budget; unlimited by default.")
+    ] = None,
+    status: Annotated[
+        bool, typer.Option("--status", help="Print what is done and what is left, run nothing.")
+    ] = False,
+    runs: Annotated[Path, typer.Option(help="The folder that holds run folders.")] = Path("runs"),
+    ledger: Annotated[
+        Path | None, typer.Option(help="The results file; results/NAME.jsonl by default.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    parallel: Annotated[int, typer.Option(min=1, help="Jobs that run at once.")] = 1,
+    retry: Annotated[bool, typer.Option("--retry", help="Run failed jobs again.")] = False,
+) -> None:
+    """Run what is missing of a plan: rows x seeds x stages.
+
+    Results go to the ledger as soon as a job ends. The same command resumes, on another machine
+    too, with the ledger alone. Ctrl-C stops after saving.
+    """
+    wanted = read_plan(plan)
+    results = ledger or Path("results", f"{wanted.name}.jsonl")
+    if status:
+        console().print(status_table(States(wanted, results, runs)))
+        return
+    states = run_study(
+        wanted,
+        results,
+        runs,
+        device=device,
+        parallel=parallel,
+        minutes=minutes,
+        retry=retry,
+        say=note,
+    )
+    if any(states.state(job) == FAILED for job in wanted.jobs()):
+        raise typer.Exit(1)

@@ -1,0 +1,244 @@
+"""The plan of a study: rows of settings, each with seeds and stages, read from a TOML file.
+
+name = "ptb-recipe"
+seeds = [1, 2, 3]
+stages = ["train", "finetune"]
+set = ["training.max_minutes=4"]  # for every row
+finetune_set = ["training.max_minutes=1"]  # of `drill finetune`
+baseline = "tied"
+
+[options]
+dynamic = ["--search"]  # of `drill evaluate`
+
+[[row]]
+name = "tied"
+recipe = "ptb-tied"
+set = ["optimizer.lr=20"]
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from drill.errors import SettingsError
+from drill.language_modeling.finetune import finetuned
+from drill.recipes.reader import NAME, changed, nearest, parsed
+from drill.report.results.runs import digest, same_but_seed
+from drill.training.settings import TRANSLATION, Settings, recipe, resolved
+
+TRAIN, FINETUNE, DYNAMIC, CACHE, BLEU = "train", "finetune", "dynamic", "cache", "bleu"
+TRAINING = (TRAIN, FINETUNE)  # stages that write a run folder; the others evaluate one
+OF_LANGUAGE_MODELS = (TRAIN, FINETUNE, DYNAMIC, CACHE)
+OF_TRANSLATORS = (TRAIN, BLEU)
+STAGES = (*OF_LANGUAGE_MODELS, BLEU)
+EVALUATION = (DYNAMIC, CACHE, BLEU)
+
+RUN_TIME = ("training.capture", "encoder.impl", "layer.encoder", "layer.over.encoder")
+"""Settings that select kernels: results are the same up to rounding."""
+
+OF_BOTH = ("name", "seeds", "stages", "set", "finetune_set")
+OF_PLAN = (*OF_BOTH, "baseline", "options", "row")
+OF_ROW = (*OF_BOTH, "recipe")
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """One line of the table: settings that are trained once per seed."""
+
+    name: str
+    recipe: str
+    changes: tuple[str, ...]
+    seeds: tuple[int, ...]
+    stages: tuple[str, ...]
+    finetune_changes: tuple[str, ...] = ()
+
+    def run(self, seed: int, stage: str) -> str:
+        """The name of the run folder that a stage writes or evaluates."""
+        name = f"{self.name}-seed-{seed}"
+        return name if self.trained_by(stage) == TRAIN else f"{name}-finetune"
+
+    def trained_by(self, stage: str) -> str:
+        """The stage itself, or the last training stage before it."""
+        before = self.stages[: self.stages.index(stage) + 1]
+        return [each for each in before if each in TRAINING][-1]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One stage of one run."""
+
+    row: PlanRow
+    seed: int
+    stage: str
+
+    @property
+    def run(self) -> str:
+        return self.row.run(self.seed, self.stage)
+
+    @property
+    def trains(self) -> bool:
+        return self.stage in TRAINING
+
+    @property
+    def source(self) -> "Job | None":
+        """The job whose weights this one starts from or evaluates."""
+        if self.stage == TRAIN:
+            return None
+        by = TRAIN if self.stage == FINETUNE else self.row.trained_by(self.stage)
+        return Job(self.row, self.seed, by)
+
+    @property
+    def settings(self) -> Settings:
+        """Of the run that is trained or evaluated."""
+        return settings_of(self.row, self.seed, self.row.trained_by(self.stage))
+
+    def __str__(self) -> str:
+        return f"{self.row.name}-seed-{self.seed} {self.stage}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    name: str
+    rows: tuple[PlanRow, ...]
+    baseline: str | None = None
+    options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Evaluation stage -> further words of its command line, such as --search."""
+
+    def jobs(self) -> list[Job]:
+        """All jobs, most informative first: every row with its first seed, then the next."""
+        rounds = zip_longest(*([(row, seed) for seed in row.seeds] for row in self.rows))
+        return [
+            Job(row, seed, stage)
+            for each in rounds
+            for row, seed in filter(None, each)
+            for stage in row.stages
+        ]
+
+
+@cache
+def settings_of(row: PlanRow, seed: int, stage: str = TRAIN) -> Settings:
+    """What the run of a training stage is trained with."""
+    settings = recipe(row.recipe, [*row.changes, f"training.seed={seed}"])
+    if stage == TRAIN:
+        return settings
+    tuned = finetuned(settings, row.run(seed, TRAIN))
+    tables = {"recipe": tuned.recipe, "start": tuned.start, **tuned.tables()}
+    return resolved(changed(tables, row.finetune_changes))
+
+
+def identity(settings: Settings) -> str:
+    """Equal for runs of one experiment: seeds, kernels and where the text is may differ."""
+    tables = same_but_seed(tomllib.loads(settings.to_toml()))
+    del tables["recipe"]
+    for path in RUN_TIME:
+        *outer, key = path.split(".")
+        table = tables
+        for name in outer:
+            table = table.get(name, {})
+        table.pop(key, None)
+    tables["data"]["corpus"] = Path(tables["data"]["corpus"]).name
+    return digest(tables)
+
+
+# -- reading --------------------------------------------------------------------------------------
+
+
+def read_plan(path: Path | str) -> Plan:
+    """Read and check a plan; every row's settings are resolved."""
+    path = Path(path)
+    tables = parsed(path)
+    _refuse_unknown(f"{path}", tables, OF_PLAN)
+    name = _of_kind(f"{path}: name", tables.get("name", path.stem), str)
+    options = _options(path, tables.get("options", {}))
+    given = tables.get("row")
+    if not isinstance(given, list) or not given:
+        raise SettingsError(f"{path}: has no rows; add [[row]] with a name and a recipe")
+    rows = tuple(
+        _row(f"{path}: row {number}", table, tables) for number, table in enumerate(given, start=1)
+    )
+    names = [row.name for row in rows]
+    for each in names:
+        if names.count(each) > 1:
+            raise SettingsError(f"{path}: {names.count(each)} rows are named {each}; rename one")
+    baseline = tables.get("baseline")
+    if baseline is not None and baseline not in names:
+        raise SettingsError(f"{path}: baseline: no row is named {baseline!r}; rows are {names}")
+    return Plan(name, rows, baseline, options)
+
+
+def _row(where: str, table: Any, plan: Mapping[str, Any]) -> PlanRow:
+    if not isinstance(table, dict):
+        raise SettingsError(f"{where}: is no table; write [[row]]")
+    _refuse_unknown(where, table, OF_ROW)
+    for key in ("name", "recipe"):
+        if key not in table:
+            raise SettingsError(f"{where}: has no {key}")
+        _of_kind(f"{where}: {key}", table[key], str)
+    name = table["name"]
+    if not name.strip() or "/" in name:
+        raise SettingsError(f"{where}: name: names run folders, so it cannot be {name!r}")
+    where = f"{where} ({name})"
+    seeds = _list(where, "seeds", table.get("seeds", plan.get("seeds", [1])), int)
+    stages = _list(where, "stages", table.get("stages", plan.get("stages", [TRAIN])), str)
+    for key, values in (("seeds", seeds), ("stages", stages)):
+        if not values or len(set(values)) < len(values):
+            raise SettingsError(f"{where}: {key}: names each once, not {list(values)}")
+    changes, tuning = (
+        (
+            *_list("the plan", key, plan.get(key, []), str),
+            *_list(where, key, table.get(key, []), str),
+        )
+        for key in ("set", "finetune_set")
+    )
+    row = PlanRow(name, table["recipe"], changes, seeds, stages, tuning)
+    try:
+        settings = settings_of(row, seeds[0])
+        _refuse_stages(row, settings)
+        if FINETUNE in stages:
+            settings_of(row, seeds[0], FINETUNE)
+    except SettingsError as error:
+        raise SettingsError(f"{where}: {error}") from None
+    return row
+
+
+def _refuse_stages(row: PlanRow, settings: Settings) -> None:
+    known = OF_TRANSLATORS if settings.task == TRANSLATION else OF_LANGUAGE_MODELS
+    for stage in row.stages:
+        if stage not in STAGES:
+            raise SettingsError(f"stages: there is no {stage!r}{nearest(stage, list(STAGES))}")
+        if stage not in known:
+            raise SettingsError(f"stages: {stage} is not for this task, but {', '.join(known)} are")
+    if row.stages[0] != TRAIN:
+        raise SettingsError(f"stages: the first is {TRAIN}, not {row.stages[0]}")
+    if FINETUNE in row.stages and settings.optimizer[NAME] == "adamw":
+        raise SettingsError("stages: runs of adamw cannot be finetuned; leave out finetune")
+
+
+def _options(path: Path, table: Any) -> dict[str, tuple[str, ...]]:
+    if not isinstance(table, dict):
+        raise SettingsError(f"{path}: options: is a table, not {table!r}; write [options]")
+    _refuse_unknown(f"{path}: options", table, EVALUATION)
+    return {key: _list(f"{path}: options", key, words, str) for key, words in table.items()}
+
+
+def _refuse_unknown(where: str, table: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    for key in table:
+        if key not in known:
+            raise SettingsError(f"{where}: {key} is unknown{nearest(key, list(known))}")
+
+
+def _list(where: str, key: str, value: Any, kind: type) -> tuple[Any, ...]:
+    if not isinstance(value, list):
+        raise SettingsError(f"{where}: {key}: is a list, not {value!r}")
+    return tuple(_of_kind(f"{where}: {key}", each, kind) for each in value)
+
+
+def _of_kind(where: str, value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        words = {str: "a text", int: "a whole number"}
+        raise SettingsError(f"{where}: is {words[kind]}, not {value!r}")
+    return value

@@ -1,0 +1,262 @@
+"""Runs the jobs of a study: subprocesses of the command line, results to the ledger at once."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from drill.errors import ReportError, RunFolderError
+from drill.report.results.ledger import AlreadyRecorded, Failed, Row, record, record_failure
+from drill.report.tables.number_format import perplexity
+from drill.study.plan import BLEU, CACHE, DYNAMIC, FINETUNE, TRAIN, Job, Plan, identity
+from drill.study.states import DONE, States, evaluated
+from drill.tasks import refuse_faults
+from drill.training.run.folder import RunFolder
+from drill.training.signals import Interrupts
+
+POLL = 0.2  # seconds between looks at running jobs
+NEWS = 60.0  # seconds between lines on how far the study is
+
+
+def run_study(
+    plan: Plan,
+    ledger: Path,
+    runs: Path,
+    *,
+    device: str = "auto",
+    parallel: int = 1,
+    minutes: float | None = None,
+    retry: bool = False,
+    say: Callable[[str], None] = print,
+) -> States:
+    """Run what the ledger does not have yet; returns the state of every job.
+
+    Ctrl-C and SIGTERM stop as the end of the budget does, and are a KeyboardInterrupt then.
+
+    Args:
+        minutes: wall-clock budget. A job that is not expected to fit is not started; at the end
+            running jobs save and stop.
+        parallel: how many jobs run at once.
+        retry: run failed jobs again.
+        say: gets a line when a job starts or ends, and one a minute.
+    """
+    refuse_bad_settings(plan, ledger, runs, retry)
+    return _Runner(plan, ledger, runs, device, parallel, minutes, retry, say).run()
+
+
+def refuse_bad_settings(plan: Plan, ledger: Path, runs: Path, retry: bool = False) -> None:
+    """Raise what training would refuse, before the first job starts."""
+    for job in States(plan, ledger, runs).to_run(retry):
+        if job.stage == TRAIN:
+            refuse_faults(job.settings, runs / job.run)
+
+
+@dataclass
+class _Running:
+    job: Job
+    process: subprocess.Popen[bytes]
+    log: Path
+    started: float
+
+
+class _Runner:
+    def __init__(
+        self,
+        plan: Plan,
+        ledger: Path,
+        runs: Path,
+        device: str,
+        parallel: int,
+        minutes: float | None,
+        retry: bool,
+        say: Callable[[str], None],
+    ) -> None:
+        self.plan, self.ledger, self.runs = plan, ledger, runs
+        self.device, self.parallel, self.retry, self.say = device, parallel, retry, say
+        self.deadline = None if minutes is None else time.monotonic() + 60 * minutes
+        self.running: list[_Running] = []
+        self.tried: set[Job] = set()  # in this call
+        self.stopping = False
+        self.news = time.monotonic() + NEWS
+        self._look()
+
+    def run(self) -> States:
+        interrupts = Interrupts()
+        try:
+            with interrupts:
+                while True:
+                    self._collect()
+                    late = self.deadline is not None and time.monotonic() >= self.deadline
+                    if interrupts.asked or late:
+                        self._stop("stopped" if interrupts.asked else "the time is over")
+                    else:
+                        self._start()
+                    if not self.running:
+                        break
+                    self._tell()
+                    time.sleep(POLL)
+        finally:
+            for each in self.running:  # after a second Ctrl-C, or a fault of ours
+                each.process.kill()
+        self.say(f"{self.ledger}: {self.states.counted()}")
+        if interrupts.asked:
+            raise KeyboardInterrupt
+        return self.states
+
+    def _look(self) -> None:
+        """Read the ledger again."""
+        self.states = States(self.plan, self.ledger, self.runs)
+        self.left = [job for job in self.states.to_run(self.retry) if job not in self.tried]
+
+    # -- starting and stopping --------------------------------------------------------------------
+
+    def _start(self) -> None:
+        for job in list(self.left):
+            if len(self.running) == self.parallel:
+                return
+            if self._is_ready(job) and self._fits(job):
+                self.tried.add(job)
+                self.left.remove(job)
+                self._launch(job)
+
+    def _is_ready(self, job: Job) -> bool:
+        return job.source is None or (job.source not in self.left and self._has_source(job.source))
+
+    def _has_source(self, source: Job) -> bool:
+        busy = any(each.job.run == source.run and each.job.trains for each in self.running)
+        return not busy and self.states.has_weights(source)
+
+    def _fits(self, job: Job) -> bool:
+        estimate = self.states.minutes(job)
+        if self.deadline is None or estimate is None:
+            return True
+        return time.monotonic() + 60 * estimate <= self.deadline
+
+    def _launch(self, job: Job) -> None:
+        self.runs.mkdir(parents=True, exist_ok=True)
+        log = self.runs / f"{job.row.name}-seed-{job.seed}.{job.stage}.log"
+        words = [sys.executable, "-m", "drill", *command(job, self.plan, self.runs, self.device)]
+        with log.open("ab") as stream:
+            process = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C reaches it through us only
+            )
+        self.running.append(_Running(job, process, log, time.monotonic()))
+        estimate = self.states.minutes(job)
+        about = "" if estimate is None else f", about {estimate:.1f} min"
+        self.say(f"{job}: started{about}")
+
+    def _stop(self, why: str) -> None:
+        """Running jobs save and stop."""
+        if self.stopping:
+            return
+        self.stopping = True
+        if self.running:
+            self.say(f"{why}: {len(self.running)} running jobs save and stop")
+        for each in self.running:
+            each.process.send_signal(signal.SIGINT)
+
+    # -- results ----------------------------------------------------------------------------------
+
+    def _collect(self) -> None:
+        ended = [each for each in self.running if each.process.poll() is not None]
+        for each in ended:
+            self.running.remove(each)
+            self._end(each)
+        if ended:
+            self._look()
+
+    def _end(self, each: _Running) -> None:
+        """Record what a job has found, or that it failed."""
+        job, code = each.job, each.process.returncode
+        seconds = time.monotonic() - each.started
+        row, fault = self._record(job, seconds)
+        if self.stopping and code != 0:
+            self.say(
+                f"{job}: stopped after {seconds / 60:.1f} min, {_said(row, job.stage) or fault}"
+            )
+            return
+        if code == 0 and States(self.plan, self.ledger, self.runs).state(job) == DONE:
+            self.say(f"{job}: {_said(row, job.stage)} ({seconds / 60:.1f} min)")
+            return
+        if code != 0 and self._is_used_elsewhere(job):
+            self.say(f"{job}: another process trains in {self.runs / job.run}")
+            return
+        message = _last_line(each.log) if code != 0 else fault or "ended without a result"
+        if code < 0:
+            message = f"killed by {signal.Signals(-code).name}; {message}"
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        record_failure(
+            Failed(job.run, job.stage, job.seed, identity(job.settings), message, seconds, now),
+            self.ledger,
+        )
+        self.say(f"{job}: failed after {seconds / 60:.1f} min: {message} (see {each.log})")
+
+    def _record(self, job: Job, seconds: float) -> tuple[Row | None, str]:
+        """Of an interrupted run its curve so far; the row, or why there is none."""
+        extra = {"study": {"name": self.plan.name, "row": job.row.name, "seconds": seconds}}
+        try:
+            return record(self.runs / job.run, self.ledger, extra=extra), ""
+        except AlreadyRecorded:
+            return States(self.plan, self.ledger, self.runs).result(job), "nothing new"
+        except ReportError as error:
+            return None, f"{error}"
+
+    def _is_used_elsewhere(self, job: Job) -> bool:
+        if not (self.runs / job.run).exists():
+            return False
+        try:
+            with RunFolder(self.runs / job.run).locked():
+                return False
+        except RunFolderError:
+            return True
+
+    def _tell(self) -> None:
+        if time.monotonic() < self.news:
+            return
+        self.news = time.monotonic() + NEWS
+        known = [minutes for job in self.left if (minutes := self.states.minutes(job)) is not None]
+        running = ", ".join(str(each.job) for each in self.running)
+        self.say(f"running: {running}; {len(self.left)} more to run, about {sum(known):.0f} min")
+
+
+def command(job: Job, plan: Plan, runs: Path, device: str) -> list[str]:
+    """The words of a job behind `drill`."""
+    place = ["--device", device, "-q"]
+    if job.stage == TRAIN:
+        changes = [*job.row.changes, f"training.seed={job.seed}"]
+        words = ["train", job.row.recipe, "--name", job.run, "--runs", str(runs)]
+        return [*words, *_set(changes), *place]
+    if job.stage == FINETUNE:
+        source = runs / job.row.run(job.seed, TRAIN)
+        words = ["finetune", str(source), "--name", job.run]
+        return [*words, *_set(job.row.finetune_changes), *place]
+    kind = "--words" if job.stage == BLEU else f"--{job.stage}"
+    return ["evaluate", str(runs / job.run), kind, *plan.options.get(job.stage, ()), *place]
+
+
+def _set(changes: tuple[str, ...] | list[str]) -> list[str]:
+    return [word for change in changes for word in ("--set", change)]
+
+
+def _said(row: Row | None, stage: str) -> str:
+    if row is None:
+        return ""
+    if stage in (DYNAMIC, CACHE):
+        figures = [perplexity(each["perplexity"]) for each in evaluated(row, stage)]
+        return f"valid, test {', '.join(figures) or 'not yet'}"
+    bleu = row.extra.get("bleu")
+    test = f"test {perplexity(row.test) or 'not yet'}" if bleu is None else f"BLEU {bleu:.2f}"
+    return f"valid {perplexity(row.valid)}, {test}"
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text("utf-8", "replace").strip().splitlines()
+    return lines[-1] if lines else "no output"

@@ -1,0 +1,123 @@
+"""What is done of a study: read from its ledger, and from run folders for the weights."""
+
+from pathlib import Path
+from statistics import mean
+
+from drill.errors import SettingsError
+from drill.report.results.evaluations import TRANSLATION, Evaluation, paired
+from drill.report.results.ledger import Failed, Row, read, read_failures
+from drill.study.plan import BLEU, TRAINING, Job, Plan, identity
+from drill.training.run.folder import RunFolder
+from drill.training.settings import resolved
+
+DONE, PARTIAL, FAILED, MISSING = "done", "partial", "failed", "missing"
+AGAIN = "done, to run again"
+"""The result is there, but a later stage needs its weights and they are gone."""
+
+
+class States:
+    """The state of every job, as of the moment that this was made.
+
+    Args:
+        runs: the folder with the run folders; None: only the ledger counts.
+    """
+
+    def __init__(self, plan: Plan, ledger: Path, runs: Path | None) -> None:
+        self.plan = plan
+        self.runs = runs
+        rows = read(ledger) if ledger.exists() else []
+        self._results: dict[tuple[str, int | None, str | None], list[Row]] = {}
+        for row in rows:
+            self._results.setdefault((row.name, row.seed, _identity(row)), []).append(row)
+        failures = read_failures(ledger) if ledger.exists() else []
+        self._failures = {
+            (each.name, each.seed, each.identity, each.stage): each for each in failures
+        }
+
+    def results(self, job: Job) -> list[Row]:
+        """Rows of the run that a job trains or evaluates, oldest first; partial ones too."""
+        return self._results.get((job.run, job.seed, identity(job.settings)), [])
+
+    def result(self, job: Job) -> Row | None:
+        """The last finished row that holds what the job has to find."""
+        finished = [row for row in self.results(job) if _holds(row, job.stage)]
+        return finished[-1] if finished else None
+
+    def failure(self, job: Job) -> Failed | None:
+        return self._failures.get((job.run, job.seed, identity(job.settings), job.stage))
+
+    def state(self, job: Job) -> str:
+        if self.result(job) is not None:
+            return DONE
+        begun = [row.recorded for row in self.results(job) if job.trains]
+        failure = self.failure(job)
+        if failure is not None and failure.recorded >= max(begun, default=""):
+            return FAILED
+        return PARTIAL if begun else MISSING
+
+    def has_weights(self, job: Job) -> bool:
+        """Whether the run of a training job is here and finished."""
+        if self.runs is None:
+            return False
+        folder = RunFolder(self.runs / job.run)
+        return folder.best.exists() and folder.test_row() is not None
+
+    def to_run(self, retry: bool = False) -> list[Job]:
+        """Jobs to run, in the order of the plan.
+
+        A done job is among them if a later stage needs its weights and they are gone. What needs
+        the result of a failed job is not.
+        """
+        wanted: set[Job] = set()
+        for job in self.plan.jobs():
+            chain = [job]
+            while (source := chain[-1].source) is not None and not self.has_weights(source):
+                chain.append(source)
+            states = [self.state(each) for each in chain]
+            if states[0] != DONE and (retry or FAILED not in states):
+                wanted |= set(chain)
+        return [job for job in self.plan.jobs() if job in wanted]
+
+    def counted(self) -> str:
+        """``4 of 6 jobs done, 1 failed``."""
+        found = [self.state(job) for job in self.plan.jobs()]
+        failed = f", {found.count(FAILED)} failed" if FAILED in found else ""
+        return f"{found.count(DONE)} of {len(found)} jobs done{failed}"
+
+    def minutes(self, job: Job) -> float | None:
+        """Estimated: the mean of this row's finished jobs of the stage, else of all rows', else
+        training.max_minutes; None: unknown."""
+        others = [each for each in self.plan.jobs() if each.stage == job.stage]
+        for group in ([each for each in others if each.row == job.row], others):
+            known = [seconds for each in group if (seconds := self._seconds(each)) is not None]
+            if known:
+                return mean(known) / 60
+        limit: float | None = job.settings.training["max_minutes"] if job.trains else None
+        return limit
+
+    def _seconds(self, job: Job) -> float | None:
+        if (row := self.result(job)) is None:
+            return None
+        if job.trains:
+            wall = row.extra.get("study", {}).get("seconds", 0.0)
+            return max(row.seconds or 0.0, wall)
+        return sum(each.get("seconds", 0.0) for each in evaluated(row, job.stage))
+
+
+def evaluated(row: Row, stage: str) -> list[Evaluation]:
+    """What an evaluation stage has found: validation and test."""
+    pair = paired(row.evaluations, TRANSLATION if stage == BLEU else stage)
+    return [each for each in pair or () if each is not None]
+
+
+def _holds(row: Row, stage: str) -> bool:
+    """Whether a row is finished and, of an evaluation stage, evaluated."""
+    return row.test is not None and (stage in TRAINING or len(evaluated(row, stage)) == 2)
+
+
+def _identity(row: Row) -> str | None:
+    """None of rows without settings, or with some that this version does not know."""
+    try:
+        return identity(resolved(row.settings)) if row.settings else None
+    except SettingsError:
+        return None
