@@ -6,9 +6,11 @@ from typing import Annotated
 import typer
 
 from drill.cli.display import console, note
+from drill.errors import SettingsError
 from drill.study.plan import read_plan
 from drill.study.runner import run_study
 from drill.study.states import FAILED, States
+from drill.study.tables import report as study_report
 from drill.study.tables import status_table
 
 
@@ -20,6 +22,13 @@ def study(
     status: Annotated[
         bool, typer.Option("--status", help="Print what is done and what is left, run nothing.")
     ] = False,
+    report: Annotated[
+        bool, typer.Option("--report", help="Print the results in Markdown, run nothing.")
+    ] = False,
+    time_to: Annotated[
+        list[float] | None,
+        typer.Option(help="Of --report: time to a validation perplexity; may be repeated."),
+    ] = None,
     runs: Annotated[Path, typer.Option(help="The folder that holds run folders.")] = Path("runs"),
     ledger: Annotated[
         Path | None, typer.Option(help="The results file; results/NAME.jsonl by default.")
@@ -35,6 +44,11 @@ def study(
     """
     wanted = read_plan(plan)
     results = ledger or Path("results", f"{wanted.name}.jsonl")
+    if time_to and not report:
+        raise SettingsError("--time-to: is a column of --report; add that")
+    if report:
+        typer.echo(study_report(States(wanted, results, None), time_to or ()))
+        return
     if status:
         console().print(status_table(States(wanted, results, runs)))
         return

@@ -164,6 +164,8 @@ def read_plan(path: Path | str) -> Plan:
     for each in names:
         if names.count(each) > 1:
             raise SettingsError(f"{path}: {names.count(each)} rows are named {each}; rename one")
+    if len({settings_of(row, row.seeds[0]).task for row in rows}) > 1:
+        raise SettingsError(f"{path}: rows are of different tasks; make a plan for each task")
     baseline = tables.get("baseline")
     if baseline is not None and baseline not in names:
         raise SettingsError(f"{path}: baseline: no row is named {baseline!r}; rows are {names}")

@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from drill.errors import ReportError, RunFolderError
+from drill.errors import ReportError, RunFolderError, SettingsError
 from drill.report.results.ledger import AlreadyRecorded, Failed, Row, record, record_failure
 from drill.report.tables.number_format import perplexity
 from drill.study.plan import BLEU, CACHE, DYNAMIC, FINETUNE, TRAIN, Job, Plan, identity
-from drill.study.states import DONE, States, evaluated
+from drill.study.states import DONE, States, evaluated, is_run_of
 from drill.tasks import refuse_faults
 from drill.training.run.folder import RunFolder
 from drill.training.signals import Interrupts
 
+PROGRAM = (sys.executable, "-m", "drill")
 POLL = 0.2  # seconds between looks at running jobs
 NEWS = 60.0  # seconds between lines on how far the study is
 
@@ -49,10 +50,20 @@ def run_study(
 
 
 def refuse_bad_settings(plan: Plan, ledger: Path, runs: Path, retry: bool = False) -> None:
-    """Raise what training would refuse, before the first job starts."""
+    """Raise what training would refuse, before the first job starts.
+
+    A longer training.max_minutes is refused too where a run has begun: training would go on from
+    it, with a jump in a learning-rate schedule that depends on the end.
+    """
     for job in States(plan, ledger, runs).to_run(retry):
+        folder = RunFolder(runs / job.run)
+        if job.trains and folder.has_trained() and not is_run_of(job, folder):
+            raise SettingsError(
+                f"{folder.path}: holds a run of other settings than row {job.row.name}; rename the "
+                "row, take another --runs, or remove the folder"
+            )
         if job.stage == TRAIN:
-            refuse_faults(job.settings, runs / job.run)
+            refuse_faults(job.settings, folder.path)
 
 
 @dataclass
@@ -139,7 +150,7 @@ class _Runner:
     def _launch(self, job: Job) -> None:
         self.runs.mkdir(parents=True, exist_ok=True)
         log = self.runs / f"{job.row.name}-seed-{job.seed}.{job.stage}.log"
-        words = [sys.executable, "-m", "drill", *command(job, self.plan, self.runs, self.device)]
+        words = [*PROGRAM, *command(job, self.plan, self.runs, self.device)]
         with log.open("ab") as stream:
             process = subprocess.Popen(
                 words,
@@ -159,7 +170,7 @@ class _Runner:
             return
         self.stopping = True
         if self.running:
-            self.say(f"{why}: {len(self.running)} running jobs save and stop")
+            self.say(f"{why}; running jobs save and stop: {len(self.running)}")
         for each in self.running:
             each.process.send_signal(signal.SIGINT)
 

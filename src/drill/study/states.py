@@ -1,5 +1,6 @@
 """What is done of a study: read from its ledger, and from run folders for the weights."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 
@@ -8,7 +9,7 @@ from drill.report.results.evaluations import TRANSLATION, Evaluation, paired
 from drill.report.results.ledger import Failed, Row, read, read_failures
 from drill.study.plan import BLEU, TRAINING, Job, Plan, identity
 from drill.training.run.folder import RunFolder
-from drill.training.settings import resolved
+from drill.training.settings import resolved, saved
 
 DONE, PARTIAL, FAILED, MISSING = "done", "partial", "failed", "missing"
 AGAIN = "done, to run again"
@@ -60,7 +61,8 @@ class States:
         if self.runs is None:
             return False
         folder = RunFolder(self.runs / job.run)
-        return folder.best.exists() and folder.test_row() is not None
+        finished = folder.best.exists() and folder.test_row() is not None
+        return finished and is_run_of(job, folder)
 
     def to_run(self, retry: bool = False) -> list[Job]:
         """Jobs to run, in the order of the plan.
@@ -85,23 +87,43 @@ class States:
         return f"{found.count(DONE)} of {len(found)} jobs done{failed}"
 
     def minutes(self, job: Job) -> float | None:
-        """Estimated: the mean of this row's finished jobs of the stage, else of all rows', else
-        training.max_minutes; None: unknown."""
-        others = [each for each in self.plan.jobs() if each.stage == job.stage]
-        for group in ([each for each in others if each.row == job.row], others):
-            known = [seconds for each in group if (seconds := self._seconds(each)) is not None]
-            if known:
-                return mean(known) / 60
+        """Estimated: the mean of the row's finished jobs of this stage, else
+        training.max_minutes, else the mean of all rows; None: unknown."""
+        done = {
+            each: seconds
+            for each in self.plan.jobs()
+            if each.stage == job.stage and (seconds := self._seconds(each)) is not None
+        }
+        if own := [seconds for each, seconds in done.items() if each.row == job.row]:
+            return mean(own) / 60
         limit: float | None = job.settings.training["max_minutes"] if job.trains else None
-        return limit
+        if limit is not None:
+            return limit + self._start_up(list(done)) / 60
+        return mean(done.values()) / 60 if done else None
 
     def _seconds(self, job: Job) -> float | None:
+        """How long a finished job took."""
         if (row := self.result(job)) is None:
             return None
         if job.trains:
-            wall = row.extra.get("study", {}).get("seconds", 0.0)
-            return max(row.seconds or 0.0, wall)
+            return max(row.seconds or 0.0, _wall(row))
         return sum(each.get("seconds", 0.0) for each in evaluated(row, job.stage))
+
+    def _start_up(self, done: Sequence[Job]) -> float:
+        """Mean seconds that training jobs took besides training."""
+        rows = [row for job in done if (row := self.result(job)) is not None]
+        return mean([max(0.0, _wall(row) - (row.seconds or 0.0)) for row in rows] or [0.0])
+
+
+def _wall(row: Row) -> float:
+    """Seconds of the job that finished a run; 0 where the row is of no study."""
+    found: float = row.extra.get("study", {}).get("seconds", 0.0)
+    return found
+
+
+def is_run_of(job: Job, folder: RunFolder) -> bool:
+    """Whether a folder holds a run of the job's settings."""
+    return folder.recipe.exists() and identity(saved(folder.recipe)) == identity(job.settings)
 
 
 def evaluated(row: Row, stage: str) -> list[Evaluation]:

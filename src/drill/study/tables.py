@@ -1,7 +1,204 @@
 """Tables of a study: what is done, and what came out."""
 
-from drill.study.plan import STAGES, Job
-from drill.study.states import AGAIN, DONE, States
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from statistics import mean
+
+from drill.report.results.evaluations import ADAPTIVE
+from drill.report.results.ledger import Row
+from drill.report.results.paper import PAPER
+from drill.report.results.recipe_changes import change_notes
+from drill.report.results.run_files import as_finite
+from drill.report.tables import number_format as numbers
+from drill.report.tables.markup import Column, Table, markdown_text
+from drill.report.tables.result_tables import (
+    ADAPTIVE_NOTE,
+    GAP_NOTE,
+    PREDICTED_ONLY,
+    less_paper,
+    paper_figures,
+    paper_gap,
+    paper_notes,
+)
+from drill.study.plan import BLEU, STAGES, TRAINING, Job, PlanRow
+from drill.study.states import AGAIN, DONE, FAILED, MISSING, States, evaluated
+from drill.study.statistics import CONFIDENCE, paired_difference, standard_error
+
+DASH = "-"  # what one seed does not tell
+MEAN_NOTE = "n: seeds; ± is the standard error of the mean."
+DIFFERENCE_NOTE = (
+    "Differences to the baseline are paired by seed, with a "
+    f"{CONFIDENCE:.0%} confidence interval and the p-value of a two-sided paired t-test."
+)
+
+
+# -- what came out --------------------------------------------------------------------------------
+
+
+def report(states: States, time_to: Sequence[float] = ()) -> str:
+    """The study in Markdown, from the ledger alone.
+
+    Args:
+        time_to: validation perplexities; a column for each says how long runs took to reach it.
+    """
+    stages = [each for each in STAGES if any(each in row.stages for row in states.plan.rows)]
+    parts = [f"## {markdown_text(states.plan.name)}\n"]
+    for stage in stages:
+        parts += [f"### {stage}\n", stage_table(states, stage, time_to).markdown()]
+    if rest := [*_not_counted(states)]:
+        parts += ["### Not in the tables\n", "".join(f"- {markdown_text(each)}\n" for each in rest)]
+    return "\n".join(parts)
+
+
+def stage_table(states: States, stage: str, time_to: Sequence[float] = ()) -> Table:
+    """One line per row of the plan: means over seeds and differences to the baseline."""
+    plan = states.plan
+    found = {
+        row.name: _results(states, row, stage) for row in plan.rows if stage in row.stages
+    }  # by row, then by seed
+    scores = _headings(stage, [each for group in found.values() for each in group.values()])
+    base = found.get(plan.baseline or "", {})
+    times = [f"minutes to {wanted:g}" for wanted in time_to if stage in TRAINING]
+    names = ["row", "n", *scores]
+    names += [name for score in scores for name in (f"{score} - {plan.baseline}", "p") if base]
+    names += ["minutes", *times, "paper", "gap"]
+    rows = []
+    for name, results in found.items():
+        group = list(results.values())
+        figures = {seed: _figures(each, stage) for seed, each in results.items()}
+        against = {} if name == plan.baseline else {s: _figures(r, stage) for s, r in base.items()}
+        cells = [name, str(len(group))]
+        cells += [_mean_cell([each[n] for each in figures.values()]) for n in range(len(scores))]
+        for n in range(len(scores) if base else 0):
+            cells += _difference_cells(figures, against, n)
+        cells.append(_minutes_cell(group, stage))
+        cells += [_time_cell(group, wanted) for wanted, _ in zip(time_to, times, strict=False)]
+        rows.append([*cells, *_paper_cells(group, stage)])
+    headings = [Column(name, numeric=name != "row") for name in names]
+    return Table.of(headings, rows, _notes(names, rows, stage, found))
+
+
+def _results(states: States, row: PlanRow, stage: str) -> dict[int, Row]:
+    found = {seed: states.result(Job(row, seed, stage)) for seed in row.seeds}
+    return {seed: result for seed, result in found.items() if result is not None}
+
+
+def _headings(stage: str, results: Sequence[Row]) -> list[str]:
+    if stage == BLEU:
+        return ["valid BLEU", "test BLEU"]
+    return ["valid", "BLEU" if any("bleu" in each.extra for each in results) else "test"]
+
+
+def _figures(row: Row, stage: str) -> list[float | None]:
+    """Of validation and test: perplexities, of a translator's test its BLEU."""
+    if stage in TRAINING:
+        return [row.valid, as_finite(row.extra.get("bleu", row.test))]
+    key = "bleu" if stage == BLEU else "perplexity"
+    return [as_finite(each.get(key)) for each in evaluated(row, stage)]
+
+
+def _mean_cell(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return DASH
+    error = standard_error(known)
+    return f"{numbers.perplexity(mean(known))} ± {DASH if error is None else f'{error:.2f}'}"
+
+
+def _difference_cells(
+    ours: Mapping[int, Sequence[float | None]],
+    theirs: Mapping[int, Sequence[float | None]],
+    n: int,
+) -> list[str]:
+    """The mean difference with its interval, and the p-value, over common seeds."""
+    pairs = [
+        (mine, other)
+        for seed in ours.keys() & theirs.keys()
+        if (mine := ours[seed][n]) is not None and (other := theirs[seed][n]) is not None
+    ]
+    if not pairs:
+        return ["", ""]
+    found = paired_difference(*zip(*pairs, strict=True))
+    middle = numbers.change(found.mean, 2)
+    if found.half is None or found.p is None:
+        return [f"{middle} ({DASH})", DASH]
+    low, high = (numbers.change(found.mean + side, 2) for side in (-found.half, found.half))
+    return [f"{middle} ({low} to {high})", "< 0.001" if found.p < 0.001 else f"{found.p:.3f}"]
+
+
+def _minutes_cell(group: Sequence[Row], stage: str) -> str:
+    if stage in TRAINING:
+        seconds = [each.seconds for each in group if each.seconds is not None]
+    else:
+        seconds = [sum(one.get("seconds", 0.0) for one in evaluated(r, stage)) for r in group]
+    return f"{mean(seconds) / 60:.1f}" if seconds else ""
+
+
+def _time_cell(group: Sequence[Row], wanted: float) -> str:
+    """Mean minutes of the runs that reached a perplexity, and how many those are."""
+    known = [seconds for each in group if (seconds := seconds_to(each, wanted)) is not None]
+    of_all = "" if len(known) == len(group) else f" ({len(known)} of {len(group)})"
+    return f"{mean(known) / 60:.1f}{of_all}" if known else DASH
+
+
+def seconds_to(row: Row, wanted: float) -> float | None:
+    """Seconds to the first validation at or below a perplexity; None if there is none."""
+    for _, valid, *more in row.validations:
+        if valid is not None and valid <= wanted and len(more) > 1:
+            return more[1]
+    return None
+
+
+def _paper_cells(group: Sequence[Row], stage: str) -> list[str]:
+    if not group or stage == BLEU:
+        return ["", ""]
+    recipe = group[0].recipe
+    if stage in TRAINING:
+        return [paper_figures(recipe), paper_gap(recipe, group)]
+    key = "perplexity" if stage in PREDICTED_ONLY else "published"
+    pairs = [[one[key] for one in evaluated(each, stage)] for each in group]
+    valid, test = (mean(each) for each in zip(*pairs, strict=True))
+    gap = less_paper(valid, test, PAPER.get(f"{recipe}+{stage}"))
+    return [paper_figures(recipe, f"+{stage}"), gap]
+
+
+def _notes(
+    names: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    stage: str,
+    found: Mapping[str, Mapping[int, Row]],
+) -> list[str]:
+    results = [(name, each) for name, group in found.items() for each in group.values()]
+    compared = "p" in names and any(row[names.index("p")] for row in rows)
+    notes = [MEAN_NOTE, *([DIFFERENCE_NOTE] if compared else [])]
+    gap_note = ADAPTIVE_NOTE if stage in ADAPTIVE else GAP_NOTE
+    notes += paper_notes(rows, names.index("paper"), gap_note)
+    for key in ("device", "commit"):
+        values = dict.fromkeys(str(getattr(each, key)) for _, each in results)
+        notes += [f"{key.capitalize()}: {', '.join(values)}."] if values else []
+    return [*notes, *change_notes(replace(each, name=name) for name, each in results)]
+
+
+def _not_counted(states: States) -> Iterator[str]:
+    """Sentences on jobs without a result, and on runs with several."""
+    for job in states.plan.jobs():
+        state, failure, results = states.state(job), states.failure(job), states.results(job)
+        finished = [each for each in results if each.test is not None]
+        if state == DONE:
+            if job.trains and len(finished) > 1:
+                yield f"{job}: finished {len(finished)} times; the last result counts"
+        elif state == FAILED and failure is not None:
+            yield f"{job}: failed; {failure.message}"
+        elif state == MISSING:
+            yield f"{job}: missing"
+        else:
+            last = results[-1]
+            valid = numbers.perplexity(last.valid)
+            epochs = f"{last.epochs} epoch{'' if last.epochs == 1 else 's'}"
+            yield f"{job}: partial; {epochs}, lowest valid {valid}"
+
+
+# -- what is done ---------------------------------------------------------------------------------
 
 
 def status_table(states: States) -> str:
@@ -15,26 +212,24 @@ def status_table(states: States) -> str:
             jobs = {stage: Job(row, seed, stage) for stage in row.stages}
             own = [job for job in jobs.values() if job in left]
             cells = [_state(states, jobs[stage], left) if stage in jobs else "" for stage in stages]
-            lines.append([row.name, str(seed), *cells, _minutes(states, own)])
+            lines.append([row.name, str(seed), *cells, _minutes_left(states, own)])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     table = [
         "  ".join(f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in lines
     ]
-    rest = f"; {len(left)} to run, about {_minutes(states, left)} min" if left else ""
-    table.append(f"{states.counted()}{rest}")
-    return "\n".join(table)
+    rest = f"; {len(left)} to run, about {_minutes_left(states, left)} min" if left else ""
+    return "\n".join([*table, f"{states.counted()}{rest}"])
 
 
-def _state(states: States, job: Job, left: list[Job]) -> str:
+def _state(states: States, job: Job, left: Sequence[Job]) -> str:
     state = states.state(job)
     return AGAIN if state == DONE and job in left else state
 
 
-def _minutes(states: States, jobs: list[Job]) -> str:
-    """``12.5``; with a + where the time of some is unknown."""
-    if not jobs:
-        return ""
-    found = [states.minutes(job) for job in jobs]
-    known = [minutes for minutes in found if minutes is not None]
-    return f"{sum(known):.1f}{'+' if len(known) < len(found) else ''}"
+def _minutes_left(states: States, jobs: Sequence[Job]) -> str:
+    """``12.5``, ``12.5+`` where the time of some is unknown, ``?`` where that of all is."""
+    known = [minutes for job in jobs if (minutes := states.minutes(job)) is not None]
+    if jobs and not known:
+        return "?"
+    return f"{sum(known):.1f}{'+' if len(known) < len(jobs) else ''}" if jobs else ""

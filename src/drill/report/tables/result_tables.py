@@ -55,14 +55,14 @@ def runs_table(results: Sequence[Result]) -> Table:
             numbers.perplexity(each.valid),
             numbers.perplexity(each.test),
             *(numbers.perplexity(_bleu(each)) for _ in bleu),
-            _paper(each.recipe),
-            _gap(each.recipe, [each]),
+            paper_figures(each.recipe),
+            paper_gap(each.recipe, [each]),
             numbers.duration(each.seconds),
             each.device or "",
         ]
         for each in results
     ]
-    notes = [*_paper_notes(rows, names.index("paper")), *change_notes(results)]
+    notes = [*paper_notes(rows, names.index("paper")), *change_notes(results)]
     return Table.of(columns(names), rows, notes)
 
 
@@ -90,13 +90,13 @@ def recipes_table(results: Sequence[Result]) -> Table:
                 spread(_known(each.valid for each in used)),
                 spread(_known(each.test for each in used)),
                 *(spread(_known(map(_bleu, used))) for _ in bleu),
-                _paper(first.recipe),
-                _gap(first.recipe, used),
+                paper_figures(first.recipe),
+                paper_gap(first.recipe, used),
                 numbers.duration(_mean(each.seconds for each in used)),
             ]
         )
     several = [SPREAD_NOTE] if any(len(group) > 1 for group in groups.values()) else []
-    return Table.of(columns(names), rows, [*several, *_paper_notes(rows, names.index("paper"))])
+    return Table.of(columns(names), rows, [*several, *paper_notes(rows, names.index("paper"))])
 
 
 def ledger_table(rows: Sequence[Row]) -> Table:
@@ -115,8 +115,8 @@ def ledger_table(rows: Sequence[Row]) -> Table:
             numbers.count(row.epochs),
             numbers.perplexity(row.valid),
             numbers.perplexity(row.test),
-            _paper(row.recipe),
-            _gap(row.recipe, [row]),
+            paper_figures(row.recipe),
+            paper_gap(row.recipe, [row]),
             *(_figure(row.extra.get(key, "")) for key in extra),
             numbers.duration(row.seconds),
             row.device or "",
@@ -126,7 +126,7 @@ def ledger_table(rows: Sequence[Row]) -> Table:
         ]
         for row in rows
     ]
-    notes = [*_paper_notes(lines, names.index("paper")), *change_notes(rows)]
+    notes = [*paper_notes(lines, names.index("paper")), *change_notes(rows)]
     return Table.of(columns(names), lines, notes)
 
 
@@ -153,11 +153,11 @@ def evaluations_table(results: Sequence[Result]) -> Table:
                         numbers.perplexity(as_finite((found or {}).get("perplexity")))
                         for found in pair
                     ),
-                    _paper(each.recipe, f"+{kind}"),
-                    _less(valid, test, PAPER.get(f"{each.recipe}+{kind}")),
+                    paper_figures(each.recipe, f"+{kind}"),
+                    less_paper(valid, test, PAPER.get(f"{each.recipe}+{kind}")),
                 ]
             )
-    notes = _paper_notes(rows, names.index("paper"), ADAPTIVE_NOTE)
+    notes = paper_notes(rows, names.index("paper"), ADAPTIVE_NOTE)
     if any(not names_weights(found) for each in results for found in each.evaluations):
         notes.append(WEIGHTLESS_NOTE)
     return Table.of(columns(names), rows, notes)
@@ -204,7 +204,7 @@ def _tokenised_bleu(each: Result) -> float | None:
     return as_finite(scores.get("tokenised_bleu"))
 
 
-def _paper(recipe: str | None, added: str = "") -> str:
+def paper_figures(recipe: str | None, added: str = "") -> str:
     """Validation / test of the paper, where it has this model or at least a finetuned one.
 
     Of a translator its BLEU.
@@ -217,22 +217,24 @@ def _paper(recipe: str | None, added: str = "") -> str:
     return "" if tuned is None else f"{' / '.join(map(str, tuned))} ft"
 
 
-def _gap(recipe: str | None, results: Sequence[Result]) -> str:
+def paper_gap(recipe: str | None, results: Sequence[Result]) -> str:
     if bleu := PAPER_BLEU.get(recipe or ""):
         ours = _mean(map(_tokenised_bleu, results))
         return "" if ours is None else numbers.change(ours - bleu)
     valid = _mean(each.valid_published for each in results)
-    return _less(valid, _mean(each.test_published for each in results), PAPER.get(recipe or ""))
+    return less_paper(
+        valid, _mean(each.test_published for each in results), PAPER.get(recipe or "")
+    )
 
 
-def _less(valid: float | None, test: float | None, paper: Perplexities | None) -> str:
+def less_paper(valid: float | None, test: float | None, paper: Perplexities | None) -> str:
     if paper is None:
         return ""
     pairs = zip((valid, test), paper, strict=True)
     return " / ".join(numbers.change(ours - theirs) for ours, theirs in pairs if ours is not None)
 
 
-def _paper_notes(table: Sequence[Sequence[str]], paper: int, gap_note: str = GAP_NOTE) -> list[str]:
+def paper_notes(table: Sequence[Sequence[str]], paper: int, gap_note: str = GAP_NOTE) -> list[str]:
     """What the columns ``paper`` and ``gap`` mean, where anything stands in them."""
     gaps = [row[paper].endswith(" BLEU") for row in table if row[paper + 1]]
     notes = [gap_note] if not all(gaps) else []

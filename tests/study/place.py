@@ -1,0 +1,135 @@
+"""A folder with a text, a recipe and a stand-in for `drill` that writes run folders at once."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drill.study import runner
+from drill.study.plan import TRAINING, Plan, read_plan, settings_of
+from tests.tiny_place import RECIPE
+
+PLAN = """
+name = "small"
+seeds = [1, 2]
+baseline = "a"
+
+[[row]]
+name = "a"
+recipe = "tiny.toml"
+
+[[row]]
+name = "b"
+recipe = "tiny.toml"
+set = ["layer.depth=1"]
+"""
+
+STAND_IN = """
+import json, os, pathlib, signal, sys, time
+
+command, first, *words = sys.argv[1:]
+options = dict(zip(words, words[1:]))
+folder = pathlib.Path(first)
+if command != "evaluate":
+    runs = pathlib.Path(options["--runs"]) if command == "train" else folder.parent
+    folder = runs / options["--name"]
+stage = words[0].strip("-") if command == "evaluate" else command
+behaviour = json.loads(pathlib.Path("behaviour.json").read_text()).get(f"{folder.name} {stage}")
+with open("started.txt", "a") as stream:
+    stream.write(f"{folder.name} {stage}\\n")
+
+def write(name, rows):
+    with open(folder / name, "a") as stream:
+        stream.writelines(json.dumps(row) + "\\n" for row in rows)
+
+if behaviour == "fail":
+    sys.exit("Traceback\\nValueError: bad luck")
+while behaviour == "meet" and pathlib.Path("started.txt").read_text().count("\\n") < 2:
+    time.sleep(0.02)  # until another job runs
+if behaviour == "crash":
+    signal.raise_signal(signal.SIGKILL)
+if command == "evaluate":
+    kind = "translation" if stage == "words" else stage
+    weights = {"weights": "best", "weights_fingerprint": "f" * 64}
+    write("evaluations.jsonl", [
+        {"kind": kind, "split": split, "perplexity": 50.0, "published": 49.9, "seconds": 30.0,
+         **weights}
+        for split in ("valid", "test")
+    ])
+    sys.exit()
+
+folder.mkdir(parents=True, exist_ok=True)
+valid, test = json.loads(pathlib.Path("figures.json").read_text()).get(folder.name, (60.0, 58.0))
+(folder / "recipe.toml").write_text(pathlib.Path("recipes", folder.name).read_text())
+about = {"seed": int(folder.name.split("-")[2]), "device": "a GPU", "commit": "abc1234"}
+(folder / "environment.json").write_text(json.dumps(about))
+def epoch(number, valid):
+    return {"kind": "epoch", "epoch": number, "step": 10 * number, "valid_perplexity": valid,
+            "valid_published": valid, "elapsed": 60.0 * number}
+if behaviour == "wait" and not (folder / "metrics.jsonl").exists():
+    signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
+    write("metrics.jsonl", [epoch(1, valid + 10)])
+    pathlib.Path("part.txt").write_text(str(os.getpid()))
+    pathlib.Path("part.txt").rename("waiting.txt")
+    time.sleep(600)
+(folder / "metrics.jsonl").unlink(missing_ok=True)
+write("metrics.jsonl", [epoch(1, valid + 10), epoch(2, valid)])
+write("metrics.jsonl", [
+    {"kind": "test", "epoch": 2, "valid_perplexity": valid, "test_perplexity": test,
+     "valid_published": valid, "test_published": test, "elapsed": 121.0,
+     "weights_fingerprint": "f" * 64}
+])
+(folder / "best.safetensors").write_bytes(b"")
+"""
+
+
+class Place:
+    """Where a study runs: in the folder one is in, with the stand-in."""
+
+    ledger = Path("results.jsonl")
+    runs = Path("runs")
+
+    def plan(self, text: str = PLAN) -> Plan:
+        """Read a plan; the stand-in learns the settings of its runs."""
+        Path("plan.toml").write_text(text)
+        plan = read_plan("plan.toml")
+        for job in plan.jobs():
+            if job.stage in TRAINING:
+                toml = settings_of(job.row, job.seed, job.stage).to_toml()
+                Path("recipes", job.run).write_text(toml)
+        return plan
+
+    def behave(self, **behaviour: str) -> None:
+        """``a_seed_1__train="fail"``: what the stand-in does instead."""
+        named = {key.replace("__", " ").replace("_", "-"): each for key, each in behaviour.items()}
+        Path("behaviour.json").write_text(json.dumps(named))
+
+    def study(self, plan: Plan | None = None, **options: Any) -> list[str]:
+        """Run a study; returns the jobs that were started."""
+        Path("started.txt").write_text("")
+        self.said: list[str] = []
+        runner.run_study(
+            plan or self.plan(), self.ledger, self.runs, say=self.said.append, **options
+        )
+        return self.started()
+
+    def started(self) -> list[str]:
+        return Path("started.txt").read_text().splitlines()
+
+
+def make_place(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    monkeypatch.chdir(folder)
+    Path("text").mkdir()
+    for split in ("train", "valid", "test"):
+        Path("text", f"{split}.txt").write_text("the lamp is lit\n" * 20)
+    Path("tiny.toml").write_text(RECIPE)
+    Path("stand_in.py").write_text(STAND_IN)
+    Path("figures.json").write_text("{}")
+    Path("recipes").mkdir()
+    monkeypatch.setattr(runner, "PROGRAM", (sys.executable, "-S", "stand_in.py"))
+    monkeypatch.setattr(runner, "POLL", 0.02)
+    place = Place()
+    place.behave()
+    return place

@@ -1,0 +1,121 @@
+"""Plans: what they say, the order of their jobs, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from drill.errors import SettingsError
+from drill.language_modeling.finetune import finetuning
+from drill.study.plan import FINETUNE, identity, read_plan, settings_of
+from drill.training.settings import recipe
+from tests.study.place import PLAN, make_place
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    return make_place(tmp_path, monkeypatch)
+
+
+def test_all_rows_come_with_the_first_seed_and_stages_in_order(place):
+    plan = place.plan(PLAN.replace("baseline", 'stages = ["train", "cache"]\nbaseline'))
+    assert [str(job) for job in plan.jobs()] == [
+        "a-seed-1 train",
+        "a-seed-1 cache",
+        "b-seed-1 train",
+        "b-seed-1 cache",
+        "a-seed-2 train",
+        "a-seed-2 cache",
+        "b-seed-2 train",
+        "b-seed-2 cache",
+    ]
+
+
+def test_a_row_has_its_own_seeds_stages_and_settings(place):
+    plan = place.plan(
+        PLAN.replace("baseline", 'set = ["optimizer.lr=7"]\nbaseline')
+        + 'seeds = [5]\nstages = ["train", "finetune", "dynamic"]\n'
+    )
+    a, b = plan.rows
+    assert (a.seeds, a.stages, b.seeds) == ((1, 2), ("train",), (5,))
+    assert settings_of(b, 5).optimizer["lr"] == 7
+    assert settings_of(b, 5).layer["depth"] == 1
+    assert [job.run for job in plan.jobs() if job.row == b] == [
+        "b-seed-5",
+        "b-seed-5-finetune",
+        "b-seed-5-finetune",  # what is evaluated is the finetuned run
+    ]
+
+
+def test_an_evaluation_is_of_the_last_training_before_it(place):
+    plan = place.plan(PLAN + 'stages = ["train", "cache", "finetune", "dynamic"]\n')
+    runs = {job.stage: job.run for job in plan.jobs() if job.row.name == "b" and job.seed == 1}
+    assert runs["cache"] == "b-seed-1"
+    assert runs["dynamic"] == "b-seed-1-finetune"
+
+
+def test_settings_of_finetuning_are_those_of_the_command(place):
+    plan = place.plan(PLAN + 'stages = ["train", "finetune"]\n')
+    row = plan.rows[1]
+    folder = Path("runs/b-seed-2")
+    folder.mkdir(parents=True)
+    (folder / "recipe.toml").write_text(settings_of(row, 2).to_toml())
+    assert identity(settings_of(row, 2, FINETUNE)) == identity(finetuning(folder))
+    changed = place.plan('finetune_set = ["training.patience=2"]' + PLAN).rows[1]
+    assert settings_of(changed, 2, FINETUNE).training["patience"] == 2
+
+
+def test_the_identity_of_settings_leaves_out_seeds_and_kernels():
+    def of(*changes):
+        return identity(recipe("tiny.toml", changes))
+
+    assert of("training.seed=3", "training.capture=false", "encoder.impl=reference") == of()
+    assert of("training.max_minutes=3") != of()
+    assert of("data.corpus=elsewhere/text") == of()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        ('baseline = "a"', 'baseline = "c"', "baseline: no row is named 'c'"),
+        ('name = "b"', 'name = "a"', "2 rows are named a"),
+        ('name = "b"', 'name = "b/c"', "names run folders, so it cannot be 'b/c'"),
+        ('name = "b"', "", "row 2: has no name"),
+        ("set =", "sett =", "row 2: sett is unknown; did you mean set"),
+        ("seeds = [1, 2]", "seed = [1, 2]", "seed is unknown; did you mean seeds"),
+        ("seeds = [1, 2]", "seeds = [1, 1]", "seeds: names each once"),
+        ("seeds = [1, 2]", "seeds = 3", "seeds: is a list, not 3"),
+        ("seeds = [1, 2]", 'seeds = ["1"]', "seeds: is a whole number, not '1'"),
+        ("seeds = [1, 2]", "seeds = []", "seeds: names each once"),
+        ("seeds = [1, 2]", 'stages = ["fine"]', "stages: there is no 'fine'; did you mean"),
+        ("seeds = [1, 2]", 'stages = ["cache"]', "stages: the first is train, not cache"),
+        ("seeds = [1, 2]", 'stages = ["train", "bleu"]', "bleu is not for this task"),
+        ("seeds = [1, 2]", "options = 3", "options: is a table"),
+        ("seeds = [1, 2]", "options = {train = []}", "options: train is unknown"),
+        ('recipe = "tiny.toml"', 'recipe = "tinny"', "row 1 (a): tinny: is neither a recipe"),
+        ("layer.depth=1", "layer.dept=1", "row 2 (b): layer.dept"),
+        ("layer.depth=1", "optimizer.name=adamw\", \"optimizer.lr=1", "cannot be finetuned"),
+        ("[[row]]", "[row]", "has no rows"),
+        ("[[row]]", "[[", "is not TOML"),
+    ],
+)  # fmt: skip
+def test_a_bad_plan_is_refused(old, new, fault):
+    text = PLAN.replace(old, new) if old != "[[row]]" else PLAN.split("[[row]]")[0] + new
+    if "finetuned" in fault:
+        text += 'stages = ["train", "finetune"]\n'
+    Path("plan.toml").write_text(text)
+    with pytest.raises(SettingsError) as error:
+        read_plan("plan.toml")
+    assert fault in str(error.value)
+    assert "plan.toml" in str(error.value)
+
+
+def test_a_plan_that_is_not_there_is_named():
+    with pytest.raises(SettingsError, match=r"none.toml: cannot be read"):
+        read_plan("none.toml")
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("studies/*.toml")), ids=lambda path: path.stem)
+def test_shipped_plans_can_be_read(path):
+    assert read_plan(path).jobs()

@@ -1,0 +1,58 @@
+"""`drill study` with real, tiny runs."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.tiny_place import make_place
+
+PLAN = """
+name = "tiny"
+stages = ["train", "cache"]
+set = ["training.epochs=1"]
+
+[[row]]
+name = "tied"
+recipe = "tiny.toml"
+set = ["layer.name=tied"]
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = make_place(tmp_path_factory.mktemp("place"))
+    (folder / "plan.toml").write_text(PLAN)
+    return folder
+
+
+@pytest.mark.slow
+def test_a_plan_becomes_a_table(drill):
+    code, out, err = drill("study", "plan.toml", "--device", "cpu", "--minutes", "10")
+    assert (code, out) == (0, "")
+    assert [line.partition(":")[0] for line in err.splitlines()] == [
+        "tied-seed-1 train",
+        "tied-seed-1 train",
+        "tied-seed-1 cache",
+        "tied-seed-1 cache",
+        "results/tiny.jsonl",
+    ]
+    lines = Path("results/tiny.jsonl").read_text().splitlines()
+    kinds = [json.loads(line)["kind"] for line in lines]
+    assert kinds == ["result", "evaluation", "evaluation"]
+    assert drill("study", "plan.toml", "--status")[1].splitlines()[1].split() == [
+        "tied", "1", "done", "done",
+    ]  # fmt: skip
+    assert drill("study", "plan.toml") == (0, "", "results/tiny.jsonl: 2 of 2 jobs done\n")
+    report = drill("study", "plan.toml", "--report", "--time-to", "100")[1]
+    assert "### cache" in report
+    assert "| tied | 1 |" in report
+
+
+def test_faults_are_sentences(drill, tmp_path):
+    (tmp_path / "bad.toml").write_text(PLAN.replace("tiny.toml", "none"))
+    code, _, err = drill("study", str(tmp_path / "bad.toml"))
+    assert code == 1
+    assert err.startswith(f"drill: {tmp_path}/bad.toml: row 1 (tied): none: is neither a recipe")
+    code, _, err = drill("study", "plan.toml", "--time-to", "60")
+    assert (code, err) == (1, "drill: --time-to: is a column of --report; add that\n")

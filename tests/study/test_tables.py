@@ -1,0 +1,112 @@
+"""What a study prints: means, differences, times, and what is missing."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from drill.study.states import States
+from drill.study.tables import report, status_table
+from tests.study.place import PLAN, make_place
+
+FIGURES = {
+    "a-seed-1": (60.0, 58.0),
+    "a-seed-2": (61.0, 59.0),
+    "a-seed-3": (62.0, 60.0),
+    "b-seed-1": (59.0, 57.0),
+    "b-seed-2": (59.0, 57.0),
+    "b-seed-3": (59.0, 57.0),
+}
+
+GOLDEN = """\
+## small
+
+### train
+
+| row | n | valid | test | valid - a | p | test - a | p | minutes | minutes to 60 |
+|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|
+| a | 3 | 61.00 ± 0.58 | 59.00 ± 0.58 |  |  |  |  | 2.0 | 2.0 (1 of 3) |
+| b | 3 | 59.00 ± 0.00 | 57.00 ± 0.00 | -2.00 (-4.48 to +0.48) | 0.074 | -2.00 (-4.48 to +0.48) | 0.074 | 2.0 | 2.0 |
+
+n: seeds; ± is the standard error of the mean. Differences to the baseline are paired by seed, with a 95% confidence interval and the p-value of a two-sided paired t-test. Device: a GPU. Commit: abc1234.
+"""  # noqa: E501
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    made = make_place(tmp_path, monkeypatch)
+    Path("figures.json").write_text(json.dumps(FIGURES))
+    return made
+
+
+def test_the_table_has_means_and_paired_differences(place):
+    plan = place.plan(PLAN.replace("[1, 2]", "[1, 2, 3]"))
+    place.study(plan)
+    assert report(States(plan, place.ledger, None), [60.0]) == GOLDEN
+
+
+def test_one_seed_shows_a_dash(place):
+    plan = place.plan(PLAN.replace("[1, 2]", "[1]"))
+    place.study(plan)
+    text = report(States(plan, place.ledger, None))
+    assert "| a | 1 | 60.00 ± - | 58.00 ± - |  |  |  |  | 2.0 |" in text
+    assert "| b | 1 | 59.00 ± - | 57.00 ± - | -1.00 (-) | - | -1.00 (-) | - | 2.0 |" in text
+
+
+def test_only_common_seeds_are_compared(place):
+    plan = place.plan(PLAN + "seeds = [2, 3]\n")
+    place.study(plan)
+    assert "| b | 2 | 59.00 ± 0.00 | 57.00 ± 0.00 | -2.00 (-) |" in report(
+        States(plan, place.ledger, None)
+    )
+
+
+def test_what_is_not_in_the_table_is_named(place):
+    place.behave(a_seed_1__train="wait", b_seed_1__train="fail")
+    plan = place.plan()
+    place.study(plan, minutes=1.5 / 60)
+    place.behave(b_seed_1__train="fail", a_seed_1__train="fail")
+    place.study(place.plan(PLAN.replace("[1, 2]", "[1]")))
+    assert report(States(plan, place.ledger, None)).split("### Not in the tables\n")[1] == (
+        "\n- a-seed-1 train: failed; ValueError: bad luck\n"
+        "- b-seed-1 train: failed; ValueError: bad luck\n"
+        "- a-seed-2 train: missing\n"
+        "- b-seed-2 train: missing\n"
+    )
+    assert status_table(States(plan, place.ledger, place.runs)) == (
+        "row  seed  train    minutes left\n"
+        "a    1     failed\n"
+        "a    2     missing  ?\n"
+        "b    1     failed\n"
+        "b    2     missing  ?\n"
+        "0 of 4 jobs done, 2 failed; 2 to run, about ? min"
+    )
+
+
+def test_partial_runs_and_repeated_ones_are_named(place):
+    place.behave(a_seed_1__train="wait")
+    plan = place.plan()
+    place.study(plan, minutes=1.5 / 60)
+    text = report(States(plan, place.ledger, None))
+    assert "- a-seed-1 train: partial; 1 epoch, lowest valid 70.00\n" in text
+    place.study(plan)
+    assert "Not in the tables" not in report(States(plan, place.ledger, None))
+
+
+def test_stages_have_tables_of_their_own(place):
+    stages = PLAN.replace("baseline", 'stages = ["train", "finetune", "dynamic"]\nbaseline')
+    plan = place.plan(stages)
+    place.study(plan)
+    text = report(States(plan, place.ledger, None), [60.0])
+    dynamic = text.split("### dynamic")[1]
+    assert "| a | 2 | 50.00 ± 0.00 | 50.00 ± 0.00 |  |  |  |  | 1.0 |" in dynamic
+    assert "minutes to 60" not in dynamic
+    assert "### finetune" in text
+
+
+def test_the_papers_figures_stand_next_to_ours(place):
+    Path("ptb-tied.toml").write_text(Path("tiny.toml").read_text())
+    plan = place.plan(PLAN.replace("tiny.toml", "ptb-tied.toml"))
+    place.study(plan)
+    text = report(States(plan, place.ledger, None))
+    assert "| 60.7 / 58.8 | -0.2 / -0.3 |" in text  # of row a: 60.5 and 58.5
