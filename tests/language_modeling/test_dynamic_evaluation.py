@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -299,7 +300,9 @@ def test_a_file_is_read_again_only_for_the_same_weights_text_and_segments(tmp_pa
 def test_a_file_is_read_again_only_in_the_same_precision(tmp_path, monkeypatch):
     model, path, now = language_model(), tmp_path / "statistics.safetensors", ["float32"]
     monkeypatch.setattr(
-        "drill.language_modeling.gradient_statistics.current_precision", lambda _: now[0]
+        sys.modules["drill.language_modeling.gradient_statistics"],
+        "current_precision",
+        lambda _: now[0],
     )
     first = gradient_statistics(model, text(100), batch_size=4, file=path)
     now[0] = "tf32 in products"
@@ -402,8 +405,10 @@ def test_replays_are_left_out_where_nobody_wants_them(monkeypatch):
             asked.append(capture)
             super().__init__(*arguments, capture=capture)
 
-    for module in ("gradients", "dynamic"):
-        monkeypatch.setattr(f"drill.language_modeling.{module}.GradientReader", Reader)
+    for module in ("gradient_statistics", "dynamic_evaluation"):
+        monkeypatch.setattr(
+            sys.modules[f"drill.language_modeling.{module}"], "GradientReader", Reader
+        )
     model, ids = language_model(), text(60)
     for capture in (True, False):
         statistics = gradient_statistics(model, ids, batch_size=4, capture=capture)

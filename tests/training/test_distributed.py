@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory) -> Path:
-    """The folder in which two processes have done what tests/workers.py says."""
+    """The folder in which two processes have done what tests/training/workers.py says."""
     folder = tmp_path_factory.mktemp("parallel")
     begun = interrupted_after(13, "nt-asgd")
     assert not small_run(folder / "one, then two", "deep-residual", begun, **EXACT).finished
@@ -43,7 +43,7 @@ def launched(tmp_path_factory) -> Path:
     alone = folder / "one, then two translators"
     assert not small_training(alone, rule=stopping, **MANY_BATCHES).finished
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-               "--max-restarts", "3", "-m", "tests.workers", str(folder)]  # fmt: skip
+               "--max-restarts", "3", "-m", "tests.training.workers", str(folder)]  # fmt: skip
     done = subprocess.run(
         [sys.executable, *command],
         cwd=ROOT,

@@ -1,6 +1,6 @@
 """What each of several processes does in tests/test_parallel.py, started by torchrun.
 
-    torchrun --standalone --nproc-per-node 2 --max-restarts 3 -m tests.workers FOLDER
+    torchrun --standalone --nproc-per-node 2 --max-restarts 3 -m tests.training.workers FOLDER
 
 Runs go one after the other in FOLDER. In the last one a process kills itself, once: torchrun then
 starts all of them anew, and only that run is left to do.

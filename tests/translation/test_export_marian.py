@@ -1,6 +1,7 @@
 """An exported folder in the stock library: the same probabilities and the same translations."""
 
 import json
+import sys
 
 import pytest
 import torch
@@ -269,7 +270,7 @@ def test_an_export_that_is_killed_leaves_nothing_that_loads(subwords, tmp_path, 
         written.append(path.name)
         write_whole(path, content)
 
-    monkeypatch.setattr("drill.translation.export_marian.write_whole", killed)
+    monkeypatch.setattr(sys.modules["drill.translation.export_marian"], "write_whole", killed)
     monkeypatch.setattr("drill.data.parallel.subwords.write_whole", killed)
     with pytest.raises(KeyboardInterrupt):
         export_marian(model, subwords, tmp_path, positions=16)

@@ -12,9 +12,9 @@ from torch.nn.utils import prune
 from drill.kernels.label_encoder import encode_labels as label_encoder
 from drill.kernels.label_encoder.encode_labels import KeptBits, choose_encoder, fused_missing
 from drill.kernels.label_encoder.options import Options
-from drill.kernels.loss import chunk_plan as nll_plan
 from drill.kernels.loss import chunked as nll_chunked
 from drill.kernels.runtime import dispatch as module
+from drill.kernels.runtime import padding
 from drill.kernels.runtime.dispatch import Choice
 from drill.layers import DeepResidual
 
@@ -168,7 +168,7 @@ def test_any_width_equals_the_loop(options, size):
 @pytest.mark.parametrize("size", [(70, 32), (64, 16)])
 @every_option
 def test_aligned_rows_change_nothing(options, size, multiply, monkeypatch):
-    monkeypatch.setitem(nll_plan.ALIGN, "cpu", 64)
+    monkeypatch.setitem(padding.ALIGN, "cpu", 64)
     multiply("cublas")
     layer, masks, grad = given(*size, **options)
     fused, loop = (solve(layer, encoder, masks, grad) for encoder in ("triton", "reference"))
@@ -180,7 +180,7 @@ def test_aligned_rows_change_nothing(options, size, multiply, monkeypatch):
 @pytest.mark.parametrize("size", [(66, 144), (128, 64)])
 @pytest.mark.parametrize("options", NARROWED, ids=str)
 def test_aligned_rows_change_nothing_of_narrowed_maps(options, size, monkeypatch):
-    monkeypatch.setitem(nll_plan.ALIGN, "cpu", 64)
+    monkeypatch.setitem(padding.ALIGN, "cpu", 64)
     layer, masks, grad = given(*size, **options)
     fused, loop = (solve(layer, encoder, masks, grad) for encoder in ("triton", "reference"))
     assert_same(fused, loop)
@@ -190,22 +190,22 @@ def test_aligned_rows_change_nothing_of_narrowed_maps(options, size, monkeypatch
 @pytest.mark.usefixtures("nan_in_fresh_memory")
 @pytest.mark.parametrize(("locked", "products"), [(False, "cublas"), (True, "chosen")])
 def test_the_loss_takes_the_labels_as_they_lie(locked, products, multiply, monkeypatch):
-    monkeypatch.setitem(nll_plan.ALIGN, "cpu", 64)
+    monkeypatch.setitem(padding.ALIGN, "cpu", 64)
     multiply(products)
     layer, *_ = given(70, 32, locked=locked, dropout=0.5)
     layer.encoder = "triton"
     labels = layer.labels()
-    found = nll_plan.with_padding(labels, labels.dtype)
+    found = padding.with_padding(labels, labels.dtype)
     assert found.data_ptr() == labels.data_ptr()
     assert found.shape == (128, 32)
     assert torch.equal(found[:70], labels)
     assert not found[70:].any()
-    assert nll_plan.with_padding(labels, torch.float16) is None
-    assert nll_plan.with_padding(labels.clone(), labels.dtype) is None
+    assert padding.with_padding(labels, torch.float16) is None
+    assert padding.with_padding(labels.clone(), labels.dtype) is None
     labels.mul_(2.0).sum().backward()  # no view, so they may be written to
-    assert not nll_plan.with_padding(labels, labels.dtype)[70:].any()
+    assert not padding.with_padding(labels, labels.dtype)[70:].any()
     labels.data = torch.ones(70, 32)
-    assert nll_plan.with_padding(labels, labels.dtype) is None
+    assert padding.with_padding(labels, labels.dtype) is None
 
 
 @interpreted
@@ -216,8 +216,8 @@ def test_a_step_through_the_loss_copies_no_labels(products, multiply, monkeypatc
         found.append(with_padding(weight, dtype))
         return found[-1]
 
-    found, with_padding = [], nll_plan.with_padding
-    monkeypatch.setitem(nll_plan.ALIGN, "cpu", 64)
+    found, with_padding = [], padding.with_padding
+    monkeypatch.setitem(padding.ALIGN, "cpu", 64)
     monkeypatch.setattr(nll_chunked, "with_padding", recorded)
     multiply(products)
     layer, masks, _ = given(70, 32, locked=False, dropout=0.5)

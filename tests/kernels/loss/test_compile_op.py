@@ -8,6 +8,7 @@ from drill.kernels.loss import chunk_plan as nll_plan
 from drill.kernels.loss.chunk_plan import Settings, fits_whole
 from drill.kernels.loss.chunked import backward_pass, forward_pass
 from drill.kernels.loss.compile_op import compiled_nll, nll_op
+from drill.kernels.runtime import padding
 from tests.kernels.label_encoder.products import Products
 from tests.kernels.loss.test_nll import IGNORED, Engine, Problem, every_engine, interpreted, problem
 
@@ -21,7 +22,7 @@ BUDGETS = pytest.mark.parametrize("memory", [400, 2 * N * V, 2**20])  # nothing 
 @pytest.fixture
 def padded(monkeypatch):
     """Labels are padded to eights, as they are to 64 on a GPU."""
-    monkeypatch.setitem(nll_plan.ALIGN, "cpu", 8)
+    monkeypatch.setitem(padding.ALIGN, "cpu", 8)
 
 
 def settings(engine: str, memory: int = 2**20, dtype=torch.float32) -> Settings:

@@ -12,6 +12,7 @@ from torch import Tensor
 from drill.kernels.loss import chunk_plan as nll_plan
 from drill.kernels.loss.nll import choose, nll
 from drill.kernels.runtime import dispatch as module
+from drill.kernels.runtime import padding
 from drill.kernels.runtime.dispatch import c_compiler, tell_once
 
 # Triton's interpreter computes with numpy, which warns of what a GPU does in silence.
@@ -136,7 +137,7 @@ def test_a_head_without_bias_is_as_exact(engine, dtype):
 def test_rows_of_several_blocks_and_a_padding_are_as_exact(
     engine, bias, monkeypatch, nan_in_fresh_memory
 ):
-    monkeypatch.setitem(nll_plan.ALIGN, engine.device, 64)
+    monkeypatch.setitem(padding.ALIGN, engine.device, 64)
     given = problem(5, 8203, 3, bias=bias, device=engine.device)
     no_worse_than_eager(given, engine, torch.float32, label_smoothing=0.1)
 

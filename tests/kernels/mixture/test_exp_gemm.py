@@ -9,6 +9,7 @@ from torch import Tensor
 from drill.kernels.loss import chunk_plan as nll_plan
 from drill.kernels.mixture import mixture_nll as nll_mixture
 from drill.kernels.mixture.mixture_nll import mixture_nll
+from drill.kernels.runtime import padding
 from drill.kernels.runtime.dispatch import INTERPRETED, TRITON_INSTALLED
 from drill.kernels.runtime.hopper import hopper_missing
 from tests.kernels.loss.test_nll import IGNORED
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning
 
 @pytest.fixture(autouse=True)
 def padded_as_on_a_gpu(monkeypatch):
-    monkeypatch.setitem(nll_plan.ALIGN, "cpu", nll_plan.ALIGN["cuda"])
+    monkeypatch.setitem(padding.ALIGN, "cpu", padding.ALIGN["cuda"])
     monkeypatch.setitem(nll_mixture.WIDTH_ALIGN, "cpu", nll_mixture.WIDTH_ALIGN["cuda"])
 
 

@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drill.kernels.loss import chunk_plan as nll_plan
 from drill.kernels.loss.chunk_plan import Settings
 from drill.kernels.mixture import logit_gradients as nll_mixture_errors
 from drill.kernels.mixture import mixture_nll as nll_mixture
 from drill.kernels.mixture.mixture_nll import mixture_nll, tokens_at_once
+from drill.kernels.runtime import padding
 from drill.kernels.runtime.dispatch import TRITON_INSTALLED, tell_once
 from drill.layers import DeepResidual, MixtureOfSoftmaxes
 from tests.kernels.label_encoder.products import Products
@@ -97,7 +97,7 @@ def small_chunks(monkeypatch):
     """Chunks of four tokens at the first size: two whole ones and a rest."""
     monkeypatch.setattr(nll_mixture, "MIN_ROWS", 1)
     for device in ("cpu", "cuda"):
-        monkeypatch.setitem(nll_plan.ALIGN, device, 8)  # 37 labels are padded to 40
+        monkeypatch.setitem(padding.ALIGN, device, 8)  # 37 labels are padded to 40
         monkeypatch.setitem(nll_mixture.WIDTH_ALIGN, device, 16)
         monkeypatch.setitem(nll_mixture.CHUNK_ELEMENTS, device, 4 * K * 40)
         monkeypatch.setitem(nll_mixture_errors.SLICE_ELEMENTS, device, 3 * K * 40)

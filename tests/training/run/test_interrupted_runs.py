@@ -83,7 +83,7 @@ def test_sigterm_ends_the_process_as_ever(tmp_path):
 import signal, sys
 from pathlib import Path
 import pytest
-from tests.test_interrupted_runs import interrupted, train_run
+from tests.training.run.test_interrupted_runs import interrupted, train_run
 with pytest.MonkeyPatch.context() as patch:
     settings = interrupted(patch, "language model", signal.SIGTERM)
     train_run(settings, "runs/a b", device="cpu")
