@@ -16,10 +16,8 @@ from statistics import median
 from typing import Any
 
 import torch
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from table import machine_of
+from columns import cells, text_table
+from measure import append, machine
 
 from drill.language_modeling.dynamic_evaluation import dynamic_perplexity
 from drill.language_modeling.gradient_statistics import gradient_statistics, statistics_columns
@@ -30,14 +28,7 @@ from drill.training.precision import effective, for_dynamic_evaluation, products
 from drill.training.settings import recipe
 
 RECIPES = ("ptb-tied", "ptb-drill-4", "wt2-tied", "wt2-drill-4")
-EVERY = 5  # tokens a step of dynamic evaluation
-COLUMNS = {
-    "seconds an epoch": ("seconds_median", 2),
-    "first epoch": ("first_seconds", 2),
-    "gradient statistics": ("statistics_seconds", 1),
-    "dynamic evaluation, these included": ("dynamic_seconds", 1),
-}
-"""What the table shows of a row, and with how many digits."""
+TOKENS = 5  # per step of dynamic evaluation
 
 
 def measured(
@@ -63,13 +54,13 @@ def measured(
 def evaluated(folder: str, device: torch.device) -> dict[str, Any]:
     """Seconds of dynamic evaluation, in the precision that the command takes for it."""
     run = load_run(folder, device=device)
-    columns = statistics_columns(len(run.ids.train), EVERY)
+    columns = statistics_columns(len(run.ids.train), TOKENS)
     precision = for_dynamic_evaluation(run.settings.training["precision"], device)
     with products(precision, device):
         begin = time.perf_counter()
-        statistics = gradient_statistics(run.model, run.ids.train, batch_size=columns, bptt=EVERY)
+        statistics = gradient_statistics(run.model, run.ids.train, batch_size=columns, bptt=TOKENS)
         gathered = time.perf_counter()
-        found = dynamic_perplexity(run.model, run.ids.test, statistics, bptt=EVERY)
+        found = dynamic_perplexity(run.model, run.ids.test, statistics, bptt=TOKENS)
         end = time.perf_counter()
     return {
         "statistics_seconds": gathered - begin,
@@ -94,22 +85,13 @@ def main() -> None:
     if args.epochs < (1 if args.dynamic else 2):
         options.error("--epochs is at least 2 (with --dynamic 1): the first one is not counted")
     device = pick_device(args.device)
-    shown = Table("recipe", "precision", *COLUMNS, box=box.SIMPLE_HEAD)
-    for name in args.recipe:
-        for precision in args.precision:
+    for precision in args.precision:
+        rows = []
+        for name in args.recipe:
             changes = [*args.changes, f"training.precision={precision}"]
-            row = measured(name, changes, args.epochs, device, args.dynamic)
-            cells = (
-                f"{row[key]:.{digits}f}" if key in row else "" for key, digits in COLUMNS.values()
-            )
-            shown.add_row(name, precision, *cells)
-            if args.json is not None:
-                with args.json.open("a") as file:
-                    file.write(json.dumps(row | machine_of(device)) + "\n")
-    console = Console()
-    if not console.is_terminal:  # nobody can widen a pipe: never cut or wrap
-        console.width = 200
-    console.print(shown)
+            rows.append(measured(name, changes, args.epochs, device, args.dynamic))
+            append(args.json, rows[-1] | machine(device))
+        print(f"{precision}\n\n{text_table(cells('epoch', rows))}\n")
 
 
 if __name__ == "__main__":

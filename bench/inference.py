@@ -1,22 +1,21 @@
 """What does a trained layer cost at inference? Logits of the folded layer against nn.Linear."""
 
 from contextlib import ExitStack
+from dataclasses import replace
 
 import torch
+from measure import Prepare, Report, Step, measure
 from setting import Setting, parser, settings
-from table import Report, mib, ratio
-from timing import Prepare, Step, measure
 from torch import nn
 
 from drill.layers import DeepResidual
 
-BASE = "nn.Linear"
 CACHED = "deep-residual 4, cached_labels"
 NAMES = ("ptb", "wt2", "llm")
 TOKENS = (1, 64)
 
 
-def contestants(setting: Setting, stack: ExitStack) -> dict[str, Prepare]:
+def variants(setting: Setting, stack: ExitStack) -> dict[str, Prepare]:
     tokens, labels, width = setting.size
     place = {"device": setting.device, "dtype": setting.parameters}
     hidden = torch.randn(tokens, width, **place)
@@ -34,12 +33,12 @@ def contestants(setting: Setting, stack: ExitStack) -> dict[str, Prepare]:
         return step
 
     def cached() -> Step:
-        held = layer()
-        stack.enter_context(held.cached_labels())
-        return run(held.logits)
+        own = layer()
+        stack.enter_context(own.cached_labels())
+        return run(own.logits)
 
     return {
-        BASE: lambda: run(nn.Linear(width, labels, **place)),
+        "nn.Linear": lambda: run(nn.Linear(width, labels, **place)),
         "deep-residual 4, folded": lambda: run(layer().fold()),
         CACHED: cached,
         "deep-residual 4, as trained": lambda: run(layer().logits),
@@ -47,29 +46,14 @@ def contestants(setting: Setting, stack: ExitStack) -> dict[str, Prepare]:
 
 
 def main() -> None:
-    options = parser(__doc__)
-    options.add_argument("--size", nargs="+", choices=NAMES, help="default: all; on a CPU ptb, wt2")
-    args = options.parse_args()
-    report = Report("inference", args.device, args.json)
+    args = parser(__doc__, NAMES).parse_args()
+    report = Report("inference", args)
     for named in settings(args, NAMES, on_cpu=1 if args.quick else 2):
         for tokens in TOKENS:
-            setting = Setting(
-                named.name, named.size._replace(tokens=tokens), named.dtype, named.device
-            )
+            setting = replace(named, size=named.size._replace(tokens=tokens))
             with ExitStack() as stack:
-                results = measure(
-                    contestants(setting, stack),
-                    args.device,
-                    seconds=0 if args.quick else args.seconds,
-                    waiting=(CACHED,),
-                )
-            columns = {
-                "x nn.Linear": ratio(results[BASE], digits=3),
-                "peak MiB": lambda result: mib(result.peak),
-            }
-            report.add(setting, results, columns)
-    report.note("folded is an nn.Linear of the same size: what differs from 1.000 is noise")
-    report.finish()
+                report.add(setting, measure(variants(setting, stack), args, no_graph=(CACHED,)))
+    report.finish("folded is an nn.Linear of the same size: what differs from 1.00 is noise")
 
 
 if __name__ == "__main__":

@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import get_args
 
 import torch
+from measure import Prepare, Report, Step, measure
 from setting import SIZES, Setting, head, parser, settings, training_step
-from table import Cell, Report, device_ratio, mib, on_device, ratio
-from timing import Prepare, Result, Step, measure
 from torch import nn
 
 from drill.kernels.loss.nll import Implementation
@@ -23,8 +23,6 @@ from drill.layers import (
     SampledSoftmax,
     TiedSoftmax,
 )
-
-BASE = "tied"
 
 
 def deep(embedding: nn.Embedding, depth: int = 4) -> DeepResidual:
@@ -53,7 +51,7 @@ BUILDERS: dict[str, Callable[[nn.Embedding], OutputLayer]] = {
 """All over one embedding; names start as in ``LAYERS``."""
 
 
-def contestants(setting: Setting, impl: str, check: bool) -> dict[str, Prepare]:
+def variants(setting: Setting, impl: str, check: bool) -> dict[str, Prepare]:
     _, labels, width = setting.size
     inputs = head(setting)
     hidden, targets = inputs.hidden, inputs.targets
@@ -69,39 +67,19 @@ def contestants(setting: Setting, impl: str, check: bool) -> dict[str, Prepare]:
             setting,
         )
 
-    return {name: lambda build=build: prepare(build) for name, build in BUILDERS.items()}
-
-
-def columns(base: Result) -> dict[str, Cell]:
-    graphs = {
-        "x tied (graph)": device_ratio(base),
-        "graph ms over tied": lambda result: on_device(result, base),
-    }
-    return {
-        "x tied": ratio(base),
-        "ms over tied": lambda result: f"{result.median - base.median:+.3f}" if base.ms else "-",
-        **(graphs if base.device is not None else {}),
-        "peak MiB": lambda result: mib(result.peak),
-        "beyond gradients": lambda result: mib(result.working_memory),
-    }
+    return {name: partial(prepare, build) for name, build in BUILDERS.items()}
 
 
 def main() -> None:
-    options = parser(__doc__)
-    options.add_argument("--size", nargs="+", choices=SIZES, help="default: all; on a CPU ptb")
+    options = parser(__doc__, list(SIZES))
     options.add_argument("--impl", default="auto", choices=get_args(Implementation))
     options.add_argument("--unchecked", action="store_true", help="pass check=False")
     args = options.parse_args()
-    report = Report("layers", args.device, args.json)
+    report = Report("layers", args)
     for setting in settings(args, list(SIZES)):
-        results = measure(
-            contestants(setting, args.impl, not args.unchecked),
-            args.device,
-            seconds=0 if args.quick else args.seconds,
-        )
-        report.add(setting, results, columns(results[BASE]), impl=args.impl)
-    report.note("peak: beyond parameters and inputs; beyond gradients: less the returned gradients")
-    report.finish()
+        results = measure(variants(setting, args.impl, not args.unchecked), args)
+        report.add(setting, results, impl=args.impl)
+    report.finish("MiB beyond gradients: peak beyond parameters, inputs and returned gradients")
 
 
 if __name__ == "__main__":

@@ -4,16 +4,13 @@ The paper's three layers with weight drop, without embedding and locked dropout:
 to 400, 70 steps, batch 20 (ptb) and 80 (wt2). Parameters are float32, as in training.
 """
 
-import argparse
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import pairwise
 
 import torch
+from measure import Prepare, Report, Step, measure
 from setting import Setting, parser, settings, training_step
-from table import Cell, Report, device_ratio, mib, ratio
-from timing import Prepare, Step, measure
 from torch import Tensor, nn
 
 from drill.kernels.lstm.lstm import Implementation, lstm, lstm_stack
@@ -31,7 +28,7 @@ def widths(setting: Setting) -> list[int]:
     return [setting.size.width, inner, inner, setting.size.width]
 
 
-def contestants(setting: Setting, steps: int) -> dict[str, Prepare]:
+def variants(setting: Setting, steps: int) -> dict[str, Prepare]:
     batch = setting.size.tokens // steps
 
     def prepare(impl: Implementation) -> Step:
@@ -107,54 +104,31 @@ def solve(
     return [each.detach() for each in (*results, *found)]
 
 
-def error(name: str) -> Cell:
-    return lambda result: f"{result.found[name]:.1e}"
-
-
-def measured(args: argparse.Namespace, steps: int) -> Iterator[Setting]:
-    """The sizes that were asked for, or these layers with the batches that were."""
-    for setting in settings(args, NAMES[:1] if args.batch else NAMES):
-        if not args.batch:
-            yield setting
-        for batch in args.batch:
-            size = setting.size._replace(tokens=batch * steps)
-            yield replace(setting, name=f"batch {batch}", size=size)
-
-
 def main() -> None:
-    options = parser(__doc__)
-    sizes = options.add_mutually_exclusive_group()
-    sizes.add_argument("--size", nargs="+", choices=NAMES, help="default: all; on a CPU ptb")
-    sizes.add_argument("--batch", nargs="+", type=int, default=[], help="instead of these sizes'")
+    options = parser(__doc__, NAMES)
+    options.add_argument("--batch", nargs="+", type=int, default=[], help="instead of the sizes'")
     args = options.parse_args()
-    if min(args.batch, default=1) < 1:
-        options.error("--batch: at least one sequence")
-    if args.dtype is None and args.device.type == "cuda":
-        args.dtype = ["tf32", "autocast"]  # parameters are float32 in training
     steps = QUICK_STEPS if args.quick else STEPS
-    report = Report("lstm", args.device, args.json)
-    for setting in measured(args, steps):
-        torch.backends.cudnn.allow_tf32 = setting.dtype == "tf32"
-        results = measure(
-            contestants(setting, steps),
-            args.device,
-            seconds=0 if args.quick else args.seconds,
-        )
-        truth = Truth(setting, steps)
-        for name, result in results.items():
-            result.found |= truth.errors(name) if result.ms else {}
-        columns = {
-            f"x {BASE}": ratio(results[BASE]),
-            "graph x": device_ratio(results[BASE]),
-            "MiB beyond gradients": lambda result: mib(result.working_memory),
-            "output error": error("output_error"),
-            "gradient error": error("gradient_error"),
-        }
-        report.add(setting, results, columns, batch=setting.size.tokens // steps, steps=steps)
-    report.note("forward and backward of three layers, 70 steps, weight drop included")
-    report.note("graph ms: all of it as one CUDA graph; impl graph alone replays its own steps")
-    report.note("errors: the worst of the layers, each by itself in float64, nothing dropped")
-    report.finish()
+    report = Report("lstm", args)
+    names = NAMES[:1] if args.batch else NAMES
+    for named in settings(args, names, on_cuda=("tf32", "autocast")):
+        torch.backends.cudnn.allow_tf32 = named.dtype == "tf32"
+        for setting in [of_batch(named, batch, steps) for batch in args.batch] or [named]:
+            results = measure(variants(setting, steps), args)
+            truth = Truth(setting, steps)
+            for impl, row in results.items():
+                row |= {} if "error" in row else truth.errors(impl)
+            report.add(setting, results, batch=setting.size.tokens // steps, steps=steps)
+    report.finish(
+        "forward and backward of three layers, 70 steps, weight drop included",
+        "graph ms: all of it as one CUDA graph; impl graph alone replays its own steps",
+        "errors: the worst of the layers, each by itself in float64, nothing dropped",
+    )
+
+
+def of_batch(setting: Setting, batch: int, steps: int) -> Setting:
+    size = setting.size._replace(tokens=batch * steps)
+    return replace(setting, name=f"batch {batch}", size=size)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,9 @@
 """Is memory bounded whatever N is? The loss over 262,144 labels for ever more tokens."""
 
-from setting import (
-    Setting,
-    Size,
-    head,
-    parser,
-    require_memory,
-    training_step,
-)
-from table import Report, mib
-from timing import Prepare, Step, measure
+import os
+
+from measure import Prepare, Report, Step, measure
+from setting import Setting, Size, head, parser, training_step
 
 from drill.kernels.loss.nll import nll
 
@@ -17,12 +11,16 @@ LABELS = 262_144
 TOKENS = (1024, 4096, 16_384)
 
 
-def contestants(setting: Setting, budget: int) -> dict[str, Prepare]:
+def variants(setting: Setting, budget: int) -> dict[str, Prepare]:
     hidden, weight, bias, targets = head(setting)
 
     def prepare(impl: str) -> Step:
-        if impl == "reference":  # logits, their log-softmax and their gradient, in float32
-            require_memory(3 * hidden.shape[0] * weight.shape[0] * 4, setting.device)
+        if impl == "reference" and setting.device.type == "cpu":
+            # logits, their log-softmax and their gradient; the system would kill, not raise
+            needed = 3 * 4 * len(hidden) * len(weight)
+            free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            if needed > free // 2:
+                raise MemoryError(f"needs {needed / 2**30:.1f} of {free / 2**30:.1f} GiB free")
         return training_step(
             lambda: nll(hidden, weight, targets, bias, impl=impl, memory=budget),
             [hidden, weight, bias],
@@ -39,29 +37,18 @@ def main() -> None:
     options.add_argument("--memory", type=int, default=256, metavar="MiB", help="the budget")
     args = options.parse_args()
     cuda = args.device.type == "cuda"
-    report = Report("memory", args.device, args.json)
-    for dtype in args.dtype or (["bfloat16"] if cuda else ["float32"]):
+    report = Report("memory", args)
+    for dtype in args.dtype or ["bfloat16" if cuda else "float32"]:
         for tokens in args.tokens:
             size = Size(tokens, LABELS, args.width or (2048 if cuda else 64))
             if args.quick:
                 size = Size(tokens // 64, LABELS // 16, 16)
             setting = Setting("memory", size, dtype, args.device)
             budget = args.memory * 2**20 // (256 if args.quick else 1)
-            results = measure(contestants(setting, budget), args.device, seconds=0, rounds=(1, 1))
             logits = size.tokens * size.labels * setting.products.itemsize
-            report.add(
-                setting,
-                results,
-                {
-                    "MiB beyond gradients": lambda result: mib(result.working_memory),
-                    "budget": lambda _, budget=budget: mib(budget),
-                    "logits": lambda _, logits=logits: mib(logits),
-                },
-                budget_bytes=budget,
-                logits_bytes=logits,
-            )
-    report.note("MiB beyond gradients: peak beyond inputs and the three returned gradients")
-    report.finish()
+            results = measure(variants(setting, budget), args, rounds=(1, 1))
+            report.add(setting, results, budget_bytes=budget, logits_bytes=logits)
+    report.finish("MiB beyond gradients: peak beyond inputs and the three returned gradients")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Run every benchmark with its defaults for the device; all results into one file."""
+"""Run every benchmark with its defaults for the device; all rows into one file."""
 
 import argparse
 import subprocess
@@ -10,20 +10,17 @@ BENCHMARKS = ("layers", "loss", "memory", "inference", "lstm", "step", "translat
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--device", help="default: cuda where there is one")
-    options.add_argument("--quick", action="store_true", help="small sizes, few rounds: a try-out")
     options.add_argument("--json", type=Path, metavar="FILE", help="one JSON row per line")
-    args = options.parse_args()
-    given = [] if args.device is None else ["--device", args.device]
-    given += ["--quick"] if args.quick else []
+    args, given = options.parse_known_args()  # the others are those of every benchmark
     if args.json is not None:
         args.json.write_text("")
         given += ["--json", str(args.json)]
-    failed = []
-    for name in BENCHMARKS:
-        script = Path(__file__).with_name(f"{name}.py")
-        if subprocess.run([sys.executable, str(script), *given]).returncode:
-            failed.append(name)
+    scripts = {name: Path(__file__).with_name(f"{name}.py") for name in BENCHMARKS}
+    failed = [
+        name
+        for name, script in scripts.items()
+        if subprocess.run([sys.executable, script, *given]).returncode
+    ]
     if failed:
         raise SystemExit(f"these benchmarks failed: {', '.join(failed)}")
 

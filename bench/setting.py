@@ -1,8 +1,7 @@
-"""What is measured: named sizes, precisions, and inputs like those of a real head."""
+"""What is measured: named sizes, precisions, and random inputs like those of a real head."""
 
 import argparse
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -55,32 +54,38 @@ class Setting:
         # Its cache of cast weights outlives a step, which no CUDA graph allows.
         return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
 
-    def __str__(self) -> str:
-        tokens, labels, width = self.size
-        return f"{self.name} N={tokens:,} V={labels:,} d={width:,} {self.dtype}"
 
-
-def parser(description: str) -> argparse.ArgumentParser:
-    """The options every benchmark has."""
+def parser(description: str, sizes: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """The options of every benchmark; ``--size`` where it has named sizes."""
     options = argparse.ArgumentParser(description=description)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     options.add_argument("--device", type=torch.device, default=torch.device(device))
     options.add_argument("--dtype", nargs="+", choices=DTYPES, help="default: by device")
-    options.add_argument("--quick", action="store_true", help="small sizes, few rounds: a try-out")
-    options.add_argument("--seconds", type=float, default=0.5, help="timed, per contestant")
+    options.add_argument("--quick", action="store_true", help="small sizes, one round: a try-out")
+    options.add_argument("--seconds", type=float, default=0.5, help="timed, per variant")
     options.add_argument("--json", type=Path, metavar="FILE", help="append one JSON row per line")
+    if sizes:
+        options.add_argument("--size", nargs="+", choices=sizes, help="default: by device")
     return options
 
 
-def settings(args: argparse.Namespace, names: Sequence[str], on_cpu: int = 1) -> Iterator[Setting]:
-    """Every size in every precision; of the ``names`` a CPU does the first ``on_cpu`` by default.
+def settings(
+    args: argparse.Namespace,
+    names: Sequence[str],
+    *,
+    on_cpu: int = 1,
+    on_cuda: Sequence[str] = ("tf32", "bfloat16"),
+) -> Iterator[Setting]:
+    """Every size in every precision.
 
-    Without ``--dtype``, a GPU runs tf32 and bfloat16, a CPU float32.
+    Args:
+        names: sizes without ``--size``; a CPU runs the first ``on_cpu`` of them.
+        on_cuda: precisions of a GPU without ``--dtype``; a CPU runs float32.
     """
     cuda = args.device.type == "cuda"
     if args.dtype and "tf32" in args.dtype and not cuda:
         raise SystemExit("tf32 is a mode of CUDA devices; use --dtype float32")
-    for dtype in args.dtype or (("tf32", "bfloat16") if cuda else ("float32",)):
+    for dtype in args.dtype or (on_cuda if cuda else ["float32"]):
         torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
         for name in args.size or (names if cuda else names[:on_cpu]):
             size = SIZES[name]
@@ -99,10 +104,12 @@ class Head(NamedTuple):
 
 
 def head(setting: Setting, sharp: bool = False, ignored: float = 0.0) -> Head:
-    """Random inputs; ``sharp`` turns each hidden state towards its target's row.
+    """Random inputs.
 
-    The target's logit then stands log(V) + 2 above the others, so the softmax gives it about 0.8,
-    as a trained model does; ``ignored`` is the fraction of targets that are ignore_index.
+    Args:
+        sharp: turn each hidden state towards its target's row. The target's logit then is
+            log(V) + 2 above the others, so its probability is about 0.8, as in a trained model.
+        ignored: fraction of the targets that are ``IGNORED``.
     """
     tokens, labels, width = setting.size
     torch.manual_seed(0)
@@ -132,11 +139,3 @@ def training_step(
         return [grad for grad in grads if grad is not None]
 
     return step
-
-
-def require_memory(needed: int, device: torch.device) -> None:
-    """Refuse on a CPU what takes over half of its memory: the system would kill, not refuse."""
-    if device.type == "cpu":
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        if needed > free // 2:
-            raise MemoryError(f"needs {needed / 2**30:.1f} of {free / 2**30:.1f} GiB free")

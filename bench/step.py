@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from measure import Prepare, Report, Step, measure
 from setting import Setting, parser, settings
-from table import Cell, Report, mib, ratio
-from timing import Prepare, Result, Step, measure
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -27,8 +26,6 @@ from drill.training.build import rule as build_rule
 from drill.training.settings import Settings, recipe
 
 BASE = "plain nn.LSTM + F.cross_entropy"
-OWN = "own_plain"
-"""Where a row says which plain model has the same size."""
 RECIPES = {
     "demo": ("demo-tied", "demo-drill"),
     "ptb": ("ptb-tied", "ptb-drill-4"),
@@ -115,20 +112,13 @@ def plain_optimizer(table: dict[str, Any], model: nn.Module) -> torch.optim.Opti
         matrices = [p for p in model.parameters() if p.dim() >= 2]
         vectors = [p for p in model.parameters() if p.dim() < 2]
         groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-        betas = (table["beta1"], table["beta2"])
-        return torch.optim.AdamW(
-            groups,
-            lr=lr,
-            weight_decay=weight_decay,
-            betas=betas,
-            eps=table["epsilon"],
-            fused=True,
-        )
+        options = {"betas": (table["beta1"], table["beta2"]), "eps": table["epsilon"]}
+        return torch.optim.AdamW(groups, lr, weight_decay=weight_decay, fused=True, **options)
     assert table["name"] == "nt-asgd", table  # SGD until it starts to average
     return torch.optim.SGD(model.parameters(), lr=lr, weight_decay=weight_decay)
 
 
-def contestants(setting: Setting) -> dict[str, Prepare]:
+def variants(setting: Setting) -> dict[str, Prepare]:
     labels, device = setting.size.labels, setting.device
     tied, deep = (sized(name, setting) for name in RECIPES[setting.name])
     batch = tied.training["batch_size"]
@@ -161,28 +151,7 @@ def contestants(setting: Setting) -> dict[str, Prepare]:
 
     words = Vocabulary(["<eos>", *map(str, range(1, labels))], [1] * labels)
 
-    def ours(chosen: Settings) -> Prepare:
-        def prepare() -> Step:
-            model = build.language_model(chosen, words, device)
-            rule = build_rule(chosen)
-            rule.begin(model.named_parameters())
-            state = model.initial_state(batch)
-            bptt = chosen.training["bptt"]
-
-            def step() -> list[Tensor]:
-                nonlocal state
-                with setting.autocast():
-                    loss = model(inputs, targets, state, **weights, check=False)
-                state = loss.state
-                loss.total.backward()
-                rule.step(bptt, bptt, 0.5)
-                return [loss.nll]
-
-            return step
-
-        return prepare
-
-    def replayed(chosen: Settings) -> Prepare:
+    def ours(chosen: Settings, replay: bool = False) -> Prepare:
         def prepare() -> Step:
             model = build.language_model(chosen, words, device)
             rule = build_rule(chosen)
@@ -190,16 +159,29 @@ def contestants(setting: Setting) -> dict[str, Prepare]:
             bptt = chosen.training["bptt"]
             half = torch.bfloat16 if setting.products == torch.bfloat16 else None
             options = {**weights, "check": False}
+            state = model.initial_state(batch)
+
+            def launched() -> list[Tensor]:
+                nonlocal state
+                with setting.autocast():
+                    loss = model(inputs, targets, state, **options)
+                state = loss.state
+                loss.total.backward()
+                rule.step(bptt, bptt, 0.5)
+                return [loss.nll]
+
+            if not replay:
+                return launched
             steps = RecordedSteps(model, ids, rule, bptt=bptt, autocast=half, options=options)
             nll = torch.zeros((), dtype=torch.float64, device=device)
             at = Position(sequence_lengths(1, bptt), None, nll=nll, text=0)
             segment = Segment(0, len(inputs), len(inputs))
 
-            def step() -> list[Tensor]:
+            def replayed() -> list[Tensor]:
                 steps(at, segment, 0.5)
                 return [at.nll]
 
-            return step
+            return replayed
 
         return prepare
 
@@ -211,7 +193,7 @@ def contestants(setting: Setting) -> dict[str, Prepare]:
     for name, chosen in named.items():
         made[name] = ours(chosen)
         if device.type == "cuda":
-            made[f"{name}, replayed"] = replayed(chosen)
+            made[f"{name}, replayed"] = ours(chosen, replay=True)
     return made
 
 
@@ -223,45 +205,19 @@ def own_plain(name: str) -> str | None:
     return BASE if kind == "tied" else f"{BASE}, {kind}"
 
 
-def ratio_to_own(results: dict[str, Result]) -> Cell:
-    """Median over that of the plain model of the same size."""
-
-    def cell(result: Result) -> str:
-        own = result.found.get(OWN)
-        return "" if own is None else ratio(results[own])(result)
-
-    return cell
-
-
 def main() -> None:
-    options = parser(__doc__)
-    options.add_argument("--size", nargs="+", choices=NAMES, help="default: all; on a CPU demo")
-    args = options.parse_args()
-    if args.dtype is None and args.device.type == "cuda":
-        args.dtype = ["tf32", "autocast"]  # parameters are float32 in training
-    report = Report("step", args.device, args.json)
-    for setting in settings(args, NAMES):
-        results = measure(
-            contestants(setting),
-            args.device,
-            seconds=0 if args.quick else args.seconds,
-            waiting=("plain", "drill"),  # a step of an optimiser is no CUDA graph as it stands
-        )
-        for name, result in results.items():
-            own = own_plain(name)
-            result.found |= {} if own is None else {OWN: own}
-        columns = {
-            "x plain tied": ratio(results[BASE]),
-            "x its own plain": ratio_to_own(results),
-            "peak MiB": lambda result: mib(result.peak),
-        }
-        if args.device.type == "cuda":
-            columns["x tied, replayed"] = ratio(results["drill tied, replayed"])
-        report.add(setting, results, columns)
-    report.note(
+    args = parser(__doc__, NAMES).parse_args()
+    report = Report("step", args)
+    # Parameters are float32 in training.
+    for setting in settings(args, NAMES, on_cuda=("tf32", "autocast")):
+        # A step of an optimiser is no CUDA graph as it is.
+        results = measure(variants(setting), args, no_graph=("plain", "drill"))
+        for name, row in results.items():
+            row |= {} if (own := own_plain(name)) is None else {"own_plain": own}
+        report.add(setting, results)
+    report.finish(
         "a step of the recipe: loss, gradients, clipping, update; the same dropouts everywhere"
     )
-    report.finish()
 
 
 if __name__ == "__main__":

@@ -6,14 +6,13 @@ weights on both sides; only ours has graphs, their loop asks the device at every
 is done. MarianMT is that of transformers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 import torch
 import torch.nn.functional as F
+from measure import Prepare, Report, Row, Step, measure
 from setting import Setting, parser, settings
-from table import Report, mib
-from timing import Prepare, Result, Step, measure
 from torch import Tensor, nn
 
 from drill.layers import DeepResidual, OutputLayer, TiedSoftmax
@@ -24,9 +23,9 @@ from drill.translation.export_marian import marian_weights
 from drill.translation.search.search import Decoding, beam_search, encoded_once
 
 BASE = "MarianMT"
-REPLAYED = f"{BASE}, CUDA graph"
 SIZES = {"multi30k": (4, 4, 1024), "nmt": (6, 8, 2048)}  # blocks, heads, inner width
 NAMES = tuple(SIZES)
+GRAPH, COMPILED = ", CUDA graph", ", torch.compile"
 PAD, BEGIN, END = 0, 1, 2
 IGNORE = -100
 TASKS = ("training", "search")
@@ -58,9 +57,9 @@ def marian(setting: Setting) -> nn.Module:
 
     config, tensors = marian_weights(translator(setting, "tied"), positions=128)
     model = MarianMTModel(MarianConfig(**config)).to(setting.device)
-    held = {"lm_head", "model.encoder.embed_tokens", "model.decoder.embed_tokens"}  # tied
-    report = model.load_state_dict(tensors, strict=False)
-    assert {name.removesuffix(".weight") for name in report.missing_keys} <= held, report
+    tied = {"lm_head", "model.encoder.embed_tokens", "model.decoder.embed_tokens"}
+    loaded = model.load_state_dict(tensors, strict=False)
+    assert {name.removesuffix(".weight") for name in loaded.missing_keys} <= tied, loaded
     return model
 
 
@@ -83,62 +82,40 @@ def pairs(setting: Setting, padded: bool) -> tuple[Tensor, Tensor, Tensor]:
 def training(
     setting: Setting, batch: tuple[Tensor, Tensor, Tensor], compiled: bool
 ) -> dict[str, Prepare]:
-    def theirs(graph: bool = False, compile_it: bool = False) -> Prepare:
-        def prepare() -> Step:
-            model = marian(setting).train()
-            run = torch.compile(model) if compile_it else model
+    def theirs(model: nn.Module, source: Tensor, target_in: Tensor, target_out: Tensor) -> Tensor:
+        mask = (source != PAD).long()
+        logits = model(
+            input_ids=source, attention_mask=mask, decoder_input_ids=target_in, use_cache=False
+        ).logits
+        smoothed = {"ignore_index": IGNORE, "label_smoothing": SMOOTHING}
+        return F.cross_entropy(logits.flatten(0, 1), target_out.flatten(), **smoothed)
 
-            def loss(source: Tensor, target_in: Tensor, target_out: Tensor) -> Tensor:
-                with setting.autocast():
-                    logits = run(
-                        input_ids=source,
-                        attention_mask=(source != PAD).long(),
-                        decoder_input_ids=target_in,
-                        use_cache=False,
-                    ).logits
-                    return F.cross_entropy(
-                        logits.flatten(0, 1),
-                        target_out.flatten(),
-                        ignore_index=IGNORE,
-                        label_smoothing=SMOOTHING,
-                    )
+    def ours(model: nn.Module, *batch: Tensor) -> Tensor:
+        return model(*batch, label_smoothing=SMOOTHING, ignore_index=IGNORE, check=False)
 
-            return update(model, loss, batch, graph)
+    def prepare(name: str, suffix: str) -> Step:
+        base = name == BASE
+        model = marian(setting) if base else translator(setting, name.removeprefix("drill "))
+        run = torch.compile(model.train()) if suffix == COMPILED else model.train()
 
-        return prepare
+        def loss(*batch: Tensor) -> Tensor:
+            with setting.autocast():
+                return (theirs if base else ours)(run, *batch)
 
-    def ours(layer: str, graph: bool = False, compile_it: bool = False) -> Prepare:
-        def prepare() -> Step:
-            model = translator(setting, layer).train()
-            run = torch.compile(model) if compile_it else model
+        return update(model, loss, batch, graph=suffix == GRAPH)
 
-            def loss(*batch: Tensor) -> Tensor:
-                with setting.autocast():
-                    return run(*batch, label_smoothing=SMOOTHING, ignore_index=IGNORE, check=False)
-
-            return update(model, loss, batch, graph)
-
-        return prepare
-
-    contestants = {BASE: theirs()}
-    if setting.device.type == "cuda":
-        contestants[REPLAYED] = theirs(graph=True)
-    if compiled:
-        contestants[f"{BASE}, torch.compile"] = theirs(compile_it=True)
-    for layer in LAYERS:
-        contestants[f"drill {layer}"] = ours(layer)
-        if setting.device.type == "cuda":
-            contestants[f"drill {layer}, CUDA graph"] = ours(layer, graph=True)
-        if compiled:
-            contestants[f"drill {layer}, torch.compile"] = ours(layer, compile_it=True)
-    return contestants
+    suffixes = [""]
+    suffixes += [GRAPH] if setting.device.type == "cuda" else []
+    suffixes += [COMPILED] if compiled else []
+    return {
+        name + suffix: lambda name=name, suffix=suffix: prepare(name, suffix)
+        for name in (BASE, *(f"drill {layer}" for layer in LAYERS))
+        for suffix in suffixes
+    }
 
 
 def update(
-    model: nn.Module,
-    loss: Callable[..., Tensor],
-    batch: tuple[Tensor, Tensor, Tensor],
-    graph: bool,
+    model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tensor], graph: bool
 ) -> Step:
     """A training step: gradients launched kernel by kernel or replayed, then Adam."""
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-5, fused=True)
@@ -171,13 +148,8 @@ def search(setting: Setting, sentences: int, stack: ExitStack) -> dict[str, Prep
 
         def step() -> list[Tensor]:
             with torch.no_grad(), setting.autocast():
-                written = model.generate(
-                    input_ids=ids,
-                    attention_mask=seen,
-                    num_beams=BEAM,
-                    max_length=LENGTH + 1,
-                    do_sample=False,
-                )
+                options = {"num_beams": BEAM, "max_length": LENGTH + 1, "do_sample": False}
+                written = model.generate(input_ids=ids, attention_mask=seen, **options)
             assert written.shape == (sentences, LENGTH + 1)  # <begin> is counted there
             return [written]
 
@@ -207,77 +179,54 @@ def search(setting: Setting, sentences: int, stack: ExitStack) -> dict[str, Prep
 
         return prepare
 
-    contestants = {BASE: theirs}
-    for layer in LAYERS:
-        contestants[f"drill {layer}"] = ours(layer)
+    models = {BASE: theirs, **{f"drill {layer}": ours(layer) for layer in LAYERS}}
     if setting.device.type == "cuda":
-        contestants["drill tied, graph=False"] = ours("tied", graph=False)
-    return contestants
+        models["drill tied, graph=False"] = ours("tied", graph=False)
+    return models
 
 
 # -------------------------------------------------------------------------------------------------
 
 
-def rate(results: dict[str, Result], each: str, amount: int) -> dict[str, Callable[[Result], str]]:
-    """Columns: ``amount`` things a step, in things a second, and against MarianMT both ways."""
-    for result in results.values():
-        if result.ms:
-            result.found[f"{each.replace(' ', '_')}_per_second"] = 1e3 * amount / result.median
-
-    def against(base: Result) -> Callable[[Result], str]:
-        return lambda result: f"{base.median / result.median:.2f}" if base.ms else "-"
-
-    return {
-        "rate": lambda result: f"{1e3 * amount / result.median:,.0f} {each}/s",
-        **{f"x {name}": against(results[name]) for name in (BASE, REPLAYED) if name in results},
-        "peak MiB": lambda result: mib(result.peak),
-    }
+def add_rate(results: dict[str, Row], key: str, amount: int) -> None:
+    """Add to every row how many of ``amount`` things a step it does in a second."""
+    for row in results.values():
+        if "error" not in row:
+            row[key] = 1e3 * amount / row["ms_median"]
 
 
 def main() -> None:
-    options = parser(__doc__)
-    options.add_argument("--size", nargs="+", choices=NAMES, help="default: all; on a CPU multi30k")
+    options = parser(__doc__, NAMES)
     options.add_argument("--sentences", type=int, nargs="+", default=[64], help="searched at once")
     options.add_argument("--padded", action="store_true", help="train on sentences of all lengths")
     options.add_argument("--compile", action="store_true", help="also with torch.compile: minutes")
     options.add_argument("--task", nargs="+", choices=TASKS, default=TASKS, help="default: both")
     args = options.parse_args()
-    cuda = args.device.type == "cuda"
-    seconds = 0 if args.quick else args.seconds
-    rounds = (1, 1) if args.quick else (5, 100)
-    report = Report("translation", args.device, args.json)
-    if args.dtype is None:
-        args.dtype = ["autocast"] if cuda else ["float32"]  # parameters are float32 in training
-    for setting in settings(args, NAMES):
+    rounds = (5, 100)
+    every = (BASE, "drill")  # not captured as they are: an optimiser counts its steps on the host
+    report = Report("translation", args)
+    for setting in settings(args, NAMES, on_cuda=["autocast"]):
         batch = pairs(setting, args.padded)
         if "training" in args.task:
-            contestants = training(setting, batch, args.compile)
-            # Nothing here is captured as it stands: an optimiser counts its steps on the host.
-            results = measure(
-                contestants, args.device, seconds=seconds, rounds=rounds, waiting=tuple(contestants)
-            )
-            columns = rate(results, "target tokens", int((batch[2] != IGNORE).sum()))
-            row = {"task": "training", "length": LENGTH, "padded": args.padded}
-            report.add(setting, results, columns, **row)
-        deployed = "bfloat16" if setting.dtype == "autocast" else setting.dtype
-        searches = ([4] if args.quick else args.sentences) if "search" in args.task else []
-        for sentences in searches:
+            models = training(setting, batch, args.compile)
+            results = measure(models, args, rounds=rounds, no_graph=every)
+            add_rate(results, "target_tokens_per_second", int((batch[2] != IGNORE).sum()))
+            report.add(setting, results, task="training", length=LENGTH, padded=args.padded)
+        if "search" not in args.task:
+            continue
+        for sentences in [4] if args.quick else args.sentences:
             size = setting.size._replace(tokens=sentences * LENGTH)
-            searched = Setting(setting.name, size, deployed, setting.device)
+            dtype = "bfloat16" if setting.dtype == "autocast" else setting.dtype
+            searched = Setting(setting.name, size, dtype, setting.device)
             with ExitStack() as stack:
-                contestants = search(searched, sentences, stack)
-                results = measure(
-                    contestants,
-                    args.device,
-                    seconds=seconds,
-                    rounds=rounds,
-                    waiting=tuple(contestants),
-                )
-            columns = rate(results, "sentences", sentences)
-            report.add(searched, results, columns, task="search", beam=BEAM, length=LENGTH)
-    report.note("CUDA graph: forward and backward are replayed; Adam is launched on both sides")
-    report.note(f"search: beam {BEAM}, {LENGTH} tokens a sentence, the same weights on both sides")
-    report.finish()
+                models = search(searched, sentences, stack)
+                results = measure(models, args, rounds=rounds, no_graph=every)
+            add_rate(results, "sentences_per_second", sentences)
+            report.add(searched, results, task="search", beam=BEAM, length=LENGTH)
+    report.finish(
+        "CUDA graph: forward and backward are replayed; Adam is launched on both sides",
+        f"search: beam {BEAM}, {LENGTH} tokens a sentence, the same weights on both sides",
+    )
 
 
 if __name__ == "__main__":

@@ -1,33 +1,18 @@
-"""The step that is measured is the step of the recipe, for every contestant."""
-
-import sys
-from pathlib import Path
+"""The step that is measured is the step of the recipe, for every variant."""
 
 import pytest
+import step
 import torch
+from setting import SIZES, Setting
 
 from drill.data import Vocabulary
 from drill.language_modeling import build
 from drill.training.build import rule as build_rule
 from drill.training.settings import recipe
 
-BENCH = Path(__file__).parents[2] / "bench"
 
-
-@pytest.fixture
-def step(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCH))
-    import step
-
-    yield step
-    for name in ("step", "setting", "table", "timing"):
-        sys.modules.pop(name, None)
-
-
-@pytest.mark.parametrize("name", ["demo", "ptb"])
-def test_every_contestant_is_the_recipe(step, name, monkeypatch):
-    from setting import SIZES, Setting
-
+@pytest.mark.parametrize("name", ["demo", pytest.param("ptb", marks=pytest.mark.slow)])
+def test_every_variant_is_the_recipe(name, monkeypatch):
     made, built = [], []
     monkeypatch.setattr(step, "Plain", spy(step.Plain, made))
     monkeypatch.setattr(step.build, "language_model", spy(build.language_model, built))
@@ -38,7 +23,7 @@ def test_every_contestant_is_the_recipe(step, name, monkeypatch):
     training = tied.training
     assert size.width == tied.encoder["width"]
     assert size.tokens == training["batch_size"] * training["bptt"]
-    for prepare in step.contestants(setting).values():
+    for prepare in step.variants(setting).values():
         assert torch.isfinite(prepare()()[0])
     assert [arguments for arguments, _ in made] == [
         (50, chosen.encoder, chosen.layer) for chosen in (tied, deep)
@@ -53,7 +38,7 @@ def test_every_contestant_is_the_recipe(step, name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["demo-tied", "demo-drill", "ptb-drill-4", "wt2-drill-4"])
-def test_a_plain_model_is_ours_where_nothing_is_dropped(step, name):
+def test_a_plain_model_is_ours_where_nothing_is_dropped(name):
     nothing = {key: 0.0 for key in recipe(name).encoder if "drop" in key}
     chosen = recipe(name).changed(encoder={**nothing, "width": 16, "hidden_size": 24})
     if "dropout" in chosen.layer:
@@ -81,7 +66,7 @@ def test_a_plain_model_is_ours_where_nothing_is_dropped(step, name):
 
 
 @pytest.mark.parametrize("name", ["demo-drill", "ptb-drill-4"])
-def test_a_plain_model_takes_the_step_of_the_rule(step, name):
+def test_a_plain_model_takes_the_step_of_the_rule(name):
     """Of AdamW by the same kernel on the same groups, so neither is slower by its options."""
     chosen = recipe(name).changed(encoder={"width": 16, "hidden_size": 24})
     optimizer = chosen.optimizer
@@ -110,11 +95,9 @@ def test_a_plain_model_takes_the_step_of_the_rule(step, name):
         torch.testing.assert_close(a, b)
 
 
-def test_every_contestant_but_the_mixture_has_a_plain_model_of_its_size(step):
-    from setting import SIZES, Setting
-
+def test_every_variant_but_the_mixture_has_a_plain_model_of_its_size():
     setting = Setting("ptb", SIZES["ptb"], "float32", torch.device("cpu"))
-    names = list(step.contestants(setting))
+    names = list(step.variants(setting))
     own = {name: step.own_plain(name) for name in (*names, "drill tied, replayed")}
     assert own == {
         step.BASE: None,

@@ -8,8 +8,7 @@ the model has learnt of a line's first word, it has learnt after other lines.
 Mean -log p of the first word of 300 test lines, for the demo's deep residual and tied models: 6.92
 and 5.34 from the zero state, 4.64 and 4.65 from this one, 4.24 and 4.31 after the lines before.
 ``<eos>`` read four times gives 4.96 and 4.75, but it is an empty line, and a small model that has
-never seen one is led astray: 7.57 where the zero state has 2.11 and this one 0.00. Repeat it with
-``bench/line_start.py``.
+never seen one is led astray: 7.57 where the zero state has 2.11 and this one 0.00.
 """
 
 import numpy as np

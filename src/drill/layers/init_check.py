@@ -22,7 +22,7 @@ def warn_of_default_start(name: str, source: object) -> None:
     It does where the numbers of some rows have mean 0, standard deviation 1 and the kurtosis 3 of
     a normal distribution: anything else is somebody's choice, as a uniform start (1.8), or trained,
     as vectors whose norms have drifted apart. A small GRU language model with DeepResidual ended at
-    perplexity 140, and from uniform in +-0.1 at 96 (`bench/embedding_start.py`). Where E is on a
+    perplexity 140, and from uniform in +-0.1 at 96. Where E is on a
     GPU, the first look waits for it.
     """
     if not isinstance(source, nn.Embedding) or source in _looked_at:

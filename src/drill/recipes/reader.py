@@ -51,7 +51,7 @@ class Measured:
 
 @cache
 def measured() -> dict[str, Measured]:
-    """What bench/recipe_times.py found by recipe; most have never been timed."""
+    """What bench/tables.py found by recipe; most have never been timed."""
     text = (resources.files("drill.recipes") / "measured.json").read_bytes()
     return {name: Measured(**told) for name, told in json.loads(text).items()}
 

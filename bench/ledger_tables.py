@@ -1,0 +1,329 @@
+"""Tables of trained models, from the rows of a ledger that `drill record` wrote."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from itertools import groupby
+from statistics import mean, median, stdev
+from typing import Any
+
+from columns import markdown
+
+from drill.recipes.reader import Measured, recipe_names
+from drill.report import Row
+from drill.report.analysis.word_accuracy import AccuracyBand
+from drill.report.results.paper import CURVES
+from drill.report.results.runs import digest, same_but_seed
+from drill.training.settings import recipe
+
+# -- language models ------------------------------------------------------------------------------
+
+MAY_DIFFER = {"training.epochs", "training.max_minutes", "training.precision"}
+
+
+def is_unchanged(row: Row) -> bool:
+    """Whether a run differs from its recipe in nothing but ``MAY_DIFFER``."""
+    return row.changes is not None and {each.split(":")[0] for each in row.changes} <= MAY_DIFFER
+
+
+def of_recipe(rows: Sequence[Row], name: str) -> list[Row]:
+    """Runs of a recipe as it is; old rows have no settings to look at."""
+    return [row for row in rows if row.recipe == name and (not row.settings or is_unchanged(row))]
+
+
+def validation(run: Row) -> dict[int, float]:
+    """Epoch -> perplexity divided by all tokens, as in the published curves."""
+    return {int(epoch): valid for epoch, _, valid in run.curve if epoch and valid is not None}
+
+
+def published(name: str, epoch: int) -> float:
+    """A recipe's published curve; a straight line joins the epochs that it has."""
+    curve = CURVES[name]
+    before = max(each for each in curve if each <= epoch)
+    after = min(each for each in curve if each >= epoch)
+    share = (epoch - before) / max(1, after - before)
+    return curve[before] + share * (curve[after] - curve[before])
+
+
+# -- translators ----------------------------------------------------------------------------------
+
+BASE = "tied"
+OTHER_SCORES = {"tokenised_bleu": "tokenised BLEU", "chrf": "chrF"}
+SIGNATURES = {
+    "bleu_signature": "BLEU",
+    "tokenised_signature": "tokenised BLEU",
+    "chrf_signature": "chrF",
+}
+ABOUT = {
+    "europarl": "813,000 pairs of Europarl and news, not the 4.5M pairs of WMT14, so its BLEU does "
+    "not compare with the paper's",
+}
+"""Corpora whose name or test text may be taken for another's."""
+
+Layers = Mapping[str, Sequence[Row]]
+"""Runs that may be compared, one per seed, by layer."""
+
+
+def comparisons(rows: Sequence[Row]) -> dict[str, Layers]:
+    """Translators by corpus and layer: tied weights first, then by BLEU.
+
+    Only runs that differ by seed and layer alone are compared. Of a layer its latest settings
+    count, and of a seed its latest run. A corpus that was trained with several other settings has a
+    number behind its name; settings that were run again later, with as many seeds, are left out.
+    """
+    found: dict[str, Layers] = {}
+    scored = [row for row in rows if "bleu" in row.extra]
+    for corpus, own in groupby(sorted(scored, key=corpus_of), corpus_of):
+        by_settings: dict[str, list[Row]] = {}
+        for row in sorted(own, key=lambda row: row.recorded):
+            by_settings.setdefault(_without_layer(row), []).append(row)
+        groups = sorted(
+            map(_latest, by_settings.values()),
+            key=lambda layers: max(row.recorded for row in _all(layers)),
+        )
+        groups = [
+            group
+            for at, group in enumerate(groups)
+            if not any(_replaces(later, group) for later in groups[at + 1 :])
+        ]
+        for number, layers in enumerate(groups, start=1):
+            names = sorted(layers, key=lambda name: (name != BASE, mean_bleu(layers[name])))
+            label = f"{corpus} ({number})" if len(groups) > 1 else corpus
+            found[label] = {name: layers[name] for name in names}
+    return found
+
+
+def _without_layer(row: Row) -> str:
+    """Equal for runs that differ by seed and layer alone; old rows have no settings."""
+    rest = {k: v for k, v in row.settings.items() if k not in ("recipe", "layer")}
+    return digest(same_but_seed(rest))
+
+
+def _latest(rows: Sequence[Row]) -> Layers:
+    """The last settings of every layer, of rows in the order they were recorded."""
+    settings = {row.layer: row.settings_digest for row in rows}
+    runs: dict[str, dict[int, Row]] = {name: {} for name in settings}
+    for row in rows:
+        if row.settings_digest == settings[row.layer]:
+            runs[row.layer][row.seed] = row
+    return {name: [row for _, row in sorted(each.items())] for name, each in runs.items()}
+
+
+def _replaces(later: Layers, earlier: Layers) -> bool:
+    return all(len(runs) <= len(later.get(name, ())) for name, runs in earlier.items())
+
+
+def corpus_of(row: Row) -> str:
+    return str(row.settings.get("data", {}).get("corpus") or str(row.recipe).split("-")[0])
+
+
+def mean_bleu(rows: Sequence[Row]) -> float:
+    return mean(row.extra["bleu"] for row in rows)
+
+
+def bleu(groups: Mapping[str, Layers], origins: bool = False) -> Iterator[str]:
+    """BLEU of every corpus and layer, and below it how it was computed.
+
+    Args:
+        origins: also say on which machine and by which commit.
+    """
+    lines = [["corpus", "layer", "parameters", "BLEU of each seed", "mean", "over tied"]]
+    lines[0] += OTHER_SCORES.values()
+    for corpus, layers in groups.items():
+        for name, runs in layers.items():
+            over = ""
+            if BASE in layers and name != BASE:
+                over = _bleu_difference(runs, layers[BASE])
+            scores = ", ".join(f"{row.extra['bleu']:.2f}" for row in runs)
+            line = [corpus, name, f"{runs[0].parameters:,}", scores, f"{mean_bleu(runs):.2f}", over]
+            lines.append([*line, *(_mean_score(runs, key) for key in OTHER_SCORES)])
+    yield from markdown(lines, "llr")
+    for note in (*(_origins(groups) if origins else ()), *_signatures(groups), *_changes(groups)):
+        yield from ("", note)
+
+
+def _bleu_difference(runs: Sequence[Row], base: Sequence[Row]) -> str:
+    """Of two means, with its standard error where both have several seeds."""
+    over = f"{mean_bleu(runs) - mean_bleu(base):+.2f}"
+    if min(len(runs), len(base)) < 2:
+        return over
+    scores = ([row.extra["bleu"] for row in each] for each in (runs, base))
+    return f"{over} ± {math.sqrt(sum(stdev(each) ** 2 / len(each) for each in scores)):.2f}"
+
+
+def _all(layers: Layers) -> list[Row]:
+    return [row for runs in layers.values() for row in runs]
+
+
+def _mean_score(runs: Sequence[Row], key: str) -> str:
+    """Empty where a row lacks it: old rows have BLEU alone."""
+    found = [row.extra[key] for row in runs if key in row.extra]
+    return f"{mean(found):.2f}" if len(found) == len(runs) else ""
+
+
+def _origins(groups: Mapping[str, Layers]) -> Iterator[str]:
+    for corpus, layers in groups.items():
+        rows = _all(layers)
+        about = ABOUT.get(corpus_of(rows[0]))
+        commits: dict[str, set[str]] = {}
+        for row in rows:
+            commits.setdefault(f"{row.device}, torch {row.torch}", set()).add(
+                row.commit or "unknown"
+            )
+        made = (
+            f"{machine}, commit {' and '.join(sorted(each))}"
+            for machine, each in sorted(commits.items())
+        )
+        yield f"{corpus}: {f'**{about}**; ' if about else ''}{'; '.join(made)}."
+
+
+def _signatures(groups: Mapping[str, Layers]) -> Iterator[str]:
+    rows = [row for layers in groups.values() for row in _all(layers)]
+    yield "± is the standard error of the difference of means; signatures are sacrebleu's."
+    for key, title in SIGNATURES.items():
+        every = {row.extra.get("signatures", {}).get(key) for row in rows} - {None}
+        yield from (f"{title}: `{each}`" for each in sorted(every))
+
+
+def _changes(groups: Mapping[str, Layers]) -> Iterator[str]:
+    """What the runs changed of their recipes; old rows do not say."""
+    for corpus, layers in groups.items():
+        rows = _all(layers)
+        changes = dict.fromkeys(
+            f"{each} ({row.layer})" if each.startswith("layer.") else each
+            for row in rows
+            for each in row.changes or ()
+        )
+        if changes:
+            yield f"Changed from the recipe to the runs of {corpus}: {'; '.join(changes)}."
+
+
+def frequency_bands(corpus: str, layers: Layers, kind: str) -> Iterator[str]:
+    """F1 of every layer by how often training has a label: means over seeds and their spread.
+
+    Args:
+        kind: subword or word, as `drill evaluate --words` found them.
+    """
+    found = {name: [b for row in runs if (b := _bands(row, kind))] for name, runs in layers.items()}
+    found = {name: each for name, each in found.items() if each}
+    if not found:
+        return
+    first = next(iter(found.values()))[0]
+    if any(_wanted(bands) != _wanted(first) for each in found.values() for bands in each):
+        raise SystemExit(f"{corpus}: layers have {kind}s of different references; evaluate again")
+    others = [name for name in found if BASE in found and name != BASE]
+    lines = [["training count", "types", "wanted", *found, *(f"{x}, points" for x in others)]]
+    for at, band in enumerate(first):
+        if band.wanted:
+            f1 = {name: [100 * bands[at].f1 for bands in each] for name, each in found.items()}
+            spread = {n: f" ± {stdev(each):.1f}" if len(each) > 1 else "" for n, each in f1.items()}
+            line = [band.label, f"{band.types:,}", f"{band.wanted:,}"]
+            line += [f"{mean(each):.1f}{spread[name]}" for name, each in f1.items()]
+            lines.append([*line, *(f"{mean(f1[x]) - mean(f1[BASE]):+.1f}" for x in others)])
+    seeds = " and ".join(str(each) for each in sorted({len(each) for each in found.values()}))
+    of = "one seed" if seeds == "1" else f"mean of {seeds} seeds ± their standard deviation"
+    yield ""
+    yield (
+        f"{kind.capitalize()}s of {corpus} found again in the translations, F1 in percent by how "
+        f"often training asks for them; {of}."
+    )
+    yield from ("", *markdown(lines))
+
+
+def _bands(row: Row, kind: str) -> list[AccuracyBand]:
+    """Of the test text, searched as its BLEU was; [] where it was not evaluated.
+
+    Old rows may call a user's own file, which has a ``reference``, ``test`` too.
+    """
+    found: list[dict[str, Any]] = []
+    for each in row.evaluations:
+        search = all(each.get(key) == row.extra.get(key) for key in ("beam", "length_penalty"))
+        tested = each.get("split") == "test" and "reference" not in each
+        if search and tested and f"{kind}_bands" in each:
+            found = each[f"{kind}_bands"]
+    return [AccuracyBand(**band) for band in found]
+
+
+def _wanted(bands: Sequence[AccuracyBand]) -> list[tuple[int, int, int]]:
+    return [(band.low, band.types, band.wanted) for band in bands]
+
+
+def loss_gaps(corpus: str, layers: Layers) -> Iterator[str]:
+    """Loss over that of tied weights of the same seed, at updates after which all validated.
+
+    Nats per token, mean over seeds and each of them, in validation and in training.
+    """
+
+    def losses(row: Row, place: int) -> dict[int, float]:
+        found = ((each[0], each[place]) for each in row.validations if len(each) > place)
+        return {int(step): math.log(value) for step, value in found if step and value}
+
+    def gap(name: str, step: int, place: int) -> str:
+        tied = {row.seed: losses(row, place).get(step) for row in layers[BASE]}
+        pairs = [(losses(row, place).get(step), tied.get(row.seed)) for row in layers[name]]
+        found = [ours - theirs for ours, theirs in pairs if ours is not None and theirs is not None]
+        each = ", ".join(f"{value:+.3f}" for value in found)
+        return f"{mean(found):+.3f} ({each})" if found else ""
+
+    common = sorted(set.intersection(*(set(losses(row, 1)) for row in _all(layers))))
+    others = [name for name in layers if name != BASE]
+    if BASE not in layers or not others or not common:
+        return
+    texts = {"validation": 1, "training": 2}
+    lines = [[f"{corpus}, update", *(f"{name}, {text}" for name in others for text in texts)]]
+    for step in common:
+        gaps = (gap(name, step, place) for name in others for place in texts.values())
+        lines.append([f"{step:,}", *gaps])
+    yield from ("", f"Loss of {corpus} over that of tied weights, nats per token:", "")
+    yield from markdown(lines, "r")
+
+
+def translators(rows: Sequence[Row], gaps: bool = False) -> Iterator[str]:
+    """All that a ledger says about translators."""
+    groups = comparisons(rows)
+    yield from bleu(groups, origins=True)
+    for corpus, layers in groups.items():
+        for kind in ("subword", "word"):
+            yield from frequency_bands(corpus, layers, kind)
+        if gaps:
+            yield from loss_gaps(corpus, layers)
+
+
+# -- times of recipes -----------------------------------------------------------------------------
+
+SHARED = ("beside", "at once", "at a time", "at the same time")
+"""What notes say about runs that shared their machine with others."""
+
+
+def recipe_times(
+    runs: Sequence[Row], benchmarks: Iterable[dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """Recipe -> what `drill recipes` shows about its time.
+
+    The last whole run, else an epoch of bench/epoch.py, else the last shorter run. Times on shared
+    machines count only where no recipe of the corpus has another: layers are compared by them.
+    """
+    found: dict[bool, dict[str, list[tuple[int, Measured]]]] = {True: {}, False: {}}  # by shared
+    for row in sorted(runs, key=lambda row: row.recorded):
+        if row.recipe in recipe_names() and row.seconds and is_unchanged(row):
+            shared = any(words in row.note for words in SHARED)
+            note = f"shared: {row.note}" if shared else row.note
+            time = Measured(round(row.seconds, 1), row.epochs, row.device, row.commit, note)
+            rank = 3 if row.epochs == recipe(row.recipe).training["epochs"] else 1
+            found[shared].setdefault(row.recipe, []).append((rank, time))
+    for each in benchmarks:
+        if each["benchmark"] == "epoch" and each["name"] in recipe_names():
+            seconds = round(median(each["seconds"]), 2)
+            time = Measured(seconds, 1, each["device"], each["commit"], "")
+            found[False].setdefault(each["name"], []).append((2, time))
+    corpora = {recipe(name).data["corpus"] for name in found[False]}
+    shared_ones = {
+        name: times
+        for name, times in found[True].items()
+        if recipe(name).data["corpus"] not in corpora
+    }
+    # Of equal rank the last counts.
+    return {
+        name: asdict(max(reversed(times), key=lambda each: each[0])[1])
+        for name, times in sorted((shared_ones | found[False]).items())
+    }

@@ -1,0 +1,131 @@
+"""What is timed, and what becomes a row."""
+
+import json
+import sys
+import time
+from argparse import Namespace
+from pathlib import Path
+
+import loss
+import measure
+import pytest
+import torch
+from setting import Setting, Size, head, parser, settings
+
+CPU = torch.device("cpu")
+SETTING = Setting("toy", Size(6, 100, 8), "float32", CPU)
+
+
+def arguments(**more: object) -> Namespace:
+    return Namespace(device=CPU, seconds=0.01, quick=False, json=None, **more)
+
+
+def test_variants_take_turns_and_an_error_is_a_row():
+    calls = []
+
+    def variant(name: str, seconds: float = 0.0) -> measure.Prepare:
+        def step() -> list[torch.Tensor]:
+            calls.append(name)
+            time.sleep(seconds)
+            return [torch.ones(256, 1024)]
+
+        return lambda: step
+
+    def broken() -> measure.Step:
+        raise ImportError("no such library\nmore")
+
+    variants = {"a": variant("a"), "broken": broken, "slow": variant("slow", 0.02)}
+    rows = measure.measure(variants, arguments(), inspect=lambda left: {"left": len(left)})
+    assert list(rows) == ["a", "broken", "slow"]
+    assert rows["broken"] == {"error": "no such library"}
+    a, slow = rows["a"], rows["slow"]
+    assert slow["rounds"] == 5 < a["rounds"] <= 300
+    assert slow["ms_min"] >= 20 > a["ms_median"]
+    assert calls[-1] == "a"  # goes on alone
+    assert slow["peak_extra_bytes"] == 2**20
+    assert slow["working_bytes"] == 0
+    assert slow["left"] == 1
+    assert slow["ms_graph_median"] is None
+
+
+def test_a_try_out_times_one_round():
+    args = Namespace(**{**vars(arguments()), "quick": True})
+    rows = measure.measure({"a": lambda: lambda: []}, args)
+    assert rows["a"]["rounds"] == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (MemoryError("needs 9 GiB"), "out of memory: needs 9 GiB"),
+        (torch.OutOfMemoryError("CUDA"), "out of memory"),
+        (ValueError(), "ValueError"),
+    ],
+)
+def test_the_reason_of_an_error(error, reason):
+    assert measure._reason(error) == reason
+
+
+def test_the_fastest_step_wins():
+    quick, slow = (lambda: []), (lambda: time.sleep(0.002) or [])
+    for steps in ([quick, slow], [slow, quick]):
+        assert measure.fastest(steps, CPU) is quick
+
+
+def test_a_report_writes_rows_and_prints_a_table(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["x.py", "--json", "file", "--size", "ptb"])
+    monkeypatch.setenv("DRILL_COMMIT", "abc")
+    file = tmp_path / "rows.jsonl"
+    report = measure.Report("loss", Namespace(device=CPU, json=file))
+    results = {"GEMM floor": {"ms_median": 2.0}, "b": {"ms_median": 5.0}, "c": {"error": "gone"}}
+    report.add(SETTING, results, sharp=True)
+    report.finish("a note")
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [row["name"] for row in rows] == ["GEMM floor", "b", "c"]
+    about = {"tokens": 6, "labels": 100, "width": 8, "dtype": "float32", "size": "toy"}
+    about |= {"sharp": True, "commit": "abc", "arguments": "--size ptb"}
+    assert all(about.items() <= row.items() for row in rows)
+    assert f"({torch.get_num_threads()} threads)" in rows[0]["device"]
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in printed if line.startswith("b ")] == [["b", "5.000", "2.50"]]
+    assert printed[-2:] == ["c: gone", "a note"]
+
+
+@pytest.mark.parametrize(("labels", "candidates"), [(100, [100, 128]), (128, [128])])
+def test_the_floor_of_the_loss_tries_padded_labels_too(labels, candidates, monkeypatch):
+    tried = []
+
+    def first(steps, device):
+        tried.extend(steps)
+        return steps[0]
+
+    monkeypatch.setattr(loss, "fastest", first)
+    setting = Setting("toy", Size(6, labels, 8), "float32", CPU)
+    step = loss.products(setting, head(setting))
+    assert [len(s()[0][0]) for s in tried or [step]] == candidates
+    truth = step()
+    for logits, to_hidden, to_weight in (s() for s in tried):
+        assert torch.equal(logits[:, :labels], truth[0])
+        torch.testing.assert_close(to_hidden, truth[1])  # padding adds nothing
+        torch.testing.assert_close(to_weight[:labels], truth[2])
+
+
+def test_sizes_and_precisions():
+    args = parser("", ["ptb", "wt2"]).parse_args(["--device", "cpu"])
+    (setting,) = settings(args, ["ptb", "wt2"])
+    assert (setting.name, setting.dtype, setting.size) == ("ptb", "float32", (1400, 10_000, 400))
+    args.quick, args.size, args.dtype = True, ["wt2"], ["float32", "autocast"]
+    found = [(each.size, each.dtype, each.products) for each in settings(args, ["ptb"])]
+    size = (280, 3327, 50)
+    assert found == [(size, "float32", torch.float32), (size, "autocast", torch.bfloat16)]
+    args.dtype = ["tf32"]
+    with pytest.raises(SystemExit, match="tf32"):
+        list(settings(args, ["ptb"]))
+
+
+def test_every_script_is_named_in_the_readme():
+    folder = Path(measure.__file__).parent
+    text = (folder / "README.md").read_text()
+    scripts = [path for path in folder.glob("*.py") if "__main__" in path.read_text()]
+    assert len(scripts) >= 10
+    assert [path.name for path in scripts if f"`{path.name}`" not in text] == []

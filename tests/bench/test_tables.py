@@ -1,0 +1,337 @@
+"""Tables are made from rows: of benchmarks, and of the ledger."""
+
+import math
+from dataclasses import replace
+
+import columns
+import ledger_tables
+import pytest
+import tables
+
+from drill import report
+
+RUNS = report.read(tables.ROOT / "results/runs.jsonl")
+BENCHMARKS = tables.read_rows("h200.jsonl")
+MACHINE = {"device": "a machine", "torch": "2", "commit": "abc", "arguments": "", "time": "1"}
+SIZE = {"size": "ptb", "tokens": 1400, "labels": 10_000, "width": 400, "dtype": "float32"}
+
+
+# -- pages ----------------------------------------------------------------------------------------
+
+
+def test_every_page_is_what_the_rows_say():
+    found = tables.pages()
+    assert len(found) == 5
+    stale = [path.name for path, text in found.items() if path.read_text() != text]
+    assert stale == [], "run `python bench/tables.py`"
+
+
+def test_only_what_is_between_the_marks_changes():
+    page = "before\n<!-- x: python bench/tables.py -->\nold\n<!-- end of x -->\nafter\n"
+    assert tables.renewed(page, "x", iter(["new", "lines"])) == page.replace("old", "new\nlines")
+
+
+def page_of(*rows: dict[str, object]) -> list[str]:
+    return [*tables.results_page([{"benchmark": "loss", **MACHINE, **SIZE, **row} for row in rows])]
+
+
+def test_a_section_has_its_command_size_commit_and_errors():
+    options = {"arguments": "--no-bias", "bias": False}
+    found = page_of(
+        {"name": "GEMM floor", "ms_median": 2.0, **options},
+        {"name": "drill auto", "ms_median": 3.0, "hidden_error": 1.7e-3, **options},
+        {"name": "other", "error": "out of memory", "arguments": "--no-bias"},
+        {"name": "drill auto", "ms_median": 2.0, "commit": "def", "arguments": "--no-bias"},
+    )
+    assert found[7:17] == [
+        "`python bench/loss.py --no-bias`",
+        "",
+        "**ptb**, N=1,400 V=10,000 d=400, float32, without a bias, commit abc",
+        "",
+        "| | ms | x floor | d hidden error |",
+        "|---|---:|---:|---:|",
+        "| GEMM floor | 2.000 | 1.00 |  |",
+        "| drill auto | 3.000 | 1.50 | 1.7e-03 |",
+        "| other | out of memory | | |",
+        "",
+    ]
+    assert found[17] == "**ptb**, N=1,400 V=10,000 d=400, float32, commit def"
+
+
+def test_epochs_have_a_table_of_their_own():
+    row = {"benchmark": "epoch", "name": "ptb-tied", "precision": "bfloat16", "first_seconds": 7.5}
+    found = page_of({**row, "seconds_median": 1.7}, {**row, "dynamic_seconds": 37.04})
+    assert found[-2:] == [
+        "| ptb-tied | bfloat16 | 1.70 | 7.50 |  |  | commit abc |",
+        "| ptb-tied | bfloat16 |  | 7.50 |  | 37.0 | commit abc |",
+    ]
+
+
+def test_columns_compare_with_the_rows_they_name():
+    rows = [
+        {"name": "plain nn.LSTM + F.cross_entropy", "ms_median": 100.0},
+        {"name": "plain deep", "ms_median": 120.0},
+        {"name": "drill deep", "ms_median": 90.0, "own_plain": "plain deep"},
+    ]
+    assert columns.cells("step", rows)[0] == ["", "ms", "x plain tied", "x its own plain"]
+    assert columns.cells("step", rows)[3] == ["drill deep", "90.000", "0.90", "0.75"]
+    rows = [{"name": "MarianMT", "ms_median": 30.0}, {"name": "drill tied", "ms_median": 20.0}]
+    assert columns.cells("translation", rows)[2] == ["drill tied", "20.000", "1.50"]
+    aligned = columns.text_table([["", "ms", "x"], ["long name", "1", "2"], ["b", "failed"]])
+    assert aligned == "           ms  x\nlong name   1  2"
+
+
+# -- aims -----------------------------------------------------------------------------------------
+
+
+def steps(time: str, **ms: float) -> list[dict[str, object]]:
+    """Rows of one run: replayed as given, launched twice that."""
+    about = {"benchmark": "step", "size": "ptb", "dtype": "autocast", "commit": "abc"}
+    names = {"tied": "drill tied", "deep": "drill deep-residual 4"}
+    return [
+        {**about, "time": time, "name": f"{names[key]}{how}", "ms_median": factor * value}
+        for key, value in ms.items()
+        for how, factor in ((", replayed", 1), ("", 2))
+    ]
+
+
+def reached(rows: list[dict[str, object]], name: str) -> tuple[str, str]:
+    line = tables.aims(rows)[name]
+    return tables.shown(line.ours), tables.verdict(line)
+
+
+def test_what_has_no_row_is_not_measured():
+    for name in tables.aims([]):
+        assert reached([], name) == ("not measured", "")
+    assert len([*tables.aims_table([])]) == 2 + len(tables.aims([]))
+
+
+def test_the_newest_row_counts():
+    row = {"benchmark": "epoch", "name": "ptb-drill-4", "precision": "bfloat16", "commit": "new"}
+    rows = [
+        {**row, "time": "2026-01-02", "seconds_median": 2.5},
+        {**row, "time": "2026-01-01", "seconds_median": 1.0},
+        {**row, "time": "2026-01-03", "seconds_median": 0.5, "precision": "tf32"},
+        {**row, "time": "2026-01-04", "dynamic_seconds": 30.0},
+    ]
+    assert reached(rows, "epoch") == ("2.50 s, steps replayed", "missed by 25.0%")
+    assert reached(rows, "dynamic") == ("30.00 s, gradients replayed", "met")
+
+
+def test_a_failure_is_not_covered_by_an_older_success():
+    row = {"benchmark": "lstm", "name": "persistent", "size": "ptb", "dtype": "autocast"}
+    row |= {"commit": "new", "time": "1", "ms_median": 3.0, "ms_graph_median": 1.5}
+    stretch = "met; stretch missed by 7.1%"
+    assert reached([row], "lstms") == ("1.50 ms replayed, 3.00 launched", stretch)
+    best = {**row, "time": "2", "ms_graph_median": 1.4}
+    assert reached([best, row], "lstms")[1] == "met, stretch too"
+    failed = {**SIZE, **row, "time": "3", "error": "out of memory", "dtype": "autocast"}
+    assert reached([row, best, failed], "lstms") == ("not measured", "")
+    cudnn = {**row, "name": "cudnn", "commit": "old"}
+    line = [*tables.aims_table([row, cudnn])][2]
+    assert line.startswith("| three LSTMs")
+    assert "cuDNN tf32 not measured; cuDNN bfloat16 1.50 ms replayed" in line
+    assert line.endswith("| new; cuDNN bfloat16 old |")
+
+
+def test_steps_are_divided_within_a_run():
+    old, new = steps("1", tied=1.0, deep=1.5), steps("2", tied=2.0, deep=2.1)
+    text = "1.050 replayed (2.10 over 2.00 ms), 1.05 launched"
+    assert reached([*new, *old], "ratio") == (text, "met")
+    assert reached([*old, *new, *steps("3", deep=9.0)], "ratio")[0] == "not measured"
+
+
+def test_a_speed_is_over_that_of_the_same_run_and_aims_upwards():
+    about = {"benchmark": "translation", "task": "training", "size": "nmt", "dtype": "autocast"}
+
+    def rows(time: str, ours: float, theirs: float) -> list[dict[str, object]]:
+        ms = {"drill tied, CUDA graph": ours, "MarianMT, CUDA graph": theirs}
+        ms |= {"drill tied": 40.0, "MarianMT": 30.0}
+        each = {**about, "commit": "abc", "time": time}
+        return [{**each, "name": name, "ms_median": value} for name, value in ms.items()]
+
+    text = "1.60 times with both in CUDA graphs, 0.75 times with both launched"
+    assert reached(rows("1", 10.0, 16.0), "training") == (text, "met")
+    slower = [*rows("1", 10.0, 16.0), *rows("2", 10.0, 12.0)]
+    assert reached(slower, "training")[1] == "missed by 20.0%"
+    alone = {**about, "name": "drill tied", "ms_median": 1.0, "time": "3", "commit": "abc"}
+    assert reached([*slower, alone], "training")[0] == "not measured"
+
+
+# -- runs -----------------------------------------------------------------------------------------
+
+
+def latest(recipe: str) -> report.Row:
+    return [row for row in RUNS if row.recipe == recipe][-1]
+
+
+def changed(row: report.Row, key: str, value: object, **more: object) -> report.Row:
+    """The run with another setting of its training, after all others."""
+    settings = {**row.settings, "training": {**row.settings["training"], key: value}}
+    changes = [*(row.changes or ()), f"training.{key}: other -> {value}"]
+    later = {"recorded": "2027-01-01T00:00:00+00:00", "settings_digest": f"{key} {value}", **more}
+    return replace(row, settings=settings, changes=changes, **later)
+
+
+def test_the_headline_has_comparable_runs_only():
+    row, tuned = latest("ptb-drill-4"), latest("ptb-drill-4-finetune")
+    (run,) = (each for each in RUNS if each.name == tuned.settings["start"])
+    others = [
+        changed(row, "bptt", 35, curve=[[epoch, 1.0, 1.0] for epoch, _, _ in row.curve]),
+        replace(row, curve=row.curve[:19]),
+        changed(run, "bptt", 35, test_published=2.0),
+        changed(run, "epochs", 599, epochs=599, test_published=3.0, curve=[]),
+        replace(tuned, settings={**tuned.settings, "start": "another"}, test_published=1.0),
+        changed(latest("europarl-tied"), "beam", 3, extra={"bleu": 1.0}),
+        changed(latest("europarl-drill"), "beam", 3, extra={"bleu": 1.0}),
+    ]
+    assert [*tables.headline(BENCHMARKS, [*RUNS, *others])] == [*tables.headline(BENCHMARKS, RUNS)]
+    again = replace(run, test_published=57.0, curve=[])
+    assert tables.final_perplexity([*RUNS, again])[1].startswith("57.0; ")
+
+
+def made(layer: str, seed: int, score: float, minute: int = 0, **more: object) -> report.Row:
+    """A translator; ``lr`` and ``width`` are settings, and without lr a row has none."""
+    lr, width = more.pop("lr", 1e-3), more.pop("width", 8)
+    settings = {
+        "recipe": f"multi30k-{layer}",
+        "data": {"corpus": "multi30k"},
+        "layer": {"name": layer, "width": width},
+        "optimizer": {"lr": lr},
+        "training": {"seed": seed},
+    }
+    fields = {
+        "recipe": f"multi30k-{layer}",
+        "layer": layer,
+        "seed": seed,
+        "settings": settings if lr else {},
+        "settings_digest": f"{layer} {lr} {width}",
+        "recorded": f"2026-01-01T00:{minute:02}:00+00:00",
+        "extra": {"bleu": score, "beam": 4, "length_penalty": 0.6},
+    }
+    return replace(latest("multi30k-tied"), **(fields | more))
+
+
+def bleu(rows: list[report.Row]) -> list[list[str]]:
+    lines = ledger_tables.bleu(ledger_tables.comparisons(rows))
+    return [line.strip("| ").split(" | ") for line in lines if line.startswith("| multi30k")]
+
+
+def test_of_a_layer_its_latest_settings_and_of_a_seed_its_latest_run_count():
+    tied, dual = bleu(
+        [
+            *(made("tied", seed, 40.0 + seed, seed) for seed in (1, 2)),
+            *(made("dual", seed, 30.0, 3) for seed in (1, 2)),
+            made("dual", 2, 41.0, 9, width=9),
+            made("dual", 1, 11.0, 7, width=9),
+            made("dual", 1, 43.0, 8, width=9),
+        ]
+    )
+    assert tied[3:5] == ["41.00, 42.00", "41.50"]
+    assert dual[3:6] == ["43.00, 41.00", "42.00", "+0.50 ± 1.12"]  # sqrt(0.25 + 1)
+
+
+@pytest.mark.parametrize("lr", [1e-3, None])
+def test_runs_of_other_settings_are_not_compared(lr):
+    rows = [
+        *(made("tied", seed, 40.0, 1, lr=lr) for seed in (1, 2, 3)),
+        *(made("dual", seed, 40.5, 2, lr=lr) for seed in (1, 2, 3)),
+        made("tied", 1, 20.0, 9, lr=5e-4),
+    ]
+    first, second, third = bleu(rows)
+    assert [first[0], second[0], third[0]] == ["multi30k (1)", "multi30k (1)", "multi30k (2)"]
+    assert (second[5], third[4]) == ("+0.50 ± 0.00", "20.00")
+    again = [made(layer, seed, 14.0, 9) for layer in ("tied", "dual") for seed in (1, 2, 3)]
+    if lr is None:  # made again with as many seeds
+        assert [row[:2] for row in bleu([*rows[:-1], *again])] == [
+            ["multi30k", "tied"],
+            ["multi30k", "dual"],
+        ]
+
+
+def test_other_scores_signatures_changes_and_origins_stand_below():
+    more = {"tokenised_bleu": 41.0, "chrf": 60.5, "signatures": {"chrf_signature": "nc:6"}}
+    depth = "layer.depth: 2 -> 4"
+    rows = [made("tied", 1, 40.0), made("drill", 1, 41.0, changes=[depth], commit="abc")]
+    rows[1] = replace(rows[1], extra={**rows[1].extra, **more})
+    lines = [*ledger_tables.translators(rows)]
+    assert lines[3].endswith("| 41.00 | +1.00 | 41.00 | 60.50 |")
+    assert "chrF: `nc:6`" in lines
+    assert f"Changed from the recipe to the runs of multi30k: {depth} (drill)." in lines
+    assert any(line.startswith("multi30k: ") and "abc" in line for line in lines)
+
+
+def evaluation(matched: int, *, wanted: int = 10, **more: object) -> dict[str, object]:
+    counts = [(0, 1, 0, 0, 0), (1, 10, wanted, 10, matched), (10, None, 50, 50, 25)]
+    keys = ("low", "high", "wanted", "written", "matched")
+    bands = [{**dict(zip(keys, each, strict=True)), "types": 3} for each in counts]
+    about = {"kind": "translation", "split": "test", "beam": 4, "length_penalty": 0.6}
+    return {**about, "subword_bands": bands, **more}
+
+
+def test_labels_by_frequency_are_means_over_seeds():
+    matches = {"tied": (4, 6), "dual": (7, 7)}
+    others = [evaluation(1, beam=8), evaluation(9, wanted=12, reference="ours.de")]
+    layers = {
+        layer: [made(layer, 1, 40.0, evaluations=[evaluation(n), *others]) for n in each]
+        for layer, each in matches.items()
+    }
+    assert [*ledger_tables.frequency_bands("multi30k", layers, "subword")][-4:] == [
+        "| training count | types | wanted | tied | dual | dual, points |",
+        "|---|---:|---:|---:|---:|---:|",
+        "| 1 to 9 | 3 | 10 | 50.0 ± 14.1 | 70.0 ± 0.0 | +20.0 |",
+        "| 10 and more | 3 | 50 | 50.0 ± 0.0 | 50.0 ± 0.0 | +0.0 |",
+    ]
+    assert [*ledger_tables.frequency_bands("multi30k", layers, "word")] == []
+    layers["dual"] = [made("dual", 1, 40.0, evaluations=[evaluation(4, wanted=12)])]
+    with pytest.raises(SystemExit, match="multi30k"):
+        [*ledger_tables.frequency_bands("multi30k", layers, "subword")]
+
+
+def test_loss_gaps_are_of_the_same_seed_at_updates_that_all_have():
+    def of(layer: str, seed: int, losses: dict[int, float]) -> report.Row:
+        found = [[step, math.exp(loss), math.exp(2 * loss)] for step, loss in losses.items()]
+        return made(layer, seed, 40.0, validations=found)
+
+    tied = [of("tied", 1, {10: 4.0, 20: 3.0, 25: 2.5}), of("tied", 2, {10: 5.0, 20: 4.0})]
+    dual = [of("dual", 1, {10: 4.5, 20: 3.25}), of("dual", 2, {10: 5.25, 15: 4.5, 20: 3.875})]
+    dual.append(of("dual", 3, {10: 9.0, 20: 9.0}))
+    assert [*ledger_tables.loss_gaps("multi30k", {"tied": tied, "dual": dual})][-2:] == [
+        "| 10 | +0.375 (+0.500, +0.250) | +0.750 (+1.000, +0.500) |",
+        "| 20 | +0.062 (+0.250, -0.125) | +0.125 (+0.500, -0.250) |",
+    ]
+    assert [*ledger_tables.loss_gaps("multi30k", {"tied": tied})] == []
+
+
+def test_a_whole_run_counts_before_an_epoch_and_that_before_a_part():
+    whole = replace(next(row for row in RUNS if row.name == "mt-demo"), note="")
+    part = replace(whole, changes=["training.epochs: 12 -> 3"], epochs=3, seconds=60.04)
+    other = replace(whole, changes=["layer.depth: 2 -> 3"], seconds=1.0)
+    shared = replace(whole, note="tests beside it", recorded="2027-01-01T00:00:00+00:00")
+    epoch = {"benchmark": "epoch", "name": "mt-demo", "seconds": [9.0, 20.0, 21.0]}
+    epoch |= {"device": "a box", "commit": "abc1234"}
+
+    def of(*rows: report.Row, timed: bool = False) -> dict:
+        return ledger_tables.recipe_times(rows, [epoch] if timed else [])
+
+    assert of(other, replace(whole, recipe="mine"), replace(whole, changes=None)) == {}
+    assert of(part)["mt-demo"]["seconds"] == 60.0
+    box = {"seconds": 20.0, "epochs": 1, "device": "a box", "commit": "abc1234", "note": ""}
+    assert of(part, timed=True) == of(shared, timed=True) == {"mt-demo": box}
+    assert of(whole, part, timed=True)["mt-demo"]["epochs"] == 12
+    assert of(whole, shared)["mt-demo"]["note"] == of(part, shared)["mt-demo"]["note"] == ""
+    assert of(shared)["mt-demo"]["note"] == "shared: tests beside it"
+    demo = replace(latest("demo-tied"), changes=[], note="", seconds=9.0)
+    busy = replace(latest("demo-drill"), changes=[], note="tests beside it", seconds=9.0)
+    assert [*of(demo, busy, shared)] == ["demo-tied", "mt-demo"]
+
+
+def test_a_ledger_is_printed(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["tables.py", str(tables.ROOT / "results/runs.jsonl")])
+    tables.main()
+    printed = capsys.readouterr().out
+    # What the page of figures cites.
+    first = "| 2,500 | +0.097 (+0.106, +0.088) | +0.027 (+0.035, +0.018) | "
+    assert f"{first}+0.082 (+0.132, +0.033) | +0.020 (+0.029, +0.012) |" in printed
+    assert "| multi30k | tied |" in printed
+    assert "Subwords of multi30k found again" in printed
