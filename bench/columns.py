@@ -27,11 +27,6 @@ def ratio(base: str, key: str = "ms_median") -> Cell:
     return cell
 
 
-def ratio_to_named(key: str) -> Cell:
-    """The row over the one that it names itself."""
-    return lambda row, rows: ratio(row.get(key, ""))(row, rows)
-
-
 def speed(base: str) -> Cell:
     """How many times as fast as ``base``."""
     return lambda row, rows: ratio(row["name"])(rows.get(base, {}), rows)
@@ -89,7 +84,7 @@ COLUMNS: dict[str, dict[str, Cell]] = {
     "step": {
         "ms": MS,
         "x plain tied": ratio("plain nn.LSTM + F.cross_entropy"),
-        "x its own plain": ratio_to_named("own_plain"),
+        "x its own plain": lambda row, rows: ratio(row.get("own_plain", ""))(row, rows),
         "x tied, replayed": ratio("drill tied, replayed"),
         **WORKING,
     },

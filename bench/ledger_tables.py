@@ -209,7 +209,7 @@ def frequency_bands(corpus: str, layers: Layers, kind: str) -> Iterator[str]:
     if not found:
         return
     first = next(iter(found.values()))[0]
-    if any(_wanted(bands) != _wanted(first) for each in found.values() for bands in each):
+    if len({str([(x.low, x.wanted) for x in y]) for each in found.values() for y in each}) > 1:
         raise SystemExit(f"{corpus}: layers have {kind}s of different references; evaluate again")
     others = [name for name in found if BASE in found and name != BASE]
     lines = [["training count", "types", "wanted", *found, *(f"{x}, points" for x in others)]]
@@ -242,10 +242,6 @@ def _bands(row: Row, kind: str) -> list[AccuracyBand]:
         if search and tested and f"{kind}_bands" in each:
             found = each[f"{kind}_bands"]
     return [AccuracyBand(**band) for band in found]
-
-
-def _wanted(bands: Sequence[AccuracyBand]) -> list[tuple[int, int, int]]:
-    return [(band.low, band.types, band.wanted) for band in bands]
 
 
 def loss_gaps(corpus: str, layers: Layers) -> Iterator[str]:

@@ -146,12 +146,9 @@ class Truth:
             return {}
         if len(found) not in self.known:
             self.known[len(found)] = self._gradients(with_bias=len(found) == 3)
-        return {
-            f"{name}_error": ((x.to(self.dtype) - truth).norm() / truth.norm()).item()
-            for name, x, truth in zip(
-                ("hidden", "weight"), found, self.known[len(found)], strict=False
-            )
-        } | {"bias": len(found) == 3}
+        pairs = zip(found[:2], self.known[len(found)], strict=True)
+        hidden, weight = (((x.to(self.dtype) - y).norm() / y.norm()).item() for x, y in pairs)
+        return {"hidden_error": hidden, "weight_error": weight, "bias": len(found) == 3}
 
     def _gradients(self, with_bias: bool) -> tuple[Tensor, ...]:
         mode, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, False
@@ -167,9 +164,7 @@ def main() -> None:
     options.add_argument("--sharp", action="store_true", help="peaked softmax, as when trained")
     options.add_argument("--no-bias", action="store_true", help="heads without a bias")
     options.add_argument("--ignored", type=float, default=0.0, help="fraction of ignored targets")
-    options.add_argument(
-        "--memory", type=int, nargs="+", default=[], metavar="MiB", help="budgets to try"
-    )
+    options.add_argument("--memory", type=int, nargs="+", default=[], metavar="MiB")
     args = options.parse_args()
     report = Report("loss", args)
     notes = []

@@ -53,10 +53,7 @@ def variants(setting: Setting, steps: int) -> dict[str, Prepare]:
 
 
 class Truth:
-    """What the same layers give in float64, each by itself, and nothing dropped.
-
-    Dropped entries are drawn anew at every call, so they could not be compared.
-    """
+    """What the same layers give in float64, each by itself and without dropout."""
 
     def __init__(self, setting: Setting, steps: int) -> None:
         self.setting = setting
@@ -80,9 +77,8 @@ class Truth:
         outputs, gradients = [], []
         for problem, truth in zip(self.problems, self.known, strict=True):
             found = solve(impl, problem, torch.float32, self.setting.autocast())
-            wrong = torch.stack(
-                [(a.double() - b).norm() / b.norm() for a, b in zip(found, truth, strict=True)]
-            )
+            pairs = zip(found, truth, strict=True)
+            wrong = torch.stack([(a.double() - b).norm() / b.norm() for a, b in pairs])
             outputs.append(wrong[:3].max())
             gradients.append(wrong[3:].max())
         worst = {"output_error": outputs, "gradient_error": gradients}
@@ -113,22 +109,20 @@ def main() -> None:
     names = NAMES[:1] if args.batch else NAMES
     for named in settings(args, names, on_cuda=("tf32", "autocast")):
         torch.backends.cudnn.allow_tf32 = named.dtype == "tf32"
-        for setting in [of_batch(named, batch, steps) for batch in args.batch] or [named]:
+        for batch in args.batch or [named.size.tokens // steps]:
+            setting = replace(named, size=named.size._replace(tokens=batch * steps))
+            if args.batch:
+                setting = replace(setting, name=f"batch {batch}")
             results = measure(variants(setting, steps), args)
             truth = Truth(setting, steps)
             for impl, row in results.items():
                 row |= {} if "error" in row else truth.errors(impl)
-            report.add(setting, results, batch=setting.size.tokens // steps, steps=steps)
+            report.add(setting, results, batch=batch, steps=steps)
     report.finish(
         "forward and backward of three layers, 70 steps, weight drop included",
         "graph ms: all of it as one CUDA graph; impl graph alone replays its own steps",
         "errors: the worst of the layers, each by itself in float64, nothing dropped",
     )
-
-
-def of_batch(setting: Setting, batch: int, steps: int) -> Setting:
-    size = setting.size._replace(tokens=batch * steps)
-    return replace(setting, name=f"batch {batch}", size=size)
 
 
 if __name__ == "__main__":

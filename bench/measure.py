@@ -233,11 +233,8 @@ def machine(device: torch.device) -> Row:
 
 def _arguments(given: Sequence[str]) -> str:
     """The command line without the file the rows go to."""
-    left = list(given)
-    while "--json" in left:
-        at = left.index("--json")
-        del left[at : at + 2]
-    return shlex.join(left)
+    at = given.index("--json") if "--json" in given else len(given)
+    return shlex.join([*given[:at], *given[at + 2 :]])
 
 
 def append(path: Path | None, row: Row) -> None:

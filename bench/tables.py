@@ -58,9 +58,8 @@ def results_page(rows: Sequence[Row], runs: Sequence[report.Row] = ()) -> Iterat
         for _, group in groupby(own, section):
             table = list(group)
             size, _, rest = title(table[0]).partition(", ")
-            task = table[0].get("task", "")
-            rest = rest.removesuffix(f", {task}") + with_bias(table) + (f", {task}" if task else "")
-            yield from ("", f"**{size}**, {rest}, commit {table[0]['commit']}", "")
+            about = f"**{size}**, {rest}{with_bias(table)}, commit {table[0]['commit']}"
+            yield from ("", about, "")
             yield from markdown(cells(benchmark, table))
     if runs:
         yield from ("", "## How good are translations by each output layer?", "")
@@ -162,17 +161,14 @@ def aims(rows: Sequence[Row]) -> dict[str, Aim]:
         peers = {"cuDNN tf32": lstm("cudnn", size, "tf32"), "cuDNN bfloat16": lstm("cudnn", size)}
         return Aim(what, lstm("persistent", size), aim, " ms", stretch, peers)
 
-    def epoch(
-        what: str, name: str, key: str, how: str, aim: float, peers: str = "", **wanted: str
-    ) -> Aim:
-        row = newest(rows, key, benchmark="epoch", name=name, **wanted)
+    def epoch(what: str, name: str, key: str, how: str, aim: float, peers: str = "") -> Aim:
+        row = newest(rows, key, benchmark="epoch", name=name, precision="bfloat16")
         ours = row and Found(row[key], f"{row[key]:.2f} s, {how}", row["commit"])
         return Aim(what, ours, aim, " s", peers=peers)
 
     def epochs_of(corpus: str, name: str, aim: float, released: str) -> Aim:
         what, peers = f"epoch of {corpus} with validation, `{name}`", f"{RELEASED} {released} s"
-        how = "steps replayed"
-        return epoch(what, name, "seconds_median", how, aim, peers, precision="bfloat16")
+        return epoch(what, name, "seconds_median", "steps replayed", aim, peers)
 
     def tied_step(size: str, released: float) -> Aim:
         wanted = {"benchmark": "step", "dtype": "autocast", "size": size}
