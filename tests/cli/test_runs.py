@@ -915,7 +915,7 @@ def test_record_writes_beside_the_run_and_into_no_tracked_file(drill, place, mon
     monkeypatch.chdir(place / "runs/tiny")
     assert drill("record", ".")[::2] == (
         1,
-        "drill: .: is already in ../ledger.jsonl, line 1; say --force to record it again\n",
+        "drill: .: is already in ../ledger.jsonl, line 1; use --force to record it again\n",
     )
 
 

@@ -7,7 +7,6 @@ from statistics import mean
 from drill.report.results.evaluations import ADAPTIVE
 from drill.report.results.ledger import Row
 from drill.report.results.paper import PAPER
-from drill.report.results.recipe_changes import change_notes
 from drill.report.results.run_files import as_finite
 from drill.report.tables import number_format as numbers
 from drill.report.tables.markup import Column, Table, markdown_text
@@ -15,6 +14,7 @@ from drill.report.tables.result_tables import (
     ADAPTIVE_NOTE,
     GAP_NOTE,
     PREDICTED_ONLY,
+    change_notes,
     less_paper,
     paper_figures,
     paper_gap,

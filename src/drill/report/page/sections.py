@@ -13,7 +13,7 @@ from drill.report.page.figures import (
 )
 from drill.report.page.svg_plot import Look
 from drill.report.results.ledger import Row
-from drill.report.results.run_files import lives
+from drill.report.results.run_files import read_starts
 from drill.report.results.runs import RunSummary
 from drill.report.tables.band_tables import (
     TextBands,
@@ -207,7 +207,7 @@ def _tables(run: RunSummary) -> dict[str, Mapping[str, Any]]:
     """The tables of a recipe, what stands above them, and the environment of every life."""
     inner = {key: value for key, value in run.settings.items() if isinstance(value, Mapping)}
     above = {key: value for key, value in run.settings.items() if key not in inner}
-    told = lives(run.environment) if run.environment else []
+    told = read_starts(run.environment) if run.environment else []
     names = ["environment", *(f"environment, resumed {n}" for n in range(1, len(told)))]
     about = dict(zip(names, told, strict=False))
     return {"run": {"folder": run.folder, **above}, **inner, **about}

@@ -1,6 +1,6 @@
-"""The files of a run, read with patience: a fault becomes a sentence, the rest is used.
+"""Reads the files of a run folder; a damaged file adds a sentence to ``faults`` and raises nothing.
 
-Every reader takes the list that its sentences go to.
+``as_number`` and its like check single values of JSON.
 """
 
 import json
@@ -42,25 +42,24 @@ def read_environment(path: Path, faults: list[str]) -> dict[str, Any]:
     return {}
 
 
-def lives(environment: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """What a run was trained on at first, and each time it went on."""
+def read_starts(environment: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The environment of the first start of a run, and of every resumption."""
     first = {key: value for key, value in environment.items() if key != "resumed"}
     resumed = environment.get("resumed")
     later = resumed if isinstance(resumed, list) else []
-    return [first, *(life for life in later if isinstance(life, Mapping))]
+    return [first, *(each for each in later if isinstance(each, Mapping))]
 
 
-def over_lives(environment: Mapping[str, Any], key: str) -> str | None:
-    """A text of every life, ``abc1234, then def5678`` where it changed; None where none has it."""
-    told = [as_text(life.get(key)) for life in lives(environment)]
-    if not any(told):
+def joined_text(environment: Mapping[str, Any], key: str) -> str | None:
+    """A text over all starts: ``abc1234, then def5678`` where it changed; None: unknown."""
+    values = [as_text(each.get(key)) for each in read_starts(environment)]
+    if not any(values):
         return None
-    changes = [text or "unknown" for text, _ in groupby(told)]
-    return ", then ".join(changes)
+    return ", then ".join(text or "unknown" for text, _ in groupby(values))
 
 
 def read_rows(path: Path, faults: list[str]) -> list[NumberedRow]:
-    """(line number, row) of a .jsonl file. What follows the last line end is being written."""
+    """(line number, row) of a .jsonl file. A last line without its end is still being written."""
     raw = _bytes(path, faults, "no epoch has ended yet")
     rows = []
     for number, line in enumerate((raw or b"").split(b"\n")[:-1], start=1):
@@ -85,11 +84,11 @@ def _bytes(path: Path, faults: list[str], so: str) -> bytes | None:
     return None
 
 
-# -- values of any kind ---------------------------------------------------------------------------
+# -- values ---------------------------------------------------------------------------
 
 
 def as_number(value: Any) -> float | None:
-    """A float; training writes what JSON has no word for as the strings nan and inf."""
+    """A float; training writes NaN and infinities as strings, since JSON has none."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     if isinstance(value, str) and value not in ("nan", "inf", "-inf"):

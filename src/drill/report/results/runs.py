@@ -1,33 +1,35 @@
-"""Run folders, read as they are: finished, still going, or damaged.
+"""Reads run folders: finished, running or damaged.
 
-A reader must not fail where a run is half written, so what cannot be read is None and the fault
-goes into ``RunSummary.faults``, a sentence each. Only a folder that is no run at all raises.
+A file that cannot be read gives None, and a sentence in ``RunSummary.faults``. Only a folder
+without any file of a run raises.
 """
 
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 from drill.errors import ReportError
+from drill.recipes.reader import recipe_names
 from drill.report.results.evaluations import Evaluation, read_evaluations
-from drill.report.results.recipe_changes import recipe_changes
 from drill.report.results.run_files import (
     NumberedRow,
     as_finite,
     as_number,
     as_text,
     as_whole,
-    over_lives,
+    joined_text,
     read_environment,
     read_rows,
     read_settings,
 )
 from drill.training.run.folder import RunFolder
+from drill.training.settings import recipe
 
 
 class RunError(ReportError):
@@ -158,8 +160,8 @@ def read_run(folder: Path | str) -> RunSummary:
         scores=_scores(tests[-1]) if tests else {},
         seconds=elapsed[-1] if elapsed else None,
         tokens_per_second=median(rates) if rates else None,
-        device=over_lives(environment, "device"),
-        commit=over_lives(environment, "commit"),
+        device=joined_text(environment, "device"),
+        commit=joined_text(environment, "commit"),
         evaluations=read_evaluations(files, tests[-1] if tests else {}, faults, remarks),
         curve=tuple(curve),
         validations=tuple(_validations(rows).values()),
@@ -201,6 +203,39 @@ def same_but_seed(settings: Mapping[str, Any]) -> dict[str, Any]:
         for name, table in settings.items()
     }
     return {**tables, "start": "start" in settings}  # each seed has its own first weights
+
+
+NOT_A_CHANGE = ("recipe", "training.seed", "training.save_every", "training.capture")
+"""Keys that do not change what is trained, or have a column of their own."""
+
+
+def recipe_changes(settings: Mapping[str, Any]) -> list[str] | None:
+    """``optimizer.lr: 0.0007 -> 0.0005`` for every key that differs from the recipe.
+
+    The recipe is that of this version of drill; None: there is none of that name.
+    """
+    name = settings.get("recipe")
+    if name not in recipe_names():
+        return None
+    named = dict(flatten(tomllib.loads(recipe(str(name)).to_toml())))
+    return [
+        f"{key}: {_written(named.get(key, 'none'))} -> {_written(value)}"
+        for key, value in sorted(flatten(settings))
+        if key not in NOT_A_CHANGE and named.get(key, "none") != value
+    ]
+
+
+def flatten(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of nested tables."""
+    for key, value in tables.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _written(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def digest(value: Any) -> str:

@@ -6,7 +6,6 @@ from statistics import mean, stdev
 from drill.report.results.evaluations import ADAPTIVE, names_weights, paired
 from drill.report.results.ledger import Row
 from drill.report.results.paper import FINETUNED, PAPER, PAPER_BLEU, Perplexities
-from drill.report.results.recipe_changes import change_notes
 from drill.report.results.run_files import as_finite
 from drill.report.results.runs import RunSummary
 from drill.report.tables import number_format as numbers
@@ -161,6 +160,18 @@ def evaluations_table(results: Sequence[Result]) -> Table:
     if any(not names_weights(found) for each in results for found in each.evaluations):
         notes.append(WEIGHTLESS_NOTE)
     return Table.of(columns(names), rows, notes)
+
+
+def change_notes(results: Iterable[Result]) -> list[str]:
+    """A sentence for all runs with the same changes of their recipes."""
+    names: dict[tuple[str, ...], dict[str, None]] = {}
+    for each in results:
+        if each.changes:
+            names.setdefault(tuple(each.changes), {})[each.name] = None
+    return [
+        f"Changed from the recipe to the run, {', '.join(runs)}: {'; '.join(changes)}."
+        for changes, runs in names.items()
+    ]
 
 
 def grouped(results: Sequence[Result]) -> dict[tuple[str | None, str], list[Result]]:
