@@ -1,4 +1,4 @@
-"""`drill report`, `drill record`, `drill data`."""
+"""`drill report` and `drill record`."""
 
 import os
 from pathlib import Path
@@ -12,8 +12,7 @@ from drill.cli.display import note as note_
 from drill.errors import SettingsError
 from drill.language_modeling.run import load_run
 from drill.report.analysis.word_accuracy import AccuracyBand
-from drill.report.page.page import markdown, write_report
-from drill.report.page.sources import refuse_to_lose
+from drill.report.page.page import check_replaceable, markdown, write_report
 from drill.report.results.ledger import read as read_ledger
 from drill.report.results.ledger import record as record_run
 from drill.report.results.runs import distinct_names, is_run, read_run
@@ -34,12 +33,7 @@ def report(
     ledger: Annotated[
         list[Path] | None, typer.Option(help="A results file; may be repeated.")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help=f"The page to write; {PAGE} by default.")
-    ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help=f"Replace a {PAGE} of other runs.")
-    ] = False,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path(PAGE),
     title: Annotated[str, typer.Option(help="Its heading.")] = "Runs",
     bands: Annotated[
         bool,
@@ -65,10 +59,7 @@ def report(
     if as_markdown:
         typer.echo(markdown(folders, ledger or []))
         return
-    if out is None:
-        out = Path(PAGE)
-        if not force:
-            refuse_to_lose(out, [*folders, *(ledger or [])])
+    check_replaceable(out)
     found = Compared()
     accuracy: dict[str, dict[str, list[AccuracyBand]]] = {}
     if bands or samples:

@@ -7,6 +7,7 @@ import typer
 
 from drill.cli.display import console, note
 from drill.errors import SettingsError
+from drill.study.page import write_study_page
 from drill.study.plan import read_plan
 from drill.study.runner import run_study
 from drill.study.states import FAILED, States
@@ -25,6 +26,10 @@ def study(
     report: Annotated[
         bool, typer.Option("--report", help="Print the results in Markdown, run nothing.")
     ] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Of --report: write a page with learning curves instead."),
+    ] = None,
     time_to: Annotated[
         list[float] | None,
         typer.Option(help="Of --report: time to a validation perplexity; may be repeated."),
@@ -44,8 +49,12 @@ def study(
     """
     wanted = read_plan(plan)
     results = ledger or Path("results", f"{wanted.name}.jsonl")
-    if time_to and not report:
-        raise SettingsError("--time-to: is a column of --report; add that")
+    for option, value in (("--time-to", time_to), ("--html", html)):
+        if value and not report:
+            raise SettingsError(f"{option}: is an option of --report; add that")
+    if report and html is not None:
+        typer.echo(f"wrote {write_study_page(States(wanted, results, None), html, time_to or ())}")
+        return
     if report:
         typer.echo(study_report(States(wanted, results, None), time_to or ()))
         return

@@ -45,7 +45,7 @@ def report(states: States, time_to: Sequence[float] = ()) -> str:
     parts = [f"## {markdown_text(states.plan.name)}\n"]
     for stage in stages:
         parts += [f"### {stage}\n", stage_table(states, stage, time_to).markdown()]
-    if rest := [*_not_counted(states)]:
+    if rest := [*not_counted(states)]:
         parts += ["### Not in the tables\n", "".join(f"- {markdown_text(each)}\n" for each in rest)]
     return "\n".join(parts)
 
@@ -54,7 +54,7 @@ def stage_table(states: States, stage: str, time_to: Sequence[float] = ()) -> Ta
     """One line per row of the plan: means over seeds and differences to the baseline."""
     plan = states.plan
     found = {
-        row.name: _results(states, row, stage) for row in plan.rows if stage in row.stages
+        row.name: finished_results(states, row, stage) for row in plan.rows if stage in row.stages
     }  # by row, then by seed
     scores = _headings(stage, [each for group in found.values() for each in group.values()])
     base = found.get(plan.baseline or "", {})
@@ -78,7 +78,7 @@ def stage_table(states: States, stage: str, time_to: Sequence[float] = ()) -> Ta
     return Table.of(headings, rows, _notes(names, rows, stage, found))
 
 
-def _results(states: States, row: PlanRow, stage: str) -> dict[int, Row]:
+def finished_results(states: States, row: PlanRow, stage: str) -> dict[int, Row]:
     found = {seed: states.result(Job(row, seed, stage)) for seed in row.seeds}
     return {seed: result for seed, result in found.items() if result is not None}
 
@@ -179,7 +179,7 @@ def _notes(
     return [*notes, *change_notes(replace(each, name=name) for name, each in results)]
 
 
-def _not_counted(states: States) -> Iterator[str]:
+def not_counted(states: States) -> Iterator[str]:
     """Sentences on jobs without a result, and on runs with several."""
     for job in states.plan.jobs():
         state, failure, results = states.state(job), states.failure(job), states.results(job)

@@ -1,24 +1,85 @@
-"""What is plotted of runs and bands, and the legend beside it."""
+"""The figures of a page: what is plotted, in which colours, with which legend."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
 
 from drill.report.analysis.frequency_bands import Band, BandChange
-from drill.report.page.svg_plot import COLOURS, DASHES, Bars, Line, Look, bar_plot, line_plot
+from drill.report.page.svg_plot import (
+    COLOURS,
+    DASHES,
+    FRAMES,
+    Bars,
+    Frame,
+    Line,
+    Look,
+    Point,
+    Words,
+    bar_plot,
+    line_plot,
+)
+from drill.report.results.ledger import Row
 from drill.report.results.runs import RunSummary
-from drill.report.tables.markup import escape
 from drill.report.tables.result_tables import grouped
 
 UNITS = ((2 * 86_400.0, 86_400.0, "days"), (7_200.0, 3_600.0, "hours"), (120.0, 60.0, "minutes"))
+BAND_NOTE = "A line is the mean over seeds, its area is from the lowest to the highest seed."
 
 
-def looks(runs: Sequence[RunSummary], others: Iterable[str] = ()) -> dict[str, Look]:
-    """A colour for each recipe, a dash for each of its seeds; then those of other names.
+@dataclass(frozen=True)
+class Figure:
+    plots: Markup  # the same plot for wide and narrow screens
+    legend: Sequence[tuple[str, str]]  # (name, classes)
+    caption: str
+    kind: str = "line"  # or "bars"
 
-    No two look alike while there are colours and dashes left.
+
+@dataclass(frozen=True)
+class Curve:
+    """Validation perplexity of a run by epoch, and the lowest so far by seconds of training."""
+
+    epochs: Sequence[Point]
+    seconds: Sequence[Point]
+    averaged_from: Point | None = None  # the first epoch of averaged weights
+
+    @classmethod
+    def of_run(cls, run: RunSummary) -> "Curve":
+        averaged = [(float(each.epoch), each.valid) for each in run.curve if each.averaged]
+        return cls(
+            [(float(each.epoch), each.valid) for each in run.curve],
+            best_so_far((each.elapsed, each.valid) for each in run.curve),
+            averaged[0] if averaged else None,
+        )
+
+    @classmethod
+    def of_row(cls, row: Row) -> "Curve":
+        return cls(
+            [(each[0] or 0.0, math.nan if each[1] is None else each[1]) for each in row.curve],
+            best_so_far((each[3], each[1]) for each in row.validations if len(each) > 3),
+        )
+
+
+def best_so_far(values: Iterable[tuple[float | None, float | None]]) -> list[Point]:
+    """(x, lowest y up to there) where x is known."""
+    lowest, points = math.inf, []
+    for x, y in values:
+        lowest = min(lowest, y) if y is not None and math.isfinite(y) else lowest
+        if x is not None:
+            points.append((x, lowest))
+    return points
+
+
+# -- colours --------------------------------------------------------------------------------------
+
+
+def looks(groups: Iterable[Sequence[str]]) -> dict[str, Look]:
+    """A colour for each group of names and a dash for each name in it.
+
+    No two names look alike while there are unused colours and dashes.
     """
-    groups = [[run.name for run in group] for group in grouped(runs).values()]
-    groups += [[name] for name in dict.fromkeys(others) if name not in {run.name for run in runs}]
     found: dict[str, Look] = {}
     used = [0] * COLOURS
     for number, group in enumerate(groups):
@@ -31,126 +92,168 @@ def looks(runs: Sequence[RunSummary], others: Iterable[str] = ()) -> dict[str, L
     return found
 
 
-def curves_figure(
-    runs: Sequence[RunSummary], look: Mapping[str, Look], identifier: str, text: str
-) -> str | None:
+def run_looks(runs: Sequence[RunSummary], others: Iterable[str] = ()) -> dict[str, Look]:
+    """A colour per recipe, a dash per seed; then other names."""
+    groups = [[run.name for run in group] for group in grouped(runs).values()]
+    names = {run.name for run in runs}
+    return looks([*groups, *([name] for name in dict.fromkeys(others) if name not in names)])
+
+
+# -- curves ---------------------------------------------------------------------------------------
+
+Curves = Mapping[str, Sequence[Curve]]
+"""Of each name: one run, or the seeds of a recipe."""
+
+
+def epochs_figure(curves: Curves, look: Mapping[str, Look]) -> Figure | None:
     """Validation perplexity by epoch; a ring marks where averaging begins."""
-    lines = []
-    for run in runs:
-        begins = next((point for point in run.curve if point.averaged), None)
-        ring = None if begins is None else (float(begins.epoch), begins.valid)
-        points = [(float(point.epoch), point.valid) for point in run.curve]
-        lines.append(Line(run.name, look[run.name], points, ring))
-    plot = line_plot(
-        lines,
-        identifier=identifier,
-        title="Validation perplexity by epoch",
-        description=f"{_said(runs)} Logarithmic axis; the table below has the figures.",
-        x_label="epoch",
-        y_label="validation perplexity",
-        whole_x=True,
+    lines = [
+        _line(name, look[name], [each.epochs for each in group], group[0].averaged_from)
+        for name, group in curves.items()
+        if group
+    ]
+    words = Words(
+        "Validation perplexity by epoch",
+        _description(lines),
+        "epoch",
+        "validation perplexity",
     )
-    return _figure(plot, _legend([run.name for run in runs if run.curve], look), text)
+    notes = [BAND_NOTE] if any(line.band for line in lines) else []
+    notes += ["Values above the upper edge are cut off."]
+    if any(line.ring for line in lines):
+        notes.append("A ring marks the first epoch of averaged weights.")
+    return _figure(
+        lambda frame: line_plot(lines, words, frame, whole_x=True), lines, " ".join(notes)
+    )
 
 
-def time_figure(
-    runs: Sequence[RunSummary], look: Mapping[str, Look], identifier: str, text: str
-) -> str | None:
-    """The lowest validation perplexity so far by the time it took."""
-    known = [point.elapsed for run in runs for point in run.curve if point.elapsed is not None]
+def time_figure(curves: Curves, look: Mapping[str, Look], devices: Iterable[str]) -> Figure | None:
+    """The lowest validation perplexity so far by time of training."""
+    longest = max(
+        (each.seconds[-1][0] for g in curves.values() for each in g if each.seconds), default=0.0
+    )
     size, unit = next(
-        ((size, unit) for least, size, unit in UNITS if max(known, default=0.0) >= least),
-        (1.0, "seconds"),
+        ((size, unit) for least, size, unit in UNITS if longest >= least), (1.0, "seconds")
     )
     lines = [
-        Line(run.name, look[run.name], [(x / size, y) for x, y in best_so_far(run)]) for run in runs
+        _line(name, look[name], [[(x / size, y) for x, y in each.seconds] for each in group])
+        for name, group in curves.items()
+        if group
     ]
-    plot = line_plot(
-        lines,
-        identifier=identifier,
-        title="Lowest validation perplexity by time",
-        description=f"{_said(runs)} Logarithmic axis; the table below has the times.",
-        x_label=f"{unit} of training",
-        y_label="lowest validation perplexity so far",
+    words = Words(
+        "Lowest validation perplexity by time",
+        _description(lines),
+        f"{unit} of training",
+        "lowest validation perplexity so far",
     )
-    return _figure(plot, _legend([run.name for run in runs if run.curve], look), text)
+    notes = [BAND_NOTE] if any(line.band for line in lines) else []
+    if devices := list(dict.fromkeys(devices)):
+        notes.append(f"Measured on {', '.join(devices)}.")
+    return _figure(lambda frame: line_plot(lines, words, frame), lines, " ".join(notes))
 
 
-def best_so_far(run: RunSummary) -> list[tuple[float, float]]:
-    """(seconds, lowest validation perplexity up to then) of every epoch whose time is known."""
-    lowest, points = math.inf, []
-    for point in run.curve:
-        lowest = min(lowest, point.valid) if math.isfinite(point.valid) else lowest
-        if point.elapsed is not None:
-            points.append((point.elapsed, lowest))
-    return points
+def mean_and_range(curves: Sequence[Sequence[Point]]) -> list[tuple[float, float, float, float]]:
+    """(x, mean, lowest, highest) of curves, interpolated at every x that lies on all of them."""
+    known = [[point for point in curve if math.isfinite(point[1])] for curve in curves]
+    known = [curve for curve in known if curve]
+    if not known:
+        return []
+    start, end = max(curve[0][0] for curve in known), min(curve[-1][0] for curve in known)
+    found = []
+    for x in sorted({x for curve in known for x, _ in curve if start <= x <= end}):
+        ys = [_at(curve, x) for curve in known]
+        found.append((x, sum(ys) / len(ys), min(ys), max(ys)))
+    return found
 
 
-def bands_figure(
-    bands: Mapping[str, Sequence[Band]], look: Mapping[str, Look], identifier: str, text: str
-) -> str | None:
+def _at(curve: Sequence[Point], x: float) -> float:
+    """The value of a curve at an x between its ends."""
+    n = bisect_left(curve, x, key=lambda point: point[0])
+    (right, y) = curve[n]
+    if right == x:
+        return y
+    left, before = curve[n - 1]
+    return before + (y - before) * (x - left) / (right - left)
+
+
+def _line(
+    name: str, look: Look, curves: Sequence[Sequence[Point]], ring: Point | None = None
+) -> Line:
+    if len(curves) == 1:
+        return Line(name, look, curves[0], ring)
+    found = mean_and_range(curves)
+    return Line(
+        name,
+        look,
+        [(x, mean) for x, mean, _, _ in found],
+        band=[(x, low, high) for x, _, low, high in found],
+    )
+
+
+def _description(lines: Sequence[Line]) -> str:
+    """The lowest value of every line, for screen readers."""
+    lows = [
+        f"{line.name} reaches {min(known):.2f}"
+        for line in lines
+        if (known := [y for _, y in line.points if math.isfinite(y)])
+    ]
+    return f"{'; '.join(lows)}. The table has the figures."
+
+
+# -- bars -----------------------------------------------------------------------------------------
+
+
+def bands_figure(bands: Mapping[str, Sequence[Band]], look: Mapping[str, Look]) -> Figure | None:
     """Mean loss by how often a word occurs in the training text."""
     first: Sequence[Band] = next(iter(bands.values()), [])
     shown = [n for n in range(len(first)) if any(each[n].tokens for each in bands.values())]
-    plot = bar_plot(
-        [first[n].label for n in shown],
-        [
-            Bars(name, look[name], [each[n].mean_loss for n in shown])
-            for name, each in bands.items()
-        ],
-        identifier=identifier,
-        title="Mean loss by training count",
-        description=f"Bars for {', '.join(bands)}; the table below has the figures.",
-        y_label="nats per token",
-    )
-    return _figure(plot, _legend(bands, look, bars=True), text)
+    bars = [
+        Bars(name, look[name], [each[n].mean_loss for n in shown]) for name, each in bands.items()
+    ]
+    words = Words("Mean loss by training count", _of_models(bands), "", "nats per token")
+    caption = "How often a word occurs in the training text, and what it costs to predict it."
+    return _bar_figure([first[n].label for n in shown], bars, words, caption)
 
 
 def changes_figure(
-    changes: Mapping[str, Sequence[BandChange]],
-    look: Mapping[str, Look],
-    identifier: str,
-    text: str,
-) -> str | None:
-    """The change of loss against the model compared with, over tokens."""
+    changes: Mapping[str, Sequence[BandChange]], look: Mapping[str, Look], base: str
+) -> Figure | None:
+    """The change of loss against ``base``, over tokens."""
     first: Sequence[BandChange] = next(iter(changes.values()), [])
     shown = [n for n, change in enumerate(first) if change.tokens]
-    plot = bar_plot(
-        [first[n].label for n in shown],
-        [
-            Bars(name, look[name], [each[n].by_tokens for n in shown])
-            for name, each in changes.items()
-        ],
-        identifier=identifier,
-        title="Loss against the model compared with, by training count",
-        description=f"Bars for {', '.join(changes)}; the table below has the figures.",
-        y_label="% change of loss, over tokens",
-    )
-    return _figure(plot, _legend(changes, look, bars=True), text)
-
-
-def _figure(plot: str | None, legend: str, text: str) -> str | None:
-    if plot is None:
-        return None
-    caption = f"<figcaption>{escape(text)}</figcaption>"
-    return f'<figure><div class="frame">{plot}</div>\n{legend}\n{caption}</figure>'
-
-
-def _legend(names: Iterable[str], look: Mapping[str, Look], bars: bool = False) -> str:
-    items = []
-    for name in names:
-        kind = "bars" if bars else "line"
-        shape = '<rect x="9" y="0" width="12" height="12"/>' if bars else '<path d="M1 6L29 6"/>'
-        swatch = f'<svg class="{kind} {look[name].classes}" viewBox="0 0 30 12" aria-hidden="true">'
-        items.append(f"<li>{swatch}{shape}</svg><bdi>{escape(name)}</bdi></li>")
-    return f'<ul class="legend">{"".join(items)}</ul>'
-
-
-def _said(runs: Sequence[RunSummary]) -> str:
-    """The figures in a sentence, for whom the drawing is not to be seen."""
-    said = [
-        f"{run.name} reaches {run.valid:.2f} in {run.epochs} epoch{'' if run.epochs == 1 else 's'}"
-        for run in runs
-        if run.valid is not None
+    bars = [
+        Bars(name, look[name], [each[n].by_tokens for n in shown]) for name, each in changes.items()
     ]
-    return f"{'; '.join(said)}." if said else "No run has a perplexity yet."
+    words = Words(
+        f"Loss against {base} by training count",
+        _of_models(changes),
+        "",
+        "% change of loss, over tokens",
+    )
+    caption = f"Change of loss against {base}; below zero is better."
+    return _bar_figure([first[n].label for n in shown], bars, words, caption)
+
+
+def _of_models(models: Iterable[str]) -> str:
+    return f"Bars for {', '.join(models)}; the table has the figures."
+
+
+def _bar_figure(
+    labels: Sequence[str], bars: Sequence[Bars], words: Words, caption: str
+) -> Figure | None:
+    return _figure(lambda frame: bar_plot(labels, bars, words, frame), bars, caption, "bars")
+
+
+def _figure(
+    draw: Callable[[Frame], str | None],
+    drawn: Sequence[Line] | Sequence[Bars],
+    caption: str,
+    kind: str = "line",
+) -> Figure | None:
+    plots = [plot for frame in FRAMES if (plot := draw(frame)) is not None]
+    legend = [(each.name, each.look.classes) for each in drawn if _has_values(each)]
+    return Figure(Markup("\n".join(plots)), legend, caption, kind) if plots else None
+
+
+def _has_values(drawn: Line | Bars) -> bool:
+    return bool(drawn.points if isinstance(drawn, Line) else drawn.values)

@@ -1,40 +1,70 @@
-"""One page about runs: a single HTML file that needs nothing else, and the same as Markdown."""
+"""Reports on runs and ledgers: one self-contained HTML file, or the same tables in Markdown."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import jinja2
+from markupsafe import Markup
+
 from drill.errors import ReportError
 from drill.files import write_whole
+from drill.recipes.reader import recipe_names
 from drill.report.analysis.word_accuracy import AccuracyBand
-from drill.report.page.figures import looks
-from drill.report.page.sections import (
-    ADAPTED,
-    Ledgers,
-    bands_section,
-    corpora_section,
-    evaluations_section,
-    faults_section,
-    has_seeds,
-    lead_sentences,
-    ledgers_section,
-    results_section,
-    samples_section,
-    settings_section,
+from drill.report.page.figures import (
+    Curve,
+    bands_figure,
+    changes_figure,
+    epochs_figure,
+    looks,
+    run_looks,
+    time_figure,
 )
-from drill.report.page.sources import sources_mark
+from drill.report.page.svg_plot import Look
 from drill.report.results import ledger
-from drill.report.results.runs import RunSummary, read_runs
-from drill.report.tables.band_tables import TextBands
-from drill.report.tables.markup import escape, markdown_text
+from drill.report.results.paper import FINETUNED
+from drill.report.results.run_files import read_starts
+from drill.report.results.runs import RunSummary, flatten, read_runs
+from drill.report.tables.band_tables import (
+    TextBands,
+    accuracy_table,
+    bands_table,
+    by_references,
+    changes_table,
+)
+from drill.report.tables.markup import markdown_text, visible
 from drill.report.tables.result_tables import (
+    Result,
+    T,
+    epochs_table,
     evaluations_table,
+    group_labels,
+    grouped,
     ledger_table,
+    milestones,
     recipes_table,
     runs_table,
+    time_table,
 )
+from drill.training.settings import recipe
+
+ADAPTED = "Dynamic evaluation and cache"
+GENERATOR = '<meta name="generator" content="drill">'  # marks a file that drill may replace
+
+Block = tuple[str, Any]
+"""(kind, content): text, heading, table (caption, Table), figure, samples, settings or faults."""
+Ledgers = Sequence[tuple[str, Sequence[ledger.Row]]]
+Accuracy = Mapping[str, Mapping[str, Sequence[AccuracyBand]]]
+
+
+@dataclass(frozen=True)
+class Section:
+    key: str
+    heading: str
+    blocks: Sequence[Block]  # none: the section is not shown
 
 
 def write_report(
@@ -43,48 +73,92 @@ def write_report(
     *,
     ledgers: Sequence[Path | str] = (),
     texts: Sequence[TextBands] = (),
-    accuracy: Mapping[str, Mapping[str, Sequence[AccuracyBand]]] | None = None,
+    accuracy: Accuracy | None = None,
     samples: Mapping[str, Sequence[str]] | None = None,
     title: str = "Runs",
     now: datetime | None = None,
 ) -> Path:
-    """Write one HTML file about run folders and ledgers, whole or not at all; gives its path.
+    """Write one HTML file about run folders and ledgers; an existing file is replaced.
 
-    texts    loss by word frequency, each text with its models and in a table of its own
-    accuracy of translators, by ``"word"`` or ``"subword"`` and model, from ``word_accuracy``
-    samples  texts of each model
-    now      the time the page says; the same input and time give the same bytes
+    Args:
+        texts: loss by word frequency; each text has its own tables.
+        accuracy: of translators, by ``"word"`` or ``"subword"``, then by model.
+        samples: generated texts of each model.
+        now: the time shown; the same input and time give the same bytes.
 
-    Names in ``texts`` and ``samples`` that are those of runs share their colours.
+    Names in ``texts`` and ``samples`` that are names of runs share their colours.
     """
-    out = Path(out)
+    found = read_runs(runs)
+    rows = [(str(path), ledger.read(path)) for path in ledgers]
+    samples = samples or {}
+    look = run_looks(found, [*(name for text in texts for name in text.models), *samples])
+    sections = [
+        Section("results", "Results", [*_results(found)]),
+        Section("curves", "Learning curves", [*_curves(found, look)]),
+        Section("time", "Time to a perplexity", [*_times(found, look)]),
+        Section("evaluations", ADAPTED, [*_evaluations(found)]),
+        Section("bands", "Rare and frequent words", [*_bands(found, texts, accuracy or {}, look)]),
+        Section("samples", "Samples", [*_samples(samples, look)]),
+        Section("ledgers", "Ledgers", [*_ledgers(rows)]),
+        Section("settings", "Settings and environment", [*_settings(found)]),
+        Section("faults", "Warnings", [*_faults(found)]),
+    ]
+    counts = [_counted(found, "run")] if found or not rows else []
+    counts += [_counted(rows, "ledger")] if rows else []
+    return write_page(Path(out), title, ", ".join(counts), sections, [*_leads(found)], now)
+
+
+def write_page(
+    out: Path,
+    title: str,
+    about: str,
+    sections: Sequence[Section],
+    leads: Sequence[str] = (),
+    now: datetime | None = None,
+) -> Path:
+    """Write the HTML file; returns its path."""
     now = datetime.now(UTC) if now is None else now
     if now.tzinfo is None:
-        raise ValueError(f"write_report: now needs a time zone, such as UTC; {now} has none")
-    content = html_page(
-        read_runs(runs),
-        [(str(path), ledger.read(path)) for path in ledgers],
-        texts,
-        accuracy or {},
-        samples or {},
-        title,
-        now,
-    ).encode("utf-8")
+        raise ValueError(f"write_page: now needs a time zone, such as UTC; {now} has none")
+    environment = jinja2.Environment(
+        autoescape=True,
+        finalize=lambda value: visible(value) if type(value) is str else value,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    files = resources.files("drill.report.page")
+    text = environment.from_string(files.joinpath("page.html.jinja").read_text("utf-8")).render(
+        style=Markup(files.joinpath("page.css").read_text("utf-8")),
+        generator=Markup(GENERATOR),
+        title=title,
+        about=f"{about}, written {now.astimezone(UTC):%Y-%m-%d %H:%M} UTC",
+        leads=leads,
+        sections=[each for each in sections if each.blocks],
+    )
     try:
-        write_whole(out, lambda stream: _write(stream, content))
+        write_whole(out, text.encode("utf-8"))
     except OSError as error:
         fault = error.strerror or type(error).__name__
         raise ReportError(f"{out}: cannot be written ({fault}); choose another file") from None
     return out
 
 
+def check_replaceable(path: Path) -> None:
+    """Raise if ``path`` is a file that drill did not write."""
+    if path.is_file():
+        with path.open("rb") as stream:
+            if GENERATOR.encode() not in stream.read(1000):
+                raise ReportError(
+                    f"{path}: exists and is no page of drill; remove it, or name another file"
+                )
+
+
 def markdown(runs: Sequence[Path | str], ledgers: Sequence[Path | str] = ()) -> str:
-    """The tables of ``write_report`` as Markdown."""
+    """The tables of ``write_report`` in Markdown."""
     found = read_runs(runs)
-    parts = []
-    if found or not ledgers:
-        parts += ["## Runs", runs_table(found).markdown() if found else "No runs were given.\n"]
-    if has_seeds(found):
+    parts = ["## Runs", runs_table(found).markdown()] if found else []
+    if _has_seeds(found):
         parts += ["## By recipe", recipes_table(found).markdown()]
     if (adapted := evaluations_table(found)).rows:
         parts += [f"## {ADAPTED}", adapted.markdown()]
@@ -95,80 +169,178 @@ def markdown(runs: Sequence[Path | str], ledgers: Sequence[Path | str] = ()) -> 
         if any(row.evaluations for row in rows):
             parts += [f"### {ADAPTED}", evaluations_table(rows).markdown()]
     if care := [each for run in found for each in (*run.faults, *run.remarks)]:
-        parts += ["## Read with care", "".join(f"- {markdown_text(each)}\n" for each in care)]
+        parts += ["## Warnings", "".join(f"- {markdown_text(each)}\n" for each in care)]
     return "\n".join(part if part.endswith("\n") else f"{part}\n" for part in parts)
 
 
-def html_page(
+# -- sections -------------------------------------------------------------------------------------
+
+
+def _leads(runs: Sequence[RunSummary]) -> Iterator[str]:
+    for corpus, group in by_corpus(runs).items():
+        if tested := [run for run in group if run.test is not None]:
+            best = min(tested, key=lambda run: run.test or 0.0)
+            layer = f", with the output layer {best.layer}" if best.layer else ""
+            where = f" on {corpus}" if corpus else ""
+            yield f"Lowest test perplexity{where}: {best.test:.2f}, by {best.name}{layer}."
+
+
+def _results(runs: Sequence[RunSummary]) -> Iterator[Block]:
+    if _has_seeds(runs):
+        yield "table", ("Runs of one recipe together", recipes_table(runs))
+    if runs:
+        yield "table", ("Every run", runs_table(runs))
+
+
+def _curves(runs: Sequence[RunSummary], look: Mapping[str, Look]) -> Iterator[Block]:
+    groups = by_corpus([run for run in runs if run.curve])
+    for corpus, group in groups.items():
+        if len(groups) > 1:
+            yield "heading", corpus or "unknown corpus"
+        figure = epochs_figure({run.name: [Curve.of_run(run)] for run in group}, look)
+        if figure is not None:
+            yield "figure", figure
+        yield "table", ("Validation perplexity by epoch", epochs_table(group))
+
+
+def _times(runs: Sequence[RunSummary], look: Mapping[str, Look]) -> Iterator[Block]:
+    """Runs of one epoch have one time only, so they are left out."""
+    short = [run.name for run in runs if sum(point.epoch > 0 for point in run.curve) < 2]
+    groups = by_corpus([run for run in runs if run.name not in short])
+    for corpus, group in groups.items():
+        curves = {run.name: [Curve.of_run(run)] for run in group}
+        figure = time_figure(curves, look, [run.device for run in group if run.device])
+        if figure is None:
+            continue
+        if len(groups) > 1:
+            yield "heading", corpus or "unknown corpus"
+        yield "figure", figure
+        best = min(y for (curve,) in curves.values() for _, y in curve.seconds if y > 0.0)
+        caption = "Time to the first epoch at or below a perplexity"
+        yield "table", (caption, time_table(group, milestones(best)))
+
+
+def _evaluations(runs: Sequence[RunSummary]) -> Iterator[Block]:
+    table = evaluations_table(runs)
+    if table.rows:
+        yield (
+            "text",
+            "Dynamic evaluation updates the weights while it reads the text; a cache points to "
+            "recent words.",
+        )
+        yield "table", ("Perplexity of adaptive models", table)
+
+
+def _bands(
     runs: Sequence[RunSummary],
-    ledgers: Ledgers,
     texts: Sequence[TextBands],
-    accuracy: Mapping[str, Mapping[str, Sequence[AccuracyBand]]],
-    samples: Mapping[str, Sequence[str]],
-    title: str,
-    now: datetime,
-) -> str:
-    look = looks(runs, [*(name for text in texts for name in text.models), *samples])
-    sections = [
-        ("results", "Results", results_section(runs) if runs or not ledgers else ""),
-        ("curves", "Learning curves", corpora_section(runs, look, "curves")),
-        ("time", "Time to a perplexity", corpora_section(runs, look, "time")),
-        ("evaluations", ADAPTED, evaluations_section(runs)),
-        (
-            "bands",
-            "Rare and frequent words",
-            bands_section(runs, texts, accuracy, look),
-        ),
-        ("samples", "Samples", samples_section(samples, look)),
-        ("ledgers", "Ledgers", ledgers_section(ledgers)),
-        ("settings", "Settings and environment", settings_section(runs)),
-        ("faults", "Read with care", faults_section(runs)),
+    accuracy: Accuracy,
+    look: Mapping[str, Look],
+) -> Iterator[Block]:
+    for text in texts:
+        if len(texts) > 1:
+            yield "heading", _corpora_and_models(text.models, runs)
+        if (figure := bands_figure(text.losses, look)) is not None:
+            yield "figure", figure
+        yield "table", ("Loss by training count", bands_table(text))
+        if text.changes:
+            base = next(iter(text.losses))
+            if (figure := changes_figure(text.changes, look, base)) is not None:
+                yield "figure", figure
+            yield "table", (f"Loss against {base}", changes_table(text))
+    for kind, models in accuracy.items():
+        groups = by_references(models)
+        for group in groups:
+            of = f" ({_corpora_and_models(list(group), runs)})" if len(groups) > 1 else ""
+            caption = f"{kind.capitalize()}s that translators get right{of}"
+            yield "table", (caption, accuracy_table(group, of=kind))
+
+
+def _samples(samples: Mapping[str, Sequence[str]], look: Mapping[str, Look]) -> Iterator[Block]:
+    for name, texts in samples.items():
+        yield "samples", (name, look[name].classes, texts)
+
+
+def _ledgers(ledgers: Ledgers) -> Iterator[Block]:
+    """The seeds of a recipe are one curve with a band; one epoch is no curve."""
+    for path, rows in ledgers:
+        if len(ledgers) > 1:
+            yield "heading", path
+        for corpus, results in by_corpus([row for row in rows if row.curve[1:]]).items():
+            groups = grouped(results)
+            labels = group_labels(groups)
+            curves = {labels[key]: [Curve.of_row(row) for row in groups[key]] for key in groups}
+            look = looks([name] for name in curves)
+            devices = [row.device for row in results if row.device]
+            found = [epochs_figure(curves, look), time_figure(curves, look, devices)]
+            if any(found):
+                yield "heading", corpus or "unknown corpus"
+            for figure in filter(None, found):
+                yield "figure", figure
+        if rows:
+            yield "table", (path, ledger_table(rows))
+        if any(row.evaluations for row in rows):
+            yield "table", (f"{path}, {ADAPTED.lower()}", evaluations_table(rows))
+
+
+def _settings(runs: Sequence[RunSummary]) -> Iterator[Block]:
+    for run in runs:
+        about = ", ".join(each for each in (run.recipe, run.layer, run.device) if each)
+        tables = {key: value for key, value in run.settings.items() if isinstance(value, Mapping)}
+        above = {key: value for key, value in run.settings.items() if key not in tables}
+        starts = read_starts(run.environment) if run.environment else []
+        names = ["environment", *(f"environment, resumed {n}" for n in range(1, len(starts)))]
+        shown = {"run": {"folder": run.folder, **above}, **tables}
+        shown |= dict(zip(names, starts, strict=False))
+        pairs = {
+            name: [(key, _value(value)) for key, value in flatten(table)]
+            for name, table in shown.items()
+        }
+        yield "settings", (run.name, about, pairs)
+
+
+def _faults(runs: Sequence[RunSummary]) -> Iterator[Block]:
+    if faults := [each for run in runs for each in (*run.faults, *run.remarks)]:
+        yield "faults", faults
+
+
+def by_corpus(results: Sequence[T]) -> dict[str, list[T]]:
+    """Results by corpus, since perplexities of different texts do not compare."""
+    groups: dict[str, list[T]] = {}
+    for each in results:
+        groups.setdefault(_corpus(each), []).append(each)
+    return groups
+
+
+def _corpus(result: Result) -> str:
+    """From the settings; older rows of a ledger have none, so from the recipe of their name."""
+    data = result.settings.get("data")
+    name = (result.recipe or "").removesuffix(FINETUNED)
+    if not result.settings and name in recipe_names():
+        data = recipe(name).data
+    return str(data.get("corpus") or "") if isinstance(data, Mapping) else ""
+
+
+def _has_seeds(runs: Sequence[RunSummary]) -> bool:
+    return len(grouped(runs)) < len(runs)
+
+
+def _corpora_and_models(models: Sequence[str], runs: Sequence[RunSummary]) -> str:
+    corpora = [
+        corpus
+        for corpus, group in by_corpus(runs).items()
+        if corpus and any(run.name in models for run in group)
     ]
-    shown = [(key, heading, body) for key, heading, body in sections if body]
-    links = "".join(f'<a href="#{key}">{heading}</a>' for key, heading, _ in shown)
-    style = resources.files("drill.report.page").joinpath("page.css").read_text(encoding="utf-8")
-    held = [(runs, "run"), (ledgers, "ledger")]
-    number = ", ".join(_counted(each, name) for each, name in held if each) or "0 runs"
-    parts = [
-        "<!DOCTYPE html>",
-        '<html lang="en">',
-        "<head>",
-        '<meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        '<meta name="color-scheme" content="light dark">',
-        sources_mark([*(run.folder for run in runs), *(path for path, _ in ledgers)]),
-        f"<title>{escape(title)}</title>",
-        f"<style>\n{style}</style>",
-        "</head>",
-        "<body>",
-        "<header>",
-        f"<h1>{escape(title)}</h1>",
-        f'<p class="about">{number}, written {escape(_time(now))}</p>',
-        *lead_sentences(runs),
-        f'<nav aria-label="On this page">{links}</nav>',
-        "</header>",
-        "<main>",
-        *(
-            f'<section id="{key}" aria-labelledby="{key}-heading">\n'
-            f'<h2 id="{key}-heading">{heading}</h2>\n{body}\n</section>'
-            for key, heading, body in shown
-        ),
-        "</main>",
-        '<footer class="note">Made by drill. Perplexities are per predicted token, of the epoch '
-        "with the lowest validation loss.</footer>",
-        "</body>",
-        "</html>",
-    ]
-    return "\n".join(parts) + "\n"
+    return ": ".join(filter(None, [", ".join(corpora), ", ".join(dict.fromkeys(models))]))
 
 
-def _counted(held: Sequence[object], name: str) -> str:
-    return f"{len(held)} {name}{'' if len(held) == 1 else 's'}"
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    return "none" if value is None else str(value)
 
 
-def _time(now: datetime) -> str:
-    return now.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
-
-
-def _write(stream: Any, content: bytes) -> None:
-    stream.write(content)
+def _counted(found: Sequence[object], name: str) -> str:
+    return f"{len(found)} {name}{'' if len(found) == 1 else 's'}"

@@ -1,31 +1,58 @@
-"""Plots as SVG, drawn by hand: lines over a logarithmic axis, and bars.
+"""Line and bar plots as SVG text.
 
-A drawing is plain text with its own title and description; the page's style sheet gives it fonts
-and colours. Everything drawn lies inside the view box: a line that leaves is cut at the edge.
+A plot is drawn for one ``Frame``, wide or narrow; the style sheet shows the one that fits the
+screen, and has fonts and colours. Nothing leaves the view box: lines are cut at its upper edge.
+Values of points and bars are texts that the style sheet shows on hover.
 """
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from drill.report.tables import number_format as numbers
 from drill.report.tables.markup import escape
 from drill.report.tables.number_format import Tick, linear_ticks, log_ticks
 
-WIDTH, HEIGHT = 760, 400
-LEFT, RIGHT, TOP, BOTTOM = 58, 58, 14, 48  # room for labels around the plot itself
 COLOURS, DASHES = 6, 5  # classes c0 .. c5 and d0 .. d4 of the style sheet
-
-LARGEST = 1e12  # what lies beyond is no measurement, and its ticks would not fit
-# The ends of lines are what matters: values above CUT times the lowest are cut off, yet never more
-# than one point in seven, and never a whole line.
+LARGEST = 1e12  # larger values are not drawn
+LOG_X = 8  # x is logarithmic where the longest line is this many times the shortest
+# The ends of lines matter most: values above CUT times the lowest are cut off, but at most one
+# point in seven, and never a whole line.
 CUT = 1.7
 KEPT = 6 / 7
-LABELLED_LINES = 8  # more ends than these have no room for their values
-LABEL_GAP, LABEL_WIDTH = 13.0, 50.0
+LABELLED_LINES = 8  # with more lines, their last values have no space
+LABEL_GAP, LABEL_WIDTH = 15.0, 56.0
+HOVER_GAP = 8.0  # pixels between points that show their value
 
 Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The size of a drawing and its margins, in pixels."""
+
+    name: str
+    width: int
+    height: int
+    left: int
+    ticks: int  # at most, along x
+    right: int = 58
+    top: int = 26
+    bottom: int = 50
+
+    @property
+    def floor(self) -> int:
+        return self.height - self.bottom
+
+    @property
+    def end(self) -> int:
+        return self.width - self.right
+
+
+WIDE = Frame("wide", 960, 420, left=64, ticks=9)
+NARROW = Frame("narrow", 360, 320, left=54, ticks=5)
+FRAMES = (WIDE, NARROW)
 
 
 @dataclass(frozen=True)
@@ -40,102 +67,130 @@ class Look:
 
 @dataclass(frozen=True)
 class Line:
+    """Args:
+    points: in the order of x; a value that is not finite and positive is a gap.
+    ring: a point to mark.
+    band: (x, low, high), drawn as an area behind the line.
+    """
+
     name: str
     look: Look
-    points: Sequence[Point]  # in the order of x; what is not finite and above 0 is a gap
-    ring: Point | None = None  # marks a place
+    points: Sequence[Point]
+    ring: Point | None = None
+    band: Sequence[tuple[float, float, float]] = ()
 
 
 @dataclass(frozen=True)
 class Bars:
     name: str
     look: Look
-    values: Sequence[float]  # one per label; NaN is none
+    values: Sequence[float]  # one per label; NaN: none
+
+
+@dataclass(frozen=True)
+class Words:
+    """The texts of a plot; title and description are read aloud by screen readers."""
+
+    title: str
+    description: str
+    x_label: str
+    y_label: str
 
 
 def line_plot(
-    lines: Sequence[Line],
-    *,
-    identifier: str,
-    title: str,
-    description: str,
-    x_label: str,
-    y_label: str,
-    whole_x: bool = False,
+    lines: Sequence[Line], words: Words, frame: Frame = WIDE, *, whole_x: bool = False
 ) -> str | None:
-    """Lines over a linear x and a logarithmic y; None where no line has a point."""
-    seen = [[point for point in line.points if _drawable(point)] for line in lines]
-    if not any(seen):
+    """Lines over a logarithmic y axis; None where no line has a point.
+
+    x is logarithmic where lines have very different lengths. ``whole_x``: ticks at integers only.
+    """
+    known = [[point for point in line.points if _drawable(point)] for line in lines]
+    if not any(known):
         return None
-    xs = [x for points in seen for x, _ in points]
-    lows = [min(y for _, y in points) for points in seen if points]
-    ys = sorted(y for points in seen for _, y in points)
-    kept = ys[math.ceil(KEPT * len(ys)) - 1]
-    top = min(ys[-1], max(CUT * ys[0], 1.1 * max(lows), kept))
-    padding = max(0.01, 0.04 * math.log(top / ys[0]))
-    low, high = ys[0] * math.exp(-2 * padding), top * math.exp(padding)
-    ends_x = _apart(min(0.0, *xs), max(0.0, *xs))
-    across = _scale(*ends_x, LEFT, WIDTH - RIGHT)
-    logarithm = _scale(math.log(low), math.log(high), HEIGHT - BOTTOM, TOP)
+    ends_x = [points[-1][0] for points in known if points]
+    log_x = min(ends_x) > 1 / LARGEST and max(ends_x) >= LOG_X * min(ends_x)
+    xs = [x for points in known for x, _ in points if x > 1 / LARGEST or not log_x]
+    lows = [min(y for _, y in points) for points in known if points]
+    ys = sorted(y for points in known for _, y in points)
+    least = min([ys[0], *(low for line in lines for x, low, _ in line.band if _drawable((x, low)))])
+    top = min(ys[-1], max(CUT * ys[0], 1.1 * max(lows), ys[math.ceil(KEPT * len(ys)) - 1]))
+    padding = max(0.01, 0.04 * math.log(top / least))
+    low, high = least * math.exp(-2 * padding), top * math.exp(padding)
+    down = _scale(math.log(low), math.log(high), frame.floor, frame.top)
+    if log_x:
+        start, end = min(xs), max(xs)
+        ticks_x = log_ticks(start, end)
+        ticks_x = ticks_x[:: math.ceil(len(ticks_x) / frame.ticks)]
+        scale = _scale(math.log(start), math.log(end), frame.left, frame.end)
+    else:
+        start, end = _apart(min(0.0, *xs), max(0.0, *xs))
+        ticks_x = linear_ticks(start, end, frame.ticks, whole=whole_x)
+        scale = _scale(start, end, frame.left, frame.end)
+
+    def across(x: float) -> float:
+        return scale(math.log(x) if log_x else x)
 
     def place(point: Point) -> Point | None:
-        return (across(point[0]), logarithm(math.log(point[1]))) if _drawable(point) else None
+        if not _drawable(point) or (log_x and point[0] <= 1 / LARGEST):
+            return None
+        return across(point[0]), down(math.log(point[1]))
 
     parts = [
-        *_axis_y(log_ticks(low, high), lambda value: logarithm(math.log(value))),
-        *_axis_x(linear_ticks(*ends_x, whole=whole_x), across),
-        *_words(x_label, y_label),
+        *_axis_y(frame, log_ticks(low, high), lambda value: down(math.log(value))),
+        *_axis_x(frame, ticks_x, across),
+        *_axis_labels(frame, words),
     ]
+    parts += [_band(frame, line, place) for line in lines if line.band]
     ends: list[tuple[float, float, str]] = []
     for line in lines:
-        pieces = _pieces([place(point) for point in line.points])
+        placed = [place(point) for point in line.points]
+        pieces = _pieces(frame, placed)
         if not pieces:
             continue
         ring = place(line.ring) if line.ring else None
-        parts.append(_line(line, pieces, ring))
-        value = [y for _, y in line.points if _drawable((0.0, y))][-1]
+        parts.append(
+            f'<g class="line {line.look.classes}">{_line(frame, line, pieces, ring)}'
+            f"{_hover_points(frame, line, placed, words.x_label)}</g>"
+        )
+        value = [y for point, (_, y) in zip(placed, line.points, strict=True) if point][-1]
         ends.append((*pieces[-1][-1], numbers.perplexity(value)))
     if len(ends) <= LABELLED_LINES:
-        parts += _end_labels(ends)
-    return _svg(identifier, title, description, parts)
+        parts += _end_labels(frame, ends)
+    return _svg(frame, words, parts)
 
 
 def bar_plot(
-    labels: Sequence[str],
-    bars: Sequence[Bars],
-    *,
-    identifier: str,
-    title: str,
-    description: str,
-    y_label: str,
+    labels: Sequence[str], bars: Sequence[Bars], words: Words, frame: Frame = WIDE
 ) -> str | None:
-    """A group of bars for every label, standing on zero; None where no bar has a height."""
+    """A group of bars per label, from zero; None where no bar has a value."""
     values = [value for each in bars for value in each.values if abs(value) < LARGEST]
     if not values:
         return None
+    turned = frame.name == NARROW.name  # labels
+    frame = replace(frame, right=12, bottom=80 if turned else frame.bottom)
     low, high = _apart(min(0.0, *values), max(0.0, *values))
-    down = _scale(low - 0.04 * (high - low) * (low < 0), high, HEIGHT - BOTTOM, TOP)
-    room = (WIDTH - LEFT - RIGHT) / len(labels)
-    width = 0.78 * room / len(bars)
-    parts = _axis_y(linear_ticks(low, high), down)
+    down = _scale(low - 0.04 * (high - low) * (low < 0), high, frame.floor, frame.top)
+    space = (frame.end - frame.left) / len(labels)
+    width = 0.78 * space / len(bars)
+    parts = _axis_y(frame, linear_ticks(low, high), down)
     for place, each in enumerate(bars):
-        rects = []
+        found = []
         for n, (label, value) in enumerate(zip(labels, each.values, strict=True)):
-            if abs(value) < LARGEST:  # NaN is not
-                x = LEFT + room * n + 0.11 * room + width * place
+            if abs(value) < LARGEST:  # False for NaN
+                x = frame.left + space * n + 0.11 * space + width * place
                 y, foot = sorted((down(value), down(0.0)))
                 size = f'width="{_n(max(0.5, 0.94 * width))}" height="{_n(foot - y)}"'
-                said = f"<title>{escape(f'{each.name}, {label}: {value:.4g}')}</title>"
-                rects.append(f'<rect x="{_n(x)}" y="{_n(y)}" {size}>{said}</rect>')
-        parts.append(f'<g class="bars {each.look.classes}">{"".join(rects)}</g>')
+                rect = f'<rect x="{_n(x)}" y="{_n(y)}" {size}/>'
+                found.append(_hover(frame, rect, f"{each.name}, {label}: {value:.4g}"))
+        parts.append(f'<g class="bars {each.look.classes}">{"".join(found)}</g>')
     zero = _n(down(0.0))
-    parts.append(f'<line class="zero" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{zero}" y2="{zero}"/>')
+    parts.append(f'<line class="zero" x1="{frame.left}" x2="{frame.end}" y1="{zero}" y2="{zero}"/>')
     for n, label in enumerate(labels):
-        parts.append(_label(LEFT + room * (n + 0.5), label))
-    return _svg(identifier, title, description, [*parts, *_words("", y_label)])
+        parts.append(_bar_label(frame, frame.left + space * (n + 0.5), label))
+    return _svg(frame, words, [*parts, *_axis_labels(frame, words)])
 
 
-# -- scales and ticks -----------------------------------------------------------------------------
+# -- scales ---------------------------------------------------------------------------------------
 
 
 def _scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
@@ -143,7 +198,7 @@ def _scale(low: float, high: float, start: float, end: float) -> Callable[[float
 
 
 def _apart(low: float, high: float) -> tuple[float, float]:
-    """The same range, widened where both ends are one."""
+    """The same range, wider where both ends are equal."""
     room = (
         max(0.5, 1e-9 * abs(high)) if high - low <= 1e-9 * max(abs(low), abs(high), 1e-3) else 0.0
     )
@@ -152,47 +207,92 @@ def _apart(low: float, high: float) -> tuple[float, float]:
 
 def _drawable(point: Point) -> bool:
     x, y = point
-    return abs(x) < LARGEST and 1 / LARGEST < y < LARGEST  # NaN is neither
+    return abs(x) < LARGEST and 1 / LARGEST < y < LARGEST  # False for NaN
 
 
 # -- parts of a drawing ---------------------------------------------------------------------------
 
 
-def _pieces(points: Iterable[Point | None]) -> list[list[Point]]:
+def _pieces(frame: Frame, points: Iterable[Point | None]) -> list[list[Point]]:
     """Connected points below the upper edge; a line that crosses the edge is cut there."""
+    top = float(frame.top)
     pieces: list[list[Point]] = [[]]
     for before, here in pairwise([None, *points]):
         if here is None:
             pieces.append([])
             continue
-        if before is not None and (before[1] < TOP) != (here[1] < TOP):
-            share = (TOP - before[1]) / (here[1] - before[1])
-            pieces[-1].append((before[0] + share * (here[0] - before[0]), float(TOP)))
-        if here[1] >= TOP:
+        if before is not None and (before[1] < top) != (here[1] < top):
+            pieces[-1].append(_crossing(before, here, top))
+        if here[1] >= top:
             pieces[-1].append(here)
         else:
             pieces.append([])
     return [piece for piece in pieces if piece]
 
 
-def _line(line: Line, pieces: list[list[Point]], ring: Point | None) -> str:
-    corners = ["L".join(f"{_n(x)} {_n(y)}" for x, y in piece) for piece in pieces if piece[1:]]
-    parts = [f"<title>{escape(line.name)}</title>"]
-    if corners:
-        parts.append(f'<path d="{"".join(f"M{each}" for each in corners)}"/>')
+def _crossing(before: Point, here: Point, top: float) -> Point:
+    share = (top - before[1]) / (here[1] - before[1])
+    return before[0] + share * (here[0] - before[0]), top
+
+
+def _line(frame: Frame, line: Line, pieces: list[list[Point]], ring: Point | None) -> str:
+    corners = [_corners(piece) for piece in pieces if piece[1:]]
+    parts = [f'<path d="{"".join(corners)}"/>'] if corners else []
     parts += [_circle(piece[0], 2.5, "lone") for piece in pieces if not piece[1:]]
     parts.append(_circle(pieces[-1][-1], 3.0, "dot"))
-    if ring is not None and ring[1] >= TOP:
+    if ring is not None and ring[1] >= frame.top:
         parts.append(_circle(ring, 4.5, "ring"))
-    return f'<g class="line {line.look.classes}">{"".join(parts)}</g>'
+    return "".join(parts)
+
+
+def _band(frame: Frame, line: Line, place: Callable[[Point], Point | None]) -> str:
+    lows = [place((x, low)) for x, low, _ in line.band]
+    highs = [place((x, high)) for x, _, high in line.band]
+    both = [(one, other) for one, other in zip(lows, highs, strict=True) if one and other]
+    if not both:
+        return ""
+    around = _below_edge(frame, [one for one, _ in both])
+    around += reversed(_below_edge(frame, [other for _, other in both]))
+    return f'<path class="band {line.look.classes}" d="{_corners(around)}"/>'
+
+
+def _below_edge(frame: Frame, points: Sequence[Point]) -> list[Point]:
+    """Points, with those above the upper edge moved down to it."""
+    top = float(frame.top)
+    found: list[Point] = []
+    for before, here in pairwise([points[0], *points]):
+        if (before[1] < top) != (here[1] < top):
+            found.append(_crossing(before, here, top))
+        found.append((here[0], max(here[1], top)))
+    return found
+
+
+def _corners(points: Iterable[Point]) -> str:
+    return "M" + "L".join(f"{_n(x)} {_n(y)}" for x, y in points)
+
+
+def _hover_points(frame: Frame, line: Line, placed: Sequence[Point | None], x_label: str) -> str:
+    """A spot for every point, or for as many as there is space for: it shows the value."""
+    parts, last = [], -math.inf
+    for point, (x, y) in zip(placed, line.points, strict=True):
+        if point is not None and point[1] >= frame.top and point[0] - last >= HOVER_GAP:
+            last = point[0]
+            text = f"{line.name}, {x_label} {x:,.4g}: {numbers.perplexity(y)}"
+            parts.append(_hover(frame, _circle(point, 6.0, "spot"), text))
+    return "".join(parts)
+
+
+def _hover(frame: Frame, shape: str, text: str) -> str:
+    value = f'<text class="value" x="{frame.width - 4}" y="15">{escape(text)}</text>'
+    return f'<g class="hover">{shape}{value}</g>'
 
 
 def _circle(at: Point, radius: float, kind: str) -> str:
-    return f'<circle class="{kind}" cx="{_n(at[0])}" cy="{_n(at[1])}" r="{radius}"/>'
+    return f'<circle class="{kind}" cx="{_n(at[0])}" cy="{_n(at[1])}" r="{radius:g}"/>'
 
 
-def _end_labels(ends: list[tuple[float, float, str]]) -> list[str]:
-    """The values at the ends of lines, moved apart where they would cover one another."""
+def _end_labels(frame: Frame, ends: list[tuple[float, float, str]]) -> list[str]:
+    """The last values of lines, moved apart where they would overlap."""
     columns: list[list[tuple[float, float, str]]] = []
     for end in sorted(ends):
         if columns and end[0] - columns[-1][-1][0] < LABEL_WIDTH:
@@ -204,7 +304,7 @@ def _end_labels(ends: list[tuple[float, float, str]]) -> list[str]:
         column.sort(key=lambda end: end[1])
         above = -math.inf
         for rank, (x, y, text) in enumerate(column, start=1):
-            lowest = HEIGHT - BOTTOM + 4.0 - LABEL_GAP * (len(column) - rank)  # room for the rest
+            lowest = frame.floor + 4.0 - LABEL_GAP * (len(column) - rank)  # space for the rest
             above = min(max(y + 4.0, above + LABEL_GAP), lowest)
             parts.append(
                 f'<text class="end" x="{_n(x + 8.0)}" y="{_n(above)}">{escape(text)}</text>'
@@ -212,58 +312,60 @@ def _end_labels(ends: list[tuple[float, float, str]]) -> list[str]:
     return parts
 
 
-def _axis_y(ticks: Iterable[Tick], place: Callable[[float], float]) -> list[str]:
+def _axis_y(frame: Frame, ticks: Iterable[Tick], place: Callable[[float], float]) -> list[str]:
     parts = []
     for value, text in ticks:
         y, below = _n(place(value)), _n(place(value) + 4.0)  # half a letter lower
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
-        parts.append(f'<text class="tick last" x="{LEFT - 8}" y="{below}">{text}</text>')
+        parts.append(f'<line class="grid" x1="{frame.left}" x2="{frame.end}" y1="{y}" y2="{y}"/>')
+        parts.append(f'<text class="tick last" x="{frame.left - 8}" y="{below}">{text}</text>')
     return parts
 
 
-def _axis_x(ticks: Iterable[Tick], place: Callable[[float], float]) -> list[str]:
-    floor = HEIGHT - BOTTOM
-    parts = [f'<line class="zero" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{floor}" y2="{floor}"/>']
+def _axis_x(frame: Frame, ticks: Iterable[Tick], place: Callable[[float], float]) -> list[str]:
+    y = frame.floor
+    parts = [f'<line class="zero" x1="{frame.left}" x2="{frame.end}" y1="{y}" y2="{y}"/>']
     for value, text in ticks:
         x = _n(place(value))
-        parts.append(f'<line class="zero" x1="{x}" x2="{x}" y1="{floor}" y2="{floor + 4}"/>')
-        parts.append(f'<text class="tick middle" x="{x}" y="{floor + 17}">{text}</text>')
+        parts.append(f'<line class="zero" x1="{x}" x2="{x}" y1="{y}" y2="{y + 4}"/>')
+        parts.append(f'<text class="tick middle" x="{x}" y="{y + 18}">{text}</text>')
     return parts
 
 
-def _label(x: float, text: str) -> str:
-    """A label under the axis, in two lines where it is long."""
-    words, y = text.split(" "), HEIGHT - BOTTOM + 17
+def _bar_label(frame: Frame, x: float, text: str) -> str:
+    """Below the bars: turned in a narrow frame, in two lines where it is long."""
+    y = frame.floor
+    if frame.name == NARROW.name:
+        short = text.replace(" and more", "+").replace(" to ", "-")
+        turned = f'x="{_n(x)}" y="{y + 12}" transform="rotate(-40 {_n(x)} {y + 12})"'
+        return f'<text class="tick last" {turned}>{escape(short)}</text>'
+    words = text.split(" ")
     half = len(words) if len(text) <= 8 else (len(words) + 1) // 2
     lines = [" ".join(words[:half]), " ".join(words[half:])]
     spans = (
-        f'<tspan x="{_n(x)}" y="{y + 14 * n}">{escape(line)}</tspan>'
+        f'<tspan x="{_n(x)}" y="{y + 17 + 15 * n}">{escape(line)}</tspan>'
         for n, line in enumerate(lines)
         if line
     )
     return f'<text class="tick middle">{"".join(spans)}</text>'
 
 
-def _words(x_label: str, y_label: str) -> list[str]:
-    middle, y = _n((LEFT + WIDTH - RIGHT) / 2), _n((TOP + HEIGHT - BOTTOM) / 2)
-    turned = f'class="axis middle" x="12" y="{y}" transform="rotate(-90 12 {y})"'
-    below = f'<text class="axis middle" x="{middle}" y="{HEIGHT - 8}">{escape(x_label)}</text>'
-    return [*([below] if x_label else []), f"<text {turned}>{escape(y_label)}</text>"]
+def _axis_labels(frame: Frame, words: Words) -> list[str]:
+    x, y = _n((frame.left + frame.end) / 2), _n((frame.top + frame.floor) / 2)
+    turned = f'class="axis middle" x="13" y="{y}" transform="rotate(-90 13 {y})"'
+    below = f'<text class="axis middle" x="{x}" y="{frame.height - 10}">{escape(words.x_label)}'
+    return [
+        *([f"{below}</text>"] if words.x_label else []),
+        f"<text {turned}>{escape(words.y_label)}</text>",
+    ]
 
 
-def _svg(identifier: str, title: str, description: str, parts: Iterable[str]) -> str:
-    named = f'role="img" aria-labelledby="{identifier}-title {identifier}-description"'
-    return "\n".join(
-        [
-            f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" {named}>',
-            f'<title id="{identifier}-title">{escape(title)}</title>',
-            f'<desc id="{identifier}-description">{escape(description)}</desc>',
-            *parts,
-            "</svg>",
-        ]
-    )
+def _svg(frame: Frame, words: Words, parts: Iterable[str]) -> str:
+    label = escape(f"{words.title}. {words.description}")  # a <title> would hide values on hover
+    box = f'viewBox="0 0 {frame.width} {frame.height}"'
+    start = f'<svg class="plot {frame.name}" {box} role="img" aria-label="{label}">'
+    return "\n".join([start, *parts, "</svg>"])
 
 
 def _n(value: float) -> str:
-    """A coordinate: a tenth of a pixel is finer than any screen."""
+    """A coordinate in tenths of a pixel."""
     return f"{value:.1f}".removesuffix(".0")

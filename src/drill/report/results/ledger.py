@@ -189,7 +189,7 @@ def _row(run: RunSummary, note: str, extra: Mapping[str, Any], now: datetime) ->
         raise LedgerError(f"{run.faults[0]}, so the run is not recorded")
     if not run.curve:
         raise LedgerError(f"{run.folder}: has no epoch yet; record it when one has ended")
-    values = {each.name: getattr(run, each.name, None) for each in fields(Row)}
+    values: dict[str, Any] = {each.name: getattr(run, each.name, None) for each in fields(Row)}
     values |= {key: joined_text(run.environment, key) for key in ("torch", "precision")}
     values["world_size"] = as_whole(run.environment.get("world_size"))
     values["started"] = as_text(run.environment.get("started"))

@@ -1,23 +1,22 @@
-"""Texts and tables as Markdown and as HTML.
+"""Texts and tables in Markdown, and the characters that a page cannot show."""
 
-Names, notes and samples come from people and files: nothing of them may become markup.
-"""
-
-import html
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import markupsafe
+
 # Emphasis, code, links, tags, tables, entities, mathematics; an underscore inside a word is none.
 _MARKDOWN = re.compile(r"[\\`*\[\]<>|&~$]|(?<![^\W_])_|_(?![^\W_])")
+_DIRECTIONS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 
 
 def visible(text: str) -> str:
-    """``text`` with every character that no page can show replaced by U+FFFD.
+    """``text`` with U+FFFD for characters that no page can show.
 
-    Control characters but tab and line end, lone surrogates (file names hold them), and the
-    characters that turn the direction of whatever follows.
+    These are control characters except tab and newline, lone surrogates (file names may have
+    them), and characters that change the writing direction of what follows.
     """
     return "".join("\ufffd" if _hidden(character) else character for character in text)
 
@@ -26,15 +25,12 @@ def _hidden(character: str) -> bool:
     if character in "\n\t":
         return False
     kind = unicodedata.category(character)
-    return kind in ("Cc", "Cs") or unicodedata.bidirectional(character) in _TURNS
-
-
-_TURNS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
+    return kind in ("Cc", "Cs") or unicodedata.bidirectional(character) in _DIRECTIONS
 
 
 def escape(text: object) -> str:
     """For HTML and SVG, inside elements and inside quoted attributes."""
-    return html.escape(visible(str(text)), quote=True)
+    return str(markupsafe.escape(visible(str(text))))
 
 
 def markdown_text(text: object) -> str:
@@ -45,12 +41,12 @@ def markdown_text(text: object) -> str:
 @dataclass(frozen=True)
 class Column:
     heading: str
-    numeric: bool = True  # set to the right, figures under one another
+    numeric: bool = True  # aligned to the right
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of texts under headings; the first cell of a row names it."""
+    """Rows of strings under headings; the first cell of a row is its name."""
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[str]]
@@ -60,11 +56,11 @@ class Table:
     def of(
         cls, columns: Sequence[Column], rows: Iterable[Sequence[str]], notes: Iterable[str] = ()
     ) -> "Table":
-        """A table without the columns in which every cell is empty."""
+        """A table without its empty columns."""
         rows = list(rows)
-        kept = [n for n in range(len(columns)) if n == 0 or any(row[n] for row in rows)]
+        used = [n for n in range(len(columns)) if n == 0 or any(row[n] for row in rows)]
         return cls(
-            [columns[n] for n in kept], [[row[n] for n in kept] for row in rows], list(notes)
+            [columns[n] for n in used], [[row[n] for n in used] for row in rows], list(notes)
         )
 
     def markdown(self) -> str:
@@ -76,30 +72,3 @@ class Table:
         if self.notes:
             lines += ["", " ".join(markdown_text(note) for note in self.notes)]
         return "\n".join(lines) + "\n"
-
-    def html(self, caption: str) -> str:
-        """A table that scrolls sideways by itself where the page is narrow."""
-        scroll = f'class="scroll" role="region" aria-label="{escape(caption)}" tabindex="0"'
-        parts = [
-            f"<div {scroll}><table>",
-            f"<caption>{escape(caption)}</caption>",
-            "<thead><tr>",
-            *(self._cell("th", 'scope="col"', column, column.heading) for column in self.columns),
-            "</tr></thead>",
-            "<tbody>",
-        ]
-        for row in self.rows:
-            first, *others = zip(self.columns, row, strict=True)
-            cells = [self._cell("th", 'scope="row"', *first)]
-            cells += [self._cell("td", "", *other) for other in others]
-            parts.append(f"<tr>{''.join(cells)}</tr>")
-        parts.append("</tbody></table></div>")
-        parts += [f'<p class="note">{escape(note)}</p>' for note in self.notes]
-        return "\n".join(parts)
-
-    @staticmethod
-    def _cell(tag: str, attributes: str, column: Column, text: str) -> str:
-        kind = "number" if column.numeric else "text"
-        # bdi: a name in a script that runs from right to left leaves the rest of the row alone
-        content = escape(text) if column.numeric else f"<bdi>{escape(text)}</bdi>"
-        return f'<{tag} class="{kind}"{" " if attributes else ""}{attributes}>{content}</{tag}>'

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, stdev
+from typing import TypeVar
 
 from drill.report.results.evaluations import ADAPTIVE, names_weights, paired
 from drill.report.results.ledger import Row
@@ -13,6 +14,7 @@ from drill.report.tables.markup import Column, Table
 from drill.report.tables.number_format import linear_ticks, log_ticks
 
 Result = RunSummary | Row
+T = TypeVar("T", RunSummary, Row, Result)
 
 GAP_NOTE = (
     "Paper and gap are of validation / test; the gap is ours less the paper's, ours divided by all "
@@ -71,7 +73,7 @@ def recipes_table(results: Sequence[Result]) -> Table:
     names = ["recipe", "layer", "parameters", "seeds", "runs", "epochs", "valid", "test", *bleu]
     names += ["paper", "gap", "time"]
     groups = grouped(results)
-    labels = _labels(groups)
+    labels = group_labels(groups)
     rows = []
     for key, group in groups.items():
         first = group[0]
@@ -174,9 +176,9 @@ def change_notes(results: Iterable[Result]) -> list[str]:
     ]
 
 
-def grouped(results: Sequence[Result]) -> dict[tuple[str | None, str], list[Result]]:
-    """Runs of one recipe and one set of settings, whatever the seed; in order of appearance."""
-    groups: dict[tuple[str | None, str], list[Result]] = {}
+def grouped(results: Sequence[T]) -> dict[tuple[str | None, str], list[T]]:
+    """Runs of one recipe with the same settings, whatever the seed; in order of appearance."""
+    groups: dict[tuple[str | None, str], list[T]] = {}
     for each in results:
         settings = each.name if each.recipe is None else each.settings_digest
         groups.setdefault((each.recipe, settings), []).append(each)
@@ -191,9 +193,12 @@ def spread(values: Sequence[float]) -> str:
     return f"{numbers.perplexity(mean(values))} ± {half if len(values) == 2 else stdev(values):.2f}"
 
 
-def _labels(groups: Mapping[tuple[str | None, str], list[Result]]) -> dict[object, str]:
+def group_labels(
+    groups: Mapping[tuple[str | None, str], Sequence[Result]],
+) -> dict[tuple[str | None, str], str]:
+    """A name for each of ``grouped``: the recipe, with its settings where several have it."""
     recipes = [recipe for recipe, _ in groups]
-    labels: dict[object, str] = {}
+    labels = {}
     for (recipe, settings), group in groups.items():
         label = group[0].name if recipe is None else recipe
         changed = recipe is not None and recipes.count(recipe) > 1

@@ -1,0 +1,36 @@
+"""A study as an HTML page: the tables of its report, and learning curves over seeds."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from drill.report.page.figures import Curve, epochs_figure, looks, time_figure
+from drill.report.page.page import Block, Section, check_replaceable, write_page
+from drill.study.plan import STAGES, TRAINING
+from drill.study.states import States
+from drill.study.tables import finished_results, not_counted, stage_table
+
+
+def write_study_page(states: States, out: Path, time_to: Sequence[float] = ()) -> Path:
+    """Write the page from the ledger alone; returns its path."""
+    check_replaceable(out)
+    stages = [each for each in STAGES if any(each in row.stages for row in states.plan.rows)]
+    sections = [Section(stage, stage, [*_stage(states, stage, time_to)]) for stage in stages]
+    if rest := [*not_counted(states)]:
+        sections.append(Section("rest", "Not in the tables", [("faults", rest)]))
+    return write_page(out, states.plan.name, states.counted(), sections)
+
+
+def _stage(states: States, stage: str, time_to: Sequence[float]) -> Iterator[Block]:
+    """The table, then for training stages one curve per row: the mean and range over seeds."""
+    yield "table", (f"Results of {stage}", stage_table(states, stage, time_to))
+    rows = {row.name: row for row in states.plan.rows if stage in row.stages}
+    if stage in TRAINING:
+        results = {
+            name: [*finished_results(states, row, stage).values()] for name, row in rows.items()
+        }
+        curves = {name: [Curve.of_row(each) for each in group] for name, group in results.items()}
+        look = looks([name] for name in rows)
+        devices = [each.device for group in results.values() for each in group if each.device]
+        for figure in (time_figure(curves, look, devices), epochs_figure(curves, look)):
+            if figure is not None:
+                yield "figure", figure
