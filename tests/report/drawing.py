@@ -49,10 +49,20 @@ def texts(root: ElementTree.Element, kind: str) -> list[str]:
 
 
 def paths(root: ElementTree.Element) -> list[list[tuple[float, float]]]:
-    """The corners of every path, in its order."""
+    """The corners of every line, in its order."""
+    return _corners(root, bands=False)
+
+
+def areas(root: ElementTree.Element) -> list[list[tuple[float, float]]]:
+    """The corners of every band."""
+    return _corners(root, bands=True)
+
+
+def _corners(root: ElementTree.Element, bands: bool) -> list[list[tuple[float, float]]]:
     found = []
     for element in root.iter("path"):
-        for piece in element.attrib["d"].split("M")[1:]:
-            values = [float(each) for each in NUMBER.findall(piece)]
-            found.append(list(zip(values[::2], values[1::2], strict=True)))
+        if ("band" in element.get("class", "")) == bands:
+            for piece in element.attrib["d"].split("M")[1:]:
+                values = [float(each) for each in NUMBER.findall(piece)]
+                found.append(list(zip(values[::2], values[1::2], strict=True)))
     return found

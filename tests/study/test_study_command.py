@@ -47,6 +47,9 @@ def test_a_plan_becomes_a_table(drill):
     report = drill("study", "plan.toml", "--report", "--time-to", "100")[1]
     assert "### cache" in report
     assert "| tied | 1 |" in report
+    out = drill("study", "plan.toml", "--report", "--html", "study.html")[1]
+    assert out == "wrote study.html\n"
+    assert "Results of cache" in Path("study.html").read_text()
 
 
 def test_faults_are_sentences(drill, tmp_path):
@@ -54,5 +57,6 @@ def test_faults_are_sentences(drill, tmp_path):
     code, _, err = drill("study", str(tmp_path / "bad.toml"))
     assert code == 1
     assert err.startswith(f"drill: {tmp_path}/bad.toml: row 1 (tied): none: is neither a recipe")
-    code, _, err = drill("study", "plan.toml", "--time-to", "60")
-    assert (code, err) == (1, "drill: --time-to: is a column of --report; add that\n")
+    for words in (("--time-to", "60"), ("--html", "study.html")):
+        code, _, err = drill("study", "plan.toml", *words)
+        assert (code, err.split()[1]) == (1, f"{words[0]}:")

@@ -1,12 +1,15 @@
 """What a study prints: means, differences, times, and what is missing."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from drill.study.page import write_study_page
 from drill.study.states import States
 from drill.study.tables import report, status_table
+from tests.report.drawing import areas, checked, paths
 from tests.study.place import PLAN, make_place
 
 FIGURES = {
@@ -110,3 +113,20 @@ def test_the_papers_figures_stand_next_to_ours(place):
     place.study(plan)
     text = report(States(plan, place.ledger, None))
     assert "| 60.7 / 58.8 | -0.2 / -0.3 |" in text  # of row a: 60.5 and 58.5
+
+
+def test_a_page_has_the_tables_and_curves_over_seeds(place):
+    plan = place.plan(PLAN.replace("[1, 2]", "[1, 2, 3]"))
+    place.behave(b_seed_3__train="fail")
+    place.study(plan)
+    page = write_study_page(States(plan, place.ledger, None), Path("study.html"), [60.0])
+    text = page.read_text()
+    assert "59.00 ± 0.58" in text
+    assert "minutes to 60" in text
+    assert "b-seed-3 train: failed" in text
+    time, epochs = re.findall(r'<svg class="plot wide".*?</svg>', text, re.DOTALL)
+    for plot in (time, epochs):
+        root = checked(plot)
+        assert (len(paths(root)), len(areas(root))) == (2, 2)
+    assert ">b, epoch 2: 59.00<" in epochs
+    assert ">a, minutes of training 2: 61.00<" in time
