@@ -945,7 +945,7 @@ def test_evaluations_stay_with_the_weights_they_are_of(drill, place):
 
     def reported() -> tuple[bool, str]:
         out = drill("report", "runs/longer", "--markdown")[1]
-        return "Learning from the text" in out, out
+        return "Dynamic evaluation and cache" in out, out
 
     drill(*words)
     row = json.loads(held.read_text())
@@ -979,7 +979,7 @@ def test_an_evaluation_of_the_last_weights_is_not_the_runs(drill, place):
     row = json.loads((folder / "evaluations.jsonl").read_text())
     assert (row["weights"], row["weights_step"]) == ("last", numbers["step"])
     out = drill("report", "runs/moved", "--markdown")[1]
-    assert "Learning from the text" not in out
+    assert "Dynamic evaluation and cache" not in out
     assert f"other weights were evaluated (last of step {numbers['step']})" in out
 
 

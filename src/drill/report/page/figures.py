@@ -5,8 +5,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from markupsafe import Markup
-
 from drill.report.analysis.frequency_bands import Band, BandChange
 from drill.report.page.svg_plot import (
     COLOURS,
@@ -31,7 +29,7 @@ BAND_NOTE = "A line is the mean over seeds, its area is from the lowest to the h
 
 @dataclass(frozen=True)
 class Figure:
-    plots: Markup  # the same plot for wide and narrow screens
+    plots: str  # SVG, the same plot for wide and narrow screens
     legend: Sequence[tuple[str, str]]  # (name, classes)
     caption: str
     kind: str = "line"  # or "bars"
@@ -252,7 +250,7 @@ def _figure(
 ) -> Figure | None:
     plots = [plot for frame in FRAMES if (plot := draw(frame)) is not None]
     legend = [(each.name, each.look.classes) for each in drawn if _has_values(each)]
-    return Figure(Markup("\n".join(plots)), legend, caption, kind) if plots else None
+    return Figure("\n".join(plots), legend, caption, kind) if plots else None
 
 
 def _has_values(drawn: Line | Bars) -> bool:

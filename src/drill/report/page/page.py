@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
 
 from drill.errors import ReportError
 from drill.files import write_whole
@@ -129,8 +128,8 @@ def write_page(
     )
     files = resources.files("drill.report.page")
     text = environment.from_string(files.joinpath("page.html.jinja").read_text("utf-8")).render(
-        style=Markup(files.joinpath("page.css").read_text("utf-8")),
-        generator=Markup(GENERATOR),
+        style=files.joinpath("page.css").read_text("utf-8"),
+        generator=GENERATOR,
         title=title,
         about=f"{about}, written {now.astimezone(UTC):%Y-%m-%d %H:%M} UTC",
         leads=leads,

@@ -1,11 +1,10 @@
 """Texts and tables in Markdown, and the characters that a page cannot show."""
 
+import html
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-
-import markupsafe
 
 # Emphasis, code, links, tags, tables, entities, mathematics; an underscore inside a word is none.
 _MARKDOWN = re.compile(r"[\\`*\[\]<>|&~$]|(?<![^\W_])_|_(?![^\W_])")
@@ -30,7 +29,7 @@ def _hidden(character: str) -> bool:
 
 def escape(text: object) -> str:
     """For HTML and SVG, inside elements and inside quoted attributes."""
-    return str(markupsafe.escape(visible(str(text))))
+    return html.escape(visible(str(text)))
 
 
 def markdown_text(text: object) -> str:
