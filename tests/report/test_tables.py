@@ -1,7 +1,9 @@
-"""What the tables say, from synthetic runs whose figures are known."""
+"""Tables of synthetic runs with known figures."""
 
 import json
 from dataclasses import replace
+
+import pytest
 
 from drill.recipes.reader import recipe_names
 from drill.report.results import ledger
@@ -54,41 +56,34 @@ def test_a_run_stands_beside_the_paper(tmp_path):
     assert any("gap" in note for note in table.notes)
 
 
-def test_a_run_is_not_held_against_a_finetuned_model(tmp_path):
-    plain = write_run(tmp_path / "dual", recipe="ptb-dual", layer="dual")
-    tuned = write_run(tmp_path / "dual-ft", recipe="ptb-dual-finetune", layer="dual", test=56.901)
-    table = runs_table([read_run(plain), read_run(tuned)])
-    assert cells(table, 0)["paper"] == "58.8 / 56.4 ft"
-    assert cells(table, 0)["gap"] == ""
-    assert cells(table, 1)["paper"] == "58.8 / 56.4"
-    assert cells(table, 1)["gap"].endswith(" / +0.5")
-    assert "finetuned only" in table.notes[1]
+def test_the_papers_figures_are_of_the_same_model(tmp_path):
+    def row(recipe, **options):
+        table = runs_table([read_run(write_run(tmp_path / recipe, recipe=recipe, **options))])
+        shown = cells(table)
+        return shown.get("test"), shown.get("paper"), shown.get("gap"), table.notes
+
+    test, paper, gap, notes = row("ptb-dual")  # the paper has it finetuned only
+    assert (paper, gap) == ("58.8 / 56.4 ft", None)
+    assert any("finetuned only" in note for note in notes)
+    test, paper, gap, _ = row("ptb-dual-finetune", valid=[59.33], test=56.901)
+    assert (paper, gap) == ("58.8 / 56.4", "+0.5 / +0.5")
+    assert row("ptb-mos-finetune")[1] == "56.54 / 54.44"  # with all decimals
+    test, _, gap, _ = row("ptb-tied", valid=[61.53], test=None)
+    assert (test, gap) == (None, "+0.8")  # validation alone
+    assert row("my-own")[1:] == (None, None, [])
 
 
-def test_the_papers_decimals_are_kept(tmp_path):
-    run = write_run(tmp_path / "m", recipe="ptb-mos-finetune", layer="mixture")
-    assert cells(runs_table([read_run(run)]))["paper"] == "56.54 / 54.44"
-
-
-def test_a_recipe_that_is_no_row_of_the_paper_has_no_such_column(tmp_path):
-    table = runs_table([read_run(write_run(tmp_path / "own", recipe="my-own"))])
-    assert "paper" not in cells(table)
-    assert "gap" not in cells(table)
-    assert not table.notes
-
-
-def test_a_run_without_a_test_is_compared_by_validation_alone(tmp_path):
-    run = read_run(write_run(tmp_path / "tied", valid=[61.53], test=None))
-    row = cells(runs_table([run]))
-    assert "test" not in row
-    assert row["gap"] == "+0.8"
-
-
-def test_spread_is_half_a_range_for_two_and_a_deviation_from_three_on():
-    assert spread([60.0]) == "60.00"
-    assert spread([60.0, 61.0]) == "60.50 ± 0.50"
-    assert spread([1.0, 2.0, 6.0]) == "3.00 ± 2.65"
-    assert spread([]) == ""
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ([], ""),
+        ([60.0], "60.00"),
+        ([60.0, 61.0], "60.50 ± 0.50"),  # half the range
+        ([1.0, 2.0, 6.0], "3.00 ± 2.65"),  # the standard deviation
+    ],
+)
+def test_spread(values, text):
+    assert spread(values) == text
 
 
 def test_seeds_of_one_recipe_are_one_row(tmp_path):
@@ -115,14 +110,9 @@ def test_seeds_of_one_recipe_are_one_row(tmp_path):
     }
     assert cells(table, 1)["runs"] == "1"
     assert any("standard deviation" in note for note in table.notes)
-
-
-def test_one_recipe_with_other_settings_is_another_row(tmp_path):
-    plain = write_run(tmp_path / "a", valid=[60.0])
-    changed = write_run(tmp_path / "b", valid=[60.0], options="dropout = 0.9\n")
-    table = recipes_table(read_runs([plain, changed]))
-    labels = [row[0] for row in table.rows]
-    assert len(set(labels)) == 2
+    changed = write_run(tmp_path / "changed", valid=[60.0], options="dropout = 0.9\n")
+    labels = [row[0] for row in recipes_table(read_runs([folders[0], changed])).rows]
+    assert len(set(labels)) == 2  # other settings
     assert all(label.startswith("ptb-tied, settings ") for label in labels)
 
 
@@ -206,25 +196,14 @@ def test_translators_stand_beside_the_papers_bleu(tmp_path):
     assert rows[0].extra["tokenised_bleu"] == 27.6
 
 
-def test_figures_in_tables_of_their_own_have_no_column(tmp_path):
-    path = tmp_path / "runs.jsonl"
-    ledger.record(
-        write_run(tmp_path / "a"), path, extra={"list": [1, 2], "table": {}, "bleu": 27.3}
-    )
-    row = cells(ledger_table(ledger.read(path)))
-    assert row["bleu"] == "27.30"
-    assert not {"list", "table"} & row.keys()
-
-
 def test_a_ledger_as_a_table(tmp_path):
     path = tmp_path / "runs.jsonl"
-    ledger.record(write_run(tmp_path / "a", test=58.0), path, "a | note", {"dynamic_test": 51.25})
+    extra = {"list": [1, 2], "table": {}, "bleu": 27.3}
+    ledger.record(write_run(tmp_path / "a", test=58.0), path, "a | note", extra)
     row = cells(ledger_table(ledger.read(path)))
-    assert row["recipe"] == "ptb-tied"
-    assert row["test"] == "58.00"
-    assert row["commit"] == "abc1234"
-    assert row["note"] == "a | note"
-    assert row["dynamic_test"] == "51.25"
+    wanted = {"recipe": "ptb-tied", "test": "58.00", "commit": "abc1234", "note": "a | note"}
+    assert wanted | {"bleu": "27.30"} == {key: row[key] for key in (*wanted, "bleu")}
+    assert not {"list", "table"} & row.keys()
     assert row["recorded"].startswith("20")
 
 
