@@ -162,7 +162,7 @@ def test_a_report_shows_the_words_that_translators_get_right(drill, tmp_path):
     assert code == 0, err
     assert "Subwords that translators get right" in page.read_text()
     code, _, err = drill("report", "runs/tiny", "--samples", "1", "--out", str(page))
-    assert (code, "--samples: runs/tiny holds a translator, which writes" in err) == (1, True)
+    assert (code, "--samples: runs/tiny" in err) == (1, True)
     shutil.copytree("runs/tiny", tmp_path / "run")
     (tmp_path / "run/test.de.hyp").unlink()
     code, _, err = drill("report", str(tmp_path / "run"), "--bands", "--out", str(page))

@@ -61,7 +61,7 @@ class Compared:
 
 
 def no_words(run: Run) -> tuple[str, ...]:
-    """What no band holds: how often it occurs says nothing about words of that frequency.
+    """Words that are in no band: their counts say nothing about words of that frequency.
 
     That is ``<eos>``, and ``<unk>`` where our vocabulary has put it for all words that are rare or
     new. A closed corpus brings it as one of its words; there it stays, as in the paper's figure.

@@ -23,7 +23,7 @@ from drill.translation.build import refuse_unready
 from drill.translation.run import load_translation
 
 PAGE = "report.html"  # of the folder one is in
-LEDGER = "ledger.jsonl"  # beside the folders of runs, so that no file of a project's own is changed
+LEDGER = "ledger.jsonl"  # next to the run folders
 
 
 def report(
@@ -47,9 +47,9 @@ def report(
 ) -> None:
     """Write one self-contained page about runs and ledgers.
 
-    Tables, curves, settings. With --bands also the loss on rare and frequent words, of each run
-    and against the first of the same text: the test text is read again. Of translators which words
-    are right in the translations that are kept in their folders.
+    Tables, learning curves, settings. --bands adds the loss on rare and frequent words of each run,
+    and against the first run on the same text: the test text is evaluated again. For translators
+    it adds the accuracy of words, from the translations in their run folders.
     """
     folders = _without_others(runs or [])
     if not folders and not ledger:
@@ -70,7 +70,7 @@ def report(
             if task_of(folder) == TRANSLATION:
                 if samples:
                     raise SettingsError(
-                        f"--samples: {folder} holds a translator, which writes nothing of itself; "
+                        f"--samples: {folder} is a translator, which needs a source text; "
                         "leave out that folder, or --samples"
                     )
                 refuse_unready(folder, "--bands of", scores=False)
@@ -95,7 +95,7 @@ def report(
 def record(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     ledger: Annotated[
-        Path | None, typer.Option(help=f"The results file; {LEDGER} beside RUN by default.")
+        Path | None, typer.Option(help=f"The results file; {LEDGER} next to RUN by default.")
     ] = None,
     note: Annotated[str, typer.Option(help="A remark.")] = "",
     force: Annotated[bool, typer.Option("--force", help="Record a result again.")] = False,
@@ -109,22 +109,22 @@ def record(
     figures = [("valid perplexity", row.valid), ("test perplexity", row.test)]
     if (bleu := row.extra.get("bleu")) is not None:  # of a translator
         figures.append(("test BLEU", bleu))
-    said = ", ".join(f"{name} {numbers.perplexity(value)}" for name, value in figures)
-    typer.echo(f"{ledger}: {row.name}, {said}")
+    scores = ", ".join(f"{name} {numbers.perplexity(value)}" for name, value in figures)
+    typer.echo(f"{ledger}: {row.name}, {scores}")
 
 
 def _without_others(given: list[Path]) -> list[Path]:
-    """Of several paths those of runs: `runs/*` may hold pages and remains beside them."""
+    """The run folders among the paths: `runs/*` may match other files too."""
     found = [path for path in given if is_run(path)]
     ledgers = [path for path in given if path.suffix == Path(LEDGER).suffix and path.is_file()]
     if ledgers and not found:
         raise SettingsError(f"{ledgers[0]}: is no folder of a run; --ledger {ledgers[0]} reads it")
     if not found:
         for path in given:
-            read_run(path)  # says what is wrong with it, before anybody looks at the page
+            read_run(path)  # raises
         return given
     for path in given:
         if path not in found:
-            mend = f"; --ledger {path} reads it" if path in ledgers else ""
-            note_(f"{path}: holds no run, so it is left out{mend}")
+            hint = f"; --ledger {path} reads it" if path in ledgers else ""
+            note_(f"{path}: holds no run, so it is left out{hint}")
     return found

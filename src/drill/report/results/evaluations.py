@@ -1,8 +1,7 @@
-"""What `drill evaluate` found of a run: which is of its tested weights, and what belongs together.
+"""Evaluations of a run by `drill evaluate`.
 
-A row says what was measured, by which settings, and of which weights. Training goes on after an
-evaluation, and an evaluation may be of other weights than the run's figures are: those rows stand
-beside nothing.
+A row has what was measured, the settings, and the fingerprint of the weights. Only evaluations of
+the weights that the run was tested with are used: a run may have been trained further since.
 """
 
 import json
@@ -18,24 +17,23 @@ from drill.training.run.folder import RunFolder
 
 ADAPTIVE = ("dynamic", "cache")  # kinds that metrics.jsonl does not have
 OWN_FILES = "files"
-"""The ``split`` of a row that is of none: it names a ``text``, or a ``source`` and its
-``reference``."""
+"""The ``split`` of an evaluation of other files: ``text``, or ``source`` and ``reference``."""
 
-TRANSLATION = "translation"  # one that it has, but for which words are right
+TRANSLATION = "translation"  # used for its words by frequency; metrics.jsonl has the scores
 BANDS = ("word_bands", "subword_bands")
 
 MEASURED = {"run", "kind", "split", "tokens", "loss", "perplexity", "published", "seconds"}
 MEASURED |= {"weights", "weights_epoch", "weights_step"}
 MEASURED |= {"lines", "bleu", "tokenised_bleu", "chrf", "exact", *BANDS}
-"""What may differ between two rows that belong together; the rest are settings, and the weights."""
+"""Keys that may differ between rows of the same weights and settings."""
 
-UNSAID = {"batch_size", "weights_fingerprint"}  # the same in all rows that are shown
+NOT_SHOWN = {"batch_size", "weights_fingerprint"}
 
 Evaluation = Mapping[str, Any]
 
 
 class Pair(NamedTuple):
-    """Evaluations of one kind, of the same weights by the same settings; at least one is there."""
+    """Evaluations of the same kind, weights and settings; at least one is not None."""
 
     valid: Evaluation | None
     test: Evaluation | None
@@ -44,17 +42,19 @@ class Pair(NamedTuple):
     def settings(self) -> str:
         """``window 500, theta 1, share 0.1, float32``."""
         row = self.test or self.valid or {}
-        said = [_said(key, row[key]) for key in row if key not in MEASURED | UNSAID]
-        return ", ".join(filter(None, said))
+        parts = [_setting(key, row[key]) for key in row if key not in MEASURED | NOT_SHOWN]
+        return ", ".join(filter(None, parts))
 
 
 def read_evaluations(
     files: RunFolder, test: Mapping[str, Any], faults: list[str], remarks: list[str]
 ) -> tuple[Evaluation, ...]:
-    """Evaluations that adapt, and words by frequency, of the weights the run was tested with.
+    """The ``latest`` adaptive evaluations and words by frequency of the tested weights.
 
-    ``test`` is that test's line of metrics, {} where there is none. The ``latest`` of each stand
-    here; what is left out because of its weights is told in ``remarks``.
+    Args:
+        test: the line of the test in metrics.jsonl, {} if there is none.
+        faults: sentences on damaged lines are added here.
+        remarks: sentences on lines of other weights are added here.
     """
     path = files.evaluations
     rows: dict[int, Evaluation] = {}
@@ -65,22 +65,22 @@ def read_evaluations(
         elif as_finite(row.get("perplexity")) is None:
             continue
         elif split == OWN_FILES or "reference" in row:
-            continue  # the latter alone tells it in older rows
+            continue  # older rows have the reference only
         elif kind in ADAPTIVE or (kind == TRANSLATION and any(key in row for key in BANDS)):
-            kept = {key: value for key, value in row.items() if _plain(value)}
+            plain = {key: value for key, value in row.items() if _plain(value)}
             bands = {key: row[key] for key in BANDS if key in row}
             if not all(map(_are_bands, bands.values())):
                 faults.append(f"{path}: line {number} has bands without counts; it is left out")
                 continue
-            rows[number] = {**kept, **bands}
+            rows[number] = {**plain, **bands}
     if not rows:
         return ()
     try:
         tested = _tested_weights(files, test)
     except CheckpointError as error:
         remarks.append(
-            f"{path}: its evaluations are left out, since nobody can say whether they are of the "
-            f"tested weights ({error})"
+            f"{path}: its evaluations are left out, since the tested weights cannot be read "
+            f"({error})"
         )
         return ()
     others: dict[str, list[int]] = {}
@@ -96,19 +96,19 @@ def read_evaluations(
 
 
 def latest(rows: Iterable[Evaluation]) -> list[Evaluation]:
-    """The last of each kind and split by the same settings, in the order they were made."""
+    """The last of each kind, split and settings, oldest first."""
     found: dict[tuple[Any, Any, str], Evaluation] = {}
     for row in rows:
         key = (row.get("kind"), row.get("split"), _group(row))
-        found.pop(key, None)  # one that was made again is younger than what came between
+        found.pop(key, None)  # a repeated one moves to the end
         found[key] = row
     return list(found.values())
 
 
 def paired(rows: Sequence[Evaluation], kind: str) -> Pair | None:
-    """Validation and test by the same settings: the last such pair, else the last row alone.
+    """Validation and test with the same settings: the last such pair, else the last row alone.
 
-    Rows that name no weights are passed over; older ledgers have them.
+    Rows without weights, which older ledgers have, are skipped.
     """
     groups: dict[str, dict[Any, Evaluation]] = {}
     for row in rows:
@@ -127,14 +127,14 @@ def names_weights(row: Evaluation) -> bool:
 
 
 def _tested_weights(files: RunFolder, test: Mapping[str, Any]) -> str:
-    """By the test's own line, which needs no weights; older runs have them only."""
-    if (told := as_text(test.get("weights_fingerprint"))) is not None:
-        return told
+    """From the line of the test; older runs have it in the file of weights only."""
+    if (fingerprint := as_text(test.get("weights_fingerprint"))) is not None:
+        return fingerprint
     return fingerprint_in(files.averaged if test.get("weights") == "averaged" else files.best)
 
 
 def _group(row: Evaluation) -> str:
-    """Equal for rows of the same weights by the same settings."""
+    """Equal for rows of the same weights and settings."""
     belongs = {key: value for key, value in row.items() if key not in MEASURED}
     return json.dumps(belongs, sort_keys=True, default=str)
 
@@ -149,7 +149,7 @@ def _not_of(tested: str, row: Evaluation) -> str | None:
     return f"other weights were evaluated ({kind}{when}) than the run's figures are of"
 
 
-def _said(key: str, value: Any) -> str:
+def _setting(key: str, value: Any) -> str:
     if isinstance(value, bool):
         return key.replace("_", " ") if value else ""
     if isinstance(value, str):
@@ -158,7 +158,7 @@ def _said(key: str, value: Any) -> str:
 
 
 def _are_bands(value: Any) -> bool:
-    """Whether these are ``AccuracyBand``s as JSON has them."""
+    """Whether a value is a list of ``AccuracyBand`` in JSON."""
     names = {each.name for each in fields(AccuracyBand)}
     return isinstance(value, list) and all(
         isinstance(band, Mapping)
@@ -169,5 +169,5 @@ def _are_bands(value: Any) -> bool:
 
 
 def _plain(value: Any) -> bool:
-    """Whether JSON can hold it again."""
+    """Whether JSON has such values."""
     return isinstance(value, str | int) or as_finite(value) is not None

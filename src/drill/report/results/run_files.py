@@ -38,7 +38,7 @@ def read_environment(path: Path, faults: list[str]) -> dict[str, Any]:
         return {}
     if isinstance(found, dict):
         return found
-    faults.append(f"{path}: holds no JSON object; device, commit and seed are unknown")
+    faults.append(f"{path}: is not a JSON object; device, commit and seed are unknown")
     return {}
 
 

@@ -59,10 +59,10 @@ class Validation(NamedTuple):
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What a table or a plot shows of a run; None is what the folder does not say.
+    """A run folder as tables and plots need it; None: unknown.
 
-    Perplexities are per predicted token; ``*_published`` divide by all tokens, as the published
-    results do. They are of the best epoch, by validation.
+    Perplexities are per predicted token and of the epoch with the best validation; ``*_published``
+    divide by all tokens, as published results do.
     """
 
     folder: Path
@@ -81,15 +81,15 @@ class RunSummary:
     scores: Mapping[str, Any]  # all figures of that test, and how they were made
     seconds: float | None
     tokens_per_second: float | None  # median over epochs
-    device: str | None  # of all its processes: "a, then b" where it went on elsewhere
-    commit: str | None  # so too
+    device: str | None  # "a, then b" if resumed on another device
+    commit: str | None  # as the device
     evaluations: tuple[Evaluation, ...]  # of the tested weights: adaptive, and words by frequency
     curve: tuple[Epoch, ...]
     validations: tuple[Validation, ...]  # of all, inside epochs too
     settings: Mapping[str, Any]
     environment: Mapping[str, Any]
     faults: tuple[str, ...]
-    remarks: tuple[str, ...]  # what was left out for a good reason
+    remarks: tuple[str, ...]  # what was left out, and why
 
     @property
     def settings_digest(self) -> str:
@@ -98,14 +98,14 @@ class RunSummary:
 
     @property
     def changes(self) -> list[str] | None:
-        """What ``settings`` change of the recipe; None where drill has no such recipe."""
+        """How ``settings`` differ from the recipe; None: drill has no such recipe."""
         return recipe_changes(self.settings)
 
     @property
     def fingerprint(self) -> str:
-        """Equal for copies of one trained model: settings and every perplexity of its training.
+        """Equal for copies of a trained model: from settings, seed and perplexities of training.
 
-        What is evaluated later does not make another result of it.
+        Later evaluations do not change it.
         """
         curve = [(point.epoch, repr(point.valid), point.elapsed) for point in self.curve]
         found: list[Any] = [self.best_epoch, self.valid, self.test, []]  # [] as in older rows
@@ -113,7 +113,7 @@ class RunSummary:
 
 
 def read_runs(folders: Iterable[Path | str]) -> list[RunSummary]:
-    """Every folder once, in the order given, under names that tell them apart."""
+    """Every folder once, in the order given, with distinct names."""
     given: dict[Path, Path] = {}
     for folder in map(Path, folders):
         given.setdefault(folder.resolve(), folder)
@@ -122,7 +122,7 @@ def read_runs(folders: Iterable[Path | str]) -> list[RunSummary]:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether there is something of a run in a folder."""
+    """Whether a folder has a file of a run."""
     files = RunFolder(folder)
     return files.path.is_dir() and any(
         part.exists() for part in (files.recipe, files.environment, files.metrics)
@@ -130,14 +130,14 @@ def is_run(folder: Path) -> bool:
 
 
 def read_run(folder: Path | str) -> RunSummary:
-    """What is in a run folder; see ``faults`` of the result for what is not."""
+    """Read a run folder; ``faults`` of the result names what is missing or damaged."""
     files = RunFolder(folder)
     if not files.path.is_dir():
         raise RunError(f"{folder}: is no folder; name a run folder, such as runs/ptb-tied")
     parts = [files.recipe, files.environment, files.metrics]
     if not any(part.exists() for part in parts):
         names = " nor ".join(part.name for part in parts)
-        raise RunError(f"{folder}: holds neither {names}, so it is no run; name a run folder")
+        raise RunError(f"{folder}: has neither {names}, so it is no run; name a run folder")
     faults: list[str] = []
     remarks: list[str] = []
     settings = read_settings(files.recipe, faults)
@@ -173,7 +173,7 @@ def read_run(folder: Path | str) -> RunSummary:
 
 
 def distinct_names(folders: Sequence[Path]) -> dict[Path, str]:
-    """The last part of each path, with as many parents as it takes to tell all paths apart."""
+    """The last part of each path, with as many parents as make it unique."""
     names = {}
     for folder in folders:
         for length in range(1, len(folder.parts) + 1):
@@ -195,7 +195,7 @@ def layer_name(table: Any) -> str | None:
 
 
 def same_but_seed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings without what may differ between runs of one experiment."""
+    """Settings without the keys that may differ between seeds of one experiment."""
     tables = {
         name: {key: value for key, value in table.items() if key not in ("seed", "save_every")}
         if isinstance(table, Mapping)
@@ -248,9 +248,9 @@ def digest(value: Any) -> str:
 
 
 def _curve(path: Path, rows: list[NumberedRow], faults: list[str]) -> list[Epoch]:
-    """Epochs in rising order: one that was run again replaces itself and all that followed.
+    """Epochs in rising order: a repeated one replaces itself and all later ones.
 
-    Of an epoch that was not ended the last validation inside it stands.
+    An unfinished epoch has its last validation.
     """
     curve: list[Epoch] = []
     for number, row in rows:
@@ -276,7 +276,7 @@ def _curve(path: Path, rows: list[NumberedRow], faults: list[str]) -> list[Epoch
 
 
 def _validations(rows: list[NumberedRow]) -> dict[int, Validation]:
-    """By step, in rising order; as in ``_curve`` a step replaces all that followed."""
+    """By step, in rising order; a repeated step replaces all later ones."""
     found: dict[int, Validation] = {}
     for _, row in rows:
         step, valid = as_whole(row.get("step")), as_number(row.get("valid_perplexity"))

@@ -14,11 +14,12 @@ from drill.report.tables.result_tables import columns
 
 @dataclass(frozen=True)
 class TextBands:
-    """Models that have read one text with one vocabulary; only such models compare.
+    """Losses of models on the same text with the same vocabulary.
 
-    losses    of each model, from ``frequency_bands``
-    changes   of others against the first of them, from ``compare_bands``
-    left_out  words that no band holds, such as ``<eos>``
+    Args:
+        losses: of each model, from ``frequency_bands``.
+        changes: of other models against the first of ``losses``, from ``compare_bands``.
+        left_out: words that are in no band, such as ``<eos>``.
     """
 
     losses: Mapping[str, Sequence[Band]]
@@ -75,7 +76,7 @@ def bands_table(text: TextBands) -> Table:
 
 
 def changes_table(text: TextBands) -> Table:
-    """The change of each model's loss against the first one's, both ways."""
+    """The change of each model's loss against the first one's, by types and by tokens."""
     base = next(iter(text.losses))
     names = ["training count", "types", "tokens"]
     for name in text.changes:
@@ -110,10 +111,7 @@ def changes_table(text: TextBands) -> Table:
 def by_references(
     bands: Mapping[str, Sequence[AccuracyBand]],
 ) -> list[dict[str, Sequence[AccuracyBand]]]:
-    """Translators that were held against the same references together, in their order.
-
-    They were where all their bands want equally many types and words.
-    """
+    """Translators grouped by references: those with equal counts in all bands."""
     _same_bands(list(bands.items()))
     texts: dict[tuple[tuple[int, int], ...], dict[str, Sequence[AccuracyBand]]] = {}
     for name, each in bands.items():
@@ -122,10 +120,12 @@ def by_references(
 
 
 def accuracy_table(bands: Mapping[str, Sequence[AccuracyBand]], of: str = "word") -> Table:
-    """F1 of the words of each band, in percent: for one model with its parts, else model by model.
+    """F1 of the words of each band in percent.
 
-    Behind several models stands how much each has gained on the first, in points. ``of`` is what
-    the bands hold, a ``word`` or a ``subword``: the table says it.
+    One model has precision and recall too; of several, each has its difference to the first.
+
+    Args:
+        of: ``word`` or ``subword``.
     """
     models = list(bands.items())
     if not models:
@@ -135,7 +135,7 @@ def accuracy_table(bands: Mapping[str, Sequence[AccuracyBand]], of: str = "word"
     for name, each in models[1:]:
         if _wanted(each) != _wanted(first):
             raise ReportError(
-                f"accuracy: {name} was held against other references than {base}; translate the "
+                f"accuracy: {name} was scored against other references than {base}; translate the "
                 "same text with every model"
             )
     compared = list(bands)[1:]

@@ -1,4 +1,4 @@
-"""Tables of runs and of ledgers; ``markup.Table`` writes them down."""
+"""Tables of runs and of ledgers."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, stdev
@@ -24,7 +24,7 @@ ADAPTIVE_NOTE = (
     "Paper and gap are of validation / test; the gap is ours less the paper's. Ours are divided as "
     "the published ones are: with a cache by all tokens, in dynamic evaluation by those predicted."
 )
-WEIGHTLESS_NOTE = "Evaluations that do not say of which weights they are have no row."
+WEIGHTLESS_NOTE = "Evaluations without a fingerprint of their weights have no row."
 PREDICTED_ONLY = ("dynamic",)  # kinds whose published figures divide by N - 1
 TUNED_NOTE = "ft: the paper has this model finetuned only, which is no fair comparison."
 BLEU_NOTE = (
@@ -35,14 +35,14 @@ SPREAD_NOTE = (
     "± is half the range of two runs, the standard deviation of more; perplexities are of runs "
     "that have been tested, where there are any."
 )
-SHOWN_EPOCHS = 12  # up to here all of them
+SHOWN_EPOCHS = 12  # of more, a selection
 
 
 # -- results --------------------------------------------------------------------------------------
 
 
 def runs_table(results: Sequence[Result]) -> Table:
-    """One row a run, the paper's figures beside ours where the recipe is one of its rows."""
+    """One row per run, with the paper's figures where it has the recipe."""
     bleu = _any_bleu(results)
     names = ["run", "layer", "parameters", "seed", "epochs", "valid", "test", *bleu]
     names += ["paper", "gap", "time", "device"]
@@ -68,7 +68,7 @@ def runs_table(results: Sequence[Result]) -> Table:
 
 
 def recipes_table(results: Sequence[Result]) -> Table:
-    """One row for all runs that differ by their seed alone: means and how far they spread."""
+    """One row for all runs that differ by their seed alone: means and spread."""
     bleu = _any_bleu(results)
     names = ["recipe", "layer", "parameters", "seeds", "runs", "epochs", "valid", "test", *bleu]
     names += ["paper", "gap", "time"]
@@ -101,7 +101,7 @@ def recipes_table(results: Sequence[Result]) -> Table:
 
 
 def ledger_table(rows: Sequence[Row]) -> Table:
-    """Every row of a ledger, with whatever other figures were recorded."""
+    """Every row of a ledger, with all further figures."""
     extra = list(
         dict.fromkeys(key for row in rows for key, value in row.extra.items() if not _nested(value))
     )
@@ -132,9 +132,9 @@ def ledger_table(rows: Sequence[Row]) -> Table:
 
 
 def evaluations_table(results: Sequence[Result]) -> Table:
-    """Perplexities of models that learn from the text as they read it, by `drill evaluate`.
+    """Perplexities of dynamic evaluation and of the cache, by `drill evaluate`.
 
-    Both of a row are of the same weights by the same settings; see ``paired``.
+    Both of a row have the same weights and settings; see ``paired``.
     """
     names = ["run", "layer", "evaluation", "settings", "valid", "test", "paper", "gap"]
     rows = []
@@ -251,7 +251,7 @@ def less_paper(valid: float | None, test: float | None, paper: Perplexities | No
 
 
 def paper_notes(table: Sequence[Sequence[str]], paper: int, gap_note: str = GAP_NOTE) -> list[str]:
-    """What the columns ``paper`` and ``gap`` mean, where anything stands in them."""
+    """What the columns ``paper`` and ``gap`` mean, if they are not empty."""
     gaps = [row[paper].endswith(" BLEU") for row in table if row[paper + 1]]
     notes = [gap_note] if not all(gaps) else []
     notes += [BLEU_NOTE] if any(gaps) else []
@@ -318,7 +318,7 @@ def _figure(value: object) -> str:
 
 
 def _nested(value: object) -> bool:
-    return isinstance(value, dict | list)  # has no place in a cell
+    return isinstance(value, dict | list)
 
 
 def _known(values: Iterable[float | None]) -> list[float]:
