@@ -1,4 +1,4 @@
-"""Reading text: whatever the bytes, a text or one sentence."""
+"""Files: text is read strictly, writes are atomic, and nothing is written through a link."""
 
 import errno
 import os
@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from drill.errors import DataError
 from drill.files import (
-    NotWritten,
+    WriteError,
+    append_line,
+    atomic_write,
     decode_text,
     lines_of,
-    mend_of_writing,
     read_text,
     remove_parts,
-    write_whole,
+    write_output,
 )
 
 
@@ -78,108 +79,116 @@ def test_bytes_of_any_kind_give_lines_or_one_sentence(raw):
         assert "\r" not in text
 
 
-def full_disk(*_: object) -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
 @pytest.mark.parametrize(
-    ("content", "room"),
+    ("number", "content", "reason", "hint"),
     [
-        (b"ab", "; 1 KiB are needed"),
-        (b"a" * (4 * 2**20), "; 4 MiB are needed"),
-        (lambda stream: stream.write(b"ab"), ""),
+        (errno.ENOSPC, b"ab", "; 1 KiB are needed", "free disk space or choose another place"),
+        (errno.ENOSPC, b"a" * 2**22, "; 4 MiB are needed", "free disk space or choose another"),
+        (errno.ENOSPC, lambda stream: stream.write(b"ab"), "", "free disk space or choose another"),
+        (errno.EROFS, b"ab", "", "get write permission or choose another place"),
+        (errno.EIO, b"ab", "", "choose another place"),
     ],
 )
-def test_a_full_disk_is_told_with_the_file_and_its_size(tmp_path, monkeypatch, content, room):
-    path = tmp_path / "held.json"
-    monkeypatch.setattr(os, "fsync", full_disk)
-    with pytest.raises(NotWritten) as caught:
-        write_whole(path, content)
-    assert str(caught.value) == (
-        f"{path}: cannot be written (No space left on device{room}); make room or choose another "
-        "place"
-    )
-    assert list(tmp_path.iterdir()) == []
+def test_a_failed_write_leaves_the_old_file_and_says_what_to_do(
+    tmp_path, monkeypatch, number, content, reason, hint
+):
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    path = tmp_path / "model.json"
+    path.write_bytes(b"old")
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(WriteError) as caught:
+        atomic_write(path, content)
+    assert caught.value.reason == os.strerror(number) + reason
+    assert caught.value.hint.startswith(hint)
+    assert str(caught.value).startswith(f"{path}: cannot be written (")
+    assert path.read_bytes() == b"old"
+    assert [*tmp_path.iterdir()] == [path]
 
 
-def test_only_a_full_disk_asks_for_room(tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(NotWritten) as caught:
-        write_whole(tmp_path / "file" / "held.json", b"ab")
-    assert "KiB" not in str(caught.value)
+@pytest.mark.parametrize("target", ["victim", "missing", "link", "folder", "/dev/full"])
+def test_a_link_is_replaced_and_what_it_names_stays(tmp_path, target):
+    (tmp_path / "victim").write_bytes(b"mine")
+    (tmp_path / "folder").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to(target)
+    atomic_write(link, b"new")
+    assert not link.is_symlink()
+    assert link.read_bytes() == b"new"
+    assert (tmp_path / "victim").read_bytes() == b"mine"
+    assert {path.name for path in tmp_path.iterdir()} == {"victim", "folder", "link"}
 
 
-def test_a_right_that_is_missing_asks_for_no_room(tmp_path, monkeypatch):
-    def denied(handle):
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr(os, "fsync", denied)
-    with pytest.raises(NotWritten) as caught:
-        write_whole(tmp_path / "held.json", b"ab")
-    assert str(caught.value) == (
-        f"{tmp_path / 'held.json'}: cannot be written (Permission denied); get the right to write "
-        "there or choose another place"
-    )
-
-
-@pytest.mark.parametrize("there", [True, False])
-def test_a_link_stays_and_what_it_names_is_written(tmp_path, there):
-    (tmp_path / "far").mkdir()
-    far, link = tmp_path / "far" / "page", tmp_path / "link"
-    if there:
-        far.write_bytes(b"old")
-    link.symlink_to(far)
-    write_whole(link, b"new")
-    assert link.is_symlink()
-    assert far.read_bytes() == b"new"
-    assert sorted(tmp_path.iterdir()) == [tmp_path / "far", link]
-    assert [*far.parent.iterdir()] == [far]
+@pytest.fixture(params=["pipe", "folder", "/dev/full", "/dev/null"])
+def special(request, tmp_path):
+    """Something that is not a regular file; it must survive."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    path = tmp_path / request.param
+    if not path.exists():
+        pytest.skip(f"there is no {path} here")
+    before = path.stat()
+    yield path
+    assert os.path.samestat(path.stat(), before)
 
 
-def test_parts_of_what_a_link_names_are_removed_too(tmp_path):
-    (tmp_path / "far").mkdir()
-    far, link = tmp_path / "far" / "page", tmp_path / "link"
-    link.symlink_to(far)
-    left = far.with_name(f".{far.name}.0123456789abcdef.tmp")
-    left.write_bytes(b"cut o")
-    remove_parts(link)
-    assert not left.exists()
+def test_pipes_devices_and_folders_are_an_error_at_once(special):
+    with pytest.raises(WriteError, match=r"not a regular file|directory"):
+        atomic_write(special, b"new")
+    with pytest.raises(OSError, match=r"not a regular file|directory"):
+        append_line(special, b"new\n")
 
 
-def test_links_in_a_ring_end_in_a_file_or_a_sentence(tmp_path):
-    one, other = tmp_path / "one", tmp_path / "other"
-    one.symlink_to(other)
-    other.symlink_to(one)
-    try:
-        write_whole(one, b"new")
-    except NotWritten:
-        assert one.is_symlink()
-    else:
-        assert one.read_bytes() == b"new"
+def test_an_append_refuses_links(tmp_path):
+    victim, link = tmp_path / "victim", tmp_path / "metrics.jsonl"
+    victim.write_bytes(b"mine")
+    for target in (victim, tmp_path / "missing", "/dev/full"):
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+        with pytest.raises(OSError, match="not a regular file"):
+            append_line(link, b"{}\n")
+    assert victim.read_bytes() == b"mine"
+    assert not (tmp_path / "missing").exists()
 
 
-@pytest.mark.parametrize(
-    ("number", "mend"),
-    [
-        (errno.ENOSPC, "make room or choose another place"),
-        (errno.EROFS, "get the right to write there or choose another place"),
-        (errno.EISDIR, "choose another place"),
-    ],
-)
-def test_what_can_be_done_depends_on_the_fault(number, mend):
-    fault = NotWritten(Path("page"), OSError(number, "no"))
-    assert str(fault) == f"page: cannot be written (no); {mend}"
-    assert mend_of_writing(OSError(errno.EISDIR, "no")) == "see to that"
+def test_an_append_is_all_or_nothing(tmp_path, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = tmp_path / "metrics.jsonl"
+    append_line(path, b"one\n")
+    append_line(path, b"two\n")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        append_line(path, b"three\n")
+    assert path.read_bytes() == b"one\ntwo\n"
 
 
-@pytest.mark.parametrize("content", [b"whole", lambda stream: stream.write(b"whole")])
-def test_what_is_no_file_is_written_as_it_is(tmp_path, content):
-    pipe, read = tmp_path / "pipe", []
+def test_partial_files_of_a_killed_write_are_removed(tmp_path):
+    left, other = tmp_path / ".page.0123456789abcdef.tmp", tmp_path / ".other.01.tmp"
+    for path in (left, other):
+        path.write_bytes(b"cut o")
+    remove_parts(tmp_path / "page")
+    assert [*tmp_path.iterdir()] == [other]
+
+
+def test_an_output_that_the_user_names_may_be_a_pipe_a_device_or_a_link(tmp_path):
+    pipe, link, read = tmp_path / "pipe", tmp_path / "link", []
     os.mkfifo(pipe)
     reader = Thread(target=lambda: read.append(pipe.read_bytes()), daemon=True)
     reader.start()
-    write_whole(pipe, content)
+    write_output(pipe, b"page")
     reader.join(30)
-    assert read == [b"whole"]
+    assert read == [b"page"]
     assert pipe.is_fifo()
-    assert [*tmp_path.iterdir()] == [pipe]
+    link.symlink_to("page")
+    for content in (b"page", b"another"):
+        write_output(link, content)
+        assert link.is_symlink()
+        assert (tmp_path / "page").read_bytes() == content
+    if Path("/dev/full").exists():
+        with pytest.raises(WriteError, match="No space"):
+            write_output(Path("/dev/full"), b"page")
+    with pytest.raises(WriteError):
+        write_output(tmp_path, b"page")

@@ -1,4 +1,4 @@
-"""Text in, files out: reading a text strictly, and writing a file whole or not at all."""
+"""Files: strict reading of text, atomic writes, safe appends, checksums, cache folder."""
 
 import errno
 import gzip
@@ -7,6 +7,7 @@ import logging
 import lzma
 import os
 import secrets
+import stat
 import zlib
 from collections.abc import Callable
 from functools import cache, partial
@@ -18,37 +19,38 @@ from drill.errors import DataError
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 FULL = (errno.ENOSPC, errno.EDQUOT)  # a disk, or what a user may have of it
 GZIP, XZ = b"\x1f\x8b", b"\xfd7zXZ\0"  # what packed files begin with
+NOT_REGULAR = "not a regular file"
 UNPACKING_FAULTS = (OSError, EOFError, zlib.error, lzma.LZMAError)
 
 
-class NotWritten(OSError):
-    """A file that could not be written; one sentence with the place, the room and the mend."""
+class WriteError(OSError):
+    """A file that could not be written.
 
-    def __init__(self, path: Path, cause: OSError, size: int | None = None) -> None:
+    ``reason`` says what went wrong and ``hint`` what the user can do about it; ``alternative`` is a
+    hint of the caller's, such as "choose another folder".
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        cause: OSError,
+        size: int | None = None,
+        alternative: str = "choose another place",
+    ) -> None:
         super().__init__(cause.errno, cause.strerror or str(cause), str(path))
-        self.room = (
-            f"; {amount(size)} are needed" if size is not None and cause.errno in FULL else ""
-        )
+        self.reason = cause.strerror or str(cause)
+        if size is not None and cause.errno in FULL:
+            self.reason += f"; {_format_size(size)} are needed"
+        fix = "free disk space" if cause.errno in FULL else ""
+        if cause.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            fix = "get write permission"
+        self.hint = " or ".join(filter(None, (fix, alternative))) or "check that path"
 
     def __str__(self) -> str:
-        return (
-            f"{self.filename}: cannot be written ({self.strerror}{self.room}); "
-            f"{mend_of_writing(self, 'choose another place')}"
-        )
+        return f"{self.filename}: cannot be written ({self.reason}); {self.hint}"
 
 
-def mend_of_writing(cause: OSError, instead: str = "") -> str:
-    """What can be done about a place that cannot be written, or ``instead`` of that."""
-    mends = [instead] if instead else []
-    if cause.errno in FULL:
-        mends.insert(0, "make room")
-    elif cause.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        mends.insert(0, "get the right to write there")
-    return " or ".join(mends) or "see to that"
-
-
-def amount(size: int) -> str:
-    """Bytes as a user counts them."""
+def _format_size(size: int) -> str:
     return f"{size / 2**20:,.0f} MiB" if size >= 2 * 2**20 else f"{-(-size // 2**10):,} KiB"
 
 
@@ -116,40 +118,48 @@ def lines_of(text: str) -> list[str]:
     return lines
 
 
-def write_whole(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
-    """Write ``content``, or let it fill the file, beside ``path``; then rename it into place.
+def atomic_write(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
+    """Write a temporary file in the same folder, then rename it to ``path``.
 
     A reader sees the old file or the new one, never a part; of several writers the last one wins.
-    A link stays, and the file that it names is written; what is no file, as a pipe or a device, is
-    written as it is and stays too. What goes wrong with the disk is NotWritten.
+    A symbolic link is replaced, not written through. A folder, a pipe or a device is an error.
+
+    Args:
+        path: where to write; missing folders are created.
+        content: bytes, or a function that writes them to a stream.
     """
     try:
-        if path.exists() and not (path.is_file() or path.is_dir()):
-            with path.open("wb") as stream:
-                _fill(stream, content)
-            return
+        if path.exists() and not (path.is_symlink() or path.is_file() or path.is_dir()):
+            raise OSError(errno.EINVAL, NOT_REGULAR)  # os.replace would take its place
         path.parent.mkdir(parents=True, exist_ok=True)
-        place = _named_by(path)
-        beside = place.with_name(f".{place.name}.{secrets.token_hex(8)}.tmp")
+        partial_file = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
         try:
-            with beside.open("xb") as stream:
-                _fill(stream, content)
+            with partial_file.open("xb") as stream:
+                _write(stream, content)
                 stream.flush()
                 os.fsync(stream.fileno())
-            os.replace(beside, place)
+            os.replace(partial_file, path)
         finally:
-            beside.unlink(missing_ok=True)
+            partial_file.unlink(missing_ok=True)
     except OSError as error:
         size = len(content) if isinstance(content, bytes) else None
-        raise NotWritten(path, error, size) from error
+        raise WriteError(path, error, size) from error
 
 
-def _named_by(path: Path) -> Path:
-    """The file that a link names, or the path itself; of links in a ring one of them."""
-    return Path(os.path.realpath(path)) if path.is_symlink() else path
+def write_output(path: Path, content: bytes) -> None:
+    """Write where the user asked to: into a pipe or a device such as /dev/stdout, or a file.
+
+    Unlike in ``atomic_write`` a link is followed: it is the user's own.
+    """
+    if not path.exists() or path.is_file() or path.is_dir():
+        return atomic_write(Path(os.path.realpath(path)), content)
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise WriteError(path, error, len(content)) from error
 
 
-def _fill(stream: BinaryIO, content: bytes | Callable[[BinaryIO], object]) -> None:
+def _write(stream: BinaryIO, content: bytes | Callable[[BinaryIO], object]) -> None:
     if isinstance(content, bytes):
         stream.write(content)
     else:
@@ -157,10 +167,47 @@ def _fill(stream: BinaryIO, content: bytes | Callable[[BinaryIO], object]) -> No
 
 
 def remove_parts(path: Path) -> None:
-    """Remove what a killed ``write_whole`` of ``path`` has left; nobody may be writing it now."""
-    place = _named_by(path)
-    for part in place.parent.glob(f".{place.name}.*.tmp"):
+    """Remove what a killed ``atomic_write`` of ``path`` left; nobody may be writing it now."""
+    for part in path.parent.glob(f".{path.name}.*.tmp"):
         part.unlink(missing_ok=True)
+
+
+def open_append(path: Path) -> int:
+    """A file descriptor to read and append; a link, a pipe or a device is an OSError at once."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
+    for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC"):  # Windows has none of them
+        flags |= getattr(os, name, 0)
+    try:
+        handle = os.open(path, flags, 0o666)
+    except OSError as error:
+        if path.is_symlink():
+            raise OSError(error.errno, NOT_REGULAR, str(path)) from None
+        raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, NOT_REGULAR, str(path))
+    return handle
+
+
+def append_line(path: Path, line: bytes) -> None:
+    """Append to a regular file, all or nothing; the line is on disk when this returns."""
+    handle = open_append(path)
+    try:
+        append_bytes(handle, line)
+    finally:
+        os.close(handle)
+
+
+def append_bytes(handle: int, content: bytes) -> None:
+    """``append_line`` to what ``open_append`` opened."""
+    size, left = os.fstat(handle).st_size, memoryview(content)
+    try:
+        while left:
+            left = left[os.write(handle, left) :]
+        os.fsync(handle)
+    except OSError:
+        os.ftruncate(handle, size)
+        raise
 
 
 def digest(path: Path, algorithm: str) -> str:
@@ -178,17 +225,14 @@ def cache_root() -> Path | None:
     root = os.environ.get("XDG_CACHE_HOME")
     try:
         return (Path(root) if root else Path.home() / ".cache") / "drill"
-    except RuntimeError:  # what pathlib says of a user without one
+    except RuntimeError:  # raised by pathlib for a user without a home
         return None
 
 
-def tell_unkept(
+def warn_uncached(
     things: str, cost: str, folder: Path | None = None, error: OSError | None = None
 ) -> None:
-    """That ``things`` are not kept in ``folder``, or in no home, and what that costs.
-
-    To the logger ``drill``, once and not for every one of the things.
-    """
+    """Log once that ``things`` cannot be cached in ``folder`` (None: no home) and what it costs."""
     if folder is None or error is None:
         _warn_once(things, cost, "~/.cache", "this user has no home")
     else:
@@ -198,7 +242,7 @@ def tell_unkept(
 @cache
 def _warn_once(things: str, cost: str, folder: str, reason: str) -> None:
     logger.warning(
-        "%s: %s cannot be kept there (%s), so %s; make it writable, or set XDG_CACHE_HOME to "
+        "%s: %s cannot be cached there (%s), so %s; make it writable, or set XDG_CACHE_HOME to "
         "another folder",
         folder,
         things,

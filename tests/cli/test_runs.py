@@ -499,7 +499,7 @@ def test_a_full_disk_does_not_take_an_evaluation_away(drill, place, monkeypatch)
     assert out.startswith("plain test   perplexity ")
     assert err == (
         "drill: runs/tiny/evaluations.jsonl: cannot be written (No space left on device; 1 KiB are "
-        "needed), so this result is not kept; make room and evaluate again\n"
+        "needed), so this result is not saved; free disk space and evaluate again\n"
     )
     assert held.read_bytes() == before
     words = ("--dynamic", "--every", "7", "--split", "test", "--device", "cpu")
@@ -1054,7 +1054,7 @@ def test_a_user_without_a_home_evaluates_and_is_told_once(drill, request, caplog
     assert code == 0, err
     assert [json.loads(line)["loss"] for line in out.splitlines()] == wanted
     (said,) = caplog.messages
-    assert "cannot be kept there (this user has no home), so every start makes them again" in said
+    assert "cannot be cached there (this user has no home), so every start makes them again" in said
 
 
 @pytest.fixture

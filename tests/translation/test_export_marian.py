@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from drill.data import BEGIN, END, PAD, DataError, Subwords
-from drill.files import write_whole
+from drill.files import atomic_write
 from drill.layers import (
     Bilinear,
     DeepResidual,
@@ -268,10 +268,10 @@ def test_an_export_that_is_killed_leaves_nothing_that_loads(subwords, tmp_path, 
         if len(written) == end:
             raise KeyboardInterrupt
         written.append(path.name)
-        write_whole(path, content)
+        atomic_write(path, content)
 
-    monkeypatch.setattr(sys.modules["drill.translation.export_marian"], "write_whole", killed)
-    monkeypatch.setattr("drill.data.parallel.subwords.write_whole", killed)
+    monkeypatch.setattr(sys.modules["drill.translation.export_marian"], "atomic_write", killed)
+    monkeypatch.setattr("drill.data.parallel.subwords.atomic_write", killed)
     with pytest.raises(KeyboardInterrupt):
         export_marian(model, subwords, tmp_path, positions=16)
     assert not (tmp_path / "model.safetensors").exists()

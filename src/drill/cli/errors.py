@@ -13,7 +13,7 @@ from drill.errors import (
     RunFolderError,
     SettingsError,
 )
-from drill.files import NotWritten
+from drill.files import WriteError
 from drill.kernels.lstm.persistent.recurrence import Stalled
 from drill.kernels.runtime.nvrtc import CompileError, DriverError
 
@@ -25,7 +25,7 @@ USER_ERRORS = (
     Diverged,
     MemoryShort,
     NothingTrained,
-    NotWritten,
+    WriteError,
     ReportError,
     RunFolderError,
     SettingsError,

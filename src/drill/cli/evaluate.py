@@ -35,7 +35,7 @@ from drill.cli.options import (
     told,
 )
 from drill.errors import SettingsError
-from drill.files import write_whole
+from drill.files import write_output
 from drill.language_modeling.cache_pointer import check_cache_settings
 from drill.language_modeling.dynamic_evaluation import check_dynamic_settings
 from drill.language_modeling.perplexity import Perplexity, perplexity, token_losses
@@ -281,7 +281,7 @@ def _plain(
         if losses is not None:
             values, content = found.numpy(), io.BytesIO()  # np.save does not write into pipes
             np.save(content, values)
-            write_whole(losses, content.getvalue())
+            write_output(losses, content.getvalue())
             found = Perplexity(float(values.sum(dtype=np.float64)), len(values), batch)
         yield evaluation_row("plain", text.told, found, start, {})
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from drill.data import DataError, Segment, evaluation_segments
-from drill.files import read_bytes, write_whole
+from drill.files import atomic_write, read_bytes
 from drill.kernels.lstm.persistent.recurrence import refuse_stall
 from drill.language_modeling.fingerprint import text_fingerprint, weights_fingerprint
 from drill.language_modeling.perplexity import Progress, Text, laid_out
@@ -83,7 +83,7 @@ class Statistics:
         about["precision"] = self.precision
         tensors = {name: root.contiguous() for name, root in self.roots.items()}
         raw = safetensors.torch.save(tensors, {"kind": KIND, "about": json.dumps(about)})
-        write_whole(Path(path), raw)
+        atomic_write(Path(path), raw)
 
     @classmethod
     def load(cls, path: Path | str) -> "Statistics":

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from drill.data import DataError
-from drill.files import read_bytes, write_whole
+from drill.files import atomic_write, read_bytes
 from drill.language_modeling.perplexity import Perplexity, Progress
 
 KIND = "drill searches"
@@ -115,7 +115,7 @@ def _add(path: Path, key: str, name: str, result: Perplexity | None) -> None:
         for key, cells in searches.items()
     }
     text = json.dumps({"kind": KIND, "searches": plain}, indent=1, allow_nan=False)
-    write_whole(path, text.encode("utf-8"))
+    atomic_write(path, text.encode("utf-8"))
 
 
 def _name(point: Settings) -> str:

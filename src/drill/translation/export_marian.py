@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from drill.data.parallel.subwords import BEGIN, END, PAD, Subwords
 from drill.errors import DataError
-from drill.files import write_whole
+from drill.files import atomic_write
 from drill.layers import MatrixLayer, NotFoldable
 from drill.layers.argument_checks import positive
 from drill.layers.base import OutputLayer
@@ -94,11 +94,11 @@ def export_marian(
         # Weights go first and come last: without them nobody loads what was written in part.
         if folder.is_dir():
             (folder / WEIGHTS).unlink(missing_ok=True)
-        write_whole(folder / CONFIG, _json(config))
-        write_whole(folder / GENERATION, _json(_generation(positions, beam, length_penalty)))
-        write_whole(folder / TOKENIZER, _tokenizer(subwords))
-        write_whole(folder / TOKENIZER_CONFIG, _json(_tokenizer_config(positions)))
-        write_whole(folder / WEIGHTS, safetensors.torch.save(held, {"format": "pt"}))
+        atomic_write(folder / CONFIG, _json(config))
+        atomic_write(folder / GENERATION, _json(_generation(positions, beam, length_penalty)))
+        atomic_write(folder / TOKENIZER, _tokenizer(subwords))
+        atomic_write(folder / TOKENIZER_CONFIG, _json(_tokenizer_config(positions)))
+        atomic_write(folder / WEIGHTS, safetensors.torch.save(held, {"format": "pt"}))
     except OSError as error:
         raise DataError(
             f"{folder}: cannot be written ({error.strerror or error}); choose another folder"

@@ -156,7 +156,7 @@ def test_subwords_are_learnt_once(text, tmp_path, monkeypatch, caplog):
 def test_a_cache_that_cannot_be_written_costs_only_time(text, tmp_path, caplog, unwarned):
     (tmp_path / "file").write_text("")
     assert len(learnt_subwords(text.train, tmp_path / "file" / "cache", size=400)) == 400
-    assert "encoded texts and subwords cannot be kept there (Not a directory)" in caplog.text
+    assert "encoded texts and subwords cannot be cached there (Not a directory)" in caplog.text
 
 
 def test_pairs_of_ones_own_need_no_home(homeless, tmp_path):

@@ -155,8 +155,8 @@ def test_a_folder_that_cannot_be_written_costs_only_time_and_is_told_once(
     pairs = ParallelText(["the cat"], ["the dog"])
     assert len(encode_pairs(pairs, subwords, cache=blocked)) == 1
     assert caplog.messages == [
-        f"{blocked}: encoded texts and subwords cannot be kept there (File exists), so every start "
-        "makes them again; make it writable, or set XDG_CACHE_HOME to another folder"
+        f"{blocked}: encoded texts and subwords cannot be cached there (File exists), so every "
+        "start makes them again; make it writable, or set XDG_CACHE_HOME to another folder"
     ]
 
 
@@ -172,5 +172,5 @@ def test_a_user_without_a_home_has_no_cache_and_is_told_once(homeless, caplog):
     assert cache_folder() is cache_folder() is None
     (said,) = caplog.messages
     assert said.startswith(
-        "~/.cache: encoded texts and subwords cannot be kept there (this user has no home), so "
+        "~/.cache: encoded texts and subwords cannot be cached there (this user has no home), so "
     )

@@ -91,7 +91,7 @@ def test_a_cache_that_is_no_folder_costs_compiling_and_is_told_once(told, tmp_pa
     assert [nvrtc._kept_or_made(name, lambda: b"code") for name in "ab"] == [b"code"] * 2
     (said,) = told.messages
     assert said.startswith(
-        f"{root}/drill/kernels: compiled kernels cannot be kept there (Not a directory)"
+        f"{root}/drill/kernels: compiled kernels cannot be cached there (Not a directory)"
     )
     assert root.read_text() == "a file"
 
@@ -100,7 +100,7 @@ def test_a_user_without_a_home_compiles_and_is_told(told, homeless, tmp_path, mo
     monkeypatch.chdir(tmp_path)
     assert nvrtc._kept_or_made("a", lambda: b"code") == b"code"
     assert [each.split(",")[0] for each in told.messages] == [
-        "~/.cache: compiled kernels cannot be kept there (this user has no home)"
+        "~/.cache: compiled kernels cannot be cached there (this user has no home)"
     ]
     assert not list(tmp_path.iterdir())
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from drill.errors import CheckpointError
-from drill.files import NotWritten
+from drill.files import WriteError
 from drill.language_modeling import train as training
 from drill.training.run.folder import RunFolder
 from drill.translation import build as build_translation
@@ -59,7 +59,7 @@ def test_nor_without_the_gpu_that_is_asked_for(drill, command):
 @pytest.mark.parametrize("name", ["_ways", "keep_environment", "train_translator"])
 def test_nor_does_one_of_a_translator(drill, monkeypatch, name):
     def fail(*_: object, **__: object) -> None:
-        raise NotWritten(Path("somewhere"), OSError(28, "No space left on device"))
+        raise WriteError(Path("somewhere"), OSError(28, "No space left on device"))
 
     monkeypatch.setattr(build_translation, name, fail)
     refused(drill, *TRANSLATOR, "--runs", "fresh/runs")

@@ -25,7 +25,7 @@ from drill.data.parallel.synthetic import ParallelSplits
 from drill.data.text.corpora import SPLITS
 from drill.data.text.token_cache import UNKEPT
 from drill.errors import DataError
-from drill.files import tell_unkept
+from drill.files import warn_uncached
 
 logger = logging.getLogger("drill")
 
@@ -123,5 +123,5 @@ def learnt_subwords(text: ParallelText, cache: Path | None = None, **options: An
     try:
         made.save(path)
     except OSError as error:
-        tell_unkept(*UNKEPT, cache, error)
+        warn_uncached(*UNKEPT, cache, error)
     return made

@@ -23,7 +23,7 @@ from drill.data.parallel.parallel_text import ParallelText
 from drill.data.parallel.subwords import Subwords
 from drill.data.text.token_cache import UNKEPT
 from drill.errors import DataError
-from drill.files import digest, tell_unkept, write_whole
+from drill.files import atomic_write, digest, warn_uncached
 
 LAYOUT = b"drill pairs 1"  # part of every key: another layout on disk takes another number
 CHUNK = 10_000  # pairs that are encoded at once
@@ -226,17 +226,17 @@ def _keep(folder: Path, key: str, pairs: Pairs) -> Pairs:
     arrays, note = _names(folder, key)
     try:
         for name, path in arrays.items():
-            write_whole(path, partial(np.save, arr=getattr(pairs, name)))
+            atomic_write(path, partial(np.save, arr=getattr(pairs, name)))
         sums = {name: digest(path, "sha256") for name, path in arrays.items()}
         content = json.dumps({"sha256": sums, "report": asdict(pairs.report)}).encode()
 
         def write(stream: BinaryIO) -> None:
             stream.write(content)
 
-        write_whole(note, write)
+        atomic_write(note, write)
         return _mapped(arrays, pairs.report)
     except OSError as error:
-        tell_unkept(*UNKEPT, folder, error)
+        warn_uncached(*UNKEPT, folder, error)
         return pairs
 
 

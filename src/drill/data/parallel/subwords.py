@@ -15,7 +15,7 @@ from typing import Any
 
 from drill.data.extras import lacking
 from drill.errors import DataError
-from drill.files import write_whole
+from drill.files import atomic_write
 
 logger = logging.getLogger("drill")
 
@@ -221,7 +221,7 @@ class Subwords:
 
     def save(self, path: Path | str) -> None:
         """Write ``description``, whole or not at all; any program that knows it can read it."""
-        write_whole(Path(path), self.description().encode("utf-8"))
+        atomic_write(Path(path), self.description().encode("utf-8"))
 
     @classmethod
     def load(cls, path: Path | str) -> "Subwords":

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drill.data.text.vocabulary import Vocabulary
-from drill.files import cache_root, digest, lines_of, tell_unkept, write_whole
+from drill.files import atomic_write, cache_root, digest, lines_of, warn_uncached
 
 LAYOUT = b"drill ids 1"  # part of every key: another layout on disk takes another number
 
@@ -27,7 +27,7 @@ def cache_folder() -> Path | None:
     """``cache_root``; a user without a home, who has none, is told so in the log ``drill``."""
     root = cache_root()
     if root is None:
-        tell_unkept(*UNKEPT)
+        warn_uncached(*UNKEPT)
     return root
 
 
@@ -55,11 +55,11 @@ def encoded(text: str, vocabulary: Vocabulary, folder: Path | None = None) -> ND
     if len(ids) == 0:
         return ids  # nothing to map
     try:
-        write_whole(values, lambda stream: np.save(stream, ids, allow_pickle=False))
+        atomic_write(values, lambda stream: np.save(stream, ids, allow_pickle=False))
         held = {"bytes": values.stat().st_size, "sha256": digest(values, "sha256")}
-        write_whole(note, lambda stream: _write_json(stream, held))
+        atomic_write(note, lambda stream: _write_json(stream, held))
     except OSError as error:
-        tell_unkept(*UNKEPT, folder, error)
+        warn_uncached(*UNKEPT, folder, error)
         return ids
     return _mapped(values, ids)
 

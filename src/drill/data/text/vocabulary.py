@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drill.errors import DataError
-from drill.files import write_whole
+from drill.files import atomic_write
 
 EOS = "<eos>"  # ends every line
 UNK = "<unk>"  # stands for every word that is not in the vocabulary
@@ -161,7 +161,7 @@ class Vocabulary:
         """Write JSON, whole or not at all: an object with ``words`` and ``counts``."""
         held = {"words": self.words, "counts": self.counts.tolist()}
         text = json.dumps(held, ensure_ascii=False, indent=0)
-        write_whole(Path(path), text.encode("utf-8"))
+        atomic_write(Path(path), text.encode("utf-8"))
 
     @classmethod
     def load(cls, path: Path | str) -> "Vocabulary":

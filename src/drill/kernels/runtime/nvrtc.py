@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from drill.files import cache_root, tell_unkept
+from drill.files import cache_root, warn_uncached
 
 DIGEST = 32  # bytes before what is kept
 MAXIMUM_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -202,7 +202,7 @@ def _kept_or_made(name: str, make: Callable[[], bytes]) -> bytes:
     """The file ``name`` of the cache, made and kept where it is not there."""
     root = cache_root()
     if root is None:
-        tell_unkept(*UNKEPT)
+        warn_uncached(*UNKEPT)
         return make()
     path = root / "kernels" / name
     content = _kept(path)
@@ -235,7 +235,7 @@ def _keep(path: Path, content: bytes) -> None:
     except OSError as error:
         with suppress(OSError):
             beside.unlink(missing_ok=True)
-        tell_unkept(*UNKEPT, path.parent, error)
+        warn_uncached(*UNKEPT, path.parent, error)
 
 
 def _compile(source: bytes, options: Sequence[str], name: str) -> bytes:

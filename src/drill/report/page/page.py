@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import jinja2
 
 from drill.errors import ReportError
-from drill.files import write_whole
+from drill.files import write_output
 from drill.recipes.reader import recipe_names
 from drill.report.analysis.word_accuracy import AccuracyBand
 from drill.report.page.figures import (
@@ -136,7 +135,7 @@ def write_page(
         sections=[each for each in sections if each.blocks],
     )
     try:
-        write_whole(out, text.encode("utf-8"))
+        write_output(out, text.encode("utf-8"))
     except OSError as error:
         fault = error.strerror or type(error).__name__
         raise ReportError(f"{out}: cannot be written ({fault}); choose another file") from None
@@ -341,5 +340,10 @@ def _value(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
+<<<<<<< HEAD
 def _counted(found: Sequence[object], name: str) -> str:
     return f"{len(found)} {name}{'' if len(found) == 1 else 's'}"
+=======
+def _time(now: datetime) -> str:
+    return now.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+>>>>>>> 7ddc554 (feat(files): atomic_write replaces links, appends refuse them)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from drill.errors import ReportError
+from drill.files import open_append
 from drill.report.results.evaluations import latest
 from drill.report.results.run_files import as_finite, as_text, as_whole, joined_text, read_starts
 from drill.report.results.runs import RunSummary, read_run
@@ -267,7 +268,7 @@ def _locked(path: Path) -> Iterator[tuple[BinaryIO, bytes]]:
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a+b", buffering=0) as stream:
+        with os.fdopen(open_append(path), "a+b", buffering=0) as stream:
             fcntl.flock(stream, fcntl.LOCK_EX)
             stream.seek(0)
             yield stream, _without_cut_line(stream.read())

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from drill.errors import CheckpointError
-from drill.files import NotWritten, mend_of_writing, write_whole
+from drill.files import WriteError, atomic_write
 
 FORMAT = 2  # another layout takes another number
 LENGTH = 8  # bytes at the start of a safetensors file, which hold the length of its header
@@ -47,14 +47,12 @@ def save(path: Path, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) 
         _write(stream, values)
 
     try:
-        write_whole(path, fill)
+        atomic_write(path, fill)
         _settle(path.parent)
     except OSError as error:
-        room = NotWritten(path, error, len(header) + len(values)).room
+        failed = WriteError(path, error, len(header) + len(values), "choose another folder")
         raise CheckpointError(
-            f"{path}: cannot be written ({error.strerror or error}{room}); "
-            f"{mend_of_writing(error, 'choose another folder')}, then run the same command: it "
-            "goes on from the checkpoint before"
+            f"{failed}, then run the same command: it goes on from the checkpoint before"
         ) from None
 
 

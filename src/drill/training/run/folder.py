@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from drill.errors import CheckpointError, RunFolderError
-from drill.files import NotWritten, mend_of_writing, remove_parts, write_whole
+from drill.files import WriteError, append_line, atomic_write, open_append, remove_parts
 from drill.training.distributed import World
 from drill.training.run import checkpoint
 from drill.training.run.rollback import AsBefore
@@ -73,7 +73,7 @@ class RunFolder:
             made = [path for path in (self.path, *self.path.parents) if not path.exists()]
             locked_before = lock.exists()
             self.path.mkdir(parents=True, exist_ok=True)
-            stream = lock.open("a")
+            stream = os.fdopen(open_append(lock), "ab")
         except OSError as error:
             raise RunFolderError(
                 f"{self.path}: cannot be made or written ({error.strerror}); choose another folder"
@@ -146,8 +146,8 @@ class RunFolder:
     def write_text(self, path: Path, text: str) -> None:
         content = text.encode("utf-8")
         try:
-            write_whole(path, content)
-        except NotWritten as error:
+            atomic_write(path, content)
+        except WriteError as error:
             raise RunFolderError(str(error)) from None
 
     def hypotheses(self, split: str, language: str) -> Path:
@@ -188,14 +188,11 @@ class RunFolder:
         """Add a line to ``metrics.jsonl``; it is on disk when this returns."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            with self.metrics.open("ab") as stream:
-                stream.write(_line(row))
-                stream.flush()
-                os.fsync(stream.fileno())
+            append_line(self.metrics, _line(row))
         except OSError as error:
+            failed = WriteError(self.metrics, error, alternative="")
             raise RunFolderError(
-                f"{self.metrics}: cannot be written ({error.strerror}); {mend_of_writing(error)}, "
-                "then run the same command: it goes on from the last checkpoint"
+                f"{failed}, then run the same command: it goes on from the last checkpoint"
             ) from None
         self._show_in_tensorboard(row)
 
@@ -212,20 +209,12 @@ class RunFolder:
         """Add a line to ``evaluations.jsonl``, whole or not at all."""
         line = _line(row)
         try:
-            with self.evaluations.open("ab", buffering=0) as stream:
-                size, left = stream.tell(), memoryview(line)
-                try:
-                    while left:
-                        left = left[stream.write(left) :]
-                    os.fsync(stream.fileno())
-                except OSError:
-                    stream.truncate(size)
-                    raise
+            append_line(self.evaluations, line)
         except OSError as error:
-            lost = NotWritten(self.evaluations, error, len(line))
+            failed = WriteError(self.evaluations, error, len(line), alternative="")
             raise RunFolderError(
-                f"{self.evaluations}: cannot be written ({lost.strerror}{lost.room}), so this "
-                f"result is not kept; {mend_of_writing(error)} and evaluate again"
+                f"{failed.filename}: cannot be written ({failed.reason}), so this result is not "
+                f"saved; {failed.hint} and evaluate again"
             ) from None
 
     def metrics_size(self) -> int:
@@ -239,7 +228,11 @@ class RunFolder:
                 f"{size}; restore the file from a copy, or remove {self.last} to start over"
             )
         if self.metrics.exists():
-            os.truncate(self.metrics, size)
+            try:
+                with os.fdopen(open_append(self.metrics), "ab") as stream:
+                    stream.truncate(size)
+            except OSError as error:
+                raise RunFolderError(str(WriteError(self.metrics, error, alternative=""))) from None
 
     def rows(self) -> list[dict[str, Any]]:
         """The lines of ``metrics.jsonl``; a last one that was cut off is left out."""

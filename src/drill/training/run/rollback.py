@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from drill.files import write_whole
+from drill.files import atomic_write
 
 
 class AsBefore:
@@ -32,7 +32,7 @@ class AsBefore:
                 if content is None:
                     path.unlink(missing_ok=True)
                 elif not path.is_file() or path.read_bytes() != content:
-                    write_whole(path, content)
+                    atomic_write(path, content)
         for folder in self.missing:
             with contextlib.suppress(OSError):
                 folder.rmdir()  # made for a checkpoint that then found no room
