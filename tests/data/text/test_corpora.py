@@ -52,7 +52,7 @@ def home(tmp_path, monkeypatch):
 def tiny(monkeypatch):
     """A standard corpus of six lines."""
     train, valid, test = (hashlib.md5(text.encode()).hexdigest() for text in TEXTS.values())
-    known = Published((6, 4, 4), 6, (train, valid, test), ((), (), ()), "none")
+    known = Published((6, 4, 4), 6, (train, valid, test), (8, 5, 4), ((), (), ()), "none")
     monkeypatch.setattr("drill.data.text.corpora.CORPORA", {"tiny": known})
 
 
@@ -179,8 +179,8 @@ def test_the_own_data_folder_is_searched_too(folder, home, tiny, tmp_path):
 def test_what_is_missing_is_downloaded_to_the_first_folder(home, monkeypatch):
     asked = []
 
-    def fake(urls, target, md5, progress):
-        asked.append((urls, target.relative_to(home).as_posix(), md5))
+    def fake(urls, target, md5, size, progress):
+        asked.append((urls, target.relative_to(home).as_posix(), md5, size))
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text("one\ntwo\n")
 
@@ -188,7 +188,7 @@ def test_what_is_missing_is_downloaded_to_the_first_folder(home, monkeypatch):
     with pytest.raises(DataError, match="has md5"):  # what came is proven once more
         load_corpus("ptb")
     known = CORPORA["ptb"]
-    assert asked == [(known.urls[0], "ptb/train.txt", known.md5[0])]
+    assert asked == [(known.urls[0], "ptb/train.txt", known.md5[0], known.sizes[0])]
 
 
 def test_without_the_network_a_missing_file_is_named(home):

