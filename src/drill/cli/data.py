@@ -21,7 +21,7 @@ from drill.data import (
 )
 from drill.data.extras import refuse_lacking
 from drill.data.parallel.corpora import PACKED, refuse_missing_pairs
-from drill.data.text.corpora import SPLITS, refuse_missing
+from drill.data.text.corpora import SPLITS, refuse_missing, renamed
 from drill.errors import SettingsError
 from drill.training.settings import recipe
 from drill.training.summary import share_of_unknown
@@ -134,7 +134,7 @@ def data(
     if corpus not in NAMES and not os.path.exists(corpus):  # Path.exists() fails on odd names
         raise DataError(
             f"{corpus}: is neither a corpus ({', '.join([*NAMES, *PARALLEL_NAMES])}) nor a folder "
-            "or file; check the path, or take a name that `drill data` lists"
+            f"or file{renamed(corpus)}; check the path, or take a name that `drill data` lists"
         )
     with Counter("download") as progress:
         found, vocabulary = read_corpus(corpus, minimum_count=minimum_count, progress=progress)

