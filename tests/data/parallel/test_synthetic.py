@@ -1,5 +1,6 @@
 """The embedded pairs: right in both languages, the same for a seed, no sentence in two splits."""
 
+import hashlib
 import itertools
 import re
 import sys
@@ -10,7 +11,7 @@ import pytest
 
 from drill.data import DataError, ParallelText, generate_pairs, numbers_and_dates_corpus
 from drill.data.parallel.synthetic import SPLITS
-from drill.data.parallel.synthetic_sentences import KINDS, Writer, _number, _spoken_time
+from drill.data.parallel.synthetic_sentences import KINDS, Writer, _number, sentence
 
 pytest.importorskip("num2words", reason="needs pip install num2words")
 pytest.importorskip("babel", reason="needs pip install babel")
@@ -25,6 +26,13 @@ def test_the_splits_have_their_sizes_and_no_pair_twice(corpus):
     assert [len(split) for split in corpus] == [3_000, 100, 100]
     for split in corpus:
         assert len(set(split.source)) == len(split)
+
+
+def test_the_text_stays_the_same(corpus):
+    """Results of earlier runs are of this text, as written by the pinned babel and num2words."""
+    sides = (side for split in corpus for side in (split.source, split.target))
+    text = "\n".join(itertools.chain(*sides))
+    assert hashlib.sha256(text.encode()).hexdigest().startswith("eedb5543c77204d2")
 
 
 def test_no_sentence_of_one_split_is_in_another(corpus):
@@ -59,7 +67,7 @@ def test_every_kind_is_drawn_and_written_plainly():
     random, write = Random(1), Writer()
     for kind in KINDS:
         for _ in range(60):
-            for text in kind(random, write):
+            for text in sentence(kind, random, write):
                 assert text == " ".join(text.split())
                 assert not re.search("[\xa0\u202f{}]|  ", text)
                 assert text.isprintable()
@@ -75,22 +83,6 @@ def test_digits_are_the_same_on_both_sides(corpus):
     assert checked > 500
 
 
-@pytest.mark.parametrize(
-    ("number", "english", "german"),
-    [
-        (21, "twenty-one", "einundzwanzig"),
-        (117, "one hundred and seventeen", "einhundertsiebzehn"),
-        (
-            2_030_066,
-            "two million, thirty thousand and sixty-six",
-            "zwei Millionen dreißigtausendsechsundsechzig",
-        ),
-    ],
-)
-def test_numbers_in_words(number, english, german):
-    assert Writer().words(number) == (english, german)
-
-
 def test_numbers_where_german_is_wrong_or_ambiguous_are_left_out():
     random = Random(0)
     numbers = [_number(random) for _ in range(20_000)]
@@ -102,8 +94,9 @@ def test_numbers_where_german_is_wrong_or_ambiguous_are_left_out():
     assert not {101, 201, 1_001, 101_000, 2_301_005} & set(numbers)
 
 
-def test_values_in_both_ways_of_writing():
+def test_values_are_written_as_each_language_does():
     write = Writer()
+    assert write.words(117) == ("one hundred and seventeen", "einhundertsiebzehn")
     assert write.amount(123_450, "EUR") == ("€1,234.50", "1.234,50 €")
     assert write.digits(1_234_567) == ("1,234,567", "1.234.567")
     assert write.clock(15, 5) == ("3:05 PM", "15:05")
@@ -114,7 +107,7 @@ def test_the_clock_is_read_as_it_is_spoken():
     random, write = Random(0), Writer()
     spoken = {}
     for _ in range(1_500):
-        english, german = _spoken_time(random, write)
+        english, german = sentence("spoken time", random, write)
         spoken[re.search(r"at (.*) on", english)[1]] = re.search(r"um (.*)\.$", german)[1]
     assert len(spoken) == 12 * 12
     assert spoken["one o'clock"] == "ein Uhr"
@@ -124,24 +117,22 @@ def test_the_clock_is_read_as_it_is_spoken():
 
 
 def test_wrong_arguments_are_named():
-    with pytest.raises(DataError, match="split is one of train, valid, test, not 'dev'"):
+    with pytest.raises(DataError, match=r"split .* 'dev'"):
         generate_pairs(3, 1, "dev")
-    with pytest.raises(DataError, match="the number of pairs is at least 1, not 0"):
+    with pytest.raises(DataError, match="not 0"):
         numbers_and_dates_corpus(test=0)
 
 
 @pytest.mark.parametrize(
-    ("lacking", "mend"),
+    ("missing", "install"),
     [
-        (["num2words"], "needs the package num2words; install it with pip install num2words, or"),
-        (["num2words", "babel"], "num2words and babel; install them with pip install num2words b"),
+        (["num2words"], "pip install num2words, or"),
+        (["num2words", "babel", "babel.dates"], "pip install num2words babel, or"),
         (["babel.dates"], "pip install num2words babel, or"),  # both are there, and one is broken
     ],
 )
-def test_without_the_packages_the_mend_is_named(monkeypatch, lacking, mend):
-    for package in lacking:
+def test_missing_packages_are_named(monkeypatch, missing, install):
+    for package in missing:
         monkeypatch.setitem(sys.modules, package, None)
-    if "babel" in lacking:
-        monkeypatch.setitem(sys.modules, "babel.dates", None)
-    with pytest.raises(DataError, match=mend):
+    with pytest.raises(DataError, match=install):
         generate_pairs(3)

@@ -11,7 +11,7 @@ from random import Random
 from typing import NamedTuple
 
 from drill.data.parallel.parallel_text import ParallelText
-from drill.data.parallel.synthetic_sentences import KINDS, Pair, Writer
+from drill.data.parallel.synthetic_sentences import KINDS, Pair, Writer, sentence
 from drill.errors import DataError
 
 SPLITS = ("train", "valid", "test")
@@ -67,7 +67,7 @@ def _drawn(seed: int) -> Iterator[tuple[str, Pair]]:
     random, write = Random(seed), Writer()
     seen: set[str] = set()
     while True:
-        pair = random.choice(KINDS)(random, write)
+        pair = sentence(random.choice(KINDS), random, write)
         if pair[0] not in seen:
             seen.add(pair[0])
             yield _split_of(pair[0]), pair

@@ -1,6 +1,6 @@
-"""Sentences around numbers, dates, amounts and times, drawn at random in English and German.
+"""English and German sentences about numbers, dates, amounts and times, drawn at random.
 
-An English sentence has one German sentence. German names stand for the German half of a pair.
+An English sentence has one German sentence. A value is a pair, too: in English and in German.
 """
 
 import importlib
@@ -16,74 +16,83 @@ from drill.data.extras import lacking
 Pair = tuple[str, str]
 """English, German."""
 
-SUBJECTS = (
-    *((name, name) for name in ("Anna", "Peter", "Maria", "Paul", "Clara", "Martin", "Jonas")),
-    ("My sister", "Meine Schwester"),
-    ("Our neighbour", "Unser Nachbar"),
-    ("The teacher", "Die Lehrerin"),
-    ("The old sailor", "Der alte Seemann"),
+
+def _pairs(table: str) -> tuple[Pair, ...]:
+    """``English = German``, separated by line ends or semicolons."""
+    rows = (row.split(" = ") for row in table.replace(";", "\n").strip().split("\n"))
+    return tuple((english.strip(), german.strip()) for english, german in rows)
+
+
+SUBJECTS = _pairs(
+    """Anna = Anna; Peter = Peter; Maria = Maria; Paul = Paul; Clara = Clara; Martin = Martin
+    Jonas = Jonas; My sister = Meine Schwester; Our neighbour = Unser Nachbar
+    The teacher = Die Lehrerin; The old sailor = Der alte Seemann"""
 )
-DEEDS = (
-    ("bought", "kaufte"),
-    ("sold", "verkaufte"),
-    ("counted", "zählte"),
-    ("found", "fand"),
-    ("saw", "sah"),
-    ("lost", "verlor"),
+DEEDS = _pairs(
+    """bought = kaufte; sold = verkaufte; counted = zählte; found = fand; saw = sah
+    lost = verlor"""
 )
-THINGS = (
-    ("apples", "Äpfel"),
-    ("books", "Bücher"),
-    ("letters", "Briefe"),
-    ("stamps", "Briefmarken"),
-    ("chairs", "Stühle"),
-    ("bottles", "Flaschen"),
-    ("tickets", "Karten"),
-    ("trees", "Bäume"),
-    ("coins", "Münzen"),
-    ("boxes", "Kisten"),
+THINGS = _pairs(
+    """apples = Äpfel; books = Bücher; letters = Briefe; stamps = Briefmarken; chairs = Stühle
+    bottles = Flaschen; tickets = Karten; trees = Bäume; coins = Münzen; boxes = Kisten"""
 )
-GOODS = (  # the German ones in the accusative
-    ("the bicycle", "das Fahrrad"),
-    ("the coat", "den Mantel"),
-    ("the lamp", "die Lampe"),
-    ("two tickets", "zwei Karten"),
-    ("the old piano", "das alte Klavier"),
-    ("the journey", "die Reise"),
+GOODS = _pairs(  # the German ones in the accusative
+    """the bicycle = das Fahrrad; the coat = den Mantel; the lamp = die Lampe
+    two tickets = zwei Karten; the old piano = das alte Klavier; the journey = die Reise"""
 )
-QUANTITIES = (
-    ("Turnover", "Der Umsatz"),
-    ("Production", "Die Produktion"),
-    ("The price of bread", "Der Brotpreis"),
-    ("The number of visitors", "Die Zahl der Besucher"),
-    ("The rent", "Die Miete"),
+QUANTITIES = _pairs(
+    """Turnover = Der Umsatz; Production = Die Produktion; The price of bread = Der Brotpreis
+    The number of visitors = Die Zahl der Besucher; The rent = Die Miete"""
 )
-CITIES = (
-    ("Berlin", "Berlin"),
-    ("Hamburg", "Hamburg"),
-    ("Munich", "München"),
-    ("Cologne", "Köln"),
-    ("Vienna", "Wien"),
-    ("Zurich", "Zürich"),
-    ("Prague", "Prag"),
-    ("Warsaw", "Warschau"),
-    ("Geneva", "Genf"),
-    ("Milan", "Mailand"),
+MOVES = _pairs("rose = stieg; fell = sank")
+CITIES = _pairs(
+    """Berlin = Berlin; Hamburg = Hamburg; Munich = München; Cologne = Köln; Vienna = Wien
+    Zurich = Zürich; Prague = Prag; Warsaw = Warschau; Geneva = Genf; Milan = Mailand"""
 )
-CLOCK = {  # minutes: English, German; of this hour and of the next one
-    0: ("{h} o'clock", "{h} Uhr"),
-    5: ("five past {h}", "fünf nach {h}"),
-    10: ("ten past {h}", "zehn nach {h}"),
-    15: ("a quarter past {h}", "Viertel nach {h}"),
-    20: ("twenty past {h}", "zwanzig nach {h}"),
-    25: ("twenty-five past {h}", "fünf vor halb {next}"),
-    30: ("half past {h}", "halb {next}"),
-    35: ("twenty-five to {next}", "fünf nach halb {next}"),
-    40: ("twenty to {next}", "zwanzig vor {next}"),
-    45: ("a quarter to {next}", "Viertel vor {next}"),
-    50: ("ten to {next}", "zehn vor {next}"),
-    55: ("five to {next}", "fünf vor {next}"),
+CLOCK = _pairs(  # every five minutes, of this hour and of the next one
+    """{h} o'clock = {h} Uhr; five past {h} = fünf nach {h}; ten past {h} = zehn nach {h}
+    a quarter past {h} = Viertel nach {h}; twenty past {h} = zwanzig nach {h}
+    twenty-five past {h} = fünf vor halb {next}; half past {h} = halb {next}
+    twenty-five to {next} = fünf nach halb {next}; twenty to {next} = zwanzig vor {next}
+    a quarter to {next} = Viertel vor {next}; ten to {next} = zehn vor {next}
+    five to {next} = fünf vor {next}"""
+)
+TEMPLATES = {
+    "words": _pairs("""{words} = {words}
+        In words, {digits} is {words}. = In Worten ist {digits} {words}.
+        In digits, {words} is {digits}. = In Ziffern ist {words} {digits}."""),
+    "count": _pairs("{who} {did} {number} {things}. = {who} {did} {number} {things}."),
+    "ordinal": _pairs("""{who} is in {nth} place. = {who} ist auf dem {nth} Platz.
+        {who} lives on the {nth} floor. = {who} wohnt im {nth}n Stock.
+        {who} finished in {nth} place. = {who} belegte den {nth}n Platz.
+        {who} is reading the {nth} page. = {who} liest die {nth} Seite.
+        Today is the {nth} day. = Heute ist der {nth} Tag."""),
+    "date": _pairs("""{day} = {day}
+        {weekday}, {day} = {weekday}, {day}
+        {who} was born on {day}. = {who} wurde am {day} geboren.
+        The letter is dated {day}. = Der Brief ist auf den {day} datiert.
+        The meeting is on {weekday}, {day}. = Die Sitzung ist am {weekday}, dem {day}.
+        Please reply by {short}. = Bitte antworten Sie bis zum {short}."""),
+    "spoken date": _pairs("""
+        {who} arrived on the {nth} of {month}, {year}. = {who} kam am {nth}n {month} {year} an."""),
+    "amount": _pairs("""{amount} = {amount}
+        The ticket costs {amount}. = Die Karte kostet {amount}.
+        {who} paid {amount} for {what}. = {who} zahlte {amount} für {what}."""),
+    "spoken amount": _pairs("""
+        {who} owes us {e} euros and {c} cents. = {who} schuldet uns {e} Euro und {c} Cent."""),
+    "time": _pairs("""The train leaves at {at}. = Der Zug fährt um {at} Uhr ab.
+        {who} gets up at {at}. = {who} steht um {at} Uhr auf.
+        The shop is open from {at} to {to}. = Das Geschäft ist von {at} bis {to} Uhr geöffnet."""),
+    "spoken time": _pairs("""
+        {who} is coming at {time} on {weekday}. = {who} kommt am {weekday} um {time}."""),
+    "percentage": _pairs(
+        "{what} {rose} by {share}% in {year}. = {what} {rose} {year} um {share} %."
+    ),
+    "distance": _pairs("""
+        It is {far} kilometres from {a} to {b}. = Von {a} nach {b} sind es {far} Kilometer."""),
+    "sum": _pairs("{a} plus {b} is {c}. = {a} plus {b} ist {c}."),
 }
+KINDS = tuple(TEMPLATES)
 
 
 class Writer:
@@ -117,13 +126,11 @@ class Writer:
         return self._both(self._dates.format_time, time(hour, minute), "short")
 
     def _both(self, write: Callable[..., str], *values: Any) -> Pair:
-        english, german = (write(*values, locale=locale) for locale in ("en_US", "de_DE"))
-        return _plain(english), _plain(german)
-
-
-def _plain(text: str) -> str:
-    """Spaces that do not break become ordinary ones."""
-    return text.replace("\xa0", " ").replace("\u202f", " ")
+        english, german = (  # with ordinary spaces
+            write(*values, locale=locale).replace("\xa0", " ").replace("\u202f", " ")
+            for locale in ("en_US", "de_DE")
+        )
+        return english, german
 
 
 def _number(random: Random, most_digits: int = 7) -> int:
@@ -142,165 +149,70 @@ def _day(random: Random) -> date:
     return date(1850, 1, 1) + timedelta(random.randrange(365 * 240))
 
 
-def _in_words(random: Random, write: Writer) -> Pair:
-    number = _number(random)
-    (digits, ziffern), (words, wörter) = write.digits(number), write.words(number)
-    return random.choice(
-        (
-            (words, wörter),
-            (f"In words, {digits} is {words}.", f"In Worten ist {ziffern} {wörter}."),
-            (f"In digits, {words} is {digits}.", f"In Ziffern ist {wörter} {ziffern}."),
-        )
+def _fill(template: Pair, values: dict[str, Pair]) -> Pair:
+    english, german = (
+        side.format_map({name: value[i] for name, value in values.items()})
+        for i, side in enumerate(template)
     )
+    return english, german
 
 
-def _counted(random: Random, write: Writer) -> Pair:
-    (who, wer), (did, tat) = random.choice(SUBJECTS), random.choice(DEEDS)
-    things, dinge = random.choice(THINGS)
-    written = random.choice((write.words, write.digits))
-    number, zahl = written(_number(random, 5))
-    return f"{who} {did} {number} {things}.", f"{wer} {tat} {zahl} {dinge}."
+def sentence(kind: str, random: Random, write: Writer) -> Pair:
+    """A sentence of one of ``KINDS`` with new values.
 
-
-def _ordinal(random: Random, write: Writer) -> Pair:
-    number = random.randint(1, 300)
-    who, wer = random.choice(SUBJECTS)
-    if random.random() < 0.3:
-        digits = write.words(number, "ordinal_num")
-        return f"{who} is in {digits[0]} place.", f"{wer} ist auf dem {digits[1]} Platz."
-    words, wort = write.words(number, "ordinal")
-    return random.choice(
-        (
-            (f"{who} lives on the {words} floor.", f"{wer} wohnt im {wort}n Stock."),
-            (f"{who} finished in {words} place.", f"{wer} belegte den {wort}n Platz."),
-            (f"{who} is reading the {words} page.", f"{wer} liest die {wort} Seite."),
-            (f"Today is the {words} day.", f"Heute ist der {wort} Tag."),
-        )
-    )
-
-
-def _date(random: Random, write: Writer) -> Pair:
-    day = _day(random)
-    long, lang = write.day(day)
-    who, wer = random.choice(SUBJECTS)
-    weekday, wochentag = write.day(day, "EEEE", "EEEE")
-    short, kurz = write.day(day, "MM/dd/yyyy", "dd.MM.yyyy")
-    return random.choice(
-        (
-            (long, lang),
-            (f"{weekday}, {long}", f"{wochentag}, {lang}"),
-            (f"{who} was born on {long}.", f"{wer} wurde am {lang} geboren."),
-            (f"The letter is dated {long}.", f"Der Brief ist auf den {lang} datiert."),
-            (
-                f"The meeting is on {weekday}, {long}.",
-                f"Die Sitzung ist am {wochentag}, dem {lang}.",
-            ),
-            (f"Please reply by {short}.", f"Bitte antworten Sie bis zum {kurz}."),
-        )
-    )
-
-
-def _spoken_date(random: Random, write: Writer) -> Pair:
-    day = _day(random)
-    (nth, wievielte), (year, jahr) = write.words(day.day, "ordinal"), write.words(day.year, "year")
-    month, monat = write.day(day, "MMMM", "MMMM")
-    who, wer = random.choice(SUBJECTS)
-    return (
-        f"{who} arrived on the {nth} of {month}, {year}.",
-        f"{wer} kam am {wievielte}n {monat} {jahr} an.",
-    )
-
-
-def _amount(random: Random, write: Writer) -> Pair:
-    cents = random.randrange(1, 10 ** random.randint(3, 7))
-    amount, betrag = write.amount(cents, random.choice(("EUR", "USD", "GBP", "CHF")))
-    (who, wer), (what, was) = random.choice(SUBJECTS), random.choice(GOODS)
-    return random.choice(
-        (
-            (amount, betrag),
-            (f"The ticket costs {amount}.", f"Die Karte kostet {betrag}."),
-            (f"{who} paid {amount} for {what}.", f"{wer} zahlte {betrag} für {was}."),
-        )
-    )
-
-
-def _spoken_amount(random: Random, write: Writer) -> Pair:
-    euros, euro = write.words(_number(random, 4))
-    cents, cent = write.words(random.randint(2, 99))
-    who, wer = random.choice(SUBJECTS)
-    return (
-        f"{who} owes us {euros} euros and {cents} cents.",
-        f"{wer} schuldet uns {euro} Euro und {cent} Cent.",
-    )
-
-
-def _time(random: Random, write: Writer) -> Pair:
-    early, late = sorted(random.sample(range(24 * 60), 2))
-    (first, erste), (last, letzte) = write.clock(*divmod(early, 60)), write.clock(*divmod(late, 60))
-    who, wer = random.choice(SUBJECTS)
-    return random.choice(
-        (
-            (f"The train leaves at {first}.", f"Der Zug fährt um {erste} Uhr ab."),
-            (f"{who} gets up at {first}.", f"{wer} steht um {erste} Uhr auf."),
-            (
-                f"The shop is open from {first} to {last}.",
-                f"Das Geschäft ist von {erste} bis {letzte} Uhr geöffnet.",
-            ),
-        )
-    )
-
-
-def _spoken_time(random: Random, write: Writer) -> Pair:
-    hour, minute = random.randint(1, 12), random.choice(list(CLOCK))
-    (h, stunde), (after, nächste) = write.words(hour), write.words(hour % 12 + 1)
-    if minute == 0 and hour == 1:
-        stunde = "ein"
-    english, german = CLOCK[minute]
-    at, um = english.format(h=h, next=after), german.format(h=stunde, next=nächste)
-    weekday, wochentag = write.day(_day(random), "EEEE", "EEEE")
-    who, wer = random.choice(SUBJECTS)
-    return f"{who} is coming at {at} on {weekday}.", f"{wer} kommt am {wochentag} um {um}."
-
-
-def _percentage(random: Random, write: Writer) -> Pair:
-    share, anteil = write.digits(Decimal(random.randrange(1, 1000)) / 10)
-    what, was = random.choice(QUANTITIES)
-    moved, ging = random.choice((("rose", "stieg"), ("fell", "sank")))
-    year = random.randint(1850, 2089)
-    return f"{what} {moved} by {share}% in {year}.", f"{was} {ging} {year} um {anteil} %."
-
-
-def _distance(random: Random, write: Writer) -> Pair:
-    (start, anfang), (end, ende) = random.sample(CITIES, 2)
-    far, weit = write.digits(Decimal(random.randrange(11, 20_000)) / 10)
-    return (
-        f"It is {far} kilometres from {start} to {end}.",
-        f"Von {anfang} nach {ende} sind es {weit} Kilometer.",
-    )
-
-
-def _sum(random: Random, write: Writer) -> Pair:
-    first, second = _number(random, 3), _number(random, 3)
-    words = [write.words(each) for each in (first, second, first + second)]
-    (a, eins), (b, zwei), (c, drei) = words
-    return f"{_capital(a)} plus {b} is {c}.", f"{_capital(eins)} plus {zwei} ist {drei}."
-
-
-def _capital(text: str) -> str:
-    return text[0].upper() + text[1:]
-
-
-KINDS: tuple[Callable[[Random, Writer], Pair], ...] = (
-    _in_words,
-    _counted,
-    _ordinal,
-    _date,
-    _spoken_date,
-    _amount,
-    _spoken_amount,
-    _time,
-    _spoken_time,
-    _percentage,
-    _distance,
-    _sum,
-)
+    The order of the draws is part of the corpus: another order gives another text.
+    """
+    templates, pick = TEMPLATES[kind], random.choice
+    values: dict[str, Pair]
+    match kind:
+        case "words":
+            number = _number(random)
+            values = {"digits": write.digits(number), "words": write.words(number)}
+        case "count":
+            values = {"who": pick(SUBJECTS), "did": pick(DEEDS), "things": pick(THINGS)}
+            values["number"] = pick((write.words, write.digits))(_number(random, 5))
+        case "ordinal":
+            number, who = random.randint(1, 300), pick(SUBJECTS)
+            in_digits = random.random() < 0.3
+            templates = templates[:1] if in_digits else templates[1:]
+            nth = write.words(number, "ordinal_num" if in_digits else "ordinal")
+            values = {"who": who, "nth": nth}
+        case "date":
+            day = _day(random)
+            values = {"day": write.day(day), "weekday": write.day(day, "EEEE", "EEEE")}
+            values["short"] = write.day(day, "MM/dd/yyyy", "dd.MM.yyyy")
+            values["who"] = pick(SUBJECTS)
+        case "spoken date":
+            day = _day(random)
+            values = {"who": pick(SUBJECTS), "month": write.day(day, "MMMM", "MMMM")}
+            values["nth"] = write.words(day.day, "ordinal")
+            values["year"] = write.words(day.year, "year")
+        case "amount":
+            cents = random.randrange(1, 10 ** random.randint(3, 7))
+            amount = write.amount(cents, pick(("EUR", "USD", "GBP", "CHF")))
+            values = {"amount": amount, "who": pick(SUBJECTS), "what": pick(GOODS)}
+        case "spoken amount":
+            values = {"e": write.words(_number(random, 4)), "c": write.words(random.randint(2, 99))}
+            values["who"] = pick(SUBJECTS)
+        case "time":
+            at, to = (write.clock(*divmod(m, 60)) for m in sorted(random.sample(range(1440), 2)))
+            values = {"at": at, "to": to, "who": pick(SUBJECTS)}
+        case "spoken time":
+            hour, template = random.randint(1, 12), pick(CLOCK)
+            h, following = write.words(hour), write.words(hour % 12 + 1)
+            if template is CLOCK[0] and hour == 1:
+                h = h[0], "ein"
+            values = {"time": _fill(template, {"h": h, "next": following})}
+            values |= {"weekday": write.day(_day(random), "EEEE", "EEEE"), "who": pick(SUBJECTS)}
+        case "percentage":
+            values = {"share": write.digits(Decimal(random.randrange(1, 1000)) / 10)}
+            values |= {"what": pick(QUANTITIES), "rose": pick(MOVES)}
+            values["year"] = (str(random.randint(1850, 2089)),) * 2
+        case "distance":
+            values = dict(zip("ab", random.sample(CITIES, 2), strict=True))
+            values["far"] = write.digits(Decimal(random.randrange(11, 20_000)) / 10)
+        case _:  # a sum
+            a, b = _number(random, 3), _number(random, 3)
+            first = tuple(word.capitalize() for word in write.words(a))
+            values = {"a": (first[0], first[1]), "b": write.words(b), "c": write.words(a + b)}
+    return _fill(templates[0] if len(templates) == 1 else pick(templates), values)
