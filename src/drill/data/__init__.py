@@ -1,5 +1,6 @@
 """From text to batches: corpora, the vocabulary, cached ids, segments."""
 
+from drill.data.cache import cache_folder
 from drill.data.download import download
 from drill.data.parallel.batches import IGNORE, Padding, PairBatch, PairBatches
 from drill.data.parallel.corpora import (
@@ -46,7 +47,6 @@ from drill.data.text.corpora import (
     read_corpus,
     refuse_missing,
 )
-from drill.data.text.token_cache import cache_folder, encoded
 from drill.data.text.vocabulary import EOS, UNK, Vocabulary
 from drill.errors import DataError
 
@@ -88,7 +88,6 @@ __all__ = [
     "data_folders",
     "download",
     "encode_pairs",
-    "encoded",
     "evaluation_segments",
     "generate_pairs",
     "inputs_and_targets",

@@ -13,7 +13,6 @@ from drill.data import (
     PARALLEL_CORPORA,
     DataError,
     Filters,
-    Subwords,
     learnt_subwords,
     numbers_and_dates_corpus,
     read_parallel_corpus,
@@ -138,25 +137,6 @@ def test_the_checksum_knows_texts_and_subwords(text):
     fewer = learnt_subwords(text.train, size=390)
     assert len({same, translation_data(other, subwords).checksum,
                 translation_data(text, fewer).checksum}) == 3  # fmt: skip
-
-
-def test_subwords_are_learnt_once(text, tmp_path, monkeypatch, caplog):
-    first = learnt_subwords(text.train, tmp_path, size=400)
-    other = learnt_subwords(text.train, tmp_path, size=390)
-    assert first != other
-    with monkeypatch.context() as patch:
-        patch.setattr(Subwords, "train", None)
-        assert learnt_subwords(text.train, tmp_path, size=400) == first
-    for path in tmp_path.iterdir():
-        path.write_text("damaged")
-    assert learnt_subwords(text.train, tmp_path, size=400) == first
-    assert "subwords are learnt again" in caplog.text
-
-
-def test_a_cache_that_cannot_be_written_costs_only_time(text, tmp_path, caplog, unwarned):
-    (tmp_path / "file").write_text("")
-    assert len(learnt_subwords(text.train, tmp_path / "file" / "cache", size=400)) == 400
-    assert "encoded texts and subwords cannot be cached there (Not a directory)" in caplog.text
 
 
 def test_pairs_of_ones_own_need_no_home(homeless, tmp_path):

@@ -6,9 +6,7 @@ Training reads ids alone, so the training text is let go of once it is encoded: 
 it is gigabytes, in every process.
 """
 
-import hashlib
 import json
-import logging
 import zlib
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,16 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from drill.data.cache import cache_key, cached
 from drill.data.parallel.pairs import Filters, Pairs, Progress, encode_pairs
 from drill.data.parallel.parallel_text import ParallelText
 from drill.data.parallel.subwords import END, Subwords
 from drill.data.parallel.synthetic import ParallelSplits
 from drill.data.text.corpora import SPLITS
-from drill.data.text.token_cache import UNKEPT
-from drill.errors import DataError
-from drill.files import warn_uncached
-
-logger = logging.getLogger("drill")
 
 
 class ScoredText(NamedTuple):
@@ -106,22 +100,13 @@ def translation_data(
 
 
 def learnt_subwords(text: ParallelText, cache: Path | None = None, **options: Any) -> Subwords:
-    """``Subwords.train`` on both sides of a text; kept in ``cache`` by the text and the options."""
+    """``Subwords.train`` on both sides of a text, cached by the text and the options."""
     lines = [*text.source, *text.target]
-    if cache is None:
-        return Subwords.train(lines, **options)
     settings = {key: value for key, value in options.items() if key != "progress"}
-    held = hashlib.sha256(json.dumps(["drill subwords 1", settings], sort_keys=True).encode())
-    held.update("\n".join(lines).encode("utf-8", "surrogatepass"))
-    path = cache / f"{held.hexdigest()}.subwords.json"
-    if path.exists():
-        try:
-            return Subwords.load(path)
-        except DataError as error:
-            logger.warning("subwords are learnt again: %s", error)
-    made = Subwords.train(lines, **options)
-    try:
-        made.save(path)
-    except OSError as error:
-        warn_uncached(*UNKEPT, cache, error)
-    return made
+    return cached(
+        cache,
+        cache_key("drill subwords 2", json.dumps(settings, sort_keys=True), "\n".join(lines)),
+        build=lambda: Subwords.train(lines, **options),
+        load=lambda entry: Subwords.load(entry / "subwords.json"),
+        save=lambda subwords, entry: subwords.save(entry / "subwords.json"),
+    )

@@ -1,31 +1,23 @@
-"""Pairs of sentences as ids: filtered, in flat arrays, kept on disk.
+"""Pairs of sentences as ids: filtered, in flat arrays, cached on disk.
 
-    ParallelText -> filters -> Pairs: ids (N,) and offsets (2P + 1,)
-
-Pairs are kept by what they were made from: both texts, the subwords and the filters. As with
-``drill.data.cache``, another content is another entry, a damaged entry is made again, and writers
-need no lock.
+ParallelText -> filters -> Pairs: ids (N,) and offsets (2P + 1,)
 """
 
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict, astuple, dataclass
-from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from drill.data.cache import cache_key, cached, load_array
 from drill.data.parallel.parallel_text import ParallelText
 from drill.data.parallel.subwords import Subwords
-from drill.data.text.token_cache import UNKEPT
 from drill.errors import DataError
-from drill.files import atomic_write, digest, warn_uncached
 
-LAYOUT = b"drill pairs 1"  # part of every key: another layout on disk takes another number
 CHUNK = 10_000  # pairs that are encoded at once
 
 Progress = Callable[[int, int], None]
@@ -119,32 +111,18 @@ def encode_pairs(
 ) -> Pairs:
     """The pairs that pass the filters, in order.
 
-    With a folder ``cache`` they are kept there and come back as read-only memory maps. A folder
-    that cannot be written costs the time of encoding again and a warning in the log ``drill``.
+    With a folder ``cache`` they are cached by both texts, the subwords and the filters, and come
+    back as read-only memory maps.
     """
-    if cache is None:
-        return _encode(text, subwords, filters, progress)
-    key = pairs_key(text, subwords, filters)
-    kept = _kept(cache, key)
-    if kept is None:
-        made = _encode(text, subwords, filters, progress)
-        kept = _keep(cache, key, made)
-    return kept
-
-
-def pairs_key(text: ParallelText, subwords: Subwords, filters: Filters) -> str:
-    held = hashlib.sha256(LAYOUT)
-    for side in (text.source, text.target):
-        try:
-            content = "\n".join(side).encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise DataError(
-                f"ParallelText: {error.object[error.start]!r} is no character of UTF-8; remove it"
-            ) from None
-        held.update(hashlib.sha256(content).digest())
-    held.update(bytes.fromhex(subwords.fingerprint))
-    held.update(json.dumps([len(text), asdict(filters)], sort_keys=True).encode())
-    return held.hexdigest()
+    sides = ("\n".join(side) for side in (text.source, text.target))
+    settings = json.dumps([len(text), asdict(filters)], sort_keys=True)
+    return cached(
+        cache,
+        cache_key("drill pairs 2", *sides, subwords.fingerprint, settings),
+        lambda: _encode(text, subwords, filters, progress),
+        _load,
+        _save,
+    )
 
 
 def _encode(
@@ -202,44 +180,13 @@ def _length_fault(source: int, target: int, filters: Filters) -> str | None:
     return None
 
 
-def _names(folder: Path, key: str) -> tuple[dict[str, Path], Path]:
-    arrays = {name: folder / f"{key}.{name}.npy" for name in ("ids", "offsets")}
-    return arrays, folder / f"{key}.json"
+def _load(entry: Path) -> Pairs:
+    report = json.loads((entry / "report.json").read_bytes())
+    ids, offsets = (load_array(entry / f"{name}.npy") for name in ("ids", "offsets"))
+    return Pairs(ids, offsets, FilterReport(**report))
 
 
-def _kept(folder: Path, key: str) -> Pairs | None:
-    """The entry on disk, or None where it is missing or not what was written."""
-    arrays, note = _names(folder, key)
-    try:
-        held = json.loads(note.read_bytes())
-        for name, path in arrays.items():
-            if digest(path, "sha256") != held["sha256"][name]:
-                return None
-        return _mapped(arrays, FilterReport(**held["report"]))
-    except (OSError, ValueError, LookupError, TypeError, EOFError, RecursionError):
-        return None
-
-
-def _keep(folder: Path, key: str, pairs: Pairs) -> Pairs:
-    if not len(pairs.ids):
-        return pairs  # nothing to map
-    arrays, note = _names(folder, key)
-    try:
-        for name, path in arrays.items():
-            atomic_write(path, partial(np.save, arr=getattr(pairs, name)))
-        sums = {name: digest(path, "sha256") for name, path in arrays.items()}
-        content = json.dumps({"sha256": sums, "report": asdict(pairs.report)}).encode()
-
-        def write(stream: BinaryIO) -> None:
-            stream.write(content)
-
-        atomic_write(note, write)
-        return _mapped(arrays, pairs.report)
-    except OSError as error:
-        warn_uncached(*UNKEPT, folder, error)
-        return pairs
-
-
-def _mapped(arrays: dict[str, Path], report: FilterReport) -> Pairs:
-    ids, offsets = (np.load(path, mmap_mode="r", allow_pickle=False) for path in arrays.values())
-    return Pairs(ids, offsets, report)
+def _save(pairs: Pairs, entry: Path) -> None:
+    np.save(entry / "ids.npy", pairs.ids)
+    np.save(entry / "offsets.npy", pairs.offsets)
+    (entry / "report.json").write_text(json.dumps(asdict(pairs.report)))

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from numpy.typing import NDArray
 
+from drill.data.cache import cache_key, cached, load_array
 from drill.data.download import Progress, download
 from drill.data.extras import refuse_lacking
-from drill.data.text.token_cache import encoded
 from drill.data.text.vocabulary import EOS, UNK, Vocabulary, tokens
 from drill.data.text.world_english import verses_by_split
 from drill.errors import DataError
@@ -58,8 +59,24 @@ class Corpus:
         return Vocabulary.over_splits(*(lines_of(getattr(self, split)) for split in SPLITS))
 
     def encode(self, vocabulary: Vocabulary, cache: Path | None = None) -> Ids:
-        """Ids of the three splits; kept in the folder ``cache`` where one is given."""
-        return Ids(*(encoded(getattr(self, split), vocabulary, cache) for split in SPLITS))
+        """Ids of the three splits; with a folder ``cache``, cached there and memory-mapped."""
+        return Ids(*(encode_text(getattr(self, split), vocabulary, cache) for split in SPLITS))
+
+
+def encode_text(text: str, vocabulary: Vocabulary, cache: Path | None = None) -> NDArray[Any]:
+    """Ids (N,) of a text: uint16, or int32 above 65,536 words."""
+
+    def build() -> NDArray[Any]:
+        ids = vocabulary.encode(lines_of(text))
+        return ids.astype(np.uint16) if len(vocabulary) <= 2**16 else ids
+
+    return cached(
+        cache,
+        cache_key("drill ids 2", text, vocabulary.fingerprint),
+        build,
+        load=lambda entry: load_array(entry / "ids.npy"),
+        save=lambda ids, entry: np.save(entry / "ids.npy", ids),
+    )
 
 
 @dataclass(frozen=True)
