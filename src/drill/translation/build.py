@@ -105,7 +105,7 @@ def packages_of(settings: Settings, *, text: bool = True, scores: bool = True) -
     """What has to be installed for a translator, its ``text`` and the ``scores`` of it."""
     packages = ["tokenizers"]
     if scores:
-        packages.append("sacrebleu")
+        packages += ["sacrebleu", "sacremoses"]
     if text and settings.data["corpus"] == GENERATED:
         packages += ["num2words", "babel"]
     return packages

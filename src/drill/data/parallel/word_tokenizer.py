@@ -1,69 +1,50 @@
-"""A line of text as words and signs, the way translations are tokenised before they are compared.
+"""Words and punctuation of a line, by the Moses tokeniser (sacremoses)."""
 
-The rules of the Moses tokeniser, without its lists of abbreviations.
-"""
-
+import importlib
 import re
-from itertools import pairwise
+from functools import cache
+from typing import Any
 
+from drill.data.extras import lacking
 from drill.errors import DataError
 
 LANGUAGES = ("de", "en")
 
-_WORD = re.compile(r"[\w.'`,\-]+|\S")  # \w: letters and digits of all scripts, and the underscore
-_DOTS = re.compile(r"\.{2,}")
-_COMMA = re.compile(r"(?<!\d),|,(?!\d)")
 _HYPHEN = re.compile(r"(?<=\S)-(?=\S)")
-_JOINED = re.compile(r"(?<=[^\W\d_])'(?=[^\W\d_])|(?<=\d)'(?=s)")  # don't, the 1990's
-_CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f]")
 
 
 def words(line: str, language: str = "de", *, split_compounds: bool = False) -> list[str]:
-    """The words and signs of a line.
+    """The tokens that ``tokenizer.perl`` of Moses gives, without its escapes such as ``&quot;``.
 
         words("Er sagte: „Das kostet 1,50 Euro.“") ->
         ["Er", "sagte", ":", "„", "Das", "kostet", "1,50", "Euro", ".", "“"]
 
-    - Every sign stands alone, save ``. , ' ` -`` which have rules of their own.
-    - Two dots or more are one sign.
-    - A comma stands alone unless digits are on both sides.
-    - An apostrophe stands alone in German; in English it starts what follows: ``don 't``.
-    - The last dot of a word stands alone, unless the word is one letter (``z. B.``), has a dot
-      inside (``U.S.``), is a number of one or two digits before another word in German (``3. Mai``)
-      or the next word begins with a small letter.
-    - A hyphen stays in its word; with ``split_compounds`` it stands alone between the parts, as in
-      the evaluation of the first Transformer.
+    Args:
+        language: its list of abbreviations decides which dots stay with their word.
+        split_compounds: a hyphen inside a word becomes a token ``##AT##-##AT##``, as in the
+            evaluation of the first Transformer.
     """
     if language not in LANGUAGES:
-        raise DataError(
-            f"words: language is one of {', '.join(LANGUAGES)}, not {language!r}; they differ in "
-            "apostrophes and ordinal numbers"
-        )
-    line = _CONTROL.sub("", line)
-    line = " ".join(_WORD.findall(line.replace("_", " _ ")))
-    line = _DOTS.sub(lambda dots: f" {dots[0]} ", line)
-    line = _COMMA.sub(" , ", line)
-    if language == "en":
-        line = _JOINED.sub(" \0", line)  # marked, so that the next line leaves it
-        line = line.replace("'", " ' ").replace("\0", "'")
-    else:
-        line = line.replace("'", " ' ")
+        raise DataError(f"words: language is one of {', '.join(LANGUAGES)}, not {language!r}")
+    found: list[str] = _tokenizer(language).tokenize(line, escape=False)
     if split_compounds:
-        line = _HYPHEN.sub(" ##AT##-##AT## ", line)
-    found: list[str] = []
-    for word, following in pairwise([*line.split(), ""]):
-        if _dot_stands_alone(word, following, language):
-            found += [word[:-1], "."]
-        else:
-            found.append(word)
+        return _HYPHEN.sub(" ##AT##-##AT## ", " ".join(found)).split()
     return found
 
 
-def _dot_stands_alone(word: str, following: str, language: str) -> bool:
-    stem = word[:-1]
-    if not word.endswith(".") or not stem.strip("."):
-        return False
-    letters = any(sign.isalpha() for sign in stem)
-    abbreviation = letters and ("." in stem or len(stem) == 1)
-    ordinal = language == "de" and stem.isdigit() and len(stem) <= 2 and following != ""
-    return not (abbreviation or ordinal or following[:1].islower())
+@cache
+def _tokenizer(language: str) -> Any:
+    return _library().MosesTokenizer(lang=language)
+
+
+def _library() -> Any:
+    try:
+        return importlib.import_module("sacremoses")
+    except ImportError:
+        raise lacking("words of a text need", "sacremoses") from None
+
+
+def tokenizer_name(language: str, *, split_compounds: bool = False) -> str:
+    """For the signature of a score."""
+    name = f"moses-{language}-sacremoses-{_library().__version__}"
+    return f"{name}-compounds" if split_compounds else name

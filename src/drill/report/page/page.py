@@ -340,10 +340,5 @@ def _value(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-<<<<<<< HEAD
 def _counted(found: Sequence[object], name: str) -> str:
     return f"{len(found)} {name}{'' if len(found) == 1 else 's'}"
-=======
-def _time(now: datetime) -> str:
-    return now.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
->>>>>>> 7ddc554 (feat(files): atomic_write replaces links, appends refuse them)
