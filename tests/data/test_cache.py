@@ -1,6 +1,5 @@
 """The cache on disk: found by content, verified before use, rebuilt when damaged."""
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -19,7 +18,6 @@ from drill.data import (
 )
 from drill.data.cache import CHECKSUMS, cache_key, cached, load_array
 from drill.data.text.corpora import encode_text
-from drill.files import digest
 
 pytest.importorskip("tokenizers", reason="needs pip install tokenizers")
 
@@ -89,15 +87,6 @@ def test_a_damaged_entry_is_built_again(tmp_path, name, damage):
         assert source(tmp_path).tolist() == VALUE.tolist()
     assert source.built == 2  # once more, then from disk again
     assert [path.name for path in tmp_path.iterdir()] == ["key"]
-
-
-def test_an_entry_that_does_not_load_is_built_again(tmp_path):
-    source = Source()
-    source(tmp_path)
-    (tmp_path / "key" / "value.npy").write_bytes(b"no array")
-    checksums = {"value.npy": digest(tmp_path / "key" / "value.npy", "sha256")}
-    (tmp_path / "key" / CHECKSUMS).write_text(json.dumps(checksums))
-    assert source(tmp_path).tolist() == VALUE.tolist()
 
 
 def test_writers_at_the_same_time_agree(tmp_path):
@@ -195,9 +184,3 @@ def test_each_text_and_setting_is_an_entry_of_its_own(tmp_path, monkeypatch, fun
         assert len([*tmp_path.iterdir()]) == len(variants)
         for name in ("drill.data.parallel.pairs._encode", "drill.data.cache._store"):
             monkeypatch.setattr(name, None)  # the second time nothing is built
-
-
-def test_counts_alone_do_not_make_another_entry(tmp_path):
-    encode_text(TEXT, VOCABULARY, tmp_path)
-    encode_text(TEXT, Vocabulary(VOCABULARY.words, [0] * len(VOCABULARY)), tmp_path)
-    assert len([*tmp_path.iterdir()]) == 1

@@ -28,14 +28,10 @@ def test_lines_come_as_they_are_whatever_the_file_is_called(tmp_path, name, pack
     assert len(text) == 5
 
 
-def test_a_last_line_without_an_end_counts(tmp_path):
-    (tmp_path / "en").write_bytes(b"one\ntwo")
-    (tmp_path / "de").write_bytes(b"eins\nzwei\n")
-    assert list(ParallelText.from_files(tmp_path / "en", tmp_path / "de").source) == ["one", "two"]
-
-
-def test_archives_in_several_parts_are_read_whole(tmp_path):
-    raw = gzip.compress(b"one\n", mtime=0) + gzip.compress(b"two\n")
+@pytest.mark.parametrize(
+    "raw", [b"one\ntwo", gzip.compress(b"one\n", mtime=0) + gzip.compress(b"two\n", mtime=0)]
+)
+def test_a_last_line_without_an_end_and_archives_in_parts_are_read_whole(tmp_path, raw):
     (tmp_path / "en").write_bytes(raw)
     text = ParallelText.from_files(tmp_path / "en", write(tmp_path / "de", ["eins", "zwei"]))
     assert list(text.source) == ["one", "two"]

