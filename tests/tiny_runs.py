@@ -23,8 +23,11 @@ from drill.layers import (
 )
 from drill.models import AwdLstm
 from drill.models.language_model import LanguageModel
+from drill.training.distributed import World
 from drill.training.loop import Outcome
 from drill.training.optim import AdamW, Asgd, NtAsgd, Rule, Sgd
+from drill.training.options import LanguageModelOptions
+from drill.training.progress import Progress
 from drill.training.run import checkpoint
 from drill.training.run.folder import RunFolder
 
@@ -92,6 +95,8 @@ def small_run(
     model: LanguageModel | None = None,
     ids: Ids | None = None,
     device: str = "cpu",
+    world: World = World(),  # noqa: B008 - it is frozen
+    progress: Callable[[Progress], None] | None = None,
     **options: Any,
 ) -> Outcome:
     """Train in the folder ``path``, from the beginning or from where it stopped."""
@@ -102,7 +107,11 @@ def small_run(
         text() if ids is None else ids,
         RunFolder(path),
         RULES[rule]() if isinstance(rule, str) else rule,
-        **{"epochs": 3, "batch_size": BATCH, "bptt": BPTT, "seed": 3, **options},
+        LanguageModelOptions(
+            **{"epochs": 3, "batch_size": BATCH, "bptt": BPTT, "seed": 3, **options}
+        ),
+        world=world,
+        progress=progress,
     )
 
 

@@ -19,7 +19,10 @@ from drill.data import (
 from drill.layers import AdaptiveSoftmax, DeepResidual, MixtureOfSoftmaxes, OutputLayer, TiedSoftmax
 from drill.models import Transformer
 from drill.models.translator import Translator
+from drill.training.distributed import World
 from drill.training.optim import AdamW, Rule
+from drill.training.options import TranslationOptions
+from drill.training.progress import Progress
 from drill.training.run.folder import RunFolder
 from drill.translation.train import TranslationOutcome, train_translator
 
@@ -78,6 +81,8 @@ def small_training(
     dtype: torch.dtype = torch.float32,
     model: Translator | None = None,
     data: TranslationData | None = None,
+    world: World = World(),  # noqa: B008 - it is frozen
+    progress: Callable[[Progress], None] | None = None,
     **options: Any,
 ) -> TranslationOutcome:
     """Train in the folder ``path``, from the beginning or from where it stopped."""
@@ -88,5 +93,7 @@ def small_training(
         small_data() if data is None else data,
         RunFolder(path),
         small_rule() if rule is None else rule,
-        **{"epochs": 3, "max_tokens": 60, "seed": 3, "beam": 1, **options},
+        TranslationOptions(**{"epochs": 3, "max_tokens": 60, "seed": 3, "beam": 1, **options}),
+        world=world,
+        progress=progress,
     )

@@ -23,6 +23,7 @@ from drill.language_modeling import train as training
 from drill.language_modeling.perplexity import Perplexity, perplexity
 from drill.language_modeling.train import train
 from drill.training.optim import AdamW, Asgd, NtAsgd, Sgd
+from drill.training.options import LanguageModelOptions
 from drill.training.precision import effective, products
 from drill.training.progress import Progress
 from drill.training.run.checkpoint import fingerprint_in, load, load_into
@@ -524,7 +525,13 @@ def test_a_model_with_frozen_parameters_trains_the_others(tmp_path):
     model = small_model("deep-residual")
     model.encoder.embedding.weight.requires_grad_(False)
     before = model.encoder.embedding.weight.clone()
-    train(model, text(), RunFolder(tmp_path), Asgd(5.0), epochs=1, batch_size=4, bptt=10)
+    train(
+        model,
+        text(),
+        RunFolder(tmp_path),
+        Asgd(5.0),
+        LanguageModelOptions(epochs=1, batch_size=4, bptt=10),
+    )
     assert torch.equal(model.encoder.embedding.weight, before)
     assert "encoder.embedding.weight" in weights(RunFolder(tmp_path).best)
 

@@ -13,12 +13,12 @@ from torch import nn
 
 from drill.data import Corpus, Ids, Vocabulary, cache_folder, read_corpus, refuse_missing
 from drill.errors import SettingsError
+from drill.layers import MatrixLayer, OutputLayer
 from drill.models import ENCODERS
 from drill.models.language_model import LanguageModel
 from drill.recipes.reader import NAME
 from drill.training.build import output_layer, rule
 from drill.training.device import weightless
-from drill.training.options import check_adversarial
 from drill.training.settings import Settings, makes_no_model
 
 STAND_IN = 2**20  # words of a vocabulary that is not known yet
@@ -54,6 +54,15 @@ def rehearse(settings: Settings) -> None:
         check_adversarial(settings.training["adversarial"], model.layer)
     except ValueError as error:
         raise SettingsError(f"[training]: {error}") from None
+
+
+def check_adversarial(adversarial: float, layer: OutputLayer) -> None:
+    """Raise ValueError for adversarial softmax with a layer that has none."""
+    if adversarial != 0.0 and not isinstance(layer, MatrixLayer):
+        raise ValueError(
+            f"adversarial is for layers of one matrix, not for {type(layer).__name__}; leave it "
+            "at 0, or take another layer"
+        )
 
 
 def _model(settings: Settings, words: int, counts: Callable[[], list[int]]) -> LanguageModel:

@@ -20,6 +20,7 @@ from drill.training.device import pick_device
 from drill.training.distributed import World
 from drill.training.loop import TRAINING_LOG, Outcome
 from drill.training.optim import Rule
+from drill.training.options import LanguageModelOptions
 from drill.training.precision import autocast_dtype
 from drill.training.progress import Progress
 from drill.training.run.checkpoint import load_into
@@ -134,7 +135,7 @@ def train_language_model(
         ids,
         run,
         trains_by,
-        **settings.training,
+        LanguageModelOptions(**settings.training),
         world=processes,
         progress=progress,
     )

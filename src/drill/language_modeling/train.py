@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from drill.data import Ids, columns, rotated, rotations, sequence_lengths, training_segments
+from drill.language_modeling.build import check_adversarial
 from drill.language_modeling.perplexity import Perplexity, perplexity
 from drill.language_modeling.state import Position, restore, save
 from drill.language_modeling.step import steps
@@ -23,8 +24,8 @@ from drill.training.distributed import World
 from drill.training.divergence import best_kept, diverged_if_nan, finite, refuse_damaged
 from drill.training.loop import AGREE_EVERY, SHOW_EVERY, Glance, Outcome, tell, widest, wrapped
 from drill.training.optim import NonMonotone, Rule
-from drill.training.options import check_adversarial, check_options
-from drill.training.precision import Precision, products
+from drill.training.options import LanguageModelOptions
+from drill.training.precision import products
 from drill.training.progress import Progress, Speed
 from drill.training.run.checkpoint import load_into
 from drill.training.run.folder import RunFolder
@@ -39,27 +40,8 @@ def train(
     ids: Ids,
     folder: RunFolder,
     rule: Rule,
+    options: LanguageModelOptions,
     *,
-    epochs: int = 500,
-    max_minutes: float | None = None,
-    batch_size: int = 20,
-    bptt: int = 70,
-    seed: int = 1111,
-    length_seed: int | None = None,
-    length_cap: int | None = None,
-    partial_shuffle: bool = False,
-    activation: float = 2.0,
-    slowness: float = 1.0,
-    adversarial: float = 0.0,
-    state_reset: float = 0.0,
-    micro_batch: int | None = None,
-    precision: Precision = "tf32",
-    capture: bool = True,
-    valid_batch_size: int = 10,
-    test_batch_size: int = 1,
-    patience: int | None = None,
-    baseline: bool = False,
-    save_every: float = 120.0,
     world: World = World(),  # noqa: B008 - it is frozen
     progress: Callable[[Progress], None] | None = None,
 ) -> Outcome:
@@ -68,64 +50,28 @@ def train(
     Goes on from the last checkpoint of ``folder`` where there is one; of a run that was tested and
     has no epoch left it gives what was found then. Ctrl-C and SIGTERM end the step, save and give
     an unfinished outcome.
-
-    epochs,      limits: whichever is reached first ends the run, with a validation. Schedules that
-    max_minutes  end with the run follow that one, so max_minutes gives each layer the same time:
-                 all that the run has trained, resumed or not, validations included
-    batch_size   columns of text, over all processes
-    bptt         about how many tokens a gradient reaches back
-    length_seed  of the random segment lengths, ``seed`` unless given; length_cap bounds them
-    partial_shuffle  rotate each column of the text by a random offset, drawn anew for every epoch
-    activation   weight of mean(output^2), slowness that of mean((raw[t+1] - raw[t])^2)
-    adversarial  how far the logits of targets are lowered in training: epsilon * |w_y| * |h|
-    state_reset  probability with which a column starts a segment from the initial state
-    micro_batch  columns at a time, their gradients summed; None takes all at once
-    precision    float32, tf32 (float32 stored, products on tf32 units), bfloat16 (autocast) or auto
-    capture      on a GPU, replay steps as CUDA graphs where the model allows it
-    patience     stop after an epoch worse than the best one before the last ``patience``
-    baseline     validate first: only better weights replace those given
-    save_every   seconds between checkpoints
     """
-    check_options(
-        epochs=epochs,
-        max_minutes=max_minutes,
-        batch_size=batch_size,
-        bptt=bptt,
-        seed=seed,
-        length_seed=length_seed,
-        length_cap=length_cap,
-        adversarial=adversarial,
-        state_reset=state_reset,
-        micro_batch=micro_batch,
-        valid_batch_size=valid_batch_size,
-        test_batch_size=test_batch_size,
-        patience=patience,
-        save_every=save_every,
-    )
-    check_adversarial(adversarial, model.layer)
+    check_adversarial(options.adversarial, model.layer)
+    bptt, batch_size = options.bptt, options.batch_size
     device = next(model.parameters()).device
     whole = columns(ids.train, batch_size, "training.batch_size")
     data = world.columns(whole).to(device)  # (rows, B)
-    in_order = data.clone() if partial_shuffle else data
+    in_order = data.clone() if options.partial_shuffle else data
     rows = data.shape[0]
     read_at_once = max(bptt, READ_AT_ONCE) if device.type == "cuda" else bptt
-    valid = columns(ids.valid, valid_batch_size, "training.valid_batch_size").to(device)
+    valid = columns(ids.valid, options.valid_batch_size, "training.valid_batch_size").to(device)
     # Too short a text shows now, not at the end.
-    test_columns = columns(ids.test, test_batch_size, "training.test_batch_size")
-    lengths = sequence_lengths(seed if length_seed is None else length_seed, bptt, length_cap)
-    stopper = None if patience is None else NonMonotone(patience)
-    options = {
-        "activation": activation,
-        "slowness": slowness,
-        "adversarial": adversarial,
-        "state_reset": state_reset,
-        "check": False,
-    }
+    test_columns = columns(ids.test, options.test_batch_size, "training.test_batch_size")
+    length_seed = options.seed if options.length_seed is None else options.length_seed
+    lengths = sequence_lengths(length_seed, bptt, options.length_cap)
+    stopper = None if options.patience is None else NonMonotone(options.patience)
+    regularizers = ("activation", "slowness", "adversarial", "state_reset")
+    loss_options = {name: getattr(options, name) for name in regularizers}
     rule.begin(model.named_parameters())
     no_loss = torch.zeros((), dtype=widest(device), device=device)
     at = Position(lengths, stopper, nll=no_loss, text=_checksum(ids))
     resumed = restore(at, model, rule, folder, world)
-    limits = Limits(epochs, None, max_minutes)
+    limits = Limits(options.epochs, None, options.max_minutes)
     at.clock = world.largest(limits.clock(at))
     tested = folder.test_row() if resumed and at.over(limits) else None
     if tested is not None:  # the run has ended: nothing is measured again, and nothing written
@@ -133,14 +79,14 @@ def train(
     if cut_metrics(at, folder, world):
         save(at, model, rule, folder, world)
     if not resumed and world.rank > 0:
-        torch.manual_seed(seed + world.rank)  # every process drops other things
+        torch.manual_seed(options.seed + world.rank)  # every process drops other things
     trained = wrapped(model, world)
     speed = Speed(at, rows, batch_size, limits)
     agreeing = 1 if world.size == 1 else AGREE_EVERY
     saved = shown = time.monotonic()
 
     with (
-        products(precision, device) as autocast,
+        products(options.precision, device) as autocast,
         Interrupts() as interrupts,
         best_kept(at, folder, world),
     ):
@@ -149,14 +95,14 @@ def train(
             trained,
             data,
             rule,
-            capture=capture,
+            capture=options.capture,
             world_size=world.size,
             bptt=bptt,
             autocast=autocast,
-            micro_batch=micro_batch,
-            options=options,
+            micro_batch=options.micro_batch,
+            options=loss_options | {"check": False},
         )
-        if baseline and not resumed:
+        if options.baseline and not resumed:
             at.epoch = 0
             row = _validate(at, model, valid, rule, world, read_at_once, autocast, rule.rate(0.0))
             tell(folder, world, progress, speed.report(row))
@@ -165,8 +111,8 @@ def train(
         while not at.over(limits):
             model.train()
             glance = Glance(device)
-            if partial_shuffle:  # in place: steps read the text where it is
-                offsets = world.columns(rotations(seed, at.epoch, rows, batch_size))
+            if options.partial_shuffle:  # in place: steps read the text where it is
+                offsets = world.columns(rotations(options.seed, at.epoch, rows, batch_size))
                 data.copy_(rotated(in_order, offsets))
             for segment in training_segments(rows, at.lengths, at.row):
                 step(at, segment, at.share(limits, rows))
@@ -185,7 +131,7 @@ def train(
                     if seen is not None:
                         at.loss = finite(seen, at, rule, folder)
                     tell(folder, world, progress, speed.report())
-                urge = world.largest(2.0 * interrupts.asked + (now - saved >= save_every))
+                urge = world.largest(2.0 * interrupts.asked + (now - saved >= options.save_every))
                 if urge > 0.0:
                     refuse_damaged(at, model, rule, folder)
                     save(at, model, rule, folder, world)

@@ -1,117 +1,104 @@
-"""What `[training]` of a language model may say; it is checked before anything is read."""
+"""The ``[training]`` table of a recipe as dataclasses that check their own values."""
 
 import math
-from collections.abc import Mapping
+from dataclasses import dataclass
 
-from drill.layers import MatrixLayer, OutputLayer
-
-
-def check_options(
-    *,
-    epochs: int,
-    max_minutes: float | None,
-    batch_size: int,
-    bptt: int,
-    seed: int,
-    length_seed: int | None,
-    length_cap: int | None,
-    adversarial: float,
-    state_reset: float,
-    micro_batch: int | None,
-    valid_batch_size: int,
-    test_batch_size: int,
-    patience: int | None,
-    save_every: float,
-    **_: object,
-) -> None:
-    """Refuse what ``train`` could not use; it says so before anything is read."""
-    counted = {
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "bptt": bptt,
-        "length_cap": length_cap,
-        "micro_batch": micro_batch,
-        "valid_batch_size": valid_batch_size,
-        "test_batch_size": test_batch_size,
-    }
-    check_counts(counted)
-    for name, drawn in {"seed": seed, "length_seed": length_seed}.items():
-        if drawn is not None and not 0 <= drawn < 2**32:
-            raise ValueError(f"{name} lies in 0 to 2**32 - 1, not {drawn}")
-    check_minutes(max_minutes)
-    check_patience(patience)
-    if not 0.0 <= adversarial < 1.0:  # NaN fails too
-        raise ValueError(f"adversarial lies in [0, 1), not {adversarial}")
-    if not 0.0 <= state_reset < 1.0:
-        raise ValueError(f"state_reset is a probability in [0, 1), not {state_reset}")
-    if not save_every >= 0.0:
-        raise ValueError(f"save_every is at least 0 seconds, not {save_every}")
+from drill.training.precision import Precision
 
 
-def check_adversarial(adversarial: float, layer: OutputLayer) -> None:
-    """Refuse adversarial softmax for layers that have none."""
-    if adversarial != 0.0 and not isinstance(layer, MatrixLayer):
-        raise ValueError(
-            f"adversarial is for layers of one matrix, not for {type(layer).__name__}; leave it "
-            "at 0, or take another layer"
-        )
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    """What both tasks share. The first limit that is reached ends a run, with a validation.
+
+    Schedules end with the run, so under ``max_minutes`` each output layer trains for the same time.
+    """
+
+    epochs: int
+    max_minutes: float | None = None  # of training and validation, summed over resumes
+    seed: int
+    precision: Precision = "tf32"  # float32, tf32, bfloat16 (autocast) or auto
+    capture: bool = True  # replay steps as CUDA graphs where the model allows it
+    patience: int | None = None  # stop after a validation worse than the best before the last ones
+    baseline: bool = False  # validate first: only better weights replace the initial ones
+    save_every: float = 120.0  # seconds between checkpoints
+
+    def __post_init__(self) -> None:
+        self._check_counts("epochs")
+        self._check_seeds("seed")
+        if self.max_minutes is not None and not self.max_minutes > 0.0:  # NaN fails too
+            raise ValueError(f"max_minutes is a positive number, not {self.max_minutes}")
+        if self.patience is not None and self.patience < 0:
+            raise ValueError(f"patience is at least 0, not {self.patience}")
+        if not self.save_every >= 0.0:
+            raise ValueError(f"save_every is at least 0 seconds, not {self.save_every}")
+
+    def _check_counts(self, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is at least 1, not {value}")
+
+    def _check_seeds(self, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < 2**32:
+                raise ValueError(f"{name} lies in 0 to 2**32 - 1, not {value}")
+
+    def _check_shares(self, *names: str) -> None:
+        for name in names:
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ValueError(f"{name} lies in [0, 1), not {getattr(self, name)}")
 
 
-def check_counts(counted: Mapping[str, int | None]) -> None:
-    for name, count in counted.items():
-        if count is not None and count < 1:
-            raise ValueError(f"{name} is at least 1, not {count}")
+@dataclass(frozen=True, kw_only=True)
+class LanguageModelOptions(TrainingOptions):
+    """``[training]`` of a language model."""
+
+    epochs: int = 500
+    seed: int = 1111
+    batch_size: int = 20  # columns of text, over all processes
+    bptt: int = 70  # about how many tokens a gradient reaches back
+    length_seed: int | None = None  # of the random segment lengths; None takes seed
+    length_cap: int | None = None  # the longest segment
+    partial_shuffle: bool = False  # rotate each column by a random offset, new in every epoch
+    activation: float = 2.0  # weight of mean(output^2)
+    slowness: float = 1.0  # weight of mean((raw[t+1] - raw[t])^2)
+    adversarial: float = 0.0  # lower the logits of targets by epsilon * |w_y| * |h| in training
+    state_reset: float = 0.0  # probability that a column starts a segment from the initial state
+    micro_batch: int | None = None  # columns at a time, gradients summed; None takes all at once
+    valid_batch_size: int = 10
+    test_batch_size: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_counts("batch_size", "bptt", "length_cap", "micro_batch")
+        self._check_counts("valid_batch_size", "test_batch_size")
+        self._check_seeds("length_seed")
+        self._check_shares("adversarial", "state_reset")
 
 
-def check_minutes(max_minutes: float | None) -> None:
-    if max_minutes is not None and not max_minutes > 0.0:
-        raise ValueError(f"max_minutes is a positive number, not {max_minutes}")
+@dataclass(frozen=True, kw_only=True)
+class TranslationOptions(TrainingOptions):
+    """``[training]`` of a translator."""
 
+    epochs: int = 30
+    updates: int | None = None  # a third limit
+    seed: int = 1
+    max_tokens: int = 4096  # of a batch on either side, with padding; also for validation
+    accumulate: int = 1  # batches per update, over all processes
+    label_smoothing: float = 0.1  # of the training loss only
+    pad_to: int = 1  # pad lengths to multiples: fewer shapes, more padding
+    compile: bool = False  # the Transformer by torch.compile
+    validate_every: int | None = None  # updates; the end of an epoch is always validated
+    bleu_every: int | None = None  # validations between two that also translate for BLEU
+    average: int = 1  # at the end, try the mean of the weights of so many last validations
+    beam: int = 4  # of all translations that are scored
+    length_penalty: float = 0.6
 
-def check_patience(patience: int | None) -> None:
-    if patience is not None and patience < 0:
-        raise ValueError(f"patience is at least 0, not {patience}")
-
-
-def check_translation_options(
-    *,
-    epochs: int,
-    updates: int | None,
-    max_minutes: float | None,
-    max_tokens: int,
-    accumulate: int,
-    pad_to: int,
-    label_smoothing: float,
-    seed: int,
-    validate_every: int | None,
-    bleu_every: int | None,
-    average: int,
-    patience: int | None,
-    beam: int,
-    length_penalty: float,
-    save_every: float,
-    **_: object,
-) -> None:
-    """Refuse what ``train_translator`` could not use; it says so before anything is read."""
-    counted = {
-        "epochs": epochs,
-        "updates": updates,
-        "max_tokens": max_tokens,
-        "accumulate": accumulate,
-        "pad_to": pad_to,
-        "validate_every": validate_every,
-        "bleu_every": bleu_every,
-        "average": average,
-        "beam": beam,
-    }
-    check_counts(counted)
-    check_minutes(max_minutes)
-    check_patience(patience)
-    if not math.isfinite(length_penalty):
-        raise ValueError(f"length_penalty is a finite number, not {length_penalty}")
-    if not 0.0 <= label_smoothing < 1.0:
-        raise ValueError(f"label_smoothing lies in [0, 1), not {label_smoothing}")
-    if not 0 <= seed < 2**32:
-        raise ValueError(f"seed lies in 0 to 2**32 - 1, not {seed}")
-    if not save_every >= 0.0:
-        raise ValueError(f"save_every is at least 0 seconds, not {save_every}")
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_counts("updates", "max_tokens", "accumulate", "pad_to", "validate_every")
+        self._check_counts("bleu_every", "average", "beam")
+        self._check_shares("label_smoothing")
+        if not math.isfinite(self.length_penalty):
+            raise ValueError(f"length_penalty is a finite number, not {self.length_penalty}")

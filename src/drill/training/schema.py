@@ -17,8 +17,7 @@ NONE = "none"
 NOT_SET = {
     "embedding", "layer", "counts", "generator",  # of layers and encoders
     "source_embedding", "target_embedding", "pad", "init_embeddings",  # of the Transformer
-    "model", "ids", "data", "folder", "rule", "world", "progress",  # of train
-    "fetch", "lines",
+    "fetch", "lines", "progress",  # of corpora and subwords
 }  # fmt: skip
 
 

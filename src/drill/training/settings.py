@@ -1,11 +1,11 @@
 """Settings: recipes in TOML, held against the signatures they will call.
 
 A table of a recipe is a set of keyword arguments: ``[layer]`` those of an output layer,
-``[encoder]`` of an encoder, ``[optimizer]`` of a rule, ``[training]`` of ``train`` and ``[data]``
-of ``read_corpus``. Their names, types and defaults stand in those signatures and nowhere else.
-A recipe with ``task = "translation"`` has ``[encoder]`` of ``Transformer``, ``[training]`` of
-``train_translator``, ``[data]`` of ``read_parallel_corpus``, and beside them ``[filters]`` of
-``Filters`` and ``[subwords]`` of ``Subwords.train``.
+``[encoder]`` of an encoder, ``[optimizer]`` of a rule, ``[training]`` of ``LanguageModelOptions``
+and ``[data]`` of ``read_corpus``. Their names, types and defaults stand in those signatures and
+nowhere else. A recipe with ``task = "translation"`` has ``[encoder]`` of ``Transformer``,
+``[training]`` of ``TranslationOptions``, ``[data]`` of ``read_parallel_corpus``, and also
+``[filters]`` of ``Filters`` and ``[subwords]`` of ``Subwords.train``.
 """
 
 import json
@@ -16,7 +16,6 @@ from typing import Any
 
 from drill.data import Filters, Subwords, read_corpus, read_parallel_corpus
 from drill.errors import SettingsError
-from drill.language_modeling.train import train
 from drill.layers import LAYERS, MatrixLayer, OutputLayer
 from drill.models import ENCODERS
 from drill.models.transformer.transformer import PRESETS, Transformer
@@ -31,9 +30,8 @@ from drill.recipes.reader import (
     stands_alone,
 )
 from drill.training.optim import RULES
-from drill.training.options import check_options, check_translation_options
+from drill.training.options import LanguageModelOptions, TranslationOptions
 from drill.training.schema import NONE, fits_kind, in_words, with_defaults, with_name
-from drill.translation.train import train_translator
 
 OVER = "over"  # the layer that a wrapping layer wraps
 START = "start"  # a run whose best weights are the first ones
@@ -242,16 +240,13 @@ def _optimizer_of_translators(table: Table) -> Table:
     return filled
 
 
-def _training(table: Table) -> Table:
-    return _checked_training(table, train, check_options)
-
-
-def _checked_training(table: Table, call: Callable[..., Any], check: Callable[..., None]) -> Table:
-    filled = with_defaults("training", table, call)
+def _checked(where: str, table: Table, kind: Callable[..., Any]) -> Table:
+    """``table`` filled from a dataclass that checks its own values."""
+    filled = with_defaults(where, table, kind)
     try:
-        check(**filled)
+        kind(**filled)
     except ValueError as error:
-        raise SettingsError(f"[training]: {error}") from None
+        raise SettingsError(f"[{where}]: {error}") from None
     return filled
 
 
@@ -270,33 +265,22 @@ def _transformer(table: Table) -> Table:
     return with_defaults("encoder", table, Transformer, also=(NAME, "width", "shared"))
 
 
-def _filters(table: Table) -> Table:
-    filled = with_defaults("filters", table, Filters)
-    try:
-        Filters(**filled)
-    except ValueError as error:
-        raise SettingsError(f"[filters]: {error}") from None
-    return filled
-
-
 TASKS: dict[str, dict[str, Callable[[Table], Table]]] = {
     LANGUAGE_MODEL: {
         "data": _data,
         "encoder": _encoder,
         "layer": _layer,
         "optimizer": _optimizer,
-        "training": _training,
+        "training": lambda table: _checked("training", table, LanguageModelOptions),
     },
     TRANSLATION: {
         "data": lambda table: with_defaults("data", table, read_parallel_corpus),
-        "filters": _filters,
+        "filters": lambda table: _checked("filters", table, Filters),
         "subwords": lambda table: with_defaults("subwords", table, Subwords.train),
         "encoder": _transformer,
         "layer": _layer,
         "optimizer": _optimizer_of_translators,
-        "training": lambda table: _checked_training(
-            table, train_translator, check_translation_options
-        ),
+        "training": lambda table: _checked("training", table, TranslationOptions),
     },
 }
 """The tables of every task, each with what checks and fills it."""

@@ -1,7 +1,7 @@
 """From settings to a translator, its data and its runs; of language models other files do it.
 
 settings = recipe("mt-demo")
-outcome = train_run(settings, "runs/mt-demo")  # of drill.build
+outcome = train_run(settings, "runs/mt-demo")  # of drill.tasks
 run = load_translation("runs/mt-demo")
 run.model, run.subwords
 """

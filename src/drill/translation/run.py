@@ -28,6 +28,7 @@ from drill.models.translator import Translator
 from drill.training.build import rule
 from drill.training.device import pick_device
 from drill.training.distributed import World
+from drill.training.options import TranslationOptions
 from drill.training.precision import autocast_dtype
 from drill.training.progress import Progress
 from drill.training.run.environment import keep_environment, leave_ended
@@ -105,7 +106,7 @@ def train_translation(
         data,
         run,
         rule(settings),
-        **settings.training,
+        TranslationOptions(**settings.training),
         world=processes,
         progress=progress,
     )

@@ -23,8 +23,8 @@ from drill.training.distributed import World
 from drill.training.divergence import best_kept, finite, refuse_damaged
 from drill.training.loop import AGREE_EVERY, SHOW_EVERY, tell, widest, wrapped
 from drill.training.optim import NonMonotone, Rule
-from drill.training.options import check_translation_options
-from drill.training.precision import Precision, autocast_to, products
+from drill.training.options import TranslationOptions
+from drill.training.precision import autocast_to, products
 from drill.training.progress import Pace, Progress
 from drill.training.run.folder import RunFolder
 from drill.training.signals import Interrupts
@@ -72,26 +72,8 @@ def train_translator(
     data: TranslationData,
     folder: RunFolder,
     rule: Rule,
+    options: TranslationOptions,
     *,
-    epochs: int = 30,
-    updates: int | None = None,
-    max_minutes: float | None = None,
-    max_tokens: int = 4096,
-    accumulate: int = 1,
-    label_smoothing: float = 0.1,
-    seed: int = 1,
-    precision: Precision = "tf32",
-    pad_to: int = 1,
-    capture: bool = True,
-    compile: bool = False,
-    validate_every: int | None = None,
-    bleu_every: int | None = None,
-    average: int = 1,
-    patience: int | None = None,
-    baseline: bool = False,
-    beam: int = 4,
-    length_penalty: float = 0.6,
-    save_every: float = 120.0,
     world: World = World(),  # noqa: B008 - it is frozen
     progress: Callable[[Progress], None] | None = None,
 ) -> TranslationOutcome:
@@ -101,61 +83,24 @@ def train_translator(
     is at a limit it gives what was found then. Ctrl-C and SIGTERM end the step, save and give an
     unfinished outcome; in a validation or in the test they end that, and the next life begins with
     it. A limit that leaves nothing to validate raises NothingTrained.
-
-    epochs, updates,  limits: whichever is reached first ends the run. Schedules that run over the
-    max_minutes       whole run follow that one, so max_minutes gives each layer the same time
-    max_tokens        of a batch, on either side, padding counted; validations take no larger ones
-    accumulate        batches an update, over all processes
-    label_smoothing   of the training loss; what is validated and tested has none
-    precision         float32, tf32 (float32 stored, products on tf32 units), bfloat16 (autocast) or
-                      auto
-    pad_to            lengths of a batch are multiples of it: more padding and fewer shapes
-    capture           on a GPU, replay batches of a shape seen before as CUDA graphs
-    compile           the Transformer by torch.compile
-    validate_every    updates; the end of an epoch is always validated
-    bleu_every        validations; BLEU of the validation text goes into their lines
-    average           the mean of the weights of so many last validations is tried at the end: where
-                      it is better than the best ones, it is kept and tested; 1 tries nothing
-    patience          stop after a validation worse than the best one before the last ``patience``
-    baseline          validate first: only better weights replace those given
-    beam,             of all translations that are scored
-    length_penalty
-    save_every        seconds between checkpoints
     """
-    check_translation_options(
-        epochs=epochs,
-        updates=updates,
-        max_minutes=max_minutes,
-        max_tokens=max_tokens,
-        accumulate=accumulate,
-        pad_to=pad_to,
-        label_smoothing=label_smoothing,
-        seed=seed,
-        validate_every=validate_every,
-        bleu_every=bleu_every,
-        average=average,
-        patience=patience,
-        beam=beam,
-        length_penalty=length_penalty,
-        save_every=save_every,
-    )
     corpus_scores(["-"], ["-"])  # a missing package shows now, not at the end
     device = next(model.parameters()).device
     batches = PairBatches(
         data.train,
-        max_tokens,
-        seed,
-        multiple=pad_to,
+        options.max_tokens,
+        options.seed,
+        multiple=options.pad_to,
         rank=world.rank,
         size=world.size,
         subwords=data.subwords,
     )
-    own = own_batches(accumulate, world)
-    limits = Limits(epochs, updates, max_minutes)
-    search = Search(beam=beam, length_penalty=length_penalty)
+    own = own_batches(options.accumulate, world)
+    limits = Limits(options.epochs, options.updates, options.max_minutes)
+    search = Search(beam=options.beam, length_penalty=options.length_penalty)
     rule.begin(model.named_parameters())
     no_loss = torch.zeros((), dtype=widest(device), device=device)
-    stopper = None if patience is None else NonMonotone(patience)
+    stopper = None if options.patience is None else NonMonotone(options.patience)
     at = TranslationPosition(len(batches), stopper=stopper, nll=no_loss, text=data.checksum)
     resumed = restore(at, model, rule, folder, world)
     at.clock = world.largest(limits.clock(at))
@@ -166,34 +111,38 @@ def train_translator(
     if cut_metrics(at, folder, world):
         save(at, model, rule, folder, world)
     if not resumed and world.rank > 0:
-        torch.manual_seed(seed + world.rank)  # every process drops other things
-    if compile:
+        torch.manual_seed(options.seed + world.rank)  # every process drops other things
+    if options.compile:
         model.transformer.compile(dynamic=True)  # sentences have all lengths
     trained = wrapped(model, world)
-    pace = Pace(at, epochs)
+    pace = Pace(at, options.epochs)
     pace.restart(at.share(limits))
     agreeing = 1 if world.size == 1 else AGREE_EVERY
     saved = shown = time.monotonic()
 
     with (
-        products(precision, device) as autocast,
+        products(options.precision, device) as autocast,
         Interrupts() as interrupts,
         best_kept(at, folder, world),
     ):
         search = replace(search, autocast=autocast)
         watch = watching(pace, progress, interrupts)
-        obstacle = why_not_captured(capture, compile, device, world.size)
-        captured = None if obstacle is not None else capturing(model, label_smoothing, autocast)
-        if device.type == "cuda" and world.first and capture and obstacle is not None:
+        obstacle = why_not_captured(options.capture, options.compile, device, world.size)
+        captured = (
+            None if obstacle is not None else capturing(model, options.label_smoothing, autocast)
+        )
+        if device.type == "cuda" and world.first and options.capture and obstacle is not None:
             logger.warning("batches are launched, not replayed as CUDA graphs: %s", obstacle)
         if not at.over(limits) and world.first:
             folder.averaged.unlink(missing_ok=True)  # of a run that was to be shorter
         who = (at, model, data, rule, limits, world)
-        validate = partial(validated, *who, search=search, max_tokens=max_tokens, watch=watch)
-        if baseline and at.step == 0 and at.best is None:
+        validate = partial(
+            validated, *who, search=search, max_tokens=options.max_tokens, watch=watch
+        )
+        if options.baseline and at.step == 0 and at.best is None:
             at.epoch = 0
             try:
-                row = validate(average=1, bleu=bleu_every is not None)
+                row = validate(average=1, bleu=options.bleu_every is not None)
             except Stopped:  # the next life begins with it
                 at.epoch = 1
                 save(at, model, rule, folder, world)
@@ -214,7 +163,7 @@ def train_translator(
                     else:
                         with autocast_to(device, autocast):
                             at.nll += backward(
-                                trained, model, update, tokens, label_smoothing, device
+                                trained, model, update, tokens, options.label_smoothing, device
                             )
                     rule.step(1, 1, at.share(limits))
                     at.batch += len(update)
@@ -225,14 +174,17 @@ def train_translator(
                 if agreed:
                     at.clock = world.largest(limits.clock(at))
                 whole, over = at.batch == len(batches), at.over(limits)
-                due = validate_every is not None and at.step % validate_every == 0
+                due = options.validate_every is not None and at.step % options.validate_every == 0
                 if whole or over or due or at.broken_off:
                     at.loss = finite(at.mean_loss(world), at, rule, folder)
                     refuse_damaged(at, model, rule, folder)
                     at.tick_training()
-                    bleu = bleu_every is not None and (at.validations + 1) % bleu_every == 0
+                    bleu = (
+                        options.bleu_every is not None
+                        and (at.validations + 1) % options.bleu_every == 0
+                    )
                     try:
-                        row = validate(average=average, bleu=bleu)
+                        row = validate(average=options.average, bleu=bleu)
                     except Stopped:
                         at.broken_off = True
                         save(at, model, rule, folder, world)
@@ -252,7 +204,7 @@ def train_translator(
                     shown = now
                     at.loss = finite(at.mean_loss(world), at, rule, folder)
                     tell(folder, world, progress, pace.report(at.share(limits)))
-                urge = world.largest(2.0 * interrupts.asked + (now - saved >= save_every))
+                urge = world.largest(2.0 * interrupts.asked + (now - saved >= options.save_every))
                 if urge > 0.0:
                     refuse_damaged(at, model, rule, folder)
                     at.tick_training()
@@ -271,7 +223,7 @@ def train_translator(
         fit, test = None, None
         if world.first:
             with suppress(Stopped):  # all is saved: the same command tests again
-                fit, test = tested(at, model, data, folder, search, max_tokens, watch)
+                fit, test = tested(at, model, data, folder, search, options.max_tokens, watch)
         fit, test = world.from_first((fit, test))
         return TranslationOutcome(
             finished=test is not None,
