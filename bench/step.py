@@ -20,10 +20,11 @@ from torch.func import functional_call
 
 from drill.data import Segment, Vocabulary, sequence_lengths
 from drill.language_modeling import build
-from drill.language_modeling.state import Position
+from drill.language_modeling.state import LanguageModelState
 from drill.language_modeling.step import RecordedSteps
 from drill.training.build import rule as build_rule
 from drill.training.settings import Settings, recipe
+from drill.training.state import Limits
 
 BASE = "plain nn.LSTM + F.cross_entropy"
 RECIPES = {
@@ -174,7 +175,13 @@ def variants(setting: Setting) -> dict[str, Prepare]:
                 return launched
             steps = RecordedSteps(model, ids, rule, bptt=bptt, autocast=half, options=options)
             nll = torch.zeros((), dtype=torch.float64, device=device)
-            at = Position(sequence_lengths(1, bptt), None, nll=nll, text=0)
+            at = LanguageModelState(
+                limits=Limits(1, None, None),
+                epoch_size=len(ids),
+                lengths=sequence_lengths(1, bptt),
+                nll=nll,
+                text=0,
+            )
             segment = Segment(0, len(inputs), len(inputs))
 
             def replayed() -> list[Tensor]:

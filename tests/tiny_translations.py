@@ -20,11 +20,12 @@ from drill.layers import AdaptiveSoftmax, DeepResidual, MixtureOfSoftmaxes, Outp
 from drill.models import Transformer
 from drill.models.translator import Translator
 from drill.training.distributed import World
+from drill.training.loop import Outcome
 from drill.training.optim import AdamW, Rule
 from drill.training.options import TranslationOptions
 from drill.training.progress import Progress
 from drill.training.run.folder import RunFolder
-from drill.translation.train import TranslationOutcome, train_translator
+from drill.translation.train import train_translator
 
 WIDTH = 8
 
@@ -84,7 +85,7 @@ def small_training(
     world: World = World(),  # noqa: B008 - it is frozen
     progress: Callable[[Progress], None] | None = None,
     **options: Any,
-) -> TranslationOutcome:
+) -> Outcome:
     """Train in the folder ``path``, from the beginning or from where it stopped."""
     model = small_translator(layer, dropout=dropout, dtype=dtype) if model is None else model
     torch.manual_seed(11)

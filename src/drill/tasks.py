@@ -23,7 +23,6 @@ from drill.training.settings import TRANSLATION, Settings
 from drill.training.signals import pass_on
 from drill.translation.build import packages_of, rehearse_translation
 from drill.translation.run import train_translation
-from drill.translation.train import TranslationOutcome
 
 
 def train_run(
@@ -36,7 +35,7 @@ def train_run(
     opened: Callable[[str], None] | None = None,
     quiet: bool = False,
     pass_on_signals: bool = True,
-) -> Outcome | TranslationOutcome:
+) -> Outcome:
     """Train in ``folder``, from the beginning or from where a run of these settings stopped.
 
     The outcome is that of ``train`` or, for a translator, that of ``train_translator``.
@@ -57,7 +56,7 @@ def train_run(
     if place.type == "cuda":
         torch.cuda.set_device(place)
     run = RunFolder(folder)
-    train_task: Callable[..., Outcome | TranslationOutcome] = train_language_model
+    train_task: Callable[..., Outcome] = train_language_model
     if settings.task == TRANSLATION:
         train_task = train_translation
     with world(place) as processes:
@@ -88,7 +87,7 @@ def refuse_faults(settings: Settings, folder: Path | str, made: Collection[Path]
         rehearse(settings)
 
 
-def _interrupted(outcome: Outcome | TranslationOutcome, run: RunFolder) -> str:
+def _interrupted(outcome: Outcome, run: RunFolder) -> str:
     if outcome.finished:
         return f"{run.path}: has ended all the same; the same call of train_run gives its outcome"
     return (

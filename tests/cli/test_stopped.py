@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from drill import tasks as run_training
-from drill.language_modeling import train as training
 from drill.translation import build as build_translation
 from tests.tiny_place import make_place
 from tests.tiny_translation_place import set_by_command, write_pairs
@@ -69,7 +68,7 @@ def test_files_of_others_stay(drill, place, monkeypatch):
 
 
 def test_a_run_that_was_to_go_on_stays_as_it_was(drill, place, monkeypatch):
-    monkeypatch.setattr(training, "restore", ctrl_c)
+    monkeypatch.setattr("drill.training.state.TrainingState.restore", ctrl_c)
     before = contents(place / "runs/tiny")
     code, _, err = drill(*COMMANDS["language_model"], "--device", "cpu")
     said = "stopped; runs/tiny is as it was saved last: the same command goes on"

@@ -8,15 +8,16 @@ from drill.data import Segment, sequence_lengths, training_segments
 from drill.kernels.lstm.lstm import LARGEST_PERSISTENT_BATCH, choose
 from drill.kernels.optimizer import sgd_step
 from drill.kernels.runtime import overlap as beside
-from drill.language_modeling.state import Position
+from drill.language_modeling.state import LanguageModelState
 from drill.language_modeling.step import RecordedSteps, Steps, steps, ways, why_not_recorded
 from drill.layers import AdaptiveSoftmax, DeepResidual, MixtureOfSoftmaxes, TiedSoftmax
 from drill.models import AwdLstm
 from drill.models.language_model import LanguageModel
 from drill.training.cuda_graphs import Graphs
 from drill.training.distributed import World
-from drill.training.loop import Glance
+from drill.training.loop import AsyncLoss
 from drill.training.optim import AdamW, Asgd, NtAsgd, Sgd
+from drill.training.state import Limits
 from tests.waiting import waiting_forbidden
 
 ROWS, BATCH, WORDS, BPTT = 120, 3, 17, 8
@@ -47,7 +48,9 @@ def text(device="cpu"):
 
 def position(device="cpu"):
     nll = torch.zeros((), dtype=torch.float64, device=device)
-    return Position(sequence_lengths(3, BPTT), None, nll=nll, text=0)
+    limits = Limits(1, None, None)
+    lengths = sequence_lengths(3, BPTT)
+    return LanguageModelState(limits=limits, epoch_size=ROWS, lengths=lengths, nll=nll, text=0)
 
 
 def run(kind, rule, device="cpu", layer=TiedSoftmax, epochs=3, **settings):
@@ -59,8 +62,8 @@ def run(kind, rule, device="cpu", layer=TiedSoftmax, epochs=3, **settings):
     losses = []
     for epoch in range(epochs):
         for segment in training_segments(ROWS, at.lengths):
-            step(at, segment, (epoch + at.row / ROWS) / epochs)
-            at.row += segment.length
+            step(at, segment, (epoch + at.position / ROWS) / epochs)
+            at.position += segment.length
         losses.append(float(at.nll))
         rule.epoch_ended(1.0)  # averaging starts where the rule knows how
         if epoch + 1 < epochs:
@@ -240,8 +243,8 @@ def test_lengths_beyond_the_most_graphs_are_launched_and_told_once(monkeypatch, 
 def test_a_cpu_is_looked_at_at_once():
     at = position()
     at.nll += 6.0
-    at.row = 3
-    assert Glance(CPU)(at, ALONE) == 2.0
+    at.position = 3
+    assert AsyncLoss(CPU)(at, ALONE) == 2.0
 
 
 def with_unused(embedding):
@@ -369,9 +372,9 @@ def test_one_line_says_how_a_run_is_trained(caplog):
 
 @pytest.mark.gpu
 def test_a_glance_at_a_gpu_does_not_wait():
-    at, glance = position("cuda"), Glance(torch.device("cuda"))
+    at, glance = position("cuda"), AsyncLoss(torch.device("cuda"))
     at.nll += 6.0
-    at.row = 3
+    at.position = 3
     assert glance(at, ALONE) is None
     torch.cuda.synchronize()
     assert glance(at, ALONE) == 2.0

@@ -470,7 +470,7 @@ def test_steps_and_validation_run_under_the_autocast_of_the_precision(
 
 
 def test_progress_is_told_and_a_row_ends_every_epoch(tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "SHOW_EVERY", 0.0)
+    monkeypatch.setattr("drill.training.loop.SHOW_EVERY", 0.0)
     told: list[Progress] = []
     small_run(tmp_path, epochs=2, progress=told.append)
     ends = [report for report in told if report.row is not None]

@@ -108,7 +108,7 @@ def test_without_a_checkpoint_the_end_of_the_epoch_finds_it(tmp_path):
 
 
 def test_a_look_at_the_loss_finds_it_within_the_epoch(tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "SHOW_EVERY", 0.0)
+    monkeypatch.setattr("drill.training.loop.SHOW_EVERY", 0.0)
     assert "in epoch 1, before step 4" in poisoned(tmp_path, 3, math.nan)
 
 

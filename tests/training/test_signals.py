@@ -133,17 +133,21 @@ def test_a_run_ends_cleanly_with_what_it_has_learnt(tmp_path, number):
     assert unlike(all_of(tmp_path / "run"), all_of(tmp_path / "whole")) == []
 
 
-def test_a_signal_while_validating_is_heard_at_the_next_step(tmp_path, monkeypatch):
-    validate = training._validate
+@BOTH
+def test_a_signal_while_validating_ends_that_and_the_next_run_starts_with_it(
+    tmp_path, monkeypatch, number
+):
+    real = training.perplexity
 
-    def interrupted(*arguments: object) -> dict:
-        os.kill(os.getpid(), signal.SIGINT)
-        return validate(*arguments)
+    def interrupted(*arguments: object, **options: object) -> object:
+        os.kill(os.getpid(), number)
+        return real(*arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(training, "_validate", interrupted)
+        patch.setattr(training, "perplexity", interrupted)
         outcome = small_run(tmp_path / "run")
-    assert (outcome.finished, outcome.epoch, outcome.best_epoch) == (False, 2, 1)
+    assert (outcome.finished, outcome.epoch, outcome.best_epoch) == (False, 1, 0)
+    assert not RunFolder(tmp_path / "run").metrics.exists()
     small_run(tmp_path / "run")
     small_run(tmp_path / "whole")
     assert unlike(all_of(tmp_path / "run"), all_of(tmp_path / "whole")) == []

@@ -15,10 +15,9 @@ from pathlib import Path
 
 import torch
 
-from drill.language_modeling import train as training
+from drill.training import loop
 from drill.training.distributed import World, world
 from drill.training.run.folder import RunFolder
-from drill.translation import train as translation_training
 from tests.tiny_runs import RULES, after, bits, interrupted_after, small_model, small_run
 from tests.tiny_translations import small_rule, small_training
 
@@ -100,8 +99,7 @@ def last_run(folder: Path, mine: World, dies: bool) -> None:
 
 def main(folder: Path) -> None:
     logging.basicConfig()
-    translation_training.AGREE_EVERY = 3
-    training.AGREE_EVERY = 3  # an epoch of these has eleven steps
+    loop.AGREE_EVERY = 3  # an epoch of these has eleven steps
     life = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     with world(torch.device("cpu"), timeout=60.0) as mine:
         if life == 0:

@@ -13,10 +13,12 @@ import torch
 import drill.translation.search.search as searching
 from drill.errors import CheckpointError, MemoryShort, RunFolderError
 from drill.models.translator import Translator
+from drill.training import loop as training_loop
 from drill.training.run import checkpoint
 from drill.training.run.folder import RunFolder
 from drill.translation import train as translation_training
 from drill.translation import validate as translation_testing
+from drill.translation.state import TranslationState
 from drill.translation.translate import Search
 from tests.tiny_runs import (
     after,
@@ -80,19 +82,23 @@ def averaged(tmp_path_factory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("name", ["averaged", "translated"])
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(TranslationState, "average_recent"), (translation_testing, "translated")],
+    ids=["mean", "test"],
+)
 def test_a_signal_in_the_test_ends_it_and_the_next_life_tests(
-    tmp_path, monkeypatch, averaged, name, number
+    tmp_path, monkeypatch, averaged, owner, name, number
 ):
     """All is saved by then, so nothing but the test is done again."""
-    real = getattr(translation_testing, name)
+    real = getattr(owner, name)
 
     def interrupted(*arguments: object, **options: object) -> object:
         os.kill(os.getpid(), number)
         return real(*arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(translation_testing, name, interrupted)
+        patch.setattr(owner, name, interrupted)
         outcome = small_training(tmp_path / "run", average=2)
     assert (outcome.finished, outcome.interrupted, outcome.test) == (False, True, None)
     assert outcome.epoch == 3
@@ -138,7 +144,7 @@ def test_a_signal_in_a_validation_ends_it_and_the_next_life_begins_with_it(
         outcome = small_training(tmp_path / "run", **LIMITED)
     assert (outcome.finished, outcome.interrupted) == (False, True)
     assert len(kinds(tmp_path / "run")) == which - 1  # the line of a validation is written once
-    assert RunFolder(tmp_path / "run").load_last()[1]["broken_off"]
+    assert RunFolder(tmp_path / "run").load_last()[1]["validation_pending"]
     assert small_training(tmp_path / "run", **LIMITED).finished
     assert unlike(all_of(tmp_path / "run"), limited) == []
 
@@ -212,7 +218,7 @@ def test_a_signal_that_comes_after_the_test_is_told(tmp_path, monkeypatch):
 def test_validations_and_the_test_are_shown(tmp_path, monkeypatch, line_by_line):
     """Batch by batch, and not all at once when all is done."""
     told = []
-    monkeypatch.setattr(translation_testing, "SHOW_EVERY", 0.0)
+    monkeypatch.setattr(training_loop, "SHOW_EVERY", 0.0)
 
     def show(report):
         if report.work is not None:
@@ -245,7 +251,7 @@ def test_a_finished_run_gives_its_outcome_again_without_training(tmp_path, monke
 
 def test_texts_that_changed_are_noticed(tmp_path):
     small_training(tmp_path, rule=interrupted_after(5, small_rule()))
-    with pytest.raises(RunFolderError, match="the texts have changed since this run was saved"):
+    with pytest.raises(RunFolderError, match="the text has changed since this run was saved"):
         small_training(tmp_path, data=small_data(train=59))
 
 
@@ -253,7 +259,7 @@ def test_a_checkpoint_that_lacks_something_is_named(tmp_path):
     small_training(tmp_path, rule=interrupted_after(5, small_rule()))
     folder = RunFolder(tmp_path)
     tensors, numbers = folder.load_last()
-    del numbers["validated"]
+    del numbers["validations"]
     checkpoint.save(folder.last, tensors, numbers)
     with pytest.raises(CheckpointError, match="does not fit this run"):
         small_training(tmp_path)

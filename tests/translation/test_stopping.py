@@ -63,12 +63,12 @@ def test_where_a_limit_falls_says_nothing_of_patience(tmp_path, scripted, monkey
     cut = {"updates": 2 * epoch + 1}
     if limit == "max_minutes":
         clocks = iter([0.0] * (2 * epoch + 1) + [1.0] * 100)  # asked for once before all updates
-        monkeypatch.setattr("drill.training.state.Limits.clock", lambda limits, at: next(clocks))
+        monkeypatch.setattr("drill.training.state.Limits.time_fraction", lambda *_: next(clocks))
         cut = {"max_minutes": 60.0}
     outcome = small_training(tmp_path, epochs=4, patience=0, **cut)
     assert [row["step"] for row in validations(tmp_path)] == [epoch, 2 * epoch, 2 * epoch + 1]
     assert (outcome.finished, outcome.stopped) == (True, False)
-    monkeypatch.setattr("drill.training.state.Limits.clock", lambda limits, at: 0.0)
+    monkeypatch.setattr("drill.training.state.Limits.time_fraction", lambda *_: 0.0)
     further = small_training(tmp_path, epochs=4, patience=0)
     assert (further.epoch, further.stopped) == (4, False)
 

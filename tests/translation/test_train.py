@@ -17,7 +17,7 @@ from drill.training.run import checkpoint
 from drill.training.run.folder import RunFolder
 from drill.translation import validate as translation_testing
 from drill.translation.loss import translation_loss
-from drill.translation.state import averaged as mean_of_weights
+from drill.translation.state import TranslationState
 from tests.tiny_runs import (
     after,
     all_of,
@@ -81,15 +81,17 @@ def better_means(monkeypatch):
     """The loss of a mean of weights counts half: whether one is better is no matter of luck."""
     asked: list[bool] = []
 
+    real = TranslationState.average_recent
+
     def averaged(*arguments):
         asked.append(True)
-        return mean_of_weights(*arguments)
+        return real(*arguments)
 
     def loss(*arguments, **options):
         found = translation_loss(*arguments, **options)
         return replace(found, nll=found.nll / 2) if asked and asked.pop() else found
 
-    monkeypatch.setattr(translation_testing, "averaged", averaged)
+    monkeypatch.setattr(TranslationState, "average_recent", averaged)
     monkeypatch.setattr(translation_testing, "translation_loss", loss)
 
 

@@ -26,7 +26,7 @@ from drill.training.progress import duration
 from drill.training.run.folder import RunFolder
 from drill.training.run.resume import settings_to_go_on
 from drill.training.settings import Settings, recipe, resolved
-from drill.translation.train import TranslationOutcome
+from drill.translation.evaluate import Translated
 
 Changes = Annotated[
     list[str] | None,
@@ -229,7 +229,7 @@ def _remarks(display: TrainingDisplay) -> Iterator[None]:
         log.setLevel(before)
 
 
-def _print_outcome(outcome: Outcome | TranslationOutcome, folder: Path) -> None:
+def _print_outcome(outcome: Outcome, folder: Path) -> None:
     if not outcome.finished:
         note(
             f"stopped in epoch {outcome.epoch}; all is saved: the same command goes on, or "
@@ -238,7 +238,7 @@ def _print_outcome(outcome: Outcome | TranslationOutcome, folder: Path) -> None:
         return
     assert outcome.valid is not None
     assert outcome.test is not None
-    if isinstance(outcome, TranslationOutcome):
+    if isinstance(outcome.test, Translated):
         tested = f"BLEU {outcome.test.scores.bleu:.2f}  exact {outcome.test.exact:.1%}"
     else:
         tested = f"perplexity {outcome.test.perplexity:.2f}"

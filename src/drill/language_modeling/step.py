@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from drill.data import Segment, inputs_and_targets
 from drill.kernels.runtime.overlap import room_for
-from drill.language_modeling.state import Position
+from drill.language_modeling.state import LanguageModelState
 from drill.layers import MatrixLayer, MixtureOfSoftmaxes
 from drill.models.encoder import State
 from drill.models.language_model import LanguageModel
@@ -58,15 +58,15 @@ class Steps:
         self.trained, self.data, self.rule, self.bptt = trained, data, rule, bptt
         self.autocast, self.micro_batch, self.options = autocast, micro_batch, options
 
-    def __call__(self, at: Position, segment: Segment, progress: float) -> None:
-        """Train on one segment; adds its loss to ``at.nll`` and carries ``at.hidden``."""
+    def __call__(self, state: LanguageModelState, segment: Segment, progress: float) -> None:
+        """Train on one segment; adds its loss to ``state.nll`` and carries ``state.hidden``."""
         inputs, targets = inputs_and_targets(self.data, segment)  # (T, B) each
         with autocast_to(self.data.device, self.autocast):
-            nll, at.hidden = backward(
-                self.trained, inputs, targets, at.hidden, self.micro_batch, self.options
+            nll, state.hidden = backward(
+                self.trained, inputs, targets, state.hidden, self.micro_batch, self.options
             )
         self.rule.step(segment.sampled_length, self.bptt, progress)
-        at.nll += nll * segment.length
+        state.nll += nll * segment.length
 
 
 class RecordedSteps(Steps):
@@ -91,7 +91,7 @@ class RecordedSteps(Steps):
         self.model = trained
         self.graphs = graphs or Graphs(data.device, instead="set training.capture=false")
         self.ids = data.new_empty((0, data.shape[1]))  # (longest + 1, B)
-        self.state: State | None = None
+        self.hidden: State | None = None
         self.seen: Counter[int] = Counter()
         self.phase: object = None
         self.modules, self.parameters = list(trained.modules()), list(trained.parameters())
@@ -100,9 +100,9 @@ class RecordedSteps(Steps):
         self.replays: dict[int, Replay] = {}
         self._told_of_the_most = False
 
-    def __call__(self, at: Position, segment: Segment, progress: float) -> None:
+    def __call__(self, state: LanguageModelState, segment: Segment, progress: float) -> None:
         length = segment.length
-        self._carry(at)
+        self._carry(state)
         self._make_room(length)
         self.rule.prepare(progress)
         self._look_for_changes()
@@ -110,12 +110,12 @@ class RecordedSteps(Steps):
         self.seen[length] += 1
         new = length not in self.replays
         if self.obstacle is not None or (new and not self._comes_again(length)):
-            self.graphs.warm_up(lambda: self._launch(at, segment, progress))
+            self.graphs.warm_up(lambda: self._launch(state, segment, progress))
             return
         self.rule.announce(segment.sampled_length, self.bptt, progress)
         if new:
             self.replays[length] = self.graphs.record(
-                lambda: self._work(at, length, self.rule.apply)
+                lambda: self._work(state, length, self.rule.apply)
             )
         self.replays[length]()
         self.rule.replayed()
@@ -136,7 +136,7 @@ class RecordedSteps(Steps):
             )
         return False
 
-    def _launch(self, at: Position, segment: Segment, progress: float) -> None:
+    def _launch(self, state: LanguageModelState, segment: Segment, progress: float) -> None:
         def step() -> None:
             found = self.rule.why_launched()
             if found is not None and self.obstacle is None:
@@ -145,18 +145,18 @@ class RecordedSteps(Steps):
                 logger.info("training: steps are launched one by one: %s", found)
             self.rule.step(segment.sampled_length, self.bptt, progress)
 
-        self._work(at, segment.length, step)
+        self._work(state, segment.length, step)
 
-    def _work(self, at: Position, length: int, step: Callable[[], None]) -> None:
+    def _work(self, state: LanguageModelState, length: int, step: Callable[[], None]) -> None:
         """Forward, backward, and ``step`` with the gradients."""
-        assert self.state is not None
+        assert self.hidden is not None
         inputs, targets = self.ids[:length], self.ids[1 : length + 1]
         with autocast_to(self.data.device, self.autocast), room_for(self.parameters):
-            loss = self.model(inputs, targets, self.state, **self.options)
+            loss = self.model(inputs, targets, self.hidden, **self.options)
             loss.total.backward()
         step()
-        at.nll += loss.nll * length
-        torch._foreach_copy_(_flat(self.state), _flat(loss.state))
+        state.nll += loss.nll * length
+        torch._foreach_copy_(_flat(self.hidden), _flat(loss.state))
 
     def _look_for_changes(self) -> None:
         """Forget graphs of what is no longer so."""
@@ -167,16 +167,16 @@ class RecordedSteps(Steps):
             self.replays.clear()
             self.phase, self.granted = self.rule.phase, now
 
-    def _carry(self, at: Position) -> None:
-        """From now on the state of ``at`` is the one that graphs read and write."""
-        if self.state is None:
+    def _carry(self, state: LanguageModelState) -> None:
+        """From now on ``state.hidden`` is the one that graphs read and write."""
+        if self.hidden is None:
             made = self.model.initial_state(self.data.shape[1])
-            self.state = tuple(tuple(tensor.clone() for tensor in layer) for layer in made)
-        if at.hidden is None:
-            torch._foreach_zero_(_flat(self.state))
-        elif at.hidden is not self.state:
-            torch._foreach_copy_(_flat(self.state), _flat(at.hidden))
-        at.hidden = self.state
+            self.hidden = tuple(tuple(tensor.clone() for tensor in layer) for layer in made)
+        if state.hidden is None:
+            torch._foreach_zero_(_flat(self.hidden))
+        elif state.hidden is not self.hidden:
+            torch._foreach_copy_(_flat(self.hidden), _flat(state.hidden))
+        state.hidden = self.hidden
 
     def _make_room(self, length: int) -> None:
         if self.ids.shape[0] > length:

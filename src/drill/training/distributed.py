@@ -13,9 +13,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from drill.data import DataError
+from drill.layers import MatrixLayer, MixtureOfSoftmaxes, SampledSoftmax
+from drill.models.language_model import LanguageModel
+from drill.models.translator import Translator
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,10 @@ class World:
         dist.all_reduce(held, op=dist.ReduceOp.MAX, group=self.control)
         return float(held)
 
+    def any(self, flag: bool) -> bool:
+        """Whether it is so in at least one process."""
+        return self.largest(float(flag)) > 0.0
+
     def sum(self, value: float) -> float:
         if self.size == 1:
             return value
@@ -85,6 +93,16 @@ class World:
         parts = [torch.empty_like(own) for _ in range(self.size)]
         dist.all_gather(parts, own, group=self.control)
         return parts
+
+
+def data_parallel(model: LanguageModel | Translator, world: World) -> nn.Module:
+    """The model as several processes train it: its gradients are means over them."""
+    if world.size == 1:
+        return model
+    # A step of an adaptive softmax need not touch every parameter; nor may one of another layer.
+    whole = (MatrixLayer, MixtureOfSoftmaxes, SampledSoftmax)
+    unused = not isinstance(model.layer, whole)
+    return DistributedDataParallel(model, find_unused_parameters=unused)
 
 
 PATIENCE = 7 * 86_400.0

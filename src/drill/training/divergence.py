@@ -1,4 +1,4 @@
-"""Training that cannot go on, told in a sentence; nothing that was learnt before is lost."""
+"""Training that cannot go on: an error that says where, and the best weights are kept."""
 
 import math
 from collections.abc import Iterator
@@ -12,37 +12,38 @@ from drill.kernels.lstm.persistent.recurrence import STALLED, Stalled, take_stal
 from drill.training.distributed import World
 from drill.training.optim import Rule
 from drill.training.run.folder import RunFolder
-from drill.training.state import Standing, keep_best
+from drill.training.state import TrainingState
 
 
-def finite(loss: float, at: Standing, rule: Rule, folder: RunFolder) -> float:
+def finite(loss: float, state: TrainingState, optimizer: Rule, run: RunFolder) -> float:
     """``loss``, or Diverged where training cannot go on from it."""
     if math.isfinite(loss):
         return loss
     last = (
-        f"the last good checkpoint is {folder.last}"
-        if folder.last.exists()
+        f"the last good checkpoint is {run.last}"
+        if run.last.exists()
         else "no checkpoint was due before that"
     )
-    if at.best is not None:
-        of = f"those of epoch {at.best_epoch}" if at.best_epoch else "those it began with"
-        last += f"; the best weights, {of}, are {folder.best}"
+    if state.best is not None:
+        of = f"those of epoch {state.best_epoch}" if state.best_epoch else "those it began with"
+        last += f"; the best weights, {of}, are {run.best}"
     if take_stall():
         raise Diverged(
-            f"{STALLED}, before step {at.step} of epoch {at.epoch}; {last}; run the same command "
-            "on a free GPU, or with --set encoder.impl=cudnn"
+            f"{STALLED}, before step {state.step} of epoch {state.epoch}; {last}; run the same "
+            "command on a free GPU, or with --set encoder.impl=cudnn"
         )
     raise Diverged(
-        f"the loss became {loss} in epoch {at.epoch}, before step {at.step}, at lr {rule.now:g}; "
-        f"{last}; train under another name with a lower rate, for example "
-        f"--set optimizer.lr={rule.lr / 2:g}"
+        f"the loss became {loss} in epoch {state.epoch}, before step {state.step}, at lr "
+        f"{optimizer.now:g}; {last}; train under another name with a lower rate, for example "
+        f"--set optimizer.lr={optimizer.lr / 2:g}"
     )
 
 
-def refuse_damaged(at: Standing, model: nn.Module, rule: Rule, folder: RunFolder) -> None:
+def refuse_damaged(state: TrainingState, model: nn.Module, optimizer: Rule, run: RunFolder) -> None:
     """No checkpoint may hold what no training comes back from."""
     norms = torch._foreach_norm([p.detach() for p in model.parameters()])
-    finite(float(torch.stack([norm.float() for norm in norms]).sum() + at.nll), at, rule, folder)
+    total = torch.stack([norm.float() for norm in norms]).sum() + state.nll
+    finite(float(total), state, optimizer, run)
 
 
 @contextmanager
@@ -62,11 +63,11 @@ def diverged_if_nan(what: str, if_stalled: str = "") -> Iterator[None]:
 
 
 @contextmanager
-def best_kept(at: Standing, folder: RunFolder, world: World) -> Iterator[None]:
+def best_kept(state: TrainingState, run: RunFolder, world: World) -> Iterator[None]:
     """Training that diverges inside loses none of the best weights."""
     try:
         yield
     except Diverged:
         if world.first:
-            keep_best(at, folder)
+            state.save_best(run)
         raise

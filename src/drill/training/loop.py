@@ -1,26 +1,300 @@
-"""What the training loops of both tasks share."""
+"""The training loop of both tasks, read top to bottom in ``fit``.
 
-from collections.abc import Callable
-from dataclasses import dataclass
+A task says what a step, a validation and the test are. The loop logs, validates, keeps the best
+weights and saves all of it every so often, so that a run which was killed goes on as if nothing had
+happened.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
-from drill.language_modeling.perplexity import Perplexity
-from drill.language_modeling.state import Position
-from drill.layers import MatrixLayer, MixtureOfSoftmaxes, SampledSoftmax
-from drill.models.language_model import LanguageModel
-from drill.models.translator import Translator
 from drill.training.distributed import World
-from drill.training.progress import Progress
+from drill.training.divergence import best_kept, finite, refuse_damaged
+from drill.training.optim import Rule
+from drill.training.options import TrainingOptions
+from drill.training.precision import products
+from drill.training.progress import Progress, Speed
 from drill.training.run.folder import RunFolder
+from drill.training.signals import Interrupts
+from drill.training.state import Score, TrainingState
 
 TRAINING_LOG = "drill.training"
 """The logger that says on a GPU how a run is trained; `drill train` shows it."""
 
+SHOW_EVERY = 0.5  # seconds between two reports of progress
+AGREE_EVERY = 20  # steps between two agreements of several processes on saving and stopping
 
-class Glance:
+Watch = Callable[[str], Callable[[int, int], None]]
+"""The name of some work -> what is called with how much of it is done, and with all there is."""
+
+
+class Interrupted(Exception):
+    """Ctrl-C or SIGTERM came during a validation or a test, whose result is lost."""
+
+
+class Task(Protocol):
+    """What differs between the tasks. A task has its model, data, optimizer and processes."""
+
+    @property
+    def model(self) -> nn.Module: ...
+
+    @property
+    def state(self) -> TrainingState: ...
+
+    @property
+    def validate_every(self) -> int | None:
+        """Steps; the end of an epoch is always validated."""
+
+    def prepare(self, autocast: torch.dtype | None) -> None:
+        """Called once, when the state is restored and the precision is set."""
+
+    def batches(self) -> Iterator[Any]:
+        """The rest of the current epoch, from ``state.position`` on."""
+
+    def step(self, batch: Any) -> None:
+        """Train on a batch: add to ``state.nll``, ``position`` and ``tokens``."""
+
+    def validate(self, watch: Watch) -> tuple[Score, dict[str, Any]]:
+        """The score, and more for its line of metrics. Only the main process calls it."""
+
+    def test(self, watch: Watch) -> tuple[Score, Any]:
+        """Test the best weights and write the line of metrics; gives valid and test scores.
+
+        Only the main process calls it.
+        """
+
+    def read_test(self, row: dict[str, Any]) -> tuple[Score, Any]:
+        """What ``test`` gave, from the line that it wrote."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a run. An unfinished one was interrupted and can go on."""
+
+    finished: bool
+    epoch: int
+    best_epoch: int
+    valid: Any  # Perplexity or TranslationLoss; None before the first validation
+    test: Any  # Perplexity or Translated; None if unfinished
+    elapsed: float  # seconds, summed over resumes
+    interrupted: bool = False  # by Ctrl-C or SIGTERM, even if too late to leave anything undone
+    out_of_time: bool = False  # ended by max_minutes: a larger one goes on
+    stopped: bool = False  # ended by patience: validations no longer improve
+    signal: int | None = None  # which one; None if another process was interrupted
+
+
+def fit(
+    task: Task,
+    run: RunFolder,
+    optimizer: Rule,
+    options: TrainingOptions,
+    *,
+    world: World = World(),  # noqa: B008 - it is frozen
+    progress: Callable[[Progress], None] | None = None,
+) -> Outcome:
+    """Train until the first limit, then test the best weights.
+
+    Goes on from the last checkpoint in ``run``. A run that was tested and is at a limit returns its
+    result again. Ctrl-C and SIGTERM end the step or the validation, save and return an unfinished
+    outcome; the next call starts with an interrupted validation.
+    """
+    model, state = task.model, task.state
+    device = next(model.parameters()).device
+    optimizer.begin(model.named_parameters())
+    resumed = state.restore(model, optimizer, run, world)
+    state.agree_on_time(world)
+    tested = run.test_row() if resumed and state.is_done() else None
+    if tested is not None:  # nothing is measured again, and nothing written
+        valid, test = task.read_test(tested)
+        return _finished(state, valid, test, tested["elapsed"])
+    if state.cut_metrics(run, world):
+        state.save(model, optimizer, run, world)
+    if not resumed and world.rank > 0:
+        torch.manual_seed(options.seed + world.rank)  # every process drops other things
+    speed = Speed(state)
+    agree_every = 1 if world.size == 1 else AGREE_EVERY
+    saved = shown = time.monotonic()
+
+    with (
+        products(options.precision, device) as autocast,
+        Interrupts() as interrupts,
+        best_kept(state, run, world),
+    ):
+        task.prepare(autocast)
+        watch = _watch(speed, progress, interrupts)
+
+        # validate the initial weights
+        if options.baseline and state.step == 0 and state.best is None:
+            state.epoch = 0
+            try:
+                row = _validate(task, optimizer, world, watch)
+            except Interrupted:
+                state.epoch = 1
+                state.save(model, optimizer, run, world)
+                return _unfinished(state, interrupts)
+            _report(run, world, progress, speed.report(row | {"kind": "epoch"}))
+            state.next_epoch()
+            speed.restart()
+
+        model.train()
+        batches, async_loss = task.batches(), AsyncLoss(device)
+        while not state.is_done():
+            # train
+            if not state.validation_pending:
+                task.step(next(batches))
+                state.step += 1
+            agreed = state.step % agree_every == 0
+            if agreed:
+                state.agree_on_time(world)
+
+            # log
+            if agreed and (world.size > 1 or time.monotonic() - shown >= SHOW_EVERY):
+                shown = time.monotonic()
+                loss = async_loss(state, world)
+                if loss is not None:
+                    state.loss = finite(loss, state, optimizer, run)
+                _report(run, world, progress, speed.report())
+
+            # validate
+            epoch_done, every = state.epoch_done(), task.validate_every
+            due = every is not None and state.step % every == 0
+            if epoch_done or due or state.limit_reached() or state.validation_pending:
+                state.loss = finite(state.mean_loss(world), state, optimizer, run)
+                refuse_damaged(state, model, optimizer, run)
+                state.tick_training()
+                try:
+                    row = _validate(task, optimizer, world, watch)
+                except Interrupted:
+                    state.validation_pending = True
+                    state.save(model, optimizer, run, world)
+                    return _unfinished(state, interrupts)
+                if state.stopper is not None and (epoch_done or due):  # not by where a limit fell
+                    state.stopper.update(row["valid_loss"])
+                row["kind"] = "epoch" if epoch_done else "validation"
+                _report(run, world, progress, speed.report(row))
+                if epoch_done:
+                    optimizer.epoch_ended(row["valid_loss"])
+                    state.next_epoch()
+                    batches, async_loss = task.batches(), AsyncLoss(device)
+                speed.restart()
+            if not agreed or state.is_done():
+                continue
+
+            # save if due; stop?
+            stop = world.any(interrupts.asked)
+            save_due = world.any(time.monotonic() - saved >= options.save_every)
+            if stop or save_due:
+                refuse_damaged(state, model, optimizer, run)
+                state.tick_training()
+                state.save(model, optimizer, run, world)
+                saved = time.monotonic()
+            if stop:
+                return _unfinished(state, interrupts)
+
+        # test
+        state.save(model, optimizer, run, world)
+        result = None
+        if world.first:
+            with suppress(Interrupted):  # all is saved: the same command tests again
+                result = task.test(watch)
+        valid, test = world.from_first(result) or (state.best, None)
+        ended = _finished(state, valid, test, state.elapsed)
+        late = world.any(interrupts.asked)
+        return replace(ended, interrupted=late, signal=interrupts.number)
+
+
+def _validate(task: Task, optimizer: Rule, world: World, watch: Watch) -> dict[str, Any]:
+    """Copy the weights if they are the best so far; gives the line of metrics.
+
+    All processes raise Interrupted if the main one was interrupted; the state is then as before.
+    """
+    state, averaged = task.state, optimizer.averaging
+    with optimizer.evaluated():
+        found = None
+        if world.first:
+            with suppress(Interrupted):  # the others wait for the result
+                found = task.validate(watch)
+        found = world.from_first(found)
+        if found is None:
+            raise Interrupted
+        score, more = found
+        better = state.update_best(score, task.model)
+    state.tick()
+    lr = optimizer.rate(state.progress())
+    return state.metrics(score, lr=lr, averaged=averaged, best=better) | more
+
+
+def _watch(
+    speed: Speed, progress: Callable[[Progress], None] | None, interrupts: Interrupts
+) -> Watch:
+    """Reports work a few times a second, and ends it when an interrupt came."""
+
+    def watch(work: str) -> Callable[[int, int], None]:
+        shown = time.monotonic()
+
+        def count(done: int, total: int) -> None:
+            nonlocal shown
+            if interrupts.asked:
+                raise Interrupted
+            if progress is None or time.monotonic() - shown < SHOW_EVERY:
+                return
+            shown = time.monotonic()
+            progress(replace(speed.report(), work=work, share=done / total))
+
+        return count
+
+    return watch
+
+
+def _report(
+    run: RunFolder,
+    world: World,
+    progress: Callable[[Progress], None] | None,
+    report: Progress,
+) -> None:
+    """The main process writes the line of metrics and shows the progress."""
+    if not world.first:
+        return
+    if report.row is not None:
+        run.append(report.row)
+    if progress is not None:
+        progress(report)
+
+
+def _unfinished(state: TrainingState, interrupts: Interrupts) -> Outcome:
+    return Outcome(
+        finished=False,
+        epoch=state.epoch,
+        best_epoch=state.best_epoch,
+        valid=state.best,
+        test=None,
+        elapsed=state.elapsed,
+        interrupted=True,
+        signal=interrupts.number,
+    )
+
+
+def _finished(state: TrainingState, valid: Score, test: Any, elapsed: float) -> Outcome:
+    """``test`` is None if the test was interrupted."""
+    return Outcome(
+        finished=test is not None,
+        epoch=state.last_epoch(),
+        best_epoch=state.best_epoch,
+        valid=valid,
+        test=test,
+        elapsed=elapsed,
+        out_of_time=not state.complete(),
+        stopped=state.stopped(),
+    )
+
+
+class AsyncLoss:
     """The mean loss of the epoch so far, without waiting for the device.
 
     On a GPU a call reads what an earlier one has sent for: a moment old, None at first.
@@ -31,68 +305,16 @@ class Glance:
         self.sent: tuple[Tensor, torch.cuda.Event, int] | None = None
         self.value: float | None = None
 
-    def __call__(self, at: Position, world: World) -> float | None:
+    def __call__(self, state: TrainingState, world: World) -> float | None:
         if self.waits or world.size > 1:
-            return at.mean_loss(world)
+            return state.mean_loss(world)
         if self.sent is not None and self.sent[1].query():
-            seen, _, rows = self.sent
-            self.value, self.sent = float(seen) / max(1, rows), None
+            nll, _, terms = self.sent
+            self.value, self.sent = float(nll) / max(1, terms), None
         if self.sent is None:
-            seen = torch.empty((), dtype=at.nll.dtype, pin_memory=True)
-            seen.copy_(at.nll, non_blocking=True)
+            nll = torch.empty((), dtype=state.nll.dtype, pin_memory=True)
+            nll.copy_(state.nll, non_blocking=True)
             event = torch.cuda.Event()
             event.record()
-            self.sent = (seen, event, at.row)
+            self.sent = (nll, event, state.loss_terms())
         return self.value
-
-
-SHOW_EVERY = 0.5  # seconds between two looks at the loss
-
-
-AGREE_EVERY = 20  # steps between two agreements of several processes on saving and stopping
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a run has come to. Unfinished, it was interrupted and can go on."""
-
-    finished: bool
-    epoch: int
-    best_epoch: int
-    valid: Perplexity | None
-    test: Perplexity | None
-    elapsed: float  # seconds of training, resumed or not
-    interrupted: bool = False  # by Ctrl-C or SIGTERM, be it too late to leave anything undone
-    out_of_time: bool = False  # ended by max_minutes: a larger one goes on
-    stopped: bool = False  # ended by patience: validations no longer improve
-    signal: int | None = None  # which one; None where another process was interrupted
-
-
-def tell(
-    folder: RunFolder,
-    world: World,
-    progress: Callable[[Progress], None] | None,
-    report: Progress,
-) -> None:
-    """The first process writes the line of metrics and shows the progress."""
-    if not world.first:
-        return
-    if report.row is not None:
-        folder.append(report.row)
-    if progress is not None:
-        progress(report)
-
-
-def wrapped(model: LanguageModel | Translator, world: World) -> nn.Module:
-    """The model as several processes train it: its gradients are means over them."""
-    if world.size == 1:
-        return model
-    # A step of an adaptive softmax need not touch every parameter; nor may one of another layer.
-    whole = (MatrixLayer, MixtureOfSoftmaxes, SampledSoftmax)
-    unused = not isinstance(model.layer, whole)
-    return DistributedDataParallel(model, find_unused_parameters=unused)
-
-
-def widest(device: torch.device) -> torch.dtype:
-    """For sums over many steps."""
-    return torch.float32 if device.type == "mps" else torch.float64

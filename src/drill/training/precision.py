@@ -66,6 +66,11 @@ def autocast_to(device: torch.device, dtype: torch.dtype | None) -> Any:
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
 
 
+def sum_dtype(device: torch.device) -> torch.dtype:
+    """For sums over many steps: float64, but on Apple GPUs, which have none."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Inside, ``model`` is in eval mode; after, each of its modules is in the mode it was in."""

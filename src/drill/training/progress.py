@@ -6,14 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from drill.language_modeling.state import Position
-from drill.training.state import Limits
-from drill.translation.state import TranslationPosition
+from drill.training.state import TrainingState
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands: told a few times a second, and with ``row`` at the end of an epoch.
+    """Where a run stands, a few times a second, and with ``row`` after a validation.
 
     With ``work`` no updates are made: ``share`` is that of a validation or a test.
     """
@@ -30,60 +28,28 @@ class Progress:
 
 
 class Speed:
-    """How fast an epoch goes, and how long the rest will take."""
+    """How fast a run trains, and how long the rest will take."""
 
-    def __init__(self, at: Position, rows: int, batch: int, limits: Limits) -> None:
-        self.at, self.rows, self.batch, self.limits = at, rows, batch, limits
+    def __init__(self, state: TrainingState) -> None:
+        self.state = state
         self.restart()
 
     def restart(self) -> None:
-        self._row, self._time = self.at.row, time.monotonic()
+        """Measure from here on: training starts, or a validation has ended."""
+        self._progress, self._tokens = self.state.progress(), self.state.tokens
+        self._time = time.monotonic()
 
     def report(self, row: dict[str, Any] | None = None) -> Progress:
-        at = self.at
-        seconds = max(1e-9, time.monotonic() - self._time)
-        rate = max(1e-9, (at.row - self._row) / seconds)  # rows a second
-        left = ((self.limits.epochs - at.epoch) * self.rows + self.rows - at.row) / rate
-        if self.limits.minutes is not None:
-            left = min(left, max(0.0, 60.0 * self.limits.minutes - at.running()))
-        if row is not None:
-            row["tokens_per_second"] = at.row * self.batch / max(1e-9, at.training_seconds)
-            row["tokens"] = at.row * self.batch
-        return Progress(
-            epoch=at.epoch,
-            epochs=self.limits.epochs,
-            share=min(1.0, at.row / max(1, self.rows - 1)),
-            step=at.step,
-            loss=at.loss,
-            tokens_per_second=rate * self.batch,
-            seconds_left=left,
-            row=row,
-        )
-
-
-class Pace:
-    """How fast a translator trains, in target tokens, and how long the rest will take."""
-
-    def __init__(self, at: TranslationPosition, epochs: int) -> None:
-        self.at, self.epochs = at, epochs
-        self.restart(0.0)
-
-    def restart(self, share: float) -> None:
-        """Measure from here on: an epoch begins, or a validation has ended."""
-        self._share, self._tokens, self._time = share, self.at.tokens, time.monotonic()
-
-    def report(self, share: float, row: dict[str, Any] | None = None) -> Progress:
-        """``share`` of the run is done."""
-        at = self.at
+        state, progress = self.state, self.state.progress()
         seconds = max(1e-9, time.monotonic() - self._time)
         return Progress(
-            epoch=at.epoch,
-            epochs=self.epochs,
-            share=at.batch / at.batches,
-            step=at.step,
-            loss=at.loss,
-            tokens_per_second=(at.tokens - self._tokens) / seconds,
-            seconds_left=max(0.0, 1.0 - share) * seconds / max(1e-9, share - self._share),
+            epoch=state.epoch,
+            epochs=state.limits.epochs,
+            share=state.position / state.epoch_size,
+            step=state.step,
+            loss=state.loss,
+            tokens_per_second=(state.tokens - self._tokens) / seconds,
+            seconds_left=max(0.0, 1.0 - progress) * seconds / max(1e-9, progress - self._progress),
             row=row,
         )
 

@@ -1,50 +1,32 @@
-"""What every run must remember, whatever it trains, and how that is saved and found again."""
+"""How far a run is: all that changes while it trains, and its checkpoint."""
 
 import logging
 import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from drill.errors import RunFolderError
 from drill.training.distributed import World
-from drill.training.run.folder import RunFolder
+from drill.training.optim import NonMonotone, Rule
+from drill.training.run.checkpoint import copied, copy_into, under
+from drill.training.run.folder import RunFolder, agree, fitting
 
 logger = logging.getLogger("drill")
 
 
-@dataclass(kw_only=True)
-class Standing:
-    """How far a run is; what it trains adds where the next batch starts."""
+class Score(Protocol):
+    """What a validation finds; a dataclass of plain numbers."""
 
-    nll: Tensor  # (), of this process's part of the epoch so far
-    text: int  # checksum of what is trained and evaluated on
-    epoch: int = 1
-    step: int = 0  # of the whole run
-    loss: float = math.nan  # mean of the epoch so far, when last looked at
-    best: object = None  # scores of the best weights, once there are any
-    best_epoch: int = 0
-    best_weights: dict[str, Tensor] | None = None  # not yet on disk
-    seconds: float = 0.0  # of this epoch
-    elapsed: float = 0.0  # of the run, before and after it was resumed
-    test_seconds: float = 0.0  # of elapsed: tests of a run that then went on; no limit counts them
-    metrics_size: int = 0  # bytes of metrics.jsonl that the checkpoint knows of
-    clock: float = 0.0  # the share of the time limit, as all processes have agreed
-    _ticked: float = field(default_factory=time.monotonic)
+    @property
+    def loss(self) -> float: ...
 
-    def tick(self) -> None:
-        """Count the time since the last tick."""
-        now = time.monotonic()
-        self.seconds += now - self._ticked
-        self.elapsed += now - self._ticked
-        self._ticked = now
-
-    def running(self) -> float:
-        """Seconds of the run up to now, as its limit counts them."""
-        return self.elapsed - self.test_seconds + time.monotonic() - self._ticked
+    @property
+    def perplexity(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -55,74 +37,252 @@ class Limits:
     updates: int | None
     minutes: float | None
 
-    def clock(self, at: Standing) -> float:
+    def time_fraction(self, state: "TrainingState") -> float:
         """The share of the time that is used up."""
-        return 0.0 if self.minutes is None else at.running() / (60.0 * self.minutes)
+        return 0.0 if self.minutes is None else state.limited_seconds() / (60.0 * self.minutes)
 
 
-def keep_best(at: Any, folder: RunFolder) -> None:
-    """Write the best weights of a run that stands at ``at``, where they are not on disk yet."""
-    if at.best_weights is None:
-        return
-    folder.save_best(at.best_weights, {"epoch": at.best_epoch, "valid": asdict(at.best)})
-    at.best_weights = None
+@dataclass(kw_only=True)
+class TrainingState:
+    """What both tasks remember. A task adds the rest and says what its losses are divided by."""
+
+    score: ClassVar[type]  # what ``best`` is an instance of
+    saved: ClassVar[tuple[str, ...]] = (
+        "epoch",
+        "step",
+        "position",
+        "tokens",
+        "seconds",
+        "training_seconds",
+        "elapsed",
+        "test_seconds",
+        "best_epoch",
+        "validation_pending",
+    )
+
+    limits: Limits
+    epoch_size: int  # positions of an epoch
+    text: int  # checksum of the data
+    nll: Tensor  # (), summed over this process's part of the epoch so far
+    stopper: NonMonotone | None = None  # ends training when validations no longer improve
+    epoch: int = 1
+    position: int = 0  # in the epoch: where the next step starts
+    step: int = 0  # of the run
+    tokens: int = 0  # of the epoch, over all processes
+    loss: float = math.nan  # mean of the epoch so far, when last read
+    best: Any = None  # score of the best weights
+    best_epoch: int = 0
+    best_weights: dict[str, Tensor] | None = None  # not yet on disk
+    validation_pending: bool = False  # one was interrupted at this step
+    seconds: float = 0.0  # of this epoch
+    training_seconds: float = 0.0  # of this epoch, without validations
+    elapsed: float = 0.0  # of the run, summed over resumes
+    test_seconds: float = 0.0  # of elapsed: tests of a run that then went on; no limit counts them
+    metrics_size: int = 0  # bytes of metrics.jsonl that the checkpoint knows of
+    time_fraction: float = 0.0  # of max_minutes, as all processes have agreed
+    _ticked: float = field(default_factory=time.monotonic)
+
+    def loss_terms(self) -> int:
+        """What ``nll`` is divided by to give the mean loss."""
+        raise NotImplementedError
+
+    # -- time -------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Count the time since the last tick."""
+        now = time.monotonic()
+        self.seconds += now - self._ticked
+        self.elapsed += now - self._ticked
+        self._ticked = now
+
+    def tick_training(self) -> None:
+        """``tick`` after training, which the rate of tokens is measured over."""
+        before = self.seconds
+        self.tick()
+        self.training_seconds += self.seconds - before
+
+    def limited_seconds(self) -> float:
+        """Seconds of the run up to now, as its limit counts them."""
+        return self.elapsed - self.test_seconds + time.monotonic() - self._ticked
+
+    def agree_on_time(self, world: World) -> None:
+        self.time_fraction = world.largest(self.limits.time_fraction(self))
+
+    # -- where the run stands ---------------------------------------------------------------------
+
+    def progress(self) -> float:
+        """How much of the run is done, by the limit that comes first."""
+        by_epochs = (self.epoch - 1 + self.position / self.epoch_size) / self.limits.epochs
+        by_updates = 0.0 if self.limits.updates is None else self.step / self.limits.updates
+        return max(by_epochs, by_updates, self.time_fraction)
+
+    def epoch_done(self) -> bool:
+        return self.position >= self.epoch_size
+
+    def stopped(self) -> bool:
+        """Whether validations no longer improve."""
+        return self.stopper is not None and self.stopper.triggered
+
+    def complete(self) -> bool:
+        """Whether all epochs or updates are trained, or as many as ``patience`` allows."""
+        updates = self.limits.updates
+        enough = updates is not None and self.step >= updates
+        return enough or self.epoch > self.limits.epochs or self.stopped()
+
+    def limit_reached(self) -> bool:
+        """Whether the run is complete or the time is up."""
+        return self.complete() or self.time_fraction >= 1.0
+
+    def is_done(self) -> bool:
+        """Whether a limit is reached and there are weights to test."""
+        return self.limit_reached() and self.best is not None and not self.validation_pending
+
+    def last_epoch(self) -> int:
+        """The one that ended last, or that a limit has cut."""
+        return self.epoch if self.position else self.epoch - 1
+
+    def mean_loss(self, world: World) -> float:
+        """Mean of the epoch so far; waits for the device."""
+        return world.mean(float(self.nll)) / max(1, self.loss_terms())
+
+    # -- changes ----------------------------------------------------------------------------------
+
+    def update_best(self, score: Score, model: nn.Module) -> bool:
+        """Copy the weights if they are the best so far."""
+        self.validation_pending = False
+        better = self.best is None or score.loss < self.best.loss
+        if better:
+            self.best, self.best_epoch = score, self.epoch
+            self.best_weights = copied(model)
+        return better
+
+    def next_epoch(self) -> None:
+        self.epoch += 1
+        self.position = self.tokens = 0
+        self.seconds = self.training_seconds = 0.0
+        self.loss = math.nan
+        self.nll.zero_()
+
+    def metrics(self, score: Score, *, lr: float, averaged: bool, best: bool) -> dict[str, Any]:
+        """A line of metrics.jsonl after a validation."""
+        trained = self.position > 0
+        return {
+            "epoch": self.epoch,
+            "step": self.step,
+            "train_loss": self.loss if trained else None,
+            "train_perplexity": perplexity_of(self.loss) if trained else None,
+            "valid_loss": score.loss,
+            "valid_perplexity": score.perplexity,
+            "lr": lr,
+            "averaged": averaged,
+            "best": best,
+            "tokens": self.tokens,
+            "tokens_per_second": self.tokens / max(1e-9, self.training_seconds),
+            "seconds": self.seconds,
+            "elapsed": self.elapsed,
+        }
+
+    # -- checkpoints ------------------------------------------------------------------------------
+
+    def state_dict(self, world: World) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors of all processes as ``name/rank``, and numbers. All processes call it."""
+        tensors = {"nll": self.nll, "random/cpu": torch.get_rng_state()}
+        if self.nll.is_cuda:
+            tensors["random/cuda"] = torch.cuda.get_rng_state(self.nll.device)
+        gathered = {
+            f"{name}/{rank}": part
+            for name, tensor in tensors.items()
+            for rank, part in enumerate(world.gathered(tensor))
+        }
+        numbers = {
+            **{name: getattr(self, name) for name in self.saved},
+            "best": None if self.best is None else asdict(self.best),
+            "stopper": None if self.stopper is None else self.stopper.state_dict(),
+            "world": world.size,
+            "text": self.text,
+        }
+        return gathered, numbers
+
+    def load_state_dict(
+        self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any], world: World
+    ) -> None:
+        """What ``state_dict`` gave, perhaps to another number of processes."""
+        for name in self.saved:
+            setattr(self, name, numbers[name])
+        self.best = None if numbers["best"] is None else self.score(**numbers["best"])
+        if self.stopper is not None and numbers["stopper"] is not None:
+            self.stopper.load_state_dict(numbers["stopper"])
+        self.metrics_size = numbers["metrics_size"]
+        size = numbers["world"]
+        losses = [tensors[f"nll/{rank}"] for rank in range(size)]
+        if size != world.size:
+            logger.warning(
+                "saved by %d processes and going on with %d: random numbers start anew",
+                size,
+                world.size,
+            )
+            self.nll.copy_(torch.stack(losses).mean())  # so that their mean stays
+            torch.manual_seed(torch.initial_seed() + self.step * world.size + world.rank)
+            return
+        self.nll.copy_(losses[world.rank])
+        torch.set_rng_state(tensors[f"random/cpu/{world.rank}"])
+        cuda = tensors.get(f"random/cuda/{world.rank}")
+        if self.nll.is_cuda and cuda is not None:
+            torch.cuda.set_rng_state(cuda, self.nll.device)
+
+    def save(self, model: nn.Module, optimizer: Rule, run: RunFolder, world: World) -> None:
+        """Write best.safetensors if it has changed, then the checkpoint that belongs to it."""
+        self.tick()
+        tensors, numbers = self.state_dict(world)
+        if world.first:
+            tensors |= {f"model/{name}": p for name, p in model.named_parameters()}
+            tensors |= {f"rule/{name}": tensor for name, tensor in optimizer.tensors().items()}
+            self.save_best(run)
+            run.save_last(tensors, numbers | {"rule": optimizer.numbers()})
+        self.best_weights = None
+        world.wait()  # nobody goes on before it is on disk
+        self.tick()
+
+    def save_best(self, run: RunFolder) -> None:
+        """Write the best weights if they are not on disk yet."""
+        if self.best_weights is not None:
+            numbers = {"epoch": self.best_epoch, "valid": asdict(self.best)}
+            run.save_best(self.best_weights, numbers)
+            self.best_weights = None
+
+    def restore(self, model: nn.Module, optimizer: Rule, run: RunFolder, world: World) -> bool:
+        """Go back to the last checkpoint; False if there is none. metrics.jsonl is not cut."""
+        found = run.load_last()
+        agree(found, run, world)
+        if found is None:
+            return False
+        tensors, numbers = found
+        with fitting(run):
+            if numbers["text"] != self.text:
+                raise RunFolderError(
+                    f"{run.path}: the text has changed since this run was saved; restore it, or "
+                    "train under another name"
+                )
+            copy_into(dict(model.named_parameters()), under("model/", tensors), str(run.last))
+            optimizer.load(under("rule/", tensors), numbers["rule"])
+            self.load_state_dict(tensors, numbers, world)
+        return True
+
+    def cut_metrics(self, run: RunFolder, world: World) -> bool:
+        """Cut off lines after the checkpoint: what they are of is about to happen again.
+
+        The line of a test goes too, but the time it took still counts as elapsed. True if there
+        was one: save at once, or a run that is killed soon forgets that time.
+        """
+        tested = run.test_row() if world.first else None
+        spent = 0.0 if tested is None else max(0.0, tested["elapsed"] - self.elapsed)
+        spent = world.from_first(spent)
+        self.elapsed += spent
+        self.test_seconds += spent
+        if world.first:
+            run.cut_metrics(self.metrics_size)
+        return spent > 0.0
 
 
 def perplexity_of(loss: float) -> float:
     return math.exp(loss) if loss < 700.0 else math.inf
-
-
-# -- what every process has for itself ------------------------------------------------------------
-
-
-def own_tensors(at: Standing, world: World) -> dict[str, Tensor]:
-    """Losses and random numbers of all processes, ``name/rank``, on the CPU."""
-    held = {"nll": at.nll, "random/cpu": torch.get_rng_state()}
-    if at.nll.is_cuda:
-        held["random/cuda"] = torch.cuda.get_rng_state(at.nll.device)
-    return {
-        f"{name}/{rank}": part
-        for name, tensor in held.items()
-        for rank, part in enumerate(world.gathered(tensor))
-    }
-
-
-def take_own(at: Standing, tensors: Mapping[str, Tensor], size: int, world: World) -> None:
-    """Give each process its own back; ``size`` processes had saved them.
-
-    Where their number has changed, losses are shared equally, so that their mean stays.
-    """
-    losses = [tensors[f"nll/{rank}"] for rank in range(size)]
-    if size != world.size:
-        logger.warning(
-            "saved by %d processes and going on with %d: random numbers start anew",
-            size,
-            world.size,
-        )
-        at.nll.copy_(torch.stack(losses).mean())
-        torch.manual_seed(torch.initial_seed() + at.step * world.size + world.rank)
-        return
-    at.nll.copy_(losses[world.rank])
-    torch.set_rng_state(tensors[f"random/cpu/{world.rank}"])
-    cuda = tensors.get(f"random/cuda/{world.rank}")
-    if at.nll.is_cuda and cuda is not None:
-        torch.cuda.set_rng_state(cuda, at.nll.device)
-
-
-# -- checkpoints of several processes -------------------------------------------------------------
-
-
-def cut_metrics(at: Standing, folder: RunFolder, world: World) -> bool:
-    """What was appended after the checkpoint is about to happen again.
-
-    The line of a test goes too, but not the time it took: nobody sees the run's time fall. True
-    where it is of a test: then save at once, or a run that is killed soon forgets it.
-    """
-    tested = folder.test_row() if world.first else None
-    spent = 0.0 if tested is None else max(0.0, tested["elapsed"] - at.elapsed)
-    spent = world.from_first(spent)
-    at.elapsed += spent
-    at.test_seconds += spent
-    if world.first:
-        folder.cut_metrics(at.metrics_size)
-    return spent > 0.0

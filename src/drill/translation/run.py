@@ -28,6 +28,7 @@ from drill.models.translator import Translator
 from drill.training.build import rule
 from drill.training.device import pick_device
 from drill.training.distributed import World
+from drill.training.loop import Outcome
 from drill.training.options import TranslationOptions
 from drill.training.precision import autocast_dtype
 from drill.training.progress import Progress
@@ -45,7 +46,7 @@ from drill.translation.build import (
     translator,
 )
 from drill.translation.step import own_batches, translation_ways, why_not_captured
-from drill.translation.train import TranslationOutcome, train_translator
+from drill.translation.train import train_translator
 from drill.translation.warm_start import ranks_labels, translation_start
 
 
@@ -57,7 +58,7 @@ def train_translation(
     progress: Callable[[Progress], None] | None,
     data_progress: Any,
     opened: Callable[[str], None] | None,
-) -> TranslationOutcome:
+) -> Outcome:
     """What ``train_run`` does for these settings."""
     begun = has_begun(settings, run, processes)
     refuse_lacking(f"the recipe {settings.recipe} needs", *packages_of(settings))

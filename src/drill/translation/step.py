@@ -16,8 +16,7 @@ from drill.models.transformer.attention import attention_ways
 from drill.models.translator import Translator
 from drill.training.captured_gradients import CapturedGradients
 from drill.training.distributed import World
-from drill.training.loop import widest
-from drill.training.precision import autocast_to
+from drill.training.precision import autocast_to, sum_dtype
 
 
 def own_batches(accumulate: int, world: World) -> int:
@@ -111,7 +110,7 @@ def backward(
     """
     several = trained if isinstance(trained, DistributedDataParallel) else None
     size = 1 if several is None else torch.distributed.get_world_size()
-    total = torch.zeros((), dtype=widest(device), device=device)
+    total = torch.zeros((), dtype=sum_dtype(device), device=device)
     # Several processes sum gradients during backward, which a shared encoding would come after.
     alone = several is None and len(update) > 1
     with model.layer.shared_labels() if alone else nullcontext():
@@ -162,7 +161,7 @@ def replayed(
     made on one stream and holds nodes which recordings on another then meet.
     """
     scale = torch.full((), 1.0 / tokens, device=device)
-    total = torch.zeros((), dtype=widest(device), device=device)
+    total = torch.zeros((), dtype=sum_dtype(device), device=device)
     for batch in update:
         total += gradients(*_on(device, batch), scale)
     return total * tokens

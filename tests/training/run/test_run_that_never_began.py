@@ -8,7 +8,6 @@ import torch
 
 from drill.errors import CheckpointError
 from drill.files import WriteError
-from drill.language_modeling import train as training
 from drill.training.run.folder import RunFolder
 from drill.translation import build as build_translation
 from tests.tiny_place import make_place
@@ -85,7 +84,7 @@ def test_a_run_that_cannot_go_on_stays_as_it_was(drill, place, monkeypatch, lock
     def fail(*_: object, **__: object) -> None:
         raise CheckpointError("checkpoint.safetensors: is damaged")
 
-    monkeypatch.setattr(training, "restore", fail)
+    monkeypatch.setattr("drill.training.state.TrainingState.restore", fail)
     lock = place / "runs/tiny/.lock"
     if not locked:
         lock.unlink(missing_ok=True)
