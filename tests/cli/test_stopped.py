@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from drill import tasks as run_training
-from drill.translation import build as build_translation
+from drill.language_modeling import run as language_model_run
+from drill.translation import run as translation_run
 from tests.tiny_place import make_place
 from tests.tiny_translation_place import set_by_command, write_pairs
 
@@ -45,7 +45,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 @pytest.mark.parametrize("quiet", [(), ("-q",)])
 @pytest.mark.parametrize("task", COMMANDS)
 def test_before_the_first_step_no_folder_stays(drill, monkeypatch, task, quiet):
-    module = build_translation if task == "translator" else run_training
+    module = translation_run if task == "translator" else language_model_run
     for name in ("rule", "keep_environment"):  # before and after the first files are written
         with monkeypatch.context() as patch:
             patch.setattr(module, name, ctrl_c)
@@ -57,7 +57,7 @@ def test_before_the_first_step_no_folder_stays(drill, monkeypatch, task, quiet):
 
 def test_files_of_others_stay(drill, place, monkeypatch):
     """A folder that was there is not emptied, nor one beside which another run has come."""
-    monkeypatch.setattr(run_training, "keep_environment", ctrl_c)
+    monkeypatch.setattr(language_model_run, "keep_environment", ctrl_c)
     (place / "mine" / "here").mkdir(parents=True)
     (place / "mine" / "here" / "vocabulary.json").write_text("[]")
     for name in ("here", "new"):

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from drill import __version__
-from drill import tasks as run_training
 from drill.data import DataError, Vocabulary
 from drill.errors import CheckpointError, RunFolderError, SettingsError
 from drill.language_modeling import build
+from drill.language_modeling import run as language_model_run
 from drill.language_modeling.build import language_model
 from drill.language_modeling.finetune import finetuning
 from drill.language_modeling.perplexity import perplexity
@@ -63,9 +63,9 @@ def small(texts: Path, *changes: str, name: str = "ptb-drill-2") -> Settings:
 
 def stopped(monkeypatch, settings: Settings, folder: Path, steps: int) -> None:
     """Train, with Ctrl-C after ``steps`` steps."""
-    real = run_training.rule
+    real = language_model_run.rule
     with monkeypatch.context() as patch:
-        patch.setattr(run_training, "rule", lambda held: interrupted_after(steps, real(held)))
+        patch.setattr(language_model_run, "rule", lambda held: interrupted_after(steps, real(held)))
         with pytest.raises(KeyboardInterrupt):
             train_run(settings, folder, device="cpu")
 
@@ -75,9 +75,9 @@ def stopped(monkeypatch, settings: Settings, folder: Path, steps: int) -> None:
 
 @pytest.mark.parametrize("first", [True, False])
 def test_only_the_first_process_says_what_is_trained(tmp_path, texts, monkeypatch, first):
-    monkeypatch.setattr(run_training, "world", lambda device: nullcontext(World(rank=1 - first)))
+    monkeypatch.setattr("drill.tasks.world", lambda device: nullcontext(World(rank=1 - first)))
     monkeypatch.setattr(
-        run_training, "train", lambda *_, **__: Outcome(False, 1, 0, None, None, 0.0)
+        language_model_run, "train", lambda *_, **__: Outcome(False, 1, 0, None, None, 0.0)
     )
     said: list[str] = []
     train_run(small(texts), tmp_path / "run", device="cpu", opened=said.append)

@@ -19,7 +19,7 @@ from drill.training.loop import TRAINING_LOG
 from drill.training.run.environment import has_ended
 from drill.training.run.folder import RunFolder
 from drill.training.settings import saved
-from drill.translation import build as build_translation
+from drill.translation import run as translation_run
 from drill.translation.run import load_translation
 from drill.translation.translate import Search, translate
 from tests.tiny_runs import all_of, interrupted_after, unlike
@@ -115,7 +115,7 @@ def test_a_counted_layer_translates_without_the_training_text(here, drill, tmp_p
     ],
 )
 def test_faults_of_settings_show_before_a_text_is_read(here, monkeypatch, changes, fault):
-    monkeypatch.setattr(build_translation, "read_parallel_corpus", None)
+    monkeypatch.setattr("drill.translation.build.read_parallel_corpus", None)
     with pytest.raises(SettingsError, match=fault):
         train_run(small(*changes), "runs/none", device="cpu")
 
@@ -200,9 +200,9 @@ def test_a_run_of_updates_that_ends_by_the_clock_names_them(drill, monkeypatch):
 
 
 def test_limits_that_a_run_is_beyond_do_not_end_it(here, tmp_path, monkeypatch):
-    real, folder = build_translation.rule, tmp_path / "run"
+    real, folder = translation_run.rule, tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(build_translation, "rule", lambda held: interrupted_after(2, real(held)))
+        patch.setattr(translation_run, "rule", lambda held: interrupted_after(2, real(held)))
         with pytest.raises(KeyboardInterrupt):
             train_run(small(), folder, device="cpu")
     before = RunFolder(folder).last.read_bytes()
@@ -215,9 +215,9 @@ def test_limits_that_a_run_is_beyond_do_not_end_it(here, tmp_path, monkeypatch):
 
 
 def test_the_same_command_resumes(here, monkeypatch):
-    real = build_translation.rule
+    real = translation_run.rule
     with monkeypatch.context() as patch:
-        patch.setattr(build_translation, "rule", lambda held: interrupted_after(4, real(held)))
+        patch.setattr(translation_run, "rule", lambda held: interrupted_after(4, real(held)))
         with pytest.raises(KeyboardInterrupt):
             train_run(small(), "runs/again", device="cpu")
     torch.manual_seed(99)
@@ -252,7 +252,7 @@ def test_a_changed_text_is_refused(here, tmp_path):
     for language in ("en", "de"):
         path = tmp_path / "pairs" / f"test.{language}"
         path.write_text(path.read_text() + "a\n")
-    with pytest.raises(RunFolderError, match="the texts have changed"):
+    with pytest.raises(RunFolderError, match="the text has changed"):
         train_run(settings, tmp_path / "run", device="cpu")
     with pytest.raises(DataError, match="was trained on other texts"):
         _ = load_translation(tmp_path / "run", device="cpu").data
@@ -263,9 +263,9 @@ def test_a_gpu_run_finds_and_says_once_in_which_ways_it_is_trained(
     here, tmp_path, caplog, monkeypatch
 ):
     found = []
-    real = build_translation.translation_ways
+    real = translation_run.translation_ways
     monkeypatch.setattr(
-        build_translation, "translation_ways", lambda *a: found.append(real(*a)) or found[-1]
+        translation_run, "translation_ways", lambda *a: found.append(real(*a)) or found[-1]
     )
     with caplog.at_level(logging.INFO, TRAINING_LOG):
         train_run(small(), tmp_path / "run", device="cuda")

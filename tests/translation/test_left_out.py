@@ -10,7 +10,7 @@ from drill.data import FilterReport
 from drill.data.parallel import pairs as encoded_pairs
 from drill.tasks import train_run
 from drill.training.summary import left_out
-from drill.translation import build as build_translation
+from drill.translation import run as translation_run
 from tests.tiny_runs import interrupted_after
 from tests.tiny_translation_place import small, write_pairs
 
@@ -56,9 +56,9 @@ def test_a_run_tells_it_of_a_cached_corpus_too(here, tmp_path, monkeypatch):
 def test_a_run_that_goes_on_tells_it_again_and_one_that_has_ended_does_not(
     here, tmp_path, monkeypatch
 ):
-    real = build_translation.rule
+    real = translation_run.rule
     with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
-        patch.setattr(build_translation, "rule", lambda held: interrupted_after(2, real(held)))
+        patch.setattr(translation_run, "rule", lambda held: interrupted_after(2, real(held)))
         train_run(small(), tmp_path / "run", device="cpu")
     (line,) = said_by(tmp_path / "run")
     assert " of 63 training pairs are left out: " in line

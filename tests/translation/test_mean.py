@@ -8,6 +8,7 @@ import pytest
 from drill.training.loop import TRAINING_LOG
 from drill.translation import validate as translation_testing
 from drill.translation.loss import translation_loss
+from drill.translation.state import TranslationState
 from tests.tiny_runs import rows
 from tests.tiny_translation_place import set_by_command, write_pairs
 from tests.tiny_translations import small_training
@@ -21,7 +22,7 @@ def place(tmp_path):
 
 @pytest.mark.parametrize("better", [False, True])
 def test_a_mean_that_was_tried_is_told_of(tmp_path, monkeypatch, caplog, better):
-    real = translation_testing.averaged
+    real = TranslationState.average_recent
 
     def averaged(*held):
         """From here on a loss is half of what it is, or twice as much."""
@@ -33,7 +34,7 @@ def test_a_mean_that_was_tried_is_told_of(tmp_path, monkeypatch, caplog, better)
         monkeypatch.setattr(translation_testing, "translation_loss", loss)
         return real(*held)
 
-    monkeypatch.setattr(translation_testing, "averaged", averaged)
+    monkeypatch.setattr(TranslationState, "average_recent", averaged)
     with caplog.at_level(logging.INFO, TRAINING_LOG):
         small_training(tmp_path, epochs=4, average=3)
     *epochs, average, _ = rows(tmp_path)

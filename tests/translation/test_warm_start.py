@@ -14,7 +14,7 @@ from drill.language_modeling.finetune import finetuning
 from drill.tasks import train_run
 from drill.training.run import checkpoint
 from drill.training.settings import saved
-from drill.translation import build as build_translation
+from drill.translation import run as translation_run
 from drill.translation.loss import translation_loss
 from drill.translation.run import load_translation
 from tests import tiny_place
@@ -74,9 +74,9 @@ def test_a_resumed_run_does_not_ask_for_its_start_again(here, tmp_path, monkeypa
     shutil.copytree("runs/tiny", tmp_path / "base")
     settings = started(start=tmp_path / "base")
     train_run(settings, tmp_path / "whole", device="cpu")
-    real = build_translation.rule
+    real = translation_run.rule
     with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
-        patch.setattr(build_translation, "rule", lambda held: interrupted_after(4, real(held)))
+        patch.setattr(translation_run, "rule", lambda held: interrupted_after(4, real(held)))
         train_run(settings, tmp_path / "run", device="cpu")
     shutil.rmtree(tmp_path / "base")
     assert train_run(settings, tmp_path / "run", device="cpu").finished
@@ -109,7 +109,7 @@ def test_a_start_that_does_not_fit_is_named_before_a_text_is_read(
     if "young" in changes[0]:
         Path("runs/young").mkdir()
         shutil.copy("runs/tiny/recipe.toml", "runs/young")
-    monkeypatch.setattr(build_translation, "read_parallel_corpus", None)
+    monkeypatch.setattr("drill.translation.build.read_parallel_corpus", None)
     with pytest.raises(SettingsError, match=fault):
         train_run(started(*changes), "runs/none", device="cpu")
     assert not Path("runs/none").exists()

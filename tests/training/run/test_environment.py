@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from drill import tasks as run_training
+from drill.language_modeling import run as language_model_run
 from drill.tasks import train_run
 from drill.training import device as machine
 from drill.training.run.environment import has_ended
@@ -91,7 +91,7 @@ def killed(monkeypatch, settings, folder: Path) -> None:
         raise SystemExit
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_training, "train", kill)
+        patch.setattr(language_model_run, "train", kill)
         patch.setattr(AsBefore, "put_back", lambda self: False)
         with pytest.raises(SystemExit):
             train_run(settings, folder, device="cpu")

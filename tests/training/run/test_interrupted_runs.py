@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from drill import tasks as run_training
+from drill.language_modeling import run as language_model_run
 from drill.language_modeling import train as training
 from drill.tasks import train_run
 from drill.training.run.folder import RunFolder
 from drill.training.settings import Settings
 from drill.training.signals import Interrupts, pass_on
-from drill.translation import build as build_translation
+from drill.translation import run as translation_run
 from tests.language_modeling.test_build import small, write_texts
 from tests.tiny_runs import interrupted_after
 from tests.tiny_translation_place import small as small_translator
@@ -43,7 +43,7 @@ def usual_handlers():
 
 def interrupted(monkeypatch, task: str, number: int = signal.SIGINT) -> Settings:
     """Settings whose training is sent a signal after its third step."""
-    module = build_translation if task == "translator" else run_training
+    module = translation_run if task == "translator" else language_model_run
     real = module.rule
     monkeypatch.setattr(module, "rule", lambda held: interrupted_after(3, real(held), number))
     if task == "translator":

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from drill import tasks as run_training
+from drill.language_modeling import run as language_model_run
 from drill.training.run.folder import RunFolder
-from drill.translation import build as build_translation
+from drill.translation import run as translation_run
 from tests.tiny_place import make_place
 from tests.tiny_runs import interrupted_after
 from tests.tiny_translation_place import set_by_command, write_pairs
@@ -69,7 +69,7 @@ def test_a_longer_run_that_was_stopped_is_not_ended(drill, place, monkeypatch, t
     name = f"stopped {task} {limit}"
     own = ("train", f"runs/{name}", *ON_A_CPU, "--set")
     assert drill("train", *COMMANDS[task], "--name", name, *ON_A_CPU)[0] == 0
-    module = build_translation if task == "translator" else run_training
+    module = translation_run if task == "translator" else language_model_run
     real = module.rule
     with monkeypatch.context() as patch:
         once = steps_of(f"runs/{name}")

@@ -9,7 +9,7 @@ import torch
 from drill.errors import CheckpointError
 from drill.files import WriteError
 from drill.training.run.folder import RunFolder
-from drill.translation import build as build_translation
+from drill.translation import run as translation_run
 from tests.tiny_place import make_place
 from tests.tiny_translation_place import set_by_command, write_pairs
 
@@ -60,7 +60,7 @@ def test_nor_does_one_of_a_translator(drill, monkeypatch, name):
     def fail(*_: object, **__: object) -> None:
         raise WriteError(Path("somewhere"), OSError(28, "No space left on device"))
 
-    monkeypatch.setattr(build_translation, name, fail)
+    monkeypatch.setattr(translation_run, name, fail)
     refused(drill, *TRANSLATOR, "--runs", "fresh/runs")
     assert not Path("fresh").exists()
 
