@@ -3,6 +3,11 @@
 layer = drill.DeepResidual(embedding, depth=4)   # shares the model's embedding
 loss = layer.nll(hidden, targets)                # never holds the N x V logits
 head = layer.fold()                              # a plain nn.Linear for inference
+
+recipe = drill.Recipe("demo-drill", ["training.epochs=20"])
+drill.train(recipe, "runs/my")                   # either task; the same call resumes
+run = drill.load("runs/my")
+run.perplexity("test"), run.generate("the boat", max_new_tokens=40)
 """
 
 import importlib
@@ -26,6 +31,8 @@ if TYPE_CHECKING:
         StaleLabels,
         TiedSoftmax,
     )
+    from drill.tasks import load, train
+    from drill.training.settings import recipe as Recipe
 
 __version__ = "0.1.0"
 
@@ -42,16 +49,28 @@ __all__ = [
     "MixtureOfSoftmaxes",
     "NotFoldable",
     "OutputLayer",
+    "Recipe",
     "SampledSoftmax",
     "StaleLabels",
     "TiedSoftmax",
     "__version__",
+    "load",
+    "train",
 ]
+
+_RUNS = {
+    "Recipe": ("drill.training.settings", "recipe"),
+    "load": ("drill.tasks", "load"),
+    "train": ("drill.tasks", "train"),
+}
 
 
 def __getattr__(name: str) -> Any:
-    """The layers, and torch with them, when one is asked for: that takes seconds, and the command
-    has to be in charge of Ctrl-C before."""
+    """Imports the layers, and torch with them, when one is asked for: that takes seconds, and the
+    command has to be in charge of Ctrl-C before."""
+    if name in _RUNS:
+        module, attribute = _RUNS[name]
+        return getattr(importlib.import_module(module), attribute)
     if not name.startswith("__"):
         layers = importlib.import_module("drill.layers")
         if name in __all__:

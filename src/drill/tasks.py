@@ -1,4 +1,8 @@
-"""Training in a run folder: whatever settings ask for, begun or gone on with."""
+"""Train and load runs of either task.
+
+outcome = train(recipe("demo-drill", ["training.epochs=20"]), "runs/my")
+run = load("runs/my")
+"""
 
 import shlex
 from collections.abc import Callable, Collection
@@ -10,7 +14,7 @@ import torch
 
 from drill.data.extras import refuse_lacking
 from drill.language_modeling.build import rehearse
-from drill.language_modeling.run import train_language_model
+from drill.language_modeling.run import LanguageModelRun, load_run, train_language_model
 from drill.training.device import pick_device
 from drill.training.distributed import World, world
 from drill.training.loop import Outcome
@@ -18,15 +22,15 @@ from drill.training.progress import Progress, ProgressLines
 from drill.training.run.environment import forget_idle_lives
 from drill.training.run.folder import RunFolder
 from drill.training.run.resume import refuse_spoiling
-from drill.training.run.weights import settings_of
-from drill.training.settings import TRANSLATION, Settings
+from drill.training.run.weights import Weights, settings_of, task_of
+from drill.training.settings import TRANSLATION, Settings, recipe
 from drill.training.signals import pass_on
 from drill.translation.build import packages_of, rehearse_translation
-from drill.translation.run import train_translation
+from drill.translation.run import TranslationRun, load_translation, train_translation
 
 
-def train_run(
-    settings: Settings,
+def train(
+    settings: Settings | str,
     folder: Path | str,
     *,
     device: torch.device | str = "auto",
@@ -38,17 +42,21 @@ def train_run(
 ) -> Outcome:
     """Train in ``folder``, from the beginning or from where a run of these settings stopped.
 
-    The outcome is that of ``train`` or, for a translator, that of ``train_translator``.
+    Ctrl-C saves everything, then raises KeyboardInterrupt with where the run stopped. SIGTERM saves
+    and then ends the process.
 
-    progress  is told how far training is, a few times a second
-    opened    is told what will be trained, once all settings are checked, and of what size, once
-              the data is read
-    quiet     says nothing; else, where both of these are None, lines on stderr do
-
-    Ctrl-C saves everything and is a KeyboardInterrupt then, which says where the run stopped and
-    how it goes on; SIGTERM saves and then ends the process, as ever. Without ``pass_on_signals``
-    an unfinished outcome tells of them, which has no test: that is for callers who look at it.
+    Args:
+        settings: a recipe, or the name or file of one.
+        folder: where the run is written.
+        progress: called a few times a second, and after each validation.
+        data_progress: called while texts are read.
+        opened: called with what will be trained, once all settings are checked, and with its size,
+            once the data is read.
+        quiet: show nothing. Otherwise, without ``progress`` and ``opened``, lines go to stderr.
+        pass_on_signals: False returns an unfinished outcome when interrupted.
     """
+    if isinstance(settings, str):
+        settings = recipe(settings)
     place = pick_device(device) if isinstance(device, str) else device
     if progress is None and opened is None and not quiet:
         lines = ProgressLines()
@@ -56,13 +64,11 @@ def train_run(
     if place.type == "cuda":
         torch.cuda.set_device(place)
     run = RunFolder(folder)
-    train_task: Callable[..., Outcome] = train_language_model
-    if settings.task == TRANSLATION:
-        train_task = train_translation
+    train_task = train_translation if settings.task == TRANSLATION else train_language_model
     with world(place) as processes:
-        told = (progress, data_progress, opened if processes.first else None)
+        callbacks = (progress, data_progress, opened if processes.first else None)
         with run.locked() if processes.first else nullcontext():
-            outcome = train_task(settings, run, place, processes, *told)
+            outcome = train_task(settings, run, place, processes, *callbacks)
             if processes.first:
                 forget_idle_lives(run)
     if outcome.interrupted and pass_on_signals:
@@ -70,8 +76,23 @@ def train_run(
     return outcome
 
 
+train_run = train  # the command line has a train of its own
+
+
+def load(
+    folder: Path | str, weights: Weights | None = None, device: torch.device | str = "auto"
+) -> LanguageModelRun | TranslationRun:
+    """The run in ``folder`` with its model in eval mode.
+
+    Args:
+        weights: "averaged", "best" or "last"; by default the first of these that there are.
+    """
+    load_task = load_translation if task_of(folder) == TRANSLATION else load_run
+    return load_task(folder, weights, device)
+
+
 def refuse_faults(settings: Settings, folder: Path | str, made: Collection[Path] = ()) -> None:
-    """What ``train_run`` would refuse before it reads a text: of several runs, before the first.
+    """Raise what ``train`` would raise before it reads a text: for several runs, before the first.
 
     ``made`` are folders that will be there by then.
     """
@@ -89,8 +110,8 @@ def refuse_faults(settings: Settings, folder: Path | str, made: Collection[Path]
 
 def _interrupted(outcome: Outcome, run: RunFolder) -> str:
     if outcome.finished:
-        return f"{run.path}: has ended all the same; the same call of train_run gives its outcome"
+        return f"{run.path}: has ended all the same; the same call of train gives its outcome"
     return (
-        f"{run.path}: stopped in epoch {outcome.epoch}; all is saved: the same call of train_run "
+        f"{run.path}: stopped in epoch {outcome.epoch}; all is saved: the same call of train "
         f"goes on, or drill train {shlex.quote(str(run.path))}"
     )

@@ -1,7 +1,7 @@
-"""From a run folder back to its settings, its vocabulary and its model, with which weights."""
+"""Train a language model in a run folder, and load it again."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +12,9 @@ import torch
 from drill.data import DataError, Ids, Vocabulary
 from drill.errors import RunFolderError
 from drill.language_modeling.build import corpus, encoded_text, language_model, rehearse
+from drill.language_modeling.generation import generate
+from drill.language_modeling.perplexity import Perplexity, perplexity
+from drill.language_modeling.scoring import Scored, score
 from drill.language_modeling.step import ways, why_not_recorded
 from drill.language_modeling.train import train
 from drill.models.language_model import LanguageModel
@@ -21,7 +24,7 @@ from drill.training.distributed import World
 from drill.training.loop import TRAINING_LOG, Outcome
 from drill.training.optim import Rule
 from drill.training.options import LanguageModelOptions
-from drill.training.precision import autocast_dtype
+from drill.training.precision import autocast_dtype, products
 from drill.training.progress import Progress
 from drill.training.run.checkpoint import load_into
 from drill.training.run.environment import keep_environment, leave_ended
@@ -39,7 +42,7 @@ from drill.training.summary import (
 
 
 @dataclass(frozen=True)
-class Run:
+class LanguageModelRun:
     """A trained model and what it was trained on."""
 
     folder: RunFolder
@@ -63,6 +66,38 @@ class Run:
             )
         return ids
 
+    def perplexity(self, split: str = "test") -> Perplexity:
+        """Of "train", "valid" or "test", as in training: the same columns and precision."""
+        given = self.settings.training
+        device = next(self.model.parameters()).device
+        with products(given["precision"], device) as autocast:
+            return perplexity(
+                self.model,
+                getattr(self.ids, split),
+                batch_size=given["test_batch_size" if split == "test" else "valid_batch_size"],
+                bptt=given["bptt"],
+                autocast=autocast,
+            )
+
+    def generate(self, prompt: str = "", *, max_new_tokens: int = 100, **options: Any) -> str:
+        """``prompt`` and a text that goes on after it.
+
+        Args:
+            max_new_tokens: how many are drawn, line ends counted.
+            options: temperature, top_k, top_p, seed and more of ``generation.generate``.
+        """
+        start_file = self.folder.line_start
+        options |= {"prompt": prompt, "tokens": max_new_tokens, "start_file": start_file}
+        return prompt.rstrip(" ") + "".join(generate(self.model, self.vocabulary, **options))
+
+    def score(self, lines: Iterable[str]) -> list[Scored]:
+        """Each line with its log-probability, in the order of the lines."""
+        start_file = self.folder.line_start
+        return list(score(self.model, self.vocabulary, lines, start_file=start_file))
+
+
+Run = LanguageModelRun  # its name in the command line
+
 
 def vocabulary_of(run: RunFolder) -> Vocabulary:
     if not run.vocabulary.exists():
@@ -75,7 +110,7 @@ def vocabulary_of(run: RunFolder) -> Vocabulary:
 
 def load_run(
     folder: Path | str, weights: Weights | None = None, device: torch.device | str = "auto"
-) -> Run:
+) -> LanguageModelRun:
     """The model of a run in eval mode: the best weights, or the last where none are best yet."""
     run = RunFolder(folder)
     settings = settings_of(run)
@@ -87,7 +122,7 @@ def load_run(
     vocabulary = vocabulary_of(run)
     place = pick_device(device) if isinstance(device, str) else device
     model = language_model(by_any_kernels(settings), vocabulary, place)
-    return Run(run, settings, vocabulary, model, load_weights(model, run, weights))
+    return LanguageModelRun(run, settings, vocabulary, model, load_weights(model, run, weights))
 
 
 def train_language_model(

@@ -1,7 +1,8 @@
 """Train a translator in a run folder, and load it again."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -30,7 +31,7 @@ from drill.training.device import pick_device
 from drill.training.distributed import World
 from drill.training.loop import Outcome
 from drill.training.options import TranslationOptions
-from drill.training.precision import autocast_dtype
+from drill.training.precision import autocast_dtype, products
 from drill.training.progress import Progress
 from drill.training.run.environment import keep_environment, leave_ended
 from drill.training.run.folder import RunFolder
@@ -38,6 +39,7 @@ from drill.training.run.resume import has_begun, with_text
 from drill.training.run.weights import Origin, Weights, by_any_kernels, load_weights, settings_of
 from drill.training.settings import TRANSLATION, Settings, does_not_run
 from drill.training.summary import left_out, opening, sizes
+from drill.translation.bleu import Scores
 from drill.translation.build import (
     packages_of,
     pairs,
@@ -45,8 +47,10 @@ from drill.translation.build import (
     training_log,
     translator,
 )
+from drill.translation.evaluate import best_translations, translated
 from drill.translation.step import own_batches, translation_ways, why_not_captured
 from drill.translation.train import train_translator
+from drill.translation.translate import Search
 from drill.translation.warm_start import ranks_labels, translation_start
 
 
@@ -59,7 +63,7 @@ def train_translation(
     data_progress: Any,
     opened: Callable[[str], None] | None,
 ) -> Outcome:
-    """What ``train_run`` does for these settings."""
+    """What ``tasks.train`` does for these settings."""
     begun = has_begun(settings, run, processes)
     refuse_lacking(f"the recipe {settings.recipe} needs", *packages_of(settings))
     start, kept = None, None
@@ -163,6 +167,33 @@ class TranslationRun:
         if told[name] != pairs_checksum(found):
             raise _other_texts(self.folder, self.settings)
         return text, found
+
+    def translate(
+        self, lines: Iterable[str], *, beam_size: int | None = None, **options: Any
+    ) -> list[str]:
+        """The best translation of each line.
+
+        Args:
+            beam_size: as in training by default; 1 is greedy.
+            options: more fields of ``Search``.
+        """
+        with self._search(beam_size, **options) as search:
+            return best_translations(self.model, self.subwords, list(lines), search)
+
+    def bleu(self, split: str = "test", *, beam_size: int | None = None, **options: Any) -> Scores:
+        """BLEU and chrF of the translations of "valid" or "test"."""
+        language = self.settings.data["target"]
+        with self._search(beam_size, **options) as search:
+            given = (self.model, self.subwords, *self.split(split), search)
+            return translated(*given, language=language).scores
+
+    @contextmanager
+    def _search(self, beam_size: int | None, **options: Any) -> Iterator[Search]:
+        given = self.settings.training
+        options = {"length_penalty": given["length_penalty"], **options}
+        device = next(self.model.parameters()).device
+        with products(given["precision"], device) as autocast:
+            yield Search(beam=beam_size or given["beam"], autocast=autocast, **options)
 
 
 def load_translation(

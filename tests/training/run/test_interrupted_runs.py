@@ -22,7 +22,7 @@ from tests.tiny_translation_place import small as small_translator
 from tests.tiny_translation_place import write_pairs
 
 TASKS = ["language model", "translator"]
-STOPPED = "runs/a b: stopped in epoch 1; all is saved: the same call of train_run goes on, or drill"
+STOPPED = "runs/a b: stopped in epoch 1; all is saved: the same call of train goes on, or drill"
 
 
 @pytest.fixture(autouse=True)
