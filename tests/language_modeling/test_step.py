@@ -94,7 +94,7 @@ def test_replays_train_as_launches_do(rule, layer):
         assert torch.equal(a, b)
     for ours, theirs in zip(at.hidden, plain.hidden, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
-    assert step.replays
+    assert step.cache.replays
 
 
 MORE = {**OPTIONS, "adversarial": 0.05, "state_reset": 0.3}
@@ -126,13 +126,13 @@ def test_steps_are_recorded_anew_for_the_first_averaged_one(rule):
     step = RecordedSteps(trained, data, rule, **SETTINGS)
     for _ in range(3):
         step(at, Segment(0, 5, 5), 0.4)
-    first = step.replays[5]
+    first = step.cache.replays[5]
     step(at, Segment(0, 5, 5), 0.45)
-    second = step.replays[5]
+    second = step.cache.replays[5]
     assert second is not first
     assert rule.averaging
     step(at, Segment(0, 5, 5), 0.5)
-    assert step.replays[5] is second
+    assert step.cache.replays[5] is second
     assert rule.average.count == 2
 
 
@@ -179,13 +179,13 @@ def test_another_way_to_step_and_longer_segments_are_recorded_anew():
     step = RecordedSteps(trained, data, rule, **SETTINGS)
     for _ in range(3):
         step(at, Segment(0, 5, 5), 0.0)
-    assert set(step.replays) == {5}
+    assert set(step.cache.replays) == {5}
     rule._average()
     step(at, Segment(0, 6, 6), 0.0)
-    assert not step.replays
+    assert not step.cache.replays
     step(at, Segment(0, 6, 6), 0.0)
     step(at, Segment(0, 4 * BPTT, 4 * BPTT), 0.0)  # longer than the room for ids
-    assert not step.replays
+    assert not step.cache.replays
 
 
 def test_a_given_state_is_taken_and_a_new_epoch_starts_from_zero():
@@ -228,14 +228,14 @@ def test_a_model_says_in_which_ways_it_is_trained():
 
 
 def test_lengths_beyond_the_most_graphs_are_launched_and_told_once(monkeypatch, caplog):
-    monkeypatch.setattr("drill.language_modeling.step.MOST_GRAPHS", 1)
+    monkeypatch.setattr("drill.training.cuda_graphs.MOST_GRAPHS", 1)
     trained, data, at, rule = model(), text(), position(), AdamW()
     rule.begin(trained.named_parameters())
     step = RecordedSteps(trained, data, rule, **SETTINGS)
     with caplog.at_level("WARNING", logger="drill"):
         for length in (5, 5, 6, 6, 6, 7, 7):
             step(at, Segment(0, length, length), 0.0)
-    assert list(step.replays) == [5]
+    assert list(step.cache.replays) == [5]
     (told,) = caplog.messages
     assert told.startswith("training: steps of 1 lengths are replayed as CUDA graphs, which is the")
 
@@ -261,7 +261,7 @@ def test_a_parameter_without_a_gradient_is_named_and_steps_are_launched(monkeypa
     reason = "layer.unused has no gradient"
     assert caplog.messages.count(f"training: steps are launched one by one: {reason}") == 1
     assert step.obstacle == reason
-    assert not step.replays
+    assert not step.cache.replays
     _, wanted, truth, _ = run(Steps, Asgd(), layer=with_unused)
     assert losses == wanted
     for a, b in zip(found, truth, strict=True):
@@ -276,9 +276,9 @@ def test_other_modes_and_other_places_of_parameters_are_recorded_anew():
     def record():
         for _ in range(2):
             step(at, Segment(0, 5, 5), 0.0)
-        held = step.replays[5]
+        held = step.cache.replays[5]
         step(at, Segment(0, 5, 5), 0.0)
-        assert step.replays[5] is held
+        assert step.cache.replays[5] is held
         return held
 
     first = record()
@@ -326,7 +326,7 @@ def test_graphs_train_as_launches_do(rule, layer, autocast):
     assert same_state(ours, theirs)
     for a, b in zip(found, truth, strict=True):
         assert torch.equal(a, b)
-    assert step.replays
+    assert step.cache.replays
     assert at.hidden is step.state
 
 
@@ -338,7 +338,7 @@ def test_graphs_lower_targets_and_reset_states_as_launches_do(layer, autocast, m
     given = {"device": "cuda", "layer": layer, "autocast": autocast}
     _, losses, found, step = run(RecordedSteps, Sgd(), **given)
     _, wanted, truth, _ = run(Steps, Sgd(), **given)
-    assert step.replays
+    assert step.cache.replays
     assert losses == wanted
     assert all(torch.equal(a, b) for a, b in zip(found, truth, strict=True))
 

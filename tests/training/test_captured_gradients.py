@@ -107,7 +107,7 @@ def test_a_replayed_step_of_a_translator_has_the_bits_of_a_launched_one(device, 
         expected = step(launched)
         for _ in range(4):  # gradients find their places, a shape comes once, a capture, a replay
             found = step(captured)
-    assert len(captured._replays) == 1
+    assert len(captured.cache.replays) == 1
     for ours, theirs in zip(found, expected, strict=True):
         assert torch.equal(ours, theirs)
 
@@ -172,13 +172,13 @@ def test_a_gradient_put_there_by_others_is_kept(device):
 def test_shapes_beyond_the_most_run_as_they_are_and_the_log_says_so_once(
     device, monkeypatch, caplog
 ):
-    monkeypatch.setattr("drill.training.captured_gradients.MOST_SHAPES", 1)
+    monkeypatch.setattr("drill.training.cuda_graphs.MOST_GRAPHS", 1)
     model = make(device)
     captured = CapturedGradients(model, loss_of(model))
     for i, batch in enumerate(batches(device)):
         torch.testing.assert_close(captured(*batch), loss_of(model)(*batch).detach())
         assert len(caplog.records) == (i >= 3)  # the fourth is the second of the second shape
-    assert len(captured._replays) == 1
+    assert len(captured.cache.replays) == 1
     said = caplog.records[0].getMessage()
     assert said.startswith("batches of 1 shapes are replayed as CUDA graphs, which is the most")
     assert said.endswith("of a translator by a larger training.pad_to")
@@ -186,8 +186,8 @@ def test_shapes_beyond_the_most_run_as_they_are_and_the_log_says_so_once(
 
 @both_devices
 def test_shapes_that_come_once_keep_no_frequent_one_out(device, monkeypatch, caplog):
-    monkeypatch.setattr("drill.training.captured_gradients.MOST_SHAPES", 2)
-    monkeypatch.setattr("drill.training.captured_gradients.SEEN_ONCE", 4)
+    monkeypatch.setattr("drill.training.cuda_graphs.MOST_GRAPHS", 2)
+    monkeypatch.setattr("drill.training.cuda_graphs.SEEN_ONCE", 4)
     model = make(device)
     captured = CapturedGradients(model, loss_of(model))
 
@@ -196,18 +196,18 @@ def test_shapes_that_come_once_keep_no_frequent_one_out(device, monkeypatch, cap
 
     for length in range(1, 11):
         train_on(length)
-    assert len(captured._replays) == 0
-    assert len(captured._seen_once) == 4
+    assert len(captured.cache.replays) == 0
+    assert len(captured.cache.seen) == 4
     for length in (20, 20, 21, 21, 20):
         train_on(length)
-    assert len(captured._replays) == 2
+    assert len(captured.cache.replays) == 2
     train_on(1)  # seen so long ago that it is forgotten: no second time, and nothing to say
     assert not caplog.records
 
 
 @both_devices
 def test_graphs_of_what_is_no_longer_so_take_no_place(device, monkeypatch, caplog):
-    monkeypatch.setattr("drill.training.captured_gradients.MOST_SHAPES", 1)
+    monkeypatch.setattr("drill.training.cuda_graphs.MOST_GRAPHS", 1)
     model = make(device)
     captured = CapturedGradients(model, loss_of(model))
     before: list[object] = []
@@ -217,10 +217,10 @@ def test_graphs_of_what_is_no_longer_so_take_no_place(device, monkeypatch, caplo
             model.zero_grad()
             captured(*batch)
             assert (model[1].weight.grad is not None) == trained
-        (replay,) = captured._replays.values()
+        (replay,) = captured.cache.replays.values()
         assert replay not in before
         before.append(replay)
-    assert not captured._seen_once
+    assert not captured.cache.seen
     assert not caplog.records  # there was room
 
 
@@ -242,7 +242,7 @@ def test_what_a_graph_took_for_granted_may_change(device, change):
 
     for _ in range(3):
         gradients()
-    assert len(captured._replays) == 1
+    assert len(captured.cache.replays) == 1
     if change == "mode":
         model.eval()
     elif change == "address":
@@ -251,7 +251,7 @@ def test_what_a_graph_took_for_granted_may_change(device, change):
         model[1].weight.requires_grad_(False)
     for _ in range(3):
         found = gradients(half=change == "autocast")
-    assert len(captured._replays) == (2 if change == "autocast" else 1)  # the old ones are gone
+    assert len(captured.cache.replays) == (2 if change == "autocast" else 1)  # old ones go
     assert (found[1] is None) == (change == "frozen")
     if change == "mode":
         assert found[0].any()

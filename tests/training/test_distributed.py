@@ -102,7 +102,7 @@ def test_a_translator_goes_on_with_another_number_of_processes(launched, tmp_pat
     assert batches % 2 == 1  # the last turn of two has one batch for both
     if name.startswith("two"):
         last = RunFolder(launched / name).load_last()[1]
-        assert (last["epoch"], last["batch"]) == (1, 12)
+        assert (last["epoch"], last["position"]) == (1, 12)
         assert batches > 12
         small_training(launched / name, **MANY_BATCHES)
     small_training(tmp_path, **MANY_BATCHES)

@@ -6,7 +6,6 @@ segment, all of them reading the ids, the state and the learning rate where they
 """
 
 import logging
-from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -21,17 +20,17 @@ from drill.language_modeling.state import LanguageModelState
 from drill.layers import MatrixLayer, MixtureOfSoftmaxes
 from drill.models.encoder import State
 from drill.models.language_model import LanguageModel
-from drill.training.cuda_graphs import Graphs, taken_for_granted
+from drill.training.cuda_graphs import GraphCache, Graphs
 from drill.training.loop import TRAINING_LOG
 from drill.training.optim import Rule
 from drill.training.precision import autocast_to
 
 logger = logging.getLogger(TRAINING_LOG)
 
-MOST_GRAPHS = 256
-SEEN_BEFORE = 1  # launches of a length before it is recorded: they compile what it needs
-
-Replay = Callable[[], None]
+WHEN_FULL = (
+    "training: steps of %d lengths are replayed as CUDA graphs, which is the most: those of "
+    "further lengths are launched one by one, more slowly; a smaller training.bptt has fewer"
+)
 
 
 class Steps:
@@ -92,56 +91,34 @@ class RecordedSteps(Steps):
         self.graphs = graphs or Graphs(data.device, instead="set training.capture=false")
         self.ids = data.new_empty((0, data.shape[1]))  # (longest + 1, B)
         self.hidden: State | None = None
-        self.seen: Counter[int] = Counter()
-        self.phase: object = None
-        self.modules, self.parameters = list(trained.modules()), list(trained.parameters())
-        self.granted: object = None
+        self.parameters = list(trained.parameters())
         self.obstacle: str | None = None
-        self.replays: dict[int, Replay] = {}
-        self._told_of_the_most = False
+        self.cache: GraphCache[Callable[[], None]] = GraphCache(trained, WHEN_FULL)
 
     def __call__(self, state: LanguageModelState, segment: Segment, progress: float) -> None:
         length = segment.length
         self._carry(state)
         self._make_room(length)
         self.rule.prepare(progress)
-        self._look_for_changes()
+        self.cache.check(self.rule.phase)
         self.ids[: length + 1].copy_(self.data[segment.start : segment.start + length + 1])
-        self.seen[length] += 1
-        new = length not in self.replays
-        if self.obstacle is not None or (new and not self._comes_again(length)):
+        replays = self.cache.replays
+        new = length not in replays
+        if self.obstacle is not None or (new and not self.cache.should_record(length)):
             self.graphs.warm_up(lambda: self._launch(state, segment, progress))
             return
         self.rule.announce(segment.sampled_length, self.bptt, progress)
         if new:
-            self.replays[length] = self.graphs.record(
-                lambda: self._work(state, length, self.rule.apply)
-            )
-        self.replays[length]()
+            replays[length] = self.graphs.record(lambda: self._work(state, length, self.rule.apply))
+        replays[length]()
         self.rule.replayed()
-
-    def _comes_again(self, length: int) -> bool:
-        """Whether a length without a graph is to get one: it came before, and there is room."""
-        if self.seen[length] <= SEEN_BEFORE:
-            return False
-        if len(self.replays) < MOST_GRAPHS:
-            return True
-        if not self._told_of_the_most:
-            self._told_of_the_most = True
-            logger.warning(
-                "training: steps of %d lengths are replayed as CUDA graphs, which is the most: "
-                "those of further lengths are launched one by one, more slowly; a smaller "
-                "training.bptt has fewer",
-                MOST_GRAPHS,
-            )
-        return False
 
     def _launch(self, state: LanguageModelState, segment: Segment, progress: float) -> None:
         def step() -> None:
             found = self.rule.why_launched()
             if found is not None and self.obstacle is None:
                 self.obstacle = found
-                self.replays.clear()
+                self.cache.forget()
                 logger.info("training: steps are launched one by one: %s", found)
             self.rule.step(segment.sampled_length, self.bptt, progress)
 
@@ -158,15 +135,6 @@ class RecordedSteps(Steps):
         state.nll += loss.nll * length
         torch._foreach_copy_(_flat(self.hidden), _flat(loss.state))
 
-    def _look_for_changes(self) -> None:
-        """Forget graphs of what is no longer so."""
-        now = taken_for_granted(self.modules, self.parameters)
-        if now != self.granted:
-            self.seen.clear()  # other modes may take other kernels, which are to be loaded first
-        if self.rule.phase is not self.phase or now != self.granted:
-            self.replays.clear()
-            self.phase, self.granted = self.rule.phase, now
-
     def _carry(self, state: LanguageModelState) -> None:
         """From now on ``state.hidden`` is the one that graphs read and write."""
         if self.hidden is None:
@@ -182,7 +150,7 @@ class RecordedSteps(Steps):
         if self.ids.shape[0] > length:
             return
         self.ids = self.data.new_empty((max(length + 1, 2 * self.bptt), self.data.shape[1]))
-        self.replays.clear()  # they read where the ids were
+        self.cache.forget()  # graphs read where the ids were
 
 
 def steps(

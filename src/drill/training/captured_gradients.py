@@ -4,7 +4,6 @@ A small or deep model launches thousands of kernels a step, and a slow host need
 them than the device to run them.
 """
 
-import logging
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
@@ -13,15 +12,13 @@ from torch import Tensor, nn
 
 from drill.kernels.runtime.dispatch import autocast_on
 from drill.kernels.runtime.overlap import room_for
-from drill.training.cuda_graphs import Graphs, taken_for_granted
+from drill.training.cuda_graphs import GraphCache, Graphs
 
-logger = logging.getLogger("drill")
-
-MOST_SHAPES = 256
-"""Shapes that get a graph; batches of further ones run as they are."""
-
-SEEN_ONCE = 1024
-"""Shapes that are remembered until they come again; then the oldest are forgotten."""
+WHEN_FULL = (
+    "batches of %d shapes are replayed as CUDA graphs, which is the most: those of further shapes "
+    "are launched one by one, more slowly; give batches fewer shapes, of a translator by a larger "
+    "training.pad_to"
+)
 
 
 class CapturedGradients:
@@ -37,7 +34,7 @@ class CapturedGradients:
     with few shapes (equal lengths, lengths padded to multiples) nearly all are replays. Batches
     that begin an update and those that add to one count as two shapes: the first kind writes its
     gradients without reading any. A shape that comes only once takes the place of none; where more
-    than ``MOST_SHAPES`` come again, the log ``drill`` says so once.
+    than ``cuda_graphs.MOST_GRAPHS`` come again, the log ``drill`` says so once.
 
     ``loss`` must wait for no value of the device, so pass ``check=False``; dropout draws anew at
     every replay. On a CPU there is no graph, only the same gradients. For one process: DDP's
@@ -52,12 +49,9 @@ class CapturedGradients:
 
     def __init__(self, model: nn.Module, loss: Callable[..., Tensor]) -> None:
         self.loss = loss
-        self.modules, self.parameters = list(model.modules()), list(model.parameters())
+        self.parameters = list(model.parameters())
         self._held: dict[nn.Parameter, Tensor] = {}  # gradients, at the addresses graphs know
-        self._replays: dict[Hashable, _Replay] = {}
-        self._seen_once: dict[Hashable, None] = {}  # the oldest first
-        self._granted: Hashable = None
-        self._told_of_the_most = False
+        self.cache: GraphCache[_Replay] = GraphCache(model, WHEN_FULL)
         self._graphs: Graphs | None = None
 
     def __call__(self, *inputs: Tensor) -> Tensor:
@@ -65,15 +59,15 @@ class CapturedGradients:
         if self._graphs is None:
             instead = "set training.capture=false, or call loss(...).backward() itself"
             self._graphs = Graphs(inputs[0].device, instead=instead)
-        self._look_for_changes()
+        self.cache.check()
         gone = self._attach()
         fresh = bool(gone) and len(gone) == sum(each.requires_grad for each in self._held)
         key = fresh, self._key(inputs)
-        replay = self._replays.get(key)
+        replay = self.cache.replays.get(key)
         if gone and (replay is None or not fresh):
             torch._foreach_zero_(gone)
-        if replay is None and self._comes_again(key):
-            replay = self._replays[key] = self._recorded(self._graphs, inputs, fresh)
+        if replay is None and self.cache.should_record(key):
+            replay = self.cache.replays[key] = self._recorded(self._graphs, inputs, fresh)
         if replay is None:
             value = self._graphs.warm_up(lambda: self._run(inputs))
             self._attach()  # those which have come up only now
@@ -81,34 +75,6 @@ class CapturedGradients:
         torch._foreach_copy_(replay.inputs, inputs)
         replay.run()
         return replay.loss.clone()
-
-    def _comes_again(self, key: Hashable) -> bool:
-        """Whether a shape without a graph is to get one: it came before, and there is room."""
-        if key not in self._seen_once:
-            self._seen_once[key] = None
-            if len(self._seen_once) > SEEN_ONCE:
-                del self._seen_once[next(iter(self._seen_once))]
-            return False
-        if len(self._replays) < MOST_SHAPES:
-            del self._seen_once[key]
-            return True
-        if not self._told_of_the_most:
-            self._told_of_the_most = True
-            logger.warning(
-                "batches of %d shapes are replayed as CUDA graphs, which is the most: those of "
-                "further shapes are launched one by one, more slowly; give batches fewer shapes, "
-                "of a translator by a larger training.pad_to",
-                MOST_SHAPES,
-            )
-        return False
-
-    def _look_for_changes(self) -> None:
-        """Forget graphs of what is no longer so; they would keep memory, and places of the most."""
-        now = taken_for_granted(self.modules, self.parameters)
-        if now != self._granted:
-            self._replays.clear()
-            self._seen_once.clear()  # other modes may take other kernels, to be loaded first
-            self._granted = now
 
     def _key(self, inputs: tuple[Tensor, ...]) -> Hashable:
         """What a graph serves, as things stand."""

@@ -1,9 +1,10 @@
 """Work recorded as CUDA graphs: one launch instead of hundreds, where the host is slow."""
 
 import gc
+import logging
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,15 @@ from torch import Tensor, nn
 from drill.errors import CaptureError
 
 Result = TypeVar("Result")
+Replay = TypeVar("Replay")
+
+logger = logging.getLogger("drill")
+
+MOST_GRAPHS = 256
+"""Graphs of one cache; work of further shapes runs as it is."""
+
+SEEN_ONCE = 1024
+"""Shapes that are remembered until they come again; then the oldest are forgotten."""
 
 
 def taken_for_granted(modules: Sequence[nn.Module], parameters: Sequence[Tensor]) -> Hashable:
@@ -102,3 +112,54 @@ class Graphs:
                 torch.zeros(1, device=self.device)
                 other.capture_end()
             raise
+
+
+class GraphCache(Generic[Replay]):
+    """Which shapes of a model's work have a graph, and which are to get one.
+
+    A shape runs as it is the first time, which loads what it needs, and is recorded the second
+    time. Graphs are forgotten when what they were recorded for has changed.
+
+    Args:
+        model: whose modes and parameters graphs depend on.
+        when_full: the warning when there are more shapes than graphs, ``%d`` of which are allowed.
+    """
+
+    def __init__(self, model: nn.Module, when_full: str) -> None:
+        self.modules, self.parameters = list(model.modules()), list(model.parameters())
+        self.when_full = when_full
+        self.replays: dict[Hashable, Replay] = {}
+        self.seen: dict[Hashable, None] = {}  # once, without a graph; the oldest first
+        self._granted: Hashable = None
+        self._phase: object = None
+        self._warned = False
+
+    def check(self, phase: object = None) -> None:
+        """Forget graphs of what is no longer so: the model's modes and parameters, or ``phase``."""
+        granted = taken_for_granted(self.modules, self.parameters)
+        if granted != self._granted:
+            self.replays.clear()
+            self.seen.clear()  # other modes may take other kernels, which are to be loaded first
+        elif phase is not self._phase:
+            self.forget()
+        self._granted, self._phase = granted, phase
+
+    def forget(self) -> None:
+        """Record all shapes anew when they come again."""
+        self.seen |= dict.fromkeys(self.replays)
+        self.replays.clear()
+
+    def should_record(self, shape: Hashable) -> bool:
+        """Whether a shape without a graph is to get one: it came before, and there is room."""
+        if shape not in self.seen:
+            self.seen[shape] = None
+            if len(self.seen) > SEEN_ONCE:
+                del self.seen[next(iter(self.seen))]
+            return False
+        if len(self.replays) < MOST_GRAPHS:
+            del self.seen[shape]
+            return True
+        if not self._warned:
+            self._warned = True
+            logger.warning(self.when_full, MOST_GRAPHS)
+        return False
