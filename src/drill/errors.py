@@ -1,37 +1,63 @@
-"""Errors that a user can act on."""
+"""Errors that a user can act on: DrillError and its kinds."""
 
 
-class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be written or read; one sentence with the place and the mend."""
+class DrillError(Exception):
+    """What a user can fix; the command line prints it as one line and exits with 1.
+
+    Args:
+        message: what is wrong, with its place or value.
+        key: the setting, option or path that is wrong; printed before the message.
+        hint: what to do about it; printed after the message.
+    """
+
+    hint: str | None = None
+
+    def __init__(self, message: str, *, key: str | None = None, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message, self.key = message, key
+        if hint is not None:
+            self.hint = hint
+
+    def __str__(self) -> str:
+        text = self.message if self.key is None else f"{self.key}: {self.message}"
+        return text if self.hint is None else f"{text}; {self.hint}"
 
 
-class DataError(ValueError):
-    """Data that cannot be used; the message is one sentence with the place and the mend."""
-
-
-class Diverged(RuntimeError):
-    """The loss is no longer a number; the last good checkpoint is on disk."""
-
-
-class MemoryShort(RuntimeError):
-    """A GPU's memory is too small for an evaluation; nothing that was trained is lost."""
-
-
-class CaptureError(RuntimeError):
+class CaptureError(DrillError, RuntimeError):
     """Work that cannot be recorded as a CUDA graph."""
 
 
-class SettingsError(ValueError):
-    """Settings that cannot be used; one sentence with the key and the mend."""
+class CheckpointError(DrillError, RuntimeError):
+    """A checkpoint that cannot be written or read."""
 
 
-class ReportError(ValueError):
-    """What cannot be reported; the message is one sentence with the place and the mend."""
+class DataError(DrillError, ValueError):
+    """Data that cannot be used."""
 
 
-class RunFolderError(RuntimeError):
-    """A run folder that cannot be used; one sentence with the place and the mend."""
+class Diverged(DrillError, RuntimeError):
+    """The loss is no longer a number; the last good checkpoint is on disk."""
 
 
-class NothingTrained(RuntimeError):
+class NotExportable(DrillError, ValueError):
+    """A model with a part that the other program does not have."""
+
+
+class NothingTrained(DrillError, RuntimeError):
     """A limit ends the run before there are weights to test."""
+
+
+class OutOfMemory(DrillError, RuntimeError):
+    """The memory of the computer or of the GPU is too small."""
+
+
+class ReportError(DrillError, ValueError):
+    """What cannot be reported."""
+
+
+class RunFolderError(DrillError, RuntimeError):
+    """A run folder that cannot be used."""
+
+
+class SettingsError(DrillError, ValueError):
+    """Settings or options that cannot be used."""

@@ -14,7 +14,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import BinaryIO
 
-from drill.errors import DataError
+from drill.errors import DataError, DrillError
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 FULL = (errno.ENOSPC, errno.EDQUOT)  # a disk, or what a user may have of it
@@ -23,7 +23,7 @@ NOT_REGULAR = "not a regular file"
 UNPACKING_FAULTS = (OSError, EOFError, zlib.error, lzma.LZMAError)
 
 
-class WriteError(OSError):
+class WriteError(DrillError, OSError):
     """A file that could not be written.
 
     ``reason`` says what went wrong and ``hint`` what the user can do about it; ``alternative`` is a
@@ -37,7 +37,7 @@ class WriteError(OSError):
         size: int | None = None,
         alternative: str = "choose another place",
     ) -> None:
-        super().__init__(cause.errno, cause.strerror or str(cause), str(path))
+        OSError.__init__(self, cause.errno, cause.strerror or str(cause), str(path))
         self.reason = cause.strerror or str(cause)
         if size is not None and cause.errno in FULL:
             self.reason += f"; {_format_size(size)} are needed"

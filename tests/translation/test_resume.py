@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import drill.translation.search.search as searching
-from drill.errors import CheckpointError, MemoryShort, RunFolderError
+from drill.errors import CheckpointError, OutOfMemory, RunFolderError
 from drill.models.translator import Translator
 from drill.training import loop as training_loop
 from drill.training.run import checkpoint
@@ -176,7 +176,7 @@ def test_a_validation_without_memory_for_it_is_told_of_and_made_by_the_next_life
     options = {"epochs": 1, "bleu_every": 1, "save_every": 0.0}
     with monkeypatch.context() as patch:
         patch.setattr(translation_testing, "best_translations", search)
-        with pytest.raises(MemoryShort, match=r"validation after step \d+: .*; make room on the G"):
+        with pytest.raises(OutOfMemory, match=r"validation after step \d+: .*; make room on the G"):
             small_training(tmp_path, **options)
     assert small_training(tmp_path, **options).finished
 

@@ -11,7 +11,7 @@ import torch
 
 import drill.translation.evaluate as translated_module
 from drill.data import PairBatches
-from drill.errors import Diverged, MemoryShort
+from drill.errors import Diverged, OutOfMemory
 from drill.training.optim import AdamW
 from drill.training.run import checkpoint
 from drill.training.run.folder import RunFolder
@@ -261,7 +261,7 @@ def test_a_test_without_memory_for_it_is_told_of_and_made_by_the_next_life(tmp_p
 
     with monkeypatch.context() as patch:
         patch.setattr(translation_testing, "translated", test)
-        with pytest.raises(MemoryShort, match=r"make room on the GPU; the same command tests them"):
+        with pytest.raises(OutOfMemory, match=r"make room on the GPU; the same command tests them"):
             small_training(tmp_path)
     assert small_training(tmp_path, rule=after(1, small_rule(), pytest.fail)).finished
 

@@ -1,4 +1,4 @@
-"""The `drill` command: one file per group of subcommands, errors as one sentence."""
+"""The `drill` command: one file per command, every error as one line."""
 
 import os
 import sys
@@ -7,48 +7,56 @@ from drill import __version__
 
 
 def main() -> None:
-    """Ctrl-C ends it without a word, also in the seconds that its imports take."""
+    """Run the command and exit: 0, 1 (a DrillError), 2 (usage), 70 (a bug), 130 (Ctrl-C)."""
     try:
-        _run()
+        _check_surroundings()
+        try:
+            _run()
+        finally:  # what is still buffered may find the pipe closed too
+            sys.stdout.flush()
     except KeyboardInterrupt:
         sys.exit(130)
-
-
-def _run() -> None:
-    try:
-        try:
-            _answer()
-        finally:  # what is still held back may find the pipe closed too
-            sys.stdout.flush()
     except BrokenPipeError:
         _leave_closed_pipe()
     except SystemExit as ended:
-        if isinstance(ended.__context__, BrokenPipeError):  # typer makes it a failure of ours
+        if isinstance(ended.__context__, BrokenPipeError):  # typer exits with 1 then
             _leave_closed_pipe()
         raise
     except Exception as error:
-        from drill.cli.errors import sentence
+        from drill.cli.errors import as_drill_error, bug_line, one_line
 
-        words = sentence(error)
-        if words is None:
-            raise
-        print(f"drill: {words}", file=sys.stderr)
-        sys.exit(1)
+        known = as_drill_error(error)
+        print(f"drill: {one_line(known) if known else bug_line(error)}", file=sys.stderr)
+        sys.exit(1 if known else 70)
 
 
-def _answer() -> None:
-    if sys.argv[1:] == ["--version"]:  # who asks that need not wait for torch
+def _run() -> None:
+    if sys.argv[1:] == ["--version"]:  # needs no typer
         print(f"drill {__version__}")
         return
-    # Threads that sleep while they wait do not take the cores from other programs. OpenMP reads
-    # this once, when the next line loads torch.
+    # Threads that sleep while they wait leave the cores to other programs. OpenMP reads this once,
+    # when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from drill.cli.app import app
 
     app()
 
 
+def _check_surroundings() -> None:
+    """Closed standard input and error (`<&-`, `2>&-`) become /dev/null."""
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stdout is None:
+        sys.exit("drill: standard output is closed; redirect it, for example with >/dev/null")
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        sys.exit("drill: the current folder no longer exists; change to another one")
+
+
 def _leave_closed_pipe() -> None:
-    """`drill layers | head` has read enough: no word, and the status of whom SIGPIPE ends."""
+    """`drill layers | head` has read enough: no message, and the exit status of SIGPIPE."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(141)

@@ -1,67 +1,65 @@
-"""Errors that a user can mend, each as its sentence."""
+"""Exceptions as one line for the user."""
 
-import torch
+import re
+import tempfile
+import traceback
+import unicodedata
 
-from drill.data import DataError
-from drill.errors import (
-    CaptureError,
-    CheckpointError,
-    Diverged,
-    MemoryShort,
-    NothingTrained,
-    ReportError,
-    RunFolderError,
-    SettingsError,
-)
-from drill.files import WriteError
-from drill.kernels.lstm.persistent.recurrence import Stalled
-from drill.kernels.runtime.nvrtc import CompileError, DriverError
+from drill.errors import DrillError, OutOfMemory
 
-USER_ERRORS = (
-    CaptureError,
-    CheckpointError,
-    CompileError,
-    DataError,
-    Diverged,
-    MemoryShort,
-    NothingTrained,
-    WriteError,
-    ReportError,
-    RunFolderError,
-    SettingsError,
-    Stalled,
-)
-"""They say it themselves."""
-
-CPU_MEMORY = "DefaultCPUAllocator: "
-"""What torch's message says of memory beside a GPU's, which has no class of its own."""
+CPU_MEMORY = "DefaultCPUAllocator: "  # in torch's message, whose class is a plain RuntimeError
+LONGEST = 200  # characters of a value in a message
 
 
-def sentence(fault: BaseException) -> str | None:
-    """What is shown of it; None where the fault is not the user's, and a traceback is wanted.
-
-    Of BrokenPipeError nobody would read it: catch that before.
-    """
-    if isinstance(fault, USER_ERRORS):
-        return f"{fault}"
-    if isinstance(fault, torch.OutOfMemoryError):
-        return _memory("the GPU's memory", str(fault).splitlines()[0])
-    if isinstance(fault, MemoryError) or _is_memory(fault):
-        return _memory("the memory", str(fault).split(CPU_MEMORY)[-1].split(". Error code")[0])
-    if isinstance(fault, DriverError):
-        return f"the GPU refuses work ({fault}); run it again on a free GPU"
-    if isinstance(fault, OSError):
-        return f"{fault.filename or 'output'}: {fault.strerror or fault}"
+def as_drill_error(error: Exception) -> DrillError | None:
+    """The error if a user can act on it, also one of the operating system; None for a bug."""
+    if isinstance(error, DrillError):
+        return error
+    if type(error).__name__ == "OutOfMemoryError":  # torch's, which need not be loaded
+        return _out_of_memory("GPU memory", str(error).splitlines()[0])
+    if isinstance(error, MemoryError) or CPU_MEMORY in str(error):
+        cause = str(error).split(CPU_MEMORY)[-1].split(". Error code")[0]
+        return _out_of_memory("memory", cause)
+    if isinstance(error, OSError):
+        return DrillError(error.strerror or str(error), key=str(error.filename or "output"))
     return None
 
 
-def _is_memory(fault: BaseException) -> bool:
-    return isinstance(fault, RuntimeError) and CPU_MEMORY in str(fault)
-
-
-def _memory(whose: str, what: str) -> str:
-    return (
-        f"{whose} is too small ({what or 'no more of it'}); take a smaller model or "
-        "training.batch_size, or training.micro_batch for the same result in pieces; of a "
-        "translator a smaller training.max_tokens and a larger training.accumulate"
+def _out_of_memory(kind: str, cause: str) -> OutOfMemory:
+    return OutOfMemory(
+        f"out of {kind} ({cause or 'none left'})",
+        hint="take a smaller model or training.batch_size, or training.micro_batch for the same "
+        "result in pieces; for a translator a smaller training.max_tokens and a larger "
+        "training.accumulate",
     )
+
+
+def one_line(error: Exception) -> str:
+    """The message with long values shortened and control characters escaped."""
+    return printable(re.sub(rf"'[^']{{{LONGEST},}}'|\S{{{LONGEST},}}", _shortened, str(error)))
+
+
+def _shortened(found: re.Match[str]) -> str:
+    return f"{found[0][:80]}...{found[0][-40:]}"
+
+
+def printable(text: str) -> str:
+    """``text`` without control characters and lone surrogates: ``\\n`` instead of a line break."""
+    return "".join(
+        each.encode("unicode_escape").decode() if unicodedata.category(each) in ("Cc", "Cs") else each
+        for each in text
+    )
+
+
+def bug_line(error: Exception) -> str:
+    """What failed and where the traceback is saved, or the traceback if it cannot be saved."""
+    trace = "".join(traceback.format_exception(error))
+    what = f"{type(error).__name__}: {one_line(error)}; this is a bug in drill, please report it"
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="drill-", suffix=".txt", delete=False, encoding="utf-8", errors="replace"
+        ) as file:
+            file.write(trace)
+    except OSError:
+        return f"{what}\n{trace}"
+    return f"{what} with {file.name}"

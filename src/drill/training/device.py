@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from drill.errors import MemoryShort, SettingsError
+from drill.errors import OutOfMemory, SettingsError
 
 DEVICES = ("cpu", "cuda", "mps")
 
@@ -85,7 +85,7 @@ def told_of_memory(what: str, mend: str) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise MemoryShort(
+        raise OutOfMemory(
             f"{what}: the GPU's memory is too small ({str(error).splitlines()[0]}); {mend}"
         ) from None
 

@@ -1,7 +1,8 @@
 """Translators: train, beam search, BLEU, translate, export."""
 
+from drill.errors import NotExportable
 from drill.translation.bleu import Scores, corpus_scores
-from drill.translation.export_marian import NotExportable, export_marian, marian_weights
+from drill.translation.export_marian import export_marian, marian_weights
 from drill.translation.search.decoding import Decoding, Hypothesis
 from drill.translation.search.output_head import encoded_once
 from drill.translation.search.search import beam_search, greedy, sample

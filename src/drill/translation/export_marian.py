@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from drill.data.parallel.subwords import BEGIN, END, PAD, Subwords
-from drill.errors import DataError
+from drill.errors import DataError, NotExportable
 from drill.files import atomic_write
 from drill.layers import MatrixLayer, NotFoldable
 from drill.layers.argument_checks import positive
@@ -38,10 +38,6 @@ MARK = {"exported_by": "drill"}
 """In ``config.json``: other programs save their models under the same names of files."""
 
 THEIRS = "transformers_version"  # in every config.json that the library has saved
-
-
-class NotExportable(ValueError):
-    """The other program has no place for a part of this model."""
 
 
 class Translates(Protocol):

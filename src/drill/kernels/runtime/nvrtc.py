@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from drill.errors import DrillError
 from drill.files import cache_root, warn_uncached
 
 DIGEST = 32  # bytes before what is kept
@@ -28,12 +29,14 @@ UNKEPT = ("compiled kernels", "every start compiles them again, half a minute")
 logger = logging.getLogger("drill")
 
 
-class CompileError(RuntimeError):
+class CompileError(DrillError, RuntimeError):
     """CUDA source that does not compile here, or that the driver does not load."""
 
 
-class DriverError(RuntimeError):
+class DriverError(DrillError, RuntimeError):
     """What the NVIDIA driver refuses."""
+
+    hint = "run it again on a free GPU"
 
 
 Argument = Tensor | int | ctypes.Structure | ctypes.c_float

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from drill.errors import DrillError
 from drill.kernels.lstm.persistent.layout import CLUSTER, Layout, Shape, cut, layout
 from drill.kernels.runtime.hopper import SHARED, hopper_missing
 from drill.kernels.runtime.nvrtc import Argument, CompileError, DriverError, Kernel, compiled
@@ -222,7 +223,7 @@ def run_backward(
         kernel(shape.blocks, shape.threads, [*given, *sizes, *told])
 
 
-class Stalled(RuntimeError):
+class Stalled(DrillError, RuntimeError):
     """A kernel waited in vain. No result may be made of it: the next try can go well."""
 
 
