@@ -1,4 +1,4 @@
-"""The subcommands of `drill`, gathered; what they import takes seconds."""
+"""The commands of `drill`. None of these modules imports torch before a command runs."""
 
 from typing import Annotated
 
@@ -7,42 +7,52 @@ import typer
 from drill import __version__
 from drill.cli.data import data
 from drill.cli.demo import demo
-from drill.cli.evaluate import evaluate
+from drill.cli.evaluate import cache, dynamic, evaluate
 from drill.cli.export import export
 from drill.cli.generate import generate, score
 from drill.cli.layers import layers
 from drill.cli.recipes import recipes
 from drill.cli.report import record, report
+from drill.cli.settings import settings
 from drill.cli.study import study
 from drill.cli.train import finetune, train
 from drill.cli.translate import translate
 
 app = typer.Typer(
     help="Output layers for neural language generation.",
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"max_content_width": 100},
 )
 
-for command in (
+COMMANDS = (
     demo,
     train,
     finetune,
     evaluate,
+    dynamic,
+    cache,
     generate,
     score,
     translate,
     export,
     study,
     report,
-    record,
     data,
     recipes,
+    settings,
     layers,
-):
+)
+for command in COMMANDS:
     app.command()(command)
+
+ledger = typer.Typer(
+    help="Ledgers: one row per result.", no_args_is_help=True, rich_markup_mode=None
+)
+ledger.callback()(lambda: None)  # a group, though it has one command
+ledger.command("add")(record)
+app.add_typer(ledger, name="ledger")
 
 
 def _print_version(wanted: bool) -> None:

@@ -2,29 +2,14 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from drill.cli.display import Counter, console
-from drill.data import (
-    CORPORA,
-    GENERATED,
-    NAMES,
-    PARALLEL_CORPORA,
-    PARALLEL_NAMES,
-    DataError,
-    ParallelSplits,
-    data_folders,
-    read_corpus,
-    read_parallel_corpus,
-)
-from drill.data.extras import refuse_lacking
-from drill.data.parallel.corpora import PACKED, refuse_missing_pairs
-from drill.data.text.corpora import SPLITS, refuse_missing, renamed
-from drill.errors import SettingsError
-from drill.training.settings import recipe
-from drill.training.summary import share_of_unknown
+from drill.errors import DataError, SettingsError
+
+if TYPE_CHECKING:
+    from drill.data import ParallelSplits
 
 HERE, TO_INSTALL = "found here", "to be installed"
 TO_DOWNLOAD, TO_PUT = "downloadable", "to be put there"
@@ -33,6 +18,8 @@ DEFAULT = ("en", "de")  # what recipes translate
 
 def listed() -> list[str]:
     """A line for every corpus: its name, whether it is here, what it is."""
+    from drill.data import CORPORA, NAMES, PARALLEL_NAMES
+
     about = {
         name: f"{CORPORA[name].tokens[0]:,} tokens, {CORPORA[name].licence}"
         if name in CORPORA
@@ -44,6 +31,11 @@ def listed() -> list[str]:
 
 def _state(name: str) -> str:
     """Asked of names of files and packages alone; nothing is read."""
+    from drill.data import CORPORA, GENERATED, PARALLEL_CORPORA, data_folders
+    from drill.data.extras import refuse_lacking
+    from drill.data.parallel.corpora import refuse_missing_pairs
+    from drill.data.text.corpora import SPLITS, refuse_missing
+
     if name in CORPORA:
         paths = ([each / name / f"{split}.txt" for each in data_folders()] for split in SPLITS)
         return HERE if all(any(map(Path.is_file, each)) for each in paths) else TO_DOWNLOAD
@@ -60,6 +52,8 @@ def _state(name: str) -> str:
 
 
 def _about_pairs(name: str) -> str:
+    from drill.data import GENERATED, PARALLEL_CORPORA
+
     if name == GENERATED:
         return "English-German numbers and dates, generated; needs the packages num2words and babel"
     return f"English-German pairs, given as {', '.join(PARALLEL_CORPORA[name].train)}.{{en,de}}"
@@ -70,6 +64,8 @@ def languages_in(folder: Path, source: str | None, target: str | None) -> tuple[
 
     ``source`` and ``target`` are given where a folder has more than two, or another order counts.
     """
+    from drill.data.parallel.corpora import PACKED
+
     texts = any((folder / name).is_file() for name in ("train", "train.txt"))
     found = sorted(
         {
@@ -109,6 +105,16 @@ def data(
     target: Annotated[str | None, typer.Option(help="The language translated into.")] = None,
 ) -> None:
     """Find or download a corpus and count it, or list what is here."""
+    from drill.cli.display import Counter, console
+    from drill.data import (
+        NAMES,
+        PARALLEL_NAMES,
+        data_folders,
+        read_corpus,
+        read_parallel_corpus,
+    )
+    from drill.data.text.corpora import renamed
+
     shown = console()
     if corpus is None:
         for line in listed():
@@ -136,6 +142,9 @@ def data(
             f"{corpus}: is neither a corpus ({', '.join([*NAMES, *PARALLEL_NAMES])}) nor a folder "
             f"or file{renamed(corpus)}; check the path, or take a name that `drill data` lists"
         )
+    from drill.training.settings import recipe
+    from drill.training.summary import share_of_unknown
+
     with Counter("download") as progress:
         found, vocabulary = read_corpus(corpus, minimum_count=minimum_count, progress=progress)
         ids = found.encode(vocabulary)
@@ -154,7 +163,7 @@ def data(
         shown.print(remark, soft_wrap=True)
 
 
-def _counted(text: ParallelSplits) -> str:
+def _counted(text: "ParallelSplits") -> str:
     pairs = "  ".join(f"{split} {len(each):,}" for split, each in text._asdict().items())
     words = "  ".join(
         f"{side} {sum(len(line.split()) for line in getattr(text.train, side)):,}"

@@ -46,7 +46,9 @@ def _shortened(found: re.Match[str]) -> str:
 def printable(text: str) -> str:
     """``text`` without control characters and lone surrogates: ``\\n`` instead of a line break."""
     return "".join(
-        each.encode("unicode_escape").decode() if unicodedata.category(each) in ("Cc", "Cs") else each
+        each.encode("unicode_escape").decode()
+        if unicodedata.category(each) in ("Cc", "Cs")
+        else each
         for each in text
     )
 

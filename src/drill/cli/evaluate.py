@@ -1,56 +1,30 @@
-"""`drill evaluate`: perplexity of a trained run, as it is, adapting, or with a cache."""
+"""`drill evaluate`, `drill dynamic` and `drill cache`: the scores of a trained run."""
 
-import io
-import shlex
-import time
-from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import numpy as np
-import torch
 import typer
 
-from drill.cli.display import Counter, console, note
-from drill.cli.evaluate_adaptive import (
-    CACHE_NAMES,
-    DYNAMIC_NAMES,
-    Cached,
-    Dynamic,
-    cached_rows,
-    dynamic_rows,
-)
-from drill.cli.evaluate_language_model import EvaluatedText, own_text, splits_of
-from drill.cli.evaluate_translation import Files, evaluate_translation
-from drill.cli.evaluation_rows import Split, evaluation_line, evaluation_row, refuse_infinity
 from drill.cli.options import (
+    BatchTokensOption,
+    BeamOption,
     DeviceOption,
+    JsonOption,
+    LengthPenaltyOption,
     Precision,
+    PrecisionOption,
     QuietOption,
     RunFolderArgument,
+    Split,
     WeightsOption,
-    loaded,
-    loaded_translator,
-    told,
+    as_settings_error,
+    given,
+    load_translator,
 )
 from drill.errors import SettingsError
-from drill.files import write_output
-from drill.language_modeling.cache_pointer import check_cache_settings
-from drill.language_modeling.dynamic_evaluation import check_dynamic_settings
-from drill.language_modeling.perplexity import Perplexity, perplexity, token_losses
-from drill.language_modeling.run import Run
-from drill.training.precision import effective, for_dynamic_evaluation, products
-from drill.training.run.folder import json_row
-from drill.training.run.weights import task_of
-from drill.training.settings import TRANSLATION
-from drill.translation.build import refuse_unready
 
-OF_DYNAMIC = ("lr", "pull", "epsilon", "every", "limit")
-OF_CACHE = ("window", "theta", "share", "published", "chunk")
-SEARCHED = ("lr", "pull", "theta", "share")
-OF_TEXTS = ("text", "dynamic", "cache", "search", "batch_size", "losses", *OF_DYNAMIC, *OF_CACHE)
-OF_TRANSLATORS = (
+LANGUAGE_MODEL_OPTIONS = ("text", "batch_size", "losses")
+TRANSLATOR_OPTIONS = (
     "beam",
     "length_penalty",
     "batch_tokens",
@@ -60,93 +34,82 @@ OF_TRANSLATORS = (
     "reference",
 )
 
+SplitOption = Annotated[
+    list[Split] | None, typer.Option("--split", help="Repeatable; valid and test by default.")
+]
+TextOption = Annotated[
+    Path | None, typer.Option("--text", help="A text file to evaluate instead of a split.")
+]
+SearchOption = Annotated[bool, typer.Option("--search", help="Tune on the validation split first.")]
+
 
 def evaluate(
     context: typer.Context,
     run: RunFolderArgument,
-    split: Annotated[
-        list[Split] | None, typer.Option(help="valid and test by default; may be repeated.")
-    ] = None,
-    text: Annotated[
-        Path | None, typer.Option(help="Of a language model: a text of your own, not a split.")
-    ] = None,
-    dynamic: Annotated[bool, typer.Option("--dynamic", help="Adapt to the text.")] = False,
-    cache: Annotated[bool, typer.Option("--cache", help="Point to recent words.")] = False,
-    search: Annotated[
-        bool, typer.Option("--search", help="Tune --dynamic or --cache on validation first.")
-    ] = False,
+    split: SplitOption = None,
+    text: TextOption = None,
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Columns; by default as in training, 10 and 1.")
+        int | None,
+        typer.Option(
+            min=1,
+            help="Sequences processed in parallel; as in training by default (valid 10, test 1).",
+        ),
     ] = None,
-    lr: Annotated[float, typer.Option(help="Of --dynamic: length of the steps.")] = 5e-5,
-    pull: Annotated[float, typer.Option(help="Of --dynamic: pull to the start.")] = 0.002,
-    epsilon: Annotated[float, typer.Option(help="Of --dynamic: bounds rare steps.")] = 2e-5,
-    every: Annotated[
-        int, typer.Option(min=1, help="Of --dynamic: tokens a step, in its statistics too.")
-    ] = 5,
-    limit: Annotated[
-        int, typer.Option(min=10, help="Of --dynamic --search: tokens of validation read.")
-    ] = 30_000,
-    window: Annotated[int, typer.Option(min=1, help="Of --cache: words held.")] = 500,
-    theta: Annotated[float, typer.Option(help="Of --cache: how much nearness counts.")] = 1.0,
-    share: Annotated[float, typer.Option(help="Of --cache: its share of p.")] = 0.1,
-    published: Annotated[
-        bool, typer.Option("--published", help="Of --cache: skip what the released code skips.")
-    ] = False,
-    chunk: Annotated[
-        int, typer.Option(min=1, help="Of --cache: tokens at a time; --published skips by it.")
-    ] = 2000,
     losses: Annotated[
         Path | None,
-        typer.Option(help="Write -log p of every token to this .npy file; of one text."),
+        typer.Option(
+            help="Write -log p of every token to this .npy file; needs one split or text."
+        ),
     ] = None,
-    beam: Annotated[
-        int | None, typer.Option(min=1, help="Of a translator: places; the run's by default.")
+    source: Annotated[
+        Path | None, typer.Option(help="Translators: a text file to translate, with --reference.")
     ] = None,
-    length_penalty: Annotated[
-        float | None, typer.Option(help="Of a translator: the run's by default.")
+    reference: Annotated[
+        Path | None, typer.Option(help="Translators: the reference translation of --source.")
     ] = None,
-    batch_tokens: Annotated[
-        int, typer.Option(min=1, help="Of a translator: subwords searched together.")
-    ] = 4096,
+    beam: BeamOption = None,
+    length_penalty: LengthPenaltyOption = None,
+    batch_tokens: BatchTokensOption = 4096,
     words: Annotated[
-        bool,
-        typer.Option("--words", help="Of a translator: which words are right, by frequency."),
+        bool, typer.Option("--words", help="Translators: accuracy of words by their frequency.")
     ] = False,
     tokenize: Annotated[
         str | None,
-        typer.Option(help="Of a translator: how BLEU cuts words; by its language by default."),
+        typer.Option(help="Translators: sacreBLEU tokenizer; by target language by default."),
     ] = None,
-    source: Annotated[
-        Path | None, typer.Option(help="Of a translator: a text of your own, with --reference.")
-    ] = None,
-    reference: Annotated[
-        Path | None, typer.Option(help="Of a translator: that text in the other language.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
+    as_json: JsonOption = False,
     weights: WeightsOption = None,
-    precision: Annotated[Precision | None, typer.Option(help="The run's by default.")] = None,
+    precision: PrecisionOption = None,
     device: DeviceOption = "auto",
     quiet: QuietOption = False,
 ) -> None:
-    """Perplexity of a run's model on its corpus, or on a --text.
+    """Perplexity of a language model, BLEU of a translator.
 
-    By predicted token (N - 1), and divided by all tokens (N) as published numbers are. Of a
-    translator loss, BLEU and chrF; its translations go to RUN/<split>.<language>.hyp, but for those
-    of --source. Results also go to RUN/evaluations.jsonl.
+    Perplexity is per predicted token (N - 1), and also per token of the text (N) as in published
+    results. The translations of a split are written to RUN/<split>.<language>.hyp. Results are
+    appended to RUN/evaluations.jsonl.
     """
+    from drill.training.run.weights import task_of
+    from drill.training.settings import TRANSLATION
+
     translator = task_of(run) == TRANSLATION
-    given = [name for name in context.params if _is_given(context, name)]
-    for name in given:
-        if name in (OF_TEXTS if translator else OF_TRANSLATORS):
-            raise _is_for_the_other_task(name, run, translator)
+    for name in given(context):
+        if name in (LANGUAGE_MODEL_OPTIONS if translator else TRANSLATOR_OPTIONS):
+            kind = "language models" if translator else "translators"
+            raise SettingsError(f"is for {kind}, which {run} is not", key=_option(name))
     if translator:
-        pairs = _pairs(split, source, reference)
-        refuse_unready(run, "evaluating", text=words or not isinstance(pairs, Files))
-        with told():
+        from drill.cli.evaluate_translation import Files, evaluate_translation
+        from drill.translation.build import refuse_unready
+
+        if (source is None) != (reference is None):
+            raise SettingsError("are given together", key="--source and --reference")
+        own = None if source is None or reference is None else Files(source, reference)
+        _check_one_text(split, own, "--source")
+        refuse_unready(run, "evaluating", text=words or own is None)
+        with as_settings_error():
             evaluate_translation(
-                loaded_translator(run, weights, device),
-                pairs,
+                load_translator(run, weights, device),
+                own or [each.value for each in split or (Split.valid, Split.test)],
                 beam=beam,
                 length_penalty=length_penalty,
                 batch_tokens=batch_tokens,
@@ -157,141 +120,132 @@ def evaluate(
                 quiet=quiet,
             )
         return
-    if text is not None and split:
-        raise SettingsError("--split: is of the run's own corpus; leave it or --text out")
-    splits = split or [Split.valid, Split.test]
-    _refuse_what_is_not_used(given, 1 if text is not None else len(splits), precision)
-    with told():  # before statistics are gathered for minutes
-        if dynamic:
-            check_dynamic_settings(lr, pull, epsilon, DYNAMIC_NAMES)
-        elif cache:
-            check_cache_settings(window, [theta], [share], CACHE_NAMES)
-    held = loaded(run, weights, device)
-    where = torch.device(next(held.model.parameters()).device)
-    chosen: Any = precision.value if precision else held.settings.training["precision"]
-    if dynamic:
-        chosen = for_dynamic_evaluation(chosen, where)
-    with products(chosen, where) as autocast, told():
-        texts = splits_of(held, splits) if text is None else [own_text(held, text)]
-        if dynamic:
-            stepped = Dynamic(lr, pull, epsilon, every, limit)
-            rows = dynamic_rows(held, texts, search, stepped, quiet)
-        elif cache:
-            cached = Cached(window, theta, share, published, chunk)
-            rows = cached_rows(held, texts, search, cached, autocast, quiet)
-        else:
-            rows = _plain(held, texts, batch_size, autocast, losses, quiet)
-        kept = []
-        for row in rows:
-            row = {
-                "run": str(run),
-                **held.origin.row(),
-                "precision": effective(chosen, where),
-                **row,
-            }
-            if as_json:
-                typer.echo(json_row(row))
-            else:
-                console().print(evaluation_line(row), soft_wrap=True)
-            held.folder.keep_evaluation(row)  # printed first: a full disk takes nothing away
-            kept.append(row)
-        if (dynamic or cache) and not as_json:
-            _tell_of_columns(run, texts)
-        refuse_infinity(kept)
+    from drill.cli.evaluate_language_model import Evaluation, plain_rows
+
+    _check_one_text(split, text, "--text")
+    if losses is not None and text is None and len(split or ()) != 1:
+        raise SettingsError("needs one --split or a --text", key="--losses")
+    evaluation = Evaluation(run, split, text, weights, precision, device, as_json, quiet)
+    evaluation.run(plain_rows, batch_size=batch_size, losses=losses)
 
 
-def _pairs(
-    split: Sequence[Split] | None, source: Path | None, reference: Path | None
-) -> list[str] | Files:
-    """What a translator is held against."""
-    if source is None and reference is None:
-        return [each.value for each in split or [Split.valid, Split.test]]
-    if source is None or reference is None:
-        given, lacking = ("source", "reference") if reference is None else ("reference", "source")
-        raise SettingsError(f"--{given}: is one of two texts that belong together; add --{lacking}")
-    if split:
-        raise SettingsError("--split: is of the run's own corpus; leave it or --source out")
-    return Files(source, reference)
+def dynamic(
+    context: typer.Context,
+    run: RunFolderArgument,
+    split: SplitOption = None,
+    text: TextOption = None,
+    search: SearchOption = False,
+    lr: Annotated[float, typer.Option(help="Learning rate of the gradient steps.")] = 5e-5,
+    decay: Annotated[
+        float, typer.Option(help="Decay of the weights towards the trained ones.")
+    ] = 0.002,
+    epsilon: Annotated[
+        float, typer.Option(help="Added to the RMS of the gradients that steps are divided by.")
+    ] = 2e-5,
+    segment_length: Annotated[
+        int, typer.Option(min=1, help="Tokens between two gradient steps.")
+    ] = 5,
+    limit: Annotated[
+        int, typer.Option(min=10, help="Validation tokens that --search reads.")
+    ] = 30_000,
+    as_json: JsonOption = False,
+    weights: WeightsOption = None,
+    precision: PrecisionOption = None,
+    device: DeviceOption = "auto",
+    quiet: QuietOption = False,
+) -> None:
+    """Perplexity of a language model with dynamic evaluation.
 
+    The weights adapt to the text while it is read, by gradient steps on every segment (Krause et
+    al. 2018). Results are appended to RUN/evaluations.jsonl.
+    """
+    from drill.cli.evaluate_language_model import DYNAMIC_NAMES, Evaluation, dynamic_rows
+    from drill.language_modeling.dynamic_evaluation import check_dynamic_settings
 
-def _is_given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
-
-
-def _is_for_the_other_task(name: str, run: Path, translator: bool) -> SettingsError:
-    kind = "language models" if translator else "translators"
-    mend = {
-        "text": "; --source and --reference read other pairs",
-        "source": "; --text reads another text",
-        "reference": "; --text reads another text",
-    }.get(name, "")
-    return SettingsError(f"--{name.replace('_', '-')}: is for {kind}, which {run} is not{mend}")
-
-
-def _refuse_what_is_not_used(given: Sequence[str], texts: int, precision: Precision | None) -> None:
-    """An option of the command line that would change nothing is a mistake."""
-    for needed, names in (("dynamic", OF_DYNAMIC), ("cache", OF_CACHE)):
-        for name in given:
-            if name in names and needed not in given:
-                raise SettingsError(f"--{name}: says something about --{needed}; add that")
-    kinds = [name for name in ("dynamic", "cache") if name in given]
-    if len(kinds) == 2:
-        raise SettingsError("--dynamic and --cache: choose one of them")
-    if "search" in given and not kinds:
-        raise SettingsError("--search: tunes --dynamic or --cache; add one of them")
-    if "batch_size" in given and kinds:
-        raise SettingsError(f"--batch-size: --{kinds[0]} reads one column; leave it out")
-    for name in SEARCHED:
-        if name in given and "search" in given:
-            raise SettingsError(f"--{name}: is what --search looks for; leave one of them out")
-    if "limit" in given and "search" not in given:
-        raise SettingsError("--limit: bounds what --search reads; add that")
-    if "losses" in given and (texts != 1 or kinds):
+    _check_one_text(split, text, "--text")
+    _check_tuned(given(context), "lr", "decay")
+    if precision is Precision.bfloat16:
         raise SettingsError(
-            "--losses: needs one --split or a --text, and neither --dynamic nor --cache"
+            "too coarse for dynamic evaluation", key="--precision bfloat16", hint="use float32"
         )
-    if precision is Precision.bfloat16 and "dynamic" in kinds:
+    with as_settings_error():
+        check_dynamic_settings(lr, decay, epsilon, DYNAMIC_NAMES)
+    evaluation = Evaluation(run, split, text, weights, precision, device, as_json, quiet)
+    evaluation.run(
+        dynamic_rows,
+        search=search,
+        lr=lr,
+        decay=decay,
+        epsilon=epsilon,
+        segment_length=segment_length,
+        limit=limit,
+    )
+
+
+def cache(
+    context: typer.Context,
+    run: RunFolderArgument,
+    split: SplitOption = None,
+    text: TextOption = None,
+    search: SearchOption = False,
+    window: Annotated[int, typer.Option(min=1, help="Size of the cache in words.")] = 500,
+    theta: Annotated[
+        float, typer.Option(help="Scale of the similarity of hidden states; 0 counts words.")
+    ] = 1.0,
+    lambda_: Annotated[
+        float, typer.Option("--lambda", help="Weight of the cache in the mixture, 0 to 1.")
+    ] = 0.1,
+    published: Annotated[
+        bool, typer.Option("--published", help="Skip the tokens that the released code skips.")
+    ] = False,
+    chunk: Annotated[
+        int, typer.Option(min=1, help="Tokens read at a time; --published skips by it.")
+    ] = 2000,
+    as_json: JsonOption = False,
+    weights: WeightsOption = None,
+    precision: PrecisionOption = None,
+    device: DeviceOption = "auto",
+    quiet: QuietOption = False,
+) -> None:
+    """Perplexity of a language model with a continuous cache pointer.
+
+    The prediction is mixed with one from recent words in similar contexts (Grave et al. 2017).
+    Results are appended to RUN/evaluations.jsonl.
+    """
+    from drill.cli.evaluate_language_model import CACHE_NAMES, Evaluation, cache_rows
+    from drill.language_modeling.cache_pointer import check_cache_settings
+
+    _check_one_text(split, text, "--text")
+    _check_tuned(given(context), "theta", "lambda_")
+    with as_settings_error():
+        check_cache_settings(window, [theta], [lambda_], CACHE_NAMES)
+    evaluation = Evaluation(run, split, text, weights, precision, device, as_json, quiet)
+    evaluation.run(
+        cache_rows,
+        search=search,
+        window=window,
+        theta=theta,
+        lamb=lambda_,
+        published=published,
+        chunk=chunk,
+    )
+
+
+def _option(name: str) -> str:
+    return f"--{name.rstrip('_').replace('_', '-')}"
+
+
+def _check_one_text(split: list[Split] | None, own: object, option: str) -> None:
+    if split and own is not None:
         raise SettingsError(
-            "--precision bfloat16: is too coarse for the steps of --dynamic; choose float32 or tf32"
+            f"is a split of the run's corpus; leave it or {option} out", key="--split"
         )
 
 
-def _plain(
-    run: Run,
-    texts: Sequence[EvaluatedText],
-    batch_size: int | None,
-    autocast: torch.dtype | None,
-    losses: Path | None,
-    quiet: bool,
-) -> Iterator[dict[str, Any]]:
-    training = run.settings.training
-    for text in texts:
-        batch, start = batch_size or text.columns, time.monotonic()
-        call = partial(
-            perplexity if losses is None else token_losses,
-            run.model,
-            text.ids,
-            batch_size=batch,
-            bptt=training["bptt"],
-            autocast=autocast,
-        )
-        with Counter(text.name, quiet) as progress:
-            found: Any = call(progress=progress)
-        if losses is not None:
-            values, content = found.numpy(), io.BytesIO()  # np.save does not write into pipes
-            np.save(content, values)
-            write_output(losses, content.getvalue())
-            found = Perplexity(float(values.sum(dtype=np.float64)), len(values), batch)
-        yield evaluation_row("plain", text.told, found, start, {})
-
-
-def _tell_of_columns(run: Path, texts: Sequence[EvaluatedText]) -> None:
-    """Every column begins without context, so figures of more columns are a little higher."""
-    for text in texts:
-        if text.columns != 1:
-            again = shlex.join(["drill", "evaluate", str(run), *text.options, "--batch-size", "1"])
-            note(
-                f"{text.name}: training and plain evaluation read it in {text.columns} columns, "
-                f"this in one; compare with `{again}`"
-            )
+def _check_tuned(names: list[str], *tuned: str) -> None:
+    """--search finds these values, so they cannot be given with it."""
+    for name in tuned:
+        if name in names and "search" in names:
+            raise SettingsError("is tuned by --search; leave one of them out", key=_option(name))
+    if "limit" in names and "search" not in names:
+        raise SettingsError("limits what --search reads; add that", key="--limit")

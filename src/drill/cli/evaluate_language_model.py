@@ -1,57 +1,130 @@
-"""src/drill/cli/evaluate_language_model.py"""
+"""Perplexity of a language model: plain, with dynamic evaluation, with a cache pointer."""
 
-from collections.abc import Sequence
+import io
+import shlex
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import torch
+import typer
 from numpy.typing import NDArray
 
-from drill.cli.display import note
-from drill.cli.evaluation_rows import Split
-from drill.cli.generate import tell_if_never_trained
+from drill.cli.display import Counter, console, note
+from drill.cli.evaluation_rows import check_finite, evaluation_line
+from drill.cli.generate import note_if_unk_is_untrained
+from drill.cli.options import Precision, Split, Weights, as_settings_error, load_language_model
 from drill.data import EOS, UNK
 from drill.data.text.corpora import read_own_text
-from drill.files import digest, lines_of
+from drill.files import digest, lines_of, write_output
+from drill.language_modeling.cache_pointer import cache_perplexity, cache_search
+from drill.language_modeling.dynamic_evaluation import dynamic_perplexity, dynamic_search
+from drill.language_modeling.gradient_statistics import (
+    COLUMNS,
+    gradient_statistics,
+    statistics_columns,
+)
+from drill.language_modeling.perplexity import Perplexity, perplexity, token_losses
 from drill.language_modeling.run import Run
 from drill.report.results.evaluations import OWN_FILES
+from drill.training.precision import effective, for_dynamic_evaluation, products
+from drill.training.run.folder import json_row
+
+# What the arguments of the functions are called on the command line.
+DYNAMIC_NAMES = {"lr": "--lr:", "lamb": "--decay:", "epsilon": "--epsilon:"}
+CACHE_NAMES = {"window": "--window:", "theta": "--theta:", "lamb": "--lambda:"}
+
+Row = dict[str, Any]
 
 
 class EvaluatedText(NamedTuple):
-    """A text as a run's model reads it.
+    """A text as the model reads it.
 
-    ids      (N,)
-    columns  in which plain evaluation reads it
-    told     what a row of evaluations.jsonl says of it
-    options  by which `drill evaluate` reads it again
+    Attributes:
+        ids: (N,)
+        batch_size: of plain evaluation.
+        row: what a row of evaluations.jsonl says about the text.
+        options: of `drill evaluate`, to read it again.
     """
 
     name: str
     ids: NDArray[Any]
-    columns: int
-    told: dict[str, Any]
+    batch_size: int
+    row: Row
     options: tuple[str, ...]
 
 
-def splits_of(run: Run, splits: Sequence[Split]) -> list[EvaluatedText]:
-    training = run.settings.training
-    return [
-        EvaluatedText(
-            split.value,
-            getattr(run.ids, split),
-            training["test_batch_size" if split is Split.test else "valid_batch_size"],
-            {"split": split.value},
-            ("--split", split.value),
-        )
-        for split in splits
-    ]
+@dataclass(frozen=True)
+class Evaluation:
+    """The options that the three commands share."""
+
+    folder: Path
+    split: Sequence[Split] | None
+    text: Path | None
+    weights: Weights | None
+    precision: Precision | None
+    device: str
+    as_json: bool
+    quiet: bool
+
+    def run(self, rows_of: Callable[..., Iterator[Row]], **options: Any) -> None:
+        """Print the rows of ``rows_of(evaluation, run, texts, autocast, **options)``; save them."""
+        run = load_language_model(self.folder, self.weights, self.device)
+        device = torch.device(next(run.model.parameters()).device)
+        precision: Any = self.precision or run.settings.training["precision"]
+        if rows_of is dynamic_rows:
+            precision = for_dynamic_evaluation(precision, device)
+        rows = []
+        with products(precision, device) as autocast, as_settings_error():
+            texts = self.texts(run)
+            for found in rows_of(self, run, texts, autocast, **options):
+                row = {
+                    "run": str(self.folder),
+                    **run.origin.row(),
+                    "precision": effective(precision, device),
+                    **found,
+                }
+                if self.as_json:
+                    typer.echo(json_row(row))
+                else:
+                    console().print(evaluation_line(row), soft_wrap=True)
+                run.folder.keep_evaluation(row)  # printed first: a full disk loses no result
+                rows.append(row)
+        if rows_of is not plain_rows and not self.as_json:
+            self._note_batch_sizes(texts)
+        check_finite(rows)
+
+    def texts(self, run: Run) -> list[EvaluatedText]:
+        if self.text is not None:
+            return [_own_text(run, self.text)]
+        sizes = run.settings.training
+        return [
+            EvaluatedText(
+                split.value,
+                getattr(run.ids, split),
+                sizes["test_batch_size" if split is Split.test else "valid_batch_size"],
+                {"split": split.value},
+                ("--split", split.value),
+            )
+            for split in self.split or (Split.valid, Split.test)
+        ]
+
+    def _note_batch_sizes(self, texts: Sequence[EvaluatedText]) -> None:
+        """Every sequence starts without context, so perplexity is a little higher with more."""
+        for text in texts:
+            if text.batch_size != 1:
+                words = ["drill", "evaluate", str(self.folder), *text.options, "--batch-size", "1"]
+                note(
+                    f"{text.name}: training and `drill evaluate` use batch size {text.batch_size}, "
+                    f"this 1; compare with `{shlex.join(words)}`"
+                )
 
 
-def own_text(run: Run, path: Path) -> EvaluatedText:
-    """A file as the run's corpus is read, in the columns of its test.
-
-    It is no split, whatever it is called: the row names the file, what it held, and how many of its
-    words the model does not know.
-    """
+def _own_text(run: Run, path: Path) -> EvaluatedText:
+    """A file, read as the run's corpus is, at the batch size of its test."""
     vocabulary = run.vocabulary
     ids = vocabulary.encode(lines_of(read_own_text(path)))
     unknown = int((ids == vocabulary.ids[UNK]).sum()) if UNK in vocabulary else 0
@@ -59,14 +132,147 @@ def own_text(run: Run, path: Path) -> EvaluatedText:
         words = int((ids != vocabulary.ids[EOS]).sum())
         note(
             f"{path}: {unknown:,} of its {words:,} words ({unknown / words:.1%}) are {UNK} to the "
-            f"model, which the perplexity takes for one word"
+            "model, which counts as one word in the perplexity"
         )
-        tell_if_never_trained(vocabulary)
-    told = {
+        note_if_unk_is_untrained(vocabulary)
+    row = {
         "split": OWN_FILES,
         "text": str(path),
         "sha256": digest(path, "sha256"),
         "unknown": unknown,
     }
-    columns = run.settings.training["test_batch_size"]
-    return EvaluatedText(str(path), ids, columns, told, ("--text", str(path)))
+    size = run.settings.training["test_batch_size"]
+    return EvaluatedText(str(path), ids, size, row, ("--text", str(path)))
+
+
+def plain_rows(
+    evaluation: Evaluation,
+    run: Run,
+    texts: Sequence[EvaluatedText],
+    autocast: torch.dtype | None,
+    *,
+    batch_size: int | None,
+    losses: Path | None,
+) -> Iterator[Row]:
+    """The model as it is; ``losses`` is a file for -log p of every token."""
+    options: dict[str, Any] = {"bptt": run.settings.training["bptt"], "autocast": autocast}
+    for text in texts:
+        size, start = batch_size or text.batch_size, time.monotonic()
+        options["batch_size"] = size
+        with Counter(text.name, evaluation.quiet) as progress:
+            if losses is None:
+                found = perplexity(run.model, text.ids, **options, progress=progress)
+            else:
+                values = token_losses(run.model, text.ids, **options, progress=progress).numpy()
+                content = io.BytesIO()  # np.save does not write into pipes
+                np.save(content, values)
+                write_output(losses, content.getvalue())
+                found = Perplexity(float(values.sum(dtype=np.float64)), len(values), size)
+        yield _row("plain", text, found, start, {})
+
+
+def dynamic_rows(
+    evaluation: Evaluation,
+    run: Run,
+    texts: Sequence[EvaluatedText],
+    autocast: torch.dtype | None,
+    *,
+    search: bool,
+    lr: float,
+    decay: float,
+    epsilon: float,
+    segment_length: int,
+    limit: int,
+) -> Iterator[Row]:
+    """Dynamic evaluation; gradient statistics and searches are saved in the run folder."""
+    start, quiet, folder = time.monotonic(), evaluation.quiet, run.folder.path
+    tokens = len(run.ids.train)
+    size = statistics_columns(tokens, segment_length)
+    if size < COLUMNS:
+        note(
+            f"the training text has {tokens:,} tokens, too few for batch size {COLUMNS} and "
+            f"segments of {segment_length + 1}: gradient statistics are taken at batch size {size}"
+        )
+    with Counter("gradient statistics", quiet) as progress:
+        statistics = gradient_statistics(
+            run.model,
+            run.ids.train,
+            batch_size=size,
+            bptt=segment_length,
+            progress=progress,
+            file=folder / "dynamic.safetensors",
+        )
+    options: dict[str, Any] = {"epsilon": epsilon, "bptt": segment_length}
+    if search:
+        try:
+            with Counter("search on validation", quiet) as progress:
+                best = dynamic_search(
+                    run.model,
+                    run.ids.valid,
+                    statistics,
+                    **options,
+                    limit=limit,
+                    file=folder / "dynamic-search.json",
+                    progress=progress,
+                ).best
+        except KeyboardInterrupt:
+            note("stopped; every setting that was tried is saved, the same command resumes")
+            raise
+        lr, decay = best.settings["lr"], best.settings["lamb"]
+        note(f"tuned on validation: lr {lr:g}, decay {decay:g}")
+    settings = {"lr": lr, "decay": decay, "epsilon": epsilon, "segment_length": segment_length}
+    for text in texts:
+        with Counter(f"dynamic, {text.name}", quiet) as progress:
+            found = dynamic_perplexity(
+                run.model, text.ids, statistics, lr=lr, lamb=decay, **options, progress=progress
+            )
+        yield _row("dynamic", text, found, start, {**settings, "statistics_columns": size})
+        start = time.monotonic()
+
+
+def cache_rows(
+    evaluation: Evaluation,
+    run: Run,
+    texts: Sequence[EvaluatedText],
+    autocast: torch.dtype | None,
+    *,
+    search: bool,
+    window: int,
+    theta: float,
+    lamb: float,
+    published: bool,
+    chunk: int,
+) -> Iterator[Row]:
+    """The continuous cache pointer."""
+    options: dict[str, Any] = {"window": window, "bptt": chunk, "published": published}
+    options["autocast"] = autocast
+    if search:
+        with Counter("search on validation", evaluation.quiet) as progress:
+            best = cache_search(run.model, run.ids.valid, **options, progress=progress).best
+        theta, lamb = best.settings["theta"], best.settings["lamb"]
+        note(f"tuned on validation: theta {theta:g}, lambda {lamb:g}")
+    settings = {"window": window, "theta": theta, "lambda": lamb, "as_published": published}
+    settings |= {"chunk": chunk} if published else {}
+    for text in texts:
+        start = time.monotonic()
+        with Counter(f"cache, {text.name}", evaluation.quiet) as progress:
+            found = cache_perplexity(
+                run.model, text.ids, theta=theta, lamb=lamb, **options, progress=progress
+            )
+        yield _row("cache", text, found, start, settings)
+
+
+def _row(
+    kind: str, text: EvaluatedText, found: Perplexity, start: float, settings: Mapping[str, Any]
+) -> Row:
+    return {
+        "kind": kind,
+        **text.row,
+        "tokens": found.tokens,
+        "loss": found.loss,
+        "perplexity": found.perplexity,
+        "published": found.published_perplexity,
+        "seconds": round(time.monotonic() - start, 3),
+        "batch_size": found.columns,
+        **settings,
+    }

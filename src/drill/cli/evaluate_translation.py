@@ -10,7 +10,7 @@ import torch
 import typer
 
 from drill.cli.display import Counter, console, note
-from drill.cli.evaluation_rows import refuse_infinity, text_of
+from drill.cli.evaluation_rows import check_finite, text_name
 from drill.data import DataError, Pairs, ParallelText, encode_pairs, target_counts
 from drill.data.parallel.word_tokenizer import LANGUAGES
 from drill.errors import SettingsError
@@ -28,7 +28,7 @@ from drill.translation.translate import Search
 
 
 class Files(NamedTuple):
-    """Pairs that are no split of a corpus; what is found of them is none of the run's figures."""
+    """Pairs of text files that are no split of the run's corpus."""
 
     source: Path
     reference: Path
@@ -49,14 +49,14 @@ def evaluate_translation(
 ) -> None:
     """Print a line for each split, or for the files, and add it to RUN/evaluations.jsonl.
 
-    The translations of a split become RUN/<split>.<language>.hyp, how they were made stands beside
-    them; with ``words`` their accuracy by
-    word frequency is printed too, which alone needs the training text.
+    The translations of a split are written to RUN/<split>.<language>.hyp, and how they were made
+    to a .json file next to it. ``words`` prints accuracy by word frequency, which needs the
+    training text.
     """
     if "train" in splits:
         raise SettingsError("--split train: a translator is evaluated on valid and test")
     if tokenize is not None:
-        corpus_scores(["-"], ["-"], tokenize=tokenize)  # before lines are searched for minutes
+        corpus_scores(["-"], ["-"], tokenize=tokenize)  # a wrong name fails now, not after minutes
     language = run.settings.data["target"]
     training, device = run.settings.training, torch.device(next(run.model.parameters()).device)
     chosen: Any = precision or training["precision"]
@@ -89,7 +89,7 @@ def evaluate_translation(
             **run.origin.row(),
             "precision": effective(chosen, device),
             "kind": "translation",
-            **_told(splits, split),
+            **_names(splits, split),
             "lines": len(text),
             "tokens": found.fit.tokens,
             "loss": found.fit.loss,
@@ -117,7 +117,7 @@ def evaluate_translation(
             keep_hypotheses(run.folder, split, language, found.hypotheses, made)
         run.folder.keep_evaluation(row)
         kept.append(row)
-    refuse_infinity(kept)
+    check_finite(kept)
 
 
 def _texts(
@@ -134,8 +134,8 @@ def _texts(
         yield split, *run.split(split)
 
 
-def _told(splits: Sequence[str] | Files, split: str) -> dict[str, str]:
-    """A file may be called ``test`` too, so its name is no split."""
+def _names(splits: Sequence[str] | Files, split: str) -> dict[str, str]:
+    """What a row says about the text; a file may be called ``test`` too."""
     if not isinstance(splits, Files):
         return {"split": split}
     return {"split": OWN_FILES, **{name: str(path) for name, path in splits._asdict().items()}}
@@ -144,7 +144,7 @@ def _told(splits: Sequence[str] | Files, split: str) -> dict[str, str]:
 def accuracy_bands(
     run: TranslationRun, references: Sequence[str], hypotheses: Sequence[str]
 ) -> dict[str, list[AccuracyBand]]:
-    """Of words, where the rules of the target language are known, and of subwords."""
+    """Accuracy of words, for languages with a word tokenizer, and of subwords."""
     language = run.settings.data["target"]
     trained, pairs = run.split("train")
     found = {}
@@ -164,7 +164,7 @@ def _line(row: dict[str, Any]) -> str:
     tokenised = row["tokenised_bleu"]
     cut = "" if tokenised is None else f"tokenised {tokenised:.2f}  "
     return (
-        f"translation {text_of(row):5}  BLEU {row['bleu']:.2f}  {cut}"
+        f"translation {text_name(row):5}  BLEU {row['bleu']:.2f}  {cut}"
         f"chrF {row['chrf']:.2f}  exact {row['exact']:.1%}  "
         f"perplexity {row['perplexity']:.3f}  "
         f"{row['lines']:,} line{'' if row['lines'] == 1 else 's'}  {row['seconds']:.1f} s  "

@@ -5,31 +5,39 @@ from typing import Annotated
 
 import typer
 
-from drill.cli.options import RunFolderArgument, WeightsOption, loaded_translator, told
+from drill.cli.options import (
+    RunFolderArgument,
+    WeightsOption,
+    as_settings_error,
+    load_translator,
+)
 from drill.errors import SettingsError
-from drill.training.run.weights import task_of
-from drill.training.settings import TRANSLATION
-from drill.translation.export_marian import export_marian
 
 
 def export(
     run: RunFolderArgument,
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to write it.")],
     positions: Annotated[
-        int, typer.Option(min=1, help="Longest sentence of the copy, in subwords.")
+        int, typer.Option(min=1, help="Maximum sentence length in subwords.")
     ] = 1024,
     weights: WeightsOption = None,
 ) -> None:
-    """Write a translator for the package transformers.
+    """Export a translator to Hugging Face transformers.
 
-    With encoder.norm=post it is a MarianMTModel, else a PegasusForConditionalGeneration; the output
-    layer is folded into one matrix. Beam and length penalty are those of the run's test.
+    A MarianMTModel for encoder.norm=post, else a PegasusForConditionalGeneration; the output layer
+    is folded into one matrix. Beam width and length penalty are those of the run's test.
     """
+    from drill.training.run.weights import task_of
+    from drill.training.settings import TRANSLATION
+    from drill.translation.export_marian import export_marian
+
     if task_of(run) != TRANSLATION:
-        raise SettingsError(f"{run}: holds a language model; only translators can be exported")
-    held = loaded_translator(run, weights, "cpu")
-    with told():
-        searched = {key: held.settings.training[key] for key in ("beam", "length_penalty")}
-        written = export_marian(held.model, held.subwords, folder, positions=positions, **searched)
-    kind = "Marian" if held.model.transformer.norm == "post" else "Pegasus"
-    typer.echo(f"wrote {written}: a {kind} model, of the {held.weights} weights")
+        raise SettingsError("is a language model; only translators can be exported", key=str(run))
+    loaded = load_translator(run, weights, "cpu")
+    with as_settings_error():
+        searched = {key: loaded.settings.training[key] for key in ("beam", "length_penalty")}
+        written = export_marian(
+            loaded.model, loaded.subwords, folder, positions=positions, **searched
+        )
+    kind = "Marian" if loaded.model.transformer.norm == "post" else "Pegasus"
+    typer.echo(f"wrote {written}: a {kind} model with the {loaded.weights} weights")

@@ -1,53 +1,70 @@
-"""`drill generate` and `drill score`: texts out of a trained run, and texts held against it."""
+"""`drill generate` and `drill score`: sample text from a language model; log p of lines."""
 
 import math
 import sys
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from drill.cli.display import note
-from drill.cli.evaluation_rows import OTHER_WEIGHTS
-from drill.cli.input_lines import blocks_of_lines, is_standard_input, name_of
-from drill.cli.options import DeviceOption, RunFolderArgument, WeightsOption, loaded, told
-from drill.data import UNK, DataError, Vocabulary
-from drill.errors import SettingsError
-from drill.language_modeling.generation import BETWEEN_SAMPLES
-from drill.language_modeling.generation import generate as generated
-from drill.language_modeling.scoring import Scored, read_as_unknown
-from drill.language_modeling.scoring import score as scored
-from drill.training.run.folder import json_row
+from drill.cli.options import (
+    DeviceOption,
+    JsonOption,
+    RunFolderArgument,
+    WeightsOption,
+    as_settings_error,
+    load_language_model,
+)
+from drill.errors import DataError, SettingsError
 
-READ_AS_UNKNOWN = f"not in the vocabulary, read as {UNK}: "
+if TYPE_CHECKING:
+    from drill.data import Vocabulary
+    from drill.language_modeling.scoring import Scored
+
+UNK = "<unk>"
 NAMED_AT_MOST = 20  # unknown words of a text that is scored
 COLUMNS = ("log p", "tokens", "unknown", "perplexity", "text")
 
 
 def generate(
     run: RunFolderArgument,
-    prompt: Annotated[str, typer.Option(help="Words to go on from, separated by spaces.")] = "",
-    tokens: Annotated[int, typer.Option(min=1, help="How many, line ends counted.")] = 100,
-    temperature: Annotated[float, typer.Option(help="Below 1 safer, 0 the likeliest.")] = 1.0,
-    top_k: Annotated[int | None, typer.Option(min=1, help="Only so many likeliest words.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Only those that make up p.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="The same text again.")] = None,
-    samples: Annotated[int, typer.Option(min=1, help="How many texts.")] = 1,
-    unknown: Annotated[bool, typer.Option("--unknown", help=f"Let {UNK} be drawn.")] = False,
+    prompt: Annotated[str, typer.Option(help="Text to continue, words separated by spaces.")] = "",
+    tokens: Annotated[int, typer.Option(min=1, help="Maximum number of new tokens.")] = 100,
+    temperature: Annotated[
+        float, typer.Option(help="Sampling temperature; 0 is greedy decoding.")
+    ] = 1.0,
+    top_k: Annotated[
+        int | None, typer.Option(min=1, help="Sample from the k most probable tokens.")
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(
+            help="Nucleus sampling: the smallest set of tokens whose probability reaches p."
+        ),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Random seed.")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Number of texts.")] = 1,
+    allow_unk: Annotated[
+        bool, typer.Option("--allow-unk", help=f"Allow {UNK} to be generated.")
+    ] = False,
     echo: Annotated[
-        bool, typer.Option("--echo/--no-echo", help="Begin each text with the prompt.")
+        bool, typer.Option("--echo/--no-echo", help="Print the prompt before each text.")
     ] = True,
     weights: WeightsOption = None,
     device: DeviceOption = "auto",
 ) -> None:
-    """Write text, word by word as it is drawn."""
-    held = loaded(run, weights, device)
-    with told():
+    """Generate text with a language model, printed token by token."""
+    from drill.language_modeling.generation import BETWEEN_SAMPLES
+    from drill.language_modeling.generation import generate as generated
+    from drill.language_modeling.scoring import read_as_unknown
+
+    loaded = load_language_model(run, weights, device)
+    with as_settings_error():
         pieces = generated(
-            held.model,
-            held.vocabulary,
+            loaded.model,
+            loaded.vocabulary,
             prompt=prompt,
             tokens=tokens,
             temperature=temperature,
@@ -55,19 +72,19 @@ def generate(
             top_p=top_p,
             seed=seed,
             samples=samples,
-            allow_unknown=unknown,
-            start_file=held.folder.line_start,
+            allow_unknown=allow_unk,
+            start_file=loaded.folder.line_start,
         )
-        strange = read_as_unknown(held.vocabulary, prompt)
-        if strange:
-            _name_unknown(strange)
-            tell_if_never_trained(held.vocabulary)
-        begun = typer.style(prompt.rstrip(" "), bold=True) if echo and prompt else ""
-        typer.echo(begun, nl=False)  # bold on a terminal only
+        unknown = read_as_unknown(loaded.vocabulary, prompt)
+        if unknown:
+            _name_unknown(unknown)
+            note_if_unk_is_untrained(loaded.vocabulary)
+        start = typer.style(prompt.rstrip(" "), bold=True) if echo and prompt else ""
+        typer.echo(start, nl=False)  # bold on a terminal only
         for piece in pieces:
             typer.echo(piece, nl=False)
             if piece == BETWEEN_SAMPLES:
-                typer.echo(begun, nl=False)
+                typer.echo(start, nl=False)
         typer.echo()
 
 
@@ -75,78 +92,88 @@ def score(
     run: RunFolderArgument,
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="FILE", help="One sentence a line; - or none: standard input."),
+        typer.Argument(metavar="FILE", help="One sentence per line; standard input by default."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
-    words: Annotated[bool, typer.Option("--words", help="Also log p of every word.")] = False,
-    header: Annotated[bool, typer.Option("--header", help="Name the columns first.")] = False,
+    as_json: JsonOption = False,
+    words: Annotated[bool, typer.Option("--words", help="Also print log p of every word.")] = False,
+    header: Annotated[bool, typer.Option("--header", help="Print the column names first.")] = False,
     weights: WeightsOption = None,
     device: DeviceOption = "auto",
 ) -> None:
-    """Print the log-probability of every line.
+    """Print the log-probability of every line of a text.
 
-    Each line on its own, in columns: log p (in nats, the line's end included), tokens (its words
-    and the end), unknown (how many of its words are <unk> to the model), perplexity
-    (exp(-log p / tokens)), text. An unknown word has the probability of all unknown words
-    together, which may be high: lines with different numbers of them do not compare. They are
-    named on standard error; --json has those of every line.
+    Each line is scored on its own. Columns: log p (in nats, with the end of the line), tokens
+    (words and the end), unknown (words that are <unk> to the model), perplexity
+    (exp(-log p / tokens)), text. <unk> has the probability of all unknown words together, which may
+    be high: do not compare lines with different numbers of them. Unknown words are listed on
+    standard error, and per line with --json.
     """
+    from drill.cli.evaluation_rows import OTHER_WEIGHTS
+    from drill.cli.input_lines import blocks_of_lines, is_standard_input, name_of
+    from drill.language_modeling.scoring import score as scored
+
     if header and as_json:
-        raise SettingsError("--header: names columns, and JSON lines name their own; leave it out")
-    held = loaded(run, weights, device)
-    with told():
-        # One by one where somebody waits for the answer, else together, which is faster.
-        waited = is_standard_input(file) and sys.stdin.isatty()
+        raise SettingsError("JSON lines have no columns; leave it out", key="--header")
+    loaded = load_language_model(run, weights, device)
+    with as_settings_error():
+        # Line by line for somebody who types, else in blocks, which is faster.
+        interactive = is_standard_input(file) and sys.stdin.isatty()
         found = scored(
-            held.model,
-            held.vocabulary,
+            loaded.model,
+            loaded.vocabulary,
             chain.from_iterable(blocks_of_lines(file)),
-            lines_per_block=1 if waited else 1024,
-            start_file=held.folder.line_start,
+            lines_per_block=1 if interactive else 1024,
+            start_file=loaded.folder.line_start,
         )
-        strange: dict[str, None] = {}  # in the order of the text, each once
+        unknown: dict[str, None] = {}  # in the order of the text, each once
         infinite, count = 0, 0
         for count, each in enumerate(found, start=1):
             if header and count == 1:
                 typer.echo("\t".join(COLUMNS))
             typer.echo(_as_json(each, words) if as_json else _as_text(each, words))
-            if waited:
+            if interactive:
                 _name_unknown(each.unknown)
-            if each.unknown and not strange:
-                tell_if_never_trained(held.vocabulary)
-            strange |= dict.fromkeys(each.unknown)
+            if each.unknown and not unknown:
+                note_if_unk_is_untrained(loaded.vocabulary)
+            unknown |= dict.fromkeys(each.unknown)
             if not infinite and math.isinf(each.perplexity):
                 infinite = count
-        if count == 0:  # a figure was asked for, and there is none
-            raise DataError(f"{name_of(file)}: holds no line to score; give one sentence a line")
-        if not waited and not as_json:
-            _name_unknown([*strange], at_most=NAMED_AT_MOST)
-        if infinite:  # printed, but no success: see refuse_infinity
+        if count == 0:
+            raise DataError("has no line", key=name_of(file), hint="give one sentence per line")
+        if not interactive and not as_json:
+            _name_unknown([*unknown], at_most=NAMED_AT_MOST)
+        if infinite:  # printed, but no success: see check_finite
             raise DataError(
-                f"{name_of(file)}: line {infinite}: the perplexity is infinite: {OTHER_WEIGHTS}"
+                f"line {infinite}: the perplexity is infinite: {OTHER_WEIGHTS}", key=name_of(file)
             )
 
 
 def _name_unknown(words: Sequence[str], at_most: int | None = None) -> None:
+    from drill.cli.display import note
+
     others = [word for word in words if word != UNK]
     left = len(others[at_most:]) if at_most is not None else 0
     if others:
         note(
-            f"{READ_AS_UNKNOWN}{' '.join(others[:at_most])}"
-            + (f" and {left:,} more; --json has those of every line" if left else "")
+            f"not in the vocabulary, read as {UNK}: {' '.join(others[:at_most])}"
+            + (f" and {left:,} more; --json lists those of every line" if left else "")
         )
 
 
-def tell_if_never_trained(vocabulary: Vocabulary) -> None:
-    """Of a text with unknown words: whether training has shown what they are read as."""
+def note_if_unk_is_untrained(vocabulary: "Vocabulary") -> None:
+    """For a text with unknown words: whether training has seen <unk> at all."""
+    from drill.cli.display import note
+
     if vocabulary.counts[vocabulary.ids[UNK]] == 0:
         note(
-            f"{UNK} is nowhere in the training text, so the model has learnt nothing of it and "
-            "what it costs means nothing; a larger data.minimum_count puts it there"
+            f"{UNK} does not occur in the training text, so its probability is untrained and means "
+            "nothing; train with a larger data.minimum_count"
         )
 
 
-def _as_json(each: Scored, words: bool) -> str:
+def _as_json(each: "Scored", words: bool) -> str:
+    from drill.training.run.folder import json_row
+
     row: dict[str, Any] = {
         "text": each.text,
         "log_prob": each.log_prob,
@@ -159,7 +186,7 @@ def _as_json(each: Scored, words: bool) -> str:
     return json_row(row, ensure_ascii=False)
 
 
-def _as_text(each: Scored, words: bool) -> str:
+def _as_text(each: "Scored", words: bool) -> str:
     numbers = f"{each.log_prob:.4f}\t{each.tokens}\t{len(each.unknown)}\t{each.perplexity:.2f}"
     line = f"{numbers}\t{each.text}"
     if words:

@@ -5,31 +5,28 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
-from drill.layers.cost import FORMULAE, cost, example_layers
 
 
 def layers(
-    vocabulary: Annotated[int, typer.Option(min=2, max=10**8, help="V, the labels.")] = 10_000,
-    width: Annotated[int, typer.Option(min=1, max=10**5, help="d, of the embedding.")] = 400,
+    vocabulary: Annotated[int, typer.Option(min=2, max=10**8, help="V, vocabulary size.")] = 10_000,
+    width: Annotated[int, typer.Option(min=1, max=10**5, help="d, embedding size.")] = 400,
     hidden: Annotated[
-        int | None, typer.Option(min=1, max=10**5, help="d_h, of a hidden state; d by default.")
+        int | None, typer.Option(min=1, max=10**5, help="d_h, hidden size; d by default.")
     ] = None,
-    tokens: Annotated[int, typer.Option(min=1, max=10**6, help="N, of one step.")] = 1_400,
-    depth: Annotated[int, typer.Option(min=0, max=1000, help="Maps of deep-residual.")] = 4,
-    experts: Annotated[int, typer.Option(min=1, max=1000, help="Softmaxes of mixture.")] = 15,
+    tokens: Annotated[int, typer.Option(min=1, max=10**6, help="N, tokens per step.")] = 1_400,
+    depth: Annotated[int, typer.Option(min=0, max=1000, help="Depth of deep-residual.")] = 4,
+    experts: Annotated[int, typer.Option(min=1, max=1000, help="Experts of mixture.")] = 15,
     joint: Annotated[
         int | None, typer.Option(min=1, max=10**5, help="Joint size of dual; d by default.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not a table.")] = False,
 ) -> None:
-    """Show what every output layer costs.
+    """List the output layers and their cost.
 
-    Its own parameters, training and inference.
+    Parameters, and FLOPs of training and inference.
     """
+    from drill.layers.cost import FORMULAE, cost, example_layers
+
     hidden, joint = hidden or width, joint or width
     sizes = {"vocabulary": vocabulary, "width": width, "hidden": hidden, "tokens": tokens}
     sizes |= {"depth": depth, "experts": experts, "joint": joint}
@@ -53,6 +50,10 @@ def layers(
 
 
 def _print_costs(sizes: dict[str, int], rows: list[dict[str, Any]]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for heading in ["layer", "g_out(E)", "g_in(h)"]:
         table.add_column(heading, no_wrap=True)

@@ -1,4 +1,4 @@
-"""`drill recipes`: what can be trained by name, on what and how long that takes."""
+"""`drill recipes`: the recipes that come with the package."""
 
 import json
 import textwrap
@@ -8,11 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from drill.cli.display import console
-from drill.recipes.reader import Measured, describe, measured, recipe_names
-from drill.report.results.runs import layer_name
-from drill.training.progress import duration
-from drill.training.settings import TRANSLATION, recipe
+from drill.recipes.reader import Measured, describe, layer_name, measured, read, recipe_names
 
 WIDTH = 80
 NO_BREAK = "\N{NO-BREAK SPACE}"  # where a line may not end
@@ -27,14 +23,14 @@ CORPUS_DEVICES: Mapping[str, str] = {
     "europarl": GPU,
     "wmt14": GPU,
 }
-"""What a recipe of the corpus is made for, those first that train anywhere."""
+"""What a recipe of the corpus is made for; first those that train anywhere."""
 
-IN_WORDS = {CPU: "a CPU is enough", GPU: "wants an NVIDIA GPU"}
+IN_WORDS = {CPU: "a CPU is enough", GPU: "for an NVIDIA GPU"}
 
 
 @dataclass(frozen=True)
 class Listed:
-    """A recipe as somebody sees it who has to choose one."""
+    """A recipe in the list; ``updates`` or ``max_minutes`` end it before its epochs."""
 
     name: str
     about: str
@@ -44,9 +40,7 @@ class Listed:
     device: str
     epochs: int
     updates: int | None
-    """Where a recipe has them they end it, long before its epochs."""
     max_minutes: float | None
-    """So do these."""
     measured: Measured | None
 
 
@@ -55,9 +49,11 @@ def recipes(
 ) -> None:
     """List the recipes that come with the package.
 
-    Each with its corpus, the device it wants, its layer, what ends it (epochs, updates or minutes)
-    and how long it took. A time is one measurement on the machine it names; most recipes have none.
+    With corpus, device, output layer, length (epochs, updates or minutes) and, if measured, the
+    training time on the machine named.
     """
+    from drill.cli.display import console
+
     found = [_listed(name) for name in recipe_names()]
     if as_json:
         typer.echo(json.dumps([asdict(each) for each in found], indent=2))
@@ -65,28 +61,30 @@ def recipes(
     shown = console()
     for corpus, device in CORPUS_DEVICES.items():
         of_corpus = [each for each in found if each.corpus == corpus]
-        task = "translators" if of_corpus[0].task == TRANSLATION else "language models"
+        task = "translators" if of_corpus[0].task == "translation" else "language models"
         shown.print(f"{corpus}: {task}; {IN_WORDS[device]}")
         for each in of_corpus:
             shown.print(_wrapped(each, max(map(len, recipe_names()))))
         shown.print()
-    shown.print("`drill data` tells where the texts come from, `drill train RECIPE` trains.")
+    shown.print("`drill train RECIPE` trains one, `drill settings RECIPE` lists its settings,")
+    shown.print("`drill data` lists the corpora.")
 
 
 def _listed(name: str) -> Listed:
-    settings = recipe(name)
-    corpus, layer = settings.data["corpus"], layer_name(settings.layer)
+    tables = read(name)  # as written: reading the defaults would import torch
+    corpus, training = tables["data"]["corpus"], tables["training"]
+    layer = layer_name(tables["layer"])
     assert layer is not None
     return Listed(
         name,
         describe(name),
-        settings.task,
+        tables.get("task", "language-model"),
         corpus,
         layer,
         CORPUS_DEVICES[corpus],
-        settings.training["epochs"],
-        settings.training.get("updates"),
-        settings.training["max_minutes"],
+        training["epochs"],
+        training.get("updates"),
+        training.get("max_minutes"),
         measured().get(name),
     )
 
@@ -107,6 +105,8 @@ def _wrapped(each: Listed, width: int) -> str:
 
 
 def _took(found: Measured, epochs: int) -> str:
+    from drill.training.progress import duration
+
     device = found.device.replace("(R)", "")  # of Intel's
     where = f"on {device}" + (f", {found.note}" if found.note else "")
     if found.epochs == epochs:

@@ -1,26 +1,15 @@
-"""`drill report` and `drill record`."""
+"""`drill report`, `drill ledger add`."""
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from drill.cli.compare_runs import Compared
-from drill.cli.compare_translations import kept_bands, refuse_unlike_searches
-from drill.cli.display import note as note_
 from drill.errors import SettingsError
-from drill.language_modeling.run import load_run
-from drill.report.analysis.word_accuracy import AccuracyBand
-from drill.report.page.page import check_replaceable, markdown, write_report
-from drill.report.results.ledger import read as read_ledger
-from drill.report.results.ledger import record as record_run
-from drill.report.results.runs import distinct_names, is_run, read_run
-from drill.report.tables import number_format as numbers
-from drill.training.run.weights import task_of
-from drill.training.settings import TRANSLATION
-from drill.translation.build import refuse_unready
-from drill.translation.run import load_translation
+
+if TYPE_CHECKING:
+    from drill.report.analysis.word_accuracy import AccuracyBand
 
 PAGE = "report.html"  # of the folder one is in
 LEDGER = "ledger.jsonl"  # next to the run folders
@@ -51,7 +40,21 @@ def report(
     and against the first run on the same text: the test text is evaluated again. For translators
     it adds the accuracy of words, from the translations in their run folders.
     """
+    from drill.cli.compare_runs import Compared
+    from drill.cli.compare_translations import kept_bands, refuse_unlike_searches
+    from drill.cli.display import note
+    from drill.language_modeling.run import load_run
+    from drill.report.page.page import check_replaceable, markdown, write_report
+    from drill.report.results.ledger import read as read_ledger
+    from drill.report.results.runs import distinct_names
+    from drill.training.run.weights import task_of
+    from drill.training.settings import TRANSLATION
+    from drill.translation.build import refuse_unready
+    from drill.translation.run import load_translation
+
     folders = _without_others(runs or [])
+    if out is not None and out.is_dir():
+        raise SettingsError("is a folder; name a file", key=f"--out {out}")
     if not folders and not ledger:
         raise SettingsError("report: name folders of runs, or a --ledger")
     for path in ledger or []:
@@ -66,7 +69,7 @@ def report(
         names = distinct_names(folders)
         refuse_unlike_searches(each for each in folders if task_of(each) == TRANSLATION)
         for folder in folders:
-            note_(f"reading {folder}")
+            note(f"reading {folder}")
             if task_of(folder) == TRANSLATION:
                 if samples:
                     raise SettingsError(
@@ -101,6 +104,11 @@ def record(
     force: Annotated[bool, typer.Option("--force", help="Record a result again.")] = False,
 ) -> None:
     """Append the result of a run to a ledger."""
+    from drill.cli.display import note as note_
+    from drill.report.results.ledger import record as record_run
+    from drill.report.results.runs import read_run
+    from drill.report.tables import number_format as numbers
+
     if ledger is None:
         ledger = Path(os.path.normpath(run / os.pardir / LEDGER))  # `.` has no parent
     for remark in read_run(run).remarks:
@@ -115,6 +123,9 @@ def record(
 
 def _without_others(given: list[Path]) -> list[Path]:
     """The run folders among the paths: `runs/*` may match other files too."""
+    from drill.cli.display import note
+    from drill.report.results.runs import is_run, read_run
+
     found = [path for path in given if is_run(path)]
     ledgers = [path for path in given if path.suffix == Path(LEDGER).suffix and path.is_file()]
     if ledgers and not found:
@@ -126,5 +137,5 @@ def _without_others(given: list[Path]) -> list[Path]:
     for path in given:
         if path not in found:
             hint = f"; --ledger {path} reads it" if path in ledgers else ""
-            note_(f"{path}: holds no run, so it is left out{hint}")
+            note(f"{path}: holds no run, so it is left out{hint}")
     return found

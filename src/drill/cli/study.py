@@ -5,14 +5,7 @@ from typing import Annotated
 
 import typer
 
-from drill.cli.display import console, note
 from drill.errors import SettingsError
-from drill.study.page import write_study_page
-from drill.study.plan import read_plan
-from drill.study.runner import run_study
-from drill.study.states import FAILED, States
-from drill.study.tables import report as study_report
-from drill.study.tables import status_table
 
 
 def study(
@@ -47,6 +40,14 @@ def study(
     Results go to the ledger as soon as a job ends. The same command resumes, on another machine
     too, with the ledger alone. Ctrl-C stops after saving.
     """
+    from drill.cli.display import console, note
+    from drill.study.page import write_study_page
+    from drill.study.plan import read_plan
+    from drill.study.runner import run_study
+    from drill.study.states import FAILED, States
+    from drill.study.tables import report as study_report
+    from drill.study.tables import status_table
+
     wanted = read_plan(plan)
     results = ledger or Path("results", f"{wanted.name}.jsonl")
     for option, value in (("--time-to", time_to), ("--html", html)):

@@ -6,80 +6,69 @@ import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from drill.cli.display import (
-    Counter,
-    TrainingDisplay,
-    note,
-)
-from drill.cli.errors import sentence
-from drill.cli.options import RunFolderArgument
+from drill.cli.errors import as_drill_error, one_line
+from drill.cli.options import DeviceOption, QuietOption, RunFolderArgument, SetOption
 from drill.errors import SettingsError
-from drill.language_modeling.finetune import finetuning
 from drill.recipes.reader import changed, recipe_names
-from drill.tasks import refuse_faults, train_run
-from drill.training.loop import TRAINING_LOG, Outcome
-from drill.training.progress import duration
-from drill.training.run.folder import RunFolder
-from drill.training.run.resume import settings_to_go_on
-from drill.training.settings import Settings, recipe, resolved
-from drill.translation.evaluate import Translated
 
-Changes = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. layer.depth=2."),
-]
-Runs = Annotated[Path, typer.Option("--runs", help="The folder that holds run folders.")]
-Name = Annotated[
-    str | None,
-    typer.Option(help="The run's folder in --runs; the recipe's or file's name by default."),
-]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")]
-Seeds = Annotated[
-    list[int] | None,
-    typer.Option("--seed", help="training.seed; may be repeated, for a run each."),
-]
+if TYPE_CHECKING:
+    from drill.cli.display import TrainingDisplay
+    from drill.training.loop import Outcome
+    from drill.training.settings import Settings
 
 
 def train(
     recipes: Annotated[
         list[str],
         typer.Argument(
-            metavar="RECIPE", help="Names, files ending in .toml, or folders of runs to go on."
+            metavar="RECIPE", help="Recipe names, .toml files, or run folders to resume."
         ),
     ],
-    change: Changes = None,
-    name: Name = None,
-    seed: Seeds = None,
-    runs: Runs = Path("runs"),
-    device: Device = "auto",
-    quiet: Quiet = False,
+    change: SetOption = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the run folder; the recipe's name by default.")
+    ] = None,
+    seed: Annotated[
+        list[int] | None,
+        typer.Option("--seed", help="Random seed (training.seed); repeatable, one run each."),
+    ] = None,
+    runs: Annotated[Path, typer.Option("--runs", help="The folder of all run folders.")] = Path(
+        "runs"
+    ),
+    device: DeviceOption = "auto",
+    quiet: QuietOption = False,
 ) -> None:
-    """Train a recipe, or several one after another. The same command resumes.
+    """Train recipes, one after another. The same command resumes.
 
-    So does `drill train RUN` with the folder of a run, by the settings that it was begun with.
-    Ctrl-C stops after saving. Of several, one that fails does not keep the others from training;
-    wrong settings, missing texts and folders of other runs are told of before the first begins.
-    `drill recipes` lists what there is.
+    `drill train RUN` resumes a run folder with its own settings. Ctrl-C saves and stops. Settings
+    and texts of all recipes are checked before the first is trained; if one fails, the others are
+    trained all the same. `drill recipes` lists the recipes.
     """
+    from drill.cli.display import note
+    from drill.tasks import refuse_faults
+    from drill.training.run.resume import settings_to_go_on
+    from drill.training.settings import recipe
+
     wanted = [
         (each, number) for each in recipes for number in (seed if seed is not None else [None])
     ]
-    _refuse_no_name(name)
+    _check_name(name)
     if name is not None and len(wanted) > 1:
-        raise SettingsError(f"--name {name}: is for one run, but {len(wanted)} are asked for")
+        raise SettingsError(f"is for one run, not {len(wanted)}", key=f"--name {name}")
     planned: list[tuple[Settings, Path]] = []
     for each, number in wanted:
         changes = [*(change or []), *([] if number is None else [f"training.seed={number}"])]
         if _is_run_folder(each):
             if name is not None:
                 raise SettingsError(
-                    f"--name {name}: {each} goes on in its own folder; leave it out, or begin "
-                    f"another run with drill train {Path(each, 'recipe.toml')} --name {name}"
+                    f"{each} is resumed in its own folder",
+                    key=f"--name {name}",
+                    hint=f"leave it out, or start another run with drill train "
+                    f"{Path(each, 'recipe.toml')} --name {name}",
                 )
             planned.append((settings_to_go_on(each, changes), Path(each)))
             continue
@@ -92,19 +81,20 @@ def train(
     for folder in folders:
         if folders.count(folder) > 1:
             raise SettingsError(
-                f"{folder}: is asked for {folders.count(folder)} times; name every recipe and seed "
-                "once, or train runs of one name by commands of their own, with --name"
+                f"{folders.count(folder)} runs of this name",
+                key=str(folder),
+                hint="give every recipe and seed once, or use separate commands with --name",
             )
     alone = len(planned) == 1 or "RANK" in os.environ  # several processes must stay in step
     failed: list[Path] = []
-    for settings, folder in [] if alone else planned:  # told of now, not after hours of training
+    for settings, folder in [] if alone else planned:  # now, not after hours of training
         with _left_out(folder, failed):
             refuse_faults(settings, folder, folders)
     for settings, folder in planned:
         if folder in failed:
             continue
         with nullcontext() if alone else _left_out(folder, failed):
-            if not _trained(settings, folder, device, quiet):
+            if not _train(settings, folder, device, quiet):
                 raise typer.Exit(130)
     if failed:
         note(f"drill: {len(failed)} of {len(planned)} runs failed: {', '.join(map(str, failed))}")
@@ -113,65 +103,73 @@ def train(
 
 @contextmanager
 def _left_out(folder: Path, failed: list[Path]) -> Iterator[None]:
-    """Inside, a fault that a user can mend is told of and does not end the command."""
+    """Inside, an error that a user can fix is printed and does not end the command."""
+    from drill.cli.display import note
+
     try:
         yield
     except BrokenPipeError:
         raise
-    except Exception as fault:
-        words = sentence(fault)
-        if words is None:
+    except Exception as error:
+        known = as_drill_error(error)
+        if known is None:
             raise
-        note(f"drill: {words}")
+        note(f"drill: {one_line(known)}")
         failed.append(folder)
 
 
 def _is_run_folder(given: str) -> bool:
-    """Whether a folder is meant and no recipe: one of its name comes before a folder beside us."""
+    """Whether a folder is meant; a recipe of that name has precedence."""
     return os.path.isdir(given) and given not in recipe_names()  # Path.is_dir() fails on odd names
 
 
-def _refuse_no_name(name: str | None) -> None:
-    """What a script makes of an unset variable would train in the folder of another run."""
-    if name is not None and not name.strip():
-        raise SettingsError("--name: is empty; give the run a name, or leave it out")
+def _check_name(name: str | None) -> None:
+    """A name stays inside the folder of runs; it is not empty, as of an unset variable."""
+    if name is None:
+        return
+    path = Path(name)
+    if not name.strip() or path.is_absolute() or not path.parts or ".." in path.parts:
+        raise SettingsError("is a name inside the folder of runs", key=f"--name {name!r}")
 
 
 def finetune(
     run: RunFolderArgument,
-    change: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. optimizer.lr=5."),
-    ] = None,
+    change: SetOption = None,
     name: Annotated[
-        str | None, typer.Option(help="The new folder beside RUN; RUN-finetune by default.")
+        str | None, typer.Option(help="The new folder next to RUN; RUN-finetune by default.")
     ] = None,
-    device: Device = "auto",
-    quiet: Quiet = False,
+    device: DeviceOption = "auto",
+    quiet: QuietOption = False,
 ) -> None:
-    """Go on from a run's best weights with averaged SGD.
+    """Finetune a run's best weights with averaged SGD.
 
-    It ends when it no longer helps.
+    Stops when validation no longer improves.
     """
-    _refuse_no_name(name)
+    from drill.language_modeling.finetune import finetuning
+    from drill.training.settings import resolved
+
+    _check_name(name)
     settings = finetuning(run)
     if change:
         tables = {"recipe": settings.recipe, "start": settings.start, **settings.tables()}
         settings = resolved(changed(tables, change))
     run = Path(os.path.abspath(run))  # `.` has neither a name nor a parent
     folder = run.parent / (name or f"{run.name}-finetune")
-    if not _trained(settings, folder, device, quiet):
+    if not _train(settings, folder, device, quiet):
         raise typer.Exit(130)
 
 
-def _trained(settings: Settings, folder: Path, device: str, quiet: bool) -> bool:
-    """Train; False where somebody asked for an end, be it of a run that was ending."""
-    first = _is_first()
+def _train(settings: "Settings", folder: Path, device: str, quiet: bool) -> bool:
+    """Train; False if interrupted, also in the last seconds of a run that finished."""
+    from drill.cli.display import Counter, TrainingDisplay, note
+    from drill.tasks import train_run
+
+    main = _is_main_process()
     with (
-        told_if_stopped_early(folder),
+        note_if_interrupted(folder),
         Counter("data", quiet) as counted,
-        TrainingDisplay(quiet or not first) as display,
-        _remarks(display),
+        TrainingDisplay(quiet, silent=not main) as display,
+        _log_to(display),
     ):
         outcome = train_run(
             settings,
@@ -182,28 +180,31 @@ def _trained(settings: Settings, folder: Path, device: str, quiet: bool) -> bool
             opened=display.say,
             pass_on_signals=False,
         )
-    if first:
+    if main:
         _print_outcome(outcome, folder)
         if outcome.finished and outcome.out_of_time and not quiet:
             note(_out_of_time(outcome.epoch, settings.training))
     return outcome.finished and not outcome.interrupted
 
 
-def _is_first() -> bool:
+def _is_main_process() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
 @contextmanager
-def told_if_stopped_early(folder: Path) -> Iterator[None]:
-    """Inside, what is trained in ``folder`` may be stopped where it cannot save: before its first
-    step, or by a second Ctrl-C. Then the command ends with a line on what there is."""
+def note_if_interrupted(folder: Path) -> Iterator[None]:
+    """Inside, Ctrl-C where training cannot save (before its first step, or pressed twice) ends the
+    command with a line on what is saved in ``folder``."""
+    from drill.cli.display import note
+    from drill.training.run.folder import RunFolder
+
     try:
         yield
     except KeyboardInterrupt:
-        if _is_first():
+        if _is_main_process():
             saved = RunFolder(folder).has_trained()
             note(
-                f"stopped; {folder} is as it was saved last: the same command goes on"
+                f"stopped; {folder} is as last saved: the same command resumes"
                 if saved
                 else "stopped before training had anything to save"
             )
@@ -211,8 +212,9 @@ def told_if_stopped_early(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _remarks(display: TrainingDisplay) -> Iterator[None]:
-    """Inside, what training says of its way (on a GPU: which LSTM, how steps go) is shown."""
+def _log_to(display: "TrainingDisplay") -> Iterator[None]:
+    """Inside, what training logs (on a GPU: which LSTM kernels, CUDA graphs) is shown."""
+    from drill.training.loop import TRAINING_LOG
 
     class Shown(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -229,10 +231,14 @@ def _remarks(display: TrainingDisplay) -> Iterator[None]:
         log.setLevel(before)
 
 
-def _print_outcome(outcome: Outcome, folder: Path) -> None:
+def _print_outcome(outcome: "Outcome", folder: Path) -> None:
+    from drill.cli.display import note
+    from drill.training.progress import duration
+    from drill.translation.evaluate import Translated
+
     if not outcome.finished:
         note(
-            f"stopped in epoch {outcome.epoch}; all is saved: the same command goes on, or "
+            f"stopped in epoch {outcome.epoch}; all is saved: the same command resumes, or "
             f"drill train {shlex.quote(str(folder))}"
         )
         return
@@ -245,14 +251,14 @@ def _print_outcome(outcome: Outcome, folder: Path) -> None:
     typer.echo(
         f"{folder}: valid perplexity {outcome.valid.perplexity:.2f}  test {tested}  "
         f"(best of {outcome.epoch} epoch{'' if outcome.epoch == 1 else 's'}: {outcome.best_epoch}; "
-        f"{duration(outcome.elapsed)} in all"
+        f"{duration(outcome.elapsed)} in total"
         f"{', ended by training.max_minutes' if outcome.out_of_time else ''}"
         f"{', ended by training.patience' if outcome.stopped else ''})"
     )
 
 
 def _out_of_time(epoch: int, training: Mapping[str, Any]) -> str:
-    updates = training.get("updates")  # of translators; it ends them long before their epochs do
+    updates = training.get("updates")  # of translators; they end before their epochs
     end = f" of {training['epochs']}" if updates is None else f", before update {updates:,}"
     return (
         f"ended by training.max_minutes in epoch {epoch}{end}; set a larger training.max_minutes "

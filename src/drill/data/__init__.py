@@ -1,8 +1,10 @@
 """From text to batches: corpora, the vocabulary, cached ids, segments."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from drill.data.cache import cache_folder
 from drill.data.download import download
-from drill.data.parallel.batches import IGNORE, Padding, PairBatch, PairBatches
 from drill.data.parallel.corpora import (
     GENERATED,
     PARALLEL_CORPORA,
@@ -22,18 +24,6 @@ from drill.data.parallel.pairs import KEEP_ALL, FilterReport, Filters, Pairs, en
 from drill.data.parallel.parallel_text import ParallelText
 from drill.data.parallel.subwords import BEGIN, END, PAD, Subwords
 from drill.data.parallel.synthetic import ParallelSplits, generate_pairs, numbers_and_dates_corpus
-from drill.data.text.batches import (
-    LengthState,
-    Segment,
-    SequenceLengths,
-    columns,
-    evaluation_segments,
-    inputs_and_targets,
-    rotated,
-    rotations,
-    sequence_lengths,
-    training_segments,
-)
 from drill.data.text.corpora import (
     CORPORA,
     NAMES,
@@ -49,6 +39,21 @@ from drill.data.text.corpora import (
 )
 from drill.data.text.vocabulary import EOS, UNK, Vocabulary
 from drill.errors import DataError
+
+if TYPE_CHECKING:
+    from drill.data.parallel.batches import IGNORE, Padding, PairBatch, PairBatches
+    from drill.data.text.batches import (
+        LengthState,
+        Segment,
+        SequenceLengths,
+        columns,
+        evaluation_segments,
+        inputs_and_targets,
+        rotated,
+        rotations,
+        sequence_lengths,
+        training_segments,
+    )
 
 __all__ = [
     "BEGIN",
@@ -107,3 +112,13 @@ __all__ = [
     "training_segments",
     "translation_data",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Batches are tensors; importing torch takes seconds, so they are loaded at first use."""
+    if name in __all__:
+        for module in ("drill.data.text.batches", "drill.data.parallel.batches"):
+            loaded = importlib.import_module(module)
+            if hasattr(loaded, name):
+                return getattr(loaded, name)
+    raise AttributeError(f"module 'drill.data' has no attribute {name!r}")

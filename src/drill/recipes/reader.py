@@ -38,6 +38,16 @@ def describe(name: str) -> str:
     return text.splitlines()[0].lstrip("# ")
 
 
+def layer_name(table: Any) -> str | None:
+    """The output layer as tables show it: ``deep-residual 4``, ``mixture 15 x tied``."""
+    if not isinstance(table, Mapping) or not isinstance(name := table.get(NAME), str):
+        return None
+    sizes = (table.get(key) for key in ("depth", "experts", "samples"))
+    parts = [name, *(str(size) for size in sizes if type(size) is int)]
+    inner = layer_name(table.get("over"))
+    return " ".join(parts if inner is None else [*parts, "x", inner])
+
+
 @dataclass(frozen=True)
 class Measured:
     """How long ``epochs`` of a recipe took on a machine, and what else was told of that."""

@@ -8,7 +8,7 @@ finetune_set = ["training.max_minutes=1"]  # of `drill finetune`
 baseline = "tied"
 
 [options]
-dynamic = ["--search"]  # of `drill evaluate`
+dynamic = ["--search"]  # of `drill dynamic`
 
 [[row]]
 name = "tied"

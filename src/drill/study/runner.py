@@ -249,8 +249,9 @@ def command(job: Job, plan: Plan, runs: Path, device: str) -> list[str]:
         source = runs / job.row.run(job.seed, TRAIN)
         words = ["finetune", str(source), "--name", job.run]
         return [*words, *_set(job.row.finetune_changes), *place]
-    kind = "--words" if job.stage == BLEU else f"--{job.stage}"
-    return ["evaluate", str(runs / job.run), kind, *plan.options.get(job.stage, ()), *place]
+    run = str(runs / job.run)
+    words = ["evaluate", run, "--words"] if job.stage == BLEU else [job.stage, run]
+    return [*words, *plan.options.get(job.stage, ()), *place]
 
 
 def _set(changes: tuple[str, ...] | list[str]) -> list[str]:

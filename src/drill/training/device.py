@@ -33,7 +33,7 @@ def pick_device(name: str = "auto") -> torch.device:
                 f"mps{''.join(near)}"
             ) from None
         try:
-            torch.zeros(1, device=device)
+            torch.zeros(1, device=device).item()  # fails on meta, which has no values
         except (RuntimeError, AssertionError, ValueError) as error:
             reason = str(error).split("\n")[0]
             raise SettingsError(

@@ -4,9 +4,10 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from drill.training.state import TrainingState
+if TYPE_CHECKING:
+    from drill.training.state import TrainingState
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Progress:
 class Speed:
     """How fast a run trains, and how long the rest will take."""
 
-    def __init__(self, state: TrainingState) -> None:
+    def __init__(self, state: "TrainingState") -> None:
         self.state = state
         self.restart()
 
@@ -59,45 +60,79 @@ AT_LEAST_EVERY = 60.0
 
 
 class Pulse:
-    """Whether it is time to say something again: each silence is twice as long as the one before.
+    """Whether it is time for another line: each silence is twice as long as the one before.
 
-    first  seconds before anything is said
+    Args:
+        first: seconds before the first line.
     """
 
     def __init__(self, first: float | None = None) -> None:
         self._gap = FIRST_AFTER if first is None else first
-        self.spoken()
+        self.restart()
 
-    def spoken(self) -> None:
-        """Something else was said just now."""
+    def restart(self) -> None:
+        """Another line was printed just now."""
         self._since = time.monotonic()
 
     def due(self) -> bool:
         if time.monotonic() - self._since < self._gap:
             return False
         self._gap = min(2.0 * self._gap, AT_LEAST_EVERY)
-        self.spoken()
+        self.restart()
         return True
 
 
 class ProgressLines:
-    """A line an epoch, and some between them; give ``show`` and ``say`` to ``train_run``."""
+    """Prints a line per epoch, and some between; give ``show`` and ``say`` to ``train_run``.
 
-    def __init__(self, write: Callable[[str], None] | None = None) -> None:
-        self._write = write or _to_stderr
-        self._pulse = Pulse()
+    Args:
+        write: prints a line; to stderr by default.
+        quiet: print about one line a minute only.
+    """
+
+    def __init__(self, write: Callable[[str], None] | None = None, quiet: bool = False) -> None:
+        self.write, self.quiet = write or _to_stderr, quiet
+        self._pulse = Pulse(AT_LEAST_EVERY if quiet else None)
+        self._star_explained = False
+        self._start: tuple[int, float, float] | None = (
+            None  # epoch, share, time of the first report
+        )
+        self._estimated = False
 
     def say(self, line: str) -> None:
-        self._write(line)
-        self._pulse.spoken()
+        if not self.quiet:
+            self.write(line)
+            self._pulse.restart()
 
     def show(self, report: Progress) -> None:
+        self.show_milestones(report)
+        if report.row is None and self._pulse.due():
+            share = "" if report.work is not None else f"{report.share:4.0%}  "
+            self.write(f"{report.work or f'epoch {report.epoch}'}  {share}{state(report)}")
+
+    def show_milestones(self, report: Progress) -> None:
+        """The line of an epoch, and once how long an epoch takes."""
         if report.row is not None:
-            self.say(epoch_line(report.row, report.epochs))
-        elif self._pulse.due():
-            work = report.work is not None
-            told = state(report) if work else f"{report.share:4.0%}  {state(report)}"
-            self._write(f"{report.work or f'epoch {report.epoch}'}  {told}")
+            explained = (
+                "  (* best so far)" if report.row["best"] and not self._star_explained else ""
+            )
+            self._star_explained = self._star_explained or report.row["best"]
+            self.say(epoch_line(report.row, report.epochs) + explained)
+        elif not self._estimated and report.work is None:
+            self._estimate(report)
+
+    def _estimate(self, report: Progress) -> None:
+        """After the first seconds of training; not for epochs that end sooner."""
+        now = time.monotonic()
+        if self._start is None:
+            self._start = report.epoch, report.share, now
+        epoch, share, start = self._start
+        self._estimated = report.epoch != epoch
+        if now - start >= FIRST_AFTER - 1.0 and report.share > share and not self._estimated:
+            self._estimated = True
+            seconds = (now - start) / (report.share - share)
+            if not self.quiet:
+                self.write(f"about {duration(seconds)} per epoch without validation")
 
 
 def state(report: Progress) -> str:
@@ -105,23 +140,24 @@ def state(report: Progress) -> str:
     if report.work is not None:
         return f"{report.share:.0%}"
     return (
-        f"loss {report.loss:.3f}  perplexity {_power(report.loss):,.1f}  "
+        f"train loss {report.loss:.3f}  ppl {_power(report.loss):,.1f}  "
         f"{report.tokens_per_second:,.0f} tokens/s  {duration(report.seconds_left)} left"
     )
 
 
 def epoch_line(row: dict[str, Any], epochs: int) -> str:
+    """Training and validation perplexity of an epoch; * marks the best so far."""
     trained = row["train_perplexity"]
     parts = [
         f"epoch {row['epoch']:>{len(str(epochs))}}/{epochs}",
-        f"train {trained:9.2f}" if trained is not None else " " * 15,
-        f"valid {row['valid_perplexity']:9.2f}{'*' if row['best'] else ' '}",
+        f"train ppl {trained:9.2f}" if trained is not None else " " * 19,
+        f"valid ppl {row['valid_perplexity']:9.2f} {'*' if row['best'] else ' '}",
         f"{row['seconds']:7.1f} s",
         f"{row['tokens_per_second']:9,.0f} tokens/s" if trained is not None else "before training",
     ]
     if "valid_bleu" in row:
-        parts.append(f"BLEU {row['valid_bleu']:.2f}")
-    return "  ".join(parts) + ("  averaged" if row["averaged"] else "")
+        parts.append(f"valid BLEU {row['valid_bleu']:.2f}")
+    return "  ".join(parts) + ("  averaged weights" if row["averaged"] else "")
 
 
 def duration(seconds: float) -> str:

@@ -117,6 +117,8 @@ def fits_kind(value: Any, annotation: Any) -> bool:
             )
         elif kind is float:
             fits = type(value) in (int, float) and abs(value) <= sys.float_info.max  # NaN fails
+        elif kind is int:
+            fits = type(value) is int and abs(value) < 2**63  # what torch takes
         else:
             fits = value is None if kind is types.NoneType else type(value) is kind
         if fits:

@@ -254,7 +254,7 @@ def _transformer(table: Table) -> Table:
     """``preset`` stands for a size; resolved, the size stands there itself."""
     table = with_name("encoder", table, {"transformer": Transformer}, "transformer")
     preset = table.pop("preset", "base")
-    if preset not in PRESETS:
+    if not isinstance(preset, str) or preset not in PRESETS:
         raise SettingsError(
             f"encoder.preset: there is no {preset!r}{nearest(str(preset), list(PRESETS))}"
         )
@@ -262,6 +262,8 @@ def _transformer(table: Table) -> Table:
     for key, kind in (("width", int), ("shared", bool)):
         if not fits_kind(table[key], kind):
             raise SettingsError(f"encoder.{key}: is {in_words(kind)}, not {table[key]!r}")
+    if table["width"] < 1:
+        raise SettingsError(f"encoder.width: is at least 1, not {table['width']}")
     return with_defaults("encoder", table, Transformer, also=(NAME, "width", "shared"))
 
 

@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from drill.errors import ReportError
-from drill.recipes.reader import recipe_names
+from drill.recipes.reader import layer_name, recipe_names
 from drill.report.results.evaluations import Evaluation, read_evaluations
 from drill.report.results.run_files import (
     NumberedRow,
@@ -182,16 +182,6 @@ def distinct_names(folders: Sequence[Path]) -> dict[Path, str]:
                 break
         names[folder] = "/".join(tail)
     return names
-
-
-def layer_name(table: Any) -> str | None:
-    """The output layer as tables call it: ``deep-residual 4``, ``mixture 15 x tied``."""
-    if not isinstance(table, Mapping) or (name := as_text(table.get("name"))) is None:
-        return None
-    sizes = (as_whole(table.get(key)) for key in ("depth", "experts", "samples"))
-    parts = [name, *(str(size) for size in sizes if size is not None)]
-    inner = layer_name(table.get("over"))
-    return " ".join(parts if inner is None else [*parts, "x", inner])
 
 
 def same_but_seed(settings: Mapping[str, Any]) -> dict[str, Any]:
