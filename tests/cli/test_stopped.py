@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -71,14 +70,13 @@ def test_a_run_that_was_to_go_on_stays_as_it_was(drill, place, monkeypatch):
     monkeypatch.setattr("drill.training.state.TrainingState.restore", ctrl_c)
     before = contents(place / "runs/tiny")
     code, _, err = drill(*COMMANDS["language_model"], "--device", "cpu")
-    said = "stopped; runs/tiny is as it was saved last: the same command goes on"
-    assert (code, err.splitlines()[-1]) == (130, said)
+    assert code == 130
+    assert err.splitlines()[-1].startswith("stopped; runs/tiny ")
     assert contents(place / "runs/tiny") == before
 
 
 def test_the_demo_says_it_too(drill, monkeypatch):
-    demo = sys.modules["drill.cli.demo"]
-    monkeypatch.setattr(demo, "refuse_missing", lambda corpus: None)  # the package may be missing
-    monkeypatch.setattr(demo, "train_run", ctrl_c)
+    monkeypatch.setattr("drill.data.refuse_missing", lambda corpus: None)  # it may be missing
+    monkeypatch.setattr(tasks, "train_run", ctrl_c)
     code, _, err = drill("demo", "--runs", "fresh")
     assert (code, err.splitlines()[-1]) == (130, NOTHING)

@@ -72,7 +72,7 @@ def test_translate_writes_utf8_whatever_the_terminal_says(here, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"abc")))
     monkeypatch.setattr(sys, "argv", ["drill", "translate", "runs/tiny", "--device", "cpu"])
     found = [[[Translation("Ä", 0.0, 0.0)]]]
-    monkeypatch.setattr(sys.modules["drill.cli.translate"], "translate_blocks", lambda *_: found)
+    monkeypatch.setattr(translation, "translate_blocks", lambda *_: found)
     with pytest.raises(SystemExit, match="0"):
         cli.main()
     assert written.getvalue().decode("utf-8") == "Ä\n"
@@ -129,25 +129,22 @@ def test_a_line_too_long_is_cut_with_a_word(drill, caplog):
 
 
 @pytest.mark.parametrize(
-    ("words", "stdin", "fault"),
+    ("words", "stdin", "key"),
     [
-        (["--greedy", "--sample"], "a", "--greedy: has one place"),
-        (["--greedy", "--length-penalty", "5"], "a", "leave out --beam, --n-best, --l"),
-        (["--beam", "2", "--n-best", "4"], "a", "--n-best 4: a beam of 2 places has 2"),
-        (["--sample", "--beam", "3"], "a", "--sample: has no beam"),
-        (["--seed", "3"], "a", "--seed: says something about --sample"),
-        (["--temperature", "0.5"], "a", "--temperature: says something about --sample"),
-        (["--length-penalty", "nan"], "a", "length_penalty is finite, not nan"),
-        (["--sample", "--temperature", "0"], "a", "temperature is a finite number above 0"),
-        (["nowhere.txt"], "a", "nowhere.txt: cannot be read"),
-        ([], b"abc\n\xff\n", "standard input: line 2 is not UTF-8"),
+        (["--greedy", "--sample"], "a", "--greedy: "),
+        (["--greedy", "--length-penalty", "5"], "a", "--greedy: "),
+        (["--beam", "2", "--n-best", "4"], "a", "--n-best 4: "),
+        (["--sample", "--beam", "3"], "a", "--sample: "),
+        (["--seed", "3"], "a", "--seed: "),
+        (["--temperature", "0.5"], "a", "--temperature: "),
+        (["--length-penalty", "nan"], "a", "length_penalty"),
+        (["--sample", "--temperature", "0"], "a", "--temperature: "),
+        (["nowhere.txt"], "a", "nowhere.txt: "),
+        ([], b"abc\n\xff\n", "standard input: line 2 "),
     ],
 )
-def test_a_mistake_ends_in_one_sentence(drill, words, stdin, fault):
-    code, _, err = drill("translate", "runs/tiny", *words, "--device", "cpu", stdin=stdin)
-    assert code == 1
-    assert fault in err
-    assert "Traceback" not in err
+def test_a_mistake_ends_in_one_line(fails, words, stdin, key):
+    fails("translate", "runs/tiny", *words, "--device", "cpu", stdin=stdin, key=key)
 
 
 def test_a_line_with_nul_is_translated_as_any(drill):
@@ -157,9 +154,9 @@ def test_a_line_with_nul_is_translated_as_any(drill):
 
 def test_no_lines_are_translated_into_none_and_told_of(drill):
     """As it should be in a pipe; a path that was meant otherwise is named."""
-    words = ("translate", "runs/tiny", "--device", "cpu")
-    said = "standard input: holds no line to translate\n"
-    assert drill(*words, stdin=b"") == (0, "", said)
+    code, out, err = drill("translate", "runs/tiny", "--device", "cpu", stdin=b"")
+    assert (code, out) == (0, "")
+    assert err.startswith("standard input: ")
 
 
 def test_lines_before_one_that_cannot_be_read_are_translated(drill):

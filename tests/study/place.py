@@ -32,10 +32,10 @@ import json, os, pathlib, signal, sys, time
 command, first, *words = sys.argv[1:]
 options = dict(zip(words, words[1:]))
 folder = pathlib.Path(first)
-if command != "evaluate":
+if command in ("train", "finetune"):
     runs = pathlib.Path(options["--runs"]) if command == "train" else folder.parent
     folder = runs / options["--name"]
-stage = words[0].strip("-") if command == "evaluate" else command
+stage = "words" if command == "evaluate" else command
 behaviour = json.loads(pathlib.Path("behaviour.json").read_text()).get(f"{folder.name} {stage}")
 with open("started.txt", "a") as stream:
     stream.write(f"{folder.name} {stage}\\n")
@@ -50,7 +50,7 @@ while behaviour == "meet" and pathlib.Path("started.txt").read_text().count("\\n
     time.sleep(0.02)  # until another job runs
 if behaviour == "crash":
     signal.raise_signal(signal.SIGKILL)
-if command == "evaluate":
+if command not in ("train", "finetune"):
     kind = "translation" if stage == "words" else stage
     weights = {"weights": "best", "weights_fingerprint": "f" * 64}
     write("evaluations.jsonl", [

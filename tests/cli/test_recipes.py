@@ -1,0 +1,97 @@
+"""`drill recipes`, `drill settings` and the counts of `drill data`."""
+
+import json
+
+import pytest
+
+from drill.recipes.reader import recipe_names
+from drill.training.settings import recipe
+from tests.tiny_place import make_place
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return make_place(tmp_path_factory.mktemp("place"))
+
+
+def test_recipes_lists_every_one(drill):
+    code, out, _ = drill("recipes")
+    assert code == 0
+    lines = out.splitlines()
+    named = [line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "]
+    assert sorted(named) == recipe_names()
+    assert [line for line in lines if len(line) > 80] == []
+    assert lines[0].endswith(": language models; a CPU is enough")  # anybody can train these
+    at = lines.index("  mt-demo-tied                  English-German numbers and dates, generated:")
+    assert lines[at + 2].startswith("                                tied, 12 epochs")
+
+
+def test_recipes_helps_to_choose_one(drill):
+    _, out, _ = drill("recipes", "--json")
+    found = {each["name"]: each for each in json.loads(out)}
+    assert [*found] == recipe_names()
+    deep = found["ptb-drill-4"]
+    assert deep.pop("about").startswith("4 label maps")
+    timed = deep.pop("measured")
+    assert deep == {
+        "name": "ptb-drill-4",
+        "task": "language-model",
+        "corpus": "ptb",
+        "layer": "deep-residual 4",
+        "device": "cuda",
+        "epochs": 1000,
+        "updates": None,
+        "max_minutes": None,
+    }
+    assert (timed["epochs"], timed["device"]) == (1, "NVIDIA H200")
+    _, table, _ = drill("recipes")
+    assert f" {timed['seconds']:.1f} s on NVIDIA H200\n" in table
+    assert found["mt-demo"]["device"] == "cpu"
+    assert found["wmt14-drill"]["updates"] == 350_000  # which end its 1,000 epochs
+    assert "deep-residual 2, 350,000 updates" in table
+    assert found["ptb-mos"]["measured"] is None
+    assert found["ptb-fast-drill-4"]["max_minutes"] == 5.0
+    assert "deep-residual 4, 5 minutes" in table
+    assert found["ptb-mos-drill"]["layer"] == "mixture 15 x deep-residual 4"
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_recipes_state_what_is_listed(name):
+    """The list is read without defaults, which would need torch."""
+    from drill.cli.recipes import _listed
+
+    settings, listed = recipe(name), _listed(name)
+    assert listed.task == settings.task
+    assert listed.epochs == settings.training["epochs"]
+    assert listed.updates == settings.training.get("updates")
+    assert listed.max_minutes == settings.training["max_minutes"]
+    assert listed.layer.split()[0] == settings.layer["name"]
+    assert str(settings.layer.get("depth", "")) in listed.layer
+
+
+@pytest.mark.parametrize("name", ["ptb-mos-drill", "mt-demo", "tiny.toml", "runs/tiny"])
+def test_settings_lists_every_setting(drill, name):
+    code, out, err = drill("settings", name, "--json", "--set", "training.epochs=7")
+    assert code == 0, err
+    rows = {row["key"]: row for row in json.loads(out)}
+    path = "runs/tiny/recipe.toml" if name == "runs/tiny" else name
+    tables = recipe(path, ["training.epochs=7"]).tables()
+    flat = {}
+    for table, values in tables.items():
+        for key, value in values.items():
+            if isinstance(value, dict):
+                flat |= {f"{table}.{key}.{inner}": each for inner, each in value.items()}
+            else:
+                flat[f"{table}.{key}"] = value
+    assert {key: row["value"] for key, row in rows.items()} == flat
+    assert rows["training.epochs"]["value"] == 7
+    assert all(row["kind"] for row in rows.values())
+    assert "reference" in rows["encoder.impl"]["kind"]
+    code, out, _ = drill("settings", name)
+    assert (code, len(out.splitlines())) == (0, len(rows) + 1)
+
+
+def test_data_counts_a_corpus(drill):
+    code, out, _ = drill("data", "text")
+    assert code == 0
+    assert out.startswith("text: 7 words; tokens train 1,800  valid 240  test 240\n")

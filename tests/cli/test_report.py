@@ -1,0 +1,120 @@
+"""`drill report` and `drill ledger add`."""
+
+import importlib
+import shutil
+
+import pytest
+
+from drill.cli.compare_runs import Compared
+from drill.errors import SettingsError
+from drill.language_modeling.run import load_run
+from drill.report.results.runs import RunError
+from tests.tiny_place import make_place
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return make_place(tmp_path_factory.mktemp("place"))
+
+
+def test_report_writes_a_page_or_prints_markdown(drill, place):
+    code, out, _ = drill("report", "runs/tiny", "-o", "r.html", "--bands", "--samples", "2")
+    assert (code, out) == (0, "wrote r.html\n")
+    page = (place / "r.html").read_text()
+    assert drill("report", "runs/tiny", "-o", "r.html")[1] == "replaced r.html\n"
+    assert page.count("Without &lt;eos&gt; and &lt;unk&gt;") == 1
+    assert "Rare and frequent words" in page
+    assert "Samples" in page
+    code, out, _ = drill("report", "runs/tiny", "--markdown")
+    assert (code, "| tiny | deep-residual 2 |" in out) == (0, True)
+
+
+def test_a_page_of_other_runs_is_not_replaced_by_chance(drill, fails, place):
+    shutil.copytree(place / "runs/tiny", place / "runs/second")
+    assert drill("report", "runs/tiny")[:2] == (0, "wrote report.html\n")
+    assert drill("report", "runs/tiny/")[:2] == (0, "replaced report.html\n")
+    both = ("report", "./runs/tiny", "runs/second")
+    assert drill(*both)[:2] == (0, "replaced report.html\n")  # nothing is lost
+    page = (place / "report.html").read_text()
+    assert "runs/second" in fails("report", "runs/tiny", key="report.html: ")
+    assert (place / "report.html").read_text() == page
+    assert drill("report", "runs/tiny", "-o", "report.html")[0] == 0  # asked for by its name
+    for other in ("<p>mine</p>", '<meta name="drill-sources" content="{">'):
+        (place / "report.html").write_text(other)
+        fails("report", "runs/tiny", key="report.html: ")
+    for words in (["runs/nope"], ["--ledger", "nope"]):  # whatever the page is
+        fails("report", *words, key=f" {words[-1]}: ")
+    assert drill("report", "runs/tiny", "--force")[:2] == (0, "replaced report.html\n")
+
+
+def test_the_ledger_is_next_to_the_run_by_default(drill, fails, place, monkeypatch):
+    results = place / "results/runs.jsonl"  # a clone of drill has one
+    results.parent.mkdir()
+    results.write_text("")
+    code, out, _ = drill("ledger", "add", "runs/tiny")
+    assert (code, out.startswith("runs/ledger.jsonl: tiny, valid perplexity ")) == (0, True)
+    assert ", test perplexity " in out
+    assert results.read_text() == ""
+    assert (place / "runs/ledger.jsonl").read_text().startswith('{"kind": "result"')
+    code, _, err = drill("report", "runs/tiny", "runs/ledger.jsonl", "--markdown")
+    assert (code, len(err.splitlines())) == (0, 1)
+    assert err.startswith("runs/ledger.jsonl: ")
+    monkeypatch.chdir(place / "runs/tiny")
+    fails("ledger", "add", ".", key="../ledger.jsonl, line 1")
+
+
+def test_each_text_has_its_own_bands(drill, place):
+    """`odd` is unknown: of 40 lines of the test every fourth has it."""
+    (place / "odd").mkdir()
+    for split, lines in {"train": 300, "valid": 40, "test": 40}.items():
+        text = [
+            f"the sea {'odd' if split == 'test' and n % 4 == 0 else 'is'} lit" for n in range(lines)
+        ]
+        (place / "odd" / f"{split}.txt").write_text("\n".join(text) + "\n")
+    for name, lr in (("odd-1", 5.0), ("odd-2", 1.0)):
+        changes = ("data.corpus=odd", "training.epochs=1", f"optimizer.lr={lr}")
+        words = [word for change in changes for word in ("--set", change)]
+        assert drill("train", "tiny.toml", "--device", "cpu", "--name", name, *words)[0] == 0
+    found = Compared()
+    for name in ("tiny", "odd-1", "odd-2"):
+        found.add(name, load_run(f"runs/{name}", device="cpu"))
+    tiny, odd = found.texts()
+    assert (tiny.models, odd.models) == (["tiny"], ["odd-1", "odd-2"])
+    assert odd.left_out == ("<eos>", "<unk>")
+    assert sum(band.tokens for band in odd.losses["odd-1"]) == 150 - 20  # no first token
+    assert list(odd.changes) == ["odd-2"]
+    runs = ("runs/tiny", "runs/odd-1", "runs/odd-2")
+    assert drill("report", *runs, "--bands", "-o", "t.html")[0] == 0
+    section = (place / "t.html").read_text().split('<section id="bands"')[1]
+    assert "<h3>text: tiny</h3>" in section
+    assert "<h3>odd: odd-1, odd-2</h3>" in section
+
+
+def test_what_is_no_run_is_left_out(tmp_path, capsys):
+    run, page, remains = tmp_path / "run", tmp_path / "demo.html", tmp_path / "remains"
+    run.mkdir()
+    (run / "metrics.jsonl").write_text("")
+    page.write_text("<html>")
+    remains.mkdir()
+    report = importlib.import_module("drill.cli.report")
+    assert report._without_others([page, run, remains]) == [run]
+    assert f"{page}: " in capsys.readouterr().err
+    with pytest.raises(RunError, match=r"demo.html"):
+        report._without_others([page])
+    ledger = tmp_path / "results.jsonl"
+    ledger.write_text("")
+    with pytest.raises(SettingsError, match=r"--ledger"):
+        report._without_others([page, ledger])
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        (["report"], "--ledger"),
+        (["report", "nowhere"], "nowhere"),
+        (["report", "runs/tiny", "-o", ""], "."),
+        (["ledger", "add", "nowhere"], "nowhere"),
+    ],
+)
+def test_a_mistake_ends_in_one_line(fails, words, key):
+    fails(*words, key=key)

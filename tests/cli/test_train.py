@@ -1,0 +1,319 @@
+"""`drill train` and `drill finetune`: what they print, write and refuse."""
+
+import json
+import logging
+import shutil
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+
+from drill.errors import RunFolderError
+from drill.language_modeling.perplexity import Perplexity
+from drill.language_modeling.run import load_run
+from drill.training.device import device_name
+from drill.training.distributed import World
+from drill.training.loop import TRAINING_LOG, Outcome
+from tests.tiny_place import RECIPE, make_place
+
+CPU = ("--device", "cpu")
+TINY = ("train", "tiny.toml", *CPU)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return make_place(tmp_path_factory.mktemp("place"))
+
+
+def sets(*changes: str) -> list[str]:
+    return [word for change in changes for word in ("--set", change)]
+
+
+def test_a_run_is_a_folder_of_plain_files(place):
+    found = {path.name for path in (place / "runs" / "tiny").iterdir()}
+    expected = {"recipe.toml", "vocabulary.json", "environment.json", "metrics.jsonl", "last"}
+    assert found >= {*expected, "best.safetensors"}
+    environment = json.loads((place / "runs/tiny/environment.json").read_text())
+    assert environment["vocabulary_size"] == 7
+    assert (environment["precision"], environment["tf32"]) == ("float32", False)
+    kernels = [line.split()[0] for line in environment["ways"]]
+    assert kernels == ["LSTM", "labels", "loss", "steps"]
+
+
+def test_a_summary_comes_before_training(drill):
+    words = (*TINY, "--name", "said", *sets("training.epochs=5", "layer.dropout=0.1"))
+    code, out, err = drill(*words)
+    assert code == 0
+    lines = err.splitlines()
+    assert "deep-residual (depth 2, dropout 0.1)" in lines[0]  # size, and what is no default
+    assert device_name(torch.device("cpu")) in lines[1]
+    assert "1,967 parameters, 151 " in lines[2]
+    assert lines[3].startswith("epoch 1/5  train ppl ")
+    assert "valid ppl" in lines[3]
+    assert err.count("(* best so far)") == 1
+    code, again, err = drill(*words)
+    assert (code, again) == (0, out)
+    assert err.startswith("already trained: tiny in runs/said: ")
+    assert drill(*words, "-q") == (0, out, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "told"),
+    [
+        ("few", ["training.epochs=1"], "about 22 updates"),
+        ("one", ["training.epochs=1", "training.bptt=225"], "about 1 update "),
+        ("enough", ["training.epochs=5"], None),
+    ],
+)
+def test_few_updates_are_noted(drill, name, changes, told):
+    words = (*TINY, "--name", name, *sets(*changes))
+    line = drill(*words)[2].splitlines()[3]
+    assert line.startswith(told) if told else "updates in all" not in line
+    assert "in all, too few" not in drill(*words)[2]  # it is trained already
+
+
+@pytest.mark.parametrize(("lr", "told"), [("100", True), ("5", False)])
+def test_a_model_no_better_than_a_guess_is_noted(drill, lr, told):
+    changes = sets(f"optimizer.lr={lr}", "training.epochs=1", "optimizer.clip=none")
+    for _ in range(2):  # trained, and asked again
+        code, out, err = drill(*TINY, "--name", f"guess{lr}", *changes)
+        assert code == 0
+        assert (float(out.split("test perplexity ")[1].split()[0].replace(",", "")) >= 7) is told
+        assert (" is not below 7, that of a guess among all words: " in err) is told
+
+
+def test_a_recipe_without_a_base_says_which_sizes_are_defaults(drill, place):
+    own = RECIPE.replace("hidden_size = 12", "").replace("epochs = 2", "")
+    (place / "bare.toml").write_text(own.replace("layers = 2", "layers = 1"))
+    (place / "upon.toml").write_text('base = "bare.toml"\n[training]\nepochs = 1\n')
+    code, _, err = drill("train", "upon.toml", *CPU)
+    assert code == 0
+    assert "encoder.hidden_size 1150" in err.splitlines()[3]
+    assert "encoder.hidden_size" not in drill("train", "upon.toml", *CPU)[2]
+
+
+def test_unknown_words_are_counted_before_training(drill, place):
+    """Ten lines: the last is the test, the one before validation."""
+    text = ["a a b b c"] * 8 + ["a b"] + ["a b c new"]
+    (place / "rare.txt").write_text("\n".join(["odd " + text[0], *text[1:]]) + "\n")
+    own = sets("data.corpus=rare.txt", "data.minimum_count=3")
+    words = (*TINY, "--name", "rare", *own, *sets("training.batch_size=1"))
+    words = (*words, *sets("training.valid_batch_size=1"))
+    (rare,) = (line for line in drill(*words)[2].splitlines() if "<unk>" in line)
+    assert "1 word " in rare
+    assert "2.0% of the training tokens, 20.0% of the test tokens" in rare
+    assert "<unk>" not in drill(*words)[2]  # it is trained already
+    assert rare in drill(*words, *sets("training.epochs=3"))[2].splitlines()
+    assert drill("data", "rare.txt", "--minimum-count", "3")[1].splitlines()[2] == rare
+    assert ": 0.0% of the training" in drill("data", "rare.txt")[1].splitlines()[2]
+
+
+def test_an_infinite_perplexity_is_printed(drill):
+    wild = ("optimizer.lr=1e6", "optimizer.clip=none", "training.epochs=1")
+    changes = sets(*wild, "training.activation=0", "training.slowness=0")
+    for _ in range(2):  # trained, and read from what was written
+        code, out, err = drill(*TINY, "--name", "wild", "-q", *changes)
+        assert (code, err) == (0, "")
+        assert out.startswith("runs/wild: valid perplexity inf  test perplexity inf ")
+
+
+def test_a_folder_of_other_files_is_no_place_for_a_run(drill, fails, place):
+    folder = place / "runs" / "notes"
+    folder.mkdir()
+    (folder / "plan.txt").write_text("1. rest\n")
+    (folder / "sub").mkdir()
+    fails(*TINY, "--name", "notes", key="runs/notes: ")
+    assert sorted(path.name for path in folder.iterdir()) == ["plan.txt", "sub"]
+    (folder / "recipe.toml").write_text("")  # as a run that was killed before it saved
+    assert drill(*TINY, "--name", "notes")[0] == 0
+
+
+def test_max_minutes_ends_a_run(drill, place):
+    brief = (*TINY, "--name", "brief", "--set")
+    for _ in range(2):  # trained, and asked again
+        code, out, err = drill(*brief, "training.max_minutes=1e-6")
+        assert code == 0
+        assert "(best of 1 epoch: 1; " in out
+        assert "training.max_minutes" in err.splitlines()[-1]
+    _, out, err = drill(*brief, "training.max_minutes=1e-6", "-q")
+    assert (err, out.endswith(", ended by training.max_minutes)\n")) == ("", True)
+    assert "max_minutes = 1e-06" in (place / "runs/brief/recipe.toml").read_text()
+    for words in (("report", "runs/brief", "-o", "brief.html"), ("evaluate", "runs/brief")):
+        assert drill(*words)[0] == 0
+    for limit in ("none", "60"):  # of an hour that its epochs did not need
+        code, out, err = drill(*brief, f"training.max_minutes={limit}")
+        assert "(best of 2 epochs: 2; " in out
+        assert "ended by" not in err
+
+
+def test_patience_ends_a_run(drill):
+    changes = sets("optimizer.lr=100", "training.patience=0", "training.epochs=90")
+    code, out, _ = drill(*TINY, "--name", "still", *changes)
+    assert code == 0
+    assert out.strip().endswith(", ended by training.patience)")
+
+
+@pytest.mark.parametrize(
+    ("words", "folder"),
+    [
+        (["tiny.toml", "tiny.toml"], "twice/tiny"),
+        (["tiny.toml", "--seed", "1", "--seed", "2", "--seed", "1"], "twice/tiny-seed-1"),
+    ],
+)
+def test_two_runs_in_one_folder_are_refused(fails, place, words, folder):
+    fails("train", *words, "--runs", "twice", *CPU, key=f"{folder}: ")
+    assert not (place / "twice").exists()
+
+
+@pytest.mark.parametrize("name", ["", " ", ".", "..", "../out", "a/../../out", "/tmp/out"])
+@pytest.mark.parametrize("command", [("train", "tiny.toml"), ("finetune", "runs/tiny")])
+def test_a_name_stays_inside_the_folder_of_runs(fails, place, command, name):
+    before = set(place.rglob("*"))
+    fails(*command, "--name", name, key="--name")
+    assert set(place.rglob("*")) == before
+
+
+def test_one_run_that_fails_does_not_stop_the_others(drill, place):
+    """All are checked before the first is trained."""
+    (place / "lost.toml").write_text(RECIPE.replace('corpus = "text"', 'corpus = "lost"'))
+    wrong = RECIPE.replace("lr = 5.0", 'name = "adamw"\nbeta1 = 1.5')
+    (place / "wrong.toml").write_text(wrong)
+    (place / "pairs.toml").write_text('task = "translation"\n[data]\ncorpus = "nowhere"\n')
+    names = ("lost.toml", "tiny.toml", "wrong.toml", "pairs.toml")
+    code, out, err = drill("train", *names, *sets("training.epochs=1"), "--runs", "some", *CPU)
+    assert code == 1
+    assert out.startswith("some/tiny: valid")
+    lines = err.splitlines()
+    assert lines[0].startswith("drill: lost: ")
+    assert lines[1].startswith("drill: [optimizer]: ")
+    assert lines[2].startswith("drill: nowhere: ")
+    assert lines[-1] == "drill: 3 of 4 runs failed: some/lost, some/wrong, some/pairs"
+    assert not (place / "some" / "lost").exists()
+
+
+def test_folders_of_other_runs_and_missing_starts_are_checked_first(drill, place):
+    """But for a start that an earlier run of the same command makes."""
+    (place / "from.toml").write_text('start = "two/tiny"\n' + RECIPE)
+    (place / "lost.toml").write_text('start = "two/none"\n' + RECIPE)
+    (place / "two" / "taken").mkdir(parents=True)
+    (place / "two" / "taken" / "letter.txt").write_text("dear\n")
+    (place / "taken.toml").write_text(RECIPE)
+    few = (*sets("training.epochs=1"), "--runs", "two", *CPU)
+    names = ("tiny.toml", "from.toml", "lost.toml", "taken.toml")
+    code, out, err = drill("train", *names, *few)
+    assert code == 1
+    assert [line.split(":")[0] for line in out.splitlines()] == ["two/tiny", "two/from"]
+    lines = err.splitlines()
+    assert lines[0].startswith("drill: two/none: ")
+    assert lines[1].startswith("drill: two/taken: ")
+    assert lines[-1] == "drill: 2 of 4 runs failed: two/lost, two/taken"
+    code, out, err = drill("train", "taken.toml", "tiny.toml", *few, "-q", *sets("layer.depth=1"))
+    assert (code, out) == (1, "")
+    assert "drill: two/tiny: " in err
+
+
+def test_several_processes_stay_in_step(fails, place, monkeypatch):
+    """One alone must not leave out a run that the others begin."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr("drill.tasks.refuse_faults", lambda *given: pytest.fail("checked"))
+    monkeypatch.setattr("drill.tasks.world", lambda place: nullcontext(World()))
+    (place / "gone.toml").write_text(RECIPE.replace('corpus = "text"', 'corpus = "lost"'))
+    fails("train", "gone.toml", "tiny.toml", "--runs", "ranks", *CPU, key="lost: ")
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_the_log_of_training_is_shown(drill, monkeypatch, quiet):
+    def speaking(*arguments, **options):
+        logging.getLogger(TRAINING_LOG).info("training on cuda: LSTM persistent")
+        raise RunFolderError("no more")
+
+    monkeypatch.setattr("drill.tasks.train_run", speaking)
+    _, out, err = drill(*TINY, *(["-q"] if quiet else []))
+    assert out == ""
+    assert ("training on cuda: LSTM persistent\n" in err) is not quiet
+    assert not logging.getLogger(TRAINING_LOG).handlers
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_ctrl_c_keeps_the_next_recipe_from_starting(drill, monkeypatch, finished):
+    """Also when the run had just finished."""
+    begun = []
+
+    def interrupted(settings, folder, **options):
+        begun.append(folder.name)
+        scores = Perplexity(100.0, 50, 1) if finished else None
+        return Outcome(finished, 2, 1, scores, scores, 1.0, interrupted=True)
+
+    monkeypatch.setattr("drill.tasks.train_run", interrupted)
+    code, out, _ = drill(*TINY, "--seed", "1", "--seed", "2", "-q")
+    assert (code, begun) == (130, ["tiny-seed-1"])
+    assert ("runs/tiny-seed-1: valid perplexity 7.39  test perplexity 7.39" in out) is finished
+
+
+def test_several_seeds_and_recipes(drill, fails, place):
+    few = ("-q", *sets("training.epochs=1"), *CPU)
+    code, out, _ = drill("train", "tiny.toml", "--seed", "1", "--seed", "2", "--runs", "many", *few)
+    assert (code, out.count("valid")) == (0, 2)
+    assert {path.name for path in (place / "many").iterdir()} == {"tiny-seed-1", "tiny-seed-2"}
+    (place / "other.toml").write_text(RECIPE.replace("depth = 2", "depth = 1"))
+    code, out, _ = drill("train", "tiny.toml", "other.toml", "--runs", "pair", *few)
+    assert code == 0
+    assert [line.split(":")[0] for line in out.splitlines()] == ["pair/tiny", "pair/other"]
+    assert 'recipe = "other"' in (place / "pair/other/recipe.toml").read_text()
+    fails("train", "tiny.toml", "ptb-tied", "--name", "x", key="--name x")
+
+
+def test_finetuning_starts_from_the_best_weights(drill, place, monkeypatch):
+    few = (*sets("training.epochs=1", "optimizer.lr=0.001"), *CPU)
+    code, out, _ = drill("finetune", "runs/tiny", *few)
+    assert (code, "runs/tiny-finetune: valid" in out) == (0, True)
+    rows = (place / "runs/tiny-finetune/metrics.jsonl").read_text().splitlines()
+    assert [json.loads(row)["epoch"] for row in rows[:2]] == [0, 1]
+    monkeypatch.chdir(place / "runs" / "tiny")  # the run is the current folder
+    code, _, err = drill("finetune", ".", *few, "--name", "from-within")
+    assert code == 0, err
+    assert (place / "runs" / "from-within" / "best.safetensors").exists()
+    code, out, _ = drill("finetune", ".", *few)
+    assert (code, f"{place / 'runs' / 'tiny-finetune'}: valid" in out) == (0, True)
+    assert not list(Path().glob("*-finetune"))
+
+
+def test_a_run_is_used_from_every_folder(drill, place, tmp_path, monkeypatch):
+    run = str(place / "runs" / "tiny")
+    _, here, _ = drill("evaluate", run, "--split", "test", "--json")
+    monkeypatch.chdir(tmp_path)
+    code, there, err = drill("evaluate", run, "--split", "test", "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(there)["loss"] == json.loads(here)["loss"]
+    for _ in range(2):  # the second time resumes the first
+        few = sets("training.epochs=1", "optimizer.lr=0.001")
+        code, _, err = drill("finetune", run, "--name", "afar", *few, *CPU)
+        assert code == 0, err
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("impl", "persistent"), ("impl", "graph"), ("encoder", "triton")]
+)
+def test_a_run_trained_by_some_kernels_is_used_by_others(
+    drill, fails, place, monkeypatch, setting, value
+):
+    """As on a machine without a GPU, or with another one."""
+    monkeypatch.setattr("drill.kernels.lstm.lstm._obstacle", lambda *given: "there is no GPU")
+    missing = "drill.kernels.label_encoder.encode_labels.triton_missing"
+    monkeypatch.setattr(missing, lambda *given: "no GPU")
+    run = place / "runs" / f"by-{value}"
+    shutil.copytree(place / "runs" / "tiny", run)
+    text = run.joinpath("recipe.toml").read_text()
+    assert text.count(f'{setting} = "auto"') == 1
+    run.joinpath("recipe.toml").write_text(
+        text.replace(f'{setting} = "auto"', f'{setting} = "{value}"')
+    )
+    assert drill("generate", f"runs/by-{value}", "--tokens", "3", *CPU)[0] == 0
+    assert load_run(run, device="cpu").settings != load_run(place / "runs" / "tiny").settings
+    more = ("train", f"runs/by-{value}", *sets("training.epochs=3"), *CPU)
+    key = f"{'encoder' if setting == 'impl' else 'layer'}.{setting}=auto"
+    fails(*more, key=f"--set {key}")
+    code, out, err = drill(*more, "--set", key)
+    assert code == 0, err
+    assert "best of 3 epochs" in out
