@@ -11,7 +11,7 @@ import torch
 
 from drill.cli.errors import CPU_MEMORY, as_drill_error, one_line
 from drill.errors import DataError, DrillError, OutOfMemory, SettingsError
-from drill.files import NotWritten
+from drill.files import WriteError
 from drill.kernels.runtime.nvrtc import DriverError
 from drill.training.run.folder import RunFolder
 from drill.training.run.weights import by_any_kernels
@@ -35,7 +35,7 @@ def test_a_drill_error_has_a_key_a_message_and_a_hint():
         assert (each.key, each.hint) == ("layer.depth", "take 1")
         assert str(each) == "layer.depth: is at least 1, not 0; take 1"
     assert str(DataError("plain")) == "plain"
-    assert isinstance(NotWritten(Path("x"), OSError(28, "full")), DrillError)
+    assert isinstance(WriteError(Path("x"), OSError(28, "full")), DrillError)
 
 
 @pytest.mark.parametrize(
