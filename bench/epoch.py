@@ -2,7 +2,7 @@
 
 Trains recipes as `drill train` does, on their corpora (DRILL_DATA), and reads the seconds of every
 epoch but the first, which records graphs and may compile kernels. Dynamic evaluation is that of
-`drill evaluate --dynamic --split test` on what was trained, for however few epochs: its time does
+`drill dynamic --split test` on what was trained, for however few epochs: its time does
 not depend on them.
 """
 

@@ -1,4 +1,4 @@
-"""Tables of trained models, from the rows of a ledger that `drill record` wrote."""
+"""Tables of trained models, from the rows of a ledger that `drill ledger add` wrote."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -63,7 +63,7 @@ def results_page(rows: Sequence[Row], runs: Sequence[report.Row] = ()) -> Iterat
             yield from markdown(cells(benchmark, table))
     if runs:
         yield from ("", "## How good are translations by each output layer?", "")
-        recorded = "`drill record RUN --ledger results/runs.jsonl`"
+        recorded = "`drill ledger add RUN --ledger results/runs.jsonl`"
         yield f"`drill train RECIPE`, `drill evaluate RUN --split test --words`, {recorded}"
         about = "BLEU is of the test text, by sacrebleu; where rows come from stands below."
         yield from ("", about, "", *ledger.translators(runs))
@@ -353,7 +353,7 @@ def final_perplexity(runs: Sequence[report.Row]) -> list[str]:
         "; ".join(f"{each:.1f}" for each in ours),
         f"paper {'; '.join(map(str, theirs))}",
         f"`drill train {name} --set training.epochs={whole}`, `drill finetune`, "
-        f"`drill evaluate --dynamic`, [settings]({MODELS})",
+        f"`drill dynamic`, [settings]({MODELS})",
     ]
 
 
@@ -422,7 +422,7 @@ def pages() -> dict[Path, str]:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("ledger", nargs="?", type=Path, help="rows of `drill record`")
+    options.add_argument("ledger", nargs="?", type=Path, help="rows of `drill ledger add`")
     args = options.parse_args()
     if args.ledger:
         print("\n".join(ledger.translators(report.read(args.ledger), gaps=True)))

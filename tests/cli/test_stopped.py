@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from drill import tasks
 from drill.language_modeling import run as language_model_run
 from drill.translation import run as translation_run
 from tests.tiny_place import make_place
