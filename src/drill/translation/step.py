@@ -59,10 +59,6 @@ def translation_ways(
     if compile and model.transformer.impl == "auto":
         impl, reason = "reference", "torch.compile fuses by itself"
     parts.append(f"residuals and norms {impl} ({reason})")
-    if impl == "triton":
-        from drill.kernels.runtime.triton_launch import launch_way  # needs Triton
-
-        parts.append(f"launches {launch_way(parameter.device)}")
     with autocast_to(parameter.device, autocast):
         if isinstance(model.layer, MatrixLayer):
             parts += model.layer.ways(max_tokens)

@@ -5,7 +5,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from drill.kernels.runtime.triton_launch import Launcher
 from drill.kernels.transformer.row_tiles import column_sums, kept
 
 ROWS, COLUMNS = 16, 128  # of a tile
@@ -26,7 +25,8 @@ def forward(
         return out
     grid = (-(-rows // ROWS), -(-width // COLUMNS))
     constants = (width, seed is not None, ROWS, COLUMNS)
-    _launch_forward(grid, (x, bias, seed, out), (rows, dropout), constants, _WARPS)
+    with torch.cuda.device_of(x):  # where Triton launches
+        _forward[grid](x, bias, seed, out, rows, dropout, *constants, num_warps=_WARPS)
     return out
 
 
@@ -39,7 +39,8 @@ def backward(grad: Tensor, out: Tensor, dropout: float) -> tuple[Tensor, Tensor]
     parts = torch.empty((programs, width), dtype=torch.float32, device=out.device)
     grid = (programs, -(-width // COLUMNS))
     numbers, constants = (rows, 1.0 / (1.0 - dropout)), (width, TILES, ROWS, COLUMNS)
-    _launch_backward(grid, (grad, out, d_x, parts), numbers, constants, _WARPS)
+    with torch.cuda.device_of(out):
+        _backward[grid](grad, out, d_x, parts, *numbers, *constants, num_warps=_WARPS)
     return d_x, column_sums(parts)
 
 
@@ -82,6 +83,3 @@ def _backward(
         tl.store(d_x + place, d.to(d_x.dtype.element_ty), mask=inside)
         for_bias += d
     tl.store(parts + tl.program_id(0) * WIDTH + column, tl.sum(for_bias, 0), mask=real)
-
-
-_launch_forward, _launch_backward = Launcher(_forward), Launcher(_backward)

@@ -12,7 +12,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from drill.kernels.runtime.triton_launch import Launcher
 from drill.kernels.transformer.row_tiles import column_sums, kept
 
 ENTRIES = 2048  # of a tile
@@ -60,13 +59,10 @@ def forward(
     if rows == 0:
         return made
     columns, tile, warps = _tiling(width)
-    _launch_forward(
-        (-(-rows // tile), 1),
-        (x, y, y_bias, weight, bias, seed, *made),
-        (rows, dropout, epsilon),
-        (width, y is not None, y_bias is not None, seed is not None, twice, tile, columns),
-        warps,
-    )
+    tensors, numbers = (x, y, y_bias, weight, bias, seed, *made), (rows, dropout, epsilon)
+    constants = (width, y is not None, y_bias is not None, seed is not None, twice, tile, columns)
+    with torch.cuda.device_of(x):  # where Triton launches
+        _forward[(-(-rows // tile), 1)](*tensors, *numbers, *constants, num_warps=warps)
     return made
 
 
@@ -90,24 +86,11 @@ def backward(
     d_y = None if y_dtype is None else torch.empty_like(r, dtype=y_dtype)
     sums = 3 if y_bias else 2
     parts = torch.empty((programs, sums, width), dtype=torch.float32, device=r.device)
-    _launch_backward(
-        (programs, 1),
-        (r, d_sum, d_read, d_wide, statistics, weight, seed, d_x, d_y, parts),
-        (rows, dropout),
-        (
-            width,
-            d_sum is not None,
-            d_read is not None,
-            d_wide is not None,
-            d_y is not None,
-            y_bias,
-            seed is not None,
-            TILES,
-            tile,
-            columns,
-        ),
-        warps,
-    )
+    tensors = (r, d_sum, d_read, d_wide, statistics, weight, seed, d_x, d_y, parts)
+    given = [each is not None for each in (d_sum, d_read, d_wide, d_y)]
+    constants = (width, *given, y_bias, seed is not None, TILES, tile, columns)
+    with torch.cuda.device_of(r):
+        _backward[(programs, 1)](*tensors, rows, dropout, *constants, num_warps=warps)
     vectors = column_sums(parts).unbind(0)
     return Gradients(d_x, d_y, vectors if y_bias else (*vectors, None))
 
@@ -205,6 +188,3 @@ def _backward(
     tl.store(own + WIDTH, tl.sum(for_beta, 0), mask=real)
     if BIAS:
         tl.store(own + 2 * WIDTH, tl.sum(for_y_bias, 0), mask=real)
-
-
-_launch_forward, _launch_backward = Launcher(_forward), Launcher(_backward)

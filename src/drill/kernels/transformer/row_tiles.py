@@ -5,11 +5,10 @@ kept         which entries dropout keeps, drawn from a seed on the device: never
 column_sums  sums over all rows, of what every program has summed for itself
 """
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-
-from drill.kernels.runtime.triton_launch import Launcher
 
 ROUNDS = tl.constexpr(7)
 """Of Philox: the fewest that pass all tests of its authors (Salmon et al., SC 2011)."""
@@ -43,14 +42,11 @@ def _column_sums(
     tl.store(total + column, tl.sum(sums, 0), mask=column < WIDTH)
 
 
-_launch_column_sums = Launcher(_column_sums)
-
-
 def column_sums(parts: Tensor) -> Tensor:
     """(P, ...), float32, summed over P; without atomics, so that the bits are always the same."""
     total = parts.new_empty(parts.shape[1:])
     width = total.numel()
     grid = (-(-width // COLUMNS), 1)
-    constants = (width, PARTS, COLUMNS)
-    _launch_column_sums(grid, (parts, total), (parts.shape[0],), constants, 4)
+    with torch.cuda.device_of(parts):  # where Triton launches
+        _column_sums[grid](parts, total, parts.shape[0], width, PARTS, COLUMNS, num_warps=4)
     return total
