@@ -167,13 +167,13 @@ def test_what_is_read_before_a_pipe_is_closed_was_written(drill, monkeypatch):
 
 
 def test_kernels_of_wrapped_layers_and_of_translators_may_be_others_too():
-    given = ["encoder.impl=graph", "layer.over.encoder=triton"]
+    given = ["encoder.impl=graph", "layer.over.impl=triton"]
     mixture = recipe("ptb-mos-drill", given)
     used = by_any_kernels(mixture)
     assert (used.encoder["impl"], used.layer["over"]["encoder"]) == ("auto", "auto")
     assert mixture.layer["over"]["encoder"] == "triton"  # what was asked for stays
     assert mixture.differences(recipe("ptb-mos-drill")) == []
-    slow = recipe("ptb-mos-drill", ["encoder.impl=cudnn", "layer.over.encoder=reference"])
+    slow = recipe("ptb-mos-drill", ["encoder.impl=cudnn", "layer.over.impl=reference"])
     assert by_any_kernels(slow) == slow  # every machine has these
     translator = recipe("mt-demo", ["encoder.impl=triton"])
     assert by_any_kernels(translator).encoder["impl"] == "auto"
@@ -183,8 +183,8 @@ def test_kernels_of_wrapped_layers_and_of_translators_may_be_others_too():
     ("name", "error", "key"),
     [
         ("ptb-drill-4", "lstm: impl graph does not run here: no GPU; use auto", "encoder.impl"),
-        ("ptb-drill-4", 'DeepResidual: encoder="triton": no GPU', "layer.encoder"),
-        ("ptb-mos-drill", 'DeepResidual: encoder="triton": no GPU', "layer.over.encoder"),
+        ("ptb-drill-4", 'DeepResidual: impl="triton": no GPU', "layer.impl"),
+        ("ptb-mos-drill", 'DeepResidual: impl="triton": no GPU', "layer.over.impl"),
     ],
 )
 def test_the_hint_for_a_missing_kernel_is_a_setting_that_exists(name, error, key):

@@ -72,9 +72,8 @@ def test_generate_and_score_begin_in_this_state(monkeypatch):
     """In one far from zero: the log p of every first word is that of a pass from it."""
     model = language_model("tied").eval()
     far = tuple(tuple(part + 2.0 for part in layer) for layer in model.initial_state(1))
-    monkeypatch.setattr(
-        "drill.language_modeling.kept_start.line_start", lambda name, model, end: far
-    )
+    for module in ("generation", "scoring"):
+        monkeypatch.setattr(f"drill.language_modeling.{module}.line_start", lambda *_: far)
     with torch.no_grad():
         wanted, zero = (
             model.log_probs(torch.tensor([[END]]), state)[0][0, 0] for state in (far, None)

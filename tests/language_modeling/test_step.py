@@ -7,9 +7,15 @@ from torch import nn
 from drill.data import Segment, sequence_lengths, training_segments
 from drill.kernels.lstm.lstm import LARGEST_PERSISTENT_BATCH, choose
 from drill.kernels.optimizer import sgd_step
-from drill.kernels.runtime import overlap as beside
+from drill.kernels.runtime import overlap
 from drill.language_modeling.state import LanguageModelState
-from drill.language_modeling.step import RecordedSteps, Steps, steps, ways, why_not_recorded
+from drill.language_modeling.step import (
+    RecordedSteps,
+    Steps,
+    kernel_summary,
+    steps,
+    why_not_recorded,
+)
 from drill.layers import AdaptiveSoftmax, DeepResidual, MixtureOfSoftmaxes, TiedSoftmax
 from drill.models import AwdLstm
 from drill.models.language_model import LanguageModel
@@ -147,11 +153,11 @@ def test_labels_have_room_for_the_whole_of_a_step():
     for _ in range(2):
         step(at, Segment(0, 5, 5), 0.0)
     assert known == 4 * [True]
-    assert beside._room.get() is None
+    assert overlap._scope.get() is None
 
 
 def knows_all(trained):
-    room = beside._room.get()
+    room = overlap._scope.get()
     return room is not None and room.knows(list(trained.parameters()))
 
 
@@ -219,7 +225,7 @@ def test_where_steps_are_launched_one_by_one_it_says_why():
 
 
 def test_a_model_says_in_which_ways_it_is_trained():
-    assert ways(model(layer=deep), "asked for", BATCH, BPTT, None) == [
+    assert kernel_summary(model(layer=deep), "asked for", BATCH, BPTT, None) == [
         "LSTM PyTorch's own (on a CPU)",
         "labels reference (the labels are on cpu)",
         "loss reference (the logits take only 0.0 MiB)",

@@ -110,7 +110,7 @@ CASES: dict[str, Case] = {
     "deep residual standard output": row(
         "deep-residual", depth=2, locked=False, dropout_at="output", **drop
     ),
-    "deep residual reference encoder": row("deep-residual", depth=2, encoder="reference"),
+    "deep residual reference encoder": row("deep-residual", depth=2, impl="reference"),
     "deep residual without map bias": row("deep-residual", depth=2, map_bias=False),
     "deep residual without bias": row("deep-residual", depth=2, bias=False),
     "deep residual over descriptions": described(dictionary, "deep-residual", depth=2),
@@ -140,9 +140,9 @@ CASES: dict[str, Case] = {
 }
 if TRITON_INSTALLED and INTERPRETED:  # on a GPU its kernels take no CPU tensors: test_modes.py
     at_output = {"locked": False, "dropout_at": "output", **drop}
-    fused = row("deep-residual", depth=2, encoder="triton", **at_output)
+    fused = row("deep-residual", depth=2, impl="triton", **at_output)
     CASES |= {
-        "deep residual fused": row("deep-residual", depth=2, encoder="triton", **drop),
+        "deep residual fused": row("deep-residual", depth=2, impl="triton", **drop),
         "mixture of fused": over(fused, "mixture", experts=2),
     }
 

@@ -117,9 +117,9 @@ def test_a_layer_costs_the_same_in_every_precision(layers, name, dtype):
 
 
 def test_the_fused_encoder_costs_what_the_loop_costs(layers):
-    fused = DeepResidual(nn.Embedding(V, d), depth=k, encoder="triton")
+    fused = DeepResidual(nn.Embedding(V, d), depth=k, impl="triton")
     assert cost(fused, N) == cost(layers["deep-residual"], N)
-    assert fused.encoder == "triton"
+    assert fused.impl == "triton"
 
 
 def test_depth_zero_costs_what_tying_costs():

@@ -136,7 +136,7 @@ def test_labels_follow_the_recurrence_with_given_masks(
         residual=residual,
         residual_between=between,
         init_range=0.5,
-        encoder="reference",
+        impl="reference",
     ).double()
     masks = [torch.randint(2, (1 if locked else 50, 8)).double() * 2 for _ in range(3)]
     given = iter(masks)

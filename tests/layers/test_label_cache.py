@@ -1,7 +1,8 @@
-"""``cached_labels`` is never stale; ``shared_labels`` changes the price and nothing else."""
+"""Labels are encoded once and never stale; ``shared_labels`` changes the price and nothing else."""
 
 import copy
 import gc
+import pickle
 import weakref
 from contextlib import suppress
 
@@ -11,7 +12,6 @@ from torch import Tensor, nn
 
 from drill.layers import DeepResidual, Descriptions, MatrixLayer, StaleLabels, TiedSoftmax
 from tests.layers.table import (
-    CASES,
     D,
     V,
     batch,
@@ -42,44 +42,60 @@ class Counted:
         self.differentiated += 1
 
 
-# -- cached_labels ------------------------------------------------------------------------------
+# -- without being asked ------------------------------------------------------------------------
 
 
 @every_case
-def test_cached_labels_answer_the_same_and_encode_once(name):
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_labels_are_encoded_once_in_eval_mode_without_gradients(name, mode):
     layer = make(name)
     hidden, targets = batch(layer, 6)
+    encoded_by_need = [x.detach() for x in (layer.log_probs(hidden), layer.nll(hidden, targets))]
+    counted = Counted(matrix_of(layer))
+    with mode():
+        for _ in range(3):
+            found = layer.log_probs(hidden), layer.nll(hidden, targets)
+            assert all(map(torch.equal, found, encoded_by_need))
+        plain = isinstance(matrix_of(layer).weight, nn.Parameter)  # nothing to encode
+    assert plain or counted.encoded == 1
+    before = counted.encoded
+    layer.nll(hidden, targets).backward()  # with gradients they are encoded again
+    assert counted.encoded == before + 1
+
+
+def by_optimiser(kind: type, **options: bool):
+    def write(module: nn.Module, name: str) -> None:
+        parameter = module.get_parameter(name)
+        parameter.grad = torch.zeros_like(parameter)
+        parameter.grad.view(-1)[1:2] = 1.0  # of a single entry
+        kind([parameter], lr=0.1, **options).step()
+
+    write.__name__ = f"{kind.__name__} {options}"
+    return write
+
+
+def in_place(module: nn.Module, name: str) -> None:
     with torch.no_grad():
-        truth = layer.log_probs(hidden), layer.nll(hidden, targets, label_smoothing=0.1)
-        counted = Counted(matrix_of(layer))
-        with layer.cached_labels():
-            for _ in range(3):
-                found = layer.log_probs(hidden), layer.nll(hidden, targets, label_smoothing=0.1)
-                assert all(map(torch.equal, found, truth))
-        assert counted.encoded == 1
-        layer.log_probs(hidden)
-        assert counted.encoded == 2
-
-
-def by_optimiser(module: nn.Module, name: str) -> None:
-    parameter = module.get_parameter(name)
-    parameter.grad = torch.ones_like(parameter)
-    torch.optim.SGD([parameter], lr=0.1).step()
-
-
-def by_fused_optimiser(module: nn.Module, name: str) -> None:
-    parameter = module.get_parameter(name)
-    parameter.grad = torch.ones_like(parameter)
-    torch.optim.AdamW([parameter], lr=0.1, fused=True).step()
+        module.get_parameter(name).view(-1)[1:2] += 1
 
 
 def by_data(module: nn.Module, name: str) -> None:
     module.get_parameter(name).data.add_(1)
 
 
+def by_data_copy(module: nn.Module, name: str) -> None:
+    parameter = module.get_parameter(name)
+    parameter.data.copy_(torch.randn_like(parameter))
+
+
 def by_new_data(module: nn.Module, name: str) -> None:
     parameter = module.get_parameter(name)
     parameter.data = parameter.data + 1
+
+
+def by_new_data_twice(module: nn.Module, name: str) -> None:
+    by_new_data(module, name)  # whose memory the second may get
+    by_new_data(module, name)
 
 
 def by_new_parameter(module: nn.Module, name: str) -> None:
@@ -92,91 +108,187 @@ def by_numpy(module: nn.Module, name: str) -> None:
     module.get_parameter(name).detach().numpy()[...] += 1
 
 
-def by_swapped_entries(module: nn.Module, name: str) -> None:
-    entries = module.get_parameter(name).data.view(-1)
-    entries[:2] = entries[:2].flip(0) if len(entries) > 1 else entries + 1
+def by_loading(module: nn.Module, name: str) -> None:
+    state = {key: value.clone() for key, value in module.state_dict().items()}
+    state[name] += 1
+    module.load_state_dict(state)
 
 
-def by_one_bit(module: nn.Module, name: str) -> None:
-    entries = module.get_parameter(name).data.view(-1)
-    entries[-1] = torch.nextafter(entries[-1], torch.tensor(torch.inf))
-
-
-def by_the_sign_of_zero(module: nn.Module, name: str) -> None:
-    module.get_parameter(name).data.view(-1)[0] = -0.0
+def by_assigning(module: nn.Module, name: str) -> None:
+    state = {key: value.clone() for key, value in module.state_dict().items()}
+    state[name] += 1
+    module.load_state_dict(state, assign=True)
 
 
 WRITERS = [
-    by_optimiser,
-    by_fused_optimiser,
+    *(
+        by_optimiser(kind, **options)
+        for kind in (torch.optim.SGD, torch.optim.AdamW)
+        for options in ({}, {"foreach": True}, {"fused": True})
+    ),
+    in_place,
     by_data,
+    by_data_copy,
     by_new_data,
+    by_new_data_twice,
     by_new_parameter,
     by_numpy,
-    by_swapped_entries,
-    by_one_bit,
-    by_the_sign_of_zero,
+    by_loading,
+    by_assigning,
 ]
+writers = pytest.mark.parametrize("write", WRITERS, ids=lambda w: w.__name__)
 
 
-@pytest.mark.parametrize("write", WRITERS, ids=lambda w: w.__name__)
+@writers
+@one_of_each_layer
+def test_labels_are_never_stale(name, write):
+    layer = make(name)
+    inner = matrix_of(layer)
+    hidden, _ = batch(layer, 6)
+    with torch.no_grad():
+        for parameter, _ in list(inner.named_parameters()):
+            layer.log_probs(hidden)
+            before = inner.get_parameter(parameter).detach().clone()
+            with torch.inference_mode(False):
+                write(inner, parameter)
+            assert not torch.equal(inner.get_parameter(parameter), before)
+            assert torch.equal(layer.log_probs(hidden), copy.deepcopy(layer).log_probs(hidden))
+
+
+CHANGES = {
+    "residual": lambda layer: setattr(layer, "residual", False),
+    "activation": lambda layer: setattr(layer.maps[0], "activation", "relu"),
+    "a bias removed": lambda layer: setattr(layer.maps[0].linear, "bias", None),
+    "maps removed": lambda layer: setattr(layer, "maps", layer.maps[:1]),
+    "another embedding": lambda layer: setattr(layer, "embedding", nn.Embedding(V, D)),
+}
+changes = pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+MOVES = {
+    "double": lambda layer: layer.double(),
+    "to": lambda layer: layer.to(torch.float64),
+    "resize": lambda layer: layer.resize(V + 3),
+    "hook": lambda layer: layer.maps[0].register_forward_hook(lambda *given: given[-1] + 1),
+    "labels": lambda layer: setattr(layer, "labels", lambda: torch.ones(V, D)),
+    "averaged": lambda layer: nn.utils.vector_to_parameters(
+        torch.ones(sum(p.numel() for p in layer.parameters())), layer.parameters()
+    ),
+    "train": lambda layer: layer.train(),
+    "dropout": lambda layer: layer.maps[0].train(),
+    "written labels": lambda layer: layer.weight.zero_(),
+}
+
+
+@pytest.mark.parametrize("change", [*CHANGES.values(), *MOVES.values()], ids=[*CHANGES, *MOVES])
+def test_labels_are_encoded_again_after_any_change(change):
+    layer = DeepResidual(nn.Embedding(V, D), depth=2, dropout=0.5).eval()
+    with torch.no_grad():
+        layer.weight  # noqa: B018
+        change(layer)
+        torch.manual_seed(0)
+        found = layer.weight
+        torch.manual_seed(0)
+        assert torch.equal(found, layer.labels())
+
+
+def test_reused_labels_follow_autocast():
+    layer = DeepResidual(nn.Embedding(V, D), depth=2).eval()
+    with torch.no_grad():
+        wide = layer.weight
+        with torch.autocast("cpu", torch.bfloat16):
+            assert layer.weight.dtype == torch.bfloat16
+            assert layer.weight is layer.weight
+        assert torch.equal(layer.weight, wide)
+
+
+def test_copies_and_training_keep_no_labels():
+    layer = DeepResidual(nn.Embedding(V, D), depth=2).eval()
+    with torch.no_grad():
+        cached = weakref.ref(layer.weight)
+        for double in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+            counted = Counted(double)
+            double.weight  # noqa: B018
+            assert counted.encoded == 1
+        layer.train()
+    assert cached() is None
+
+
+def test_tensors_that_count_no_writes_are_encoded_each_time():
+    with torch.inference_mode():
+        layer = DeepResidual(nn.Embedding(V, D), depth=2).eval()
+        counted = Counted(layer)
+        assert torch.equal(layer.weight, layer.weight)
+        assert counted.encoded == 2
+
+
+# -- cached_labels ------------------------------------------------------------------------------
+
+
 @every_case
+def test_cached_labels_give_the_same_and_encode_once(name):
+    layer = make(name)
+    hidden, targets = batch(layer, 6)
+    with torch.no_grad():
+        truth = layer.log_probs(hidden), layer.nll(hidden, targets, label_smoothing=0.1)
+        counted = Counted(matrix_of(layer))
+        with layer.cached_labels():
+            for _ in range(3):
+                found = layer.log_probs(hidden), layer.nll(hidden, targets, label_smoothing=0.1)
+                assert all(map(torch.equal, found, truth))
+        assert counted.encoded == 1
+
+
+@pytest.mark.parametrize("write", [in_place, by_data, by_new_data, by_numpy])
+@one_of_each_layer
 def test_a_parameter_written_inside_cached_labels_raises(name, write):
     layer = make(name)
     inner = matrix_of(layer)
     hidden, _ = batch(layer, 6)
     with torch.no_grad():
         for parameter, _ in list(inner.named_parameters()):
-            inner.get_parameter(parameter).view(-1)[0] = 0.0
             with layer.cached_labels():
                 layer.log_probs(hidden)
                 write(inner, parameter)
-                with pytest.raises(StaleLabels, match=rf"{parameter} changed.*leave the block"):
-                    layer.log_probs(hidden)
-                with pytest.raises(StaleLabels):  # and again: it never recovers by itself
-                    layer.nll(hidden, torch.zeros(6, dtype=torch.long))
-            fresh = layer.log_probs(hidden)
-            with layer.cached_labels():
-                assert torch.equal(layer.log_probs(hidden), fresh)
+                for _ in range(2):  # it never recovers by itself
+                    with pytest.raises(StaleLabels):
+                        layer.log_probs(hidden)
 
 
-@pytest.mark.parametrize("name", [n for n in CASES if "descriptions" in n])
-def test_a_buffer_written_inside_cached_labels_raises(name):
-    layer = make(name)
-    hidden, _ = batch(layer, 6)
-    with torch.no_grad(), layer.cached_labels():
-        layer.log_probs(hidden)
-        layer.embedding.descriptions[0] += 1
-        with pytest.raises(StaleLabels, match=r"embedding\.descriptions"):
-            layer.log_probs(hidden)
+@changes
+def test_a_changed_setting_or_a_removed_part_is_stale(change):
+    layer = DeepResidual(nn.Embedding(V, D), depth=2).eval()
+    with layer.cached_labels(), torch.no_grad():
+        change(layer)
+        with pytest.raises(StaleLabels):
+            layer.logits(torch.randn(2, D))
 
 
-def test_nan_parameters_are_not_taken_for_changed_ones():
-    layer = make("tied")
-    hidden, _ = batch(layer, 2)
-    with torch.no_grad():
-        layer.label_weight[0, 0] = torch.nan
-        with layer.cached_labels():
-            layer.log_probs(hidden)
-
-
-def test_an_encoder_with_scalar_state_can_be_cached():
+def test_an_encoder_with_state_can_be_cached():
     encoder = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, D))  # counts batches in a 0-dim buffer
     layer = TiedSoftmax(Descriptions(encoder, torch.randn(V, 6), D)).eval()
     hidden, _ = batch(layer, 2)
-    with torch.no_grad(), layer.cached_labels():
-        layer.log_probs(hidden)
-        encoder[0].num_batches_tracked += 1
-        with pytest.raises(StaleLabels, match="num_batches_tracked"):
-            layer.log_probs(hidden)
+    layer.embedding.descriptions[0, 0] = torch.nan  # equal to itself
+    with torch.no_grad():
+        for buffer in (encoder[0].num_batches_tracked, layer.embedding.descriptions):
+            with layer.cached_labels():
+                layer.log_probs(hidden)
+                buffer += 1
+                with pytest.raises(StaleLabels):
+                    layer.log_probs(hidden)
 
 
 @one_of_each_layer
-def test_cached_labels_refuse_to_serve_gradients(name):
+def test_cached_labels_serve_evaluation_only(name):
     layer = make(name)
     hidden, targets = batch(layer, 6)
-    with layer.cached_labels(), pytest.raises(RuntimeError, match=r"no_grad\(\).*shared_labels"):
+    with layer.cached_labels(), pytest.raises(RuntimeError, match="no_grad"):
         layer.nll(hidden, targets)
+    with layer.cached_labels(), torch.no_grad():
+        layer.train()
+        with pytest.raises(RuntimeError, match="train"):
+            layer.log_probs(hidden)
+    with pytest.raises(RuntimeError, match="eval"), layer.cached_labels():
+        pass
+    assert matrix_of(layer).training
 
 
 def test_cached_labels_of_a_frozen_layer_pass_gradients_to_hidden():
@@ -188,20 +300,10 @@ def test_cached_labels_of_a_frozen_layer_pass_gradients_to_hidden():
     torch.testing.assert_close(found, truth)
 
 
-@one_of_each_layer
-def test_cached_labels_refuse_training_mode(name):
-    layer = make(name).train()
-    with pytest.raises(RuntimeError, match=r"training mode.*\.eval\(\)"), layer.cached_labels():
-        pass
-    assert matrix_of(layer).training
-    with torch.no_grad(), layer.eval().cached_labels():
-        layer.log_probs(batch(layer, 2)[0])
-
-
 @pytest.mark.parametrize("outer", ["cached_labels", "shared_labels"])
 @pytest.mark.parametrize("inner", ["cached_labels", "shared_labels"])
 @one_of_each_layer
-def test_held_labels_do_not_nest(name, outer, inner):
+def test_blocks_do_not_nest(name, outer, inner):
     layer = make(name)
     hidden, _ = batch(layer, 2)
     with torch.no_grad(), getattr(layer, outer)():
@@ -210,22 +312,19 @@ def test_held_labels_do_not_nest(name, outer, inner):
         layer.log_probs(hidden)  # the outer one still serves
 
 
-@pytest.mark.parametrize("hold", ["cached_labels", "shared_labels"])
+@pytest.mark.parametrize("block", ["cached_labels", "shared_labels"])
 @one_of_each_layer
-def test_held_labels_are_released_after_an_exception(name, hold):
+def test_labels_are_released_after_an_exception(name, block):
     layer = make(name)
     hidden, targets = batch(layer, 6)
-    with suppress(ZeroDivisionError), getattr(layer, hold)():
+    with suppress(ZeroDivisionError), getattr(layer, block)():
         raise ZeroDivisionError
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.add_(torch.rand_like(parameter))
     counted = Counted(matrix_of(layer))
     layer.nll(hidden, targets).backward()
     assert (counted.encoded, counted.differentiated) == (1, 1)
 
 
-def test_a_copy_made_while_labels_are_held_is_free():
+def test_a_copy_made_inside_a_block_is_free():
     layer = make("deep residual 2")
     hidden, targets = batch(layer, 6)
     with torch.no_grad(), layer.cached_labels():
@@ -378,7 +477,7 @@ def test_a_step_inside_shared_labels_is_refused_and_writes_nothing(name, kind, o
             layer.nll(hidden, targets).backward()
             optimizer.step()
 
-    with pytest.raises(StaleLabels, match=rf"{kind.__name__} would step .* after the block"):
+    with pytest.raises(StaleLabels, match=kind.__name__):
         train()
     assert all(map(torch.equal, layer.parameters(), before))
     optimizer.step()  # outside it is free again
@@ -413,55 +512,15 @@ def test_training_on_labels_encoded_without_gradients_is_refused():
             layer.nll(torch.randn(3, D), torch.arange(3))
 
 
-def test_training_mode_switched_on_inside_the_cache_is_refused():
-    layer = DeepResidual(nn.Embedding(V, D), dropout=0.5).eval()
-    with layer.cached_labels(), torch.no_grad():
-        layer.train()
-        with pytest.raises(RuntimeError, match="training mode"):
-            layer.logits(torch.randn(2, D))
-
-
 @pytest.mark.parametrize(
     "change",
     [
-        lambda layer: setattr(layer, "residual", False),
-        lambda layer: setattr(layer.maps[0], "activation", "relu"),
-        lambda layer: setattr(layer.maps[0].linear, "bias", None),
-        lambda layer: setattr(layer, "maps", layer.maps[:1]),
-    ],
-    ids=["residual", "activation", "a bias removed", "maps removed"],
-)
-def test_a_changed_setting_or_a_removed_part_is_stale(change):
-    layer = DeepResidual(nn.Embedding(V, D), depth=2).eval()
-    with layer.cached_labels(), torch.no_grad():
-        layer.logits(torch.randn(2, D))
-        change(layer)
-        with pytest.raises(StaleLabels):
-            layer.logits(torch.randn(2, D))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda layer: setattr(layer, "embedding", nn.Embedding(V, D)),
+        *CHANGES.values(),
         lambda layer: setattr(layer.embedding, "weight", nn.Parameter(torch.randn(V, D))),
         lambda layer: setattr(layer.embedding.weight, "data", torch.randn(V, D)),
-        lambda layer: setattr(layer, "residual", False),
-        lambda layer: setattr(layer.maps[0], "activation", "relu"),
-        lambda layer: setattr(layer.maps[0].linear, "bias", None),
-        lambda layer: setattr(layer, "maps", layer.maps[:1]),
         lambda layer: layer.eval(),
     ],
-    ids=[
-        "another embedding",
-        "another parameter",
-        "other data",
-        "residual",
-        "activation",
-        "a bias removed",
-        "maps removed",
-        "eval",
-    ],
+    ids=[*CHANGES, "another parameter", "other data", "eval"],
 )
 def test_what_shared_labels_were_made_of_may_not_change(change):
     def train(read_after: bool) -> None:
@@ -474,7 +533,7 @@ def test_what_shared_labels_were_made_of_may_not_change(change):
                 pytest.fail("stale labels were served")
 
     for read_after in (False, True):
-        with pytest.raises(StaleLabels, match=r"inside shared_labels\(\).*after the block"):
+        with pytest.raises(StaleLabels):
             train(read_after)
 
 
@@ -485,14 +544,5 @@ def test_other_descriptions_inside_shared_labels_are_refused():
         with layer.shared_labels():
             layer.embedding.extend(torch.randn(1, 6))
 
-    with pytest.raises(StaleLabels, match="a part changed"):
+    with pytest.raises(StaleLabels):
         train()
-
-
-def test_another_kind_of_module_inside_the_cache_is_stale():
-    encoder = nn.Sequential(nn.Linear(6, D), nn.Tanh())
-    layer = TiedSoftmax(Descriptions(encoder, torch.randn(V, 6), D)).eval()
-    with torch.no_grad(), layer.cached_labels():
-        encoder[1] = nn.ReLU()
-        with pytest.raises(StaleLabels):
-            layer.logits(torch.randn(2, D))

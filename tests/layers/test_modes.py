@@ -110,7 +110,7 @@ def test_a_half_precision_fold_errs_as_the_layer_does(name, dtype):
     layer = make(name, dtype)
     exact = copy.deepcopy(layer).double()
     if isinstance(exact, DeepResidual):
-        exact.encoder = "reference"  # the fused one is not written for float64
+        exact.impl = "reference"  # the fused one is not written for float64
     torch.manual_seed(0)
     hidden = 12 * torch.randn(400, layer.hidden_size).to(dtype)
     with torch.no_grad():
@@ -250,7 +250,7 @@ def test_the_fused_encoder_serves_every_row_it_can_encode(name, device):
     torch.manual_seed(0)
     layer = DeepResidual(nn.Embedding(V, D, device=device), **FUSED[name]).eval()
     twin = copy.deepcopy(layer)
-    twin.encoder = "reference"
+    twin.impl = "reference"
     hidden, targets = torch.randn(7, D, device=device), torch.arange(7, device=device)
     for each in (layer, twin):
         each.nll(hidden, targets, impl="reference").backward()

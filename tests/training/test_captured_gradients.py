@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from drill.kernels.runtime import overlap as beside
+from drill.kernels.runtime import overlap
 from drill.training.captured_gradients import CapturedGradients
 from tests.tiny_translations import small_translator
 
@@ -46,7 +46,7 @@ def test_labels_have_room_beside_recurrences():
     model, known = make("cpu"), []
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
-        room = beside._room.get()
+        room = overlap._scope.get()
         known.append(room is not None and room.knows(list(model.parameters())))
         return loss_of(model)(x, y)
 
@@ -54,7 +54,7 @@ def test_labels_have_room_beside_recurrences():
     for batch in batches("cpu")[:4]:
         captured(*batch)
     assert known == 4 * [True]
-    assert beside._room.get() is None
+    assert overlap._scope.get() is None
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])

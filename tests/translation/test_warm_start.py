@@ -116,7 +116,7 @@ def test_a_start_that_does_not_fit_is_named_before_a_text_is_read(
 
 
 def test_dropout_and_training_may_differ(here, tmp_path):
-    changes = ["encoder.dropout=0.3", "layer.dropout=0.1", "layer.encoder=reference"]
+    changes = ["encoder.dropout=0.3", "layer.dropout=0.1", "layer.impl=reference"]
     train_run(started(*STILL, *changes), tmp_path / "run", device="cpu")
     base = load_translation("runs/tiny", device="cpu").model
     found = load_translation(tmp_path / "run", device="cpu").model

@@ -73,7 +73,6 @@ def generate(
             seed=seed,
             samples=samples,
             allow_unknown=allow_unk,
-            start_file=loaded.folder.line_start,
         )
         unknown = read_as_unknown(loaded.vocabulary, prompt)
         if unknown:
@@ -123,7 +122,6 @@ def score(
             loaded.vocabulary,
             chain.from_iterable(blocks_of_lines(file)),
             lines_per_block=1 if interactive else 1024,
-            start_file=loaded.folder.line_start,
         )
         unknown: dict[str, None] = {}  # in the order of the text, each once
         infinite, count = 0, 0

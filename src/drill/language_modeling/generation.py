@@ -1,14 +1,13 @@
-"""Text out of a language model; ``score``, the way back, is handed on from the evaluations.
+"""Sample text from a language model.
 
-A text begins as a line of the training text does, after the ``<eos>`` of another: in the state of
-``drill.evaluation.line_start``, the same for both.
+A text starts as a line of the training text does, after the ``<eos>`` of another: see
+``line_start.py``.
 """
 
 import copy
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,8 +16,7 @@ from torch import Tensor
 
 from drill.data import EOS, UNK, Vocabulary
 from drill.kernels.lstm.persistent.recurrence import refuse_stall
-from drill.language_modeling.kept_start import kept_start
-from drill.language_modeling.line_start import repeated
+from drill.language_modeling.line_start import line_start, repeated
 from drill.language_modeling.scoring import Scored, check_vocabulary, score, unknown_words
 from drill.layers import MatrixLayer, OutputLayer, SampledSoftmax
 from drill.layers.base import head_log_probs
@@ -47,7 +45,6 @@ def generate(
     seed: int | None = None,
     samples: int = 1,
     allow_unknown: bool = False,
-    start_file: Path | str | None = None,
 ) -> Iterator[str]:
     """A text that goes on after ``prompt``, piece by piece as it is drawn; the pieces join to it.
 
@@ -63,7 +60,6 @@ def generate(
     seed           the same text again; sample i has random numbers of its own
     samples        texts, drawn together; BETWEEN_SAMPLES stands between them
     allow_unknown  whether ``<unk>`` may be drawn
-    start_file     keeps where lines begin for the next process; see ``kept_start``
 
     Words of the prompt that are not in the vocabulary are read as ``<unk>``, and ``unknown_words``
     tells which; DataError where there is none.
@@ -106,7 +102,7 @@ def generate(
             return int(scores.argmax())
         return chosen(kept(scores, temperature, top_k, top_p), die.random())
 
-    return _pieces(model, vocabulary, read, tokens, draw, dice, start_file)
+    return _pieces(model, vocabulary, read, tokens, draw, dice)
 
 
 def _pieces(
@@ -116,17 +112,15 @@ def _pieces(
     tokens: int,
     draw: Callable[[NDArray[np.float64], np.random.Generator], int],
     dice: list[np.random.Generator],
-    start_file: Path | str | None,
 ) -> Iterator[str]:
     """The first sample as it is drawn, the others after it."""
     device = next(model.parameters()).device
     later: list[list[str]] = [[] for _ in dice[1:]]
     last = [read[-1]] * len(dice)
     ids = torch.tensor(read)[:, None].expand(-1, len(dice))  # then one row at a time
-    with ExitStack() as held:  # of a private copy: between two pieces the model is the caller's
-        log_probs = _scorer(model.layer, held)
-        start = kept_start("generate", model, vocabulary.ids[EOS], start_file)
-        state = repeated(start, len(dice))
+    with ExitStack() as stack:  # of a private copy: between two pieces the model is the caller's
+        log_probs = _scorer(model.layer, stack)
+        state = repeated(line_start("generate", model, vocabulary.ids[EOS]), len(dice))
         for _ in range(tokens):
             scores, state = _next_scores(model, log_probs, ids.to(device), state)
             drawn = [draw(row, die) for row, die in zip(scores, dice, strict=True)]
@@ -159,14 +153,14 @@ def _next_scores(
         return log_probs(encoded.output[-1]).double().cpu().numpy(), encoded.state
 
 
-def _scorer(layer: OutputLayer, held: ExitStack) -> Callable[[Tensor], Tensor]:
+def _scorer(layer: OutputLayer, stack: ExitStack) -> Callable[[Tensor], Tensor]:
     """hidden (B, d_h) -> log p (B, V), with labels that are encoded now and never again."""
     matrix = layer.layer if isinstance(layer, SampledSoftmax) else layer
     if isinstance(matrix, MatrixLayer):
         head, context = matrix.fold(), matrix.context
         return lambda hidden: head_log_probs(context(hidden), head.weight, head.bias)
     own = copy.deepcopy(layer).eval()
-    held.enter_context(own.cached_labels())
+    stack.enter_context(own.cached_labels())
     return own.log_probs
 
 

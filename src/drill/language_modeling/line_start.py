@@ -32,15 +32,15 @@ LONGEST = 64
 def line_start(name: str, model: LanguageModel, end: int) -> State:
     """The state, of a batch of 1, after which a line's first ``<eos>``, the id ``end``, is read.
 
-    The dice are always the same, so on one machine a model always begins in the same state.
-    NaN raises FloatingPointError in the name of ``name``. ``kept_start`` makes it once.
+    The random numbers are always the same, so on one machine a model always starts in the same
+    state. NaN raises FloatingPointError; ``name`` is the function that its message names.
     """
     device = next(model.parameters()).device
     dice = np.random.default_rng(0).random((LONGEST, LINES))
     read = torch.full((1, LINES), end, device=device)
     state = model.initial_state(LINES)
     writing = torch.ones(LINES, dtype=torch.bool)
-    with evaluating(model):
+    with evaluating(model), model.layer.cached_labels():
         for thrown in dice:
             encoded = model.encoder(read, state)
             state = _where(writing.to(device), encoded.state, state)

@@ -15,7 +15,7 @@ from drill.language_modeling.build import corpus, encoded_text, language_model, 
 from drill.language_modeling.generation import generate
 from drill.language_modeling.perplexity import Perplexity, perplexity
 from drill.language_modeling.scoring import Scored, score
-from drill.language_modeling.step import ways, why_not_recorded
+from drill.language_modeling.step import kernel_summary, why_not_recorded
 from drill.language_modeling.train import train
 from drill.models.language_model import LanguageModel
 from drill.training.build import rule
@@ -86,14 +86,12 @@ class LanguageModelRun:
             max_new_tokens: how many are drawn, line ends counted.
             options: temperature, top_k, top_p, seed and more of ``generation.generate``.
         """
-        start_file = self.folder.line_start
-        options |= {"prompt": prompt, "tokens": max_new_tokens, "start_file": start_file}
+        options |= {"prompt": prompt, "tokens": max_new_tokens}
         return prompt.rstrip(" ") + "".join(generate(self.model, self.vocabulary, **options))
 
     def score(self, lines: Iterable[str]) -> list[Scored]:
         """Each line with its log-probability, in the order of the lines."""
-        start_file = self.folder.line_start
-        return list(score(self.model, self.vocabulary, lines, start_file=start_file))
+        return list(score(self.model, self.vocabulary, lines))
 
 
 Run = LanguageModelRun  # its name in the command line
@@ -192,6 +190,6 @@ def _ways(settings: Settings, model: LanguageModel, trains_by: Rule, processes: 
     device = next(model.parameters()).device
     autocast = autocast_dtype(given["precision"], device)
     try:
-        return ways(model, obstacle, batch, given["bptt"], autocast)
+        return kernel_summary(model, obstacle, batch, given["bptt"], autocast)
     except ValueError as error:
         raise does_not_run(settings, error) from None

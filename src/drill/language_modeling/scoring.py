@@ -9,7 +9,6 @@ of ``line_start``, so that no line depends on those around it.
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -17,8 +16,7 @@ from torch import Tensor
 
 from drill.data import EOS, UNK, DataError, Vocabulary
 from drill.kernels.lstm.persistent.recurrence import refuse_stall
-from drill.language_modeling.kept_start import kept_start
-from drill.language_modeling.line_start import repeated
+from drill.language_modeling.line_start import line_start, repeated
 from drill.models.encoder import State
 from drill.models.language_model import LanguageModel
 from drill.training.precision import evaluating
@@ -73,15 +71,13 @@ def score(
     lines: Iterable[str],
     *,
     lines_per_block: int = 1024,
-    start_file: Path | str | None = None,
 ) -> Iterator[Scored]:
     """Each line with its probability, in the order of the lines.
 
     Lines are read ``lines_per_block`` at a time, fewer where they are long, and those of similar
     length go through the model together, which changes the result by rounding only. 1 answers line
-    by line. The state in which lines begin is found with the first block; ``start_file`` keeps it
-    for the next process, see ``kept_start``. Words that are not in the vocabulary are read as
-    ``<unk>``; DataError where there is none.
+    by line. Words that are not in the vocabulary are read as ``<unk>``; DataError where there is
+    none.
     """
     check_vocabulary("score", model, vocabulary)
     if isinstance(lines_per_block, bool) or lines_per_block < 1:
@@ -90,7 +86,7 @@ def score(
         )
     if isinstance(lines, str):
         raise TypeError("score: give lines, not one string; pass [text]")
-    return _scored(model, vocabulary, lines, lines_per_block, start_file)
+    return _scored(model, vocabulary, lines, lines_per_block)
 
 
 def unknown_words(vocabulary: Vocabulary, text: str) -> list[str]:
@@ -122,12 +118,11 @@ def _scored(
     vocabulary: Vocabulary,
     lines: Iterable[str],
     lines_per_block: int,
-    start_file: Path | str | None,
 ) -> Iterator[Scored]:
     start: State | None = None
     for block in _blocks(vocabulary, lines, lines_per_block):
         if start is None:
-            start = kept_start("score", model, vocabulary.ids[EOS], start_file)
+            start = line_start("score", model, vocabulary.ids[EOS])
         # All of a block before the first is handed out: in between, the model is the caller's.
         for line, found in zip(block, _log_probs(model, block, start), strict=True):
             if any(map(math.isnan, found)):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from drill.data import Segment, inputs_and_targets
-from drill.kernels.runtime.overlap import room_for
+from drill.kernels.runtime.overlap import overlap_scope
 from drill.language_modeling.state import LanguageModelState
 from drill.layers import MatrixLayer, MixtureOfSoftmaxes
 from drill.models.encoder import State
@@ -128,7 +128,7 @@ class RecordedSteps(Steps):
         """Forward, backward, and ``step`` with the gradients."""
         assert self.hidden is not None
         inputs, targets = self.ids[:length], self.ids[1 : length + 1]
-        with autocast_to(self.data.device, self.autocast), room_for(self.parameters):
+        with autocast_to(self.data.device, self.autocast), overlap_scope(self.parameters):
             loss = self.model(inputs, targets, self.hidden, **self.options)
             loss.total.backward()
         step()
@@ -168,14 +168,14 @@ def steps(
     obstacle = why_not_recorded(model, rule, capture, world_size, micro_batch)
     if data.is_cuda:
         size = data.shape[1], settings["bptt"]
-        found = ways(model, obstacle, *size, settings.get("autocast"))
+        found = kernel_summary(model, obstacle, *size, settings.get("autocast"))
         logger.info("training on %s: %s", data.device, "; ".join(found))
     if obstacle is None:
         return RecordedSteps(model, data, rule, **settings)
     return Steps(trained, data, rule, micro_batch=micro_batch, **settings)
 
 
-def ways(
+def kernel_summary(
     model: LanguageModel,
     obstacle: str | None,
     batch: int,
@@ -184,7 +184,7 @@ def ways(
 ) -> list[str]:
     """How a run is trained where the model is; ``obstacle`` is what ``why_not_recorded`` gives."""
     with autocast_to(next(model.parameters()).device, autocast):
-        parts = model.ways(batch, bptt)
+        parts = model.kernel_summary(batch, bptt)
     steps = "replayed as CUDA graphs" if obstacle is None else f"launched one by one: {obstacle}"
     return [*parts, f"steps {steps}"]
 

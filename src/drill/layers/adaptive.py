@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from drill.kernels.runtime.dispatch import must_not_wait
 from drill.layers.argument_checks import is_number, is_whole
 from drill.layers.base import LossOptions, MatrixLayer, NotFoldable, head_log_probs
 from drill.layers.frequency_ranks import Ranking
-from drill.layers.label_cache import FrozenLabels, without_autocast
+from drill.layers.label_cache import FrozenLabels, LabelCache, without_autocast
 from drill.layers.label_smoothing import smoothed_nll
 from drill.layers.wrapper import WrappingLayer
 
@@ -83,7 +83,7 @@ class AdaptiveSoftmax(WrappingLayer):
             A, B = _maps(k, max(1, round(k / self.reduction_factor**i)), reduction_factor, like)
             self.context_maps.append(A)
             self.label_maps.append(B)
-        self._frozen: FrozenLabels[list[Softmax]] | None = None
+        self._cache: LabelCache[tuple[Tensor, list[Softmax]]] = LabelCache()
 
     # -- the hierarchy ----------------------------------------------------------------------
 
@@ -128,10 +128,14 @@ class AdaptiveSoftmax(WrappingLayer):
         Labels are encoded once, so head and clusters share a dropout mask.
         """
         self.check_hidden(hidden)
-        context, weight = self.layer.context(hidden), self.layer.weight
+        context = self.layer.context(hidden)
+        weight, softmaxes = self._cache.read(self, self._encode_labels)
         check_head(type(self).__name__, context, weight, self.layer.bias)
-        softmaxes = self.softmaxes(weight) if self._frozen is None else self._frozen.read()
         return context, weight, softmaxes
+
+    def _encode_labels(self) -> tuple[Tensor, list[Softmax]]:
+        weight = self.layer.weight
+        return weight, self.softmaxes(weight)
 
     def log_probs(self, hidden: Tensor) -> Tensor:
         context, _, softmaxes = self._encode(hidden)
@@ -167,9 +171,12 @@ class AdaptiveSoftmax(WrappingLayer):
             )
         return reduce_losses(losses, targets, reduction, ignore_index)
 
-    def ways(self, tokens: int) -> list[str]:
+    def kernel_summary(self, tokens: int) -> list[str]:
         head = self.cutoffs[0] + len(self.cutoffs)
-        return [*super().ways(tokens), f"the head's {self.layer.loss_way(tokens, head)}"]
+        return [
+            *super().kernel_summary(tokens),
+            f"the head's {self.layer.loss_kernel_summary(tokens, head)}",
+        ]
 
     def _losses(
         self,
@@ -243,15 +250,14 @@ class AdaptiveSoftmax(WrappingLayer):
         """As the wrapped layer's, and each cluster's labels are mapped by its B_i once."""
         with self.layer.cached_labels():
             with torch.no_grad(), without_autocast(self):
-                softmaxes = None if self.training else self.softmaxes(self.layer.weight)
-            self._frozen = FrozenLabels(self, softmaxes, inner=self.layer)
-            try:
+                frozen = FrozenLabels(self, self._encode_labels())
+            with self._cache.inside(self, frozen):
                 yield
-            finally:
-                self._frozen = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_frozen": None}  # a copy holds nothing
+    def train(self, mode: bool = True) -> Self:
+        if mode != self.training:
+            self._cache.clear()
+        return super().train(mode)
 
     def resize(self, new_size: int, vectors: Tensor | None = None) -> None:
         """As the wrapped layer's. Only the last cluster grows or shrinks: new labels join it."""

@@ -18,7 +18,7 @@ adaptive softmax) hold one: see ``wrapping.py``.
 import abc
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -37,7 +37,7 @@ from drill.kernels.runtime.dispatch import compute_dtype, must_not_wait
 from drill.layers.adversarial import bound, with_lowered_target
 from drill.layers.argument_checks import switch
 from drill.layers.init_check import warn_of_default_start
-from drill.layers.label_cache import FrozenLabels, HeldLabels, SharedLabels, evaluated
+from drill.layers.label_cache import FrozenLabels, LabelCache, SharedLabels, evaluated
 from drill.layers.label_source import (
     LabelSource,
     checked_rows,
@@ -152,12 +152,12 @@ class OutputLayer(nn.Module, abc.ABC):
         """Look once, at the first loss in training, whether the labels start as they should."""
         return None
 
-    def ways(self, tokens: int) -> list[str]:
-        """How it trains on so many tokens where it is, for each part that has a choice."""
-        return self.label_ways()
+    def kernel_summary(self, tokens: int) -> list[str]:
+        """Which kernels train on so many tokens, and why, for each part that has a choice."""
+        return self.label_kernel_summary()
 
-    def label_ways(self) -> list[str]:
-        """How it encodes its labels where it is, if there is a choice."""
+    def label_kernel_summary(self) -> list[str]:
+        """Which kernels encode the labels, and why, if there is a choice."""
         return []
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -197,7 +197,7 @@ class MatrixLayer(OutputLayer):
         self.joint_size = joint_size
         zeros = torch.zeros(label_count(embedding), **placement(embedding))
         self.bias = nn.Parameter(zeros) if switch(type(self).__name__, "bias", bias) else None
-        self._held: HeldLabels[Tensor] | None = None
+        self._cache: LabelCache[Tensor] = LabelCache()
 
     # -- what a layer says ------------------------------------------------------------------
 
@@ -231,13 +231,15 @@ class MatrixLayer(OutputLayer):
         """``labels()``, (V, k): what a fused loss that reads ``head.weight`` must train.
 
         It multiplies ``context(hidden)``, which is ``hidden`` for every layer with g_in = identity.
+        In eval mode without gradients the labels are encoded once and reused until a parameter
+        changes.
         """
-        return self.labels() if self._held is None else self._held.read()
+        return self._cache.read(self, self.labels)
 
     @property
     def holds_labels(self) -> bool:
-        """Whether ``weight`` is encoded already, by ``cached_labels`` or ``shared_labels``."""
-        return self._held is not None
+        """Whether this is inside ``cached_labels`` or ``shared_labels``."""
+        return self._cache.block is not None
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Unnormalised scores (..., V)."""
@@ -319,7 +321,7 @@ class MatrixLayer(OutputLayer):
         the mean of the old ones; new bias entries are the mean of the old ones. The Parameter
         objects stay the same, so build optimisers after resizing: their state keeps the old size.
         """
-        if self._held is not None:
+        if self._cache.block is not None:
             raise RuntimeError("resize inside cached_labels() or shared_labels(); leave it first")
         resize_rows(type(self).__name__, self.embedding, new_size, vectors)
         if self.bias is not None and self.bias.shape[0] != new_size:
@@ -333,11 +335,16 @@ class MatrixLayer(OutputLayer):
     def cached_labels(self) -> Iterator[None]:
         """Encode the labels once for the evaluation inside; a parameter that changes raises.
 
-        Every read compares every parameter with its value at entry, bit by bit, so no write
-        can go unnoticed. For a model that will not change again, ``fold()`` is cheaper still.
+        ``weight`` reuses them without this block, too, but encodes again after a change. Inside,
+        they are encoded without autocast, which the block may outlast.
         """
-        labels = None if self.training else evaluated(self, self.labels)
-        with self._hold(FrozenLabels(self, labels)):
+        if self.training:
+            raise RuntimeError(
+                f"{type(self).__name__}: cached_labels() in training mode; call .eval() first, or "
+                "use shared_labels() to train"
+            )
+        frozen = FrozenLabels(self, evaluated(self, self.labels))
+        with self._cache.inside(self, frozen):
             yield
 
     @contextmanager
@@ -356,17 +363,20 @@ class MatrixLayer(OutputLayer):
         """
         shared = SharedLabels(self, self.labels())
         try:
-            with self._hold(shared):
+            with self._cache.inside(self, shared):
                 yield
             shared.backward()
         finally:
             shared.close()
 
-    def ways(self, tokens: int) -> list[str]:
-        return [*super().ways(tokens), self.loss_way(tokens, self.vocabulary_size)]
+    def kernel_summary(self, tokens: int) -> list[str]:
+        return [
+            *super().kernel_summary(tokens),
+            self.loss_kernel_summary(tokens, self.vocabulary_size),
+        ]
 
-    def loss_way(self, tokens: int, labels: int) -> str:
-        """How ``nll`` computes so many losses over so many labels, in autocast's dtype if any."""
+    def loss_kernel_summary(self, tokens: int, labels: int) -> str:
+        """Which kernels compute ``nll`` of so many tokens and labels, and why."""
         like = torch.empty(0, **placement(self.embedding))
         choice = choose(tokens, labels, compute_dtype(like), like.device)
         return f"loss {choice.impl} ({choice.reason})"
@@ -375,21 +385,10 @@ class MatrixLayer(OutputLayer):
         bias = self.bias is not None
         return f"{super().extra_repr()}, joint_size={self.joint_size}, bias={bias}"
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_held": None}  # a copy holds nothing
-
-    @contextmanager
-    def _hold(self, held: HeldLabels[Tensor]) -> Iterator[None]:
-        if self._held is not None:
-            raise RuntimeError(
-                f"{type(self).__name__}: labels are held already; "
-                "cached_labels() and shared_labels() do not nest"
-            )
-        self._held = held
-        try:
-            yield
-        finally:
-            self._held = None
+    def train(self, mode: bool = True) -> Self:
+        if mode != self.training:
+            self._cache.clear()
+        return super().train(mode)
 
     def label_rows(self, rows: Tensor | None, check: bool) -> Tensor:
         """E, or the rows of it: what every ``labels`` starts from."""

@@ -62,7 +62,7 @@ def cost(layer: OutputLayer, tokens: int) -> Cost:
     layer = copy.deepcopy(layer).to("meta").train()
     matrix = _matrix_layer(layer)
     if isinstance(matrix, DeepResidual):
-        matrix.encoder = "reference"  # the products are the same, and the meta device has no Triton
+        matrix.impl = "reference"  # the products are the same, and the meta device has no Triton
     dtype = placement(matrix.embedding)["dtype"]
     hidden = torch.empty(tokens, layer.hidden_size, dtype=dtype, device="meta", requires_grad=True)
     targets = torch.empty(tokens, dtype=torch.long, device="meta")

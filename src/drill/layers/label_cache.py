@@ -1,123 +1,197 @@
-"""Labels encoded once: frozen for evaluation, or shared by the micro-batches of one step."""
+"""Labels encoded once: reused until something changes, or shared by the micro-batches of one step.
 
-import abc
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Generic, NamedTuple, TypeVar
+Every layer has a :class:`LabelCache`. In eval mode without gradients it reuses the encoded labels
+by itself; inside ``cached_labels()`` and ``shared_labels()`` it returns those of the block.
+"""
+
+import operator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from itertools import chain
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from drill.kernels.runtime.dispatch import autocast_on
+from drill.kernels.runtime.dispatch import autocast_on, must_not_wait
+from drill.layers.module_hooks import hook_dicts, hooked
 
-_PLAIN = (bool, int, float, str)
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
+SAMPLES = 64
+"""Entries of each tensor that are compared, for writes that bypass autograd's version counter."""
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+_steps = [0]  # of all optimisers: with fused=True they bypass the version counter
+register_optimizer_step_post_hook(lambda *_: _steps.__setitem__(0, _steps[0] + 1))
 
 
 class StaleLabels(RuntimeError):
-    """A parameter changed, or was about to, while its labels were held."""
+    """A parameter changed inside ``cached_labels()`` or ``shared_labels()``."""
 
 
-class HeldLabels(abc.ABC, Generic[T]):
-    @abc.abstractmethod
-    def read(self) -> T:
-        """The encoded labels: (V, k), or what a layer makes of them."""
+class Block(Protocol[T_co]):
+    """The labels of a ``cached_labels()`` or ``shared_labels()`` block."""
+
+    def read(self) -> T_co: ...
 
 
-class FrozenLabels(HeldLabels[T]):
-    """Encoded labels that refuse to be read once any tensor of the layer differs, bit by bit.
+class Snapshot:
+    """The state of all that encoded labels depend on: attributes and tensors of the modules.
 
-    ``inner`` is a part of the layer that holds labels of its own, and so watches its own tensors.
+    A layer has changed if an attribute, parameter, buffer or submodule is another object, or a
+    tensor has another version or address. With ``samples`` also if entries of a tensor differ
+    (``.data`` and NumPy write without a new version) or a submodule got a hook.
     """
 
-    def __init__(self, layer: nn.Module, labels: T | None, inner: nn.Module | None = None) -> None:
-        if labels is None:
+    def __init__(self, layer: nn.Module, samples: bool = True) -> None:
+        modules = list(layer.modules())
+        registered = [d for x in modules for d in (x._parameters, x._buffers)]
+        hooks = [d for x in modules[1:] for d in hook_dicts(x)] if samples else []
+        dicts = [*map(vars, modules), *(x._modules for x in modules), *registered, *hooks]
+        self.live = [each.values() for each in dicts]  # views: they show later changes
+        self.objects = list(chain(*self.live))
+        tensors = [x for x in self.objects if isinstance(x, Tensor)]
+        # In training, the forward pass itself may write to buffers.
+        self.counted = [x for x in tensors if samples or isinstance(x, nn.Parameter)]
+        self.counts = self._counts()
+        # These slices also keep the memory, so that no other tensor can get the same address.
+        self.slices: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+        for x in tensors if samples else ():
+            entries = x.detach().reshape(-1)[:: max(1, x.numel() // SAMPLES)]
+            self.slices.setdefault((x.device, x.dtype), []).append(entries)
+        self.samples = self._samples()
+
+    def changed(self) -> bool:
+        objects = list(chain(*self.live))
+        return (
+            len(objects) != len(self.objects)
+            or not all(map(operator.is_, objects, self.objects))
+            or self._counts() != self.counts
+            or not all(map(torch.equal, self._samples(), self.samples))
+        )
+
+    def _counts(self) -> list[tuple[int, int]]:
+        return [(x._version, x.data_ptr()) for x in self.counted]
+
+    def _samples(self) -> list[Tensor]:  # as bytes: NaN equals itself, and -0.0 differs from 0.0
+        return [torch.cat(slices).view(torch.uint8) for slices in self.slices.values()]
+
+
+class _Entry(NamedTuple, Generic[T]):
+    labels: T
+    version: int | None  # of the labels, to which a caller may write
+    context: "_Context"
+    snapshot: Snapshot
+
+    def is_valid(self) -> bool:
+        same = self.context == _context(self.context.device)
+        return same and self.version == _version(self.labels) and not self.snapshot.changed()
+
+
+class LabelCache(Generic[T]):
+    """The labels of one layer, encoded when they are first read and when something has changed."""
+
+    def __init__(self) -> None:
+        self.block: Block[T] | None = None
+        self._entry: _Entry[T] | None = None
+
+    def __reduce__(self) -> tuple[type["LabelCache[T]"], tuple[()]]:
+        return type(self), ()  # copies start empty
+
+    def read(self, layer: nn.Module, encode: Callable[[], T]) -> T:
+        """``encode()``, or what it returned before if that is still right."""
+        if self.block is not None:
+            return self.block.read()
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return encode()
+        entry = self._entry
+        if entry is not None and entry.is_valid():
+            return entry.labels
+        self._entry = None
+        parameter = next(layer.parameters(), None)
+        context = None if parameter is None else _context(parameter.device)
+        inner = [x for x in layer.modules() if x is not layer]
+        if context is None or layer.training or any(x.training or hooked(x) for x in inner):
+            return encode()
+        with torch.inference_mode(False), torch.no_grad():  # labels that both modes can read
+            labels = encode()
+            if not isinstance(labels, nn.Parameter):  # else nothing was encoded
+                with suppress(RuntimeError):  # tensors without a version or memory
+                    snapshot = Snapshot(layer)
+                    self._entry = _Entry(labels, _version(labels), context, snapshot)
+        return labels
+
+    def clear(self) -> None:
+        self._entry = None
+
+    @contextmanager
+    def inside(self, layer: nn.Module, block: Block[T]) -> Iterator[None]:
+        if self.block is not None:
             raise RuntimeError(
-                f"{type(layer).__name__}: cached_labels() serves evaluation, but the layer is in "
-                "training mode; call .eval() first, or use shared_labels() to train"
+                f"{type(layer).__name__}: cached_labels() and shared_labels() do not nest"
             )
+        self.block = block
+        try:
+            yield
+        finally:
+            self.block = None
+
+
+class FrozenLabels(Generic[T]):
+    """The labels of a ``cached_labels()`` block: an error once any tensor or setting changed."""
+
+    def __init__(self, layer: nn.Module, labels: T) -> None:
         self.layer = layer
         self.labels = labels
-        self.inner = inner
-        self.before = {name: tensor.detach().clone() for name, tensor in _tensors(layer, inner)}
-        self.settings = _settings(layer)
+        self.snapshot = Snapshot(layer)
 
     def read(self) -> T:
+        name = type(self.layer).__name__
         if self.layer.training:
-            raise RuntimeError(
-                f"{type(self.layer).__name__}: training mode was switched on inside "
-                "cached_labels(), which serves evaluation; leave the block first"
-            )
+            raise RuntimeError(f"{name}: .train() inside cached_labels(); leave the block first")
         if torch.is_grad_enabled() and any(p.requires_grad for p in self.layer.parameters()):
             raise RuntimeError(
-                f"{type(self.layer).__name__}: cached labels carry no gradient; evaluate under "
-                "torch.no_grad(), or use shared_labels() to train"
+                f"{name}: cached labels have no gradient; evaluate under torch.no_grad(), or use "
+                "shared_labels() to train"
             )
-        if _settings(self.layer) != self.settings:
+        if self.snapshot.changed():
             raise StaleLabels(
-                f"{type(self.layer).__name__}: a setting changed inside cached_labels(); leave the "
-                "block first and enter it again after"
+                f"{name}: a parameter or a setting changed inside cached_labels(); change it "
+                "outside the block"
             )
-        now = _tensors(self.layer, self.inner)
-        for name in self.before.keys() - dict(now).keys():
-            raise StaleLabels(
-                f"{type(self.layer).__name__}: {name} was removed inside cached_labels(); leave "
-                "the block first and enter it again after"
-            )
-        for name, tensor in now:
-            if not _same_bits(tensor.detach(), self.before.get(name)):
-                raise StaleLabels(
-                    f"{type(self.layer).__name__}: {name} changed inside cached_labels(); leave "
-                    "the block before updating parameters and enter it again after"
-                )
         return self.labels
 
 
-class _Seen(NamedTuple):
-    """What tells one state of a parameter from another without a copy of it."""
+class SharedLabels:
+    """The labels of a ``shared_labels()`` block: a leaf that collects gradients for one backward.
 
-    parameter: nn.Parameter
-    version: int  # torch counts the writes it sees
-    address: int
-
-    @classmethod
-    def of(cls, parameter: nn.Parameter) -> "_Seen":
-        return cls(parameter, parameter._version, parameter.data_ptr())
-
-    def same(self, other: "_Seen | None") -> bool:
-        return other is not None and self.parameter is other.parameter and self[1:] == other[1:]
-
-
-class SharedLabels(HeldLabels[Tensor]):
-    """Encoded labels as a leaf whose gradients are collected and handed on to g_out once.
-
-    A copy of every parameter would double their memory, and to compare it would make each step
-    wait for the device. So a write is noticed where autograd notices one: not if it goes past
-    torch's own count, as ``parameter.data.mul_(2)`` and NumPy views do. Optimisers with
-    ``fused=True`` go past it too, so the step of any optimiser is stopped before it writes.
+    Entries are not compared, which would wait for the device at each step. Instead the step of any
+    optimiser raises before it writes.
     """
 
     def __init__(self, layer: nn.Module, labels: Tensor) -> None:
         self.layer = layer
         trained = any(p.requires_grad for p in layer.parameters())
-        self.blind = trained and not torch.is_grad_enabled()
-        self.seen = {name: _Seen.of(p) for name, p in layer.named_parameters()}
-        self.buffers = dict(layer.named_buffers())
-        self.settings = _settings(layer)
+        self.without_gradients = trained and not torch.is_grad_enabled()
+        self.parameters = {id(p) for p in layer.parameters() if p.requires_grad}
+        self.snapshot = Snapshot(layer, samples=False)
         self.graph = labels
         self.leaf = labels.detach()
         self.collected = _Collected()
         if labels.requires_grad:
             self.leaf = self.leaf.requires_grad_()
             self.leaf.register_post_accumulate_grad_hook(self.collected)
-        self.watch = register_optimizer_step_pre_hook(self._refuse_step)
+        self.hook = register_optimizer_step_pre_hook(self._before_step)
 
     def read(self) -> Tensor:
-        if self.blind and torch.is_grad_enabled():
+        if self.without_gradients and torch.is_grad_enabled():
             raise RuntimeError(
                 f"{type(self.layer).__name__}: the labels of this shared_labels() block were "
                 "encoded without gradients; enter it outside torch.no_grad() to train"
@@ -127,51 +201,35 @@ class SharedLabels(HeldLabels[Tensor]):
         return self.leaf
 
     def check(self) -> None:
-        """Raise StaleLabels if the labels would be encoded differently by now."""
-        layer = type(self.layer).__name__
-        now = {name: _Seen.of(p) for name, p in self.layer.named_parameters()}
-        for name in sorted(self.seen.keys() | now.keys()):
-            if name not in now or not now[name].same(self.seen.get(name)):
-                raise StaleLabels(
-                    f"{layer}: {name} changed inside shared_labels(), before the labels had their "
-                    "gradient; step the optimiser and replace parameters after the block"
-                )
-        # By identity only: a normalised map counts on in its buffers as contexts pass through it.
-        buffers = dict(self.layer.named_buffers())
-        replaced = buffers.keys() != self.buffers.keys() or any(
-            buffers[name] is not self.buffers[name] for name in buffers
-        )
-        if replaced or _settings(self.layer) != self.settings:
+        if self.snapshot.changed():
             raise StaleLabels(
-                f"{layer}: a setting, a mode or a part changed inside shared_labels(), before the "
-                "labels had their gradient; change it after the block"
+                f"{type(self.layer).__name__}: a parameter, a setting or the mode changed inside "
+                "shared_labels(); change it after the block"
             )
 
-    def _refuse_step(self, optimizer: Optimizer, *_: object) -> None:
+    def _before_step(self, optimizer: Optimizer, *_: object) -> None:
         stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        for name, seen in self.seen.items():
-            if seen.parameter.requires_grad and id(seen.parameter) in stepped:
-                raise StaleLabels(
-                    f"{type(self.layer).__name__}: {type(optimizer).__name__} would step {name} "
-                    "inside shared_labels(), before the labels had their gradient; step the "
-                    "optimiser after the block"
-                )
+        if stepped & self.parameters:
+            raise StaleLabels(
+                f"{type(self.layer).__name__}: a step of {type(optimizer).__name__} inside "
+                "shared_labels(), before the labels have their gradient; step after the block"
+            )
 
     def backward(self) -> None:
         self.check()
-        self.watch.remove()  # from here on parameters may be stepped as their gradients come
+        self.hook.remove()  # a hook of a gradient may step
         total = self.collected.total
         if total is not None:
             self.graph.backward(total.to(self.graph.dtype))
 
     def close(self) -> None:
-        self.watch.remove()
+        self.hook.remove()
         self.collected.open = False
         self.collected.total = None
 
 
 class _Collected:
-    """Sum of the gradients that reach a leaf, in float32; it does not hold the leaf itself."""
+    """The sum of the gradients of a leaf, in float32. It has no reference to the leaf."""
 
     def __init__(self) -> None:
         self.open = True
@@ -191,34 +249,29 @@ class _Collected:
             self.total.add_(grad)
 
 
-def _tensors(layer: nn.Module, inner: nn.Module | None) -> list[tuple[str, Tensor]]:
-    tensors = [*layer.named_parameters(), *layer.named_buffers()]
-    if inner is None:
-        return tensors
-    elsewhere = {id(tensor) for _, tensor in _tensors(inner, None)}
-    return [(name, tensor) for name, tensor in tensors if id(tensor) not in elsewhere]
+class _Context(NamedTuple):
+    """What else encoded labels depend on."""
+
+    device: torch.device
+    steps: int
+    autocast: torch.dtype | None
+    stream: torch.cuda.Stream | None  # another one would have to wait for the labels
+    precision: str | None
 
 
-def _settings(layer: nn.Module) -> list[tuple[str, type, dict[str, object]]]:
-    """Kind and plain values of every module of the layer: depth, activation, residual ..."""
-    return [
-        (name, type(module), {key: x for key, x in vars(module).items() if _is_plain(x)})
-        for name, module in layer.named_modules()
-    ]
+def _context(device: torch.device) -> _Context | None:
+    """None where each call has to encode: graphs that are captured or traced, FLOP counters."""
+    if must_not_wait(device) or is_in_torch_dispatch_mode() or torch._C._is_tracing():
+        return None
+    autocast = torch.get_autocast_dtype(device.type) if autocast_on(device) else None
+    if device.type != "cuda":
+        return _Context(device, _steps[0], autocast, None, None)
+    precision = torch.backends.cuda.matmul.fp32_precision
+    return _Context(device, _steps[0], autocast, torch.cuda.current_stream(device), precision)
 
 
-def _is_plain(value: object) -> bool:
-    if isinstance(value, tuple):
-        return all(map(_is_plain, value))
-    return isinstance(value, _PLAIN)
-
-
-def _same_bits(a: Tensor, b: Tensor | None) -> bool:
-    if b is None or a.shape != b.shape or a.dtype != b.dtype or a.device != b.device:
-        return False
-    # As integers, so that NaN equals itself and -0.0 differs from 0.0.
-    bits = _INTEGERS[a.element_size()]
-    return torch.equal(a.contiguous().view(-1).view(bits), b.contiguous().view(-1).view(bits))
+def _version(labels: object) -> int | None:
+    return labels._version if isinstance(labels, Tensor) else None
 
 
 @torch.no_grad()

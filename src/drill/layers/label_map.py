@@ -12,7 +12,7 @@ from drill.kernels.runtime.dispatch import compute_dtype
 from drill.kernels.runtime.dropout_masks import draw_mask, masked
 from drill.layers.argument_checks import ACTIVATIONS, fraction, one_of, span, switch
 from drill.layers.label_source import Placement
-from drill.layers.module_hooks import only_weights_count
+from drill.layers.module_hooks import hooked, only_weights_count
 
 DROPOUT_PLACES = ("input", "output")
 
@@ -75,6 +75,13 @@ class LabelMap(nn.Module):
     @property
     def drops(self) -> bool:
         return self.training and self.dropout > 0.0
+
+    @property
+    def must_be_called(self) -> str | None:
+        """Why the weights alone do not say what this map does; None where they do."""
+        if type(self) is not LabelMap or type(self.linear) is not nn.Linear:
+            return f"it is a {type(self).__name__} over a {type(self.linear).__name__}"
+        return "it has hooks" if hooked(self) or hooked(self.linear) else None
 
     def forward(self, X: Tensor, mask: Tensor | None) -> Tensor:
         check_operand("labels", X, "their map", self.linear.weight, called="the label vectors")

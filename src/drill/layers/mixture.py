@@ -103,9 +103,12 @@ class MixtureOfSoftmaxes(WrappingLayer):
         assert mixed is not None
         return mixed
 
-    def ways(self, tokens: int) -> list[str]:
+    def kernel_summary(self, tokens: int) -> list[str]:
         rows = tokens * self.experts
-        return [*super().ways(tokens), self.layer.loss_way(rows, self.vocabulary_size)]
+        return [
+            *super().kernel_summary(tokens),
+            self.layer.loss_kernel_summary(rows, self.vocabulary_size),
+        ]
 
     def checked_nll(self, hidden: Tensor, targets: Tensor, options: LossOptions) -> Tensor:
         log_prior, contexts = self.expert_contexts(hidden)

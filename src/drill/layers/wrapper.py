@@ -48,8 +48,8 @@ class WrappingLayer(OutputLayer):
     def check_start(self) -> None:
         self.layer.check_start()
 
-    def label_ways(self) -> list[str]:
-        return self.layer.label_ways()
+    def label_kernel_summary(self) -> list[str]:
+        return self.layer.label_kernel_summary()
 
     def cached_labels(self) -> AbstractContextManager[None]:
         return self.layer.cached_labels()

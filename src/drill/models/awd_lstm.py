@@ -112,7 +112,7 @@ class AwdLstm(Encoder):
         output = locked_dropout(x, self.dropout_output) if dropping else x
         return Encoded(output, x, tuple(carried))
 
-    def ways(self, batch: int) -> list[str]:
+    def kernel_summary(self, batch: int) -> list[str]:
         x = self.embedding.weight.new_empty(1, batch, 0)
         made = [choose(self.impl, x, Weights(*each.all_weights[0]).w_hh) for each in self.lstms]
         return [

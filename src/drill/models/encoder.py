@@ -45,7 +45,7 @@ class Encoder(nn.Module, abc.ABC):
     def without_dropout(self) -> AbstractContextManager[None]:
         """Inside, the encoder is in train mode and drops nothing."""
 
-    def ways(self, batch: int) -> list[str]:
+    def kernel_summary(self, batch: int) -> list[str]:
         """How it computes so many sequences where it is, for each part that has a choice."""
         return []
 

@@ -111,9 +111,9 @@ class LanguageModel(nn.Module):
     def initial_state(self, batch: int) -> State:
         return self.encoder.initial_state(batch)
 
-    def ways(self, batch: int, length: int) -> list[str]:
+    def kernel_summary(self, batch: int, length: int) -> list[str]:
         """How it trains on so many sequences of this length where it is, and why."""
-        return [*self.encoder.ways(batch), *self.layer.ways(batch * length)]
+        return [*self.encoder.kernel_summary(batch), *self.layer.kernel_summary(batch * length)]
 
     @contextmanager
     def without_dropout(self) -> Iterator[None]:

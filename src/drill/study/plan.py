@@ -37,7 +37,7 @@ OF_TRANSLATORS = (TRAIN, BLEU)
 STAGES = (*OF_LANGUAGE_MODELS, BLEU)
 EVALUATION = (DYNAMIC, CACHE, BLEU)
 
-RUN_TIME = ("training.capture", "encoder.impl", "layer.encoder", "layer.over.encoder")
+RUN_TIME = ("training.capture", "encoder.impl", "layer.impl", "layer.over.impl")
 """Settings that select kernels: results are the same up to rounding."""
 
 OF_BOTH = ("name", "seeds", "stages", "set", "finetune_set")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from drill.kernels.runtime.dispatch import autocast_on
-from drill.kernels.runtime.overlap import room_for
+from drill.kernels.runtime.overlap import overlap_scope
 from drill.training.cuda_graphs import GraphCache, Graphs
 
 WHEN_FULL = (
@@ -84,7 +84,7 @@ class CapturedGradients:
         return shapes, half
 
     def _run(self, inputs: tuple[Tensor, ...]) -> Tensor:
-        with room_for(self.parameters):
+        with overlap_scope(self.parameters):
             value = self.loss(*inputs)
             value.backward()
         return value.detach()

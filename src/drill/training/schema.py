@@ -13,6 +13,9 @@ from drill.recipes.reader import NAME, Table, nearest
 
 NONE = "none"
 
+RENAMED = {"layer.encoder": "layer.impl", "layer.over.encoder": "layer.over.impl"}
+"""Settings of older versions and what they are called now."""
+
 # What a run gives by itself, and what no TOML can hold.
 NOT_SET = {
     "embedding", "layer", "counts", "generator",  # of layers and encoders
@@ -50,6 +53,8 @@ def with_defaults(
         if key not in arguments:
             named = f" of {table[NAME]}" if NAME in also else ""
             near = _elsewhere(where, key, list(arguments), choices)
+            if f"{where}.{key}" in RENAMED:
+                near = f"; it is now {RENAMED[f'{where}.{key}']}"
             raise SettingsError(
                 f"{where}.{key}: is no setting{named}{near or nearest(key, [*arguments, *also])}"
             )

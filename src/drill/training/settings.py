@@ -46,8 +46,8 @@ MAY_CHANGE = (  # while a run goes on
     "training.save_every",
     "training.capture",
     "encoder.impl",  # by which kernels, which is the same up to rounding
-    "layer.encoder",
-    "layer.over.encoder",
+    "layer.impl",
+    "layer.over.impl",
 )
 
 
@@ -164,8 +164,8 @@ def _meant(
 def does_not_run(settings: Settings, error: ValueError) -> SettingsError:
     """Of kernels that a recipe names and this machine does not have."""
     key = "encoder.impl"
-    if "encoder=" in str(error):  # of the output layer, or of the one that it wraps
-        key = f"layer.{OVER}.encoder" if OVER in settings.layer else "layer.encoder"
+    if str(error).startswith("DeepResidual"):  # of the output layer, or of the one that it wraps
+        key = f"layer.{OVER}.impl" if OVER in settings.layer else "layer.impl"
     return SettingsError(f"the recipe {settings.recipe}: {error}: --set {key}=auto")
 
 

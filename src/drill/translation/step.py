@@ -61,9 +61,9 @@ def translation_ways(
     parts.append(f"residuals and norms {impl} ({reason})")
     with autocast_to(parameter.device, autocast):
         if isinstance(model.layer, MatrixLayer):
-            parts += model.layer.ways(max_tokens)
+            parts += model.layer.kernel_summary(max_tokens)
         else:  # smoothed, it has a loss of its own
-            parts += model.layer.label_ways()
+            parts += model.layer.label_kernel_summary()
     if batches > 1 and _encodes(model.layer):
         shared = obstacle is not None and world_size == 1
         parts.append(f"labels encoded once {'an update' if shared else 'a batch'}")

@@ -299,7 +299,7 @@ def test_any_number_of_labels(labels):
     found = solve(layer, "triton", masks, grad)
     truth = solve(copy.deepcopy(layer).double(), "reference", masks, grad.bfloat16().double())
     assert max(distance(a, b) for a, b in zip(found, truth, strict=True)) < 2e-2
-    layer.encoder = "triton"
+    layer.impl = "triton"
     encoded = layer.labels()
     padding = -labels % 64
     after = encoded.detach().as_strided((labels + padding, 48), (48, 1))[labels:]
@@ -314,7 +314,7 @@ def test_two_encodings_before_a_gradient():
     layer = layer.bfloat16()
     other = masks._replace(bits=masks.bits ^ 255)
     alone = [solve(layer, "triton", each, grad)[1:] for each in (masks, other)]
-    layer.encoder = "triton"
+    layer.impl = "triton"
     with_masks(layer, masks)
     first = layer.labels()
     with_masks(layer, other)
@@ -333,7 +333,7 @@ def test_two_encodings_before_a_gradient():
 def test_a_nan_in_one_label_stays_with_that_label(activation, size, bad):
     """Not either in the padding of a block: on 132 multiprocessors its next tile is 16,896 on."""
     layer = build(*size, "cuda", activation=activation, dropout=0.5, locked=False).bfloat16()
-    layer.encoder = "triton"
+    layer.impl = "triton"
     with torch.no_grad():
         layer.label_weight[bad, 2] = torch.nan
     labels = layer.labels()

@@ -125,7 +125,7 @@ def test_draws_are_fresh_and_follow_the_seed(device):
 @every_device
 def test_a_layer_with_standard_dropout_draws_bits_and_only_in_training(device):
     layer = DeepResidual(
-        nn.Embedding(20, 16), depth=3, dropout=0.5, locked=False, encoder="triton"
+        nn.Embedding(20, 16), depth=3, dropout=0.5, locked=False, impl="triton"
     ).to(device)
     masks = layer.maps[0].draw_masks(layer.label_weight, layer.depth)
     assert isinstance(masks, KeptBits)

@@ -83,7 +83,7 @@ def clear_of_the_kink(exact: DeepResidual, masks: Masks, dtype: torch.dtype) -> 
         torch.minimum(nearest, products.abs().amin(1) / far, out=nearest)
 
     layer = copy.deepcopy(exact)
-    layer.encoder = "reference"
+    layer.impl = "reference"
     with_masks(layer, masks)
     for f in layer.maps:
         f.linear.register_forward_hook(look)

@@ -13,7 +13,7 @@ from drill.kernels.loss import chunk_plan as nll_plan
 from drill.kernels.loss.nll import choose, nll
 from drill.kernels.runtime import dispatch as module
 from drill.kernels.runtime import padding
-from drill.kernels.runtime.dispatch import c_compiler, tell_once
+from drill.kernels.runtime.dispatch import c_compiler, log_once
 
 # Triton's interpreter computes with numpy, which warns of what a GPU does in silence.
 pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
@@ -490,7 +490,7 @@ def test_without_a_c_compiler_triton_cannot_launch_and_auto_says_so_once(monkeyp
     assert module.triton_missing(gpu, torch.float32) is None  # nothing is launched there
     monkeypatch.setattr(module, "INTERPRETED", False)
     assert module.triton_missing(gpu, torch.float32) == reason
-    tell_once.cache_clear()
+    log_once.cache_clear()
     caplog.set_level(logging.INFO, logger="drill")
     assert {choose(10, labels, torch.float32, gpu).impl for labels in (5, 6)} == {"chunked"}
     assert caplog.messages == [f"nll: chunked (CUDA device, but {reason})"]

@@ -13,7 +13,7 @@ from drill.kernels.lstm.persistent.layout import cut, layout
 from drill.kernels.lstm.persistent.recurrence import supported
 from drill.kernels.lstm.weights import Weights
 from drill.kernels.runtime import nvrtc
-from drill.kernels.runtime.dispatch import tell_once
+from drill.kernels.runtime.dispatch import log_once
 from drill.kernels.runtime.hopper import SHARED
 from drill.models import AwdLstm
 from tests.kernels.hopper import needs_hopper
@@ -71,7 +71,7 @@ def test_sizes_that_do_not_fit_are_refused_before_a_kernel_reads(changed, messag
 
 
 def test_every_choice_is_told_once(caplog):
-    tell_once.cache_clear()
+    log_once.cache_clear()
     x, h, c, weights, _ = problem(2, 1, 3, 4)
     with caplog.at_level("INFO", logger="drill"):
         for impl in ("auto", "reference", "auto"):

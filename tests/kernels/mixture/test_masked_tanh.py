@@ -8,7 +8,7 @@ from torch import Tensor
 
 from drill.kernels.mixture import masked_tanh as module
 from drill.kernels.mixture.masked_tanh import gradient, masked_tanh
-from drill.kernels.runtime.dispatch import INTERPRETED, TRITON_INSTALLED, tell_once
+from drill.kernels.runtime.dispatch import INTERPRETED, TRITON_INSTALLED, log_once
 from drill.kernels.runtime.dropout_masks import draw_mask
 from drill.layers import MixtureOfSoftmaxes, TiedSoftmax
 
@@ -145,7 +145,7 @@ def test_a_mixture_trains_through_the_kernel_with_the_mask_of_plain_pytorch(devi
 
 def test_where_the_kernel_cannot_serve_a_gpu_it_says_so_once(caplog):
     x = SimpleNamespace(is_cuda=True, dtype=torch.float32, device=torch.device("cuda"))
-    tell_once.cache_clear()
+    log_once.cache_clear()
     with caplog.at_level("INFO", logger="drill"):
         assert [module._choose(x) for _ in range(2)] == ["reference"] * 2
     assert caplog.messages == [f"masked_tanh: reference ({module.kernel_missing(x)})"]

@@ -15,7 +15,7 @@ from drill.kernels.mixture import logit_gradients as nll_mixture_errors
 from drill.kernels.mixture import mixture_nll as nll_mixture
 from drill.kernels.mixture.mixture_nll import mixture_nll, tokens_at_once
 from drill.kernels.runtime import padding
-from drill.kernels.runtime.dispatch import TRITON_INSTALLED, tell_once
+from drill.kernels.runtime.dispatch import TRITON_INSTALLED, log_once
 from drill.layers import DeepResidual, MixtureOfSoftmaxes
 from tests.kernels.label_encoder.products import Products
 from tests.kernels.loss.test_error_bounds import Allocations
@@ -546,7 +546,7 @@ def test_it_says_which_way_it_goes_and_all_ways_agree(said, caplog):
 
 
 def test_a_lack_of_memory_is_told_once_without_asking(caplog):
-    tell_once.cache_clear()
+    log_once.cache_clear()
     caplog.set_level(logging.INFO, logger="drill")
     for _ in range(2):
         mixture(N, K, V, k).loss(impl="chunked", memory=5000)

@@ -13,15 +13,21 @@ from drill.kernels.label_encoder import encode_labels as label_encoder
 from drill.kernels.label_encoder.chain import chain as label_encoder_chain
 from drill.kernels.lstm.persistent import stack_forward as lstm_layers_forward
 from drill.kernels.runtime import overlap as module
-from drill.kernels.runtime.overlap import awaited_by, beside, on_stream, recurrence_begins, room_for
-from drill.layers import DeepResidual, deep_residual
+from drill.kernels.runtime.overlap import (
+    awaited_by,
+    mark_start,
+    on_stream,
+    overlap_scope,
+    run_overlapped,
+)
+from drill.layers import DeepResidual
 from drill.models import AwdLstm
 from drill.models.language_model import LanguageModel
 from drill.training.cuda_graphs import Graphs
 from drill.training.precision import autocast_to
 from tests.kernels.hopper import needs_hopper
 
-TOLD: list[str] = []
+EVENTS: list[str] = []
 
 
 class Stream:
@@ -32,21 +38,21 @@ class Stream:
         return f"where {self.name} was"
 
     def wait_event(self, event):
-        TOLD.append(f"{self.name} waits for {event}")
+        EVENTS.append(f"{self.name} waits for {event}")
 
     def wait_stream(self, other):
-        TOLD.append(f"{self.name} waits for {other.name}")
+        EVENTS.append(f"{self.name} waits for {other.name}")
 
 
 class Result:
     def record_stream(self, stream):
-        TOLD.append(f"read on {stream.name}")
+        EVENTS.append(f"read on {stream.name}")
 
 
 @pytest.fixture
 def first(monkeypatch):
-    """The current stream, which is recorded; TOLD is what is told to streams."""
-    TOLD.clear()
+    """The current stream, which is recorded; EVENTS is what is told to streams."""
+    EVENTS.clear()
     now = [Stream("first")]
 
     @contextmanager
@@ -65,7 +71,7 @@ def first(monkeypatch):
 
 def work(*needed):
     awaiting = awaited_by()
-    TOLD.append(
+    EVENTS.append(
         f"work on {torch.cuda.current_stream().name}, awaited by {awaiting and awaiting.name}"
     )
     return Result()
@@ -76,11 +82,11 @@ ALONE = ["work on first, awaited by None"]
 
 def test_work_begins_where_the_first_recurrence_did(first):
     E, U = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))
-    with room_for([E, U]):
-        recurrence_begins(first)
-        recurrence_begins(Stream("second"))  # that of a later layer
-        beside(work, U, E)
-    assert TOLD == [
+    with overlap_scope([E, U]):
+        mark_start(first)
+        mark_start(Stream("second"))  # that of a later layer
+        run_overlapped(work, U, E)
+    assert EVENTS == [
         "third waits for where first was",
         "work on third, awaited by first",
         "first waits for third",
@@ -93,7 +99,7 @@ class Watched(nn.Parameter):
     """Tells where a view of it is made."""
 
     def view_as(self, other):
-        TOLD.append(f"viewed on {torch.cuda.current_stream().name}")
+        EVENTS.append(f"viewed on {torch.cuda.current_stream().name}")
         return super().view_as(other)
 
 
@@ -106,14 +112,14 @@ def test_gradients_reach_parameters_by_views_of_the_first_stream(first):
         result.record_stream = lambda stream: None
         return result
 
-    with room_for([E]):
-        beside(twice, E).sum().backward()
-        recurrence_begins(first)
-        beside(twice, E).sum().backward()
+    with overlap_scope([E]):
+        run_overlapped(twice, E).sum().backward()
+        mark_start(first)
+        run_overlapped(twice, E).sum().backward()
     assert seen[0] is E
     assert seen[1] is not E
     assert seen[1].data_ptr() == E.data_ptr()
-    assert "viewed on first" in TOLD
+    assert "viewed on first" in EVENTS
     assert E.grad.tolist() == [4.0, 4.0, 4.0]
 
 
@@ -122,79 +128,79 @@ def test_the_first_stream_waits_for_work_that_fails(first):
         raise KeyError
 
     E = nn.Parameter(torch.ones(3))
-    with room_for([E]):
-        recurrence_begins(first)
+    with overlap_scope([E]):
+        mark_start(first)
         with pytest.raises(KeyError):
-            beside(fail, E)
-    assert TOLD[-1] == "first waits for third"
+            run_overlapped(fail, E)
+    assert EVENTS[-1] == "first waits for third"
     assert awaited_by() is None
 
 
 def test_what_was_made_or_written_since_is_not_read_too_early(first):
     E, made = nn.Parameter(torch.ones(3)), torch.ones(3)
-    with room_for([E]):
-        recurrence_begins(first)
-        beside(work, E, made)
+    with overlap_scope([E]):
+        mark_start(first)
+        run_overlapped(work, E, made)
         with torch.no_grad():
             E.mul_(2)
-        beside(work, E)
-    assert TOLD == 2 * ALONE
+        run_overlapped(work, E)
+    assert EVENTS == 2 * ALONE
 
 
 def test_without_a_recurrence_nothing_is_beside(first, monkeypatch):
     E = nn.Parameter(torch.ones(3))
-    beside(work, E)
-    recurrence_begins(first)
-    beside(work, E)
-    with room_for([E]):
-        beside(work, E)
-    beside(work, E)
-    with room_for([E]):  # launched
+    run_overlapped(work, E)
+    mark_start(first)
+    run_overlapped(work, E)
+    with overlap_scope([E]):
+        run_overlapped(work, E)
+    run_overlapped(work, E)
+    with overlap_scope([E]):  # launched
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-        recurrence_begins(first)
-        beside(work, E)
-    assert TOLD == 5 * ALONE
+        mark_start(first)
+        run_overlapped(work, E)
+    assert EVENTS == 5 * ALONE
 
 
 def test_a_room_outlives_its_recording_in_vain(first, monkeypatch):
     E = nn.Parameter(torch.ones(3))
-    with room_for([E]):
-        recurrence_begins(first)
+    with overlap_scope([E]):
+        mark_start(first)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-        beside(work, E)
-    assert TOLD == ALONE
+        run_overlapped(work, E)
+    assert EVENTS == ALONE
 
 
 def test_parameters_that_count_no_writes_are_not_known(first):
     with torch.inference_mode():
         E = nn.Parameter(torch.ones(3), requires_grad=False)
-    with room_for([E]):
-        recurrence_begins(first)
-        beside(work, E)
-    assert TOLD == ALONE
+    with overlap_scope([E]):
+        mark_start(first)
+        run_overlapped(work, E)
+    assert EVENTS == ALONE
 
 
 def test_a_recording_that_has_forked_is_left_alone(first):
     E = nn.Parameter(torch.ones(3))
-    with room_for([E]):
-        recurrence_begins(Stream("another"))
-        beside(work, E)
-    assert TOLD == ALONE
+    with overlap_scope([E]):
+        mark_start(Stream("another"))
+        run_overlapped(work, E)
+    assert EVENTS == ALONE
 
 
 def test_gradients_may_go_back_to_the_first_stream(first):
     with on_stream(Stream("other"), [Result()]):
         work()
-    assert TOLD == [
+    assert EVENTS == [
         "other waits for first",
         "work on other, awaited by None",
         "first waits for other",
         "read on other",
     ]
-    TOLD.clear()
+    EVENTS.clear()
     with on_stream(None, [Result()]):
         work()
-    assert TOLD == ALONE
+    assert EVENTS == ALONE
 
 
 @pytest.mark.parametrize(("begun", "blocks"), [(False, 132), (True, 44)])
@@ -207,10 +213,10 @@ def test_labels_leave_room_for_the_recurrence_beside_them(begun, blocks, first, 
         found.append(label_encoder_chain._blocks(E.device, tiles=260))
         return Result()
 
-    with room_for([E]):
+    with overlap_scope([E]):
         if begun:
-            recurrence_begins(first)
-        beside(counted, E)
+            mark_start(first)
+        run_overlapped(counted, E)
     assert found == [blocks]
 
 
@@ -229,7 +235,7 @@ def test_what_was_not_measured_beside_a_recurrence_stays_behind_it(way, labels, 
     options = {"activation": "sigmoid", "dropout_at": "input", "residual": True}
     masks = {"residual_between": False, "drops": True, "locked": True}
     E = torch.empty(labels, 8, device="meta")
-    assert label_encoder.gains_beside(E, 2, **options, **masks) is gains
+    assert label_encoder.gains_by_overlap(E, 2, **options, **masks) is gains
 
 
 def layer_and_model(locked):
@@ -260,12 +266,12 @@ def test_recorded_labels_have_the_bits_of_launched_ones(locked, late, monkeypatc
         monkeypatch.setattr(place, name, run)
 
     watched(lstm_layers_forward, "run_forward", late == "recurrence")
-    watched(deep_residual, "encode_labels", late == "labels")
+    watched(label_encoder, "encode_labels", late == "labels")
     watched(label_encoder_chain, "_gradients")
 
     def step():
         streams.clear()
-        with autocast_to(ids.device, torch.bfloat16), room_for(parameters):
+        with autocast_to(ids.device, torch.bfloat16), overlap_scope(parameters):
             loss = model(ids[:-1], ids[1:], state, check=False)
         return [loss.nll, *torch.autograd.grad(loss.total, parameters)]
 
@@ -300,7 +306,7 @@ def test_recordings_share_their_memory_and_torch_has_nothing_to_warn_of(locked):
     graphs = Graphs(ids.device, instead="do without")
 
     def step():
-        with autocast_to(ids.device, torch.bfloat16), room_for(parameters):
+        with autocast_to(ids.device, torch.bfloat16), overlap_scope(parameters):
             model(ids[:-1], ids[1:], state, check=False).total.backward()
         for each in parameters:
             each.grad = None

@@ -1,20 +1,19 @@
-"""The label encoder of the deep residual layer with everything between its products fused.
+"""The label encoder of the deep residual layer: which implementation runs, and the fused ones.
 
     E^(0) = E,   E^(i) = drop(act(E^(i-1) U^(i) + b^(i))) [+ E^(i-1)] [+ E]
 
-Plain PyTorch runs about ten passes over the labels per map and step. ``label_encoder_triton`` runs
-one pass and one cuBLAS product forward, the same backward, and one batched product for all U.
-``label_encoder_fused`` multiplies in Triton too, without passes between, where locked masks drop
-columns, which it leaves out. ``label_encoder_chain`` runs all maps in one launch each way on Hopper
-GPUs, in bfloat16, where they drop nothing or by standard dropout. ``layers/deep_residual.py`` is
-the reference twin.
+The reference is the loop in ``layers/deep_residual.py``, about ten passes over the labels per map.
+
+pointwise   one fused pass and one cuBLAS product per map, and one batched product for all dU
+locked/     products in Triton that skip the columns that locked masks drop
+chain/      all maps in one launch each way: Hopper GPUs, bfloat16, no dropout or standard dropout
 """
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, TypedDict, cast
+from typing import Literal, NamedTuple, Protocol, TypedDict, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from drill.kernels.label_encoder.chain.chain import ChainEncode, chain_missing
 from drill.kernels.label_encoder.options import ACTIVATION_CODES, Options, drops_columns
@@ -22,14 +21,15 @@ from drill.kernels.runtime.dispatch import (
     INTERPRETED,
     Choice,
     compute_dtype,
-    tell_once,
+    log_once,
     triton_missing,
 )
+from drill.kernels.runtime.overlap import has_started, run_overlapped
 from drill.kernels.runtime.padding import followed_by_zeros
 
-MOST_BESIDE = {"ChainEncode": 2**31, "FusedEncode": 2**14}
-"""Labels that each way of encoding takes beside recurrences, as far as that was measured: all maps
-in one launch at 33,278 labels, one after the other at 10,000."""
+MOST_OVERLAPPED = {"ChainEncode": 2**31, "FusedEncode": 2**14}
+"""Most labels for which encoding concurrently with an LSTM was measured to be faster: all maps in
+one launch at 33,278 labels, one after the other at 10,000."""
 
 EncoderImplementation = Literal["auto", "reference", "triton"]
 
@@ -38,8 +38,25 @@ DRAWS = 2**16
 kept is scaled by the rounded one: near 1 the other would be off by more than it drops."""
 
 
+class LabelMap(Protocol):
+    """What is read of a map of the layer: ``layers/label_map.py``."""
+
+    activation: str
+    dropout: float
+    dropout_at: str
+    locked: bool
+    training: bool
+    linear: nn.Linear
+
+    @property
+    def drops(self) -> bool: ...
+    @property
+    def must_be_called(self) -> str | None: ...
+    def draw_masks(self, X: Tensor, depth: int) -> "Tensor | KeptBits | None": ...
+
+
 class Built(TypedDict):
-    """How the maps are put together, as a layer says it."""
+    """How the maps are put together."""
 
     activation: str
     dropout_at: str
@@ -79,8 +96,80 @@ def draw_kept_bits(embedding: Tensor, depth: int, dropout: float) -> KeptBits:
     return KeptBits(draw(V, d, depth, dropped, seed), d, dropped)
 
 
+def encode_maps(
+    embedding: Tensor,  # (V, d)
+    maps: Sequence[LabelMap],
+    width_out: int,
+    impl: EncoderImplementation,
+    *,
+    residual: bool,
+    residual_between: bool,
+) -> Tensor | None:  # (V, d)
+    """E^(depth) by the fused kernels; None where the caller's own loop is to run.
+
+    Inside ``torch.compile`` that is the loop, which it fuses itself. Within ``overlap_scope`` and
+    after an LSTM's recurrence has started, labels are encoded concurrently with it.
+    """
+    if torch.compiler.is_compiling():
+        return None
+    choice = resolve_encoder(embedding, maps, width_out, impl)
+    log_once("labels of DeepResidual", *choice)
+    if choice.impl != "triton":
+        return None
+    f, linears, depth = maps[0], [f.linear for f in maps], len(maps)
+    built: Built = {
+        "activation": f.activation,
+        "dropout_at": f.dropout_at,
+        "residual": residual,
+        "residual_between": residual_between,
+    }
+
+    def encoded(E: Tensor, *parameters: Tensor) -> Tensor:
+        weights, biases = parameters[:depth], parameters[depth:]
+        return encode_labels(E, weights, biases or None, f.draw_masks(E, depth), **built)
+
+    weights = [linear.weight for linear in linears]
+    biases = [linear.bias for linear in linears if linear.bias is not None]
+    options = {"drops": f.drops, "locked": f.locked}
+    if has_started() and gains_by_overlap(embedding, depth, **options, **built):
+        return run_overlapped(encoded, embedding, *weights, *biases)
+    return encoded(embedding, *weights, *biases)
+
+
+def resolve_encoder(
+    embedding: Tensor, maps: Sequence[LabelMap], width_out: int, impl: EncoderImplementation
+) -> Choice:
+    """How labels (V, d) are encoded by these maps, and why."""
+    if impl == "reference":
+        return Choice("reference", "asked for")
+    unfused = _unfused(maps)
+    if impl == "triton":
+        missing = unfused or fused_missing(embedding, width_out, len(maps))
+        if missing is not None:
+            raise ValueError(f'DeepResidual: impl="triton": {missing}; use impl="auto"')
+        return Choice("triton", "asked for")
+    choice = choose_encoder(embedding, width_out, len(maps))
+    if choice.impl == "triton" and unfused is not None:
+        return Choice("reference", unfused)
+    return choice
+
+
+def _unfused(maps: Sequence[LabelMap]) -> str | None:
+    """Why these maps have to be called one by one; None where only their weights count."""
+    for i, f in enumerate(maps):
+        if f.must_be_called is not None:
+            return f"map {i} has to be called: {f.must_be_called}"
+        if _settings(f) != _settings(maps[0]):
+            return f"map {i} has other settings than map 0, and the fused encoder has one set"
+    return None
+
+
+def _settings(f: LabelMap) -> tuple[object, ...]:
+    return f.activation, f.dropout, f.dropout_at, f.locked, f.training, f.linear.bias is None
+
+
 def choose_encoder(embedding: Tensor, width_out: int, depth: int) -> Choice:
-    """The implementation that ``encoder="auto"`` takes for these labels, and why."""
+    """The implementation that ``impl="auto"`` takes for these labels, and why."""
     if torch.compiler.is_compiling():
         return Choice("reference", "torch.compile fuses the plain loop itself")
     if embedding.device.type != "cuda":  # there Triton interprets, if at all
@@ -134,7 +223,7 @@ def encode_labels(
     return followed_by_zeros(cast(Tensor, encoded))
 
 
-def gains_beside(
+def gains_by_overlap(
     embedding: Tensor,  # (V, d)
     depth: int,
     *,
@@ -145,10 +234,10 @@ def gains_beside(
     residual: bool,
     residual_between: bool,
 ) -> bool:
-    """Whether ``encode_labels`` is known to gain beside recurrences: see ``MOST_BESIDE``."""
+    """Whether encoding concurrently with an LSTM was measured to be faster."""
     options = _options(activation, dropout_at, residual, residual_between, drops, locked, 1.0)
     function = _function(embedding, compute_dtype(embedding), options, depth)
-    return len(embedding) <= MOST_BESIDE.get(function.__name__, 0)
+    return len(embedding) <= MOST_OVERLAPPED.get(function.__name__, 0)
 
 
 def _options(
@@ -174,11 +263,11 @@ def _options(
 def _function(
     embedding: Tensor, dtype: torch.dtype, options: Options, depth: int
 ) -> type[torch.autograd.Function]:
-    """Who encodes these labels: Triton's products where locked masks make maps narrow.
+    """The kernels for these labels: Triton's products where locked masks make maps narrow.
 
     Full maps take one launch each way where they can, and cuBLAS's products with passes between
-    elsewhere. At WikiText-2's size, with their gradients, the first take 0.43 ms and the others
-    0.79; Triton's products were slower than either.
+    elsewhere. At WikiText-2's size, with gradients, 0.43 and 0.79 ms; Triton's products were slower
+    than either.
     """
     V, d = embedding.shape
     # Triton's interpreter multiplies float32, but takes the bits of bfloat16 for integers.
@@ -193,5 +282,5 @@ def _function(
         return ChainEncode
     from drill.kernels.label_encoder.pointwise import PointwiseEncode
 
-    tell_once("maps of DeepResidual", "one after the other", f"in one launch: {missing}")
+    log_once("maps of DeepResidual", "one after the other", f"in one launch: {missing}")
     return PointwiseEncode

@@ -226,7 +226,7 @@ class PointwiseEncode(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        require_plain_backward("DeepResidual", grad, 'encoder="reference"')
+        require_plain_backward("DeepResidual", grad, 'impl="reference"')
         masks, U, X, P = ctx.saved_tensors
         options: Options = ctx.options
         depth, V, d = P.shape

@@ -25,8 +25,8 @@ from drill.kernels.loss.checks import check_head, check_targets
 from drill.kernels.runtime.dispatch import (
     Choice,
     compute_dtype,
+    log_once,
     require_triton,
-    tell_once,
     triton_missing,
 )
 
@@ -132,7 +132,7 @@ def choose(tokens: int, labels: int, dtype: torch.dtype, device: torch.device) -
     if not torch.compiler.is_compiling():
         logger.debug("nll: auto -> %s (%s)", *choice)
         if device.type == "cuda" and choice.impl != "triton":
-            tell_once("nll", *choice)
+            log_once("nll", *choice)
     return choice
 
 

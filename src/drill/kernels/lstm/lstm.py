@@ -20,7 +20,7 @@ from torch import Tensor
 from drill.kernels.lstm.persistent import recurrence as lstm_persistent
 from drill.kernels.lstm.persistent.stack import persistent_layers
 from drill.kernels.lstm.weights import Weights
-from drill.kernels.runtime.dispatch import autocast_on, tell_once, triton_missing
+from drill.kernels.runtime.dispatch import autocast_on, log_once, triton_missing
 from drill.kernels.runtime.dropout_masks import draw_mask, drop_entries, masked
 
 Implementation = Literal["auto", "reference", "cudnn", "persistent", "graph"]
@@ -97,7 +97,7 @@ def lstm_stack(
 def _told_choice(impl: Implementation, x: Tensor, weights: Weights) -> str:
     chosen, reason = choose(impl, x, weights.w_hh)
     if not torch.compiler.is_compiling():
-        tell_once("lstm", in_words(chosen, x.device), reason)
+        log_once("lstm", in_words(chosen, x.device), reason)
     return chosen
 
 

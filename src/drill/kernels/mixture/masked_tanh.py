@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from drill.kernels.runtime.dispatch import tell_once, triton_missing
+from drill.kernels.runtime.dispatch import log_once, triton_missing
 from drill.kernels.runtime.dropout_masks import masked
 
 TanhImplementation = Literal["auto", "reference", "triton"]
@@ -41,7 +41,7 @@ def _choose(x: Tensor) -> TanhImplementation:
     missing = kernel_missing(x)
     if missing is None:
         return "triton"
-    tell_once("masked_tanh", "reference", missing)
+    log_once("masked_tanh", "reference", missing)
     return "reference"
 
 

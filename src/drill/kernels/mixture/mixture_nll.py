@@ -44,7 +44,7 @@ from drill.kernels.loss.nll import (
 from drill.kernels.mixture.logit_gradients import Errors, ProductAndPass, at_most, spans
 from drill.kernels.mixture.passes import Passes, TorchPasses
 from drill.kernels.runtime.autograd import require_plain_backward
-from drill.kernels.runtime.dispatch import compute_dtype, require_triton, tell_once
+from drill.kernels.runtime.dispatch import compute_dtype, log_once, require_triton
 from drill.kernels.runtime.padding import aligned
 
 CHUNK_ELEMENTS = {"cpu": 2**22, "cuda": 2**28}
@@ -95,7 +95,7 @@ def mixture_nll(
         if not torch.compiler.is_compiling():
             logger.debug("mixture_nll: the experts' losses apart (%s)", missing)
             if missing is _NO_ROOM:
-                tell_once("mixture_nll", "the experts' losses apart, slower", missing)
+                log_once("mixture_nll", "the experts' losses apart, slower", missing)
         return _apart(*tensors, targets, reduction, settings)
     logger.debug("mixture_nll: one sweep, %d of %d tokens at once", at_once, tokens)
     with torch.cuda.device_of(contexts):  # where Triton launches
@@ -239,7 +239,7 @@ def _errors_by(
 
         return Exponentials(w, labels, columns, experts, height)
     if engine == "triton" and w.is_cuda and w.dtype == torch.bfloat16:
-        tell_once("mixture_nll", "a product and a pass over its logits", missing)
+        log_once("mixture_nll", "a product and a pass over its logits", missing)
     room = None if bias is None else w.new_empty((height, w.shape[1]))
     return ProductAndPass(_passes(engine), w, labels, experts, room)
 

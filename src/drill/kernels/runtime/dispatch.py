@@ -76,6 +76,6 @@ logger = logging.getLogger("drill")
 
 
 @cache
-def tell_once(part: str, chosen: str, reason: str) -> None:
+def log_once(part: str, chosen: str, reason: str) -> None:
     """To the logger ``drill`` at level INFO, once for every choice of a process."""
     logger.info("%s: %s (%s)", part, chosen, reason)

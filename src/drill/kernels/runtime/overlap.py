@@ -1,14 +1,14 @@
-"""Work that runs beside recurrences, which leave half of a GPU idle.
+"""Run the label encoder concurrently with an LSTM's recurrence, which leaves half of a GPU idle.
 
-Labels need nothing of the text. Where a recurrence of an LSTM is recorded before them, they begin
-where it began, on a stream of their own. They are still recorded after it, so random numbers come
-in the same order as in a pass that is launched, and the labels have the same bits.
+Encoding labels does not depend on the text. In a captured CUDA graph it starts together with the
+first recurrence, on a stream of its own. It is still recorded after it, so that random numbers are
+drawn in the same order as without overlap, and the labels have the same bits.
 
-    with room_for(parameters):           # who records, around one pass
+    with overlap_scope(parameters):            # the training step, around one pass
         ...
-        recurrence_begins(stream)        # an LSTM
+        mark_start(stream)                     # an LSTM
         ...
-        labels = beside(encode, E, U)    # an output layer: encode(E, U)
+        labels = run_overlapped(encode, E, U)  # an output layer: encode(E, U)
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,8 +21,8 @@ from torch import Tensor
 from drill.kernels.runtime.streams import awaiting, third_stream
 
 
-class Room:
-    """Where a recurrence began, and the parameters as they were before it."""
+class Scope:
+    """Where a recurrence started, and the versions of the parameters before it."""
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
         # Those made under inference_mode count no writes.
@@ -32,60 +32,57 @@ class Room:
         self.begin: torch.cuda.Event | None = None
 
     def knows(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether all are parameters that nothing has written since, by autograd's count.
-
-        What else there is was made too late.
-        """
+        """Whether all are parameters that were not written since, by their version counters."""
         return all(
             id(each) in self.versions and self.versions[id(each)] == each._version
             for each in tensors
         )
 
 
-_room: ContextVar[Room | None] = ContextVar("room", default=None)
+_scope: ContextVar[Scope | None] = ContextVar("scope", default=None)
 _awaited_by: ContextVar[torch.cuda.Stream | None] = ContextVar("awaited_by", default=None)
 
 
 @contextmanager
-def room_for(parameters: Iterable[Tensor]) -> Iterator[None]:
-    """Inside, what needs these parameters alone may run beside a recurrence.
+def overlap_scope(parameters: Iterable[Tensor]) -> Iterator[None]:
+    """Inside, work that needs these parameters alone may overlap with a recurrence.
 
-    One room for one pass, launched or recorded; not for a part of a recording and what follows it.
+    One scope for one pass, captured or not; a scope must not contain part of a capture only.
     """
-    token = _room.set(Room(parameters))
+    token = _scope.set(Scope(parameters))
     try:
         yield
     finally:
-        _room.reset(token)
+        _scope.reset(token)
 
 
-def recurrence_begins(stream: torch.cuda.Stream) -> None:
-    """Said by the first one of a pass. Not where it is launched: a host is slower than either."""
-    room = _room.get()
-    if room is not None and room.begin is None and torch.cuda.is_current_stream_capturing():
-        room.first, room.begin = stream, stream.record_event()
+def mark_start(stream: torch.cuda.Stream) -> None:
+    """Called where a recurrence starts; the first one in a captured pass counts."""
+    scope = _scope.get()
+    if scope is not None and scope.begin is None and torch.cuda.is_current_stream_capturing():
+        scope.first, scope.begin = stream, stream.record_event()
 
 
-def recurrence_begun() -> bool:
-    """Whether there is one in this room, for work to run beside."""
-    room = _room.get()
-    return room is not None and room.begin is not None
+def has_started() -> bool:
+    """Whether a recurrence has started in this scope."""
+    scope = _scope.get()
+    return scope is not None and scope.begin is not None
 
 
-def beside(work: Callable[..., Tensor], *needed: Tensor) -> Tensor:
-    """``work(*needed)``, which needs nothing else: beside a recurrence, where there is one.
+def run_overlapped(work: Callable[..., Tensor], *needed: Tensor) -> Tensor:
+    """``work(*needed)``, which needs nothing else, concurrently with a recurrence if there is one.
 
-    The current stream waits for its end. Its gradients are made on the other stream, too, and added
-    up on the current one.
+    The current stream waits for its end. Its gradients are computed on the other stream, too, and
+    accumulated on the current one.
     """
-    room = _room.get()
-    if room is None or room.first is None or room.begin is None or not room.knows(needed):
+    scope = _scope.get()
+    if scope is None or scope.first is None or scope.begin is None or not scope.knows(needed):
         return work(*needed)
-    first = torch.cuda.current_stream(room.first.device)
-    if first != room.first or not torch.cuda.is_current_stream_capturing():
+    first = torch.cuda.current_stream(scope.first.device)
+    if first != scope.first or not torch.cuda.is_current_stream_capturing():
         return work(*needed)
     third = third_stream(first)
-    third.wait_event(room.begin)
+    third.wait_event(scope.begin)
     # Views of the current stream, where gradients of parameters are to arrive: torch warns of those
     # that come to one from two.
     views = [each.view_as(each) for each in needed]
@@ -100,7 +97,7 @@ def beside(work: Callable[..., Tensor], *needed: Tensor) -> Tensor:
 
 
 def awaited_by() -> torch.cuda.Stream | None:
-    """The stream that waits for the end of what runs ``beside``; None where nothing does."""
+    """Inside ``run_overlapped``, the stream that waits for its end; else None."""
     return _awaited_by.get()
 
 

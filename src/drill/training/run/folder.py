@@ -11,7 +11,6 @@
     target_counts.json      how often each of its labels is asked for in training
     best.safetensors        the weights with the lowest validation loss
     averaged.safetensors    the mean of a translator's last weights, where that is better still
-    line_start.safetensors  where lines begin that have none before them; safe to delete
     last/                   what an exact resume needs
 
 Every file is written whole and renamed into place, but ``metrics.jsonl``: it grows, and a resume
@@ -57,7 +56,6 @@ class RunFolder:
         self.best = self.path / "best.safetensors"
         self.averaged = self.path / "averaged.safetensors"
         self.last = self.path / "last" / "checkpoint.safetensors"
-        self.line_start = self.path / "line_start.safetensors"
         self._tensorboard: Any = None
 
     @contextmanager
@@ -96,7 +94,6 @@ class RunFolder:
                 self.averaged,
                 self.last,
                 self.recent("*"),
-                self.line_start,
             ):
                 remove_parts(path)
             before = AsBefore(self._written_before_training(), self._written_by_training())

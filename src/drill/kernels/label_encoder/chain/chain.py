@@ -193,7 +193,7 @@ class ChainEncode(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        require_plain_backward("DeepResidual", grad, 'encoder="reference"')
+        require_plain_backward("DeepResidual", grad, 'impl="reference"')
         # Beside recurrences there is less room backward, for gradients of weights are made there.
         saved = ctx.saved_tensors  # once: who checkpoints makes them anew at every look
         with on_stream(ctx.stream, (grad, *saved)):

@@ -106,7 +106,7 @@ class FusedEncode(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        require_plain_backward("DeepResidual", grad, 'encoder="reference"')
+        require_plain_backward("DeepResidual", grad, 'impl="reference"')
         X, P, place, count, mask, *U = ctx.saved_tensors
         options: Options = ctx.options
         depth, V, d = P.shape

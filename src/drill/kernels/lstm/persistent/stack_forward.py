@@ -17,7 +17,7 @@ from drill.kernels.lstm.persistent.layout import Layout, cut
 from drill.kernels.lstm.persistent.recurrence import Prepared, Span, layout_on, run_forward
 from drill.kernels.lstm.weights import Layer
 from drill.kernels.runtime.dropout_masks import draw_mask
-from drill.kernels.runtime.overlap import recurrence_begins
+from drill.kernels.runtime.overlap import mark_start
 from drill.kernels.runtime.streams import second_stream
 
 
@@ -66,7 +66,7 @@ class ForwardPass:
     def run(self) -> None:
         count, whole = len(self.layers), Span(0, self.steps)
         first = torch.cuda.current_stream(self.x.device)
-        recurrence_begins(first)
+        mark_start(first)
         ready: list[torch.cuda.Event] = []  # weights of later layers
         with second_stream(first) as second:
             self.made.append(self._prepared(0, first))

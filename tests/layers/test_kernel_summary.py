@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from drill.kernels.runtime.dispatch import Choice, tell_once
+from drill.kernels.label_encoder import encode_labels
+from drill.kernels.runtime.dispatch import Choice, log_once
 from drill.layers import (
     AdaptiveSoftmax,
     DeepResidual,
@@ -14,7 +15,6 @@ from drill.layers import (
     OutputLayer,
     SampledSoftmax,
     TiedSoftmax,
-    deep_residual,
 )
 from tests.layers.table import every_case, make
 
@@ -32,7 +32,7 @@ def tied() -> TiedSoftmax:
 
 @every_case
 def test_every_layer_has_ways(name: str):
-    ways = make(name).ways(30)
+    ways = make(name).kernel_summary(30)
     assert all(way.endswith(")") for way in ways)
     assert len(ways) == len({way.split(" ")[0] for way in ways})  # a part is told of once
 
@@ -48,31 +48,31 @@ def test_every_layer_has_ways(name: str):
         (lambda: SampledSoftmax(deep()), [ON_A_CPU]),
         (lambda: AdaptiveSoftmax(tied(), [2_000]),
          ["the head's loss reference (the logits take only 0.2 MiB)"]),
-        (lambda: deep(encoder="reference"),
+        (lambda: deep(impl="reference"),
          ["labels reference (asked for)", "loss chunked (the logits would take 11 MiB)"]),
     ],
 )  # fmt: skip
 def test_loss_and_labels_are_told_with_their_reasons(layer, ways):
     made: OutputLayer = layer()
-    assert made.ways(30) == ways
+    assert made.kernel_summary(30) == ways
 
 
 def test_autocast_halves_the_logits():
     with torch.autocast("cpu", torch.bfloat16):
-        assert tied().ways(30) == ["loss chunked (the logits would take 6 MiB)"]
+        assert tied().kernel_summary(30) == ["loss chunked (the logits would take 6 MiB)"]
 
 
 def test_a_map_that_has_to_be_called_is_told_once(monkeypatch, caplog):
     def choose(E, width, depth):
         return Choice("triton", "as on a GPU")
 
-    tell_once.cache_clear()
-    monkeypatch.setattr(deep_residual, "choose_encoder", choose)
+    log_once.cache_clear()
+    monkeypatch.setattr(encode_labels, "choose_encoder", choose)
     layer = DeepResidual(nn.Embedding(5, 4), depth=2)
-    assert layer.label_ways() == ["labels triton (as on a GPU)"]
+    assert layer.label_kernel_summary() == ["labels triton (as on a GPU)"]
     layer.maps[1].linear.register_forward_hook(lambda *_: None)
-    reason = "map 1 has hooks, which have to be called"
-    assert layer.label_ways() == [f"labels reference ({reason})"]
+    reason = "map 1 has to be called: it has hooks"
+    assert layer.label_kernel_summary() == [f"labels reference ({reason})"]
     with caplog.at_level(logging.INFO, logger="drill"):
         for _ in range(2):
             layer.labels()
