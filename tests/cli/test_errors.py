@@ -170,8 +170,8 @@ def test_kernels_of_wrapped_layers_and_of_translators_may_be_others_too():
     given = ["encoder.impl=graph", "layer.over.impl=triton"]
     mixture = recipe("ptb-mos-drill", given)
     used = by_any_kernels(mixture)
-    assert (used.encoder["impl"], used.layer["over"]["encoder"]) == ("auto", "auto")
-    assert mixture.layer["over"]["encoder"] == "triton"  # what was asked for stays
+    assert (used.encoder["impl"], used.layer["over"]["impl"]) == ("auto", "auto")
+    assert mixture.layer["over"]["impl"] == "triton"  # what was asked for stays
     assert mixture.differences(recipe("ptb-mos-drill")) == []
     slow = recipe("ptb-mos-drill", ["encoder.impl=cudnn", "layer.over.impl=reference"])
     assert by_any_kernels(slow) == slow  # every machine has these

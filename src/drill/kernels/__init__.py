@@ -1,0 +1,10 @@
+"""Tensor functions, each with an implementation in plain PyTorch that it must agree with.
+
+loss           negative log-likelihood without the N x V logits in memory
+mixture        the same of a mixture of softmaxes
+label_encoder  the maps of the deep residual layer
+lstm           LSTM layers with dropped recurrent weights
+optimizer      clipping, SGD and averaging in two launches
+transformer    what stands between the products of a Transformer
+runtime        which implementation runs; CUDA compilation, streams, dropout masks
+"""

@@ -1,4 +1,4 @@
-"""A search over settings, cell by cell; each finished cell is on disk, so a restart goes on."""
+"""A grid search whose finished cells are saved, so that a restart continues."""
 
 import json
 import math
@@ -18,7 +18,7 @@ Settings = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Cell:
-    """Settings and what came of them; None where the loss was not finite."""
+    """Settings and their result; None where the loss was not finite."""
 
     settings: Settings
     result: Perplexity | None
@@ -51,18 +51,16 @@ def grid(
     progress: Progress | None,
     report: Callable[[Cell], None] | None,
 ) -> Search:
-    """Evaluate every point that ``file`` does not hold yet under ``key``.
+    """Evaluate every point whose result is not yet in ``file`` under ``key``.
 
-    ``key`` names all that the results depend on beside the settings of a point: weights, text,
-    and so on. A file serves several keys, so it never gives a result of something else and never
-    loses one. A point whose evaluation raises FloatingPointError counts as diverged; Stalled says
-    nothing about a point, so it ends the search, and a restart goes on there.
-    ``tokens`` is how many a point predicts; ``report`` sees each cell, also those from the file.
+    ``key`` names all else that the results depend on: weights, text and so on; a file can have the
+    results of several. FloatingPointError of ``evaluate`` counts as diverged. ``tokens`` is how
+    many a point predicts; ``report`` gets each cell, also those from the file.
     """
     if not points:
         raise ValueError("grid: there are no settings to try; give at least one value of each")
     path = None if file is None else Path(file)
-    done = {} if path is None else _read(path).get(key, {})
+    done = _read(path).get(key, {})
     cells = []
     for number, point in enumerate(points):
 
@@ -70,67 +68,43 @@ def grid(
             if progress is not None:
                 progress(before + count, len(points) * tokens)
 
-        name = _name(point)
+        name = json.dumps(dict(sorted(point.items())))
         if name in done:
-            result = done[name]
             here(tokens, tokens)
+            found = done[name]
+            result = None if found is None else Perplexity(**found)
         else:
             try:
-                result = _finite(evaluate(point, here))
+                result = evaluate(point, here)
             except FloatingPointError:
                 result = None
-            if path is not None:
-                _add(path, key, name, result)
+            if result is not None and not math.isfinite(result.nll):
+                result = None
+            _add(path, key, name, result)
         cells.append(Cell(point, result))
         if report is not None:
             report(cells[-1])
     return Search(cells)
 
 
-# -- the file: {"kind": ..., "searches": {key: {settings: result}}} --------------------------------
-
-
-def _read(path: Path) -> dict[str, dict[str, Perplexity | None]]:
-    if not path.exists():
+def _read(path: Path | None) -> dict[str, dict[str, dict[str, Any] | None]]:
+    """{key: {settings as JSON: fields of the result, null where it diverged}}"""
+    if path is None or not path.exists():
         return {}
     try:
-        held = json.loads(read_bytes(path))
-        if held["kind"] != KIND:
-            raise ValueError(f"it holds {held['kind']!r}")
-        return {
-            key: {name: _result(cell) for name, cell in cells.items()}
-            for key, cells in held["searches"].items()
-        }
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        content = json.loads(read_bytes(path))
+        if content["kind"] != KIND:
+            raise ValueError(f"it is {content['kind']!r}")
+        return {key: dict(cells) for key, cells in content["searches"].items()}
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise DataError(
-            f"{path}: holds no searches ({type(error).__name__}: {error}); remove it to search anew"
+            f"{path}: no searches ({type(error).__name__}: {error}); remove it to search again"
         ) from None
 
 
-def _add(path: Path, key: str, name: str, result: Perplexity | None) -> None:
+def _add(path: Path | None, key: str, name: str, result: Perplexity | None) -> None:
+    if path is None:
+        return
     searches = _read(path)  # another search may have written meanwhile
-    searches.setdefault(key, {})[name] = result
-    plain = {
-        key: {name: result and vars(result) for name, result in cells.items()}
-        for key, cells in searches.items()
-    }
-    text = json.dumps({"kind": KIND, "searches": plain}, indent=1, allow_nan=False)
-    atomic_write(path, text.encode("utf-8"))
-
-
-def _name(point: Settings) -> str:
-    return json.dumps(dict(sorted(point.items())))  # floats as they are, to the last bit
-
-
-def _result(cell: Any) -> Perplexity | None:
-    if cell is None:
-        return None
-    nll, tokens, columns = (cell[field] for field in ("nll", "tokens", "columns"))
-    sizes = type(tokens) is int and type(columns) is int and tokens > 0 and columns > 0
-    if not (sizes and type(nll) is float and math.isfinite(nll)):
-        raise ValueError(f"{cell} is no result")
-    return Perplexity(nll, tokens, columns)
-
-
-def _finite(result: Perplexity) -> Perplexity | None:
-    return result if math.isfinite(result.nll) else None
+    searches.setdefault(key, {})[name] = result and vars(result)
+    atomic_write(path, json.dumps({"kind": KIND, "searches": searches}, indent=1).encode())

@@ -136,7 +136,7 @@ def test_what_the_driver_refuses_is_an_obstacle_that_auto_goes_around(monkeypatc
     reason = lstm_persistent.supported(torch.device("cuda", 0), 400)
     lstm_persistent._room.cache_clear()
     assert reason.startswith(
-        "cluster_room.cu: does not load (CUDA, loading: unknown (error 222)); update the NVIDIA"
+        "cluster_occupancy.cu: does not load (CUDA, loading: unknown (error 222))"
     )
 
 

@@ -1,1 +1,9 @@
-"""The negative log-likelihood of a softmax, without the N x V logits in memory."""
+"""The negative log-likelihood of a softmax, without the N x V logits in memory.
+
+nll            the function: checks, chooses an implementation; the reference
+checks         shapes, dtypes, devices, range of the targets
+chunk_plan     how the logits are cut into chunks, and what is saved for backward
+chunked        forward and backward over the chunks; passes and passes_triton do the work of one
+cpu_sweep      loss and gradients in one sweep over the tokens, for a CPU
+compile_op     the function as an opaque operator of torch.compile
+"""

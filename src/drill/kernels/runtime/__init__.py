@@ -1,1 +1,12 @@
-"""What the kernels stand on: dispatch, compilation, streams, masks."""
+"""What several kernels use.
+
+dispatch       which implementation runs here, and why; the dtype of products
+autograd       errors where a backward pass is differentiated again
+dropout_masks  masks, and seeds on the device
+padding        rows aligned for cuBLAS
+nvrtc          CUDA C++ compiled at first use, cached on disk, launched
+hopper         what kernels for compute capability 9 need
+streams        a second and a third CUDA stream
+overlap        the label encoder runs while an LSTM does
+triton_math    tanh for Triton
+"""

@@ -1,4 +1,4 @@
-"""Backward passes that have no derivative of their own."""
+"""Errors where a backward pass would be differentiated again."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -9,21 +9,21 @@ from torch import Tensor
 from torch.autograd import function
 
 
-def require_plain_backward(name: str, grad: Tensor, mend: str) -> None:
-    """Raise in a backward that is itself recorded, or batched: the fast paths run it once."""
+def require_plain_backward(name: str, grad: Tensor, instead: str) -> None:
+    """RuntimeError in a backward that is itself differentiated or batched: it runs once."""
     if torch.is_grad_enabled():
-        raise RuntimeError(f"{name}: the fast path has no second derivatives; use {mend}")
+        raise RuntimeError(f"{name}: the fast path has no second derivatives; use {instead}")
     try:
         grad.untyped_storage()
-    except NotImplementedError:  # what torch says of a tensor that stands for a batch of them
+    except NotImplementedError:  # a batched tensor
         raise RuntimeError(
             f"{name}: the fast path takes one gradient at a time, not a batch "
-            f"(is_grads_batched=True); use {mend}"
+            f"(is_grads_batched=True); use {instead}"
         ) from None
 
 
 def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """As torch's, which also turns gradients off where they are off already: at every backward."""
+    """Like torch's, but costs nothing where gradients are off already."""
     guarded = function.once_differentiable(backward)
 
     @wraps(backward)

@@ -57,7 +57,7 @@ def c_compiler() -> str | None:
 
 
 C_COMPILER = c_compiler()
-"""Looked for once: torch.compile traces who asks."""
+"""Looked for once: torch.compile would trace it."""
 
 
 def must_not_wait(device: torch.device) -> bool:
@@ -77,5 +77,5 @@ logger = logging.getLogger("drill")
 
 @cache
 def log_once(part: str, chosen: str, reason: str) -> None:
-    """To the logger ``drill`` at level INFO, once for every choice of a process."""
+    """Log a choice to the logger ``drill`` at level INFO, once a process."""
     logger.info("%s: %s (%s)", part, chosen, reason)

@@ -9,27 +9,27 @@ oneDNN, on the other hand, reads the padding of bfloat16 rows, and NaN there spo
 
 
 def without_padding(padded: Tensor, labels: int) -> Tensor:
-    """The first rows, in the same memory, but no view: autograd lets no view be written to."""
+    """The first rows, in the same memory, but not as a view, which autograd would not let write."""
     first = padded.new_empty(0)
     return first.set_(padded.untyped_storage(), 0, (labels, padded.shape[1]), padded.stride())
 
 
 def followed_by_zeros(weight: Tensor) -> Tensor:
-    """Says of labels (V, k) that zero rows follow in their memory, up to ``aligned``.
+    """Mark labels (V, k) as followed by zero rows in their memory, up to ``aligned``.
 
-    Who makes labels anyway makes them so; ``with_padding`` finds them, and the loss copies nothing.
+    ``with_padding`` then finds these rows, and the loss need not copy the labels to align them.
     """
     weight._zeros_follow = weight.data_ptr()  # type: ignore[attr-defined]
     return weight
 
 
 def with_padding(weight: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """Labels of this dtype together with the zero rows that follow them; None if none are said to.
+    """Labels of this dtype together with the zero rows that follow them; None if not marked.
 
-    The word counts for the memory it was given for: ``.data`` may have been replaced since.
+    The mark is the address, because ``.data`` may have been replaced since.
     """
-    said: int | None = getattr(weight, "_zeros_follow", None)
-    if said is None or said != weight.data_ptr() or weight.dtype != dtype:
+    marked: int | None = getattr(weight, "_zeros_follow", None)
+    if marked is None or marked != weight.data_ptr() or weight.dtype != dtype:
         return None
     labels, width = weight.shape
     return weight.detach().as_strided((aligned(labels, weight.device.type), width), (width, 1))

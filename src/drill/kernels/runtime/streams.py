@@ -1,4 +1,4 @@
-"""A stream for what another one does not wait for."""
+"""A second and a third CUDA stream for work that the first one does not wait for."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,13 +11,12 @@ import torch
 def second_stream(first: torch.cuda.Stream) -> Iterator[torch.cuda.Stream]:
     """A stream that begins where ``first`` is, and which ``first`` waits for at the end.
 
-    However the end comes: memory that is freed then may be asked for at once. So all that both
-    streams use is to be memory of ``first``, and held until the end if the second one uses it.
+    Also after an exception: memory that is freed may be reused at once. So all that both streams
+    use must be memory of ``first``, and referenced until the end if the second one uses it.
 
-    PyTorch has 32 streams a device, which it hands out in turns: the second one, and the third of
-    ``third_stream``, may be another's, too, who asked for a stream of their own. What both put
-    there then runs in the order in which it came, later than it could. But a recording that others
-    make there at the same time, in another thread, is broken by it.
+    PyTorch hands out 32 streams a device in turns, so the second and third stream may be in use
+    elsewhere, too. Work then only runs later than it could; but a capture that another thread makes
+    on the same stream at the same time breaks.
     """
     second = _second_to(first.device_index, first.cuda_stream)
     second.wait_stream(first)
@@ -27,7 +26,7 @@ def second_stream(first: torch.cuda.Stream) -> Iterator[torch.cuda.Stream]:
 
 @contextmanager
 def awaiting(other: torch.cuda.Stream, first: torch.cuda.Stream) -> Iterator[None]:
-    """At the end ``first`` waits for the other, however the end comes."""
+    """At the end ``first`` waits for the other, also after an exception."""
     try:
         yield
     except BaseException:
@@ -38,7 +37,7 @@ def awaiting(other: torch.cuda.Stream, first: torch.cuda.Stream) -> Iterator[Non
 
 
 def third_stream(first: torch.cuda.Stream) -> torch.cuda.Stream:
-    """One more, neither the first nor its second; who uses it has them wait for one another."""
+    """Another stream, neither the first nor its second; the caller makes them wait."""
     return _third_to(first.device_index, first.cuda_stream)
 
 
@@ -53,7 +52,7 @@ def _third_to(index: int, first: int) -> torch.cuda.Stream:
 
 
 def _another(index: int, *taken: int) -> torch.cuda.Stream:
-    """PyTorch's next one, 32 streams on, may be one of these: nothing would run beside it."""
+    """A stream that is none of these; PyTorch hands out 32 in turns."""
     device = torch.device("cuda", index)
     streams = (torch.cuda.Stream(device) for _ in range(len(taken) + 1))
     return next(each for each in streams if each.cuda_stream not in taken)
