@@ -106,5 +106,5 @@ def _add(path: Path | None, key: str, name: str, result: Perplexity | None) -> N
     if path is None:
         return
     searches = _read(path)  # another search may have written meanwhile
-    searches.setdefault(key, {})[name] = result and vars(result)
+    searches.setdefault(key, {})[name] = None if result is None else vars(result)
     atomic_write(path, json.dumps({"kind": KIND, "searches": searches}, indent=1).encode())
