@@ -2,12 +2,13 @@ PYTHON ?= python3
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help .venv test lint format bench demo wheel clean
+.PHONY: help .venv test test-slow test-all lint format bench demo wheel clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z.]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .venv: $(INSTALLED) ## Install the pinned environment and the package, editable
 
@@ -19,8 +20,13 @@ $(INSTALLED): requirements.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
-test: lint ## Run every check: ruff, mypy, pytest
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile
+test: lint ## Check style, types and all tests but the slow ones
+	$(PYTEST) -m "not slow"
+
+test-slow: $(INSTALLED) ## Run the slow tests
+	$(PYTEST) -m slow
+
+test-all: test test-slow ## Run every check
 
 lint: $(INSTALLED) ## Check style and types
 	$(BIN)/ruff check .

@@ -26,6 +26,14 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
+@pytest.fixture(autouse=True)
+def onednn():
+    """Torch disables oneDNN at the first product that it lacks: no later test is to notice."""
+    before = torch.backends.mkldnn.enabled
+    yield
+    torch.backends.mkldnn.enabled = before
+
+
 @pytest.fixture
 def here(place, monkeypatch):
     """The folder that the test's own file makes, and in it."""

@@ -68,7 +68,14 @@ def run_page(page: Path) -> None:
             raise AssertionError(message) from error
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+SLOW = {"inference", "loss", "transformer"}  # bfloat16 on a CPU, hundreds of training steps
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.slow if page.stem in SLOW else ()) for page in PAGES],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
 def test_the_code_on_the_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with torch.random.fork_rng(devices=[]):

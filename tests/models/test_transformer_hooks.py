@@ -76,7 +76,9 @@ def test_adapters_are_called_and_trained(impl, device, norm):
         torch.testing.assert_close(found, gradients[1][name], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+@pytest.mark.parametrize(
+    "training", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["training", "evaluation"]
+)
 @both_norms
 @every_impl
 def test_hooks_are_called(impl, device, norm, training):
@@ -117,7 +119,14 @@ def test_hooks_of_all_modules_are_called(impl, device, register):
 
 every_part = pytest.mark.parametrize(
     "of",
-    ["", "attention", "source_attention", "feedforward", "around_attention", "around_feedforward"],
+    [
+        "",
+        "attention",
+        "around_attention",
+        pytest.param("source_attention", marks=pytest.mark.slow),
+        pytest.param("feedforward", marks=pytest.mark.slow),
+        pytest.param("around_feedforward", marks=pytest.mark.slow),
+    ],
 )
 
 

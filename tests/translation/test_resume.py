@@ -119,7 +119,9 @@ def limited(tmp_path_factory) -> dict[str, Any]:
     return all_of(path)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(
     ("name", "which"),
     [("translation_loss", 1), ("best_translations", 2), ("translation_loss", 6)],

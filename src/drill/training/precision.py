@@ -1,13 +1,17 @@
 """How matrix products are computed: plain float32, on tf32 units, or in bfloat16."""
 
+import logging
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
 
 Precision = Literal["auto", "float32", "tf32", "bfloat16"]
+
+logger = logging.getLogger("drill")
 
 
 @contextmanager
@@ -16,12 +20,14 @@ def products(precision: Precision, device: torch.device) -> Iterator[torch.dtype
     if precision not in get_args(Precision):
         raise ValueError(f"train: precision is auto, float32, tf32 or bfloat16, not {precision!r}")
     precision = _resolved(precision, device)
+    dtype = autocast_dtype(precision, device)
     places: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
     before = [place.allow_tf32 for place in places]
     for place in places:
         place.allow_tf32 = precision != "float32"
     try:
-        yield autocast_dtype(precision, device)
+        with _onednn_for(dtype, device):
+            yield dtype
     finally:
         for place, allowed in zip(places, before, strict=True):
             place.allow_tf32 = allowed
@@ -62,8 +68,50 @@ def autocast_dtype(precision: Precision, device: torch.device) -> torch.dtype | 
     return torch.bfloat16 if effective(precision, device) == "bfloat16" else None
 
 
-def autocast_to(device: torch.device, dtype: torch.dtype | None) -> Any:
-    return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
+@contextmanager
+def autocast_to(device: torch.device, dtype: torch.dtype | None) -> Iterator[None]:
+    """autocast to ``dtype``, or nothing."""
+    if dtype is None:
+        yield
+        return
+    with torch.autocast(device.type, dtype), _onednn_for(dtype, device):
+        yield
+
+
+def has_bfloat16_units(device: torch.device) -> bool:
+    """False for a CPU on which oneDNN computes no products in bfloat16."""
+    if device.type != "cpu":
+        return True
+    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return supported is None or bool(supported())
+
+
+@contextmanager
+def _onednn_for(dtype: torch.dtype | None, device: torch.device) -> Iterator[None]:
+    """Off where it has no bfloat16, with one warning about that; as it is elsewhere.
+
+    torch would try it all the same: an LSTM fails, a product warns with a C++ stack trace and
+    disables oneDNN for the rest of the process.
+    """
+    if dtype != torch.bfloat16 or has_bfloat16_units(device):
+        yield
+        return
+    _warn_of_slow_bfloat16()
+    onednn: Any = torch.backends.mkldnn
+    before = onednn.enabled
+    onednn.enabled = False
+    try:
+        yield
+    finally:
+        onednn.enabled = before
+
+
+@cache
+def _warn_of_slow_bfloat16() -> None:
+    logger.warning(
+        "this CPU has no bfloat16 units, so bfloat16 is much slower here than float32, and less "
+        "exact; set training.precision or --precision to tf32 or float32"
+    )
 
 
 def sum_dtype(device: torch.device) -> torch.dtype:
@@ -87,4 +135,4 @@ def lower_precision(
     device: torch.device, dtype: torch.dtype | None
 ) -> AbstractContextManager[object]:
     """autocast to ``dtype``, or nothing."""
-    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
+    return autocast_to(device, dtype)

@@ -89,7 +89,8 @@ with pytest.MonkeyPatch.context() as patch:
     train_run(settings, "runs/a b", device="cpu")
 print("went on")
 """
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
+    root = Path(__file__).parents[3]
+    environment = os.environ | {"PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}"}
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (-signal.SIGTERM, ""), done.stderr

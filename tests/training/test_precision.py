@@ -1,0 +1,80 @@
+"""bfloat16 on a CPU that has no units for it: one sentence, and no warning of torch's own."""
+
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from drill.language_modeling.perplexity import perplexity
+from drill.training import precision
+from drill.training.precision import autocast_to, has_bfloat16_units, products
+from tests.language_modeling.models import language_model, text
+from tests.tiny_runs import small_run
+
+CPU = torch.device("cpu")
+SENTENCE = (
+    "this CPU has no bfloat16 units, so bfloat16 is much slower here than float32, and less exact; "
+    "set training.precision or --precision to tf32 or float32"
+)
+
+
+@pytest.fixture(autouse=True)
+def said_anew():
+    precision._warn_of_slow_bfloat16.cache_clear()
+    yield
+    precision._warn_of_slow_bfloat16.cache_clear()
+
+
+@pytest.fixture(params=[True, False], ids=["units", "no units"])
+def units(request, monkeypatch) -> bool:
+    monkeypatch.setattr(precision, "has_bfloat16_units", lambda device: request.param)
+    return request.param
+
+
+@pytest.mark.parametrize("supported", [True, False])
+def test_onednn_says_what_the_cpu_has(monkeypatch, supported):
+    ops = SimpleNamespace(_is_mkldnn_bf16_supported=lambda: supported)
+    monkeypatch.setattr(torch.ops, "mkldnn", ops)
+    assert has_bfloat16_units(CPU) == supported
+    assert has_bfloat16_units(torch.device("cuda"))
+
+
+def test_a_torch_without_onednn_has_nothing_to_say(monkeypatch):
+    monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace())
+    assert has_bfloat16_units(CPU)
+
+
+def test_this_torch_can_be_asked():
+    if torch.backends.mkldnn.is_available():
+        assert has_bfloat16_units(CPU) == torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+@pytest.mark.parametrize("enter", [lambda: products("bfloat16", CPU),
+                                   lambda: autocast_to(CPU, torch.bfloat16)])  # fmt: skip
+def test_without_units_a_sentence_comes_once_and_onednn_is_off_inside(enter, units, caplog):
+    before = torch.backends.mkldnn.enabled
+    for _ in range(2):
+        with enter():
+            assert torch.backends.mkldnn.enabled == (before and units)
+        assert torch.backends.mkldnn.enabled == before
+    assert [record.getMessage() for record in caplog.records] == ([] if units else [SENTENCE])
+
+
+@pytest.mark.parametrize("chosen", ["auto", "tf32", "float32"])
+def test_other_precisions_need_no_units(chosen, monkeypatch, caplog):
+    monkeypatch.setattr(precision, "has_bfloat16_units", lambda device: False)
+    with products(chosen, CPU) as dtype, autocast_to(CPU, dtype):
+        assert dtype is None
+    assert caplog.records == []
+
+
+@pytest.mark.skipif(has_bfloat16_units(CPU), reason="this CPU has bfloat16 units")
+def test_without_units_training_and_evaluation_run_and_torch_warns_of_nothing(tmp_path, caplog):
+    """By itself torch would try oneDNN, which has no LSTM in bfloat16 there."""
+    model, ids = language_model("tied", torch.float32), text(200)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        perplexity(model, ids, batch_size=4, autocast=torch.bfloat16)
+        small_run(tmp_path, epochs=1, precision="bfloat16")
+    assert [record.getMessage() for record in caplog.records] == [SENTENCE]
