@@ -245,7 +245,7 @@ def test_resize_takes_no_label_from_before_the_last_cutoff():
 
 def test_it_is_no_single_matrix():
     layer = adaptive()
-    with pytest.raises(NotFoldable, match=r"2 clusters is a hierarchy.*cached_labels"):
+    with pytest.raises(NotFoldable, match="2 clusters"):
         layer.fold()
     with pytest.raises(NotFoldable, match=r"layer\.nll\(hidden, targets\)"):
         _ = layer.weight

@@ -282,7 +282,7 @@ def test_a_layer_of_several_softmaxes_says_why_it_does_not_fold(name):
         "mixture": r"a mixture of \d softmaxes",
         "adaptive": r"an adaptive softmax of \d clusters",
     }
-    with pytest.raises(NotFoldable, match=f"{what[CASES[name].layer]}.*cached_labels"):
+    with pytest.raises(NotFoldable, match=what[CASES[name].layer]):
         layer.fold()
     with pytest.raises(NotFoldable, match=rf"{what[CASES[name].layer]}.*layer\.nll"):
         _ = layer.weight

@@ -265,8 +265,8 @@ def test_an_unknown_place_of_dropout(build):
 
 
 def test_an_unknown_encoder():
-    with one_sentence(ValueError, "encoder", "auto, reference, triton", "'fast'"):
-        DeepResidual(E, encoder="fast")
+    with one_sentence(ValueError, "impl", "auto, reference, triton", "'fast'"):
+        DeepResidual(E, impl="fast")
 
 
 @pytest.mark.parametrize("value", [0.0, -0.1, float("nan"), float("inf"), "x", None, True])

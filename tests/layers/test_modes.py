@@ -235,7 +235,7 @@ def test_a_layer_can_be_built_without_memory(name):
 
 
 FUSED = {
-    name: case.options | {"encoder": "triton"}
+    name: case.options | {"impl": "triton"}
     for name, case in CASES.items()
     if case.layer == "deep-residual" and case.options["depth"] and "hidden_size" not in case.options
 }

@@ -151,6 +151,10 @@ def test_the_fast_recipes_train_the_models_of_the_paper_otherwise(layer):
         ),
         (["training.epoch=3"], "training.epoch: is no setting; did you mean epochs"),
         (["layer.dept=3"], "layer.dept: is no setting of deep-residual; did you mean depth"),
+        (
+            ["layer.encoder=reference"],
+            "layer.encoder: is no setting of deep-residual; it is now layer.",
+        ),
         (["layer.name=deep-residul"], "layer.name: there is no 'deep-residul'; did you mean deep-"),
         (["layer.name=3"], "layer.name: there is no 3; known are full, tied, "),
         (["layer.name=[1]"], "layer.name: there is no [1]; known are full, tied, "),

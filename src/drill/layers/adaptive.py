@@ -135,6 +135,7 @@ class AdaptiveSoftmax(WrappingLayer):
 
     def _encode_labels(self) -> tuple[Tensor, list[Softmax]]:
         weight = self.layer.weight
+        check_head(type(self).__name__, weight[:1], weight, self.layer.bias)
         return weight, self.softmaxes(weight)
 
     def log_probs(self, hidden: Tensor) -> Tensor:
@@ -242,7 +243,7 @@ class AdaptiveSoftmax(WrappingLayer):
     def fold(self) -> nn.Linear:
         raise NotFoldable(
             f"an adaptive softmax of {len(self.cutoffs)} clusters is a hierarchy, so no nn.Linear "
-            "equals it; at inference use `with layer.cached_labels():` to encode the labels once"
+            "equals it; in eval mode without gradients its labels are encoded once"
         )
 
     @contextmanager

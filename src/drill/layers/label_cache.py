@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from drill.kernels.runtime.dispatch import autocast_on, must_not_wait
 from drill.layers.module_hooks import hook_dicts, hooked
 
-SAMPLES = 64
+SAMPLES = 16
 """Entries of each tensor that are compared, for writes that bypass autograd's version counter."""
 
 T = TypeVar("T")
@@ -55,7 +55,8 @@ class Snapshot:
         registered = [d for x in modules for d in (x._parameters, x._buffers)]
         hooks = [d for x in modules[1:] for d in hook_dicts(x)] if samples else []
         dicts = [*map(vars, modules), *(x._modules for x in modules), *registered, *hooks]
-        self.live = [each.values() for each in dicts]  # views: they show later changes
+        once = {id(each): each for each in dicts}  # hooks of all modules are in one dict
+        self.live = [each.values() for each in once.values()]  # views: they show later changes
         self.objects = list(chain(*self.live))
         tensors = [x for x in self.objects if isinstance(x, Tensor)]
         # In training, the forward pass itself may write to buffers.

@@ -140,7 +140,7 @@ class MixtureOfSoftmaxes(WrappingLayer):
     def fold(self) -> nn.Linear:
         raise NotFoldable(
             f"a mixture of {self.experts} softmaxes is no single matrix, so no nn.Linear equals "
-            "it; at inference use `with layer.cached_labels():` to encode the labels once"
+            "it; in eval mode without gradients its labels are encoded once"
         )
 
     def resize(self, new_size: int, vectors: Tensor | None = None) -> None:

@@ -28,7 +28,6 @@ MAY_DIFFER = (  # what training alone reads, and which kernels run
     "samples",
     "proposal",
     "impl",
-    "encoder",
 )
 
 

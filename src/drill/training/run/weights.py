@@ -56,14 +56,14 @@ def task_of(folder: Path | str) -> str:
 def by_any_kernels(settings: Settings) -> Settings:
     """The same without the kernels that the run was told to train by, where not every machine has
     them: what is to be used finds its own."""
-    encoder, layer = _by_any(settings.encoder, "impl"), _by_any(settings.layer, "encoder")
+    encoder, layer = _by_any(settings.encoder), _by_any(settings.layer)
     if OVER in layer:
-        layer[OVER] = _by_any(layer[OVER], "encoder")
+        layer[OVER] = _by_any(layer[OVER])
     return settings.changed(encoder=encoder, layer=layer)
 
 
-def _by_any(table: Mapping[str, Any], key: str) -> dict[str, Any]:
-    return {**table, key: "auto"} if table.get(key) in OF_SOME_MACHINES else dict(table)
+def _by_any(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {**table, "impl": "auto"} if table.get("impl") in OF_SOME_MACHINES else dict(table)
 
 
 def load_weights(model: nn.Module, run: RunFolder, weights: Weights | None) -> Origin:
