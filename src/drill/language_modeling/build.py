@@ -1,4 +1,4 @@
-"""From settings to a language model, its text and its rule; layers and rules of translators too.
+"""From settings to a language model, its text and its optimizer.
 
 ids, vocabulary = corpus(settings)
 model = language_model(settings, vocabulary)
