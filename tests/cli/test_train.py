@@ -293,10 +293,10 @@ def test_a_run_is_used_from_every_folder(drill, place, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("setting", "value"), [("impl", "persistent"), ("impl", "graph"), ("encoder", "triton")]
+    ("table", "value"), [("encoder", "persistent"), ("encoder", "graph"), ("layer", "triton")]
 )
 def test_a_run_trained_by_some_kernels_is_used_by_others(
-    drill, fails, place, monkeypatch, setting, value
+    drill, fails, place, monkeypatch, table, value
 ):
     """As on a machine without a GPU, or with another one."""
     monkeypatch.setattr("drill.kernels.lstm.lstm._obstacle", lambda *given: "there is no GPU")
@@ -304,15 +304,14 @@ def test_a_run_trained_by_some_kernels_is_used_by_others(
     monkeypatch.setattr(missing, lambda *given: "no GPU")
     run = place / "runs" / f"by-{value}"
     shutil.copytree(place / "runs" / "tiny", run)
-    text = run.joinpath("recipe.toml").read_text()
-    assert text.count(f'{setting} = "auto"') == 1
-    run.joinpath("recipe.toml").write_text(
-        text.replace(f'{setting} = "auto"', f'{setting} = "{value}"')
-    )
+    head, section, rest = run.joinpath("recipe.toml").read_text().partition(f"[{table}]\n")
+    assert 'impl = "auto"' in rest
+    changed = rest.replace('impl = "auto"', f'impl = "{value}"', 1)
+    run.joinpath("recipe.toml").write_text(head + section + changed)
     assert drill("generate", f"runs/by-{value}", "--tokens", "3", *CPU)[0] == 0
     assert load_run(run, device="cpu").settings != load_run(place / "runs" / "tiny").settings
     more = ("train", f"runs/by-{value}", *sets("training.epochs=3"), *CPU)
-    key = f"{'encoder' if setting == 'impl' else 'layer'}.{setting}=auto"
+    key = f"{table}.impl=auto"
     fails(*more, key=f"--set {key}")
     code, out, err = drill(*more, "--set", key)
     assert code == 0, err
