@@ -273,7 +273,7 @@ def verdict(line: Aim) -> str:
 # -- the README's figures -------------------------------------------------------------------------
 
 SPEED, MODELS = "docs/figures.md#the-layers", "docs/figures.md#the-language-models"
-TRANSLATORS = "#translation-in-two-commands"
+TRANSLATORS = "docs/figures.md#the-translators"
 COMPARED = ("multi30k", "europarl")
 """Corpora with enough seeds to compare layers."""
 
@@ -371,7 +371,7 @@ def translations(runs: Sequence[report.Row]) -> Iterator[list[str]]:
             if label.partition(" (")[0] == corpus and {"deep-residual 2", ledger.BASE} <= {*layers}
         ]
         ours, tied = max(pairs, key=lambda pair: min(map(len, pair)))
-        settings = ", settings below" if any(row.changes for row in ours) else ""
+        settings = ", settings there" if any(row.changes for row in ours) else ""
         yield [
             f"[BLEU]({TRANSLATORS}) of `{corpus}-drill`, English-German, mean of {len(ours)} seeds",
             f"{ledger.mean_bleu(ours):.2f}",
@@ -400,9 +400,9 @@ def pages() -> dict[Path, str]:
     tables = {
         "README.md": {
             "headline": headline(rows, runs),
-            "bleu": ledger.bleu(compared_translators(runs)),
         },
         "docs/figures.md": {
+            "bleu": ledger.bleu(compared_translators(runs)),
             "layers": layers_and_losses(rows),
             "aims": aims_table(rows),
         },

@@ -154,8 +154,8 @@ def test_a_deleted_working_folder(tmp_path):
     assert done.stderr.startswith("drill: the current folder")
 
 
-def test_the_readme_shows_what_the_command_prints():
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
+def test_the_docs_show_what_the_command_prints():
+    readme = (Path(__file__).parents[2] / "docs/README.md").read_text()
     shown = readme.split("$ drill layers\n")[1].split("```")[0]
     printed = drill("layers").output
     assert shown.splitlines() == [line.rstrip() for line in printed.rstrip().splitlines()]
