@@ -72,7 +72,7 @@ def installed(tmp_path_factory) -> Environment:
     wheels, folder = tmp_path_factory.mktemp("wheels"), tmp_path_factory.mktemp("environment")
     build = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels), str(ROOT)]
     subprocess.run(PIP + build, check=True)
-    (wheel,) = wheels.glob("drill-*.whl")
+    (wheel,) = wheels.glob("drill_lm-*.whl")
     environment = Environment(folder)
     environment.install(wheel)
     (drill,) = metadata.distributions(path=[str(environment.site)])
