@@ -122,7 +122,7 @@ def test_log_probs_follow_the_equation(name, lead):
 
 @IMPLS
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("reduction", ["none", "mean"])
 @every_case
 def test_nll_is_the_cross_entropy_of_log_probs(name, reduction, smoothing, impl):
     layer = make(name, torch.float64)
@@ -178,7 +178,7 @@ def test_nll_gathers_log_probs_for_any_leading_dimensions(name, lead):
 
 @IMPLS
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@every_case
+@one_of_each_layer
 def test_a_batch_with_every_target_ignored_costs_nothing(name, smoothing, impl):
     layer = make(name)
     hidden, targets = batch(layer, 3, 2)

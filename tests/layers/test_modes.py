@@ -60,7 +60,7 @@ def test_autocast_encodes_labels_in_its_dtype_and_leaves_others_as_they_are(name
 
 
 @IMPLS
-@every_case
+@one_of_each_layer
 def test_autocast_takes_hidden_states_of_either_dtype(name, impl):
     layer = make(name)
     hidden, targets = batch(layer, 6)
@@ -71,7 +71,7 @@ def test_autocast_takes_hidden_states_of_either_dtype(name, impl):
 
 
 @IMPLS
-@every_case
+@one_of_each_layer
 def test_autocast_leaves_a_float64_layer_as_it_is(name, impl):
     layer = make(name, torch.float64)
     hidden, targets = batch(layer, 6)
@@ -83,7 +83,7 @@ def test_autocast_leaves_a_float64_layer_as_it_is(name, impl):
 
 @IMPLS
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@every_case
+@one_of_each_layer
 def test_a_half_precision_layer_gives_a_float32_loss(name, dtype, impl):
     layer, exact = make(name, dtype), make(name, torch.float64)
     hidden, targets = batch(layer, 6)

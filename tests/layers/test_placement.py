@@ -14,7 +14,7 @@ from drill.layers import (
     SampledSoftmax,
     TiedSoftmax,
 )
-from tests.layers.table import CASES, D, V, every_case, skip_if_not_written_for
+from tests.layers.table import CASES, D, V, one_of_each_layer, skip_if_not_written_for
 
 HALVES = [torch.bfloat16, torch.float16]
 OVER_AN_EMBEDDING = [n for n in CASES if "descriptions" not in n and n != "full from a number"]
@@ -64,7 +64,7 @@ def test_a_layer_is_made_and_trained_on_the_cpu_whatever_the_default_device(name
         assert {p.grad.device.type for p in layer.parameters()} == {"cpu"}
 
 
-@every_case
+@one_of_each_layer
 def test_a_layer_can_be_made_and_trained_under_a_half_precision_default(name, half_by_default):
     torch.manual_seed(0)
     trains_and_answers_in(half_by_default, CASES[name].build(nn.Embedding(V, D)))

@@ -90,7 +90,7 @@ def test_new_labels_start_at_the_mean_or_at_the_given_vectors(name):
 
 
 @pytest.mark.parametrize("size", [V - 3, V + 4])
-@every_case
+@one_of_each_layer
 def test_training_goes_on_after_resizing_though_an_old_graph_lives(name, size):
     built = model(name, torch.float64)
     layer = built.layer
