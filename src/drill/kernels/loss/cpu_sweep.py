@@ -12,15 +12,17 @@ gradients, k numbers a token; on the logits it would be one more pass over V num
 Shapes: N tokens, V labels, k width; R rows of a block.
 """
 
+import logging
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from drill.kernels.loss.chunk_plan import ROW_BYTES, Settings
-from drill.kernels.loss.nll import logger
 from drill.kernels.loss.passes import target_column
 from drill.kernels.runtime.autograd import require_plain_backward
+
+logger = logging.getLogger("drill")
 
 BLOCK_ELEMENTS = 2**21
 """Logits worked on at once."""
