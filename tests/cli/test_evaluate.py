@@ -340,7 +340,7 @@ def test_evaluations_belong_to_the_weights_they_are_of(drill, place):
 
     def reported() -> tuple[bool, str]:
         out = drill("report", "runs/longer", "--markdown")[1]
-        return "Learning from the text" in out, out
+        return "Dynamic evaluation and cache" in out, out
 
     drill(*words)
     row = json.loads(path.read_text())

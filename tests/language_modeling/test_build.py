@@ -376,7 +376,8 @@ def test_cuda_is_the_gpu_of_the_process(monkeypatch, rank, index):
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     if rank is not None:
         monkeypatch.setenv("LOCAL_RANK", rank)
-    monkeypatch.setattr(torch, "zeros", lambda *_, device: None)
+    zeros = torch.zeros(1)
+    monkeypatch.setattr(torch, "zeros", lambda *_, device: zeros)
     assert pick_device("cuda") == torch.device("cuda", index)
     assert pick_device("cuda:1") == torch.device("cuda:1")
 
