@@ -171,8 +171,8 @@ def _kernel(
             return _loaded(cubin, name, shared)
         except DriverError as error:
             raise CompileError(
-                f"{source.name}: does not load ({error.message}); update the NVIDIA driver, or install a "
-                f"PyTorch of an older CUDA than {torch.version.cuda}"
+                f"{source.name}: does not load ({error.message}); update the NVIDIA driver, or "
+                f"install a PyTorch of an older CUDA than {torch.version.cuda}"
             ) from error
 
 
