@@ -1,4 +1,4 @@
-"""The commands of `drill`. None of these modules imports torch before a command runs."""
+"""The commands of `drill`. No module imported here imports torch before a command runs."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""Exceptions as one line for the user."""
+"""Exceptions, torch's out-of-memory too, as one line for the user. Classes: drill.errors."""
 
 import re
 import tempfile

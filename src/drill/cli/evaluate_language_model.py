@@ -1,4 +1,4 @@
-"""Perplexity of a language model: plain, with dynamic evaluation, with a cache pointer."""
+"""What `drill evaluate`, `dynamic` and `cache` do with a language model; imported late, with torch."""
 
 import io
 import shlex

@@ -1,4 +1,4 @@
-"""`drill report`, `drill ledger add`."""
+"""`drill report`: one page about runs and ledgers; `drill ledger add`: a row for a run."""
 
 import os
 from pathlib import Path

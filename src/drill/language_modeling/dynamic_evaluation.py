@@ -3,7 +3,7 @@
     theta <- theta + lamb * decay * (theta0 - theta) - lr * grad / (MS + epsilon)
 
 after each segment, once its loss is counted: no token is predicted by weights that have seen it.
-MS and decay are gradient statistics of the training text (``gradients.py``).
+MS and decay are gradient statistics of the training text (``gradient_statistics.py``).
 """
 
 import math

@@ -115,7 +115,7 @@ def load_run(
     if settings.task == TRANSLATION:
         raise RunFolderError(
             f"{run.path}: holds a translator, not a language model; use `drill translate`, or "
-            "load_translation in Python"
+            "drill.load in Python"
         )
     vocabulary = vocabulary_of(run)
     place = pick_device(device) if isinstance(device, str) else device

@@ -12,7 +12,7 @@ Shape legend, used in every file of this folder:
 
 A layer whose logits are one matrix product is a :class:`MatrixLayer`: it says what ``labels`` and
 ``context`` are and the rest is written here, once. Layers over such layers (mixtures, sampled and
-adaptive softmax) hold one: see ``wrapping.py``.
+adaptive softmax) hold one: see ``wrapper.py``.
 """
 
 import abc

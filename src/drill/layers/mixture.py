@@ -23,7 +23,7 @@ class MixtureOfSoftmaxes(WrappingLayer):
     MatrixLayer, so a mixture over DeepResidual needs nothing more. Takes d_h*K + (d_h*w + w)*K
     parameters beyond the layer's, w being the layer's hidden_size.
 
-    The loss needs no K logits tensors: ``drill.kernels.nll_mixture`` walks the tokens once and has
+    The loss needs no K logits tensors: ``drill.kernels.mixture`` walks the tokens once and has
     the gradients as soon as a chunk of tokens has its logits.
 
     layer        the matrix layer every expert uses

@@ -206,7 +206,7 @@ def load_translation(
     if settings.task != TRANSLATION:
         raise RunFolderError(
             f"{run.path}: holds a language model, not a translator; use `drill generate`, or "
-            "load_run in Python"
+            "drill.load in Python"
         )
     subwords = Subwords.load(run.subwords)
     place = pick_device(device) if isinstance(device, str) else device

@@ -335,7 +335,7 @@ def chunked_nll(
     targets: Tensor,  # (N,)
     settings: Settings,
 ) -> Tensor:  # () or, with reduction "none", (N,)
-    """The loss by the plan of this module, or by ``nll_rows`` where that serves."""
+    """The loss by the plan of this module, or by ``cpu_sweep`` where that serves."""
     if not wants_gradients(hidden, weight, bias):
         with torch.cuda.device_of(hidden):
             losses, _, _ = forward_pass(hidden, weight, bias, targets, settings, keep=False)

@@ -6,7 +6,7 @@
 A block holds whole rows of logits, so their gradient is known before the next block takes their
 place. Nothing is kept for backward, which only multiplies: 3 products of N x V x k whatever
 ``memory`` is, and one block of logits that stays in the caches, where the N x V logits of
-``nll_chunked`` are fresh memory in every step. The factor 1 / m is given to hidden states and their
+``chunked`` are fresh memory in every step. The factor 1 / m is given to hidden states and their
 gradients, k numbers a token; on the logits it would be one more pass over V numbers.
 
 Shapes: N tokens, V labels, k width; R rows of a block.

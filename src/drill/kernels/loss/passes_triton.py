@@ -1,4 +1,4 @@
-"""The two passes of ``nll_chunked`` as Triton kernels: each reads a chunk of logits once.
+"""The two passes of ``chunked`` as Triton kernels: each reads a chunk of logits once.
 
 Rows of logits are masked where their padding ends, not at a ragged number of labels, which would
 make loads and stores two bytes wide. What lies in the padding never counts.

@@ -1,4 +1,4 @@
-"""What the sweep of ``nll_mixture`` does beside its products, and the same in plain PyTorch.
+"""What the sweep of ``mixture_nll`` does beside its products, and the same in plain PyTorch.
 
 Shapes: K experts, V labels, k width; R = K times the tokens of a chunk.
 """

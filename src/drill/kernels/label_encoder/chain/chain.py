@@ -2,7 +2,7 @@
 
 A block carries 128 labels through all maps: what a map multiplies lies in shared memory, its sums
 in registers, and U streams past. The gradients of all U, and with them those of all b, come from a
-batched product as in ``label_encoder_triton``. See ``label_encoder``, and for how it is done
+batched product as in ``pointwise``. See ``encode_labels``, and for how it is done
 ``chain.cuh``.
 
 Shapes: V labels, d width, L maps; X has d' > d columns, of which the last are ones.

@@ -1,4 +1,4 @@
-// What the label encoder's chain of maps does to parameters, not labels: see label_encoder_chain.cuh.
+// What the label encoder's chain of maps does to parameters, not labels: see chain.cuh.
 //
 // The compiler is given WIDTH, MAPS and MOST of them. All U are bfloat16, or `wide`: float32; so are all b,
 // whose digits count where those of U are rounded.

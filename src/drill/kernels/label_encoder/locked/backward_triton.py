@@ -1,4 +1,4 @@
-"""Kernels of ``label_encoder_fused``, backward; shapes as in ``label_encoder_narrow``."""
+"""Kernels of ``locked_encode``, backward; shapes as in ``gather_columns``."""
 
 import triton
 import triton.language as tl

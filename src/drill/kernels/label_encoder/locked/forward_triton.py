@@ -1,4 +1,4 @@
-"""Kernel of ``label_encoder_fused``, forward; shapes as in ``label_encoder_narrow``."""
+"""Kernel of ``locked_encode``, forward; shapes as in ``gather_columns``."""
 
 import triton
 import triton.language as tl

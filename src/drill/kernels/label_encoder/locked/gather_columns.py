@@ -1,4 +1,4 @@
-"""Kernels of ``label_encoder_fused`` that leave out what locked masks drop.
+"""Kernels of ``locked_encode`` that leave out what locked masks drop.
 
 Shapes: V labels, d width, L maps; rows >= V as the loss wants them, those beyond V zeros. A map
 reads n of the d columns of its input and gives m of the d columns of its result, the last map d.

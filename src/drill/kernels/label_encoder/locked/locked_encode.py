@@ -3,7 +3,7 @@
 One kernel per map forward and one backward, which sums the gradient of its U too. What lies between
 two products happens where a product is still in registers, and what the masks drop is left out: at
 dropout 0.6 a map multiplies 160 columns instead of 400 by 160 instead of 400, in the last map by
-all 400. See ``label_encoder_narrow`` for how.
+all 400. See ``gather_columns`` for how.
 """
 
 from typing import Any, NamedTuple

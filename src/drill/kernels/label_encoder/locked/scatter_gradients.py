@@ -1,6 +1,6 @@
-"""Kernel of ``label_encoder_fused`` that sums the parts of gradients, each in its place again.
+"""Kernel of ``locked_encode`` that sums the parts of gradients, each in its place again.
 
-Shapes as in ``label_encoder_narrow``.
+Shapes as in ``gather_columns``.
 """
 
 import triton

@@ -20,7 +20,7 @@
 // is a group at a step.
 //
 // The compiler is given H (hidden units, padded), TILES (of eight batch rows, of a group), GROUPS
-// and BACKWARD. lstm_layout.py counts the same blocks, threads and bytes.
+// and BACKWARD. layout.py counts the same blocks, threads and bytes.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;

@@ -2,8 +2,8 @@
 
 gates_t = given_t + W_hh h_{t-1};  c_t = f c_{t-1} + i g;  h_t = o tanh(c_t)
 
-It is in CUDA, see ``recurrence.cuh``; what is around it in a layer is in ``lstm_layers``.
-``lstm_weights`` orders rows of weights by unit, then by gate, and pads units to a size that the
+It is in CUDA, see ``recurrence.cuh``; what is around it in a layer is in ``stack``.
+``pack_weights`` orders rows of weights by unit, then by gate, and pads units to a size that the
 kernel's blocks share evenly.
 """
 

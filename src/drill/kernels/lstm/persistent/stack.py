@@ -10,7 +10,7 @@ That kernel leaves half of the device idle. What no step waits for runs there, o
 weights of later layers are prepared beside the steps of the first one, gradients of weights are
 made beside the steps of the layer below. Where a pass is recorded, the last two layers fit on the
 device together, the lower one has 577 units or more and the sequence 35 steps, one follows the
-other through it, a piece behind (``lstm_together``); the first pass of a shape that is launched
+other through it, a piece behind (``interleave``); the first pass of a shape that is launched
 loads the products that this takes.
 """
 

@@ -2,10 +2,10 @@
 
 Launched one by one, steps of a few microseconds would wait for the host. So runs of 1, 2, 4, .. 64
 steps are captured once and replayed: 70 steps are 64 and 4 and 2. A graph finds the tensors of a
-call, and the step to begin at, through a table (``lstm_step_kernels``). So a few graphs serve all
+call, and the step to begin at, through a table (``step_triton``). So a few graphs serve all
 lengths, nothing but W_hh and states is copied, and two forwards before a backward share nothing.
 
-Shapes as in ``lstm_step_kernels``; w is W_hh as (4 P, P).
+Shapes as in ``step_triton``; w is W_hh as (4 P, P).
 """
 
 from abc import ABC, abstractmethod

@@ -3,7 +3,7 @@
 gates_t = W_ih x_t + b + W_hh h_{t-1};  c_t = f c_{t-1} + i g;  h_t = o tanh(c_t)
 
 The products with the input and the gradients of the weights are matrix products over all steps at
-once; the recurrence is in ``lstm_loops``. Needs nothing of a GPU but bfloat16, and large batches
+once; the recurrence is in ``graph_loops``. Needs nothing of a GPU but bfloat16, and large batches
 cost it little. Units are padded so that rows are aligned.
 """
 
