@@ -1,4 +1,4 @@
-"""What `drill evaluate`, `dynamic` and `cache` do with a language model; imported late, with torch."""
+"""What `drill evaluate`, `dynamic` and `cache` do with a language model; imports torch."""
 
 import io
 import shlex
