@@ -333,7 +333,7 @@ def test_graphs_train_as_launches_do(rule, layer, autocast):
     for a, b in zip(found, truth, strict=True):
         assert torch.equal(a, b)
     assert step.cache.replays
-    assert at.hidden is step.state
+    assert at.hidden is step.hidden
 
 
 @pytest.mark.gpu

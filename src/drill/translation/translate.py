@@ -3,6 +3,7 @@
 for hypotheses in translate(model, subwords, ["Two cats."]): print(hypotheses[0].text)
 """
 
+import gc
 import logging
 import math
 from collections.abc import Iterable, Iterator
@@ -170,7 +171,8 @@ def _within_memory(
         except torch.OutOfMemoryError:
             if search.batch_tokens == 1:
                 raise
-        # Behind the handler: inside, the error would keep all tensors of the search.
+        # After the handler: inside it, the error's traceback would keep all tensors of the search.
+        gc.collect()
         fewer = search.batch_tokens // 2
         logger.warning(
             "the GPU's memory is too small for %d subwords at a time, so they are %d from now on; "

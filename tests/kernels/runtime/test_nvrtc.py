@@ -2,6 +2,7 @@
 
 import ctypes
 import logging
+import re
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -9,7 +10,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from drill.kernels.label_encoder.chain import chain
 from drill.kernels.lstm.persistent import recurrence as lstm_persistent
+from drill.kernels.mixture import exp_gemm
+from drill.kernels.optimizer import sgd_step
 from drill.kernels.runtime import nvrtc
 
 
@@ -47,6 +51,28 @@ def test_what_a_source_includes_is_part_of_it(tmp_path):
         *('#line 2 "shared.cuh"', "int shared;", ""),
         *('#line 3 "kernel.cu"', "int own;"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        (chain.FORWARD, chain.FORWARD.stem),
+        (chain.BACKWARD, chain.BACKWARD.stem),
+        (chain.PARAMETERS, "chain_prepare"),
+        (chain.PARAMETERS, "chain_finish"),
+        (exp_gemm.SOURCE, exp_gemm.SOURCE.stem),
+        (sgd_step.SOURCE, "squares"),
+        (sgd_step.SOURCE, "update"),
+        (lstm_persistent.ROOM_SOURCE, "cluster_of_eight"),
+        (lstm_persistent.ROOM_SOURCE.with_name("forward.cu"), "lstm_forward"),
+        (lstm_persistent.ROOM_SOURCE.with_name("backward.cu"), "lstm_backward"),
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_a_source_defines_the_kernel_that_is_loaded_from_it(source, name):
+    """Without a GPU nothing else would notice a renamed one."""
+    defined = re.findall(r'extern "C" __global__[^{]*?(\w+)\(\s*(?:const|\))', source.read_text())
+    assert name in defined
 
 
 def test_a_source_that_includes_itself_is_refused(tmp_path):

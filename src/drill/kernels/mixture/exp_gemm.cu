@@ -87,7 +87,7 @@ struct Share {
     __device__ __forceinline__ void next() { at += end() - begin(); }
 };
 
-extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1) nll_mixture_exponentials(
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1) exp_gemm(
     const u16* C,       // (rows, DEPTH)
     const char* W,      // arranged
     const float* c,     // (rows,)

@@ -1,4 +1,4 @@
-"""The passes around ``nll_mixture_exponentials`` as Triton kernels. Imported only by it."""
+"""The passes around ``exp_gemm`` as Triton kernels. Imported only by it."""
 
 import triton
 import triton.language as tl

@@ -16,7 +16,7 @@ target that is masked, by a bias of -inf, no expert has a share: the loss is inf
 Three products of N K x V x k and no logits kept: one chunk of them lives at a time. The factors r
 are rows' own, so they go to the small operands. With m = sum exp(l - l') for the logits l and some
 l' near their maximum, P is exp(l - l') but for the target's place: what a pass can write on its way
-to the sum, so that it reads the logits once, or the product itself (``nll_mixture_exponentials``).
+to the sum, so that it reads the logits once, or the product itself (``exp_gemm``).
 
 Where a sweep cannot serve, the losses of the experts are asked of ``nll`` one by one and mixed.
 
@@ -141,7 +141,7 @@ def tokens_at_once(
     logit = size + (0 if settings.engine == "triton" else 3 * exact)
     operands = 2 * size + (0 if settings.engine == "triton" else 2 * exact)
     direct = _direct_missing(settings.engine, weight, bias, settings.dtype) is None
-    arranged = size if direct else 0  # the labels again, for nll_mixture_exponentials
+    arranged = size if direct else 0  # the labels again, for exp_gemm
     kept = tokens * experts * (width * size + ROW_BYTES)
     kept += labels * columns * (size + exact + arranged)
     room = (settings.memory - kept) // (experts * (labels * logit + columns * operands))

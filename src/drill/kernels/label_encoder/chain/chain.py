@@ -135,7 +135,7 @@ class _Parameters(ctypes.Structure):
 
 def _for_parameters(name: str, shape: Shape, device: torch.device) -> Kernel:
     defines = {"WIDTH": shape.width, "MAPS": shape.maps, "MOST": MOST_MAPS}
-    return compiled(PARAMETERS, f"label_encoder_chain_{name}", defines, 0, device)
+    return compiled(PARAMETERS, f"chain_{name}", defines, 0, device)
 
 
 class ChainEncode(torch.autograd.Function):

@@ -97,7 +97,7 @@ __device__ __forceinline__ void retreat(const Labels& l, const Backward& f, Plac
 }
 
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
-label_encoder_chain_backward(
+chain_backward(
     const u16* dY, const char* U, const unsigned char* bits, const unsigned char* kept, u16* G, u16* dP,
     float* dE, int labels, int plane, int tiles, float scale) {
     extern __shared__ __align__(1024) char memory[];

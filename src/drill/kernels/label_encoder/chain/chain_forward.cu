@@ -107,7 +107,7 @@ __device__ __forceinline__ void start_with(float (&c)[2][OUTPUTS], const float* 
 }
 
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
-label_encoder_chain_forward(
+chain_forward(
     const void* E, const char* U, const float* bias, const unsigned char* bits, u16* X,
     unsigned char* kept, u16* Y, int labels, int plane, int rows, int tiles, float scale) {
     extern __shared__ __align__(1024) char memory[];

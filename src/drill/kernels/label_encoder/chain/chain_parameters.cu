@@ -20,7 +20,7 @@ __device__ __forceinline__ float entry(const void* from, int at, int wide) {
 
 // All U (n, k) as forward streams them, (MAPS, k / 8, n / 8, 8, 8), and as backward does, with n and k
 // exchanged; all b side by side. A thread has one row of eight entries of both. `back` may be null.
-extern "C" __global__ void __launch_bounds__(THREADS) label_encoder_chain_prepare(
+extern "C" __global__ void __launch_bounds__(THREADS) chain_prepare(
     const __grid_constant__ Parameters from, uint4* forward, uint4* back, float* bias, int wide,
     int wide_biases) {
     const int thread = blockIdx.x * THREADS + threadIdx.x;
@@ -43,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) label_encoder_chain_prepar
 
 // dU (MAPS, WIDTH, WIDTH) and db (MAPS, WIDTH) from their sums (MAPS, parts, WIDTH, WIDTH + ONES), where
 // db is the first column of ones.
-extern "C" __global__ void __launch_bounds__(THREADS) label_encoder_chain_finish(
+extern "C" __global__ void __launch_bounds__(THREADS) chain_finish(
     const float* sums, void* dU, void* db, int parts, int wide, int wide_biases) {
     constexpr int VECTORS = WIDTH / 4 + 1;  // of a row, the last for db
     const int thread = blockIdx.x * THREADS + threadIdx.x;
