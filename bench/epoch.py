@@ -24,7 +24,7 @@ from drill.language_modeling.gradient_statistics import gradient_statistics, sta
 from drill.language_modeling.run import load_run
 from drill.tasks import train_run
 from drill.training.device import pick_device
-from drill.training.precision import effective, for_dynamic_evaluation, products
+from drill.training.precision import for_dynamic_evaluation, matmul_precision, resolve_precision
 from drill.training.settings import recipe
 
 RECIPES = ("ptb-tied", "ptb-drill-4", "wt2-tied", "wt2-drill-4")
@@ -56,7 +56,7 @@ def evaluated(folder: str, device: torch.device) -> dict[str, Any]:
     run = load_run(folder, device=device)
     columns = statistics_columns(len(run.ids.train), TOKENS)
     precision = for_dynamic_evaluation(run.settings.training["precision"], device)
-    with products(precision, device):
+    with matmul_precision(precision, device):
         begin = time.perf_counter()
         statistics = gradient_statistics(run.model, run.ids.train, batch_size=columns, bptt=TOKENS)
         gathered = time.perf_counter()
@@ -65,7 +65,7 @@ def evaluated(folder: str, device: torch.device) -> dict[str, Any]:
     return {
         "statistics_seconds": gathered - begin,
         "dynamic_seconds": end - begin,
-        "dynamic_precision": effective(precision, device),
+        "dynamic_precision": resolve_precision(precision, device),
         "dynamic_perplexity": found.perplexity,
     }
 

@@ -2,9 +2,8 @@
 
 Sizes, dropouts, losses and optimiser are those of the recipes. The plain models are what one writes
 by hand: nn.Embedding, nn.LSTM, F.linear and F.cross_entropy, with tied weights and with the maps of
-the paper's layer. All read the same batch and take a step of the same rule, theirs by torch's own
-optimiser with the same options. On a GPU ours come twice: launched, and replayed as `drill train`
-does.
+the paper's layer. All read the same batch and take the same step, theirs by torch's own
+optimizer. On a GPU ours come twice: launched, and replayed as `drill train` does.
 """
 
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from drill.data import Segment, Vocabulary, sequence_lengths
 from drill.language_modeling import build
 from drill.language_modeling.state import LanguageModelState
 from drill.language_modeling.step import RecordedSteps
-from drill.training.build import rule as build_rule
+from drill.training.build import optimizer as build_optimizer
 from drill.training.settings import Settings, recipe
 from drill.training.state import Limits
 
@@ -155,8 +154,8 @@ def variants(setting: Setting) -> dict[str, Prepare]:
     def ours(chosen: Settings, replay: bool = False) -> Prepare:
         def prepare() -> Step:
             model = build.language_model(chosen, words, device)
-            rule = build_rule(chosen)
-            rule.begin(model.named_parameters())
+            optimizer = build_optimizer(chosen)
+            optimizer.setup(model.named_parameters())
             bptt = chosen.training["bptt"]
             half = torch.bfloat16 if setting.products == torch.bfloat16 else None
             options = {**weights, "check": False}
@@ -168,12 +167,12 @@ def variants(setting: Setting) -> dict[str, Prepare]:
                     loss = model(inputs, targets, state, **options)
                 state = loss.state
                 loss.total.backward()
-                rule.step(bptt, bptt, 0.5)
+                optimizer.step(bptt, bptt, 0.5)
                 return [loss.nll]
 
             if not replay:
                 return launched
-            steps = RecordedSteps(model, ids, rule, bptt=bptt, autocast=half, options=options)
+            steps = RecordedSteps(model, ids, optimizer, bptt=bptt, autocast=half, options=options)
             nll = torch.zeros((), dtype=torch.float64, device=device)
             at = LanguageModelState(
                 limits=Limits(1, None, None),

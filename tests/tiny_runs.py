@@ -25,7 +25,7 @@ from drill.models import AwdLstm
 from drill.models.language_model import LanguageModel
 from drill.training.distributed import World
 from drill.training.loop import Outcome
-from drill.training.optim import AdamW, Asgd, NtAsgd, Rule, Sgd
+from drill.training.optim import AdamW, Asgd, NtAsgd, ScheduledOptimizer, Sgd
 from drill.training.options import LanguageModelOptions
 from drill.training.progress import Progress
 from drill.training.run import checkpoint
@@ -44,7 +44,7 @@ LAYERS: dict[str, Callable[[nn.Embedding, float], OutputLayer]] = {
     "adaptive": lambda e, p: AdaptiveSoftmax(TiedSoftmax(e), cutoffs=[10, 20]),
 }
 
-RULES: dict[str, Callable[[], Rule]] = {
+OPTIMIZERS: dict[str, Callable[[], ScheduledOptimizer]] = {
     "nt-asgd": lambda: NtAsgd(8.0, clip=0.25, patience=0),  # starts to average within few epochs
     "asgd": lambda: Asgd(5.0),
     "sgd": lambda: Sgd(5.0),
@@ -88,7 +88,7 @@ def small_model(
 def small_run(
     path: Path | str,
     layer: str = "tied",
-    rule: Rule | str = "sgd",
+    optimizer: ScheduledOptimizer | str = "sgd",
     *,
     dropout: float = 0.2,
     dtype: torch.dtype = torch.float32,
@@ -106,7 +106,7 @@ def small_run(
         model.to(device),
         text() if ids is None else ids,
         RunFolder(path),
-        RULES[rule]() if isinstance(rule, str) else rule,
+        OPTIMIZERS[optimizer]() if isinstance(optimizer, str) else optimizer,
         LanguageModelOptions(
             **{"epochs": 3, "batch_size": BATCH, "bptt": BPTT, "seed": 3, **options}
         ),
@@ -115,9 +115,11 @@ def small_run(
     )
 
 
-def after(steps: int, rule: Rule, act: Callable[[], object]) -> Rule:
-    """``rule`` that calls ``act`` when it has made ``steps`` steps."""
-    step, left = rule.step, steps
+def after(
+    steps: int, optimizer: ScheduledOptimizer, act: Callable[[], object]
+) -> ScheduledOptimizer:
+    """``optimizer`` that calls ``act`` when it has made ``steps`` steps."""
+    step, left = optimizer.step, steps
 
     def counted(*arguments: Any) -> None:
         nonlocal left
@@ -126,29 +128,31 @@ def after(steps: int, rule: Rule, act: Callable[[], object]) -> Rule:
         if left == 0:
             act()
 
-    rule.step = counted  # type: ignore[method-assign]
-    return rule
+    optimizer.step = counted  # type: ignore[method-assign]
+    return optimizer
 
 
-def interrupted_after(steps: int, rule: Rule | str, number: int = signal.SIGINT) -> Rule:
-    """``rule`` whose process gets a signal when it has made ``steps`` steps."""
-    fresh = RULES[rule]() if isinstance(rule, str) else rule
+def interrupted_after(
+    steps: int, optimizer: ScheduledOptimizer | str, number: int = signal.SIGINT
+) -> ScheduledOptimizer:
+    """``optimizer`` whose process gets a signal when it has made ``steps`` steps."""
+    fresh = OPTIMIZERS[optimizer]() if isinstance(optimizer, str) else optimizer
     return after(steps, fresh, lambda: os.kill(os.getpid(), number))
 
 
-def interrupted_replays(steps: int, rule: str) -> Rule:
-    """The same for steps that are replayed: a rule hears of them before."""
-    made = RULES[rule]()
-    announce, left = made.announce, steps
+def interrupted_replays(steps: int, optimizer: str) -> ScheduledOptimizer:
+    """The same for steps that are replayed: a optimizer hears of them before."""
+    made = OPTIMIZERS[optimizer]()
+    prepare_step, left = made.prepare_step, steps
 
     def counted(*arguments: Any) -> None:
         nonlocal left
-        announce(*arguments)
+        prepare_step(*arguments)
         left -= 1
         if left == 0:
             os.kill(os.getpid(), signal.SIGINT)
 
-    made.announce = counted  # type: ignore[method-assign]
+    made.prepare_step = counted  # type: ignore[method-assign]
     return made
 
 

@@ -21,7 +21,7 @@ from drill.models import Transformer
 from drill.models.translator import Translator
 from drill.training.distributed import World
 from drill.training.loop import Outcome
-from drill.training.optim import AdamW, Rule
+from drill.training.optim import AdamW, ScheduledOptimizer
 from drill.training.options import TranslationOptions
 from drill.training.progress import Progress
 from drill.training.run.folder import RunFolder
@@ -69,7 +69,7 @@ def small_translator(
     return Translator(transformer, LAYERS[layer](embedding)).to(dtype)
 
 
-def small_rule() -> Rule:
+def small_optimizer() -> ScheduledOptimizer:
     return AdamW(0.02, weight_decay=0.01, schedule="inverse-sqrt", warmup_steps=5)
 
 
@@ -77,7 +77,7 @@ def small_training(
     path: Path | str,
     layer: str = "tied",
     *,
-    rule: Rule | None = None,
+    optimizer: ScheduledOptimizer | None = None,
     dropout: float = 0.1,
     dtype: torch.dtype = torch.float32,
     model: Translator | None = None,
@@ -93,7 +93,7 @@ def small_training(
         model,
         small_data() if data is None else data,
         RunFolder(path),
-        small_rule() if rule is None else rule,
+        small_optimizer() if optimizer is None else optimizer,
         TranslationOptions(**{"epochs": 3, "max_tokens": 60, "seed": 3, "beam": 1, **options}),
         world=world,
         progress=progress,

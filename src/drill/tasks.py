@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from drill.data.extras import refuse_lacking
-from drill.language_modeling.build import rehearse
+from drill.data.extras import check_packages
+from drill.language_modeling.build import dry_run
 from drill.language_modeling.run import LanguageModelRun, load_run, train_language_model
 from drill.training.device import pick_device
 from drill.training.distributed import World, world
@@ -21,10 +21,10 @@ from drill.training.loop import Outcome
 from drill.training.progress import Progress, ProgressLines
 from drill.training.run.environment import forget_idle_lives
 from drill.training.run.folder import RunFolder
-from drill.training.run.resume import refuse_spoiling
+from drill.training.run.resume import check_resume
 from drill.training.run.weights import Weights, settings_of, task_of
 from drill.training.settings import TRANSLATION, Settings, recipe
-from drill.training.signals import pass_on
+from drill.training.signals import reraise_signal
 from drill.translation.build import packages_of, rehearse_translation
 from drill.translation.run import TranslationRun, load_translation, train_translation
 
@@ -36,7 +36,7 @@ def train(
     device: torch.device | str = "auto",
     progress: Callable[[Progress], None] | None = None,
     data_progress: Any = None,
-    opened: Callable[[str], None] | None = None,
+    on_start: Callable[[str], None] | None = None,
     quiet: bool = False,
     pass_on_signals: bool = True,
 ) -> Outcome:
@@ -50,29 +50,29 @@ def train(
         folder: where the run is written.
         progress: called a few times a second, and after each validation.
         data_progress: called while texts are read.
-        opened: called with what will be trained, once all settings are checked, and with its size,
-            once the data is read.
-        quiet: show nothing. Otherwise, without ``progress`` and ``opened``, lines go to stderr.
+        on_start: called with a summary once all settings are checked, and with the sizes once the
+            data is read.
+        quiet: show nothing. Otherwise, without ``progress`` and ``on_start``, lines go to stderr.
         pass_on_signals: False returns an unfinished outcome when interrupted.
     """
     if isinstance(settings, str):
         settings = recipe(settings)
     place = pick_device(device) if isinstance(device, str) else device
-    if progress is None and opened is None and not quiet:
+    if progress is None and on_start is None and not quiet:
         lines = ProgressLines()
-        progress, opened = lines.show, lines.say
+        progress, on_start = lines.show, lines.say
     if place.type == "cuda":
         torch.cuda.set_device(place)
     run = RunFolder(folder)
     train_task = train_translation if settings.task == TRANSLATION else train_language_model
     with world(place) as processes:
-        callbacks = (progress, data_progress, opened if processes.first else None)
+        callbacks = (progress, data_progress, on_start if processes.first else None)
         with run.locked() if processes.first else nullcontext():
             outcome = train_task(settings, run, place, processes, *callbacks)
             if processes.first:
                 forget_idle_lives(run)
     if outcome.interrupted and pass_on_signals:
-        pass_on(outcome.signal, _interrupted(outcome, run))
+        reraise_signal(outcome.signal, _interrupted(outcome, run))
     return outcome
 
 
@@ -91,21 +91,21 @@ def load(
     return load_task(folder, weights, device)
 
 
-def refuse_faults(settings: Settings, folder: Path | str, made: Collection[Path] = ()) -> None:
+def check_recipe(settings: Settings, folder: Path | str, made: Collection[Path] = ()) -> None:
     """Raise what ``train`` would raise before it reads a text: for several runs, before the first.
 
     ``made`` are folders that will be there by then.
     """
     run = RunFolder(folder)
-    if not refuse_spoiling(settings, run) and settings.start is not None:
+    if not check_resume(settings, run) and settings.start is not None:
         start = Path(settings.start)
         if start.resolve() not in {each.resolve() for each in made}:
             settings_of(RunFolder(start))
     if settings.task == TRANSLATION:
-        refuse_lacking(f"the recipe {settings.recipe} needs", *packages_of(settings))
+        check_packages(f"the recipe {settings.recipe} needs", *packages_of(settings))
         rehearse_translation(settings, World(), settings.subwords["size"])
     else:
-        rehearse(settings)
+        dry_run(settings)
 
 
 def _interrupted(outcome: Outcome, run: RunFolder) -> str:

@@ -45,12 +45,12 @@ def test_one_epoch_is_enough_for_dynamic_evaluation(timed, monkeypatch, precisio
     seen = []
 
     @contextmanager
-    def spied(asked, device, given=epoch.products):
+    def spied(asked, device, given=epoch.matmul_precision):
         seen.append((asked, device.type))
         with given(asked, device) as autocast:
             yield autocast
 
-    monkeypatch.setattr(epoch, "products", spied)
+    monkeypatch.setattr(epoch, "matmul_precision", spied)
     (row,), printed = timed("--epochs", "1", "--dynamic", "--precision", precision)
     assert seen == [(chosen, "cpu")]
     assert row["dynamic_precision"] == "float32"  # a CPU has no tf32

@@ -7,7 +7,7 @@ from setting import SIZES, Setting
 
 from drill.data import Vocabulary
 from drill.language_modeling import build
-from drill.training.build import rule as build_rule
+from drill.training.build import optimizer as build_optimizer
 from drill.training.settings import recipe
 
 
@@ -69,17 +69,17 @@ def test_a_plain_model_is_ours_where_nothing_is_dropped(name):
 def test_a_plain_model_takes_the_step_of_the_rule(name):
     """Of AdamW by the same kernel on the same groups, so neither is slower by its options."""
     chosen = recipe(name).changed(encoder={"width": 16, "hidden_size": 24})
-    optimizer = chosen.optimizer
+    table = chosen.optimizer
     made = [step.Plain(50, chosen.encoder, chosen.layer) for _ in "ab"]
     made[1].load_state_dict(made[0].state_dict())
-    rule = build_rule(chosen)
-    rule.begin(made[0].named_parameters())
-    plain = step.plain_optimizer(optimizer, made[1])
-    if optimizer["name"] == "adamw":
-        assert plain.defaults["fused"] is rule.optimizer.defaults["fused"] is True
+    optimizer = build_optimizer(chosen)
+    optimizer.setup(made[0].named_parameters())
+    plain = step.plain_optimizer(table, made[1])
+    if table["name"] == "adamw":
+        assert plain.defaults["fused"] is optimizer.optimizer.defaults["fused"] is True
     ours, theirs = (
         [[(p.shape, group["weight_decay"]) for p in group["params"]] for group in each.param_groups]
-        for each in (rule.optimizer, plain)
+        for each in (optimizer.optimizer, plain)
     )
     assert ours == theirs
     for _ in range(3):
@@ -87,9 +87,9 @@ def test_a_plain_model_takes_the_step_of_the_rule(name):
             a.grad = torch.randn_like(a)
             b.grad = a.grad.clone()
         for group in plain.param_groups:
-            group["lr"] = rule.rate(0.5)
-        torch.nn.utils.clip_grad_norm_(made[1].parameters(), optimizer["clip"])
-        rule.step(70, 70, 0.5)
+            group["lr"] = optimizer.rate(0.5)
+        torch.nn.utils.clip_grad_norm_(made[1].parameters(), table["clip"])
+        optimizer.step(70, 70, 0.5)
         plain.step()
     for a, b in zip(made[0].parameters(), made[1].parameters(), strict=True):
         torch.testing.assert_close(a, b)

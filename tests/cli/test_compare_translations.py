@@ -7,19 +7,19 @@ import pytest
 
 from drill.errors import RunFolderError
 from drill.training.run.folder import RunFolder
-from drill.translation.hypotheses import Made, how_made, keep_hypotheses
+from drill.translation.hypotheses import DecodingInfo, keep_hypotheses, read_decoding_info
 from tests.tiny_translation_place import make_place
 
-MADE = Made(beam=4, length_penalty=0.6, weights="best")
+MADE = DecodingInfo(beam=4, length_penalty=0.6, weights="best")
 
 
 def test_how_translations_were_made_stands_beside_them(tmp_path):
     folder = RunFolder(tmp_path)
-    assert how_made(folder, "test", "de") is None  # as of runs of old
+    assert read_decoding_info(folder, "test", "de") is None  # as of runs of old
     keep_hypotheses(folder, "test", "de", ["eins", ""], MADE)
     assert folder.hypotheses("test", "de").read_text() == "eins\n\n"
-    assert how_made(folder, "test", "de") == MADE
-    assert how_made(folder, "valid", "de") is None
+    assert read_decoding_info(folder, "test", "de") == MADE
+    assert read_decoding_info(folder, "valid", "de") is None
 
 
 def test_what_is_told_of_other_translations_is_no_word_about_these(tmp_path):
@@ -27,7 +27,7 @@ def test_what_is_told_of_other_translations_is_no_word_about_these(tmp_path):
     folder = RunFolder(tmp_path)
     keep_hypotheses(folder, "test", "de", ["eins"], MADE)
     folder.hypotheses("test", "de").write_text("zwei\n")
-    assert how_made(folder, "test", "de") is None
+    assert read_decoding_info(folder, "test", "de") is None
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"checksum": 1, "beam": "many"}'])
@@ -36,7 +36,7 @@ def test_a_file_that_tells_nothing_is_named(tmp_path, content):
     keep_hypotheses(folder, "test", "de", ["eins"], MADE)
     folder.hypotheses_made("test", "de").write_text(content)
     with pytest.raises(RunFolderError, match=r"test.de.hyp.json: is not what .* restore it"):
-        how_made(folder, "test", "de")
+        read_decoding_info(folder, "test", "de")
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +47,9 @@ def place(tmp_path_factory):
 
 
 def test_the_test_of_a_run_tells_how_it_was_made(place):
-    made = how_made(RunFolder(place / "runs/tiny"), "test", "de")
+    made = read_decoding_info(RunFolder(place / "runs/tiny"), "test", "de")
     row = RunFolder(place / "runs/tiny").test_row()
-    assert made == Made(row["beam"], row["length_penalty"], row["weights"])
+    assert made == DecodingInfo(row["beam"], row["length_penalty"], row["weights"])
 
 
 def test_runs_of_different_searches_are_not_compared(drill, place, tmp_path):

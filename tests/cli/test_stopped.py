@@ -46,7 +46,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 @pytest.mark.parametrize("task", COMMANDS)
 def test_before_the_first_step_no_folder_stays(drill, monkeypatch, task, quiet):
     module = translation_run if task == "translator" else language_model_run
-    for name in ("rule", "keep_environment"):  # before and after the first files are written
+    for name in ("optimizer", "keep_environment"):  # before and after the first files are written
         with monkeypatch.context() as patch:
             patch.setattr(module, name, ctrl_c)
             words = (*COMMANDS[task], "--runs", "fresh/runs", "--device", "cpu", *quiet)
@@ -77,7 +77,7 @@ def test_a_run_that_was_to_go_on_stays_as_it_was(drill, place, monkeypatch):
 
 
 def test_the_demo_says_it_too(drill, monkeypatch):
-    monkeypatch.setattr("drill.data.refuse_missing", lambda corpus: None)  # it may be missing
+    monkeypatch.setattr("drill.data.check_corpus", lambda corpus: None)  # it may be missing
     monkeypatch.setattr(tasks, "train_run", ctrl_c)
     code, _, err = drill("demo", "--runs", "fresh")
     assert (code, err.splitlines()[-1]) == (130, NOTHING)

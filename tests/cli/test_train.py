@@ -37,7 +37,7 @@ def test_a_run_is_a_folder_of_plain_files(place):
     environment = json.loads((place / "runs/tiny/environment.json").read_text())
     assert environment["vocabulary_size"] == 7
     assert (environment["precision"], environment["tf32"]) == ("float32", False)
-    kernels = [line.split()[0] for line in environment["ways"]]
+    kernels = [line.split()[0] for line in environment["kernels"]]
     assert kernels == ["LSTM", "labels", "loss", "steps"]
 
 
@@ -216,7 +216,7 @@ def test_folders_of_other_runs_and_missing_starts_are_checked_first(drill, place
 def test_several_processes_stay_in_step(fails, place, monkeypatch):
     """One alone must not leave out a run that the others begin."""
     monkeypatch.setenv("RANK", "0")
-    monkeypatch.setattr("drill.tasks.refuse_faults", lambda *given: pytest.fail("checked"))
+    monkeypatch.setattr("drill.tasks.check_recipe", lambda *given: pytest.fail("checked"))
     monkeypatch.setattr("drill.tasks.world", lambda place: nullcontext(World()))
     (place / "gone.toml").write_text(RECIPE.replace('corpus = "text"', 'corpus = "lost"'))
     fails("train", "gone.toml", "tiny.toml", "--runs", "ranks", *CPU, key="lost: ")

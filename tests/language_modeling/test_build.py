@@ -26,7 +26,7 @@ from drill.tasks import train_run
 from drill.training.device import commit, pick_device
 from drill.training.distributed import World
 from drill.training.loop import TRAINING_LOG, Outcome
-from drill.training.precision import effective
+from drill.training.precision import resolve_precision
 from drill.training.run.folder import RunFolder
 from drill.training.settings import Settings, recipe, saved
 from tests.tiny_runs import all_of, interrupted_after, rows, text, unlike, weights
@@ -63,9 +63,9 @@ def small(texts: Path, *changes: str, name: str = "ptb-drill-2") -> Settings:
 
 def stopped(monkeypatch, settings: Settings, folder: Path, steps: int) -> None:
     """Train, with Ctrl-C after ``steps`` steps."""
-    real = language_model_run.rule
+    real = language_model_run.optimizer
     with monkeypatch.context() as patch:
-        patch.setattr(language_model_run, "rule", lambda held: interrupted_after(steps, real(held)))
+        patch.setattr(language_model_run, "optimizer", lambda held: interrupted_after(steps, real(held)))
         with pytest.raises(KeyboardInterrupt):
             train_run(settings, folder, device="cpu")
 
@@ -80,7 +80,7 @@ def test_only_the_first_process_says_what_is_trained(tmp_path, texts, monkeypatc
         language_model_run, "train", lambda *_, **__: Outcome(False, 1, 0, None, None, 0.0)
     )
     said: list[str] = []
-    train_run(small(texts), tmp_path / "run", device="cpu", opened=said.append)
+    train_run(small(texts), tmp_path / "run", device="cpu", on_start=said.append)
     assert len(said) == 2 * first
 
 
@@ -93,7 +93,7 @@ def test_what_is_trained_is_said_before_a_text_is_read(tmp_path, texts, monkeypa
 
     monkeypatch.setattr(build, "read_corpus", reading)
     with pytest.raises(DataError, match="no text"):
-        train_run(small(texts), tmp_path / "run", device="cpu", opened=said.append)
+        train_run(small(texts), tmp_path / "run", device="cpu", on_start=said.append)
 
 
 def test_from_python_a_run_says_on_stderr_what_it_does_unless_it_is_to_be_quiet(
@@ -134,7 +134,12 @@ def test_the_environment_of_a_run(tmp_path, texts):
     assert found.pop("started").startswith("20")
     assert found.pop("device")
     assert isinstance(found.pop("command"), list)
-    assert [way.split(" ")[0] for way in found.pop("ways")] == ["LSTM", "labels", "loss", "steps"]
+    assert [way.split(" ")[0] for way in found.pop("kernels")] == [
+        "LSTM",
+        "labels",
+        "loss",
+        "steps",
+    ]
     assert found == {
         "drill": __version__,
         "commit": "0123abc",
@@ -359,9 +364,11 @@ def test_what_is_no_run_is_named(tmp_path):
     ("asked", "on_a_cpu"), [("tf32", "float32"), ("float32", "float32"), ("bfloat16", "bfloat16")]
 )
 def test_only_cuda_devices_have_tf32(asked, on_a_cpu):
-    assert effective(asked, torch.device("cuda:1")) == asked
-    assert effective(asked, torch.device("cpu")) == effective(asked, torch.device("mps"))
-    assert effective(asked, torch.device("cpu")) == on_a_cpu
+    assert resolve_precision(asked, torch.device("cuda:1")) == asked
+    assert resolve_precision(asked, torch.device("cpu")) == resolve_precision(
+        asked, torch.device("mps")
+    )
+    assert resolve_precision(asked, torch.device("cpu")) == on_a_cpu
 
 
 @pytest.mark.parametrize("name", ["cuda:99", "gpu", "", "cpu:x"])
@@ -510,7 +517,7 @@ def test_a_model_is_rehearsed_without_its_memory_and_without_a_compiler():
         "for name in drill.layers.LAYERS:\n"
         "    changes = ['layer.cutoffs=[100, 1000]'] if name == 'adaptive' else []\n"
         "    settings = recipe('demo-tied', [f'layer.name={name}', *changes])\n"
-        "    drill.language_modeling.build.rehearse(settings)\n"
+        "    drill.language_modeling.build.dry_run(settings)\n"
         "print('torch._dynamo' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -591,4 +598,4 @@ def test_a_layer_without_adversarial_softmax_is_refused_before_a_text_is_read(tm
     )
     sentence = r"\[training\]: adversarial is for layers of one matrix, not for MixtureOfSoftmaxes;"
     with pytest.raises(SettingsError, match=sentence):
-        build.rehearse(settings)
+        build.dry_run(settings)

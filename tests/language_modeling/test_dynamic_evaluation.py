@@ -21,8 +21,8 @@ from drill.language_modeling.gradient_statistics import (
 )
 from drill.language_modeling.perplexity import perplexity
 from drill.models.language_model import LanguageModel
-from drill.training.cuda_graphs import Graphs
-from drill.training.precision import current_precision, products
+from drill.training.cuda_graphs import GraphRecorder
+from drill.training.precision import current_precision, matmul_precision
 from tests.language_modeling.models import bits, every_layer, language_model, text
 from tests.layers.table import V, one_of_each_layer
 
@@ -325,7 +325,7 @@ def test_statistics_from_before_the_precision_was_kept_are_gathered_again(tmp_pa
 def test_the_current_precision_is_what_was_set():
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
     for precision, said in {"tf32": "tf32 in products and LSTMs", "float32": "float32"}.items():
-        with products(precision, gpu):
+        with matmul_precision(precision, gpu):
             assert (current_precision(gpu), current_precision(cpu)) == (said, "float32")
 
 
@@ -422,7 +422,7 @@ def test_autograd_hears_of_replays_that_adapt(monkeypatch):
     parameters = list(model.parameters())
     data = torch.tensor(ids.astype(int))[:, None]
     read = GradientReader(model, parameters, data, lambda nll, grads, length: None)
-    read.graphs = Graphs(data.device, instead="")
+    read.graphs = GraphRecorder(data.device, instead="")
     monkeypatch.setattr(read.graphs, "record", lambda work: lambda: None)
     for count in (0, 1, 2):
         before = [p._version for p in parameters]

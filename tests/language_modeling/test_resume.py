@@ -11,8 +11,8 @@ import torch
 
 from drill.data import Ids
 from drill.errors import CheckpointError, RunFolderError
-from drill.training.cuda_graphs import Graphs
-from drill.training.optim import RULES
+from drill.training.cuda_graphs import GraphRecorder
+from drill.training.optim import OPTIMIZERS
 from drill.training.run.folder import RunFolder
 from tests.tiny_runs import (
     V,
@@ -31,17 +31,17 @@ from tests.tiny_runs import (
 ROOT = Path(__file__).parents[2]
 
 
-def in_pieces(path: Path, rule: str, steps: int, stopping=interrupted_after, **options) -> int:
+def in_pieces(path: Path, optimizer: str, steps: int, stopping=interrupted_after, **options) -> int:
     """Train with an interruption every ``steps`` steps; gives the number of lives."""
     for life in range(1, 200):
         torch.manual_seed(life)  # the saved state counts, not the one found
-        if small_run(path, rule=stopping(steps, rule), **options).finished:
+        if small_run(path, optimizer=stopping(steps, optimizer), **options).finished:
             return life
     raise AssertionError("200 lives were not enough")
 
 
 @pytest.mark.parametrize(
-    ("rule", "layer", "steps", "options"),
+    ("optimizer", "layer", "steps", "options"),
     [
         ("nt-asgd", "deep-residual", 1, {}),
         ("nt-asgd", "tied", 4, {}),
@@ -60,13 +60,13 @@ def in_pieces(path: Path, rule: str, steps: int, stopping=interrupted_after, **o
         ("late adamw", "tied", 3, {}),
     ],
 )
-def test_an_interrupted_run_is_the_same_run(tmp_path, rule, layer, steps, options):
+def test_an_interrupted_run_is_the_same_run(tmp_path, optimizer, layer, steps, options):
     options = {"layer": layer, "epochs": 4, **options}
-    small_run(tmp_path / "whole", rule=rule, **options)
-    lives = in_pieces(tmp_path / "pieces", rule, steps, **options)
+    small_run(tmp_path / "whole", optimizer=optimizer, **options)
+    lives = in_pieces(tmp_path / "pieces", optimizer, steps, **options)
     whole = all_of(tmp_path / "whole")
     epochs = [row for row in whole["rows"] if row["kind"] == "epoch"]
-    if rule == "nt-asgd" or rule.startswith("late"):
+    if optimizer == "nt-asgd" or optimizer.startswith("late"):
         assert {row["averaged"] for row in epochs} == {False, True}  # the switch lies inside
     assert lives == epochs[-1]["step"] // steps + 1
     assert unlike(all_of(tmp_path / "pieces"), whole) == []
@@ -76,32 +76,32 @@ def test_an_interrupted_run_is_the_same_run(tmp_path, rule, layer, steps, option
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["tf32", "bfloat16"])
-@pytest.mark.parametrize("rule", ["sgd", "nt-asgd", "adamw", "late sgd", "late adamw"])
-def test_an_interrupted_run_of_replays_is_the_same_run(tmp_path, rule, precision, monkeypatch):
-    replays, record = [], Graphs.record
+@pytest.mark.parametrize("optimizer", ["sgd", "nt-asgd", "adamw", "late sgd", "late adamw"])
+def test_an_interrupted_run_of_replays_is_the_same_run(tmp_path, optimizer, precision, monkeypatch):
+    replays, record = [], GraphRecorder.record
 
     def counted(graphs, work):
         replays.append(work)
         return record(graphs, work)
 
-    monkeypatch.setattr(Graphs, "record", counted)
+    monkeypatch.setattr(GraphRecorder, "record", counted)
     options = {"layer": "deep-residual", "epochs": 4, "precision": precision, "device": "cuda"}
-    small_run(tmp_path / "whole", rule=rule, **options)
+    small_run(tmp_path / "whole", optimizer=optimizer, **options)
     assert replays
-    lives = in_pieces(tmp_path / "pieces", rule, 13, interrupted_replays, **options)
+    lives = in_pieces(tmp_path / "pieces", optimizer, 13, interrupted_replays, **options)
     whole = all_of(tmp_path / "whole")
     epochs = [row for row in whole["rows"] if row["kind"] == "epoch"]
-    if rule == "nt-asgd":
+    if optimizer == "nt-asgd":
         assert {row["averaged"] for row in epochs} == {False, True}
     assert lives == epochs[-1]["step"] // 13 + 1
     assert unlike(all_of(tmp_path / "pieces"), whole) == []
 
 
 def test_interruptions_count_steps_that_a_rule_hears_of(tmp_path):
-    assert not small_run(tmp_path, rule=interrupted_replays(5, "sgd")).finished
+    assert not small_run(tmp_path, optimizer=interrupted_replays(5, "sgd")).finished
     assert RunFolder(tmp_path).last.exists()
-    assert not small_run(tmp_path, rule=interrupted_replays(5, "sgd")).finished
-    assert small_run(tmp_path, rule="sgd").finished
+    assert not small_run(tmp_path, optimizer=interrupted_replays(5, "sgd")).finished
+    assert small_run(tmp_path, optimizer="sgd").finished
 
 
 def test_a_comparison_of_runs_would_notice_a_wrong_bit(tmp_path):
@@ -122,11 +122,11 @@ def test_the_files_of_a_run_do_not_depend_on_how_often_it_is_saved(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def nursery(tmp_path_factory) -> tuple[Path, dict]:
-    """Many runs of killed processes, see tests/nursery.py."""
-    folder = tmp_path_factory.mktemp("nursery")
+def kill_harness(tmp_path_factory) -> tuple[Path, dict]:
+    """Many runs of killed processes, see tests/kill_harness.py."""
+    folder = tmp_path_factory.mktemp("kill_harness")
     done = subprocess.run(
-        [sys.executable, "-m", "tests.nursery", str(folder), "1"],
+        [sys.executable, "-m", "tests.kill_harness", str(folder), "1"],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -143,8 +143,8 @@ def nursery(tmp_path_factory) -> tuple[Path, dict]:
     ("scene", "least"),
     [("at_random", 8), ("of_a_translator", 8), ("in_a_save", 15), ("from_the_start", 8)],
 )
-def test_a_killed_run_is_the_same_run(nursery, scene, least):
-    folder, report = nursery
+def test_a_killed_run_is_the_same_run(kill_harness, scene, least):
+    folder, report = kill_harness
     assert report[scene]["kills"] >= least
     whole = all_of(folder / scene / "whole")
     if scene in ("at_random", "in_a_save"):
@@ -154,8 +154,8 @@ def test_a_killed_run_is_the_same_run(nursery, scene, least):
 
 
 @pytest.mark.slow
-def test_a_killed_run_of_a_recipe_leaves_no_half_files(nursery):
-    folder, report = nursery
+def test_a_killed_run_of_a_recipe_leaves_no_half_files(kill_harness):
+    folder, report = kill_harness
 
     def files(name: str) -> set[str]:
         entries = (folder / "from_the_start" / name).rglob("*")
@@ -169,18 +169,18 @@ def test_a_killed_run_of_a_recipe_leaves_no_half_files(nursery):
 
 
 def test_a_finished_run_gives_its_outcome_again_without_training(tmp_path, monkeypatch):
-    first = small_run(tmp_path, rule="nt-asgd", epochs=5)
+    first = small_run(tmp_path, optimizer="nt-asgd", epochs=5)
     before = all_of(tmp_path)
     monkeypatch.setattr("drill.language_modeling.step.backward", None)  # nothing may be trained
-    assert small_run(tmp_path, rule="nt-asgd", epochs=5) == first
+    assert small_run(tmp_path, optimizer="nt-asgd", epochs=5) == first
     assert unlike(all_of(tmp_path), before) == []
 
 
-@pytest.mark.parametrize("rule", ["nt-asgd", "asgd", "sgd"])
-def test_more_epochs_go_on_from_the_end(tmp_path, rule):
-    small_run(tmp_path / "whole", rule=rule, epochs=5)
+@pytest.mark.parametrize("optimizer", ["nt-asgd", "asgd", "sgd"])
+def test_more_epochs_go_on_from_the_end(tmp_path, optimizer):
+    small_run(tmp_path / "whole", optimizer=optimizer, epochs=5)
     for epochs in (1, 2, 5):
-        outcome = small_run(tmp_path / "raised", rule=rule, epochs=epochs)
+        outcome = small_run(tmp_path / "raised", optimizer=optimizer, epochs=epochs)
         assert outcome.finished
         assert outcome.epoch == epochs
         tests = [row["kind"] for row in rows(tmp_path / "raised")].count("test")
@@ -206,11 +206,11 @@ def test_nor_does_it_fall_when_that_life_is_killed_before_it_has_saved(tmp_path)
     def die() -> None:
         raise Killed
 
-    small_run(tmp_path, epochs=1, rule="sgd")
+    small_run(tmp_path, epochs=1, optimizer="sgd")
     with_a_test_at(tmp_path, 1000.0)
     with pytest.raises(Killed):
-        small_run(tmp_path, epochs=2, rule=after(1, RULES["sgd"](), die))
-    outcome = small_run(tmp_path, epochs=2, rule="sgd")
+        small_run(tmp_path, epochs=2, optimizer=after(1, OPTIMIZERS["sgd"](), die))
+    outcome = small_run(tmp_path, epochs=2, optimizer="sgd")
     assert outcome.elapsed >= 1000.0
     assert RunFolder(tmp_path).last_numbers()["test_seconds"] >= 900.0
 
@@ -222,7 +222,7 @@ def test_fewer_epochs_end_at_once(tmp_path):
 
 
 def interrupted(tmp_path: Path) -> RunFolder:
-    assert not small_run(tmp_path, rule=interrupted_after(15, "sgd")).finished
+    assert not small_run(tmp_path, optimizer=interrupted_after(15, "sgd")).finished
     return RunFolder(tmp_path)
 
 
@@ -254,7 +254,7 @@ def test_a_checkpoint_of_another_model_is_named(tmp_path):
         small_run(tmp_path, "deep-residual")
     assert str(folder.last) in str(caught.value)
     with pytest.raises(CheckpointError, match="does not fit this run") as caught:
-        small_run(tmp_path, rule="nt-asgd")
+        small_run(tmp_path, optimizer="nt-asgd")
     assert str(folder.last) in str(caught.value)
 
 
@@ -279,7 +279,7 @@ def test_a_run_without_its_checkpoint_starts_over(tmp_path):
 
 
 def test_an_interrupted_run_has_the_best_weights_on_disk(tmp_path):
-    outcome = small_run(tmp_path, rule=interrupted_after(15, "sgd"))
+    outcome = small_run(tmp_path, optimizer=interrupted_after(15, "sgd"))
     assert (outcome.epoch, outcome.best_epoch, outcome.test) == (2, 1, None)
     small_run(tmp_path / "one", epochs=1)
     best = weights(tmp_path / "best.safetensors")

@@ -12,14 +12,14 @@ from drill.language_modeling.state import LanguageModelState
 from drill.language_modeling.step import (
     RecordedSteps,
     Steps,
+    capture_blocker,
     kernel_summary,
     steps,
-    why_not_recorded,
 )
 from drill.layers import AdaptiveSoftmax, DeepResidual, MixtureOfSoftmaxes, TiedSoftmax
 from drill.models import AwdLstm
 from drill.models.language_model import LanguageModel
-from drill.training.cuda_graphs import Graphs
+from drill.training.cuda_graphs import GraphRecorder
 from drill.training.distributed import World
 from drill.training.loop import AsyncLoss
 from drill.training.optim import AdamW, Asgd, NtAsgd, Sgd
@@ -59,11 +59,11 @@ def position(device="cpu"):
     return LanguageModelState(limits=limits, epoch_size=ROWS, lengths=lengths, nll=nll, text=0)
 
 
-def run(kind, rule, device="cpu", layer=TiedSoftmax, epochs=3, **settings):
+def run(kind, optimizer, device="cpu", layer=TiedSoftmax, epochs=3, **settings):
     """Train a few epochs; gives the position, the parameters and the steps."""
     trained, data, at = model(device, layer), text(device), position(device)
-    rule.begin(trained.named_parameters())
-    step = kind(trained, data, rule, **SETTINGS, **settings)
+    optimizer.setup(trained.named_parameters())
+    step = kind(trained, data, optimizer, **SETTINGS, **settings)
     torch.manual_seed(9)
     losses = []
     for epoch in range(epochs):
@@ -71,7 +71,7 @@ def run(kind, rule, device="cpu", layer=TiedSoftmax, epochs=3, **settings):
             step(at, segment, (epoch + at.position / ROWS) / epochs)
             at.position += segment.length
         losses.append(float(at.nll))
-        rule.epoch_ended(1.0)  # averaging starts where the rule knows how
+        optimizer.epoch_ended(1.0)  # averaging starts where the optimizer knows how
         if epoch + 1 < epochs:
             at.next_epoch()
     return at, losses, list(trained.parameters()), step
@@ -88,10 +88,10 @@ def late_adamw():
 
 @pytest.mark.parametrize("layer", [TiedSoftmax, deep, mixture])
 @pytest.mark.parametrize(
-    "rule", [Sgd, Asgd, lambda: NtAsgd(patience=0), AdamW, late_sgd, late_adamw]
+    "optimizer", [Sgd, Asgd, lambda: NtAsgd(patience=0), AdamW, late_sgd, late_adamw]
 )
-def test_replays_train_as_launches_do(rule, layer):
-    ours, theirs = rule(), rule()
+def test_replays_train_as_launches_do(optimizer, layer):
+    ours, theirs = optimizer(), optimizer()
     at, losses, found, step = run(RecordedSteps, ours, layer=layer)
     plain, wanted, truth, _ = run(Steps, theirs, layer=layer)
     assert same_state(ours, theirs)
@@ -118,38 +118,38 @@ def test_so_they_do_with_lowered_targets_and_reset_states(layer, monkeypatch):
 
 
 def same_state(one, other):
-    """Whether two rules have the same bits to save, averages among them."""
+    """Whether two optimizers have the same bits to save, averages among them."""
     mine, theirs = one.tensors(), other.tensors()
     assert mine.keys() == theirs.keys()
     assert one.numbers() == other.numbers()
     return all(torch.equal(mine[name], theirs[name]) for name in theirs)
 
 
-@pytest.mark.parametrize("rule", [late_sgd, late_adamw])
-def test_steps_are_recorded_anew_for_the_first_averaged_one(rule):
-    trained, data, at, rule = model(), text(), position(), rule()
-    rule.begin(trained.named_parameters())
-    step = RecordedSteps(trained, data, rule, **SETTINGS)
+@pytest.mark.parametrize("optimizer", [late_sgd, late_adamw])
+def test_steps_are_recorded_anew_for_the_first_averaged_one(optimizer):
+    trained, data, at, optimizer = model(), text(), position(), optimizer()
+    optimizer.setup(trained.named_parameters())
+    step = RecordedSteps(trained, data, optimizer, **SETTINGS)
     for _ in range(3):
         step(at, Segment(0, 5, 5), 0.4)
     first = step.cache.replays[5]
     step(at, Segment(0, 5, 5), 0.45)
     second = step.cache.replays[5]
     assert second is not first
-    assert rule.averaging
+    assert optimizer.averaging
     step(at, Segment(0, 5, 5), 0.5)
     assert step.cache.replays[5] is second
-    assert rule.average.count == 2
+    assert optimizer.average.count == 2
 
 
 def test_labels_have_room_for_the_whole_of_a_step():
     """Beside recurrences: ``drill.kernels.runtime.overlap``."""
-    trained, data, at, rule = model(), text(), position(), Sgd()
-    rule.begin(trained.named_parameters())
+    trained, data, at, optimizer = model(), text(), position(), Sgd()
+    optimizer.setup(trained.named_parameters())
     known = []
     trained.register_forward_pre_hook(lambda *_: known.append(knows_all(trained)))
     trained.layer.bias.register_hook(lambda grad: known.append(knows_all(trained)))
-    step = RecordedSteps(trained, data, rule, **SETTINGS)
+    step = RecordedSteps(trained, data, optimizer, **SETTINGS)
     for _ in range(2):
         step(at, Segment(0, 5, 5), 0.0)
     assert known == 4 * [True]
@@ -164,15 +164,15 @@ def knows_all(trained):
 def test_a_length_is_launched_once_and_recorded_at_its_second_segment():
     recorded = []
 
-    class Recorder(Graphs):
+    class Recorder(GraphRecorder):
         def record(self, work):
             recorded.append(work)
             return work
 
-    trained, data, at, rule = model(), text(), position(), Sgd()
-    rule.begin(trained.named_parameters())
+    trained, data, at, optimizer = model(), text(), position(), Sgd()
+    optimizer.setup(trained.named_parameters())
     step = RecordedSteps(
-        trained, data, rule, **SETTINGS, graphs=Recorder(CPU, instead="do without")
+        trained, data, optimizer, **SETTINGS, graphs=Recorder(CPU, instead="do without")
     )
     for count, length in ((0, 5), (0, 7), (1, 5), (1, 5), (2, 7)):
         step(at, Segment(0, length, length), 0.0)
@@ -180,13 +180,13 @@ def test_a_length_is_launched_once_and_recorded_at_its_second_segment():
 
 
 def test_another_way_to_step_and_longer_segments_are_recorded_anew():
-    trained, data, at, rule = model(), text(), position(), NtAsgd(patience=0)
-    rule.begin(trained.named_parameters())
-    step = RecordedSteps(trained, data, rule, **SETTINGS)
+    trained, data, at, optimizer = model(), text(), position(), NtAsgd(patience=0)
+    optimizer.setup(trained.named_parameters())
+    step = RecordedSteps(trained, data, optimizer, **SETTINGS)
     for _ in range(3):
         step(at, Segment(0, 5, 5), 0.0)
     assert set(step.cache.replays) == {5}
-    rule._average()
+    optimizer._average()
     step(at, Segment(0, 6, 6), 0.0)
     assert not step.cache.replays
     step(at, Segment(0, 6, 6), 0.0)
@@ -195,9 +195,9 @@ def test_another_way_to_step_and_longer_segments_are_recorded_anew():
 
 
 def test_a_given_state_is_taken_and_a_new_epoch_starts_from_zero():
-    trained, data, at, rule = model(dropout=0.0), text(), position(), Sgd(lr=1e-9)
-    rule.begin(trained.named_parameters())
-    step = RecordedSteps(trained, data, rule, **SETTINGS)
+    trained, data, at, optimizer = model(dropout=0.0), text(), position(), Sgd(lr=1e-9)
+    optimizer.setup(trained.named_parameters())
+    step = RecordedSteps(trained, data, optimizer, **SETTINGS)
     given = tuple(
         tuple(torch.ones_like(t) for t in layer) for layer in trained.initial_state(BATCH)
     )
@@ -214,12 +214,19 @@ def test_a_given_state_is_taken_and_a_new_epoch_starts_from_zero():
 
 
 def test_where_steps_are_launched_one_by_one_it_says_why():
-    trained, rule = model(), Sgd()
-    rule.begin(trained.named_parameters())
-    assert why_not_recorded(trained, rule, False, 1, None) == "asked for"
-    assert "not cpu" in why_not_recorded(trained, rule, True, 1, None)
+    trained, optimizer = model(), Sgd()
+    optimizer.setup(trained.named_parameters())
+    assert capture_blocker(trained, optimizer, False, 1, None) == "asked for"
+    assert "not cpu" in capture_blocker(trained, optimizer, True, 1, None)
     made = steps(
-        trained, trained, text(), rule, capture=True, world_size=1, micro_batch=None, **SETTINGS
+        trained,
+        trained,
+        text(),
+        optimizer,
+        capture=True,
+        world_size=1,
+        micro_batch=None,
+        **SETTINGS,
     )
     assert type(made) is Steps
 
@@ -235,9 +242,9 @@ def test_a_model_says_in_which_ways_it_is_trained():
 
 def test_lengths_beyond_the_most_graphs_are_launched_and_told_once(monkeypatch, caplog):
     monkeypatch.setattr("drill.training.cuda_graphs.MOST_GRAPHS", 1)
-    trained, data, at, rule = model(), text(), position(), AdamW()
-    rule.begin(trained.named_parameters())
-    step = RecordedSteps(trained, data, rule, **SETTINGS)
+    trained, data, at, optimizer = model(), text(), position(), AdamW()
+    optimizer.setup(trained.named_parameters())
+    step = RecordedSteps(trained, data, optimizer, **SETTINGS)
     with caplog.at_level("WARNING", logger="drill"):
         for length in (5, 5, 6, 6, 6, 7, 7):
             step(at, Segment(0, length, length), 0.0)
@@ -275,9 +282,9 @@ def test_a_parameter_without_a_gradient_is_named_and_steps_are_launched(monkeypa
 
 
 def test_other_modes_and_other_places_of_parameters_are_recorded_anew():
-    trained, data, at, rule = model(), text(), position(), AdamW()
-    rule.begin(trained.named_parameters())
-    step = RecordedSteps(trained, data, rule, **SETTINGS)
+    trained, data, at, optimizer = model(), text(), position(), AdamW()
+    optimizer.setup(trained.named_parameters())
+    step = RecordedSteps(trained, data, optimizer, **SETTINGS)
 
     def record():
         for _ in range(2):
@@ -296,17 +303,17 @@ def test_other_modes_and_other_places_of_parameters_are_recorded_anew():
 
 
 def test_autograd_hears_of_a_replay():
-    class Silent(Graphs):
+    class Silent(GraphRecorder):
         """Replays of which torch sees nothing, as of CUDA's."""
 
         def record(self, work):
             return lambda: None
 
-    trained, data, at, rule = model(), text(), position(), Asgd()
-    rule.begin(trained.named_parameters())
-    step = RecordedSteps(trained, data, rule, **SETTINGS, graphs=Silent(CPU, instead=""))
+    trained, data, at, optimizer = model(), text(), position(), Asgd()
+    optimizer.setup(trained.named_parameters())
+    step = RecordedSteps(trained, data, optimizer, **SETTINGS, graphs=Silent(CPU, instead=""))
     step(at, Segment(0, 5, 5), 0.0)
-    held = [*trained.parameters(), *rule.tensors().values()]
+    held = [*trained.parameters(), *optimizer.tensors().values()]
     assert len(held) == 2 * len(list(trained.parameters()))
     before = [tensor._version for tensor in held]
     loss = trained.encoder.lstms[0].weight_hh_l0.square().sum()
@@ -321,11 +328,11 @@ def test_autograd_hears_of_a_replay():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("layer", [TiedSoftmax, deep, mixture])
-@pytest.mark.parametrize("rule", [Sgd, lambda: NtAsgd(patience=0), AdamW, late_sgd, late_adamw])
+@pytest.mark.parametrize("optimizer", [Sgd, lambda: NtAsgd(patience=0), AdamW, late_sgd, late_adamw])
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
-def test_graphs_train_as_launches_do(rule, layer, autocast):
+def test_graphs_train_as_launches_do(optimizer, layer, autocast):
     given = {"device": "cuda", "layer": layer, "epochs": 4, "autocast": autocast}
-    ours, theirs = rule(), rule()
+    ours, theirs = optimizer(), optimizer()
     at, losses, found, step = run(RecordedSteps, ours, **given)
     _, wanted, truth, _ = run(Steps, theirs, **given)
     assert losses == wanted
@@ -352,25 +359,25 @@ def test_graphs_lower_targets_and_reset_states_as_launches_do(layer, autocast, m
 @pytest.mark.gpu
 def test_what_cannot_be_recorded_says_so():
     trained = model("cuda", lambda embedding: AdaptiveSoftmax(TiedSoftmax(embedding), [5, 10]))
-    rule = Sgd()
-    rule.begin(trained.named_parameters())
-    assert "AdaptiveSoftmax" in why_not_recorded(trained, rule, True, 1, None)
+    optimizer = Sgd()
+    optimizer.setup(trained.named_parameters())
+    assert "AdaptiveSoftmax" in capture_blocker(trained, optimizer, True, 1, None)
     plain = model("cuda")
-    rule.begin(plain.named_parameters())
-    assert why_not_recorded(plain, rule, True, 1, None) is None
-    assert "several processes" in why_not_recorded(plain, rule, True, 2, None)
-    assert "in parts" in why_not_recorded(plain, rule, True, 1, 2)
+    optimizer.setup(plain.named_parameters())
+    assert capture_blocker(plain, optimizer, True, 1, None) is None
+    assert "several processes" in capture_blocker(plain, optimizer, True, 2, None)
+    assert "in parts" in capture_blocker(plain, optimizer, True, 1, 2)
 
 
 @pytest.mark.gpu
 def test_one_line_says_how_a_run_is_trained(caplog):
-    trained, rule = model("cuda"), Sgd()
-    rule.begin(trained.named_parameters())
+    trained, optimizer = model("cuda"), Sgd()
+    optimizer.setup(trained.named_parameters())
     for capture, way in ((True, "replayed as CUDA graphs"), (False, "launched one by one: asked")):
         caplog.clear()
         given = {"capture": capture, "world_size": 1, "micro_batch": None, **SETTINGS}
         with caplog.at_level("INFO", logger="drill"):
-            steps(trained, trained, text("cuda"), rule, **given, autocast=torch.bfloat16)
+            steps(trained, trained, text("cuda"), optimizer, **given, autocast=torch.bfloat16)
         (line,) = [each for each in caplog.messages if each.startswith("training on cuda")]
         assert "LSTM " in line
         assert f"steps {way}" in line
@@ -391,11 +398,11 @@ def test_replays_of_a_large_batch_are_launches_of_the_stepwise_lstm():
     """There the LSTMs are a product and a kernel per step, inside the same graph."""
     results = []
     for kind in (RecordedSteps, Steps):
-        trained, at, rule = model("cuda", dropout=0.5), position("cuda"), Sgd()
+        trained, at, optimizer = model("cuda", dropout=0.5), position("cuda"), Sgd()
         torch.manual_seed(5)
         data = torch.randint(WORDS, (ROWS, LARGEST_PERSISTENT_BATCH + 1), device="cuda")
-        rule.begin(trained.named_parameters())
-        step = kind(trained, data, rule, **SETTINGS, autocast=torch.bfloat16)
+        optimizer.setup(trained.named_parameters())
+        step = kind(trained, data, optimizer, **SETTINGS, autocast=torch.bfloat16)
         with torch.autocast("cuda", torch.bfloat16):
             weight = trained.encoder.lstms[0].weight_hh_l0
             assert choose("auto", trained.encoder.embedding(data[:5]), weight)[0] == "graph"
@@ -410,11 +417,11 @@ def test_replays_of_a_large_batch_are_launches_of_the_stepwise_lstm():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rule", [Sgd, Asgd, AdamW, late_sgd, late_adamw])
-def test_replays_wait_for_nothing(rule):
-    trained, data, at, rule = model("cuda"), text("cuda"), position("cuda"), rule()
-    rule.begin(trained.named_parameters())
-    step = RecordedSteps(trained, data, rule, **SETTINGS, autocast=torch.bfloat16)
+@pytest.mark.parametrize("optimizer", [Sgd, Asgd, AdamW, late_sgd, late_adamw])
+def test_replays_wait_for_nothing(optimizer):
+    trained, data, at, optimizer = model("cuda"), text("cuda"), position("cuda"), optimizer()
+    optimizer.setup(trained.named_parameters())
+    step = RecordedSteps(trained, data, optimizer, **SETTINGS, autocast=torch.bfloat16)
     lengths = (5, 6, 7)
     for length in lengths * 2:  # launched, then recorded
         step(at, Segment(0, length, length), 0.5)

@@ -24,7 +24,7 @@ from drill.language_modeling.perplexity import Perplexity, perplexity
 from drill.language_modeling.train import train
 from drill.training.optim import AdamW, Asgd, NtAsgd, Sgd
 from drill.training.options import LanguageModelOptions
-from drill.training.precision import effective, products
+from drill.training.precision import matmul_precision, resolve_precision
 from drill.training.progress import Progress
 from drill.training.run.checkpoint import fingerprint_in, load, load_into
 from drill.training.run.folder import RunFolder
@@ -96,11 +96,11 @@ def test_one_step_by_hand(tmp_path):
     layer, lr, decay, clip = "deep-residual", 4.0, 0.01, 0.1
     tokens, batch = 45, 3  # 15 rows: one segment, cut from a sampled length of 25
     ids = Ids(text().train[:tokens], text().valid, text().test)
-    rule = Spy(lr, weight_decay=decay, clip=clip)
+    optimizer = Spy(lr, weight_decay=decay, clip=clip)
     options = {"activation": 2.0, "slowness": 1.0}
-    small_run(tmp_path, layer, rule, dropout=0.0, dtype=torch.float64, ids=ids, epochs=1,
+    small_run(tmp_path, layer, optimizer, dropout=0.0, dtype=torch.float64, ids=ids, epochs=1,
               batch_size=batch, bptt=20, seed=6, **options)  # fmt: skip
-    [(sampled, bptt, progress)] = rule.told
+    [(sampled, bptt, progress)] = optimizer.told
     assert (sampled, bptt, progress) == (25, 20, 0.0)
 
     model = small_model(layer, dropout=0.0, dtype=torch.float64)
@@ -109,7 +109,7 @@ def test_one_step_by_hand(tmp_path):
     loss.total.backward()
     norm = math.sqrt(sum(float(p.grad.square().sum()) for p in model.parameters()))
     assert norm > clip
-    assert rule.norms == pytest.approx([clip], rel=1e-5)
+    assert optimizer.norms == pytest.approx([clip], rel=1e-5)
     last = weights(RunFolder(tmp_path).last)
     for name, p in model.named_parameters():
         step = p.grad * clip / (norm + 1e-6) + decay * p.detach()
@@ -121,19 +121,19 @@ def test_one_step_by_hand(tmp_path):
 
 
 def test_the_rate_of_a_step_follows_the_sampled_length_even_of_a_cut_segment(tmp_path):
-    rule = Spy(5.0)
-    small_run(tmp_path, rule=rule, epochs=3)
+    optimizer = Spy(5.0)
+    small_run(tmp_path, optimizer=optimizer, epochs=3)
     planned = [s for epoch in segments(3) for s in epoch]
     assert any(s.length < s.sampled_length for s in planned)
-    assert rule.rates == [5.0 * s.sampled_length / BPTT for s in planned]
-    assert [length for length, _, _ in rule.told] == [s.sampled_length for s in planned]
+    assert optimizer.rates == [5.0 * s.sampled_length / BPTT for s in planned]
+    assert [length for length, _, _ in optimizer.told] == [s.sampled_length for s in planned]
     assert {row["lr"] for row in rows(tmp_path) if row["kind"] == "epoch"} == {5.0}
 
 
 def test_steps_are_told_how_much_of_the_run_is_done(tmp_path):
-    rule = Spy()
-    small_run(tmp_path, rule=rule, epochs=2)
-    told = [progress for _, _, progress in rule.told]
+    optimizer = Spy()
+    small_run(tmp_path, optimizer=optimizer, epochs=2)
+    told = [progress for _, _, progress in optimizer.told]
     planned = [(i + s.start / 100) / 2 for i, epoch in enumerate(segments(2)) for s in epoch]
     assert told == planned
     assert told == sorted(told)
@@ -152,16 +152,16 @@ def test_steps_are_told_how_much_of_the_run_is_done(tmp_path):
     ],
 )
 def test_the_golden_lengths(tmp_path, options, lengths):
-    rule = Spy()
+    optimizer = Spy()
     ids = Ids(text(train=2 * 1000).train, *text()[1:])
-    small_run(tmp_path, rule=rule, ids=ids, epochs=1, batch_size=2, bptt=70, **options)
-    assert [length for length, _, _ in rule.told][:12] == lengths
+    small_run(tmp_path, optimizer=optimizer, ids=ids, epochs=1, batch_size=2, bptt=70, **options)
+    assert [length for length, _, _ in optimizer.told][:12] == lengths
 
 
 def test_a_cap_bounds_every_length(tmp_path):
-    rule = Spy()
-    small_run(tmp_path, rule=rule, epochs=2, length_cap=8)
-    assert max(length for length, _, _ in rule.told) == 8
+    optimizer = Spy()
+    small_run(tmp_path, optimizer=optimizer, epochs=2, length_cap=8)
+    assert max(length for length, _, _ in optimizer.told) == 8
 
 
 @pytest.mark.parametrize("more", [1, 2, 3])
@@ -169,9 +169,9 @@ def test_the_last_segment_has_two_rows_or_there_is_none(tmp_path, more):
     """A single row has no difference in time: its mean would be NaN."""
     first = next(sequence_lengths(3, BPTT))
     ids = Ids(text().train[: BATCH * (first + more)], *text()[1:])
-    rule = Spy()
-    small_run(tmp_path, rule=rule, ids=ids, epochs=1, slowness=1.0)
-    assert len(rule.told) == (2 if more == 3 else 1)
+    optimizer = Spy()
+    small_run(tmp_path, optimizer=optimizer, ids=ids, epochs=1, slowness=1.0)
+    assert len(optimizer.told) == (2 if more == 3 else 1)
     assert all(torch.isfinite(p).all() for p in weights(RunFolder(tmp_path).best).values())
 
 
@@ -247,8 +247,8 @@ def test_the_reported_loss_is_the_mean_over_rows_without_regularisers(tmp_path):
 
 
 def test_averages_are_validated_and_kept_while_training_goes_on_from_the_iterates(tmp_path):
-    rule, model = Asgd(5.0), small_model("deep-residual")
-    act, stepped, shown = rule.step, [], []
+    optimizer, model = Asgd(5.0), small_model("deep-residual")
+    act, stepped, shown = optimizer.step, [], []
 
     def values() -> dict:
         return {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -259,12 +259,12 @@ def test_averages_are_validated_and_kept_while_training_goes_on_from_the_iterate
 
     def show(report: Progress) -> None:
         if report.row is not None:
-            held = {name: rule.optimizer.state[p]["average"].clone()
-                    for name, p in rule.parameters.items()}  # fmt: skip
+            held = {name: optimizer.optimizer.state[p]["average"].clone()
+                    for name, p in optimizer.parameters.items()}  # fmt: skip
             shown.append((report.row, held, values(), stepped[-1]))
 
-    rule.step = step
-    outcome = small_run(tmp_path, rule=rule, model=model, progress=show, epochs=3)
+    optimizer.step = step
+    outcome = small_run(tmp_path, optimizer=optimizer, model=model, progress=show, epochs=3)
     for row, averages, after, before in shown:
         assert row["averaged"]
         assert all(torch.equal(after[name], before[name]) for name in before)
@@ -286,7 +286,7 @@ def test_nt_asgd_starts_to_average_after_the_epoch_that_triggers(tmp_path, monke
     """Epoch 8 is worse than the best before the last five; the better ones later change nothing."""
     losses = [5.0, 4.0, 4.5, 4.2, 4.1, 3.9, 3.8, 4.05, 3.0, 2.0, 9.0]
     scripted(monkeypatch, losses)
-    small_run(tmp_path, rule=NtAsgd(1.0, patience=5), epochs=11)
+    small_run(tmp_path, optimizer=NtAsgd(1.0, patience=5), epochs=11)
     found = [row for row in rows(tmp_path) if row["kind"] == "epoch"]
     assert [row["valid_loss"] for row in found] == pytest.approx(losses)
     assert [row["averaged"] for row in found] == [False] * 8 + [True] * 3
@@ -296,8 +296,8 @@ def test_nt_asgd_starts_to_average_after_the_epoch_that_triggers(tmp_path, monke
 
 def test_nt_asgd_is_sgd_where_nothing_triggers(tmp_path, monkeypatch):
     scripted(monkeypatch, [5.0, 4.0, 3.0] * 2)
-    small_run(tmp_path / "a", rule=NtAsgd(2.0, patience=5))
-    small_run(tmp_path / "b", rule=Sgd(2.0))
+    small_run(tmp_path / "a", optimizer=NtAsgd(2.0, patience=5))
+    small_run(tmp_path / "b", optimizer=Sgd(2.0))
     assert [row["averaged"] for row in rows(tmp_path / "a")[:3]] == [False] * 3
     one, other = (weights(RunFolder(tmp_path / name).last) for name in "ab")
     assert all(torch.equal(one[key], other[key]) for key in one if key.startswith("model/"))
@@ -309,7 +309,7 @@ def test_nt_asgd_is_sgd_where_nothing_triggers(tmp_path, monkeypatch):
 @pytest.mark.parametrize("layer", ["tied", "mixture", "sampled"])
 def test_the_test_is_that_of_the_saved_file(tmp_path, layer):
     model = small_model(layer)
-    outcome = small_run(tmp_path, rule="nt-asgd", model=model, epochs=4)
+    outcome = small_run(tmp_path, optimizer="nt-asgd", model=model, epochs=4)
     fresh = small_model(layer, dropout=0.0)
     numbers = load_into(fresh, RunFolder(tmp_path).best)
     valid, test = (perplexity(fresh, ids, batch_size=size, bptt=BPTT)
@@ -351,7 +351,7 @@ def test_finetuning_stops_by_the_rule_and_the_given_weights_are_no_epoch_of_it(
     """The first entry is the baseline; epoch 7 is worse than the best before the last five."""
     losses = [1.0, 5.0, 4.0, 4.5, 4.2, 4.4, 4.3, 5.5]
     scripted(monkeypatch, losses)
-    outcome = small_run(tmp_path, rule=Asgd(1.0), epochs=50, baseline=True, patience=5)
+    outcome = small_run(tmp_path, optimizer=Asgd(1.0), epochs=50, baseline=True, patience=5)
     found = [row for row in rows(tmp_path) if row["kind"] == "epoch"]
     assert [row["epoch"] for row in found] == list(range(8))
     assert (outcome.finished, outcome.epoch, outcome.best_epoch) == (True, 7, 0)
@@ -372,7 +372,7 @@ def test_given_weights_stay_where_nothing_is_better(tmp_path, monkeypatch):
 
 
 def test_better_weights_replace_the_given_ones(tmp_path):
-    outcome = small_run(tmp_path, rule="sgd", baseline=True)
+    outcome = small_run(tmp_path, optimizer="sgd", baseline=True)
     assert outcome.best_epoch > 0
     assert rows(tmp_path)[0]["valid_loss"] > outcome.valid.loss
 
@@ -433,8 +433,8 @@ def test_the_precision_holds_for_the_run_and_no_longer(tmp_path, precision, insi
 def test_auto_is_the_fast_precision_of_the_device(monkeypatch, device, capability, expected):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     place = torch.device(device)
-    assert effective("auto", place) == expected
-    with products("auto", place) as autocast:
+    assert resolve_precision("auto", place) == expected
+    with matmul_precision("auto", place) as autocast:
         assert autocast is (torch.bfloat16 if expected == "bfloat16" else None)
 
 
@@ -574,11 +574,13 @@ def test_the_clock_ends_a_run_inside_an_epoch_with_a_validation_and_the_test(tmp
     assert unlike(all_of(tmp_path), before) == []
 
 
-@pytest.mark.parametrize("rule", ["sgd", "nt-asgd"])
-def test_a_run_that_the_clock_has_ended_goes_on_as_if_it_had_not(tmp_path, monkeypatch, rule):
-    small_run(tmp_path / "whole", rule=rule, epochs=4)
+@pytest.mark.parametrize("optimizer", ["sgd", "nt-asgd"])
+def test_a_run_that_the_clock_has_ended_goes_on_as_if_it_had_not(tmp_path, monkeypatch, optimizer):
+    small_run(tmp_path / "whole", optimizer=optimizer, epochs=4)
     for minutes in (0.3, 0.5, 0.7, None):
-        assert timed(monkeypatch, tmp_path / "pieces", minutes, rule=rule, epochs=4).finished
+        assert timed(
+            monkeypatch, tmp_path / "pieces", minutes, optimizer=optimizer, epochs=4
+        ).finished
     both = [rows(tmp_path / name) for name in ("whole", "pieces")]
     whole, pieces = ([row for row in each if row["kind"] == "epoch"] for each in both)
     assert len(both[1]) > len(both[0])  # validations inside epochs
@@ -597,15 +599,15 @@ def test_a_run_that_ends_by_itself_is_not_out_of_time(tmp_path, options):
 
 
 def test_a_schedule_follows_the_clock(tmp_path, monkeypatch):
-    rule = AdamW(0.01, schedule="cosine", warmup=0.1)
-    timed(monkeypatch, tmp_path, 0.5, rule=rule, epochs=1000)
+    optimizer = AdamW(0.01, schedule="cosine", warmup=0.1)
+    timed(monkeypatch, tmp_path, 0.5, optimizer=optimizer, epochs=1000)
     assert rows(tmp_path)[-2]["lr"] == pytest.approx(0.0, abs=1e-6)
 
 
 def test_a_limit_that_is_over_before_any_validation_still_gives_a_tested_model(
     tmp_path, monkeypatch
 ):
-    small_run(tmp_path, rule=interrupted_after(3, "sgd"), epochs=5)
+    small_run(tmp_path, optimizer=interrupted_after(3, "sgd"), epochs=5)
     outcome = timed(monkeypatch, tmp_path, 1e-9, epochs=5)
     assert (outcome.finished, outcome.epoch) == (True, 1)
     assert outcome.test is not None

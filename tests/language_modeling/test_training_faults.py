@@ -18,7 +18,7 @@ from drill.language_modeling.perplexity import Perplexity
 from drill.training.run import checkpoint
 from drill.training.run.folder import RunFolder
 from tests.tiny_runs import (
-    RULES,
+    OPTIMIZERS,
     after,
     all_of,
     interrupted_after,
@@ -41,7 +41,7 @@ def poisoned(path: Path, step: int, value: float, name: str = "layer.bias", **op
         parameter.data.view(-1)[3] = value
 
     with pytest.raises(Diverged) as caught:
-        small_run(path, rule=after(step, RULES["sgd"](), poison), model=model, **options)
+        small_run(path, optimizer=after(step, OPTIMIZERS["sgd"](), poison), model=model, **options)
     return str(caught.value)
 
 
@@ -113,10 +113,10 @@ def test_a_look_at_the_loss_finds_it_within_the_epoch(tmp_path, monkeypatch):
 
 
 def test_a_rate_that_is_too_high_ends_in_the_sentence(tmp_path):
-    rule = RULES["sgd"]()
-    rule.lr, rule.clip = 1e30, None
+    optimizer = OPTIMIZERS["sgd"]()
+    optimizer.lr, optimizer.clip = 1e30, None
     with pytest.raises(Diverged, match=r"the loss became (nan|inf) in epoch \d, before step"):
-        small_run(tmp_path, rule=rule, save_every=0.0)
+        small_run(tmp_path, optimizer=optimizer, save_every=0.0)
 
 
 NO_NUMBER = pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_a_full_disk_is_named_and_the_run_goes_on_when_there_is_room(
 
 def test_metrics_that_cannot_be_written_are_named(tmp_path, monkeypatch):
     small_run(tmp_path / "whole")
-    assert not small_run(tmp_path / "run", rule=interrupted_after(12, "sgd")).finished
+    assert not small_run(tmp_path / "run", optimizer=interrupted_after(12, "sgd")).finished
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full_from(1, os.fsync))  # no checkpoint is due before the row
         with pytest.raises(RunFolderError, match=r"metrics\.jsonl: cannot be written \(No space"):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from drill.errors import CaptureError
-from drill.training.cuda_graphs import Graphs
+from drill.training.cuda_graphs import GraphRecorder
 
 
 class FakeGraph:
@@ -28,7 +28,7 @@ def graphs(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Mock(torch.cuda.Stream))
-    made = Graphs(torch.device("cpu"), instead="set training.capture=false")
+    made = GraphRecorder(torch.device("cpu"), instead="set training.capture=false")
     made._stream = object()
     return made
 
@@ -61,7 +61,7 @@ def test_what_is_no_fault_of_recording_is_handed_on(graphs, error):
 @pytest.mark.gpu
 def test_after_a_refusal_the_device_goes_on():
     device = torch.device("cuda")
-    graphs = Graphs(device, instead="do without")
+    graphs = GraphRecorder(device, instead="do without")
     x = torch.ones(3, device=device)
     graphs.warm_up(lambda: x.add_(1))
     with pytest.raises(CaptureError, match="do without"):
@@ -75,7 +75,7 @@ def test_after_a_refusal_the_device_goes_on():
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_replay_right_after_a_recording_has_random_numbers_of_its_own(monkeypatch, fails):
     """A recording sets them back on its own stream, which may be late: here by some 50 ms."""
-    graphs = Graphs(torch.device("cuda", 0), instead="do without")
+    graphs = GraphRecorder(torch.device("cuda", 0), instead="do without")
     drawn = torch.empty(4, device="cuda")
 
     def work():

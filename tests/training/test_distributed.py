@@ -27,7 +27,7 @@ from tests.tiny_runs import (
     unlike,
     weights,
 )
-from tests.tiny_translations import small_data, small_rule, small_training
+from tests.tiny_translations import small_data, small_optimizer, small_training
 from tests.training.workers import EXACT, MANY_BATCHES, PLAIN, TRANSLATOR
 
 ROOT = Path(__file__).parents[2]
@@ -39,9 +39,9 @@ def launched(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("parallel")
     begun = interrupted_after(13, "nt-asgd")
     assert not small_run(folder / "one, then two", "deep-residual", begun, **EXACT).finished
-    stopping = interrupted_after(5, small_rule())
+    stopping = interrupted_after(5, small_optimizer())
     alone = folder / "one, then two translators"
-    assert not small_training(alone, rule=stopping, **MANY_BATCHES).finished
+    assert not small_training(alone, optimizer=stopping, **MANY_BATCHES).finished
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
                "--max-restarts", "3", "-m", "tests.training.workers", str(folder)]  # fmt: skip
     done = subprocess.run(
@@ -197,7 +197,7 @@ with world(torch.device("cpu"), timeout=4.0) as mine:
     if mine.first:
         time.sleep(6.0)
     mine.wait()
-    print(mine.from_first("learnt" if mine.first else None))
+    print(mine.broadcast_object("learnt" if mine.first else None))
 """
 
 
@@ -238,15 +238,19 @@ def test_alone_everything_is_the_identity(monkeypatch, environment):
         assert alone == World()
         assert alone.first
         assert alone.columns(data) is data
-        assert (alone.largest(2.5), alone.mean(2.5), alone.from_first("x")) == (2.5, 2.5, "x")
-        assert [part.tolist() for part in alone.gathered(data)] == [data.tolist()]
+        assert (alone.all_reduce_max(2.5), alone.mean(2.5), alone.broadcast_object("x")) == (
+            2.5,
+            2.5,
+            "x",
+        )
+        assert [part.tolist() for part in alone.all_gather(data)] == [data.tolist()]
     assert not torch.distributed.is_initialized()
 
 
 def test_processes_that_read_different_checkpoints_are_told(tmp_path, monkeypatch):
     """As from folders that are not shared; they would wait for each other until the time is up."""
-    small_run(tmp_path, rule=interrupted_after(13, "sgd"))
-    monkeypatch.setattr(World, "gathered", lambda self, tensor: [tensor, torch.tensor(-1)])
+    small_run(tmp_path, optimizer=interrupted_after(13, "sgd"))
+    monkeypatch.setattr(World, "all_gather", lambda self, tensor: [tensor, torch.tensor(-1)])
     with pytest.raises(CheckpointError, match=r"different checkpoints \(none, that of step 13\)"):
         small_run(tmp_path)
 

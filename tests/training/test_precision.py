@@ -8,7 +8,7 @@ import torch
 
 from drill.language_modeling.perplexity import perplexity
 from drill.training import precision
-from drill.training.precision import autocast_to, has_bfloat16_units, products
+from drill.training.precision import autocast_to, has_bfloat16_units, matmul_precision
 from tests.language_modeling.models import language_model, text
 from tests.tiny_runs import small_run
 
@@ -50,7 +50,7 @@ def test_this_torch_can_be_asked():
         assert has_bfloat16_units(CPU) == torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
-@pytest.mark.parametrize("enter", [lambda: products("bfloat16", CPU),
+@pytest.mark.parametrize("enter", [lambda: matmul_precision("bfloat16", CPU),
                                    lambda: autocast_to(CPU, torch.bfloat16)])  # fmt: skip
 def test_without_units_a_sentence_comes_once_and_onednn_is_off_inside(enter, units, caplog):
     before = torch.backends.mkldnn.enabled
@@ -64,7 +64,7 @@ def test_without_units_a_sentence_comes_once_and_onednn_is_off_inside(enter, uni
 @pytest.mark.parametrize("chosen", ["auto", "tf32", "float32"])
 def test_other_precisions_need_no_units(chosen, monkeypatch, caplog):
     monkeypatch.setattr(precision, "has_bfloat16_units", lambda device: False)
-    with products(chosen, CPU) as dtype, autocast_to(CPU, dtype):
+    with matmul_precision(chosen, CPU) as dtype, autocast_to(CPU, dtype):
         assert dtype is None
     assert caplog.records == []
 

@@ -9,20 +9,20 @@ import pytest
 from drill.language_modeling import train as training
 from drill.training.run import checkpoint
 from drill.training.run.folder import RunFolder
-from drill.training.signals import Interrupts
-from tests.tiny_runs import RULES, after, all_of, interrupted_after, small_run, unlike
+from drill.training.signals import GracefulShutdown
+from tests.tiny_runs import OPTIMIZERS, after, all_of, interrupted_after, small_run, unlike
 
-BOTH = pytest.mark.parametrize("number", Interrupts.SIGNALS, ids=lambda number: number.name)
+BOTH = pytest.mark.parametrize("number", GracefulShutdown.SIGNALS, ids=lambda number: number.name)
 
 
 def handlers() -> list:
-    return [signal.getsignal(number) for number in Interrupts.SIGNALS]
+    return [signal.getsignal(number) for number in GracefulShutdown.SIGNALS]
 
 
 @pytest.fixture(autouse=True)
 def nobody_waits(monkeypatch):
     """A second signal is meant as one, however soon it comes."""
-    monkeypatch.setattr(Interrupts, "TOGETHER", 0.0)
+    monkeypatch.setattr(GracefulShutdown, "TOGETHER", 0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -46,35 +46,35 @@ def own_handlers():
 
 @BOTH
 def test_the_first_signal_is_a_flag_and_the_second_acts_as_always(number):
-    with Interrupts() as interrupts:
-        assert not interrupts.asked
+    with GracefulShutdown() as shutdown:
+        assert not shutdown.requested
         os.kill(os.getpid(), number)
-        assert interrupts.asked
+        assert shutdown.requested
         with pytest.raises((KeyboardInterrupt, SystemExit)):
             os.kill(os.getpid(), number)
 
 
 def test_one_of_each_kind_counts_as_two():
-    with Interrupts() as interrupts:
+    with GracefulShutdown() as shutdown:
         os.kill(os.getpid(), signal.SIGTERM)
-        assert interrupts.asked
+        assert shutdown.requested
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
 
 
 def both_at_once() -> None:
     """Python hears of neither before both are there."""
-    held = signal.pthread_sigmask(signal.SIG_BLOCK, Interrupts.SIGNALS)
-    for number in Interrupts.SIGNALS:
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, GracefulShutdown.SIGNALS)
+    for number in GracefulShutdown.SIGNALS:
         os.kill(os.getpid(), number)
     signal.pthread_sigmask(signal.SIG_SETMASK, held)
 
 
 def test_both_kinds_at_once_are_one_request(tmp_path, monkeypatch):
     """Python told of the second with a traceback, since its handler was the system's again."""
-    monkeypatch.setattr(Interrupts, "TOGETHER", 60.0)
+    monkeypatch.setattr(GracefulShutdown, "TOGETHER", 60.0)
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as a command has it
-    outcome = small_run(tmp_path, rule=after(3, RULES["sgd"](), both_at_once))
+    outcome = small_run(tmp_path, optimizer=after(3, OPTIMIZERS["sgd"](), both_at_once))
     assert (outcome.finished, outcome.interrupted) == (False, True)
     assert signal.signal(signal.SIGTERM, before) is signal.SIG_DFL
     assert small_run(tmp_path).finished
@@ -82,7 +82,7 @@ def test_both_kinds_at_once_are_one_request(tmp_path, monkeypatch):
 
 def test_outside_signals_act_as_always():
     before = handlers()
-    with Interrupts():
+    with GracefulShutdown():
         assert handlers() != before
     assert handlers() == before
     with pytest.raises(KeyboardInterrupt):
@@ -91,7 +91,7 @@ def test_outside_signals_act_as_always():
 
 def test_an_error_inside_gives_the_handlers_back():
     before = handlers()
-    with pytest.raises(ZeroDivisionError), Interrupts():
+    with pytest.raises(ZeroDivisionError), GracefulShutdown():
         raise ZeroDivisionError
     assert handlers() == before
 
@@ -102,8 +102,8 @@ def test_another_thread_leaves_the_handlers_alone():
 
     def work() -> None:
         try:
-            with Interrupts() as interrupts:
-                found.extend([handlers(), interrupts.asked])
+            with GracefulShutdown() as shutdown:
+                found.extend([handlers(), shutdown.requested])
         except BaseException as error:
             errors.append(error)
 
@@ -121,7 +121,7 @@ def test_another_thread_leaves_the_handlers_alone():
 def test_a_run_ends_cleanly_with_what_it_has_learnt(tmp_path, number):
     small_run(tmp_path / "whole")
     told = []
-    outcome = small_run(tmp_path / "run", rule=interrupted_after(17, "sgd", number),
+    outcome = small_run(tmp_path / "run", optimizer=interrupted_after(17, "sgd", number),
                         progress=told.append)  # fmt: skip
     assert not outcome.finished
     assert outcome.test is None
@@ -168,7 +168,7 @@ def test_a_signal_in_the_test_is_told_with_what_the_test_finds(tmp_path, monkeyp
 
 def test_a_second_ctrl_c_leaves_the_checkpoint_before(tmp_path, monkeypatch):
     small_run(tmp_path / "whole")
-    small_run(tmp_path / "run", rule=interrupted_after(6, "sgd"))
+    small_run(tmp_path / "run", optimizer=interrupted_after(6, "sgd"))
     before = RunFolder(tmp_path / "run").last.read_bytes()
 
     def impatient(stream, content: bytes) -> None:
@@ -178,7 +178,7 @@ def test_a_second_ctrl_c_leaves_the_checkpoint_before(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "_write", impatient)
         with pytest.raises(KeyboardInterrupt):
-            small_run(tmp_path / "run", rule=interrupted_after(3, "sgd"))
+            small_run(tmp_path / "run", optimizer=interrupted_after(3, "sgd"))
     folder = RunFolder(tmp_path / "run")
     assert folder.last.read_bytes() == before
     assert [path.name for path in folder.last.parent.iterdir()] == [folder.last.name]
@@ -200,5 +200,5 @@ def test_an_error_in_a_run_gives_the_handlers_back(tmp_path):
 
     before = handlers()
     with pytest.raises(ZeroDivisionError):
-        small_run(tmp_path, rule=after(3, RULES["sgd"](), fail))
+        small_run(tmp_path, optimizer=after(3, OPTIMIZERS["sgd"](), fail))
     assert handlers() == before

@@ -18,8 +18,8 @@ import torch
 from drill.training import loop
 from drill.training.distributed import World, world
 from drill.training.run.folder import RunFolder
-from tests.tiny_runs import RULES, after, bits, interrupted_after, small_model, small_run
-from tests.tiny_translations import small_rule, small_training
+from tests.tiny_runs import OPTIMIZERS, after, bits, interrupted_after, small_model, small_run
+from tests.tiny_translations import small_optimizer, small_training
 
 EXACT = {"dropout": 0.0, "dtype": torch.float64, "epochs": 4}
 NOISY = {"layer": "deep-residual", "epochs": 4, "save_every": 0.0}
@@ -30,7 +30,7 @@ MANY_BATCHES = {**TRANSLATOR, "accumulate": 2, "max_tokens": 22}
 
 def alike(mine: World, model: torch.nn.Module) -> bool:
     """Whether all processes hold the same numbers."""
-    return all(len(set(map(bits, mine.gathered(p)))) == 1 for p in model.parameters())
+    return all(len(set(map(bits, mine.all_gather(p)))) == 1 for p in model.parameters())
 
 
 def first_life(folder: Path, mine: World) -> None:
@@ -43,28 +43,30 @@ def first_life(folder: Path, mine: World) -> None:
 
     model = small_model("deep-residual")
     same: list[bool] = []
-    rule = after(5, RULES["sgd"](), lambda: same.append(alike(mine, model)))
-    small_run(folder / "alike", rule=rule, model=model, world=mine, epochs=1)
+    optimizer = after(5, OPTIMIZERS["sgd"](), lambda: same.append(alike(mine, model)))
+    small_run(folder / "alike", optimizer=optimizer, model=model, world=mine, epochs=1)
     found["alike"] = same
 
     for batches in (2, 4):
         path = folder / f"translator {batches}"
         small_training(path, world=mine, accumulate=batches, **TRANSLATOR)
-    stopping = interrupted_after(5, small_rule()) if mine.rank == 1 else small_rule()
+    stopping = interrupted_after(5, small_optimizer()) if mine.rank == 1 else small_optimizer()
     stopped = folder / "stopped translator"
-    outcome = small_training(stopped, rule=stopping, world=mine, accumulate=2, **TRANSLATOR)
+    outcome = small_training(stopped, optimizer=stopping, world=mine, accumulate=2, **TRANSLATOR)
     found["translator stopped"] = [outcome.finished, RunFolder(stopped).load_last()[1]["step"]]
     small_training(stopped, world=mine, accumulate=2, **TRANSLATOR)
     # The first process alone validates: asked before, it must tell the others that it has not.
     step = RunFolder(folder / "translator 2").rows()[0]["step"]
-    stopping = interrupted_after(step, small_rule()) if mine.rank == 0 else small_rule()
+    stopping = interrupted_after(step, small_optimizer()) if mine.rank == 0 else small_optimizer()
     broken_off = folder / "translator without a validation"
-    outcome = small_training(broken_off, rule=stopping, world=mine, accumulate=2, **TRANSLATOR)
+    outcome = small_training(broken_off, optimizer=stopping, world=mine, accumulate=2, **TRANSLATOR)
     found["validation broken off"] = [outcome.finished, RunFolder(broken_off).metrics_size()]
     small_training(broken_off, world=mine, accumulate=2, **TRANSLATOR)
     small_training(folder / "one, then two translators", world=mine, **MANY_BATCHES)
-    stopping = interrupted_after(5, small_rule())
-    small_training(folder / "two, then one translator", rule=stopping, world=mine, **MANY_BATCHES)
+    stopping = interrupted_after(5, small_optimizer())
+    small_training(
+        folder / "two, then one translator", optimizer=stopping, world=mine, **MANY_BATCHES
+    )
     try:
         small_training(folder / "odd", world=mine, accumulate=3)
     except ValueError as error:
@@ -74,14 +76,14 @@ def first_life(folder: Path, mine: World) -> None:
     except ValueError as error:
         found["odd"] = str(error)
 
-    small_run(folder / "whole", rule="nt-asgd", world=mine, **NOISY)
+    small_run(folder / "whole", optimizer="nt-asgd", world=mine, **NOISY)
     # One process alone is interrupted: all must stop, at the same step.
-    rule = RULES["nt-asgd"]()
-    stopping = interrupted_after(7, rule) if mine.rank == 1 else rule
-    outcome = small_run(folder / "stopped", rule=stopping, world=mine, **NOISY)
+    optimizer = OPTIMIZERS["nt-asgd"]()
+    stopping = interrupted_after(7, optimizer) if mine.rank == 1 else optimizer
+    outcome = small_run(folder / "stopped", optimizer=stopping, world=mine, **NOISY)
     _, numbers = RunFolder(folder / "stopped").load_last()
     found["stopped"] = [outcome.finished, numbers["step"]]
-    small_run(folder / "stopped", rule="nt-asgd", world=mine, **NOISY)
+    small_run(folder / "stopped", optimizer="nt-asgd", world=mine, **NOISY)
     small_run(folder / "two, then one", "deep-residual", interrupted_after(13, "nt-asgd"),
               world=mine, **EXACT)  # fmt: skip
     if mine.first:
@@ -89,10 +91,10 @@ def first_life(folder: Path, mine: World) -> None:
 
 
 def last_run(folder: Path, mine: World, dies: bool) -> None:
-    rule = RULES["nt-asgd"]()
+    optimizer = OPTIMIZERS["nt-asgd"]()
     if dies:
-        rule = after(20, rule, lambda: os.kill(os.getpid(), signal.SIGKILL))
-    small_run(folder / "died", rule=rule, world=mine, **NOISY)
+        optimizer = after(20, optimizer, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    small_run(folder / "died", optimizer=optimizer, world=mine, **NOISY)
     if mine.first:
         (folder / "restarts").write_text(os.environ["TORCHELASTIC_RESTART_COUNT"])
 

@@ -45,7 +45,7 @@ def test_a_run_comes_back_as_it_was(here):
     told = json.loads((here / "runs/tiny/environment.json").read_text())
     assert told["pairs"] == run.data.checksum
     assert told["vocabulary_size"] == len(run.subwords) == 262
-    attention, *ways = told["ways"]
+    attention, *ways = told["kernels"]
     assert attention.startswith("attention ")
     assert ways == [
         "residuals and norms reference (made for CUDA devices, not cpu)",
@@ -58,7 +58,7 @@ def test_a_run_comes_back_as_it_was(here):
 
 def test_what_is_trained_is_said_in_short_lines_before_it_is(here, tmp_path):
     said: list[str] = []
-    train_run(small("training.updates=1"), tmp_path / "run", device="cpu", opened=said.append)
+    train_run(small("training.updates=1"), tmp_path / "run", device="cpu", on_start=said.append)
     (first, third), (second, _) = (each.splitlines() for each in said)
     assert first == f"training mt-demo in {tmp_path / 'run'}: deep-residual (depth 2)"
     run = load_translation(tmp_path / "run", device="cpu")
@@ -197,9 +197,9 @@ def test_a_run_of_updates_that_ends_by_the_clock_names_them(drill, monkeypatch):
 
 
 def test_limits_that_a_run_is_beyond_do_not_end_it(here, tmp_path, monkeypatch):
-    real, folder = translation_run.rule, tmp_path / "run"
+    real, folder = translation_run.optimizer, tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(translation_run, "rule", lambda held: interrupted_after(2, real(held)))
+        patch.setattr(translation_run, "optimizer", lambda held: interrupted_after(2, real(held)))
         with pytest.raises(KeyboardInterrupt):
             train_run(small(), folder, device="cpu")
     before = RunFolder(folder).last.read_bytes()
@@ -212,9 +212,9 @@ def test_limits_that_a_run_is_beyond_do_not_end_it(here, tmp_path, monkeypatch):
 
 
 def test_the_same_command_resumes(here, monkeypatch):
-    real = translation_run.rule
+    real = translation_run.optimizer
     with monkeypatch.context() as patch:
-        patch.setattr(translation_run, "rule", lambda held: interrupted_after(4, real(held)))
+        patch.setattr(translation_run, "optimizer", lambda held: interrupted_after(4, real(held)))
         with pytest.raises(KeyboardInterrupt):
             train_run(small(), "runs/again", device="cpu")
     torch.manual_seed(99)

@@ -29,7 +29,7 @@ from tests.tiny_runs import (
 )
 from tests.tiny_translations import (
     small_data,
-    small_rule,
+    small_optimizer,
     small_training,
 )
 
@@ -41,8 +41,8 @@ def kinds(path) -> list[str]:
 def in_pieces(path, steps: int, **options) -> int:
     for life in range(1, 100):
         torch.manual_seed(life)  # the saved state counts, not the one found
-        rule = interrupted_after(steps, small_rule())
-        if small_training(path, rule=rule, **options).finished:
+        optimizer = interrupted_after(steps, small_optimizer())
+        if small_training(path, optimizer=optimizer, **options).finished:
             return life
     raise AssertionError("100 lives were not enough")
 
@@ -67,15 +67,15 @@ def test_an_interrupted_run_is_the_same_run(tmp_path, layer, steps, options):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_and_stops(tmp_path, number):
-    rule = interrupted_after(5, small_rule(), number)
-    outcome = small_training(tmp_path, rule=rule)
+    optimizer = interrupted_after(5, small_optimizer(), number)
+    outcome = small_training(tmp_path, optimizer=optimizer)
     assert (outcome.finished, outcome.test) == (False, None)
     assert RunFolder(tmp_path).load_last()[1]["step"] == 5
 
 
 @pytest.fixture(scope="module")
 def averaged(tmp_path_factory) -> dict[str, Any]:
-    """What a run comes to that nobody interrupts."""
+    """What a run comes to that nobody shutdown."""
     path = tmp_path_factory.mktemp("averaged")
     small_training(path, average=2)
     return all_of(path)
@@ -103,7 +103,9 @@ def test_a_signal_in_the_test_ends_it_and_the_next_life_tests(
     assert (outcome.finished, outcome.interrupted, outcome.test) == (False, True, None)
     assert outcome.epoch == 3
     assert "test" not in kinds(tmp_path / "run")
-    again = small_training(tmp_path / "run", average=2, rule=after(1, small_rule(), pytest.fail))
+    again = small_training(
+        tmp_path / "run", average=2, optimizer=after(1, small_optimizer(), pytest.fail)
+    )
     assert (again.finished, again.interrupted) == (True, False)
     assert unlike(all_of(tmp_path / "run"), averaged) == []
 
@@ -252,13 +254,13 @@ def test_a_finished_run_gives_its_outcome_again_without_training(tmp_path, monke
 
 
 def test_texts_that_changed_are_noticed(tmp_path):
-    small_training(tmp_path, rule=interrupted_after(5, small_rule()))
+    small_training(tmp_path, optimizer=interrupted_after(5, small_optimizer()))
     with pytest.raises(RunFolderError, match="the text has changed since this run was saved"):
         small_training(tmp_path, data=small_data(train=59))
 
 
 def test_a_checkpoint_that_lacks_something_is_named(tmp_path):
-    small_training(tmp_path, rule=interrupted_after(5, small_rule()))
+    small_training(tmp_path, optimizer=interrupted_after(5, small_optimizer()))
     folder = RunFolder(tmp_path)
     tensors, numbers = folder.load_last()
     del numbers["validations"]

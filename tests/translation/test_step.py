@@ -17,7 +17,7 @@ from tests.tiny_runs import (
 from tests.tiny_translations import (
     LAYERS,
     small_data,
-    small_rule,
+    small_optimizer,
     small_training,
     small_translator,
 )
@@ -33,15 +33,17 @@ def test_the_gradient_is_that_of_the_mean_over_all_tokens_of_the_update(
     data, seen = small_data(), []
     model = small_translator(layer, dropout=0.0, dtype=torch.float64)
     by_hand = small_translator(layer, dropout=0.0, dtype=torch.float64)
-    rule = small_rule()
-    step = rule.step
+    optimizer = small_optimizer()
+    step = optimizer.step
 
     def spied(*arguments):
         seen.append({name: p.grad.clone() for name, p in model.named_parameters()})
         step(*arguments)
 
-    monkeypatch.setattr(rule, "step", spied)
-    small_training(tmp_path, rule=rule, model=model, data=data, updates=1, accumulate=accumulate)
+    monkeypatch.setattr(optimizer, "step", spied)
+    small_training(
+        tmp_path, optimizer=optimizer, model=model, data=data, updates=1, accumulate=accumulate
+    )
     batches = list(PairBatches(data.train, 60, 3).epoch(1))[:accumulate]
     tokens = sum(batch.target_tokens for batch in batches)
     for batch in batches:
@@ -93,13 +95,13 @@ def test_a_batch_that_asks_for_nothing_adds_nothing(layer):
 def test_an_interrupted_run_of_replays_is_the_same_run(tmp_path):
     """Up to what a GPU adds in another order, and to which batches are replays."""
 
-    def trained(name: str, rule=None):
+    def trained(name: str, optimizer=None):
         model = small_translator("deep-residual").cuda()
         options = {"pad_to": 8, "capture": True, "epochs": 4, "average": 2}
-        return small_training(tmp_path / name, rule=rule, model=model, **options)
+        return small_training(tmp_path / name, optimizer=optimizer, model=model, **options)
 
     trained("whole")
-    assert not trained("pieces", interrupted_after(9, small_rule())).finished
+    assert not trained("pieces", interrupted_after(9, small_optimizer())).finished
     assert trained("pieces").finished
     whole, pieces = (rows(tmp_path / name) for name in ("whole", "pieces"))
     assert [row["kind"] for row in pieces] == [row["kind"] for row in whole]
@@ -207,7 +209,9 @@ def test_a_gpu_searches_in_the_way_it_says(layer):
 def test_the_reported_loss_is_that_of_all_tokens_of_the_epoch(tmp_path):
     data = small_data()
     still = AdamW(1e-12, weight_decay=0.0, schedule="constant", warmup=0.0)
-    small_training(tmp_path, "plain", rule=still, data=data, dropout=0.0, epochs=1, accumulate=2)
+    small_training(
+        tmp_path, "plain", optimizer=still, data=data, dropout=0.0, epochs=1, accumulate=2
+    )
     model, total, tokens = small_translator("plain", dropout=0.0), 0.0, 0
     for batch in PairBatches(data.train, 60, 3).epoch(1):
         total += model.loss(*batch[:3], ignore_index=IGNORE, reduction="sum").item()

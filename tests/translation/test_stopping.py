@@ -13,7 +13,7 @@ from drill.training.run.folder import RunFolder
 from drill.translation import validate as translation_testing
 from drill.translation.loss import TranslationLoss
 from tests.tiny_runs import after, all_of, interrupted_after, rows, unlike
-from tests.tiny_translations import small_rule, small_training, small_translator
+from tests.tiny_translations import small_optimizer, small_training, small_translator
 
 # Worse than the best before the last two: 4.2 is not, 4.4 is.
 LOSSES = [5.0, 4.0, 4.3, 4.2, 4.4]
@@ -48,7 +48,7 @@ def test_patience_ends_a_run_and_its_best_weights_are_tested(tmp_path, scripted,
     assert (outcome.finished, outcome.stopped, outcome.out_of_time) == (True, True, False)
     assert outcome.best_epoch == validations(tmp_path)[1]["epoch"]
     assert rows(tmp_path)[-1]["kind"] == "test"
-    again = small_training(tmp_path, **options, rule=after(1, small_rule(), pytest.fail))
+    again = small_training(tmp_path, **options, optimizer=after(1, small_optimizer(), pytest.fail))
     assert (again.finished, again.stopped, again.epoch) == (True, True, outcome.epoch)
     further = small_training(tmp_path, **options | {"epochs": 60})
     assert further.stopped  # more epochs do not wake it
@@ -84,17 +84,17 @@ def test_an_interrupted_run_has_the_same_patience(tmp_path, layer):
     """Its steps are so long that it soon gets worse."""
     options = {"epochs": 40, "patience": 1, "validate_every": 3, "baseline": True, "bleu_every": 2}
 
-    def rule():
-        made = small_rule()
+    def optimizer():
+        made = small_optimizer()
         made.lr = 0.5
         return made
 
-    whole = small_training(tmp_path / "whole", layer, rule=rule(), **options)
+    whole = small_training(tmp_path / "whole", layer, optimizer=optimizer(), **options)
     assert whole.stopped
     for life in range(100):
         torch.manual_seed(life)
-        piece = interrupted_after(4, rule())
-        if small_training(tmp_path / "pieces", layer, rule=piece, **options).finished:
+        piece = interrupted_after(4, optimizer())
+        if small_training(tmp_path / "pieces", layer, optimizer=piece, **options).finished:
             break
     assert unlike(all_of(tmp_path / "pieces"), all_of(tmp_path / "whole")) == []
 

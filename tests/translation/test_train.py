@@ -28,7 +28,7 @@ from tests.tiny_runs import (
 )
 from tests.tiny_translations import (
     small_data,
-    small_rule,
+    small_optimizer,
     small_training,
     small_translator,
     text,
@@ -39,7 +39,9 @@ from tests.tiny_translations import (
 
 def test_best_holds_the_weights_of_the_lowest_validation_loss(tmp_path):
     data = small_data()
-    outcome = small_training(tmp_path, data=data, rule=AdamW(0.3, schedule="constant"), epochs=5)
+    outcome = small_training(
+        tmp_path, data=data, optimizer=AdamW(0.3, schedule="constant"), epochs=5
+    )
     losses = {row["epoch"]: row["valid_loss"] for row in rows(tmp_path) if row["kind"] == "epoch"}
     assert outcome.best_epoch == min(losses, key=losses.get)
     model = small_translator()
@@ -130,16 +132,16 @@ def test_a_mean_that_is_worse_is_not_kept(tmp_path):
 @pytest.mark.usefixtures("better_means")
 def test_more_epochs_leave_no_stale_mean(tmp_path):
     small_training(
-        tmp_path / "a", rule=AdamW(0.1, schedule="constant", warmup=0.0), epochs=6, average=3
+        tmp_path / "a", optimizer=AdamW(0.1, schedule="constant", warmup=0.0), epochs=6, average=3
     )
     assert (tmp_path / "a" / "averaged.safetensors").exists()
     again = AdamW(0.1, schedule="constant", warmup=0.0)
     seen: list[bool] = []
     after(1, again, lambda: seen.append((tmp_path / "a" / "averaged.safetensors").exists()))
-    small_training(tmp_path / "a", rule=again, epochs=8, average=3)
+    small_training(tmp_path / "a", optimizer=again, epochs=8, average=3)
     assert seen == [False]
     whole = AdamW(0.1, schedule="constant", warmup=0.0)
-    small_training(tmp_path / "b", rule=whole, epochs=8, average=3)
+    small_training(tmp_path / "b", optimizer=whole, epochs=8, average=3)
     assert unlike(all_of(tmp_path / "a"), all_of(tmp_path / "b")) == []
 
 
@@ -200,13 +202,13 @@ def test_nor_does_it_fall_when_that_life_is_killed_before_it_has_saved(tmp_path)
     small_training(tmp_path, updates=2)
     with_a_test_at(tmp_path, 1000.0)
     with pytest.raises(Killed):
-        small_training(tmp_path, updates=4, rule=after(1, small_rule(), die))
+        small_training(tmp_path, updates=4, optimizer=after(1, small_optimizer(), die))
     assert small_training(tmp_path, updates=4).elapsed >= 1000.0
 
 
 def test_a_schedule_follows_the_limit_that_comes_first(tmp_path):
-    rule = AdamW(0.01, schedule="cosine", warmup=0.1)
-    small_training(tmp_path, rule=rule, epochs=1000, updates=20, validate_every=10)
+    optimizer = AdamW(0.01, schedule="cosine", warmup=0.1)
+    small_training(tmp_path, optimizer=optimizer, epochs=1000, updates=20, validate_every=10)
     first, last = (row["lr"] for row in rows(tmp_path) if row["kind"] == "validation")
     assert first == pytest.approx(0.01 * 0.5 * (1 + math.cos(math.pi * 4 / 9)), rel=1e-3)
     assert last == pytest.approx(0.0, abs=1e-6)
@@ -217,9 +219,9 @@ def test_a_schedule_follows_the_limit_that_comes_first(tmp_path):
 
 def test_a_loss_that_is_no_number_ends_the_run_with_the_last_good_checkpoint(tmp_path):
     model = small_translator()
-    rule = after(5, small_rule(), lambda: model.layer.bias.data.fill_(math.nan))
+    optimizer = after(5, small_optimizer(), lambda: model.layer.bias.data.fill_(math.nan))
     with pytest.raises(Diverged, match=r"the loss became nan in epoch 1.*last good checkpoint"):
-        small_training(tmp_path, model=model, rule=rule, save_every=0.0)
+        small_training(tmp_path, model=model, optimizer=optimizer, save_every=0.0)
     _, numbers = RunFolder(tmp_path).load_last()
     assert numbers["step"] == 4
     assert all(
@@ -263,7 +265,7 @@ def test_a_test_without_memory_for_it_is_told_of_and_made_by_the_next_life(tmp_p
         patch.setattr(translation_testing, "translated", test)
         with pytest.raises(OutOfMemory, match=r"make room on the GPU; the same command tests them"):
             small_training(tmp_path)
-    assert small_training(tmp_path, rule=after(1, small_rule(), pytest.fail)).finished
+    assert small_training(tmp_path, optimizer=after(1, small_optimizer(), pytest.fail)).finished
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def test_the_first_weights_are_those_of_the_start_and_so_are_the_subwords(here, 
         checkpoint.save(base / "averaged.safetensors", held, {"steps": [1, 2]})
     said: list[str] = []
     settings = started(*STILL, start=base)
-    train_run(settings, tmp_path / "run", device="cpu", opened=said.append)
+    train_run(settings, tmp_path / "run", device="cpu", on_start=said.append)
     torch.testing.assert_close(weights(tmp_path / "run/best.safetensors"), held)
     assert Subwords.load(tmp_path / "run/subwords.json") == Subwords.load(base / "subwords.json")
     assert said[-1].endswith(f"\nstarts from the {kind} weights of {base}, with its subwords")
@@ -74,9 +74,9 @@ def test_a_resumed_run_does_not_ask_for_its_start_again(here, tmp_path, monkeypa
     shutil.copytree("runs/tiny", tmp_path / "base")
     settings = started(start=tmp_path / "base")
     train_run(settings, tmp_path / "whole", device="cpu")
-    real = translation_run.rule
+    real = translation_run.optimizer
     with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
-        patch.setattr(translation_run, "rule", lambda held: interrupted_after(4, real(held)))
+        patch.setattr(translation_run, "optimizer", lambda held: interrupted_after(4, real(held)))
         train_run(settings, tmp_path / "run", device="cpu")
     shutil.rmtree(tmp_path / "base")
     assert train_run(settings, tmp_path / "run", device="cpu").finished

@@ -10,7 +10,7 @@ from drill.errors import RunFolderError, SettingsError
 from drill.report.analysis.word_accuracy import AccuracyBand
 from drill.training.run.folder import RunFolder
 from drill.training.run.weights import settings_of
-from drill.translation.hypotheses import Made, how_made
+from drill.translation.hypotheses import DecodingInfo, read_decoding_info
 from drill.translation.run import TranslationRun
 
 SPLIT = "test"
@@ -27,10 +27,10 @@ def kept_bands(run: TranslationRun) -> dict[str, list[AccuracyBand]]:
     return accuracy_bands(run, run.split(SPLIT)[0].target, read_lines(path))
 
 
-def refuse_unlike_searches(folders: Iterable[Path]) -> None:
+def check_same_search(folders: Iterable[Path]) -> None:
     """SettingsError where the kept translations of runs that are to be compared are by different
     searches: `drill evaluate` replaces them, by any search and of any weights."""
-    made = {folder: _how_made(RunFolder(folder)) for folder in folders}
+    made = {folder: _decoding_info(RunFolder(folder)) for folder in folders}
     told = [(folder, each) for folder, each in made.items() if each is not None]
     for folder, known in made.items():
         if known is None and len(made) > 1:
@@ -49,12 +49,12 @@ def refuse_unlike_searches(folders: Iterable[Path]) -> None:
             )
 
 
-def _how_made(run: RunFolder) -> Made | None:
-    """``how_made``; notes weights that the run was not tested by."""
+def _decoding_info(run: RunFolder) -> DecodingInfo | None:
+    """``read_decoding_info``; notes weights that the run was not tested by."""
     language = settings_of(run).data["target"]
     if not run.hypotheses(SPLIT, language).exists():  # ``kept_bands`` tells of it
         return None
-    made = how_made(run, SPLIT, language)
+    made = read_decoding_info(run, SPLIT, language)
     tested = (run.test_row() or {}).get("weights")
     if made is not None and tested not in (None, made.weights):
         note(

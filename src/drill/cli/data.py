@@ -32,20 +32,20 @@ def listed() -> list[str]:
 def _state(name: str) -> str:
     """Asked of names of files and packages alone; nothing is read."""
     from drill.data import CORPORA, GENERATED, PARALLEL_CORPORA, data_folders
-    from drill.data.extras import refuse_lacking
-    from drill.data.parallel.corpora import refuse_missing_pairs
-    from drill.data.text.corpora import SPLITS, refuse_missing
+    from drill.data.extras import check_packages
+    from drill.data.parallel.corpora import check_parallel_corpus
+    from drill.data.text.corpora import SPLITS, check_corpus
 
     if name in CORPORA:
         paths = ([each / name / f"{split}.txt" for each in data_folders()] for split in SPLITS)
         return HERE if all(any(map(Path.is_file, each)) for each in paths) else TO_DOWNLOAD
     try:
         if name in PARALLEL_CORPORA:
-            refuse_missing_pairs(name, *DEFAULT)
+            check_parallel_corpus(name, *DEFAULT)
         elif name == GENERATED:
-            refuse_lacking(f"{name} needs", "num2words", "babel")
+            check_packages(f"{name} needs", "num2words", "babel")
         else:
-            refuse_missing(name)
+            check_corpus(name)
     except DataError:
         return TO_PUT if name in PARALLEL_CORPORA else TO_INSTALL
     return HERE

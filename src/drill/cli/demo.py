@@ -42,7 +42,7 @@ def demo(
     """
     from drill.cli.compare_runs import Compared
     from drill.cli.display import TrainingDisplay, console, note
-    from drill.data import refuse_missing
+    from drill.data import check_corpus
     from drill.language_modeling.run import load_run
     from drill.report import write_report
     from drill.tasks import train_run
@@ -53,7 +53,7 @@ def demo(
     changes = [] if epochs is None else [f"training.epochs={epochs}"]
     planned = {name: recipe(name, changes) for name in RECIPES}
     for settings in planned.values():
-        refuse_missing(settings.data["corpus"])
+        check_corpus(settings.data["corpus"])
     shown = console()
     shown.print(
         "The World English Bible (public domain) comes as a package: 840,418 tokens to train on,\n"
@@ -67,7 +67,7 @@ def demo(
                 runs / name,
                 device="cpu",
                 progress=display.show,
-                opened=display.say,
+                on_start=display.say,
                 pass_on_signals=False,
             )
         if not outcome.finished or outcome.interrupted:

@@ -99,13 +99,13 @@ def evaluate(
             raise SettingsError(f"is for {kind}, which {run} is not", key=_option(name))
     if translator:
         from drill.cli.evaluate_translation import Files, evaluate_translation
-        from drill.translation.build import refuse_unready
+        from drill.translation.build import check_ready
 
         if (source is None) != (reference is None):
             raise SettingsError("are given together", key="--source and --reference")
         own = None if source is None or reference is None else Files(source, reference)
         _check_one_text(split, own, "--source")
-        refuse_unready(run, "evaluating", text=words or own is None)
+        check_ready(run, "evaluating", text=words or own is None)
         with as_settings_error():
             evaluate_translation(
                 load_translator(run, weights, device),

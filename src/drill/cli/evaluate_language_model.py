@@ -30,7 +30,7 @@ from drill.language_modeling.gradient_statistics import (
 from drill.language_modeling.perplexity import Perplexity, perplexity, token_losses
 from drill.language_modeling.run import Run
 from drill.report.results.evaluations import OWN_FILES
-from drill.training.precision import effective, for_dynamic_evaluation, products
+from drill.training.precision import for_dynamic_evaluation, matmul_precision, resolve_precision
 from drill.training.run.folder import json_row
 
 # What the arguments of the functions are called on the command line.
@@ -78,13 +78,13 @@ class Evaluation:
         if rows_of is dynamic_rows:
             precision = for_dynamic_evaluation(precision, device)
         rows = []
-        with products(precision, device) as autocast, as_settings_error():
+        with matmul_precision(precision, device) as autocast, as_settings_error():
             texts = self.texts(run)
             for found in rows_of(self, run, texts, autocast, **options):
                 row = {
                     "run": str(self.folder),
                     **run.origin.row(),
-                    "precision": effective(precision, device),
+                    "precision": resolve_precision(precision, device),
                     **found,
                 }
                 if self.as_json:

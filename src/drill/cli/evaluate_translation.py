@@ -17,12 +17,12 @@ from drill.errors import SettingsError
 from drill.report.analysis.word_accuracy import AccuracyBand, subword_bands, word_bands
 from drill.report.results.evaluations import OWN_FILES
 from drill.report.tables.band_tables import accuracy_table
-from drill.training.device import told_of_memory
-from drill.training.precision import effective, products
+from drill.training.device import out_of_memory_hint
+from drill.training.precision import matmul_precision, resolve_precision
 from drill.training.run.folder import json_row
 from drill.translation.bleu import corpus_scores
 from drill.translation.evaluate import translated
-from drill.translation.hypotheses import Made, keep_hypotheses
+from drill.translation.hypotheses import DecodingInfo, keep_hypotheses
 from drill.translation.run import TranslationRun
 from drill.translation.translate import Search
 
@@ -68,9 +68,9 @@ def evaluate_translation(
     for split, text, pairs in _texts(run, splits):
         start = time.monotonic()
         with (
-            products(chosen, device) as autocast,
+            matmul_precision(chosen, device) as autocast,
             Counter(split, quiet) as progress,
-            told_of_memory(
+            out_of_memory_hint(
                 f"the evaluation of {run.folder.path}", "take a smaller --batch-tokens or --beam"
             ),
         ):
@@ -87,7 +87,7 @@ def evaluate_translation(
         row = {
             "run": str(run.folder.path),
             **run.origin.row(),
-            "precision": effective(chosen, device),
+            "precision": resolve_precision(chosen, device),
             "kind": "translation",
             **_names(splits, split),
             "lines": len(text),
@@ -113,7 +113,7 @@ def evaluate_translation(
             for kind, each in bands.items():
                 typer.echo(f"\n{accuracy_table({f'{kind}s': each}, of=kind).markdown()}")
         if not isinstance(splits, Files):
-            made = Made(**search, weights=run.weights)
+            made = DecodingInfo(**search, weights=run.weights)
             keep_hypotheses(run.folder, split, language, found.hypotheses, made)
         run.folder.keep_evaluation(row)
         kept.append(row)

@@ -38,7 +38,7 @@ def _blocks(stream: Any, name: str, nul: bool, plain: bool = False) -> Iterator[
     rest, number = b"", 0
     while chunk := _read(stream, name):
         if plain and number == 0:
-            _refuse_packed(rest + chunk, name)
+            _check_uncompressed(rest + chunk, name)
         *whole, rest = (rest + chunk).split(b"\n")
         if whole:
             yield from _decoded(whole, name, number, nul)
@@ -47,7 +47,7 @@ def _blocks(stream: Any, name: str, nul: bool, plain: bool = False) -> Iterator[
         yield from _decoded([rest], name, number, nul)
 
 
-def _refuse_packed(start: bytes, name: str) -> None:
+def _check_uncompressed(start: bytes, name: str) -> None:
     for mark, kind, mend in ((GZIP, "gzip", "gunzip"), (XZ, "xz", "unxz")):
         if start.startswith(mark):
             raise DataError(f"{name}: is {kind}, not text; pipe it through {mend}")

@@ -41,7 +41,7 @@ def report(
     it adds the accuracy of words, from the translations in their run folders.
     """
     from drill.cli.compare_runs import Compared
-    from drill.cli.compare_translations import kept_bands, refuse_unlike_searches
+    from drill.cli.compare_translations import check_same_search, kept_bands
     from drill.cli.display import note
     from drill.language_modeling.run import load_run
     from drill.report.page.page import check_replaceable, markdown, write_report
@@ -49,7 +49,7 @@ def report(
     from drill.report.results.runs import distinct_names
     from drill.training.run.weights import task_of
     from drill.training.settings import TRANSLATION
-    from drill.translation.build import refuse_unready
+    from drill.translation.build import check_ready
     from drill.translation.run import load_translation
 
     folders = _without_others(runs or [])
@@ -67,7 +67,7 @@ def report(
     accuracy: dict[str, dict[str, list[AccuracyBand]]] = {}
     if bands or samples:
         names = distinct_names(folders)
-        refuse_unlike_searches(each for each in folders if task_of(each) == TRANSLATION)
+        check_same_search(each for each in folders if task_of(each) == TRANSLATION)
         for folder in folders:
             note(f"reading {folder}")
             if task_of(folder) == TRANSLATION:
@@ -76,7 +76,7 @@ def report(
                         f"--samples: {folder} is a translator, which needs a source text; "
                         "leave out that folder, or --samples"
                     )
-                refuse_unready(folder, "--bands of", scores=False)
+                check_ready(folder, "--bands of", scores=False)
                 run = load_translation(folder, device=device)
                 for kind, each in kept_bands(run).items():
                     accuracy.setdefault(kind, {})[names[folder]] = each

@@ -76,7 +76,7 @@ def _signatures(settings: "Settings") -> dict[str, tuple[Callable[..., Any], dic
     from drill.layers import LAYERS
     from drill.models import ENCODERS
     from drill.models.transformer.transformer import Transformer
-    from drill.training.optim import RULES
+    from drill.training.optim import OPTIMIZERS
     from drill.training.options import LanguageModelOptions, TranslationOptions
     from drill.training.settings import OVER, TRANSLATION
 
@@ -87,7 +87,7 @@ def _signatures(settings: "Settings") -> dict[str, tuple[Callable[..., Any], dic
     if OVER in settings.layer:
         layer[f"layer.{OVER}"] = settings.layer[OVER]
     layers = {key: (LAYERS[table["name"]], one_of(LAYERS)) for key, table in layer.items()}
-    optimizer = {"optimizer": (RULES[settings.optimizer["name"]], one_of(RULES))}
+    optimizer = {"optimizer": (OPTIMIZERS[settings.optimizer["name"]], one_of(OPTIMIZERS))}
     if settings.task == TRANSLATION:
         return {
             "data": (read_parallel_corpus, {}),

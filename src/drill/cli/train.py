@@ -49,7 +49,7 @@ def train(
     trained all the same. `drill recipes` lists the recipes.
     """
     from drill.cli.display import note
-    from drill.tasks import refuse_faults
+    from drill.tasks import check_recipe
     from drill.training.run.resume import settings_to_go_on
     from drill.training.settings import recipe
 
@@ -89,7 +89,7 @@ def train(
     failed: list[Path] = []
     for settings, folder in [] if alone else planned:  # now, not after hours of training
         with _left_out(folder, failed):
-            refuse_faults(settings, folder, folders)
+            check_recipe(settings, folder, folders)
     for settings, folder in planned:
         if folder in failed:
             continue
@@ -177,7 +177,7 @@ def _train(settings: "Settings", folder: Path, device: str, quiet: bool) -> bool
             device=device,
             progress=display.show,
             data_progress=counted,
-            opened=display.say,
+            on_start=display.say,
             pass_on_signals=False,
         )
     if main:

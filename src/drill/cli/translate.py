@@ -80,8 +80,8 @@ def translate(
 
     from drill.cli.display import note
     from drill.cli.input_lines import blocks_of_lines, name_of
-    from drill.training.device import told_of_memory
-    from drill.training.precision import products
+    from drill.training.device import out_of_memory_hint
+    from drill.training.precision import matmul_precision
     from drill.translation.translate import Search, translate_blocks
 
     if greedy and (sample or n_best > 1 or beam is not None or length_penalty is not None):
@@ -109,7 +109,7 @@ def translate(
     chosen: Any = precision.value if precision else training["precision"]
     penalty = training["length_penalty"] if length_penalty is None else length_penalty
     where = torch.device(next(loaded.model.parameters()).device)
-    memory = told_of_memory(f"the search with {run}", "take a smaller --batch-tokens or --beam")
+    memory = out_of_memory_hint(f"the search with {run}", "take a smaller --batch-tokens or --beam")
     with as_settings_error(), memory, ExitStack() as stack:
         search = Search(
             beam=1 if greedy else max(n_best, beam or training["beam"]),
@@ -124,7 +124,7 @@ def translate(
             max_extra=max_extra,
             max_source=max_source,
             batch_tokens=batch_tokens,
-            autocast=stack.enter_context(products(chosen, where)),
+            autocast=stack.enter_context(matmul_precision(chosen, where)),
         )
         number = 0
         lines = blocks_of_lines(file, nul=True)  # subwords spell any character

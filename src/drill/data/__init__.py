@@ -9,9 +9,9 @@ from drill.data.parallel.corpora import (
     GENERATED,
     PARALLEL_CORPORA,
     PARALLEL_NAMES,
+    check_parallel_corpus,
     read_parallel_corpus,
     read_parallel_split,
-    refuse_missing_pairs,
 )
 from drill.data.parallel.dataset import (
     TranslationData,
@@ -30,12 +30,12 @@ from drill.data.text.corpora import (
     Corpus,
     Ids,
     Published,
+    check_corpus,
     corpus_from_file,
     corpus_from_folder,
     data_folders,
     load_corpus,
     read_corpus,
-    refuse_missing,
 )
 from drill.data.text.vocabulary import EOS, UNK, Vocabulary
 from drill.errors import DataError
@@ -87,6 +87,8 @@ __all__ = [
     "TranslationData",
     "Vocabulary",
     "cache_folder",
+    "check_corpus",
+    "check_parallel_corpus",
     "columns",
     "corpus_from_file",
     "corpus_from_folder",
@@ -103,8 +105,6 @@ __all__ = [
     "read_corpus",
     "read_parallel_corpus",
     "read_parallel_split",
-    "refuse_missing",
-    "refuse_missing_pairs",
     "rotated",
     "rotations",
     "sequence_lengths",

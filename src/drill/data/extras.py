@@ -1,4 +1,4 @@
-"""Packages that only parts of drill need: all that are lacking are told at once, with the mend."""
+"""Optional packages: what is missing is reported at once, with the command that installs it."""
 
 import importlib.util
 from collections.abc import Mapping
@@ -22,16 +22,16 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
 """What brings them along with drill, as pyproject.toml has it."""
 
 
-def refuse_lacking(who_needs: str, *packages: str) -> None:
+def check_packages(who_needs: str, *packages: str) -> None:
     """DataError where one is not installed; ``who_needs`` begins its sentence: ``subwords need``.
 
     None is imported, so that asking costs nothing.
     """
     if _lacking(packages):
-        raise lacking(who_needs, *packages)
+        raise missing_packages(who_needs, *packages)
 
 
-def lacking(who_needs: str, *packages: str) -> DataError:
+def missing_packages(who_needs: str, *packages: str) -> DataError:
     """What to raise where one of them cannot be imported: names those that are not installed, or
     all where they are and do not work."""
     named = _lacking(packages) or list(packages)

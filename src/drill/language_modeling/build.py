@@ -2,7 +2,7 @@
 
 ids, vocabulary = corpus(settings)
 model = language_model(settings, vocabulary)
-rule(settings)
+optimizer(settings)
 """
 
 from collections.abc import Callable
@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from drill.data import Corpus, Ids, Vocabulary, cache_folder, read_corpus, refuse_missing
+from drill.data import Corpus, Ids, Vocabulary, cache_folder, check_corpus, read_corpus
 from drill.errors import SettingsError
 from drill.layers import MatrixLayer, OutputLayer
 from drill.models import ENCODERS
 from drill.models.language_model import LanguageModel
 from drill.recipes.reader import NAME
-from drill.training.build import output_layer, rule
-from drill.training.device import weightless
+from drill.training.build import optimizer, output_layer
+from drill.training.device import meta_init
 from drill.training.settings import Settings, makes_no_model
 
 STAND_IN = 2**20  # words of a vocabulary that is not known yet
@@ -43,12 +43,11 @@ def language_model(
     return _model(settings, len(vocabulary), vocabulary.counts.tolist).to(device)
 
 
-def rehearse(settings: Settings) -> None:
-    """Build the rule, and the model without its memory: faults show before a text is fetched, and
-    a text that is missing before anybody is told that it is trained on."""
-    refuse_missing(settings.data["corpus"])
-    rule(settings)
-    with weightless():
+def dry_run(settings: Settings) -> None:
+    """Build optimizer and model on the meta device: bad settings fail before a text is read."""
+    check_corpus(settings.data["corpus"])
+    optimizer(settings)
+    with meta_init():
         model = _model(settings, STAND_IN, lambda: [1] * STAND_IN)
     try:
         check_adversarial(settings.training["adversarial"], model.layer)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from drill.data import evaluation_segments, inputs_and_targets
 from drill.language_modeling.grid_search import Cell, Search
-from drill.language_modeling.perplexity import Perplexity, Progress, Text, one_column, refuse_nan
+from drill.language_modeling.perplexity import Perplexity, Progress, Text, check_nan, one_column
 from drill.models.language_model import LanguageModel
 from drill.training.precision import evaluating, lower_precision
 
@@ -60,7 +60,7 @@ def cache_perplexity(
     read = _read(model, data, window, [theta], bptt, autocast, progress)
     served = read.served_as_published(window, bptt) if published else read.served
     losses = _mixed(read.vocabulary, read.pointer[0], served, lamb)
-    refuse_nan("cache_perplexity", model, losses[:, None])
+    check_nan("cache_perplexity", model, losses[:, None])
     return Perplexity(losses.sum().item(), len(losses), 1)
 
 
@@ -89,7 +89,7 @@ def cache_search(
         raise ValueError("cache_search: there are no settings to try; give a theta and a lamb")
     data = one_column("cache_search", model, ids, limit)
     read = _read(model, data, window, thetas, bptt, autocast, progress)
-    refuse_nan("cache_search", model, read.vocabulary[:, None])
+    check_nan("cache_search", model, read.vocabulary[:, None])
     served = read.served_as_published(window, bptt) if published else read.served
     cells = []
     for theta, pointer in zip(thetas, read.pointer, strict=True):

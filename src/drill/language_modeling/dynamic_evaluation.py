@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from drill.data import evaluation_segments
-from drill.kernels.lstm.persistent.recurrence import refuse_stall
+from drill.kernels.lstm.persistent.recurrence import check_stall
 from drill.language_modeling.fingerprint import text_fingerprint
 from drill.language_modeling.gradient_statistics import GradientReader, Statistics, trained
 from drill.language_modeling.grid_search import Cell, Search, Settings, grid
@@ -157,7 +157,7 @@ def dynamic_search(
 
 def _look(total: float, tokens: int, lr: float) -> None:
     if math.isnan(total):
-        refuse_stall("dynamic_perplexity")
+        check_stall("dynamic_perplexity")
         raise FloatingPointError(
             f"dynamic_perplexity: the loss is NaN within the first {tokens} tokens, so the weights "
             f"have run away; take a smaller lr than {lr}"

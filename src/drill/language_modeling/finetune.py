@@ -15,7 +15,7 @@ FINETUNE_LENGTH_ROOM = 10  # how far beyond bptt its segments may be
 def finetuning(run: Path | str) -> Settings:
     """Settings that go on from the best weights of a run with averaged SGD from the first step.
 
-    Segment lengths are bounded and have a seed of their own; training ends by the rule that
+    Segment lengths are bounded and have a seed of their own; training ends by the optimizer that
     starts averaging in NT-ASGD; only weights better than the given ones are kept.
     """
     folder = RunFolder(run)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from drill.data import EOS, UNK, Vocabulary
-from drill.kernels.lstm.persistent.recurrence import refuse_stall
+from drill.kernels.lstm.persistent.recurrence import check_stall
 from drill.language_modeling.line_start import line_start, repeated
 from drill.language_modeling.scoring import Scored, check_vocabulary, score, unknown_words
 from drill.layers import MatrixLayer, OutputLayer, SampledSoftmax
@@ -90,7 +90,7 @@ def generate(
         if forbidden is not None:
             scores[forbidden] = -math.inf
         if np.isnan(scores).any():
-            refuse_stall("generate")
+            check_stall("generate")
             raise FloatingPointError(
                 "generate: the model gives NaN for a probability; look at its weights"
             )

@@ -16,12 +16,12 @@ from torch.autograd.graph import increment_version
 
 from drill.data import DataError, Segment, evaluation_segments
 from drill.files import atomic_write, read_bytes
-from drill.kernels.lstm.persistent.recurrence import refuse_stall
+from drill.kernels.lstm.persistent.recurrence import check_stall
 from drill.language_modeling.fingerprint import text_fingerprint, weights_fingerprint
 from drill.language_modeling.perplexity import Progress, Text, laid_out
 from drill.layers import MatrixLayer, MixtureOfSoftmaxes
 from drill.models.language_model import LanguageModel
-from drill.training.cuda_graphs import Graphs
+from drill.training.cuda_graphs import GraphRecorder
 from drill.training.precision import current_precision
 
 KIND = "drill gradient statistics"
@@ -144,7 +144,7 @@ def gradient_statistics(
                 progress((segment.start + segment.length) * data.shape[1], data[1:].numel())
     roots = torch._foreach_sqrt(torch._foreach_div(squares, len(segments)))
     if not torch.stack([root.mean() for root in roots]).mean() > 0:  # NaN fails too
-        refuse_stall("gradient_statistics")
+        check_stall("gradient_statistics")
         raise ValueError(
             "gradient_statistics: every gradient is 0 or one is NaN, so steps have no measure; "
             "look at the weights and at the text"
@@ -208,9 +208,9 @@ class GradientReader:
         self.state = tuple(tuple(tensor.clone() for tensor in layer) for layer in start)
         self.ids = data.new_empty((0, data.shape[1]))
         whole = isinstance(model.layer, MatrixLayer | MixtureOfSoftmaxes)
-        self.graphs: Graphs | None = None
+        self.graphs: GraphRecorder | None = None
         if capture and whole and data.is_cuda:
-            self.graphs = Graphs(data.device, instead="pass capture=False")
+            self.graphs = GraphRecorder(data.device, instead="pass capture=False")
         self.replays: dict[int, Callable[[], None] | None] = {}
 
     def __call__(self, segment: Segment) -> None:

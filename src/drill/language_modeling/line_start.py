@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drill.kernels.lstm.persistent.recurrence import refuse_stall
+from drill.kernels.lstm.persistent.recurrence import check_stall
 from drill.models.encoder import State
 from drill.models.language_model import LanguageModel
 from drill.training.precision import evaluating
@@ -64,7 +64,7 @@ def repeated(state: State, batch: int) -> State:
 def _drawn(name: str, p: Tensor, thrown: Tensor) -> Tensor:
     """p (B, V), thrown (B,) in [0, 1) -> words (B,) in whose part of p the dice lie."""
     if p.isnan().any():
-        refuse_stall(name)
+        check_stall(name)
         raise FloatingPointError(
             f"{name}: the model gives NaN for a probability; look at its weights"
         )

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from drill.data import DataError, columns, evaluation_segments, inputs_and_targets
-from drill.kernels.lstm.persistent.recurrence import refuse_stall
+from drill.kernels.lstm.persistent.recurrence import check_stall
 from drill.models.language_model import LanguageModel
 from drill.training.precision import evaluating, lower_precision
 
@@ -140,7 +140,7 @@ def _losses(
             if progress is not None:
                 progress(done * batch, (rows - 1) * batch)
     losses = torch.cat(found)
-    refuse_nan(name, model, losses)
+    check_nan(name, model, losses)
     return losses
 
 
@@ -185,12 +185,12 @@ def one_column(name: str, model: LanguageModel, ids: Text, limit: int | None = N
     return data if limit is None else data[: limit + 1]
 
 
-def refuse_nan(name: str, model: nn.Module, losses: Tensor) -> None:
+def check_nan(name: str, model: nn.Module, losses: Tensor) -> None:
     """FloatingPointError, or Stalled, where one of the losses (rows, B) is NaN."""
     wrong = losses.isnan()
     if not wrong.any():
         return
-    refuse_stall(name)
+    check_stall(name)
     row, column = (int(place) for place in wrong.nonzero()[0])
     parameters = dict(model.named_parameters())
     broken = [key for key, value in parameters.items() if not value.isfinite().all()]

@@ -11,31 +11,37 @@ import torch
 
 from drill.data import DataError, Ids, Vocabulary
 from drill.errors import RunFolderError
-from drill.language_modeling.build import corpus, encoded_text, language_model, rehearse
+from drill.language_modeling.build import corpus, dry_run, encoded_text, language_model
 from drill.language_modeling.generation import generate
 from drill.language_modeling.perplexity import Perplexity, perplexity
 from drill.language_modeling.scoring import Scored, score
-from drill.language_modeling.step import kernel_summary, why_not_recorded
+from drill.language_modeling.step import capture_blocker, kernel_summary
 from drill.language_modeling.train import train
 from drill.models.language_model import LanguageModel
-from drill.training.build import rule
+from drill.training.build import optimizer
 from drill.training.device import pick_device
 from drill.training.distributed import World
 from drill.training.loop import TRAINING_LOG, Outcome
-from drill.training.optim import Rule
+from drill.training.optim import ScheduledOptimizer
 from drill.training.options import LanguageModelOptions
-from drill.training.precision import autocast_dtype, products
+from drill.training.precision import autocast_dtype, matmul_precision
 from drill.training.progress import Progress
 from drill.training.run.checkpoint import load_into
 from drill.training.run.environment import keep_environment, leave_ended
 from drill.training.run.folder import RunFolder
 from drill.training.run.resume import has_begun, with_text
-from drill.training.run.weights import Origin, Weights, by_any_kernels, load_weights, settings_of
+from drill.training.run.weights import (
+    Weights,
+    WeightsInfo,
+    by_any_kernels,
+    load_weights,
+    settings_of,
+)
 from drill.training.settings import TRANSLATION, Settings, does_not_run
 from drill.training.summary import (
     few_updates,
     no_better_than_guessing,
-    opening,
+    run_summary,
     share_of_unknown,
     sizes,
 )
@@ -49,7 +55,7 @@ class LanguageModelRun:
     settings: Settings
     vocabulary: Vocabulary
     model: LanguageModel
-    origin: Origin
+    origin: WeightsInfo
 
     @property
     def weights(self) -> Weights:
@@ -70,7 +76,7 @@ class LanguageModelRun:
         """Of "train", "valid" or "test", as in training: the same columns and precision."""
         given = self.settings.training
         device = next(self.model.parameters()).device
-        with products(given["precision"], device) as autocast:
+        with matmul_precision(given["precision"], device) as autocast:
             return perplexity(
                 self.model,
                 getattr(self.ids, split),
@@ -130,12 +136,12 @@ def train_language_model(
     processes: World,
     progress: Callable[[Progress], None] | None,
     data_progress: Any,
-    opened: Callable[[str], None] | None,
+    on_start: Callable[[str], None] | None,
 ) -> Outcome:
     begun = has_begun(settings, run, processes)
-    rehearse(settings)
-    if opened is not None:
-        opened(opening(settings, run, device, processes))
+    dry_run(settings)
+    if on_start is not None:
+        on_start(run_summary(settings, run, device, processes))
     text, ids, vocabulary = encoded_text(settings, data_progress if processes.first else None)
     if begun and vocabulary_of(run) != vocabulary:
         raise DataError(
@@ -149,20 +155,20 @@ def train_language_model(
         if vocabulary_of(start) != vocabulary:
             raise DataError(f"{start.path}: was trained with another vocabulary; start elsewhere")
         load_into(model, start.best)
-    trains_by = rule(settings)
+    trains_by = optimizer(settings)
     if processes.first and not leave_ended(run, settings):
         vocabulary.save(run.vocabulary)
         found = _ways(settings, model, trains_by, processes)
         keep_environment(run, settings, model, device, processes, found)
         run.write_text(run.recipe, settings.to_toml())
-    if opened is not None:
+    if on_start is not None:
         size = f"{len(ids.train):,} tokens, {len(vocabulary):,} words"
         cut_off = (settings.data["minimum_count"], settings.data["maximum_size"])
         remarks = (
             share_of_unknown(text, vocabulary, ids, *cut_off),
             few_updates(settings, len(ids.train)),
         )
-        opened(sizes(settings, run, model, size, *remarks))
+        on_start(sizes(settings, run, model, size, *remarks))
     outcome = train(
         model,
         ids,
@@ -179,11 +185,13 @@ def train_language_model(
     return outcome
 
 
-def _ways(settings: Settings, model: LanguageModel, trains_by: Rule, processes: World) -> list[str]:
+def _ways(
+    settings: Settings, model: LanguageModel, trains_by: ScheduledOptimizer, processes: World
+) -> list[str]:
     """Which kernels are used and how steps are made, and why."""
     given = settings.training
-    trains_by.begin(model.named_parameters())  # what it can do depends on what it changes
-    obstacle = why_not_recorded(
+    trains_by.setup(model.named_parameters())  # what it can do depends on what it changes
+    obstacle = capture_blocker(
         model, trains_by, given["capture"], processes.size, given["micro_batch"]
     )
     batch = processes.own_columns(given["batch_size"])

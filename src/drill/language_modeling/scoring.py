@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from drill.data import EOS, UNK, DataError, Vocabulary
-from drill.kernels.lstm.persistent.recurrence import refuse_stall
+from drill.kernels.lstm.persistent.recurrence import check_stall
 from drill.language_modeling.line_start import line_start, repeated
 from drill.models.encoder import State
 from drill.models.language_model import LanguageModel
@@ -126,7 +126,7 @@ def _scored(
         # All of a block before the first is handed out: in between, the model is the caller's.
         for line, found in zip(block, _log_probs(model, block, start), strict=True):
             if any(map(math.isnan, found)):
-                refuse_stall(f"score: line {line.number}")
+                check_stall(f"score: line {line.number}")
                 raise FloatingPointError(
                     f"score: line {line.number}: the model gives NaN for a probability; look at "
                     "its weights"

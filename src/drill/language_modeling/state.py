@@ -39,7 +39,7 @@ class LanguageModelState(TrainingState):
     def state_dict(self, world: World) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, numbers = super().state_dict(world)
         for name, tensor in _named(self.hidden):
-            tensors[f"hidden/{name}"] = torch.cat(world.gathered(tensor), 1)
+            tensors[f"hidden/{name}"] = torch.cat(world.all_gather(tensor), 1)
         numbers["lengths"] = self.lengths.state()
         numbers["layers"] = [] if self.hidden is None else [len(layer) for layer in self.hidden]
         return tensors, numbers

@@ -20,9 +20,9 @@ from drill.language_modeling.state import LanguageModelState
 from drill.layers import MatrixLayer, MixtureOfSoftmaxes
 from drill.models.encoder import State
 from drill.models.language_model import LanguageModel
-from drill.training.cuda_graphs import GraphCache, Graphs
+from drill.training.cuda_graphs import GraphCache, GraphRecorder
 from drill.training.loop import TRAINING_LOG
-from drill.training.optim import Rule
+from drill.training.optim import ScheduledOptimizer
 from drill.training.precision import autocast_to
 
 logger = logging.getLogger(TRAINING_LOG)
@@ -47,14 +47,14 @@ class Steps:
         self,
         trained: nn.Module,
         data: Tensor,
-        rule: Rule,
+        optimizer: ScheduledOptimizer,
         *,
         bptt: int,
         autocast: torch.dtype | None = None,
         micro_batch: int | None = None,
         options: dict[str, Any],
     ) -> None:
-        self.trained, self.data, self.rule, self.bptt = trained, data, rule, bptt
+        self.trained, self.data, self.optimizer, self.bptt = trained, data, optimizer, bptt
         self.autocast, self.micro_batch, self.options = autocast, micro_batch, options
 
     def __call__(self, state: LanguageModelState, segment: Segment, progress: float) -> None:
@@ -64,15 +64,15 @@ class Steps:
             nll, state.hidden = backward(
                 self.trained, inputs, targets, state.hidden, self.micro_batch, self.options
             )
-        self.rule.step(segment.sampled_length, self.bptt, progress)
+        self.optimizer.step(segment.sampled_length, self.bptt, progress)
         state.nll += nll * segment.length
 
 
 class RecordedSteps(Steps):
     """The same steps, replayed. The first segment of a length is launched, later ones are replays.
 
-    Once the rule says that a step cannot be a replay, all are launched. Graphs are recorded anew
-    where modes of modules or addresses of parameters have changed.
+    Once the optimizer says that a step cannot be a replay, all are launched. Graphs are recorded
+    anew where modes of modules or addresses of parameters have changed.
 
     graphs  where they are recorded
     """
@@ -81,14 +81,14 @@ class RecordedSteps(Steps):
         self,
         trained: LanguageModel,
         data: Tensor,
-        rule: Rule,
+        optimizer: ScheduledOptimizer,
         *,
-        graphs: Graphs | None = None,
+        graphs: GraphRecorder | None = None,
         **settings: Any,
     ) -> None:
-        super().__init__(trained, data, rule, **settings)
+        super().__init__(trained, data, optimizer, **settings)
         self.model = trained
-        self.graphs = graphs or Graphs(data.device, instead="set training.capture=false")
+        self.graphs = graphs or GraphRecorder(data.device, instead="set training.capture=false")
         self.ids = data.new_empty((0, data.shape[1]))  # (longest + 1, B)
         self.hidden: State | None = None
         self.parameters = list(trained.parameters())
@@ -99,28 +99,30 @@ class RecordedSteps(Steps):
         length = segment.length
         self._carry(state)
         self._make_room(length)
-        self.rule.prepare(progress)
-        self.cache.check(self.rule.phase)
+        self.optimizer.prepare(progress)
+        self.cache.check(self.optimizer.phase)
         self.ids[: length + 1].copy_(self.data[segment.start : segment.start + length + 1])
         replays = self.cache.replays
         new = length not in replays
         if self.obstacle is not None or (new and not self.cache.should_record(length)):
             self.graphs.warm_up(lambda: self._launch(state, segment, progress))
             return
-        self.rule.announce(segment.sampled_length, self.bptt, progress)
+        self.optimizer.prepare_step(segment.sampled_length, self.bptt, progress)
         if new:
-            replays[length] = self.graphs.record(lambda: self._work(state, length, self.rule.apply))
+            replays[length] = self.graphs.record(
+                lambda: self._work(state, length, self.optimizer.apply_step)
+            )
         replays[length]()
-        self.rule.replayed()
+        self.optimizer.replayed()
 
     def _launch(self, state: LanguageModelState, segment: Segment, progress: float) -> None:
         def step() -> None:
-            found = self.rule.why_launched()
+            found = self.optimizer.replay_blocker()
             if found is not None and self.obstacle is None:
                 self.obstacle = found
                 self.cache.forget()
                 logger.info("training: steps are launched one by one: %s", found)
-            self.rule.step(segment.sampled_length, self.bptt, progress)
+            self.optimizer.step(segment.sampled_length, self.bptt, progress)
 
         self._work(state, segment.length, step)
 
@@ -157,7 +159,7 @@ def steps(
     model: LanguageModel,
     trained: nn.Module,
     data: Tensor,
-    rule: Rule,
+    optimizer: ScheduledOptimizer,
     *,
     capture: bool,
     world_size: int,
@@ -165,14 +167,14 @@ def steps(
     **settings: Any,
 ) -> Steps:
     """Replayed steps where that is wanted and possible, else launched ones; the log says why."""
-    obstacle = why_not_recorded(model, rule, capture, world_size, micro_batch)
+    obstacle = capture_blocker(model, optimizer, capture, world_size, micro_batch)
     if data.is_cuda:
         size = data.shape[1], settings["bptt"]
         found = kernel_summary(model, obstacle, *size, settings.get("autocast"))
         logger.info("training on %s: %s", data.device, "; ".join(found))
     if obstacle is None:
-        return RecordedSteps(model, data, rule, **settings)
-    return Steps(trained, data, rule, micro_batch=micro_batch, **settings)
+        return RecordedSteps(model, data, optimizer, **settings)
+    return Steps(trained, data, optimizer, micro_batch=micro_batch, **settings)
 
 
 def kernel_summary(
@@ -182,15 +184,19 @@ def kernel_summary(
     bptt: int,
     autocast: torch.dtype | None,
 ) -> list[str]:
-    """How a run is trained where the model is; ``obstacle`` is what ``why_not_recorded`` gives."""
+    """How a run is trained where the model is; ``obstacle`` is what ``capture_blocker`` gives."""
     with autocast_to(next(model.parameters()).device, autocast):
         parts = model.kernel_summary(batch, bptt)
     steps = "replayed as CUDA graphs" if obstacle is None else f"launched one by one: {obstacle}"
     return [*parts, f"steps {steps}"]
 
 
-def why_not_recorded(
-    model: LanguageModel, rule: Rule, capture: bool, world_size: int, micro_batch: int | None
+def capture_blocker(
+    model: LanguageModel,
+    optimizer: ScheduledOptimizer,
+    capture: bool,
+    world_size: int,
+    micro_batch: int | None,
 ) -> str | None:
     """Why steps of this kind are launched one by one; None where they can be replayed."""
     device = next(model.parameters()).device
@@ -204,7 +210,7 @@ def why_not_recorded(
         return "a batch is taken in parts"
     if not isinstance(model.layer, MatrixLayer | MixtureOfSoftmaxes):
         return f"sizes inside {type(model.layer).__name__} depend on the targets"
-    return rule.why_not_recorded()
+    return optimizer.capture_blocker()
 
 
 def backward(

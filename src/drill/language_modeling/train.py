@@ -27,7 +27,7 @@ from drill.models.language_model import LanguageModel
 from drill.training.distributed import World, data_parallel
 from drill.training.divergence import diverged_if_nan
 from drill.training.loop import Outcome, Watch, fit
-from drill.training.optim import NonMonotone, Rule
+from drill.training.optim import NonMonotone, ScheduledOptimizer
 from drill.training.options import LanguageModelOptions
 from drill.training.precision import sum_dtype
 from drill.training.progress import Progress
@@ -42,7 +42,7 @@ def train(
     model: LanguageModel,
     ids: Ids,
     run: RunFolder,
-    optimizer: Rule,
+    optimizer: ScheduledOptimizer,
     options: LanguageModelOptions,
     *,
     world: World = World(),  # noqa: B008 - it is frozen
@@ -72,7 +72,7 @@ class LanguageModelTask:
         model: LanguageModel,
         ids: Ids,
         run: RunFolder,
-        optimizer: Rule,
+        optimizer: ScheduledOptimizer,
         options: LanguageModelOptions,
         world: World,
     ) -> None:

@@ -151,7 +151,7 @@ def read_plan(path: Path | str) -> Plan:
     """Read and check a plan; every row's settings are resolved."""
     path = Path(path)
     tables = parsed(path)
-    _refuse_unknown(f"{path}", tables, OF_PLAN)
+    _check_keys(f"{path}", tables, OF_PLAN)
     name = _of_kind(f"{path}: name", tables.get("name", path.stem), str)
     options = _options(path, tables.get("options", {}))
     given = tables.get("row")
@@ -175,7 +175,7 @@ def read_plan(path: Path | str) -> Plan:
 def _row(where: str, table: Any, plan: Mapping[str, Any]) -> PlanRow:
     if not isinstance(table, dict):
         raise SettingsError(f"{where}: is no table; write [[row]]")
-    _refuse_unknown(where, table, OF_ROW)
+    _check_keys(where, table, OF_ROW)
     for key in ("name", "recipe"):
         if key not in table:
             raise SettingsError(f"{where}: has no {key}")
@@ -199,7 +199,7 @@ def _row(where: str, table: Any, plan: Mapping[str, Any]) -> PlanRow:
     row = PlanRow(name, table["recipe"], changes, seeds, stages, tuning)
     try:
         settings = settings_of(row, seeds[0])
-        _refuse_stages(row, settings)
+        _check_stages(row, settings)
         if FINETUNE in stages:
             settings_of(row, seeds[0], FINETUNE)
     except SettingsError as error:
@@ -207,7 +207,7 @@ def _row(where: str, table: Any, plan: Mapping[str, Any]) -> PlanRow:
     return row
 
 
-def _refuse_stages(row: PlanRow, settings: Settings) -> None:
+def _check_stages(row: PlanRow, settings: Settings) -> None:
     known = OF_TRANSLATORS if settings.task == TRANSLATION else OF_LANGUAGE_MODELS
     for stage in row.stages:
         if stage not in STAGES:
@@ -223,11 +223,11 @@ def _refuse_stages(row: PlanRow, settings: Settings) -> None:
 def _options(path: Path, table: Any) -> dict[str, tuple[str, ...]]:
     if not isinstance(table, dict):
         raise SettingsError(f"{path}: options: is a table, not {table!r}; write [options]")
-    _refuse_unknown(f"{path}: options", table, EVALUATION)
+    _check_keys(f"{path}: options", table, EVALUATION)
     return {key: _list(f"{path}: options", key, words, str) for key, words in table.items()}
 
 
-def _refuse_unknown(where: str, table: Mapping[str, Any], known: tuple[str, ...]) -> None:
+def _check_keys(where: str, table: Mapping[str, Any], known: tuple[str, ...]) -> None:
     for key in table:
         if key not in known:
             raise SettingsError(f"{where}: {key} is unknown{nearest(key, list(known))}")

@@ -14,9 +14,9 @@ from drill.report.results.ledger import AlreadyRecorded, Failed, Row, record, re
 from drill.report.tables.number_format import perplexity
 from drill.study.plan import BLEU, CACHE, DYNAMIC, FINETUNE, TRAIN, Job, Plan, identity
 from drill.study.states import DONE, States, evaluated, is_run_of
-from drill.tasks import refuse_faults
+from drill.tasks import check_recipe
 from drill.training.run.folder import RunFolder
-from drill.training.signals import Interrupts
+from drill.training.signals import GracefulShutdown
 
 PROGRAM = (sys.executable, "-m", "drill")
 POLL = 0.2  # seconds between looks at running jobs
@@ -45,11 +45,11 @@ def run_study(
         retry: run failed jobs again.
         say: gets a line when a job starts or ends, and one a minute.
     """
-    refuse_bad_settings(plan, ledger, runs, retry)
+    check_settings(plan, ledger, runs, retry)
     return _Runner(plan, ledger, runs, device, parallel, minutes, retry, say).run()
 
 
-def refuse_bad_settings(plan: Plan, ledger: Path, runs: Path, retry: bool = False) -> None:
+def check_settings(plan: Plan, ledger: Path, runs: Path, retry: bool = False) -> None:
     """Raise what training would refuse, before the first job starts.
 
     A longer training.max_minutes is refused too where a run has begun: training would go on from
@@ -63,7 +63,7 @@ def refuse_bad_settings(plan: Plan, ledger: Path, runs: Path, retry: bool = Fals
                 "row, take another --runs, or remove the folder"
             )
         if job.stage == TRAIN:
-            refuse_faults(job.settings, folder.path)
+            check_recipe(job.settings, folder.path)
 
 
 @dataclass
@@ -96,14 +96,14 @@ class _Runner:
         self._look()
 
     def run(self) -> States:
-        interrupts = Interrupts()
+        shutdown = GracefulShutdown()
         try:
-            with interrupts:
+            with shutdown:
                 while True:
                     self._collect()
                     late = self.deadline is not None and time.monotonic() >= self.deadline
-                    if interrupts.asked or late:
-                        self._stop("stopped" if interrupts.asked else "the time is over")
+                    if shutdown.requested or late:
+                        self._stop("stopped" if shutdown.requested else "the time is over")
                     else:
                         self._start()
                     if not self.running:
@@ -114,7 +114,7 @@ class _Runner:
             for each in self.running:  # after a second Ctrl-C, or a fault of ours
                 each.process.kill()
         self.say(f"{self.ledger}: {self.states.counted()}")
-        if interrupts.asked:
+        if shutdown.requested:
             raise KeyboardInterrupt
         return self.states
 

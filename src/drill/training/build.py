@@ -9,7 +9,7 @@ from torch import nn
 from drill.errors import SettingsError
 from drill.layers import LAYERS, OutputLayer
 from drill.recipes.reader import NAME
-from drill.training.optim import RULES, Rule
+from drill.training.optim import OPTIMIZERS, ScheduledOptimizer
 from drill.training.settings import OVER, Settings, wraps
 
 
@@ -34,9 +34,9 @@ def output_layer(
     return kind(output_layer(table[OVER], embedding, inner, counts), **options)
 
 
-def rule(settings: Settings) -> Rule:
+def optimizer(settings: Settings) -> ScheduledOptimizer:
     options = dict(settings.optimizer)
     try:
-        return RULES[options.pop(NAME)](**options)
+        return OPTIMIZERS[options.pop(NAME)](**options)
     except (ValueError, TypeError) as error:
         raise SettingsError(f"[optimizer]: {error}") from None

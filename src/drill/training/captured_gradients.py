@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from drill.kernels.runtime.dispatch import autocast_on
 from drill.kernels.runtime.overlap import overlap_scope
-from drill.training.cuda_graphs import GraphCache, Graphs
+from drill.training.cuda_graphs import GraphCache, GraphRecorder
 
 WHEN_FULL = (
     "batches of %d shapes are replayed as CUDA graphs, which is the most: those of further shapes "
@@ -52,13 +52,13 @@ class CapturedGradients:
         self.parameters = list(model.parameters())
         self._held: dict[nn.Parameter, Tensor] = {}  # gradients, at the addresses graphs know
         self.cache: GraphCache[_Replay] = GraphCache(model, WHEN_FULL)
-        self._graphs: Graphs | None = None
+        self._graphs: GraphRecorder | None = None
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         """The loss of these inputs, without a graph of its own."""
         if self._graphs is None:
             instead = "set training.capture=false, or call loss(...).backward() itself"
-            self._graphs = Graphs(inputs[0].device, instead=instead)
+            self._graphs = GraphRecorder(inputs[0].device, instead=instead)
         self.cache.check()
         gone = self._attach()
         fresh = bool(gone) and len(gone) == sum(each.requires_grad for each in self._held)
@@ -106,7 +106,9 @@ class CapturedGradients:
                 parameter.grad = held
         return gone
 
-    def _recorded(self, graphs: Graphs, inputs: tuple[Tensor, ...], fresh: bool) -> "_Replay":
+    def _recorded(
+        self, graphs: GraphRecorder, inputs: tuple[Tensor, ...], fresh: bool
+    ) -> "_Replay":
         own = tuple(each.clone() for each in inputs)
         loss = torch.zeros((), device=inputs[0].device)
 

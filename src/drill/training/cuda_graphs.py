@@ -23,7 +23,7 @@ SEEN_ONCE = 1024
 """Shapes that are remembered until they come again; then the oldest are forgotten."""
 
 
-def taken_for_granted(modules: Sequence[nn.Module], parameters: Sequence[Tensor]) -> Hashable:
+def guard_key(modules: Sequence[nn.Module], parameters: Sequence[Tensor]) -> Hashable:
     """What a graph is recorded for: modes, addresses, which parameters are trained.
 
     Where it has changed, a replay would compute what was, or read memory that others have now.
@@ -34,7 +34,7 @@ def taken_for_granted(modules: Sequence[nn.Module], parameters: Sequence[Tensor]
     )
 
 
-class Graphs:
+class GraphRecorder:
     """Records work that changes tensors in place, reads none back and finds them at one address.
 
     All graphs of one recorder share their memory, so only one runs at a time, and what is to
@@ -118,7 +118,7 @@ class GraphCache(Generic[Replay]):
     """Which shapes of a model's work have a graph, and which are to get one.
 
     A shape runs as it is the first time, which loads what it needs, and is recorded the second
-    time. Graphs are forgotten when what they were recorded for has changed.
+    time. GraphRecorder are forgotten when what they were recorded for has changed.
 
     Args:
         model: whose modes and parameters graphs depend on.
@@ -136,7 +136,7 @@ class GraphCache(Generic[Replay]):
 
     def check(self, phase: object = None) -> None:
         """Forget graphs of what is no longer so: the model's modes and parameters, or ``phase``."""
-        granted = taken_for_granted(self.modules, self.parameters)
+        granted = guard_key(self.modules, self.parameters)
         if granted != self._granted:
             self.replays.clear()
             self.seen.clear()  # other modes may take other kernels, which are to be loaded first

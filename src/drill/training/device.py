@@ -80,18 +80,18 @@ def device_name(device: torch.device) -> str:
 
 
 @contextmanager
-def told_of_memory(what: str, mend: str) -> Iterator[None]:
+def out_of_memory_hint(what: str, hint: str) -> Iterator[None]:
     """Running out of a GPU's memory inside ends in a sentence about ``what``, with its ``mend``."""
     try:
         yield
     except torch.OutOfMemoryError as error:
         raise OutOfMemory(
-            f"{what}: the GPU's memory is too small ({str(error).splitlines()[0]}); {mend}"
+            f"{what}: the GPU's memory is too small ({str(error).splitlines()[0]}); {hint}"
         ) from None
 
 
 @contextmanager
-def weightless() -> Iterator[None]:
+def meta_init() -> Iterator[None]:
     """Parameters made within have a shape and a dtype and nothing else."""
     with torch.device("meta"), _Unfilled():
         yield

@@ -56,7 +56,7 @@ class World:
         if self.size > 1:
             dist.barrier(group=self.control)
 
-    def largest(self, value: float) -> float:
+    def all_reduce_max(self, value: float) -> float:
         if self.size == 1:
             return value
         held = torch.tensor([value], dtype=torch.float64)
@@ -65,7 +65,7 @@ class World:
 
     def any(self, flag: bool) -> bool:
         """Whether it is so in at least one process."""
-        return self.largest(float(flag)) > 0.0
+        return self.all_reduce_max(float(flag)) > 0.0
 
     def sum(self, value: float) -> float:
         if self.size == 1:
@@ -77,7 +77,7 @@ class World:
     def mean(self, value: float) -> float:
         return self.sum(value) / self.size
 
-    def from_first(self, value: Any) -> Any:
+    def broadcast_object(self, value: Any) -> Any:
         """What the first process holds, for all."""
         if self.size == 1:
             return value
@@ -85,7 +85,7 @@ class World:
         dist.broadcast_object_list(held, src=0, group=self.control)
         return held[0]
 
-    def gathered(self, tensor: Tensor) -> list[Tensor]:
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """The tensors of all processes, equal in shape, on the CPU, in the order of ranks."""
         own = tensor.detach().cpu().contiguous()
         if self.size == 1:

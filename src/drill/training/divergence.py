@@ -10,12 +10,14 @@ from torch import nn
 from drill.errors import Diverged
 from drill.kernels.lstm.persistent.recurrence import STALLED, Stalled, take_stall
 from drill.training.distributed import World
-from drill.training.optim import Rule
+from drill.training.optim import ScheduledOptimizer
 from drill.training.run.folder import RunFolder
 from drill.training.state import TrainingState
 
 
-def finite(loss: float, state: TrainingState, optimizer: Rule, run: RunFolder) -> float:
+def finite(
+    loss: float, state: TrainingState, optimizer: ScheduledOptimizer, run: RunFolder
+) -> float:
     """``loss``, or Diverged where training cannot go on from it."""
     if math.isfinite(loss):
         return loss
@@ -39,7 +41,9 @@ def finite(loss: float, state: TrainingState, optimizer: Rule, run: RunFolder) -
     )
 
 
-def refuse_damaged(state: TrainingState, model: nn.Module, optimizer: Rule, run: RunFolder) -> None:
+def check_damaged(
+    state: TrainingState, model: nn.Module, optimizer: ScheduledOptimizer, run: RunFolder
+) -> None:
     """No checkpoint may hold what no training comes back from."""
     norms = torch._foreach_norm([p.detach() for p in model.parameters()])
     total = torch.stack([norm.float() for norm in norms]).sum() + state.nll
@@ -50,7 +54,7 @@ def refuse_damaged(state: TrainingState, model: nn.Module, optimizer: Rule, run:
 def diverged_if_nan(what: str, if_stalled: str = "") -> Iterator[None]:
     """NaN that an evaluation inside finds ends the run with its sentence, as one about ``what``.
 
-    The parameters are finite: ``refuse_damaged`` has looked at them before.
+    The parameters are finite: ``check_damaged`` has looked at them before.
 
     if_stalled  what mends a kernel that waited in vain, which is nobody's NaN
     """

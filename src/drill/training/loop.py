@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from drill.training.distributed import World
-from drill.training.divergence import best_kept, finite, refuse_damaged
-from drill.training.optim import Rule
+from drill.training.divergence import best_kept, check_damaged, finite
+from drill.training.optim import ScheduledOptimizer
 from drill.training.options import TrainingOptions
-from drill.training.precision import products
+from drill.training.precision import matmul_precision
 from drill.training.progress import Progress, Speed
 from drill.training.run.folder import RunFolder
-from drill.training.signals import Interrupts
+from drill.training.signals import GracefulShutdown
 from drill.training.state import Score, TrainingState
 
 TRAINING_LOG = "drill.training"
@@ -92,7 +92,7 @@ class Outcome:
 def fit(
     task: Task,
     run: RunFolder,
-    optimizer: Rule,
+    optimizer: ScheduledOptimizer,
     options: TrainingOptions,
     *,
     world: World = World(),  # noqa: B008 - it is frozen
@@ -106,7 +106,7 @@ def fit(
     """
     model, state = task.model, task.state
     device = next(model.parameters()).device
-    optimizer.begin(model.named_parameters())
+    optimizer.setup(model.named_parameters())
     resumed = state.restore(model, optimizer, run, world)
     state.agree_on_time(world)
     tested = run.test_row() if resumed and state.is_done() else None
@@ -122,12 +122,12 @@ def fit(
     saved = shown = time.monotonic()
 
     with (
-        products(options.precision, device) as autocast,
-        Interrupts() as interrupts,
+        matmul_precision(options.precision, device) as autocast,
+        GracefulShutdown() as shutdown,
         best_kept(state, run, world),
     ):
         task.prepare(autocast)
-        watch = _watch(speed, progress, interrupts)
+        watch = _watch(speed, progress, shutdown)
 
         # validate the initial weights
         if options.baseline and state.step == 0 and state.best is None:
@@ -137,7 +137,7 @@ def fit(
             except Interrupted:
                 state.epoch = 1
                 state.save(model, optimizer, run, world)
-                return _unfinished(state, interrupts)
+                return _unfinished(state, shutdown)
             _report(run, world, progress, speed.report(row | {"kind": "epoch"}))
             state.next_epoch()
             speed.restart()
@@ -166,14 +166,14 @@ def fit(
             due = every is not None and state.step % every == 0
             if epoch_done or due or state.limit_reached() or state.validation_pending:
                 state.loss = finite(state.mean_loss(world), state, optimizer, run)
-                refuse_damaged(state, model, optimizer, run)
+                check_damaged(state, model, optimizer, run)
                 state.tick_training()
                 try:
                     row = _validate(task, optimizer, world, watch)
                 except Interrupted:
                     state.validation_pending = True
                     state.save(model, optimizer, run, world)
-                    return _unfinished(state, interrupts)
+                    return _unfinished(state, shutdown)
                 if state.stopper is not None and (epoch_done or due):  # not by where a limit fell
                     state.stopper.update(row["valid_loss"])
                 row["kind"] = "epoch" if epoch_done else "validation"
@@ -187,15 +187,15 @@ def fit(
                 continue
 
             # save if due; stop?
-            stop = world.any(interrupts.asked)
+            stop = world.any(shutdown.requested)
             save_due = world.any(time.monotonic() - saved >= options.save_every)
             if stop or save_due:
-                refuse_damaged(state, model, optimizer, run)
+                check_damaged(state, model, optimizer, run)
                 state.tick_training()
                 state.save(model, optimizer, run, world)
                 saved = time.monotonic()
             if stop:
-                return _unfinished(state, interrupts)
+                return _unfinished(state, shutdown)
 
         # test
         state.save(model, optimizer, run, world)
@@ -203,24 +203,26 @@ def fit(
         if world.first:
             with suppress(Interrupted):  # all is saved: the same command tests again
                 result = task.test(watch)
-        valid, test = world.from_first(result) or (state.best, None)
+        valid, test = world.broadcast_object(result) or (state.best, None)
         ended = _finished(state, valid, test, state.elapsed)
-        late = world.any(interrupts.asked)
-        return replace(ended, interrupted=late, signal=interrupts.number)
+        late = world.any(shutdown.requested)
+        return replace(ended, interrupted=late, signal=shutdown.number)
 
 
-def _validate(task: Task, optimizer: Rule, world: World, watch: Watch) -> dict[str, Any]:
+def _validate(
+    task: Task, optimizer: ScheduledOptimizer, world: World, watch: Watch
+) -> dict[str, Any]:
     """Copy the weights if they are the best so far; gives the line of metrics.
 
     All processes raise Interrupted if the main one was interrupted; the state is then as before.
     """
     state, averaged = task.state, optimizer.averaging
-    with optimizer.evaluated():
+    with optimizer.averaged_weights():
         found = None
         if world.first:
             with suppress(Interrupted):  # the others wait for the result
                 found = task.validate(watch)
-        found = world.from_first(found)
+        found = world.broadcast_object(found)
         if found is None:
             raise Interrupted
         score, more = found
@@ -231,7 +233,7 @@ def _validate(task: Task, optimizer: Rule, world: World, watch: Watch) -> dict[s
 
 
 def _watch(
-    speed: Speed, progress: Callable[[Progress], None] | None, interrupts: Interrupts
+    speed: Speed, progress: Callable[[Progress], None] | None, shutdown: GracefulShutdown
 ) -> Watch:
     """Reports work a few times a second, and ends it when an interrupt came."""
 
@@ -240,7 +242,7 @@ def _watch(
 
         def count(done: int, total: int) -> None:
             nonlocal shown
-            if interrupts.asked:
+            if shutdown.requested:
                 raise Interrupted
             if progress is None or time.monotonic() - shown < SHOW_EVERY:
                 return
@@ -267,7 +269,7 @@ def _report(
         progress(report)
 
 
-def _unfinished(state: TrainingState, interrupts: Interrupts) -> Outcome:
+def _unfinished(state: TrainingState, shutdown: GracefulShutdown) -> Outcome:
     return Outcome(
         finished=False,
         epoch=state.epoch,
@@ -276,7 +278,7 @@ def _unfinished(state: TrainingState, interrupts: Interrupts) -> Outcome:
         test=None,
         elapsed=state.elapsed,
         interrupted=True,
-        signal=interrupts.number,
+        signal=shutdown.number,
     )
 
 

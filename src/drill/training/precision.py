@@ -15,7 +15,7 @@ logger = logging.getLogger("drill")
 
 
 @contextmanager
-def products(precision: Precision, device: torch.device) -> Iterator[torch.dtype | None]:
+def matmul_precision(precision: Precision, device: torch.device) -> Iterator[torch.dtype | None]:
     """Set how float32 products are computed; gives the dtype of autocast, if any."""
     if precision not in get_args(Precision):
         raise ValueError(f"train: precision is auto, float32, tf32 or bfloat16, not {precision!r}")
@@ -33,7 +33,7 @@ def products(precision: Precision, device: torch.device) -> Iterator[torch.dtype
             place.allow_tf32 = allowed
 
 
-def effective(precision: Precision, device: torch.device) -> Precision:
+def resolve_precision(precision: Precision, device: torch.device) -> Precision:
     """What products are computed in there: only CUDA devices have tf32 units.
 
     ``auto`` is bfloat16 on GPUs that multiply in it, tf32 elsewhere.
@@ -44,7 +44,7 @@ def effective(precision: Precision, device: torch.device) -> Precision:
 
 def for_dynamic_evaluation(precision: Precision, device: torch.device) -> Precision:
     """The same, but tf32 for bfloat16, which is too coarse for its small steps."""
-    return "tf32" if effective(precision, device) == "bfloat16" else precision
+    return "tf32" if resolve_precision(precision, device) == "bfloat16" else precision
 
 
 def _resolved(precision: Precision, device: torch.device) -> Precision:
@@ -65,7 +65,7 @@ def current_precision(device: torch.device) -> str:
 
 
 def autocast_dtype(precision: Precision, device: torch.device) -> torch.dtype | None:
-    return torch.bfloat16 if effective(precision, device) == "bfloat16" else None
+    return torch.bfloat16 if resolve_precision(precision, device) == "bfloat16" else None
 
 
 @contextmanager

@@ -1,9 +1,9 @@
 """Settings: recipes in TOML, held against the signatures they will call.
 
 A table of a recipe is a set of keyword arguments: ``[layer]`` those of an output layer,
-``[encoder]`` of an encoder, ``[optimizer]`` of a rule, ``[training]`` of ``LanguageModelOptions``
-and ``[data]`` of ``read_corpus``. Their names, types and defaults stand in those signatures and
-nowhere else. A recipe with ``task = "translation"`` has ``[encoder]`` of ``Transformer``,
+``[encoder]`` of an encoder, ``[optimizer]`` of an optimizer, ``[training]`` of
+``LanguageModelOptions`` and ``[data]`` of ``read_corpus``. Their names, types and defaults stand in
+those signatures and nowhere else. With ``task = "translation"``: ``[encoder]`` of ``Transformer``,
 ``[training]`` of ``TranslationOptions``, ``[data]`` of ``read_parallel_corpus``, and also
 ``[filters]`` of ``Filters`` and ``[subwords]`` of ``Subwords.train``.
 """
@@ -29,7 +29,7 @@ from drill.recipes.reader import (
     read,
     stands_alone,
 )
-from drill.training.optim import RULES
+from drill.training.optim import OPTIMIZERS
 from drill.training.options import LanguageModelOptions, TranslationOptions
 from drill.training.schema import NONE, fits_kind, in_words, with_defaults, with_name
 
@@ -226,8 +226,10 @@ def _layer(table: Table, where: str = "layer") -> Table:
 
 
 def _optimizer(table: Table, default: str = "nt-asgd") -> Table:
-    table = with_name("optimizer", table, RULES, default)
-    return with_defaults("optimizer", table, RULES[table[NAME]], also=(NAME,), choices=RULES)
+    table = with_name("optimizer", table, OPTIMIZERS, default)
+    return with_defaults(
+        "optimizer", table, OPTIMIZERS[table[NAME]], also=(NAME,), choices=OPTIMIZERS
+    )
 
 
 def _optimizer_of_translators(table: Table) -> Table:

@@ -10,11 +10,11 @@ from typing import Any, Self
 logger = logging.getLogger("drill")
 
 
-class Interrupts:
+class GracefulShutdown:
     """Inside, the first Ctrl-C or SIGTERM only sets ``asked``; the second one acts as always.
 
-        with Interrupts() as interrupts:
-            while not interrupts.asked:
+        with GracefulShutdown() as shutdown:
+            while not shutdown.requested:
                 step()
 
     ``number`` is that first signal; signals of one moment count as one. Python hands them to the
@@ -25,7 +25,7 @@ class Interrupts:
     TOGETHER = 0.1  # seconds: what stops a job may send both kinds, and mean one end by them
 
     def __init__(self) -> None:
-        self.asked = False
+        self.requested = False
         self.number: int | None = None
         self._heard = 0.0
         self._before: dict[signal.Signals, Any] = {}
@@ -41,8 +41,8 @@ class Interrupts:
     def _note(self, number: int, frame: FrameType | None) -> None:
         # The handlers stay until the second signal comes: Python may know of it already, and says
         # with a traceback that it finds none.
-        if not self.asked:
-            self.asked, self.number, self._heard = True, number, time.monotonic()
+        if not self.requested:
+            self.requested, self.number, self._heard = True, number, time.monotonic()
         elif time.monotonic() - self._heard >= self.TOGETHER:
             self._restore()
             signal.raise_signal(number)
@@ -53,7 +53,7 @@ class Interrupts:
         self._before = {}
 
 
-def pass_on(number: int | None, sentence: str) -> None:
+def reraise_signal(number: int | None, sentence: str) -> None:
     """Do now what a noted signal does elsewhere, with a sentence on what it has stopped.
 
     Ctrl-C is a KeyboardInterrupt that holds the sentence. So is a signal that is ignored elsewhere,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from drill.errors import RunFolderError
 from drill.training.distributed import World
-from drill.training.optim import NonMonotone, Rule
+from drill.training.optim import NonMonotone, ScheduledOptimizer
 from drill.training.run.checkpoint import copied, copy_into, under
 from drill.training.run.folder import RunFolder, agree, fitting
 
@@ -106,7 +106,7 @@ class TrainingState:
         return self.elapsed - self.test_seconds + time.monotonic() - self._ticked
 
     def agree_on_time(self, world: World) -> None:
-        self.time_fraction = world.largest(self.limits.time_fraction(self))
+        self.time_fraction = world.all_reduce_max(self.limits.time_fraction(self))
 
     # -- where the run stands ---------------------------------------------------------------------
 
@@ -192,7 +192,7 @@ class TrainingState:
         gathered = {
             f"{name}/{rank}": part
             for name, tensor in tensors.items()
-            for rank, part in enumerate(world.gathered(tensor))
+            for rank, part in enumerate(world.all_gather(tensor))
         }
         numbers = {
             **{name: getattr(self, name) for name in self.saved},
@@ -230,15 +230,17 @@ class TrainingState:
         if self.nll.is_cuda and cuda is not None:
             torch.cuda.set_rng_state(cuda, self.nll.device)
 
-    def save(self, model: nn.Module, optimizer: Rule, run: RunFolder, world: World) -> None:
+    def save(
+        self, model: nn.Module, optimizer: ScheduledOptimizer, run: RunFolder, world: World
+    ) -> None:
         """Write best.safetensors if it has changed, then the checkpoint that belongs to it."""
         self.tick()
         tensors, numbers = self.state_dict(world)
         if world.first:
             tensors |= {f"model/{name}": p for name, p in model.named_parameters()}
-            tensors |= {f"rule/{name}": tensor for name, tensor in optimizer.tensors().items()}
+            tensors |= {f"optimizer/{name}": tensor for name, tensor in optimizer.tensors().items()}
             self.save_best(run)
-            run.save_last(tensors, numbers | {"rule": optimizer.numbers()})
+            run.save_last(tensors, numbers | {"optimizer": optimizer.numbers()})
         self.best_weights = None
         world.wait()  # nobody goes on before it is on disk
         self.tick()
@@ -250,7 +252,9 @@ class TrainingState:
             run.save_best(self.best_weights, numbers)
             self.best_weights = None
 
-    def restore(self, model: nn.Module, optimizer: Rule, run: RunFolder, world: World) -> bool:
+    def restore(
+        self, model: nn.Module, optimizer: ScheduledOptimizer, run: RunFolder, world: World
+    ) -> bool:
         """Go back to the last checkpoint; False if there is none. metrics.jsonl is not cut."""
         found = run.load_last()
         agree(found, run, world)
@@ -264,7 +268,7 @@ class TrainingState:
                     "train under another name"
                 )
             copy_into(dict(model.named_parameters()), under("model/", tensors), str(run.last))
-            optimizer.load(under("rule/", tensors), numbers["rule"])
+            optimizer.load(under("optimizer/", tensors), numbers["optimizer"])
             self.load_state_dict(tensors, numbers, world)
         return True
 
@@ -276,7 +280,7 @@ class TrainingState:
         """
         tested = run.test_row() if world.first else None
         spent = 0.0 if tested is None else max(0.0, tested["elapsed"] - self.elapsed)
-        spent = world.from_first(spent)
+        spent = world.broadcast_object(spent)
         self.elapsed += spent
         self.test_seconds += spent
         if world.first:

@@ -13,7 +13,7 @@ from drill.models.translator import Translator
 from drill.recipes.reader import BASE, NAME
 from drill.training.device import device_name
 from drill.training.distributed import World
-from drill.training.precision import effective
+from drill.training.precision import resolve_precision
 from drill.training.run.environment import has_ended
 from drill.training.run.folder import RunFolder
 from drill.training.settings import OVER, TRANSLATION, Settings
@@ -21,9 +21,9 @@ from drill.training.settings import OVER, TRANSLATION, Settings
 FEW_UPDATES = 100  # below them a model has hardly begun to learn
 
 
-def opening(settings: Settings, run: RunFolder, device: torch.device, processes: World) -> str:
+def run_summary(settings: Settings, run: RunFolder, device: torch.device, processes: World) -> str:
     """Two lines, before a text is read: recipe, folder and output layer; device and precision."""
-    precision = effective(settings.training["precision"], device)
+    precision = resolve_precision(settings.training["precision"], device)
     several = f"{processes.size} processes, " if processes.size > 1 else ""
     verb = "going on with" if run.last.exists() else "training"
     if has_ended(run, settings):

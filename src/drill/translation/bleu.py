@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from drill.data.extras import lacking
+from drill.data.extras import missing_packages
 from drill.data.parallel.word_tokenizer import tokenizer_name, words
 from drill.errors import DataError
 
@@ -177,4 +177,4 @@ def _library() -> Any:
     try:
         return importlib.import_module("sacrebleu")
     except ImportError:
-        raise lacking("BLEU and chrF need", "sacrebleu") from None
+        raise missing_packages("BLEU and chrF need", "sacrebleu") from None

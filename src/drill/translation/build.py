@@ -22,19 +22,19 @@ from drill.data import (
     Subwords,
     TranslationData,
     cache_folder,
+    check_parallel_corpus,
     learnt_subwords,
     read_parallel_corpus,
-    refuse_missing_pairs,
     translation_data,
 )
-from drill.data.extras import refuse_lacking
+from drill.data.extras import check_packages
 from drill.errors import SettingsError
 from drill.layers import SampledSoftmax
 from drill.models import Transformer
 from drill.models.translator import Translator
 from drill.recipes.reader import NAME
-from drill.training.build import output_layer, rule
-from drill.training.device import weightless
+from drill.training.build import optimizer, output_layer
+from drill.training.device import meta_init
 from drill.training.distributed import World
 from drill.training.loop import TRAINING_LOG
 from drill.training.run.folder import RunFolder
@@ -87,12 +87,11 @@ def translator(
 
 
 def rehearse_translation(settings: Settings, processes: World, words: int) -> None:
-    """Build the rule, and the model of so many subwords without its memory: faults show before a
-    text is read."""
-    refuse_missing_pairs(*(settings.data[key] for key in ("corpus", "source", "target")))
-    rule(settings)
+    """Build optimizer and model on the meta device: bad settings fail before a text is read."""
+    check_parallel_corpus(*(settings.data[key] for key in ("corpus", "source", "target")))
+    optimizer(settings)
     own_batches(settings.training["accumulate"], processes)
-    with weightless():
+    with meta_init():
         model = translator(settings, words, lambda: [1] * words, "meta")
     if isinstance(model.layer, SampledSoftmax) and settings.training["label_smoothing"]:
         raise SettingsError(
@@ -111,9 +110,7 @@ def packages_of(settings: Settings, *, text: bool = True, scores: bool = True) -
     return packages
 
 
-def refuse_unready(
-    folder: Path | str, work: str, *, text: bool = True, scores: bool = True
-) -> None:
+def check_ready(folder: Path | str, work: str, *, text: bool = True, scores: bool = True) -> None:
     """DataError where ``work`` on a run needs packages that are not installed; names them all."""
     needed = packages_of(settings_of(RunFolder(folder)), text=text, scores=scores)
-    refuse_lacking(f"{work} {folder} needs", *needed)
+    check_packages(f"{work} {folder} needs", *needed)

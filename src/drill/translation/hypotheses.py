@@ -10,7 +10,7 @@ from drill.training.run.folder import RunFolder
 
 
 @dataclass(frozen=True)
-class Made:
+class DecodingInfo:
     """How translations were made; only those of one search compare."""
 
     beam: int
@@ -23,7 +23,7 @@ class Made:
 
 
 def keep_hypotheses(
-    folder: RunFolder, split: str, language: str, lines: Iterable[str], made: Made
+    folder: RunFolder, split: str, language: str, lines: Iterable[str], made: DecodingInfo
 ) -> None:
     """Write translations in place of those that are there, and beside them how they were made."""
     path = folder.hypotheses(split, language)
@@ -32,7 +32,7 @@ def keep_hypotheses(
     folder.write_json(folder.hypotheses_made(split, language), told)
 
 
-def how_made(folder: RunFolder, split: str, language: str) -> Made | None:
+def read_decoding_info(folder: RunFolder, split: str, language: str) -> DecodingInfo | None:
     """Of the translations that are there; None where nobody knows.
 
     Runs of old have not told, and who is killed between two files has told of other translations.
@@ -43,7 +43,7 @@ def how_made(folder: RunFolder, split: str, language: str) -> Made | None:
     try:
         told = json.loads(path.read_bytes())
         checksum = told.pop("checksum")
-        made = Made(int(told["beam"]), float(told["length_penalty"]), str(told["weights"]))
+        made = DecodingInfo(int(told["beam"]), float(told["length_penalty"]), str(told["weights"]))
     except (ValueError, RecursionError, AttributeError, LookupError, TypeError):
         raise RunFolderError(
             f"{path}: is not what `drill evaluate` writes; restore it from a copy, or remove it"

@@ -22,23 +22,29 @@ from drill.data import (
     pairs_checksum,
     read_parallel_split,
 )
-from drill.data.extras import refuse_lacking
+from drill.data.extras import check_packages
 from drill.data.parallel.pairs import KEEP_ALL
 from drill.errors import RunFolderError
 from drill.models.translator import Translator
-from drill.training.build import rule
+from drill.training.build import optimizer
 from drill.training.device import pick_device
 from drill.training.distributed import World
 from drill.training.loop import Outcome
 from drill.training.options import TranslationOptions
-from drill.training.precision import autocast_dtype, products
+from drill.training.precision import autocast_dtype, matmul_precision
 from drill.training.progress import Progress
 from drill.training.run.environment import keep_environment, leave_ended
 from drill.training.run.folder import RunFolder
 from drill.training.run.resume import has_begun, with_text
-from drill.training.run.weights import Origin, Weights, by_any_kernels, load_weights, settings_of
+from drill.training.run.weights import (
+    Weights,
+    WeightsInfo,
+    by_any_kernels,
+    load_weights,
+    settings_of,
+)
 from drill.training.settings import TRANSLATION, Settings, does_not_run
-from drill.training.summary import left_out, opening, sizes
+from drill.training.summary import left_out, run_summary, sizes
 from drill.translation.bleu import Scores
 from drill.translation.build import (
     packages_of,
@@ -61,11 +67,11 @@ def train_translation(
     processes: World,
     progress: Callable[[Progress], None] | None,
     data_progress: Any,
-    opened: Callable[[str], None] | None,
+    on_start: Callable[[str], None] | None,
 ) -> Outcome:
     """What ``tasks.train`` does for these settings."""
     begun = has_begun(settings, run, processes)
-    refuse_lacking(f"the recipe {settings.recipe} needs", *packages_of(settings))
+    check_packages(f"the recipe {settings.recipe} needs", *packages_of(settings))
     start, kept = None, None
     if settings.start is not None and not run.last.exists():
         start = translation_start(settings, settings.start)
@@ -74,8 +80,8 @@ def train_translation(
         kept = Subwords.load(run.subwords)
     words = settings.subwords["size"] if kept is None else len(kept)
     rehearse_translation(settings, processes, words)
-    if opened is not None:
-        opened(opening(settings, run, device, processes))
+    if on_start is not None:
+        on_start(run_summary(settings, run, device, processes))
     if not processes.first:
         processes.wait()  # the first process learns and caches what the others read
     data = pairs(settings, kept, data_progress if processes.first else None)
@@ -99,18 +105,18 @@ def train_translation(
             more["start"] = begins
         keep_environment(run, settings, model, device, processes, found, **more)
         run.write_text(run.recipe, settings.to_toml())
-    if opened is not None:
+    if on_start is not None:
         text = f"{len(data.train):,} pairs, {len(data.subwords):,} subwords"
         dropped = left_out(data.train.report, settings.filters)
         remark = None if start is None else start.remark()
-        opened(sizes(settings, run, model, text, dropped, remark))
+        on_start(sizes(settings, run, model, text, dropped, remark))
     if found and device.type == "cuda":
         training_log.info("training on %s: %s", device, "; ".join(found))
     return train_translator(
         model,
         data,
         run,
-        rule(settings),
+        optimizer(settings),
         TranslationOptions(**settings.training),
         world=processes,
         progress=progress,
@@ -141,7 +147,7 @@ class TranslationRun:
     settings: Settings
     subwords: Subwords
     model: Translator
-    origin: Origin
+    origin: WeightsInfo
 
     @property
     def weights(self) -> Weights:
@@ -192,7 +198,7 @@ class TranslationRun:
         given = self.settings.training
         options = {"length_penalty": given["length_penalty"], **options}
         device = next(self.model.parameters()).device
-        with products(given["precision"], device) as autocast:
+        with matmul_precision(given["precision"], device) as autocast:
             yield Search(beam=beam_size or given["beam"], autocast=autocast, **options)
 
 

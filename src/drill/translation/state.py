@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from drill.training.distributed import World
-from drill.training.optim import Rule
+from drill.training.optim import ScheduledOptimizer
 from drill.training.run import checkpoint
 from drill.training.run.checkpoint import copied
 from drill.training.run.folder import RunFolder
@@ -59,7 +59,9 @@ class TranslationState(TrainingState):
         self.position = min(self.epoch_size, -(-numbers["position"] // world.size))
         self.recent = dict.fromkeys(numbers["recent"])
 
-    def save(self, model: nn.Module, optimizer: Rule, run: RunFolder, world: World) -> None:
+    def save(
+        self, model: nn.Module, optimizer: ScheduledOptimizer, run: RunFolder, world: World
+    ) -> None:
         """Also write the recent weights, and remove those that no checkpoint knows any more."""
         for step, weights in self.recent.items():
             if weights is not None and world.first:

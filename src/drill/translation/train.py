@@ -14,7 +14,7 @@ from drill.models.translator import Translator
 from drill.training.captured_gradients import CapturedGradients
 from drill.training.distributed import World, data_parallel
 from drill.training.loop import Outcome, Watch, fit
-from drill.training.optim import NonMonotone, Rule
+from drill.training.optim import NonMonotone, ScheduledOptimizer
 from drill.training.options import TranslationOptions
 from drill.training.precision import autocast_to, sum_dtype
 from drill.training.progress import Progress
@@ -42,7 +42,7 @@ def train_translator(
     model: Translator,
     data: TranslationData,
     run: RunFolder,
-    optimizer: Rule,
+    optimizer: ScheduledOptimizer,
     options: TranslationOptions,
     *,
     world: World = World(),  # noqa: B008 - it is frozen
@@ -73,7 +73,7 @@ class TranslationTask:
         model: Translator,
         data: TranslationData,
         run: RunFolder,
-        optimizer: Rule,
+        optimizer: ScheduledOptimizer,
         options: TranslationOptions,
         world: World,
     ) -> None:

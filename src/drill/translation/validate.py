@@ -6,14 +6,14 @@ from dataclasses import asdict
 
 from drill.data import TranslationData
 from drill.models.translator import Translator
-from drill.training.device import told_of_memory
+from drill.training.device import out_of_memory_hint
 from drill.training.divergence import diverged_if_nan
 from drill.training.loop import TRAINING_LOG, Watch
 from drill.training.run.checkpoint import copy_into, load_into
 from drill.training.run.folder import RunFolder
 from drill.translation.bleu import corpus_scores
 from drill.translation.evaluate import Translated, best_translations, translated
-from drill.translation.hypotheses import Made, keep_hypotheses
+from drill.translation.hypotheses import DecodingInfo, keep_hypotheses
 from drill.translation.loss import TranslationLoss, translation_loss
 from drill.translation.state import TranslationState
 from drill.translation.translate import Search
@@ -34,7 +34,7 @@ def validated(
     """The loss of the validation text, and its BLEU if asked for."""
     again = "the same command goes on from its last checkpoint"
     what = f"the validation after step {state.step}"
-    with told_of_memory(what, f"make room on the GPU; {again}"):
+    with out_of_memory_hint(what, f"make room on the GPU; {again}"):
         fit = _fit(state, model, data, search, max_tokens, watch("validation"))
         if not bleu:
             return fit, {}
@@ -58,7 +58,7 @@ def tested(
 ) -> tuple[TranslationLoss, Translated]:
     """Test what is best, and write the translations and the line of metrics."""
     again = "the same command tests them again"
-    with told_of_memory(f"the test of {run.path}", f"make room on the GPU; {again}"):
+    with out_of_memory_hint(f"the test of {run.path}", f"make room on the GPU; {again}"):
         chosen, fit = _best_weights(state, model, data, run, search, max_tokens, watch)
         with diverged_if_nan(f"the test of the {chosen} weights in {run.path}", f"; {again}"):
             test = translated(
@@ -70,7 +70,7 @@ def tested(
                 language=data.language,
                 progress=watch("test"),
             )
-    made = Made(search.beam, search.length_penalty, chosen)
+    made = DecodingInfo(search.beam, search.length_penalty, chosen)
     keep_hypotheses(run, "test", data.language, test.hypotheses, made)
     state.tick()
     run.append_test(

@@ -19,17 +19,17 @@ def parameters(device, sizes=SIZES):
     return [nn.Parameter(torch.randn(size, device=device)) for size in sizes]
 
 
-def trained(rule, device, fused, steps=6, scale=1.0, sizes=SIZES):
+def trained(optimizer, device, fused, steps=6, scale=1.0, sizes=SIZES):
     params = parameters(device, sizes)
-    rule.begin((str(i), p) for i, p in enumerate(params))
-    rule._fused = rule._fused and fused
+    optimizer.setup((str(i), p) for i, p in enumerate(params))
+    optimizer._fused = optimizer._fused and fused
     torch.manual_seed(1)
     for step in range(steps):
         for p in params:
             p.grad = scale * torch.randn(p.shape, device=device)
-        rule.step(70 - step, 70, 0.0)
+        optimizer.step(70 - step, 70, 0.0)
     assert all(p.grad is None for p in params)
-    return params, rule
+    return params, optimizer
 
 
 def stand_in(device="cuda:0", dtype=torch.float32, contiguous=True):
@@ -82,9 +82,9 @@ def test_kernels_that_do_not_compile_are_no_step(monkeypatch):
 def test_without_nvrtc_the_optimiser_of_torch_steps(monkeypatch):
     monkeypatch.setattr(nvrtc, "missing", lambda: "NVRTC is not found")
     assert supported([stand_in()]) == "NVRTC is not found"
-    rule = trained(Sgd(), "cpu", True)[1]
-    assert not rule._fused
-    assert rule.why_not_recorded() == "parameters are not all on an NVIDIA GPU, one is on cpu"
+    optimizer = trained(Sgd(), "cpu", True)[1]
+    assert not optimizer._fused
+    assert optimizer.capture_blocker() == "parameters are not all on an NVIDIA GPU, one is on cpu"
 
 
 @pytest.fixture
@@ -167,11 +167,11 @@ def test_it_averages_as_one_tensor_after_the_other_does(average):
 def test_the_default_dtype_of_torch_is_not_asked(kind, default_dtype):
     def step():
         params = [nn.Parameter(torch.ones(70, 33, dtype=torch.float32, device="cuda"))]
-        rule = kind(lr=0.5)
-        rule.begin([("p", params[0])])
+        optimizer = kind(lr=0.5)
+        optimizer.setup([("p", params[0])])
         for _ in range(3):
             params[0].grad = params[0].detach().clone()
-            rule.step(70, 70, 0.1)
+            optimizer.step(70, 70, 0.1)
         return params[0]
 
     wanted = step()
@@ -182,9 +182,9 @@ def test_the_default_dtype_of_torch_is_not_asked(kind, default_dtype):
 @pytest.mark.gpu
 def test_more_tensors_than_a_launch_takes_are_one_step():
     sizes = SIZES * 20
-    found, rule = trained(Asgd(lr=0.5), "cuda", True, sizes=sizes)
+    found, optimizer = trained(Asgd(lr=0.5), "cuda", True, sizes=sizes)
     truth, _ = trained(Asgd(lr=0.5), "cuda", False, sizes=sizes)
-    assert rule._fused
+    assert optimizer._fused
     assert len(found) > module.MOST
     for a, b in zip(found, truth, strict=True):
         torch.testing.assert_close(a, b, rtol=2e-6, atol=2e-7)
@@ -195,12 +195,12 @@ def test_it_repeats_its_bits_and_hands_nan_on():
     one, other = (trained(Asgd(lr=0.5), "cuda", True)[0] for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
     params = parameters("cuda")
-    rule = Sgd(lr=0.5)
-    rule.begin((str(i), p) for i, p in enumerate(params))
+    optimizer = Sgd(lr=0.5)
+    optimizer.setup((str(i), p) for i, p in enumerate(params))
     for p in params:
         p.grad = torch.ones_like(p)
     params[2].grad[0, 0] = torch.nan
-    rule.step(70, 70, 0.0)
+    optimizer.step(70, 70, 0.0)
     assert all(p.isnan().all() for p in params)  # the norm is not a number, so no step is
 
 
@@ -209,17 +209,17 @@ def test_a_parameter_left_out_goes_by_the_optimiser():
     settings = {"lr": 0.5, "weight_decay": 1e-2}
     results = []
     for fused in (True, False):
-        rule = NtAsgd(**settings, patience=0)
+        optimizer = NtAsgd(**settings, patience=0)
         params = parameters("cuda")
-        rule.begin((str(i), p) for i, p in enumerate(params))
-        rule._fused = fused
-        rule._average()
+        optimizer.setup((str(i), p) for i, p in enumerate(params))
+        optimizer._fused = fused
+        optimizer._average()
         torch.manual_seed(1)
         for step in range(5):
             for p in params[step == 2 :]:
                 p.grad = torch.randn(p.shape, device="cuda")
-            rule.step(70, 70, 0.0)
-        results.append((params, rule.numbers()))
+            optimizer.step(70, 70, 0.0)
+        results.append((params, optimizer.numbers()))
     (found, ours), (truth, theirs) = results
     assert ours == theirs
     for a, b in zip(found, truth, strict=True):

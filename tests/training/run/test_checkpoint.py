@@ -183,7 +183,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory) -> bytes:
     path = tmp_path_factory.mktemp("sound") / "c.safetensors"
-    tensors = {"model/weight": random((4, 6), torch.float32), "rule/step": torch.tensor(7)}
+    tensors = {"model/weight": random((4, 6), torch.float32), "optimizer/step": torch.tensor(7)}
     save(path, tensors, {"epoch": 12, "rate": 0.25, "lengths": list(range(40))})
     return path.read_bytes()
 

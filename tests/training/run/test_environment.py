@@ -14,7 +14,7 @@ from drill.tasks import train_run
 from drill.training import device as machine
 from drill.training.run.environment import has_ended
 from drill.training.run.folder import RunFolder
-from drill.training.run.rollback import AsBefore
+from drill.training.run.rollback import Rollback
 from drill.training.settings import saved
 from tests.language_modeling.test_build import own_cache, small, stopped, texts  # noqa: F401 - fixtures
 from tests.tiny_runs import with_a_test_at
@@ -92,7 +92,7 @@ def killed(monkeypatch, settings, folder: Path) -> None:
 
     with monkeypatch.context() as patch:
         patch.setattr(language_model_run, "train", kill)
-        patch.setattr(AsBefore, "put_back", lambda self: False)
+        patch.setattr(Rollback, "restore", lambda self: False)
         with pytest.raises(SystemExit):
             train_run(settings, folder, device="cpu")
 

@@ -14,7 +14,7 @@ from drill.language_modeling import train as training
 from drill.tasks import train_run
 from drill.training.run.folder import RunFolder
 from drill.training.settings import Settings
-from drill.training.signals import Interrupts, pass_on
+from drill.training.signals import GracefulShutdown, reraise_signal
 from drill.translation import run as translation_run
 from tests.language_modeling.test_build import small, write_texts
 from tests.tiny_runs import interrupted_after
@@ -34,7 +34,7 @@ def place(tmp_path, monkeypatch):
 @pytest.fixture(autouse=True)
 def usual_handlers():
     """A process in the background may have been started with Ctrl-C ignored."""
-    before = {each: signal.getsignal(each) for each in Interrupts.SIGNALS}
+    before = {each: signal.getsignal(each) for each in GracefulShutdown.SIGNALS}
     signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     for each, handler in before.items():
@@ -44,8 +44,8 @@ def usual_handlers():
 def interrupted(monkeypatch, task: str, number: int = signal.SIGINT) -> Settings:
     """Settings whose training is sent a signal after its third step."""
     module = translation_run if task == "translator" else language_model_run
-    real = module.rule
-    monkeypatch.setattr(module, "rule", lambda held: interrupted_after(3, real(held), number))
+    real = module.optimizer
+    monkeypatch.setattr(module, "optimizer", lambda held: interrupted_after(3, real(held), number))
     if task == "translator":
         write_pairs(Path("pairs"))
         return small_translator()
@@ -124,11 +124,11 @@ def test_ctrl_c_in_the_test_comes_when_that_has_ended(monkeypatch):
 
 def test_processes_that_heard_nothing_stop_like_the_one_that_did():
     with pytest.raises(KeyboardInterrupt, match="stopped"):
-        pass_on(None, "stopped")
+        reraise_signal(None, "stopped")
 
 
-@pytest.mark.parametrize("number", Interrupts.SIGNALS, ids=lambda number: number.name)
+@pytest.mark.parametrize("number", GracefulShutdown.SIGNALS, ids=lambda number: number.name)
 def test_an_end_is_told_of_where_its_signal_is_ignored_elsewhere(number):
     signal.signal(number, signal.SIG_IGN)
     with pytest.raises(KeyboardInterrupt, match="stopped"):
-        pass_on(number, "stopped")
+        reraise_signal(number, "stopped")

@@ -10,7 +10,7 @@ from drill.translation import run as translation_run
 from tests.tiny_place import make_place
 from tests.tiny_runs import interrupted_after
 from tests.tiny_translation_place import set_by_command, write_pairs
-from tests.tiny_translations import small_rule, small_training
+from tests.tiny_translations import small_optimizer, small_training
 
 ON_A_CPU = ("--device", "cpu", "-q")
 
@@ -70,10 +70,10 @@ def test_a_longer_run_that_was_stopped_is_not_ended(drill, place, monkeypatch, t
     own = ("train", f"runs/{name}", *ON_A_CPU, "--set")
     assert drill("train", *COMMANDS[task], "--name", name, *ON_A_CPU)[0] == 0
     module = translation_run if task == "translator" else language_model_run
-    real = module.rule
+    real = module.optimizer
     with monkeypatch.context() as patch:
         once = steps_of(f"runs/{name}")
-        patch.setattr(module, "rule", lambda held: interrupted_after(once * 3 // 2, real(held)))
+        patch.setattr(module, "optimizer", lambda held: interrupted_after(once * 3 // 2, real(held)))
         assert drill(*own, "training.epochs=30")[0] == 130
     before = contents(place / "runs" / name)
     code, out, err = drill(*own, f"training.{limit}")
@@ -87,6 +87,6 @@ def test_a_longer_run_that_was_stopped_is_not_ended(drill, place, monkeypatch, t
 @pytest.mark.parametrize("limit", [{"updates": 1}, {"max_minutes": 1e-9}])
 def test_a_limit_before_the_first_validation_still_gives_a_tested_model(tmp_path, limit):
     """A folder is not always checked before: the loop can be called by itself."""
-    small_training(tmp_path, rule=interrupted_after(2, small_rule()))
+    small_training(tmp_path, optimizer=interrupted_after(2, small_optimizer()))
     assert small_training(tmp_path, **limit).test is not None
     assert steps_of(tmp_path) == 3

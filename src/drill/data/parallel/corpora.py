@@ -52,7 +52,7 @@ def read_parallel_corpus(
     ``target``, plain or packed as ``.gz`` or ``.xz``. A name goes before a path. ``pairs`` takes
     the first so many pairs for training; of ``numbers``, English to German, so many are generated.
     """
-    _refuse_none(pairs)
+    _check_any(pairs)
     if corpus == GENERATED:  # all at once
         return _generated(source, target, pairs)
     return ParallelSplits(
@@ -63,7 +63,7 @@ def read_parallel_corpus(
     )
 
 
-def refuse_missing_pairs(corpus: str, source: str, target: str) -> None:
+def check_parallel_corpus(corpus: str, source: str, target: str) -> None:
     """DataError where ``read_parallel_corpus`` would miss a file; nothing is read."""
     if corpus != GENERATED:
         for split in SPLITS:
@@ -79,7 +79,7 @@ def read_parallel_split(
     pairs: int | None = None,
 ) -> ParallelText:
     """``train``, ``valid`` or ``test`` of ``read_parallel_corpus``, without reading the others."""
-    _refuse_none(pairs)
+    _check_any(pairs)
     if corpus == GENERATED:
         generated: ParallelText = getattr(_generated(source, target, pairs), split)
         return generated
@@ -90,7 +90,7 @@ def read_parallel_split(
     return found
 
 
-def _refuse_none(pairs: int | None) -> None:
+def _check_any(pairs: int | None) -> None:
     if pairs is not None and pairs < 1:
         raise DataError(f"the number of training pairs is at least 1, not {pairs}")
 

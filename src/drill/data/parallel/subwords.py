@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from drill.data.extras import lacking
+from drill.data.extras import missing_packages
 from drill.errors import DataError
 from drill.files import atomic_write
 
@@ -280,4 +280,4 @@ def _library() -> Any:
     try:
         return importlib.import_module("tokenizers")
     except ImportError:
-        raise lacking("subwords need", "tokenizers") from None
+        raise missing_packages("subwords need", "tokenizers") from None

@@ -11,7 +11,7 @@ from functools import cache
 from random import Random
 from typing import Any
 
-from drill.data.extras import lacking
+from drill.data.extras import missing_packages
 
 Pair = tuple[str, str]
 """English, German."""
@@ -105,7 +105,7 @@ class Writer:
             self._numbers: Any = importlib.import_module("babel.numbers")
         except ImportError:
             who_needs = "the corpus of numbers and dates needs"
-            raise lacking(who_needs, "num2words", "babel") from None
+            raise missing_packages(who_needs, "num2words", "babel") from None
         self.words = cache(self._words)
 
     def _words(self, number: int, kind: str = "cardinal") -> Pair:

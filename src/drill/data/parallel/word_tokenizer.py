@@ -5,7 +5,7 @@ import re
 from functools import cache
 from typing import Any
 
-from drill.data.extras import lacking
+from drill.data.extras import missing_packages
 from drill.errors import DataError
 
 LANGUAGES = ("de", "en")
@@ -41,7 +41,7 @@ def _library() -> Any:
     try:
         return importlib.import_module("sacremoses")
     except ImportError:
-        raise lacking("words of a text need", "sacremoses") from None
+        raise missing_packages("words of a text need", "sacremoses") from None
 
 
 def tokenizer_name(language: str, *, split_compounds: bool = False) -> str:

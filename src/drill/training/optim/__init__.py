@@ -1,4 +1,4 @@
-"""Optimisation of language models: averaged SGD, schedules, and the rules a loop trains by."""
+"""Optimisation of language models: averaged SGD, schedules, and the optimizers a loop trains by."""
 
 from drill.training.optim.adamw import AdamW
 from drill.training.optim.averaging import (
@@ -8,19 +8,19 @@ from drill.training.optim.averaging import (
     WeightAverage,
     averaged,
 )
-from drill.training.optim.optimizer import Rule, clip_, scaled_lr
+from drill.training.optim.optimizer import ScheduledOptimizer, clip_, scaled_lr
 from drill.training.optim.schedules import inverse_sqrt, one_cycle, run_rate, warmup_cosine
 from drill.training.optim.sgd import Asgd, NtAsgd, Sgd
 
 __all__ = [
-    "RULES",
+    "OPTIMIZERS",
     "AdamW",
     "Asgd",
     "AveragedSgd",
     "NonMonotone",
     "NonMonotoneState",
     "NtAsgd",
-    "Rule",
+    "ScheduledOptimizer",
     "Sgd",
     "WeightAverage",
     "averaged",
@@ -33,5 +33,10 @@ __all__ = [
 ]
 
 
-RULES: dict[str, type[Rule]] = {"nt-asgd": NtAsgd, "asgd": Asgd, "sgd": Sgd, "adamw": AdamW}
-"""Every rule by name."""
+OPTIMIZERS: dict[str, type[ScheduledOptimizer]] = {
+    "nt-asgd": NtAsgd,
+    "asgd": Asgd,
+    "sgd": Sgd,
+    "adamw": AdamW,
+}
+"""Every optimizer by name."""

@@ -1,4 +1,4 @@
-"""The rule of AdamW, with its schedules."""
+"""The optimizer of AdamW, with its schedules."""
 
 import math
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from torch.autograd.graph import increment_version
 from torch.optim.optimizer import Optimizer
 
 from drill.training.optim.averaging import AverageKind, late_average
-from drill.training.optim.optimizer import Rule
+from drill.training.optim.optimizer import ScheduledOptimizer
 from drill.training.optim.schedules import (
     RESOLUTION,
     check_run_schedule,
@@ -23,7 +23,7 @@ from drill.training.optim.schedules import (
 Schedule = Literal["constant", "linear", "cosine", "one-cycle", "inverse-sqrt"]
 
 
-class AdamW(Rule):
+class AdamW(ScheduledOptimizer):
     """Adam with decoupled weight decay and a schedule; the modern alternative.
 
     Matrices decay, vectors (biases) do not. ``schedule`` runs over the whole run: ``constant``
@@ -100,15 +100,15 @@ class AdamW(Rule):
             capturable=on_gpu,
         )
 
-    def announce(self, sampled_length: int, bptt: int, progress: float) -> None:
+    def prepare_step(self, sampled_length: int, bptt: int, progress: float) -> None:
         self.steps += 1
-        super().announce(sampled_length, bptt, progress)
+        super().prepare_step(sampled_length, bptt, progress)
 
-    def apply(self) -> None:
-        super().apply()
+    def apply_step(self) -> None:
+        super().apply_step()
         increment_version(list(self.parameters.values()))  # fused steps write past torch's count
 
-    def why_not_recorded(self) -> str | None:
+    def capture_blocker(self) -> str | None:
         return None
 
     def numbers(self) -> dict[str, Any]:

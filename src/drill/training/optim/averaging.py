@@ -1,4 +1,4 @@
-"""Averaged SGD, the reading of its averages, and the rule that starts it.
+"""Averaged SGD, the reading of its averages, and the optimizer that starts it.
 
 NT-ASGD (Merity, Keskar & Socher, ICLR 2018) is SGD until ``NonMonotone`` triggers, then
 ``AveragedSgd``; epochs are evaluated inside ``averaged(optimizer)``.
@@ -137,7 +137,7 @@ AverageKind = Literal["tail", "ema"]
 
 
 class WeightAverage:
-    """A running average of late iterates, for any rule: a_n <- a_{n-1} + share_n (w_n - a_{n-1}).
+    """A running average of late weights: a_n <- a_{n-1} + share_n (w_n - a_{n-1}).
 
         tail  share_n = 1 / n                         the mean of all iterates
         ema   share_n = (1 - decay) / (1 - decay^n)   exponential, bias-corrected
@@ -175,7 +175,7 @@ class WeightAverage:
         self._share = torch.ones((), dtype=first.dtype, device=first.device)
         self.add()  # a recording must not be the first launch of its kernels
 
-    def announce(self) -> None:
+    def prepare_step(self) -> None:
         """Count the next iterate and write its share where a recorded ``add`` reads it."""
         self.count += 1
         self._share.fill_(self.share())
@@ -207,7 +207,7 @@ class WeightAverage:
 def late_average(
     average_from: float | None, average: AverageKind, ema_decay: float
 ) -> WeightAverage | None:
-    """What the settings of a rule ask for; None where nothing is averaged."""
+    """What the settings of a optimizer ask for; None where nothing is averaged."""
     if average_from is not None:
         return WeightAverage(average_from, average, ema_decay)
     if average != "tail":

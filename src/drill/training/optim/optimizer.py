@@ -1,8 +1,8 @@
-"""What a training loop asks of a rule: a way to change parameters.
+"""What the training loop asks of an optimizer, whichever it is.
 
-A loop calls ``begin`` once, ``step`` after every backward, ``epoch_ended`` after every validation,
-and validates inside ``evaluated()``. What it need not know is which optimiser works, when another
-takes over and which learning rate a step has.
+The loop calls ``setup`` once, ``step`` after every backward, ``epoch_ended`` after each validation,
+and validates inside ``averaged_weights()``. Which torch optimizer takes the step, when another one
+takes over and what the learning rate is stays inside.
 """
 
 import abc
@@ -44,11 +44,11 @@ def scaled_lr(lr: float, sampled_length: int, bptt: int) -> float:
     return lr * sampled_length / bptt
 
 
-class Rule(abc.ABC):
-    """What a training loop asks of any way to change parameters."""
+class ScheduledOptimizer(abc.ABC):
+    """An optimizer with its schedule, clipping and average of weights."""
 
     average: WeightAverage | None = None
-    """Of late iterates, for rules that have one."""
+    """Of late iterates, for optimizers that have one."""
 
     def __init__(self, lr: float, weight_decay: float, clip: float | None) -> None:
         name = type(self).__name__
@@ -69,9 +69,9 @@ class Rule(abc.ABC):
 
     @abc.abstractmethod
     def build(self) -> Optimizer:
-        """The optimiser over ``self.parameters`` that the rule starts with."""
+        """The optimiser over ``self.parameters`` that the optimizer starts with."""
 
-    def begin(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
+    def setup(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
         """Take charge of the trained parameters of a model; each has one name."""
         self.parameters = {name: p for name, p in named if p.requires_grad}
         if not self.parameters:
@@ -85,7 +85,7 @@ class Rule(abc.ABC):
     def prepare(self, progress: float) -> None:
         """Begin what is due when the share ``progress`` of the run is done; may change ``phase``.
 
-        ``announce`` does so as well. A recorder calls it first, to see the change in time.
+        ``prepare_step`` does so as well. A recorder calls it first, to see the change in time.
         """
         average = self.average
         if average is not None and not average.begun and progress >= average.begins:
@@ -93,19 +93,19 @@ class Rule(abc.ABC):
 
     def step(self, sampled_length: int, bptt: int, progress: float) -> None:
         """Clip, step with lr * sampled_length / bptt, drop the gradients."""
-        self.announce(sampled_length, bptt, progress)
-        self.apply()
+        self.prepare_step(sampled_length, bptt, progress)
+        self.apply_step()
 
-    def announce(self, sampled_length: int, bptt: int, progress: float) -> None:
+    def prepare_step(self, sampled_length: int, bptt: int, progress: float) -> None:
         """The host's part of a step: say how long the next one is."""
         optimizer = self._begun()
         self.prepare(progress)
         self.now = self.rate(progress)
         self._set_rate(optimizer, scaled_lr(self.now, sampled_length, bptt))
         if self.average is not None and self.average.begun:
-            self.average.announce()
+            self.average.prepare_step()
 
-    def apply(self) -> None:
+    def apply_step(self) -> None:
         """The device's part of a step; recorded, it can be replayed after other announcements."""
         optimizer = self._begun()
         if self.clip is not None:
@@ -130,15 +130,15 @@ class Rule(abc.ABC):
         return self.optimizer
 
     @abc.abstractmethod
-    def why_not_recorded(self) -> str | None:
-        """Why ``apply`` cannot be recorded as a CUDA graph; None where it can."""
+    def capture_blocker(self) -> str | None:
+        """Why ``apply_step`` cannot be recorded as a CUDA graph; None where it can."""
 
-    def why_launched(self) -> str | None:
+    def replay_blocker(self) -> str | None:
         """Why a step whose gradients are there cannot be a replay; None where it can."""
         return None
 
     def replayed(self) -> None:
-        """Tell autograd of a replayed ``apply``: it has changed tensors behind torch's back."""
+        """Count a replayed ``apply_step`` as a change of the tensors: torch did not see it."""
         held = self._begun().state
         kept = [each for entries in held.values() for each in entries.values()]
         increment_version(
@@ -147,18 +147,18 @@ class Rule(abc.ABC):
         if self.average is not None:
             self.average.replayed()
 
-    def epoch_ended(self, valid_loss: float) -> None:  # noqa: B027 - most rules do not care
+    def epoch_ended(self, valid_loss: float) -> None:  # noqa: B027 - most optimizers do not care
         """Hear the validation loss of an epoch."""
 
     @property
     def averaging(self) -> bool:
-        """Whether ``evaluated`` gives averaged weights."""
+        """Whether ``averaged_weights`` gives averaged weights."""
         if self.average is not None:
             return self.average.count > 0
         return isinstance(self.optimizer, AveragedSgd) and bool(self.optimizer.state)
 
     @contextmanager
-    def evaluated(self) -> Iterator[None]:
+    def averaged_weights(self) -> Iterator[None]:
         """Inside, the parameters are those to evaluate and to keep."""
         if self.average is not None and self.averaging:
             with replaced(self.average.params, self.average.values):
@@ -186,7 +186,7 @@ class Rule(abc.ABC):
         return found
 
     def numbers(self) -> dict[str, Any]:
-        """What else the rule must remember."""
+        """What else the optimizer must remember."""
         held = self._begun().state
         found: dict[str, Any] = {
             "optimizer": {
@@ -199,7 +199,7 @@ class Rule(abc.ABC):
         return found
 
     def load(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
-        """Go on where the rule that gave ``tensors`` and ``numbers`` stood."""
+        """Go on where the optimizer that gave ``tensors`` and ``numbers`` stood."""
         optimizer = self._begun()
         names = {id(p): name for name, p in self.parameters.items()}
         order = [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
@@ -219,5 +219,5 @@ class Rule(abc.ABC):
 
     def _begun(self) -> Optimizer:
         if self.optimizer is None:
-            raise RuntimeError(f"{type(self).__name__}: call begin(model.named_parameters()) first")
+            raise RuntimeError(f"{type(self).__name__}: call setup(model.named_parameters()) first")
         return self.optimizer

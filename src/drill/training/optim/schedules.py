@@ -10,7 +10,7 @@ RESOLUTION = 1_000_000  # into so many steps a schedule divides a run, whose own
 def check_run_schedule(
     name: str, schedule: str, *, warmup: float, hold: float, final: float
 ) -> None:
-    """Refuse settings that ``run_rate`` cannot use; ``name`` is the rule that has them."""
+    """Refuse settings that ``run_rate`` cannot use; ``name`` is the optimizer that has them."""
     if not 0.0 <= warmup < 1.0:  # NaN fails too
         raise ValueError(f"{name}: warmup is a share of the run in [0, 1), not {warmup}")
     if not 0.0 <= hold < 1.0 or warmup + hold >= 1.0:

@@ -13,20 +13,20 @@ from torch.optim.optimizer import Optimizer
 
 from drill.kernels.optimizer import sgd_step
 from drill.training.optim.averaging import AveragedSgd, AverageKind, NonMonotone, late_average
-from drill.training.optim.optimizer import Rule
+from drill.training.optim.optimizer import ScheduledOptimizer
 from drill.training.optim.schedules import RunSchedule, check_run_schedule, run_rate
 
 logger = logging.getLogger("drill")
 
 
-class SgdRule(Rule):
+class SgdRule(ScheduledOptimizer):
     """What plain and averaged SGD share: on a GPU all of a step is two launches."""
 
     _fused = False
     _obstacle: str | None = None
 
-    def begin(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
-        super().begin(named)
+    def setup(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
+        super().setup(named)
         trained = list(self.parameters.values())
         self._obstacle = sgd_step.supported(trained)
         self._fused = self._obstacle is None
@@ -35,11 +35,11 @@ class SgdRule(Rule):
             logger.info("SGD: torch's optimiser instead of one pass: %s", self._obstacle)
 
     def step(self, sampled_length: int, bptt: int, progress: float) -> None:
-        held, self._fused = self._fused, self._fused and self.why_launched() is None
+        held, self._fused = self._fused, self._fused and self.replay_blocker() is None
         super().step(sampled_length, bptt, progress)
         self._fused = held
 
-    def why_launched(self) -> str | None:
+    def replay_blocker(self) -> str | None:
         without = [name for name, p in self.parameters.items() if p.grad is None]
         if without:
             more = f", nor have {len(without) - 1} others" if len(without) > 1 else ""
@@ -49,8 +49,8 @@ class SgdRule(Rule):
             return "some parameters were left out of an earlier step"
         return None
 
-    def announce(self, sampled_length: int, bptt: int, progress: float) -> None:
-        super().announce(sampled_length, bptt, progress)
+    def prepare_step(self, sampled_length: int, bptt: int, progress: float) -> None:
+        super().prepare_step(sampled_length, bptt, progress)
         if not self._fused:
             return
         optimizer = self._begun()
@@ -62,9 +62,9 @@ class SgdRule(Rule):
         for place, number in zip(self._numbers, (rate, share), strict=True):
             place.fill_(number)
 
-    def apply(self) -> None:
+    def apply_step(self) -> None:
         if not self._fused:
-            super().apply()
+            super().apply_step()
             return
         optimizer = self._begun()
         trained = list(self.parameters.values())
@@ -84,7 +84,7 @@ class SgdRule(Rule):
         )
         optimizer.zero_grad(set_to_none=True)
 
-    def why_not_recorded(self) -> str | None:
+    def capture_blocker(self) -> str | None:
         return self._obstacle
 
 

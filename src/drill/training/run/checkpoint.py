@@ -56,33 +56,33 @@ def save(path: Path, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) 
         ) from None
 
 
-def load(path: Path, mend: str = START_OVER) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def load(path: Path, hint: str = START_OVER) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What ``save`` wrote: tensors on the CPU, numbers. Anything else raises CheckpointError.
 
     ``mend`` is what the reader of that error can do about a damaged file.
     """
-    tensors, numbers, wanted = _read(path, mend, tensors=True)
+    tensors, numbers, wanted = _read(path, hint, tensors=True)
     found = {name: _checksum(tensor) for name, tensor in tensors.items()}
     wrong = sorted({name for name, _ in found.items() ^ wanted.items()})
     if wrong:
-        raise _damaged(path, f"wrong checksum of {_some(wrong)}", mend)
+        raise _damaged(path, f"wrong checksum of {_some(wrong)}", hint)
     return tensors, numbers
 
 
-def load_numbers(path: Path, mend: str = START_OVER) -> dict[str, Any]:
+def load_numbers(path: Path, hint: str = START_OVER) -> dict[str, Any]:
     """The numbers of ``load`` alone, from the file's header: a look that costs no time."""
-    _, numbers, _ = _read(path, mend, tensors=False)
+    _, numbers, _ = _read(path, hint, tensors=False)
     return numbers
 
 
 def load_into(
-    model: torch.nn.Module, path: Path, mend: str = "restore it from a copy"
+    model: torch.nn.Module, path: Path, hint: str = "restore it from a copy"
 ) -> dict[str, Any]:
     """Copy the tensors of ``path`` into the parameters of ``model``; gives the numbers.
 
     Storages stay, so ties and optimisers stay valid. Names and shapes must agree.
     """
-    tensors, numbers = load(path, mend)
+    tensors, numbers = load(path, hint)
     copy_into(dict(model.named_parameters()), tensors, str(path))
     return numbers
 
@@ -90,7 +90,10 @@ def load_into(
 @torch.no_grad()
 def copy_into(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], place: str) -> None:
     """Copy values by name; ``place`` is what an error calls their origin."""
-    lacking, extra = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
+    lacking, extra = (
+        sorted(wanted.keys() - found.keys()),
+        sorted(found.keys() - wanted.keys()),
+    )
     if lacking or extra:
         raise CheckpointError(
             f"{place}: does not fit the model: it lacks {_some(lacking)} and has beyond it "
@@ -118,7 +121,7 @@ def fingerprint_in(path: Path) -> str:
 
 
 def _read(
-    path: Path, mend: str, *, tensors: bool
+    path: Path, hint: str, *, tensors: bool
 ) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, int]]:
     """Tensors where asked for, not checked yet; numbers; the checksums that tensors should have."""
     if not path.is_file():
@@ -131,14 +134,14 @@ def _read(
         note = json.loads(header["drill"])
         layout, numbers, wanted = note["format"], note["numbers"], note["checksums"]
     except (SafetensorError, OSError, LookupError, TypeError, ValueError, RecursionError) as error:
-        raise _damaged(path, f"{type(error).__name__}: {error}", mend) from None
+        raise _damaged(path, f"{type(error).__name__}: {error}", hint) from None
     if layout != FORMAT:
         raise CheckpointError(
             f"{path}: has format {layout}, this version of drill reads {FORMAT}; use the version "
             "that wrote it"
         )
     if header.get("checksum") != _text_checksum(header["drill"]):
-        raise _damaged(path, "wrong checksum of its numbers", mend)
+        raise _damaged(path, "wrong checksum of its numbers", hint)
     return held, numbers, wanted
 
 
@@ -156,8 +159,8 @@ def _text_checksum(text: str) -> str:
     return str(zlib.crc32(text.encode()))
 
 
-def _damaged(path: Path, fault: str, mend: str) -> CheckpointError:
-    return CheckpointError(f"{path}: is damaged or no checkpoint of drill ({fault}); {mend}")
+def _damaged(path: Path, fault: str, hint: str) -> CheckpointError:
+    return CheckpointError(f"{path}: is damaged or no checkpoint of drill ({fault}); {hint}")
 
 
 def _digest(checksums: Mapping[str, int]) -> str:

@@ -19,7 +19,7 @@ from drill.models.language_model import LanguageModel
 from drill.models.translator import Translator
 from drill.training.device import commit, device_name
 from drill.training.distributed import World
-from drill.training.precision import effective
+from drill.training.precision import resolve_precision
 from drill.training.run.folder import RunFolder, fitting
 from drill.training.settings import Settings, saved
 
@@ -30,14 +30,14 @@ def keep_environment(
     model: LanguageModel | Translator,
     device: torch.device,
     processes: World,
-    ways: Sequence[str] = (),
+    kernels: Sequence[str] = (),
     **more: Any,
 ) -> None:
     """Tell of a run that begins or goes on, and the ``ways`` it is trained in where they are known;
     not of one that ``has_ended``."""
     life = _life(settings, device, processes)
-    if ways:
-        life["ways"] = list(ways)
+    if kernels:
+        life["kernels"] = list(kernels)
     forget_idle_lives(run)
     told = run.read_environment() if run.last.exists() or run.best.exists() else None
     if told is None:
@@ -101,7 +101,7 @@ def leave_ended(run: RunFolder, settings: Settings) -> bool:
 
 
 def _life(settings: Settings, device: torch.device, processes: World) -> dict[str, Any]:
-    precision = effective(settings.training["precision"], device)
+    precision = resolve_precision(settings.training["precision"], device)
     return {
         "drill": __version__,
         "commit": commit(),

@@ -34,7 +34,7 @@ from drill.errors import CheckpointError, RunFolderError
 from drill.files import WriteError, append_line, atomic_write, open_append, remove_parts
 from drill.training.distributed import World
 from drill.training.run import checkpoint
-from drill.training.run.rollback import AsBefore
+from drill.training.run.rollback import Rollback
 
 logger = logging.getLogger("drill")
 
@@ -96,11 +96,11 @@ class RunFolder:
                 self.recent("*"),
             ):
                 remove_parts(path)
-            before = AsBefore(self._written_before_training(), self._written_by_training())
+            before = Rollback(self._written_before_training(), self._written_by_training())
             try:
                 yield
             except BaseException:
-                if before.put_back() and not locked_before:
+                if before.restore() and not locked_before:
                     lock.unlink(missing_ok=True)
                 raise
             finally:
@@ -121,14 +121,14 @@ class RunFolder:
         ``made`` for it; one of other files, or of none, stays as it was."""
         with contextlib.suppress(OSError):
             held = {path.name for path in self.path.iterdir()} - {".lock"}
-            if not held or self.strangers():
+            if not held or self.foreign_files():
                 (self.path / ".lock").unlink(missing_ok=True)
             if not held and ours:
                 self.path.rmdir()
                 for path in made[1:]:
                     path.rmdir()  # fails, as it should, where another run has come
 
-    def strangers(self) -> list[str]:
+    def foreign_files(self) -> list[str]:
         """What lies in a folder that has no file of a run; hidden files do not count."""
         if not self.path.is_dir():
             return []
@@ -355,7 +355,7 @@ def _tensorboard_writer(folder: Path) -> Any:
 def agree(found: tuple[Any, dict[str, Any]] | None, folder: RunFolder, world: World) -> None:
     """Processes that start from different places would wait for each other in vain."""
     step = torch.tensor(-1 if found is None else found[1]["step"])
-    steps = sorted({int(each) for each in world.gathered(step)})
+    steps = sorted({int(each) for each in world.all_gather(step)})
     if len(steps) > 1:
         read = ", ".join("none" if each < 0 else f"that of step {each}" for each in steps)
         raise CheckpointError(

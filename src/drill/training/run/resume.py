@@ -32,31 +32,31 @@ def settings_to_go_on(folder: Path | str, changes: Sequence[str] = ()) -> Settin
     return settings if located(settings) == found else found
 
 
-def refuse_spoiling(settings: Settings, run: RunFolder) -> bool:
+def check_resume(settings: Settings, run: RunFolder) -> bool:
     """Refuse to train among files of another kind, or over a run of other settings.
 
     Gives whether there is something to keep in the folder.
     """
     begun = run.last.exists() or run.best.exists()
-    _refuse_strangers(run)
+    _check_foreign_files(run)
     if begun and run.recipe.exists():
-        _refuse_other(settings, run)
+        _check_same_settings(settings, run)
     return begun
 
 
 def has_begun(settings: Settings, run: RunFolder, processes: World) -> bool:
     """Whether there is something to keep in the folder; refuses settings that would spoil it."""
-    begun = refuse_spoiling(settings, run)
+    begun = check_resume(settings, run)
     if begun and run.recipe.exists():
-        _refuse_to_lose(settings, run, processes.first)
+        _check_keeps_results(settings, run, processes.first)
         if processes.first and not has_ended(run, settings):
             _tell_of_the_schedule(settings, run)
     return begun
 
 
-def _refuse_strangers(run: RunFolder) -> None:
+def _check_foreign_files(run: RunFolder) -> None:
     """No run begins among files of another kind; what a killed run has left is none of them."""
-    held = run.strangers()
+    held = run.foreign_files()
     if held:
         more = f" and {len(held) - 1} more" if len(held) > 1 else ""
         raise RunFolderError(
@@ -65,7 +65,7 @@ def _refuse_strangers(run: RunFolder) -> None:
         )
 
 
-def _refuse_other(settings: Settings, run: RunFolder) -> None:
+def _check_same_settings(settings: Settings, run: RunFolder) -> None:
     changes = located(saved(run.recipe), run).differences(located(settings))
     if changes:
         more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
@@ -75,7 +75,7 @@ def _refuse_other(settings: Settings, run: RunFolder) -> None:
         )
 
 
-def _refuse_to_lose(settings: Settings, run: RunFolder, first: bool) -> None:
+def _check_keeps_results(settings: Settings, run: RunFolder, first: bool) -> None:
     """What a finished run found is not trained over, nor does a lower limit end a longer run.
 
     One that has ended gives what it found, whatever less is asked for: nothing is lost by that,

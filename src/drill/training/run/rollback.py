@@ -8,7 +8,7 @@ from pathlib import Path
 from drill.files import atomic_write
 
 
-class AsBefore:
+class Rollback:
     """What lies in a folder now, to be put back where a run never begins.
 
     told     small files that say what will be trained; they are written before the first step
@@ -20,7 +20,7 @@ class AsBefore:
         self.trained = {path: _version(path) for path in trained}
         self.missing = {path.parent for path in self.trained if not path.parent.exists()}
 
-    def put_back(self) -> bool:
+    def restore(self) -> bool:
         """Whether nothing was trained, so that all is as before.
 
         But for what cannot be put back, on a disk that is full: it hides no other fault.

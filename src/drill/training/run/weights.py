@@ -21,7 +21,7 @@ OF_SOME_MACHINES = ("persistent", "graph", "triton")
 
 
 @dataclass(frozen=True)
-class Origin:
+class WeightsInfo:
     """Which weights of a run a model has.
 
     weights      of which kind
@@ -66,7 +66,7 @@ def _by_any(table: Mapping[str, Any]) -> dict[str, Any]:
     return {**table, "impl": "auto"} if table.get("impl") in OF_SOME_MACHINES else dict(table)
 
 
-def load_weights(model: nn.Module, run: RunFolder, weights: Weights | None) -> Origin:
+def load_weights(model: nn.Module, run: RunFolder, weights: Weights | None) -> WeightsInfo:
     """Load these, or the best there are, and set eval mode; gives which they are."""
     files: dict[Weights, Path] = {"averaged": run.averaged, "best": run.best, "last": run.last}
     there: list[Weights] = [name for name, path in files.items() if path.exists()]
@@ -79,7 +79,7 @@ def load_weights(model: nn.Module, run: RunFolder, weights: Weights | None) -> O
     model.eval()
     when = {"averaged": "steps", "best": "epoch", "last": "step"}[chosen]
     at = {when: numbers[when]} if when in numbers else {}
-    return Origin(chosen, at, fingerprint(tensors))
+    return WeightsInfo(chosen, at, fingerprint(tensors))
 
 
 def _other_weights(there: Sequence[Weights]) -> str:

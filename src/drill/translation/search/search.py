@@ -14,7 +14,7 @@ import torch
 from drill.layers.argument_checks import positive
 from drill.models.transformer.inputs import ALIGNED
 from drill.models.translator import Translator
-from drill.training.cuda_graphs import Graphs
+from drill.training.cuda_graphs import GraphRecorder
 from drill.training.precision import lower_precision
 from drill.translation.search.beam import Beam
 from drill.translation.search.decoding import (
@@ -83,9 +83,9 @@ def beam_search(
     work = batches("beam_search", model, sources, decoding, beam)
     with ready(model, head) as scores:
         device = model.transformer.source_embedding.weight.device
-        graphs: Graphs | None = None
+        graphs: GraphRecorder | None = None
         if decoding.replays(device, scores):
-            graphs = Graphs(device, instead="search with Decoding(..., graph=False)")
+            graphs = GraphRecorder(device, instead="search with Decoding(..., graph=False)")
         for batch in work:
             if progress is not None:
                 progress(len(found))
@@ -115,7 +115,7 @@ def _search(
     K: int,
     n_best: int,
     alpha: float,
-    graphs: Graphs | None,
+    graphs: GraphRecorder | None,
 ) -> dict[int, list[Hypothesis]]:
     device, last = batch.source.device, max(batch.limits)
     room = None if graphs is None else min(FIRST_ROOM, -(-(last + TURNS) // ALIGNED) * ALIGNED)

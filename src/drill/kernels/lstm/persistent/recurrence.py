@@ -227,7 +227,7 @@ class Stalled(DrillError, RuntimeError):
     """A kernel waited in vain. No result may be made of it: the next try can go well."""
 
 
-def refuse_stall(name: str) -> None:
+def check_stall(name: str) -> None:
     """Stalled if a launch has given up since this was last asked, which is then forgotten.
 
     Whoever finds NaN asks here first, before it blames anything else.

@@ -1,4 +1,4 @@
-"""Rules: what each does with a gradient, when NT-ASGD switches, and that a saved rule goes on."""
+"""Optimizers: their steps, when NT-ASGD switches, and that a saved one goes on."""
 
 import math
 
@@ -7,7 +7,15 @@ import torch
 from torch import nn
 
 from drill.kernels.optimizer import sgd_step
-from drill.training.optim import RULES, AdamW, Asgd, AveragedSgd, NtAsgd, Rule, Sgd
+from drill.training.optim import (
+    OPTIMIZERS,
+    AdamW,
+    Asgd,
+    AveragedSgd,
+    NtAsgd,
+    ScheduledOptimizer,
+    Sgd,
+)
 from drill.training.optim.averaging import WeightAverage
 
 
@@ -16,14 +24,20 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).double()
 
 
-def train(rule: Rule, net: nn.Module, steps: int, start: int = 0, losses: tuple[float, ...] = ()):
+def train(
+    optimizer: ScheduledOptimizer,
+    net: nn.Module,
+    steps: int,
+    start: int = 0,
+    losses: tuple[float, ...] = (),
+):
     """``steps`` steps on data that only depends on the step; ``losses`` end epochs, one a step."""
     for i in range(start, start + steps):
         x = torch.randn(5, 4, generator=torch.Generator().manual_seed(i), dtype=torch.float64)
         net(x).square().sum().backward()
-        rule.step(sampled_length=60 + i % 20, bptt=70, progress=i / 40)
+        optimizer.step(sampled_length=60 + i % 20, bptt=70, progress=i / 40)
         if i < len(losses):
-            rule.epoch_ended(losses[i])
+            optimizer.epoch_ended(losses[i])
 
 
 def values(net: nn.Module) -> list[torch.Tensor]:
@@ -32,13 +46,13 @@ def values(net: nn.Module) -> list[torch.Tensor]:
 
 def test_sgd_is_clipped_decayed_and_scaled_by_the_sampled_length():
     net = model()
-    rule = Sgd(2.0, weight_decay=0.1, clip=0.25)
-    rule.begin(net.named_parameters())
+    optimizer = Sgd(2.0, weight_decay=0.1, clip=0.25)
+    optimizer.setup(net.named_parameters())
     net(torch.ones(1, 4, dtype=torch.float64)).square().sum().backward()
     before, grads = values(net), [p.grad.clone() for p in net.parameters()]
     norm = math.sqrt(sum(float(g.square().sum()) for g in grads))
     assert norm > 0.25
-    rule.step(sampled_length=35, bptt=70, progress=0.0)
+    optimizer.step(sampled_length=35, bptt=70, progress=0.0)
     for new, old, grad in zip(values(net), before, grads, strict=True):
         expected = old - 1.0 * (grad * 0.25 / norm + 0.1 * old)
         torch.testing.assert_close(new, expected, rtol=1e-5, atol=1e-9)  # clipping adds 1e-6
@@ -48,43 +62,43 @@ def test_sgd_is_clipped_decayed_and_scaled_by_the_sampled_length():
 def test_nt_asgd_is_sgd_then_averaged_sgd():
     losses = (5.0, 4.0, 3.0, 4.5)
     net, other = model(), model()
-    rule, plain = NtAsgd(0.1, patience=1), Sgd(0.1)
-    rule.begin(net.named_parameters())
-    plain.begin(other.named_parameters())
-    train(rule, net, 4, losses=losses)  # 4.5 > min(5, 4) ends SGD
+    optimizer, plain = NtAsgd(0.1, patience=1), Sgd(0.1)
+    optimizer.setup(net.named_parameters())
+    plain.setup(other.named_parameters())
+    train(optimizer, net, 4, losses=losses)  # 4.5 > min(5, 4) ends SGD
     train(plain, other, 4)
     assert all(torch.equal(a, b) for a, b in zip(values(net), values(other), strict=True))
-    assert isinstance(rule.optimizer, AveragedSgd)
-    assert not rule.averaging  # no average before a step
+    assert isinstance(optimizer.optimizer, AveragedSgd)
+    assert not optimizer.averaging  # no average before a step
     before = values(net)
-    with rule.evaluated():
+    with optimizer.averaged_weights():
         assert all(torch.equal(a, b) for a, b in zip(values(net), before, strict=True))
-    train(rule, net, 3, start=4)
-    assert rule.averaging
+    train(optimizer, net, 3, start=4)
+    assert optimizer.averaging
     held = values(net)
-    with rule.evaluated():
+    with optimizer.averaged_weights():
         assert not all(torch.equal(a, b) for a, b in zip(values(net), held, strict=True))
     assert all(torch.equal(a, b) for a, b in zip(values(net), held, strict=True))
 
 
 def test_asgd_averages_from_the_first_step():
     net = model()
-    rule = Asgd(0.1)
-    rule.begin(net.named_parameters())
-    train(rule, net, 1)
-    assert rule.averaging
+    optimizer = Asgd(0.1)
+    optimizer.setup(net.named_parameters())
+    train(optimizer, net, 1)
+    assert optimizer.averaging
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine", "one-cycle"])
 def test_adamw_schedules_rise_and_fall(schedule):
-    rule = AdamW(1.0, schedule=schedule, warmup=0.25)
-    rates = [rule.rate(i / 100) for i in range(101)]
+    optimizer = AdamW(1.0, schedule=schedule, warmup=0.25)
+    rates = [optimizer.rate(i / 100) for i in range(101)]
     assert rates[0] < 0.05
     assert max(rates) == pytest.approx(1.0, abs=1e-3)
     assert rates[25] == pytest.approx(1.0, abs=1e-3)
     assert rates == sorted(rates[:26]) + sorted(rates[26:], reverse=True)
     assert rates[-1] == pytest.approx(1.0 if schedule == "constant" else 0.0, abs=1e-3)
-    assert rule.rate(7.0) == rates[-1]  # more epochs than planned do not raise it again
+    assert optimizer.rate(7.0) == rates[-1]  # more epochs than planned do not raise it again
 
 
 # -- schedules over a run -------------------------------------------------------------------------
@@ -106,22 +120,22 @@ def test_adamw_schedules_rise_and_fall(schedule):
     ],
 )
 def test_rates_over_a_run(kind, settings, wanted):
-    rule = kind(8.0, **{"warmup": 0.0, **settings})
-    found = [rule.rate(at) for at in (0, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 7 / 8, 1)]
+    optimizer = kind(8.0, **{"warmup": 0.0, **settings})
+    found = [optimizer.rate(at) for at in (0, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 7 / 8, 1)]
     assert found == pytest.approx(wanted, abs=1e-4)
-    assert rule.rate(1.0) == wanted[-1]
-    assert rule.rate(1.5) == wanted[-1]
+    assert optimizer.rate(1.0) == wanted[-1]
+    assert optimizer.rate(1.5) == wanted[-1]
     if wanted[:4] == [8, 8, 8, 8]:
         assert found[:4] == [8.0] * 4
 
 
 def test_the_rate_of_a_schedule_reaches_the_step():
     net = model()
-    rule = Sgd(2.0, weight_decay=0.0, clip=None, schedule="linear")
-    rule.begin(net.named_parameters())
+    optimizer = Sgd(2.0, weight_decay=0.0, clip=None, schedule="linear")
+    optimizer.setup(net.named_parameters())
     net(torch.ones(1, 4, dtype=torch.float64)).square().sum().backward()
     before, grads = values(net), [p.grad.clone() for p in net.parameters()]
-    rule.step(sampled_length=35, bptt=70, progress=0.75)
+    optimizer.step(sampled_length=35, bptt=70, progress=0.75)
     for new, old, grad in zip(values(net), before, grads, strict=True):
         torch.testing.assert_close(new, old - 0.25 * grad, rtol=1e-5, atol=1e-9)
 
@@ -168,20 +182,20 @@ def test_shares_by_hand():
         average.begin([nn.Parameter(torch.zeros(2))])
     found = []
     for _ in range(3):
-        tail.announce()
-        ema.announce()
+        tail.prepare_step()
+        ema.prepare_step()
         found.append((tail.share(), ema.share()))
     assert found == [(1.0, 1.0), (0.5, 2 / 3), (1 / 3, 4 / 7)]
 
 
 @every_average
 def test_averages_are_those_of_the_iterates_from_the_start_on(name):
-    net, rule = model(), AVERAGED[name]()
-    rule.begin(net.named_parameters())
+    net, optimizer = model(), AVERAGED[name]()
+    optimizer.setup(net.named_parameters())
     iterates = []
     for i in range(10):
-        train(rule, net, 1, start=i)  # progress is i / 40: averaged from the fifth step on
-        assert rule.averaging == (i >= 4)
+        train(optimizer, net, 1, start=i)  # progress is i / 40: averaged from the fifth step on
+        assert optimizer.averaging == (i >= 4)
         iterates.append(values(net))
     late = [torch.stack(each) for each in zip(*iterates[4:], strict=True)]
     if "tail" in name:
@@ -189,7 +203,7 @@ def test_averages_are_those_of_the_iterates_from_the_start_on(name):
     else:
         weights = 0.1 * 0.9 ** torch.arange(5.0, -1.0, -1.0, dtype=torch.float64) / (1 - 0.9**6)
     before = values(net)
-    with rule.evaluated():
+    with optimizer.averaged_weights():
         for found, each in zip(values(net), late, strict=True):
             expected = (each * weights.view(-1, *[1] * (each.dim() - 1))).sum(0)
             torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
@@ -198,21 +212,21 @@ def test_averages_are_those_of_the_iterates_from_the_start_on(name):
 
 @every_average
 def test_the_first_average_is_the_first_iterate_bit_for_bit(name):
-    net, rule = model(), AVERAGED[name]()
-    rule.begin(net.named_parameters())
-    train(rule, net, 5)
+    net, optimizer = model(), AVERAGED[name]()
+    optimizer.setup(net.named_parameters())
+    train(optimizer, net, 5)
     before = values(net)
-    with rule.evaluated():
+    with optimizer.averaged_weights():
         assert all(torch.equal(a, b) for a, b in zip(values(net), before, strict=True))
 
 
 @every_average
 def test_averages_leave_training_as_it_is(name):
     net, other = model(), model()
-    rule, plain = AVERAGED[name](), (Sgd if "sgd" in name else AdamW)(0.05)
-    rule.begin(net.named_parameters())
-    plain.begin(other.named_parameters())
-    train(rule, net, 10)
+    optimizer, plain = AVERAGED[name](), (Sgd if "sgd" in name else AdamW)(0.05)
+    optimizer.setup(net.named_parameters())
+    plain.setup(other.named_parameters())
+    train(optimizer, net, 10)
     train(plain, other, 10)
     assert all(torch.equal(a, b) for a, b in zip(values(net), values(other), strict=True))
 
@@ -222,14 +236,14 @@ def test_averages_leave_training_as_it_is(name):
 def test_saved_averages_go_on_bit_for_bit(name, cut):
     whole, part = model(), model()
     straight = AVERAGED[name]()
-    straight.begin(whole.named_parameters())
+    straight.setup(whole.named_parameters())
     train(straight, whole, 10)
     first = AVERAGED[name]()
-    first.begin(part.named_parameters())
+    first.setup(part.named_parameters())
     train(first, part, cut)
     tensors = {key: value.clone() for key, value in first.tensors().items()}
     second = AVERAGED[name]()
-    second.begin(part.named_parameters())
+    second.setup(part.named_parameters())
     second.load(tensors, first.numbers())
     assert second.averaging == (cut > 4)
     train(second, part, 10 - cut, start=cut)
@@ -241,28 +255,28 @@ def test_saved_averages_go_on_bit_for_bit(name, cut):
 
 
 def test_averaging_goes_on_when_the_run_is_given_more_time():
-    net, rule = model(), Sgd(0.05, average_from=0.5)
-    rule.begin(net.named_parameters())
+    net, optimizer = model(), Sgd(0.05, average_from=0.5)
+    optimizer.setup(net.named_parameters())
     for progress in (0.4, 0.6, 0.3):
         net(torch.ones(1, 4, dtype=torch.float64)).sum().backward()
-        rule.step(70, 70, progress)
-    assert rule.average.count == 2
+        optimizer.step(70, 70, progress)
+    assert optimizer.average.count == 2
 
 
 @every_average
 def test_the_start_of_an_average_is_another_phase_before_its_first_step(name):
-    net, rule = model(), AVERAGED[name]()
-    rule.begin(net.named_parameters())
-    train(rule, net, 2)
-    before = rule.phase
-    rule.prepare(0.05)
-    assert rule.phase is before
-    rule.prepare(0.1)
-    after = rule.phase
+    net, optimizer = model(), AVERAGED[name]()
+    optimizer.setup(net.named_parameters())
+    train(optimizer, net, 2)
+    before = optimizer.phase
+    optimizer.prepare(0.05)
+    assert optimizer.phase is before
+    optimizer.prepare(0.1)
+    after = optimizer.phase
     assert after is not before
-    assert not rule.averaging
-    train(rule, net, 2, start=4)
-    assert rule.phase is after
+    assert not optimizer.averaging
+    train(optimizer, net, 2, start=4)
+    assert optimizer.phase is after
 
 
 def test_one_pass_gets_the_rate_of_its_own_step_and_the_share_of_the_average(monkeypatch):
@@ -273,11 +287,11 @@ def test_one_pass_gets_the_rate_of_its_own_step_and_the_share_of_the_average(mon
 
     monkeypatch.setattr(sgd_step, "supported", lambda tensors: None)  # as on a GPU
     monkeypatch.setattr(sgd_step, "sgd_step", launched)
-    net, rule = model(), Sgd(2.0, schedule="linear", average_from=0.5)
-    rule.begin(net.named_parameters())
+    net, optimizer = model(), Sgd(2.0, schedule="linear", average_from=0.5)
+    optimizer.setup(net.named_parameters())
     for progress in (0.25, 0.5, 0.75):
         net(torch.ones(1, 4, dtype=torch.float64)).sum().backward()
-        rule.step(35, 70, progress)
+        optimizer.step(35, 70, progress)
     assert [count for _, count in seen] == [None, 4, 4]
     found = [number for numbers, _ in seen for number in numbers]
     assert found == pytest.approx([0.75, 0.0, 0.5, 1.0, 0.25, 0.5], abs=1e-5)
@@ -305,51 +319,53 @@ def test_averages_that_cannot_be_are_refused(kind, settings, message):
 def test_adamw_goes_without_a_mean_of_gradients():
     start = torch.randn(30, 20, generator=torch.Generator().manual_seed(0))
     ours, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())
-    rule = AdamW(0.01, clip=None, schedule="constant", warmup=0.0, beta1=0.0, weight_decay=0.0)
-    rule.begin([("w", ours)])
+    optimizer = AdamW(0.01, clip=None, schedule="constant", warmup=0.0, beta1=0.0, weight_decay=0.0)
+    optimizer.setup([("w", ours)])
     loop = torch.optim.RMSprop([theirs], lr=0.01, alpha=0.99, eps=1e-8)  # the same but for the bias
     for step in range(1, 4):
         grad = torch.randn(30, 20, generator=torch.Generator().manual_seed(step))
         ours.grad, theirs.grad = grad.clone(), grad.clone()
         loop.param_groups[0]["lr"] = 0.01 * math.sqrt(1 - 0.99**step)
-        rule.step(1, 1, 0.5)
+        optimizer.step(1, 1, 0.5)
         loop.step()
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 def test_adamw_decays_matrices_only():
     net = model()
-    rule = AdamW(0.1, weight_decay=0.5)
-    rule.begin(net.named_parameters())
-    decays = {p.dim(): g["weight_decay"] for g in rule.optimizer.param_groups for p in g["params"]}
+    optimizer = AdamW(0.1, weight_decay=0.5)
+    optimizer.setup(net.named_parameters())
+    decays = {
+        p.dim(): g["weight_decay"] for g in optimizer.optimizer.param_groups for p in g["params"]
+    }
     assert decays == {2: 0.5, 1: 0.0}
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_autograd_counts_every_step(name):
     net = model()
-    rule = RULES[name](0.1)
-    rule.begin(net.named_parameters())
+    optimizer = OPTIMIZERS[name](0.1)
+    optimizer.setup(net.named_parameters())
     before = [p._version for p in net.parameters()]
-    train(rule, net, 1)
+    train(optimizer, net, 1)
     assert all(p._version > old for p, old in zip(net.parameters(), before, strict=True))
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("cut", [0, 2, 6])
 def test_a_saved_rule_goes_on_bit_for_bit(name, cut):
     losses = (5.0, 4.0, 3.0, 4.5)
     whole, part = model(), model()
-    straight = RULES[name](0.05)
-    straight.begin(whole.named_parameters())
+    straight = OPTIMIZERS[name](0.05)
+    straight.setup(whole.named_parameters())
     train(straight, whole, 10, losses=losses)
 
-    first = RULES[name](0.05)
-    first.begin(part.named_parameters())
+    first = OPTIMIZERS[name](0.05)
+    first.setup(part.named_parameters())
     train(first, part, cut, losses=losses)
     tensors = {key: value.clone() for key, value in first.tensors().items()}
-    second = RULES[name](0.05)
-    second.begin(part.named_parameters())
+    second = OPTIMIZERS[name](0.05)
+    second.setup(part.named_parameters())
     second.load(tensors, first.numbers())
     train(second, part, 10 - cut, start=cut, losses=losses)
     assert all(torch.equal(a, b) for a, b in zip(values(part), values(whole), strict=True))
@@ -369,35 +385,37 @@ def test_wrong_settings_name_the_rule_and_the_mend():
         with pytest.raises(ValueError, match=f"AdamW: epsilon is a finite positive .* {wrong}"):
             AdamW(epsilon=wrong)
     with pytest.raises(ValueError, match="no parameter to train"):
-        Sgd().begin([])
-    with pytest.raises(RuntimeError, match="call begin"):
+        Sgd().setup([])
+    with pytest.raises(RuntimeError, match="call setup"):
         Sgd().step(70, 70, 0.0)
 
 
 def test_a_rule_knows_the_rate_of_its_last_full_length_step():
-    rule = AdamW(lr=1.0, schedule="cosine", warmup=0.0)
+    optimizer = AdamW(lr=1.0, schedule="cosine", warmup=0.0)
     parameter = nn.Parameter(torch.ones(3))
-    rule.begin([("w", parameter)])
-    assert rule.now == 1.0
+    optimizer.setup([("w", parameter)])
+    assert optimizer.now == 1.0
     parameter.grad = torch.ones(3)
-    rule.step(35, 70, 0.5)
-    assert rule.now == pytest.approx(0.5, abs=1e-3)
+    optimizer.step(35, 70, 0.5)
+    assert optimizer.now == pytest.approx(0.5, abs=1e-3)
 
 
 def test_adamw_on_a_cpu_is_the_rule_of_torch_in_one_pass():
     torch.manual_seed(0)
     start = [torch.randn(30, 20), torch.randn(20)]
     ours, theirs = ([nn.Parameter(each.clone()) for each in start] for _ in range(2))
-    rule = AdamW(0.01, weight_decay=0.3, clip=None, schedule="constant", warmup=0.0)
-    rule.begin(zip("ab", ours, strict=True))
-    assert rule.optimizer.defaults["fused"]
+    optimizer = AdamW(0.01, weight_decay=0.3, clip=None, schedule="constant", warmup=0.0)
+    optimizer.setup(zip("ab", ours, strict=True))
+    assert optimizer.optimizer.defaults["fused"]
     groups = [{"params": theirs[:1], "weight_decay": 0.3}, {"params": theirs[1:]}]
-    loop = torch.optim.AdamW(groups, lr=0.01, betas=rule.betas, weight_decay=0.0, foreach=False)
+    loop = torch.optim.AdamW(
+        groups, lr=0.01, betas=optimizer.betas, weight_decay=0.0, foreach=False
+    )
     for _ in range(5):
         for a, b in zip(ours, theirs, strict=True):
             a.grad = torch.randn_like(a)
             b.grad = a.grad.clone()
-        rule.step(1, 1, 0.5)
+        optimizer.step(1, 1, 0.5)
         loop.step()
     torch.testing.assert_close(ours, theirs)
     assert not torch.equal(ours[0], start[0])

@@ -1,6 +1,6 @@
 """Raises runs that are killed, again and again, until they have finished.
 
-    python -m tests.nursery FOLDER SEED
+    python -m tests.kill_harness FOLDER SEED
 
 A life is a process that trains in a folder. All are forked from this one, which has imported torch
 and computed nothing: so a life costs milliseconds, and kill -9 is the real one. The report.json of
@@ -21,7 +21,7 @@ from pathlib import Path
 import torch._dynamo  # noqa: F401 - the first optimiser would import it, in every life anew
 
 from drill.tasks import train_run
-from drill.training.optim import Rule
+from drill.training.optim import ScheduledOptimizer
 from drill.training.run import checkpoint
 from drill.training.settings import recipe
 from tests.tiny_runs import interrupted_after, rows, small_run, text
@@ -31,7 +31,7 @@ Life = Callable[[], object]
 KILLS = 12
 
 
-def born(life: Life) -> int:
+def fork(life: Life) -> int:
     pid = os.fork()
     if pid:
         return pid
@@ -54,17 +54,19 @@ def ended(pid: int) -> int:
 
 
 def lived(life: Life) -> None:
-    if ended(born(life)) != 0:
+    if ended(fork(life)) != 0:
         sys.exit("a life that nobody should have killed was killed")
 
 
-def training(folder: Path, save_every: float = 0.0, rule: Rule | str = "nt-asgd") -> Life:
+def training(
+    folder: Path, save_every: float = 0.0, optimizer: ScheduledOptimizer | str = "nt-asgd"
+) -> Life:
     """Some twenty steps, the last third of them averaged."""
-    return lambda: small_run(folder, "deep-residual", rule, ids=text(train=240), epochs=4,
+    return lambda: small_run(folder, "deep-residual", optimizer, ids=text(train=240), epochs=4,
                              save_every=save_every)  # fmt: skip
 
 
-def suicidal(life: Life, calls: int) -> Life:
+def kill_at_call(life: Life, calls: int) -> Life:
     """``life`` that is killed at its ``calls``-th fsync or rename, before it does anything."""
 
     def lives() -> None:
@@ -122,7 +124,7 @@ def at_random(
     longest = (time.monotonic() - began) / 8
     drawn, life, killed = random.Random(seed), training(folder / "killed"), 0
     while killed < KILLS:
-        pid = born(life)
+        pid = fork(life)
         time.sleep(drawn.uniform(0.0, longest))
         os.kill(pid, signal.SIGKILL)
         if ended(pid) == 0:
@@ -140,20 +142,20 @@ def in_a_save(folder: Path, seed: int) -> dict[str, object]:
     """Killed before every single fsync and rename around the end of an epoch, and inside writes."""
     lived(training(folder / "whole", 600.0))
     eve = folder / "eve"  # one step before the end of the first epoch
-    rule = interrupted_after(rows(folder / "whole")[0]["step"] - 1, "nt-asgd")
-    lived(training(eve, 600.0, rule))
+    optimizer = interrupted_after(rows(folder / "whole")[0]["step"] - 1, "nt-asgd")
+    lived(training(eve, 600.0, optimizer))
     kills = 0
     runs = []
-    for name, ill in (("call", suicidal), ("half", half_written)):
+    for name, ill in (("call", kill_at_call), ("half", half_written)):
         for n in range(1, 12 if name == "call" else 5):
             own = folder / f"{name}-{n}"
             shutil.copytree(eve, own)
-            kills += ended(born(ill(training(own), n))) != 0
+            kills += ended(fork(ill(training(own), n))) != 0
             lived(training(own, 600.0))
             runs.append(own.name)
     again = folder / "again"  # no life gets further than a few calls
     drawn = random.Random(seed)
-    while ended(born(suicidal(training(again), drawn.randint(1, 12)))) != 0:
+    while ended(fork(kill_at_call(training(again), drawn.randint(1, 12)))) != 0:
         kills += 1
     return {"kills": kills, "runs": [*runs, "again"]}
 
@@ -184,7 +186,7 @@ def from_the_start(folder: Path, seed: int) -> dict[str, object]:
     names = []
     for n in (1, 4, 13, 14, 16, 18, 19, 21):
         names.append(f"call-{n}")
-        kills += ended(born(suicidal(life(names[-1], names[-1] + "-cache"), n))) != 0
+        kills += ended(fork(kill_at_call(life(names[-1], names[-1] + "-cache"), n))) != 0
         lived(life(names[-1], names[-1] + "-cache"))
     return {"kills": kills, "runs": names}
 
@@ -199,7 +201,7 @@ def main(place: Path, seed: int) -> None:
     for scene in (at_random, of_a_translator, in_a_save, from_the_start):
         folder = place / scene.__name__
         folder.mkdir()
-        pids.append(born(told(scene, folder, seed)))
+        pids.append(fork(told(scene, folder, seed)))
     for pid in pids:
         ended(pid)
 
