@@ -52,7 +52,7 @@ class Plain(nn.Module):
         super().__init__()
         tied = layer["name"] == "tied"
         assert tied or {**layer, **WRITTEN} == layer, layer  # what is not written by hand below
-        width, hidden, layers = (encoder[key] for key in ("width", "hidden_size", "layers"))
+        width, hidden, layers = (encoder[key] for key in ("embedding_dim", "hidden_size", "layers"))
         self.dropped = {key.removeprefix("dropout_"): p for key, p in encoder.items()}
         self.embedding = nn.Embedding(labels, width)
         widths = [width, *[hidden] * (layers - 1), width]
@@ -72,7 +72,7 @@ class Plain(nn.Module):
         return X
 
     def forward(
-        self, ids: Tensor, targets: Tensor, state: list, activation: float, slowness: float
+        self, ids: Tensor, targets: Tensor, state: list, ar_weight: float, tar_weight: float
     ) -> tuple[Tensor, list]:
         p, weight = self.dropped, self.embedding.weight
         if p["embedding"]:
@@ -89,10 +89,10 @@ class Plain(nn.Module):
         output = locked(x, p["output"])
         logits = F.linear(output, self.labels(), self.bias)
         loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-        if activation:
-            loss = loss + activation * output.pow(2).mean()
-        if slowness:
-            loss = loss + slowness * (x[1:] - x[:-1]).pow(2).mean()
+        if ar_weight:
+            loss = loss + ar_weight * output.pow(2).mean()
+        if tar_weight:
+            loss = loss + tar_weight * (x[1:] - x[:-1]).pow(2).mean()
         return loss, after
 
 
@@ -102,7 +102,7 @@ def locked(x: Tensor, p: float) -> Tensor:
 
 def sized(name: str, setting: Setting, changes: Sequence[str] = ()) -> Settings:
     """The recipe; a try-out makes its embedding narrower."""
-    return recipe(name, changes).changed(encoder={"width": setting.size.width})
+    return recipe(name, changes).changed(encoder={"embedding_dim": setting.size.width})
 
 
 def plain_optimizer(table: dict[str, Any], model: nn.Module) -> torch.optim.Optimizer:
@@ -112,7 +112,7 @@ def plain_optimizer(table: dict[str, Any], model: nn.Module) -> torch.optim.Opti
         matrices = [p for p in model.parameters() if p.dim() >= 2]
         vectors = [p for p in model.parameters() if p.dim() < 2]
         groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-        options = {"betas": (table["beta1"], table["beta2"]), "eps": table["epsilon"]}
+        options = {"betas": (table["beta1"], table["beta2"]), "eps": table["eps"]}
         return torch.optim.AdamW(groups, lr, weight_decay=weight_decay, fused=True, **options)
     assert table["name"] == "nt-asgd", table  # SGD until it starts to average
     return torch.optim.SGD(model.parameters(), lr=lr, weight_decay=weight_decay)
@@ -122,7 +122,7 @@ def variants(setting: Setting) -> dict[str, Prepare]:
     labels, device = setting.size.labels, setting.device
     tied, deep = (sized(name, setting) for name in RECIPES[setting.name])
     batch = tied.training["batch_size"]
-    weights = {key: tied.training[key] for key in ("activation", "slowness")}
+    weights = {key: tied.training[key] for key in ("ar_weight", "tar_weight")}
     ids = torch.randint(labels, (setting.size.tokens // batch + 1, batch), device=device)
     inputs, targets = ids[:-1], ids[1:]
 
@@ -140,7 +140,7 @@ def variants(setting: Setting) -> dict[str, Prepare]:
                 with setting.autocast():
                     loss, state = model(inputs, targets, state, **weights)
                 loss.backward()
-                nn.utils.clip_grad_norm_(model.parameters(), chosen.optimizer["clip"])
+                nn.utils.clip_grad_norm_(model.parameters(), chosen.optimizer["max_grad_norm"])
                 optimizer.step()
                 optimizer.zero_grad()
                 return [loss.detach()]

@@ -341,7 +341,7 @@ def final_perplexity(runs: Sequence[report.Row]) -> list[str]:
     whole = max(CURVES[name])
     run = [run for run in ledger.of_recipe(runs, name) if run.epochs >= whole][-1]
     finetuned = (each for each in runs if each.recipe == f"{name}{FINETUNED}")
-    tuned = [each for each in finetuned if each.settings.get("start") == run.name][-1]
+    tuned = [each for each in finetuned if each.settings.get("init_from") == run.name][-1]
     kinds = ((each["kind"], each["split"], each) for each in tuned.evaluations)
     dynamic = [each for *kind, each in kinds if kind == ["dynamic", "test"]][-1]
     ours = (run.test_published, tuned.test_published, dynamic["perplexity"])

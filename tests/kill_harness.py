@@ -59,11 +59,11 @@ def lived(life: Life) -> None:
 
 
 def training(
-    folder: Path, save_every: float = 0.0, optimizer: ScheduledOptimizer | str = "nt-asgd"
+    folder: Path, checkpoint_seconds: float = 0.0, optimizer: ScheduledOptimizer | str = "nt-asgd"
 ) -> Life:
     """Some twenty steps, the last third of them averaged."""
     return lambda: small_run(folder, "deep-residual", optimizer, ids=text(train=240), epochs=4,
-                             save_every=save_every)  # fmt: skip
+                             checkpoint_seconds=checkpoint_seconds)  # fmt: skip
 
 
 def kill_at_call(life: Life, calls: int) -> Life:
@@ -111,7 +111,8 @@ def half_written(life: Life, saves: int) -> Life:
 
 def translating(folder: Path) -> Life:
     """Some twenty updates, and the mean of the last weights at the end."""
-    return lambda: small_training(folder, "deep-residual", save_every=0.0, average=2, accumulate=2,
+    return lambda: small_training(folder, "deep-residual", checkpoint_seconds=0.0,
+                                  average_checkpoints=2, gradient_accumulation_steps=2,
                                   validate_every=5, max_tokens=40)  # fmt: skip
 
 
@@ -169,8 +170,8 @@ def from_the_start(folder: Path, seed: int) -> dict[str, object]:
         (texts / f"{name}.txt").write_text("\n".join(" ".join(map(str, line)) for line in lines))
     settings = recipe(
         "demo-drill",
-        [f"data.corpus={texts}", "data.minimum_count=1", "encoder.width=8", "training.bptt=10",
-         "encoder.hidden_size=10", "training.batch_size=4", "training.save_every=0"],
+        [f"data.corpus={texts}", "data.min_count=1", "encoder.embedding_dim=8", "training.bptt=10",
+         "encoder.hidden_size=10", "training.batch_size=4", "training.checkpoint_seconds=0"],
     )  # fmt: skip
 
     def life(name: str, cache: str) -> Life:

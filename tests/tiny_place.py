@@ -17,7 +17,7 @@ RECIPE = """
 corpus = "text"
 
 [encoder]
-width = 8
+embedding_dim = 8
 hidden_size = 12
 layers = 2
 

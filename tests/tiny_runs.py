@@ -45,7 +45,9 @@ LAYERS: dict[str, Callable[[nn.Embedding, float], OutputLayer]] = {
 }
 
 OPTIMIZERS: dict[str, Callable[[], ScheduledOptimizer]] = {
-    "nt-asgd": lambda: NtAsgd(8.0, clip=0.25, patience=0),  # starts to average within few epochs
+    "nt-asgd": lambda: NtAsgd(
+        8.0, max_grad_norm=0.25, patience=0
+    ),  # starts to average within few epochs
     "asgd": lambda: Asgd(5.0),
     "sgd": lambda: Sgd(5.0),
     "adamw": lambda: AdamW(0.01),

@@ -9,9 +9,10 @@ from drill.training.settings import Settings, recipe
 from tests.tiny_translations import text
 
 SMALL = [
-    "data.pairs=none", "subwords.size=262", "subwords.single_digits=false", "encoder.width=8",
-    "encoder.layers=1", "encoder.heads=2", "encoder.feedforward=16", "training.epochs=2",
-    "training.max_tokens=60", "training.beam=2", "training.average=2", "optimizer.lr=0.02",
+    "data.pairs=none", "subwords.size=262", "subwords.single_digits=false",
+    "encoder.embedding_dim=8", "encoder.layers=1", "encoder.heads=2", "encoder.feedforward=16",
+    "training.epochs=2", "training.max_tokens=60", "training.beam=2",
+    "training.average_checkpoints=2", "optimizer.lr=0.02",
 ]  # fmt: skip
 
 

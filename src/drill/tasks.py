@@ -97,8 +97,8 @@ def check_recipe(settings: Settings, folder: Path | str, made: Collection[Path] 
     ``made`` are folders that will be there by then.
     """
     run = RunFolder(folder)
-    if not check_resume(settings, run) and settings.start is not None:
-        start = Path(settings.start)
+    if not check_resume(settings, run) and settings.init_from is not None:
+        start = Path(settings.init_from)
         if start.resolve() not in {each.resolve() for each in made}:
             settings_of(RunFolder(start))
     if settings.task == TRANSLATION:

@@ -21,7 +21,7 @@ def test_every_variant_is_the_recipe(name, monkeypatch):
     setting = Setting(name, few, "float32", torch.device("cpu"))
     tied, deep = (recipe(each) for each in step.RECIPES[name])
     training = tied.training
-    assert size.width == tied.encoder["width"]
+    assert size.width == tied.encoder["embedding_dim"]
     assert size.tokens == training["batch_size"] * training["bptt"]
     for prepare in step.variants(setting).values():
         assert torch.isfinite(prepare()()[0])
@@ -40,14 +40,14 @@ def test_every_variant_is_the_recipe(name, monkeypatch):
 @pytest.mark.parametrize("name", ["demo-tied", "demo-drill", "ptb-drill-4", "wt2-drill-4"])
 def test_a_plain_model_is_ours_where_nothing_is_dropped(name):
     nothing = {key: 0.0 for key in recipe(name).encoder if "drop" in key}
-    chosen = recipe(name).changed(encoder={**nothing, "width": 16, "hidden_size": 24})
+    chosen = recipe(name).changed(encoder={**nothing, "embedding_dim": 16, "hidden_size": 24})
     if "dropout" in chosen.layer:
         chosen = chosen.changed(layer={"dropout": 0.0})
     words = Vocabulary(["<eos>", *map(str, range(1, 50))], [1] * 50)
     ours = build.language_model(chosen, words, torch.device("cpu"))
     plain = step.Plain(50, chosen.encoder, chosen.layer)
     ids = torch.randint(50, (8, 3))
-    taken = {k: chosen.training[k] for k in ("activation", "slowness")}
+    taken = {k: chosen.training[k] for k in ("ar_weight", "tar_weight")}
     with torch.no_grad():
         plain.embedding.weight.copy_(ours.encoder.embedding.weight)
         plain.bias.copy_(ours.layer.bias.normal_())
@@ -68,7 +68,7 @@ def test_a_plain_model_is_ours_where_nothing_is_dropped(name):
 @pytest.mark.parametrize("name", ["demo-drill", "ptb-drill-4"])
 def test_a_plain_model_takes_the_step_of_the_rule(name):
     """Of AdamW by the same kernel on the same groups, so neither is slower by its options."""
-    chosen = recipe(name).changed(encoder={"width": 16, "hidden_size": 24})
+    chosen = recipe(name).changed(encoder={"embedding_dim": 16, "hidden_size": 24})
     table = chosen.optimizer
     made = [step.Plain(50, chosen.encoder, chosen.layer) for _ in "ab"]
     made[1].load_state_dict(made[0].state_dict())
@@ -88,7 +88,7 @@ def test_a_plain_model_takes_the_step_of_the_rule(name):
             b.grad = a.grad.clone()
         for group in plain.param_groups:
             group["lr"] = optimizer.rate(0.5)
-        torch.nn.utils.clip_grad_norm_(made[1].parameters(), table["clip"])
+        torch.nn.utils.clip_grad_norm_(made[1].parameters(), table["max_grad_norm"])
         optimizer.step(70, 70, 0.5)
         plain.step()
     for a, b in zip(made[0].parameters(), made[1].parameters(), strict=True):

@@ -175,13 +175,13 @@ def changed(row: report.Row, key: str, value: object, **more: object) -> report.
 
 def test_the_headline_has_comparable_runs_only():
     row, tuned = latest("ptb-drill-4"), latest("ptb-drill-4-finetune")
-    (run,) = (each for each in RUNS if each.name == tuned.settings["start"])
+    (run,) = (each for each in RUNS if each.name == tuned.settings["init_from"])
     others = [
         changed(row, "bptt", 35, curve=[[epoch, 1.0, 1.0] for epoch, _, _ in row.curve]),
         replace(row, curve=row.curve[:19]),
         changed(run, "bptt", 35, test_published=2.0),
         changed(run, "epochs", 599, epochs=599, test_published=3.0, curve=[]),
-        replace(tuned, settings={**tuned.settings, "start": "another"}, test_published=1.0),
+        replace(tuned, settings={**tuned.settings, "init_from": "another"}, test_published=1.0),
         changed(latest("europarl-tied"), "beam", 3, extra={"bleu": 1.0}),
         changed(latest("europarl-drill"), "beam", 3, extra={"bleu": 1.0}),
     ]

@@ -99,10 +99,10 @@ def test_messages_are_one_line_of_bounded_length():
         ([*TINY, "--name", "o", "--set", "optimizer.lr=-1"], "[optimizer]: "),
         ([*TINY, "--name", "h", "--set", "layer.activation=sin"], "layer.activation: "),
         ([*TINY, "--name", "i", "--set", "encoder.impl=persistent"], "impl persistent"),
-        ([*TINY, "--name", "w", "--set", "encoder.width=0"], "encoder.width: "),
+        ([*TINY, "--name", "w", "--set", "encoder.embedding_dim=0"], "encoder.embedding_dim: "),
         ([*TINY, "--name", "s", "--set", f"training.seed={2**70}"], "training.seed: "),
         ([*TINY, "--name", "m", "--device", "meta"], "device meta: "),
-        (["train", "mt-demo", "--set", "encoder.width=0"], "encoder.width: "),
+        (["train", "mt-demo", "--set", "encoder.embedding_dim=0"], "encoder.embedding_dim: "),
         (["train", "mt-demo", "--set", "encoder.preset={}"], "encoder.preset: "),
         *(
             ([*TINY, "--name", "b", "--set", f"training.{name}=99999"], f"training.{name} ")
@@ -167,13 +167,13 @@ def test_what_is_read_before_a_pipe_is_closed_was_written(drill, monkeypatch):
 
 
 def test_kernels_of_wrapped_layers_and_of_translators_may_be_others_too():
-    given = ["encoder.impl=graph", "layer.over.impl=triton"]
+    given = ["encoder.impl=graph", "layer.inner.impl=triton"]
     mixture = recipe("ptb-mos-drill", given)
     used = by_any_kernels(mixture)
-    assert (used.encoder["impl"], used.layer["over"]["impl"]) == ("auto", "auto")
-    assert mixture.layer["over"]["impl"] == "triton"  # what was asked for stays
+    assert (used.encoder["impl"], used.layer["inner"]["impl"]) == ("auto", "auto")
+    assert mixture.layer["inner"]["impl"] == "triton"  # what was asked for stays
     assert mixture.differences(recipe("ptb-mos-drill")) == []
-    slow = recipe("ptb-mos-drill", ["encoder.impl=cudnn", "layer.over.impl=reference"])
+    slow = recipe("ptb-mos-drill", ["encoder.impl=cudnn", "layer.inner.impl=reference"])
     assert by_any_kernels(slow) == slow  # every machine has these
     translator = recipe("mt-demo", ["encoder.impl=triton"])
     assert by_any_kernels(translator).encoder["impl"] == "auto"
@@ -184,7 +184,7 @@ def test_kernels_of_wrapped_layers_and_of_translators_may_be_others_too():
     [
         ("ptb-drill-4", "lstm: impl graph does not run here: no GPU; use auto", "encoder.impl"),
         ("ptb-drill-4", 'DeepResidual: impl="triton": no GPU', "layer.impl"),
-        ("ptb-mos-drill", 'DeepResidual: impl="triton": no GPU', "layer.over.impl"),
+        ("ptb-mos-drill", 'DeepResidual: impl="triton": no GPU', "layer.inner.impl"),
     ],
 )
 def test_the_hint_for_a_missing_kernel_is_a_setting_that_exists(name, error, key):

@@ -65,7 +65,7 @@ def test_evaluate_tells_which_words_are_right_and_keeps_the_translations(drill, 
 def test_a_split_is_scored_without_the_training_text(drill, here, tmp_path):
     pairs, run = tmp_path / "pairs", str(tmp_path / "run")
     shutil.copytree("pairs", pairs)
-    changes = (f"data.corpus={pairs}", "training.updates=2")
+    changes = (f"data.corpus={pairs}", "training.max_steps=2")
     train_run(small(*changes), run, device="cpu")
     for language in ("en", "de"):
         (pairs / f"train.{language}").unlink()
@@ -85,7 +85,7 @@ def test_a_split_is_scored_without_the_training_text(drill, here, tmp_path):
 def test_a_changed_split_is_refused(here, tmp_path):
     pairs = tmp_path / "pairs"
     shutil.copytree("pairs", pairs)
-    train_run(small(f"data.corpus={pairs}", "training.updates=1"), tmp_path / "run", device="cpu")
+    train_run(small(f"data.corpus={pairs}", "training.max_steps=1"), tmp_path / "run", device="cpu")
     run = load_translation(tmp_path / "run", device="cpu")
     text, ids = run.split("test")
     assert (text, len(ids)) == (run.data.text.test, len(text))
@@ -141,7 +141,7 @@ def test_words_of_a_language_without_rules_are_left_out_with_a_word(drill, here)
     shutil.copytree("pairs", pairs)
     for path in pairs.glob("*.de"):
         path.rename(path.with_suffix(".fr"))
-    changes = (f"data.corpus={pairs}", "data.target=fr", "training.updates=1")
+    changes = (f"data.corpus={pairs}", "data.target=fr", "training.max_steps=1")
     train_run(small(*changes), "runs/french", device="cpu")
     run = load_translation("runs/french", device="cpu")
     assert list(accuracy_bands(run, target := run.data.text.test.target, target)) == ["subword"]
@@ -168,7 +168,7 @@ def test_export_writes_what_the_norms_say(drill, here, tmp_path, changes, kind):
     run = "runs/tiny"
     if changes:
         run = str(tmp_path / "run")
-        train_run(small("encoder.norm=post", "training.updates=3"), run, device="cpu")
+        train_run(small("encoder.norm=post", "training.max_steps=3"), run, device="cpu")
     code, out, err = drill("export", run, str(tmp_path / "out"), "--positions", "64")
     assert code == 0, err
     assert f"wrote {tmp_path / 'out'}: a {kind[:6]}" in out
@@ -178,7 +178,7 @@ def test_export_writes_what_the_norms_say(drill, here, tmp_path, changes, kind):
 
 
 def test_what_cannot_be_exported_is_named(drill, here, tmp_path):
-    train_run(small("layer.name=dual", "training.updates=1"), tmp_path / "run", device="cpu")
+    train_run(small("layer.name=dual", "training.max_steps=1"), tmp_path / "run", device="cpu")
     code, _, err = drill("export", str(tmp_path / "run"), str(tmp_path / "out"))
     assert code == 1
     assert "Marian has no place for that" in err
@@ -198,7 +198,7 @@ def test_data_counts_parallel_corpora(drill, here, monkeypatch):
     expected = "multi30k: pairs train 60  valid 8  test 6; words to train on source 60  target 60"
     assert out.split() == expected.split()
     assert "multi30k" in drill("data")[1]
-    assert "cut into subwords" in drill("data", "multi30k", "--minimum-count", "2")[2]
+    assert "cut into subwords" in drill("data", "multi30k", "--min-count", "2")[2]
 
 
 @pytest.mark.parametrize(

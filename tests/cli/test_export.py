@@ -26,7 +26,10 @@ def drill(tmp_path, monkeypatch, capfd):
 @pytest.mark.parametrize("beam", [1, 2])
 def test_a_run_translates_as_its_marian_copy_does(drill, tmp_path, beam):
     changes = set_by_command(
-        "encoder.norm=post", "encoder.width=16", "training.epochs=10", "training.length_penalty=0"
+        "encoder.norm=post",
+        "encoder.embedding_dim=16",
+        "training.epochs=10",
+        "training.length_penalty=0",
     )
     drill("train", "mt-demo", "--name", "post", *changes, "--device", "cpu", "-q")
     assert "a Marian model" in drill("export", "runs/post", "marian", "--positions", "128")
@@ -53,7 +56,7 @@ def test_a_run_translates_as_its_marian_copy_does(drill, tmp_path, beam):
 
 
 def test_a_copy_searches_as_the_run_was_tested(drill, tmp_path):
-    changes = ("training.updates=2", "training.beam=3", "training.length_penalty=1.25")
+    changes = ("training.max_steps=2", "training.beam=3", "training.length_penalty=1.25")
     drill("train", "mt-demo", "--name", "own", *set_by_command(*changes), "--device", "cpu", "-q")
     drill("export", "runs/own", "copy")
     held = json.loads((tmp_path / "copy/generation_config.json").read_text())

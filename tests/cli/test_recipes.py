@@ -40,14 +40,14 @@ def test_recipes_helps_to_choose_one(drill):
         "layer": "deep-residual 4",
         "device": "cuda",
         "epochs": 1000,
-        "updates": None,
+        "max_steps": None,
         "max_minutes": None,
     }
     assert (timed["epochs"], timed["device"]) == (1, "NVIDIA H200")
     _, table, _ = drill("recipes")
     assert f" {timed['seconds']:.1f} s on NVIDIA H200\n" in table
     assert found["mt-demo"]["device"] == "cpu"
-    assert found["wmt14-drill"]["updates"] == 350_000  # which end its 1,000 epochs
+    assert found["wmt14-drill"]["max_steps"] == 350_000  # which end its 1,000 epochs
     assert "deep-residual 2, 350,000 updates" in table
     assert found["ptb-mos"]["measured"] is None
     assert found["ptb-fast-drill-4"]["max_minutes"] == 5.0
@@ -63,7 +63,7 @@ def test_recipes_state_what_is_listed(name):
     settings, listed = recipe(name), _listed(name)
     assert listed.task == settings.task
     assert listed.epochs == settings.training["epochs"]
-    assert listed.updates == settings.training.get("updates")
+    assert listed.updates == settings.training.get("max_steps")
     assert listed.max_minutes == settings.training["max_minutes"]
     assert listed.layer.split()[0] == settings.layer["name"]
     assert str(settings.layer.get("depth", "")) in listed.layer

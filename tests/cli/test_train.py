@@ -75,7 +75,7 @@ def test_few_updates_are_noted(drill, name, changes, told):
 
 @pytest.mark.parametrize(("lr", "told"), [("100", True), ("5", False)])
 def test_a_model_no_better_than_a_guess_is_noted(drill, lr, told):
-    changes = sets(f"optimizer.lr={lr}", "training.epochs=1", "optimizer.clip=none")
+    changes = sets(f"optimizer.lr={lr}", "training.epochs=1", "optimizer.max_grad_norm=none")
     for _ in range(2):  # trained, and asked again
         code, out, err = drill(*TINY, "--name", f"guess{lr}", *changes)
         assert code == 0
@@ -97,7 +97,7 @@ def test_unknown_words_are_counted_before_training(drill, place):
     """Ten lines: the last is the test, the one before validation."""
     text = ["a a b b c"] * 8 + ["a b"] + ["a b c new"]
     (place / "rare.txt").write_text("\n".join(["odd " + text[0], *text[1:]]) + "\n")
-    own = sets("data.corpus=rare.txt", "data.minimum_count=3")
+    own = sets("data.corpus=rare.txt", "data.min_count=3")
     words = (*TINY, "--name", "rare", *own, *sets("training.batch_size=1"))
     words = (*words, *sets("training.valid_batch_size=1"))
     (rare,) = (line for line in drill(*words)[2].splitlines() if "<unk>" in line)
@@ -105,13 +105,13 @@ def test_unknown_words_are_counted_before_training(drill, place):
     assert "2.0% of the training tokens, 20.0% of the test tokens" in rare
     assert "<unk>" not in drill(*words)[2]  # it is trained already
     assert rare in drill(*words, *sets("training.epochs=3"))[2].splitlines()
-    assert drill("data", "rare.txt", "--minimum-count", "3")[1].splitlines()[2] == rare
+    assert drill("data", "rare.txt", "--min-count", "3")[1].splitlines()[2] == rare
     assert ": 0.0% of the training" in drill("data", "rare.txt")[1].splitlines()[2]
 
 
 def test_an_infinite_perplexity_is_printed(drill):
-    wild = ("optimizer.lr=1e6", "optimizer.clip=none", "training.epochs=1")
-    changes = sets(*wild, "training.activation=0", "training.slowness=0")
+    wild = ("optimizer.lr=1e6", "optimizer.max_grad_norm=none", "training.epochs=1")
+    changes = sets(*wild, "training.ar_weight=0", "training.tar_weight=0")
     for _ in range(2):  # trained, and read from what was written
         code, out, err = drill(*TINY, "--name", "wild", "-q", *changes)
         assert (code, err) == (0, "")

@@ -153,7 +153,7 @@ def same(first, second):
             [
                 (TEXT, VOCABULARY),
                 (TEXT.replace("cat", "dog"), VOCABULARY),
-                (TEXT, Vocabulary.from_training(LINES, minimum_count=2)),
+                (TEXT, Vocabulary.from_training(LINES, min_count=2)),
                 ("w65535\nw0\n", Vocabulary.over_splits([f"w{i}" for i in range(2**16)])),
             ],
         ),

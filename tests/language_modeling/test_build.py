@@ -32,8 +32,8 @@ from drill.training.settings import Settings, recipe, saved
 from tests.tiny_runs import all_of, interrupted_after, rows, text, unlike, weights
 
 SMALL = [
-    "encoder.width=8", "encoder.hidden_size=10", "training.bptt=10", "training.batch_size=4",
-    "training.epochs=2", "training.seed=3",
+    "encoder.embedding_dim=8", "encoder.hidden_size=10", "training.bptt=10",
+    "training.batch_size=4", "training.epochs=2", "training.seed=3",
 ]  # fmt: skip
 
 
@@ -65,7 +65,9 @@ def stopped(monkeypatch, settings: Settings, folder: Path, steps: int) -> None:
     """Train, with Ctrl-C after ``steps`` steps."""
     real = language_model_run.optimizer
     with monkeypatch.context() as patch:
-        patch.setattr(language_model_run, "optimizer", lambda held: interrupted_after(steps, real(held)))
+        patch.setattr(
+            language_model_run, "optimizer", lambda held: interrupted_after(steps, real(held))
+        )
         with pytest.raises(KeyboardInterrupt):
             train_run(settings, folder, device="cpu")
 
@@ -223,7 +225,7 @@ def test_one_seed_gives_one_run_whatever_was_drawn_before(tmp_path, texts):
 def test_a_single_file_is_split(tmp_path, texts):
     whole = tmp_path / "whole.txt"
     whole.write_text("".join((texts / f"{n}.txt").read_text() for n in ("train", "valid", "test")))
-    settings = small(whole, "data.valid=0.2", "data.test=0.2", "data.minimum_count=2")
+    settings = small(whole, "data.valid=0.2", "data.test=0.2", "data.min_count=2")
     assert train_run(settings, tmp_path / "run", device="cpu").finished
     assert "<unk>" in load_run(tmp_path / "run", device="cpu").vocabulary
 
@@ -275,7 +277,7 @@ def test_other_settings_are_refused_but_for_epochs_and_saving(tmp_path, texts):
     with pytest.raises(RunFolderError, match="and 1 more"):
         train_run(small(texts, *others), tmp_path / "run", device="cpu")
     assert unlike(all_of(tmp_path / "run"), before) == []
-    more = small(texts, "training.epochs=3", "training.save_every=5")
+    more = small(texts, "training.epochs=3", "training.checkpoint_seconds=5")
     assert train_run(more, tmp_path / "run", device="cpu").epoch == 3
     assert saved(tmp_path / "run" / "recipe.toml") == more
 
@@ -284,8 +286,8 @@ def test_a_run_that_never_began_holds_nobody_back(tmp_path, texts):
     """A batch too large for the text is found after the folder is made."""
     with pytest.raises(DataError, match="columns give"):
         train_run(small(texts, "training.batch_size=4000"), tmp_path / "run", device="cpu")
-    with pytest.raises(SettingsError, match="clip is a positive number"):
-        train_run(small(texts, "optimizer.clip=-1"), tmp_path / "run", device="cpu")
+    with pytest.raises(SettingsError, match="max_grad_norm is a positive number"):
+        train_run(small(texts, "optimizer.max_grad_norm=-1"), tmp_path / "run", device="cpu")
     assert train_run(small(texts), tmp_path / "run", device="cpu").finished
     train_run(small(texts), tmp_path / "other", device="cpu")
     assert unlike(all_of(tmp_path / "run"), all_of(tmp_path / "other")) == []
@@ -398,16 +400,21 @@ def test_a_gpu_that_is_not_there_is_answered_with_what_is():
 
 
 def test_the_settings_of_finetuning(tmp_path, texts):
-    changes = ("training.bptt=10", "optimizer.lr=7", "optimizer.clip=0.5")
+    changes = ("training.bptt=10", "optimizer.lr=7", "optimizer.max_grad_norm=0.5")
     settings = small(texts, *changes, "training.max_minutes=60")
     train_run(settings, tmp_path / "run", device="cpu")
     found = finetuning(tmp_path / "run")
     assert found.recipe == "ptb-drill-2-finetune"
-    assert found.start == str(tmp_path / "run")
-    assert found.optimizer == {"name": "asgd", "lr": 7.0, "weight_decay": 1.2e-6, "clip": 0.5}
+    assert found.init_from == str(tmp_path / "run")
+    assert found.optimizer == {
+        "name": "asgd",
+        "lr": 7.0,
+        "weight_decay": 1.2e-6,
+        "max_grad_norm": 0.5,
+    }
     kept = (settings.data, settings.encoder, settings.layer)
     assert (found.data, found.encoder, found.layer) == kept
-    changed = {"length_seed": 331, "length_cap": 20, "patience": 5, "baseline": True}
+    changed = {"length_seed": 331, "length_cap": 20, "patience": 5, "validate_first": True}
     changed["max_minutes"] = None  # it has the time it takes
     assert found.training == {**settings.training, **changed}
     (tmp_path / "f.toml").write_text(found.to_toml())
@@ -457,7 +464,7 @@ def test_finetuning_goes_on_whatever_its_start_is_called(tmp_path, texts, monkey
     monkeypatch.chdir(tmp_path)
     train_run(small(texts), "run", device="cpu")
     settings = finetuning("run").changed(training={"epochs": 1})
-    assert settings.start == str(tmp_path / "run")
+    assert settings.init_from == str(tmp_path / "run")
     train_run(settings, "tuned", device="cpu")
     recipe_file = tmp_path / "tuned" / "recipe.toml"
     old = recipe_file.read_text().replace(f'start = "{tmp_path}/run"', 'start = "run"')
@@ -468,7 +475,7 @@ def test_finetuning_goes_on_whatever_its_start_is_called(tmp_path, texts, monkey
         assert train_run(settings, tmp_path / "tuned", device="cpu").finished
     train_run(small(texts, "training.seed=4"), tmp_path / "other", device="cpu")
     settings = finetuning(tmp_path / "other").changed(training={"epochs": 1, "seed": 3})
-    with pytest.raises(RunFolderError, match="start: "):
+    with pytest.raises(RunFolderError, match="init_from: "):
         train_run(settings, tmp_path / "tuned", device="cpu")
 
 
@@ -582,7 +589,12 @@ def test_a_run_that_does_not_begin_leaves_no_folder(tmp_path, monkeypatch):
 
 def tiny_text(path):
     (path / "text.txt").write_text("the lamp is lit\nthe boat is late\n" * 60)
-    small = ["encoder.width=8", "encoder.hidden_size=8", "training.batch_size=4", "training.bptt=5"]
+    small = [
+        "encoder.embedding_dim=8",
+        "encoder.hidden_size=8",
+        "training.batch_size=4",
+        "training.bptt=5",
+    ]
     return recipe("demo-tied", [f"data.corpus={path / 'text.txt'}", *small])
 
 

@@ -401,19 +401,19 @@ def test_replays_are_left_out_where_nobody_wants_them(monkeypatch):
     asked = []
 
     class Reader(GradientReader):
-        def __init__(self, *arguments, capture):
-            asked.append(capture)
-            super().__init__(*arguments, capture=capture)
+        def __init__(self, *arguments, cuda_graphs):
+            asked.append(cuda_graphs)
+            super().__init__(*arguments, cuda_graphs=cuda_graphs)
 
     for module in ("gradient_statistics", "dynamic_evaluation"):
         monkeypatch.setattr(
             sys.modules[f"drill.language_modeling.{module}"], "GradientReader", Reader
         )
     model, ids = language_model(), text(60)
-    for capture in (True, False):
-        statistics = gradient_statistics(model, ids, batch_size=4, capture=capture)
-        dynamic_perplexity(model, ids, statistics, capture=capture)
-        dynamic_search(model, ids, statistics, lrs=[1e-4], lambs=[0.1], capture=capture)
+    for cuda_graphs in (True, False):
+        statistics = gradient_statistics(model, ids, batch_size=4, cuda_graphs=cuda_graphs)
+        dynamic_perplexity(model, ids, statistics, cuda_graphs=cuda_graphs)
+        dynamic_search(model, ids, statistics, lrs=[1e-4], lambs=[0.1], cuda_graphs=cuda_graphs)
     assert asked == [True] * 3 + [False] * 3
 
 
@@ -432,14 +432,14 @@ def test_autograd_hears_of_replays_that_adapt(monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("capture", [True, False])
-def test_on_a_gpu_it_is_the_same(capture):
+@pytest.mark.parametrize("cuda_graphs", [True, False])
+def test_on_a_gpu_it_is_the_same(cuda_graphs):
     model, test = language_model(), text(200, seed=1)
     statistics = gradient_statistics(model, text(400), batch_size=4)
     truth = dynamic_perplexity(model, test, statistics, **STRONG)
     model = model.cuda()
-    again = gradient_statistics(model, text(400), batch_size=4, capture=capture)
+    again = gradient_statistics(model, text(400), batch_size=4, cuda_graphs=cuda_graphs)
     for name, root in statistics.roots.items():
         torch.testing.assert_close(again.roots[name], root)
-    found = dynamic_perplexity(model, test, statistics, **STRONG, capture=capture)
+    found = dynamic_perplexity(model, test, statistics, **STRONG, cuda_graphs=cuda_graphs)
     assert found.nll == pytest.approx(truth.nll, rel=1e-6)

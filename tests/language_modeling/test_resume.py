@@ -50,7 +50,7 @@ def in_pieces(path: Path, optimizer: str, steps: int, stopping=interrupted_after
         ("nt-asgd", "adaptive", 7, {}),
         ("nt-asgd", "tied", 6, {"dtype": torch.float64}),
         ("asgd", "deep-residual", 4, {}),
-        ("asgd", "tied", 1, {"baseline": True, "patience": 0, "length_cap": 12}),
+        ("asgd", "tied", 1, {"validate_first": True, "patience": 0, "length_cap": 12}),
         ("sgd", "tied", 5, {"precision": "bfloat16"}),
         ("adamw", "deep-residual", 3, {}),
         ("adamw", "mixture", 4, {"micro_batch": 3}),
@@ -113,8 +113,8 @@ def test_a_comparison_of_runs_would_notice_a_wrong_bit(tmp_path):
 
 
 def test_the_files_of_a_run_do_not_depend_on_how_often_it_is_saved(tmp_path):
-    small_run(tmp_path / "rarely", "deep-residual", "nt-asgd", epochs=5, save_every=600.0)
-    small_run(tmp_path / "always", "deep-residual", "nt-asgd", epochs=5, save_every=0.0)
+    small_run(tmp_path / "rarely", "deep-residual", "nt-asgd", epochs=5, checkpoint_seconds=600.0)
+    small_run(tmp_path / "always", "deep-residual", "nt-asgd", epochs=5, checkpoint_seconds=0.0)
     assert unlike(all_of(tmp_path / "rarely"), all_of(tmp_path / "always")) == []
 
 

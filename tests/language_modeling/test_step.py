@@ -27,7 +27,7 @@ from drill.training.state import Limits
 from tests.waiting import waiting_forbidden
 
 ROWS, BATCH, WORDS, BPTT = 120, 3, 17, 8
-OPTIONS = {"activation": 2.0, "slowness": 1.0, "check": False}
+OPTIONS = {"ar_weight": 2.0, "tar_weight": 1.0, "check": False}
 SETTINGS = {"bptt": BPTT, "options": OPTIONS}
 ALONE, CPU = World(), torch.device("cpu")
 
@@ -223,7 +223,7 @@ def test_where_steps_are_launched_one_by_one_it_says_why():
         trained,
         text(),
         optimizer,
-        capture=True,
+        cuda_graphs=True,
         world_size=1,
         micro_batch=None,
         **SETTINGS,
@@ -328,7 +328,9 @@ def test_autograd_hears_of_a_replay():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("layer", [TiedSoftmax, deep, mixture])
-@pytest.mark.parametrize("optimizer", [Sgd, lambda: NtAsgd(patience=0), AdamW, late_sgd, late_adamw])
+@pytest.mark.parametrize(
+    "optimizer", [Sgd, lambda: NtAsgd(patience=0), AdamW, late_sgd, late_adamw]
+)
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
 def test_graphs_train_as_launches_do(optimizer, layer, autocast):
     given = {"device": "cuda", "layer": layer, "epochs": 4, "autocast": autocast}
@@ -373,9 +375,12 @@ def test_what_cannot_be_recorded_says_so():
 def test_one_line_says_how_a_run_is_trained(caplog):
     trained, optimizer = model("cuda"), Sgd()
     optimizer.setup(trained.named_parameters())
-    for capture, way in ((True, "replayed as CUDA graphs"), (False, "launched one by one: asked")):
+    for cuda_graphs, way in (
+        (True, "replayed as CUDA graphs"),
+        (False, "launched one by one: asked"),
+    ):
         caplog.clear()
-        given = {"capture": capture, "world_size": 1, "micro_batch": None, **SETTINGS}
+        given = {"cuda_graphs": cuda_graphs, "world_size": 1, "micro_batch": None, **SETTINGS}
         with caplog.at_level("INFO", logger="drill"):
             steps(trained, trained, text("cuda"), optimizer, **given, autocast=torch.bfloat16)
         (line,) = [each for each in caplog.messages if each.startswith("training on cuda")]

@@ -96,8 +96,8 @@ def test_one_step_by_hand(tmp_path):
     layer, lr, decay, clip = "deep-residual", 4.0, 0.01, 0.1
     tokens, batch = 45, 3  # 15 rows: one segment, cut from a sampled length of 25
     ids = Ids(text().train[:tokens], text().valid, text().test)
-    optimizer = Spy(lr, weight_decay=decay, clip=clip)
-    options = {"activation": 2.0, "slowness": 1.0}
+    optimizer = Spy(lr, weight_decay=decay, max_grad_norm=clip)
+    options = {"ar_weight": 2.0, "tar_weight": 1.0}
     small_run(tmp_path, layer, optimizer, dropout=0.0, dtype=torch.float64, ids=ids, epochs=1,
               batch_size=batch, bptt=20, seed=6, **options)  # fmt: skip
     [(sampled, bptt, progress)] = optimizer.told
@@ -170,7 +170,7 @@ def test_the_last_segment_has_two_rows_or_there_is_none(tmp_path, more):
     first = next(sequence_lengths(3, BPTT))
     ids = Ids(text().train[: BATCH * (first + more)], *text()[1:])
     optimizer = Spy()
-    small_run(tmp_path, optimizer=optimizer, ids=ids, epochs=1, slowness=1.0)
+    small_run(tmp_path, optimizer=optimizer, ids=ids, epochs=1, tar_weight=1.0)
     assert len(optimizer.told) == (2 if more == 3 else 1)
     assert all(torch.isfinite(p).all() for p in weights(RunFolder(tmp_path).best).values())
 
@@ -235,7 +235,7 @@ def test_the_reported_loss_is_the_mean_over_rows_without_regularisers(tmp_path):
         return held
 
     model.loss = noted
-    small_run(tmp_path, model=model, epochs=2, activation=50.0, slowness=50.0)
+    small_run(tmp_path, model=model, epochs=2, ar_weight=50.0, tar_weight=50.0)
     left = iter(found)
     for row, planned in zip(rows(tmp_path), segments(2), strict=False):
         sizes = [s.length for s in planned]
@@ -351,7 +351,7 @@ def test_finetuning_stops_by_the_rule_and_the_given_weights_are_no_epoch_of_it(
     """The first entry is the baseline; epoch 7 is worse than the best before the last five."""
     losses = [1.0, 5.0, 4.0, 4.5, 4.2, 4.4, 4.3, 5.5]
     scripted(monkeypatch, losses)
-    outcome = small_run(tmp_path, optimizer=Asgd(1.0), epochs=50, baseline=True, patience=5)
+    outcome = small_run(tmp_path, optimizer=Asgd(1.0), epochs=50, validate_first=True, patience=5)
     found = [row for row in rows(tmp_path) if row["kind"] == "epoch"]
     assert [row["epoch"] for row in found] == list(range(8))
     assert (outcome.finished, outcome.epoch, outcome.best_epoch) == (True, 7, 0)
@@ -359,7 +359,7 @@ def test_finetuning_stops_by_the_rule_and_the_given_weights_are_no_epoch_of_it(
 
 def test_given_weights_stay_where_nothing_is_better(tmp_path, monkeypatch):
     scripted(monkeypatch, [2.0, 3.0, 2.5, 2.1])
-    outcome = small_run(tmp_path, "deep-residual", Asgd(5.0), baseline=True)
+    outcome = small_run(tmp_path, "deep-residual", Asgd(5.0), validate_first=True)
     given = small_model("deep-residual")
     best, numbers = load(RunFolder(tmp_path).best)
     assert numbers["epoch"] == 0
@@ -372,7 +372,7 @@ def test_given_weights_stay_where_nothing_is_better(tmp_path, monkeypatch):
 
 
 def test_better_weights_replace_the_given_ones(tmp_path):
-    outcome = small_run(tmp_path, optimizer="sgd", baseline=True)
+    outcome = small_run(tmp_path, optimizer="sgd", validate_first=True)
     assert outcome.best_epoch > 0
     assert rows(tmp_path)[0]["valid_loss"] > outcome.valid.loss
 
@@ -493,8 +493,8 @@ def test_progress_is_told_and_a_row_ends_every_epoch(tmp_path, monkeypatch):
     [
         ({"epochs": 0}, "epochs is at least 1, not 0"),
         ({"micro_batch": 0}, "micro_batch is at least 1, not 0"),
-        ({"save_every": -1.0}, "save_every is at least 0 seconds, not -1"),
-        ({"save_every": math.nan}, "save_every is at least 0 seconds, not nan"),
+        ({"checkpoint_seconds": -1.0}, "checkpoint_seconds is at least 0 seconds, not -1"),
+        ({"checkpoint_seconds": math.nan}, "checkpoint_seconds is at least 0 seconds, not nan"),
         ({"seed": -1}, "seed lies in 0 to 2"),
         ({"patience": -1}, "patience is at least 0, not -1"),
         ({"adversarial": -0.1}, "adversarial lies in .0, 1., not -0.1"),

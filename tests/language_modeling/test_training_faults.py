@@ -48,7 +48,7 @@ def poisoned(path: Path, step: int, value: float, name: str = "layer.bias", **op
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("name", ["layer.bias", "encoder.lstms.0.weight_hh_l0"])
 def test_the_last_good_checkpoint_stays_and_is_named(tmp_path, value, name):
-    sentence = poisoned(tmp_path, 15, value, name, save_every=0.0)
+    sentence = poisoned(tmp_path, 15, value, name, checkpoint_seconds=0.0)
     folder = RunFolder(tmp_path)
     assert "in epoch 2, before step 15, at lr 5" in sentence
     assert f"the last good checkpoint is {folder.last}" in sentence
@@ -72,7 +72,7 @@ def test_the_best_weights_are_kept_where_no_checkpoint_was_due(tmp_path):
 
 
 def test_the_weights_it_began_with_may_be_the_best_ones(tmp_path):
-    said = poisoned(tmp_path, 3, math.nan, baseline=True)
+    said = poisoned(tmp_path, 3, math.nan, validate_first=True)
     kept = tmp_path / "best.safetensors"
     assert (
         f"no checkpoint was due before that; the best weights, those it began with, are {kept}; "
@@ -83,7 +83,7 @@ def test_the_weights_it_began_with_may_be_the_best_ones(tmp_path):
 
 def test_a_run_goes_on_from_the_last_good_checkpoint(tmp_path):
     small_run(tmp_path / "whole", "deep-residual")
-    poisoned(tmp_path / "run", 15, math.nan, save_every=0.0)
+    poisoned(tmp_path / "run", 15, math.nan, checkpoint_seconds=0.0)
     small_run(tmp_path / "run", "deep-residual")
     assert unlike(all_of(tmp_path / "run"), all_of(tmp_path / "whole")) == []
 
@@ -114,9 +114,9 @@ def test_a_look_at_the_loss_finds_it_within_the_epoch(tmp_path, monkeypatch):
 
 def test_a_rate_that_is_too_high_ends_in_the_sentence(tmp_path):
     optimizer = OPTIMIZERS["sgd"]()
-    optimizer.lr, optimizer.clip = 1e30, None
+    optimizer.lr, optimizer.max_grad_norm = 1e30, None
     with pytest.raises(Diverged, match=r"the loss became (nan|inf) in epoch \d, before step"):
-        small_run(tmp_path, optimizer=optimizer, save_every=0.0)
+        small_run(tmp_path, optimizer=optimizer, checkpoint_seconds=0.0)
 
 
 NO_NUMBER = pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_a_test_that_is_no_number_ends_in_a_sentence_and_can_be_made_again(
 def test_a_kernel_that_waited_in_vain_is_not_blamed_on_the_rate(tmp_path, monkeypatch):
     flag = torch.ones(1, dtype=torch.int32)
     monkeypatch.setattr(lstm_persistent, "_flags", {0: flag})
-    sentence = poisoned(tmp_path, 15, math.nan, save_every=0.0)
+    sentence = poisoned(tmp_path, 15, math.nan, checkpoint_seconds=0.0)
     folder = RunFolder(tmp_path)
     assert sentence == (
         f"{lstm_persistent.STALLED}, before step 15 of epoch 2; the last good checkpoint is "
@@ -214,7 +214,7 @@ def test_a_full_disk_is_named_and_the_run_goes_on_when_there_is_room(
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "_write", full_from(count, checkpoint._write))
         with pytest.raises(CheckpointError, match="No space left on device") as caught:
-            small_run(folder.path, "deep-residual", save_every=0.0)
+            small_run(folder.path, "deep-residual", checkpoint_seconds=0.0)
     assert f"{getattr(folder, file)}: cannot be written" in str(caught.value)
     assert not list(folder.path.rglob("*.tmp"))
     held = folder.load_last()

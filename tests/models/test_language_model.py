@@ -47,7 +47,7 @@ def batch() -> tuple[Tensor, Tensor]:
 def test_the_loss_is_cross_entropy_and_two_regularisers_by_hand():
     model, (ids, targets) = make({**OFF, "dropout_output": 0.5}), batch()
     torch.manual_seed(4)
-    loss = model.loss(ids, targets, activation=2.0, slowness=1.0)
+    loss = model.loss(ids, targets, ar_weight=2.0, tar_weight=1.0)
     torch.manual_seed(4)
     output, raw, _ = model.encoder(ids)
     assert not torch.equal(output, raw)
@@ -62,7 +62,7 @@ def test_the_loss_is_cross_entropy_and_two_regularisers_by_hand():
 
 def test_without_regularisers_the_total_is_the_nll():
     model, (ids, targets) = make(), batch()
-    loss = model.loss(ids, targets, activation=0.0, slowness=0.0)
+    loss = model.loss(ids, targets, ar_weight=0.0, tar_weight=0.0)
     assert torch.equal(loss.total, loss.nll)
     assert loss.total.requires_grad
     assert not loss.nll.requires_grad
@@ -71,18 +71,18 @@ def test_without_regularisers_the_total_is_the_nll():
 def test_each_regulariser_is_weighted_alone():
     model, (ids, targets) = make(), batch()
     _, raw, _ = model.encoder(ids)
-    both = {"activation": 0.0, "slowness": 0.0}
+    both = {"ar_weight": 0.0, "tar_weight": 0.0}
     plain = model.loss(ids, targets, **both).total
-    small = model.loss(ids, targets, **{**both, "activation": 3.0}).total
-    slow = model.loss(ids, targets, **{**both, "slowness": 5.0}).total
+    small = model.loss(ids, targets, **{**both, "ar_weight": 3.0}).total
+    slow = model.loss(ids, targets, **{**both, "tar_weight": 5.0}).total
     torch.testing.assert_close(small - plain, 3 * raw.square().mean())
     torch.testing.assert_close(slow - plain, 5 * raw.diff(dim=0).square().mean())
 
 
 def test_one_step_changes_by_nothing_and_not_by_nan():
     model, (ids, targets) = make(), batch()
-    with_it = model.loss(ids[:1], targets[:1], slowness=1.0).total
-    without = model.loss(ids[:1], targets[:1], slowness=0.0).total
+    with_it = model.loss(ids[:1], targets[:1], tar_weight=1.0).total
+    without = model.loss(ids[:1], targets[:1], tar_weight=0.0).total
     assert torch.equal(with_it, without)
     assert with_it.isfinite()
     with_it.backward()
@@ -115,8 +115,8 @@ def test_log_probs_are_normalised_and_give_the_nll():
 def test_calling_the_model_is_its_loss_and_options_reach_the_layer():
     model, (ids, targets) = make(), batch()
     targets[0] = -1
-    found = model(ids, targets, None, activation=0.0, ignore_index=-1, impl="reference")
-    truth = model.loss(ids, targets, activation=0.0, ignore_index=-1)
+    found = model(ids, targets, None, ar_weight=0.0, ignore_index=-1, impl="reference")
+    truth = model.loss(ids, targets, ar_weight=0.0, ignore_index=-1)
     torch.testing.assert_close(found.total, truth.total)
 
 
@@ -159,12 +159,12 @@ def test_dropped_words_are_not_dropped_as_labels():
 def test_without_dropout_reaches_the_layer_and_comes_back():
     dropouts = dict.fromkeys(OFF, 0.5)
     model, (ids, targets) = make(dropouts, dropout=0.5), batch()
-    truth = model.eval().loss(ids, targets, activation=0.0, slowness=0.0).total
+    truth = model.eval().loss(ids, targets, ar_weight=0.0, tar_weight=0.0).total
     expected = torch.autograd.grad(truth, list(model.parameters()))
     model.train()
     with model.without_dropout():
         assert all(lstm.training for lstm in model.encoder.lstms)
-        loss = model.loss(ids, targets, activation=0.0, slowness=0.0).total
+        loss = model.loss(ids, targets, ar_weight=0.0, tar_weight=0.0).total
         found = torch.autograd.grad(loss, list(model.parameters()))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     assert all(module.training for module in model.modules())
@@ -243,7 +243,7 @@ def test_any_layer_trains_on_the_encoder(layer):
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     losses = []
     for _ in range(8):
-        loss = model.loss(ids, targets, activation=0.0, slowness=0.0)
+        loss = model.loss(ids, targets, ar_weight=0.0, tar_weight=0.0)
         optimizer.zero_grad()
         loss.total.backward()
         optimizer.step()
@@ -263,8 +263,8 @@ def test_widths_that_do_not_meet_name_the_mend():
 def test_lowered_targets_are_minimised_and_not_reported():
     model = make()
     ids, targets = batch()
-    plain = model.loss(ids, targets, activation=0.0, slowness=0.0)
-    loss = model.loss(ids, targets, activation=0.0, slowness=0.0, adversarial=0.1)
+    plain = model.loss(ids, targets, ar_weight=0.0, tar_weight=0.0)
+    loss = model.loss(ids, targets, ar_weight=0.0, tar_weight=0.0, adversarial=0.1)
     hidden = model.encoder(ids).output
     _, lowered = model.layer.adversarial_nll(hidden, targets, 0.1)
     torch.testing.assert_close(loss.nll, plain.nll)

@@ -189,7 +189,9 @@ def test_the_base_model_has_the_published_counts():
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_take_changes(name):
     with torch.device("meta"):
-        model = Transformer.preset(name, nn.Embedding(9, PRESETS[name].width), norm="post", pad=3)
+        model = Transformer.preset(
+            name, nn.Embedding(9, PRESETS[name].embedding_dim), norm="post", pad=3
+        )
     assert (model.norm, model.pad, len(model.decoder)) == ("post", 3, PRESETS[name].layers)
     assert model.encoder[0].feedforward.inner.out_features == PRESETS[name].feedforward
 

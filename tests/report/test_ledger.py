@@ -163,12 +163,12 @@ def test_an_evaluation_names_the_run_and_not_where_it_lay(tmp_path):
 def test_a_run_that_was_trained_further_is_another_result(tmp_path):
     run, path = write_run(tmp_path / "a", valid=[90.0, 80.0], test=None), tmp_path / "runs.jsonl"
     recipe_file = run / "recipe.toml"
-    recipe_file.write_text(f'start = "{tmp_path / "first"}"\n{recipe_file.read_text()}')
+    recipe_file.write_text(f'init_from = "{tmp_path / "first"}"\n{recipe_file.read_text()}')
     row = {"kind": "cache", "split": "test", "perplexity": 70.0, "theta": 1.0, **of_weights(run)}
     write_evaluations(run, [row, other := {**row, "theta": 0.5}, again := {**row, "loss": 1.0}])
     first = record(run, path)
     assert first.evaluations == [other, again]  # the last one of every setting
-    assert first.settings["start"] == "first"  # a name, not a path
+    assert first.settings["init_from"] == "first"  # a name, not a path
     with pytest.raises(AlreadyRecorded):
         record(run, path)
     second = record(write_run(run, valid=[90.0, 80.0, 70.0, 60.0]), path)
@@ -211,10 +211,10 @@ def test_changes_to_the_recipe_are_recorded(tmp_path):
     assert row.settings == tomllib.loads(settings)
     own = write_run(tmp_path / "b", recipe="mine")  # drill has no such recipe
     with (own / "recipe.toml").open("a") as stream:
-        stream.write("save_every = inf\nday = 2026-01-01\n")
+        stream.write("checkpoint_seconds = inf\nday = 2026-01-01\n")
     other = record(own, path)
     assert other.changes is None
-    assert other.settings["training"]["save_every"] == "Infinity"
+    assert other.settings["training"]["checkpoint_seconds"] == "Infinity"
     assert other.settings["training"]["day"] == "2026-01-01"
     assert read(path) == [row, other]
 

@@ -217,7 +217,7 @@ def test_runs_that_differ_by_seed_and_start_alone_have_equal_settings(tmp_path):
     def digest(name, start, **options):
         folder = write_run(tmp_path / name, **options)
         recipe = folder / "recipe.toml"
-        recipe.write_text((f'start = "{start}"\n' if start else "") + recipe.read_text())
+        recipe.write_text((f'init_from = "{start}"\n' if start else "") + recipe.read_text())
         return read_run(folder).settings_digest
 
     first = digest("a", None, seed=1)
@@ -243,9 +243,9 @@ def test_a_copy_of_a_run_has_its_fingerprint_and_another_run_has_not(tmp_path):
     [
         ({"name": "tied", "bias": True}, "tied"),
         ({"name": "deep-residual", "depth": 4}, "deep-residual 4"),
-        ({"name": "mixture", "experts": 15, "over": {"name": "tied"}}, "mixture 15 x tied"),
+        ({"name": "mixture", "experts": 15, "inner": {"name": "tied"}}, "mixture 15 x tied"),
         (
-            {"name": "sampled", "samples": 64, "over": {"name": "deep-residual", "depth": 2}},
+            {"name": "sampled", "samples": 64, "inner": {"name": "deep-residual", "depth": 2}},
             "sampled 64 x deep-residual 2",
         ),
         ({"name": 7}, None),

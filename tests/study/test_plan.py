@@ -70,7 +70,7 @@ def test_the_identity_of_settings_leaves_out_seeds_and_kernels():
     def of(*changes):
         return identity(recipe("tiny.toml", changes))
 
-    assert of("training.seed=3", "training.capture=false", "encoder.impl=reference") == of()
+    assert of("training.seed=3", "training.cuda_graphs=false", "encoder.impl=reference") == of()
     assert of("training.max_minutes=3") != of()
     assert of("data.corpus=elsewhere/text") == of()
 

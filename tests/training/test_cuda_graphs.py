@@ -28,7 +28,7 @@ def graphs(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Mock(torch.cuda.Stream))
-    made = GraphRecorder(torch.device("cpu"), instead="set training.capture=false")
+    made = GraphRecorder(torch.device("cpu"), instead="set training.cuda_graphs=false")
     made._stream = object()
     return made
 
@@ -46,7 +46,7 @@ def test_work_that_waits_is_refused_in_one_sentence(graphs):
         graphs.record(failing(error))
     assert str(caught.value) == (
         "this work cannot be recorded as a CUDA graph (CUDA error: operation not permitted when "
-        "stream is capturing); set training.capture=false"
+        "stream is capturing); set training.cuda_graphs=false"
     )
     assert caught.value.__cause__ is error
 

@@ -89,7 +89,7 @@ def test_micro_batches_of_two_processes_too(launched):
 @pytest.mark.parametrize("batches", [2, 4])
 def test_two_processes_train_the_translator_that_one_does(launched, tmp_path, batches):
     """The loss is divided by the tokens of the whole update, wherever they are."""
-    small_training(tmp_path, accumulate=batches, **TRANSLATOR)
+    small_training(tmp_path, gradient_accumulation_steps=batches, **TRANSLATOR)
     # Biases of keys change nothing: their gradients are rounding, which Adam makes larger.
     assert_close_runs(launched / f"translator {batches}", tmp_path, atol=1e-9)
 
@@ -127,8 +127,8 @@ def test_processes_of_a_translator_stop_together_and_go_on(launched, found):
 @pytest.mark.slow
 def test_an_update_that_cannot_be_shared_is_refused(found):
     assert found["odd update"] == (
-        "3 batches an update cannot be shared by 2 processes; set training.accumulate to a "
-        "multiple of 2"
+        "3 batches an update cannot be shared by 2 processes; set "
+        "training.gradient_accumulation_steps to a multiple of 2"
     )
 
 
@@ -276,7 +276,7 @@ RECIPE = """
 corpus = "text.txt"
 
 [encoder]
-width = 8
+embedding_dim = 8
 hidden_size = 10
 layers = 2
 
@@ -287,7 +287,7 @@ lr = 5.0
 epochs = 3
 bptt = 10
 batch_size = 8
-save_every = 0
+checkpoint_seconds = 0
 """
 
 

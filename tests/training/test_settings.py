@@ -98,9 +98,9 @@ def test_both_corpora_have_every_row_of_the_ablation():
     ("name", "table", "expected"),
     [
         ("ptb-tied", "training", {"epochs": 500, "batch_size": 20, "bptt": 70, "seed": 141}),
-        ("ptb-tied", "optimizer", {"lr": 30.0, "clip": 0.25, "weight_decay": 1.2e-6}),
+        ("ptb-tied", "optimizer", {"lr": 30.0, "max_grad_norm": 0.25, "weight_decay": 1.2e-6}),
         ("ptb-tied", "encoder", {"dropout_input": 0.4, "dropout_hidden": 0.25, "layers": 3}),
-        ("ptb-drill-4", "training", {"epochs": 1000, "seed": 28, "activation": 2.0}),
+        ("ptb-drill-4", "training", {"epochs": 1000, "seed": 28, "ar_weight": 2.0}),
         ("ptb-drill-4", "layer", {"depth": 4, "dropout": 0.6, "locked": True}),
         ("wt2-tied", "training", {"epochs": 750, "batch_size": 80, "seed": 1882}),
         ("wt2-tied", "encoder", {"dropout_input": 0.65, "dropout_hidden": 0.2}),
@@ -110,7 +110,7 @@ def test_both_corpora_have_every_row_of_the_ablation():
         ("ptb-mos", "layer", {"experts": 15, "dropout": 0.29}),
         ("wt2-mos", "training", {"batch_size": 15, "length_cap": 90, "seed": 1882}),
         ("wt2-mos", "optimizer", {"lr": 15.0}),
-        ("wt2-mos", "encoder", {"width": 300, "output_size": 650, "dropout_input": 0.55}),
+        ("wt2-mos", "encoder", {"embedding_dim": 300, "output_size": 650, "dropout_input": 0.55}),
     ],
 )
 def test_the_published_commands(name, table, expected):
@@ -163,7 +163,10 @@ def test_the_fast_recipes_train_the_models_of_the_paper_otherwise(layer):
         (["optimizer.name=adam"], "optimizer.name: there is no 'adam'; did you mean adamw?"),
         (["training.progress=1"], "training.progress: is no setting"),
         (["training.name=sgd"], "training.name: is no setting; "),
-        (["layer.over.name=tied"], "layer.over: deep-residual wraps no other layer; leave it out"),
+        (
+            ["layer.inner.name=tied"],
+            "layer.inner: deep-residual wraps no other layer; leave it out",
+        ),
     ],
 )
 def test_an_unknown_name_answers_with_the_nearest(changes, sentence):
@@ -213,31 +216,43 @@ def test_a_folder_that_ends_in_toml_is_named(tmp_path):
         ("training.epochs=none", "training.epochs: is a whole number, not 'none'"),
         ("training.epochs=", "training.epochs: is a whole number, not ''"),
         ("training.epochs.x=1", "training.epochs: is a whole number, not {'x': 1}"),
-        ("training.baseline=1", "training.baseline: is true or false, not 1"),
+        ("training.validate_first=1", "training.validate_first: is true or false, not 1"),
         ("training.micro_batch=x", "training.micro_batch: is a whole number or none, not 'x'"),
         (
             "training.precision=fp8",
             "training.precision: is one of auto, float32, tf32, bfloat16, not",
         ),
-        ("training.save_every=nan", "training.save_every: is a finite number, not nan"),
+        (
+            "training.checkpoint_seconds=nan",
+            "training.checkpoint_seconds: is a finite number, not nan",
+        ),
         ("optimizer.lr=inf", "optimizer.lr: is a finite number, not inf"),
         ("optimizer.lr=1979-05-27", "optimizer.lr: is a finite number, not datetime.date(1979"),
         (f"optimizer.lr={'9' * 400}", "optimizer.lr: is a finite number, not 999"),
         (f"optimizer.lr={'9' * 5000}", "optimizer.lr: is a finite number, not '999"),
-        ("encoder.width=0", "encoder.width: is a whole number of at least 1, not 0"),
-        ("encoder.width=true", "encoder.width: is a whole number of at least 1, not True"),
+        (
+            "encoder.embedding_dim=0",
+            "encoder.embedding_dim: is a whole number of at least 1, not 0",
+        ),
+        (
+            "encoder.embedding_dim=true",
+            "encoder.embedding_dim: is a whole number of at least 1, not True",
+        ),
         ("encoder.output_size=[1]", "encoder.output_size: is a whole number or none, not [1]"),
         ("data.corpus=3", "data.corpus: is a text, not 3"),
         ("layer=3", "layer: is a table, not 3; write [layer]"),
         ("recipe=3", "recipe: is the name of these settings, a text, not 3"),
-        ("start=3", "start: is the folder of a run, a text, not 3"),
+        ("init_from=3", "init_from: is the folder of a run, a text, not 3"),
         ("training.epochs=0", "[training]: epochs is at least 1, not 0"),
         ("training.micro_batch=0", "[training]: micro_batch is at least 1, not 0"),
         ("training.test_batch_size=-1", "[training]: test_batch_size is at least 1, not -1"),
         ("training.seed=4294967296", "[training]: seed lies in 0 to 2**32 - 1, not 4294967296"),
         ("training.length_seed=-1", "[training]: length_seed lies in 0 to 2**32 - 1, not -1"),
         ("training.patience=-1", "[training]: patience is at least 0, not -1"),
-        ("training.save_every=-1", "[training]: save_every is at least 0 seconds, not -1.0"),
+        (
+            "training.checkpoint_seconds=-1",
+            "[training]: checkpoint_seconds is at least 0 seconds, not -1.0",
+        ),
     ],
 )
 def test_a_wrong_kind_says_what_the_right_one_is(change, sentence):
@@ -250,12 +265,15 @@ def test_a_wrong_kind_says_what_the_right_one_is(change, sentence):
         (["layer.name=adaptive"], "layer.cutoffs: is missing; it is a list of whole numbers"),
         (["layer.name=adaptive", "layer.cutoffs=[1, 2.5]"], "layer.cutoffs: is a list of whole"),
         (["layer.name=adaptive", "layer.cutoffs=3"], "layer.cutoffs: is a list of whole numbers"),
-        (["layer.name=mixture", "layer.over=tied"], "layer.over: is a table, not 'tied'; write [l"),
         (
-            ["layer.name=mixture", "layer.over.name=sampled"],
-            "layer.over.name: mixture wraps a layer of one matrix, not sampled",
+            ["layer.name=mixture", "layer.inner=tied"],
+            "layer.inner: is a table, not 'tied'; write [l",
         ),
-        (["layer.name=mixture", "layer.over.depth=2"], "layer.over.depth: is no setting of tied"),
+        (
+            ["layer.name=mixture", "layer.inner.name=sampled"],
+            "layer.inner.name: mixture wraps a layer of one matrix, not sampled",
+        ),
+        (["layer.name=mixture", "layer.inner.depth=2"], "layer.inner.depth: is no setting of tied"),
     ],
 )
 def test_layers_over_layers_are_checked_too(changes, sentence):
@@ -269,8 +287,8 @@ def test_layers_over_layers_are_checked_too(changes, sentence):
         (["layer.dropout=2"], "layer.dropout: is a number in [0, 1), not 2.0"),
         (["encoder.weight_drop=1"], "encoder.weight_drop: lies in [0, 1), not 1.0"),
         (
-            ["layer.name=mixture", "layer.over.name=deep-residual", "layer.over.depth=-1"],
-            "layer.over.depth: is a whole number of at least 0, not -1",
+            ["layer.name=mixture", "layer.inner.name=deep-residual", "layer.inner.depth=-1"],
+            "layer.inner.depth: is a whole number of at least 0, not -1",
         ),
         (  # nobody has set the hidden size, so no key can be named
             ["layer.name=deep-residual", "layer.depth=0", "encoder.output_size=24"],
@@ -294,9 +312,10 @@ def test_values_that_only_a_rule_can_refuse_name_the_table():
 
 def test_none_is_nothing_where_nothing_is_allowed_and_a_text_elsewhere():
     found = recipe(
-        "ptb-drill-4", ["optimizer.clip=none", "encoder.output_size=none", "layer.activation=none"]
+        "ptb-drill-4",
+        ["optimizer.max_grad_norm=none", "encoder.output_size=none", "layer.activation=none"],
     )
-    assert found.optimizer["clip"] is None
+    assert found.optimizer["max_grad_norm"] is None
     assert found.encoder["output_size"] is None
     assert found.layer["activation"] == "none"  # labels without a nonlinearity
     assert resolved(tomllib.loads(found.to_toml())) == found
@@ -310,8 +329,8 @@ def test_none_is_nothing_where_nothing_is_allowed_and_a_text_elsewhere():
         (" training . epochs =3 ", "training", {"epochs": 3}),
         ("optimizer.lr=1e-3", "optimizer", {"lr": 0.001}),
         ("optimizer.lr=15", "optimizer", {"lr": 15.0}),
-        ("training.save_every=1_000", "training", {"save_every": 1000.0}),
-        ("training.baseline=true", "training", {"baseline": True}),
+        ("training.checkpoint_seconds=1_000", "training", {"checkpoint_seconds": 1000.0}),
+        ("training.validate_first=true", "training", {"validate_first": True}),
         ("data.corpus=texts/mine", "data", {"corpus": "texts/mine"}),
         ('data.corpus="texts/mine"', "data", {"corpus": "texts/mine"}),
         ("data.corpus='a = b'", "data", {"corpus": "a = b"}),
@@ -321,7 +340,7 @@ def test_none_is_nothing_where_nothing_is_allowed_and_a_text_elsewhere():
         (r"data.corpus='C:\texts'", "data", {"corpus": r"C:\texts"}),
         ("data.corpus=Größe \U0001f600", "data", {"corpus": "Größe \U0001f600"}),
         ("data.corpus=my # text", "data", {"corpus": "my # text"}),
-        ("data.maximum_size=none", "data", {"maximum_size": None}),
+        ("data.max_vocab_size=none", "data", {"max_vocab_size": None}),
     ],
 )
 def test_a_change_is_toml_or_a_text(change, table, value):
@@ -333,10 +352,17 @@ def test_a_change_is_toml_or_a_text(change, table, value):
 
 
 def test_lists_and_layers_over_layers():
-    found = recipe("ptb-tied", ["layer.name=adaptive", "layer.cutoffs=[100, 200]",
-                                "layer.over.name=deep-residual", "layer.over.depth=3"])  # fmt: skip
+    found = recipe(
+        "ptb-tied",
+        [
+            "layer.name=adaptive",
+            "layer.cutoffs=[100, 200]",
+            "layer.inner.name=deep-residual",
+            "layer.inner.depth=3",
+        ],
+    )
     assert found.layer["cutoffs"] == [100, 200]
-    assert found.layer["over"]["depth"] == 3
+    assert found.layer["inner"]["depth"] == 3
     assert resolved(tomllib.loads(found.to_toml())) == found
 
 
@@ -367,7 +393,7 @@ def test_the_order_of_changes_makes_no_difference():
 
 
 def test_changes_that_contradict_each_other_are_refused():
-    for changes in (["layer=3", "layer.name=tied"], ["layer.over=3", "layer.over.name=tied"]):
+    for changes in (["layer=3", "layer.name=tied"], ["layer.inner=3", "layer.inner.name=tied"]):
         assert "another change has made" in refused(*changes)
     assert "layer: is a table, not 3" in refused("layer.name=tied", "layer=3")
 
@@ -424,13 +450,15 @@ def test_what_is_no_toml_names_the_file(tmp_path, raw):
 
 def test_differences_name_what_two_runs_may_not_differ_in():
     mine = recipe("ptb-drill-4")
-    assert mine.differences(mine.changed(training={"epochs": 3, "save_every": 9.0})) == []
+    assert mine.differences(mine.changed(training={"epochs": 3, "checkpoint_seconds": 9.0})) == []
     theirs = mine.changed(training={"seed": 5}, layer={"depth": 2})
     assert mine.differences(theirs) == ["layer.depth: 4 -> 2", "training.seed: 28 -> 5"]
-    assert mine.differences(recipe("ptb-drill-4", ["start=runs/x"])) == ["start: None -> 'runs/x'"]
+    assert mine.differences(recipe("ptb-drill-4", ["init_from=runs/x"])) == [
+        "init_from: None -> 'runs/x'"
+    ]
     over = recipe("ptb-mos").differences(recipe("ptb-mos-drill"))
-    assert "layer.over.name: 'tied' -> 'deep-residual'" in over
-    assert "layer.over.depth: None -> 4" in over
+    assert "layer.inner.name: 'tied' -> 'deep-residual'" in over
+    assert "layer.inner.depth: None -> 4" in over
 
 
 def test_changed_leaves_the_old_settings_as_they_were():
@@ -442,8 +470,8 @@ def test_changed_leaves_the_old_settings_as_they_were():
 # -- whatever comes -------------------------------------------------------------------------------
 
 names = st.sampled_from(
-    ["layer", "over", "name", "depth", "encoder", "width", "optimizer", "lr", "training", "epochs",
-     "data", "corpus", "base", "recipe", "start", "cutoffs", "seed"]
+    ["layer", "inner", "name", "depth", "encoder", "embedding_dim", "optimizer", "lr", "training",
+     "epochs", "data", "corpus", "base", "recipe", "init_from", "cutoffs", "seed"]
 ) | st.text(max_size=8)  # fmt: skip
 scalars = (
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
@@ -479,7 +507,7 @@ def test_any_changes_give_settings_or_a_sentence(changes):
 
 
 toml_like = st.lists(
-    st.sampled_from(["[layer]", "[layer.over]", "[[layer]]", "[training]", "\n", "\n", " = ", ".",
+    st.sampled_from(["[layer]", "[layer.inner]", "[[layer]]", "[training]", "\n", "\n", " = ", ".",
                      '"', "'", "#", "{", "}", "[", "]", ",", "1", "1e9", "1979-05-27", "nan"])
     | names
 ).map("".join)  # fmt: skip
@@ -499,9 +527,9 @@ def test_any_name_gives_settings_or_a_sentence(name):
 
 
 def test_changed_leaves_the_old_tables_as_they_were():
-    tables = {"layer": {"name": "tied", "over": {"depth": 1}}}
-    changed(tables, ["layer.over.depth=2", "layer.bias=false"])
-    assert tables == {"layer": {"name": "tied", "over": {"depth": 1}}}
+    tables = {"layer": {"name": "tied", "inner": {"depth": 1}}}
+    changed(tables, ["layer.inner.depth=2", "layer.bias=false"])
+    assert tables == {"layer": {"name": "tied", "inner": {"depth": 1}}}
 
 
 def test_a_text_is_no_recipe_and_a_wrong_base_names_the_file(tmp_path, monkeypatch):
@@ -523,10 +551,10 @@ def test_a_text_is_no_recipe_and_a_wrong_base_names_the_file(tmp_path, monkeypat
 
 def test_what_a_file_without_a_base_leaves_out_is_known(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("own.toml").write_text('[data]\ncorpus = "ptb"\n[encoder]\nwidth = 8\n')
+    Path("own.toml").write_text('[data]\ncorpus = "ptb"\n[encoder]\nembedding_dim = 8\n')
     own = recipe("own.toml", ["training.epochs=3"])
     assert {"encoder.hidden_size", "training.bptt", "layer.name"} <= set(own.left_out)
-    assert not {"data.corpus", "encoder.width", "training.epochs"} & set(own.left_out)
+    assert not {"data.corpus", "encoder.embedding_dim", "training.epochs"} & set(own.left_out)
     assert sizes_by_default(own) == (
         "the recipe own has no base, so these are drill's defaults: encoder.hidden_size 1150, "
         "encoder.layers 3; set them, or start from a small recipe with "
@@ -549,7 +577,7 @@ def test_a_preset_is_a_size_that_a_translator_names(tmp_path, monkeypatch):
     Path("own.toml").write_text(table)
     said = sizes_by_default(recipe("own.toml"))
     assert said.startswith(
-        "the recipe own has no base, so these are drill's defaults: encoder.width 512"
+        "the recipe own has no base, so these are drill's defaults: encoder.embedding_dim 512"
     )
     assert 'base = "mt-demo"' in said
     Path("own.toml").write_text(table + '[encoder]\npreset = "tiny"\n')

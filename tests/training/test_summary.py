@@ -16,20 +16,20 @@ TEXT = "a a a b b c\n"  # seven tokens with <eos>
         (
             TEXT,
             (2, None),
-            "<unk> stands for 1 word seen fewer than 2 times (data.minimum_count) and for words "
+            "<unk> stands for 1 word seen fewer than 2 times (data.min_count) and for words "
             "never seen in training: 14.3%",
         ),
         (
             TEXT,
             (1, 3),
-            "<unk> stands for 2 words beyond the 3 of data.maximum_size and for words never seen "
+            "<unk> stands for 2 words beyond the 3 of data.max_vocab_size and for words never seen "
             "in training: 42.9%",
         ),
         (
             TEXT,
             (2, 3),
-            "<unk> stands for 2 words seen fewer than 2 times (data.minimum_count) or beyond the 3 "
-            "of data.maximum_size and for words never seen in training: 42.9%",
+            "<unk> stands for 2 words seen fewer than 2 times (data.min_count) or beyond the 3 "
+            "of data.max_vocab_size and for words never seen in training: 42.9%",
         ),
         (
             TEXT.replace("c", "<unk>"),

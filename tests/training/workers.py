@@ -22,10 +22,10 @@ from tests.tiny_runs import OPTIMIZERS, after, bits, interrupted_after, small_mo
 from tests.tiny_translations import small_optimizer, small_training
 
 EXACT = {"dropout": 0.0, "dtype": torch.float64, "epochs": 4}
-NOISY = {"layer": "deep-residual", "epochs": 4, "save_every": 0.0}
+NOISY = {"layer": "deep-residual", "epochs": 4, "checkpoint_seconds": 0.0}
 PLAIN = ("deep-residual", "mixture", "adaptive")
-TRANSLATOR = {"layer": "plain", "dropout": 0.0, "dtype": torch.float64, "average": 2}
-MANY_BATCHES = {**TRANSLATOR, "accumulate": 2, "max_tokens": 22}
+TRANSLATOR = {"layer": "plain", "dropout": 0.0, "dtype": torch.float64, "average_checkpoints": 2}
+MANY_BATCHES = {**TRANSLATOR, "gradient_accumulation_steps": 2, "max_tokens": 22}
 
 
 def alike(mine: World, model: torch.nn.Module) -> bool:
@@ -49,26 +49,30 @@ def first_life(folder: Path, mine: World) -> None:
 
     for batches in (2, 4):
         path = folder / f"translator {batches}"
-        small_training(path, world=mine, accumulate=batches, **TRANSLATOR)
+        small_training(path, world=mine, gradient_accumulation_steps=batches, **TRANSLATOR)
     stopping = interrupted_after(5, small_optimizer()) if mine.rank == 1 else small_optimizer()
     stopped = folder / "stopped translator"
-    outcome = small_training(stopped, optimizer=stopping, world=mine, accumulate=2, **TRANSLATOR)
+    outcome = small_training(
+        stopped, optimizer=stopping, world=mine, gradient_accumulation_steps=2, **TRANSLATOR
+    )
     found["translator stopped"] = [outcome.finished, RunFolder(stopped).load_last()[1]["step"]]
-    small_training(stopped, world=mine, accumulate=2, **TRANSLATOR)
+    small_training(stopped, world=mine, gradient_accumulation_steps=2, **TRANSLATOR)
     # The first process alone validates: asked before, it must tell the others that it has not.
     step = RunFolder(folder / "translator 2").rows()[0]["step"]
     stopping = interrupted_after(step, small_optimizer()) if mine.rank == 0 else small_optimizer()
     broken_off = folder / "translator without a validation"
-    outcome = small_training(broken_off, optimizer=stopping, world=mine, accumulate=2, **TRANSLATOR)
+    outcome = small_training(
+        broken_off, optimizer=stopping, world=mine, gradient_accumulation_steps=2, **TRANSLATOR
+    )
     found["validation broken off"] = [outcome.finished, RunFolder(broken_off).metrics_size()]
-    small_training(broken_off, world=mine, accumulate=2, **TRANSLATOR)
+    small_training(broken_off, world=mine, gradient_accumulation_steps=2, **TRANSLATOR)
     small_training(folder / "one, then two translators", world=mine, **MANY_BATCHES)
     stopping = interrupted_after(5, small_optimizer())
     small_training(
         folder / "two, then one translator", optimizer=stopping, world=mine, **MANY_BATCHES
     )
     try:
-        small_training(folder / "odd", world=mine, accumulate=3)
+        small_training(folder / "odd", world=mine, gradient_accumulation_steps=3)
     except ValueError as error:
         found["odd update"] = str(error)
     try:

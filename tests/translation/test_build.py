@@ -58,7 +58,7 @@ def test_a_run_comes_back_as_it_was(here):
 
 def test_what_is_trained_is_said_in_short_lines_before_it_is(here, tmp_path):
     said: list[str] = []
-    train_run(small("training.updates=1"), tmp_path / "run", device="cpu", on_start=said.append)
+    train_run(small("training.max_steps=1"), tmp_path / "run", device="cpu", on_start=said.append)
     (first, third), (second, _) = (each.splitlines() for each in said)
     assert first == f"training mt-demo in {tmp_path / 'run'}: deep-residual (depth 2)"
     run = load_translation(tmp_path / "run", device="cpu")
@@ -141,7 +141,7 @@ def test_all_packages_that_are_missing_are_named_at_once(drill, monkeypatch):
     ("limit", "more"),
     [
         ("training.epochs=2", "training.epochs=3"),
-        ("training.updates=3", "training.updates=4"),
+        ("training.max_steps=3", "training.max_steps=4"),
     ],
 )
 def test_a_finished_run_stays_as_it_is(here, limit, more):
@@ -169,8 +169,8 @@ def test_a_finished_run_stays_as_it_is(here, limit, more):
     [
         (["training.epochs=1"], True),
         (["training.epochs=3"], False),
-        (["training.epochs=3", "training.updates=1"], True),
-        (["training.epochs=3", "training.updates=999"], False),
+        (["training.epochs=3", "training.max_steps=1"], True),
+        (["training.epochs=3", "training.max_steps=999"], False),
         (["training.epochs=3", "training.max_minutes=1e-6"], True),
         (["training.epochs=3", "training.max_minutes=999"], False),
     ],
@@ -191,7 +191,7 @@ def test_a_run_of_updates_that_ends_by_the_clock_names_them(drill, monkeypatch):
     monkeypatch.setattr(
         tasks, "train_run", lambda *held, **more: replace(real(*held, **more), out_of_time=True)
     )
-    words = set_by_command("training.updates=2000")
+    words = set_by_command("training.max_steps=2000")
     err = drill("train", "mt-demo", *words, "--name", "clock", "--device", "cpu")[2]
     assert "training.max_minutes in epoch 2, before update 2,000" in err.splitlines()[-1]
 
@@ -203,7 +203,7 @@ def test_limits_that_a_run_is_beyond_do_not_end_it(here, tmp_path, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             train_run(small(), folder, device="cpu")
     before = RunFolder(folder).last.read_bytes()
-    for limit in ("updates=1", "max_minutes=1e-9"):
+    for limit in ("max_steps=1", "max_minutes=1e-9"):
         name = limit.partition("=")[0]
         with pytest.raises(RunFolderError, match=f"more than the .* --set training.{name}=none to"):
             train_run(small(f"training.{limit}"), folder, device="cpu")

@@ -44,12 +44,12 @@ def test_every_reason_is_told_with_its_setting():
 
 
 def test_a_run_tells_it_of_a_cached_corpus_too(here, tmp_path, monkeypatch):
-    (first,) = said_by(tmp_path / "a", "training.updates=1")
+    (first,) = said_by(tmp_path / "a", "training.max_steps=1")
     dropped = json.loads((tmp_path / "a/environment.json").read_text())["filtered"]
     assert (dropped["pairs"], dropped["empty"], dropped["ratio"]) == (63, 1, 1)
     assert first == left_out(FilterReport(**dropped), small().filters)
     monkeypatch.setattr(encoded_pairs, "_encode", None)  # all is cached
-    assert said_by(tmp_path / "b", "training.updates=1") == [first]
+    assert said_by(tmp_path / "b", "training.max_steps=1") == [first]
     assert json.loads((tmp_path / "b/environment.json").read_text())["filtered"] == dropped
 
 
@@ -67,6 +67,6 @@ def test_a_run_that_goes_on_tells_it_again_and_one_that_has_ended_does_not(
 
 def test_nothing_is_told_where_all_pairs_stay(here, tmp_path):
     every = ["filters.minimum=0", "filters.ratio=none", "filters.deduplicate=false"]
-    assert said_by(tmp_path / "run", "training.updates=1", *every) == []
+    assert said_by(tmp_path / "run", "training.max_steps=1", *every) == []
     told = json.loads((tmp_path / "run/environment.json").read_text())["filtered"]
     assert (told["pairs"], sum(told.values())) == (63, 63)

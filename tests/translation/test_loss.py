@@ -54,7 +54,7 @@ def test_one_long_pair_makes_no_other_batch_larger(batches):
 
 
 def test_a_validation_takes_no_larger_batches_than_training(tmp_path, batches):
-    small_training(tmp_path, max_tokens=24, updates=1)
+    small_training(tmp_path, max_tokens=24, max_steps=1)
     of_validation = batches[: len(list(PairBatches(small_data().valid, 24).epoch(0)))]
     assert max(of_validation) <= 24
 

@@ -36,7 +36,7 @@ def test_a_mean_that_was_tried_is_told_of(tmp_path, monkeypatch, caplog, better)
 
     monkeypatch.setattr(TranslationState, "average_recent", averaged)
     with caplog.at_level(logging.INFO, TRAINING_LOG):
-        small_training(tmp_path, epochs=4, average=3)
+        small_training(tmp_path, epochs=4, average_checkpoints=3)
     *epochs, average, _ = rows(tmp_path)
     best = min(row["valid_perplexity"] for row in epochs)
     found = f"mean of the last 3: valid {average['valid_perplexity']:.2f}"
@@ -47,7 +47,7 @@ def test_a_mean_that_was_tried_is_told_of(tmp_path, monkeypatch, caplog, better)
 
 def test_without_a_mean_nothing_is_told(tmp_path, caplog):
     with caplog.at_level(logging.INFO, TRAINING_LOG):
-        small_training(tmp_path, epochs=2, average=1)
+        small_training(tmp_path, epochs=2, average_checkpoints=1)
     assert caplog.messages == []
 
 

@@ -75,11 +75,11 @@ def test_settings_survive_their_file(here):
         ("task=translating", "task: there is no 'translating'; did you mean translation?"),
         ("encoder.preset=tinny", "encoder.preset: there is no 'tinny'; did you mean tiny?"),
         ("encoder.shared=1", "encoder.shared: is true or false, not 1"),
-        ("encoder.width=none", "encoder.width: is a whole number, not 'none'"),
+        ("encoder.embedding_dim=none", "encoder.embedding_dim: is a whole number, not 'none'"),
         ("subwords.sice=10", "subwords.sice: is no setting; did you mean size?"),
         ("filters.ratio=0.5", "[filters]: Filters: ratio is at least 1, not 0.5"),
         ("training.epoch=3", "training.epoch: is no setting; did you mean epochs?"),
-        ("training.average=0", "[training]: average is at least 1, not 0"),
+        ("training.average_checkpoints=0", "[training]: average_checkpoints is at least 1, not 0"),
         ("training.bptt=3", "training.bptt: is no setting"),
     ],
 )

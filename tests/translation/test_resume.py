@@ -51,8 +51,12 @@ def in_pieces(path, steps: int, **options) -> int:
     ("layer", "steps", "options"),
     [
         ("deep-residual", 1, {"epochs": 2}),
-        ("tied", 4, {"accumulate": 2, "average": 2, "validate_every": 3}),
-        ("mixture", 5, {"accumulate": 2}),
+        (
+            "tied",
+            4,
+            {"gradient_accumulation_steps": 2, "average_checkpoints": 2, "validate_every": 3},
+        ),
+        ("mixture", 5, {"gradient_accumulation_steps": 2}),
         ("tied", 3, {"precision": "bfloat16", "bleu_every": 1, "epochs": 2}),
     ],
 )
@@ -77,7 +81,7 @@ def test_a_signal_saves_and_stops(tmp_path, number):
 def averaged(tmp_path_factory) -> dict[str, Any]:
     """What a run comes to that nobody shutdown."""
     path = tmp_path_factory.mktemp("averaged")
-    small_training(path, average=2)
+    small_training(path, average_checkpoints=2)
     return all_of(path)
 
 
@@ -99,18 +103,18 @@ def test_a_signal_in_the_test_ends_it_and_the_next_life_tests(
 
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, interrupted)
-        outcome = small_training(tmp_path / "run", average=2)
+        outcome = small_training(tmp_path / "run", average_checkpoints=2)
     assert (outcome.finished, outcome.interrupted, outcome.test) == (False, True, None)
     assert outcome.epoch == 3
     assert "test" not in kinds(tmp_path / "run")
     again = small_training(
-        tmp_path / "run", average=2, optimizer=after(1, small_optimizer(), pytest.fail)
+        tmp_path / "run", average_checkpoints=2, optimizer=after(1, small_optimizer(), pytest.fail)
     )
     assert (again.finished, again.interrupted) == (True, False)
     assert unlike(all_of(tmp_path / "run"), averaged) == []
 
 
-LIMITED = {"updates": 17, "validate_every": 4, "bleu_every": 1, "average": 2}
+LIMITED = {"max_steps": 17, "validate_every": 4, "bleu_every": 1, "average_checkpoints": 2}
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +181,7 @@ def test_a_validation_without_memory_for_it_is_told_of_and_made_by_the_next_life
     def search(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    options = {"epochs": 1, "bleu_every": 1, "save_every": 0.0}
+    options = {"epochs": 1, "bleu_every": 1, "checkpoint_seconds": 0.0}
     with monkeypatch.context() as patch:
         patch.setattr(translation_testing, "best_translations", search)
         with pytest.raises(OutOfMemory, match=r"validation after step \d+: .*; make room on the G"):
@@ -228,7 +232,7 @@ def test_validations_and_the_test_are_shown(tmp_path, monkeypatch, line_by_line)
         if report.work is not None:
             told.append((report.work, report.share, line_by_line.count("search")))
 
-    small_training(tmp_path, epochs=2, average=2, bleu_every=2, progress=show)
+    small_training(tmp_path, epochs=2, average_checkpoints=2, bleu_every=2, progress=show)
     assert list(dict.fromkeys(work for work, _, _ in told)) == [
         "validation",
         "validation, BLEU",
@@ -243,11 +247,11 @@ def test_validations_and_the_test_are_shown(tmp_path, monkeypatch, line_by_line)
 
 
 def test_a_finished_run_gives_its_outcome_again_without_training(tmp_path, monkeypatch):
-    first = small_training(tmp_path, average=2)
+    first = small_training(tmp_path, average_checkpoints=2)
     before = all_of(tmp_path)
     for name in ("backward", "validated", "tested"):  # nothing is trained or measured
         monkeypatch.setattr(translation_training, name, None)
-    again = small_training(tmp_path, average=2)
+    again = small_training(tmp_path, average_checkpoints=2)
     assert again.test.scores == first.test.scores
     assert replace(again, valid=first.valid, test=first.test) == first
     assert unlike(all_of(tmp_path), before) == []

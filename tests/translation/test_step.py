@@ -25,10 +25,10 @@ from tests.tiny_translations import (
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("gradient_accumulation_steps", [1, 3])
 @pytest.mark.parametrize("layer", ["plain", "mixture"])
 def test_the_gradient_is_that_of_the_mean_over_all_tokens_of_the_update(
-    tmp_path, monkeypatch, accumulate, layer
+    tmp_path, monkeypatch, gradient_accumulation_steps, layer
 ):
     data, seen = small_data(), []
     model = small_translator(layer, dropout=0.0, dtype=torch.float64)
@@ -42,9 +42,14 @@ def test_the_gradient_is_that_of_the_mean_over_all_tokens_of_the_update(
 
     monkeypatch.setattr(optimizer, "step", spied)
     small_training(
-        tmp_path, optimizer=optimizer, model=model, data=data, updates=1, accumulate=accumulate
+        tmp_path,
+        optimizer=optimizer,
+        model=model,
+        data=data,
+        max_steps=1,
+        gradient_accumulation_steps=gradient_accumulation_steps,
     )
-    batches = list(PairBatches(data.train, 60, 3).epoch(1))[:accumulate]
+    batches = list(PairBatches(data.train, 60, 3).epoch(1))[:gradient_accumulation_steps]
     tokens = sum(batch.target_tokens for batch in batches)
     for batch in batches:
         loss = by_hand.loss(*batch[:3], label_smoothing=0.1, ignore_index=IGNORE, reduction="sum")
@@ -70,9 +75,14 @@ def test_gradients_for_replays_are_those_of_an_update(layer, count):
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_replayed_training_is_launched_training(tmp_path, precision):
-    for name, capture in (("replayed", True), ("launched", False)):
+    for name, cuda_graphs in (("replayed", True), ("launched", False)):
         model = small_translator("deep-residual").cuda()
-        options = {"pad_to": 8, "capture": capture, "precision": precision, "epochs": 4}
+        options = {
+            "pad_to_multiple_of": 8,
+            "cuda_graphs": cuda_graphs,
+            "precision": precision,
+            "epochs": 4,
+        }
         small_training(tmp_path / name, model=model, **options)
     ours, theirs = (rows(tmp_path / name) for name in ("replayed", "launched"))
     for a, b in zip(ours, theirs, strict=True):
@@ -97,7 +107,12 @@ def test_an_interrupted_run_of_replays_is_the_same_run(tmp_path):
 
     def trained(name: str, optimizer=None):
         model = small_translator("deep-residual").cuda()
-        options = {"pad_to": 8, "capture": True, "epochs": 4, "average": 2}
+        options = {
+            "pad_to_multiple_of": 8,
+            "cuda_graphs": True,
+            "epochs": 4,
+            "average_checkpoints": 2,
+        }
         return small_training(tmp_path / name, optimizer=optimizer, model=model, **options)
 
     trained("whole")
@@ -122,7 +137,7 @@ def test_compiled_training_is_eager_training(tmp_path, monkeypatch):
     monkeypatch.setattr(Transformer, "compile", traced)
     for name, compiled in (("compiled", True), ("eager", False)):
         small_training(
-            tmp_path / name, "plain", dropout=0.0, dtype=torch.float64, updates=2,
+            tmp_path / name, "plain", dropout=0.0, dtype=torch.float64, max_steps=2,
             precision="float32", compile=compiled,
         )  # fmt: skip
     assert asked == [{"dynamic": True}]
@@ -135,14 +150,14 @@ def test_compiled_training_is_eager_training(tmp_path, monkeypatch):
     ("options", "fault"),
     [
         ({}, None),
-        ({"capture": False}, "asked for"),
+        ({"cuda_graphs": False}, "asked for"),
         ({"device": CPU}, "CUDA graphs need an NVIDIA GPU, not cpu"),
         ({"compile": True}, "training.compile is set"),
         ({"world_size": 4}, "4 processes exchange gradients, which no graph holds"),
     ],
 )
 def test_why_batches_are_not_replayed_is_said(options, fault):
-    usual = {"capture": True, "compile": False, "device": torch.device("cuda"), "world_size": 1}
+    usual = {"cuda_graphs": True, "compile": False, "device": torch.device("cuda"), "world_size": 1}
     assert why_not_captured(**{**usual, **options}) == fault
 
 
@@ -210,7 +225,13 @@ def test_the_reported_loss_is_that_of_all_tokens_of_the_epoch(tmp_path):
     data = small_data()
     still = AdamW(1e-12, weight_decay=0.0, schedule="constant", warmup=0.0)
     small_training(
-        tmp_path, "plain", optimizer=still, data=data, dropout=0.0, epochs=1, accumulate=2
+        tmp_path,
+        "plain",
+        optimizer=still,
+        data=data,
+        dropout=0.0,
+        epochs=1,
+        gradient_accumulation_steps=2,
     )
     model, total, tokens = small_translator("plain", dropout=0.0), 0.0, 0
     for batch in PairBatches(data.train, 60, 3).epoch(1):
@@ -223,7 +244,7 @@ def test_the_reported_loss_is_that_of_all_tokens_of_the_epoch(tmp_path):
 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_every_layer_learns(tmp_path, layer):
-    outcome = small_training(tmp_path, layer, epochs=6, accumulate=2)
+    outcome = small_training(tmp_path, layer, epochs=6, gradient_accumulation_steps=2)
     losses = [row["valid_loss"] for row in rows(tmp_path) if row["kind"] == "epoch"]
     assert losses[-1] < 0.8 * losses[0]
     assert outcome.valid.loss == min(losses)
@@ -242,7 +263,7 @@ def test_compile_compiles_the_transformer_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(
         torch.nn.Module, "compile", lambda self, **options: asked.append((type(self), options))
     )
-    small_training(tmp_path, updates=1, compile=True)
+    small_training(tmp_path, max_steps=1, compile=True)
     assert [(kind.__name__, options) for kind, options in asked] == [
         ("Transformer", {"dynamic": True})
     ]

@@ -55,12 +55,12 @@ def test_patience_ends_a_run_and_its_best_weights_are_tested(tmp_path, scripted,
     assert len(validations(tmp_path)) == 5
 
 
-@pytest.mark.parametrize("limit", ["updates", "max_minutes"])
+@pytest.mark.parametrize("limit", ["max_steps", "max_minutes"])
 def test_where_a_limit_falls_says_nothing_of_patience(tmp_path, scripted, monkeypatch, limit):
     """Its validation is worse than the last; a larger limit goes on all the same."""
     scripted([5.0, 4.0, 4.1, 4.0, 3.0, 2.0, 2.0])
     epoch = 6  # updates
-    cut = {"updates": 2 * epoch + 1}
+    cut = {"max_steps": 2 * epoch + 1}
     if limit == "max_minutes":
         clocks = iter([0.0] * (2 * epoch + 1) + [1.0] * 100)  # asked for once before all updates
         monkeypatch.setattr("drill.training.state.Limits.time_fraction", lambda *_: next(clocks))
@@ -82,7 +82,13 @@ def test_without_patience_worse_validations_end_nothing(tmp_path, scripted):
 @pytest.mark.parametrize("layer", ["tied", "deep-residual"])
 def test_an_interrupted_run_has_the_same_patience(tmp_path, layer):
     """Its steps are so long that it soon gets worse."""
-    options = {"epochs": 40, "patience": 1, "validate_every": 3, "baseline": True, "bleu_every": 2}
+    options = {
+        "epochs": 40,
+        "patience": 1,
+        "validate_every": 3,
+        "validate_first": True,
+        "bleu_every": 2,
+    }
 
     def optimizer():
         made = small_optimizer()
@@ -101,7 +107,7 @@ def test_an_interrupted_run_has_the_same_patience(tmp_path, layer):
 
 def test_given_weights_stay_where_nothing_is_better(tmp_path, scripted):
     scripted([2.0, 3.0, 2.5, 2.1, 2.0])
-    outcome = small_training(tmp_path, "deep-residual", baseline=True, average=3)
+    outcome = small_training(tmp_path, "deep-residual", validate_first=True, average_checkpoints=3)
     best, numbers = load(RunFolder(tmp_path).best)
     assert (numbers["epoch"], outcome.best_epoch, outcome.epoch) == (0, 0, 3)
     given = small_translator("deep-residual")
@@ -118,7 +124,7 @@ def test_given_weights_stay_where_nothing_is_better(tmp_path, scripted):
 
 def test_the_start_is_no_validation_of_the_run(tmp_path):
     """Neither of those whose mean is tried, nor of those that every other has a BLEU."""
-    small_training(tmp_path, baseline=True, average=4, bleu_every=2)
+    small_training(tmp_path, validate_first=True, average_checkpoints=4, bleu_every=2)
     assert ["valid_bleu" in row for row in validations(tmp_path)] == [True, False, True, False]
     (mean,) = (row for row in rows(tmp_path) if row["kind"] == "average")
     steps = [row["step"] for row in validations(tmp_path)]
@@ -129,7 +135,7 @@ def test_the_start_is_no_validation_of_the_run(tmp_path):
 def test_a_signal_while_the_start_is_validated_ends_that_and_the_next_life_begins_with_it(
     tmp_path, monkeypatch, number
 ):
-    small_training(tmp_path / "whole", baseline=True)
+    small_training(tmp_path / "whole", validate_first=True)
     real = translation_testing.translation_loss
 
     def interrupted(*arguments, **options):
@@ -138,10 +144,10 @@ def test_a_signal_while_the_start_is_validated_ends_that_and_the_next_life_begin
 
     with monkeypatch.context() as patch:
         patch.setattr(translation_testing, "translation_loss", interrupted)
-        outcome = small_training(tmp_path / "run", baseline=True)
+        outcome = small_training(tmp_path / "run", validate_first=True)
     assert (outcome.finished, outcome.interrupted) == (False, True)
     assert not RunFolder(tmp_path / "run").metrics.exists()
-    assert small_training(tmp_path / "run", baseline=True).finished
+    assert small_training(tmp_path / "run", validate_first=True).finished
     assert unlike(all_of(tmp_path / "run"), all_of(tmp_path / "whole")) == []
 
 

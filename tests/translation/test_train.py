@@ -100,7 +100,7 @@ def better_means(monkeypatch):
 @pytest.mark.usefixtures("better_means")
 def test_the_mean_of_the_last_weights_is_tried_and_kept_where_it_is_better(tmp_path):
     data = small_data()
-    outcome = small_training(tmp_path, data=data, epochs=6, average=3)
+    outcome = small_training(tmp_path, data=data, epochs=6, average_checkpoints=3)
     *epochs, average, test = rows(tmp_path)
     batches = len(PairBatches(data.train, 60, 3))
     assert (average["kind"], test["kind"]) == ("average", "test")
@@ -122,7 +122,9 @@ def test_the_mean_of_the_last_weights_is_tried_and_kept_where_it_is_better(tmp_p
 
 
 def test_a_mean_that_is_worse_is_not_kept(tmp_path):
-    small_training(tmp_path, epochs=3, average=3)  # the first weights are far from the last
+    small_training(
+        tmp_path, epochs=3, average_checkpoints=3
+    )  # the first weights are far from the last
     *_, average, test = rows(tmp_path)
     assert not average["best"]
     assert test["weights"] == "best"
@@ -132,16 +134,19 @@ def test_a_mean_that_is_worse_is_not_kept(tmp_path):
 @pytest.mark.usefixtures("better_means")
 def test_more_epochs_leave_no_stale_mean(tmp_path):
     small_training(
-        tmp_path / "a", optimizer=AdamW(0.1, schedule="constant", warmup=0.0), epochs=6, average=3
+        tmp_path / "a",
+        optimizer=AdamW(0.1, schedule="constant", warmup=0.0),
+        epochs=6,
+        average_checkpoints=3,
     )
     assert (tmp_path / "a" / "averaged.safetensors").exists()
     again = AdamW(0.1, schedule="constant", warmup=0.0)
     seen: list[bool] = []
     after(1, again, lambda: seen.append((tmp_path / "a" / "averaged.safetensors").exists()))
-    small_training(tmp_path / "a", optimizer=again, epochs=8, average=3)
+    small_training(tmp_path / "a", optimizer=again, epochs=8, average_checkpoints=3)
     assert seen == [False]
     whole = AdamW(0.1, schedule="constant", warmup=0.0)
-    small_training(tmp_path / "b", optimizer=whole, epochs=8, average=3)
+    small_training(tmp_path / "b", optimizer=whole, epochs=8, average_checkpoints=3)
     assert unlike(all_of(tmp_path / "a"), all_of(tmp_path / "b")) == []
 
 
@@ -149,7 +154,7 @@ def test_more_epochs_leave_no_stale_mean(tmp_path):
 
 
 def test_updates_end_a_run_inside_an_epoch_with_a_validation(tmp_path):
-    outcome = small_training(tmp_path, updates=4)
+    outcome = small_training(tmp_path, max_steps=4)
     assert outcome.finished
     assert outcome.epoch == 1
     held = rows(tmp_path)
@@ -182,9 +187,9 @@ def test_the_clock_ends_a_run_properly(tmp_path, monkeypatch):
 
 def test_the_time_of_a_run_never_falls_when_it_goes_on_after_its_test(tmp_path):
     for updates, tested in ((2, 1000.0), (4, 2000.0)):
-        small_training(tmp_path, updates=updates, max_minutes=10.0)
+        small_training(tmp_path, max_steps=updates, max_minutes=10.0)
         with_a_test_at(tmp_path, tested)
-        outcome = small_training(tmp_path, updates=updates + 2, max_minutes=10.0)
+        outcome = small_training(tmp_path, max_steps=updates + 2, max_minutes=10.0)
         assert not outcome.out_of_time
         assert outcome.elapsed >= tested
         held = RunFolder(tmp_path).rows()
@@ -199,16 +204,16 @@ def test_nor_does_it_fall_when_that_life_is_killed_before_it_has_saved(tmp_path)
     def die() -> None:
         raise Killed
 
-    small_training(tmp_path, updates=2)
+    small_training(tmp_path, max_steps=2)
     with_a_test_at(tmp_path, 1000.0)
     with pytest.raises(Killed):
-        small_training(tmp_path, updates=4, optimizer=after(1, small_optimizer(), die))
-    assert small_training(tmp_path, updates=4).elapsed >= 1000.0
+        small_training(tmp_path, max_steps=4, optimizer=after(1, small_optimizer(), die))
+    assert small_training(tmp_path, max_steps=4).elapsed >= 1000.0
 
 
 def test_a_schedule_follows_the_limit_that_comes_first(tmp_path):
     optimizer = AdamW(0.01, schedule="cosine", warmup=0.1)
-    small_training(tmp_path, optimizer=optimizer, epochs=1000, updates=20, validate_every=10)
+    small_training(tmp_path, optimizer=optimizer, epochs=1000, max_steps=20, validate_every=10)
     first, last = (row["lr"] for row in rows(tmp_path) if row["kind"] == "validation")
     assert first == pytest.approx(0.01 * 0.5 * (1 + math.cos(math.pi * 4 / 9)), rel=1e-3)
     assert last == pytest.approx(0.0, abs=1e-6)
@@ -221,7 +226,7 @@ def test_a_loss_that_is_no_number_ends_the_run_with_the_last_good_checkpoint(tmp
     model = small_translator()
     optimizer = after(5, small_optimizer(), lambda: model.layer.bias.data.fill_(math.nan))
     with pytest.raises(Diverged, match=r"the loss became nan in epoch 1.*last good checkpoint"):
-        small_training(tmp_path, model=model, optimizer=optimizer, save_every=0.0)
+        small_training(tmp_path, model=model, optimizer=optimizer, checkpoint_seconds=0.0)
     _, numbers = RunFolder(tmp_path).load_last()
     assert numbers["step"] == 4
     assert all(
@@ -272,14 +277,14 @@ def test_a_test_without_memory_for_it_is_told_of_and_made_by_the_next_life(tmp_p
     ("options", "fault"),
     [
         ({"epochs": 0}, "epochs is at least 1, not 0"),
-        ({"updates": 0}, "updates is at least 1, not 0"),
+        ({"max_steps": 0}, "max_steps is at least 1, not 0"),
         ({"max_minutes": 0.0}, "max_minutes is a positive number, not 0.0"),
-        ({"accumulate": 0}, "accumulate is at least 1"),
-        ({"average": 0}, "average is at least 1"),
+        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps is at least 1"),
+        ({"average_checkpoints": 0}, "average_checkpoints is at least 1"),
         ({"label_smoothing": 1.0}, r"label_smoothing lies in \[0, 1\)"),
         ({"seed": -1}, "seed lies in 0"),
         ({"length_penalty": math.inf}, "length_penalty is a finite number, not inf"),
-        ({"save_every": math.nan}, "save_every is at least 0 seconds"),
+        ({"checkpoint_seconds": math.nan}, "checkpoint_seconds is at least 0 seconds"),
     ],
 )
 def test_options_that_cannot_be_used_are_named(tmp_path, options, fault):

@@ -21,7 +21,11 @@ from tests import tiny_place
 from tests.tiny_runs import all_of, interrupted_after, unlike, weights
 from tests.tiny_translation_place import make_place, small
 
-STILL = ["training.updates=1", "training.average=1", "optimizer.lr=1e-12"]  # weights stay
+STILL = [
+    "training.max_steps=1",
+    "training.average_checkpoints=1",
+    "optimizer.lr=1e-12",
+]  # weights stay
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +40,7 @@ def place(tmp_path_factory):
 
 
 def started(*changes: str, start: Path | str = "runs/tiny"):
-    return small("data.corpus=other", f"start={start}", *changes)
+    return small("data.corpus=other", f"init_from={start}", *changes)
 
 
 @pytest.mark.parametrize("kind", ["best", "averaged"])
@@ -54,7 +58,7 @@ def test_the_first_weights_are_those_of_the_start_and_so_are_the_subwords(here, 
     torch.testing.assert_close(weights(tmp_path / "run/best.safetensors"), held)
     assert Subwords.load(tmp_path / "run/subwords.json") == Subwords.load(base / "subwords.json")
     assert said[-1].endswith(f"\nstarts from the {kind} weights of {base}, with its subwords")
-    assert json.loads((tmp_path / "run/environment.json").read_text())["start"] == {
+    assert json.loads((tmp_path / "run/environment.json").read_text())["init_from"] == {
         "folder": str(base),
         "weights": kind,
         "weights_fingerprint": checkpoint.fingerprint(held),
@@ -87,16 +91,16 @@ def test_a_resumed_run_does_not_ask_for_its_start_again(here, tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("changes", "fault"),
     [
-        (["encoder.width=16"], r"runs/tiny holds a model of other settings \(encoder.width: 8 -> "
-         r"16\); set them as it has them, or start from another run"),
+        (["encoder.embedding_dim=16"], r"runs/tiny holds a model of other settings "
+         r"\(encoder.embedding_dim: 8 -> 16\); set them as it has them, or start from another run"),
         (["encoder.heads=1"], r"\(encoder.heads: 2 -> 1\)"),  # of the same shapes
         (["layer.name=tied"], r"layer.name: 'deep-residual' -> 'tied'"),
         (["layer.activation=tanh"], r"\(layer.activation: 'sigmoid' -> 'tanh'\)"),
         (["subwords.size=270"], r"\(subwords.size: 262 -> 270\)"),
-        (["start=runs/nowhere"], "start: runs/nowhere: holds no run"),
-        (["start=pairs"], "start: pairs: holds no run"),
-        (["start=runs/young"], "start: runs/young has no best weights; train it up to its first"),
-        (["start=words/runs/tiny"], "start: words/runs/tiny holds a language model, and a "
+        (["init_from=runs/nowhere"], "init_from: runs/nowhere: holds no run"),
+        (["init_from=pairs"], "init_from: pairs: holds no run"),
+        (["init_from=runs/young"], "init_from: runs/young has no best weights"),
+        (["init_from=words/runs/tiny"], "init_from: words/runs/tiny holds a language model, and a "
          "translator starts from a translator's run"),
     ],
 )  # fmt: skip
@@ -143,5 +147,5 @@ def test_clusters_stay_those_that_the_weights_were_trained_for(here, tmp_path):
 
 def test_finetuning_a_translator_names_the_way_by_a_start(here):
     with pytest.raises(SettingsError, match=r"drill train runs/tiny/recipe.toml --name \S+ --set "
-                       r"start=runs/tiny --set data.corpus=\S+$"):  # fmt: skip
+                       r"init_from=runs/tiny --set data.corpus=\S+$"):  # fmt: skip
         finetuning("runs/tiny")

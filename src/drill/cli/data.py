@@ -98,7 +98,7 @@ def data(
         str | None,
         typer.Argument(metavar="CORPUS", help="A name, a folder or a file; none lists the names."),
     ] = None,
-    minimum_count: Annotated[int, typer.Option(min=1, help="Rarer words are <unk>.")] = 1,
+    min_count: Annotated[int, typer.Option(min=1, help="Rarer words are <unk>.")] = 1,
     source: Annotated[
         str | None, typer.Option(help="Of a folder of pairs: its language; by file names.")
     ] = None,
@@ -130,8 +130,8 @@ def data(
             f"--source and --target: {corpus} is no folder of pairs; leave them out"
         )
     if corpus in PARALLEL_NAMES or pairs is not None:
-        if minimum_count > 1:
-            raise SettingsError(f"--minimum-count: {corpus} is cut into subwords; leave it out")
+        if min_count > 1:
+            raise SettingsError(f"--min-count: {corpus} is cut into subwords; leave it out")
         first, second = pairs or DEFAULT
         text = read_parallel_corpus(corpus, source=first, target=second)
         of = f"{first} to {second}, " if pairs else ""
@@ -146,19 +146,19 @@ def data(
     from drill.training.summary import share_of_unknown
 
     with Counter("download") as progress:
-        found, vocabulary = read_corpus(corpus, minimum_count=minimum_count, progress=progress)
+        found, vocabulary = read_corpus(corpus, min_count=min_count, progress=progress)
         ids = found.encode(vocabulary)
     counts = "  ".join(f"{name} {len(getattr(ids, name)):,}" for name in ("train", "valid", "test"))
     shown.print(f"{found.name}: {len(vocabulary):,} words; tokens {counts}", soft_wrap=True)
     if found.closed:
         return
-    demo = recipe(DEMO).data["minimum_count"]
+    demo = recipe(DEMO).data["min_count"]
     shown.print(
-        f"counted with --minimum-count {minimum_count}; `drill train` takes the recipe's "
-        f"data.minimum_count, {demo} in {DEMO}",
+        f"counted with --min-count {min_count}; `drill train` takes the recipe's "
+        f"data.min_count, {demo} in {DEMO}",
         soft_wrap=True,
     )
-    remark = share_of_unknown(found, vocabulary, ids, minimum_count)
+    remark = share_of_unknown(found, vocabulary, ids, min_count)
     if remark is not None:
         shown.print(remark, soft_wrap=True)
 

@@ -153,7 +153,7 @@ def _comparison(trained: dict[str, "Run"], text: "TextBands") -> "Table":
     table.add_section()
     label = f"loss without {' and '.join(text.left_out)} ({sums[0][1]:,} tokens)"
     add_losses(label, [loss / count for loss, count in sums])
-    rarest = int(trained[RECIPES[0]].settings.data.get("minimum_count", 1))
+    rarest = int(trained[RECIPES[0]].settings.data.get("min_count", 1))
     for i, band in enumerate(text.losses[RECIPES[0]]):
         if band.tokens:
             values = [each[i].mean_loss for each in text.losses.values()]

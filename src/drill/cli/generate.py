@@ -165,7 +165,7 @@ def note_if_unk_is_untrained(vocabulary: "Vocabulary") -> None:
     if vocabulary.counts[vocabulary.ids[UNK]] == 0:
         note(
             f"{UNK} does not occur in the training text, so its probability is untrained and means "
-            "nothing; train with a larger data.minimum_count"
+            "nothing; train with a larger data.min_count"
         )
 
 

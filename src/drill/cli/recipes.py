@@ -30,7 +30,7 @@ IN_WORDS = {CPU: "a CPU is enough", GPU: "for an NVIDIA GPU"}
 
 @dataclass(frozen=True)
 class Listed:
-    """A recipe in the list; ``updates`` or ``max_minutes`` end it before its epochs."""
+    """A recipe in the list; ``max_steps`` or ``max_minutes`` end it before its epochs."""
 
     name: str
     about: str
@@ -39,7 +39,7 @@ class Listed:
     layer: str
     device: str
     epochs: int
-    updates: int | None
+    max_steps: int | None
     max_minutes: float | None
     measured: Measured | None
 
@@ -83,14 +83,14 @@ def _listed(name: str) -> Listed:
         layer,
         CORPUS_DEVICES[corpus],
         training["epochs"],
-        training.get("updates"),
+        training.get("max_steps"),
         training.get("max_minutes"),
         measured().get(name),
     )
 
 
 def _wrapped(each: Listed, width: int) -> str:
-    number, what = (each.epochs, "epoch") if each.updates is None else (each.updates, "update")
+    number, what = (each.epochs, "epoch") if each.max_steps is None else (each.max_steps, "update")
     facts = f"{each.layer}, {number:,} {what}{'' if number == 1 else 's'}"
     if each.max_minutes is not None:
         facts = f"{each.layer}, {each.max_minutes:g} minutes"

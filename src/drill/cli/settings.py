@@ -78,14 +78,14 @@ def _signatures(settings: "Settings") -> dict[str, tuple[Callable[..., Any], dic
     from drill.models.transformer.transformer import Transformer
     from drill.training.optim import OPTIMIZERS
     from drill.training.options import LanguageModelOptions, TranslationOptions
-    from drill.training.settings import OVER, TRANSLATION
+    from drill.training.settings import INNER, TRANSLATION
 
     def one_of(choices: Any) -> dict[str, str]:
-        return {"name": f"one of {', '.join(choices)}", "width": "a whole number"}
+        return {"name": f"one of {', '.join(choices)}", "embedding_dim": "a whole number"}
 
     layer = {"layer": settings.layer}
-    if OVER in settings.layer:
-        layer[f"layer.{OVER}"] = settings.layer[OVER]
+    if INNER in settings.layer:
+        layer[f"layer.{INNER}"] = settings.layer[INNER]
     layers = {key: (LAYERS[table["name"]], one_of(LAYERS)) for key, table in layer.items()}
     optimizer = {"optimizer": (OPTIMIZERS[settings.optimizer["name"]], one_of(OPTIMIZERS))}
     if settings.task == TRANSLATION:

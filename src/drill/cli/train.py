@@ -151,7 +151,7 @@ def finetune(
     _check_name(name)
     settings = finetuning(run)
     if change:
-        tables = {"recipe": settings.recipe, "start": settings.start, **settings.tables()}
+        tables = {"recipe": settings.recipe, "init_from": settings.init_from, **settings.tables()}
         settings = resolved(changed(tables, change))
     run = Path(os.path.abspath(run))  # `.` has neither a name nor a parent
     folder = run.parent / (name or f"{run.name}-finetune")
@@ -258,7 +258,7 @@ def _print_outcome(outcome: "Outcome", folder: Path) -> None:
 
 
 def _out_of_time(epoch: int, training: Mapping[str, Any]) -> str:
-    updates = training.get("updates")  # of translators; they end before their epochs
+    updates = training.get("max_steps")  # of translators; they end before their epochs
     end = f" of {training['epochs']}" if updates is None else f", before update {updates:,}"
     return (
         f"ended by training.max_minutes in epoch {epoch}{end}; set a larger training.max_minutes "

@@ -66,7 +66,7 @@ def check_adversarial(adversarial: float, layer: OutputLayer) -> None:
 
 def _model(settings: Settings, words: int, counts: Callable[[], list[int]]) -> LanguageModel:
     encoder = dict(settings.encoder)
-    kind, width = ENCODERS[encoder.pop(NAME)], encoder.pop("width")
+    kind, width = ENCODERS[encoder.pop(NAME)], encoder.pop("embedding_dim")
     try:
         embedding = nn.Embedding(words, width)
         built = kind(embedding, **encoder)

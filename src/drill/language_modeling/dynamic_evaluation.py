@@ -43,7 +43,7 @@ def dynamic_perplexity(
     epsilon: float = 2e-5,
     bptt: int = 5,
     limit: int | None = None,
-    capture: bool = True,
+    cuda_graphs: bool = True,
     progress: Progress | None = None,
 ) -> Perplexity:
     """The perplexity of ``ids`` (N,), read in one column by a model that learns as it reads.
@@ -56,7 +56,7 @@ def dynamic_perplexity(
     epsilon  bounds the steps of parameters that rarely have a gradient
     bptt     tokens between two steps; scale lr and lamb with it
     limit    predict the first ``limit`` tokens only
-    capture  replay CUDA graphs where there is a GPU and the layer allows it
+    cuda_graphs  replay CUDA graphs where there is a GPU and the layer allows it
     """
     check_dynamic_settings(lr, lamb, epsilon)
     data = one_column("dynamic_perplexity", model, ids, limit)
@@ -76,7 +76,7 @@ def dynamic_perplexity(
         torch._foreach_lerp_(parameters, start, pull)
         torch._foreach_addcmul_(parameters, grads, step, value=-1.0)
 
-    read = GradientReader(model, parameters, data, adapt, capture=capture)
+    read = GradientReader(model, parameters, data, adapt, cuda_graphs=cuda_graphs)
     try:
         with model.without_dropout(), torch.enable_grad():
             for number, segment in enumerate(segments, start=1):
@@ -102,7 +102,7 @@ def dynamic_search(
     epsilon: float = 2e-5,
     bptt: int = 5,
     limit: int | None = 30_000,
-    capture: bool = True,
+    cuda_graphs: bool = True,
     file: Path | str | None = None,
     progress: Progress | None = None,
     report: Callable[[Cell], None] | None = None,
@@ -139,7 +139,7 @@ def dynamic_search(
             lamb=settings["lamb"],
             epsilon=epsilon,
             bptt=bptt,
-            capture=capture,
+            cuda_graphs=cuda_graphs,
             progress=progress,
         )
 

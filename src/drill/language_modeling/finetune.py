@@ -28,7 +28,7 @@ def finetuning(run: Path | str) -> Settings:
         raise SettingsError(
             f"{folder.path}: holds a translator, and finetuning is for language models; go on with "
             f"it by a larger training.epochs, or on another text by drill train {folder.recipe} "
-            f"--name NAME --set start={folder.path} --set data.corpus=FOLDER"
+            f"--name NAME --set init_from={folder.path} --set data.corpus=FOLDER"
         )
     if settings.optimizer[NAME] == "adamw":
         raise SettingsError(
@@ -40,10 +40,10 @@ def finetuning(run: Path | str) -> Settings:
 
 def finetuned(settings: Settings, start: str) -> Settings:
     """From the settings of a run in the folder ``start`` to those of its finetuning."""
-    kept = {key: settings.optimizer[key] for key in ("lr", "weight_decay", "clip")}
+    kept = {key: settings.optimizer[key] for key in ("lr", "weight_decay", "max_grad_norm")}
     return Settings(
         recipe=f"{settings.recipe}-finetune",
-        start=start,
+        init_from=start,
         data=settings.data,
         encoder=settings.encoder,
         layer=settings.layer,
@@ -54,6 +54,6 @@ def finetuned(settings: Settings, start: str) -> Settings:
             "length_cap": settings.training["bptt"] + FINETUNE_LENGTH_ROOM,
             "max_minutes": None,  # the run it starts from may have had a limit of its own
             "patience": 5,
-            "baseline": True,
+            "validate_first": True,
         },
     )

@@ -112,7 +112,7 @@ def gradient_statistics(
     *,
     batch_size: int = COLUMNS,
     bptt: int = 5,
-    capture: bool = True,
+    cuda_graphs: bool = True,
     progress: Progress | None = None,
     file: Path | str | None = None,
 ) -> Statistics:
@@ -120,7 +120,7 @@ def gradient_statistics(
 
     With ``file`` they are kept there, and read from there where they are of the same weights, text,
     ``batch_size``, ``bptt`` and precision. Parameters that are not trained have no statistics.
-    ``capture`` replays CUDA graphs where there is a GPU and the layer allows it.
+    ``cuda_graphs`` replays CUDA graphs where there is a GPU and the layer allows it.
     """
     data = laid_out("gradient_statistics", model, ids, batch_size)
     segments = list(evaluation_segments(len(data), bptt))
@@ -136,7 +136,7 @@ def gradient_statistics(
     def add(_: Tensor, grads: list[Tensor], length: int) -> None:
         torch._foreach_addcmul_(squares, grads, grads)
 
-    read = GradientReader(model, list(parameters.values()), data, add, capture=capture)
+    read = GradientReader(model, list(parameters.values()), data, add, cuda_graphs=cuda_graphs)
     with model.without_dropout(), torch.enable_grad():
         for segment in segments:
             read(segment)
@@ -190,8 +190,8 @@ class GradientReader:
     """Reads segment after segment, and hands the gradients of each to ``use``.
 
     The state is carried, ``.grad`` of the parameters stays as it is. On a GPU all of it is
-    replayed as CUDA graphs, one for every length, unless ``capture`` is False or the sizes inside
-    the layer depend on the targets. Meanwhile parameters keep their places and modules their modes.
+    replayed as CUDA graphs, one for every length, unless ``cuda_graphs`` is False or sizes in the
+    layer depend on the targets. Meanwhile parameters keep their places and modules their modes.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class GradientReader:
         data: Tensor,
         use: Use,
         *,
-        capture: bool = True,
+        cuda_graphs: bool = True,
     ) -> None:
         self.model, self.parameters, self.data, self.use = model, parameters, data, use
         start = model.initial_state(data.shape[1])
@@ -209,8 +209,8 @@ class GradientReader:
         self.ids = data.new_empty((0, data.shape[1]))
         whole = isinstance(model.layer, MatrixLayer | MixtureOfSoftmaxes)
         self.graphs: GraphRecorder | None = None
-        if capture and whole and data.is_cuda:
-            self.graphs = GraphRecorder(data.device, instead="pass capture=False")
+        if cuda_graphs and whole and data.is_cuda:
+            self.graphs = GraphRecorder(data.device, instead="pass cuda_graphs=False")
         self.replays: dict[int, Callable[[], None] | None] = {}
 
     def __call__(self, segment: Segment) -> None:
@@ -233,7 +233,7 @@ class GradientReader:
     def _read(self, length: int) -> None:
         inputs, targets = self.ids[:length], self.ids[1 : length + 1]
         loss = self.model.loss(
-            inputs, targets, self.state, activation=0.0, slowness=0.0, check=False
+            inputs, targets, self.state, ar_weight=0.0, tar_weight=0.0, check=False
         )
         # A layer may have parameters that no token of a segment reaches: their gradient is zero.
         grads = torch.autograd.grad(loss.total, self.parameters, materialize_grads=True)

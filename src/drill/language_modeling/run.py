@@ -150,20 +150,20 @@ def train_language_model(
         )
     torch.manual_seed(settings.training["seed"])
     model = language_model(settings, vocabulary, device)
-    if settings.start is not None and not run.last.exists():
-        start = RunFolder(settings.start)
+    if settings.init_from is not None and not run.last.exists():
+        start = RunFolder(settings.init_from)
         if vocabulary_of(start) != vocabulary:
             raise DataError(f"{start.path}: was trained with another vocabulary; start elsewhere")
         load_into(model, start.best)
-    trains_by = optimizer(settings)
+    optimizer = optimizer(settings)
     if processes.first and not leave_ended(run, settings):
         vocabulary.save(run.vocabulary)
-        found = _ways(settings, model, trains_by, processes)
+        found = _ways(settings, model, optimizer, processes)
         keep_environment(run, settings, model, device, processes, found)
         run.write_text(run.recipe, settings.to_toml())
     if on_start is not None:
         size = f"{len(ids.train):,} tokens, {len(vocabulary):,} words"
-        cut_off = (settings.data["minimum_count"], settings.data["maximum_size"])
+        cut_off = (settings.data["min_count"], settings.data["max_vocab_size"])
         remarks = (
             share_of_unknown(text, vocabulary, ids, *cut_off),
             few_updates(settings, len(ids.train)),
@@ -173,7 +173,7 @@ def train_language_model(
         model,
         ids,
         run,
-        trains_by,
+        optimizer,
         LanguageModelOptions(**settings.training),
         world=processes,
         progress=progress,
@@ -186,13 +186,13 @@ def train_language_model(
 
 
 def _ways(
-    settings: Settings, model: LanguageModel, trains_by: ScheduledOptimizer, processes: World
+    settings: Settings, model: LanguageModel, optimizer: ScheduledOptimizer, processes: World
 ) -> list[str]:
     """Which kernels are used and how steps are made, and why."""
     given = settings.training
-    trains_by.setup(model.named_parameters())  # what it can do depends on what it changes
+    optimizer.setup(model.named_parameters())  # what it can do depends on what it changes
     obstacle = capture_blocker(
-        model, trains_by, given["capture"], processes.size, given["micro_batch"]
+        model, optimizer, given["cuda_graphs"], processes.size, given["micro_batch"]
     )
     batch = processes.own_columns(given["batch_size"])
     device = next(model.parameters()).device

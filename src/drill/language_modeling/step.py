@@ -88,7 +88,7 @@ class RecordedSteps(Steps):
     ) -> None:
         super().__init__(trained, data, optimizer, **settings)
         self.model = trained
-        self.graphs = graphs or GraphRecorder(data.device, instead="set training.capture=false")
+        self.graphs = graphs or GraphRecorder(data.device, instead="set training.cuda_graphs=false")
         self.ids = data.new_empty((0, data.shape[1]))  # (longest + 1, B)
         self.hidden: State | None = None
         self.parameters = list(trained.parameters())
@@ -161,13 +161,13 @@ def steps(
     data: Tensor,
     optimizer: ScheduledOptimizer,
     *,
-    capture: bool,
+    cuda_graphs: bool,
     world_size: int,
     micro_batch: int | None,
     **settings: Any,
 ) -> Steps:
     """Replayed steps where that is wanted and possible, else launched ones; the log says why."""
-    obstacle = capture_blocker(model, optimizer, capture, world_size, micro_batch)
+    obstacle = capture_blocker(model, optimizer, cuda_graphs, world_size, micro_batch)
     if data.is_cuda:
         size = data.shape[1], settings["bptt"]
         found = kernel_summary(model, obstacle, *size, settings.get("autocast"))
@@ -194,13 +194,13 @@ def kernel_summary(
 def capture_blocker(
     model: LanguageModel,
     optimizer: ScheduledOptimizer,
-    capture: bool,
+    cuda_graphs: bool,
     world_size: int,
     micro_batch: int | None,
 ) -> str | None:
     """Why steps of this kind are launched one by one; None where they can be replayed."""
     device = next(model.parameters()).device
-    if not capture:
+    if not cuda_graphs:
         return "asked for"
     if device.type != "cuda":
         return f"CUDA graphs need an NVIDIA GPU, not {device.type}"

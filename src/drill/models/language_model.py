@@ -51,13 +51,13 @@ class LanguageModel(nn.Module):
         targets: Tensor,  # (T, B)
         state: State | None = None,
         *,
-        activation: float = 2.0,
-        slowness: float = 1.0,
+        ar_weight: float = 2.0,
+        tar_weight: float = 1.0,
         adversarial: float = 0.0,
         state_reset: float = 0.0,
         **options: Any,
     ) -> Loss:
-        """nll + activation * mean(output^2) + slowness * mean((raw[t+1] - raw[t])^2).
+        """nll + ar_weight * mean(output^2) + tar_weight * mean((raw[t+1] - raw[t])^2).
 
         The first regulariser keeps the dropped output of the encoder small, the second lets the
         undropped one change slowly. Both are means over all elements of the last layer.
@@ -75,10 +75,10 @@ class LanguageModel(nn.Module):
         else:
             tokens = self.layer.adversarial_nll(encoded.output, targets, adversarial, **options)
             nll, total = (each.mean() for each in tokens)
-        if activation != 0.0:
-            total = total + activation * _mean_square(encoded.output)
-        if slowness != 0.0 and encoded.raw.shape[0] > 1:  # one step has no change, not a NaN one
-            total = total + slowness * _mean_square(encoded.raw[1:] - encoded.raw[:-1])
+        if ar_weight != 0.0:
+            total = total + ar_weight * _mean_square(encoded.output)
+        if tar_weight != 0.0 and encoded.raw.shape[0] > 1:  # one step has no change, not a NaN one
+            total = total + tar_weight * _mean_square(encoded.raw[1:] - encoded.raw[:-1])
         return Loss(total, nll.detach(), self.encoder.detach(encoded.state))
 
     def _reset(self, state: State | None, batch: int, probability: float) -> State:

@@ -44,7 +44,7 @@ def layer_name(table: Any) -> str | None:
         return None
     sizes = (table.get(key) for key in ("depth", "experts", "samples"))
     parts = [name, *(str(size) for size in sizes if type(size) is int)]
-    inner = layer_name(table.get("over"))
+    inner = layer_name(table.get("inner"))
     return " ".join(parts if inner is None else [*parts, "x", inner])
 
 

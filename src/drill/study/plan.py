@@ -37,7 +37,7 @@ OF_TRANSLATORS = (TRAIN, BLEU)
 STAGES = (*OF_LANGUAGE_MODELS, BLEU)
 EVALUATION = (DYNAMIC, CACHE, BLEU)
 
-RUN_TIME = ("training.capture", "encoder.impl", "layer.impl", "layer.over.impl")
+RUN_TIME = ("training.cuda_graphs", "encoder.impl", "layer.impl", "layer.inner.impl")
 """Settings that select kernels: results are the same up to rounding."""
 
 OF_BOTH = ("name", "seeds", "stages", "set", "finetune_set")
@@ -126,7 +126,7 @@ def settings_of(row: PlanRow, seed: int, stage: str = TRAIN) -> Settings:
     if stage == TRAIN:
         return settings
     tuned = finetuned(settings, row.run(seed, TRAIN))
-    tables = {"recipe": tuned.recipe, "start": tuned.start, **tuned.tables()}
+    tables = {"recipe": tuned.recipe, "init_from": tuned.init_from, **tuned.tables()}
     return resolved(changed(tables, row.finetune_changes))
 
 

@@ -10,7 +10,7 @@ from drill.errors import SettingsError
 from drill.layers import LAYERS, OutputLayer
 from drill.recipes.reader import NAME
 from drill.training.optim import OPTIMIZERS, ScheduledOptimizer
-from drill.training.settings import OVER, Settings, wraps
+from drill.training.settings import INNER, Settings, wraps
 
 
 def output_layer(
@@ -20,7 +20,7 @@ def output_layer(
     counts: Callable[[], list[int]],
 ) -> OutputLayer:
     """The layer that a table describes; ``counts`` of labels are asked for where it needs them."""
-    options = {key: value for key, value in table.items() if key not in (NAME, OVER)}
+    options = {key: value for key, value in table.items() if key not in (NAME, INNER)}
     kind: Any = LAYERS[table[NAME]]
     takes = inspect.signature(kind).parameters
     if options.get("hidden_size", hidden_size) is None:
@@ -31,7 +31,7 @@ def output_layer(
         return kind(embedding, **options)
     # A mixture projects what the encoder gives; others hand it on as it is.
     inner = embedding.embedding_dim if "hidden_size" in takes else hidden_size
-    return kind(output_layer(table[OVER], embedding, inner, counts), **options)
+    return kind(output_layer(table[INNER], embedding, inner, counts), **options)
 
 
 def optimizer(settings: Settings) -> ScheduledOptimizer:

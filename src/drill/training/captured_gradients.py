@@ -17,7 +17,7 @@ from drill.training.cuda_graphs import GraphCache, GraphRecorder
 WHEN_FULL = (
     "batches of %d shapes are replayed as CUDA graphs, which is the most: those of further shapes "
     "are launched one by one, more slowly; give batches fewer shapes, of a translator by a larger "
-    "training.pad_to"
+    "training.pad_to_multiple_of"
 )
 
 
@@ -57,7 +57,7 @@ class CapturedGradients:
     def __call__(self, *inputs: Tensor) -> Tensor:
         """The loss of these inputs, without a graph of its own."""
         if self._graphs is None:
-            instead = "set training.capture=false, or call loss(...).backward() itself"
+            instead = "set training.cuda_graphs=false, or call loss(...).backward() itself"
             self._graphs = GraphRecorder(inputs[0].device, instead=instead)
         self.cache.check()
         gone = self._attach()

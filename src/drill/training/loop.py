@@ -130,7 +130,7 @@ def fit(
         watch = _watch(speed, progress, shutdown)
 
         # validate the initial weights
-        if options.baseline and state.step == 0 and state.best is None:
+        if options.validate_first and state.step == 0 and state.best is None:
             state.epoch = 0
             try:
                 row = _validate(task, optimizer, world, watch)
@@ -188,7 +188,7 @@ def fit(
 
             # save if due; stop?
             stop = world.any(shutdown.requested)
-            save_due = world.any(time.monotonic() - saved >= options.save_every)
+            save_due = world.any(time.monotonic() - saved >= options.checkpoint_seconds)
             if stop or save_due:
                 check_damaged(state, model, optimizer, run)
                 state.tick_training()

@@ -17,10 +17,10 @@ class TrainingOptions:
     max_minutes: float | None = None  # of training and validation, summed over resumes
     seed: int
     precision: Precision = "tf32"  # float32, tf32, bfloat16 (autocast) or auto
-    capture: bool = True  # replay steps as CUDA graphs where the model allows it
+    cuda_graphs: bool = True  # replay steps as CUDA graphs where the model allows it
     patience: int | None = None  # stop after a validation worse than the best before the last ones
-    baseline: bool = False  # validate first: only better weights replace the initial ones
-    save_every: float = 120.0  # seconds between checkpoints
+    validate_first: bool = False  # validate first: only better weights replace the initial ones
+    checkpoint_seconds: float = 120.0  # seconds between checkpoints
 
     def __post_init__(self) -> None:
         self._check_counts("epochs")
@@ -29,8 +29,10 @@ class TrainingOptions:
             raise ValueError(f"max_minutes is a positive number, not {self.max_minutes}")
         if self.patience is not None and self.patience < 0:
             raise ValueError(f"patience is at least 0, not {self.patience}")
-        if not self.save_every >= 0.0:
-            raise ValueError(f"save_every is at least 0 seconds, not {self.save_every}")
+        if not self.checkpoint_seconds >= 0.0:
+            raise ValueError(
+                f"checkpoint_seconds is at least 0 seconds, not {self.checkpoint_seconds}"
+            )
 
     def _check_counts(self, *names: str) -> None:
         for name in names:
@@ -61,8 +63,8 @@ class LanguageModelOptions(TrainingOptions):
     length_seed: int | None = None  # of the random segment lengths; None takes seed
     length_cap: int | None = None  # the longest segment
     partial_shuffle: bool = False  # rotate each column by a random offset, new in every epoch
-    activation: float = 2.0  # weight of mean(output^2)
-    slowness: float = 1.0  # weight of mean((raw[t+1] - raw[t])^2)
+    ar_weight: float = 2.0  # weight of mean(output^2)
+    tar_weight: float = 1.0  # weight of mean((raw[t+1] - raw[t])^2)
     adversarial: float = 0.0  # lower the logits of targets by epsilon * |w_y| * |h| in training
     state_reset: float = 0.0  # probability that a column starts a segment from the initial state
     micro_batch: int | None = None  # columns at a time, gradients summed; None takes all at once
@@ -82,23 +84,31 @@ class TranslationOptions(TrainingOptions):
     """``[training]`` of a translator."""
 
     epochs: int = 30
-    updates: int | None = None  # a third limit
+    max_steps: int | None = None  # a third limit
     seed: int = 1
     max_tokens: int = 4096  # of a batch on either side, with padding; also for validation
-    accumulate: int = 1  # batches per update, over all processes
+    gradient_accumulation_steps: int = 1  # batches per update, over all processes
     label_smoothing: float = 0.1  # of the training loss only
-    pad_to: int = 1  # pad lengths to multiples: fewer shapes, more padding
+    pad_to_multiple_of: int = 1  # pad lengths to multiples: fewer shapes, more padding
     compile: bool = False  # the Transformer by torch.compile
     validate_every: int | None = None  # updates; the end of an epoch is always validated
     bleu_every: int | None = None  # validations between two that also translate for BLEU
-    average: int = 1  # at the end, try the mean of the weights of so many last validations
+    average_checkpoints: int = (
+        1  # at the end, try the mean of the weights of so many last validations
+    )
     beam: int = 4  # of all translations that are scored
     length_penalty: float = 0.6
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_counts("updates", "max_tokens", "accumulate", "pad_to", "validate_every")
-        self._check_counts("bleu_every", "average", "beam")
+        self._check_counts(
+            "max_steps",
+            "max_tokens",
+            "gradient_accumulation_steps",
+            "pad_to_multiple_of",
+            "validate_every",
+        )
+        self._check_counts("bleu_every", "average_checkpoints", "beam")
         self._check_shares("label_smoothing")
         if not math.isfinite(self.length_penalty):
             raise ValueError(f"length_penalty is a finite number, not {self.length_penalty}")

@@ -13,8 +13,28 @@ from drill.recipes.reader import NAME, Table, nearest
 
 NONE = "none"
 
-RENAMED = {"layer.encoder": "layer.impl", "layer.over.encoder": "layer.over.impl"}
-"""Settings of older versions and what they are called now."""
+RENAMED = {
+    "start": "init_from",
+    "data.maximum_size": "data.max_vocab_size",
+    "data.minimum_count": "data.min_count",
+    "encoder.width": "encoder.embedding_dim",
+    "layer.encoder": "layer.impl",
+    "layer.inner.encoder": "layer.inner.impl",
+    "layer.over": "layer.inner",
+    "optimizer.clip": "optimizer.max_grad_norm",
+    "optimizer.epsilon": "optimizer.eps",
+    "subwords.minimum_count": "subwords.min_count",
+    "training.accumulate": "training.gradient_accumulation_steps",
+    "training.activation": "training.ar_weight",
+    "training.average": "training.average_checkpoints",
+    "training.baseline": "training.validate_first",
+    "training.capture": "training.cuda_graphs",
+    "training.pad_to": "training.pad_to_multiple_of",
+    "training.save_every": "training.checkpoint_seconds",
+    "training.slowness": "training.tar_weight",
+    "training.updates": "training.max_steps",
+}
+"""Settings of older versions and what they are called now. A recipe with an old one is an error."""
 
 # What a run gives by itself, and what no TOML can hold.
 NOT_SET = {
@@ -75,6 +95,15 @@ def with_defaults(
         wants_float = float in _alternatives(parameter.annotation)
         filled[key] = float(value) if wants_float and type(value) is int else value
     return filled
+
+
+def with_new_names(tables: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """Settings of an older version, as a ledger holds them, under the names of this one."""
+    found = {}
+    for key, value in tables.items():
+        name = RENAMED.get(where + key, where + key).removeprefix(where)
+        found[name] = with_new_names(value, f"{where}{name}.") if type(value) is dict else value
+    return found
 
 
 def _elsewhere(

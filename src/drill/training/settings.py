@@ -31,23 +31,23 @@ from drill.recipes.reader import (
 )
 from drill.training.optim import OPTIMIZERS
 from drill.training.options import LanguageModelOptions, TranslationOptions
-from drill.training.schema import NONE, fits_kind, in_words, with_defaults, with_name
+from drill.training.schema import NONE, RENAMED, fits_kind, in_words, with_defaults, with_name
 
-OVER = "over"  # the layer that a wrapping layer wraps
-START = "start"  # a run whose best weights are the first ones
+INNER = "inner"  # the layer that a wrapping layer wraps
+INIT_FROM = "init_from"  # a run whose best weights are the first ones
 TASK = "task"
-ABOVE_TABLES = ("recipe", START, TASK)
+ABOVE_TABLES = ("recipe", INIT_FROM, TASK)
 LANGUAGE_MODEL, TRANSLATION = "language-model", "translation"
 
 MAY_CHANGE = (  # while a run goes on
     "training.epochs",
-    "training.updates",
+    "training.max_steps",
     "training.max_minutes",
-    "training.save_every",
-    "training.capture",
+    "training.checkpoint_seconds",
+    "training.cuda_graphs",
     "encoder.impl",  # by which kernels, which is the same up to rounding
     "layer.impl",
-    "layer.over.impl",
+    "layer.inner.impl",
 )
 
 
@@ -61,7 +61,7 @@ class Settings:
     layer: Table
     optimizer: Table
     training: Table
-    start: str | None = None
+    init_from: str | None = None
     task: str = LANGUAGE_MODEL
     filters: Table = field(default_factory=dict)  # this and the next of translation alone
     subwords: Table = field(default_factory=dict)
@@ -76,8 +76,8 @@ class Settings:
         head = [f"recipe = {_written(self.recipe)}"]
         if self.task != LANGUAGE_MODEL:
             head.append(f"{TASK} = {_written(self.task)}")
-        if self.start is not None:
-            head.append(f"{START} = {_written(self.start)}")
+        if self.init_from is not None:
+            head.append(f"{INIT_FROM} = {_written(self.init_from)}")
         parts = [_table(name, table) for name, table in self.tables().items()]
         return "\n".join([*head, "", *parts])
 
@@ -92,8 +92,8 @@ class Settings:
     def differences(self, other: "Settings") -> list[str]:
         """``key: mine -> theirs`` for all that two runs may not differ in."""
         mine, theirs = _flat(self.tables()), _flat(other.tables())
-        mine |= {START: self.start, TASK: self.task}
-        theirs |= {START: other.start, TASK: other.task}
+        mine |= {INIT_FROM: self.init_from, TASK: self.task}
+        theirs |= {INIT_FROM: other.init_from, TASK: other.task}
         return [
             f"{key}: {mine.get(key)!r} -> {theirs.get(key)!r}"
             for key in sorted(mine.keys() | theirs.keys())
@@ -137,12 +137,18 @@ def resolved(tables: Mapping[str, Any]) -> Settings:
         if key not in (*checks, *ABOVE_TABLES):
             inside = [] if isinstance(value, dict) else _meant(key, tables, checks)
             mean = f"; did you mean {' or '.join(inside)}?" if inside else nearest(key, [*checks])
+            mean = f"; it is now {RENAMED[key]}" if key in RENAMED else mean
             raise SettingsError(f"{key}: is no table of a recipe{mean}")
-    for key, meaning in (("recipe", "the name of these settings"), (START, "the folder of a run")):
+    for key, meaning in (
+        ("recipe", "the name of these settings"),
+        (INIT_FROM, "the folder of a run"),
+    ):
         if not isinstance(tables.get(key), str | None):
             raise SettingsError(f"{key}: is {meaning}, a text, not {tables[key]!r}")
     checked: dict[str, Any] = {name: check(tables.get(name, {})) for name, check in checks.items()}
-    return Settings(tables.get("recipe") or "own", start=tables.get(START), task=task, **checked)
+    return Settings(
+        tables.get("recipe") or "own", init_from=tables.get(INIT_FROM), task=task, **checked
+    )
 
 
 def _meant(
@@ -165,7 +171,7 @@ def does_not_run(settings: Settings, error: ValueError) -> SettingsError:
     """Of kernels that a recipe names and this machine does not have."""
     key = "encoder.impl"
     if str(error).startswith("DeepResidual"):  # of the output layer, or of the one that it wraps
-        key = f"layer.{OVER}.impl" if OVER in settings.layer else "layer.impl"
+        key = f"layer.{INNER}.impl" if INNER in settings.layer else "layer.impl"
     return SettingsError(f"the recipe {settings.recipe}: {error}: --set {key}=auto")
 
 
@@ -174,7 +180,7 @@ def makes_no_model(settings: Settings, error: Exception) -> SettingsError:
     built, _, said = str(error).partition(": ")  # constructors say: DeepResidual: dropout is ...
     key, _, rest = said.partition(" ")
     layer, kinds = settings.layer, {**ENCODERS, **LAYERS, "transformer": Transformer}
-    tables = {"encoder": settings.encoder, "layer": layer, f"layer.{OVER}": layer.get(OVER, {})}
+    tables = {"encoder": settings.encoder, "layer": layer, f"layer.{INNER}": layer.get(INNER, {})}
     for where, table in tables.items():
         own = NAME in table and kinds[table[NAME]].__name__ == built and key in table
         if own and rest.endswith((f"not {table[key]!r}", f"not {table[key]}")):
@@ -190,13 +196,14 @@ def _data(table: Table) -> Table:
 
 
 def _encoder(table: Table) -> Table:
-    table = {"width": 400, **with_name("encoder", table, ENCODERS, "awd-lstm")}
-    if type(table["width"]) is not int or table["width"] < 1:
+    table = {"embedding_dim": 400, **with_name("encoder", table, ENCODERS, "awd-lstm")}
+    if type(table["embedding_dim"]) is not int or table["embedding_dim"] < 1:
         raise SettingsError(
-            f"encoder.width: is a whole number of at least 1, not {table['width']!r}"
+            "encoder.embedding_dim: is a whole number of at least 1, not "
+            f"{table['embedding_dim']!r}"
         )
     kind = ENCODERS[table[NAME]]
-    return with_defaults("encoder", table, kind, also=(NAME, "width"), choices=ENCODERS)
+    return with_defaults("encoder", table, kind, also=(NAME, "embedding_dim"), choices=ENCODERS)
 
 
 def wraps(kind: type[OutputLayer]) -> bool:
@@ -208,21 +215,21 @@ def _layer(table: Table, where: str = "layer") -> Table:
     table = with_name(where, table, LAYERS, "tied")
     kind = LAYERS[table[NAME]]
     if not wraps(kind):
-        if OVER in table:
+        if INNER in table:
             raise SettingsError(
-                f"{where}.{OVER}: {table[NAME]} wraps no other layer; leave it out, or choose "
+                f"{where}.{INNER}: {table[NAME]} wraps no other layer; leave it out, or choose "
                 f"{', '.join(n for n, c in LAYERS.items() if wraps(c))}"
             )
         return with_defaults(where, table, kind, also=(NAME,), choices=LAYERS)
-    inner = table.get(OVER, {})
+    inner = table.get(INNER, {})
     if not isinstance(inner, dict):
-        raise SettingsError(f"{where}.{OVER}: is a table, not {inner!r}; write [{where}.{OVER}]")
-    inner = _layer(inner, f"{where}.{OVER}")
+        raise SettingsError(f"{where}.{INNER}: is a table, not {inner!r}; write [{where}.{INNER}]")
+    inner = _layer(inner, f"{where}.{INNER}")
     if wraps(LAYERS[inner[NAME]]):
         raise SettingsError(
-            f"{where}.{OVER}.{NAME}: {table[NAME]} wraps a layer of one matrix, not {inner[NAME]}"
+            f"{where}.{INNER}.{NAME}: {table[NAME]} wraps a layer of one matrix, not {inner[NAME]}"
         )
-    return {**with_defaults(where, table, kind, also=(NAME, OVER), choices=LAYERS), OVER: inner}
+    return {**with_defaults(where, table, kind, also=(NAME, INNER), choices=LAYERS), INNER: inner}
 
 
 def _optimizer(table: Table, default: str = "nt-asgd") -> Table:
@@ -237,7 +244,7 @@ def _optimizer_of_translators(table: Table) -> Table:
     if filled.get("average_from") is not None:
         raise SettingsError(
             "optimizer.average_from: is for language models; a translator averages the weights of "
-            "its last validations: training.average"
+            "its last validations: training.average_checkpoints"
         )
     return filled
 
@@ -261,12 +268,12 @@ def _transformer(table: Table) -> Table:
             f"encoder.preset: there is no {preset!r}{nearest(str(preset), list(PRESETS))}"
         )
     table = {"shared": True, **asdict(PRESETS[preset]), **table}
-    for key, kind in (("width", int), ("shared", bool)):
+    for key, kind in (("embedding_dim", int), ("shared", bool)):
         if not fits_kind(table[key], kind):
             raise SettingsError(f"encoder.{key}: is {in_words(kind)}, not {table[key]!r}")
-    if table["width"] < 1:
-        raise SettingsError(f"encoder.width: is at least 1, not {table['width']}")
-    return with_defaults("encoder", table, Transformer, also=(NAME, "width", "shared"))
+    if table["embedding_dim"] < 1:
+        raise SettingsError(f"encoder.embedding_dim: is at least 1, not {table['embedding_dim']}")
+    return with_defaults("encoder", table, Transformer, also=(NAME, "embedding_dim", "shared"))
 
 
 TASKS: dict[str, dict[str, Callable[[Table], Table]]] = {

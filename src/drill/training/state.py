@@ -34,7 +34,7 @@ class Limits:
     """When training ends: whichever comes first."""
 
     epochs: int
-    updates: int | None
+    max_steps: int | None
     minutes: float | None
 
     def time_fraction(self, state: "TrainingState") -> float:
@@ -113,7 +113,7 @@ class TrainingState:
     def progress(self) -> float:
         """How much of the run is done, by the limit that comes first."""
         by_epochs = (self.epoch - 1 + self.position / self.epoch_size) / self.limits.epochs
-        by_updates = 0.0 if self.limits.updates is None else self.step / self.limits.updates
+        by_updates = 0.0 if self.limits.max_steps is None else self.step / self.limits.max_steps
         return max(by_epochs, by_updates, self.time_fraction)
 
     def epoch_done(self) -> bool:
@@ -125,7 +125,7 @@ class TrainingState:
 
     def complete(self) -> bool:
         """Whether all epochs or updates are trained, or as many as ``patience`` allows."""
-        updates = self.limits.updates
+        updates = self.limits.max_steps
         enough = updates is not None and self.step >= updates
         return enough or self.epoch > self.limits.epochs or self.stopped()
 

@@ -16,7 +16,7 @@ from drill.training.distributed import World
 from drill.training.precision import resolve_precision
 from drill.training.run.environment import has_ended
 from drill.training.run.folder import RunFolder
-from drill.training.settings import OVER, TRANSLATION, Settings
+from drill.training.settings import INNER, TRANSLATION, Settings
 
 FEW_UPDATES = 100  # below them a model has hardly begun to learn
 
@@ -65,8 +65,8 @@ def share_of_unknown(
     corpus: Corpus,
     vocabulary: Vocabulary,
     ids: Ids,
-    minimum_count: int = 1,
-    maximum_size: int | None = None,
+    min_count: int = 1,
+    max_vocab_size: int | None = None,
 ) -> str | None:
     """A sentence on how much of a text is ``<unk>``, and by which cut-off; None where nothing is.
 
@@ -81,10 +81,10 @@ def share_of_unknown(
     seen = {*corpus.train.split()}
     cut = len(seen - {*vocabulary.words})
     limits = []
-    if minimum_count > 1:
-        limits.append(f"seen fewer than {minimum_count} times (data.minimum_count)")
-    if maximum_size is not None:
-        limits.append(f"beyond the {maximum_size:,} of data.maximum_size")
+    if min_count > 1:
+        limits.append(f"seen fewer than {min_count} times (data.min_count)")
+    if max_vocab_size is not None:
+        limits.append(f"beyond the {max_vocab_size:,} of data.max_vocab_size")
     reasons = ["for words never seen in training"]
     if UNK in seen:
         reasons.insert(0, "where the text itself has it")
@@ -148,11 +148,11 @@ def layer_in_words(table: dict[str, Any]) -> str:
     options = [
         f"{key} {str(value).lower() if isinstance(value, bool) else value}"
         for key, value in table.items()
-        if key not in (NAME, OVER) and value is not None
+        if key not in (NAME, INNER) and value is not None
         if type(value) is int or value != usual[key].default
     ]
     own = table[NAME] + (f" ({', '.join(options)})" if options else "")
-    return f"{own} over {layer_in_words(table[OVER])}" if OVER in table else own
+    return f"{own} over {layer_in_words(table[INNER])}" if INNER in table else own
 
 
 def sizes_by_default(settings: Settings) -> str | None:

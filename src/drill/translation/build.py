@@ -73,7 +73,7 @@ def translator(
     """A fresh model over so many subwords; its numbers follow from torch's seed."""
     options = dict(settings.encoder)
     options.pop(NAME)
-    width, shared = options.pop("width"), options.pop("shared")
+    width, shared = options.pop("embedding_dim"), options.pop("shared")
     try:
         source = nn.Embedding(words, width)
         target = source if shared else nn.Embedding(words, width)
@@ -90,7 +90,7 @@ def rehearse_translation(settings: Settings, processes: World, words: int) -> No
     """Build optimizer and model on the meta device: bad settings fail before a text is read."""
     check_parallel_corpus(*(settings.data[key] for key in ("corpus", "source", "target")))
     optimizer(settings)
-    own_batches(settings.training["accumulate"], processes)
+    own_batches(settings.training["gradient_accumulation_steps"], processes)
     with meta_init():
         model = translator(settings, words, lambda: [1] * words, "meta")
     if isinstance(model.layer, SampledSoftmax) and settings.training["label_smoothing"]:

@@ -73,8 +73,8 @@ def train_translation(
     begun = has_begun(settings, run, processes)
     check_packages(f"the recipe {settings.recipe} needs", *packages_of(settings))
     start, kept = None, None
-    if settings.start is not None and not run.last.exists():
-        start = translation_start(settings, settings.start)
+    if settings.init_from is not None and not run.last.exists():
+        start = translation_start(settings, settings.init_from)
         kept = start.subwords
     elif begun:
         kept = Subwords.load(run.subwords)
@@ -89,7 +89,7 @@ def train_translation(
         processes.wait()
     torch.manual_seed(settings.training["seed"])
     counts: list[int] = data.target_counts().tolist()
-    if settings.start is not None and ranks_labels(settings):
+    if settings.init_from is not None and ranks_labels(settings):
         ranked = (run, settings) if start is None else (start.folder, start.settings)
         counts = _counts(*ranked, data.subwords)
     model = translator(settings, len(data.subwords), lambda: counts, device)
@@ -102,7 +102,7 @@ def train_translation(
         more: dict[str, Any] = {"pairs": data.checksum, "pairs_of": data.checksums}
         more["filtered"] = asdict(data.train.report)
         if begins is not None:
-            more["start"] = begins
+            more["init_from"] = begins
         keep_environment(run, settings, model, device, processes, found, **more)
         run.write_text(run.recipe, settings.to_toml())
     if on_start is not None:
@@ -128,9 +128,12 @@ def _ways(
 ) -> list[str]:
     """Which kernels are used, how batches and beams are made, and why."""
     given = settings.training
-    obstacle = why_not_captured(given["capture"], given["compile"], device, processes.size)
+    obstacle = why_not_captured(given["cuda_graphs"], given["compile"], device, processes.size)
     autocast = autocast_dtype(given["precision"], device)
-    size, batches = given["max_tokens"], own_batches(given["accumulate"], processes)
+    size, batches = (
+        given["max_tokens"],
+        own_batches(given["gradient_accumulation_steps"], processes),
+    )
     try:
         return translation_ways(
             model, obstacle, size, autocast, given["compile"], batches, processes.size
@@ -224,7 +227,7 @@ def load_translation(
 def _counts(run: RunFolder, settings: Settings, subwords: Subwords) -> list[int]:
     """How often each label is asked for in training; runs of old have not written it down."""
     if not run.target_counts.exists():
-        if settings.start is not None:  # the counts may be those of the run it started from
+        if settings.init_from is not None:  # the counts may be those of the run it started from
             raise RunFolderError(f"{run.target_counts}: is missing; restore it from a copy")
         told: list[int] = _data(run, settings, subwords).target_counts().tolist()
         return told

@@ -19,21 +19,21 @@ from drill.training.distributed import World
 from drill.training.precision import autocast_to, sum_dtype
 
 
-def own_batches(accumulate: int, world: World) -> int:
+def own_batches(gradient_accumulation_steps: int, world: World) -> int:
     """Batches an update for each process."""
-    if accumulate % world.size != 0:
+    if gradient_accumulation_steps % world.size != 0:
         raise DataError(
-            f"{accumulate} batches an update cannot be shared by {world.size} processes; set "
-            f"training.accumulate to a multiple of {world.size}"
+            f"{gradient_accumulation_steps} batches an update cannot be shared by {world.size} "
+            f"processes; set training.gradient_accumulation_steps to a multiple of {world.size}"
         )
-    return accumulate // world.size
+    return gradient_accumulation_steps // world.size
 
 
 def why_not_captured(
-    capture: bool, compile: bool, device: torch.device, world_size: int
+    cuda_graphs: bool, compile: bool, device: torch.device, world_size: int
 ) -> str | None:
     """Why batches are launched one by one; None where they can be replayed."""
-    if not capture:
+    if not cuda_graphs:
         return "asked for"
     if device.type != "cuda":
         return _no_graphs(device)

@@ -86,19 +86,19 @@ class TranslationTask:
             data.train,
             options.max_tokens,
             options.seed,
-            multiple=options.pad_to,
+            multiple=options.pad_to_multiple_of,
             rank=world.rank,
             size=world.size,
             subwords=data.subwords,
         )
-        self.batches_per_update = own_batches(options.accumulate, world)
+        self.batches_per_update = own_batches(options.gradient_accumulation_steps, world)
         self.state = TranslationState(
-            limits=Limits(options.epochs, options.updates, options.max_minutes),
+            limits=Limits(options.epochs, options.max_steps, options.max_minutes),
             epoch_size=len(self.pair_batches),
             text=data.checksum,
             nll=torch.zeros((), dtype=sum_dtype(self.device), device=self.device),
             stopper=None if options.patience is None else NonMonotone(options.patience),
-            average=options.average,
+            average=options.average_checkpoints,
         )
 
     def prepare(self, autocast: torch.dtype | None) -> None:
@@ -110,11 +110,13 @@ class TranslationTask:
         if options.compile:
             self.model.transformer.compile(dynamic=True)  # sentences have all lengths
         self.trained = data_parallel(self.model, self.world)
-        obstacle = why_not_captured(options.capture, options.compile, self.device, self.world.size)
+        obstacle = why_not_captured(
+            options.cuda_graphs, options.compile, self.device, self.world.size
+        )
         self.captured: CapturedGradients | None = None
         if obstacle is None:
             self.captured = capturing(self.model, options.label_smoothing, autocast)
-        elif self.device.type == "cuda" and self.world.first and options.capture:
+        elif self.device.type == "cuda" and self.world.first and options.cuda_graphs:
             logger.warning("batches are launched, not replayed as CUDA graphs: %s", obstacle)
 
     def batches(self) -> Iterator[list[PairBatch]]:

@@ -16,7 +16,7 @@ from drill.recipes.reader import NAME
 from drill.training.run.checkpoint import fingerprint_in, load_into
 from drill.training.run.folder import RunFolder
 from drill.training.run.weights import settings_of
-from drill.training.settings import START, TRANSLATION, Settings
+from drill.training.settings import INIT_FROM, TRANSLATION, Settings
 
 OF_THE_MODEL = ("subwords", "encoder", "layer")
 MAY_DIFFER = (  # what training alone reads, and which kernels run
@@ -60,10 +60,10 @@ def translation_start(settings: Settings, path: Path | str) -> TranslationStart:
     try:
         own = settings_of(folder)
     except RunFolderError as error:
-        raise SettingsError(f"{START}: {error}") from None
+        raise SettingsError(f"{INIT_FROM}: {error}") from None
     if own.task != TRANSLATION:
         raise SettingsError(
-            f"{START}: {folder.path} holds a language model, and a translator starts from a "
+            f"{INIT_FROM}: {folder.path} holds a language model, and a translator starts from a "
             "translator's run"
         )
     changes = [each for each in own.differences(settings) if _of_the_model(each.partition(":")[0])]
@@ -71,13 +71,13 @@ def translation_start(settings: Settings, path: Path | str) -> TranslationStart:
         changes.sort(key=lambda each: not each.partition(":")[0].endswith(f".{NAME}"))
         more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
         raise SettingsError(
-            f"{START}: {folder.path} holds a model of other settings ({'; '.join(changes[:3])}"
+            f"{INIT_FROM}: {folder.path} holds a model of other settings ({'; '.join(changes[:3])}"
             f"{more}); set them as it has them, or start from another run"
         )
     averaged = folder.averaged.exists()
     if not averaged and not folder.best.exists():
         raise SettingsError(
-            f"{START}: {folder.path} has no best weights; train it up to its first validation"
+            f"{INIT_FROM}: {folder.path} has no best weights; train it up to its first validation"
         )
     subwords = Subwords.load(folder.subwords)
     return TranslationStart(folder, own, subwords, "averaged" if averaged else "best")

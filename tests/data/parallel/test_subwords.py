@@ -176,7 +176,7 @@ def test_bytes_that_are_no_subwords_are_named(tmp_path, raw):
     ("call", "error", "fault"),
     [
         (lambda _: Subwords.train(LINES, size=100), DataError, f"size .* {SMALLEST} .* not 100"),
-        (lambda _: Subwords.train(LINES, minimum_count=0), DataError, "minimum_count"),
+        (lambda _: Subwords.train(LINES, min_count=0), DataError, "min_count"),
         (lambda _: Subwords.train([]), DataError, "no line"),
         (lambda _: Subwords.train(["a", "b\ud800"]), DataError, "line 2 .* UTF-8"),
         (lambda _: Subwords.train("abc"), TypeError, "takes lines"),

@@ -68,7 +68,7 @@ def test_own_words_come_from_the_training_text_alone(folder, tmp_path):
     corpus = corpus_from_folder(folder)
     vocabulary = corpus.vocabulary()
     assert set(vocabulary.words) == {"a", "b", "c", "<eos>", UNK}
-    assert len(corpus.vocabulary(minimum_count=2)) == 3
+    assert len(corpus.vocabulary(min_count=2)) == 3
     ids = corpus.encode(vocabulary, cache=tmp_path / "cache")
     assert vocabulary.decode(ids.valid) == [f"a {UNK}", ""]
     assert all(np.array_equal(x, y) for x, y in zip(ids, corpus.encode(vocabulary), strict=True))
@@ -160,7 +160,7 @@ def test_files_on_disk_are_verified_and_closed(folder, home, tiny, tmp_path, pla
     assert corpus == Corpus("tiny", **TEXTS, closed=True)
     assert corpus.vocabulary().words == ("a", "b", "<eos>", "c", "d", "e")
     with pytest.raises(DataError, match="vocabulary is fixed"):
-        corpus.vocabulary(minimum_count=2)
+        corpus.vocabulary(min_count=2)
     (path / "valid.txt").write_text("changed\ntext\n")
     with pytest.raises(DataError, match=r"valid\.txt: has md5 \w{32}, but .* has \w{32}"):
         load_corpus("tiny")
@@ -220,7 +220,7 @@ def test_the_bible_has_the_documented_counts_and_is_split_by_book():
     assert " God's " in corpus.train  # the package writes a backtick
     assert "Joshua" in corpus.valid.split("\n")[0]
     assert "death of Joshua , " in corpus.test.split("\n")[0]
-    vocabulary = corpus.vocabulary(minimum_count=2)
+    vocabulary = corpus.vocabulary(min_count=2)
     assert len(vocabulary) == 9_037
     assert tuple(map(len, corpus.encode(vocabulary))) == (840_418, 43_218, 47_869)
 
@@ -248,9 +248,9 @@ def test_the_counts_are_the_published_ones(name, tmp_path):
 
 
 def test_a_vocabulary_without_a_word_is_refused(folder):
-    assert len(read_corpus(str(folder), minimum_count=2)[1]) == 3
-    with pytest.raises(DataError, match="minimum_count"):
-        read_corpus(str(folder), minimum_count=3)
+    assert len(read_corpus(str(folder), min_count=2)[1]) == 3
+    with pytest.raises(DataError, match="min_count"):
+        read_corpus(str(folder), min_count=3)
 
 
 @pytest.mark.parametrize("split", TEXTS)

@@ -33,21 +33,21 @@ def test_every_line_ends_in_eos_and_an_empty_line_is_a_lone_one():
 
 
 def test_rare_words_become_unknown():
-    vocabulary = Vocabulary.from_training(TRAIN, minimum_count=2)
+    vocabulary = Vocabulary.from_training(TRAIN, min_count=2)
     assert vocabulary.words == ("the", "sat", EOS, UNK)
     assert vocabulary.counts.tolist() == [2, 2, 3, 3]
     assert vocabulary.decode(vocabulary.encode(["the bird sat"])) == [f"the {UNK} sat"]
 
 
 def test_the_most_frequent_words_fit_the_maximum_size():
-    vocabulary = Vocabulary.from_training(["a b b c c c"], maximum_size=4)
+    vocabulary = Vocabulary.from_training(["a b b c c c"], max_vocab_size=4)
     assert vocabulary.words == ("b", "c", EOS, UNK)
-    tied = Vocabulary.from_training(["x y z"], maximum_size=4)
+    tied = Vocabulary.from_training(["x y z"], max_vocab_size=4)
     assert tied.words == ("x", "y", EOS, UNK)  # among equals the first to appear
 
 
 def test_an_unk_of_the_text_keeps_its_place():
-    vocabulary = Vocabulary.from_training([f"a {UNK} b", "a"], minimum_count=2)
+    vocabulary = Vocabulary.from_training([f"a {UNK} b", "a"], min_count=2)
     assert vocabulary.words == ("a", UNK, EOS)
     assert vocabulary.counts.tolist() == [2, 2, 2]
 
@@ -131,8 +131,8 @@ def test_bytes_of_any_kind_load_or_raise_one_sentence(tmp_path_factory, raw):
         (lambda: Vocabulary.over_splits(TRAIN).encode(["the bird"]), DataError, "'bird'"),
         (lambda: Vocabulary.over_splits(TRAIN).decode([6]), DataError, "id 6 "),
         (lambda: Vocabulary.over_splits(TRAIN).decode([-1]), DataError, "id -1 "),
-        (lambda: Vocabulary.from_training(TRAIN, 0), DataError, "minimum_count"),
-        (lambda: Vocabulary.from_training(TRAIN, maximum_size=2), DataError, "maximum_size"),
+        (lambda: Vocabulary.from_training(TRAIN, 0), DataError, "min_count"),
+        (lambda: Vocabulary.from_training(TRAIN, max_vocab_size=2), DataError, "max_vocab_size"),
         (lambda: Vocabulary.over_splits(["a", f"b {EOS}"]), DataError, f"line 2 .*{EOS}"),
     ],
 )

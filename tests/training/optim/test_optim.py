@@ -333,7 +333,7 @@ def test_wrong_input_of_the_trigger_is_named():
 
 def test_clipping_bounds_the_norm_of_all_gradients_together():
     model, (ids, targets) = small_model(), batch()
-    model.loss(ids, targets, activation=200.0, slowness=100.0).total.backward()
+    model.loss(ids, targets, ar_weight=200.0, tar_weight=100.0).total.backward()
     grads = [p.grad.clone() for p in model.parameters()]
     norm = torch.cat([g.flatten() for g in grads]).norm()
     assert norm > 0.25

@@ -46,7 +46,7 @@ def values(net: nn.Module) -> list[torch.Tensor]:
 
 def test_sgd_is_clipped_decayed_and_scaled_by_the_sampled_length():
     net = model()
-    optimizer = Sgd(2.0, weight_decay=0.1, clip=0.25)
+    optimizer = Sgd(2.0, weight_decay=0.1, max_grad_norm=0.25)
     optimizer.setup(net.named_parameters())
     net(torch.ones(1, 4, dtype=torch.float64)).square().sum().backward()
     before, grads = values(net), [p.grad.clone() for p in net.parameters()]
@@ -131,7 +131,7 @@ def test_rates_over_a_run(kind, settings, wanted):
 
 def test_the_rate_of_a_schedule_reaches_the_step():
     net = model()
-    optimizer = Sgd(2.0, weight_decay=0.0, clip=None, schedule="linear")
+    optimizer = Sgd(2.0, weight_decay=0.0, max_grad_norm=None, schedule="linear")
     optimizer.setup(net.named_parameters())
     net(torch.ones(1, 4, dtype=torch.float64)).square().sum().backward()
     before, grads = values(net), [p.grad.clone() for p in net.parameters()]
@@ -319,7 +319,9 @@ def test_averages_that_cannot_be_are_refused(kind, settings, message):
 def test_adamw_goes_without_a_mean_of_gradients():
     start = torch.randn(30, 20, generator=torch.Generator().manual_seed(0))
     ours, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())
-    optimizer = AdamW(0.01, clip=None, schedule="constant", warmup=0.0, beta1=0.0, weight_decay=0.0)
+    optimizer = AdamW(
+        0.01, max_grad_norm=None, schedule="constant", warmup=0.0, beta1=0.0, weight_decay=0.0
+    )
     optimizer.setup([("w", ours)])
     loop = torch.optim.RMSprop([theirs], lr=0.01, alpha=0.99, eps=1e-8)  # the same but for the bias
     for step in range(1, 4):
@@ -374,16 +376,16 @@ def test_a_saved_rule_goes_on_bit_for_bit(name, cut):
 def test_wrong_settings_name_the_rule_and_the_mend():
     with pytest.raises(ValueError, match="NtAsgd: lr is a finite positive number, not nan"):
         NtAsgd(math.nan)
-    with pytest.raises(ValueError, match="clip is a positive number or none, not 0"):
-        Sgd(clip=0.0)
+    with pytest.raises(ValueError, match="max_grad_norm is a positive number or none, not 0"):
+        Sgd(max_grad_norm=0.0)
     with pytest.raises(ValueError, match="schedule is constant, linear, cosine, one-cycle or"):
         AdamW(schedule="noam")
     for name, wrong in (("beta1", 1.5), ("beta2", 1.0), ("beta2", math.nan), ("beta1", -0.1)):
         with pytest.raises(ValueError, match=rf"AdamW: {name} lies in \[0, 1\), not {wrong}"):
             AdamW(**{name: wrong})
     for wrong in (0.0, -1e-8, math.nan, math.inf):
-        with pytest.raises(ValueError, match=f"AdamW: epsilon is a finite positive .* {wrong}"):
-            AdamW(epsilon=wrong)
+        with pytest.raises(ValueError, match=f"AdamW: eps is a finite positive .* {wrong}"):
+            AdamW(eps=wrong)
     with pytest.raises(ValueError, match="no parameter to train"):
         Sgd().setup([])
     with pytest.raises(RuntimeError, match="call setup"):
@@ -404,7 +406,7 @@ def test_adamw_on_a_cpu_is_the_rule_of_torch_in_one_pass():
     torch.manual_seed(0)
     start = [torch.randn(30, 20), torch.randn(20)]
     ours, theirs = ([nn.Parameter(each.clone()) for each in start] for _ in range(2))
-    optimizer = AdamW(0.01, weight_decay=0.3, clip=None, schedule="constant", warmup=0.0)
+    optimizer = AdamW(0.01, weight_decay=0.3, max_grad_norm=None, schedule="constant", warmup=0.0)
     optimizer.setup(zip("ab", ours, strict=True))
     assert optimizer.optimizer.defaults["fused"]
     groups = [{"params": theirs[:1], "weight_decay": 0.3}, {"params": theirs[1:]}]

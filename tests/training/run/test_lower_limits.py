@@ -73,7 +73,9 @@ def test_a_longer_run_that_was_stopped_is_not_ended(drill, place, monkeypatch, t
     real = module.optimizer
     with monkeypatch.context() as patch:
         once = steps_of(f"runs/{name}")
-        patch.setattr(module, "optimizer", lambda held: interrupted_after(once * 3 // 2, real(held)))
+        patch.setattr(
+            module, "optimizer", lambda held: interrupted_after(once * 3 // 2, real(held))
+        )
         assert drill(*own, "training.epochs=30")[0] == 130
     before = contents(place / "runs" / name)
     code, out, err = drill(*own, f"training.{limit}")
@@ -84,7 +86,7 @@ def test_a_longer_run_that_was_stopped_is_not_ended(drill, place, monkeypatch, t
     assert drill(*own, "training.epochs=4")[0] == 0
 
 
-@pytest.mark.parametrize("limit", [{"updates": 1}, {"max_minutes": 1e-9}])
+@pytest.mark.parametrize("limit", [{"max_steps": 1}, {"max_minutes": 1e-9}])
 def test_a_limit_before_the_first_validation_still_gives_a_tested_model(tmp_path, limit):
     """A folder is not always checked before: the loop can be called by itself."""
     small_training(tmp_path, optimizer=interrupted_after(2, small_optimizer()))

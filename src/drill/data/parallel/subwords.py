@@ -89,13 +89,13 @@ class Subwords:
         lines: Iterable[str],
         size: int = 32_000,
         *,
-        minimum_count: int = 2,
+        min_count: int = 2,
         single_digits: bool = False,
         progress: Progress | None = None,
     ) -> "Subwords":
         """Learn pieces from the lines of both languages; the same lines give the same pieces.
 
-        Pairs of pieces rarer than ``minimum_count`` are not merged, so a short text gives fewer
+        Pairs of pieces rarer than ``min_count`` are not merged, so a short text gives fewer
         pieces than ``size``; the log ``drill`` says so. ``single_digits`` keeps numbers as digits:
         take it where numbers never seen before must come out right.
         """
@@ -106,8 +106,8 @@ class Subwords:
                 f"Subwords: size is at least {SMALLEST} ({len(SPECIAL)} special ids and 256 "
                 f"bytes), not {size}"
             )
-        if minimum_count < 1:
-            raise DataError(f"Subwords: minimum_count is at least 1, not {minimum_count}")
+        if min_count < 1:
+            raise DataError(f"Subwords: min_count is at least 1, not {min_count}")
         library = _library()
         split = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
         if single_digits:
@@ -118,7 +118,7 @@ class Subwords:
         tokenizer.decoder = library.decoders.ByteLevel()
         trainer = library.trainers.BpeTrainer(
             vocab_size=size,
-            min_frequency=minimum_count,
+            min_frequency=min_count,
             special_tokens=list(SPECIAL),
             initial_alphabet=sorted(library.pre_tokenizers.ByteLevel.alphabet()),
             show_progress=False,
@@ -135,7 +135,7 @@ class Subwords:
                 seen.count,
                 len(subwords),
                 size,
-                minimum_count,
+                min_count,
             )
         return subwords
 

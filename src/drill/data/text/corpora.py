@@ -48,13 +48,13 @@ class Corpus:
     def from_files(cls, name: str, train: Path, valid: Path, test: Path) -> "Corpus":
         return cls(name, read_own_text(train), read_own_text(valid), read_own_text(test))
 
-    def vocabulary(self, minimum_count: int = 1, maximum_size: int | None = None) -> Vocabulary:
+    def vocabulary(self, min_count: int = 1, max_vocab_size: int | None = None) -> Vocabulary:
         """The words of a closed corpus, else those of its training text and ``<unk>``."""
         if not self.closed:
-            return Vocabulary.from_training(lines_of(self.train), minimum_count, maximum_size)
-        if minimum_count != 1 or maximum_size is not None:
+            return Vocabulary.from_training(lines_of(self.train), min_count, max_vocab_size)
+        if min_count != 1 or max_vocab_size is not None:
             raise DataError(
-                f"{self.name}: its vocabulary is fixed; leave out minimum_count and maximum_size"
+                f"{self.name}: its vocabulary is fixed; leave out min_count and max_vocab_size"
             )
         return Vocabulary.over_splits(*(lines_of(getattr(self, split)) for split in SPLITS))
 
@@ -282,8 +282,8 @@ def renamed(corpus: str) -> str:
 def read_corpus(
     corpus: str = BIBLE,
     *,
-    minimum_count: int = 1,
-    maximum_size: int | None = None,
+    min_count: int = 1,
+    max_vocab_size: int | None = None,
     valid: float = SHARE,
     test: float = SHARE,
     fetch: bool = True,
@@ -291,9 +291,9 @@ def read_corpus(
 ) -> tuple[Corpus, Vocabulary]:
     """A corpus and its vocabulary, from a name, a folder with three splits, or one file.
 
-    A name goes before a path: write ``./ptb`` for a folder of that name. ``minimum_count`` and
-    ``maximum_size`` bound the vocabulary of own text; ``valid`` and ``test`` are the shares that a
-    single file gives away, and nothing else takes them.
+    A name goes before a path: write ``./ptb`` for a folder of that name. ``min_count`` and
+    ``max_vocab_size`` bound the vocabulary of own text; ``valid`` and ``test`` are the shares of a
+    single file that become validation and test text.
     """
     path = Path(corpus)
     if (corpus in NAMES or path.is_dir()) and (valid, test) != (SHARE, SHARE):
@@ -308,10 +308,10 @@ def read_corpus(
     else:
         check_corpus(corpus)
         found = corpus_from_file(path, valid, test)
-    vocabulary = found.vocabulary(minimum_count, maximum_size)
+    vocabulary = found.vocabulary(min_count, max_vocab_size)
     if not set(vocabulary.words) - {EOS, UNK}:
         raise DataError(
-            f"{corpus}: no word of its training text occurs {minimum_count} times, so every word "
-            f"would be {UNK}; choose a smaller minimum_count"
+            f"{corpus}: no word of its training text occurs {min_count} times, so every word "
+            f"would be {UNK}; choose a smaller min_count"
         )
     return found, vocabulary

@@ -24,7 +24,7 @@ class Vocabulary:
     space and ends in ``<eos>``, so an empty line is a lone ``<eos>``.
 
         vocabulary = Vocabulary.over_splits(train, valid, test)  # closed: every word is in it
-        vocabulary = Vocabulary.from_training(train, minimum_count=2)  # the rest is <unk>
+        vocabulary = Vocabulary.from_training(train, min_count=2)  # the rest is <unk>
     """
 
     def __init__(self, words: Sequence[str], counts: Sequence[int]) -> None:
@@ -72,27 +72,27 @@ class Vocabulary:
 
     @classmethod
     def from_training(
-        cls, train: Iterable[str], minimum_count: int = 1, maximum_size: int | None = None
+        cls, train: Iterable[str], min_count: int = 1, max_vocab_size: int | None = None
     ) -> "Vocabulary":
         """The words of the training text alone, and ``<unk>`` for all others.
 
-        Words rarer than ``minimum_count`` go; then the most frequent stay until there are
-        ``maximum_size`` entries, ``<eos>`` and ``<unk>`` among them.
+        Words rarer than ``min_count`` go; then the most frequent stay until there are
+        ``max_vocab_size`` entries, ``<eos>`` and ``<unk>`` among them.
         """
-        if minimum_count < 1:
-            raise DataError(f"Vocabulary: minimum_count is at least 1, not {minimum_count}")
-        if maximum_size is not None and maximum_size < 3:
+        if min_count < 1:
+            raise DataError(f"Vocabulary: min_count is at least 1, not {min_count}")
+        if max_vocab_size is not None and max_vocab_size < 3:
             raise DataError(
-                f"Vocabulary: maximum_size is at least 3 ({EOS}, {UNK} and a word), "
-                f"not {maximum_size}"
+                f"Vocabulary: max_vocab_size is at least 3 ({EOS}, {UNK} and a word), "
+                f"not {max_vocab_size}"
             )
         counted = Counter(tokens(train))
         counted.setdefault(UNK, 0)
         counted.setdefault(EOS, 0)
         # most_common keeps the order of first appearance among equals
-        frequent = [word for word, count in counted.most_common() if count >= minimum_count]
+        frequent = [word for word, count in counted.most_common() if count >= min_count]
         frequent = [word for word in frequent if word not in (EOS, UNK)]
-        room = None if maximum_size is None else maximum_size - 2
+        room = None if max_vocab_size is None else max_vocab_size - 2
         kept = {EOS, UNK, *frequent[:room]}
         counted[UNK] += sum(count for word, count in counted.items() if word not in kept)
         return cls._of([word for word in counted if word in kept], counted)

@@ -47,7 +47,7 @@ class Memory(NamedTuple):
 class Size:
     """A preset: the width of the embeddings and what ``Transformer`` takes beside them."""
 
-    width: int
+    embedding_dim: int
     layers: int
     heads: int
     feedforward: int
@@ -151,10 +151,10 @@ class Transformer(nn.Module):
     ) -> Self:
         """One of ``PRESETS``, with changes: ``Transformer.preset("base", embedding, pad=2)``."""
         size = PRESETS[one_of(cls.__name__, "preset", name, tuple(PRESETS))]
-        if source_embedding.embedding_dim != size.width:
+        if source_embedding.embedding_dim != size.embedding_dim:
             raise ValueError(
-                f"{cls.__name__}: preset {name!r} has width {size.width} and the embedding "
-                f"{source_embedding.embedding_dim}; build nn.Embedding(words, {size.width})"
+                f"{cls.__name__}: preset {name!r} has width {size.embedding_dim} and the embedding "
+                f"{source_embedding.embedding_dim}; build nn.Embedding(words, {size.embedding_dim})"
             )
         options: dict[str, Any] = {
             "layers": size.layers,

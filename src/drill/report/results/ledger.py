@@ -19,6 +19,7 @@ from drill.files import open_append
 from drill.report.results.evaluations import latest
 from drill.report.results.run_files import as_finite, as_text, as_whole, joined_text, read_starts
 from drill.report.results.runs import RunSummary, read_run
+from drill.training.schema import with_new_names
 
 START_KEYS = ("commit", "device", "torch", "precision", "world_size", "started")
 
@@ -202,8 +203,8 @@ def _row(run: RunSummary, note: str, extra: Mapping[str, Any], now: datetime) ->
         {**each, "run": run.name} if "run" in each else dict(each) for each in run.evaluations
     ]
     settings = dict(run.settings)
-    if isinstance(settings.get("start"), str):
-        settings["start"] = Path(settings["start"]).name
+    if isinstance(settings.get("init_from"), str):
+        settings["init_from"] = Path(settings["init_from"]).name
     values["settings"] = json.loads(json.dumps(settings, default=str), parse_constant=str)
     values["extra"] = json.loads(json.dumps({**run.scores, **extra}, allow_nan=False))
     values["curve"] = [
@@ -241,6 +242,8 @@ def _parsed(path: Path, content: bytes) -> Iterator[tuple[int, AnyRow | None]]:
                 yield number, None
                 continue
             found = {OLD_KEYS.get(key, key): value for key, value in found.items()}
+            if "settings" in found:
+                found["settings"] = with_new_names(found["settings"])
             kind = KINDS[found.pop("kind", None)]
             names = {each.name for each in fields(kind)}
             yield number, kind(**{key: found[key] for key in found if key in names})

@@ -187,15 +187,17 @@ def distinct_names(folders: Sequence[Path]) -> dict[Path, str]:
 def same_but_seed(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings without the keys that may differ between seeds of one experiment."""
     tables = {
-        name: {key: value for key, value in table.items() if key not in ("seed", "save_every")}
+        name: {
+            key: value for key, value in table.items() if key not in ("seed", "checkpoint_seconds")
+        }
         if isinstance(table, Mapping)
         else table
         for name, table in settings.items()
     }
-    return {**tables, "start": "start" in settings}  # each seed has its own first weights
+    return {**tables, "init_from": "init_from" in settings}  # each seed has its own first weights
 
 
-NOT_A_CHANGE = ("recipe", "training.seed", "training.save_every", "training.capture")
+NOT_A_CHANGE = ("recipe", "training.seed", "training.checkpoint_seconds", "training.cuda_graphs")
 """Keys that do not change what is trained, or have a column of their own."""
 
 

@@ -40,20 +40,20 @@ class AdamW(ScheduledOptimizer):
         lr: float = 1e-3,
         *,
         weight_decay: float = 0.1,
-        clip: float | None = 1.0,
+        max_grad_norm: float | None = 1.0,
         schedule: Schedule = "cosine",
         warmup: float = 0.05,
         warmup_steps: int = 4000,
         beta1: float = 0.9,
         beta2: float = 0.99,
-        epsilon: float = 1e-8,
+        eps: float = 1e-8,
         hold: float = 0.0,
         final: float = 0.0,
         average_from: float | None = None,
         average: AverageKind = "tail",
         ema_decay: float = 0.999,
     ) -> None:
-        super().__init__(lr, weight_decay, clip)
+        super().__init__(lr, weight_decay, max_grad_norm)
         if schedule not in get_args(Schedule):
             raise ValueError(
                 "AdamW: schedule is constant, linear, cosine, one-cycle or inverse-sqrt, "
@@ -70,15 +70,15 @@ class AdamW(ScheduledOptimizer):
         for name, beta in (("beta1", beta1), ("beta2", beta2)):
             if not 0.0 <= beta < 1.0:  # NaN fails too
                 raise ValueError(f"AdamW: {name} lies in [0, 1), not {beta}")
-        if not (epsilon > 0.0 and math.isfinite(epsilon)):  # 0: rows without gradients would be 0/0
-            raise ValueError(f"AdamW: epsilon is a finite positive number, not {epsilon}")
+        if not (eps > 0.0 and math.isfinite(eps)):  # 0: rows without gradients would be 0/0
+            raise ValueError(f"AdamW: eps is a finite positive number, not {eps}")
         self.schedule: Schedule = schedule
         self.warmup = warmup
         self.hold, self.final = hold, final
         self.warmup_steps = warmup_steps
         self.steps = 0
         self.betas = (beta1, beta2)
-        self.epsilon = epsilon
+        self.eps = eps
         self.average = late_average(average_from, average, ema_decay)
 
     def build(self) -> Optimizer:
@@ -95,7 +95,7 @@ class AdamW(ScheduledOptimizer):
             [group for group in groups if group["params"]],
             lr=lr,
             betas=self.betas,
-            eps=self.epsilon,
+            eps=self.eps,
             fused=place.type in ("cpu", "cuda") or None,  # one pass where there would be ten
             capturable=on_gpu,
         )

@@ -50,7 +50,7 @@ class ScheduledOptimizer(abc.ABC):
     average: WeightAverage | None = None
     """Of late iterates, for optimizers that have one."""
 
-    def __init__(self, lr: float, weight_decay: float, clip: float | None) -> None:
+    def __init__(self, lr: float, weight_decay: float, max_grad_norm: float | None) -> None:
         name = type(self).__name__
         if not (lr > 0.0 and math.isfinite(lr)):
             raise ValueError(f"{name}: lr is a finite positive number, not {lr}")
@@ -58,12 +58,14 @@ class ScheduledOptimizer(abc.ABC):
             raise ValueError(
                 f"{name}: weight_decay is a finite number of at least 0, not {weight_decay}"
             )
-        if clip is not None and not clip > 0.0:
-            raise ValueError(f"{name}: clip is a positive number or none, not {clip}")
+        if max_grad_norm is not None and not max_grad_norm > 0.0:
+            raise ValueError(
+                f"{name}: max_grad_norm is a positive number or none, not {max_grad_norm}"
+            )
         self.lr = lr
         self.now = lr  # the rate of the last full-length step, which a schedule may change
         self.weight_decay = weight_decay
-        self.clip = clip
+        self.max_grad_norm = max_grad_norm
         self.parameters: dict[str, nn.Parameter] = {}
         self.optimizer: Optimizer | None = None
 
@@ -108,8 +110,8 @@ class ScheduledOptimizer(abc.ABC):
     def apply_step(self) -> None:
         """The device's part of a step; recorded, it can be replayed after other announcements."""
         optimizer = self._begun()
-        if self.clip is not None:
-            clip_(self.parameters.values(), self.clip)
+        if self.max_grad_norm is not None:
+            clip_(self.parameters.values(), self.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         if self.average is not None and self.average.begun:

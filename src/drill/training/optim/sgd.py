@@ -79,7 +79,7 @@ class SgdRule(ScheduledOptimizer):
             gradients,
             averages,
             self._numbers,
-            clip=self.clip,
+            clip=self.max_grad_norm,
             decay=self.weight_decay,
         )
         optimizer.zero_grad(set_to_none=True)
@@ -106,7 +106,7 @@ class Sgd(SgdRule):
         lr: float = 30.0,
         *,
         weight_decay: float = 1.2e-6,
-        clip: float | None = 0.25,
+        max_grad_norm: float | None = 0.25,
         schedule: RunSchedule = "constant",
         warmup: float = 0.0,
         hold: float = 0.0,
@@ -115,7 +115,7 @@ class Sgd(SgdRule):
         average: AverageKind = "tail",
         ema_decay: float = 0.999,
     ) -> None:
-        super().__init__(lr, weight_decay, clip)
+        super().__init__(lr, weight_decay, max_grad_norm)
         if schedule not in get_args(RunSchedule):
             raise ValueError(f"Sgd: schedule is constant, linear or cosine, not {schedule!r}")
         check_run_schedule("Sgd", schedule, warmup=warmup, hold=hold, final=final)
@@ -134,9 +134,9 @@ class Asgd(SgdRule):
     """Averaged SGD from the first step on; for finetuning a trained model."""
 
     def __init__(
-        self, lr: float = 30.0, *, weight_decay: float = 1.2e-6, clip: float | None = 0.25
+        self, lr: float = 30.0, *, weight_decay: float = 1.2e-6, max_grad_norm: float | None = 0.25
     ) -> None:
-        super().__init__(lr, weight_decay, clip)
+        super().__init__(lr, weight_decay, max_grad_norm)
 
     def build(self) -> Optimizer:
         return AveragedSgd(self.parameters.values(), self.lr, weight_decay=self.weight_decay)
@@ -154,10 +154,10 @@ class NtAsgd(SgdRule):
         lr: float = 30.0,
         *,
         weight_decay: float = 1.2e-6,
-        clip: float | None = 0.25,
+        max_grad_norm: float | None = 0.25,
         patience: int = 5,
     ) -> None:
-        super().__init__(lr, weight_decay, clip)
+        super().__init__(lr, weight_decay, max_grad_norm)
         self.trigger = NonMonotone(patience)
 
     def build(self) -> Optimizer:

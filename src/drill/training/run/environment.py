@@ -78,7 +78,7 @@ def has_ended(run: RunFolder, settings: Settings) -> bool:
     if run.test_row() is None or not run.last.exists():
         return False
     at, asked = run.last_numbers(), settings.training
-    updates, minutes = asked.get("updates"), asked.get("max_minutes")
+    updates, minutes = asked.get("max_steps"), asked.get("max_minutes")
     with fitting(run):
         trained = at["elapsed"] - at.get("test_seconds", 0.0)
         stopper = at.get("stopper")  # more epochs do not wake who was stopped by patience

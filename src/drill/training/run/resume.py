@@ -117,7 +117,7 @@ def _trained(run: RunFolder) -> dict[str, float]:
         minutes = (at["elapsed"] - at.get("test_seconds", 0.0)) / 60.0
         return {
             "epochs": max(done, default=0),
-            "updates": at["step"],
+            "max_steps": at["step"],
             "max_minutes": minutes,
         }
 
@@ -128,7 +128,7 @@ def _tell_of_the_schedule(settings: Settings, run: RunFolder) -> None:
     if schedule not in OVER_ALL_EPOCHS:
         return
     held = saved(run.recipe).training
-    for limit in ("epochs", "updates", "max_minutes"):
+    for limit in ("epochs", "max_steps", "max_minutes"):
         before, now = held.get(limit), settings.training.get(limit)
         if before != now:
             like = f", and the run is not one of {now} {limit.removeprefix('max_')} from the start"
@@ -150,8 +150,8 @@ def located(settings: Settings, run: RunFolder | None = None) -> Settings:
         places = [os.path.abspath(Path(each, path)) for each in folders if each is not None]
         return next(filter(os.path.exists, places), places[0])
 
-    if settings.start is not None:
-        settings = replace(settings, start=os.path.realpath(place(settings.start)))
+    if settings.init_from is not None:
+        settings = replace(settings, init_from=os.path.realpath(place(settings.init_from)))
     corpus = settings.data["corpus"]
     if corpus in CORPUS_NAMES[settings.task]:
         return settings

@@ -10,7 +10,7 @@ from torch import nn
 from drill.errors import RunFolderError
 from drill.training.run.checkpoint import copy_into, fingerprint, load, under
 from drill.training.run.folder import RunFolder
-from drill.training.settings import OVER, Settings, saved
+from drill.training.settings import INNER, Settings, saved
 
 Weights = Literal["averaged", "best", "last"]
 """``averaged``, of translators, where they are better than the best single ones."""
@@ -57,8 +57,8 @@ def by_any_kernels(settings: Settings) -> Settings:
     """The same without the kernels that the run was told to train by, where not every machine has
     them: what is to be used finds its own."""
     encoder, layer = _by_any(settings.encoder), _by_any(settings.layer)
-    if OVER in layer:
-        layer[OVER] = _by_any(layer[OVER])
+    if INNER in layer:
+        layer[INNER] = _by_any(layer[INNER])
     return settings.changed(encoder=encoder, layer=layer)
 
 
