@@ -7,7 +7,7 @@ from setting import SIZES, Setting
 
 from drill.data import Vocabulary
 from drill.language_modeling import build
-from drill.training.build import optimizer as build_optimizer
+from drill.training.build import build_optimizer
 from drill.training.settings import recipe
 
 

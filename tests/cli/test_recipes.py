@@ -63,7 +63,7 @@ def test_recipes_state_what_is_listed(name):
     settings, listed = recipe(name), _listed(name)
     assert listed.task == settings.task
     assert listed.epochs == settings.training["epochs"]
-    assert listed.updates == settings.training.get("max_steps")
+    assert listed.max_steps == settings.training.get("max_steps")
     assert listed.max_minutes == settings.training["max_minutes"]
     assert listed.layer.split()[0] == settings.layer["name"]
     assert str(settings.layer.get("depth", "")) in listed.layer

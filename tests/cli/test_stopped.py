@@ -46,7 +46,10 @@ def contents(folder: Path) -> dict[Path, bytes]:
 @pytest.mark.parametrize("task", COMMANDS)
 def test_before_the_first_step_no_folder_stays(drill, monkeypatch, task, quiet):
     module = translation_run if task == "translator" else language_model_run
-    for name in ("optimizer", "keep_environment"):  # before and after the first files are written
+    for name in (
+        "build_optimizer",
+        "keep_environment",
+    ):  # before and after the first files are written
         with monkeypatch.context() as patch:
             patch.setattr(module, name, ctrl_c)
             words = (*COMMANDS[task], "--runs", "fresh/runs", "--device", "cpu", *quiet)

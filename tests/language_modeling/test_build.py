@@ -63,10 +63,10 @@ def small(texts: Path, *changes: str, name: str = "ptb-drill-2") -> Settings:
 
 def stopped(monkeypatch, settings: Settings, folder: Path, steps: int) -> None:
     """Train, with Ctrl-C after ``steps`` steps."""
-    real = language_model_run.optimizer
+    real = language_model_run.build_optimizer
     with monkeypatch.context() as patch:
         patch.setattr(
-            language_model_run, "optimizer", lambda held: interrupted_after(steps, real(held))
+            language_model_run, "build_optimizer", lambda held: interrupted_after(steps, real(held))
         )
         with pytest.raises(KeyboardInterrupt):
             train_run(settings, folder, device="cpu")

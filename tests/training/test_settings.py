@@ -14,7 +14,7 @@ from drill.data import EOS, Vocabulary
 from drill.errors import SettingsError
 from drill.language_modeling.build import language_model
 from drill.recipes.reader import NAME, changed, describe, merged, recipe_names
-from drill.training.build import optimizer
+from drill.training.build import build_optimizer
 from drill.training.settings import LANGUAGE_MODEL, Settings, recipe, resolved, saved
 from drill.training.summary import sizes_by_default
 
@@ -71,7 +71,7 @@ def test_a_recipe_builds_a_model_of_the_published_size(name):
     found = recipe(name)
     with torch.device("meta"):
         model = language_model(found, vocabulary(SIZES[found.data["corpus"]]), "meta")
-    assert optimizer(found).lr == found.optimizer["lr"]
+    assert build_optimizer(found).lr == found.optimizer["lr"]
     if name in PUBLISHED:
         assert model.parameter_count() == PUBLISHED[name]
 
@@ -304,7 +304,7 @@ def test_values_that_only_a_model_can_refuse_name_the_key_or_the_recipe(changes,
 
 def test_values_that_only_a_rule_can_refuse_name_the_table():
     with pytest.raises(SettingsError, match=r"\[optimizer\]: NtAsgd: lr is a finite positive"):
-        optimizer(recipe("ptb-drill-4", ["optimizer.lr=-1"]))
+        build_optimizer(recipe("ptb-drill-4", ["optimizer.lr=-1"]))
 
 
 # -- none, changes, bases -------------------------------------------------------------------------

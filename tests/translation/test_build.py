@@ -197,9 +197,11 @@ def test_a_run_of_updates_that_ends_by_the_clock_names_them(drill, monkeypatch):
 
 
 def test_limits_that_a_run_is_beyond_do_not_end_it(here, tmp_path, monkeypatch):
-    real, folder = translation_run.optimizer, tmp_path / "run"
+    real, folder = translation_run.build_optimizer, tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(translation_run, "optimizer", lambda held: interrupted_after(2, real(held)))
+        patch.setattr(
+            translation_run, "build_optimizer", lambda held: interrupted_after(2, real(held))
+        )
         with pytest.raises(KeyboardInterrupt):
             train_run(small(), folder, device="cpu")
     before = RunFolder(folder).last.read_bytes()
@@ -212,9 +214,11 @@ def test_limits_that_a_run_is_beyond_do_not_end_it(here, tmp_path, monkeypatch):
 
 
 def test_the_same_command_resumes(here, monkeypatch):
-    real = translation_run.optimizer
+    real = translation_run.build_optimizer
     with monkeypatch.context() as patch:
-        patch.setattr(translation_run, "optimizer", lambda held: interrupted_after(4, real(held)))
+        patch.setattr(
+            translation_run, "build_optimizer", lambda held: interrupted_after(4, real(held))
+        )
         with pytest.raises(KeyboardInterrupt):
             train_run(small(), "runs/again", device="cpu")
     torch.manual_seed(99)

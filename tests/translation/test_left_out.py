@@ -56,9 +56,11 @@ def test_a_run_tells_it_of_a_cached_corpus_too(here, tmp_path, monkeypatch):
 def test_a_run_that_goes_on_tells_it_again_and_one_that_has_ended_does_not(
     here, tmp_path, monkeypatch
 ):
-    real = translation_run.optimizer
+    real = translation_run.build_optimizer
     with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
-        patch.setattr(translation_run, "optimizer", lambda held: interrupted_after(2, real(held)))
+        patch.setattr(
+            translation_run, "build_optimizer", lambda held: interrupted_after(2, real(held))
+        )
         train_run(small(), tmp_path / "run", device="cpu")
     (line,) = said_by(tmp_path / "run")
     assert " of 63 training pairs are left out: " in line

@@ -78,9 +78,11 @@ def test_a_resumed_run_does_not_ask_for_its_start_again(here, tmp_path, monkeypa
     shutil.copytree("runs/tiny", tmp_path / "base")
     settings = started(start=tmp_path / "base")
     train_run(settings, tmp_path / "whole", device="cpu")
-    real = translation_run.optimizer
+    real = translation_run.build_optimizer
     with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
-        patch.setattr(translation_run, "optimizer", lambda held: interrupted_after(4, real(held)))
+        patch.setattr(
+            translation_run, "build_optimizer", lambda held: interrupted_after(4, real(held))
+        )
         train_run(settings, tmp_path / "run", device="cpu")
     shutil.rmtree(tmp_path / "base")
     assert train_run(settings, tmp_path / "run", device="cpu").finished

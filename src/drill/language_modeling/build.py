@@ -2,7 +2,7 @@
 
 ids, vocabulary = corpus(settings)
 model = language_model(settings, vocabulary)
-optimizer(settings)
+build_optimizer(settings)
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from drill.layers import MatrixLayer, OutputLayer
 from drill.models import ENCODERS
 from drill.models.language_model import LanguageModel
 from drill.recipes.reader import NAME
-from drill.training.build import optimizer, output_layer
+from drill.training.build import build_optimizer, output_layer
 from drill.training.device import meta_init
 from drill.training.settings import Settings, makes_no_model
 
@@ -46,7 +46,7 @@ def language_model(
 def dry_run(settings: Settings) -> None:
     """Build optimizer and model on the meta device: bad settings fail before a text is read."""
     check_corpus(settings.data["corpus"])
-    optimizer(settings)
+    build_optimizer(settings)
     with meta_init():
         model = _model(settings, STAND_IN, lambda: [1] * STAND_IN)
     try:

@@ -18,7 +18,7 @@ from drill.language_modeling.scoring import Scored, score
 from drill.language_modeling.step import capture_blocker, kernel_summary
 from drill.language_modeling.train import train
 from drill.models.language_model import LanguageModel
-from drill.training.build import optimizer
+from drill.training.build import build_optimizer
 from drill.training.device import pick_device
 from drill.training.distributed import World
 from drill.training.loop import TRAINING_LOG, Outcome
@@ -155,7 +155,7 @@ def train_language_model(
         if vocabulary_of(start) != vocabulary:
             raise DataError(f"{start.path}: was trained with another vocabulary; start elsewhere")
         load_into(model, start.best)
-    optimizer = optimizer(settings)
+    optimizer = build_optimizer(settings)
     if processes.first and not leave_ended(run, settings):
         vocabulary.save(run.vocabulary)
         found = _ways(settings, model, optimizer, processes)

@@ -34,7 +34,7 @@ def output_layer(
     return kind(output_layer(table[INNER], embedding, inner, counts), **options)
 
 
-def optimizer(settings: Settings) -> ScheduledOptimizer:
+def build_optimizer(settings: Settings) -> ScheduledOptimizer:
     options = dict(settings.optimizer)
     try:
         return OPTIMIZERS[options.pop(NAME)](**options)

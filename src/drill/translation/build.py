@@ -33,7 +33,7 @@ from drill.layers import SampledSoftmax
 from drill.models import Transformer
 from drill.models.translator import Translator
 from drill.recipes.reader import NAME
-from drill.training.build import optimizer, output_layer
+from drill.training.build import build_optimizer, output_layer
 from drill.training.device import meta_init
 from drill.training.distributed import World
 from drill.training.loop import TRAINING_LOG
@@ -89,7 +89,7 @@ def translator(
 def rehearse_translation(settings: Settings, processes: World, words: int) -> None:
     """Build optimizer and model on the meta device: bad settings fail before a text is read."""
     check_parallel_corpus(*(settings.data[key] for key in ("corpus", "source", "target")))
-    optimizer(settings)
+    build_optimizer(settings)
     own_batches(settings.training["gradient_accumulation_steps"], processes)
     with meta_init():
         model = translator(settings, words, lambda: [1] * words, "meta")

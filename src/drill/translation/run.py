@@ -26,7 +26,7 @@ from drill.data.extras import check_packages
 from drill.data.parallel.pairs import KEEP_ALL
 from drill.errors import RunFolderError
 from drill.models.translator import Translator
-from drill.training.build import optimizer
+from drill.training.build import build_optimizer
 from drill.training.device import pick_device
 from drill.training.distributed import World
 from drill.training.loop import Outcome
@@ -116,7 +116,7 @@ def train_translation(
         model,
         data,
         run,
-        optimizer(settings),
+        build_optimizer(settings),
         TranslationOptions(**settings.training),
         world=processes,
         progress=progress,

@@ -44,8 +44,10 @@ def usual_handlers():
 def interrupted(monkeypatch, task: str, number: int = signal.SIGINT) -> Settings:
     """Settings whose training is sent a signal after its third step."""
     module = translation_run if task == "translator" else language_model_run
-    real = module.optimizer
-    monkeypatch.setattr(module, "optimizer", lambda held: interrupted_after(3, real(held), number))
+    real = module.build_optimizer
+    monkeypatch.setattr(
+        module, "build_optimizer", lambda held: interrupted_after(3, real(held), number)
+    )
     if task == "translator":
         write_pairs(Path("pairs"))
         return small_translator()

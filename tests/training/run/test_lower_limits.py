@@ -70,11 +70,11 @@ def test_a_longer_run_that_was_stopped_is_not_ended(drill, place, monkeypatch, t
     own = ("train", f"runs/{name}", *ON_A_CPU, "--set")
     assert drill("train", *COMMANDS[task], "--name", name, *ON_A_CPU)[0] == 0
     module = translation_run if task == "translator" else language_model_run
-    real = module.optimizer
+    real = module.build_optimizer
     with monkeypatch.context() as patch:
         once = steps_of(f"runs/{name}")
         patch.setattr(
-            module, "optimizer", lambda held: interrupted_after(once * 3 // 2, real(held))
+            module, "build_optimizer", lambda held: interrupted_after(once * 3 // 2, real(held))
         )
         assert drill(*own, "training.epochs=30")[0] == 130
     before = contents(place / "runs" / name)
