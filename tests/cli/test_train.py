@@ -194,8 +194,8 @@ def test_one_run_that_fails_does_not_stop_the_others(drill, place):
 
 def test_folders_of_other_runs_and_missing_starts_are_checked_first(drill, place):
     """But for a start that an earlier run of the same command makes."""
-    (place / "from.toml").write_text('start = "two/tiny"\n' + RECIPE)
-    (place / "lost.toml").write_text('start = "two/none"\n' + RECIPE)
+    (place / "from.toml").write_text('init_from = "two/tiny"\n' + RECIPE)
+    (place / "lost.toml").write_text('init_from = "two/none"\n' + RECIPE)
     (place / "two" / "taken").mkdir(parents=True)
     (place / "two" / "taken" / "letter.txt").write_text("dear\n")
     (place / "taken.toml").write_text(RECIPE)
