@@ -97,6 +97,7 @@ CASES: dict[str, Case] = {
     "deep residual 4": row("deep-residual", depth=4, init_range=0.3),
     "deep residual relu": row("deep-residual", depth=2, activation="relu"),
     "deep residual tanh": row("deep-residual", depth=2, activation="tanh"),
+    "deep zero start": row("deep-residual", depth=2, activation="tanh", zero_start=True),
     "deep residual gelu": row("deep-residual", depth=2, activation="gelu"),
     "deep residual none": row("deep-residual", depth=2, activation="none"),
     "deep of other width": row("deep-residual", hidden_size=H, depth=2, residual=False),

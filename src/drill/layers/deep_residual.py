@@ -42,6 +42,8 @@ class DeepResidual(MatrixLayer):
         residual: add E after every map.
         residual_between: also add E^(i-1), from the second map on.
         init_range: U starts uniform in +-init_range.
+        zero_start: the last map starts at zero, so that training starts at weight tying; with
+            activation tanh, gelu or none, which are 0 there and have a gradient.
         map_bias: use the b^(i).
         bias: use the output bias b.
         impl: "reference" (the loop in ``labels``), "triton" (fused kernels, CUDA) or "auto".
@@ -62,6 +64,7 @@ class DeepResidual(MatrixLayer):
         residual: bool = True,
         residual_between: bool = False,
         init_range: float = 0.1,
+        zero_start: bool = False,
         map_bias: bool = True,
         bias: bool = True,
         impl: EncoderImplementation = "auto",
@@ -87,6 +90,15 @@ class DeepResidual(MatrixLayer):
         self.residual_between = switch(name, "residual_between", residual_between)
         self.impl: Any = one_of(name, "impl", impl, get_args(EncoderImplementation))
         maps = [LabelMap(d if i == 0 else d_h, d_h, options) for i in range(depth)]
+        if switch(name, "zero_start", zero_start) and depth > 0:
+            if not residual or residual_between:
+                raise ValueError(
+                    f"{name}: zero_start needs residual=True and residual_between=False: only then "
+                    "a last map of zero leaves the embedding itself"
+                )
+            one_of(f"{name}: zero_start", "activation", activation, ("tanh", "gelu", "none"))
+            for parameter in maps[-1].parameters():
+                nn.init.zeros_(parameter)
         self.maps = cast(Sequence[LabelMap], nn.ModuleList(maps))
 
     def labels(self, rows: Tensor | None = None, check: bool = True) -> Tensor:

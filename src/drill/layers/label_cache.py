@@ -52,6 +52,8 @@ class Snapshot:
 
     def __init__(self, layer: nn.Module, samples: bool = True) -> None:
         modules = list(layer.modules())
+        # A module that is a plain attribute, such as an embedding that only the model registers.
+        modules += [x for y in modules for x in vars(y).values() if isinstance(x, nn.Module)]
         registered = [d for x in modules for d in (x._parameters, x._buffers)]
         hooks = [d for x in modules[1:] for d in hook_dicts(x)] if samples else []
         dicts = [*map(vars, modules), *(x._modules for x in modules), *registered, *hooks]

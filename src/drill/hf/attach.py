@@ -1,0 +1,175 @@
+"""``attach`` a layer of drill to a transformers model; ``fold`` it into a stock model again."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from drill.hf.head import Head
+from drill.hf.model import (
+    AttachedModel,
+    attached_class,
+    attached_config_class,
+    install_head,
+    label_embedding,
+    name_of,
+)
+from drill.layers import LAYERS, MatrixLayer, NotFoldable
+
+ZERO_START = ("tied", "full", "deep-residual")
+
+
+def attach(
+    model: PreTrainedModel,
+    layer: str = "deep-residual",
+    *,
+    zero_start: bool = True,
+    tie: bool | None = None,
+    label_smoothing: float = 0.0,
+    **options: Any,
+) -> PreTrainedModel:
+    """Replace the head of a causal or sequence-to-sequence model by an output layer, in place.
+
+    Args:
+        model: any model of transformers with a linear ``lm_head``.
+        layer: a matrix layer by name: deep-residual, tied, full, bilinear or dual.
+        zero_start: start with the logits of ``model``, so that a pretrained one can be tuned. The
+            last map of deep-residual starts at zero, and its activation is tanh unless given.
+        tie: whether label vectors are the input embedding, or a matrix of their own that starts as
+            the head's. As in ``model`` unless given.
+        label_smoothing: of the loss in training.
+        **options: of the layer, such as ``depth`` or ``dropout``; see its class. ``bias`` is off
+            where the model's own head has none.
+
+    Returns:
+        ``model``, now an instance of a subclass of its class. Called with labels it returns the
+        loss; in training, logits are None then and never in memory.
+    """
+    if isinstance(model, AttachedModel):
+        raise TypeError(
+            "this model has a layer of drill; attach to a stock one, such as fold(model)"
+        )
+    known = [name for name, each in LAYERS.items() if issubclass(each, MatrixLayer)]
+    if layer not in known:
+        raise ValueError(f"attach: layer is one of {', '.join(known)}, not {layer!r}")
+    linear = model.get_output_embeddings()
+    if type(linear) is not nn.Linear or not model._tied_weights_keys:
+        raise TypeError(
+            f"attach: {type(model).__name__} has no linear head over the rows of an embedding; "
+            "give a causal or a sequence-to-sequence language model"
+        )
+    tied = linear.weight is label_embedding(model)[1].weight
+    tie = tied if tie is None else tie
+    if zero_start:
+        if layer not in ZERO_START:
+            raise ValueError(
+                f"attach: zero_start: no setting of {layer} equals a plain head; pass "
+                f"zero_start=False, or take one of {', '.join(ZERO_START)}"
+            )
+        if tie and not tied and layer != "full":
+            raise ValueError(
+                "attach: tie: this model's head is a matrix of its own, so labels from the input "
+                "embedding cannot start with its logits; pass zero_start=False too"
+            )
+        if layer == "deep-residual":
+            options = {"activation": "tanh", **options, "zero_start": True}
+    options.setdefault("bias", linear.bias is not None)
+    config = model.config
+    drill = {
+        "model_type": config.model_type,
+        "layer": layer,
+        "options": options,
+        "tie": tie,
+        "label_smoothing": label_smoothing,
+    }
+    install_head(model, drill)
+    config_class = attached_config_class(config.__class__)
+    model.__class__ = attached_class(model.__class__, config_class)
+    config.__class__ = config_class
+    config.drill = drill
+    _check_loss(model)
+    return model
+
+
+def fold(model: PreTrainedModel) -> PreTrainedModel:
+    """A stock model with the same logits: class and config of the original, the head untied.
+
+    A copy: ``model`` stays as it is. NotFoldable where the stock class cannot hold the head.
+    """
+    if not isinstance(model, AttachedModel):
+        raise TypeError("fold: this model has no layer of drill; attach one first")
+    head: Head = model.get_output_embeddings()
+    layer = head.layer
+    if type(layer).context is not MatrixLayer.context:
+        raise NotFoldable(
+            f"fold: {type(layer).__name__} maps the hidden states too, and the stock model has no "
+            "such map; export the model with the layer, for example to ONNX"
+        )
+    stock: Any = copy.deepcopy(model)
+    linear: Any = layer.fold()
+    if linear.bias is not None and not model.stock_bias:
+        if not hasattr(stock, "final_logits_bias"):
+            raise NotFoldable(
+                f"fold: the layer has a bias, but the head of {type(model).__name__} has none and "
+                "would drop it silently; attach with bias=False"
+            )
+        stock.final_logits_bias += linear.bias
+        linear.bias = None
+    stock.__class__, stock.config.__class__ = type(model).stock, type(model.config).stock
+    del stock.config.drill
+    name = name_of(model, head)
+    stock.set_submodule(name, linear)
+    stock._tied_weights_keys = {
+        **stock._tied_weights_keys,
+        f"{name}.weight": f"{model.label_embedding}.weight",
+    }
+    _untie(stock)
+    return stock
+
+
+def _untie(stock: Any) -> None:
+    """Say in the config that the head is not tied, and store what else was tied under each name."""
+    config = stock.config
+    always = type(config).from_dict({**config.to_dict(), "tie_word_embeddings": False})
+    if always.tie_word_embeddings:
+        return  # T5: transformers leaves a head untied that differs from the embedding in the file
+    for target in stock.all_tied_weights_keys:
+        parent, _, name = target.rpartition(".")
+        value = stock.get_parameter(target)
+        setattr(stock.get_submodule(parent), name, nn.Parameter(value.detach().clone()))
+    for part in stock.modules():
+        if isinstance(part, PreTrainedModel):
+            part.config.tie_word_embeddings = False
+            part.all_tied_weights_keys = {}
+
+
+@torch.no_grad()
+def _check_loss(model: Any) -> None:
+    """Raise unless the loss of training is that of the model's logits.
+
+    Compared on two tokens: how far the losses of the likeliest and the unlikeliest label differ.
+    """
+    embedding = model.get_input_embeddings().weight
+    if embedding.is_meta:
+        return
+    modes = [(module, module.training) for module in model.modules()]
+    ids = torch.tensor([[len(embedding) // 2, len(embedding) // 3]], device=embedding.device)
+    inputs = {"input_ids": ids, "return_dict": True}
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = ids
+    try:
+        model.eval()
+        logits = model(**inputs).logits.float()
+        unlikeliest, _ = model.fused_loss(logits.argmin(-1), **inputs)
+        likeliest, _ = model.fused_loss(logits.argmax(-1), **inputs)
+    finally:
+        for module, training in modes:
+            module.training = training
+    spread = (logits.amax(-1) - logits.amin(-1)).sum()
+    if not torch.allclose((unlikeliest - likeliest).to(spread), spread, rtol=0.05):
+        raise TypeError(
+            f"attach: {type(model).__name__} changes its logits after the head in a way that drill "
+            "does not know, so its loss would be wrong"
+        )

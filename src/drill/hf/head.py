@@ -1,0 +1,139 @@
+"""The module that stands in the place of a model's ``lm_head``."""
+
+import copy
+import sys
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+from drill.kernels.loss.checks import check_targets
+from drill.kernels.loss.nll import DEFAULT_MEMORY, nll
+from drill.layers.base import MatrixLayer
+from drill.layers.label_smoothing import smoothed_nll
+
+IGNORED = -100  # the label of tokens without a loss, everywhere in transformers
+
+
+class Head(nn.Module):
+    """A matrix layer of drill: ``head(hidden)`` has its logits, ``head(hidden, targets)`` its loss.
+
+    Where the layer encodes the model's input embedding, that module belongs to the model alone: it
+    is no submodule here. So a checkpoint has it once, and FSDP2, which takes no parameter in two
+    groups, sees it once.
+    """
+
+    captured: list[Tensor] | None = None
+    """While this is a list, a call only adds its hidden states to it."""
+
+    def __init__(self, layer: MatrixLayer, shared: bool) -> None:
+        super().__init__()
+        self.layer = layer
+        self.shared = shared
+        if shared:
+            embedding = layer._modules.pop("embedding")
+            vars(layer)["embedding"] = embedding
+
+    def share(self, embedding: nn.Module) -> None:
+        """Encode the rows of this embedding, the one that the model has now."""
+        layer = self.layer
+        if self.shared and vars(layer)["embedding"] is not embedding:
+            if not isinstance(embedding, nn.Embedding):
+                raise TypeError(
+                    f"the output layer encodes the rows of the input embedding, which is now a "
+                    f"{type(embedding).__name__}; leave the embedding out of PEFT's target_modules "
+                    "and modules_to_save, or attach with tie=False"
+                )
+            vars(layer)["embedding"] = embedding
+        if layer.bias is not None and len(layer.bias) != layer.vocabulary_size:
+            layer.resize(layer.vocabulary_size)
+
+    @property
+    def weight(self) -> Tensor:
+        """The encoded labels (V, k), for losses that read ``lm_head.weight``.
+
+        Until accelerate has sharded the model for FSDP2 it is the embedding's Parameter: by that
+        identity accelerate sees that embedding and head must be in one group.
+        """
+        return self.layer.label_weight if _awaits_sharding(self) else self.layer.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.layer.bias
+
+    def __call__(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if self.captured is None:
+            return super().__call__(hidden, *args, **kwargs)
+        # Logits of no position: whatever the model does with them costs nothing. Not by forward:
+        # hooks, such as those of FSDP, expect one call.
+        self.captured.append(hidden)
+        return hidden.new_empty((*hidden.shape[:-2], 0, self.layer.vocabulary_size))
+
+    def forward(
+        self,
+        hidden: Tensor,  # (..., d_h)
+        targets: Tensor | None = None,  # (...)
+        *,
+        label_smoothing: float = 0.0,
+        softcap: float | None = None,
+        logit_bias: Tensor | None = None,  # (V,)
+    ) -> Tensor:
+        """Logits (..., V); with ``targets`` the sum of the losses of ``softcap(logits) + bias``."""
+        layer = self.layer
+        if hasattr(layer.label_weight, "device_mesh"):
+            raise RuntimeError(
+                "the input embedding is sharded where the output layer encodes its rows; put both "
+                "into one FSDP group, as fully_shard([norm, embedding, head]) and accelerate do"
+            )
+        if targets is None:
+            return layer.logits(hidden)
+        on_cpu = hidden.device.type == "cpu"  # elsewhere the check waits for the device
+        check_targets(hidden, targets, layer.vocabulary_size, IGNORED, on_cpu)
+        context, weight = layer.context(hidden), layer.weight
+        if softcap is None:
+            bias = layer.bias if logit_bias is None else logit_bias
+            if layer.bias is not None and logit_bias is not None:
+                bias = layer.bias + logit_bias
+            return nll(
+                context,
+                weight,
+                targets,
+                bias,
+                reduction="sum",
+                ignore_index=IGNORED,
+                label_smoothing=label_smoothing,
+                check=False,
+            )
+
+        def capped(context: Tensor, weight: Tensor) -> Tensor:  # (rows, V)
+            logits = softcap * torch.tanh(F.linear(context, weight, layer.bias) / softcap)
+            return logits.float() if logit_bias is None else logits.float() + logit_bias
+
+        return smoothed_nll(
+            capped,
+            (context,),
+            weight,
+            targets,
+            ignore_index=IGNORED,
+            label_smoothing=label_smoothing,
+            memory=DEFAULT_MEMORY,
+            copies=4,
+        ).sum()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Head":
+        # A copy of the model has its own embedding by now; a copy of the head alone (PEFT) shares.
+        if self.shared:
+            embedding = vars(self.layer)["embedding"]
+            memo.setdefault(id(embedding), embedding)
+        new = type(self).__new__(type(self))
+        memo[id(self)] = new
+        vars(new).update(copy.deepcopy(vars(self), memo))
+        return new
+
+
+def _awaits_sharding(module: nn.Module) -> bool:
+    accelerate = sys.modules.get("accelerate.state")
+    state = {} if accelerate is None else accelerate.AcceleratorState._shared_state
+    return state.get("distributed_type") == "FSDP" and not isinstance(module, FSDPModule)

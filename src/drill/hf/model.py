@@ -1,0 +1,240 @@
+"""The classes of models and configs with a layer attached: subclasses of the stock ones."""
+
+import functools
+from typing import TYPE_CHECKING, Any, cast
+
+import torch.nn.functional as F
+import transformers
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    PretrainedConfig,
+)
+from transformers import initialization as init
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.utils.generic import can_return_tuple
+
+from drill.hf.head import IGNORED, Head
+from drill.layers import LAYERS, MatrixLayer
+
+if TYPE_CHECKING:
+    from typing import Any as Stock  # whatever class comes behind these two in a subclass
+else:
+    Stock = object
+
+MODEL_TYPE = "drill"
+"""What ``config.json`` says, so that without drill nothing reads the checkpoint as a stock model.
+In memory a config has the type of its stock class, by which libraries look up what they need."""
+
+
+class AttachedModel(Stock):
+    """What a stock class gets: the head in the place of its own, and the loss inside forward."""
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)
+        install_head(self, config.drill)
+
+    @classmethod
+    def is_custom_code(cls) -> bool:
+        return False  # so that weights are converted, on loading, as those of the stock class
+
+    @can_return_tuple
+    def forward(
+        self,
+        *args: Any,
+        labels: Any = None,  # Tensor | None
+        shift_labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """The stock forward. With labels also the loss, in training instead of the logits."""
+        if isinstance(self.get_output_embeddings(), Head):
+            self.get_output_embeddings().share(self.get_submodule(self.label_embedding))
+        if labels is None and shift_labels is None:
+            return super().forward(*args, **kwargs)
+        kwargs["return_dict"] = True
+        if self.config.is_encoder_decoder:
+            kwargs["use_cache"] = False
+            if kwargs.get("decoder_input_ids") is None:
+                shifted = self.prepare_decoder_input_ids_from_labels(labels)
+                kwargs["decoder_input_ids"] = shifted
+        if shift_labels is not None:
+            targets = shift_labels
+        elif self.config.is_encoder_decoder:
+            targets = labels
+        else:
+            targets = F.pad(labels, (0, 1), value=IGNORED)[..., 1:]  # position t predicts t + 1
+        if self.training:
+            losses, output = self.fused_loss(targets, *args, **kwargs)
+            logits = None
+        else:
+            output = super().forward(*args, **kwargs)
+            logits = output.logits
+            flat = logits.flatten(0, -2).float()
+            losses = F.cross_entropy(flat, targets.flatten().to(flat.device), reduction="sum")
+        if num_items_in_batch is None:
+            num_items_in_batch = (targets != IGNORED).sum().clamp(min=1)
+        if isinstance(num_items_in_batch, Tensor):
+            num_items_in_batch = num_items_in_batch.to(losses.device)
+        loss = losses / num_items_in_batch
+        return type(output)(**{**output, "loss": loss, "logits": logits})
+
+    def fused_loss(self, targets: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
+        """The sum of the losses without logits in memory, and the output of the stock forward."""
+        lm_head = self.get_output_embeddings()  # a Head, or PEFT's module around it
+        heads = [module for module in lm_head.modules() if isinstance(module, Head)]
+        captured: list[Tensor] = []
+        for head in heads:
+            head.captured = captured
+        try:
+            output = super().forward(*args, **kwargs)
+        finally:
+            for head in heads:
+                head.captured = None
+        logit_bias = getattr(self, "final_logits_bias", None)  # BART and Marian
+        losses = lm_head(
+            captured[0],
+            targets.to(captured[0].device),
+            label_smoothing=self.config.drill["label_smoothing"] if self.training else 0.0,
+            softcap=getattr(self.config.get_text_config(), "final_logit_softcapping", None),
+            logit_bias=None if logit_bias is None else logit_bias.view(-1),
+        )
+        return losses, output
+
+    def _init_weights(self, module: nn.Module) -> None:
+        head = self.get_output_embeddings()
+        parts = dict(head.layer.named_modules()) if isinstance(head, Head) else {}
+        name = next((name for name, part in parts.items() if part is module), "embedding")
+        if name == "embedding":
+            super()._init_weights(module)
+        else:  # a part of the layer that a checkpoint lacks
+            layer = head.layer
+            fresh = build_layer(self.config.drill, layer.embedding, layer.hidden_size)
+            for key, parameter in module.named_parameters(recurse=False):
+                init.copy_(parameter, getattr(fresh.get_submodule(name), key))
+
+    def _get_resized_lm_head(self, head: Head, size: int, **kwargs: Any) -> Head:
+        head.share(self.get_submodule(self.label_embedding))
+        head.layer.resize(size)
+        return head
+
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
+        head = self.get_output_embeddings()
+        trained = {parameter: parameter.requires_grad for parameter in head.parameters()}
+        embedding = super().resize_token_embeddings(*args, **kwargs)
+        for parameter, requires_grad in trained.items():
+            parameter.requires_grad_(requires_grad)  # stock code sets them all alike
+        head.share(self.get_submodule(self.label_embedding))
+        return embedding
+
+
+class AttachedConfig(Stock):
+    """What a stock config class gets: another type in ``config.json``.
+
+    ``drill`` has the stock type, the layer's name and options, and what else ``attach`` was given.
+    """
+
+    drill: dict[str, Any]
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        return {**super().to_diff_dict(), "model_type": MODEL_TYPE}
+
+
+class DrillConfig(PretrainedConfig):
+    """Reads a config.json of ``MODEL_TYPE``: gives the attached class of the stock config."""
+
+    model_type = MODEL_TYPE
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        stock = config_dict["drill"]["model_type"]
+        config_class = attached_config_class(CONFIG_MAPPING[stock])
+        return config_class.from_dict({**config_dict, "model_type": stock}, **kwargs)
+
+
+AutoConfig.register(MODEL_TYPE, DrillConfig)
+
+
+@functools.cache
+def attached_config_class(stock: Any) -> Any:
+    """The subclass of a config class, registered with the Auto classes that know the stock one."""
+    made = type(stock.__name__, (AttachedConfig, stock), {"__module__": "drill.hf", "stock": stock})
+    for auto in (AutoModelForCausalLM, AutoModelForSeq2SeqLM):
+        if stock in auto._model_mapping:
+            model_class = attached_class(auto._model_mapping[stock], made)
+            auto.register(made, model_class, exist_ok=True)  # beside the stock class of that name
+    return made
+
+
+@functools.cache
+def attached_class(stock: Any, config_class: Any) -> Any:
+    """The subclass of a model class.
+
+    It has the name of the stock class, because libraries choose by that name: the Trainer shifts
+    labels for label smoothing only where it knows the name.
+    """
+
+    @functools.wraps(stock.forward)  # generate and the Trainer read the signature
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return AttachedModel.forward(self, *args, **kwargs)
+
+    names = {"__module__": "drill.hf", "config_class": config_class, "stock": stock}
+    return type(stock.__name__, (AttachedModel, stock), {**names, "forward": forward})
+
+
+def attached_class_by_name(name: str) -> Any:
+    """The subclass of the model or config class of that name."""
+    stock = getattr(transformers, name)
+    if issubclass(stock, PretrainedConfig):
+        return attached_config_class(stock)
+    return attached_class(stock, attached_config_class(stock.config_class))
+
+
+def build_layer(drill: dict[str, Any], embedding: nn.Embedding, hidden_size: int) -> MatrixLayer:
+    options = dict(drill["options"])
+    if hidden_size != embedding.embedding_dim:
+        options["hidden_size"] = hidden_size
+    layer: Any = LAYERS[drill["layer"]]
+    return cast(MatrixLayer, layer(embedding, **options))
+
+
+def install_head(model: Any, drill: dict[str, Any]) -> None:
+    """Replace the plain linear head of ``model`` by the layer that ``drill`` describes.
+
+    Its matrix goes on as the label vectors, unless these are the input embedding.
+    """
+    linear = model.get_output_embeddings()
+    path, embedding = label_embedding(model)
+    shared = drill["tie"] and drill["layer"] != "full"
+    if not shared:
+        matrix = linear.weight
+        if matrix is embedding.weight:
+            matrix = nn.Parameter(matrix.detach().clone())
+        own = nn.Embedding(matrix.shape[0], matrix.shape[1], device="meta")
+        own.weight = matrix
+        embedding = own
+    layer = build_layer(drill, embedding, linear.in_features)
+    if drill["layer"] == "full":
+        layer.embedding = embedding
+    if layer.bias is not None and linear.bias is not None:
+        layer.bias = linear.bias
+    name = name_of(model, linear)
+    model.set_submodule(name, Head(layer, shared).train(model.training))
+    model.label_embedding, model.stock_bias = path, linear.bias is not None
+    tied = dict(model._tied_weights_keys)
+    tied.pop(f"{name}.weight")
+    model._tied_weights_keys = tied
+    model.all_tied_weights_keys.pop(f"{name}.weight", None)
+
+
+def label_embedding(model: Any) -> tuple[str, nn.Embedding]:
+    """Name and module of the embedding that the model would tie its head to."""
+    head_name = name_of(model, model.get_output_embeddings())
+    path = model._tied_weights_keys[f"{head_name}.weight"].removesuffix(".weight")
+    return path, model.get_submodule(path)
+
+
+def name_of(model: nn.Module, module: nn.Module) -> str:
+    return next(name for name, each in model.named_modules() if each is module)

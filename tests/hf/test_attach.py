@@ -1,0 +1,262 @@
+"""A layer in the place of the head of a transformers model: function, loss, checkpoint, fold."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from drill.layers import DeepResidual, NotFoldable
+from tests.hf.tiny_models import CONFIGS, FAMILIES, T, V, auto, batch, build, logits, perturb
+
+from drill.hf import attach, fold  # isort: skip  (after the check for transformers)
+
+LAYERS = {
+    "deep-residual": {"depth": 2},
+    "tied": {},
+    "full": {},
+    "bilinear": {"zero_start": False},
+    "dual": {"zero_start": False, "joint_size": 24},
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_attached_it_starts_with_the_logits_and_the_loss_of_the_model(family):
+    model = build(family)
+    with torch.no_grad():
+        before = model(**batch())
+    assert attach(model, "deep-residual", depth=2) is model
+    with torch.no_grad():
+        after = model(**batch())
+    torch.testing.assert_close(after.logits, before.logits)
+    torch.testing.assert_close(after.loss, before.loss)
+    tied = not family.endswith("untied")
+    embedding = model.get_submodule(model.label_embedding)
+    assert (model.lm_head.layer.label_weight is embedding.weight) == tied
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("family", ["gpt2", "llama-untied", "gemma", "marian"])
+def test_the_loss_of_training_and_its_gradients_are_those_of_the_logits(family, layer):
+    model = perturb(attach(build(family), layer, **LAYERS[layer]))
+    inputs = batch()
+    expected = model(**inputs)  # in eval mode: from the logits
+    targets = inputs["labels"]
+    scores = expected.logits
+    if not model.config.is_encoder_decoder:
+        targets, scores = targets[:, 1:], scores[:, :-1]
+    loss = F.cross_entropy(scores.flatten(0, 1), targets.flatten())
+    torch.testing.assert_close(expected.loss, loss)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    gradients = torch.autograd.grad(loss, trained, allow_unused=True)
+
+    output = model.train()(**inputs)
+    assert output.logits is None
+    assert output.to_tuple()[0] is output.loss
+    torch.testing.assert_close(output.loss, loss)
+    fused = torch.autograd.grad(output.loss, trained, allow_unused=True)
+    for one, other in zip(fused, gradients, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma", "bart"])
+def test_loss_options(family):
+    """num_items_in_batch divides the sum; labels are smoothed in training only."""
+    model = perturb(attach(build(family), depth=1, label_smoothing=0.3))
+    inputs = batch()
+    with torch.no_grad():
+        plain = model(**inputs)
+    targets, scores = inputs["labels"], plain.logits
+    if not model.config.is_encoder_decoder:
+        targets, scores = targets[:, 1:], scores[:, :-1]
+    count = (targets != -100).sum()
+    smoothed = F.cross_entropy(scores.flatten(0, 1), targets.flatten(), label_smoothing=0.3)
+    model.train()
+    torch.testing.assert_close(model(**inputs).loss, smoothed)
+    torch.testing.assert_close(model(**inputs, num_items_in_batch=50).loss, smoothed * count / 50)
+    several = model(**inputs, num_items_in_batch=torch.tensor(50))
+    torch.testing.assert_close(several.loss, smoothed * count / 50)
+    ignored = torch.full_like(inputs["labels"], -100)
+    if not model.config.is_encoder_decoder:
+        assert model(inputs["input_ids"], labels=ignored).loss == 0
+        shifted = F.pad(inputs["labels"], (0, 1), value=-100)[:, 1:]
+        given = model(inputs["input_ids"], labels=inputs["labels"], shift_labels=shifted)
+        torch.testing.assert_close(given.loss, smoothed)
+    with pytest.raises(IndexError):
+        model(inputs["input_ids"], labels=inputs["labels"].clamp(min=0) + V)
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_checkpoint_is_read_again(family, layer, tmp_path):
+    model = perturb(attach(build(family), layer, **LAYERS[layer]))
+    model.save_pretrained(tmp_path)
+    again, report = auto(model.config).from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert type(again) is type(model)
+    assert torch.equal(logits(again), logits(model))
+    assert again.config.model_type == CONFIGS[family]().model_type
+
+
+def test_without_drill_a_checkpoint_is_not_taken_for_a_stock_one(tmp_path):
+    attach(build("llama"), depth=1).save_pretrained(tmp_path)
+    assert T.PretrainedConfig.get_config_dict(tmp_path)[0]["model_type"] == "drill"
+
+
+@pytest.mark.parametrize("layer", ["deep-residual", "tied", "full", "bilinear"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_folded_it_is_a_stock_model_with_the_same_logits(family, layer, tmp_path):
+    stock_class = type(build(family))
+    model = perturb(attach(build(family), layer, **LAYERS[layer]))
+    expected = logits(model)
+    stock = fold(model)
+    assert type(stock) is stock_class
+    assert type(stock.config) is type(CONFIGS[family]())
+    assert type(stock.lm_head) is nn.Linear
+    torch.testing.assert_close(logits(stock), expected)
+    stock.save_pretrained(tmp_path)
+    again = stock_class.from_pretrained(tmp_path)
+    torch.testing.assert_close(logits(again), expected)
+    assert torch.equal(logits(model), expected)  # a copy was folded
+
+
+def test_fold_says_what_a_stock_model_cannot_hold():
+    with pytest.raises(NotFoldable, match="bias=False"):
+        fold(attach(build("gpt2"), depth=1, bias=True))
+    with pytest.raises(NotFoldable, match="hidden states"):
+        fold(attach(build("gpt2"), "dual", zero_start=False))
+    with pytest.raises(TypeError, match="attach"):
+        fold(build("gpt2"))
+
+
+def test_a_bias_is_folded_into_the_one_of_marian():
+    model = perturb(attach(build("marian"), depth=1, bias=True))
+    torch.testing.assert_close(logits(fold(model)), logits(model))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama-untied", "t5", "marian"])
+def test_generate_encodes_the_labels_once_and_again_after_a_change(family, monkeypatch):
+    model = perturb(attach(build(family), depth=2))
+    encoded = []
+    encode = DeepResidual.labels
+    monkeypatch.setattr(
+        DeepResidual, "labels", lambda self, *args: encoded.append(1) or encode(self, *args)
+    )
+    ids = batch()["input_ids"]
+    options = {"max_new_tokens": 8, "do_sample": False, "attention_mask": torch.ones_like(ids)}
+    options |= {"eos_token_id": None, "pad_token_id": 0}
+    expected = fold(model).generate(ids, **options)
+    encoded.clear()
+    assert torch.equal(model.generate(ids, **options), expected)
+    assert len(encoded) == 1
+    with torch.no_grad():
+        model.lm_head.layer.label_weight[:, :4] += 1.0
+    changed = fold(model).generate(ids, **options)
+    assert torch.equal(model.generate(ids, **options), changed)
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_resize_token_embeddings_resizes_the_head(family, bias, grad):
+    model = perturb(attach(build(family), depth=1, bias=bias))
+    expected = logits(model)
+    trained = {name: p.requires_grad for name, p in model.named_parameters()}
+    with torch.set_grad_enabled(grad):
+        if family == "marian-two-vocabularies":
+            model.resize_decoder_token_embeddings(V + 6)
+        else:
+            model.resize_token_embeddings(V + 6)
+    assert {name: p.requires_grad for name, p in model.named_parameters()} == trained
+    assert logits(model).shape[-1] == V + 6
+    torch.testing.assert_close(logits(model)[..., :V], expected)
+    model.train()(**batch()).loss.backward()
+    assert all(p.grad is not None for p in model.lm_head.parameters())
+
+
+def test_copies_have_their_own_embedding():
+    model = perturb(attach(build("llama"), depth=1))
+    expected = logits(model)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(logits(other), expected)
+        assert other.lm_head.layer.label_weight is other.get_input_embeddings().weight
+        assert type(other) is type(model)
+        with torch.no_grad():
+            other.get_input_embeddings().weight += 1.0
+        assert torch.equal(logits(model), expected)
+
+
+def test_another_embedding_is_the_one_that_is_encoded():
+    model = perturb(attach(build("llama"), depth=1))
+    model.set_input_embeddings(nn.Embedding(V, 32))
+    torch.testing.assert_close(logits(model), logits(fold(model)))
+    assert model.lm_head.layer.label_weight is model.get_input_embeddings().weight
+
+
+def test_on_the_meta_device_and_from_a_config(tmp_path):
+    with torch.device("meta"):
+        model = attach(T.AutoModelForCausalLM.from_config(CONFIGS["llama"]()), depth=2)
+    assert all(p.is_meta for p in model.parameters())
+    real = perturb(attach(build("llama"), depth=2))
+    model.load_state_dict(real.state_dict(), assign=True)
+    assert model.lm_head.layer.label_weight is model.get_input_embeddings().weight
+    # A config alone is enough: the layer starts as its class does, the rest as transformers do.
+    torch.manual_seed(0)
+    fresh = T.AutoModelForCausalLM.from_config(real.config)
+    last, first = fresh.lm_head.layer.maps[-1].linear, fresh.lm_head.layer.maps[0].linear
+    assert not last.weight.any()
+    assert 0.09 < first.weight.abs().max() <= 0.1
+    # And so it does where a checkpoint lacks the layer.
+    build("llama").save_pretrained(tmp_path)
+    loaded = type(real).from_pretrained(tmp_path, config=real.config)
+    torch.testing.assert_close(logits(loaded), logits(build("llama")))
+    assert 0.09 < loaded.lm_head.layer.maps[0].linear.weight.abs().max() <= 0.1
+
+
+def test_an_untied_model_can_share_its_embedding():
+    model = attach(build("llama-untied"), depth=1, tie=True, zero_start=False)
+    assert model.lm_head.layer.label_weight is model.get_input_embeddings().weight
+    assert not any(name.startswith("lm_head.layer.embedding") for name in model.state_dict())
+    torch.testing.assert_close(logits(fold(model)), logits(model))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "key"),
+    [
+        ({"layer": "mixture"}, ValueError, "layer"),
+        ({"layer": "dual"}, ValueError, "zero_start"),
+        ({"layer": "deep-residual", "activation": "sigmoid"}, ValueError, "activation"),
+        ({"layer": "deep-residual", "depth": -1}, ValueError, "depth"),
+        ({"layer": "tied", "depth": 1}, TypeError, "depth"),
+        ({"tie": True}, ValueError, "tie"),
+    ],
+)
+def test_what_cannot_be_attached_leaves_the_model_as_it_was(options, error, key):
+    model = build("llama-untied")
+    stock = type(model)
+    with pytest.raises(error, match=key):
+        attach(model, **options)
+    assert type(model) is stock
+    assert type(model.lm_head) is nn.Linear
+
+
+def test_models_without_a_head_or_with_one_of_ours():
+    with pytest.raises(TypeError, match="head"):
+        attach(T.AutoModel.from_config(CONFIGS["llama"]()))
+    with pytest.raises(TypeError, match="fold"):
+        attach(attach(build("llama"), depth=1))
+
+
+def test_a_model_that_changes_its_logits_in_an_unknown_way_is_refused():
+    config = T.CohereConfig(
+        vocab_size=V,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        logit_scale=0.25,
+    )
+    with pytest.raises(TypeError, match="logits"):
+        attach(T.AutoModelForCausalLM.from_config(config))
