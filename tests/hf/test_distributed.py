@@ -1,0 +1,60 @@
+"""accelerate with two processes on the CPU: the losses of one process, and checkpoints."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import distributed
+
+from tests.hf.tiny_models import logits
+
+pytest.importorskip("accelerate", reason="needs accelerate")
+from tests.hf.train_in_processes import parts
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not distributed.is_gloo_available(), reason="needs torch with gloo"),
+]
+
+
+@pytest.fixture(scope="module")
+def one_process():
+    """Losses of four steps, and the logits after them."""
+    model, optimizer, ids = parts()
+    losses = []
+    for _ in range(4):
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, logits(model)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_two_processes_train_as_one(kind, one_process, tmp_path):
+    script = str(Path(__file__).with_name("train_in_processes.py"))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    search = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    environment = {**os.environ, "PYTHONPATH": search, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, script, kind, str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    losses, expected = one_process
+    assert report["losses"] == pytest.approx(losses, rel=1e-5)
+    torch.testing.assert_close(torch.tensor(report["logits"]), expected, rtol=1e-3, atol=1e-3)
+    if kind == "fsdp2":
+        assert report["shared"]  # the head encodes the embedding, sharded once
+        assert report["resumed"]  # from a sharded checkpoint, in another model

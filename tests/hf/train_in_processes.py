@@ -1,0 +1,88 @@
+"""Run by torchrun: trains a tiny model with accelerate, and saves what the test compares."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from accelerate import (
+    Accelerator,
+    DistributedType,
+    FullyShardedDataParallelPlugin,
+    PartialState,
+)
+from torch import distributed
+
+from drill.hf import attach
+from tests.hf.tiny_models import T, build, logits, perturb
+
+
+def parts():
+    """A model, its optimiser and a batch of ids (4, 8)."""
+    model = perturb(attach(build("llama"), depth=2)).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    return (
+        model,
+        optimizer,
+        torch.randint(3, 90, (4, 8), generator=torch.Generator().manual_seed(3)),
+    )
+
+
+def train(accelerator, steps=4):
+    """The losses, and the trained model."""
+    model, optimizer, ids = parts()
+    model, optimizer = accelerator.prepare(model, optimizer)
+    ids = ids.chunk(accelerator.num_processes)[accelerator.process_index]
+    losses = []
+    for _ in range(steps):
+        loss = model(input_ids=ids, labels=ids).loss
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(accelerator.reduce(loss.detach(), "mean").item())
+    return losses, model
+
+
+def main(kind, folder):
+    plugin = None
+    if kind == "fsdp2":
+        plugin = FullyShardedDataParallelPlugin(
+            fsdp_version=2,
+            auto_wrap_policy="transformer_based_wrap",
+            transformer_cls_names_to_wrap=["LlamaDecoderLayer"],
+            reshard_after_forward=True,
+            state_dict_type="SHARDED_STATE_DICT",
+        )
+    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
+    if kind == "fsdp2":  # accelerate itself chooses FSDP for GPUs only
+        PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+        accelerator.state.distributed_type = DistributedType.FSDP
+        accelerator.state.fsdp_plugin = plugin
+    losses, model = train(accelerator)
+    report = {"losses": losses}
+    if kind == "fsdp2":
+        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+        report["shared"] = head.layer.label_weight is embedding.weight
+        accelerator.save_state(folder / "sharded")
+        accelerator.free_memory()
+        _, loaded = train(accelerator, steps=1)
+        accelerator.load_state(folder / "sharded")
+        ids = torch.arange(3, 11)[None]
+        with torch.no_grad():
+            report["resumed"] = torch.equal(loaded.eval()(ids).logits, model.eval()(ids).logits)
+    state = accelerator.get_state_dict(model)
+    whole = accelerator.unwrap_model(model)
+    whole.save_pretrained(
+        folder / "saved", is_main_process=accelerator.is_main_process, state_dict=state
+    )
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        again = T.AutoModelForCausalLM.from_pretrained(folder / "saved")
+        report["logits"] = logits(again).tolist()
+        (folder / "report.json").write_text(json.dumps(report))
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
