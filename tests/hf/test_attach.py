@@ -215,6 +215,16 @@ def test_on_the_meta_device_and_from_a_config(tmp_path):
     assert 0.09 < loaded.lm_head.layer.maps[0].linear.weight.abs().max() <= 0.1
 
 
+def test_the_config_of_the_caller_stays_as_it_was():
+    config = CONFIGS["llama"]()
+    before = config.to_dict()
+    for _ in range(2):
+        model = attach(T.AutoModelForCausalLM.from_config(config), depth=1)
+        assert all(x.config is model.config for x in model.modules() if hasattr(x, "config"))
+    assert type(config) is T.LlamaConfig
+    assert config.to_dict() == before
+
+
 def test_an_untied_model_can_share_its_embedding():
     model = attach(build("llama-untied"), depth=1, tie=True, zero_start=False)
     assert model.lm_head.layer.label_weight is model.get_input_embeddings().weight

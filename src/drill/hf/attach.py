@@ -76,19 +76,21 @@ def attach(
         if layer == "deep-residual":
             options = {"activation": "tanh", **options, "zero_start": True}
     options.setdefault("bias", linear.bias is not None)
-    config = model.config
     drill = {
-        "model_type": config.model_type,
+        "model_type": model.config.model_type,
         "layer": layer,
         "options": options,
         "tie": tie,
         "label_smoothing": label_smoothing,
     }
     install_head(model, drill)
-    config_class = attached_config_class(config.__class__)
-    model.__class__ = attached_class(model.__class__, config_class)
-    config.__class__ = config_class
+    given, config = model.config, copy.deepcopy(model.config)  # the given one may be used again
+    config.__class__ = attached_config_class(given.__class__)
     config.drill = drill
+    for module in model.modules():
+        if getattr(module, "config", None) is given:
+            module.config = config
+    model.__class__ = attached_class(model.__class__, config.__class__)
     _check_loss(model)
     return model
 
