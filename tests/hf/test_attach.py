@@ -268,5 +268,7 @@ def test_a_model_that_changes_its_logits_in_an_unknown_way_is_refused():
         num_attention_heads=4,
         logit_scale=0.25,
     )
+    model = T.AutoModelForCausalLM.from_config(config)
     with pytest.raises(TypeError, match="logits"):
-        attach(T.AutoModelForCausalLM.from_config(config))
+        attach(model)
+    assert type(model.lm_head) is nn.Linear

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from drill.hf.head import Head
 from drill.hf.model import (
     AttachedModel,
+    after_head,
     attached_class,
     attached_config_class,
     install_head,
@@ -60,6 +61,7 @@ def attach(
             f"attach: {type(model).__name__} has no linear head over the rows of an embedding; "
             "give a causal or a sequence-to-sequence language model"
         )
+    _check_logits(model, linear)
     tied = linear.weight is label_embedding(model)[1].weight
     tie = tied if tie is None else tie
     if zero_start:
@@ -91,7 +93,6 @@ def attach(
         if getattr(module, "config", None) is given:
             module.config = config
     model.__class__ = attached_class(model.__class__, config.__class__)
-    _check_loss(model)
     return model
 
 
@@ -148,29 +149,27 @@ def _untie(stock: Any) -> None:
 
 
 @torch.no_grad()
-def _check_loss(model: Any) -> None:
-    """Raise unless the loss of training is that of the model's logits.
-
-    Compared on two tokens: how far the losses of the likeliest and the unlikeliest label differ.
-    """
+def _check_logits(model: Any, linear: nn.Linear) -> None:
+    """Raise where the model does more with the logits of its head than the fused loss does."""
     embedding = model.get_input_embeddings().weight
     if embedding.is_meta:
         return
-    modes = [(module, module.training) for module in model.modules()]
     ids = torch.tensor([[len(embedding) // 2, len(embedding) // 3]], device=embedding.device)
-    inputs = {"input_ids": ids, "return_dict": True}
+    inputs = {"input_ids": ids}
     if model.config.is_encoder_decoder:
         inputs["decoder_input_ids"] = ids
+    outputs: list[torch.Tensor] = []
+    hook = linear.register_forward_hook(lambda *call: outputs.append(call[-1].clone()))
     try:
-        model.eval()
-        logits = model(**inputs).logits.float()
-        unlikeliest, _ = model.fused_loss(logits.argmin(-1), **inputs)
-        likeliest, _ = model.fused_loss(logits.argmax(-1), **inputs)
+        logits = model(**inputs, return_dict=True).logits.float()
     finally:
-        for module, training in modes:
-            module.training = training
-    spread = (logits.amax(-1) - logits.amin(-1)).sum()
-    if not torch.allclose((unlikeliest - likeliest).to(spread), spread, rtol=0.05):
+        hook.remove()
+    expected, (softcap, bias) = outputs[0].float(), after_head(model)
+    if softcap is not None:
+        expected = softcap * torch.tanh(expected / softcap)
+    if bias is not None:
+        expected = expected + bias
+    if (logits - expected).abs().max() > 0.05 * (logits.amax() - logits.amin()):
         raise TypeError(
             f"attach: {type(model).__name__} changes its logits after the head in a way that drill "
             "does not know, so its loss would be wrong"

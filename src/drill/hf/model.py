@@ -50,8 +50,8 @@ class AttachedModel(Stock):
         **kwargs: Any,
     ) -> Any:
         """The stock forward. With labels also the loss, in training instead of the logits."""
-        if isinstance(self.get_output_embeddings(), Head):
-            self.get_output_embeddings().share(self.get_submodule(self.label_embedding))
+        for head in self.heads():
+            head.share(self.get_submodule(self.label_embedding))
         if labels is None and shift_labels is None:
             return super().forward(*args, **kwargs)
         kwargs["return_dict"] = True
@@ -83,25 +83,27 @@ class AttachedModel(Stock):
 
     def fused_loss(self, targets: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
         """The sum of the losses without logits in memory, and the output of the stock forward."""
-        lm_head = self.get_output_embeddings()  # a Head, or PEFT's module around it
-        heads = [module for module in lm_head.modules() if isinstance(module, Head)]
         captured: list[Tensor] = []
-        for head in heads:
+        for head in self.heads():
             head.captured = captured
         try:
             output = super().forward(*args, **kwargs)
         finally:
-            for head in heads:
+            for head in self.heads():
                 head.captured = None
-        logit_bias = getattr(self, "final_logits_bias", None)  # BART and Marian
-        losses = lm_head(
+        softcap, logit_bias = after_head(self)
+        losses = self.get_output_embeddings()(
             captured[0],
             targets.to(captured[0].device),
-            label_smoothing=self.config.drill["label_smoothing"] if self.training else 0.0,
-            softcap=getattr(self.config.get_text_config(), "final_logit_softcapping", None),
-            logit_bias=None if logit_bias is None else logit_bias.view(-1),
+            label_smoothing=self.config.drill["label_smoothing"],
+            softcap=softcap,
+            logit_bias=logit_bias,
         )
         return losses, output
+
+    def heads(self) -> list[Head]:
+        """The head; where PEFT keeps one to train beside the old one, both."""
+        return [x for x in self.get_output_embeddings().modules() if isinstance(x, Head)]
 
     def _init_weights(self, module: nn.Module) -> None:
         head = self.get_output_embeddings()
@@ -227,6 +229,13 @@ def install_head(model: Any, drill: dict[str, Any]) -> None:
     tied.pop(f"{name}.weight")
     model._tied_weights_keys = tied
     model.all_tied_weights_keys.pop(f"{name}.weight", None)
+
+
+def after_head(model: Any) -> tuple[float | None, Tensor | None]:
+    """What a model does with the logits of its head: Gemma's soft cap, BART's and Marian's bias."""
+    bias = getattr(model, "final_logits_bias", None)
+    softcap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
+    return softcap, None if bias is None else bias.view(-1)
 
 
 def label_embedding(model: Any) -> tuple[str, nn.Embedding]:
