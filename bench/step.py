@@ -21,8 +21,7 @@ from drill.data import Segment, Vocabulary, sequence_lengths
 from drill.language_modeling import build
 from drill.language_modeling.state import LanguageModelState
 from drill.language_modeling.step import RecordedSteps
-from drill.training.build import build_optimizer
-from drill.training.settings import Settings, recipe
+from drill.training.settings import Settings, build_optimizer, recipe
 from drill.training.state import Limits
 
 BASE = "plain nn.LSTM + F.cross_entropy"

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from drill.layers import DeepResidual, OutputLayer, TiedSoftmax
 from drill.models import Transformer
 from drill.models.translator import Translator
-from drill.training.captured_gradients import CapturedGradients
+from drill.training.cuda_graphs import CapturedGradients
 from drill.translation.export_marian import marian_weights
 from drill.translation.search.search import Decoding, beam_search, encoded_once
 

@@ -43,10 +43,6 @@ class NotExportable(DrillError, ValueError):
     """A model with a part that the other program does not have."""
 
 
-class NothingTrained(DrillError, RuntimeError):
-    """A limit ends the run before there are weights to test."""
-
-
 class OutOfMemory(DrillError, RuntimeError):
     """The memory of the computer or of the GPU is too small."""
 

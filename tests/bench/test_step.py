@@ -7,8 +7,7 @@ from setting import SIZES, Setting
 
 from drill.data import Vocabulary
 from drill.language_modeling import build
-from drill.training.build import build_optimizer
-from drill.training.settings import recipe
+from drill.training.settings import build_optimizer, recipe
 
 
 @pytest.mark.parametrize("name", ["demo", pytest.param("ptb", marks=pytest.mark.slow)])

@@ -12,7 +12,7 @@ from drill.models import Transformer
 from drill.models.transformer import blocks as transformer_blocks
 from drill.models.transformer import fused_linear as transformer_maps
 from drill.models.transformer.attention import WithoutCudnn, attended
-from drill.training.captured_gradients import CapturedGradients
+from drill.training.cuda_graphs import CapturedGradients
 from tests.kernels.places import every_device, every_impl
 from tests.models.small_transformers import B, S, T, both_norms, d, ids, make, ragged
 

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from drill.kernels.runtime import overlap
-from drill.training.captured_gradients import CapturedGradients
+from drill.training.cuda_graphs import CapturedGradients
 from tests.tiny_translations import small_translator
 
 both_devices = pytest.mark.parametrize(

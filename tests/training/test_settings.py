@@ -14,9 +14,15 @@ from drill.data import EOS, Vocabulary
 from drill.errors import SettingsError
 from drill.language_modeling.build import language_model
 from drill.recipes.reader import NAME, changed, describe, merged, recipe_names
-from drill.training.build import build_optimizer
-from drill.training.settings import LANGUAGE_MODEL, Settings, recipe, resolved, saved
-from drill.training.summary import sizes_by_default
+from drill.training.run.summary import sizes_by_default
+from drill.training.settings import (
+    LANGUAGE_MODEL,
+    Settings,
+    build_optimizer,
+    recipe,
+    resolved,
+    saved,
+)
 
 SIZES = {"ptb": 10_000, "wikitext-2": 33_278, "bible": 10_000}
 

@@ -9,7 +9,7 @@ import pytest
 from drill.data import FilterReport
 from drill.data.parallel import pairs as encoded_pairs
 from drill.tasks import train_run
-from drill.training.summary import left_out
+from drill.training.run.summary import left_out
 from drill.translation import run as translation_run
 from tests.tiny_runs import interrupted_after
 from tests.tiny_translation_place import small, write_pairs

@@ -142,8 +142,8 @@ def data(
             f"{corpus}: is neither a corpus ({', '.join([*NAMES, *PARALLEL_NAMES])}) nor a folder "
             f"or file{renamed(corpus)}; check the path, or take a name that `drill data` lists"
         )
+    from drill.training.run.summary import share_of_unknown
     from drill.training.settings import recipe
-    from drill.training.summary import share_of_unknown
 
     with Counter("download") as progress:
         found, vocabulary = read_corpus(corpus, min_count=min_count, progress=progress)

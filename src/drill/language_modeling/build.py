@@ -17,9 +17,8 @@ from drill.layers import MatrixLayer, OutputLayer
 from drill.models import ENCODERS
 from drill.models.language_model import LanguageModel
 from drill.recipes.reader import NAME
-from drill.training.build import build_optimizer, output_layer
 from drill.training.device import meta_init
-from drill.training.settings import Settings, makes_no_model
+from drill.training.settings import Settings, build_optimizer, makes_no_model, output_layer
 
 STAND_IN = 2**20  # words of a vocabulary that is not known yet
 

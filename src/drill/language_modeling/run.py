@@ -18,7 +18,6 @@ from drill.language_modeling.scoring import Scored, score
 from drill.language_modeling.step import capture_blocker, kernel_summary
 from drill.language_modeling.train import train
 from drill.models.language_model import LanguageModel
-from drill.training.build import build_optimizer
 from drill.training.device import pick_device
 from drill.training.distributed import World
 from drill.training.loop import TRAINING_LOG, Outcome
@@ -30,6 +29,13 @@ from drill.training.run.checkpoint import load_into
 from drill.training.run.environment import keep_environment, leave_ended
 from drill.training.run.folder import RunFolder
 from drill.training.run.resume import has_begun, with_text
+from drill.training.run.summary import (
+    few_updates,
+    no_better_than_guessing,
+    run_summary,
+    share_of_unknown,
+    sizes,
+)
 from drill.training.run.weights import (
     Weights,
     WeightsInfo,
@@ -37,14 +43,7 @@ from drill.training.run.weights import (
     load_weights,
     settings_of,
 )
-from drill.training.settings import TRANSLATION, Settings, does_not_run
-from drill.training.summary import (
-    few_updates,
-    no_better_than_guessing,
-    run_summary,
-    share_of_unknown,
-    sizes,
-)
+from drill.training.settings import TRANSLATION, Settings, build_optimizer, does_not_run
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,7 @@ from drill.language_modeling.state import LanguageModelState
 from drill.language_modeling.step import steps
 from drill.models.language_model import LanguageModel
 from drill.training.distributed import World, data_parallel
-from drill.training.divergence import diverged_if_nan
-from drill.training.loop import Outcome, Watch, fit
+from drill.training.loop import Outcome, Watch, diverged_if_nan, fit
 from drill.training.optim import NonMonotone, ScheduledOptimizer
 from drill.training.options import LanguageModelOptions
 from drill.training.precision import sum_dtype

@@ -8,11 +8,14 @@ those signatures and nowhere else. With ``task = "translation"``: ``[encoder]`` 
 ``[filters]`` of ``Filters`` and ``[subwords]`` of ``Subwords.train``.
 """
 
+import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from drill.data import Filters, Subwords, read_corpus, read_parallel_corpus
 from drill.errors import SettingsError
@@ -29,7 +32,7 @@ from drill.recipes.reader import (
     read,
     stands_alone,
 )
-from drill.training.optim import OPTIMIZERS
+from drill.training.optim import OPTIMIZERS, ScheduledOptimizer
 from drill.training.options import LanguageModelOptions, TranslationOptions
 from drill.training.schema import NONE, RENAMED, fits_kind, in_words, with_defaults, with_name
 
@@ -329,3 +332,35 @@ def _flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
+
+
+# -- from settings to objects ----------------------------------------------------------------------
+
+
+def output_layer(
+    table: dict[str, Any],
+    embedding: nn.Embedding,
+    hidden_size: int,
+    counts: Callable[[], list[int]],
+) -> OutputLayer:
+    """The layer that a table describes; ``counts`` of labels are asked for where it needs them."""
+    options = {key: value for key, value in table.items() if key not in (NAME, INNER)}
+    kind: Any = LAYERS[table[NAME]]
+    takes = inspect.signature(kind).parameters
+    if options.get("hidden_size", hidden_size) is None:
+        options["hidden_size"] = hidden_size
+    if "counts" in takes:
+        options["counts"] = counts()
+    if not wraps(kind):
+        return kind(embedding, **options)
+    # A mixture projects what the encoder gives; others hand it on as it is.
+    inner = embedding.embedding_dim if "hidden_size" in takes else hidden_size
+    return kind(output_layer(table[INNER], embedding, inner, counts), **options)
+
+
+def build_optimizer(settings: Settings) -> ScheduledOptimizer:
+    options = dict(settings.optimizer)
+    try:
+        return OPTIMIZERS[options.pop(NAME)](**options)
+    except (ValueError, TypeError) as error:
+        raise SettingsError(f"[optimizer]: {error}") from None

@@ -33,13 +33,12 @@ from drill.layers import SampledSoftmax
 from drill.models import Transformer
 from drill.models.translator import Translator
 from drill.recipes.reader import NAME
-from drill.training.build import build_optimizer, output_layer
 from drill.training.device import meta_init
 from drill.training.distributed import World
 from drill.training.loop import TRAINING_LOG
 from drill.training.run.folder import RunFolder
 from drill.training.run.weights import settings_of
-from drill.training.settings import Settings, makes_no_model
+from drill.training.settings import Settings, build_optimizer, makes_no_model, output_layer
 from drill.translation.step import own_batches
 
 training_log = logging.getLogger(TRAINING_LOG)

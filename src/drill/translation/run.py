@@ -26,7 +26,6 @@ from drill.data.extras import check_packages
 from drill.data.parallel.pairs import KEEP_ALL
 from drill.errors import RunFolderError
 from drill.models.translator import Translator
-from drill.training.build import build_optimizer
 from drill.training.device import pick_device
 from drill.training.distributed import World
 from drill.training.loop import Outcome
@@ -36,6 +35,7 @@ from drill.training.progress import Progress
 from drill.training.run.environment import keep_environment, leave_ended
 from drill.training.run.folder import RunFolder
 from drill.training.run.resume import has_begun, with_text
+from drill.training.run.summary import left_out, run_summary, sizes
 from drill.training.run.weights import (
     Weights,
     WeightsInfo,
@@ -43,8 +43,7 @@ from drill.training.run.weights import (
     load_weights,
     settings_of,
 )
-from drill.training.settings import TRANSLATION, Settings, does_not_run
-from drill.training.summary import left_out, run_summary, sizes
+from drill.training.settings import TRANSLATION, Settings, build_optimizer, does_not_run
 from drill.translation.bleu import Scores
 from drill.translation.build import (
     packages_of,

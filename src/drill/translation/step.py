@@ -14,7 +14,7 @@ from drill.layers import FullSoftmax, MatrixLayer, OutputLayer, TiedSoftmax, Wra
 from drill.layers.sampled import foldable
 from drill.models.transformer.attention import attention_ways
 from drill.models.translator import Translator
-from drill.training.captured_gradients import CapturedGradients
+from drill.training.cuda_graphs import CapturedGradients
 from drill.training.distributed import World
 from drill.training.precision import autocast_to, sum_dtype
 

@@ -11,7 +11,7 @@ import torch
 
 from drill.data import PairBatch, PairBatches, Pairs, TranslationData
 from drill.models.translator import Translator
-from drill.training.captured_gradients import CapturedGradients
+from drill.training.cuda_graphs import CapturedGradients
 from drill.training.distributed import World, data_parallel
 from drill.training.loop import Outcome, Watch, fit
 from drill.training.optim import NonMonotone, ScheduledOptimizer

@@ -7,8 +7,7 @@ from dataclasses import asdict
 from drill.data import TranslationData
 from drill.models.translator import Translator
 from drill.training.device import out_of_memory_hint
-from drill.training.divergence import diverged_if_nan
-from drill.training.loop import TRAINING_LOG, Watch
+from drill.training.loop import TRAINING_LOG, Watch, diverged_if_nan
 from drill.training.run.checkpoint import copy_into, load_into
 from drill.training.run.folder import RunFolder
 from drill.translation.bleu import corpus_scores

@@ -3,7 +3,7 @@
 import pytest
 
 from drill.data import Corpus
-from drill.training.summary import share_of_unknown
+from drill.training.run.summary import share_of_unknown
 
 TAIL = "of the test tokens; perplexities take it for one word"
 TEXT = "a a a b b c\n"  # seven tokens with <eos>
