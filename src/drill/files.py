@@ -167,8 +167,11 @@ def _write(stream: BinaryIO, content: bytes | Callable[[BinaryIO], object]) -> N
 
 
 def remove_parts(path: Path) -> None:
-    """Remove what a killed ``atomic_write`` of ``path`` left; nobody may be writing it now."""
-    for part in path.parent.glob(f".{path.name}.*.tmp"):
+    """Remove what a killed ``atomic_write`` of ``path`` left; its name may be a pattern.
+
+    Nobody may be writing it now.
+    """
+    for part in path.parent.glob(f".{path.name}.{16 * '[0-9a-f]'}.tmp"):
         part.unlink(missing_ok=True)
 
 

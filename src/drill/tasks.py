@@ -19,7 +19,6 @@ from drill.training.device import pick_device
 from drill.training.distributed import World, world
 from drill.training.loop import Outcome
 from drill.training.progress import Progress, ProgressLines
-from drill.training.run.environment import forget_idle_lives
 from drill.training.run.folder import RunFolder
 from drill.training.run.resume import check_resume
 from drill.training.run.weights import Weights, settings_of, task_of
@@ -69,8 +68,6 @@ def train(
         callbacks = (progress, data_progress, on_start if processes.first else None)
         with run.locked() if processes.first else nullcontext():
             outcome = train_task(settings, run, place, processes, *callbacks)
-            if processes.first:
-                forget_idle_lives(run)
     if outcome.interrupted and pass_on_signals:
         reraise_signal(outcome.signal, _interrupted(outcome, run))
     return outcome

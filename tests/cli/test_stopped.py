@@ -46,10 +46,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 @pytest.mark.parametrize("task", COMMANDS)
 def test_before_the_first_step_no_folder_stays(drill, monkeypatch, task, quiet):
     module = translation_run if task == "translator" else language_model_run
-    for name in (
-        "build_optimizer",
-        "keep_environment",
-    ):  # before and after the first files are written
+    for name in ("build_optimizer", "run_environment"):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, ctrl_c)
             words = (*COMMANDS[task], "--runs", "fresh/runs", "--device", "cpu", *quiet)
@@ -60,7 +57,7 @@ def test_before_the_first_step_no_folder_stays(drill, monkeypatch, task, quiet):
 
 def test_files_of_others_stay(drill, place, monkeypatch):
     """A folder that was there is not emptied, nor one beside which another run has come."""
-    monkeypatch.setattr(language_model_run, "keep_environment", ctrl_c)
+    monkeypatch.setattr(language_model_run, "run_environment", ctrl_c)
     (place / "mine" / "here").mkdir(parents=True)
     (place / "mine" / "here" / "vocabulary.json").write_text("[]")
     for name in ("here", "new"):

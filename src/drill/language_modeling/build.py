@@ -17,7 +17,7 @@ from drill.layers import MatrixLayer, OutputLayer
 from drill.models import ENCODERS
 from drill.models.language_model import LanguageModel
 from drill.recipes.reader import NAME
-from drill.training.device import meta_init
+from drill.training.device import check_memory, meta_init
 from drill.training.settings import Settings, build_optimizer, makes_no_model, output_layer
 
 STAND_IN = 2**20  # words of a vocabulary that is not known yet
@@ -39,7 +39,10 @@ def language_model(
     settings: Settings, vocabulary: Vocabulary, device: torch.device | str = "cpu"
 ) -> LanguageModel:
     """A fresh model; its numbers follow from torch's seed."""
-    return _model(settings, len(vocabulary), vocabulary.counts.tolist).to(device)
+    arguments = (settings, len(vocabulary), vocabulary.counts.tolist)
+    with meta_init():
+        check_memory(_model(*arguments).parameters())
+    return _model(*arguments).to(device)
 
 
 def dry_run(settings: Settings) -> None:
@@ -48,6 +51,7 @@ def dry_run(settings: Settings) -> None:
     build_optimizer(settings)
     with meta_init():
         model = _model(settings, STAND_IN, lambda: [1] * STAND_IN)
+    check_memory(each for each in model.parameters() if STAND_IN not in each.shape)
     try:
         check_adversarial(settings.training["adversarial"], model.layer)
     except ValueError as error:
@@ -71,5 +75,5 @@ def _model(settings: Settings, words: int, counts: Callable[[], list[int]]) -> L
         built = kind(embedding, **encoder)
         layer = output_layer(settings.layer, embedding, built.output_size, counts)
         return LanguageModel(built, layer)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RuntimeError) as error:
         raise makes_no_model(settings, error) from None

@@ -26,7 +26,7 @@ from drill.training.options import LanguageModelOptions
 from drill.training.precision import autocast_dtype, matmul_precision
 from drill.training.progress import Progress
 from drill.training.run.checkpoint import load_into
-from drill.training.run.environment import keep_environment, leave_ended
+from drill.training.run.environment import has_ended, run_environment
 from drill.training.run.folder import RunFolder
 from drill.training.run.resume import has_begun, with_text
 from drill.training.run.summary import (
@@ -155,11 +155,16 @@ def train_language_model(
             raise DataError(f"{start.path}: was trained with another vocabulary; start elsewhere")
         load_into(model, start.best)
     optimizer = build_optimizer(settings)
-    if processes.first and not leave_ended(run, settings):
-        vocabulary.save(run.vocabulary)
-        found = _ways(settings, model, optimizer, processes)
-        keep_environment(run, settings, model, device, processes, found)
-        run.write_text(run.recipe, settings.to_toml())
+    if processes.first and not has_ended(run, settings):
+        kernels = _ways(settings, model, optimizer, processes)
+        environment = run_environment(run, settings, model, device, processes, kernels)
+
+        def describe() -> None:
+            vocabulary.save(run.vocabulary)
+            run.write_json(run.environment, environment)
+            run.write_text(run.recipe, settings.to_toml())
+
+        run.before_first_write(describe)
     if on_start is not None:
         size = f"{len(ids.train):,} tokens, {len(vocabulary):,} words"
         cut_off = (settings.data["min_count"], settings.data["max_vocab_size"])

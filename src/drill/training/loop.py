@@ -22,7 +22,7 @@ from drill.training.optim import ScheduledOptimizer
 from drill.training.options import TrainingOptions
 from drill.training.precision import matmul_precision
 from drill.training.progress import Progress, Speed
-from drill.training.run.folder import RunFolder
+from drill.training.run.folder import RunFolder, readable
 from drill.training.signals import GracefulShutdown
 from drill.training.state import Score, TrainingState
 
@@ -113,8 +113,11 @@ def fit(
     state.agree_on_time(world)
     tested = run.test_row() if resumed and state.is_done() else None
     if tested is not None:  # nothing is measured again, and nothing written
-        valid, test = task.read_test(tested)
-        return _finished(state, valid, test, tested["elapsed"])
+        with readable(run.metrics, "restore it from a copy, or remove its last line to test again"):
+            valid, test = task.read_test(tested)
+            return _finished(state, valid, test, tested["elapsed"])
+    if resumed:
+        state.check_weights(model, run)
     if state.cut_metrics(run, world):
         state.save(model, optimizer, run, world)
     if not resumed and world.rank > 0:

@@ -194,6 +194,15 @@ def makes_no_model(settings: Settings, error: Exception) -> SettingsError:
 # -- tables and the signatures behind them --------------------------------------------------------
 
 
+MAX_DEPTH = 1000  # each layer is a module, so more would take minutes to build
+
+
+def _check_depth(where: str, key: str, table: Table) -> Table:
+    if table[key] > MAX_DEPTH:
+        raise SettingsError(f"{where}.{key}: is at most {MAX_DEPTH}, not {table[key]}")
+    return table
+
+
 def _data(table: Table) -> Table:
     return with_defaults("data", table, read_corpus)
 
@@ -206,7 +215,8 @@ def _encoder(table: Table) -> Table:
             f"{table['embedding_dim']!r}"
         )
     kind = ENCODERS[table[NAME]]
-    return with_defaults("encoder", table, kind, also=(NAME, "embedding_dim"), choices=ENCODERS)
+    table = with_defaults("encoder", table, kind, also=(NAME, "embedding_dim"), choices=ENCODERS)
+    return _check_depth("encoder", "layers", table)
 
 
 def wraps(kind: type[OutputLayer]) -> bool:
@@ -223,7 +233,8 @@ def _layer(table: Table, where: str = "layer") -> Table:
                 f"{where}.{INNER}: {table[NAME]} wraps no other layer; leave it out, or choose "
                 f"{', '.join(n for n, c in LAYERS.items() if wraps(c))}"
             )
-        return with_defaults(where, table, kind, also=(NAME,), choices=LAYERS)
+        table = with_defaults(where, table, kind, also=(NAME,), choices=LAYERS)
+        return _check_depth(where, "depth", table) if "depth" in table else table
     inner = table.get(INNER, {})
     if not isinstance(inner, dict):
         raise SettingsError(f"{where}.{INNER}: is a table, not {inner!r}; write [{where}.{INNER}]")
@@ -276,7 +287,8 @@ def _transformer(table: Table) -> Table:
             raise SettingsError(f"encoder.{key}: is {in_words(kind)}, not {table[key]!r}")
     if table["embedding_dim"] < 1:
         raise SettingsError(f"encoder.embedding_dim: is at least 1, not {table['embedding_dim']}")
-    return with_defaults("encoder", table, Transformer, also=(NAME, "embedding_dim", "shared"))
+    table = with_defaults("encoder", table, Transformer, also=(NAME, "embedding_dim", "shared"))
+    return _check_depth("encoder", "layers", table)
 
 
 TASKS: dict[str, dict[str, Callable[[Table], Table]]] = {

@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -13,8 +14,8 @@ from torch import Tensor, nn
 from drill.errors import RunFolderError
 from drill.training.distributed import World
 from drill.training.optim import NonMonotone, ScheduledOptimizer
-from drill.training.run.checkpoint import copied, copy_into, under
-from drill.training.run.folder import RunFolder, agree, fitting
+from drill.training.run.checkpoint import check_fits, copied, copy_into, load, under
+from drill.training.run.folder import RunFolder, agree, readable
 
 logger = logging.getLogger("drill")
 
@@ -261,7 +262,7 @@ class TrainingState:
         if found is None:
             return False
         tensors, numbers = found
-        with fitting(run):
+        with run.reading_last():
             if numbers["text"] != self.text:
                 raise RunFolderError(
                     f"{run.path}: the text has changed since this run was saved; restore it, or "
@@ -272,6 +273,17 @@ class TrainingState:
             self.load_state_dict(tensors, numbers, world)
         return True
 
+    def weight_files(self, run: RunFolder) -> list[Path]:
+        """Files besides the checkpoint that this run will read again."""
+        return [] if self.best is None else [run.best]
+
+    def check_weights(self, model: nn.Module, run: RunFolder) -> None:
+        """Raise CheckpointError now if a file that training reads later is damaged."""
+        fix = f"restore it from a copy, or remove {run.last} to start over"
+        for path in self.weight_files(run):
+            tensors, _ = load(path, fix)
+            check_fits(dict(model.named_parameters()), tensors, str(path))
+
     def cut_metrics(self, run: RunFolder, world: World) -> bool:
         """Cut off lines after the checkpoint: what they are of is about to happen again.
 
@@ -279,7 +291,10 @@ class TrainingState:
         was one: save at once, or a run that is killed soon forgets that time.
         """
         tested = run.test_row() if world.first else None
-        spent = 0.0 if tested is None else max(0.0, tested["elapsed"] - self.elapsed)
+        spent = 0.0
+        if tested is not None:
+            with readable(run.metrics, "restore it from a copy, or remove its last line"):
+                spent = max(0.0, tested["elapsed"] - self.elapsed)
         spent = world.broadcast_object(spent)
         self.elapsed += spent
         self.test_seconds += spent

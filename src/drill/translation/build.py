@@ -17,7 +17,6 @@ from torch import nn
 from drill.data import (
     GENERATED,
     PAD,
-    DataError,
     Filters,
     Subwords,
     TranslationData,
@@ -28,12 +27,12 @@ from drill.data import (
     translation_data,
 )
 from drill.data.extras import check_packages
-from drill.errors import SettingsError
+from drill.errors import DrillError, SettingsError
 from drill.layers import SampledSoftmax
 from drill.models import Transformer
 from drill.models.translator import Translator
 from drill.recipes.reader import NAME
-from drill.training.device import meta_init
+from drill.training.device import check_memory, meta_init
 from drill.training.distributed import World
 from drill.training.loop import TRAINING_LOG
 from drill.training.run.folder import RunFolder
@@ -79,9 +78,9 @@ def translator(
         transformer = Transformer(source, target, **options, pad=PAD, init_embeddings=True)
         layer = output_layer(settings.layer, target, transformer.output_size, counts)
         return Translator(transformer, layer).to(device)
-    except DataError:  # of counts, whose sentence says it all
+    except DrillError:  # of counts
         raise
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RuntimeError) as error:
         raise makes_no_model(settings, error) from None
 
 
@@ -92,6 +91,7 @@ def rehearse_translation(settings: Settings, processes: World, words: int) -> No
     own_batches(settings.training["gradient_accumulation_steps"], processes)
     with meta_init():
         model = translator(settings, words, lambda: [1] * words, "meta")
+    check_memory(model.parameters())
     if isinstance(model.layer, SampledSoftmax) and settings.training["label_smoothing"]:
         raise SettingsError(
             "training.label_smoothing: needs the probabilities of all labels, which a sampled "

@@ -32,7 +32,7 @@ from drill.training.loop import Outcome
 from drill.training.options import TranslationOptions
 from drill.training.precision import autocast_dtype, matmul_precision
 from drill.training.progress import Progress
-from drill.training.run.environment import keep_environment, leave_ended
+from drill.training.run.environment import has_ended, run_environment
 from drill.training.run.folder import RunFolder
 from drill.training.run.resume import has_begun, with_text
 from drill.training.run.summary import left_out, run_summary, sizes
@@ -94,16 +94,21 @@ def train_translation(
     model = translator(settings, len(data.subwords), lambda: counts, device)
     begins = None if start is None else start.load_into(model)
     found: list[str] = []
-    if processes.first and not leave_ended(run, settings):
-        data.subwords.save(run.subwords)
-        run.write_text(run.target_counts, json.dumps(counts) + "\n")
+    if processes.first and not has_ended(run, settings):
         found = _ways(settings, model, device, processes)
         more: dict[str, Any] = {"pairs": data.checksum, "pairs_of": data.checksums}
         more["filtered"] = asdict(data.train.report)
         if begins is not None:
             more["init_from"] = begins
-        keep_environment(run, settings, model, device, processes, found, **more)
-        run.write_text(run.recipe, settings.to_toml())
+        environment = run_environment(run, settings, model, device, processes, found, **more)
+
+        def describe() -> None:
+            data.subwords.save(run.subwords)
+            run.write_text(run.target_counts, json.dumps(counts) + "\n")
+            run.write_json(run.environment, environment)
+            run.write_text(run.recipe, settings.to_toml())
+
+        run.before_first_write(describe)
     if on_start is not None:
         text = f"{len(data.train):,} pairs, {len(data.subwords):,} subwords"
         dropped = left_out(data.train.report, settings.filters)
@@ -166,13 +171,11 @@ class TranslationRun:
         Ids of ``train`` are of those of its pairs that have passed the filters; its text, which is
         large, is kept nowhere but by who asks for it.
         """
-        told = json.loads(self.folder.environment.read_bytes()).get("pairs_of")
-        if told is None:  # runs of old know their texts as a whole alone
-            told = self.data.checksums
+        checksums = (self.folder.read_environment() or {}).get("pairs_of") or self.data.checksums
         text = read_parallel_split(name, **with_text(self.settings, self.folder).data)
         filters = Filters(**self.settings.filters) if name == "train" else KEEP_ALL
         found = encode_pairs(text, self.subwords, filters, cache_folder())
-        if told[name] != pairs_checksum(found):
+        if checksums.get(name) != pairs_checksum(found):
             raise _other_texts(self.folder, self.settings)
         return text, found
 
@@ -244,7 +247,7 @@ def _counts(run: RunFolder, settings: Settings, subwords: Subwords) -> list[int]
 
 def _data(run: RunFolder, settings: Settings, subwords: Subwords) -> TranslationData:
     data = pairs(with_text(settings, run), subwords)
-    if json.loads(run.environment.read_bytes()).get("pairs") != data.checksum:
+    if (run.read_environment() or {}).get("pairs") not in (None, data.checksum):
         raise _other_texts(run, settings)
     return data
 

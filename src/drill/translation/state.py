@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -70,6 +71,9 @@ class TranslationState(TrainingState):
         super().save(model, optimizer, run, world)
         if world.first:
             run.forget_recent(self.recent)
+
+    def weight_files(self, run: RunFolder) -> list[Path]:
+        return [*super().weight_files(run), *map(run.recent, self.recent)]
 
     @torch.no_grad()
     def average_recent(self, run: RunFolder) -> dict[str, Tensor]:

@@ -339,7 +339,7 @@ def test_another_shape_is_named_and_nothing_is_copied(tmp_path):
     save(path, dict(model(1, words=31).named_parameters()), {})
     smaller = model(2, words=30)
     before = [p.detach().clone() for p in smaller.parameters()]
-    with pytest.raises(CheckpointError, match=r"\(31, 8\), the model's has \(30, 8\)") as caught:
+    with pytest.raises(CheckpointError, match=r"\(31, 8\), the model's is .*\(30, 8\)") as caught:
         load_into(smaller, path)
     assert str(path) in str(caught.value)
     assert all(torch.equal(a, b) for a, b in zip(smaller.parameters(), before, strict=True))

@@ -194,7 +194,7 @@ def test_metrics_shorter_than_the_checkpoint_knows_are_named(folder):
     size = folder.metrics_size()
     for cut in (size - 1, 0):
         os.truncate(folder.metrics, cut)
-        with pytest.raises(RunFolderError, match=rf"has {cut} bytes .* knows of {size}") as caught:
+        with pytest.raises(RunFolderError, match=rf"has {cut} bytes.* {size} ") as caught:
             folder.cut_metrics(size)
         assert str(folder.metrics) in str(caught.value)
         assert str(folder.last) in str(caught.value)

@@ -210,6 +210,7 @@ class ScheduledOptimizer(abc.ABC):
             entries: dict[str, Any] = dict(numbers["optimizer"].get(name, {}))
             prefix = f"{name}/"
             entries |= {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
+            _check_entries(name, self.parameters[name], entries)
             entries.pop(MEAN, None)
             if entries:
                 state[i] = entries
@@ -223,3 +224,14 @@ class ScheduledOptimizer(abc.ABC):
         if self.optimizer is None:
             raise RuntimeError(f"{type(self).__name__}: call setup(model.named_parameters()) first")
         return self.optimizer
+
+
+def _check_entries(name: str, parameter: Tensor, entries: Mapping[str, Any]) -> None:
+    """Raise ValueError for tensors that are neither like the parameter nor a single number."""
+    wanted = (parameter.shape, parameter.dtype)
+    for key, value in entries.items():
+        if isinstance(value, Tensor) and value.dim() and (value.shape, value.dtype) != wanted:
+            raise ValueError(
+                f"{key} of {name} is {value.dtype} {tuple(value.shape)}, not {parameter.dtype} "
+                f"{tuple(parameter.shape)}"
+            )

@@ -90,6 +90,13 @@ def load_into(
 @torch.no_grad()
 def copy_into(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], place: str) -> None:
     """Copy values by name; ``place`` is what an error calls their origin."""
+    check_fits(wanted, found, place)
+    for name, tensor in wanted.items():
+        tensor.copy_(found[name])
+
+
+def check_fits(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], place: str) -> None:
+    """Raise CheckpointError unless both have the same names, shapes and dtypes."""
     lacking, extra = (
         sorted(wanted.keys() - found.keys()),
         sorted(found.keys() - wanted.keys()),
@@ -100,13 +107,15 @@ def copy_into(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], place: 
             f"{_some(extra)}; use the recipe it was trained with"
         )
     for name, tensor in wanted.items():
-        if tensor.shape != found[name].shape:
+        if (tensor.shape, tensor.dtype) != (found[name].shape, found[name].dtype):
             raise CheckpointError(
-                f"{place}: {name} has shape {tuple(found[name].shape)}, the model's has "
-                f"{tuple(tensor.shape)}; use the recipe and the vocabulary it was trained with"
+                f"{place}: {name} is {_shape(found[name])}, the model's is {_shape(tensor)}; use "
+                "the recipe and the vocabulary it was trained with"
             )
-    for name, tensor in wanted.items():
-        tensor.copy_(found[name])
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"{tensor.dtype} {tuple(tensor.shape)}"
 
 
 def fingerprint(tensors: Mapping[str, Tensor]) -> str:
@@ -151,8 +160,8 @@ def _plain(tensor: Tensor) -> Tensor:
 
 def _checksum(tensor: Tensor) -> int:
     values: Any = tensor.reshape(-1).view(torch.uint8).numpy()  # any dtype, bfloat16 too
-    kind = f"{tensor.dtype} {tuple(tensor.shape)}"  # the same bytes mean something else as another
-    return zlib.crc32(values, zlib.crc32(kind.encode()))
+    # The same bytes mean something else in another shape or dtype.
+    return zlib.crc32(values, zlib.crc32(_shape(tensor).encode()))
 
 
 def _text_checksum(text: str) -> str:

@@ -1,8 +1,7 @@
-"""Where a run comes from: `environment.json`, and when it may change.
+"""environment.json: where a run was trained, and whether a run has ended.
 
-It is written when a run begins. Every time it is resumed, it adds what it ran on to the list
-``resumed``, and the step it went on from. One that has trained nothing goes again: at its end or,
-where it was killed, with the next command. So all that stands there is of the training.
+The first start is the object itself; each resume adds an entry to its list ``resumed``, with the
+step that it went on from.
 """
 
 import datetime
@@ -20,11 +19,11 @@ from drill.models.translator import Translator
 from drill.training.device import commit, device_name
 from drill.training.distributed import World
 from drill.training.precision import resolve_precision
-from drill.training.run.folder import RunFolder, fitting
-from drill.training.settings import Settings, saved
+from drill.training.run.folder import RunFolder
+from drill.training.settings import Settings
 
 
-def keep_environment(
+def run_environment(
     run: RunFolder,
     settings: Settings,
     model: LanguageModel | Translator,
@@ -32,75 +31,55 @@ def keep_environment(
     processes: World,
     kernels: Sequence[str] = (),
     **more: Any,
-) -> None:
-    """Tell of a run that begins or goes on, and the ``ways`` it is trained in where they are known;
-    not of one that ``has_ended``."""
-    life = _life(settings, device, processes)
+) -> dict[str, Any]:
+    """The content of environment.json for a run that starts or resumes.
+
+    Args:
+        kernels: which kernels are used, if known.
+        more: entries of a run that starts.
+    """
+    start = _start(settings, device, processes)
     if kernels:
-        life["kernels"] = list(kernels)
-    forget_idle_lives(run)
-    told = run.read_environment() if run.last.exists() or run.best.exists() else None
-    if told is None:
+        start["kernels"] = list(kernels)
+    before = run.read_environment() if run.last.exists() or run.best.exists() else None
+    if before is None:
         about = {
             "seed": settings.training["seed"],
             "parameters": model.parameter_count(),
             "vocabulary_size": model.layer.vocabulary_size,
         }
-        run.write_json(run.environment, {**life, **about, **more})
-    else:
-        life["from_step"] = _step(run) if run.last.exists() else 0
-        run.write_json(run.environment, {**told, "resumed": [*told.get("resumed", []), life]})
-
-
-def forget_idle_lives(run: RunFolder) -> None:
-    """Take those out of environment.json that have not come beyond the step they went on from."""
-    told = run.read_environment() if run.last.exists() else None
-    lives = [] if told is None else told.pop("resumed", [])
-    if told is None or not lives:
-        return
-    step = _step(run)
-    left = [life for life in lives if life.get("from_step") != step]  # older ones do not tell
-    if len(left) < len(lives):
-        run.write_json(run.environment, {**told, "resumed": left} if left else told)
+        return {**start, **about, **more}
+    start["from_step"] = _step(run) if run.last.exists() else 0
+    # An earlier resume from this step was killed before it saved anything.
+    saved = [
+        each for each in before.get("resumed", []) if each.get("from_step") != start["from_step"]
+    ]
+    return {**before, "resumed": [*saved, start]}
 
 
 def _step(run: RunFolder) -> int:
-    with fitting(run):
+    with run.reading_last():
         return int(run.last_numbers()["step"])
 
 
 def has_ended(run: RunFolder, settings: Settings) -> bool:
-    """Whether a run was tested and these settings ask for no more training: nothing may change.
-
-    How far it is the checkpoint says. recipe.toml does not: a command that asked for more may have
-    been killed between writing it and training.
-    """
+    """Whether a run was tested and these settings ask for no more training."""
     if run.test_row() is None or not run.last.exists():
         return False
-    at, asked = run.last_numbers(), settings.training
+    last, asked = run.last_numbers(), settings.training
     updates, minutes = asked.get("max_steps"), asked.get("max_minutes")
-    with fitting(run):
-        trained = at["elapsed"] - at.get("test_seconds", 0.0)
-        stopper = at.get("stopper")  # more epochs do not wake who was stopped by patience
+    with run.reading_last():
+        trained = last["elapsed"] - last.get("test_seconds", 0.0)
+        stopper = last.get("stopper")  # stopped by patience: more epochs change nothing
         return (
-            at["epoch"] > asked["epochs"]
-            or (updates is not None and at["step"] >= updates)
+            last["epoch"] > asked["epochs"]
+            or (updates is not None and last["step"] >= updates)
             or (minutes is not None and trained >= 60.0 * minutes)
             or (stopper is not None and stopper["triggered"])
         )
 
 
-def leave_ended(run: RunFolder, settings: Settings) -> bool:
-    """``has_ended``, and then recipe.toml asks for what was trained: a killed command may have
-    asked for more."""
-    if not has_ended(run, settings):
-        return False
-    if not (run.recipe.exists() and has_ended(run, saved(run.recipe))):
-        run.write_text(run.recipe, settings.to_toml())
-    return True
-
-
-def _life(settings: Settings, device: torch.device, processes: World) -> dict[str, Any]:
+def _start(settings: Settings, device: torch.device, processes: World) -> dict[str, Any]:
     precision = resolve_precision(settings.training["precision"], device)
     return {
         "drill": __version__,

@@ -22,19 +22,19 @@ import json
 import logging
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from drill.errors import CheckpointError, RunFolderError
+from drill.errors import CheckpointError, DrillError, RunFolderError
 from drill.files import WriteError, append_line, atomic_write, open_append, remove_parts
 from drill.training.distributed import World
 from drill.training.run import checkpoint
-from drill.training.run.rollback import Rollback
 
 logger = logging.getLogger("drill")
 
@@ -57,19 +57,18 @@ class RunFolder:
         self.averaged = self.path / "averaged.safetensors"
         self.last = self.path / "last" / "checkpoint.safetensors"
         self._tensorboard: Any = None
+        self._describe: Callable[[], None] | None = None
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep every other process from training in this folder.
+        """Keep other processes from training in this folder.
 
-        A killed one holds no lock; what it had written only in part is removed. Where a fault or
-        Ctrl-C comes before anything is trained, the folder is left as it was, and none that was
-        made here stays.
+        Removes what a killed process has written in part. A folder in which nothing was trained
+        has no lock file afterwards, and one that was made here is removed.
         """
         lock = self.path / ".lock"
         try:
             made = [path for path in (self.path, *self.path.parents) if not path.exists()]
-            locked_before = lock.exists()
             self.path.mkdir(parents=True, exist_ok=True)
             stream = os.fdopen(open_append(lock), "ab")
         except OSError as error:
@@ -82,60 +81,49 @@ class RunFolder:
                     f"{self.path}: another process is training here; wait for it or choose another "
                     "name"
                 )
-            for path in (
-                self.recipe,
-                self.vocabulary,
-                self.subwords,
-                self.target_counts,
-                self.hypotheses("*", "*"),
-                self.hypotheses_made("*", "*"),
-                self.environment,
-                self.best,
-                self.averaged,
-                self.last,
-                self.recent("*"),
-            ):
+            for path in (self.path / "*", self.last.with_name("*")):
                 remove_parts(path)
-            before = Rollback(self._written_before_training(), self._written_by_training())
             try:
                 yield
-            except BaseException:
-                if before.restore() and not locked_before:
-                    lock.unlink(missing_ok=True)
-                raise
             finally:
-                self._leave_nothing(made, ours=bool(made) or locked_before)
+                if not self.has_trained():
+                    with contextlib.suppress(OSError):  # a folder with other files stays
+                        lock.unlink()
+                        for path in made:
+                            path.rmdir()
+
+    def before_first_write(self, write: Callable[[], None]) -> None:
+        """Call ``write`` before training writes its first checkpoint or line of metrics.
+
+        It writes what describes the run. So a start that fails leaves the folder as it was.
+        """
+        self._describe = write
+
+    def _begin(self) -> None:
+        describe, self._describe = self._describe, None
+        if describe is not None:
+            describe()
 
     def has_trained(self) -> bool:
-        """Whether there is something to go on from or to use."""
-        return any(path.exists() for path in self._written_by_training())
+        """Whether there is something to resume from or to use."""
+        return any(path.exists() for path in (self.last, self.best, self.metrics))
 
-    def _written_before_training(self) -> tuple[Path, ...]:
-        return self.recipe, self.vocabulary, self.subwords, self.target_counts, self.environment
-
-    def _written_by_training(self) -> tuple[Path, ...]:
-        return self.last, self.best, self.metrics
-
-    def _leave_nothing(self, made: Sequence[Path], *, ours: bool) -> None:
-        """A folder of ``ours`` in which nothing was begun goes again, with those above it that were
-        ``made`` for it; one of other files, or of none, stays as it was."""
-        with contextlib.suppress(OSError):
-            held = {path.name for path in self.path.iterdir()} - {".lock"}
-            if not held or self.foreign_files():
-                (self.path / ".lock").unlink(missing_ok=True)
-            if not held and ours:
-                self.path.rmdir()
-                for path in made[1:]:
-                    path.rmdir()  # fails, as it should, where another run has come
+    def check_files(self) -> None:
+        """Raise RunFolderError for pipes and devices, which would keep a reader waiting."""
+        for path in (*self.path.glob("*"), *self.last.parent.glob("*")):
+            with contextlib.suppress(OSError):  # it is gone: another process may train here
+                mode = path.stat().st_mode
+                if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                    raise RunFolderError(f"{path}: is not a regular file; remove it")
 
     def foreign_files(self) -> list[str]:
-        """What lies in a folder that has no file of a run; hidden files do not count."""
+        """The files of a folder that has no file of a run; hidden files do not count."""
         if not self.path.is_dir():
             return []
-        held = {path.name for path in self.path.iterdir() if not path.name.startswith(".")}
-        own = {*self._written_before_training()}
+        found = {path.name for path in self.path.iterdir() if not path.name.startswith(".")}
+        own = {self.recipe, self.vocabulary, self.subwords, self.target_counts, self.environment}
         own |= {self.metrics, self.evaluations, self.best, self.averaged, self.last.parent}
-        return sorted(held) if held.isdisjoint(path.name for path in own) else []
+        return sorted(found) if found.isdisjoint(path.name for path in own) else []
 
     def write_json(self, path: Path, value: Any) -> None:
         self.write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
@@ -159,30 +147,34 @@ class RunFolder:
         self.write_text(path, "".join(f"{line}\n" for line in lines))
 
     def working_folder(self) -> str | None:
-        """Where the run was trained last; None where its environment does not tell."""
-        told = self.read_environment()
-        lives = [] if told is None else [told, *told.get("resumed", [])]
-        found = lives[-1].get("working_folder") if lives else None
+        """Where the run was trained last; None if environment.json does not say."""
+        environment = self.read_environment()
+        if environment is None:
+            return None
+        found = [environment, *environment.get("resumed", [])][-1].get("working_folder")
         return None if found is None else str(found)
 
     def read_environment(self) -> dict[str, Any] | None:
-        """What the run has told of where it was trained; None where it has not."""
+        """environment.json: where the run was trained. None if there is none."""
         if not self.environment.exists():
             return None
         try:
-            told = json.loads(self.environment.read_bytes())
+            found = json.loads(self.environment.read_bytes())
         except (ValueError, RecursionError):
-            told = None
-        if not isinstance(told, dict):
+            found = None
+        resumed = found.get("resumed", []) if isinstance(found, dict) else None
+        if not isinstance(resumed, list) or not all(isinstance(each, dict) for each in resumed):
             raise RunFolderError(
-                f"{self.environment}: is no JSON object; restore it from a copy, or remove it"
+                f"{self.environment}: is no environment of a run; restore it from a copy, or "
+                "remove it"
             )
-        return told
+        return dict(found)
 
     # -- metrics ----------------------------------------------------------------------------------
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Add a line to ``metrics.jsonl``; it is on disk when this returns."""
+        self._begin()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             append_line(self.metrics, _line(row))
@@ -219,17 +211,25 @@ class RunFolder:
 
     def cut_metrics(self, size: int) -> None:
         """Drop what was appended after a checkpoint that knew of ``size`` bytes."""
+        if not self.metrics.exists() and size == 0:
+            return
+        fix = f"restore the file from a copy, or remove {self.last} to start over"
         if self.metrics_size() < size:
             raise RunFolderError(
-                f"{self.metrics}: has {self.metrics_size()} bytes but the checkpoint knows of "
-                f"{size}; restore the file from a copy, or remove {self.last} to start over"
+                f"{self.metrics}: has {self.metrics_size()} bytes, fewer than the {size} that the "
+                f"checkpoint knows of; {fix}"
             )
-        if self.metrics.exists():
-            try:
-                with os.fdopen(open_append(self.metrics), "ab") as stream:
-                    stream.truncate(size)
-            except OSError as error:
-                raise RunFolderError(str(WriteError(self.metrics, error, alternative=""))) from None
+        try:
+            with os.fdopen(open_append(self.metrics), "a+b") as stream:
+                stream.seek(max(0, size - 1))
+                if size > 0 and stream.read(1) != b"\n":
+                    raise RunFolderError(
+                        f"{self.metrics}: has changed, no line ends after {size} bytes, where the "
+                        f"checkpoint was saved; {fix}"
+                    )
+                stream.truncate(size)
+        except OSError as error:
+            raise RunFolderError(str(WriteError(self.metrics, error, alternative=""))) from None
 
     def rows(self) -> list[dict[str, Any]]:
         """The lines of ``metrics.jsonl``; a last one that was cut off is left out."""
@@ -242,9 +242,10 @@ class RunFolder:
                 row = json.loads(line)
             except (ValueError, RecursionError):
                 row = None
-            if not isinstance(row, dict):
+            if not isinstance(row, dict) or not {"kind", "epoch"} <= row.keys():
                 raise RunFolderError(
-                    f"{self.metrics}: line {number} is no JSON object; restore it from a copy"
+                    f"{self.metrics}: line {number} is no JSON object with a kind and an epoch; "
+                    "restore the file from a copy"
                 )
             rows.append(row)
         return rows
@@ -274,9 +275,11 @@ class RunFolder:
     # -- weights ----------------------------------------------------------------------------------
 
     def save_best(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
+        self._begin()
         checkpoint.save(self.best, tensors, numbers)
 
     def save_last(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
+        self._begin()
         checkpoint.save(self.last, tensors, {**numbers, "metrics_size": self.metrics_size()})
 
     def save_averaged(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
@@ -295,14 +298,18 @@ class RunFolder:
 
     def load_last(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """The last checkpoint, or None before the first."""
-        return checkpoint.load(self.last, self.mend_of_last()) if self.last.exists() else None
+        return checkpoint.load(self.last, self.hint_of_last()) if self.last.exists() else None
 
     def last_numbers(self) -> dict[str, Any]:
         """How far the last checkpoint is, without its tensors."""
-        return checkpoint.load_numbers(self.last, self.mend_of_last())
+        return checkpoint.load_numbers(self.last, self.hint_of_last())
 
-    def mend_of_last(self) -> str:
-        """What to do about a last checkpoint that is no use: a finished run is not trained over."""
+    def reading_last(self) -> AbstractContextManager[None]:
+        """Inside, the last checkpoint is used: what it lacks is a CheckpointError."""
+        return readable(self.last, self.hint_of_last())
+
+    def hint_of_last(self) -> str:
+        """What to do about a last checkpoint that cannot be used."""
         if self.test_row() is None or not self.best.exists():
             return checkpoint.START_OVER
         return "restore it from a copy, give this run another --name, or remove its folder"
@@ -365,12 +372,13 @@ def agree(found: tuple[Any, dict[str, Any]] | None, folder: RunFolder, world: Wo
 
 
 @contextmanager
-def fitting(folder: RunFolder) -> Iterator[None]:
-    """Inside, the last checkpoint is taken apart; what it lacks or has wrong is told as that."""
+def readable(path: Path, hint: str) -> Iterator[None]:
+    """Inside, values read from ``path`` are used: what is missing or wrong is a CheckpointError."""
     try:
         yield
-    except (LookupError, TypeError, ValueError) as error:
+    except DrillError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise CheckpointError(
-            f"{folder.last}: does not fit this run ({type(error).__name__}: {error}); "
-            f"{folder.mend_of_last()}"
+            f"{path}: does not fit this run ({type(error).__name__}: {error}); {hint}"
         ) from None

@@ -10,7 +10,7 @@ from drill.data import NAMES, PARALLEL_NAMES, DataError
 from drill.errors import RunFolderError
 from drill.training.distributed import World
 from drill.training.run.environment import has_ended
-from drill.training.run.folder import RunFolder, fitting
+from drill.training.run.folder import RunFolder
 from drill.training.settings import LANGUAGE_MODEL, TRANSLATION, Settings, recipe, saved
 
 OVER_ALL_EPOCHS = ("linear", "cosine", "one-cycle")  # schedules that end with the run
@@ -27,6 +27,7 @@ def settings_to_go_on(folder: Path | str, changes: Sequence[str] = ()) -> Settin
             f"{run.path}: is a folder without a run (no recipe.toml); name that of a run to go on "
             "with it, or a recipe to begin one: `drill recipes` lists them"
         )
+    run.check_files()
     settings = recipe(str(run.recipe), changes)
     found = with_text(settings, run)
     return settings if located(settings) == found else found
@@ -38,6 +39,7 @@ def check_resume(settings: Settings, run: RunFolder) -> bool:
     Gives whether there is something to keep in the folder.
     """
     begun = run.last.exists() or run.best.exists()
+    run.check_files()
     _check_foreign_files(run)
     if begun and run.recipe.exists():
         _check_same_settings(settings, run)
@@ -101,7 +103,7 @@ def _check_keeps_results(settings: Settings, run: RunFolder, first: bool) -> Non
                 f"for; say --set training.{limit}={'none' if held is None else held} to go on, or "
                 "give this one another --name"
             )
-        if first and has_ended(run, own):  # else a command that asked for more was killed at once
+        if first:
             logger.warning(
                 f"{run.path}: is trained already, for {trained} {unit} and not the {asked} asked "
                 f"for, and this is what they came to; a larger training.{limit} goes on"
@@ -113,7 +115,7 @@ def _trained(run: RunFolder) -> dict[str, float]:
     """How far a run is, by the name of the limit that would end it there."""
     done = [row["epoch"] for row in run.rows() if row["kind"] == "epoch"]
     at = run.last_numbers()
-    with fitting(run):
+    with run.reading_last():
         minutes = (at["elapsed"] - at.get("test_seconds", 0.0)) / 60.0
         return {
             "epochs": max(done, default=0),

@@ -45,6 +45,7 @@ def settings_of(run: RunFolder) -> Settings:
         raise RunFolderError(
             f"{run.path}: holds no run (no recipe.toml); name a folder of `drill train`"
         )
+    run.check_files()
     return saved(run.recipe)
 
 
