@@ -188,7 +188,8 @@ def makes_no_model(settings: Settings, error: Exception) -> SettingsError:
         own = NAME in table and kinds[table[NAME]].__name__ == built and key in table
         if own and rest.endswith((f"not {table[key]!r}", f"not {table[key]}")):
             return SettingsError(f"{where}.{key}: {rest}")
-    return SettingsError(f"the recipe {settings.recipe} makes no model: {error}")
+    reason = str(error).splitlines()[0]  # torch adds a trace in C++
+    return SettingsError(f"the recipe {settings.recipe} makes no model: {reason}")
 
 
 # -- tables and the signatures behind them --------------------------------------------------------
