@@ -24,7 +24,8 @@ from drill.training.run.resume import check_resume
 from drill.training.run.weights import Weights, settings_of, task_of
 from drill.training.settings import TRANSLATION, Settings, recipe
 from drill.training.signals import reraise_signal
-from drill.translation.build import packages_of, rehearse_translation
+from drill.translation.build import dry_run as dry_run_translation
+from drill.translation.build import packages_of
 from drill.translation.run import TranslationRun, load_translation, train_translation
 
 
@@ -100,7 +101,7 @@ def check_recipe(settings: Settings, folder: Path | str, made: Collection[Path] 
             settings_of(RunFolder(start))
     if settings.task == TRANSLATION:
         check_packages(f"the recipe {settings.recipe} needs", *packages_of(settings))
-        rehearse_translation(settings, World(), settings.subwords["size"])
+        dry_run_translation(settings, World(), settings.subwords["size"])
     else:
         dry_run(settings)
 

@@ -1,13 +1,11 @@
 """Dynamic evaluation against a slow loop written from the equation, in float64."""
 
 import dataclasses
-import json
 import math
 import sys
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -18,6 +16,8 @@ from drill.language_modeling.gradient_statistics import (
     StaleStatistics,
     Statistics,
     gradient_statistics,
+    text_fingerprint,
+    weights_fingerprint,
 )
 from drill.language_modeling.perplexity import perplexity
 from drill.models.language_model import LanguageModel
@@ -311,17 +311,6 @@ def test_a_file_is_read_again_only_in_the_same_precision(tmp_path, monkeypatch):
     assert Statistics.load(path).precision == "tf32 in products"
 
 
-def test_statistics_from_before_the_precision_was_kept_are_gathered_again(tmp_path):
-    model, path = language_model(), tmp_path / "statistics.safetensors"
-    made = gradient_statistics(model, text(100), batch_size=4)
-    about = {"weights": made.weights, "text": made.text, "batches": made.batches}
-    note = {"kind": "drill gradient statistics", "about": json.dumps(about)}
-    safetensors.torch.save_file(made.roots, path, note)
-    assert Statistics.load(path).precision == "unknown"
-    gradient_statistics(model, text(100), batch_size=4, file=path)
-    assert Statistics.load(path).precision == "float32"
-
-
 def test_the_current_precision_is_what_was_set():
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
     for precision, said in {"tf32": "tf32 in products and LSTMs", "float32": "float32"}.items():
@@ -339,7 +328,7 @@ def test_statistics_of_other_weights_are_refused():
 
 
 @pytest.mark.parametrize("content", [b"", b"no safetensors", b"\x02\0\0\0\0\0\0\0{}"])
-def test_a_damaged_file_is_named_with_its_mend(tmp_path, content):
+def test_a_damaged_file_is_an_error(tmp_path, content):
     path = tmp_path / "statistics.safetensors"
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"statistics\.safetensors: .* remove it"):
@@ -443,3 +432,45 @@ def test_on_a_gpu_it_is_the_same(cuda_graphs):
         torch.testing.assert_close(again.roots[name], root)
     found = dynamic_perplexity(model, test, statistics, **STRONG, cuda_graphs=cuda_graphs)
     assert found.nll == pytest.approx(truth.nll, rel=1e-6)
+
+
+# -- fingerprints ------------------------------------------------------------------------------
+
+
+@every_layer
+def test_equal_models_have_one_fingerprint_in_any_mode(name):
+    first, second = language_model(name), language_model(name)
+    assert weights_fingerprint(first) == weights_fingerprint(second.eval())
+    assert weights_fingerprint(first) != weights_fingerprint(language_model(name, seed=1))
+
+
+@every_layer
+def test_the_smallest_change_of_any_parameter_shows(name):
+    model = language_model(name)
+    before = weights_fingerprint(model)
+    for parameter in model.parameters():
+        held = parameter.detach().clone()
+        flat = parameter.data.view(-1)
+        flat[-1] = torch.nextafter(flat[-1], flat.new_tensor(torch.inf))
+        assert weights_fingerprint(model) != before
+        parameter.data.copy_(held)
+    assert weights_fingerprint(model) == before
+
+
+def test_what_a_layer_does_with_its_weights_counts_too():
+    names = ("deep residual 2", "deep residual relu", "deep residual without map bias")
+    assert len({weights_fingerprint(language_model(name)) for name in names}) == 3
+
+
+def test_dtype_and_order_of_the_numbers_count():
+    model = language_model(dtype=torch.float32)
+    halves = [weights_fingerprint(model.to(dtype)) for dtype in (torch.bfloat16, torch.float16)]
+    assert len(set(halves)) == 2
+
+
+def test_a_text_is_its_ids_and_its_columns():
+    ids = torch.arange(12)
+    prints = {text_fingerprint(ids.view(shape)) for shape in ((12, 1), (6, 2), (4, 3))}
+    assert len(prints) == 3
+    assert text_fingerprint(ids.view(12, 1)) == text_fingerprint(torch.arange(12).view(12, 1))
+    assert text_fingerprint(ids.view(12, 1)) not in text_fingerprint(ids.flip(0).view(12, 1))

@@ -2,19 +2,24 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drill.data import EOS, UNK, DataError, Vocabulary
-from drill.language_modeling.scoring import score
+from drill.language_modeling.generation import chosen, generate, truncated
+from drill.language_modeling.scoring import LINES as SAMPLED
+from drill.language_modeling.scoring import LONGEST, line_start, repeated, score
 from drill.models.encoder import State
 from drill.models.language_model import LanguageModel
+from drill.training.precision import evaluating
 from tests.language_modeling.models import bits, every_layer, language_model
+from tests.language_modeling.words import CLOSED, VOCABULARY, WORDS, begun, log_probs_after
 from tests.layers.table import one_of_each_layer
-from tests.translation.words import CLOSED, VOCABULARY, WORDS, begun, log_probs_after
 
+END = WORDS.index(EOS)
 LINES = [
     "the boat is late",
     "",
@@ -128,10 +133,10 @@ def test_an_impossible_word_has_an_infinite_perplexity():
 @pytest.mark.parametrize(
     ("lines", "vocabulary", "error", "message"),
     [
-        ("the boat", VOCABULARY, TypeError, r"lines, not one string; pass \[text\]"),
-        (["the", 3], VOCABULARY, TypeError, "line 2 is no string but int"),
-        (["the", f"a {EOS}"], VOCABULARY, DataError, f"line 2 holds the word {EOS}"),
-        (["the", "a whale"], CLOSED, DataError, r"line 2: .*'whale' is not among"),
+        ("the boat", VOCABULARY, TypeError, "string"),
+        (["the", 3], VOCABULARY, TypeError, "line 2"),
+        (["the", f"a {EOS}"], VOCABULARY, DataError, "line 2"),
+        (["the", "a whale"], CLOSED, DataError, "line 2.*'whale'"),
     ],
 )
 def test_lines_that_cannot_be_scored(lines, vocabulary, error, message):
@@ -139,8 +144,8 @@ def test_lines_that_cannot_be_scored(lines, vocabulary, error, message):
         list(score(language_model(), vocabulary, lines))
 
 
-def test_a_block_holds_at_least_a_line():
-    with pytest.raises(ValueError, match="lines_per_block is a whole number of at least 1"):
+def test_a_block_has_at_least_one_line():
+    with pytest.raises(ValueError, match="lines_per_block"):
         score(language_model(), VOCABULARY, LINES, lines_per_block=0)
 
 
@@ -168,3 +173,94 @@ def test_any_lines_are_scored(lines):
 def test_a_vocabulary_of_another_model_is_refused():
     with pytest.raises(ValueError, match=r"score: .* 2 words, but the model 11 labels"):
         score(language_model(), Vocabulary([EOS, "a"], [1, 1]), ["a"])
+
+
+# -- line_start ---------------------------------------------------------------------------------
+
+
+def slow_start(model, longest=LONGEST):
+    dice = np.random.default_rng(0).random((longest, SAMPLED))
+    states = []
+    with evaluating(model), torch.no_grad():
+        for column in dice.T:
+            read = [END]
+            for u in column:
+                log_probs, state = model.log_probs(torch.tensor(read)[:, None])
+                read.append(chosen(log_probs[-1, 0].exp().numpy(), u))
+                if read[-1] == END:
+                    break
+            states.append(state)
+    parts = [torch.cat([state[i][j] for state in states], 1) for i in (0, 1) for j in (0, 1)]
+    return [part.mean(1, keepdim=True) for part in parts]
+
+
+@pytest.mark.parametrize("name", ["tied", "deep residual locked", "mixture standard"])
+def test_line_start_is_the_mean_state_after_sampled_lines(name):
+    model = language_model(name)
+    found = [part for layer in begun(model) for part in layer]
+    torch.testing.assert_close(found, slow_start(model))
+
+
+def test_line_start_cuts_endless_lines(monkeypatch):
+    monkeypatch.setattr("drill.language_modeling.scoring.LONGEST", 10)
+    model = language_model("tied")
+    with torch.no_grad():
+        model.layer.bias[END] = -torch.inf
+    found = [part for layer in begun(model) for part in layer]
+    torch.testing.assert_close(found, slow_start(model, 10))
+
+
+@every_layer
+def test_line_start_is_deterministic_and_leaves_the_model_unchanged(name):
+    model = language_model(name)
+    before, modes = bits(model), [module.training for module in model.modules()]
+    dice = torch.random.get_rng_state()
+    first, second = begun(model), begun(model)
+    for one, other in zip(first, second, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    assert bits(model) == before
+    assert [module.training for module in model.modules()] == modes
+    assert torch.equal(torch.random.get_rng_state(), dice)
+
+
+def test_a_state_is_repeated_for_every_sequence():
+    start = begun(language_model())
+    for one, many in zip(start, repeated(start, 3), strict=True):
+        for a, b in zip(one, many, strict=True):
+            assert b.shape == (1, 3, a.shape[-1])
+            assert torch.equal(b, a.expand(-1, 3, -1))
+
+
+def test_generate_and_score_start_in_line_start(monkeypatch):
+    """In one far from zero: the log p of every first word is that of a pass from it."""
+    model = language_model("tied").eval()
+    far = tuple(tuple(part + 2.0 for part in layer) for layer in model.initial_state(1))
+    for module in ("generation", "scoring"):
+        monkeypatch.setattr(f"drill.language_modeling.{module}.line_start", lambda *_: far)
+    with torch.no_grad():
+        wanted, zero = (
+            model.log_probs(torch.tensor([[END]]), state)[0][0, 0] for state in (far, None)
+        )
+    assert (wanted - zero).abs().max() > 0.1
+
+    lines = ["" if word == EOS else word for word in VOCABULARY.words]
+    scored = torch.tensor([each.log_probs[0] for each in score(model, VOCABULARY, lines)])
+    assert torch.allclose(scored, wanted.float(), atol=1e-6)
+
+    seen = []
+
+    def spy(log_probs, *options):
+        seen.append(torch.from_numpy(log_probs.copy()))
+        return truncated(log_probs, *options)
+
+    monkeypatch.setattr("drill.language_modeling.generation.truncated", spy)
+    list(generate(model, VOCABULARY, tokens=1, seed=0, allow_unknown=True))
+    assert torch.allclose(seen[0], wanted, atol=1e-9)
+
+
+def test_nan_names_the_caller():
+    model = language_model("tied")
+    with torch.no_grad():
+        model.layer.bias[0] = torch.nan
+    with pytest.raises(FloatingPointError, match=r"^score: .*NaN"):
+        line_start("score", model, END)

@@ -15,7 +15,7 @@ from drill.language_modeling.gradient_statistics import gradient_statistics
 from drill.language_modeling.perplexity import perplexity, token_losses
 from drill.language_modeling.scoring import score
 from tests.language_modeling.models import language_model, text
-from tests.translation.words import VOCABULARY
+from tests.language_modeling.words import VOCABULARY
 
 EVALUATIONS = {
     "perplexity": lambda model: perplexity(model, text(50)),

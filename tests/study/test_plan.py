@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from drill.errors import SettingsError
-from drill.language_modeling.finetune import finetuning
+from drill.language_modeling.build import finetuning
 from drill.study.plan import FINETUNE, identity, read_plan, settings_of
 from drill.training.settings import recipe
 from tests.study.place import PLAN, make_place

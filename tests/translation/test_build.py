@@ -13,7 +13,7 @@ import torch
 from drill import tasks
 from drill.data import DataError, Subwords
 from drill.errors import RunFolderError, SettingsError
-from drill.language_modeling.finetune import finetuning
+from drill.language_modeling.build import finetuning
 from drill.language_modeling.run import load_run
 from drill.tasks import train_run
 from drill.training.loop import TRAINING_LOG
@@ -97,10 +97,10 @@ def test_a_counted_layer_translates_without_the_training_text(here, drill, tmp_p
     assert (code, out.count("\n")) == (0, 1), err
     (run / "target_counts.json").write_text("[1, 2]")
     _, _, err = drill(*words, stdin="abc\n")
-    assert "target_counts.json: does not hold a count for each of 262 subwords; restore" in err
+    assert f"drill: {run / 'target_counts.json'}: " in err
     (run / "target_counts.json").unlink()
     _, _, err = drill(*words, stdin="abc\n")
-    assert err.startswith(f"drill: {run}: the text it was trained on is gone from ")
+    assert err.startswith(f"drill: {run / 'target_counts.json'}: is missing")
 
 
 @pytest.mark.parametrize(
@@ -264,9 +264,9 @@ def test_a_gpu_run_finds_and_says_once_in_which_ways_it_is_trained(
     here, tmp_path, caplog, monkeypatch
 ):
     found = []
-    real = translation_run.translation_ways
+    real = translation_run.kernel_summary
     monkeypatch.setattr(
-        translation_run, "translation_ways", lambda *a: found.append(real(*a)) or found[-1]
+        translation_run, "kernel_summary", lambda *a: found.append(real(*a)) or found[-1]
     )
     with caplog.at_level(logging.INFO, TRAINING_LOG):
         train_run(small(), tmp_path / "run", device="cuda")
@@ -276,7 +276,7 @@ def test_a_gpu_run_finds_and_says_once_in_which_ways_it_is_trained(
 
 
 def test_each_task_has_its_own_loader(here):
-    with pytest.raises(RunFolderError, match="holds a translator, not a language model"):
+    with pytest.raises(RunFolderError, match="is a translator, not a language model"):
         load_run("runs/tiny")
     with pytest.raises(RunFolderError, match="holds no run"):
         load_translation("runs/nothing")

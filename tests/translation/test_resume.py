@@ -17,7 +17,6 @@ from drill.training import loop as training_loop
 from drill.training.run import checkpoint
 from drill.training.run.folder import RunFolder
 from drill.translation import train as translation_training
-from drill.translation import validate as translation_testing
 from drill.translation.state import TranslationState
 from drill.translation.translate import Search
 from tests.tiny_runs import (
@@ -88,7 +87,7 @@ def averaged(tmp_path_factory) -> dict[str, Any]:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(TranslationState, "average_recent"), (translation_testing, "translated")],
+    [(TranslationState, "average_recent"), (translation_training, "translated")],
     ids=["mean", "test"],
 )
 def test_a_signal_in_the_test_ends_it_and_the_next_life_tests(
@@ -138,7 +137,7 @@ def test_a_signal_in_a_validation_ends_it_and_the_next_life_begins_with_it(
 ):
     """Of the last one, too, which is not of an epoch but of the limit."""
     assert len(limited["rows"]) == 6 + len(["average", "test"])
-    real, left = getattr(translation_testing, name), which
+    real, left = getattr(translation_training, name), which
 
     def interrupted(*arguments: object, **more: object) -> object:
         nonlocal left
@@ -148,7 +147,7 @@ def test_a_signal_in_a_validation_ends_it_and_the_next_life_begins_with_it(
         return real(*arguments, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(translation_testing, name, interrupted)
+        patch.setattr(translation_training, name, interrupted)
         outcome = small_training(tmp_path / "run", **LIMITED)
     assert (outcome.finished, outcome.interrupted) == (False, True)
     assert len(kinds(tmp_path / "run")) == which - 1  # the line of a validation is written once
@@ -183,7 +182,7 @@ def test_a_validation_without_memory_for_it_is_told_of_and_made_by_the_next_life
 
     options = {"epochs": 1, "bleu_every": 1, "checkpoint_seconds": 0.0}
     with monkeypatch.context() as patch:
-        patch.setattr(translation_testing, "best_translations", search)
+        patch.setattr(translation_training, "best_translations", search)
         with pytest.raises(OutOfMemory, match=r"validation after step \d+: .*; make room on the G"):
             small_training(tmp_path, **options)
     assert small_training(tmp_path, **options).finished
@@ -192,7 +191,7 @@ def test_a_validation_without_memory_for_it_is_told_of_and_made_by_the_next_life
 @pytest.mark.parametrize("work", ["loss", "search"])
 def test_a_signal_in_the_test_waits_for_one_batch(tmp_path, monkeypatch, line_by_line, work):
     module, name = (Translator, "loss") if work == "loss" else (searching, "_search")
-    testing, real = translation_testing.translated, getattr(module, name)
+    testing, real = translation_training.translated, getattr(module, name)
 
     def interrupted(*arguments: object, **options: object) -> object:
         if work not in line_by_line:  # once: a second signal ends the process at once
@@ -204,7 +203,7 @@ def test_a_signal_in_the_test_waits_for_one_batch(tmp_path, monkeypatch, line_by
         monkeypatch.setattr(module, name, interrupted)
         return testing(*arguments, **options)
 
-    monkeypatch.setattr(translation_testing, "translated", tested)
+    monkeypatch.setattr(translation_training, "translated", tested)
     outcome = small_training(tmp_path)
     assert (outcome.finished, outcome.interrupted) == (False, True)
     assert line_by_line.count(work) == 1
@@ -249,7 +248,7 @@ def test_validations_and_the_test_are_shown(tmp_path, monkeypatch, line_by_line)
 def test_a_finished_run_gives_its_outcome_again_without_training(tmp_path, monkeypatch):
     first = small_training(tmp_path, average_checkpoints=2)
     before = all_of(tmp_path)
-    for name in ("backward", "validated", "tested"):  # nothing is trained or measured
+    for name in ("backward", "translation_loss", "translated"):  # nothing is trained or measured
         monkeypatch.setattr(translation_training, name, None)
     again = small_training(tmp_path, average_checkpoints=2)
     assert again.test.scores == first.test.scores

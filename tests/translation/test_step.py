@@ -8,7 +8,7 @@ from drill.models import Transformer
 from drill.training.optim import AdamW
 from drill.translation.search.decoding import Decoding
 from drill.translation.search.output_head import encoded_once
-from drill.translation.step import backward, capturing, replayed, translation_ways, why_not_captured
+from drill.translation.step import backward, capture_blocker, capturing, kernel_summary, replayed
 from tests.tiny_runs import (
     interrupted_after,
     rows,
@@ -158,7 +158,7 @@ def test_compiled_training_is_eager_training(tmp_path, monkeypatch):
 )
 def test_why_batches_are_not_replayed_is_said(options, fault):
     usual = {"cuda_graphs": True, "compile": False, "device": torch.device("cuda"), "world_size": 1}
-    assert why_not_captured(**{**usual, **options}) == fault
+    assert capture_blocker(**{**usual, **options}) == fault
 
 
 def test_a_translator_says_in_which_ways_it_is_trained_and_searched():
@@ -167,7 +167,7 @@ def test_a_translator_says_in_which_ways_it_is_trained_and_searched():
     between = "residuals and norms reference (made for CUDA devices, not cpu)"
     labels = "labels reference (the labels are on cpu)"
     model = small_translator("plain", dropout=0.0)
-    assert translation_ways(model, None, 60, None) == [
+    assert kernel_summary(model, None, 60, None) == [
         "attention flash (to earlier tokens and past padding)",
         between,
         labels,
@@ -175,15 +175,15 @@ def test_a_translator_says_in_which_ways_it_is_trained_and_searched():
         "batches replayed as CUDA graphs",
         last,
     ]
-    many = translation_ways(model, "asked for", 8192, torch.bfloat16)
+    many = kernel_summary(model, "asked for", 8192, torch.bfloat16)
     assert many[3:] == [
         "loss chunked (the logits would take 4 MiB)", "batches launched one by one: asked for", last
     ]  # fmt: skip
     model.transformer.decoder[0].attention.dropout = 0.5  # the CPU's fused kernel has none
-    assert translation_ways(model, here, 60, None)[0].startswith("attention math (")
-    mixture = translation_ways(small_translator("mixture"), here, 60, None)
+    assert kernel_summary(model, here, 60, None)[0].startswith("attention math (")
+    mixture = kernel_summary(small_translator("mixture"), here, 60, None)
     assert [way.split(" ")[0] for way in mixture] == ["attention", "residuals", "batches", "beam"]
-    compiled = translation_ways(model, here, 60, None, compile=True)
+    compiled = kernel_summary(model, here, 60, None, compile=True)
     assert not any("encoded" in way for way in (*many, *mixture, *compiled))  # of one batch
     assert compiled[1] == "residuals and norms reference (torch.compile fuses by itself)"
 
@@ -201,12 +201,12 @@ def test_how_often_an_update_encodes_its_labels_is_said(monkeypatch, way, encodi
         backward(model, model, update, tokens, 0.1, CPU)
     assert len(made) == encodings
     obstacle = None if way == "replayed" else "asked for"
-    said = translation_ways(model, obstacle, 60, None, batches=3)
+    said = kernel_summary(model, obstacle, 60, None, batches=3)
     expected = "labels encoded once an update" if encodings == 1 else "labels encoded once a batch"
     assert [each for each in said if "encoded" in each] == [expected]
-    several = translation_ways(model, "4 processes", 60, None, batches=3, world_size=4)
+    several = kernel_summary(model, "4 processes", 60, None, batches=3, world_size=4)
     assert "labels encoded once a batch" in several
-    tied = translation_ways(small_translator("tied"), None, 60, None, batches=3)
+    tied = kernel_summary(small_translator("tied"), None, 60, None, batches=3)
     assert not any("encoded" in each for each in tied)
 
 
@@ -214,7 +214,7 @@ def test_how_often_an_update_encodes_its_labels_is_said(monkeypatch, way, encodi
 @pytest.mark.parametrize("layer", ["plain", "mixture"])
 def test_a_gpu_searches_in_the_way_it_says(layer):
     model = small_translator(layer).cuda()
-    *_, found = translation_ways(model, None, 60, torch.bfloat16)
+    *_, found = kernel_summary(model, None, 60, torch.bfloat16)
     with encoded_once(model) as head:
         replays = Decoding(bos=1, eos=2).replays(torch.device("cuda"), head)
     said = {True: "replayed as CUDA graphs", False: "MixtureOfSoftmaxes does not fold"}

@@ -10,8 +10,8 @@ from drill.report.results.runs import read_run
 from drill.training.progress import epoch_line
 from drill.training.run.checkpoint import load
 from drill.training.run.folder import RunFolder
-from drill.translation import validate as translation_testing
-from drill.translation.loss import TranslationLoss
+from drill.translation import train as translation_training
+from drill.translation.evaluate import TranslationLoss
 from tests.tiny_runs import after, all_of, interrupted_after, rows, unlike
 from tests.tiny_translations import small_optimizer, small_training, small_translator
 
@@ -24,13 +24,13 @@ def scripted(monkeypatch):
     """Validations come to these losses, one after the other; what is tested is measured."""
 
     def begin(losses):
-        left, real = iter(losses), translation_testing._fit
+        left, real = iter(losses), translation_training.translation_loss
 
-        def fit(at, *given):
-            real(at, *given)
+        def scripted_loss(*given, **options):
+            real(*given, **options)
             return TranslationLoss(next(left) * 100, 100)
 
-        monkeypatch.setattr(translation_testing, "_fit", fit)
+        monkeypatch.setattr(translation_training, "translation_loss", scripted_loss)
 
     return begin
 
@@ -136,14 +136,14 @@ def test_a_signal_while_the_start_is_validated_ends_that_and_the_next_life_begin
     tmp_path, monkeypatch, number
 ):
     small_training(tmp_path / "whole", validate_first=True)
-    real = translation_testing.translation_loss
+    real = translation_training.translation_loss
 
     def interrupted(*arguments, **options):
         os.kill(os.getpid(), number)
         return real(*arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(translation_testing, "translation_loss", interrupted)
+        patch.setattr(translation_training, "translation_loss", interrupted)
         outcome = small_training(tmp_path / "run", validate_first=True)
     assert (outcome.finished, outcome.interrupted) == (False, True)
     assert not RunFolder(tmp_path / "run").metrics.exists()

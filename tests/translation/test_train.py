@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import logging
 import math
 import time
 from dataclasses import replace
@@ -12,11 +13,12 @@ import torch
 import drill.translation.evaluate as translated_module
 from drill.data import PairBatches
 from drill.errors import Diverged, OutOfMemory
+from drill.training.loop import TRAINING_LOG
 from drill.training.optim import AdamW
 from drill.training.run import checkpoint
 from drill.training.run.folder import RunFolder
-from drill.translation import validate as translation_testing
-from drill.translation.loss import translation_loss
+from drill.translation import train as translation_training
+from drill.translation.evaluate import translation_loss
 from drill.translation.state import TranslationState
 from tests.tiny_runs import (
     after,
@@ -63,8 +65,8 @@ def test_a_validation_inside_an_epoch_has_a_line_of_its_own(tmp_path):
 
 def test_a_validation_with_bleu_reads_its_text_once(tmp_path, monkeypatch):
     asked = []
-    real = translation_testing.translation_loss
-    for module in (translation_testing, translated_module):
+    real = translation_training.translation_loss
+    for module in (translation_training, translated_module):
         monkeypatch.setattr(
             module, "translation_loss", lambda *a, **k: asked.append(len(a[1])) or real(*a, **k)
         )
@@ -94,13 +96,15 @@ def better_means(monkeypatch):
         return replace(found, nll=found.nll / 2) if asked and asked.pop() else found
 
     monkeypatch.setattr(TranslationState, "average_recent", averaged)
-    monkeypatch.setattr(translation_testing, "translation_loss", loss)
+    monkeypatch.setattr(translation_training, "translation_loss", loss)
 
 
 @pytest.mark.usefixtures("better_means")
-def test_the_mean_of_the_last_weights_is_tried_and_kept_where_it_is_better(tmp_path):
+def test_the_mean_of_the_last_weights_is_tried_and_kept_where_it_is_better(tmp_path, caplog):
     data = small_data()
-    outcome = small_training(tmp_path, data=data, epochs=6, average_checkpoints=3)
+    with caplog.at_level(logging.INFO, TRAINING_LOG):
+        outcome = small_training(tmp_path, data=data, epochs=6, average_checkpoints=3)
+    assert caplog.records[-1].args[-1] == "the average"
     *epochs, average, test = rows(tmp_path)
     batches = len(PairBatches(data.train, 60, 3))
     assert (average["kind"], test["kind"]) == ("average", "test")
@@ -121,10 +125,10 @@ def test_the_mean_of_the_last_weights_is_tried_and_kept_where_it_is_better(tmp_p
     assert translation_loss(model, data.test).loss == pytest.approx(outcome.test.fit.loss, rel=1e-6)
 
 
-def test_a_mean_that_is_worse_is_not_kept(tmp_path):
-    small_training(
-        tmp_path, epochs=3, average_checkpoints=3
-    )  # the first weights are far from the last
+def test_a_mean_that_is_worse_is_not_kept(tmp_path, caplog):
+    with caplog.at_level(logging.INFO, TRAINING_LOG):
+        small_training(tmp_path, epochs=3, average_checkpoints=3)
+    assert caplog.records[-1].args[-1] == "the best single"
     *_, average, test = rows(tmp_path)
     assert not average["best"]
     assert test["weights"] == "best"
@@ -252,7 +256,7 @@ def test_an_evaluation_that_is_no_number_ends_in_a_sentence(tmp_path, monkeypatc
         raise FloatingPointError("NaN")
 
     with monkeypatch.context() as patch:
-        patch.setattr(translation_testing, name, score)
+        patch.setattr(translation_training, name, score)
         with pytest.raises(Diverged) as caught:
             small_training(tmp_path / "run", bleu_every=1, epochs=1)
     assert str(caught.value).startswith(sentence.format(step=step, path=tmp_path / "run"))
@@ -267,7 +271,7 @@ def test_a_test_without_memory_for_it_is_told_of_and_made_by_the_next_life(tmp_p
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(translation_testing, "translated", test)
+        patch.setattr(translation_training, "translated", test)
         with pytest.raises(OutOfMemory, match=r"make room on the GPU; the same command tests them"):
             small_training(tmp_path)
     assert small_training(tmp_path, optimizer=after(1, small_optimizer(), pytest.fail)).finished

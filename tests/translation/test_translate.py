@@ -11,8 +11,7 @@ import drill.translation.search.search as searching
 from drill.data import BEGIN, END
 from drill.translation import translate as translation
 from drill.translation.bleu import corpus_scores
-from drill.translation.evaluate import translated
-from drill.translation.loss import translation_loss
+from drill.translation.evaluate import translated, translation_loss
 from drill.translation.search import sampling
 from drill.translation.search.decoding import Decoding
 from drill.translation.search.search import beam_search

@@ -10,7 +10,7 @@ from drill.errors import RunFolderError, SettingsError
 from drill.report.analysis.word_accuracy import AccuracyBand
 from drill.training.run.folder import RunFolder
 from drill.training.run.weights import settings_of
-from drill.translation.hypotheses import DecodingInfo, read_decoding_info
+from drill.translation.evaluate import DecodingInfo, read_decoding_info
 from drill.translation.run import TranslationRun
 
 SPLIT = "test"

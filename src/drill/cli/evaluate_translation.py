@@ -21,8 +21,7 @@ from drill.training.device import out_of_memory_hint
 from drill.training.precision import matmul_precision, resolve_precision
 from drill.training.run.folder import json_row
 from drill.translation.bleu import corpus_scores
-from drill.translation.evaluate import translated
-from drill.translation.hypotheses import DecodingInfo, keep_hypotheses
+from drill.translation.evaluate import DecodingInfo, save_hypotheses, translated
 from drill.translation.run import TranslationRun
 from drill.translation.translate import Search
 
@@ -114,7 +113,7 @@ def evaluate_translation(
                 typer.echo(f"\n{accuracy_table({f'{kind}s': each}, of=kind).markdown()}")
         if not isinstance(splits, Files):
             made = DecodingInfo(**search, weights=run.weights)
-            keep_hypotheses(run.folder, split, language, found.hypotheses, made)
+            save_hypotheses(run.folder, split, language, found.hypotheses, made)
         run.folder.keep_evaluation(row)
         kept.append(row)
     check_finite(kept)

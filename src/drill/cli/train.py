@@ -145,7 +145,7 @@ def finetune(
 
     Stops when validation no longer improves.
     """
-    from drill.language_modeling.finetune import finetuning
+    from drill.language_modeling.build import finetuning
     from drill.training.settings import resolved
 
     _check_name(name)

@@ -1,36 +1,47 @@
-"""From settings to a language model, its text and its optimizer.
+"""From settings to a language model and its text; from a run to the settings of its finetuning.
 
 ids, vocabulary = corpus(settings)
 model = language_model(settings, vocabulary)
-build_optimizer(settings)
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from drill.data import Corpus, Ids, Vocabulary, cache_folder, check_corpus, read_corpus
-from drill.errors import SettingsError
+from drill.errors import RunFolderError, SettingsError
 from drill.layers import MatrixLayer, OutputLayer
 from drill.models import ENCODERS
 from drill.models.language_model import LanguageModel
 from drill.recipes.reader import NAME
 from drill.training.device import check_memory, meta_init
-from drill.training.settings import Settings, build_optimizer, makes_no_model, output_layer
+from drill.training.run.folder import RunFolder
+from drill.training.run.resume import with_text
+from drill.training.settings import (
+    TRANSLATION,
+    Settings,
+    build_optimizer,
+    makes_no_model,
+    output_layer,
+    saved,
+)
 
+FINETUNE_LENGTH_SEED = 331  # of the published finetuning, whatever the seed of the run
+FINETUNE_LENGTH_ROOM = 10  # how far beyond bptt its segments may be
 STAND_IN = 2**20  # words of a vocabulary that is not known yet
 
 
 def corpus(settings: Settings, progress: Any = None) -> tuple[Ids, Vocabulary]:
-    """The encoded splits and the vocabulary; ids are cached by what they hold."""
+    """The encoded splits and the vocabulary; ids are cached on disk by content."""
     _, ids, vocabulary = encoded_text(settings, progress)
     return ids, vocabulary
 
 
 def encoded_text(settings: Settings, progress: Any = None) -> tuple[Corpus, Ids, Vocabulary]:
-    """``corpus``, and the text that it is of."""
+    """``corpus`` with the text itself."""
     text, vocabulary = read_corpus(**settings.data, progress=progress)
     return text, text.encode(vocabulary, cache_folder()), vocabulary
 
@@ -38,7 +49,7 @@ def encoded_text(settings: Settings, progress: Any = None) -> tuple[Corpus, Ids,
 def language_model(
     settings: Settings, vocabulary: Vocabulary, device: torch.device | str = "cpu"
 ) -> LanguageModel:
-    """A fresh model; its numbers follow from torch's seed."""
+    """A new model, initialised from torch's random state."""
     arguments = (settings, len(vocabulary), vocabulary.counts.tolist)
     with meta_init():
         check_memory(_model(*arguments).parameters())
@@ -62,8 +73,8 @@ def check_adversarial(adversarial: float, layer: OutputLayer) -> None:
     """Raise ValueError for adversarial softmax with a layer that has none."""
     if adversarial != 0.0 and not isinstance(layer, MatrixLayer):
         raise ValueError(
-            f"adversarial is for layers of one matrix, not for {type(layer).__name__}; leave it "
-            "at 0, or take another layer"
+            f"adversarial needs a layer with one output matrix, not {type(layer).__name__}; set it "
+            "to 0 or choose another layer"
         )
 
 
@@ -77,3 +88,50 @@ def _model(settings: Settings, words: int, counts: Callable[[], list[int]]) -> L
         return LanguageModel(built, layer)
     except (ValueError, TypeError, RuntimeError) as error:
         raise makes_no_model(settings, error) from None
+
+
+def finetuning(run: Path | str) -> Settings:
+    """Settings that continue from the best weights of a run with averaged SGD.
+
+    Segment lengths are capped and have their own seed; training stops by the criterion of NT-ASGD;
+    only weights better than the initial ones are saved.
+    """
+    folder = RunFolder(run)
+    if not folder.recipe.exists():
+        raise RunFolderError(
+            f"{folder.path}: is not a run (no recipe.toml); name a folder that `drill train` wrote"
+        )
+    settings = saved(folder.recipe)
+    if settings.task == TRANSLATION:
+        raise SettingsError(
+            f"{folder.path}: is a translator, and finetuning is for language models; continue it "
+            f"with a larger training.epochs, or on another text with drill train {folder.recipe} "
+            f"--name NAME --set init_from={folder.path} --set data.corpus=FOLDER"
+        )
+    if settings.optimizer[NAME] == "adamw":
+        raise SettingsError(
+            f"{folder.path}: was trained with adamw, whose rate does not fit averaged SGD; "
+            "finetune runs of nt-asgd, asgd or sgd"
+        )
+    return finetuned(with_text(settings, folder), str(folder.path.resolve()))
+
+
+def finetuned(settings: Settings, start: str) -> Settings:
+    """The settings that finetune a run in the folder ``start``, trained with ``settings``."""
+    shared = {key: settings.optimizer[key] for key in ("lr", "weight_decay", "max_grad_norm")}
+    return Settings(
+        recipe=f"{settings.recipe}-finetune",
+        init_from=start,
+        data=settings.data,
+        encoder=settings.encoder,
+        layer=settings.layer,
+        optimizer={NAME: "asgd", **shared},
+        training={
+            **settings.training,
+            "length_seed": FINETUNE_LENGTH_SEED,
+            "length_cap": settings.training["bptt"] + FINETUNE_LENGTH_ROOM,
+            "max_minutes": None,  # the run it starts from may have had a limit of its own
+            "patience": 5,
+            "validate_first": True,
+        },
+    )

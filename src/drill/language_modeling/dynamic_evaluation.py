@@ -15,8 +15,12 @@ from torch import Tensor
 
 from drill.data import evaluation_segments
 from drill.kernels.lstm.persistent.recurrence import check_stall
-from drill.language_modeling.fingerprint import text_fingerprint
-from drill.language_modeling.gradient_statistics import GradientReader, Statistics, trained
+from drill.language_modeling.gradient_statistics import (
+    GradientReader,
+    Statistics,
+    text_fingerprint,
+    trained,
+)
 from drill.language_modeling.grid_search import Cell, Search, Settings, grid
 from drill.language_modeling.perplexity import Perplexity, Progress, Text, one_column
 from drill.models.language_model import LanguageModel

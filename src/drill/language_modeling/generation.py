@@ -1,8 +1,4 @@
-"""Sample text from a language model.
-
-A text starts as a line of the training text does, after the ``<eos>`` of another: see
-``line_start.py``.
-"""
+"""Sample text from a language model, starting a line as ``scoring.line_start`` does."""
 
 import copy
 import math
@@ -16,18 +12,15 @@ from torch import Tensor
 
 from drill.data import EOS, UNK, Vocabulary
 from drill.kernels.lstm.persistent.recurrence import check_stall
-from drill.language_modeling.line_start import line_start, repeated
-from drill.language_modeling.scoring import Scored, check_vocabulary, score, unknown_words
+from drill.language_modeling.scoring import check_vocabulary, line_start, repeated
 from drill.layers import MatrixLayer, OutputLayer, SampledSoftmax
 from drill.layers.base import head_log_probs
 from drill.models.encoder import State
 from drill.models.language_model import LanguageModel
 from drill.training.precision import evaluating
 
-__all__ = ["BETWEEN_SAMPLES", "Scored", "generate", "score", "unknown_words"]
-
 BETWEEN_SAMPLES = "\n\n"
-"""Stands between two samples; no word and no line break reads so."""
+"""Separates two samples; no piece of a text looks like it."""
 
 TOKENS_PER_PART = 4096
 """Tokens of a prompt that go through the model at once."""
@@ -46,53 +39,56 @@ def generate(
     samples: int = 1,
     allow_unknown: bool = False,
 ) -> Iterator[str]:
-    """A text that goes on after ``prompt``, piece by piece as it is drawn; the pieces join to it.
+    """Continue ``prompt``; yields the text piece by piece as it is sampled.
 
         for piece in generate(model, vocabulary, prompt="the boat"):
             print(piece, end="", flush=True)
 
-    A piece is a word, with a space before it inside a line, or a line break, which stands for
-    ``<eos>`` here and in the prompt. Do not train the model meanwhile: its labels are encoded once.
+    A piece is a word, with a space before it inside a line, or a line break, which is ``<eos>``
+    here and in the prompt. Labels are encoded once: do not train the model meanwhile. Words of the
+    prompt outside the vocabulary are read as ``<unk>``; DataError if it has none.
 
-    tokens         how many are drawn, ``<eos>`` counted
-    temperature    p^(1/temperature), normalised; 0 takes the likeliest word
-    top_k, top_p   draw only from so many likeliest words; from the likeliest that make up p
-    seed           the same text again; sample i has random numbers of its own
-    samples        texts, drawn together; BETWEEN_SAMPLES stands between them
-    allow_unknown  whether ``<unk>`` may be drawn
-
-    Words of the prompt that are not in the vocabulary are read as ``<unk>``, and ``unknown_words``
-    tells which; DataError where there is none.
+    Args:
+        tokens: how many are sampled, ``<eos>`` included.
+        temperature: sample from p^(1/temperature), normalised; 0 is greedy.
+        top_k: sample from the k likeliest words only.
+        top_p: sample from the likeliest words that make up this probability.
+        seed: of the random numbers; each sample has its own stream.
+        samples: how many texts, sampled as a batch; BETWEEN_SAMPLES is yielded between them.
+        allow_unknown: whether ``<unk>`` may be sampled.
     """
     check_vocabulary("generate", model, vocabulary)
-    for name, value in (("tokens", tokens), ("samples", samples), ("top_k", top_k)):
-        if value is not None:
-            _at_least(name, value, 1)
+    for name, value, least in (
+        ("tokens", tokens, 1),
+        ("samples", samples, 1),
+        ("top_k", top_k, 1),
+        ("seed", seed, 0),
+    ):
+        if value is not None and (not isinstance(value, int) or value < least):
+            raise ValueError(f"generate: {name} is an integer of at least {least}, not {value}")
     if not 0.0 <= temperature < math.inf:  # NaN fails too
         raise ValueError(
             f"generate: temperature is a finite number of at least 0, not {temperature}"
         )
     if top_p is not None and not 0.0 < top_p <= 1.0:
         raise ValueError(f"generate: top_p lies in (0, 1], not {top_p}")
-    if seed is not None:
-        _at_least("seed", seed, 0)
     seeds = np.random.SeedSequence(seed).spawn(samples)
-    dice = [np.random.default_rng(each) for each in seeds]
+    generators = [np.random.default_rng(each) for each in seeds]
     if EOS in prompt.split():
         raise ValueError(
-            f"generate: the prompt holds the word {EOS}, which is kept for the end of a line; put "
+            f"generate: the prompt holds the word {EOS}, which marks the end of a line; put "
             "a line break there"
         )
     read = [vocabulary.ids[EOS], *vocabulary.encode(prompt.split("\n"))[:-1].tolist()]
     forbidden = None if allow_unknown else vocabulary.ids.get(UNK)
 
-    def draw(scores: NDArray[np.float64], die: np.random.Generator) -> int:
+    def draw(scores: NDArray[np.float64], generator: np.random.Generator) -> int:
         if forbidden is not None:
             scores[forbidden] = -math.inf
         if np.isnan(scores).any():
             check_stall("generate")
             raise FloatingPointError(
-                "generate: the model gives NaN for a probability; look at its weights"
+                "generate: the model returns NaN for a probability; look at its weights"
             )
         if scores.max() == -math.inf:
             raise ValueError(
@@ -100,9 +96,9 @@ def generate(
             )
         if temperature == 0.0:
             return int(scores.argmax())
-        return chosen(kept(scores, temperature, top_k, top_p), die.random())
+        return chosen(truncated(scores, temperature, top_k, top_p), generator.random())
 
-    return _pieces(model, vocabulary, read, tokens, draw, dice)
+    return _pieces(model, vocabulary, read, tokens, draw, generators)
 
 
 def _pieces(
@@ -111,26 +107,28 @@ def _pieces(
     read: list[int],
     tokens: int,
     draw: Callable[[NDArray[np.float64], np.random.Generator], int],
-    dice: list[np.random.Generator],
+    generators: list[np.random.Generator],
 ) -> Iterator[str]:
-    """The first sample as it is drawn, the others after it."""
+    """The first sample as it is sampled, the others after it."""
     device = next(model.parameters()).device
-    later: list[list[str]] = [[] for _ in dice[1:]]
-    last = [read[-1]] * len(dice)
-    ids = torch.tensor(read)[:, None].expand(-1, len(dice))  # then one row at a time
-    with ExitStack() as stack:  # of a private copy: between two pieces the model is the caller's
+    later: list[list[str]] = [[] for _ in generators[1:]]
+    last = [read[-1]] * len(generators)
+    ids = torch.tensor(read)[:, None].expand(-1, len(generators))  # then one row at a time
+    with ExitStack() as stack:  # labels of a copy: the caller may use the model between two pieces
         log_probs = _scorer(model.layer, stack)
-        state = repeated(line_start("generate", model, vocabulary.ids[EOS]), len(dice))
+        state = repeated(line_start("generate", model, vocabulary.ids[EOS]), len(generators))
         for _ in range(tokens):
             scores, state = _next_scores(model, log_probs, ids.to(device), state)
-            drawn = [draw(row, die) for row, die in zip(scores, dice, strict=True)]
+            drawn = [
+                draw(row, generator) for row, generator in zip(scores, generators, strict=True)
+            ]
             pieces = [
                 _piece(vocabulary.words[old], vocabulary.words[new])
                 for old, new in zip(last, drawn, strict=True)
             ]
             last, ids = drawn, torch.tensor([drawn])
-            for kept_back, piece in zip(later, pieces[1:], strict=True):
-                kept_back.append(piece)
+            for pending, piece in zip(later, pieces[1:], strict=True):
+                pending.append(piece)
             yield pieces[0]
     for pieces in later:
         yield BETWEEN_SAMPLES
@@ -154,7 +152,7 @@ def _next_scores(
 
 
 def _scorer(layer: OutputLayer, stack: ExitStack) -> Callable[[Tensor], Tensor]:
-    """hidden (B, d_h) -> log p (B, V), with labels that are encoded now and never again."""
+    """hidden (B, d_h) -> log p (B, V), with labels that are encoded once, now."""
     matrix = layer.layer if isinstance(layer, SampledSoftmax) else layer
     if isinstance(matrix, MatrixLayer):
         head, context = matrix.fold(), matrix.context
@@ -164,7 +162,7 @@ def _scorer(layer: OutputLayer, stack: ExitStack) -> Callable[[Tensor], Tensor]:
     return own.log_probs
 
 
-def kept(
+def truncated(
     log_probs: NDArray[np.float64],  # (V,)
     temperature: float,
     top_k: int | None,
@@ -172,8 +170,8 @@ def kept(
 ) -> NDArray[np.float64]:
     """p^(1/temperature) over the likeliest words, normalised: (V,).
 
-    The ``top_k`` likeliest stay; of these, the likeliest until they make up ``top_p``, at least
-    one. Among equals the lower id comes first.
+    First the ``top_k`` likeliest, then of these the fewest that make up ``top_p``, at least one.
+    Ties go to the lower id.
     """
     with np.errstate(over="ignore"):  # next to a temperature of 0, -inf is right
         p = np.exp((log_probs - log_probs.max()) / temperature)
@@ -188,18 +186,13 @@ def kept(
 
 
 def chosen(p: NDArray[np.float64], u: float) -> int:
-    """The word in whose part of [0, 1) ``u`` lies; never one of probability 0."""
+    """Inverse transform sampling with ``u`` in [0, 1); never a word of probability 0."""
     mass = np.cumsum(p)
-    place = np.searchsorted(mass, u * mass[-1], side="right")
-    return int(min(place, np.flatnonzero(p)[-1]))  # u * mass may round up to all of it
+    index = np.searchsorted(mass, u * mass[-1], side="right")
+    return int(min(index, np.flatnonzero(p)[-1]))  # u * mass may round up to all of it
 
 
 def _piece(before: str, word: str) -> str:
     if word == EOS:
         return "\n"
     return word if before == EOS else f" {word}"
-
-
-def _at_least(name: str, value: int, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"generate: {name} is a whole number of at least {least}, not {value!r}")

@@ -1,8 +1,9 @@
-"""How large the gradients of a model usually are: what dynamic evaluation measures its steps with.
+"""Gradient statistics over the training text, which dynamic evaluation scales its steps with.
 
-MS_i = sqrt( mean over batches of g_i^2 )        for every parameter i, over the training text
+MS_i = sqrt( mean over batches of g_i^2 )        for every parameter i
 """
 
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,13 +12,12 @@ from pathlib import Path
 import safetensors
 import safetensors.torch
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from drill.data import DataError, Segment, evaluation_segments
 from drill.files import atomic_write, read_bytes
 from drill.kernels.lstm.persistent.recurrence import check_stall
-from drill.language_modeling.fingerprint import text_fingerprint, weights_fingerprint
 from drill.language_modeling.perplexity import Progress, Text, laid_out
 from drill.layers import MatrixLayer, MixtureOfSoftmaxes
 from drill.models.language_model import LanguageModel
@@ -27,7 +27,7 @@ from drill.training.precision import current_precision
 KIND = "drill gradient statistics"
 
 COLUMNS = 100
-"""In how many columns the training text was read for the published settings."""
+"""Batch size of the published settings."""
 
 
 class StaleStatistics(ValueError):
@@ -38,33 +38,33 @@ class StaleStatistics(ValueError):
 class Statistics:
     """MS of every trained parameter, and what it was gathered from.
 
-    roots      parameter name -> MS, in the parameter's shape, on the CPU
-    batches    how many gradients were averaged
-    weights    fingerprint of the model
-    text       fingerprint of the text, its columns and its segments
-    precision  how float32 products were computed; older files do not say
+    Attributes:
+        roots: parameter name -> MS, in the parameter's shape, on the CPU.
+        batches: how many gradients were averaged.
+        weights: fingerprint of the model.
+        text: fingerprint of the text, its batch size and segment length.
+        precision: how float32 products were computed.
     """
 
     roots: dict[str, Tensor]
     batches: int
     weights: str
     text: str
-    precision: str = "unknown"
+    precision: str
 
     def decay(self, lamb: float) -> dict[str, Tensor]:
         """min(MS / gsum, 1 / lamb), gsum the mean over tensors of their mean MS.
 
-        How strongly each number is pulled back to where it started, 1 on average. The bound keeps
-        the pull from going past the start. It is made anew at every call, so one ``lamb`` of a
-        search does not reach the next. The sum goes by name: statistics from a file come in another
-        order, and must give the same bits.
+        How strongly each weight decays to its initial value, 1 on average; the bound keeps it from
+        going past that. The sum is in order of names: a file may have another order and must give
+        the same bits.
         """
         gsum = torch.stack([self.roots[name].mean() for name in sorted(self.roots)]).mean()
         rates = {name: root / gsum for name, root in self.roots.items()}
         return rates if lamb == 0 else {n: r.clamp_(max=1 / lamb) for n, r in rates.items()}
 
     def check(self, model: LanguageModel) -> None:
-        """StaleStatistics unless they belong to ``model`` as it is now."""
+        """Raise StaleStatistics unless they belong to ``model`` as it is now."""
         other = self.roots.keys() ^ trained(model).keys()
         if other:
             raise StaleStatistics(
@@ -78,9 +78,8 @@ class Statistics:
             )
 
     def save(self, path: Path | str) -> None:
-        """Write safetensors, whole or not at all."""
-        about = {"weights": self.weights, "text": self.text, "batches": self.batches}
-        about["precision"] = self.precision
+        """Write a safetensors file atomically."""
+        about = {name: getattr(self, name) for name in ("batches", "weights", "text", "precision")}
         tensors = {name: root.contiguous() for name, root in self.roots.items()}
         raw = safetensors.torch.save(tensors, {"kind": KIND, "about": json.dumps(about)})
         atomic_write(Path(path), raw)
@@ -90,7 +89,9 @@ class Statistics:
         """What ``save`` wrote, on the CPU."""
         path = Path(path)
         if not path.is_file():
-            raise DataError(f"{path}: is no file; make it with gradient_statistics(..., file=path)")
+            raise DataError(
+                f"{path}: is missing; create it with gradient_statistics(..., file=path)"
+            )
         try:
             raw = read_bytes(path)
             size = int.from_bytes(raw[:8], "little")
@@ -101,8 +102,8 @@ class Statistics:
             return cls(roots=roots, **json.loads(header["about"]))
         except (ValueError, TypeError, LookupError, safetensors.SafetensorError) as error:
             raise DataError(
-                f"{path}: holds no gradient statistics ({type(error).__name__}: {error}); remove "
-                "it and gather them again"
+                f"{path}: no gradient statistics ({type(error).__name__}: {error}); remove it and "
+                "compute them again"
             ) from None
 
 
@@ -118,18 +119,22 @@ def gradient_statistics(
 ) -> Statistics:
     """MS over the training text ``ids``: gradients of the mean loss of each segment, no dropout.
 
-    With ``file`` they are kept there, and read from there where they are of the same weights, text,
-    ``batch_size``, ``bptt`` and precision. Parameters that are not trained have no statistics.
-    ``cuda_graphs`` replays CUDA graphs where there is a GPU and the layer allows it.
+    Parameters that are not trained have no statistics.
+
+    Args:
+        bptt: tokens of a segment.
+        cuda_graphs: replay CUDA graphs on a GPU if the layer allows it.
+        file: saved here, and loaded from here if weights, text, ``batch_size``, ``bptt`` and
+            precision are the same.
     """
     data = laid_out("gradient_statistics", model, ids, batch_size)
     segments = list(evaluation_segments(len(data), bptt))
     weights, text = weights_fingerprint(model), f"{text_fingerprint(data)} in {bptt}s"
     precision = current_precision(data.device)
     if file is not None and Path(file).is_file():
-        kept = Statistics.load(file)
-        if (kept.weights, kept.text, kept.precision) == (weights, text, precision):
-            return kept
+        found = Statistics.load(file)
+        if (found.weights, found.text, found.precision) == (weights, text, precision):
+            return found
     parameters = trained(model)
     squares = [torch.zeros_like(p) for p in parameters.values()]
 
@@ -146,32 +151,29 @@ def gradient_statistics(
     if not torch.stack([root.mean() for root in roots]).mean() > 0:  # NaN fails too
         check_stall("gradient_statistics")
         raise ValueError(
-            "gradient_statistics: every gradient is 0 or one is NaN, so steps have no measure; "
-            "look at the weights and at the text"
+            "gradient_statistics: every gradient is 0 or one is NaN, so steps have no "
+            "scale; check the weights and the text"
         )
-    held = {name: root.cpu() for name, root in zip(parameters, roots, strict=True)}
-    made = Statistics(held, len(segments), weights, text, precision)
+    by_name = {name: root.cpu() for name, root in zip(parameters, roots, strict=True)}
+    statistics = Statistics(by_name, len(segments), weights, text, precision)
     if file is not None:
-        made.save(file)
-    return made
+        statistics.save(file)
+    return statistics
 
 
 def statistics_columns(tokens: int, bptt: int) -> int:
-    """``COLUMNS``, or as many as a short text fills with a whole segment and its last target each.
-
-    Steps are then measured with gradients of as many tokens as they will be made from.
-    """
+    """The batch size for a text: ``COLUMNS``, or fewer so that each column has a whole segment."""
     return max(1, min(COLUMNS, tokens // (bptt + 1)))
 
 
 def trained(model: LanguageModel) -> dict[str, Tensor]:
-    """Every trained parameter by name; what encoder and layer share stands there once."""
+    """Every trained parameter by name; one that encoder and layer share counts once."""
     parameters: dict[str, Tensor] = {
         name: p for name, p in model.named_parameters() if p.requires_grad
     }
     if not parameters:
         raise ValueError(
-            "no parameter is trained, so none can adapt; call model.requires_grad_(True)"
+            "no parameter is trained, so nothing can adapt; call model.requires_grad_(True)"
         )
     for name, p in parameters.items():
         if p.dtype not in (torch.float32, torch.float64):
@@ -187,11 +189,11 @@ Use = Callable[[Tensor, list[Tensor], int], None]
 
 
 class GradientReader:
-    """Reads segment after segment, and hands the gradients of each to ``use``.
+    """Reads segment after segment and passes the gradients of each to ``use``.
 
-    The state is carried, ``.grad`` of the parameters stays as it is. On a GPU all of it is
-    replayed as CUDA graphs, one for every length, unless ``cuda_graphs`` is False or sizes in the
-    layer depend on the targets. Meanwhile parameters keep their places and modules their modes.
+    The state is carried, ``.grad`` of the parameters is not touched. On a GPU all of it is replayed
+    as CUDA graphs, one for every length, unless ``cuda_graphs`` is False or sizes in the layer
+    depend on the targets. Addresses of parameters and modes of modules must not change meanwhile.
     """
 
     def __init__(
@@ -239,5 +241,48 @@ class GradientReader:
         grads = torch.autograd.grad(loss.total, self.parameters, materialize_grads=True)
         with torch.no_grad():
             self.use(loss.nll, list(grads), length)
-            for kept, new in zip(self.state, loss.state, strict=True):
-                torch._foreach_copy_(list(kept), list(new))
+            for old, new in zip(self.state, loss.state, strict=True):
+                torch._foreach_copy_(list(old), list(new))
+
+
+# -- which weights and which text a result belongs to -----------------------------------------
+
+
+def weights_fingerprint(model: nn.Module) -> str:
+    """sha256 of every parameter and buffer, bit for bit, and of the settings of every module.
+
+    Equal where models compute the same numbers in evaluation; the mode does not count.
+    """
+    digest = hashlib.sha256(json.dumps(_settings(model)).encode())
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(_bytes(tensor))
+    return digest.hexdigest()
+
+
+def text_fingerprint(data: Tensor) -> str:
+    """sha256 of ids (rows, columns), int64, and of their shape."""
+    digest = hashlib.sha256(f"{tuple(data.shape)}\n".encode())
+    digest.update(_bytes(data))
+    return digest.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    flat = tensor.detach().cpu().contiguous().view(-1)  # numpy has no bfloat16
+    return flat.view(torch.uint8).numpy().data
+
+
+def _settings(model: nn.Module) -> list[tuple[str, dict[str, object]]]:
+    """Class and plain values of every module: weights alone do not tell a sigmoid from a relu."""
+    plain = (bool, int, float, str, tuple)
+    return [
+        (
+            f"{name}: {type(module).__name__}",
+            {
+                key: repr(value)
+                for key, value in vars(module).items()
+                if isinstance(value, plain) and not key.startswith("_") and key != "training"
+            },
+        )
+        for name, module in model.named_modules()
+    ]

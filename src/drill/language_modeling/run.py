@@ -62,7 +62,7 @@ class LanguageModelRun:
 
     @cached_property
     def ids(self) -> Ids:
-        """The encoded corpus; refuses one that is not the run's."""
+        """The encoded corpus; DataError if the text has changed since."""
         ids, vocabulary = corpus(with_text(self.settings, self.folder))
         if vocabulary != self.vocabulary:
             raise DataError(
@@ -72,7 +72,7 @@ class LanguageModelRun:
         return ids
 
     def perplexity(self, split: str = "test") -> Perplexity:
-        """Of "train", "valid" or "test", as in training: the same columns and precision."""
+        """Of "train", "valid" or "test", with the batch size and precision of training."""
         given = self.settings.training
         device = next(self.model.parameters()).device
         with matmul_precision(given["precision"], device) as autocast:
@@ -85,17 +85,17 @@ class LanguageModelRun:
             )
 
     def generate(self, prompt: str = "", *, max_new_tokens: int = 100, **options: Any) -> str:
-        """``prompt`` and a text that goes on after it.
+        """``prompt`` and its continuation.
 
         Args:
-            max_new_tokens: how many are drawn, line ends counted.
-            options: temperature, top_k, top_p, seed and more of ``generation.generate``.
+            max_new_tokens: how many are sampled, line ends included.
+            options: temperature, top_k, top_p, seed and more, see ``generation.generate``.
         """
         options |= {"prompt": prompt, "tokens": max_new_tokens}
         return prompt.rstrip(" ") + "".join(generate(self.model, self.vocabulary, **options))
 
     def score(self, lines: Iterable[str]) -> list[Scored]:
-        """Each line with its log-probability, in the order of the lines."""
+        """The log-probability of each line."""
         return list(score(self.model, self.vocabulary, lines))
 
 
@@ -105,7 +105,7 @@ Run = LanguageModelRun  # its name in the command line
 def vocabulary_of(run: RunFolder) -> Vocabulary:
     if not run.vocabulary.exists():
         raise RunFolderError(
-            f"{run.vocabulary}: is missing, so nobody knows which word an id is; restore it from a "
+            f"{run.vocabulary}: is missing, and ids mean nothing without it; restore it from a "
             "copy, or remove the folder and train again"
         )
     return Vocabulary.load(run.vocabulary)
@@ -114,12 +114,16 @@ def vocabulary_of(run: RunFolder) -> Vocabulary:
 def load_run(
     folder: Path | str, weights: Weights | None = None, device: torch.device | str = "auto"
 ) -> LanguageModelRun:
-    """The model of a run in eval mode: the best weights, or the last where none are best yet."""
+    """The language model of a run in eval mode.
+
+    Args:
+        weights: by default the best ones, or the last before the first validation.
+    """
     run = RunFolder(folder)
     settings = settings_of(run)
     if settings.task == TRANSLATION:
         raise RunFolderError(
-            f"{run.path}: holds a translator, not a language model; use `drill translate`, or "
+            f"{run.path}: is a translator, not a language model; use `drill translate`, or "
             "drill.load in Python"
         )
     vocabulary = vocabulary_of(run)
@@ -137,6 +141,7 @@ def train_language_model(
     data_progress: Any,
     on_start: Callable[[str], None] | None,
 ) -> Outcome:
+    """``drill.train`` of a language model: read text, build the model, write run files, train."""
     begun = has_begun(settings, run, processes)
     dry_run(settings)
     if on_start is not None:
@@ -156,7 +161,7 @@ def train_language_model(
         load_into(model, start.best)
     optimizer = build_optimizer(settings)
     if processes.first and not has_ended(run, settings):
-        kernels = _ways(settings, model, optimizer, processes)
+        kernels = _kernels(settings, model, optimizer, processes)
         environment = run_environment(run, settings, model, device, processes, kernels)
 
         def describe() -> None:
@@ -189,10 +194,10 @@ def train_language_model(
     return outcome
 
 
-def _ways(
+def _kernels(
     settings: Settings, model: LanguageModel, optimizer: ScheduledOptimizer, processes: World
 ) -> list[str]:
-    """Which kernels are used and how steps are made, and why."""
+    """Which kernels are used, and why; SettingsError if a setting does not run here."""
     given = settings.training
     optimizer.setup(model.named_parameters())  # what it can do depends on what it changes
     obstacle = capture_blocker(

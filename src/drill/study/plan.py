@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from drill.errors import SettingsError
-from drill.language_modeling.finetune import finetuned
+from drill.language_modeling.build import finetuned
 from drill.recipes.reader import NAME, changed, nearest, parsed
 from drill.report.results.runs import digest, same_but_seed
 from drill.training.settings import TRANSLATION, Settings, recipe, resolved

@@ -1,15 +1,9 @@
-"""From settings to a translator, its data and its runs; of language models other files do it.
+"""From settings to a translator and its data; weights of one run as the start of another."""
 
-settings = recipe("mt-demo")
-outcome = train_run(settings, "runs/mt-demo")  # of drill.tasks
-run = load_translation("runs/mt-demo")
-run.model, run.subwords
-"""
-
-import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -27,26 +21,45 @@ from drill.data import (
     translation_data,
 )
 from drill.data.extras import check_packages
-from drill.errors import DrillError, SettingsError
-from drill.layers import SampledSoftmax
+from drill.errors import DrillError, RunFolderError, SettingsError
+from drill.layers import LAYERS, AdaptiveSoftmax, SampledSoftmax
 from drill.models import Transformer
 from drill.models.translator import Translator
 from drill.recipes.reader import NAME
 from drill.training.device import check_memory, meta_init
 from drill.training.distributed import World
-from drill.training.loop import TRAINING_LOG
+from drill.training.run.checkpoint import fingerprint_in, load_into
 from drill.training.run.folder import RunFolder
 from drill.training.run.weights import settings_of
-from drill.training.settings import Settings, build_optimizer, makes_no_model, output_layer
+from drill.training.settings import (
+    INIT_FROM,
+    TRANSLATION,
+    Settings,
+    build_optimizer,
+    makes_no_model,
+    output_layer,
+)
 from drill.translation.step import own_batches
 
-training_log = logging.getLogger(TRAINING_LOG)
+OF_THE_MODEL = ("subwords", "encoder", "layer")
+"""Settings that a run shares with the one it starts from."""
+
+MAY_DIFFER = (  # except those that only training or the choice of kernels reads
+    "dropout",
+    "attention_dropout",
+    "locked",
+    "dropout_at",
+    "init_range",
+    "samples",
+    "proposal",
+    "impl",
+)
 
 
 def pairs(
     settings: Settings, subwords: Subwords | None = None, progress: Any = None
 ) -> TranslationData:
-    """Texts and ids, by these subwords or by ones learnt now; both are cached by what they hold."""
+    """Texts and ids, with these subwords or with newly learnt ones; both are cached by content."""
     text = read_parallel_corpus(**settings.data)
     if subwords is None:
         subwords = learnt_subwords(
@@ -68,7 +81,7 @@ def translator(
     counts: Callable[[], list[int]],
     device: torch.device | str = "cpu",
 ) -> Translator:
-    """A fresh model over so many subwords; its numbers follow from torch's seed."""
+    """A new model over ``words`` subwords, initialised from torch's random state."""
     options = dict(settings.encoder)
     options.pop(NAME)
     width, shared = options.pop("embedding_dim"), options.pop("shared")
@@ -84,7 +97,7 @@ def translator(
         raise makes_no_model(settings, error) from None
 
 
-def rehearse_translation(settings: Settings, processes: World, words: int) -> None:
+def dry_run(settings: Settings, processes: World, words: int) -> None:
     """Build optimizer and model on the meta device: bad settings fail before a text is read."""
     check_parallel_corpus(*(settings.data[key] for key in ("corpus", "source", "target")))
     build_optimizer(settings)
@@ -100,7 +113,7 @@ def rehearse_translation(settings: Settings, processes: World, words: int) -> No
 
 
 def packages_of(settings: Settings, *, text: bool = True, scores: bool = True) -> list[str]:
-    """What has to be installed for a translator, its ``text`` and the ``scores`` of it."""
+    """Optional packages for a translator, its ``text`` and its ``scores``."""
     packages = ["tokenizers"]
     if scores:
         packages += ["sacrebleu", "sacremoses"]
@@ -110,6 +123,71 @@ def packages_of(settings: Settings, *, text: bool = True, scores: bool = True) -
 
 
 def check_ready(folder: Path | str, work: str, *, text: bool = True, scores: bool = True) -> None:
-    """DataError where ``work`` on a run needs packages that are not installed; names them all."""
+    """DataError naming all packages that ``work`` on a run needs and that are not installed."""
     needed = packages_of(settings_of(RunFolder(folder)), text=text, scores=scores)
     check_packages(f"{work} {folder} needs", *needed)
+
+
+# -- init_from: start with the weights of another run ----------------------------------------------
+
+
+@dataclass(frozen=True)
+class TranslationStart:
+    """The run that another one starts from: its subwords, and its averaged or best weights."""
+
+    folder: RunFolder
+    settings: Settings
+    subwords: Subwords
+    weights: Literal["averaged", "best"]
+
+    def load_into(self, model: Translator) -> dict[str, str]:
+        """Load the weights; returns what environment.json records about them."""
+        path = self.folder.averaged if self.weights == "averaged" else self.folder.best
+        load_into(model, path)
+        return {
+            "folder": str(self.folder.path.resolve()),
+            "weights": self.weights,
+            "weights_fingerprint": fingerprint_in(path),
+        }
+
+    def remark(self) -> str:
+        return f"starts from the {self.weights} weights of {self.folder.path}, with its subwords"
+
+
+def translation_start(settings: Settings, path: Path | str) -> TranslationStart:
+    """The run in the folder ``path``; SettingsError if its weights do not fit these settings."""
+    folder = RunFolder(path)
+    try:
+        own = settings_of(folder)
+    except RunFolderError as error:
+        raise SettingsError(f"{INIT_FROM}: {error}") from None
+    if own.task != TRANSLATION:
+        raise SettingsError(
+            f"{INIT_FROM}: {folder.path} holds a language model, and a translator starts from a "
+            "translator's run"
+        )
+    changes = [each for each in own.differences(settings) if _of_the_model(each.partition(":")[0])]
+    if changes:
+        changes.sort(key=lambda each: not each.partition(":")[0].endswith(f".{NAME}"))
+        more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
+        raise SettingsError(
+            f"{INIT_FROM}: {folder.path} has a model with other settings ({'; '.join(changes[:3])}"
+            f"{more}); use its settings, or start from another run"
+        )
+    averaged = folder.averaged.exists()
+    if not averaged and not folder.best.exists():
+        raise SettingsError(
+            f"{INIT_FROM}: {folder.path} has no best weights; train it up to its first validation"
+        )
+    subwords = Subwords.load(folder.subwords)
+    return TranslationStart(folder, own, subwords, "averaged" if averaged else "best")
+
+
+def ranks_labels(settings: Settings) -> bool:
+    """Whether the meaning of the weights depends on the label counts of their training text."""
+    return LAYERS[settings.layer[NAME]] is AdaptiveSoftmax
+
+
+def _of_the_model(key: str) -> bool:
+    parts = key.split(".")
+    return parts[0] in OF_THE_MODEL and parts[-1] not in MAY_DIFFER

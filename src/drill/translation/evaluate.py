@@ -1,22 +1,121 @@
-"""A translator held against a parallel text: loss, BLEU and chrF, sentences that are exact."""
+"""Evaluate a translator on a parallel text: loss, BLEU, chrF, exact matches.
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+    loss = 1/M sum_t -log p(y_t | y_<t, x)        perplexity = exp(loss)
 
-from drill.data import Pairs, ParallelText, Subwords
+M counts every target token and one ``<end>`` a sentence. There is no label smoothing.
+"""
+
+import json
+import logging
+import math
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+
+from drill.data import IGNORE, PairBatches, Pairs, ParallelText, Subwords
 from drill.data.parallel.word_tokenizer import LANGUAGES
+from drill.errors import RunFolderError
 from drill.models.translator import Translator
+from drill.training.precision import evaluating, lower_precision
+from drill.training.run.folder import RunFolder
 from drill.translation.bleu import Scores, corpus_scores
-from drill.translation.loss import TranslationLoss, translation_loss
 from drill.translation.translate import Search, translate
 
+logger = logging.getLogger("drill")
+
 Progress = Callable[[int, int], None]
-"""Called with the lines that are translated and the lines in all."""
+"""Called with how many lines or pairs are done, and with all there are. It may raise to stop."""
+
+
+# -- loss -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TranslationLoss:
+    """nll is the sum of -log p over ``tokens`` target tokens, ``<end>`` included."""
+
+    nll: float
+    tokens: int
+
+    @property
+    def loss(self) -> float:
+        return self.nll / self.tokens
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(self.loss) if self.loss < 700.0 else math.inf
+
+
+def translation_loss(
+    model: Translator,
+    pairs: Pairs,
+    *,
+    max_tokens: int = 8192,
+    autocast: torch.dtype | None = None,
+    progress: Progress | None = None,
+) -> TranslationLoss:
+    """The loss of all ``pairs`` in eval mode; NaN raises FloatingPointError.
+
+    Args:
+        max_tokens: of a batch, padding included. It affects speed only; a longer pair is a batch of
+            its own. Halved, with a warning, when a GPU runs out of memory.
+    """
+    longest = max(int(side.max(initial=0)) + 1 for side in pairs.lengths)
+    while True:
+        try:
+            return _loss(model, pairs, max_tokens, autocast, progress)
+        except torch.OutOfMemoryError:
+            if max_tokens <= longest:  # that pair is a batch whatever the limit
+                raise
+        # After the handler: inside it, the traceback would keep all tensors of the batch alive.
+        max_tokens //= 2
+        logger.warning("out of GPU memory: the loss is computed on %d tokens at a time", max_tokens)
+
+
+@torch.no_grad()
+def _loss(
+    model: Translator,
+    pairs: Pairs,
+    max_tokens: int,
+    autocast: torch.dtype | None,
+    progress: Progress | None,
+) -> TranslationLoss:
+    batches = PairBatches(pairs, max_tokens, long_alone=True)
+    device = next(model.parameters()).device
+    total = torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64)
+    total, tokens, done = total.to(device), 0, 0
+    with evaluating(model), lower_precision(device, autocast), model.layer.cached_labels():
+        for batch in batches.epoch(0):
+            if progress is not None:
+                progress(done, len(pairs))
+            done += len(batch.indices)
+            total += model.loss(
+                batch.source.to(device),
+                batch.target_in.to(device),
+                batch.target_out.to(device),
+                label_smoothing=0.0,
+                ignore_index=IGNORE,
+                reduction="sum",
+                check=False,
+            )
+            tokens += batch.target_tokens
+    nll = total.item()
+    if math.isnan(nll):
+        raise FloatingPointError(
+            "translation_loss: the loss is NaN; training has diverged or the precision is too low: "
+            "go back to an earlier checkpoint, or evaluate in float32"
+        )
+    return TranslationLoss(nll, tokens)
+
+
+# -- translations and their scores ----------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Translated:
-    """What a text and its translations come to; ``exact`` is the share that equal the reference."""
+    """Loss, scores and translations of a text; ``exact`` is the share equal to the reference."""
 
     fit: TranslationLoss
     scores: Scores
@@ -35,18 +134,20 @@ def translated(
     tokenize: str | None = None,
     progress: Progress | None = None,
 ) -> Translated:
-    """Translate ``text``, whose ids are ``pairs`` line by line, and score it.
+    """Translate ``text`` and score the translations.
 
-    ``language`` is that of the target: BLEU over tokenised text needs its rules, and is left out
-    where there are none. ``tokenize`` is of ``corpus_scores``. ``progress`` may end it by an
-    exception, also while the loss is computed, before the first line is translated.
+    Args:
+        pairs: the ids of ``text``, line by line.
+        language: of the target. Tokenised BLEU needs its tokenizer, and is left out without one.
+        tokenize: see ``corpus_scores``.
+        progress: also called while the loss is computed, with no line done.
     """
 
     def count(*_: int) -> None:
         if progress is not None:
             progress(0, len(text))
 
-    most = 2 * search.batch_tokens  # by default what the loss takes alone; less bounds it too
+    most = 2 * search.batch_tokens  # by default that of translation_loss
     fit = translation_loss(model, pairs, max_tokens=most, autocast=search.autocast, progress=count)
     hypotheses = best_translations(model, subwords, text.source, search, progress)
     scores = corpus_scores(
@@ -67,10 +168,7 @@ def best_translations(
     search: Search,
     progress: Progress | None = None,
 ) -> list[str]:
-    """The best translation of every line; ``progress`` may end it by an exception.
-
-    It is called before every batch of lines that are searched together, and at the end.
-    """
+    """The best translation of each line; ``progress`` is called for each batch and at the end."""
 
     def count(done: int) -> None:
         if progress is not None:
@@ -79,3 +177,48 @@ def best_translations(
     best = [found[0].text for found in translate(model, subwords, lines, search, progress=count)]
     count(len(lines))
     return best
+
+
+# -- translations in a run folder -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DecodingInfo:
+    """How translations were made; only those of one search can be compared."""
+
+    beam: int
+    length_penalty: float
+    weights: str  # best, averaged or last
+
+    @property
+    def search(self) -> str:
+        return f"beam {self.beam} and length penalty {self.length_penalty:g}"
+
+
+def save_hypotheses(
+    folder: RunFolder, split: str, language: str, lines: Iterable[str], info: DecodingInfo
+) -> None:
+    """Write the translations of a split, and next to them how they were made."""
+    path = folder.hypotheses(split, language)
+    folder.write_lines(path, lines)
+    row = {**asdict(info), "checksum": zlib.crc32(path.read_bytes())}
+    folder.write_json(folder.hypotheses_made(split, language), row)
+
+
+def read_decoding_info(folder: RunFolder, split: str, language: str) -> DecodingInfo | None:
+    """How the saved translations were made; None if unknown.
+
+    The checksum tells translations from those of a run that was killed between the two files.
+    """
+    path = folder.hypotheses_made(split, language)
+    if not path.exists():
+        return None
+    try:
+        row = json.loads(path.read_bytes())
+        checksum = row.pop("checksum")
+        info = DecodingInfo(int(row["beam"]), float(row["length_penalty"]), str(row["weights"]))
+    except (ValueError, RecursionError, AttributeError, LookupError, TypeError):
+        raise RunFolderError(
+            f"{path}: was not written by `drill evaluate`; restore it from a copy, or remove it"
+        ) from None
+    return info if checksum == zlib.crc32(folder.hypotheses(split, language).read_bytes()) else None

@@ -46,17 +46,17 @@ from drill.training.run.weights import (
 from drill.training.settings import TRANSLATION, Settings, build_optimizer, does_not_run
 from drill.translation.bleu import Scores
 from drill.translation.build import (
+    dry_run,
     packages_of,
     pairs,
-    rehearse_translation,
-    training_log,
+    ranks_labels,
+    translation_start,
     translator,
 )
 from drill.translation.evaluate import best_translations, translated
-from drill.translation.step import own_batches, translation_ways, why_not_captured
-from drill.translation.train import train_translator
+from drill.translation.step import capture_blocker, kernel_summary, own_batches
+from drill.translation.train import train_translator, training_log
 from drill.translation.translate import Search
-from drill.translation.warm_start import ranks_labels, translation_start
 
 
 def train_translation(
@@ -68,39 +68,38 @@ def train_translation(
     data_progress: Any,
     on_start: Callable[[str], None] | None,
 ) -> Outcome:
-    """What ``tasks.train`` does for these settings."""
+    """``drill.train`` of a translator: read data, build the model, write the run files, train."""
     begun = has_begun(settings, run, processes)
     check_packages(f"the recipe {settings.recipe} needs", *packages_of(settings))
-    start, kept = None, None
+    start, subwords = None, None
     if settings.init_from is not None and not run.last.exists():
         start = translation_start(settings, settings.init_from)
-        kept = start.subwords
+        subwords = start.subwords
     elif begun:
-        kept = Subwords.load(run.subwords)
-    words = settings.subwords["size"] if kept is None else len(kept)
-    rehearse_translation(settings, processes, words)
+        subwords = Subwords.load(run.subwords)
+    words = settings.subwords["size"] if subwords is None else len(subwords)
+    dry_run(settings, processes, words)
     if on_start is not None:
         on_start(run_summary(settings, run, device, processes))
     if not processes.first:
         processes.wait()  # the first process learns and caches what the others read
-    data = pairs(settings, kept, data_progress if processes.first else None)
+    data = pairs(settings, subwords, data_progress if processes.first else None)
     if processes.first:
         processes.wait()
     torch.manual_seed(settings.training["seed"])
     counts: list[int] = data.target_counts().tolist()
     if settings.init_from is not None and ranks_labels(settings):
-        ranked = (run, settings) if start is None else (start.folder, start.settings)
-        counts = _counts(*ranked, data.subwords)
+        counts = _counts(run if start is None else start.folder, data.subwords)
     model = translator(settings, len(data.subwords), lambda: counts, device)
-    begins = None if start is None else start.load_into(model)
-    found: list[str] = []
+    loaded = None if start is None else start.load_into(model)
+    kernels: list[str] = []
     if processes.first and not has_ended(run, settings):
-        found = _ways(settings, model, device, processes)
+        kernels = _kernels(settings, model, device, processes)
         more: dict[str, Any] = {"pairs": data.checksum, "pairs_of": data.checksums}
         more["filtered"] = asdict(data.train.report)
-        if begins is not None:
-            more["init_from"] = begins
-        environment = run_environment(run, settings, model, device, processes, found, **more)
+        if loaded is not None:
+            more["init_from"] = loaded
+        environment = run_environment(run, settings, model, device, processes, kernels, **more)
 
         def describe() -> None:
             data.subwords.save(run.subwords)
@@ -114,8 +113,8 @@ def train_translation(
         dropped = left_out(data.train.report, settings.filters)
         remark = None if start is None else start.remark()
         on_start(sizes(settings, run, model, text, dropped, remark))
-    if found and device.type == "cuda":
-        training_log.info("training on %s: %s", device, "; ".join(found))
+    if kernels and device.type == "cuda":
+        training_log.info("training on %s: %s", device, "; ".join(kernels))
     return train_translator(
         model,
         data,
@@ -127,21 +126,17 @@ def train_translation(
     )
 
 
-def _ways(
+def _kernels(
     settings: Settings, model: Translator, device: torch.device, processes: World
 ) -> list[str]:
-    """Which kernels are used, how batches and beams are made, and why."""
+    """Which kernels are used, and why; SettingsError if a setting does not run here."""
     given = settings.training
-    obstacle = why_not_captured(given["cuda_graphs"], given["compile"], device, processes.size)
+    obstacle = capture_blocker(given["cuda_graphs"], given["compile"], device, processes.size)
     autocast = autocast_dtype(given["precision"], device)
-    size, batches = (
-        given["max_tokens"],
-        own_batches(given["gradient_accumulation_steps"], processes),
-    )
+    batches = own_batches(given["gradient_accumulation_steps"], processes)
+    compiled, size = given["compile"], given["max_tokens"]
     try:
-        return translation_ways(
-            model, obstacle, size, autocast, given["compile"], batches, processes.size
-        )
+        return kernel_summary(model, obstacle, size, autocast, compiled, batches, processes.size)
     except ValueError as error:
         raise does_not_run(settings, error) from None
 
@@ -162,7 +157,7 @@ class TranslationRun:
 
     @cached_property
     def data(self) -> TranslationData:
-        """Texts and ids of the run; refuses texts that are not the run's."""
+        """Texts and ids of the run; DataError if the texts have changed since."""
         return _data(self.folder, self.settings, self.subwords)
 
     def split(self, name: str) -> tuple[ParallelText, Pairs]:
@@ -210,37 +205,37 @@ class TranslationRun:
 def load_translation(
     folder: Path | str, weights: Weights | None = None, device: torch.device | str = "auto"
 ) -> TranslationRun:
-    """The translator of a run in eval mode: the averaged weights where they are better, the best
-    ones, or the last where none are best yet."""
+    """The translator of a run in eval mode.
+
+    Args:
+        weights: by default the averaged ones if they were better, else the best, else the last.
+    """
     run = RunFolder(folder)
     settings = settings_of(run)
     if settings.task != TRANSLATION:
         raise RunFolderError(
-            f"{run.path}: holds a language model, not a translator; use `drill generate`, or "
+            f"{run.path}: is a language model, not a translator; use `drill generate`, or "
             "drill.load in Python"
         )
     subwords = Subwords.load(run.subwords)
     place = pick_device(device) if isinstance(device, str) else device
-    counts = partial(_counts, run, settings, subwords)
+    counts = partial(_counts, run, subwords)
     model = translator(by_any_kernels(settings), len(subwords), counts, place)
     return TranslationRun(run, settings, subwords, model, load_weights(model, run, weights))
 
 
-def _counts(run: RunFolder, settings: Settings, subwords: Subwords) -> list[int]:
-    """How often each label is asked for in training; runs of old have not written it down."""
+def _counts(run: RunFolder, subwords: Subwords) -> list[int]:
+    """How often each label occurs in the training text."""
     if not run.target_counts.exists():
-        if settings.init_from is not None:  # the counts may be those of the run it started from
-            raise RunFolderError(f"{run.target_counts}: is missing; restore it from a copy")
-        told: list[int] = _data(run, settings, subwords).target_counts().tolist()
-        return told
+        raise RunFolderError(f"{run.target_counts}: is missing; restore it from a copy")
     try:
         found = json.loads(run.target_counts.read_bytes())
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, list) or [type(count) for count in found] != [int] * len(subwords):
         raise RunFolderError(
-            f"{run.target_counts}: does not hold a count for each of {len(subwords)} subwords; "
-            "restore it from a copy, or remove it where the training text is at hand"
+            f"{run.target_counts}: does not have a count for each of {len(subwords)} subwords; "
+            "restore it from a copy"
         )
     return found
 

@@ -1,4 +1,4 @@
-"""What the training of a translator remembers besides what every run does."""
+"""The training state of a translator: adds recent weights, for averaging, to the common state."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from drill.training.run import checkpoint
 from drill.training.run.checkpoint import copied
 from drill.training.run.folder import RunFolder
 from drill.training.state import Score, TrainingState
-from drill.translation.loss import TranslationLoss
+from drill.translation.evaluate import TranslationLoss
 
 
 @dataclass(kw_only=True)

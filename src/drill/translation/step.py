@@ -1,4 +1,4 @@
-"""One update of a translator after another: gradients of a few batches, launched or replayed."""
+"""One training step of a translator: gradients of a few batches, launched or replayed."""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -20,19 +20,19 @@ from drill.training.precision import autocast_to, sum_dtype
 
 
 def own_batches(gradient_accumulation_steps: int, world: World) -> int:
-    """Batches an update for each process."""
+    """Batches of a step for each process."""
     if gradient_accumulation_steps % world.size != 0:
         raise DataError(
-            f"{gradient_accumulation_steps} batches an update cannot be shared by {world.size} "
+            f"{gradient_accumulation_steps} batches a step cannot be shared by {world.size} "
             f"processes; set training.gradient_accumulation_steps to a multiple of {world.size}"
         )
     return gradient_accumulation_steps // world.size
 
 
-def why_not_captured(
+def capture_blocker(
     cuda_graphs: bool, compile: bool, device: torch.device, world_size: int
 ) -> str | None:
-    """Why batches are launched one by one; None where they can be replayed."""
+    """Why batches are not replayed as CUDA graphs; None if they are."""
     if not cuda_graphs:
         return "asked for"
     if device.type != "cuda":
@@ -42,7 +42,7 @@ def why_not_captured(
     return "training.compile is set" if compile else None
 
 
-def translation_ways(
+def kernel_summary(
     model: Translator,
     obstacle: str | None,
     max_tokens: int,
@@ -51,8 +51,12 @@ def translation_ways(
     batches: int = 1,
     world_size: int = 1,
 ) -> list[str]:
-    """How a run is trained and searched where the model is; ``obstacle`` is what
-    ``why_not_captured`` gives, ``batches`` are those of an update for each process."""
+    """Which kernels training and beam search use on the model's device, and why.
+
+    Args:
+        obstacle: from ``capture_blocker``.
+        batches: of a step, for each process.
+    """
     parameter = next(model.parameters())
     parts = attention_ways(model.transformer.decoder[0].attention, autocast)
     impl, reason = choose_sublayer(model.transformer.impl, parameter)
@@ -74,7 +78,7 @@ def translation_ways(
 
 
 def _encodes(layer: OutputLayer) -> bool:
-    """Whether its labels are more than a table of rows."""
+    """Whether the layer computes its labels instead of looking them up."""
     inner = layer.layer if isinstance(layer, WrappingLayer) else layer
     return not isinstance(inner, TiedSoftmax | FullSoftmax)
 
@@ -88,7 +92,7 @@ def _replayed(obstacle: str | None) -> str:
 
 
 def in_updates(batches: Iterator[PairBatch], size: int) -> Iterator[list[PairBatch]]:
-    """So many batches at a time; what is left of an epoch is an update too."""
+    """``size`` batches at a time; the rest of an epoch is a step too."""
     return iter(lambda: list(islice(batches, size)), [])
 
 
@@ -100,14 +104,14 @@ def backward(
     label_smoothing: float,
     device: torch.device,
 ) -> Tensor:
-    """Add the gradients of the mean over ``tokens``; gives the summed loss of this process.
+    """Add the gradients of the mean over ``tokens``; returns the summed loss of this process.
 
     Both are multiplied by the number of processes, over which gradients and losses are averaged.
     """
     several = trained if isinstance(trained, DistributedDataParallel) else None
     size = 1 if several is None else torch.distributed.get_world_size()
     total = torch.zeros((), dtype=sum_dtype(device), device=device)
-    # Several processes sum gradients during backward, which a shared encoding would come after.
+    # DDP reduces gradients during backward; those of shared labels would come after that.
     alone = several is None and len(update) > 1
     with model.layer.shared_labels() if alone else nullcontext():
         for left, batch in zip(range(len(update))[::-1], update, strict=True):
@@ -151,10 +155,9 @@ def capturing(
 def replayed(
     gradients: CapturedGradients, update: list[PairBatch], tokens: int, device: torch.device
 ) -> Tensor:
-    """What ``backward`` does for one process, by replays, but that each encodes its labels anew.
+    """``backward`` of one process by replays; each batch encodes its labels.
 
-    A shared encoding would have to live through all graphs of an update: an autograd graph that is
-    made on one stream and holds nodes which recordings on another then meet.
+    Labels shared by all batches would need an autograd graph across streams, which capture forbids.
     """
     scale = torch.full((), 1.0 / tokens, device=device)
     total = torch.zeros((), dtype=sum_dtype(device), device=device)
@@ -164,7 +167,7 @@ def replayed(
 
 
 def _on(device: torch.device, batch: PairBatch) -> Iterator[Tensor]:
-    """Source, target_in and target_out; a GPU fetches them while the host goes on."""
+    """Source, target_in and target_out on the device, copied asynchronously to a GPU."""
     for part in (batch.source, batch.target_in, batch.target_out):
         pinned = part.pin_memory() if device.type == "cuda" else part
         yield pinned.to(device, non_blocking=True)

@@ -1,10 +1,11 @@
-"""Training of translators.
+"""Training of translators: what a step, a validation and the test are.
 
-An update is the gradient of a few batches of pairs, divided by their target tokens.
+A step sums the gradients of a few batches of pairs and divides by their target tokens.
 """
 
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -12,30 +13,42 @@ import torch
 from drill.data import PairBatch, PairBatches, Pairs, TranslationData
 from drill.models.translator import Translator
 from drill.training.cuda_graphs import CapturedGradients
+from drill.training.device import out_of_memory_hint
 from drill.training.distributed import World, data_parallel
-from drill.training.loop import Outcome, Watch, fit
+from drill.training.loop import TRAINING_LOG, Outcome, Watch, diverged_if_nan, fit
 from drill.training.optim import NonMonotone, ScheduledOptimizer
 from drill.training.options import TranslationOptions
 from drill.training.precision import autocast_to, sum_dtype
 from drill.training.progress import Progress
+from drill.training.run.checkpoint import copy_into, load_into
 from drill.training.run.folder import RunFolder
 from drill.training.state import Limits
 from drill.translation.bleu import Scores, corpus_scores
-from drill.translation.evaluate import Translated
-from drill.translation.loss import TranslationLoss
+from drill.translation.evaluate import (
+    DecodingInfo,
+    Translated,
+    TranslationLoss,
+    best_translations,
+    save_hypotheses,
+    translated,
+    translation_loss,
+)
 from drill.translation.state import TranslationState
 from drill.translation.step import (
     backward,
+    capture_blocker,
     capturing,
     in_updates,
     own_batches,
     replayed,
-    why_not_captured,
 )
 from drill.translation.translate import Search
-from drill.translation.validate import tested, validated
 
 logger = logging.getLogger("drill")
+training_log = logging.getLogger(TRAINING_LOG)
+
+RESUMES = "the same command goes on from its last checkpoint"
+TESTS_AGAIN = "the same command tests them again"
 
 
 def train_translator(
@@ -50,9 +63,6 @@ def train_translator(
 ) -> Outcome:
     """Train ``model`` in the folder ``run`` and test its best weights, see ``fit``.
 
-    ``outcome.valid`` is the loss of the best single weights, of a finished run that of the weights
-    it tests. A test of an earlier command has no hypotheses here: they are in the folder.
-
     Args:
         model: trained in place, on the device it is on.
         data: texts and ids of all splits.
@@ -60,6 +70,10 @@ def train_translator(
         optimizer: a fresh one; ``fit`` restores its state.
         world: this process among several.
         progress: called a few times a second, and after each validation.
+
+    Returns:
+        The outcome. Its ``valid`` is the loss of the tested weights, or of the best ones so far.
+        If the test was made by an earlier command, its hypotheses are only in the folder.
     """
     task = TranslationTask(model, data, run, optimizer, options, world)
     return fit(task, run, optimizer, options, world=world, progress=progress)
@@ -110,7 +124,7 @@ class TranslationTask:
         if options.compile:
             self.model.transformer.compile(dynamic=True)  # sentences have all lengths
         self.trained = data_parallel(self.model, self.world)
-        obstacle = why_not_captured(
+        obstacle = capture_blocker(
             options.cuda_graphs, options.compile, self.device, self.world.size
         )
         self.captured: CapturedGradients | None = None
@@ -121,7 +135,7 @@ class TranslationTask:
 
     def batches(self) -> Iterator[list[PairBatch]]:
         if self.world.first:
-            self.run.averaged.unlink(missing_ok=True)  # of a run that was to be shorter
+            self.run.averaged.unlink(missing_ok=True)  # of an earlier, shorter run
         epoch = self.pair_batches.epoch(self.state.epoch, self.state.position)
         yield from in_updates(epoch, self.batches_per_update)
 
@@ -139,19 +153,112 @@ class TranslationTask:
         self.state.tokens += tokens
 
     def validate(self, watch: Watch) -> tuple[TranslationLoss, dict[str, Any]]:
+        """The loss of the validation text, and its BLEU every ``bleu_every`` validations."""
         state, every = self.state, self.options.bleu_every
         bleu = every is not None and (state.step == 0 or (state.validations + 1) % every == 0)
-        max_tokens = self.options.max_tokens
-        return validated(
-            state, self.model, self.data, self.search, max_tokens, watch=watch, bleu=bleu
-        )
+        what = f"the validation after step {state.step}"
+        with out_of_memory_hint(what, f"make room on the GPU; {RESUMES}"):
+            loss = self._valid_loss(watch("validation"))
+            if not bleu:
+                return loss, {}
+            text, watching = self.data.text.valid, watch("validation, BLEU")
+            with diverged_if_nan(f"the translations after step {state.step}"):
+                found = best_translations(
+                    self.model, self.data.subwords, text.source, self.search, watching
+                )
+            scores = corpus_scores(found, text.target, language=self.data.language)
+            return loss, {"valid_bleu": scores.bleu}
+
+    def _valid_loss(self, count: Callable[[int, int], None]) -> TranslationLoss:
+        """In batches no larger than those of training, so that they fit into memory."""
+        with diverged_if_nan(f"the validation after step {self.state.step}"):
+            return translation_loss(
+                self.model,
+                self.data.valid,
+                max_tokens=self.options.max_tokens,
+                autocast=self.search.autocast,
+                progress=count,
+            )
 
     def test(self, watch: Watch) -> tuple[TranslationLoss, Translated]:
-        self.captured = None  # its graphs hold all the memory of training, which search can use
+        """Test the best weights; write their translations and the line of metrics."""
+        state, data, run, search = self.state, self.data, self.run, self.search
+        self.captured = None  # frees the memory of its graphs for the search
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-        max_tokens = self.options.max_tokens
-        return tested(self.state, self.model, self.data, self.run, self.search, max_tokens, watch)
+        with out_of_memory_hint(f"the test of {run.path}", f"make room on the GPU; {TESTS_AGAIN}"):
+            weights, valid = self._load_best_weights(watch)
+            what = f"the test of the {weights} weights in {run.path}"
+            with diverged_if_nan(what, f"; {TESTS_AGAIN}"):
+                test = translated(
+                    self.model,
+                    data.subwords,
+                    data.text.test,
+                    data.test,
+                    search,
+                    language=data.language,
+                    progress=watch("test"),
+                )
+        info = DecodingInfo(search.beam, search.length_penalty, weights)
+        save_hypotheses(run, "test", data.language, test.hypotheses, info)
+        state.tick()
+        run.append_test(
+            {
+                "kind": "test",
+                "epoch": state.best_epoch,  # of the best single weights
+                "weights": weights,
+                **({"averaged_steps": sorted(state.recent)} if weights == "averaged" else {}),
+                "valid_loss": valid.loss,
+                "valid_perplexity": valid.perplexity,
+                "test_loss": test.fit.loss,
+                "test_perplexity": test.fit.perplexity,
+                "test_bleu": test.scores.bleu,
+                "test_tokenised_bleu": test.scores.tokenised_bleu,
+                "test_chrf": test.scores.chrf,
+                "test_exact": test.exact,
+                "bleu_signature": test.scores.signature,
+                "tokenised_signature": test.scores.tokenised_signature,
+                "chrf_signature": test.scores.chrf_signature,
+                "beam": search.beam,
+                "length_penalty": search.length_penalty,
+                "elapsed": state.elapsed,
+            }
+        )
+        return valid, test
+
+    def _load_best_weights(self, watch: Watch) -> tuple[str, TranslationLoss]:
+        """Load the weights to test: the best ones, or the average of the last ones if better."""
+        state, run = self.state, self.run
+        assert state.best is not None
+        if len(state.recent) > 1:
+            mean = state.average_recent(run)
+            copy_into(dict(self.model.named_parameters()), mean, str(run.last.parent))
+            valid = self._valid_loss(watch("validation of the mean"))
+            better = valid.loss < state.best.loss
+            state.tick()
+            run.append(
+                {
+                    "kind": "average",
+                    "epoch": state.last_epoch(),
+                    "steps": sorted(state.recent),
+                    "valid_loss": valid.loss,
+                    "valid_perplexity": valid.perplexity,
+                    "best": better,
+                    "elapsed": state.elapsed,
+                }
+            )
+            training_log.info(
+                "average of the last %d checkpoints: valid ppl %.2f, best single %.2f; testing %s",
+                len(state.recent),
+                valid.perplexity,
+                state.best.perplexity,
+                "the average" if better else "the best single",
+            )
+            if better:
+                run.save_averaged(mean, {"steps": sorted(state.recent), "valid": asdict(valid)})
+                return "averaged", valid
+        load_into(self.model, run.best)
+        return "best", state.best
 
     def read_test(self, row: dict[str, Any]) -> tuple[TranslationLoss, Translated]:
         """Without the translations: those in the folder may be newer."""

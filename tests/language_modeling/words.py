@@ -3,7 +3,7 @@
 import torch
 
 from drill.data import EOS, UNK, Vocabulary
-from drill.language_modeling.line_start import line_start
+from drill.language_modeling.scoring import line_start
 from drill.models.encoder import State
 from drill.models.language_model import LanguageModel
 from drill.training.precision import evaluating
