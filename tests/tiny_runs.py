@@ -158,10 +158,15 @@ def interrupted_replays(steps: int, optimizer: str) -> ScheduledOptimizer:
     return made
 
 
+def all_rows(path: Path | str) -> list[dict[str, Any]]:
+    """The metrics of a run without the times."""
+    found = RunFolder(path).rows()
+    return [{key: value for key, value in row.items() if key not in TIMES} for row in found]
+
+
 def rows(path: Path | str) -> list[dict[str, Any]]:
-    """The metrics of a run but for the times."""
-    held = RunFolder(path).rows()
-    return [{key: value for key, value in row.items() if key not in TIMES} for row in held]
+    """``all_rows`` without those of training loss."""
+    return [row for row in all_rows(path) if row["kind"] != "step"]
 
 
 def with_a_test_at(path: Path | str, seconds: float) -> None:
@@ -192,7 +197,7 @@ def weights(path: Path) -> dict[str, Tensor]:
 def all_of(path: Path | str) -> dict[str, Any]:
     """All that a run has come to but for the times: metrics, numbers and every tensor's bits."""
     folder = RunFolder(path)
-    held: dict[str, Any] = {"rows": rows(path)}
+    held: dict[str, Any] = {"rows": rows(path), "all rows": all_rows(path)}
     for name, file in (("last", folder.last), ("best", folder.best)):
         tensors, numbers = checkpoint.load(file)
         for key in (*TIMES, "metrics_size"):  # which times make longer and shorter

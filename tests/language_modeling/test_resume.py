@@ -52,12 +52,12 @@ def in_pieces(path: Path, optimizer: str, steps: int, stopping=interrupted_after
         ("asgd", "deep-residual", 4, {}),
         ("asgd", "tied", 1, {"validate_first": True, "patience": 0, "length_cap": 12}),
         ("sgd", "tied", 5, {"precision": "bfloat16"}),
-        ("adamw", "deep-residual", 3, {}),
+        ("adamw", "deep-residual", 3, {"validate_every": 4}),
         ("adamw", "mixture", 4, {"micro_batch": 3}),
-        ("late sgd", "tied", 1, {"partial_shuffle": True}),
+        ("late sgd", "tied", 1, {"partial_shuffle": True, "validate_every": 3}),
         ("late sgd", "deep-residual", 7, {"adversarial": 0.05, "state_reset": 0.2}),
         ("sgd", "tied", 4, {"state_reset": 0.2, "micro_batch": 3}),
-        ("late adamw", "tied", 3, {}),
+        ("late adamw", "tied", 3, {"validate_every": 2, "log_every": 1}),
     ],
 )
 def test_an_interrupted_run_is_the_same_run(tmp_path, optimizer, layer, steps, options):

@@ -5,6 +5,7 @@ import math
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -23,7 +24,7 @@ from drill.language_modeling import train as training
 from drill.language_modeling.perplexity import Perplexity, perplexity
 from drill.language_modeling.train import train
 from drill.training.optim import AdamW, Asgd, NtAsgd, Sgd
-from drill.training.options import LanguageModelOptions
+from drill.training.options import LanguageModelOptions, log_interval
 from drill.training.precision import matmul_precision, resolve_precision
 from drill.training.progress import Progress
 from drill.training.run.checkpoint import fingerprint_in, load, load_into
@@ -33,6 +34,7 @@ from tests.tiny_runs import (
     BPTT,
     V,
     all_of,
+    all_rows,
     assert_close_rows,
     interrupted_after,
     rows,
@@ -482,7 +484,7 @@ def test_progress_is_told_and_a_row_ends_every_epoch(tmp_path, monkeypatch):
     assert all(math.isfinite(report.loss) and report.seconds_left >= 0.0 for report in told)
     assert all(report.tokens_per_second > 0.0 for report in told)
     assert ends[-1].seconds_left < 0.1
-    held = RunFolder(tmp_path).rows()
+    held = [row for row in RunFolder(tmp_path).rows() if row["kind"] != "step"]
     assert [row["seconds"] > 0.0 for row in held[:2]] == [True, True]
     assert held[0]["elapsed"] < held[1]["elapsed"] < held[2]["elapsed"]
     assert [report.row for report in ends] == held[:2]
@@ -499,7 +501,7 @@ def test_progress_is_told_and_a_row_ends_every_epoch(tmp_path, monkeypatch):
         ({"patience": -1}, "patience is at least 0, not -1"),
         ({"adversarial": -0.1}, "adversarial lies in .0, 1., not -0.1"),
         ({"adversarial": math.nan}, "adversarial lies in .0, 1., not nan"),
-        ({"adversarial": 0.1, "layer": "mixture"}, "adversarial is for layers of one matrix, not"),
+        ({"adversarial": 0.1, "layer": "mixture"}, "adversarial"),
         ({"state_reset": 1.0}, "state_reset lies in .0, 1., not 1.0"),
         ({"max_minutes": 0.0}, "max_minutes is a positive number, not 0.0"),
         ({"max_minutes": math.nan}, "max_minutes is a positive number, not nan"),
@@ -544,7 +546,7 @@ def test_validation_does_not_slow_down_the_rate_of_training(tmp_path, monkeypatc
 
     monkeypatch.setattr("drill.language_modeling.train.perplexity", slow)
     small_run(tmp_path, epochs=2)
-    for row in RunFolder(tmp_path).rows()[:2]:
+    for row in [row for row in RunFolder(tmp_path).rows() if row["kind"] == "epoch"][:2]:
         trained = row["tokens"] / row["tokens_per_second"]
         assert 0.0 < trained <= row["seconds"] - 0.3
 
@@ -612,3 +614,46 @@ def test_a_limit_that_is_over_before_any_validation_still_gives_a_tested_model(
     assert (outcome.finished, outcome.epoch) == (True, 1)
     assert outcome.test is not None
     assert rows(tmp_path)[0]["step"] == 4
+
+
+# -- rows of metrics.jsonl ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "nt-asgd", "late adamw"])
+def test_validations_inside_an_epoch_do_not_change_training(tmp_path, optimizer):
+    small_run(tmp_path / "plain", "deep-residual", optimizer, epochs=4)
+    small_run(tmp_path / "often", "deep-residual", optimizer, epochs=4, validate_every=3)
+    plain, often = all_of(tmp_path / "plain"), all_of(tmp_path / "often")
+    changed = unlike(plain, often)
+    assert not [name for name in changed if name.startswith("last ") and name != "last numbers"]
+    held = rows(tmp_path / "often")
+    steps = [row["step"] for row in held if row["kind"] == "validation"]
+    ends = [row["step"] for row in held if row["kind"] == "epoch"]
+    assert steps == [step for step in range(3, ends[-1], 3) if step not in ends]
+    for kind in ("step", "epoch"):
+        mine, theirs = (
+            [row for row in each["all rows"] if row["kind"] == kind] for each in (plain, often)
+        )
+        assert [row | {"best": None} for row in mine] == [row | {"best": None} for row in theirs]
+
+
+def test_rows_of_training_loss_make_up_the_loss_of_an_epoch(tmp_path):
+    small_run(tmp_path, epochs=2, log_every=1)
+    lengths = sequence_lengths(3, BPTT, None)
+    for epoch in (1, 2):
+        segments = list(training_segments(len(text().train) // BATCH, lengths))
+        own = [row for row in all_rows(tmp_path) if row["epoch"] == epoch]
+        losses = [row["train_loss"] for row in own if row["kind"] == "step"]
+        (whole,) = (row["train_loss"] for row in own if row["kind"] == "epoch")
+        mean = np.average(losses, weights=[segment.length for segment in segments])
+        assert mean == pytest.approx(whole)
+
+
+@pytest.mark.parametrize(
+    ("steps", "least", "most"), [(100, 50, 70), (1_000, 90, 130), (10**6, 250, 300)]
+)
+def test_a_run_has_a_few_hundred_rows_of_training_loss(steps, least, most):
+    assert (
+        least <= sum(step % log_interval(step, None) == 0 for step in range(1, steps + 1)) <= most
+    )
+    assert log_interval(steps, 7) == 7

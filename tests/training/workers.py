@@ -18,7 +18,7 @@ import torch
 from drill.training import loop
 from drill.training.distributed import World, world
 from drill.training.run.folder import RunFolder
-from tests.tiny_runs import OPTIMIZERS, after, bits, interrupted_after, small_model, small_run
+from tests.tiny_runs import OPTIMIZERS, after, bits, interrupted_after, rows, small_model, small_run
 from tests.tiny_translations import small_optimizer, small_training
 
 EXACT = {"dropout": 0.0, "dtype": torch.float64, "epochs": 4}
@@ -58,13 +58,13 @@ def first_life(folder: Path, mine: World) -> None:
     found["translator stopped"] = [outcome.finished, RunFolder(stopped).load_last()[1]["step"]]
     small_training(stopped, world=mine, gradient_accumulation_steps=2, **TRANSLATOR)
     # The first process alone validates: asked before, it must tell the others that it has not.
-    step = RunFolder(folder / "translator 2").rows()[0]["step"]
+    step = rows(folder / "translator 2")[0]["step"]
     stopping = interrupted_after(step, small_optimizer()) if mine.rank == 0 else small_optimizer()
     broken_off = folder / "translator without a validation"
     outcome = small_training(
         broken_off, optimizer=stopping, world=mine, gradient_accumulation_steps=2, **TRANSLATOR
     )
-    found["validation broken off"] = [outcome.finished, RunFolder(broken_off).metrics_size()]
+    found["validation broken off"] = [outcome.finished, len(rows(broken_off))]
     small_training(broken_off, world=mine, gradient_accumulation_steps=2, **TRANSLATOR)
     small_training(folder / "one, then two translators", world=mine, **MANY_BATCHES)
     stopping = interrupted_after(5, small_optimizer())

@@ -196,7 +196,7 @@ def test_the_time_of_a_run_never_falls_when_it_goes_on_after_its_test(tmp_path):
         outcome = small_training(tmp_path, max_steps=updates + 2, max_minutes=10.0)
         assert not outcome.out_of_time
         assert outcome.elapsed >= tested
-        held = RunFolder(tmp_path).rows()
+        held = [row for row in RunFolder(tmp_path).rows() if row["kind"] != "step"]
         assert held[-2]["elapsed"] >= tested
         assert held[-2]["step"] == updates + 2  # what was tested does not count for the limit
 

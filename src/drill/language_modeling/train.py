@@ -64,8 +64,6 @@ def train(
 class LanguageModelTask:
     """What ``fit`` asks of a language model."""
 
-    validate_every = None
-
     def __init__(
         self,
         model: LanguageModel,
@@ -133,7 +131,7 @@ class LanguageModelTask:
         self.state.tokens += batch.length * self.options.batch_size
 
     def validate(self, watch: Watch) -> tuple[Perplexity, dict[str, Any]]:
-        with diverged_if_nan(f"the validation after epoch {self.state.epoch}"):
+        with diverged_if_nan(f"the validation after step {self.state.step}"):
             found = perplexity(
                 self.model,
                 self.valid,

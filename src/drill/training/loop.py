@@ -19,7 +19,7 @@ from drill.errors import Diverged
 from drill.kernels.lstm.persistent.recurrence import STALLED, Stalled, take_stall
 from drill.training.distributed import World
 from drill.training.optim import ScheduledOptimizer
-from drill.training.options import TrainingOptions
+from drill.training.options import TrainingOptions, log_interval
 from drill.training.precision import matmul_precision
 from drill.training.progress import Progress, Speed
 from drill.training.run.folder import RunFolder, readable
@@ -48,10 +48,6 @@ class Task(Protocol):
 
     @property
     def state(self) -> TrainingState: ...
-
-    @property
-    def validate_every(self) -> int | None:
-        """Steps; the end of an epoch is always validated."""
 
     def prepare(self, autocast: torch.dtype | None) -> None:
         """Called once, when the state is restored and the precision is set."""
@@ -154,6 +150,11 @@ def fit(
             if not state.validation_pending:
                 task.step(next(batches))
                 state.step += 1
+                if state.step % log_interval(state.step, options.log_every) == 0:
+                    row = state.training_row(optimizer.now, world)
+                    finite(row["train_loss"], state, optimizer, run)
+                    if world.first:
+                        run.append_later(row)
             agreed = state.step % agree_every == 0
             if agreed:
                 state.agree_on_time(world)
@@ -167,7 +168,7 @@ def fit(
                 _report(run, world, progress, speed.report())
 
             # validate
-            epoch_done, every = state.epoch_done(), task.validate_every
+            epoch_done, every = state.epoch_done(), options.validate_every
             due = every is not None and state.step % every == 0
             if epoch_done or due or state.limit_reached() or state.validation_pending:
                 state.loss = finite(state.mean_loss(world), state, optimizer, run)

@@ -21,9 +21,11 @@ class TrainingOptions:
     patience: int | None = None  # stop after a validation worse than the best before the last ones
     validate_first: bool = False  # validate first: only better weights replace the initial ones
     checkpoint_seconds: float = 120.0  # seconds between checkpoints
+    validate_every: int | None = None  # steps; the end of an epoch is always validated
+    log_every: int | None = None  # steps between rows of training loss; None: log_interval
 
     def __post_init__(self) -> None:
-        self._check_counts("epochs")
+        self._check_counts("epochs", "validate_every", "log_every")
         self._check_seeds("seed")
         if self.max_minutes is not None and not self.max_minutes > 0.0:  # NaN fails too
             raise ValueError(f"max_minutes is a positive number, not {self.max_minutes}")
@@ -91,7 +93,6 @@ class TranslationOptions(TrainingOptions):
     label_smoothing: float = 0.1  # of the training loss only
     pad_to_multiple_of: int = 1  # pad lengths to multiples: fewer shapes, more padding
     compile: bool = False  # the Transformer by torch.compile
-    validate_every: int | None = None  # updates; the end of an epoch is always validated
     bleu_every: int | None = None  # validations between two that also translate for BLEU
     average_checkpoints: int = (
         1  # at the end, try the mean of the weights of so many last validations
@@ -106,9 +107,17 @@ class TranslationOptions(TrainingOptions):
             "max_tokens",
             "gradient_accumulation_steps",
             "pad_to_multiple_of",
-            "validate_every",
         )
         self._check_counts("bleu_every", "average_checkpoints", "beam")
         self._check_shares("label_smoothing")
         if not math.isfinite(self.length_penalty):
             raise ValueError(f"length_penalty is a finite number, not {self.length_penalty}")
+
+
+def log_interval(step: int, log_every: int | None) -> int:
+    """Steps between two rows of training loss: ``log_every``, or 16 rows each time steps double.
+
+    That is about 100 rows for 1,000 steps and 260 for a million. It depends on the step alone, so a
+    run that is extended has the rows of a longer one.
+    """
+    return log_every or 1 << max(0, step.bit_length() - 5)

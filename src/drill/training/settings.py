@@ -47,6 +47,7 @@ MAY_CHANGE = (  # while a run goes on
     "training.max_steps",
     "training.max_minutes",
     "training.checkpoint_seconds",
+    "training.log_every",
     "training.cuda_graphs",
     "encoder.impl",  # by which kernels, which is the same up to rounding
     "layer.impl",

@@ -59,6 +59,8 @@ class TrainingState:
         "test_seconds",
         "best_epoch",
         "validation_pending",
+        "logged_nll",
+        "logged_terms",
     )
 
     limits: Limits
@@ -71,6 +73,8 @@ class TrainingState:
     step: int = 0  # of the run
     tokens: int = 0  # of the epoch, over all processes
     loss: float = math.nan  # mean of the epoch so far, when last read
+    logged_nll: float = 0.0  # ``nll`` and ``loss_terms`` at the last row of training loss
+    logged_terms: int = 0
     best: Any = None  # score of the best weights
     best_epoch: int = 0
     best_weights: dict[str, Tensor] | None = None  # not yet on disk
@@ -162,7 +166,24 @@ class TrainingState:
         self.position = self.tokens = 0
         self.seconds = self.training_seconds = 0.0
         self.loss = math.nan
+        self.logged_nll, self.logged_terms = 0.0, 0
         self.nll.zero_()
+
+    def training_row(self, lr: float, world: World) -> dict[str, Any]:
+        """A line of metrics.jsonl: the loss of this epoch since the last such line."""
+        self.tick_training()
+        nll, terms = world.mean(float(self.nll)), self.loss_terms()
+        loss = (nll - self.logged_nll) / max(1, terms - self.logged_terms)
+        self.logged_nll, self.logged_terms = nll, terms
+        return {
+            "kind": "step",
+            "epoch": self.epoch,
+            "step": self.step,
+            "train_loss": loss,
+            "train_perplexity": perplexity_of(loss),
+            "lr": lr,
+            "elapsed": self.elapsed,
+        }
 
     def metrics(self, score: Score, *, lr: float, averaged: bool, best: bool) -> dict[str, Any]:
         """A line of metrics.jsonl after a validation."""

@@ -94,7 +94,6 @@ class TranslationTask:
         corpus_scores(["-"], ["-"])  # a missing package shows now, not at the end
         self.model, self.data, self.run, self.optimizer = model, data, run, optimizer
         self.options, self.world = options, world
-        self.validate_every = options.validate_every
         self.device = next(model.parameters()).device
         self.pair_batches = PairBatches(
             data.train,

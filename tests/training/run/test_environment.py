@@ -15,7 +15,7 @@ from drill.training.run.environment import has_ended
 from drill.training.run.folder import RunFolder
 from drill.training.settings import saved
 from tests.language_modeling.test_build import own_cache, small, stopped, texts  # noqa: F401 - fixtures
-from tests.tiny_runs import with_a_test_at
+from tests.tiny_runs import rows, with_a_test_at
 
 TEN_MINUTES = "training.max_minutes=10"
 
@@ -104,7 +104,7 @@ def test_a_resume_that_saved_nothing_is_replaced_by_the_next(tmp_path, texts, mo
     assert train(settings, folder, device="cpu").epoch == epochs
     assert [each["commit"] for each in read(folder)["resumed"]] == ["later"]
     assert saved(folder / "recipe.toml") == settings
-    assert [row["kind"] for row in RunFolder(folder).rows()] == ["epoch"] * epochs + ["test"]
+    assert [row["kind"] for row in rows(folder)] == ["epoch"] * epochs + ["test"]
 
 
 def test_a_run_that_left_no_checkpoint_begins_anew(tmp_path, texts, monkeypatch):  # noqa: F811

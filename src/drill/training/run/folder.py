@@ -4,7 +4,7 @@
     vocabulary.json         words and their counts in the training text
     subwords.json           in its place for a translator: pieces of words, of both languages
     environment.json        versions, device, commit, seed
-    metrics.jsonl           one line an epoch, and one for the test at the end
+    metrics.jsonl           a line for each validation, some of training loss, one for the test
     evaluations.jsonl       what `drill evaluate` found since
     test.de.hyp             a translator's last translations of a split, line by line
     test.de.hyp.json        by which search they were made, and of which weights
@@ -56,6 +56,7 @@ class RunFolder:
         self.best = self.path / "best.safetensors"
         self.averaged = self.path / "averaged.safetensors"
         self.last = self.path / "last" / "checkpoint.safetensors"
+        self._pending: list[Mapping[str, Any]] = []  # rows for the next write of metrics.jsonl
         self._tensorboard: Any = None
         self._describe: Callable[[], None] | None = None
 
@@ -172,18 +173,25 @@ class RunFolder:
 
     # -- metrics ----------------------------------------------------------------------------------
 
-    def append(self, row: Mapping[str, Any]) -> None:
-        """Add a line to ``metrics.jsonl``; it is on disk when this returns."""
+    def append_later(self, row: Mapping[str, Any]) -> None:
+        """Add a line to ``metrics.jsonl`` with the next ``append`` or checkpoint."""
+        self._pending.append(row)
+
+    def append(self, *rows: Mapping[str, Any]) -> None:
+        """Add lines to ``metrics.jsonl``; they are on disk when this returns."""
+        rows, self._pending = (*self._pending, *rows), []
+        if not rows:
+            return
         self._begin()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            append_line(self.metrics, _line(row))
+            append_line(self.metrics, b"".join(map(_line, rows)))
         except OSError as error:
             failed = WriteError(self.metrics, error, alternative="")
             raise RunFolderError(
                 f"{failed}, then run the same command: it goes on from the last checkpoint"
             ) from None
-        self._show_in_tensorboard(row)
+        self._show_in_tensorboard(rows)
 
     def append_test(self, row: Mapping[str, Any]) -> None:
         """``append`` the line that ends a run, with the fingerprint of the weights it is of.
@@ -211,6 +219,7 @@ class RunFolder:
 
     def cut_metrics(self, size: int) -> None:
         """Drop what was appended after a checkpoint that knew of ``size`` bytes."""
+        self._pending = []
         if not self.metrics.exists() and size == 0:
             return
         fix = f"restore the file from a copy, or remove {self.last} to start over"
@@ -255,15 +264,14 @@ class RunFolder:
         rows = self.rows()
         return rows[-1] if rows and rows[-1].get("kind") == "test" else None
 
-    def _show_in_tensorboard(self, row: Mapping[str, Any]) -> None:
+    def _show_in_tensorboard(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """The same numbers for TensorBoard, where it is installed.
 
         Its files cannot be cut as metrics are: each life of a run writes all that is left anew.
         """
-        rows = [row]
         if self._tensorboard is None:
             self._tensorboard = _tensorboard_writer(self.path / "tensorboard")
-            rows = [*self.rows()[:-1], row]
+            rows = self.rows()
         if self._tensorboard is not False:
             for each in rows:
                 place = each.get("step", each["epoch"])  # an epoch may hold several validations
@@ -280,6 +288,7 @@ class RunFolder:
 
     def save_last(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
         self._begin()
+        self.append()
         checkpoint.save(self.last, tensors, {**numbers, "metrics_size": self.metrics_size()})
 
     def save_averaged(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
