@@ -37,19 +37,23 @@ class Figure:
 
 @dataclass(frozen=True)
 class Curve:
-    """Validation perplexity of a run by epoch, and the lowest so far by seconds of training."""
+    """Perplexities of a run by epoch, and the lowest on the validation text by seconds."""
 
     epochs: Sequence[Point]
     seconds: Sequence[Point]
     averaged_from: Point | None = None  # the first epoch of averaged weights
+    training: Sequence[Point] = ()  # training perplexity by epoch
 
     @classmethod
     def of_run(cls, run: RunSummary) -> "Curve":
         averaged = [(float(each.epoch), each.valid) for each in run.curve if each.averaged]
         return cls(
-            [(float(each.epoch), each.valid) for each in run.curve],
-            best_so_far((each.elapsed, each.valid) for each in run.curve),
+            [(each.epoch, each.valid) for each in run.points if each.valid is not None],
+            best_so_far(
+                (each.elapsed, each.valid) for each in run.points if each.valid is not None
+            ),
             averaged[0] if averaged else None,
+            [(each.epoch, each.train) for each in run.points if each.train is not None],
         )
 
     @classmethod
@@ -123,6 +127,20 @@ def epochs_figure(curves: Curves, look: Mapping[str, Look]) -> Figure | None:
     return _figure(
         lambda frame: line_plot(lines, words, frame, whole_x=True), lines, " ".join(notes)
     )
+
+
+def training_figure(curves: Curves, look: Mapping[str, Look]) -> Figure | None:
+    """Training perplexity by epoch, between two rows of training loss."""
+    lines = [
+        _line(name, look[name], [each.training for each in group])
+        for name, group in curves.items()
+        if any(each.training for each in group)
+    ]
+    words = Words(
+        "Training perplexity by epoch", _description(lines), "epoch", "training perplexity"
+    )
+    caption = "Training perplexity since the point before, with dropout."
+    return _figure(lambda frame: line_plot(lines, words, frame, whole_x=True), lines, caption)
 
 
 def time_figure(curves: Curves, look: Mapping[str, Look], devices: Iterable[str]) -> Figure | None:

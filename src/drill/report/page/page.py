@@ -21,6 +21,7 @@ from drill.report.page.figures import (
     looks,
     run_looks,
     time_figure,
+    training_figure,
 )
 from drill.report.page.svg_plot import Look
 from drill.report.results import ledger
@@ -196,15 +197,16 @@ def _curves(runs: Sequence[RunSummary], look: Mapping[str, Look]) -> Iterator[Bl
     for corpus, group in groups.items():
         if len(groups) > 1:
             yield "heading", corpus or "unknown corpus"
-        figure = epochs_figure({run.name: [Curve.of_run(run)] for run in group}, look)
-        if figure is not None:
-            yield "figure", figure
+        curves = {run.name: [Curve.of_run(run)] for run in group}
+        for figure in (epochs_figure(curves, look), training_figure(curves, look)):
+            if figure is not None:
+                yield "figure", figure
         yield "table", ("Validation perplexity by epoch", epochs_table(group))
 
 
 def _times(runs: Sequence[RunSummary], look: Mapping[str, Look]) -> Iterator[Block]:
-    """Runs of one epoch have one time only, so they are left out."""
-    short = [run.name for run in runs if sum(point.epoch > 0 for point in run.curve) < 2]
+    """Runs with one validation have one time only, so they are left out."""
+    short = [run.name for run in runs if sum(each.step > 0 for each in run.validations) < 2]
     groups = by_corpus([run for run in runs if run.name not in short])
     for corpus, group in groups.items():
         curves = {run.name: [Curve.of_run(run)] for run in group}
@@ -215,7 +217,7 @@ def _times(runs: Sequence[RunSummary], look: Mapping[str, Look]) -> Iterator[Blo
             yield "heading", corpus or "unknown corpus"
         yield "figure", figure
         best = min(y for (curve,) in curves.values() for _, y in curve.seconds if y > 0.0)
-        caption = "Time to the first epoch at or below a perplexity"
+        caption = "Time to the first validation at or below a perplexity"
         yield "table", (caption, time_table(group, milestones(best)))
 
 

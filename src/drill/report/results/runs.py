@@ -57,6 +57,15 @@ class Validation(NamedTuple):
     elapsed: float | None  # seconds since the run began
 
 
+class CurvePoint(NamedTuple):
+    """A row of training loss or of a validation, by epochs done; None: it has no such value."""
+
+    epoch: float
+    valid: float | None  # perplexity, NaN or infinite where training went wrong
+    train: float | None  # perplexity since the last row of training loss
+    elapsed: float | None
+
+
 @dataclass(frozen=True)
 class RunSummary:
     """A run folder as tables and plots need it; None: unknown.
@@ -86,6 +95,7 @@ class RunSummary:
     evaluations: tuple[Evaluation, ...]  # of the tested weights: adaptive, and words by frequency
     curve: tuple[Epoch, ...]
     validations: tuple[Validation, ...]  # of all, inside epochs too
+    points: tuple[CurvePoint, ...]  # validations and rows of training loss, for plots
     settings: Mapping[str, Any]
     environment: Mapping[str, Any]
     faults: tuple[str, ...]
@@ -165,6 +175,7 @@ def read_run(folder: Path | str) -> RunSummary:
         evaluations=read_evaluations(files, tests[-1] if tests else {}, faults, remarks),
         curve=tuple(curve),
         validations=tuple(_validations(rows).values()),
+        points=tuple(_points(rows)),
         settings=settings,
         environment=environment,
         faults=tuple(faults),
@@ -188,7 +199,9 @@ def same_but_seed(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings without the keys that may differ between seeds of one experiment."""
     tables = {
         name: {
-            key: value for key, value in table.items() if key not in ("seed", "checkpoint_seconds")
+            key: value
+            for key, value in table.items()
+            if key not in ("seed", "checkpoint_seconds", "log_every")
         }
         if isinstance(table, Mapping)
         else table
@@ -197,7 +210,10 @@ def same_but_seed(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {**tables, "init_from": "init_from" in settings}  # each seed has its own first weights
 
 
-NOT_A_CHANGE = ("recipe", "training.seed", "training.checkpoint_seconds", "training.cuda_graphs")
+NOT_A_CHANGE = (
+    "recipe",
+    *(f"training.{key}" for key in ("seed", "checkpoint_seconds", "cuda_graphs", "log_every")),
+)
 """Keys that do not change what is trained, or have a column of their own."""
 
 
@@ -278,6 +294,28 @@ def _validations(rows: list[NumberedRow]) -> dict[int, Validation]:
             elapsed = as_finite(row.get("elapsed"))
             found[step] = Validation(step, math.nan if valid is None else valid, train, elapsed)
     return found
+
+
+def _points(rows: list[NumberedRow]) -> Iterator[CurvePoint]:
+    """Every row that has a step; inside an epoch its place is the share of the epoch's steps."""
+    found: list[tuple[int, int, dict[str, Any]]] = []
+    for _, row in rows:
+        epoch, step = as_whole(row.get("epoch")), as_whole(row.get("step"))
+        if row.get("kind") in ("step", "validation", "epoch") and epoch is not None:
+            found.append((epoch, step or 0, row))
+    ends = {epoch: step for epoch, step, _ in found}  # the last step of each epoch
+    finished = {epoch for epoch, _, row in found if row["kind"] == "epoch"}
+    steps = {epoch: end - ends.get(epoch - 1, 0) for epoch, end in ends.items()}
+    for epoch, step, row in found:
+        length = steps[epoch] if epoch in finished else max(steps.values())
+        share = (step - ends.get(epoch - 1, 0)) / max(1, length)
+        at, elapsed = epoch - 1 + share, as_finite(row.get("elapsed"))
+        if row["kind"] == "step":
+            yield CurvePoint(at, None, as_number(row.get("train_perplexity")), elapsed)
+        else:
+            valid = as_number(row.get("valid_perplexity"))
+            at = float(epoch) if row["kind"] == "epoch" else at
+            yield CurvePoint(at, math.nan if valid is None else valid, None, elapsed)
 
 
 def _scores(test: Mapping[str, Any]) -> dict[str, Any]:
