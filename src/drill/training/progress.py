@@ -146,10 +146,11 @@ def state(report: Progress) -> str:
 
 
 def epoch_line(row: dict[str, Any], epochs: int) -> str:
-    """Training and validation perplexity of an epoch; * marks the best so far."""
+    """Training and validation perplexity of an epoch, or inside one; * marks the best so far."""
     trained = row["train_perplexity"]
+    inside = f" step {row['step']:,}" if row.get("kind") == "validation" else ""
     parts = [
-        f"epoch {row['epoch']:>{len(str(epochs))}}/{epochs}",
+        f"epoch {row['epoch']:>{len(str(epochs))}}/{epochs}{inside}",
         f"train ppl {trained:9.2f}" if trained is not None else " " * 19,
         f"valid ppl {row['valid_perplexity']:9.2f} {'*' if row['best'] else ' '}",
         f"{row['seconds']:7.1f} s",
