@@ -53,7 +53,7 @@ def test_json_holds_the_sizes_and_exact_counts():
 
 def test_layers_that_need_equal_widths_say_so():
     output = drill("layers", "--width", "24", "--hidden", "40").output
-    assert "counted at d_h = d = 24" in output
+    assert "d_h = d = 24" in output
     assert output.strip().endswith(": tied, deep-residual, sampled, adaptive")
     assert "counted at" not in drill("layers", "--width", "24").output
 

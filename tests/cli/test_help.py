@@ -7,7 +7,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from drill.cli.app import app
-from drill.cli.layers import _ratio
+from drill.cli.listings import _ratio
 
 COMMANDS = get_command(app).commands
 COMMANDS["ledger add"] = COMMANDS.pop("ledger").commands["add"]

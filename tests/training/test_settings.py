@@ -155,8 +155,8 @@ def test_the_fast_recipes_train_the_models_of_the_paper_otherwise(layer):
             ["epochs=2", "layer.depth=x"],  # the fault of one table hides no other
             "epochs: is no table of a recipe; did you mean training.epochs?",
         ),
-        (["training.epoch=3"], "training.epoch: is no setting; did you mean epochs"),
-        (["layer.dept=3"], "layer.dept: is no setting of deep-residual; did you mean depth"),
+        (["training.epoch=3"], "training.epoch: is no setting; did you mean training.epochs"),
+        (["layer.dept=3"], "layer.dept: is no setting of deep-residual; did you mean layer.depth"),
         (
             ["layer.encoder=reference"],
             "layer.encoder: is no setting of deep-residual; it is now layer.",
@@ -214,63 +214,53 @@ def test_a_folder_that_ends_in_toml_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    "change",
     [
-        ("training.epochs=3.5", "training.epochs: is a whole number, not 3.5"),
-        ("training.epochs=true", "training.epochs: is a whole number, not True"),
-        ("training.epochs=many", "training.epochs: is a whole number, not 'many'"),
-        ("training.epochs=none", "training.epochs: is a whole number, not 'none'"),
-        ("training.epochs=", "training.epochs: is a whole number, not ''"),
-        ("training.epochs.x=1", "training.epochs: is a whole number, not {'x': 1}"),
-        ("training.validate_first=1", "training.validate_first: is true or false, not 1"),
-        ("training.micro_batch=x", "training.micro_batch: is a whole number or none, not 'x'"),
-        (
-            "training.precision=fp8",
-            "training.precision: is one of auto, float32, tf32, bfloat16, not",
-        ),
-        (
-            "training.checkpoint_seconds=nan",
-            "training.checkpoint_seconds: is a finite number, not nan",
-        ),
-        ("optimizer.lr=inf", "optimizer.lr: is a finite number, not inf"),
-        ("optimizer.lr=1979-05-27", "optimizer.lr: is a finite number, not datetime.date(1979"),
-        (f"optimizer.lr={'9' * 400}", "optimizer.lr: is a finite number, not 999"),
-        (f"optimizer.lr={'9' * 5000}", "optimizer.lr: is a finite number, not '999"),
-        (
-            "encoder.embedding_dim=0",
-            "encoder.embedding_dim: is a whole number of at least 1, not 0",
-        ),
-        (
-            "encoder.embedding_dim=true",
-            "encoder.embedding_dim: is a whole number of at least 1, not True",
-        ),
-        ("encoder.output_size=[1]", "encoder.output_size: is a whole number or none, not [1]"),
-        ("data.corpus=3", "data.corpus: is a text, not 3"),
-        ("layer=3", "layer: is a table, not 3; write [layer]"),
-        ("recipe=3", "recipe: is the name of these settings, a text, not 3"),
-        ("init_from=3", "init_from: is the folder of a run, a text, not 3"),
-        ("training.epochs=0", "[training]: epochs is at least 1, not 0"),
-        ("training.micro_batch=0", "[training]: micro_batch is at least 1, not 0"),
-        ("training.test_batch_size=-1", "[training]: test_batch_size is at least 1, not -1"),
-        ("training.seed=4294967296", "[training]: seed lies in 0 to 2**32 - 1, not 4294967296"),
-        ("training.length_seed=-1", "[training]: length_seed lies in 0 to 2**32 - 1, not -1"),
-        ("training.patience=-1", "[training]: patience is at least 0, not -1"),
-        (
-            "training.checkpoint_seconds=-1",
-            "[training]: checkpoint_seconds is at least 0 seconds, not -1.0",
-        ),
+        "training.epochs=3.5",
+        "training.epochs=true",
+        "training.epochs=many",
+        "training.epochs=none",
+        "training.epochs=",
+        "training.epochs=0",
+        "training.validate_first=1",
+        "training.micro_batch=x",
+        "training.micro_batch=0",
+        "training.precision=fp8",
+        "training.checkpoint_seconds=nan",
+        "training.checkpoint_seconds=-1",
+        "training.test_batch_size=-1",
+        "training.seed=4294967296",
+        "training.length_seed=-1",
+        "training.patience=-1",
+        "optimizer.lr=inf",
+        "optimizer.lr=1979-05-27",
+        f"optimizer.lr={'9' * 400}",
+        f"optimizer.lr={'9' * 5000}",
+        "encoder.embedding_dim=0",
+        "encoder.embedding_dim=true",
+        "encoder.output_size=[1]",
+        "data.corpus=3",
+        "recipe=3",
+        "init_from=3",
     ],
 )
-def test_a_wrong_kind_says_what_the_right_one_is(change, sentence):
-    assert refused(change).startswith(sentence)
+def test_a_value_of_the_wrong_type_or_range_names_the_setting(change):
+    with pytest.raises(SettingsError, match=r"must be .*, got") as caught:
+        recipe("ptb-drill-4", [change])
+    assert caught.value.key == change.partition("=")[0]
+
+
+def test_a_table_in_place_of_a_value_and_a_value_in_place_of_a_table():
+    assert refused("training.epochs.x=1") == "training.epochs: must be an integer, got {'x': 1}"
+    assert refused("layer=3") == "layer: is a table, not 3; write [layer]"
 
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        (["layer.name=adaptive"], "layer.cutoffs: is missing; it is a list of whole numbers"),
-        (["layer.name=adaptive", "layer.cutoffs=[1, 2.5]"], "layer.cutoffs: is a list of whole"),
-        (["layer.name=adaptive", "layer.cutoffs=3"], "layer.cutoffs: is a list of whole numbers"),
+        (["layer.name=adaptive"], "layer.cutoffs: is missing; it must be a list of integers"),
+        (["layer.name=adaptive", "layer.cutoffs=[1, 2.5]"], "layer.cutoffs: must be a list of"),
+        (["layer.name=adaptive", "layer.cutoffs=3"], "layer.cutoffs: must be a list of integers"),
         (
             ["layer.name=mixture", "layer.inner=tied"],
             "layer.inner: is a table, not 'tied'; write [l",
@@ -289,12 +279,12 @@ def test_layers_over_layers_are_checked_too(changes, sentence):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        (["layer.activation=swish"], "layer.activation: is one of sigmoid, "),
-        (["layer.dropout=2"], "layer.dropout: is a number in [0, 1), not 2.0"),
-        (["encoder.weight_drop=1"], "encoder.weight_drop: lies in [0, 1), not 1.0"),
+        (["layer.activation=swish"], "layer.activation: must be one of sigmoid, "),
+        (["layer.dropout=2"], "layer.dropout: must be a number in [0, 1), got 2.0"),
+        (["encoder.weight_drop=1"], "encoder.weight_drop: must be in [0, 1), got 1.0"),
         (
             ["layer.name=mixture", "layer.inner.name=deep-residual", "layer.inner.depth=-1"],
-            "layer.inner.depth: is a whole number of at least 0, not -1",
+            "layer.inner.depth: must be a whole number of at least 0, got -1",
         ),
         (  # nobody has set the hidden size, so no key can be named
             ["layer.name=deep-residual", "layer.depth=0", "encoder.output_size=24"],

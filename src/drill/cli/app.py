@@ -10,10 +10,8 @@ from drill.cli.demo import demo
 from drill.cli.evaluate import cache, dynamic, evaluate
 from drill.cli.export import export
 from drill.cli.generate import generate, score
-from drill.cli.layers import layers
-from drill.cli.recipes import recipes
+from drill.cli.listings import layers, recipes, settings
 from drill.cli.report import record, report
-from drill.cli.settings import settings
 from drill.cli.study import study
 from drill.cli.train import finetune, train
 from drill.cli.translate import translate

@@ -185,8 +185,9 @@ def near_ones(word: str, known: Sequence[str]) -> list[str]:
     return [each for each, like in zip(found, likeness, strict=True) if like > likeness[0] - 0.1]
 
 
-def nearest(word: str, known: list[str]) -> str:
+def nearest(word: str, known: list[str], prefix: str = "") -> str:
+    """A hint for an unknown name; ``prefix`` makes suggestions full keys: ``layer.depth``."""
     near = near_ones(word, known)
     if near:
-        return f"; did you mean {' or '.join(near)}?"
+        return f"; did you mean {' or '.join(prefix + each for each in near)}?"
     return f"; known are {', '.join(known)}"

@@ -76,11 +76,13 @@ def with_defaults(
             if f"{where}.{key}" in RENAMED:
                 near = f"; it is now {RENAMED[f'{where}.{key}']}"
             raise SettingsError(
-                f"{where}.{key}: is no setting{named}{near or nearest(key, [*arguments, *also])}"
+                f"is no setting{named}{near or nearest(key, [*arguments, *also], f'{where}.')}",
+                key=f"{where}.{key}",
             )
         if not fits_kind(_read_none(value, arguments[key]), arguments[key].annotation):
             raise SettingsError(
-                f"{where}.{key}: is {in_words(arguments[key].annotation)}, not {value!r}"
+                f"must be {in_words(arguments[key].annotation)}, got {value!r}",
+                key=f"{where}.{key}",
             )
     filled = {key: table[key] for key in also if key in table}
     for key, parameter in arguments.items():
@@ -88,7 +90,7 @@ def with_defaults(
             value = _read_none(table[key], parameter)
         elif parameter.default is inspect.Parameter.empty:
             raise SettingsError(
-                f"{where}.{key}: is missing; it is {in_words(parameter.annotation)}"
+                f"is missing; it must be {in_words(parameter.annotation)}", key=f"{where}.{key}"
             )
         else:
             value = parameter.default
@@ -116,7 +118,7 @@ def _elsewhere(
     if not near or near[0] in own:
         return ""
     owners = [name for name, arguments in held.items() if near[0] in arguments]
-    return f"; did you mean {near[0]} of {' or '.join(owners)}? then set {where}.{NAME} too"
+    return f"; did you mean {where}.{near[0]} of {' or '.join(owners)}? then set {where}.{NAME} too"
 
 
 def _read_none(value: Any, parameter: inspect.Parameter) -> Any:
@@ -160,7 +162,7 @@ def fits_kind(value: Any, annotation: Any) -> bool:
     return False
 
 
-WORDS = {int: "a whole number", float: "a finite number", str: "a text", bool: "true or false"}
+WORDS = {int: "an integer", float: "a finite number", str: "a string", bool: "true or false"}
 
 
 def in_words(annotation: Any) -> str:
@@ -170,7 +172,7 @@ def in_words(annotation: Any) -> str:
         if get_origin(kind) is Literal:
             words.append("one of " + ", ".join(map(str, get_args(kind))))
         elif get_origin(kind) is not None:
-            words.append("a list of whole numbers")
+            words.append("a list of integers")
         else:
             words.append(WORDS.get(kind, "none"))
     return " or ".join(words)

@@ -10,6 +10,7 @@ those signatures and nowhere else. With ``task = "translation"``: ``[encoder]`` 
 
 import inspect
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -148,7 +149,7 @@ def resolved(tables: Mapping[str, Any]) -> Settings:
         (INIT_FROM, "the folder of a run"),
     ):
         if not isinstance(tables.get(key), str | None):
-            raise SettingsError(f"{key}: is {meaning}, a text, not {tables[key]!r}")
+            raise SettingsError(f"must be {meaning}, got {tables[key]!r}", key=key)
     checked: dict[str, Any] = {name: check(tables.get(name, {})) for name, check in checks.items()}
     return Settings(
         tables.get("recipe") or "own", init_from=tables.get(INIT_FROM), task=task, **checked
@@ -187,10 +188,15 @@ def makes_no_model(settings: Settings, error: Exception) -> SettingsError:
     tables = {"encoder": settings.encoder, "layer": layer, f"layer.{INNER}": layer.get(INNER, {})}
     for where, table in tables.items():
         own = NAME in table and kinds[table[NAME]].__name__ == built and key in table
-        if own and rest.endswith((f"not {table[key]!r}", f"not {table[key]}")):
-            return SettingsError(f"{where}.{key}: {rest}")
+        if own and re.search(rf"(not|got) '?{re.escape(str(table[key]))}'?$", rest):
+            return SettingsError(_must_be(rest), key=f"{where}.{key}")
     reason = str(error).splitlines()[0]  # torch adds a trace in C++
     return SettingsError(f"the recipe {settings.recipe} makes no model: {reason}")
+
+
+def _must_be(fault: str) -> str:
+    """``is at least 1, not 0``, as constructors say, in the words of settings."""
+    return re.sub("^is (.*), not ", r"must be \1, got ", fault.replace("lies in", "is in", 1))
 
 
 # -- tables and the signatures behind them --------------------------------------------------------
@@ -213,8 +219,8 @@ def _encoder(table: Table) -> Table:
     table = {"embedding_dim": 400, **with_name("encoder", table, ENCODERS, "awd-lstm")}
     if type(table["embedding_dim"]) is not int or table["embedding_dim"] < 1:
         raise SettingsError(
-            "encoder.embedding_dim: is a whole number of at least 1, not "
-            f"{table['embedding_dim']!r}"
+            f"must be a whole number of at least 1, got {table['embedding_dim']!r}",
+            key="encoder.embedding_dim",
         )
     kind = ENCODERS[table[NAME]]
     table = with_defaults("encoder", table, kind, also=(NAME, "embedding_dim"), choices=ENCODERS)
@@ -271,7 +277,8 @@ def _checked(where: str, table: Table, kind: Callable[..., Any]) -> Table:
     try:
         kind(**filled)
     except ValueError as error:
-        raise SettingsError(f"[{where}]: {error}") from None
+        key, _, fault = str(error).removeprefix(f"{kind.__name__}: ").partition(" ")
+        raise SettingsError(_must_be(fault), key=f"{where}.{key}") from None
     return filled
 
 
@@ -286,9 +293,14 @@ def _transformer(table: Table) -> Table:
     table = {"shared": True, **asdict(PRESETS[preset]), **table}
     for key, kind in (("embedding_dim", int), ("shared", bool)):
         if not fits_kind(table[key], kind):
-            raise SettingsError(f"encoder.{key}: is {in_words(kind)}, not {table[key]!r}")
+            raise SettingsError(
+                f"must be {in_words(kind)}, got {table[key]!r}", key=f"encoder.{key}"
+            )
     if table["embedding_dim"] < 1:
-        raise SettingsError(f"encoder.embedding_dim: is at least 1, not {table['embedding_dim']}")
+        raise SettingsError(
+            f"must be a whole number of at least 1, got {table['embedding_dim']}",
+            key="encoder.embedding_dim",
+        )
     table = with_defaults("encoder", table, Transformer, also=(NAME, "embedding_dim", "shared"))
     return _check_depth("encoder", "layers", table)
 

@@ -113,8 +113,9 @@ def _files(split: str, corpus: str, source: str, target: str) -> list[tuple[Path
         stems = (str(Path(corpus).resolve() / split),)
     else:
         raise DataError(
-            f"{corpus}: is neither a parallel corpus ({', '.join(PARALLEL_NAMES)}) nor a folder; "
-            f"name a folder with train.{source}, train.{target}, valid.{source}, ..."
+            f"{corpus!r} is neither a parallel corpus ({', '.join(PARALLEL_NAMES)}) nor a folder",
+            key="data.corpus",
+            hint=f"name a folder with train.{source}, train.{target}, valid.{source}, ...",
         )
     return [
         (_found(corpus, f"{stem}.{source}"), _found(corpus, f"{stem}.{target}")) for stem in stems

@@ -269,8 +269,10 @@ def check_corpus(corpus: str) -> None:
         _files_in(path)
     elif not path.exists():
         raise DataError(
-            f"{corpus}: is neither a corpus ({', '.join(NAMES)}) nor a folder or file"
-            f"{renamed(corpus)}; check the path"
+            f"{corpus!r} is neither a corpus ({', '.join(NAMES)}) nor a folder or file"
+            f"{renamed(corpus)}",
+            key="data.corpus",
+            hint="check the path",
         )
 
 
