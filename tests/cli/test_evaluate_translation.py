@@ -269,7 +269,7 @@ def test_reports_and_ledgers_take_translators(drill, here, tmp_path):
     row = read_ledger(ledger)[0]
     run = read_run("runs/tiny")
     assert out == (
-        f"{ledger}: tiny, valid perplexity {run.valid:.2f}, test perplexity {run.test:.2f}, test "
+        f"added tiny to {ledger}: valid perplexity {run.valid:.2f}, test perplexity {run.test:.2f}, test "
         f"BLEU {run.bleu:.2f}\n"
     )
     assert row.test == run.test

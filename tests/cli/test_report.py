@@ -47,7 +47,7 @@ def test_the_ledger_is_next_to_the_run_by_default(drill, fails, place, monkeypat
     results.parent.mkdir()
     results.write_text("")
     code, out, _ = drill("ledger", "add", "runs/tiny")
-    assert (code, out.startswith("runs/ledger.jsonl: tiny, valid perplexity ")) == (0, True)
+    assert (code, out.startswith("added tiny to runs/ledger.jsonl: valid perplexity ")) == (0, True)
     assert ", test perplexity " in out
     assert results.read_text() == ""
     assert (place / "runs/ledger.jsonl").read_text().startswith('{"kind": "result"')

@@ -100,5 +100,6 @@ def _bar(console: Console, before: str, after: str, *more: Any) -> Progress:
 
 
 def note(line: str) -> None:
-    """A remark that is no result: to stderr, so that results can be piped."""
+    """Print a remark to stderr, after the results printed so far."""
+    sys.stdout.flush()
     print(printable(line), file=sys.stderr, flush=True)

@@ -6,11 +6,8 @@ from typing import Annotated
 import typer
 
 from drill.cli.options import (
-    BatchTokensOption,
-    BeamOption,
     DeviceOption,
     JsonOption,
-    LengthPenaltyOption,
     Precision,
     PrecisionOption,
     QuietOption,
@@ -38,7 +35,8 @@ SplitOption = Annotated[
     list[Split] | None, typer.Option("--split", help="Repeatable; valid and test by default.")
 ]
 TextOption = Annotated[
-    Path | None, typer.Option("--text", help="A text file to evaluate instead of a split.")
+    Path | None,
+    typer.Option("--text", help="Language models: a text file to evaluate instead of a split."),
 ]
 SearchOption = Annotated[bool, typer.Option("--search", help="Tune on the validation split first.")]
 
@@ -52,13 +50,14 @@ def evaluate(
         int | None,
         typer.Option(
             min=1,
-            help="Sequences processed in parallel; as in training by default (valid 10, test 1).",
+            help="Language models: sequences processed in parallel; those of training by default.",
         ),
     ] = None,
     losses: Annotated[
         Path | None,
         typer.Option(
-            help="Write -log p of every token to this .npy file; needs one split or text."
+            help="Language models: write -log p of every token to this .npy file, for one split or "
+            "text."
         ),
     ] = None,
     source: Annotated[
@@ -67,9 +66,16 @@ def evaluate(
     reference: Annotated[
         Path | None, typer.Option(help="Translators: the reference translation of --source.")
     ] = None,
-    beam: BeamOption = None,
-    length_penalty: LengthPenaltyOption = None,
-    batch_tokens: BatchTokensOption = 4096,
+    beam: Annotated[
+        int | None, typer.Option(min=1, help="Translators: beam width; the run's by default.")
+    ] = None,
+    length_penalty: Annotated[
+        float | None,
+        typer.Option(help="Translators: exponent of the length penalty; the run's by default."),
+    ] = None,
+    batch_tokens: Annotated[
+        int, typer.Option(min=1, help="Translators: subwords per batch; fewer need less memory.")
+    ] = 4096,
     words: Annotated[
         bool, typer.Option("--words", help="Translators: accuracy of words by their frequency.")
     ] = False,
@@ -85,9 +91,9 @@ def evaluate(
 ) -> None:
     """Perplexity of a language model, BLEU of a translator.
 
-    Perplexity is per predicted token (N - 1), and also per token of the text (N) as in published
-    results. The translations of a split are written to RUN/<split>.<language>.hyp. Results are
-    appended to RUN/evaluations.jsonl.
+    Perplexity is exp(total loss / (N - 1)) over the N - 1 predicted tokens of a text of N tokens;
+    published results divide by N, and that figure is printed next to it. Translations of a split
+    are written to RUN/<split>.<language>.hyp. Results are appended to RUN/evaluations.jsonl.
     """
     from drill.training.run.weights import task_of
     from drill.training.settings import TRANSLATION

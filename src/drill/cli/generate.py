@@ -131,8 +131,6 @@ def score(
             typer.echo(_as_json(each, words) if as_json else _as_text(each, words))
             if interactive:
                 _name_unknown(each.unknown)
-            if each.unknown and not unknown:
-                note_if_unk_is_untrained(loaded.vocabulary)
             unknown |= dict.fromkeys(each.unknown)
             if not infinite and math.isinf(each.perplexity):
                 infinite = count
@@ -140,6 +138,8 @@ def score(
             raise DataError("has no line", key=name_of(file), hint="give one sentence per line")
         if not interactive and not as_json:
             _name_unknown([*unknown], at_most=NAMED_AT_MOST)
+        if unknown:
+            note_if_unk_is_untrained(loaded.vocabulary)
         if infinite:  # printed, but no success: see check_finite
             raise DataError(
                 f"line {infinite}: the perplexity is infinite: {OTHER_WEIGHTS}", key=name_of(file)

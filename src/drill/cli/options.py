@@ -55,14 +55,14 @@ SetOption = Annotated[
     ),
 ]
 BeamOption = Annotated[
-    int | None, typer.Option(min=1, help="Beam width; the run's training.beam by default.")
+    int | None, typer.Option(min=1, help="Beam width; the run's by default.")
 ]
 LengthPenaltyOption = Annotated[
     float | None,
-    typer.Option(help="Exponent of the length that scores are divided by; the run's by default."),
+    typer.Option(help="Exponent of the length penalty; the run's by default."),
 ]
 BatchTokensOption = Annotated[
-    int, typer.Option(min=1, help="Subwords decoded in parallel; fewer need less memory.")
+    int, typer.Option(min=1, help="Subwords per batch; fewer need less memory.")
 ]
 
 

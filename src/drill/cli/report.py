@@ -16,19 +16,17 @@ LEDGER = "ledger.jsonl"  # next to the run folders
 
 
 def report(
-    runs: Annotated[
-        list[Path] | None, typer.Argument(metavar="RUN", help="Folders of runs.")
-    ] = None,
-    ledger: Annotated[
-        list[Path] | None, typer.Option(help="A results file; may be repeated.")
-    ] = None,
+    runs: Annotated[list[Path] | None, typer.Argument(metavar="RUN", help="Run folders.")] = None,
+    ledger: Annotated[list[Path] | None, typer.Option(help="A ledger; repeatable.")] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path(PAGE),
-    title: Annotated[str, typer.Option(help="Its heading.")] = "Runs",
+    title: Annotated[str, typer.Option(help="Title of the page.")] = "Runs",
     bands: Annotated[
         bool,
-        typer.Option("--bands", help="By word frequency: loss, or what a translator gets right."),
+        typer.Option("--bands", help="Add loss, or accuracy of translators, by word frequency."),
     ] = False,
-    samples: Annotated[int, typer.Option(min=0, help="Texts of each model to show.")] = 0,
+    samples: Annotated[
+        int, typer.Option(min=0, help="Language models: number of generated texts to show.")
+    ] = 0,
     as_markdown: Annotated[
         bool, typer.Option("--markdown", help="Print Markdown tables, write no page.")
     ] = False,
@@ -96,14 +94,17 @@ def report(
 
 
 def record(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     ledger: Annotated[
-        Path | None, typer.Option(help=f"The results file; {LEDGER} next to RUN by default.")
+        Path | None, typer.Option(help=f"The ledger; {LEDGER} next to RUN by default.")
     ] = None,
-    note: Annotated[str, typer.Option(help="A remark.")] = "",
-    force: Annotated[bool, typer.Option("--force", help="Record a result again.")] = False,
+    note: Annotated[str, typer.Option(help="A remark to store with the result.")] = "",
+    force: Annotated[bool, typer.Option("--force", help="Add a result a second time.")] = False,
 ) -> None:
-    """Append the result of a run to a ledger."""
+    """Add the result of a run to a ledger.
+
+    A ledger is a .jsonl file with one result per line; `drill report` shows it as a table.
+    """
     from drill.cli.display import note as note_
     from drill.report.results.ledger import record as record_run
     from drill.report.results.runs import read_run
@@ -118,7 +119,7 @@ def record(
     if (bleu := row.extra.get("bleu")) is not None:  # of a translator
         figures.append(("test BLEU", bleu))
     scores = ", ".join(f"{name} {numbers.perplexity(value)}" for name, value in figures)
-    typer.echo(f"{ledger}: {row.name}, {scores}")
+    typer.echo(f"added {row.name} to {ledger}: {scores}")
 
 
 def _without_others(given: list[Path]) -> list[Path]:
