@@ -1,5 +1,13 @@
 import pytest
 
+from tests.tiny_place import make_place
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a text, a recipe and a trained language model, one per file of tests."""
+    return make_place(tmp_path_factory.mktemp("place"))
+
 
 @pytest.fixture
 def fails(drill):

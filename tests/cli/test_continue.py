@@ -7,14 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiny_place import make_place
-
 ON_A_CPU = ("--device", "cpu", "-q")
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    return make_place(tmp_path_factory.mktemp("place"))
 
 
 @pytest.fixture

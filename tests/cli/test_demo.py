@@ -7,15 +7,10 @@ from dataclasses import replace
 import pytest
 
 from drill import tasks
-from drill.cli.compare_runs import Compared
 from drill.language_modeling.run import load_run
+from drill.report.analysis.comparison import Compared
 from drill.report.tables import number_format as numbers
-from tests.tiny_place import RECIPE, make_place
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    return make_place(tmp_path_factory.mktemp("place"))
+from tests.tiny_place import RECIPE
 
 
 @pytest.fixture

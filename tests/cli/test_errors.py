@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from drill.cli.errors import CPU_MEMORY, as_drill_error, one_line
+from drill.cli.display import CPU_MEMORY, as_drill_error, one_line
 from drill.errors import DataError, DrillError, OutOfMemory, SettingsError
 from drill.files import WriteError
 from drill.kernels.runtime.nvrtc import DriverError
@@ -17,15 +17,9 @@ from drill.training.run.folder import RunFolder
 from drill.training.run.weights import by_any_kernels
 from drill.training.settings import does_not_run, recipe
 from drill.translation.run import load_translation
-from tests.tiny_place import make_place
 
 CPU = ("--device", "cpu")
 TINY = ("train", "tiny.toml", *CPU)
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    return make_place(tmp_path_factory.mktemp("place"))
 
 
 def test_a_drill_error_has_a_key_a_message_and_a_hint():

@@ -23,16 +23,11 @@ from drill.language_modeling.dynamic_evaluation import dynamic_perplexity
 from drill.language_modeling.gradient_statistics import Statistics, gradient_statistics
 from drill.language_modeling.run import load_run
 from drill.training.run.checkpoint import fingerprint_in, load, save, under
-from tests.tiny_place import make_place, typed
+from tests.tiny_place import typed
 
 CPU = ("--device", "cpu")
 TEST = ("runs/tiny", "--split", "test", *CPU)
 TEXT = b"lamp is lit\nboat boat storm sea\nis lit\n" * 20  # 9 words, 3 ends; the storm is new
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    return make_place(tmp_path_factory.mktemp("place"))
 
 
 @pytest.fixture
@@ -55,7 +50,7 @@ def rows(drill):
 
 @pytest.fixture
 def rows_module():
-    return importlib.import_module("drill.cli.evaluate_language_model")
+    return importlib.import_module("drill.cli.evaluation")
 
 
 def saved(place: Path, run: str = "tiny") -> list[dict]:

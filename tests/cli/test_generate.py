@@ -10,15 +10,9 @@ import torch
 from drill.language_modeling.run import load_run
 from drill.language_modeling.scoring import score
 from drill.training.run.checkpoint import load, save
-from tests.tiny_place import make_place
 
 UNTRAINED = "<unk> does not occur in the training text"
 READ_AS_UNK = "not in the vocabulary, read as <unk>: "
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    return make_place(tmp_path_factory.mktemp("place"))
 
 
 def test_generate_prints_the_prompt_and_notes_unknown_words(drill):
@@ -53,8 +47,8 @@ def test_score_reads_standard_input_and_files(drill, fails, place):
     (place / "lines.txt").write_text(text)
     code, out, err = drill("score", "runs/tiny", "lines.txt")
     assert (code, len(out.splitlines())) == (0, 3)
-    assert err.splitlines()[0].startswith(UNTRAINED)
-    assert err.splitlines()[1] == f"{READ_AS_UNK}unheard"
+    assert err.splitlines()[0] == f"{READ_AS_UNK}unheard"
+    assert err.splitlines()[1].startswith(UNTRAINED)
     assert float(out.splitlines()[0].split("\t")[0]) == pytest.approx(rows[0]["log_prob"], abs=1e-3)
     _, named, _ = drill("score", "runs/tiny", "lines.txt", "--header")
     assert named == f"log p\ttokens\tunknown\tperplexity\ttext\n{out}"

@@ -12,12 +12,6 @@ from drill.layers import LAYERS
 from drill.recipes.reader import recipe_names
 from drill.training.optim import OPTIMIZERS
 from drill.training.settings import recipe
-from tests.tiny_place import make_place
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    return make_place(tmp_path_factory.mktemp("place"))
 
 
 def test_recipes_lists_every_one(drill):

@@ -20,10 +20,10 @@ def place(tmp_path_factory):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["demo-drill", "--set", "data.corpus=no.txt"], "no.txt: "),
+        (["demo-drill", "--set", "data.corpus=no.txt"], "data.corpus: "),
         (["demo-drill", "--set", "data.corpus=half"], "half: valid.txt "),
-        (["tiny.toml", "--set", "data.corpus=no"], "no: "),
-        (["mt-demo", *set_by_command("data.corpus=no")], "no: "),
+        (["tiny.toml", "--set", "data.corpus=no"], "data.corpus: "),
+        (["mt-demo", *set_by_command("data.corpus=no")], "data.corpus: "),
         (["mt-demo", *set_by_command("data.target=fr")], "pairs: "),
     ],
 )

@@ -5,16 +5,10 @@ import shutil
 
 import pytest
 
-from drill.cli.compare_runs import Compared
 from drill.errors import SettingsError
 from drill.language_modeling.run import load_run
+from drill.report.analysis.comparison import Compared
 from drill.report.results.runs import RunError
-from tests.tiny_place import make_place
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    return make_place(tmp_path_factory.mktemp("place"))
 
 
 def test_report_writes_a_page_or_prints_markdown(drill, place):

@@ -15,15 +15,10 @@ from drill.language_modeling.run import load_run
 from drill.training.device import device_name
 from drill.training.distributed import World
 from drill.training.loop import TRAINING_LOG, Outcome
-from tests.tiny_place import RECIPE, make_place
+from tests.tiny_place import RECIPE
 
 CPU = ("--device", "cpu")
 TINY = ("train", "tiny.toml", *CPU)
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    return make_place(tmp_path_factory.mktemp("place"))
 
 
 def sets(*changes: str) -> list[str]:
@@ -185,9 +180,9 @@ def test_one_run_that_fails_does_not_stop_the_others(drill, place):
     assert code == 1
     assert out.startswith("some/tiny: valid")
     lines = err.splitlines()
-    assert lines[0].startswith("drill: lost: ")
+    assert lines[0].startswith("drill: data.corpus: 'lost'")
     assert lines[1].startswith("drill: [optimizer]: ")
-    assert lines[2].startswith("drill: nowhere: ")
+    assert lines[2].startswith("drill: data.corpus: 'nowhere'")
     assert lines[-1] == "drill: 3 of 4 runs failed: some/lost, some/wrong, some/pairs"
     assert not (place / "some" / "lost").exists()
 
@@ -219,7 +214,7 @@ def test_several_processes_stay_in_step(fails, place, monkeypatch):
     monkeypatch.setattr("drill.tasks.check_recipe", lambda *given: pytest.fail("checked"))
     monkeypatch.setattr("drill.tasks.world", lambda place: nullcontext(World()))
     (place / "gone.toml").write_text(RECIPE.replace('corpus = "text"', 'corpus = "lost"'))
-    fails("train", "gone.toml", "tiny.toml", "--runs", "ranks", *CPU, key="lost: ")
+    fails("train", "gone.toml", "tiny.toml", "--runs", "ranks", *CPU, key="data.corpus: ")
 
 
 @pytest.mark.parametrize("quiet", [False, True])

@@ -23,7 +23,7 @@ def main() -> None:
             _leave_closed_pipe()
         raise
     except Exception as error:
-        from drill.cli.errors import as_drill_error, bug_line, one_line
+        from drill.cli.display import as_drill_error, bug_line, one_line
 
         known = as_drill_error(error)
         print(f"drill: {one_line(known) if known else bug_line(error)}", file=sys.stderr)

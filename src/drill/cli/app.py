@@ -8,13 +8,12 @@ from drill import __version__
 from drill.cli.data import data
 from drill.cli.demo import demo
 from drill.cli.evaluate import cache, dynamic, evaluate
-from drill.cli.export import export
 from drill.cli.generate import generate, score
 from drill.cli.listings import layers, recipes, settings
 from drill.cli.report import record, report
 from drill.cli.study import study
 from drill.cli.train import finetune, train
-from drill.cli.translate import translate
+from drill.cli.translate import export, translate
 
 app = typer.Typer(
     help="Output layers for neural language generation.",

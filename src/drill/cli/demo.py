@@ -40,11 +40,11 @@ def demo(
 
     On the corpus that comes with drill; a few minutes on two CPU cores. The same command resumes.
     """
-    from drill.cli.compare_runs import Compared
     from drill.cli.display import TrainingDisplay, console, note
     from drill.data import check_corpus
     from drill.language_modeling.run import load_run
     from drill.report import write_report
+    from drill.report.analysis.comparison import Compared
     from drill.tasks import train_run
     from drill.training.progress import duration
     from drill.training.settings import recipe

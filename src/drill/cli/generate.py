@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from drill.cli.options import (
+    ZERO_PROBABILITY,
     DeviceOption,
     JsonOption,
     RunFolderArgument,
     WeightsOption,
     as_settings_error,
+    blocks_of_lines,
+    is_standard_input,
     load_language_model,
+    name_of,
 )
 from drill.errors import DataError, SettingsError
 
@@ -107,8 +111,6 @@ def score(
     be high: do not compare lines with different numbers of them. Unknown words are listed on
     standard error, and per line with --json.
     """
-    from drill.cli.evaluation_rows import OTHER_WEIGHTS
-    from drill.cli.input_lines import blocks_of_lines, is_standard_input, name_of
     from drill.language_modeling.scoring import score as scored
 
     if header and as_json:
@@ -142,7 +144,8 @@ def score(
             note_if_unk_is_untrained(loaded.vocabulary)
         if infinite:  # printed, but no success: see check_finite
             raise DataError(
-                f"line {infinite}: the perplexity is infinite: {OTHER_WEIGHTS}", key=name_of(file)
+                f"line {infinite}: the perplexity is infinite: {ZERO_PROBABILITY}",
+                key=name_of(file),
             )
 
 

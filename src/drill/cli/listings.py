@@ -163,7 +163,7 @@ def type_name(annotation: Any) -> str:
     """``int``, ``float | none``, ``list[int]``, ``tail | ema``."""
     from drill.training.schema import _alternatives
 
-    names = []
+    names: list[str] = []
     for each in _alternatives(annotation):
         if get_origin(each) is Literal:
             names += map(str, get_args(each))

@@ -38,10 +38,9 @@ def report(
     and against the first run on the same text: the test text is evaluated again. For translators
     it adds the accuracy of words, from the translations in their run folders.
     """
-    from drill.cli.compare_runs import Compared
-    from drill.cli.compare_translations import check_same_search, kept_bands
     from drill.cli.display import note
     from drill.language_modeling.run import load_run
+    from drill.report.analysis.comparison import Compared, check_same_search, stored_bands
     from drill.report.page.page import check_replaceable, markdown, write_report
     from drill.report.results.ledger import read as read_ledger
     from drill.report.results.runs import distinct_names
@@ -65,7 +64,7 @@ def report(
     accuracy: dict[str, dict[str, list[AccuracyBand]]] = {}
     if bands or samples:
         names = distinct_names(folders)
-        check_same_search(each for each in folders if task_of(each) == TRANSLATION)
+        check_same_search((each for each in folders if task_of(each) == TRANSLATION), note)
         for folder in folders:
             note(f"reading {folder}")
             if task_of(folder) == TRANSLATION:
@@ -76,7 +75,7 @@ def report(
                     )
                 check_ready(folder, "--bands of", scores=False)
                 run = load_translation(folder, device=device)
-                for kind, each in kept_bands(run).items():
+                for kind, each in stored_bands(run, note).items():
                     accuracy.setdefault(kind, {})[names[folder]] = each
             else:
                 found.add(names[folder], load_run(folder, device=device), bands, samples)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from drill.cli.errors import as_drill_error, one_line
 from drill.cli.options import DeviceOption, QuietOption, RunFolderArgument, SetOption
 from drill.errors import SettingsError
 from drill.recipes.reader import changed, recipe_names
@@ -104,7 +103,7 @@ def train(
 @contextmanager
 def _left_out(folder: Path, failed: list[Path]) -> Iterator[None]:
     """Inside, an error that a user can fix is printed and does not end the command."""
-    from drill.cli.display import note
+    from drill.cli.display import as_drill_error, note, one_line
 
     try:
         yield

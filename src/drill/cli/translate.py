@@ -1,4 +1,4 @@
-"""`drill translate`: translate lines, in their order, as they come."""
+"""`drill translate` and `drill export`: use a trained translator here, or in transformers."""
 
 import json
 import math
@@ -18,7 +18,9 @@ from drill.cli.options import (
     RunFolderArgument,
     WeightsOption,
     as_settings_error,
+    blocks_of_lines,
     load_translator,
+    name_of,
 )
 from drill.errors import SettingsError
 
@@ -79,7 +81,6 @@ def translate(
     import torch
 
     from drill.cli.display import note
-    from drill.cli.input_lines import blocks_of_lines, name_of
     from drill.training.device import out_of_memory_hint
     from drill.training.precision import matmul_precision
     from drill.translation.translate import Search, translate_blocks
@@ -145,3 +146,32 @@ def _written(number: int, found: list["Translation"], with_scores: bool, as_json
     if not with_scores:
         return f"{found[0].text}\n"
     return "".join(f"{number}\t{each.score:.4f}\t{each.text}\n" for each in found)
+
+
+def export(
+    run: RunFolderArgument,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to write it.")],
+    positions: Annotated[
+        int, typer.Option(min=1, help="Maximum sentence length in subwords.")
+    ] = 1024,
+    weights: WeightsOption = None,
+) -> None:
+    """Export a translator to Hugging Face transformers.
+
+    A MarianMTModel for encoder.norm=post, else a PegasusForConditionalGeneration; the output layer
+    is folded into one matrix. Beam width and length penalty are those of the run's test.
+    """
+    from drill.training.run.weights import task_of
+    from drill.training.settings import TRANSLATION
+    from drill.translation.export_marian import export_marian
+
+    if task_of(run) != TRANSLATION:
+        raise SettingsError("is a language model; only translators can be exported", key=str(run))
+    loaded = load_translator(run, weights, "cpu")
+    with as_settings_error():
+        searched = {key: loaded.settings.training[key] for key in ("beam", "length_penalty")}
+        written = export_marian(
+            loaded.model, loaded.subwords, folder, positions=positions, **searched
+        )
+    kind = "Marian" if loaded.model.transformer.norm == "post" else "Pegasus"
+    typer.echo(f"wrote {written}: a {kind} model with the {loaded.weights} weights")

@@ -1,10 +1,11 @@
-"""What `drill evaluate`, `dynamic` and `cache` do with a language model; imports torch."""
+"""Runs the evaluations of `drill evaluate`, `dynamic` and `cache`: rows, printed and saved."""
 
 import io
+import math
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,11 +15,18 @@ import typer
 from numpy.typing import NDArray
 
 from drill.cli.display import Counter, console, note
-from drill.cli.evaluation_rows import check_finite, evaluation_line
 from drill.cli.generate import note_if_unk_is_untrained
-from drill.cli.options import Precision, Split, Weights, as_settings_error, load_language_model
-from drill.data import EOS, UNK
+from drill.cli.options import (
+    ZERO_PROBABILITY,
+    Precision,
+    Split,
+    Weights,
+    as_settings_error,
+    load_language_model,
+)
+from drill.data import EOS, UNK, DataError, Pairs, ParallelText, encode_pairs
 from drill.data.text.corpora import read_own_text
+from drill.errors import SettingsError
 from drill.files import digest, lines_of, write_output
 from drill.language_modeling.cache_pointer import cache_perplexity, cache_search
 from drill.language_modeling.dynamic_evaluation import dynamic_perplexity, dynamic_search
@@ -29,15 +37,76 @@ from drill.language_modeling.gradient_statistics import (
 )
 from drill.language_modeling.perplexity import Perplexity, perplexity, token_losses
 from drill.language_modeling.run import Run
+from drill.report.analysis.comparison import accuracy_bands
 from drill.report.results.evaluations import OWN_FILES
+from drill.report.tables.band_tables import accuracy_table
+from drill.training.device import out_of_memory_hint
 from drill.training.precision import for_dynamic_evaluation, matmul_precision, resolve_precision
 from drill.training.run.folder import json_row
+from drill.translation.bleu import corpus_scores
+from drill.translation.evaluate import DecodingInfo, save_hypotheses, translated
+from drill.translation.run import TranslationRun
+from drill.translation.translate import Search
 
 # What the arguments of the functions are called on the command line.
 DYNAMIC_NAMES = {"lr": "--lr:", "lamb": "--decay:", "epsilon": "--epsilon:"}
 CACHE_NAMES = {"window": "--window:", "theta": "--theta:", "lamb": "--lambda:"}
 
 Row = dict[str, Any]
+
+# -- rows ------------------------------------------------------------------------------------------
+
+NOT_SETTINGS = {"run", "weights", "precision", "kind", "split", "tokens", "loss", "perplexity"}
+NOT_SETTINGS |= {"published", "seconds", "batch_size", "as_published", "statistics_columns"}
+NOT_SETTINGS |= {
+    "weights_epoch",
+    "weights_step",
+    "weights_fingerprint",
+    "text",
+    "sha256",
+    "unknown",
+}
+
+HINTS = {
+    "plain": ZERO_PROBABILITY,
+    "dynamic": "the weights diverged; take a smaller --lr or a larger --decay",
+    "cache": "a word that is not in the cache has no probability; take a smaller --lambda",
+    "translation": ZERO_PROBABILITY,
+}
+
+
+def text_name(row: Row) -> str:
+    """The split of the run's corpus, or the file."""
+    own = row["split"] == OWN_FILES
+    return str((row["source"] if "source" in row else row["text"]) if own else row["split"])
+
+
+def evaluation_line(row: Row) -> str:
+    settings = ", ".join(f"{key} {row[key]}" for key in row if key not in NOT_SETTINGS)
+    if row.get("as_published"):
+        settings += ", skipping what the released code skips"
+    if "statistics_columns" in row:
+        settings += f", gradient statistics at batch size {row['statistics_columns']}"
+    unknown = f" ({row['unknown']:,} of them {UNK})" if row.get("unknown") else ""
+    return (
+        f"{row['kind']} {text_name(row):5}  perplexity {row['perplexity']:.3f}  "
+        f"(as in published results: {row['published']:.3f})  loss {row['loss']:.4f}  "
+        f"{row['tokens']:,} tokens{unknown}, batch size {row['batch_size']}  "
+        f"{row['seconds']:.1f} s" + (f"  [{settings}]" if settings else "")
+    )
+
+
+def check_finite(rows: Iterable[Row]) -> None:
+    """An infinite perplexity is printed and saved as a result; then the command fails."""
+    for row in rows:
+        if not math.isfinite(row["perplexity"]):
+            raise SettingsError(
+                f"the perplexity is infinite (loss {row['loss']:.4g}): {HINTS[row['kind']]}",
+                key=f"{row['kind']} {text_name(row)}",
+            )
+
+
+# -- language models -------------------------------------------------------------------------------
 
 
 class EvaluatedText(NamedTuple):
@@ -276,3 +345,132 @@ def _row(
         "batch_size": found.columns,
         **settings,
     }
+
+
+# -- translators -----------------------------------------------------------------------------------
+
+
+class Files(NamedTuple):
+    """Pairs of text files that are no split of the run's corpus."""
+
+    source: Path
+    reference: Path
+
+
+def evaluate_translation(
+    run: TranslationRun,
+    splits: Sequence[str] | Files,
+    *,
+    beam: int | None,
+    length_penalty: float | None,
+    batch_tokens: int,
+    words: bool,
+    tokenize: str | None,
+    precision: str | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Print a line for each split, or for the files, and add it to RUN/evaluations.jsonl.
+
+    The translations of a split are written to RUN/<split>.<language>.hyp, and how they were made
+    to a .json file next to it. ``words`` prints accuracy by word frequency, which needs the
+    training text.
+    """
+    if "train" in splits:
+        raise SettingsError("--split train: a translator is evaluated on valid and test")
+    if tokenize is not None:
+        corpus_scores(["-"], ["-"], tokenize=tokenize)  # a wrong name fails now, not after minutes
+    language = run.settings.data["target"]
+    training, device = run.settings.training, torch.device(next(run.model.parameters()).device)
+    chosen: Any = precision or training["precision"]
+    search: dict[str, Any] = {
+        "beam": beam or training["beam"],
+        "length_penalty": training["length_penalty"] if length_penalty is None else length_penalty,
+    }
+    kept = []
+    for split, text, pairs in _texts(run, splits):
+        start = time.monotonic()
+        with (
+            matmul_precision(chosen, device) as autocast,
+            Counter(split, quiet) as progress,
+            out_of_memory_hint(
+                f"the evaluation of {run.folder.path}", "take a smaller --batch-tokens or --beam"
+            ),
+        ):
+            found = translated(
+                run.model,
+                run.subwords,
+                text,
+                pairs,
+                Search(**search, batch_tokens=batch_tokens, autocast=autocast),
+                language=language,
+                tokenize=tokenize,
+                progress=progress,
+            )
+        row = {
+            "run": str(run.folder.path),
+            **run.origin.row(),
+            "precision": resolve_precision(chosen, device),
+            "kind": "translation",
+            **_names(splits, split),
+            "lines": len(text),
+            "tokens": found.fit.tokens,
+            "loss": found.fit.loss,
+            "perplexity": found.fit.perplexity,
+            "bleu": found.scores.bleu,
+            "tokenised_bleu": found.scores.tokenised_bleu,
+            "chrf": found.scores.chrf,
+            "exact": found.exact,
+            "signature": found.scores.signature,
+            "tokenised_signature": found.scores.tokenised_signature,
+            "chrf_signature": found.scores.chrf_signature,
+            **search,
+            "seconds": round(time.monotonic() - start, 3),
+        }
+        bands = accuracy_bands(run, text.target, found.hypotheses, note) if words else {}
+        row |= {f"{kind}_bands": [asdict(band) for band in each] for kind, each in bands.items()}
+        if as_json:
+            typer.echo(json_row(row))
+        else:
+            console().print(_line(row), soft_wrap=True)
+            for kind, each in bands.items():
+                typer.echo(f"\n{accuracy_table({f'{kind}s': each}, of=kind).markdown()}")
+        if not isinstance(splits, Files):
+            made = DecodingInfo(**search, weights=run.weights)
+            save_hypotheses(run.folder, split, language, found.hypotheses, made)
+        run.folder.keep_evaluation(row)
+        kept.append(row)
+    check_finite(kept)
+
+
+def _texts(
+    run: TranslationRun, splits: Sequence[str] | Files
+) -> Iterator[tuple[str, ParallelText, Pairs]]:
+    if isinstance(splits, Files):
+        text = ParallelText.from_files(*splits)
+        for path, lines in zip(splits, (text.source, text.target), strict=True):
+            if not any(map(str.split, lines)):
+                raise DataError(f"{path}: holds no words to translate; give one sentence a line")
+        yield str(splits.source), text, encode_pairs(text, run.subwords)
+        return
+    for split in splits:
+        yield split, *run.split(split)
+
+
+def _names(splits: Sequence[str] | Files, split: str) -> dict[str, str]:
+    """What a row says about the text; a file may be called ``test`` too."""
+    if not isinstance(splits, Files):
+        return {"split": split}
+    return {"split": OWN_FILES, **{name: str(path) for name, path in splits._asdict().items()}}
+
+
+def _line(row: Row) -> str:
+    tokenised = row["tokenised_bleu"]
+    cut = "" if tokenised is None else f"tokenised {tokenised:.2f}  "
+    return (
+        f"translation {text_name(row):5}  BLEU {row['bleu']:.2f}  {cut}"
+        f"chrF {row['chrf']:.2f}  exact {row['exact']:.1%}  "
+        f"perplexity {row['perplexity']:.3f}  "
+        f"{row['lines']:,} line{'' if row['lines'] == 1 else 's'}  {row['seconds']:.1f} s  "
+        f"[{row['weights']} weights, beam {row['beam']}, {row['signature']}]"
+    )

@@ -60,12 +60,8 @@ def test_runs_of_different_searches_are_not_compared(drill, place, tmp_path):
     assert drill(*evaluate, "--beam", "1")[0] == 0
     code, _, err = drill(*bands, page)
     assert code == 1
-    assert (
-        "--bands: the translations of runs/tiny are by beam 2 and length penalty 0.6 and those of "
-        "runs/other by beam 1 and length penalty 0.6, so their words do not compare; translate one "
-        "of them as the other, for example with `drill evaluate runs/other --split test --beam 2 "
-        "--length-penalty 0.6`"
-    ) in err
+    assert "drill: --bands: " in err
+    assert "`drill evaluate runs/other --split test --beam 2 --length-penalty 0.6`" in err
     assert drill(*bands[:2], *bands[3:], page)[0] == 0  # alone, it is compared with none
     assert drill(*evaluate, "--beam", "2", "--length-penalty", "0.6")[0] == 0
     assert drill(*bands, page)[0] == 0
@@ -78,11 +74,11 @@ def test_translations_that_may_not_compare_are_noted(drill, place, tmp_path):
     code, _, err = drill(*bands, "--out", str(tmp_path / "page.html"))
     tested = RunFolder(place / "runs/other").test_row()["weights"]
     assert code == 0, err
-    assert f"by the last weights, and it was tested by the {tested} ones; `drill evaluate" in err
+    assert f"the last weights, its test with the {tested} ones" in err
     told = place / "runs/other/test.de.hyp.json"
     assert json.loads(told.read_text())["weights"] == "last"
     told.unlink()
     code, _, err = drill(*bands, "--out", str(tmp_path / "page.html"))
     assert code == 0, err
-    assert "runs/other: does not tell by which search its translations were made" in err
+    assert "runs/other: the search that made its translations is unknown" in err
     assert drill(*words)[0] == 0

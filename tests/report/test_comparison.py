@@ -6,11 +6,11 @@ import pytest
 from torch import nn
 
 from drill import TiedSoftmax
-from drill.cli.compare_runs import Compared
 from drill.cli.demo import seen
 from drill.data import Ids, Vocabulary
 from drill.models import AwdLstm
 from drill.models.language_model import LanguageModel
+from drill.report.analysis.comparison import Compared
 from drill.report.analysis.frequency_bands import Band
 
 LINES = ["the lamp is lit", "the <unk> boat", "a lamp"] * 30

@@ -1,0 +1,210 @@
+"""Compare trained models: loss or accuracy on rare and frequent words of the same text."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from drill.data import CORPORA, EOS, UNK, Vocabulary, columns, target_counts
+from drill.data.parallel.parallel_text import read_lines
+from drill.data.parallel.word_tokenizer import LANGUAGES
+from drill.errors import RunFolderError, SettingsError
+from drill.language_modeling.generation import generate
+from drill.language_modeling.perplexity import token_losses
+from drill.language_modeling.run import Run
+from drill.report.analysis.frequency_bands import EDGES, compare_bands, frequency_bands
+from drill.report.analysis.word_accuracy import AccuracyBand, subword_bands, word_bands
+from drill.report.tables.band_tables import TextBands
+from drill.training.run.folder import RunFolder
+from drill.training.run.weights import settings_of
+from drill.translation.evaluate import DecodingInfo, read_decoding_info
+from drill.translation.run import TranslationRun
+
+Say = Callable[[str], None]
+
+# -- language models -------------------------------------------------------------------------------
+
+BATCH = 20
+"""Batch size of the test text: 1 would lose no context and take ten times as long."""
+
+
+class Compared:
+    """Collects, run by run, the loss of every test token, and samples."""
+
+    def __init__(self, edges: Sequence[int] = EDGES, prompts: Sequence[str] = ("",)) -> None:
+        self.edges = edges
+        self.prompts = prompts
+        self.samples: dict[str, list[str]] = {}
+        self._texts: list[_Text] = []
+
+    def add(self, name: str, run: Run, bands: bool = True, samples: int = 0) -> None:
+        if bands:
+            self._text_of(run).losses[name] = token_losses(
+                run.model, run.ids.test, batch_size=_columns(run)
+            )
+        if samples:
+            self.samples[name] = [
+                self._sample(run, self.prompts[i % len(self.prompts)], seed=i)
+                for i in range(samples)
+            ]
+
+    def texts(self) -> list[TextBands]:
+        """The bands of every text, and each run against the first one that has read it."""
+        return [text.bands(self.edges) for text in self._texts]
+
+    def _text_of(self, run: Run) -> "_Text":
+        """That of a run before it which has read the same words, or a new one."""
+        read = _Text(run.vocabulary, _targets(run), no_words(run))
+        for text in self._texts:
+            if text.same_words(read):
+                return text
+        self._texts.append(read)
+        return read
+
+    @staticmethod
+    def _sample(run: Run, prompt: str, seed: int) -> str:
+        """The line that begins with ``prompt``."""
+        pieces = generate(
+            run.model, run.vocabulary, prompt=prompt, tokens=40, temperature=0.8, seed=seed
+        )
+        text = prompt + "".join(pieces)
+        return text.split("\n")[0] if prompt else text
+
+
+def no_words(run: Run) -> tuple[str, ...]:
+    """Words that are in no band: their counts say nothing about words of that frequency.
+
+    That is ``<eos>``, and ``<unk>`` where our vocabulary has put it for all words that are rare or
+    new. A closed corpus brings it as one of its words; there it stays, as in the paper's figure.
+    """
+    open_corpus = run.settings.data["corpus"] not in CORPORA
+    return (EOS, UNK) if open_corpus and UNK in run.vocabulary else (EOS,)
+
+
+@dataclass
+class _Text:
+    """A text as runs of one vocabulary have read it.
+
+    targets  (N,) the words that ``token_losses`` predicts, in its order: column after column
+    losses   (N,) of each run
+    """
+
+    vocabulary: Vocabulary
+    targets: Tensor
+    left_out: tuple[str, ...]
+    losses: dict[str, Tensor] = field(default_factory=dict)
+
+    def same_words(self, other: "_Text") -> bool:
+        return (
+            self.vocabulary == other.vocabulary
+            and self.left_out == other.left_out
+            and torch.equal(self.targets, other.targets)
+        )
+
+    def bands(self, edges: Sequence[int]) -> TextBands:
+        base, *others = self.losses
+        counts, exclude = self.vocabulary.counts, [self.vocabulary.ids[w] for w in self.left_out]
+        return TextBands(
+            {
+                name: frequency_bands(each, self.targets, counts, edges=edges, exclude=exclude)
+                for name, each in self.losses.items()
+            },
+            {
+                name: compare_bands(
+                    self.losses[base],
+                    self.losses[name],
+                    self.targets,
+                    counts,
+                    edges=edges,
+                    exclude=exclude,
+                )
+                for name in others
+            },
+            self.left_out,
+        )
+
+
+def _columns(run: Run) -> int:
+    """The same for all runs that have read a text, however short it is."""
+    return max(1, min(BATCH, len(run.ids.test) // 2))
+
+
+def _targets(run: Run) -> Tensor:
+    return columns(run.ids.test, _columns(run))[1:].t().flatten()
+
+
+# -- translators -----------------------------------------------------------------------------------
+
+SPLIT = "test"
+
+
+def accuracy_bands(
+    run: TranslationRun, references: Sequence[str], hypotheses: Sequence[str], say: Say
+) -> dict[str, list[AccuracyBand]]:
+    """Accuracy of words, for languages with a word tokenizer, and of subwords."""
+    language = run.settings.data["target"]
+    trained, pairs = run.split("train")
+    found = {}
+    if language in LANGUAGES:
+        found["word"] = word_bands(hypotheses, references, trained.target, language)
+    else:
+        say(
+            f"there is no word tokenizer for {language}, only for {' and '.join(LANGUAGES)}: "
+            "subwords alone are counted"
+        )
+    counts = target_counts(pairs, len(run.subwords))
+    found["subword"] = subword_bands(hypotheses, references, run.subwords, counts)
+    return found
+
+
+def stored_bands(run: TranslationRun, say: Say) -> dict[str, list[AccuracyBand]]:
+    """``accuracy_bands`` of the translations of the test text in a run folder."""
+    path = run.folder.hypotheses(SPLIT, run.settings.data["target"])
+    if not path.exists():
+        raise RunFolderError(
+            "is missing", key=str(path), hint=f"write it with `{_again(run.folder.path)}`"
+        )
+    return accuracy_bands(run, run.split(SPLIT)[0].target, read_lines(path), say)
+
+
+def check_same_search(folders: Iterable[Path], say: Say) -> None:
+    """SettingsError where the stored translations of runs were made with different searches."""
+    made = {folder: _decoding_info(RunFolder(folder), say) for folder in folders}
+    known = [(folder, each) for folder, each in made.items() if each is not None]
+    for folder, info in made.items():
+        if info is None and len(made) > 1:
+            say(
+                f"{folder}: the search that made its translations is unknown, so they may not be "
+                f"comparable; `{_again(folder)}` makes them again"
+            )
+    for folder, each in known[1:]:
+        first, by = known[0]
+        if each.search != by.search:
+            raise SettingsError(
+                f"translations of {first} were made with {by.search}, those of {folder} with "
+                f"{each.search}, so they are not comparable",
+                key="--bands",
+                hint=f"run `{_again(folder)} --beam {by.beam} --length-penalty "
+                f"{by.length_penalty:g}`",
+            )
+
+
+def _decoding_info(run: RunFolder, say: Say) -> DecodingInfo | None:
+    """``read_decoding_info``; a remark where the weights are not those of the run's test."""
+    language = settings_of(run).data["target"]
+    if not run.hypotheses(SPLIT, language).exists():  # ``stored_bands`` raises
+        return None
+    made = read_decoding_info(run, SPLIT, language)
+    tested = (run.test_row() or {}).get("weights")
+    if made is not None and tested not in (None, made.weights):
+        say(
+            f"{run.path}: its translations were made with the {made.weights} weights, its test "
+            f"with the {tested} ones; `{_again(run.path)}` makes them again"
+        )
+    return made
+
+
+def _again(folder: Path) -> str:
+    return f"drill evaluate {folder} --split {SPLIT}"
