@@ -280,7 +280,7 @@ COMPARED = ("multi30k", "europarl")
 
 def headline(rows: Sequence[Row], runs: Sequence[report.Row]) -> Iterator[str]:
     """What it is, ours, what to compare it with, and the command."""
-    lines = [["", "ours", "beside it", "measured by"], *losses(rows)]
+    lines = [["", "ours", "compared with", "measured by"], *losses(rows)]
     goals = aims(rows)
     what = f"[the three LSTMs]({MODELS}) of the paper's language model, a batch of Penn Treebank "
     ours, peers = (goals["lstms"].ours, goals["lstms"].peers.items())

@@ -4,6 +4,7 @@ The blocks of one page share a namespace. A block below the line `<!-- not execu
 left out; `pycon`, `console` and all other blocks are only read.
 """
 
+import pkgutil
 import re
 import traceback
 from dataclasses import dataclass
@@ -146,3 +147,29 @@ def test_a_failure_names_the_page_and_the_line(tmp_path, code, line, fault):
 def test_a_block_that_never_closes_is_an_error():
     with pytest.raises(AssertionError, match="line 2 is never closed"):
         python_blocks("text\n```python\nx = 1\n")
+
+
+NAME = re.compile(r"`(drill(?:\.\w+)+)[`(]")
+FILE = re.compile(r"`((?:[\w-]+/)+[\w-]+\.(?:py|cu|cuh|toml))`")
+
+
+def exists(name: str) -> bool:
+    try:
+        pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+def test_names_of_code_exist():
+    """`drill.x.y` and `path/file.py` in pages and docstrings; the log has names of its time."""
+    folders = ("src", "tests", "bench", "studies")
+    files = [
+        f"/{path.relative_to(ROOT)}" for name in folders for path in (ROOT / name).rglob("*.*")
+    ]
+    pages = [ROOT / "CONTRIBUTING.md", *PAGES, *(ROOT / "src").rglob("*.py")]
+    for page in pages:
+        text = page.read_text(encoding="utf-8") if page.name != "log.md" else ""
+        lost = [name for name in NAME.findall(text) if not exists(name)]
+        lost += [n for n in FILE.findall(text) if not any(f.endswith(f"/{n}") for f in files)]
+        assert lost == [], page

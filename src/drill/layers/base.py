@@ -93,7 +93,7 @@ class OutputLayer(nn.Module, abc.ABC):
         memory: int = DEFAULT_MEMORY,
         check: bool = True,
     ) -> Tensor:
-        """-log p(target | h), without the (..., V) logits in memory; see ``drill.kernels.nll``.
+        """-log p(target | h), without (..., V) logits in memory; see ``drill.kernels.loss.nll``.
 
         ``memory`` is what it may use in bytes: less costs time. ``check`` looks whether every
         target is a label, which on a GPU waits for the device.

@@ -41,7 +41,7 @@ THEIRS = "transformers_version"  # in every config.json that the library has sav
 
 
 class Translates(Protocol):
-    """A Transformer under an output layer, as ``drill.translator.Translator`` is."""
+    """A Transformer under an output layer, as ``drill.models.translator.Translator`` is."""
 
     @property
     def transformer(self) -> Transformer: ...

@@ -35,7 +35,8 @@ def relu_dropout(
     """drop(relu(x + bias)) in the dtype of x, rounded once; pass dropout 0 in evaluation.
 
     ``x_map`` is a matrix W still to be applied, x W^T in place of x; its own bias is not looked at.
-    ``seed`` is for kernels, which draw one where none is given: see ``drill.kernels.seeds``.
+    ``seed`` is for kernels, which draw one where none is given: see
+    ``drill.kernels.runtime.dropout_masks``.
     """
     if x_map is not None:
         check_map("relu_dropout", "x_map", x_map, x.shape[-1], None)

@@ -75,7 +75,7 @@ def residual_norm(
     dtype of x. The second is in ``dtype``, that of x unless given. Without ``y`` r is x.
     ``y_map`` is a matrix W still to be applied, y W^T in place of y; its own bias is not looked at.
     ``dropout`` is of y alone; pass 0 in evaluation. ``seed`` is for kernels, which draw one where
-    none is given: see ``drill.kernels.seeds``.
+    none is given: see ``drill.kernels.runtime.dropout_masks``.
     """
     _check_shapes(x, y, y_map, weight=weight, bias=bias, y_bias=y_bias)
     dtype = x.dtype if dtype is None else dtype

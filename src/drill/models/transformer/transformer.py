@@ -75,7 +75,7 @@ class Transformer(nn.Module):
     norm               "pre": x + f(norm(x)) and a norm at either end, which trains without care;
                        "post": norm(x + f(x)), as first published
     impl               of what lies between products, in training: auto, reference or triton; see
-                       ``drill.kernels.residual_norm``
+                       ``drill.kernels.transformer``
     pad                the id that fills up short rows, on the right
     init_embeddings    whether the embeddings are drawn too; they belong to the caller, so by
                        default they stay as they are
