@@ -308,7 +308,7 @@ def test_smoothing_works_block_by_block(monkeypatch):
     layer = adaptive()
     hidden, targets = batch(layer, 20)
     truth = layer.nll(hidden, targets, label_smoothing=0.1)
-    monkeypatch.setattr("drill.layers.label_smoothing.MOST_ROWS", 6)
+    monkeypatch.setattr("drill.layers.wrapper.MOST_ROWS", 6)
     found = layer.nll(hidden, targets, label_smoothing=0.1)
     torch.testing.assert_close(found, truth)
     torch.testing.assert_close(gradients(found, layer, hidden), gradients(truth, layer, hidden))
@@ -450,7 +450,7 @@ def test_wrong_cutoffs_name_the_mend(cutoffs, error, fault):
         ({"reduction_factor": math.nan}, "reduction_factor is a finite number"),
         ({"reduction_factor": math.inf}, "reduction_factor is a finite number"),
         ({"counts": torch.ones(V - 1)}, r"counts \(10,\) do not match the 11 labels.*\(11,\)"),
-        ({"counts": -torch.ones(V)}, r"counts hold -1.0 at \[0\]; a count is at least 0"),
+        ({"counts": -torch.ones(V)}, r"counts\[0\] is -1.0"),
     ],
 )
 def test_wrong_settings_name_the_mend(options, fault):

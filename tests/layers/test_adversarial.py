@@ -17,7 +17,7 @@ from drill.layers import (
     SampledSoftmax,
     TiedSoftmax,
 )
-from drill.layers.adversarial import with_lowered_target
+from drill.layers.base import with_lowered_target
 
 V, WIDTH, EPSILON = 23, 6, 0.3
 
@@ -100,7 +100,7 @@ def test_one_token_by_hand():
 )
 def test_layers_without_it_say_so(wrapped):
     layer = wrapped(nn.Embedding(V, WIDTH))
-    with pytest.raises(TypeError, match=f"{type(layer).__name__}: its logits are no single prod"):
+    with pytest.raises(TypeError, match=type(layer).__name__):
         layer.adversarial_nll(torch.zeros(2, WIDTH), torch.zeros(2, dtype=torch.long), 0.1)
 
 

@@ -143,7 +143,7 @@ def test_nll_is_the_cross_entropy_of_log_probs(name, reduction, smoothing, impl)
 def test_settings_may_be_numbers_of_numpy(name, smoothing, impl, monkeypatch):
     layer = make(name).eval()  # no dropout, and no sampling
     hidden, targets = batch(layer, 3, 2)
-    monkeypatch.setattr("drill.layers.label_smoothing.MOST_ROWS", 3)
+    monkeypatch.setattr("drill.layers.wrapper.MOST_ROWS", 3)
     theirs = {"label_smoothing": smoothing, "memory": np.uint32(2**31), "ignore_index": np.int8(7)}
     plain = check_settings("mean", impl=impl, **theirs)
     assert [type(number) for number in plain] == [float, int, int]  # kernels take no others
@@ -159,7 +159,7 @@ def test_smoothed_losses_made_a_few_tokens_at_a_time_are_the_same(name, monkeypa
     layer = make(name, torch.float64)
     hidden, targets = batch(layer, 7)
     truth = layer.nll(hidden, targets, label_smoothing=0.1)
-    monkeypatch.setattr("drill.layers.label_smoothing.MOST_ROWS", 3)
+    monkeypatch.setattr("drill.layers.wrapper.MOST_ROWS", 3)
     found = layer.nll(hidden, targets, label_smoothing=0.1)
     torch.testing.assert_close(found, truth)
     torch.testing.assert_close(gradients(found, layer, hidden), gradients(truth, layer, hidden))

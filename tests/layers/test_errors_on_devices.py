@@ -180,7 +180,7 @@ BUILDS: dict[str, tuple[Callable[[nn.Embedding], Any], str]] = {
     ),
     "counts NaN": (
         lambda E: SampledSoftmax(TiedSoftmax(E), counts=torch.full((V,), math.nan).to(E.weight)),
-        "counts hold nan at [0]",
+        "counts[0] is nan",
     ),
     "a cutoff too high": (lambda E: AdaptiveSoftmax(TiedSoftmax(E), [V]), "between 1 and 10"),
     "a width unlike the residual's": (lambda E: DeepResidual(E, H), "hidden_size is 5"),

@@ -4,7 +4,7 @@ import pytest
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from drill.layers.module_hooks import hooked, only_weights_count
+from drill.layers.checks import hooked, only_weights_count
 
 
 @pytest.mark.parametrize("of", ["forward_hook", "forward_pre_hook", "full_backward_hook",

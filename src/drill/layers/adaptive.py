@@ -12,12 +12,10 @@ from torch import Tensor, nn
 from drill.kernels.loss.checks import check_head
 from drill.kernels.loss.nll import Implementation, nll, reduce_losses
 from drill.kernels.runtime.dispatch import must_not_wait
-from drill.layers.argument_checks import is_number, is_whole
 from drill.layers.base import LossOptions, MatrixLayer, NotFoldable, head_log_probs
-from drill.layers.frequency_ranks import Ranking
-from drill.layers.label_cache import FrozenLabels, LabelCache, without_autocast
-from drill.layers.label_smoothing import smoothed_nll
-from drill.layers.wrapper import WrappingLayer
+from drill.layers.checks import is_number, is_whole
+from drill.layers.label_cache import LabelCache, frozen_labels, without_autocast
+from drill.layers.wrapper import Ranking, WrappingLayer, smoothed_nll
 
 _IGNORED, _OUTSIDE = -100, -1
 
@@ -251,7 +249,7 @@ class AdaptiveSoftmax(WrappingLayer):
         """As the wrapped layer's, and each cluster's labels are mapped by its B_i once."""
         with self.layer.cached_labels():
             with torch.no_grad(), without_autocast(self):
-                frozen = FrozenLabels(self, self._encode_labels())
+                frozen = frozen_labels(self, self._encode_labels())
             with self._cache.inside(self, frozen):
                 yield
 

@@ -7,12 +7,12 @@ Shape legend, used in every file of this folder:
     N, ...  tokens (any leading dimensions)
     V       labels, the vocabulary
     d       width of a label vector, a row of E
-    h, d_h  a hidden state, what the encoder gives, and its width
-    k       width in which labels and contexts meet
+    h, d_h  a hidden state, the encoder's output, and its width
+    k       width of the joint space of labels and contexts
 
-A layer whose logits are one matrix product is a :class:`MatrixLayer`: it says what ``labels`` and
-``context`` are and the rest is written here, once. Layers over such layers (mixtures, sampled and
-adaptive softmax) hold one: see ``wrapper.py``.
+A layer whose logits are one matrix product is a :class:`MatrixLayer`: it defines ``labels`` and
+``context``; the rest is here. Mixtures, sampled and adaptive softmax wrap such a layer:
+``wrapper.py``.
 """
 
 import abc
@@ -34,10 +34,8 @@ from drill.kernels.loss.nll import (
     nll,
 )
 from drill.kernels.runtime.dispatch import compute_dtype, must_not_wait
-from drill.layers.adversarial import bound, with_lowered_target
-from drill.layers.argument_checks import switch
-from drill.layers.init_check import warn_of_default_start
-from drill.layers.label_cache import FrozenLabels, LabelCache, SharedLabels, evaluated
+from drill.layers.checks import switch, warn_of_default_start
+from drill.layers.label_cache import LabelCache, SharedLabels, evaluated, frozen_labels
 from drill.layers.label_source import (
     LabelSource,
     checked_rows,
@@ -50,11 +48,11 @@ from drill.layers.label_source import (
 
 
 class NotFoldable(TypeError):
-    """This layer is no single matrix, so no ``nn.Linear`` equals it."""
+    """The layer is not a single matrix, so no ``nn.Linear`` equals it."""
 
 
 class LossOptions(NamedTuple):
-    """The options of ``nll``, handed on by layers that wrap others."""
+    """The checked options of ``nll``."""
 
     reduction: Reduction
     ignore_index: int
@@ -65,7 +63,7 @@ class LossOptions(NamedTuple):
 
 
 class OutputLayer(nn.Module, abc.ABC):
-    """What a model, a trainer or an evaluation may ask of any output layer."""
+    """The interface of all output layers, for models, training and evaluation."""
 
     hidden_size: int
 
@@ -93,10 +91,17 @@ class OutputLayer(nn.Module, abc.ABC):
         memory: int = DEFAULT_MEMORY,
         check: bool = True,
     ) -> Tensor:
-        """-log p(target | h), without (..., V) logits in memory; see ``drill.kernels.loss.nll``.
+        """-log p(target | h), without the (..., V) logits in memory.
 
-        ``memory`` is what it may use in bytes: less costs time. ``check`` looks whether every
-        target is a label, which on a GPU waits for the device.
+        Args:
+            hidden: (..., d_h), the encoder's output.
+            targets: (...), label ids.
+            reduction: "mean" over the tokens that are not ignored, "sum" or "none".
+            ignore_index: a target that is left out.
+            label_smoothing: as in ``F.cross_entropy``.
+            impl: "reference", "chunked", "triton" or "auto"; see ``drill.kernels.loss.nll``.
+            memory: most bytes to use; less costs time.
+            check: raise IndexError if a target is no label; on a GPU this waits for the device.
         """
         label_smoothing, memory, ignore_index = check_settings(
             reduction, label_smoothing, impl, memory, ignore_index
@@ -110,7 +115,7 @@ class OutputLayer(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def checked_nll(self, hidden: Tensor, targets: Tensor, options: LossOptions) -> Tensor:
-        """``nll`` of inputs that have been looked at; targets are int64."""
+        """``nll`` of checked inputs; targets are int64."""
 
     def adversarial_nll(
         self,
@@ -122,38 +127,43 @@ class OutputLayer(nn.Module, abc.ABC):
         memory: int = DEFAULT_MEMORY,
         check: bool = True,
     ) -> tuple[Tensor, Tensor]:
-        """-log p(target | h) of every token (...), and the same with the target's logit lowered.
+        """Adversarial softmax (Wang, Gong & Liu, ICML 2019), for matrix layers.
 
-        By epsilon |w_y| |h|, see ``drill.layers.adversarial``; gradients are those of the second.
-        For layers whose logits are one matrix product.
+            nll' = -log softmax(l - delta onehot(y))[y],    delta = epsilon |w_y| |h|
+
+        delta is the most that a change of w_y by epsilon |w_y| can lower the target's logit. It is
+        a constant for the gradient.
+
+        Returns:
+            nll (...), detached, and nll' (...).
         """
         raise TypeError(
-            f"{type(self).__name__}: its logits are no single product, so no norm bounds how far "
-            "a target is lowered; train it with adversarial=0, or take a layer of one matrix"
+            f"{type(self).__name__}: adversarial training needs a MatrixLayer, whose logits are "
+            "one product; train with adversarial=0"
         )
 
     @abc.abstractmethod
     def fold(self) -> nn.Linear:
-        """The plain linear head that equals this layer; NotFoldable where there is none."""
+        """The ``nn.Linear`` that equals this layer; raises NotFoldable if there is none."""
 
     @abc.abstractmethod
     def resize(self, new_size: int, vectors: Tensor | None = None) -> None:
-        """Grow or shrink to ``new_size`` labels; what is kept keeps its parameters and its tie."""
+        """Grow or shrink to ``new_size`` labels; the others keep their parameters and their tie."""
 
     @abc.abstractmethod
     def cached_labels(self) -> AbstractContextManager[None]:
-        """Inside, labels are encoded once; for evaluation. A changed parameter raises."""
+        """A block in which labels are encoded once, for evaluation; a changed parameter raises."""
 
     @abc.abstractmethod
     def shared_labels(self) -> AbstractContextManager[None]:
-        """Inside, micro-batches share one encoding of the labels and one backward through it."""
+        """A block whose micro-batches share one encoding of the labels and one backward of it."""
 
     def check_start(self) -> None:
-        """Look once, at the first loss in training, whether the labels start as they should."""
+        """Warn at the first loss in training if the labels are badly initialised."""
         return None
 
     def kernel_summary(self, tokens: int) -> list[str]:
-        """Which kernels train on so many tokens, and why, for each part that has a choice."""
+        """Which kernels train on so many tokens, and why; one line per part with a choice."""
         return self.label_kernel_summary()
 
     def label_kernel_summary(self) -> list[str]:
@@ -161,7 +171,7 @@ class OutputLayer(nn.Module, abc.ABC):
         return []
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """``logits``, as of a linear head, so that the layer can stand where one stood."""
+        """``logits``, so that the layer can replace an ``nn.Linear`` head."""
         return self.logits(hidden)
 
     def extra_repr(self) -> str:
@@ -180,13 +190,13 @@ class OutputLayer(nn.Module, abc.ABC):
 class MatrixLayer(OutputLayer):
     """An output layer whose logits are ``context(h) @ labels().T + bias``.
 
-    ``embedding`` holds the label vectors E and is shared with the model: the layer keeps the
-    module, so the tie survives ``.to()``, loading and a swapped parameter. It may also be any
-    :class:`~drill.layers.vectors.LabelSource`, such as vectors encoded from descriptions.
+    ``embedding`` has the label vectors E and is shared with the model. The layer refers to the
+    module, so the tie survives ``.to()``, loading and a swapped parameter. It may also be a
+    :class:`~drill.layers.label_source.LabelSource`, such as vectors encoded from descriptions.
     """
 
     scales_with_embedding: ClassVar[bool] = False
-    """Whether logits grow with E: then an E that starts like N(0, 1) is worth a warning."""
+    """Whether logits grow with E, so that an E of N(0, 1) is worth a warning."""
 
     def __init__(
         self, embedding: nn.Embedding | LabelSource, hidden_size: int, bias: bool, joint_size: int
@@ -199,23 +209,26 @@ class MatrixLayer(OutputLayer):
         self.bias = nn.Parameter(zeros) if switch(type(self).__name__, "bias", bias) else None
         self._cache: LabelCache[Tensor] = LabelCache()
 
-    # -- what a layer says ------------------------------------------------------------------
+    # -- defined by each layer ----------------------------------------------------------------
 
     @abc.abstractmethod
     def labels(self, rows: Tensor | None = None, check: bool = True) -> Tensor:
-        """g_out: the encoded labels (V, k), or only those of ``rows`` (R,) -> (R, k).
+        """g_out: the encoded labels.
 
-        They come in the dtype of the products that encode them, autocast's where it is on; label
-        vectors that nothing encodes (tied, full) come as they are.
-        ``check`` looks whether every row is a label, which on a GPU waits for the device.
+        Args:
+            rows: (R,) label ids to encode; all labels by default.
+            check: raise IndexError if a row is no label; on a GPU this waits for the device.
+
+        Returns:
+            (V, k) or (R, k), in the dtype of the products that encode them.
         """
 
     def context(self, hidden: Tensor) -> Tensor:
-        """g_in: (..., d_h) -> (..., k); the identity unless a layer says otherwise."""
+        """g_in: (..., d_h) -> (..., k); the identity by default."""
         self.check_hidden(hidden)
         return hidden
 
-    # -- what follows -----------------------------------------------------------------------
+    # -- the same for all ---------------------------------------------------------------------
 
     @property
     def vocabulary_size(self) -> int:
@@ -228,11 +241,10 @@ class MatrixLayer(OutputLayer):
 
     @property
     def weight(self) -> Tensor:
-        """``labels()``, (V, k): what a fused loss that reads ``head.weight`` must train.
+        """``labels()``, (V, k), for fused losses that read ``head.weight``.
 
-        It multiplies ``context(hidden)``, which is ``hidden`` for every layer with g_in = identity.
-        In eval mode without gradients the labels are encoded once and reused until a parameter
-        changes.
+        It multiplies ``context(hidden)``. In eval mode without gradients the labels are encoded
+        once and reused until a parameter changes.
         """
         return self._cache.read(self, self.labels)
 
@@ -276,7 +288,6 @@ class MatrixLayer(OutputLayer):
         memory: int = DEFAULT_MEMORY,
         check: bool = True,
     ) -> tuple[Tensor, Tensor]:
-        """As of every layer: w_y is what multiplies, the encoded label, and h is ``context(h)``."""
         context, weight = self.context(hidden), self.weight
         losses = nll(
             context,
@@ -288,19 +299,19 @@ class MatrixLayer(OutputLayer):
             memory=memory,
             check=check,
         )
-        delta = bound(epsilon, context, weight, targets)
+        delta = adversarial_delta(epsilon, context, weight, targets)
         return losses.detach(), with_lowered_target(losses, delta)
 
     def check_start(self) -> None:
-        # Not when it is built: many models are initialised, or loaded, only after that.
+        # Not in the constructor: many models are initialised or loaded after it.
         if self.scales_with_embedding and torch.is_grad_enabled():
             warn_of_default_start(type(self).__name__, self.embedding)
 
     @torch.no_grad()
     def fold(self) -> nn.Linear:
-        """``fold()(context(h))`` has this layer's logits: training depth, the cost of a tied head.
+        """The ``nn.Linear`` with ``fold()(context(h)) == logits(h)``, without dropout.
 
-        Dropout is off in what is folded. The result shares no memory with the layer.
+        It costs as much as a tied head and shares no memory with the layer.
         """
         weight = evaluated(self, self.labels)
         head = nn.Linear(
@@ -317,53 +328,51 @@ class MatrixLayer(OutputLayer):
     def resize(self, new_size: int, vectors: Tensor | None = None) -> None:
         """Grow or shrink to ``new_size`` labels, in place.
 
-        Rows, bias entries and the tie of what stays are kept. New rows are ``vectors`` (new, d) or
-        the mean of the old ones; new bias entries are the mean of the old ones. The Parameter
-        objects stay the same, so build optimisers after resizing: their state keeps the old size.
+        New rows are ``vectors`` (new, d) or the mean of the old ones; new bias entries are the
+        mean of the old ones. The Parameter objects stay the same, so ties survive; build optimisers
+        after resizing, because their state has the old size.
         """
         if self._cache.block is not None:
             raise RuntimeError("resize inside cached_labels() or shared_labels(); leave it first")
         resize_rows(type(self).__name__, self.embedding, new_size, vectors)
         if self.bias is not None and self.bias.shape[0] != new_size:
             old = self.bias.detach()
-            finite = old[old.isfinite()]  # a masked label's -inf is no bias to hand on
+            finite = old[old.isfinite()]  # not the -inf of masked labels
             mean = finite.mean() if len(finite) else old.new_zeros(())
-            fresh = mean.expand(max(0, new_size - old.shape[0]))
-            refill(self.bias, torch.cat([old[:new_size], fresh]))
+            added = mean.expand(max(0, new_size - old.shape[0]))
+            refill(self.bias, torch.cat([old[:new_size], added]))
 
     @contextmanager
     def cached_labels(self) -> Iterator[None]:
-        """Encode the labels once for the evaluation inside; a parameter that changes raises.
+        """Encode the labels once for the evaluation inside; a changed parameter raises StaleLabels.
 
-        ``weight`` reuses them without this block, too, but encodes again after a change. Inside,
-        they are encoded without autocast, which the block may outlast.
+        ``weight`` reuses them without this block, too, but encodes again after a change. The labels
+        are encoded without autocast, which the block may outlast.
         """
         if self.training:
             raise RuntimeError(
                 f"{type(self).__name__}: cached_labels() in training mode; call .eval() first, or "
                 "use shared_labels() to train"
             )
-        frozen = FrozenLabels(self, evaluated(self, self.labels))
-        with self._cache.inside(self, frozen):
+        with self._cache.inside(self, frozen_labels(self, evaluated(self, self.labels))):
             yield
 
     @contextmanager
     def shared_labels(self) -> Iterator[None]:
-        """Encode the labels once for the micro-batches inside; leaving runs g_out's backward once.
+        """Encode the labels once for the micro-batches inside; the end runs their backward once.
 
             with layer.shared_labels():
                 for hidden, targets in micro_batches:
                     (layer.nll(hidden, targets, reduction="sum") / tokens).backward()
-            optimizer.step()  # after the block: only then the labels have their gradient
+            optimizer.step()  # after the block: the labels have no gradient before
 
-        The gradients of the micro-batches are summed in float32. One dropout mask serves them all.
-        An exception inside drops what was summed. An optimiser that steps inside raises, and so
-        does a parameter, setting or mode that changes; only writes that are no step and that
-        autograd does not see either (``.data``, NumPy) go unnoticed.
+        The gradients of the micro-batches are summed in float32 and share one dropout mask. An
+        optimiser step inside raises StaleLabels, and so does a parameter, setting or mode that
+        changes; writes through ``.data`` or NumPy are not noticed.
         """
         shared = SharedLabels(self, self.labels())
         try:
-            with self._cache.inside(self, shared):
+            with self._cache.inside(self, shared.read):
                 yield
             shared.backward()
         finally:
@@ -391,7 +400,7 @@ class MatrixLayer(OutputLayer):
         return super().train(mode)
 
     def label_rows(self, rows: Tensor | None, check: bool) -> Tensor:
-        """E, or the rows of it: what every ``labels`` starts from."""
+        """E (V, d), or its ``rows`` (R, d), from which ``labels`` starts."""
         if rows is not None:
             rows = checked_rows(type(self).__name__, self.embedding, rows, check)
         return label_vectors(self.embedding, rows)
@@ -402,3 +411,33 @@ def head_log_probs(context: Tensor, weight: Tensor, bias: Tensor | None) -> Tens
     logits = F.linear(context, weight)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.log_softmax(logits if bias is None else logits + bias, dim=-1)
+
+
+def with_lowered_target(
+    losses: Tensor,  # (...), -log p(target)
+    delta: Tensor,  # (...), at least 0
+) -> Tensor:  # (...)
+    """-log p(target) with the logit of the target lowered by ``delta``.
+
+    With p = exp(-nll):  nll' = nll + delta + log((1 - p) + p exp(-delta)). Both terms of the sum
+    are positive, so nothing cancels.
+    """
+    return losses + delta + torch.log(torch.exp(-losses - delta) - torch.expm1(-losses))
+
+
+@torch.no_grad()
+def adversarial_delta(
+    epsilon: float,
+    context: Tensor,  # (..., k)
+    weight: Tensor,  # (V, k)
+    targets: Tensor,  # (...)
+) -> Tensor:  # (...)
+    """epsilon |w_y| |h|, in at least float32."""
+    known = targets.reshape(-1).clamp(0, weight.shape[0] - 1)  # tokens of others have no loss
+    rows = _norms(weight.index_select(0, known)).view(targets.shape)
+    return epsilon * rows * _norms(context)
+
+
+def _norms(x: Tensor) -> Tensor:
+    exact = torch.promote_types(x.dtype, torch.float32)
+    return torch.linalg.vector_norm(x, dim=-1, dtype=exact)

@@ -2,8 +2,8 @@
 
 from torch import Tensor, nn
 
-from drill.layers.argument_checks import positive, same_width, switch
 from drill.layers.base import MatrixLayer
+from drill.layers.checks import positive, same_width, switch
 from drill.layers.label_map import LabelMap, MapOptions
 from drill.layers.label_source import LabelSource, label_width, placement
 

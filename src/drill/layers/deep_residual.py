@@ -1,8 +1,10 @@
 """DRILL, the deep residual output layer (Pappas & Henderson, ICML 2019).
 
-E^(0) = E
-E^(i) = drop(act(E^(i-1) U^(i) + b^(i))) [+ E^(i-1)] + E        i = 1..depth
-p(y | h) = softmax(E^(depth) h + b)
+    E^(0) = E
+    E^(i) = f^(i)(E^(i-1)) [+ E^(i-1)] + E,    f^(i)(X) = drop(act(X U^(i) + b^(i)))
+    p(y | h) = softmax(E^(depth) h + b)
+
+E (V, d) is the model's embedding: V labels, one row each. The brackets are ``residual_between``.
 """
 
 from collections.abc import Sequence
@@ -17,36 +19,53 @@ from drill.kernels.label_encoder.encode_labels import (
     resolve_encoder,
 )
 from drill.kernels.runtime.dispatch import compute_dtype
-from drill.layers.argument_checks import at_least_zero, one_of, positive, same_width, switch
 from drill.layers.base import MatrixLayer
+from drill.layers.checks import at_least_zero, one_of, positive, same_width, switch
 from drill.layers.label_map import LabelMap, MapOptions
 from drill.layers.label_source import LabelSource, label_width, placement
 
 
-class DeepResidual(MatrixLayer):
-    """A deep map of the labels with a residual to the embedding after each map.
+def encode(
+    E: Tensor,  # (V, d)
+    maps: Sequence[LabelMap],  # f^(1) .. f^(depth)
+    residual: bool = True,
+    residual_between: bool = False,
+) -> Tensor:  # (V, d_h)
+    """E^(depth) of the equation above, in plain PyTorch."""
+    X = E
+    for i, f in enumerate(maps):
+        Y = f(X, f.draw_mask(X))
+        if residual_between and i > 0:
+            Y = Y + X
+        if residual:
+            Y = Y + E
+        X = Y
+    return X
 
-    Between weight tying (depth 0) and a full softmax. Adds depth*(d*d + d) + V parameters. After
-    training, ``fold()`` makes it a plain linear head.
+
+class DeepResidual(MatrixLayer):
+    """A deep map of the labels with a residual connection to the embedding after each map.
+
+    Depth 0 is weight tying. Adds depth*(d*d + d) + V parameters. After training, ``fold()`` makes
+    it a plain ``nn.Linear``.
 
     Args:
         embedding: the model's nn.Embedding (V, d), shared, or a label source.
-        hidden_size: d_h; d unless ``residual`` is off, then U^(1) maps d to d_h.
-        depth: number of maps; the paper uses 4 (language models) and 2 (translation).
-        activation: sigmoid, relu, tanh, gelu or none, after every map.
-        dropout: probability.
-        locked: one dropout mask over the d dimensions for all labels, new for every map and call;
-            otherwise standard dropout.
-        dropout_at: "input" of each map (as in the published code) or its "output" before the
-            residual (as in the paper's equation).
+        hidden_size: d_h; d by default. With ``residual=False`` U^(1) maps d to d_h.
+        depth: number of maps; the paper uses 4 for language models and 2 for translation.
+        activation: sigmoid, relu, tanh, gelu or none.
+        dropout: dropout probability of each map.
+        locked: variational dropout: one mask over the d dimensions for all labels, drawn for every
+            map and call. False: standard dropout.
+        dropout_at: "input" of each map, as in the published code, or "output", as in the equation.
         residual: add E after every map.
         residual_between: also add E^(i-1), from the second map on.
-        init_range: U starts uniform in +-init_range.
-        zero_start: the last map starts at zero, so that training starts at weight tying; with
-            activation tanh, gelu or none, which are 0 there and have a gradient.
+        init_range: U is initialised uniformly in +-init_range.
+        zero_start: initialise the last map with zeros, so that training starts at weight tying;
+            for activation tanh, gelu or none, which are 0 there and have a gradient.
         map_bias: use the b^(i).
         bias: use the output bias b.
-        impl: "reference" (the loop in ``labels``), "triton" (fused kernels, CUDA) or "auto".
+        impl: "reference" (``encode``), "triton" (fused kernels, CUDA) or "auto".
     """
 
     scales_with_embedding = True
@@ -78,10 +97,7 @@ class DeepResidual(MatrixLayer):
             name, activation, dropout, locked, dropout_at, init_range, map_bias, place
         )
         if depth == 0 and d_h != d:
-            raise ValueError(
-                f"{name}: hidden_size is {d_h}, but depth 0 is weight tying and needs the "
-                f"embedding's width {d}; make them equal, or take Bilinear"
-            )
+            raise ValueError(f"{name}: depth 0 is weight tying: hidden_size is {d}, not {d_h}")
         if switch(name, "residual", residual):
             same_width(name, "hidden_size", d_h, "the embedding's width", d)
         super().__init__(embedding, d_h, bias, joint_size=d_h)
@@ -93,8 +109,8 @@ class DeepResidual(MatrixLayer):
         if switch(name, "zero_start", zero_start) and depth > 0:
             if not residual or residual_between:
                 raise ValueError(
-                    f"{name}: zero_start needs residual=True and residual_between=False: only then "
-                    "a last map of zero leaves the embedding itself"
+                    f"{name}: zero_start needs residual=True and residual_between=False, so that a "
+                    "last map of zeros leaves the embedding itself"
                 )
             one_of(f"{name}: zero_start", "activation", activation, ("tanh", "gelu", "none"))
             for parameter in maps[-1].parameters():
@@ -102,20 +118,13 @@ class DeepResidual(MatrixLayer):
         self.maps = cast(Sequence[LabelMap], nn.ModuleList(maps))
 
     def labels(self, rows: Tensor | None = None, check: bool = True) -> Tensor:
-        E = self.label_rows(rows, check)  # (V, d)
+        E = self.label_rows(rows, check)
         options = {"residual": self.residual, "residual_between": self.residual_between}
         fused = encode_maps(E, self.maps, self.hidden_size, self.impl, **options)
         if fused is not None:
             return fused
-        X = E
-        for i, f in enumerate(self.maps):
-            Y = f(X, f.draw_mask(X))  # (V, d_h)
-            if self.residual_between and i > 0:
-                Y = Y + X
-            if self.residual:
-                Y = Y + E
-            X = Y
-        return X.to(compute_dtype(E)) if self.maps else E  # autocast widens a sum with E
+        labels = encode(E, self.maps, **options)
+        return labels.to(compute_dtype(E)) if self.maps else E  # autocast widens a sum with E
 
     def label_kernel_summary(self) -> list[str]:
         if self.depth == 0:

@@ -6,9 +6,9 @@ by itself; inside ``cached_labels()`` and ``shared_labels()`` it returns those o
 
 import operator
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from itertools import chain
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,15 +20,14 @@ from torch.optim.optimizer import (
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from drill.kernels.runtime.dispatch import autocast_on, must_not_wait
-from drill.layers.module_hooks import hook_dicts, hooked
+from drill.layers.checks import hook_dicts, hooked
 
 SAMPLES = 16
 """Entries of each tensor that are compared, for writes that bypass autograd's version counter."""
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 
-_steps = [0]  # of all optimisers: with fused=True they bypass the version counter
+_steps = [0]  # of all optimisers: those with fused=True bypass the version counter
 register_optimizer_step_post_hook(lambda *_: _steps.__setitem__(0, _steps[0] + 1))
 
 
@@ -36,14 +35,8 @@ class StaleLabels(RuntimeError):
     """A parameter changed inside ``cached_labels()`` or ``shared_labels()``."""
 
 
-class Block(Protocol[T_co]):
-    """The labels of a ``cached_labels()`` or ``shared_labels()`` block."""
-
-    def read(self) -> T_co: ...
-
-
 class Snapshot:
-    """The state of all that encoded labels depend on: attributes and tensors of the modules.
+    """The attributes and tensors of a layer's modules, to notice a change later.
 
     A layer has changed if an attribute, parameter, buffer or submodule is another object, or a
     tensor has another version or address. With ``samples`` also if entries of a tensor differ
@@ -58,13 +51,13 @@ class Snapshot:
         hooks = [d for x in modules[1:] for d in hook_dicts(x)] if samples else []
         dicts = [*map(vars, modules), *(x._modules for x in modules), *registered, *hooks]
         once = {id(each): each for each in dicts}  # hooks of all modules are in one dict
-        self.live = [each.values() for each in once.values()]  # views: they show later changes
-        self.objects = list(chain(*self.live))
+        self.views = [each.values() for each in once.values()]  # they show later changes
+        self.objects = list(chain(*self.views))
         tensors = [x for x in self.objects if isinstance(x, Tensor)]
         # In training, the forward pass itself may write to buffers.
         self.counted = [x for x in tensors if samples or isinstance(x, nn.Parameter)]
         self.counts = self._counts()
-        # These slices also keep the memory, so that no other tensor can get the same address.
+        # The slices also own the memory, so that no other tensor can get the same address.
         self.slices: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
         for x in tensors if samples else ():
             entries = x.detach().reshape(-1)[:: max(1, x.numel() // SAMPLES)]
@@ -72,7 +65,7 @@ class Snapshot:
         self.samples = self._samples()
 
     def changed(self) -> bool:
-        objects = list(chain(*self.live))
+        objects = list(chain(*self.views))
         return (
             len(objects) != len(self.objects)
             or not all(map(operator.is_, objects, self.objects))
@@ -87,39 +80,30 @@ class Snapshot:
         return [torch.cat(slices).view(torch.uint8) for slices in self.slices.values()]
 
 
-class _Entry(NamedTuple, Generic[T]):
-    labels: T
-    version: int | None  # of the labels, to which a caller may write
-    context: "_Context"
-    snapshot: Snapshot
-
-    def is_valid(self) -> bool:
-        same = self.context == _context(self.context.device)
-        return same and self.version == _version(self.labels) and not self.snapshot.changed()
-
-
 class LabelCache(Generic[T]):
-    """The labels of one layer, encoded when they are first read and when something has changed."""
+    """The labels of one layer, encoded when they are first read and after any change."""
 
     def __init__(self) -> None:
-        self.block: Block[T] | None = None
-        self._entry: _Entry[T] | None = None
+        self.block: Callable[[], T] | None = None  # reads the labels of a block
+        self._entry: tuple[T, tuple[object, ...], Snapshot] | None = None
 
     def __reduce__(self) -> tuple[type["LabelCache[T]"], tuple[()]]:
         return type(self), ()  # copies start empty
 
     def read(self, layer: nn.Module, encode: Callable[[], T]) -> T:
-        """``encode()``, or what it returned before if that is still right."""
+        """``encode()``, or the result of an earlier call if nothing has changed since."""
         if self.block is not None:
-            return self.block.read()
+            return self.block()
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return encode()
-        entry = self._entry
-        if entry is not None and entry.is_valid():
-            return entry.labels
-        self._entry = None
         parameter = next(layer.parameters(), None)
         context = None if parameter is None else _context(parameter.device)
+        if self._entry is not None:
+            labels, key, snapshot = self._entry
+            same = context is not None and key == (*context, _version(labels))
+            if same and not snapshot.changed():
+                return labels
+            self._entry = None
         inner = [x for x in layer.modules() if x is not layer]
         if context is None or layer.training or any(x.training or hooked(x) for x in inner):
             return encode()
@@ -127,15 +111,14 @@ class LabelCache(Generic[T]):
             labels = encode()
             if not isinstance(labels, nn.Parameter):  # else nothing was encoded
                 with suppress(RuntimeError):  # tensors without a version or memory
-                    snapshot = Snapshot(layer)
-                    self._entry = _Entry(labels, _version(labels), context, snapshot)
+                    self._entry = labels, (*context, _version(labels)), Snapshot(layer)
         return labels
 
     def clear(self) -> None:
         self._entry = None
 
     @contextmanager
-    def inside(self, layer: nn.Module, block: Block[T]) -> Iterator[None]:
+    def inside(self, layer: nn.Module, block: Callable[[], T]) -> Iterator[None]:
         if self.block is not None:
             raise RuntimeError(
                 f"{type(layer).__name__}: cached_labels() and shared_labels() do not nest"
@@ -147,35 +130,32 @@ class LabelCache(Generic[T]):
             self.block = None
 
 
-class FrozenLabels(Generic[T]):
-    """The labels of a ``cached_labels()`` block: an error once any tensor or setting changed."""
+def frozen_labels(layer: nn.Module, labels: T) -> Callable[[], T]:
+    """A function that returns the labels of a ``cached_labels()`` block while they are valid."""
+    name, snapshot = type(layer).__name__, Snapshot(layer)
 
-    def __init__(self, layer: nn.Module, labels: T) -> None:
-        self.layer = layer
-        self.labels = labels
-        self.snapshot = Snapshot(layer)
-
-    def read(self) -> T:
-        name = type(self.layer).__name__
-        if self.layer.training:
+    def read() -> T:
+        if layer.training:
             raise RuntimeError(f"{name}: .train() inside cached_labels(); leave the block first")
-        if torch.is_grad_enabled() and any(p.requires_grad for p in self.layer.parameters()):
+        if torch.is_grad_enabled() and any(p.requires_grad for p in layer.parameters()):
             raise RuntimeError(
                 f"{name}: cached labels have no gradient; evaluate under torch.no_grad(), or use "
                 "shared_labels() to train"
             )
-        if self.snapshot.changed():
+        if snapshot.changed():
             raise StaleLabels(
                 f"{name}: a parameter or a setting changed inside cached_labels(); change it "
                 "outside the block"
             )
-        return self.labels
+        return labels
+
+    return read
 
 
 class SharedLabels:
     """The labels of a ``shared_labels()`` block: a leaf that collects gradients for one backward.
 
-    Entries are not compared, which would wait for the device at each step. Instead the step of any
+    Entries are not compared, because that waits for the device at each step. Instead a step of any
     optimiser raises before it writes.
     """
 
@@ -199,7 +179,7 @@ class SharedLabels:
                 f"{type(self.layer).__name__}: the labels of this shared_labels() block were "
                 "encoded without gradients; enter it outside torch.no_grad() to train"
             )
-        if not torch.compiler.is_compiling():  # whose tensors have no address
+        if not torch.compiler.is_compiling():  # traced tensors have no address
             self.check()
         return self.leaf
 
@@ -220,7 +200,7 @@ class SharedLabels:
 
     def backward(self) -> None:
         self.check()
-        self.hook.remove()  # a hook of a gradient may step
+        self.hook.remove()  # gradient hooks may step
         total = self.collected.total
         if total is not None:
             self.graph.backward(total.to(self.graph.dtype))
@@ -232,7 +212,7 @@ class SharedLabels:
 
 
 class _Collected:
-    """The sum of the gradients of a leaf, in float32. It has no reference to the leaf."""
+    """The sum of the gradients of a leaf, in float32, without a reference to the leaf."""
 
     def __init__(self) -> None:
         self.open = True
@@ -252,25 +232,19 @@ class _Collected:
             self.total.add_(grad)
 
 
-class _Context(NamedTuple):
-    """What else encoded labels depend on."""
+def _context(device: torch.device) -> tuple[object, ...] | None:
+    """What else encoded labels depend on.
 
-    device: torch.device
-    steps: int
-    autocast: torch.dtype | None
-    stream: torch.cuda.Stream | None  # another one would have to wait for the labels
-    precision: str | None
-
-
-def _context(device: torch.device) -> _Context | None:
-    """None where each call has to encode: graphs that are captured or traced, FLOP counters."""
+    None where each call has to encode: graphs that are captured or traced, FLOP counters.
+    """
     if must_not_wait(device) or is_in_torch_dispatch_mode() or torch._C._is_tracing():
         return None
     autocast = torch.get_autocast_dtype(device.type) if autocast_on(device) else None
     if device.type != "cuda":
-        return _Context(device, _steps[0], autocast, None, None)
-    precision = torch.backends.cuda.matmul.fp32_precision
-    return _Context(device, _steps[0], autocast, torch.cuda.current_stream(device), precision)
+        return device, _steps[0], autocast
+    # Another stream would have to wait for the labels.
+    stream, precision = torch.cuda.current_stream(device), torch.backends.cuda.matmul.fp32_precision
+    return device, _steps[0], autocast, stream, precision
 
 
 def _version(labels: object) -> int | None:
@@ -279,17 +253,22 @@ def _version(labels: object) -> int | None:
 
 @torch.no_grad()
 def evaluated(layer: nn.Module, labels: Callable[[], Tensor]) -> Tensor:
-    """``labels()`` of the layer with dropout off, whatever mode it is in."""
+    """``labels()`` with dropout off, whatever mode the layer is in."""
     modes = [(module, module.training) for module in layer.modules()]
     try:
         layer.eval()
-        with without_autocast(layer):  # a fold lasts longer than an autocast
+        with without_autocast(layer):  # the result is used after autocast ends
             return labels()
     finally:
         for module, mode in modes:
             module.training = mode
 
 
-def without_autocast(layer: nn.Module) -> AbstractContextManager[Any]:
+@contextmanager
+def without_autocast(layer: nn.Module) -> Iterator[None]:
     device = next((tensor.device for tensor in layer.parameters()), torch.device("cpu"))
-    return torch.autocast(device.type, enabled=False) if autocast_on(device) else nullcontext()
+    if autocast_on(device):
+        with torch.autocast(device.type, enabled=False):
+            yield
+    else:
+        yield

@@ -10,9 +10,16 @@ from drill.kernels.label_encoder.encode_labels import KeptBits, draw_kept_bits
 from drill.kernels.loss.checks import check_operand
 from drill.kernels.runtime.dispatch import compute_dtype
 from drill.kernels.runtime.dropout_masks import draw_mask, masked
-from drill.layers.argument_checks import ACTIVATIONS, fraction, one_of, span, switch
+from drill.layers.checks import (
+    ACTIVATIONS,
+    fraction,
+    hooked,
+    one_of,
+    only_weights_count,
+    span,
+    switch,
+)
 from drill.layers.label_source import Placement
-from drill.layers.module_hooks import hooked, only_weights_count
 
 DROPOUT_PLACES = ("input", "output")
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drill.kernels.loss.checks import check_range
-from drill.layers.argument_checks import positive
+from drill.layers.checks import positive
 
 
 @runtime_checkable

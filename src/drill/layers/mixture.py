@@ -9,11 +9,10 @@ from drill.kernels.loss.nll import reduce_losses
 from drill.kernels.mixture.masked_tanh import masked_tanh
 from drill.kernels.mixture.mixture_nll import mixture_nll
 from drill.kernels.runtime.dropout_masks import draw_mask
-from drill.layers.argument_checks import fraction, positive, span, switch
 from drill.layers.base import LossOptions, MatrixLayer, NotFoldable, head_log_probs
-from drill.layers.label_smoothing import smoothed_nll
+from drill.layers.checks import fraction, positive, span, switch
 from drill.layers.label_source import placement
-from drill.layers.wrapper import WrappingLayer
+from drill.layers.wrapper import WrappingLayer, smoothed_nll
 
 
 class MixtureOfSoftmaxes(WrappingLayer):

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from drill.kernels.loss.checks import check_head
 from drill.kernels.loss.nll import reduce_losses
 from drill.kernels.runtime.dispatch import must_not_wait
-from drill.layers.argument_checks import one_of, positive
 from drill.layers.base import LossOptions, MatrixLayer, OutputLayer
-from drill.layers.frequency_ranks import Ranking
-from drill.layers.wrapper import WrappingLayer
+from drill.layers.checks import one_of, positive
+from drill.layers.wrapper import Ranking, WrappingLayer
 
 Proposal = Literal["log-uniform", "uniform"]
 

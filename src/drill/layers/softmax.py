@@ -4,8 +4,8 @@ from numbers import Integral
 
 from torch import Tensor, nn
 
-from drill.layers.argument_checks import positive, span
 from drill.layers.base import MatrixLayer
+from drill.layers.checks import positive, span
 from drill.layers.label_source import LabelSource, Placement, label_count, label_width, placement
 
 

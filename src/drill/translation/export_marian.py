@@ -21,8 +21,8 @@ from drill.data.parallel.subwords import BEGIN, END, PAD, Subwords
 from drill.errors import DataError, NotExportable
 from drill.files import atomic_write
 from drill.layers import MatrixLayer, NotFoldable
-from drill.layers.argument_checks import positive
 from drill.layers.base import OutputLayer
+from drill.layers.checks import positive
 from drill.layers.sampled import foldable
 from drill.models.transformer.attention import CrossAttention, SelfAttention
 from drill.models.transformer.blocks import FeedForward, Residual

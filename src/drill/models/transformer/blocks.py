@@ -20,7 +20,7 @@ from drill.kernels.runtime.dispatch import compute_dtype
 from drill.kernels.transformer.autocast_linear import Weights, product
 from drill.kernels.transformer.relu_dropout import relu_dropout
 from drill.kernels.transformer.residual_norm import residual_norm
-from drill.layers.module_hooks import hooked, only_weights_count
+from drill.layers.checks import hooked, only_weights_count
 from drill.models.transformer.attention import Append, CrossAttention, KeysValues, SelfAttention
 from drill.models.transformer.fused_linear import Prepared, mapped
 

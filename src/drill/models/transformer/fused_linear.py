@@ -16,7 +16,7 @@ from drill.kernels.runtime.dispatch import compute_dtype
 from drill.kernels.runtime.dropout_masks import drawn_seeds
 from drill.kernels.transformer.autocast_linear import Weights, cast_together, product, products
 from drill.kernels.transformer.residual_norm import SublayerImplementation, choose_sublayer
-from drill.layers.module_hooks import only_weights_count
+from drill.layers.checks import only_weights_count
 
 
 class Prepared(NamedTuple):

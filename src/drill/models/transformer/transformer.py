@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from drill.kernels.runtime.dispatch import compute_dtype
 from drill.kernels.transformer.residual_norm import SUBLAYER_IMPLEMENTATIONS, SublayerImplementation
-from drill.layers.argument_checks import at_least_zero, fraction, one_of, positive
+from drill.layers.checks import at_least_zero, fraction, one_of, positive
 from drill.models.transformer.attention import CrossAttention, KeysValues, SelfAttention
 from drill.models.transformer.blocks import DecoderBlock, EncoderBlock, Stream
 from drill.models.transformer.decoding_cache import Cache

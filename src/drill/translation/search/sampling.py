@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drill.layers.argument_checks import positive
+from drill.layers.checks import positive
 from drill.models.translator import Translator
 from drill.training.precision import lower_precision
 from drill.translation.search.decoding import (

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from drill.layers.argument_checks import positive
+from drill.layers.checks import positive
 from drill.models.transformer.inputs import ALIGNED
 from drill.models.translator import Translator
 from drill.training.cuda_graphs import GraphRecorder

@@ -1,0 +1,147 @@
+"""Checks shared by the layers: constructor arguments, module hooks, the initial embedding."""
+
+import math
+import warnings
+from collections.abc import Callable
+from numbers import Integral, Real
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "sigmoid": torch.sigmoid,
+    "relu": torch.relu,
+    "tanh": torch.tanh,
+    "gelu": torch.nn.functional.gelu,
+    "none": lambda x: x,
+}
+
+
+# -- constructor arguments ----------------------------------------------------------------
+# Each function returns a plain Python value, also for NumPy's numbers, or raises ValueError with
+# the argument's name and the value.
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def positive(layer: str, name: str, value: int) -> int:
+    if not is_whole(value) or value < 1:
+        raise ValueError(f"{layer}: {name} is a whole number of at least 1, not {value!r}")
+    return int(value)
+
+
+def at_least_zero(layer: str, name: str, value: int) -> int:
+    if not is_whole(value) or value < 0:
+        raise ValueError(f"{layer}: {name} is a whole number of at least 0, not {value!r}")
+    return int(value)
+
+
+def fraction(layer: str, name: str, value: float) -> float:
+    if not is_number(value) or not 0.0 <= float(value) < 1.0:
+        raise ValueError(f"{layer}: {name} is a number in [0, 1), not {value!r}")
+    return float(value)
+
+
+def span(layer: str, value: float) -> float:
+    if not is_number(value) or not 0.0 < float(value) < math.inf:
+        raise ValueError(f"{layer}: init_range is a positive finite number, not {value!r}")
+    return float(value)
+
+
+def switch(layer: str, name: str, value: bool) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{layer}: {name} is True or False, not {value!r}")
+    return value
+
+
+def one_of(layer: str, name: str, value: str, known: tuple[str, ...]) -> str:
+    if value not in known:
+        raise ValueError(f"{layer}: {name} is one of {', '.join(known)}, not {value!r}")
+    return value
+
+
+def same_width(layer: str, first: str, a: int, second: str, b: int) -> None:
+    if a != b:
+        raise ValueError(
+            f"{layer}: a residual adds vectors of one width, but {first} is {a} and {second} {b}; "
+            "make them equal, or pass residual=False"
+        )
+
+
+# -- hooks ------------------------------------------------------------------------------------
+
+
+def hook_dicts(module: nn.Module) -> list[dict[int, Any]]:
+    """The hooks of a module and those registered for all modules.
+
+    Pruning and weight_norm are hooks, too: they compute the weight before each call.
+    """
+    return [
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+        torch_module._global_forward_hooks,
+        torch_module._global_forward_pre_hooks,
+        torch_module._global_backward_hooks,
+        torch_module._global_backward_pre_hooks,
+    ]
+
+
+def hooked(module: nn.Module) -> bool:
+    """Whether a call of the module may do more than the ``forward`` of its class."""
+    return any(hook_dicts(module)) or "forward" in vars(module)
+
+
+def only_weights_count(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether a module is exactly a ``kind``, no subclass such as an adapter, and has no hooks."""
+    return type(module) is kind and not hooked(module)
+
+
+# -- the initial embedding ----------------------------------------------------------------------
+
+SMALLEST_WIDTH = 8
+"""Below this width N(0, 1) does little harm: the first loss is about d E[h^2] / 2 above ln V."""
+
+_ROWS = 256
+_SMALLEST_SAMPLE = 1_000  # fewer numbers do not show their distribution
+
+_checked: WeakSet[nn.Embedding] = WeakSet()  # not in the layers, which a loss must not change
+
+
+def warn_of_default_start(name: str, source: object) -> None:
+    """Warn, once for each embedding, if it looks like N(0, 1): too large for labels.
+
+    That is: mean 0, standard deviation 1 and the kurtosis 3 of a normal distribution. Trained
+    vectors and uniform ones (kurtosis 1.8) look different. A small GRU language model with
+    DeepResidual ended at perplexity 140 from N(0, 1), and at 96 from uniform in +-0.1. If E is on
+    a GPU, the check waits for it.
+    """
+    if not isinstance(source, nn.Embedding) or source in _checked:
+        return
+    _checked.add(source)
+    E = source.weight
+    if type(E) is not nn.Parameter or not E.requires_grad:  # swapped in, sharded or frozen
+        return
+    if E.dim() != 2 or E.shape[1] < SMALLEST_WIDTH or E.numel() < _SMALLEST_SAMPLE:
+        return
+    with torch.no_grad():
+        rows = E[:: max(1, len(E) // _ROWS)].float()
+        fourth = (rows - rows.mean()).pow(4).mean()
+        std, mean, fourth = torch.stack([*torch.std_mean(rows), fourth]).tolist()
+    if abs(mean) < 0.1 and 0.9 < std < 1.1 and abs(fourth / std**4 - 3.0) < 0.6:
+        warnings.warn(
+            f"{name}: the embedding has standard deviation {std:.2f} in {E.shape[1]} dimensions, "
+            "the default of nn.Embedding, so logits start far from uniform and training ends "
+            "worse; start with nn.init.uniform_(embedding.weight, -0.1, 0.1)",
+            stacklevel=4,  # the caller of nll
+        )
