@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from drill.kernels.runtime.dropout_masks import draw_mask, drop_entries
-from drill.models.dropout import locked_dropout, row_dropout
+from drill.models.awd_lstm import locked_dropout, row_dropout
 
 V, T, B, H = 400, 6, 8, 50
 

@@ -37,15 +37,16 @@ class AdaptiveSoftmax(WrappingLayer):
         p_head = softmax over [labels()[:c_1]; cluster_weight] context(h) + [b; cluster_bias]
         p_i    = softmax((labels()[c_i:c_{i+1}] B_i) . (context(h) A_i) + b)
 
-    A_i and B_i are k x k_i, k_i = k / reduction_factor^i: a token pays for the head and for one
-    narrow cluster. Use it for large vocabularies of words, whose tokens are mostly frequent ones.
-    Adds C*(k + 1) + 2 k sum(k_i) parameters for C clusters.
+    A_i and B_i are k x k_i, k_i = k / reduction_factor^i: a token costs the head and one narrow
+    cluster. For large vocabularies of words, most of whose tokens are frequent ones. Adds
+    C*(k + 1) + 2 k sum(k_i) parameters for C clusters.
 
-    layer             the matrix layer whose labels are split; any MatrixLayer
-    cutoffs           c_1 < c_2 < ... < V: ranks at which the clusters start
-    reduction_factor  how much narrower each cluster is than the one before; 1.0: no maps at all
-    counts            (V,) training counts that rank the labels; without them id 0 is the most
-                      frequent label, id 1 the next, as frequency-sorted vocabularies have it
+    Args:
+        layer: the MatrixLayer whose labels are split.
+        cutoffs: c_1 < c_2 < ... < V, the ranks at which the clusters start.
+        reduction_factor: how much narrower each cluster is than the one before; 1.0: no maps.
+        counts: (V,) training counts that rank the labels; by default ids are sorted by frequency,
+            id 0 being the most frequent label.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class AdaptiveSoftmax(WrappingLayer):
         if not is_number(reduction_factor) or not 1.0 <= reduction_factor < math.inf:
             raise ValueError(
                 f"{name}: reduction_factor is a finite number of at least 1, not "
-                f"{reduction_factor!r}; 4 is usual, 1 keeps every cluster as wide as the head"
+                f"{reduction_factor!r}"
             )
         self.cutoffs = _checked_cutoffs(name, cutoffs, layer.vocabulary_size)
         self.reduction_factor = float(reduction_factor)
@@ -141,14 +142,14 @@ class AdaptiveSoftmax(WrappingLayer):
         return self._join(context, softmaxes)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """``log_probs``: the hierarchy is normalised as it is made."""
+        """``log_probs``: a hierarchy has no unnormalised scores."""
         return self.log_probs(hidden)
 
     def checked_nll(self, hidden: Tensor, targets: Tensor, options: LossOptions) -> Tensor:
         """-log p(target | h): the head for all tokens, each cluster for its own tokens only.
 
-        How many tokens a cluster has is known on the device only, so on a GPU this waits for it.
-        Inside ``torch.compile`` or a CUDA graph, which cannot wait, a cluster looks at all tokens.
+        Only the device knows how many tokens a cluster has, so on a GPU this waits for it. Inside
+        ``torch.compile`` or a CUDA graph, which cannot wait, each cluster computes all tokens.
         """
         reduction, ignore_index, label_smoothing, impl, memory, _ = options
         context, weight, softmaxes = self._encode(hidden)
@@ -195,7 +196,7 @@ class AdaptiveSoftmax(WrappingLayer):
             cluster += rank >= c_i
         cluster = torch.where(ignored | outside, 0, cluster)
         in_head = torch.where(cluster == 0, rank, self.cutoffs[0] - 1 + cluster)
-        # Marks of our own: ignore_index may be a label, and then a rank is called the same.
+        # Not the caller's ignore_index, which may equal a rank.
         in_head = torch.where(ignored, _IGNORED, torch.where(outside, _OUTSIDE, in_head))
 
         def cost(s: Softmax, context: Tensor, targets: Tensor) -> Tensor:
@@ -223,30 +224,29 @@ class AdaptiveSoftmax(WrappingLayer):
         sizes = torch.stack([(cluster == i).sum() for i in range(len(softmaxes))]).tolist()
         _, *members = cluster.argsort(stable=True).split(sizes)
         for softmax, own, tokens in zip(clusters, inside, members, strict=True):
-            # A cluster without tokens runs too: its parameters get zero gradients instead of none,
-            # which is what data-parallel training waits for.
+            # Also without tokens: data-parallel training waits for a gradient of every parameter.
             each = cost(softmax, context.index_select(0, tokens), own[tokens])
             losses = losses.index_add(0, tokens, each)
         return losses
 
-    # -- what the wrapped layer does --------------------------------------------------------
+    # -- as the wrapped layer -----------------------------------------------------------------
 
     @property
     def weight(self) -> Tensor:
         raise NotFoldable(
-            f"an adaptive softmax of {len(self.cutoffs)} clusters has no single weight for a fused "
-            "loss to read; call layer.nll(hidden, targets)"
+            f"an adaptive softmax of {len(self.cutoffs)} clusters has no single weight; call "
+            "layer.nll(hidden, targets)"
         )
 
     def fold(self) -> nn.Linear:
         raise NotFoldable(
-            f"an adaptive softmax of {len(self.cutoffs)} clusters is a hierarchy, so no nn.Linear "
-            "equals it; in eval mode without gradients its labels are encoded once"
+            f"an adaptive softmax of {len(self.cutoffs)} clusters equals no nn.Linear; in eval "
+            "mode without gradients its labels are encoded once"
         )
 
     @contextmanager
     def cached_labels(self) -> Iterator[None]:
-        """As the wrapped layer's, and each cluster's labels are mapped by its B_i once."""
+        """As the wrapped layer's; the labels of each cluster are mapped by B_i once, too."""
         with self.layer.cached_labels():
             with torch.no_grad(), without_autocast(self):
                 frozen = frozen_labels(self, self._encode_labels())
@@ -277,16 +277,16 @@ class AdaptiveSoftmax(WrappingLayer):
 
 
 def _maps(k: int, k_i: int, reduction_factor: float, like: Tensor) -> tuple[nn.Module, nn.Module]:
-    """A and B, k -> k_i, starting alike; the identity where nothing is reduced.
+    """A and B, k -> k_i, initialised with the same values; the identity for factor 1.
 
-    Both start as the same random orthonormal rows, so a context close to a label stays close to it.
+    Both are the same random orthonormal rows, so a context close to a label stays close to it.
     The scale keeps the variance of the logits of unrelated pairs: with A = B = a Q it is
-    a^4 k_i / k^2 |c|^2 |y|^2, where it was |c|^2 |y|^2 / k, hence a = (k / k_i)^(1/4).
+    a^4 k_i / k^2 |c|^2 |y|^2, and without maps |c|^2 |y|^2 / k, hence a = (k / k_i)^(1/4).
     """
     if reduction_factor == 1.0:
         return nn.Identity(), nn.Identity()
     A, B = (nn.Linear(k, k_i, bias=False, device="meta", dtype=like.dtype) for _ in range(2))
-    if not like.is_meta:  # there neither memory nor time is spent on a start
+    if not like.is_meta:
         Q = torch.empty(k_i, k, dtype=torch.float32, device="cpu")
         nn.init.orthogonal_(Q, gain=(k / k_i) ** 0.25)
         for each in (A, B):
@@ -303,16 +303,14 @@ def _checked_cutoffs(name: str, cutoffs: Sequence[int], labels: int) -> tuple[in
     ranks = list(map(int, ranks))
     if not ranks:
         raise ValueError(
-            f"{name}: cutoffs is empty, so there is no cluster; give at least one rank, or use the "
-            "wrapped layer as it is"
+            f"{name}: cutoffs is empty; give at least one rank, or use the wrapped layer"
         )
     if any(a >= b for a, b in pairwise(ranks)):
         raise ValueError(
-            f"{name}: cutoffs rise strictly, {ranks} do not; give {sorted(set(ranks))}"
+            f"{name}: cutoffs increase strictly, {ranks} do not; give {sorted(set(ranks))}"
         )
     if ranks[0] < 1 or ranks[-1] >= labels:
         raise ValueError(
-            f"{name}: cutoffs lie between 1 and {labels - 1} for {labels} labels, {ranks} do not; "
-            "the head starts at rank 0 and the last cluster ends with the last label by themselves"
+            f"{name}: cutoffs lie between 1 and {labels - 1} for {labels} labels, {ranks} do not"
         )
     return tuple(ranks)

@@ -11,8 +11,7 @@ from drill.layers.label_source import LabelSource, label_width, placement
 class Bilinear(MatrixLayer):
     """softmax(E W h + b): g_out = E W (V, d_h), a linear map between label and hidden space.
 
-    Takes d*d_h + V parameters and lets d_h differ from d. Dropout, residual and ``map_bias`` are
-    the variants of the paper's ablation; see DeepResidual for their meaning.
+    Adds d*d_h + V parameters; d_h may differ from d. The other arguments are as in DeepResidual.
     """
 
     scales_with_embedding = True

@@ -1,10 +1,9 @@
 """What an output layer costs: its own parameters, and the arithmetic of a step and of inference.
 
-Everything is counted by running the layer itself on the meta device: no formula can drift from the
-code, and no size needs memory or time. A multiplication and an addition are two FLOPs. Only matrix
-products are counted: the elementwise work on logits and labels is some d times smaller.
+FLOPs are counted by running the layer on the meta device. A multiplication and an addition are two
+FLOPs. Only matrix products are counted; elementwise work is about d times smaller.
 
-The work of two layers depends on which labels occur, and meta tensors have none: a sampled softmax
+The work of two layers depends on the targets, and meta tensors have no values: a sampled softmax
 is counted with all targets and samples distinct, an adaptive one with targets after Zipf's law.
 """
 
@@ -58,7 +57,7 @@ class Cost:
 
 
 def cost(layer: OutputLayer, tokens: int) -> Cost:
-    """Count what ``layer`` costs for ``tokens`` hidden states at a time; it stays as it is."""
+    """The cost of ``layer`` for ``tokens`` hidden states; the layer is copied first."""
     layer = copy.deepcopy(layer).to("meta").train()
     matrix = _matrix_layer(layer)
     if isinstance(matrix, DeepResidual):
@@ -88,9 +87,9 @@ def example_layers(
     experts: int,
     joint: int,
 ) -> dict[str, OutputLayer]:
-    """One layer of every kind over one embedding (V, d), named as in ``LAYERS``, without memory.
+    """One layer of every kind over one embedding (V, d) on the meta device, by its name.
 
-    Layers that need d_h = d are built with that; their ``hidden_size`` says so.
+    Layers that need d_h = d ignore ``hidden``.
     """
     with torch.device("meta"):
         embedding = nn.Embedding(vocabulary, width)
@@ -115,7 +114,7 @@ def zipf_counts(layer: AdaptiveSoftmax, tokens: int) -> list[int]:
 
 
 def _encoded(layer: OutputLayer) -> object:
-    """What ``cached_labels`` makes once: encoded labels, of clusters as their maps give them."""
+    """What ``cached_labels`` computes once."""
     labels = _matrix_layer(layer).labels()
     return layer.softmaxes(labels) if isinstance(layer, AdaptiveSoftmax) else labels
 
@@ -123,7 +122,7 @@ def _encoded(layer: OutputLayer) -> object:
 def _loss(layer: OutputLayer, hidden: Tensor, targets: Tensor) -> Tensor:
     if not isinstance(layer, AdaptiveSoftmax):
         return layer.nll(hidden, targets, impl="reference", check=False)
-    # Its own loss asks the targets which cluster they are in; the work is the same without.
+    # The layer's own loss reads the targets to find their clusters.
     context = layer.layer.context(hidden)
     softmaxes = layer.softmaxes(layer.layer.weight)
     counts = [len(targets), *zipf_counts(layer, len(targets))]
@@ -141,7 +140,7 @@ def _matrix_layer(layer: OutputLayer) -> MatrixLayer:
 
 
 def own_parameters(layer: OutputLayer) -> int:
-    """Numbers of a layer beyond the embedding, which an encoder shares."""
+    """Parameters of a layer without the embedding, which the model shares."""
     matrix = _matrix_layer(layer)
     embedding = cast(nn.Module, matrix.embedding)
     shared = [] if isinstance(matrix, FullSoftmax) else list(embedding.parameters())

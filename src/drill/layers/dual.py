@@ -13,11 +13,16 @@ from drill.layers.label_source import LabelSource, label_width, placement
 
 
 class DualNonlinear(MatrixLayer):
-    """softmax(act(E U + b_u) . act(W h + b_w) + b): labels and contexts meet in a joint space.
+    """softmax(act(E U + b_u) . act(W h + b_w) + b): a joint space of labels and contexts.
 
-    Takes d*k + k*d_h + 2*k + V parameters for a joint size k of your choice. Dropout acts on the
-    label side, ``residual`` adds E there and h on the other side (so d = k = d_h); see
-    DeepResidual.
+    Adds d*k + k*d_h + 2*k + V parameters.
+
+    Args:
+        joint_size: k; the embedding's width by default.
+        dropout: of the label side.
+        residual: add E on the label side and h on the other; needs d = k = d_h.
+
+    The other arguments are as in DeepResidual.
     """
 
     def __init__(
@@ -49,7 +54,7 @@ class DualNonlinear(MatrixLayer):
             name, activation, dropout, locked, dropout_at, init_range, map_bias, place
         )
         self.label_map = LabelMap(d, k, options)
-        # Without dropout: the encoder drops its own outputs.
+        # Without dropout: the model's encoder has its own.
         self.context_map = LabelMap(d_h, k, replace(options, dropout=0.0))
 
     def labels(self, rows: Tensor | None = None, check: bool = True) -> Tensor:

@@ -1,4 +1,4 @@
-"""One trained map of label vectors, the brick of every layer between tied and full."""
+"""One trained map of label vectors: act(drop(X) U + b)."""
 
 import math
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drill.kernels.label_encoder.encode_labels import KeptBits, draw_kept_bits
+from drill.kernels.label_encoder.options import KeptBits, draw_kept_bits
 from drill.kernels.loss.checks import check_operand
 from drill.kernels.runtime.dispatch import compute_dtype
 from drill.kernels.runtime.dropout_masks import draw_mask, masked
@@ -26,9 +26,9 @@ DROPOUT_PLACES = ("input", "output")
 
 @dataclass(frozen=True)
 class MapOptions:
-    """The options every layer with maps has; ValueError for those no map can have."""
+    """The options that all layers with maps share, checked."""
 
-    layer: str  # whose options they are, for the error messages
+    layer: str  # name of the layer, for error messages
     activation: str
     dropout: float
     locked: bool
@@ -64,7 +64,7 @@ class LabelMap(nn.Module):
             nn.init.uniform_(self.linear.bias, -1 / math.sqrt(d_in), 1 / math.sqrt(d_in))
 
     def draw_mask(self, X: Tensor) -> Tensor | None:
-        """A fresh dropout mask for labels X (V, .); None for none."""
+        """A new dropout mask for labels X (V, .); None without dropout."""
         if not self.drops:
             return None
         linear = self.linear
@@ -72,7 +72,7 @@ class LabelMap(nn.Module):
         return draw_mask((1 if self.locked else X.shape[0], width), self.dropout, X)
 
     def draw_masks(self, X: Tensor, depth: int) -> Tensor | KeptBits | None:
-        """Those of ``depth`` maps like this one that keep the width, for ``encode_labels``."""
+        """Masks of ``depth`` maps like this one with d_in = d_out, for ``encode_labels``."""
         if not self.drops:
             return None
         if self.locked:
@@ -85,7 +85,7 @@ class LabelMap(nn.Module):
 
     @property
     def must_be_called(self) -> str | None:
-        """Why the weights alone do not say what this map does; None where they do."""
+        """Why a kernel may not use the weights in place of a call; None if it may."""
         if type(self) is not LabelMap or type(self.linear) is not nn.Linear:
             return f"it is a {type(self).__name__} over a {type(self.linear).__name__}"
         return "it has hooks" if hooked(self) or hooked(self.linear) else None
@@ -93,17 +93,17 @@ class LabelMap(nn.Module):
     def forward(self, X: Tensor, mask: Tensor | None) -> Tensor:
         check_operand("labels", X, "their map", self.linear.weight, called="the label vectors")
         before = self.dropout_at == "input"
-        if mask is not None and before and self._drops_rows_of_U(X, mask):
+        if mask is not None and before and self._masks_weight(X, mask):
             Y = F.linear(X, masked(self.linear.weight, mask), self.linear.bias)
         else:
             Y = self.linear(masked(X, mask) if mask is not None and before else X)
         Y = ACTIVATIONS[self.activation](Y)
         return Y if mask is None or before else masked(Y, mask)
 
-    def _drops_rows_of_U(self, X: Tensor, mask: Tensor) -> bool:
-        """Whether drop(X) U is taken as X drop(U), where a locked mask goes over d_out rows, not V.
+    def _masks_weight(self, X: Tensor, mask: Tensor) -> bool:
+        """Whether to compute drop(X) U as X drop(U): a locked mask then has d_out rows to scale.
 
-        Not in half precision, where X is rounded as the fused encoder rounds it.
+        Not in half precision, so that X is rounded as in the fused encoder.
         """
         whole = only_weights_count(self.linear, nn.Linear)
         fewer = mask.shape[0] == 1 and X.shape[0] > self.linear.out_features

@@ -12,7 +12,7 @@ from drill.layers.checks import positive
 
 @runtime_checkable
 class LabelSource(Protocol):
-    """A module that gives label vectors: ``source(rows)`` is (R, d), ``source()`` is (V, d)."""
+    """A module that returns label vectors: ``source(rows)`` is (R, d), ``source()`` is (V, d)."""
 
     num_embeddings: int
     embedding_dim: int
@@ -21,15 +21,18 @@ class LabelSource(Protocol):
 
 
 class Descriptions(nn.Module):
-    """E' = encoder(descriptions): label vectors from a caller's own encoder (the paper's E').
-
-    ``descriptions`` (V, ...) holds one row per label, for example padded token ids of its
-    dictionary entry; ``encoder`` maps rows of it to vectors (R, d) and is trained with the layer.
-    A label that was never trained gets a vector from its description: ``extend`` adds rows, then
-    ``layer.resize`` admits them; ``truncate`` drops the last ones.
+    """E' = encoder(descriptions): label vectors from an encoder of texts (the paper's E').
 
         source = Descriptions(encoder, token_ids, embedding_dim=400)
         layer = DeepResidual(source, depth=2)
+
+    A new label gets its vector from its description: ``extend`` adds rows, then call
+    ``layer.resize``; ``truncate`` drops the last ones.
+
+    Args:
+        encoder: maps rows of ``descriptions`` to vectors (R, d); trained with the layer.
+        descriptions: (V, ...), one row per label, such as padded token ids of a dictionary entry.
+        embedding_dim: d.
     """
 
     descriptions: Tensor
@@ -38,10 +41,10 @@ class Descriptions(nn.Module):
         super().__init__()
         if not isinstance(encoder, nn.Module):
             raise TypeError(
-                f"Descriptions: the encoder is an nn.Module, not {type(encoder).__name__}; put a "
-                "function into the forward of one, so that it moves and is saved with the layer"
+                f"Descriptions: encoder is an nn.Module, not {type(encoder).__name__}; a function "
+                "goes into the forward of one"
             )
-        _check_tensor("Descriptions: the rows are", descriptions)
+        _check_tensor("Descriptions: descriptions are", descriptions)
         embedding_dim = positive("Descriptions", "embedding_dim", embedding_dim)
         if descriptions.dim() < 1 or descriptions.shape[0] < 1:
             raise ValueError(
@@ -60,13 +63,13 @@ class Descriptions(nn.Module):
         _check_tensor("Descriptions: new rows are", descriptions)
         if not torch.can_cast(descriptions.dtype, self.descriptions.dtype):
             raise TypeError(
-                f"Descriptions: new rows of {descriptions.dtype} would be cut to the old ones' "
-                f"{self.descriptions.dtype}; give rows of that dtype"
+                f"Descriptions: new rows are {descriptions.dtype}, but the old ones "
+                f"{self.descriptions.dtype}; convert with .to()"
             )
         if descriptions.dim() < 1 or descriptions.shape[1:] != self.descriptions.shape[1:]:
             raise ValueError(
-                f"Descriptions: new rows of shape {tuple(descriptions.shape[1:])} do not fit the "
-                f"old ones of shape {tuple(self.descriptions.shape[1:])}; pad or cut them"
+                f"Descriptions: new rows have shape {tuple(descriptions.shape[1:])}, but the old "
+                f"ones {tuple(self.descriptions.shape[1:])}; pad or cut them"
             )
         self.descriptions = torch.cat([self.descriptions, descriptions.to(self.descriptions)])
 
@@ -75,28 +78,28 @@ class Descriptions(nn.Module):
         positive("Descriptions", "the number of labels", labels)
         if labels > self.num_embeddings:
             raise ValueError(
-                f"Descriptions: there are {self.num_embeddings} rows to keep, not {labels}; add "
-                "new ones with extend"
+                f"Descriptions: there are only {self.num_embeddings} rows, not {labels}; add new "
+                "ones with extend"
             )
-        self.descriptions = self.descriptions[:labels].clone()  # a view would keep the others
+        self.descriptions = self.descriptions[:labels].clone()  # a view would keep the memory
 
     def forward(self, rows: Tensor | None = None) -> Tensor:
         chosen = self.descriptions if rows is None else self.descriptions[rows]
         vectors = cast(Tensor, self.encoder(chosen))
         if vectors.shape != (chosen.shape[0], self.embedding_dim):
             raise ValueError(
-                f"Descriptions: the encoder gave {tuple(vectors.shape)} for {chosen.shape[0]} "
-                f"labels; it must give ({chosen.shape[0]}, {self.embedding_dim})"
+                f"Descriptions: the encoder returned {tuple(vectors.shape)} for {chosen.shape[0]} "
+                f"labels, not ({chosen.shape[0]}, {self.embedding_dim})"
             )
         return vectors
 
 
 def label_width(name: str, source: Any) -> int:
-    """d, the width of a label vector; TypeError unless ``source`` gives such vectors."""
+    """d, the width of a label vector; TypeError unless ``source`` is a label source."""
     if isinstance(source, nn.EmbeddingBag):
         raise TypeError(
-            f"{name}: an nn.EmbeddingBag sums rows and has none for each label; give an "
-            "nn.Embedding, or the bag as the encoder of Descriptions"
+            f"{name}: an nn.EmbeddingBag has no row for each label; give an nn.Embedding, or the "
+            "bag as the encoder of Descriptions"
         )
     if not isinstance(source, nn.Module) or not isinstance(source, LabelSource):
         raise TypeError(
@@ -112,15 +115,16 @@ class Placement(TypedDict):
 
 
 def placement(source: nn.Embedding | LabelSource) -> Placement:
-    """Device and dtype of the label vectors: where a layer over them puts its own parameters."""
-    held = [p for p in cast(nn.Module, source).parameters() if p.is_floating_point()]
-    if not held:
+    """Device and dtype of the label vectors, and so of the parameters of a layer over them."""
+    floats = (p for p in cast(nn.Module, source).parameters() if p.is_floating_point())
+    first = next(floats, None)
+    if first is None:
         return Placement(device=None, dtype=None)
-    return Placement(device=held[0].device, dtype=held[0].dtype)
+    return Placement(device=first.device, dtype=first.dtype)
 
 
 def label_count(source: nn.Embedding | LabelSource) -> int:
-    # An embedding's weight may have been replaced by a larger one; num_embeddings would not know.
+    # The weight may have been replaced by a larger one, which num_embeddings does not show.
     return source.weight.shape[0] if isinstance(source, nn.Embedding) else source.num_embeddings
 
 
@@ -134,7 +138,7 @@ def label_vectors(source: nn.Embedding | LabelSource, rows: Tensor | None = None
 def checked_rows(
     name: str, source: nn.Embedding | LabelSource, rows: Tensor, check: bool
 ) -> Tensor:
-    """``rows`` (R,) as int64; ``check`` looks whether each is a label."""
+    """``rows`` (R,) as int64; with ``check`` IndexError unless each is a label."""
     if not isinstance(rows, Tensor):
         raise TypeError(f"{name}: rows are a tensor of label ids, not {type(rows).__name__}")
     whole = not (rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool)
@@ -157,7 +161,7 @@ def checked_rows(
 def resize_rows(
     name: str, source: nn.Embedding | LabelSource, new_size: int, vectors: Tensor | None
 ) -> None:
-    """Give ``source`` ``new_size`` rows: ``vectors`` or the mean for new ones."""
+    """Resize ``source`` to ``new_size`` rows; new ones are ``vectors`` or the mean."""
     new_size = positive(name, "the number of labels", new_size)
     old_size = label_count(source)
     added = max(0, new_size - old_size)
@@ -171,16 +175,16 @@ def resize_rows(
         )
     if not isinstance(source, nn.Embedding):
         if new_size != old_size:
-            mend = "extend" if new_size > old_size else "truncate"
+            method = "extend" if new_size > old_size else "truncate"
             raise ValueError(
-                f"{name}: the label source has {old_size} labels; give it {new_size} "
-                f"(for Descriptions: {mend}), then resize the layer"
+                f"{name}: the label source has {old_size} labels, not {new_size}; resize it first "
+                f"(Descriptions: {method}), then the layer"
             )
         return
     if new_size != old_size:
         old = source.weight.detach()
-        fresh = old.mean(0, keepdim=True).expand(added, width) if vectors is None else vectors
-        refill(source.weight, torch.cat([old[:new_size], fresh.to(old)]))
+        new = old.mean(0, keepdim=True).expand(added, width) if vectors is None else vectors
+        refill(source.weight, torch.cat([old[:new_size], new.to(old)]))
     source.num_embeddings = new_size
     if source.padding_idx is not None and source.padding_idx >= new_size:
         source.padding_idx = None  # its row is gone
@@ -192,9 +196,9 @@ def _check_tensor(what: str, value: object) -> None:
 
 
 def refill(parameter: Tensor, data: Tensor) -> None:
-    """Give a Parameter data of another shape; whoever shares the object stays tied to it."""
-    # While an older graph lives, autograd would go on expecting gradients of the old shape; it
-    # forgets that shape only when the dtype changes.
+    """Replace a Parameter's data by data of another shape; modules that share it stay tied."""
+    # While an older graph exists, autograd expects gradients of the old shape; it forgets that
+    # shape only when the dtype changes.
     other = torch.float32 if data.dtype != torch.float32 else torch.float16
     parameter.grad = None
     parameter.data = data.new_empty(0, dtype=other)

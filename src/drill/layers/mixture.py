@@ -18,19 +18,17 @@ from drill.layers.wrapper import WrappingLayer, smoothed_nll
 class MixtureOfSoftmaxes(WrappingLayer):
     """p(y | h) = sum_e pi_e(h) p_layer(y | tanh(W_e h + b_e)): K softmaxes of one matrix layer.
 
-    Breaks the rank limit of a single softmax for K times its price; the wrapped layer may be any
-    MatrixLayer, so a mixture over DeepResidual needs nothing more. Takes d_h*K + (d_h*w + w)*K
-    parameters beyond the layer's, w being the layer's hidden_size.
+    Breaks the rank limit of a single softmax for K times its cost. Adds d_h*K + (d_h*w + w)*K
+    parameters, w being the wrapped layer's hidden_size. The loss does not need K logits tensors:
+    see ``drill.kernels.mixture``.
 
-    The loss needs no K logits tensors: ``drill.kernels.mixture`` walks the tokens once and has
-    the gradients as soon as a chunk of tokens has its logits.
-
-    layer        the matrix layer every expert uses
-    experts      K
-    hidden_size  d_h, the layer's hidden_size by default
-    dropout      on the experts' contexts; with a hidden of shape (time, batch, d_h) and
-                 ``locked`` one mask serves all time steps
-    init_range   the projections start uniform in +-init_range
+    Args:
+        layer: the MatrixLayer that all experts use.
+        experts: K.
+        hidden_size: d_h; the layer's hidden_size by default.
+        dropout: dropout probability of the experts' contexts.
+        locked: one mask for all time steps of a hidden of shape (time, batch, d_h).
+        init_range: the projections are initialised uniformly in +-init_range.
     """
 
     def __init__(
@@ -59,14 +57,14 @@ class MixtureOfSoftmaxes(WrappingLayer):
     @property
     def weight(self) -> Tensor:
         raise NotFoldable(
-            f"a mixture of {self.experts} softmaxes has no single weight for a fused loss to "
-            "read; call layer.nll(hidden, targets)"
+            f"a mixture of {self.experts} softmaxes has no single weight; call "
+            "layer.nll(hidden, targets)"
         )
 
     def context(self, hidden: Tensor) -> Tensor:
         raise NotFoldable(
-            f"a mixture of {self.experts} softmaxes has {self.experts} contexts for a hidden "
-            "state, not one; call layer.expert_contexts(hidden)"
+            f"a mixture of {self.experts} softmaxes has as many contexts; call "
+            "layer.expert_contexts(hidden)"
         )
 
     def expert_contexts(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -84,7 +82,7 @@ class MixtureOfSoftmaxes(WrappingLayer):
         return log_prior, contexts.unflatten(-1, (self.experts, self.layer.hidden_size))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """``log_probs``: a mixture is normalised as it is made."""
+        """``log_probs``: a mixture has no unnormalised scores."""
         return self.log_probs(hidden)
 
     def log_probs(self, hidden: Tensor) -> Tensor:
@@ -94,7 +92,7 @@ class MixtureOfSoftmaxes(WrappingLayer):
         return self._mix(log_prior, contexts, weight)
 
     def _mix(self, log_prior: Tensor, contexts: Tensor, weight: Tensor) -> Tensor:
-        """logsumexp over experts; without gradients never more than a few (..., V) tensors live."""
+        """logsumexp over experts, one at a time: a few (..., V) tensors without gradients."""
         mixed: Tensor | None = None
         for log_pi, context in zip(log_prior.unbind(-1), contexts.unbind(-2), strict=True):
             part = head_log_probs(context, weight, self.layer.bias) + log_pi[..., None]
@@ -138,8 +136,8 @@ class MixtureOfSoftmaxes(WrappingLayer):
 
     def fold(self) -> nn.Linear:
         raise NotFoldable(
-            f"a mixture of {self.experts} softmaxes is no single matrix, so no nn.Linear equals "
-            "it; in eval mode without gradients its labels are encoded once"
+            f"a mixture of {self.experts} softmaxes equals no nn.Linear; in eval mode without "
+            "gradients its labels are encoded once"
         )
 
     def resize(self, new_size: int, vectors: Tensor | None = None) -> None:

@@ -29,18 +29,18 @@ class SampledSoftmax(WrappingLayer):
         nll = log Z_hat - l_target
 
     The S labels s are drawn with replacement from the proposal q, once per call and for all
-    tokens, so E[Z_hat] = Z. A draw that hits a token's own target is left out for that token.
-    Use it to train over vocabularies so large that encoding all labels dominates: only the targets
-    and the samples are encoded, min(N + S, V) rows at most. Adds no parameters.
+    tokens, so E[Z_hat] = Z. A draw that equals a token's target is left out for that token. For
+    vocabularies so large that encoding all labels dominates: only targets and samples are encoded,
+    at most min(N + S, V) rows. Adds no parameters.
 
-    layer      the matrix layer that is trained; any MatrixLayer
-    samples    S; the loss is biased low by about Var(Z_hat) / (2 Z^2), which falls as 1/S
-    proposal   q: "log-uniform" over frequency ranks, q(r) = log((r+2)/(r+1)) / log(V+1), which is
-               close to the distribution of words; or "uniform"
-    counts     (V,) training counts that rank the labels; without them id 0 is the most frequent
-               label, id 1 the next, as frequency-sorted vocabularies have it
-    generator  of the draws, on the device of the hidden states (for MPS, on the CPU); torch's own
-               by default
+    Args:
+        layer: the MatrixLayer to train.
+        samples: S; the loss is biased low by about Var(Z_hat) / (2 Z^2), which falls as 1/S.
+        proposal: q: "log-uniform" over frequency ranks, q(r) = log((r+2)/(r+1)) / log(V+1), which
+            is close to the distribution of words; or "uniform".
+        counts: (V,) training counts that rank the labels; by default ids are sorted by frequency,
+            id 0 being the most frequent label.
+        generator: on the device of the hidden states (for MPS, on the CPU); torch's by default.
     """
 
     def __init__(
@@ -61,23 +61,23 @@ class SampledSoftmax(WrappingLayer):
         self.ranking = Ranking(name, layer, counts)
         self.generator = generator
 
-    # -- what is drawn ----------------------------------------------------------------------
+    # -- the proposal -------------------------------------------------------------------------
 
     @torch.no_grad()
     def sample(self, count: int, device: torch.device) -> Tensor:
         """Frequency ranks (count,) drawn with replacement from q; never waits for a device."""
         V = self.vocabulary_size
-        g, at = self.generator, _with_float64(device)
-        if g is not None and g.device.type != at.type:
+        g, own = self.generator, _with_float64(device)
+        if g is not None and g.device.type != own.type:
             raise ValueError(
                 f"{type(self).__name__}: the generator is on {g.device} but hidden on {device}; "
-                f"give torch.Generator({at.type!r})"
+                f"give torch.Generator({own.type!r})"
             )
         if self.proposal == "uniform":
-            return torch.randint(V, (count,), generator=g, device=at).to(device)
+            return torch.randint(V, (count,), generator=g, device=own).to(device)
         # The inverse of the cumulative distribution log(r+1) / log(V+1). In float64: the grid of
         # float32 is as coarse as q itself in the tail of a large vocabulary.
-        u = torch.rand(count, generator=g, device=at, dtype=torch.float64)
+        u = torch.rand(count, generator=g, device=own, dtype=torch.float64)
         r = (u * math.log(V + 1)).exp().long() - 1
         return r.clamp(0, V - 1).to(device)  # exp may round up to V + 1
 
@@ -94,7 +94,7 @@ class SampledSoftmax(WrappingLayer):
     def checked_nll(self, hidden: Tensor, targets: Tensor, options: LossOptions) -> Tensor:
         """Training: log Z_hat - l_target, with (N, S) logits in memory. Evaluation: exact.
 
-        ``impl`` and ``memory`` serve the exact loss and change nothing in training.
+        ``impl`` and ``memory`` only affect the exact loss.
         """
         if not self.training:
             return self.layer.checked_nll(hidden, targets, options)
@@ -102,8 +102,8 @@ class SampledSoftmax(WrappingLayer):
         reduction, ignore_index, label_smoothing, _, _, check = options
         if label_smoothing:
             raise ValueError(
-                f"{name}: label_smoothing={label_smoothing} needs the probabilities of all labels "
-                "and sampling avoids them; train with label_smoothing=0, or train the wrapped layer"
+                f"{name}: label_smoothing={label_smoothing} needs the probabilities of all labels; "
+                "train with label_smoothing=0, or train the wrapped layer"
             )
         self._check_layer(hidden.device)
         flat = targets.reshape(-1)  # (N,)
@@ -111,14 +111,14 @@ class SampledSoftmax(WrappingLayer):
         drawn = self.ranking.labels_of(ranks)
         ignored = flat == ignore_index
         outside = ~ignored & ((flat < 0) | (flat >= V))
-        # A token without a target borrows a drawn label, so that no other row is encoded for it.
+        # A token without a target uses a drawn label, so that no other row is encoded for it.
         known = torch.where(ignored | outside, drawn[0], flat)
 
         context = self.layer.context(hidden).reshape(-1, self.layer.joint_size)  # (N, k)
         ids = torch.cat([known, drawn])  # (N + S,)
         Y, place = self._encode(ids, check)  # (R, k), (N + S,)
         check_head(name, context, Y, None)
-        # Gathered in float32, the bias below too: gradients of repeated labels are summed in it.
+        # Gathered in float32, as the bias below: gradients of repeated labels are summed in it.
         wide = Y.to(torch.promote_types(Y.dtype, torch.float32))
         Y_target = F.embedding(place[: len(known)], wide)  # (N, k)
         Y_drawn = F.embedding(place[len(known) :], wide).to(Y.dtype)  # (S, k)
@@ -131,7 +131,7 @@ class SampledSoftmax(WrappingLayer):
             b = F.embedding(ids, self.layer.bias.to(exact)[:, None])[:, 0]
             l_target = l_target + b[: len(known)]
             shift = shift + b[len(known) :]
-        # Not -inf: a token all of whose draws are hits or masked would get NaN gradients.
+        # Not -inf, which gives NaN gradients where all draws of a token are hits or masked.
         lowest = torch.finfo(exact).min
         shift = shift.clamp(min=lowest)
         hits = known[:, None] == drawn
@@ -162,7 +162,7 @@ class SampledSoftmax(WrappingLayer):
             )
         self.ranking.check(V)
 
-    # -- what the wrapped layer does --------------------------------------------------------
+    # -- as the wrapped layer -----------------------------------------------------------------
 
     @property
     def weight(self) -> Tensor:
@@ -197,11 +197,11 @@ def _with_float64(device: torch.device) -> torch.device:
 
 
 def distinct(ids: Tensor, labels: int, wait: bool) -> tuple[Tensor, Tensor]:
-    """Each id once (R,), and where it went: ``rows[place] == ids``.
+    """Each id once (R,), and its position: ``rows[place] == ids``.
 
-    How many distinct ids there are is known on the device only. Without ``wait`` (and inside
-    ``torch.compile`` or a CUDA graph, which cannot wait) R is the most there can be,
-    min(len(ids), labels), filled up with one of them.
+    Only the device knows how many distinct ids there are. Without ``wait`` (and inside
+    ``torch.compile`` or a CUDA graph, which cannot wait) R is its upper bound, min(len(ids),
+    labels), filled up with one of them.
     """
     if not must_not_wait(ids.device) and (wait or ids.device.type == "cpu"):
         rows, place = torch.unique(ids, return_inverse=True)
@@ -214,9 +214,9 @@ def distinct(ids: Tensor, labels: int, wait: bool) -> tuple[Tensor, Tensor]:
 
 
 def foldable(layer: OutputLayer) -> MatrixLayer | None:
-    """The layer of one matrix that ``layer`` is once it is trained; None where it is none.
+    """The MatrixLayer that ``layer`` is in evaluation, or None.
 
-    A sampled layer samples in training alone, so it is the layer it wraps.
+    A sampled softmax samples only in training, so it is the layer that it wraps.
     """
     matrix = layer.layer if isinstance(layer, SampledSoftmax) else layer
     return matrix if isinstance(matrix, MatrixLayer) else None

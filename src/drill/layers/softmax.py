@@ -1,4 +1,4 @@
-"""The two plain softmax layers: a matrix of its own, and the tied embedding."""
+"""The two plain softmax layers: a separate matrix, and the tied embedding."""
 
 from numbers import Integral
 
@@ -10,10 +10,15 @@ from drill.layers.label_source import LabelSource, Placement, label_count, label
 
 
 class FullSoftmax(MatrixLayer):
-    """softmax(W h + b): g_out = W (V, d_h), a matrix of its own.
+    """softmax(W h + b): g_out = W (V, d_h), not shared with the input embedding.
 
-    Most parameters (V*d_h + V), no sharing with the input. The first argument only says how many
-    labels there are: the model's embedding, or V itself. W starts uniform in +-init_range.
+    Adds V*d_h + V parameters.
+
+    Args:
+        embedding: V, or the model's embedding, whose size is V.
+        hidden_size: d_h; the embedding's width by default.
+        bias: use the output bias b.
+        init_range: W is initialised uniformly in +-init_range.
     """
 
     def __init__(
@@ -27,9 +32,7 @@ class FullSoftmax(MatrixLayer):
         place = Placement(device=None, dtype=None)
         if isinstance(embedding, int | Integral):
             if hidden_size is None:
-                raise ValueError(
-                    "FullSoftmax: with a number of labels, hidden_size must be given too"
-                )
+                raise ValueError("FullSoftmax: hidden_size is required with a number of labels")
             labels = positive("FullSoftmax", "the number of labels", embedding)
         else:
             width = label_width("FullSoftmax", embedding)
@@ -49,7 +52,7 @@ class FullSoftmax(MatrixLayer):
 class TiedSoftmax(MatrixLayer):
     """softmax(E h + b): g_out = E (V, d), the input embedding itself (weight tying).
 
-    Fewest parameters (V); needs d_h = d. What DeepResidual of depth 0 is.
+    Adds V parameters; needs d_h = d. The same as DeepResidual of depth 0.
     """
 
     scales_with_embedding = True

@@ -16,27 +16,28 @@ from torch import Tensor, nn
 
 from drill.kernels.lstm.lstm import IMPLEMENTATIONS, Implementation, choose, in_words, lstm_stack
 from drill.kernels.lstm.weights import Weights
-from drill.models.dropout import locked_dropout, row_dropout
+from drill.kernels.runtime.dropout_masks import draw_mask, masked
+from drill.layers.checks import fraction, one_of, positive
 from drill.models.encoder import Encoded, Encoder, State
 
 
 class AwdLstm(Encoder):
-    """Stacked LSTMs with a dropout at every place where one helps; for language models.
+    """Stacked LSTMs with dropout on words, inputs, weights and outputs; for language models.
 
-    embedding          the model's nn.Embedding (V, d), shared; LSTMs go to its device and dtype
-    hidden_size        width of all layers but the last
-    layers             number of LSTMs
-    output_size        width of the last one; d unless given, which is what tied labels need
-    dropout_embedding  share of the vocabulary that a forward loses, input side only
-    dropout_input      locked, on the embedded words
-    dropout_hidden     locked, between LSTMs
-    dropout_output     locked, on the last one's output
-    weight_drop        share of every hidden-to-hidden matrix that a forward loses, entry by entry
-    impl               of the LSTMs: auto, reference, cudnn, persistent or graph; see
-                       drill.kernels.lstm
-    init_range         given, the embedding is drawn uniform in +-init_range; it belongs to the
-                       caller, so by default it stays as it is. LSTMs start at torch's default,
-                       uniform in +-1/sqrt(width)
+    LSTMs are initialised by PyTorch's default, uniform in +-1/sqrt(width).
+
+    Args:
+        embedding: the model's nn.Embedding (V, d), shared; LSTMs go to its device and dtype.
+        hidden_size: width of all LSTMs but the last.
+        layers: number of LSTMs.
+        output_size: width of the last LSTM; d by default, as tied labels need.
+        dropout_embedding: probability that a word of the vocabulary is dropped from the input.
+        dropout_input: locked dropout of the embedded words.
+        dropout_hidden: locked dropout between LSTMs.
+        dropout_output: locked dropout of the last output.
+        weight_drop: DropConnect of the hidden-to-hidden matrices.
+        impl: "auto", "reference", "cudnn", "persistent" or "graph"; see drill.kernels.lstm.
+        init_range: initialise the embedding uniformly in +-init_range; None leaves it as it is.
     """
 
     def __init__(
@@ -61,18 +62,19 @@ class AwdLstm(Encoder):
                 f"not {type(embedding).__name__}"
             )
         d = embedding.embedding_dim
-        self.output_size = d if output_size is None else _positive("output_size", output_size)
-        _positive("hidden_size", hidden_size)
-        inner = [hidden_size] * (_positive("layers", layers) - 1)
+        self.output_size = (
+            d if output_size is None else positive("AwdLstm", "output_size", output_size)
+        )
+        hidden_size = positive("AwdLstm", "hidden_size", hidden_size)
+        inner = [hidden_size] * (positive("AwdLstm", "layers", layers) - 1)
         self.embedding = embedding
-        self.dropout_embedding = _fraction("dropout_embedding", dropout_embedding)
-        self.dropout_input = _fraction("dropout_input", dropout_input)
-        self.dropout_hidden = _fraction("dropout_hidden", dropout_hidden)
-        self.dropout_output = _fraction("dropout_output", dropout_output)
-        self.weight_drop = _fraction("weight_drop", weight_drop)
-        if impl not in IMPLEMENTATIONS:
-            raise ValueError(f"AwdLstm: impl is one of {', '.join(IMPLEMENTATIONS)}, not {impl!r}")
-        self.impl = impl
+        self.dropout_embedding = fraction("AwdLstm", "dropout_embedding", dropout_embedding)
+        self.dropout_input = fraction("AwdLstm", "dropout_input", dropout_input)
+        self.dropout_hidden = fraction("AwdLstm", "dropout_hidden", dropout_hidden)
+        self.dropout_output = fraction("AwdLstm", "dropout_output", dropout_output)
+        self.weight_drop = fraction("AwdLstm", "weight_drop", weight_drop)
+        one_of("AwdLstm", "impl", impl, IMPLEMENTATIONS)
+        self.impl: Implementation = impl
         self._dropping = True
         device, dtype = embedding.weight.device, embedding.weight.dtype
         widths = zip([d, *inner], [*inner, self.output_size], strict=True)
@@ -86,7 +88,7 @@ class AwdLstm(Encoder):
     def forward(self, ids: Tensor, state: State | None = None) -> Encoded:
         """ids (T, B) -> output and raw (T, B, output_size), and the state after the last step.
 
-        Every mask is drawn anew. Outside train mode nothing is dropped and output is raw.
+        Every call draws new masks. In eval mode nothing is dropped and output is raw.
         """
         if ids.dtype not in (torch.int64, torch.int32) or ids.dim() != 2 or 0 in ids.shape:
             raise TypeError(
@@ -131,9 +133,9 @@ class AwdLstm(Encoder):
 
     @contextmanager
     def without_dropout(self) -> Iterator[None]:
-        """Inside, the encoder is in train mode and drops nothing; for dynamic evaluation.
+        """A block in which the encoder is in train mode without dropout; for dynamic evaluation.
 
-        ``eval()`` would not do where gradients are needed: cuDNN has no backward in that mode.
+        cuDNN has no backward in eval mode.
         """
         modes = [(module, module.training) for module in self.modules()]
         before, self._dropping = self._dropping, False
@@ -162,13 +164,15 @@ class AwdLstm(Encoder):
             )
 
 
-def _positive(name: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"AwdLstm: {name} is a whole number of at least 1, not {value!r}")
-    return value
+def locked_dropout(x: Tensor, p: float) -> Tensor:
+    """x * m with one mask m (1, B, H) for all T steps of x (T, B, H) (variational dropout)."""
+    return masked(x, draw_mask((1, *x.shape[1:]), p, x)) if p > 0.0 else x
 
 
-def _fraction(name: str, value: float) -> float:
-    if not 0.0 <= value < 1.0:  # NaN fails too
-        raise ValueError(f"AwdLstm: {name} lies in [0, 1), not {value}")
-    return value
+def row_dropout(vectors: Tensor, ids: Tensor, rows: int, p: float) -> Tensor:
+    """m[ids] * vectors with a mask m (rows, 1): all occurrences of a word are dropped.
+
+    For ``vectors`` (T, B, d) of ``ids`` (T, B): the same as dropping whole rows of the embedding
+    (rows, d) before the lookup, without changing the embedding, which labels may share.
+    """
+    return masked(vectors, draw_mask((rows, 1), p, vectors)[ids]) if p > 0.0 else vectors

@@ -2,7 +2,7 @@
 
     ids (T, B) -> hidden states (T, B, d_h)
 
-T is the time steps of a batch, B its sequences and h the width that an output layer reads.
+T time steps, B sequences, d_h the width that the output layer reads.
 """
 
 import abc
@@ -12,44 +12,39 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 State = tuple[tuple[Tensor, ...], ...]
-"""What one batch hands to the next: the tensors of each layer."""
+"""The recurrent state that one batch passes to the next: the tensors of each layer."""
 
 
 class Encoded(NamedTuple):
-    """What an encoder makes of a batch.
+    """The output of an encoder for one batch."""
 
-    output  (T, B, d_h) with the last dropout: what an output layer reads
-    raw     (T, B, d_h) the same before that dropout
-    state   where the next batch goes on, still attached to this batch's graph
-    """
-
-    output: Tensor
-    raw: Tensor
-    state: State
+    output: Tensor  # (T, B, d_h), after the last dropout: the input of the output layer
+    raw: Tensor  # (T, B, d_h), before that dropout
+    state: State  # for the next batch, still attached to the graph of this one
 
 
 class Encoder(nn.Module, abc.ABC):
-    """What a model may ask of any encoder."""
+    """The interface of all encoders."""
 
     output_size: int
 
     @abc.abstractmethod
     def forward(self, ids: Tensor, state: State | None = None) -> Encoded:
-        """ids (T, B) -> Encoded, going on from ``state`` or from the initial one."""
+        """ids (T, B) -> Encoded, continuing from ``state`` or from the initial one."""
 
     @abc.abstractmethod
     def initial_state(self, batch: int) -> State:
-        """Where a text begins, for ``batch`` sequences."""
+        """The state at the start of a text, for ``batch`` sequences."""
 
     @abc.abstractmethod
     def without_dropout(self) -> AbstractContextManager[None]:
-        """Inside, the encoder is in train mode and drops nothing."""
+        """A block in which the encoder is in train mode without dropout."""
 
     def kernel_summary(self, batch: int) -> list[str]:
-        """How it computes so many sequences where it is, for each part that has a choice."""
+        """Which kernels compute so many sequences, and why; one line per part with a choice."""
         return []
 
     @staticmethod
     def detach(state: State) -> State:
-        """The same values with no graph behind them: backward stops at the batch's first step."""
+        """``state`` without its graph: backward stops at the first step of a batch."""
         return tuple(tuple(tensor.detach() for tensor in layer) for layer in state)

@@ -1,4 +1,4 @@
-"""Models: an encoder and an output layer."""
+"""A language model: an encoder and an output layer."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,22 +12,17 @@ from drill.models.encoder import Encoded, Encoder, State
 
 
 class Loss(NamedTuple):
-    """What a batch costs.
+    """The loss of a batch."""
 
-    total  what backward starts from: nll and the regularisers
-    nll    what is reported: the mean over tokens alone, no graph behind it
-    state  where the next batch goes on, no graph behind it
-    """
-
-    total: Tensor
-    nll: Tensor
-    state: State
+    total: Tensor  # nll and the regularisers: call backward on it
+    nll: Tensor  # mean over tokens, to report; detached
+    state: State  # for the next batch; detached
 
 
 class LanguageModel(nn.Module):
-    """p(y_t | y_<t) = layer(encoder(y_<t)): any encoder under any output layer.
+    """p(y_t | y_<t) = layer(encoder(y_<t)): any encoder with any output layer.
 
-    Where both hold one embedding, it stays one Parameter and is counted once.
+    If both share an embedding, it is one Parameter and counted once.
 
         model = LanguageModel(AwdLstm(embedding), DeepResidual(embedding, depth=4))
         loss = model.loss(ids, targets, state)
@@ -59,13 +54,16 @@ class LanguageModel(nn.Module):
     ) -> Loss:
         """nll + ar_weight * mean(output^2) + tar_weight * mean((raw[t+1] - raw[t])^2).
 
-        The first regulariser keeps the dropped output of the encoder small, the second lets the
-        undropped one change slowly. Both are means over all elements of the last layer.
-
-        ``adversarial`` lowers the logits of the targets in what is minimised, not in what is
-        reported (``layer.adversarial_nll``). ``state_reset`` is the probability with which a
-        sequence starts from the initial state, not from ``state``. Further ``options`` go to the
-        layer; ``check=False`` spares a GPU the wait for the host.
+        Args:
+            ids: (T, B), input words.
+            targets: (T, B), the words after them.
+            state: of the batch before; the initial state by default.
+            ar_weight: of the activation regulariser, on the encoder's output after dropout.
+            tar_weight: of the temporal regulariser, on its changes between steps before dropout.
+            adversarial: epsilon of ``layer.adversarial_nll``; lowers the targets' logits in
+                ``total``, not in ``nll``.
+            state_reset: probability that a sequence starts from the initial state, not ``state``.
+            options: for ``layer.nll``; ``check=False`` avoids waiting for a GPU.
         """
         if state_reset != 0.0:
             state = self._reset(state, ids.shape[1], state_reset)
@@ -77,14 +75,14 @@ class LanguageModel(nn.Module):
             nll, total = (each.mean() for each in tokens)
         if ar_weight != 0.0:
             total = total + ar_weight * _mean_square(encoded.output)
-        if tar_weight != 0.0 and encoded.raw.shape[0] > 1:  # one step has no change, not a NaN one
+        if tar_weight != 0.0 and encoded.raw.shape[0] > 1:  # the mean over no changes is NaN
             total = total + tar_weight * _mean_square(encoded.raw[1:] - encoded.raw[:-1])
         return Loss(total, nll.detach(), self.encoder.detach(encoded.state))
 
     def _reset(self, state: State | None, batch: int, probability: float) -> State:
-        """``state``, the initial one for sequences drawn with this probability.
+        """``state``, with the initial one for sequences drawn with this probability.
 
-        Drawn on the device, and even where there is no state yet: recorded steps always have one.
+        Drawn on the device, and also if there is no state yet: captured steps always have one.
         """
         first = self.initial_state(batch)
         start = torch.rand(batch, device=first[0][0].device) < probability
@@ -100,11 +98,11 @@ class LanguageModel(nn.Module):
     def forward(
         self, ids: Tensor, targets: Tensor, state: State | None = None, **options: Any
     ) -> Loss:
-        """``loss``, so that wrappers which call the module train it."""
+        """``loss``, for wrappers such as DistributedDataParallel."""
         return self.loss(ids, targets, state, **options)
 
     def log_probs(self, ids: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """log p of every label after every step, (T, B, V), and the state to go on from."""
+        """log p of every label after every step, (T, B, V), and the state after the last one."""
         encoded: Encoded = self.encoder(ids, state)
         return self.layer.log_probs(encoded.output), encoded.state
 
@@ -112,12 +110,12 @@ class LanguageModel(nn.Module):
         return self.encoder.initial_state(batch)
 
     def kernel_summary(self, batch: int, length: int) -> list[str]:
-        """How it trains on so many sequences of this length where it is, and why."""
+        """Which kernels train on so many sequences of this length, and why."""
         return [*self.encoder.kernel_summary(batch), *self.layer.kernel_summary(batch * length)]
 
     @contextmanager
     def without_dropout(self) -> Iterator[None]:
-        """Inside, gradients can be had and nothing is dropped; for dynamic evaluation."""
+        """A block with gradients and without dropout; for dynamic evaluation."""
         modes = [(module, module.training) for module in self.layer.modules()]
         self.layer.eval()
         try:
@@ -128,7 +126,7 @@ class LanguageModel(nn.Module):
                 module.training = mode
 
     def parameter_count(self) -> int:
-        """Trained numbers; what encoder and layer share counts once."""
+        """Number of trained parameters; shared ones count once."""
         return sum(p.numel() for p in self.parameters() if p.requires_grad)
 
 

@@ -9,9 +9,9 @@ from drill.models.transformer.transformer import Transformer
 
 
 class Translator(nn.Module):
-    """p(y_t | y_<t, x) = layer(transformer(x, y_<t)): a Transformer under any output layer.
+    """p(y_t | y_<t, x) = layer(transformer(x, y_<t)): a Transformer with any output layer.
 
-    Where the layer's labels are the target embedding, it stays one Parameter and is counted once.
+    If the layer shares the target embedding, it is one Parameter and counted once.
 
         model = Translator(Transformer(embedding), DeepResidual(embedding, depth=2))
         loss = model.loss(source, target_in, target_out)
@@ -32,8 +32,7 @@ class Translator(nn.Module):
         if words != layer.vocabulary_size:
             raise ValueError(
                 f"Translator: the target embedding has {words} rows, but the layer "
-                f"{layer.vocabulary_size} labels; what is written is read again, so give both one "
-                "vocabulary"
+                f"{layer.vocabulary_size} labels; both need the same vocabulary"
             )
         self.transformer = transformer
         self.layer = layer
@@ -50,15 +49,19 @@ class Translator(nn.Module):
     ) -> Tensor:
         """Mean of -log p(target_out) over all tokens but padding, in nats.
 
-        With ``label_smoothing`` a target is one label with 1 - it, and all labels alike with it;
-        0 is what to report. ``ignore_index`` is what ``target_out`` holds at padding, the
-        transformer's ``pad`` unless given. ``options`` go to ``layer.nll``: ``reduction="sum"`` for
-        micro-batches, ``check=False`` spares a GPU the wait for the host.
+        Args:
+            source: (B, S), source ids.
+            target_in: (B, T), target ids after <bos>.
+            target_out: (B, T), the same ids before <eos>.
+            label_smoothing: as in ``F.cross_entropy``; report losses with 0.
+            ignore_index: the id of padding in ``target_out``; the transformer's ``pad`` by default.
+            options: for ``layer.nll``: ``reduction="sum"`` for micro-batches, ``check=False``
+                avoids waiting for a GPU.
         """
         if target_in.shape != target_out.shape:
             raise ValueError(
                 f"Translator: target_in is {tuple(target_in.shape)} and target_out "
-                f"{tuple(target_out.shape)}; they are one sentence, moved by one token"
+                f"{tuple(target_out.shape)}; they are the same sentences, shifted by one token"
             )
         return self.layer.nll(
             self._hidden(source, target_in),
@@ -71,7 +74,7 @@ class Translator(nn.Module):
     def forward(
         self, source: Tensor, target_in: Tensor, target_out: Tensor, **options: Any
     ) -> Tensor:
-        """``loss``, so that wrappers which call the module train it."""
+        """``loss``, for wrappers such as DistributedDataParallel."""
         return self.loss(source, target_in, target_out, **options)
 
     def log_probs(self, source: Tensor, target_in: Tensor) -> Tensor:
@@ -79,10 +82,10 @@ class Translator(nn.Module):
         return self.layer.log_probs(self._hidden(source, target_in)).transpose(0, 1)
 
     def parameter_count(self) -> int:
-        """Trained numbers; what transformer and layer share counts once."""
+        """Number of trained parameters; shared ones count once."""
         return sum(p.numel() for p in self.parameters() if p.requires_grad)
 
     def _hidden(self, source: Tensor, target_in: Tensor) -> Tensor:
-        """(T, B, d): time first, because a locked dropout of a layer shares its mask over that."""
+        """(T, B, d): time first, because locked dropout of a layer shares its mask over time."""
         hidden: Tensor = self.transformer(source, target_in)
         return hidden.transpose(0, 1)

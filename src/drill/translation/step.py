@@ -12,7 +12,7 @@ from drill.data import IGNORE, DataError, PairBatch
 from drill.kernels.transformer.residual_norm import choose_sublayer
 from drill.layers import FullSoftmax, MatrixLayer, OutputLayer, TiedSoftmax, WrappingLayer
 from drill.layers.sampled import foldable
-from drill.models.transformer.attention import attention_ways
+from drill.models.transformer.attention import attention_kernels
 from drill.models.translator import Translator
 from drill.training.cuda_graphs import CapturedGradients
 from drill.training.distributed import World
@@ -58,7 +58,7 @@ def kernel_summary(
         batches: of a step, for each process.
     """
     parameter = next(model.parameters())
-    parts = attention_ways(model.transformer.decoder[0].attention, autocast)
+    parts = attention_kernels(model.transformer.decoder[0].attention, autocast)
     impl, reason = choose_sublayer(model.transformer.impl, parameter)
     if compile and model.transformer.impl == "auto":
         impl, reason = "reference", "torch.compile fuses by itself"

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from drill.kernels.label_encoder.encode_labels import DRAWS, KeptBits, draw_kept_bits
+from drill.kernels.label_encoder.options import DRAWS, KeptBits, draw_kept_bits
 from drill.kernels.runtime import dispatch as module
 from drill.layers import DeepResidual
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from drill.kernels.lstm.lstm import lstm
-from drill.kernels.lstm.persistent import interleave as lstm_together
+from drill.kernels.lstm.persistent import recurrence as lstm_together
 from drill.kernels.lstm.weights import Weights
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from drill.kernels.lstm.lstm import lstm, lstm_stack
-from drill.kernels.lstm.persistent import interleave as lstm_together
 from drill.kernels.lstm.persistent import recurrence as lstm_persistent
+from drill.kernels.lstm.persistent import recurrence as lstm_together
 from drill.kernels.lstm.persistent import stack_backward as lstm_layers_backward
 from drill.kernels.lstm.persistent import stack_forward as lstm_layers_forward
 from drill.kernels.lstm.persistent.layout import layout

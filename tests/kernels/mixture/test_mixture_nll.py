@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drill.kernels.loss.chunk_plan import Settings
-from drill.kernels.mixture import logit_gradients as nll_mixture_errors
 from drill.kernels.mixture import mixture_nll as nll_mixture
+from drill.kernels.mixture import passes as nll_mixture_errors
 from drill.kernels.mixture.mixture_nll import mixture_nll, tokens_at_once
 from drill.kernels.runtime import padding
 from drill.kernels.runtime.dispatch import TRITON_INSTALLED, log_once

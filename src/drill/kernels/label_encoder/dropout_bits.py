@@ -16,7 +16,7 @@ def _draw(
     bits,  # (L, V, d / 8) written
     size,  # bytes of a map
     across,  # bytes of a label
-    dropped,  # of label_encoder.DRAWS random numbers, which have 16 bits
+    dropped,  # of options.DRAWS random numbers, which have 16 bits
     DEPTH: tl.constexpr,
     ROUNDS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -77,7 +77,7 @@ def _store(bits, kept, layer: tl.constexpr, index, size, DEPTH: tl.constexpr):
 
 
 def draw(labels: int, width: int, depth: int, dropped: int, seed: Tensor) -> Tensor:
-    """Bits (L, V, d / 8) of ``label_encoder.KeptBits``, on the device of the seed (1,), int64."""
+    """Bits (L, V, d / 8) of ``options.KeptBits``, on the device of the seed (1,), int64."""
     across = -(-width // 8)
     bits = torch.empty((depth, labels, across), dtype=torch.uint8, device=seed.device)
     size = labels * across

@@ -10,13 +10,18 @@ chain/      all maps in one launch each way: Hopper GPUs, bfloat16, no dropout o
 """
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, Protocol, TypedDict, cast
+from typing import Literal, Protocol, TypedDict, cast
 
 import torch
 from torch import Tensor, nn
 
 from drill.kernels.label_encoder.chain.chain import ChainEncode, chain_missing
-from drill.kernels.label_encoder.options import ACTIVATION_CODES, Options, drops_columns
+from drill.kernels.label_encoder.options import (
+    ACTIVATION_CODES,
+    KeptBits,
+    Options,
+    drops_columns,
+)
 from drill.kernels.runtime.dispatch import (
     INTERPRETED,
     Choice,
@@ -32,10 +37,6 @@ MOST_OVERLAPPED = {"ChainEncode": 2**31, "FusedEncode": 2**14}
 one launch at 33,278 labels, one after the other at 10,000."""
 
 EncoderImplementation = Literal["auto", "reference", "triton"]
-
-DRAWS = 2**16
-"""Random numbers that standard dropout tells apart. It is rounded to so many parts, and what is
-kept is scaled by the rounded one: near 1 the other would be off by more than it drops."""
 
 
 class LabelMap(Protocol):
@@ -62,38 +63,6 @@ class Built(TypedDict):
     dropout_at: str
     residual: bool
     residual_between: bool
-
-
-class KeptBits(NamedTuple):
-    """Standard dropout of all maps: a bit an entry and map, where masks of floats take 32.
-
-    Bit j % 8 of byte j // 8 is set where a map keeps column j of a label, which is then scaled.
-    """
-
-    bits: Tensor  # (depth, V, ceil(d / 8)), uint8
-    width: int  # d
-    dropped: int  # of DRAWS random numbers
-
-    @property
-    def scale(self) -> float:
-        return DRAWS / (DRAWS - self.dropped)
-
-    def masks(self) -> Tensor:  # (depth, V, d), float32
-        """The same as masks, for the reference."""
-        places = torch.arange(8, dtype=torch.uint8, device=self.bits.device)
-        kept = (self.bits[..., None] >> places & 1).flatten(2)[..., : self.width]
-        return kept.float() * self.scale
-
-
-def draw_kept_bits(embedding: Tensor, depth: int, dropout: float) -> KeptBits:
-    """Fresh bits for labels (V, d), where Triton runs."""
-    from drill.kernels.label_encoder.dropout_bits import draw
-
-    # On the device: a seed from the host would be the same in every replay of a CUDA graph.
-    seed = torch.randint(2**62, (1,), device=embedding.device)
-    V, d = embedding.shape
-    dropped = min(round(dropout * DRAWS), DRAWS - 1)  # below 1, so something is kept
-    return KeptBits(draw(V, d, depth, dropped, seed), d, dropped)
 
 
 def encode_maps(

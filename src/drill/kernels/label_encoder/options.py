@@ -1,6 +1,9 @@
-"""How the maps of the label encoder are put together, as its kernels are told."""
+"""The settings of the label encoder as its kernels take them, and standard dropout as bits."""
 
 from typing import NamedTuple
+
+import torch
+from torch import Tensor
 
 ACTIVATION_CODES = {"none": 0, "sigmoid": 1, "relu": 2, "tanh": 3, "gelu": 4}
 
@@ -23,3 +26,40 @@ def drops_columns(options: Options) -> bool:
     Not with residuals between maps: what one map does not read is still part of the result.
     """
     return options.mask_in and options.locked and not options.between
+
+
+DRAWS = 2**16
+"""Random numbers that standard dropout tells apart. It is rounded to so many parts, and what is
+kept is scaled by the rounded one: near 1 the other would be off by more than it drops."""
+
+
+class KeptBits(NamedTuple):
+    """Standard dropout of all maps: a bit an entry and map, where masks of floats take 32.
+
+    Bit j % 8 of byte j // 8 is set where a map keeps column j of a label, which is then scaled.
+    """
+
+    bits: Tensor  # (depth, V, ceil(d / 8)), uint8
+    width: int  # d
+    dropped: int  # of DRAWS random numbers
+
+    @property
+    def scale(self) -> float:
+        return DRAWS / (DRAWS - self.dropped)
+
+    def masks(self) -> Tensor:  # (depth, V, d), float32
+        """The same as masks, for the reference."""
+        places = torch.arange(8, dtype=torch.uint8, device=self.bits.device)
+        kept = (self.bits[..., None] >> places & 1).flatten(2)[..., : self.width]
+        return kept.float() * self.scale
+
+
+def draw_kept_bits(embedding: Tensor, depth: int, dropout: float) -> KeptBits:
+    """Fresh bits for labels (V, d), where Triton runs."""
+    from drill.kernels.label_encoder.dropout_bits import draw
+
+    # On the device: a seed from the host would be the same in every replay of a CUDA graph.
+    seed = torch.randint(2**62, (1,), device=embedding.device)
+    V, d = embedding.shape
+    dropped = min(round(dropout * DRAWS), DRAWS - 1)  # below 1, so something is kept
+    return KeptBits(draw(V, d, depth, dropped, seed), d, dropped)

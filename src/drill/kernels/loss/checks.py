@@ -1,4 +1,4 @@
-"""Checks of what a loss is given: one sentence with the fault, its sizes and the mend."""
+"""Checks of the inputs of a loss: shapes, dtypes, devices and the range of the targets."""
 
 from typing import cast
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from drill.kernels.runtime.dispatch import C_COMPILER, TRITON_INSTALLED, autocast_on, must_not_wait
 
 _AUTOCAST = (torch.float32, torch.bfloat16, torch.float16)
-"""What autocast brings to one dtype; others it leaves as they are."""
+"""The dtypes that autocast converts."""
 
 
 def check_head(name: str, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
@@ -24,7 +24,7 @@ def check_head(name: str, hidden: Tensor, weight: Tensor, bias: Tensor | None) -
     check_operand(name, hidden, "weight", weight)
     if bias is not None:
         if bias.dtype == torch.float64:
-            check_operand(name, hidden, "bias", bias)  # narrower ones are added to wider logits
+            check_operand(name, hidden, "bias", bias)  # narrower ones are added to float32 logits
         _check_device(name, hidden, "bias", bias)
         if bias.shape != weight.shape[:1]:
             raise ValueError(
@@ -37,7 +37,7 @@ def check_head(name: str, hidden: Tensor, weight: Tensor, bias: Tensor | None) -
 def check_operand(
     name: str, hidden: Tensor, what: str, tensor: Tensor, called: str = "hidden"
 ) -> None:
-    """Raise unless a product of the two can run: device and dtype."""
+    """Raise unless a product of the two can run: same device, and a dtype in common."""
     _check_device(name, hidden, what, tensor, called)
     if tensor.dtype == hidden.dtype:
         return
@@ -97,20 +97,20 @@ def check_range(
         return
     ids = ids.long()
     outside = (ids < 0) | (ids >= labels)
-    exempt, mends = "", ["map it to a label"]
+    exempt, hints = "", ["map it to a label"]
     if ignore_index is not None:
         outside &= ids != ignore_index
         exempt = f" (ignore_index is {ignore_index})"
-    place = outside.nonzero()[0].tolist()  # only now: it waits for the device again
+    place = outside.nonzero()[0].tolist()  # not before: this waits for the device again
     wrong = int(ids[tuple(place)])
     if wrong >= labels:
-        mends.append(f"resize the layer to {highest + 1} labels")
+        hints.append(f"resize the layer to {highest + 1} labels")
     elif ignore_index is not None:
-        mends.append("name it as ignore_index")
+        hints.append("name it as ignore_index")
     where = f" at {place}" if place else ""
     raise IndexError(
         f"{name}: {what} hold {wrong}{where}, but the labels are 0 to {labels - 1}{exempt}; "
-        f"{', or '.join(mends)}"
+        f"{', or '.join(hints)}"
     )
 
 

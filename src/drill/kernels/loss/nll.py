@@ -4,12 +4,12 @@
 
 Shapes: N tokens, V labels, k the width shared by ``hidden`` and ``weight``.
 
-Three implementations give the same answer and are chosen by ``impl=``:
+Three implementations give the same result:
 
-``reference``  plain PyTorch, the logits in memory: the twin every other one is tested against
+``reference``  plain PyTorch with the logits in memory; the others are tested against it
 ``chunked``    pure PyTorch on any device, memory bounded whatever N and V are
-``triton``     the same plan with two Triton kernels between the matrix products (CUDA)
-``auto``       the one of these that :func:`choose` names, and says why
+``triton``     the same chunks with two Triton kernels between the matrix products (CUDA)
+``auto``       the one that :func:`choose` returns
 """
 
 import logging
@@ -22,6 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from drill.kernels.loss.checks import check_head, check_targets
+from drill.kernels.loss.chunk_plan import Settings
+from drill.kernels.loss.chunked import chunked_nll
+from drill.kernels.loss.compile_op import compiled_nll
 from drill.kernels.runtime.dispatch import (
     Choice,
     compute_dtype,
@@ -40,7 +43,7 @@ DEFAULT_MEMORY = 2**30
 """Bytes that ``chunked`` and ``triton`` may use beyond inputs and gradients."""
 
 _SMALL_LOGITS = 4 * 2**20
-"""Below this many bytes of logits nothing is gained by chunks."""
+"""Chunks do not help below this many bytes of logits."""
 
 
 logger = logging.getLogger("drill")
@@ -59,43 +62,48 @@ def nll(
     memory: int = DEFAULT_MEMORY,
     check: bool = True,
 ) -> Tensor:
-    """Mean, sum or per-token cross entropy of ``softmax(hidden @ weight.T + bias)``.
+    """Cross entropy of ``softmax(hidden @ weight.T + bias)``, as a mean, a sum or per token.
 
     Equals ``F.cross_entropy(F.linear(hidden, weight, bias), targets, ...)`` with two differences:
-    the result is never of lower precision than float32, and a batch in which every target is
-    ignored gives 0 with zero gradients instead of NaN.
+    the result has at least the precision of float32, and a batch in which every target is ignored
+    gives 0 with zero gradients instead of NaN.
 
-    Under autocast the products run in autocast's dtype while gradients come back in the dtype of
-    the parameters; half-precision label gradients are accumulated in float32.
+    Under autocast the products run in autocast's dtype and gradients have the dtype of the
+    parameters; half-precision label gradients are accumulated in float32.
 
-    ``check`` looks whether every target is a label, which on a GPU waits for the device. Without
-    it (and inside ``torch.compile`` or a CUDA graph, which cannot wait) a target out of range
-    yields NaN for its token and touches no foreign memory.
+    Args:
+        hidden: (..., k).
+        weight: (V, k).
+        targets: (...), label ids.
+        bias: (V,).
+        reduction: "mean" over the tokens that are not ignored, "sum" or "none".
+        ignore_index: a target that is left out.
+        label_smoothing: as in ``F.cross_entropy``.
+        impl: "reference", "chunked", "triton" or "auto".
+        memory: most bytes that "chunked" and "triton" use beyond inputs and gradients.
+        check: raise IndexError if a target is no label; on a GPU this waits for the device. Without
+            it (and inside ``torch.compile`` or a CUDA graph, which cannot wait) the loss of such a
+            token is NaN.
     """
     label_smoothing, memory, ignore_index = check_settings(
         reduction, label_smoothing, impl, memory, ignore_index
     )
     check_head("nll", hidden, weight, bias)
     check_targets(hidden, targets, weight.shape[0], ignore_index, check)
-    rows = hidden.reshape(-1, hidden.shape[-1])
     targets = targets.long()  # small integers would wrap around ignore_index
-    flat = targets.reshape(-1).contiguous()
+    rows, flat = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1).contiguous()
     dtype = compute_dtype(hidden)
     if impl == "auto":
         impl = choose(rows.shape[0], weight.shape[0], dtype, hidden.device).impl
+    if impl == "triton":
+        require_triton(hidden.device, dtype)
+
     if impl == "reference":
         losses = _reference(rows, weight, flat, bias, ignore_index, label_smoothing)
         return reduce_losses(losses.view(targets.shape), targets, reduction, ignore_index)
-    if impl == "triton":
-        require_triton(hidden.device, dtype)
-    from drill.kernels.loss.chunk_plan import Settings
-    from drill.kernels.loss.chunked import chunked_nll
-
     settings = Settings(ignore_index, label_smoothing, dtype, impl, memory)
     bias = None if bias is None else bias.contiguous()
     if torch.compiler.is_compiling():
-        from drill.kernels.loss.compile_op import compiled_nll
-
         losses = compiled_nll(rows, weight, bias, flat, settings)
         return reduce_losses(losses.view(targets.shape), targets, reduction, ignore_index)
     loss = chunked_nll(reduction, rows, weight, bias, flat, settings)
@@ -139,16 +147,16 @@ def choose(tokens: int, labels: int, dtype: torch.dtype, device: torch.device) -
 def check_settings(
     reduction: str, label_smoothing: float, impl: str, memory: int, ignore_index: int
 ) -> tuple[float, int, int]:
-    """Raise for settings that no loss has.
+    """Raise ValueError or TypeError for invalid settings.
 
-    Gives label_smoothing, memory and ignore_index as Python's own numbers: NumPy's are welcome, but
-    theirs overflow, and kernels do not take them.
+    Returns:
+        label_smoothing, memory and ignore_index as Python numbers: NumPy's overflow, and kernels do
+        not take them.
     """
     memory, ignore_index = _whole("memory", memory), _whole("ignore_index", ignore_index)
     if not -(2**63) <= ignore_index < 2**63:
         raise ValueError(
-            f"nll: ignore_index is {ignore_index}, which no integer target can hold; give a number "
-            "that fits 64 bits, such as -100"
+            f"nll: ignore_index is {ignore_index}, which does not fit 64 bits; use -100"
         )
     if reduction not in _REDUCTIONS:
         known = ", ".join(_REDUCTIONS)

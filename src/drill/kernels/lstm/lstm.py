@@ -51,7 +51,7 @@ def lstm(
     """
     _check_shapes(x.shape, h, c, weights)
     _check_shares("lstm", drop=drop)
-    chosen = _told_choice(impl, x, weights)
+    chosen = _logged_choice(impl, x, weights)
     if chosen == "persistent":
         output, [(h, c)] = _persistent(x, [(h, c)], [weights], drop, 0.0, keep_padding)
         return output, h, c
@@ -82,7 +82,7 @@ def lstm_stack(
     _check_shares("lstm_stack", drop=drop, between=between)
     if len(weights) > 1 and all(choose(impl, x, w.w_hh)[0] == "persistent" for w in weights):
         for each in weights:
-            _told_choice(impl, x, each)
+            _logged_choice(impl, x, each)
         return _persistent(x, states, weights, drop, between, keep_padding=False)
     ends = []
     for i, ((h, c), each) in enumerate(zip(states, weights, strict=True)):
@@ -94,7 +94,7 @@ def lstm_stack(
     return x, ends
 
 
-def _told_choice(impl: Implementation, x: Tensor, weights: Weights) -> str:
+def _logged_choice(impl: Implementation, x: Tensor, weights: Weights) -> str:
     chosen, reason = choose(impl, x, weights.w_hh)
     if not torch.compiler.is_compiling():
         log_once("lstm", in_words(chosen, x.device), reason)

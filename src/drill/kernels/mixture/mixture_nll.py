@@ -41,8 +41,7 @@ from drill.kernels.loss.nll import (
     nll,
     reduce_losses,
 )
-from drill.kernels.mixture.logit_gradients import Errors, ProductAndPass, at_most, spans
-from drill.kernels.mixture.passes import Passes, TorchPasses
+from drill.kernels.mixture.passes import Errors, Passes, ProductAndPass, TorchPasses, at_most, spans
 from drill.kernels.runtime.autograd import require_plain_backward
 from drill.kernels.runtime.dispatch import compute_dtype, log_once, require_triton
 from drill.kernels.runtime.padding import aligned

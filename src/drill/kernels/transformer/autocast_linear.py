@@ -161,3 +161,26 @@ def _wide(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     if a.is_cuda and dtype == torch.float32:
         return torch.mm(a, b, out_dtype=dtype)
     return a.to(dtype) @ b.to(dtype)
+
+
+# The kernels rely on the shape of x: a shorter vector would be read past its end.
+
+
+def check_vector(function: str, name: str, vector: Tensor, width: int) -> None:
+    if vector.shape != (width,):
+        raise ValueError(
+            f"{function}: {name} has shape {tuple(vector.shape)} beside rows of width {width}; "
+            f"give it shape ({width},)"
+        )
+
+
+def check_map(function: str, name: str, x_map: Weights, inputs: int, outputs: int | None) -> None:
+    """``outputs`` is None where any number will do."""
+    shape = x_map.weight.shape
+    wanted = (shape[0] if outputs is None else outputs, inputs)
+    if shape != wanted or x_map.half.shape != shape:
+        raise ValueError(
+            f"{function}: {name} maps rows of width {inputs} to width {wanted[0]}, but has shape "
+            f"{tuple(shape)}, and in the dtype of products {tuple(x_map.half.shape)}; give it "
+            f"shape {tuple(wanted)}"
+        )

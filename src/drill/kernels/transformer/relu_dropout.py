@@ -18,8 +18,12 @@ from torch import Tensor
 
 from drill.kernels.runtime.autograd import once_differentiable
 from drill.kernels.runtime.dropout_masks import drawn_seed
-from drill.kernels.transformer.autocast_linear import Weights, product_gradients
-from drill.kernels.transformer.checks import check_map, check_vector
+from drill.kernels.transformer.autocast_linear import (
+    Weights,
+    check_map,
+    check_vector,
+    product_gradients,
+)
 from drill.kernels.transformer.residual_norm import SublayerImplementation, choose_sublayer
 
 

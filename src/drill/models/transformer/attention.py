@@ -145,7 +145,7 @@ class CrossAttention(nn.Module):
         return self.output(seen) if with_output else seen
 
 
-def attention_ways(attention: SelfAttention, autocast: torch.dtype | None) -> list[str]:
+def attention_kernels(attention: SelfAttention, autocast: torch.dtype | None) -> list[str]:
     """Which of PyTorch's kernels attends in training: to earlier tokens, and past padding."""
     like, tokens = attention.output.weight, 64
     q = like.new_empty((1, attention.heads, tokens, like.shape[0] // attention.heads))

@@ -10,9 +10,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from drill.kernels.lstm.persistent.interleave import go_together, loads_pieces, pieces
 from drill.kernels.lstm.persistent.layout import Layout
-from drill.kernels.lstm.persistent.recurrence import Dgates, Marks, Span, run_backward
+from drill.kernels.lstm.persistent.recurrence import (
+    Dgates,
+    Marks,
+    Span,
+    go_together,
+    loads_pieces,
+    pieces,
+    run_backward,
+)
 from drill.kernels.lstm.persistent.stack_forward import Kept
 from drill.kernels.lstm.weights import Gradients, Layer
 from drill.kernels.runtime.streams import second_stream

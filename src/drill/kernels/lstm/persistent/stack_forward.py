@@ -12,9 +12,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from drill.kernels.lstm.persistent.interleave import go_together, loads_pieces, pieces
 from drill.kernels.lstm.persistent.layout import Layout, cut
-from drill.kernels.lstm.persistent.recurrence import Prepared, Span, layout_on, run_forward
+from drill.kernels.lstm.persistent.recurrence import (
+    Prepared,
+    Span,
+    go_together,
+    layout_on,
+    loads_pieces,
+    pieces,
+    run_forward,
+)
 from drill.kernels.lstm.weights import Layer
 from drill.kernels.runtime.dropout_masks import draw_mask
 from drill.kernels.runtime.overlap import mark_start
