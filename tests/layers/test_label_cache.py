@@ -324,8 +324,9 @@ def test_labels_are_released_after_an_exception(name, block):
     assert (counted.encoded, counted.differentiated) == (1, 1)
 
 
-def test_a_copy_made_inside_a_block_is_free():
-    layer = make("deep residual 2")
+@one_of_each_layer
+def test_a_copy_made_inside_a_block_is_free(name):
+    layer = make(name)
     hidden, targets = batch(layer, 6)
     with torch.no_grad(), layer.cached_labels():
         double = copy.deepcopy(layer)

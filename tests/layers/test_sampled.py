@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drill.layers import MatrixLayer, MixtureOfSoftmaxes, SampledSoftmax, TiedSoftmax
+from drill.layers import MatrixLayer, SampledSoftmax, TiedSoftmax
 from drill.layers import sampled as module
 from drill.layers.sampled import distinct
 from tests.layers.table import V, batch, every_matrix_case, gradients, make
@@ -361,14 +361,6 @@ def test_targets_all_ignored_cost_nothing(lead, reduction):
     assert not any(grad.any() for grad in gradients(loss.sum(), layer, hidden).values())
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
-def test_targets_of_any_integer_type(dtype):
-    layer = sampled()
-    hidden, targets = batch(layer, 6)
-    fix(layer, [7, 0, 1])
-    assert layer.nll(hidden, targets.to(dtype)) == layer.nll(hidden, targets)
-
-
 @pytest.mark.parametrize("mode", ["bfloat16", "float16", "autocast"])
 @pytest.mark.parametrize("name", ["tied", "dual", "deep residual 2"])
 def test_half_precision_keeps_the_loss_in_float32(name, mode):
@@ -402,75 +394,28 @@ def test_a_compiled_loss_is_one_graph():
 # -- faults -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lost", [-1, V, V + 100, -101])
-def test_an_unchecked_target_out_of_range_costs_nan_and_touches_nothing(lost):
-    layer = sampled()
-    hidden, targets = batch(layer, 4)
-    fix(layer, [7, 0])
-    truth = layer.nll(hidden, targets, reduction="none")
-    targets[1] = lost
-    losses = layer.nll(hidden, targets, reduction="none", check=False)
-    assert losses.isnan().tolist() == [False, True, False, False]
-    torch.testing.assert_close(losses[[0, 2, 3]], truth[[0, 2, 3]])
-
-
-def test_it_wraps_a_matrix_layer_only():
-    mixture = MixtureOfSoftmaxes(TiedSoftmax(nn.Embedding(V, 4)), experts=2)
-    with pytest.raises(TypeError, match=r"one matrix .* not MixtureOfSoftmaxes"):
-        SampledSoftmax(mixture)
-    with pytest.raises(TypeError, match="not Linear"):
-        SampledSoftmax(nn.Linear(4, V))
-
-
 @pytest.mark.parametrize(
     ("options", "fault"),
     [
-        ({"samples": 0}, "samples is a whole number of at least 1, not 0"),
-        ({"samples": 1.5}, "samples is a whole number of at least 1, not 1.5"),
-        ({"proposal": "unigram"}, "proposal is one of log-uniform, uniform, not 'unigram'"),
-        ({"counts": torch.ones(V - 1)}, r"counts \(10,\) do not match the 11 labels.*\(11,\)"),
-        ({"counts": torch.ones(V, 1)}, r"counts \(11, 1\) do not match"),
+        ({"samples": 0}, "samples"),
+        ({"samples": 1.5}, "samples"),
+        ({"proposal": "unigram"}, "proposal"),
+        ({"counts": torch.ones(V - 1)}, r"counts \(10,\)"),
+        ({"counts": torch.ones(V, 1)}, r"counts \(11, 1\)"),
         ({"counts": [1, 1, -2, 0, -3] + [1] * (V - 5)}, r"counts\[2\] is -2.0"),
-        ({"counts": torch.ones(V).log().sub(1)}, r"counts\[0\] is -1.0"),
         ({"counts": [math.nan] * V}, r"counts\[0\] is nan"),
-        ({"counts": torch.ones(V).to(torch.complex64)}, "counts are real numbers.*complex64"),
+        ({"counts": torch.ones(V).to(torch.complex64)}, "counts are real numbers"),
     ],
 )
-def test_wrong_settings_name_the_mend(options, fault):
+def test_invalid_settings_raise(options, fault):
     with pytest.raises(ValueError, match=f"SampledSoftmax: {fault}"):
         sampled(**options)
 
 
-def change(**changes):
-    return lambda hidden, targets: (
-        {"hidden": hidden, "targets": targets}
-        | {
-            key: value(hidden if key == "hidden" else targets) if callable(value) else value
-            for key, value in changes.items()
-        }
-    )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "fault"),
-    [
-        (change(hidden=lambda h: h[:, :3]), ValueError, r"\(5, 3\) does not end in hidden_size 4"),
-        (change(hidden=lambda h: h.long()), TypeError, "floating point, not torch.int64"),
-        (change(hidden=lambda h: h.float()), TypeError, r"torch.float32 but weight torch.float64"),
-        (change(targets=lambda t: t[:3]), ValueError, r"targets \(3,\) do not match"),
-        (change(targets=lambda t: t.double()), TypeError, r"integer label ids.*\.long\(\)"),
-        (change(targets=lambda t: t + V), IndexError, "the labels are 0 to 10"),
-        (change(targets=lambda t: t.to("meta")), ValueError, r"targets on meta; move one"),
-        (change(reduction="median"), ValueError, "reduction is one of none, mean, sum"),
-        (change(impl="fast"), ValueError, "impl is one of auto"),
-        (change(label_smoothing=0.1), ValueError, "label_smoothing=0.1 needs.*smoothing=0, or"),
-    ],
-)
-def test_wrong_arguments_name_the_mend(arguments, error, fault):
+def test_label_smoothing_in_training_raises():
     layer = sampled()
-    hidden, targets = batch(layer, 5)
-    with pytest.raises(error, match=fault):
-        layer.nll(**arguments(hidden.detach(), targets))
+    with pytest.raises(ValueError, match=r"label_smoothing=0\.1"):
+        layer.nll(*batch(layer, 5), label_smoothing=0.1)
 
 
 def test_a_layer_on_another_device_is_named():
