@@ -2,7 +2,6 @@
 
 import math
 from functools import partial
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -331,51 +330,6 @@ def test_layers_take_the_parameters_their_equations_say():
         assert sum(p.numel() for p in experts.parameters()) == (
             sum(p.numel() for p in tied.parameters()) + h * 5 + (h * d + d) * 5
         )
-
-
-def awd_lstm(V: int, layer, emsize: int = 400, nhid: int = 1150, last: int = 400) -> int:  # type: ignore[no-untyped-def]
-    """Parameters of an AWD-LSTM with this output layer over its embedding."""
-    with torch.device("meta"):
-        embedding = nn.Embedding(V, emsize)
-        sizes = [emsize, nhid, nhid, last]
-        lstms = [nn.LSTM(a, b) for a, b in pairwise(sizes)]
-        model = nn.ModuleList([embedding, *lstms, layer(embedding)])
-    return sum(p.numel() for p in model.parameters())
-
-
-PTB, WT2 = 10_000, 33_278
-
-
-@pytest.mark.parametrize(
-    ("V", "layer", "sizes", "count"),
-    [
-        (PTB, TiedSoftmax, {}, 24_221_600),
-        (PTB, lambda E: Bilinear(E, map_bias=True), {}, 24_382_000),
-        (PTB, lambda E: DualNonlinear(E, 400, 400), {}, 24_542_400),
-        (PTB, lambda E: DeepResidual(E, depth=0), {}, 24_221_600),
-        (PTB, lambda E: DeepResidual(E, depth=1), {}, 24_382_000),
-        (PTB, lambda E: DeepResidual(E, depth=2), {}, 24_542_400),
-        (PTB, lambda E: DeepResidual(E, depth=3), {}, 24_702_800),
-        (PTB, lambda E: DeepResidual(E, depth=4), {}, 24_863_200),
-        (PTB, lambda E: FullSoftmax(E, 1150), {"last": 1150}, 43_827_600),
-        (
-            PTB,
-            lambda E: MixtureOfSoftmaxes(TiedSoftmax(E), 15, 620),
-            {"emsize": 280, "nhid": 960, "last": 620},
-            21_500_620,
-        ),
-        (WT2, TiedSoftmax, {}, 33_556_078),
-        (WT2, lambda E: DeepResidual(E, depth=4), {}, 34_197_678),
-        (
-            WT2,
-            lambda E: MixtureOfSoftmaxes(TiedSoftmax(E), 15, 650),
-            {"emsize": 300, "nhid": 1150, "last": 650},
-            34_909_528,
-        ),
-    ],
-)
-def test_models_take_the_published_number_of_parameters(V, layer, sizes, count):
-    assert awd_lstm(V, layer, **sizes) == count
 
 
 # -- rank ---------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from drill.layers import (
     DualNonlinear,
     FullSoftmax,
     MixtureOfSoftmaxes,
-    OutputLayer,
     TiedSoftmax,
 )
 from drill.models import AwdLstm
@@ -171,48 +170,32 @@ def test_without_dropout_reaches_the_layer_and_comes_back():
     assert not torch.equal(model.loss(ids, targets).nll, model.loss(ids, targets).nll)
 
 
-def test_start_values_of_the_label_side():
-    d = 64
-    embedding = nn.Embedding(500, d)
-    model = LanguageModel(AwdLstm(embedding, H, init_range=0.1), DeepResidual(embedding, depth=3))
-    assert (model.layer.bias == 0).all()
-    assert embedding.weight.abs().max() <= 0.1
-    for each in model.layer.maps:
-        assert 0.099 < each.linear.weight.abs().max() <= 0.1
-        assert 0.8 * d**-0.5 < each.linear.bias.abs().max() <= d**-0.5
-
-
 # -- counts ---------------------------------------------------------------------------------------
 
 PTB, WT2 = 10_000, 33_278
 
 
-def deep(depth: int):
-    return lambda embedding: DeepResidual(embedding, depth=depth)
-
-
-def dual(embedding: nn.Embedding) -> OutputLayer:
-    return DualNonlinear(embedding, joint_size=400)
-
-
 @pytest.mark.parametrize(
-    ("words", "layer", "width", "count"),
+    ("words", "layer", "sizes", "count"),
     [
-        (PTB, TiedSoftmax, None, 24_221_600),
-        (PTB, deep(1), None, 24_382_000),
-        (PTB, deep(2), None, 24_542_400),
-        (PTB, deep(3), None, 24_702_800),
-        (PTB, deep(4), None, 24_863_200),
-        (PTB, dual, None, 24_542_400),
-        (PTB, lambda e: FullSoftmax(e, 1150), 1150, 43_827_600),
-        (WT2, TiedSoftmax, None, 33_556_078),
-        (WT2, deep(4), None, 34_197_678),
+        (PTB, TiedSoftmax, (400, 1150, 400), 24_221_600),
+        (PTB, lambda e: Bilinear(e, map_bias=True), (400, 1150, 400), 24_382_000),
+        (PTB, lambda e: DualNonlinear(e, joint_size=400), (400, 1150, 400), 24_542_400),
+        (PTB, lambda e: DeepResidual(e, depth=1), (400, 1150, 400), 24_382_000),
+        (PTB, lambda e: DeepResidual(e, depth=4), (400, 1150, 400), 24_863_200),
+        (PTB, lambda e: FullSoftmax(e, 1150), (400, 1150, 1150), 43_827_600),
+        (PTB, lambda e: MixtureOfSoftmaxes(TiedSoftmax(e), 15, 620), (280, 960, 620), 21_500_620),
+        (WT2, TiedSoftmax, (400, 1150, 400), 33_556_078),
+        (WT2, lambda e: DeepResidual(e, depth=4), (400, 1150, 400), 34_197_678),
+        (WT2, lambda e: MixtureOfSoftmaxes(TiedSoftmax(e), 15, 650), (300, 1150, 650), 34_909_528),
     ],
 )
-def test_published_models_have_the_published_counts(words, layer, width, count):
+def test_models_have_the_published_number_of_parameters(words, layer, sizes, count):
+    width, hidden_size, output_size = sizes
     with torch.device("meta"):
-        embedding = nn.Embedding(words, 400)
-        model = LanguageModel(AwdLstm(embedding, output_size=width), layer(embedding))
+        embedding = nn.Embedding(words, width)
+        encoder = AwdLstm(embedding, hidden_size, output_size=output_size)
+        model = LanguageModel(encoder, layer(embedding))
     assert model.parameter_count() == count
 
 
@@ -253,7 +236,7 @@ def test_any_layer_trains_on_the_encoder(layer):
 
 def test_widths_that_do_not_meet_name_the_mend():
     embedding = nn.Embedding(V, d)
-    with pytest.raises(ValueError, match="build the encoder with output_size=10"):
+    with pytest.raises(ValueError, match="output_size=10"):
         LanguageModel(AwdLstm(embedding, H, output_size=H), TiedSoftmax(embedding))
 
 

@@ -17,7 +17,7 @@ from drill.kernels.loss import chunk_plan as nll_plan
 from drill.kernels.loss.nll import nll
 
 
-@settings(max_examples=150, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(
     N=st.integers(0, 12),
     V=st.integers(1, 80),
@@ -133,10 +133,10 @@ def test_peak_memory_hardly_grows_with_the_number_of_tokens(dtype):
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.parametrize(("N", "V", "k"), [(4, 20_000, 16), (3000, 500, 16), (700, 3000, 8)])
+@pytest.mark.parametrize(("N", "V", "k"), [(4, 20_000, 16), (1500, 500, 16), (400, 3000, 8)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_peak_memory_is_the_budget_and_the_gradients(dtype, N, V, k, autocast):
-    budget = 2**20
+    budget = 2**19
     hidden, weight = (torch.randn(n, k, dtype=dtype, requires_grad=True) for n in (N, V))
     targets = torch.randint(V, (N,))
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast), Allocations() as allocations:

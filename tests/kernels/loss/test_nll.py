@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from drill.kernels.loss import chunk_plan as nll_plan
@@ -144,6 +143,8 @@ def test_rows_of_several_blocks_and_a_padding_are_as_exact(
 
 
 SHARES = [20.0, 1.5, 0.5, 0.1]  # of the logits' bytes
+# Interpreted kernels take seconds where there are many chunks.
+SLOW_SHARES = [20.0, 0.5, *(pytest.param(share, marks=pytest.mark.slow) for share in (1.5, 0.1))]
 BUDGET_SIZE = N, V, k = 8, 40, 3
 
 
@@ -188,34 +189,6 @@ def test_autocast_is_as_exact_and_gives_gradients_in_the_parameters_dtype(engine
         no_worse_than_eager(given, engine, torch.float32)
 
 
-wide, narrow = torch.float64, torch.float32
-every_impl = pytest.mark.parametrize(
-    "impl", ["reference", "chunked", pytest.param("triton", marks=interpreted)]
-)
-
-
-@every_impl
-@pytest.mark.parametrize(
-    ("dtypes", "fault"),
-    [
-        ((wide, narrow, narrow), "hidden is torch.float64 but weight torch.float32"),
-        ((narrow, wide, narrow), "hidden is torch.float32 but weight torch.float64"),
-        ((torch.bfloat16, wide, wide), "hidden is torch.bfloat16 but weight torch.float64"),
-        ((narrow, narrow, wide), "hidden is torch.float32 but bias torch.float64"),
-    ],
-)
-@pytest.mark.parametrize("autocast", [True, False])
-def test_float64_is_mixed_with_nothing_by_any_implementation(impl, dtypes, fault, autocast):
-    """Autocast leaves float64 as it is, and torch's own products then refuse the pair."""
-    given = problem(5, 7, 3)
-    mixed = Problem(*(x.detach().to(d) for x, d in zip(given, dtypes, strict=False)), given.targets)
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        with pytest.raises(TypeError, match=rf"nll: {fault}.*cast one with \.to\(\)") as caught:
-            mixed.loss(impl=impl)
-        assert ("autocast leaves float64" in str(caught.value)) == autocast
-        assert "\n" not in str(caught.value)
-
-
 def test_a_float64_loss_is_the_same_under_autocast():
     given = problem(20, 30, 6, dtype=torch.float64)
     truth = given.solve(impl="reference")
@@ -226,21 +199,12 @@ def test_a_float64_loss_is_the_same_under_autocast():
         torch.testing.assert_close(found, truth)
 
 
-def test_one_loss_is_the_cross_entropy_of_the_logits():
-    given = problem(40, 30, 6, dtype=torch.float64)
-    logits = F.linear(given.hidden, given.weight, given.bias)
-    for impl, reduction, smoothing in itertools.product(
-        ("reference", "chunked"), ("none", "mean", "sum"), (0.0, 0.3, 1.0)
-    ):
-        options = {"reduction": reduction, "label_smoothing": smoothing}
-        truth = F.cross_entropy(logits, given.targets, **options)
-        torch.testing.assert_close(given.loss(impl=impl, **options), truth)
-
-
 # -- which gradients ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wanted", list(itertools.product([True, False], repeat=3)), ids=str)
+@pytest.mark.parametrize(
+    "wanted", [(True, False, False), (False, True, False), (False, False, True), (False,) * 3]
+)
 @every_engine
 def test_frozen_inputs_get_no_gradient_and_change_no_other(engine, wanted):
     given = problem(20, 30, 6, device=engine.device)
@@ -257,9 +221,9 @@ def test_frozen_inputs_get_no_gradient_and_change_no_other(engine, wanted):
             torch.testing.assert_close(leaf.grad, grad)
 
 
-@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("share", SLOW_SHARES)
 @every_engine
-def test_backward_can_run_twice(engine, share):
+def test_backward_can_run_twice(engine, share, small_blocks):
     given = problem(*BUDGET_SIZE, device=engine.device)
     memory = budget(torch.float32, share)
     loss = given.loss(impl=engine.impl, memory=memory)
@@ -319,7 +283,7 @@ def test_ignored_targets_may_be_any_label(engine):
     torch.testing.assert_close(found, truth)
 
 
-@pytest.mark.parametrize("memory", [20 * 4 * 6, 10**6])
+@pytest.mark.parametrize("memory", [20 * 4 * 24, 10**6])
 @every_engine
 def test_masked_labels_get_no_probability_and_no_gradient(engine, memory):
     given = problem(20, 30, 6, device=engine.device)
@@ -345,42 +309,13 @@ def test_huge_logits_stay_finite(engine):
     assert all(x.isfinite().all() for x in found)
 
 
-@pytest.mark.parametrize("impl", ["reference", "chunked"])
-@pytest.mark.parametrize("wrong", [30, 1000, -1, -101])
-def test_a_target_out_of_range_is_named(impl, wrong):
-    given = problem(20, 30, 6)
-    given.targets[4] = wrong
-    fault = rf"targets hold {wrong} at \[4\], but the labels are 0 to 29"
-    with pytest.raises(IndexError, match=fault):
-        given.loss(impl=impl)
-
-
-def test_the_first_of_several_targets_out_of_range_is_named_and_the_mend_serves_all():
-    given = problem(20, 30, 6)
-    hidden, targets = given.hidden.view(4, 5, 6), torch.zeros(4, 5, dtype=torch.long)
-    targets[0, 0] = IGNORED
-    targets[1, 3], targets[1, 4], targets[3, 0] = 31, -2, 40
-    with pytest.raises(IndexError, match=r"hold 31 at \[1, 3\].*resize the layer to 41 labels"):
-        nll(hidden, given.weight, targets)
-    with pytest.raises(IndexError, match=r"targets hold 30, but"):  # of no dimension: no place
-        nll(hidden[0, 0], given.weight, torch.tensor(30))
-
-
-@pytest.mark.parametrize("ids", [torch.tensor([0, 300]), torch.tensor([7, 200]).byte()], ids=str)
-def test_ids_of_any_width_are_compared_as_they_are(ids):
-    with pytest.raises(IndexError, match=rf"hold {ids[1]} at \[1\], but the labels are 0 to 99"):
-        nll(torch.zeros(2, 3), torch.zeros(100, 3), ids)
-
-
-@pytest.mark.parametrize("wrong", [30, 10**6, -1, -(10**6)])
-@pytest.mark.parametrize("reference", [False, True])
+@pytest.mark.parametrize("wrong", [30, -(10**6)])
 @every_engine
-def test_an_unchecked_target_out_of_range_spoils_its_own_token_only(engine, wrong, reference):
-    impl = "reference" if reference else engine.impl
+def test_an_unchecked_target_out_of_range_spoils_its_own_token_only(engine, wrong):
     given = problem(20, 30, 6, device=engine.device)
     clean = given.loss(impl="reference", reduction="none")
     given.targets[4] = wrong
-    losses = given.loss(impl=impl, reduction="none", check=False)
+    losses = given.loss(impl=engine.impl, reduction="none", check=False)
     assert losses.isnan().nonzero().tolist() == [[4]]
     others = torch.arange(20, device=engine.device) != 4
     torch.testing.assert_close(losses[others], clean[others])
@@ -388,23 +323,19 @@ def test_an_unchecked_target_out_of_range_spoils_its_own_token_only(engine, wron
     torch.testing.assert_close(found, torch.autograd.grad(clean[others].sum(), given[:3]))
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8], ids=str
-)
-@pytest.mark.parametrize("reference", [False, True])
-@every_engine
-def test_targets_of_any_integer_type(engine, dtype, reference):
-    given = problem(6, 300, 4, device=engine.device)
-    given.targets.remainder_(120)  # fits every type
-    narrow = given._replace(targets=given.targets.to(dtype))
-    impl = "reference" if reference else engine.impl
-    options = {"label_smoothing": 0.1}
-    truth = given.solve(impl="reference", **options)
-    for memory in (6 * 4 * 64, 10**6):  # several chunks, one chunk
-        torch.testing.assert_close(narrow.solve(impl=impl, memory=memory, **options), truth)
+def test_targets_out_of_range_are_named():
+    hidden, weight, targets = torch.zeros(4, 5, 6), torch.zeros(30, 6), torch.zeros(4, 5).long()
+    targets[0, 0] = IGNORED
+    targets[1, 3], targets[1, 4], targets[3, 0] = 31, -2, 40
+    with pytest.raises(IndexError, match=r"31 at \[1, 3\].*41 labels"):  # the hint serves all
+        nll(hidden, weight, targets)
+    with pytest.raises(IndexError, match=r"targets hold 30, but"):  # no dimension, no position
+        nll(hidden[0, 0], weight, torch.tensor(30))
+    with pytest.raises(IndexError, match=r"200 at \[1\]"):
+        nll(hidden[0, :2], weight, torch.tensor([7, 200]).byte())
 
 
-def test_a_byte_that_looks_like_the_ignored_index_counts():
+def test_a_byte_that_equals_ignore_index_modulo_256_counts():
     given = problem(20, 300, 6)
     given.targets.fill_(156)  # -100 as an unsigned byte
     narrow = given._replace(targets=given.targets.byte())
@@ -412,7 +343,7 @@ def test_a_byte_that_looks_like_the_ignored_index_counts():
         torch.testing.assert_close(narrow.loss(impl=impl), given.loss(impl="reference"))
 
 
-@pytest.mark.parametrize("memory", [20 * 4 * 6, 10**6])
+@pytest.mark.parametrize("memory", [20 * 4 * 24, 10**6])
 @every_engine
 def test_tensors_with_gaps_in_memory(engine, memory):
     given = problem(20, 30, 6, device=engine.device)
@@ -430,31 +361,9 @@ def test_tensors_with_gaps_in_memory(engine, memory):
         spread.solve(impl=engine.impl, **options),
         given.solve(impl="reference", label_smoothing=0.1),
     )
-
-
-@every_engine
-def test_time_and_batch_may_be_swapped(engine):
-    given = problem(24, 30, 6, device=engine.device)
-    hidden, targets = given.hidden.view(4, 6, 6), given.targets.view(4, 6)
-    found = nll(
-        hidden.transpose(0, 1),
-        given.weight,
-        targets.t(),
-        given.bias,
-        reduction="none",
-        impl=engine.impl,
-    )
-    truth = given.loss(impl="reference", reduction="none").view(4, 6).t()
-    torch.testing.assert_close(found, truth)
-
-
-@every_engine
-def test_a_gradient_of_any_layout_is_read_right(engine):
-    given = problem(20, 30, 6, device=engine.device)
     weights = torch.randn(20, 2, device=engine.device)[:, 0]  # two elements apart
-    found = torch.autograd.grad(given.loss(impl=engine.impl, reduction="none"), given[:3], weights)
-    truth = torch.autograd.grad(given.loss(impl="reference", reduction="none"), given[:3], weights)
-    torch.testing.assert_close(found, truth)
+    losses = (given.loss(impl=impl, reduction="none") for impl in (engine.impl, "reference"))
+    torch.testing.assert_close(*(torch.autograd.grad(x, given[:3], weights) for x in losses))
 
 
 # -- which implementation -----------------------------------------------------------------------
@@ -519,16 +428,15 @@ def test_the_compiler_is_the_one_that_triton_takes(named, there, found, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("setting", "value", "dtype", "reason"),
+    ("setting", "value", "dtype"),
     [
-        ("TRITON_INSTALLED", False, torch.float32, "Triton is not installed"),
-        ("INTERPRETED", False, torch.float32, "needs a CUDA device and the tensors are on cpu"),
-        ("INTERPRETED", True, torch.float64, "not float64"),
+        ("TRITON_INSTALLED", False, torch.float32),
+        ("INTERPRETED", False, torch.float32),  # needs a CUDA device
+        ("INTERPRETED", True, torch.float64),
     ],
 )
-def test_triton_where_it_cannot_run_names_the_mend(setting, value, dtype, reason, monkeypatch):
+def test_triton_where_it_cannot_run_raises(setting, value, dtype, monkeypatch):
     monkeypatch.setattr(module, "TRITON_INSTALLED", True)
     monkeypatch.setattr(module, setting, value)
-    with pytest.raises(ValueError, match=f'impl="triton": .*{reason}.*impl="chunked"') as caught:
+    with pytest.raises(ValueError, match='impl="triton": '):
         problem(4, 5, 3, dtype=dtype).loss(impl="triton")
-    assert "\n" not in str(caught.value)
