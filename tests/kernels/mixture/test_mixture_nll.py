@@ -1,6 +1,5 @@
 """The loss of a mixture in one sweep: against float64, relative to plain PyTorch."""
 
-import itertools
 import logging
 from contextlib import nullcontext
 from typing import NamedTuple
@@ -27,8 +26,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning"),
 ]
 
-SIZES = [(10, 3, 37, 6), (1, 1, 1, 1), (3, 2, 2, 5), (4, 15, 50, 13)]  # N, K, V, k
+SIZES = [(7, 3, 37, 6), (1, 1, 1, 1), (3, 2, 2, 5), (4, 15, 50, 13)]  # N, K, V, k
 N, K, V, k = SIZES[0]
+NONE = (False, False, False, False)
 
 
 class Mixture(NamedTuple):
@@ -94,7 +94,7 @@ def by_definition(given: Mixture, reduction: str) -> Tensor:
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    """Chunks of four tokens at the first size: two whole ones and a rest."""
+    """Chunks of four tokens at the first size: a whole one and a rest."""
     monkeypatch.setattr(nll_mixture, "MIN_ROWS", 1)
     for device in ("cpu", "cuda"):
         monkeypatch.setitem(padding.ALIGN, device, 8)  # 37 labels are padded to 40
@@ -194,17 +194,11 @@ def test_any_size_gives_what_the_reference_gives(engine, size, rows_of_both_kind
     torch.testing.assert_close(found, given.solve(impl="reference", reduction="sum"))
 
 
+@pytest.mark.parametrize("bias", [True, False])
 @every_dtype
 @every_engine
-def test_errors_are_those_of_plain_pytorch(engine, dtype):
-    given = mixture(many_tokens(engine), K, V, k, dtype=dtype, device=engine.device)
-    no_worse_than_eager(given, engine, dtype)
-
-
-@every_dtype
-@every_engine
-def test_a_mixture_without_bias_is_as_exact(engine, dtype):
-    given = mixture(many_tokens(engine), K, V, k, bias=False, dtype=dtype, device=engine.device)
+def test_errors_are_those_of_plain_pytorch(engine, dtype, bias):
+    given = mixture(many_tokens(engine), K, V, k, bias, dtype, engine.device)
     no_worse_than_eager(given, engine, dtype)
 
 
@@ -288,7 +282,11 @@ def test_a_loss_scale_reaches_float16_gradients_before_they_are_rounded(scale):
 # -- which gradients, which products ------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wanted", list(itertools.product([True, False], repeat=4)), ids=str)
+@pytest.mark.parametrize(
+    "wanted",
+    [(True, False, False, True), (False, True, False, False), (False, False, True, False), NONE],
+    ids=str,
+)
 @every_engine
 def test_frozen_inputs_get_no_gradient_and_change_no_other(engine, wanted):
     given = mixture(N, K, V, k, device=engine.device)
@@ -335,18 +333,12 @@ def test_backward_can_run_twice(engine):
 
 
 @every_engine
-def test_second_derivatives_are_refused_and_not_wrong(engine):
-    given = mixture(N, K, V, k, device=engine.device)
-    loss = given.loss(impl=engine.impl)
-    with pytest.raises(RuntimeError, match=r'nll: .*second derivatives; use impl="reference"'):
-        torch.autograd.grad(loss, given.contexts, create_graph=True)
-
-
-@every_engine
-def test_a_batch_of_gradients_is_refused(engine):
+def test_second_derivatives_and_batches_of_gradients_raise(engine):
     given = mixture(N, K, V, k, device=engine.device)
     loss, factors = given.loss(impl=engine.impl), torch.ones(3, device=engine.device)
-    with pytest.raises(RuntimeError, match=r'^nll: .* at a time, .*; use impl="reference"$'):
+    with pytest.raises(RuntimeError, match=r'second derivatives.* impl="reference"'):
+        torch.autograd.grad(loss, given.contexts, create_graph=True)
+    with pytest.raises(RuntimeError, match=r'at a time.* impl="reference"'):
         torch.autograd.grad(loss, given.contexts, factors, is_grads_batched=True)
 
 
@@ -363,12 +355,11 @@ def test_no_tokens_cost_nothing(engine, bias, nan_in_fresh_memory):
     assert not any(grad.any() for grad in grads)
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
 @every_engine
-def test_only_ignored_tokens_cost_nothing(engine, reduction):
+def test_only_ignored_tokens_cost_nothing(engine):
     given = mixture(N, K, V, k, device=engine.device)
     given.targets.fill_(IGNORED)
-    loss, *grads = given.solve(impl=engine.impl, reduction=reduction)
+    loss, *grads = given.solve(impl=engine.impl)
     assert loss.item() == 0
     assert not any(grad.any() for grad in grads)
 
@@ -455,7 +446,7 @@ def test_a_label_without_a_finite_logit_is_nan(engine, dtype, label, value, rows
     assert bias.isnan().all()
 
 
-@pytest.mark.parametrize("wrong", [V, 10**6, -1, -(10**6)])
+@pytest.mark.parametrize("wrong", [V, -(10**6)])
 @every_engine
 def test_a_target_out_of_range_is_nan_and_touches_no_other_token(engine, wrong):
     given = mixture(N, K, V, k, device=engine.device)
@@ -502,7 +493,7 @@ def test_micro_batches_over_deep_labels_sum_to_the_gradients_of_one_batch(shared
     torch.testing.assert_close([p.grad for p in layer.parameters()], truth)
 
 
-# -- memory, and which way ----------------------------------------------------------------------
+# -- memory, and which implementation -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -519,8 +510,8 @@ def test_peak_memory_is_the_budget_and_the_gradients(size, dtype, monkeypatch):
     assert allocations.largest < logits or logits < budget
 
 
-WAYS = {
-    "one sweep, 4 of 10 tokens": {},
+IMPLEMENTATIONS = {
+    "one sweep, 4 of 7 tokens": {},
     "nothing to differentiate": {"trained": False},
     'impl="reference"': {"impl": "reference"},
     "each token's gradient has a factor of its own": {"reduction": "none"},
@@ -528,10 +519,11 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("said", WAYS)
-def test_it_says_which_way_it_goes_and_all_ways_agree(said, caplog):
+@pytest.mark.parametrize("said", IMPLEMENTATIONS)
+def test_it_logs_the_implementation_and_all_agree(said, caplog):
+    log_once.cache_clear()
     caplog.set_level(logging.DEBUG, logger="drill")
-    options = {"impl": "chunked"} | WAYS[said]
+    options = {"impl": "chunked"} | IMPLEMENTATIONS[said]
     given = mixture(N, K, V, k)
     if not options.pop("trained", True):
         given = Mixture(*(x.detach() for x in given))
@@ -542,16 +534,6 @@ def test_it_says_which_way_it_goes_and_all_ways_agree(said, caplog):
     if loss.requires_grad:
         found, right = (torch.autograd.grad(x.sum(), given.leaves) for x in (loss, truth))
         torch.testing.assert_close(found, right)
-
-
-def test_a_lack_of_memory_is_told_once_without_asking(caplog):
-    log_once.cache_clear()
-    caplog.set_level(logging.INFO, logger="drill")
-    for _ in range(2):
-        mixture(N, K, V, k).loss(impl="chunked", memory=5000)
-    assert caplog.messages == [
-        "mixture_nll: the experts' losses apart, slower (memory holds no chunk worth a sweep)"
-    ]
 
 
 def test_auto_sweeps_where_it_is_not_the_reference(caplog):
