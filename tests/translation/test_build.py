@@ -8,9 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
-from drill import tasks
 from drill.data import DataError, Subwords
 from drill.errors import RunFolderError, SettingsError
 from drill.language_modeling.build import finetuning
@@ -23,7 +21,7 @@ from drill.training.settings import saved
 from drill.translation import run as translation_run
 from drill.translation.run import load_translation
 from drill.translation.translate import Search, translate
-from tests.tiny_runs import all_of, interrupted_after, unlike
+from tests.tiny_runs import interrupted_after
 from tests.tiny_translation_place import make_place, set_by_command, small
 
 
@@ -54,21 +52,6 @@ def test_a_run_comes_back_as_it_was(here):
         "batches launched one by one: CUDA graphs need an NVIDIA GPU, not cpu",
         "beam search launched one by one: CUDA graphs need an NVIDIA GPU, not cpu",
     ]
-
-
-def test_what_is_trained_is_said_in_short_lines_before_it_is(here, tmp_path):
-    said: list[str] = []
-    train_run(small("training.max_steps=1"), tmp_path / "run", device="cpu", on_start=said.append)
-    (first, third), (second, _) = (each.splitlines() for each in said)
-    assert first == f"training mt-demo in {tmp_path / 'run'}: deep-residual (depth 2)"
-    run = load_translation(tmp_path / "run", device="cpu")
-    own = 2 * (8 * 8 + 8) + 262  # two maps and the bias
-    assert second == (
-        f"  {run.model.parameter_count():,} parameters, {own} of them the layer's own; "
-        f"pairs: {len(run.data.train)} pairs, 262 subwords"
-    )
-    assert third.startswith("  cpu (")
-    assert third.endswith("), float32")
 
 
 def test_either_weights_on_request(here):
@@ -186,16 +169,6 @@ def test_no_time_at_all_still_trains_and_tests_one_update(drill):
     assert RunFolder("runs/short").last_numbers()["step"] == 1
 
 
-def test_a_run_of_updates_that_ends_by_the_clock_names_them(drill, monkeypatch):
-    real = tasks.train_run
-    monkeypatch.setattr(
-        tasks, "train_run", lambda *held, **more: replace(real(*held, **more), out_of_time=True)
-    )
-    words = set_by_command("training.max_steps=2000")
-    err = drill("train", "mt-demo", *words, "--name", "clock", "--device", "cpu")[2]
-    assert "training.max_minutes in epoch 2, before update 2,000" in err.splitlines()[-1]
-
-
 def test_limits_that_a_run_is_beyond_do_not_end_it(here, tmp_path, monkeypatch):
     real, folder = translation_run.build_optimizer, tmp_path / "run"
     with monkeypatch.context() as patch:
@@ -213,37 +186,9 @@ def test_limits_that_a_run_is_beyond_do_not_end_it(here, tmp_path, monkeypatch):
     assert train_run(small(), folder, device="cpu").finished
 
 
-def test_the_same_command_resumes(here, monkeypatch):
-    real = translation_run.build_optimizer
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            translation_run, "build_optimizer", lambda held: interrupted_after(4, real(held))
-        )
-        with pytest.raises(KeyboardInterrupt):
-            train_run(small(), "runs/again", device="cpu")
-    torch.manual_seed(99)
-    assert train_run(small(), "runs/again", device="cpu").finished
-    assert unlike(all_of("runs/again"), all_of("runs/tiny")) == []
-
-
 def test_other_settings_need_another_name(here):
     with pytest.raises(RunFolderError, match=r"subwords.size: 262 -> 270"):
         train_run(small("subwords.size=270"), "runs/tiny", device="cpu")
-
-
-def test_a_run_that_is_to_be_longer_is_told_of_its_schedule(here, tmp_path, caplog):
-    """The schedule of mt-demo ends with the run."""
-    shutil.copytree("runs/tiny", tmp_path / "run")
-    train_run(small("training.max_minutes=5"), tmp_path / "run", device="cpu")
-    assert caplog.text == ""  # it has ended, whatever its time
-    train_run(small("training.epochs=3", "training.max_minutes=5"), tmp_path / "run", device="cpu")
-    assert "training.epochs 2 -> 3 changes its cosine schedule too" in caplog.text
-    train_run(small("training.epochs=4"), tmp_path / "run", device="cpu")
-    assert (
-        "training.max_minutes 5.0 -> none changes its cosine schedule too: the learning rate "
-        in (caplog.text)
-    )
-    assert "None" not in caplog.text
 
 
 def test_a_changed_text_is_refused(here, tmp_path):

@@ -3,7 +3,6 @@
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,10 +10,9 @@ import pytest
 import torch
 
 import drill.translation.search.search as searching
-from drill.errors import CheckpointError, OutOfMemory, RunFolderError
+from drill.errors import OutOfMemory
 from drill.models.translator import Translator
 from drill.training import loop as training_loop
-from drill.training.run import checkpoint
 from drill.training.run.folder import RunFolder
 from drill.translation import train as translation_training
 from drill.translation.state import TranslationState
@@ -27,7 +25,6 @@ from tests.tiny_runs import (
     unlike,
 )
 from tests.tiny_translations import (
-    small_data,
     small_optimizer,
     small_training,
 )
@@ -35,37 +32,6 @@ from tests.tiny_translations import (
 
 def kinds(path) -> list[str]:
     return [row["kind"] for row in rows(path)]
-
-
-def in_pieces(path, steps: int, **options) -> int:
-    for life in range(1, 100):
-        torch.manual_seed(life)  # the saved state counts, not the one found
-        optimizer = interrupted_after(steps, small_optimizer())
-        if small_training(path, optimizer=optimizer, **options).finished:
-            return life
-    raise AssertionError("100 lives were not enough")
-
-
-@pytest.mark.parametrize(
-    ("layer", "steps", "options"),
-    [
-        ("deep-residual", 1, {"epochs": 2}),
-        (
-            "tied",
-            4,
-            {"gradient_accumulation_steps": 2, "average_checkpoints": 2, "validate_every": 3},
-        ),
-        ("mixture", 5, {"gradient_accumulation_steps": 2}),
-        ("tied", 3, {"precision": "bfloat16", "bleu_every": 1, "epochs": 2}),
-    ],
-)
-def test_an_interrupted_run_is_the_same_run(tmp_path, layer, steps, options):
-    small_training(tmp_path / "whole", layer, **options)
-    lives = in_pieces(tmp_path / "pieces", steps, layer=layer, **options)
-    whole = all_of(tmp_path / "whole")
-    last = [row for row in whole["rows"] if row["kind"] == "epoch"][-1]["step"]
-    assert lives == last // steps + 1  # asked after the last update, it ends before the test
-    assert unlike(all_of(tmp_path / "pieces"), whole) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -243,30 +209,3 @@ def test_validations_and_the_test_are_shown(tmp_path, monkeypatch, line_by_line)
         first = shown[0][1]
         assert list(dict.fromkeys(shown)) == [(i / lines, first + i) for i in range(lines + 1)]
     assert [share for work, share, _ in told if work == "test"].count(0.0) > 2  # the loss too
-
-
-def test_a_finished_run_gives_its_outcome_again_without_training(tmp_path, monkeypatch):
-    first = small_training(tmp_path, average_checkpoints=2)
-    before = all_of(tmp_path)
-    for name in ("backward", "translation_loss", "translated"):  # nothing is trained or measured
-        monkeypatch.setattr(translation_training, name, None)
-    again = small_training(tmp_path, average_checkpoints=2)
-    assert again.test.scores == first.test.scores
-    assert replace(again, valid=first.valid, test=first.test) == first
-    assert unlike(all_of(tmp_path), before) == []
-
-
-def test_texts_that_changed_are_noticed(tmp_path):
-    small_training(tmp_path, optimizer=interrupted_after(5, small_optimizer()))
-    with pytest.raises(RunFolderError, match="the text has changed since this run was saved"):
-        small_training(tmp_path, data=small_data(train=59))
-
-
-def test_a_checkpoint_that_lacks_something_is_named(tmp_path):
-    small_training(tmp_path, optimizer=interrupted_after(5, small_optimizer()))
-    folder = RunFolder(tmp_path)
-    tensors, numbers = folder.load_last()
-    del numbers["validations"]
-    checkpoint.save(folder.last, tensors, numbers)
-    with pytest.raises(CheckpointError, match="does not fit this run"):
-        small_training(tmp_path)

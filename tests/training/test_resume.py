@@ -4,7 +4,10 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +15,12 @@ import torch
 from drill.data import Ids
 from drill.errors import CheckpointError, RunFolderError
 from drill.training.cuda_graphs import GraphRecorder
-from drill.training.optim import OPTIMIZERS
+from drill.training.loop import Outcome
+from drill.training.optim import ScheduledOptimizer
+from drill.training.run import checkpoint
 from drill.training.run.folder import RunFolder
 from tests.tiny_runs import (
+    OPTIMIZERS,
     V,
     after,
     all_of,
@@ -27,48 +33,89 @@ from tests.tiny_runs import (
     weights,
     with_a_test_at,
 )
+from tests.tiny_translations import small_data, small_optimizer, small_training
 
 ROOT = Path(__file__).parents[2]
 
 
-def in_pieces(path: Path, optimizer: str, steps: int, stopping=interrupted_after, **options) -> int:
-    """Train with an interruption every ``steps`` steps; gives the number of lives."""
-    for life in range(1, 200):
-        torch.manual_seed(life)  # the saved state counts, not the one found
-        if small_run(path, optimizer=stopping(steps, optimizer), **options).finished:
-            return life
-    raise AssertionError("200 lives were not enough")
+def small(task: str, path: Path, layer: str, optimizer: Any, **options: Any) -> Outcome:
+    """A small run of either task; ``optimizer`` is wrapped where a name is given."""
+    if task == "language model":
+        return small_run(path, layer, optimizer, **options)
+    return small_training(path, layer, optimizer=optimizer, **options)
+
+
+def in_pieces(
+    task: str, path: Path, layer: str, make: Callable[[], ScheduledOptimizer], **options: Any
+) -> int:
+    """Train with optimizers that interrupt the run; returns how many starts it took."""
+    for start in range(1, 200):
+        torch.manual_seed(start)  # the saved random state counts, not the current one
+        if small(task, path, layer, make(), **options).finished:
+            return start
+    raise AssertionError("200 starts were not enough")
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "layer", "steps", "options"),
+    ("task", "optimizer", "layer", "steps", "options"),
     [
-        ("nt-asgd", "deep-residual", 1, {}),
-        ("nt-asgd", "tied", 4, {}),
-        ("nt-asgd", "mixture", 5, {}),
-        ("nt-asgd", "sampled", 3, {}),
-        ("nt-asgd", "adaptive", 7, {}),
-        ("nt-asgd", "tied", 6, {"dtype": torch.float64}),
-        ("asgd", "deep-residual", 4, {}),
-        ("asgd", "tied", 1, {"validate_first": True, "patience": 0, "length_cap": 12}),
-        ("sgd", "tied", 5, {"precision": "bfloat16"}),
-        ("adamw", "deep-residual", 3, {"validate_every": 4}),
-        ("adamw", "mixture", 4, {"micro_batch": 3}),
-        ("late sgd", "tied", 1, {"partial_shuffle": True, "validate_every": 3}),
-        ("late sgd", "deep-residual", 7, {"adversarial": 0.05, "state_reset": 0.2}),
-        ("sgd", "tied", 4, {"state_reset": 0.2, "micro_batch": 3}),
-        ("late adamw", "tied", 3, {"validate_every": 2, "log_every": 1}),
+        ("language model", "nt-asgd", "deep-residual", 1, {}),
+        ("language model", "nt-asgd", "tied", 4, {}),
+        ("language model", "nt-asgd", "mixture", 5, {}),
+        ("language model", "nt-asgd", "sampled", 3, {}),
+        ("language model", "nt-asgd", "adaptive", 7, {}),
+        ("language model", "nt-asgd", "tied", 6, {"dtype": torch.float64}),
+        ("language model", "asgd", "deep-residual", 4, {}),
+        (
+            "language model",
+            "asgd",
+            "tied",
+            1,
+            {"validate_first": True, "patience": 0, "length_cap": 12},
+        ),
+        ("language model", "sgd", "tied", 5, {"precision": "bfloat16"}),
+        ("language model", "adamw", "deep-residual", 3, {"validate_every": 4}),
+        ("language model", "adamw", "mixture", 4, {"micro_batch": 3}),
+        ("language model", "late sgd", "tied", 1, {"partial_shuffle": True, "validate_every": 3}),
+        (
+            "language model",
+            "late sgd",
+            "deep-residual",
+            7,
+            {"adversarial": 0.05, "state_reset": 0.2},
+        ),
+        ("language model", "sgd", "tied", 4, {"state_reset": 0.2, "micro_batch": 3}),
+        ("language model", "late adamw", "tied", 3, {"validate_every": 2, "log_every": 1}),
+        ("translator", None, "deep-residual", 1, {"epochs": 2}),
+        (
+            "translator",
+            None,
+            "tied",
+            4,
+            {"gradient_accumulation_steps": 2, "average_checkpoints": 2, "validate_every": 3},
+        ),
+        ("translator", None, "mixture", 5, {"gradient_accumulation_steps": 2}),
+        (
+            "translator",
+            None,
+            "tied",
+            3,
+            {"precision": "bfloat16", "bleu_every": 1, "epochs": 2, "log_every": 2},
+        ),
     ],
 )
-def test_an_interrupted_run_is_the_same_run(tmp_path, optimizer, layer, steps, options):
-    options = {"layer": layer, "epochs": 4, **options}
-    small_run(tmp_path / "whole", optimizer=optimizer, **options)
-    lives = in_pieces(tmp_path / "pieces", optimizer, steps, **options)
+def test_an_interrupted_run_is_the_same_run(tmp_path, task, optimizer, layer, steps, options):
+    fresh = OPTIMIZERS[optimizer] if optimizer else small_optimizer
+    options = {"epochs": 4, **options} if task == "language model" else options
+    small(task, tmp_path / "whole", layer, fresh(), **options)
+    starts = in_pieces(
+        task, tmp_path / "pieces", layer, lambda: interrupted_after(steps, fresh()), **options
+    )
     whole = all_of(tmp_path / "whole")
     epochs = [row for row in whole["rows"] if row["kind"] == "epoch"]
-    if optimizer == "nt-asgd" or optimizer.startswith("late"):
-        assert {row["averaged"] for row in epochs} == {False, True}  # the switch lies inside
-    assert lives == epochs[-1]["step"] // steps + 1
+    if optimizer and (optimizer == "nt-asgd" or optimizer.startswith("late")):
+        assert {row["averaged"] for row in epochs} == {False, True}  # averaging starts inside
+    assert starts == epochs[-1]["step"] // steps + 1
     assert unlike(all_of(tmp_path / "pieces"), whole) == []
     files = [RunFolder(tmp_path / name).best.read_bytes() for name in ("whole", "pieces")]
     assert files[0] == files[1]
@@ -88,16 +135,23 @@ def test_an_interrupted_run_of_replays_is_the_same_run(tmp_path, optimizer, prec
     options = {"layer": "deep-residual", "epochs": 4, "precision": precision, "device": "cuda"}
     small_run(tmp_path / "whole", optimizer=optimizer, **options)
     assert replays
-    lives = in_pieces(tmp_path / "pieces", optimizer, 13, interrupted_replays, **options)
+    layer = options.pop("layer")
+    starts = in_pieces(
+        "language model",
+        tmp_path / "pieces",
+        layer,
+        lambda: interrupted_replays(13, optimizer),
+        **options,
+    )
     whole = all_of(tmp_path / "whole")
     epochs = [row for row in whole["rows"] if row["kind"] == "epoch"]
     if optimizer == "nt-asgd":
         assert {row["averaged"] for row in epochs} == {False, True}
-    assert lives == epochs[-1]["step"] // 13 + 1
+    assert starts == epochs[-1]["step"] // 13 + 1
     assert unlike(all_of(tmp_path / "pieces"), whole) == []
 
 
-def test_interruptions_count_steps_that_a_rule_hears_of(tmp_path):
+def test_interrupted_replays_stops_after_so_many_steps(tmp_path):
     assert not small_run(tmp_path, optimizer=interrupted_replays(5, "sgd")).finished
     assert RunFolder(tmp_path).last.exists()
     assert not small_run(tmp_path, optimizer=interrupted_replays(5, "sgd")).finished
@@ -168,11 +222,16 @@ def test_a_killed_run_of_a_recipe_leaves_no_half_files(kill_harness):
 # -- what a resume refuses and allows -------------------------------------------------------------
 
 
-def test_a_finished_run_gives_its_outcome_again_without_training(tmp_path, monkeypatch):
-    first = small_run(tmp_path, optimizer="nt-asgd", epochs=5)
+@pytest.mark.parametrize("task", ["language model", "translator"])
+def test_a_finished_run_gives_its_outcome_again_without_training(tmp_path, task):
+    fresh = OPTIMIZERS["nt-asgd"] if task == "language model" else small_optimizer
+    first = small(task, tmp_path, "tied", fresh(), epochs=3)
     before = all_of(tmp_path)
-    monkeypatch.setattr("drill.language_modeling.step.backward", None)  # nothing may be trained
-    assert small_run(tmp_path, optimizer="nt-asgd", epochs=5) == first
+    again = small(task, tmp_path, "tied", after(1, fresh(), pytest.fail), epochs=3)
+    if task == "translator":  # the hypotheses are in the folder only
+        assert again.test.scores == first.test.scores
+        again = replace(again, valid=first.valid, test=first.test)
+    assert again == first
     assert unlike(all_of(tmp_path), before) == []
 
 
@@ -230,7 +289,7 @@ def test_metrics_shorter_than_the_checkpoint_knows_are_named(tmp_path):
     folder = interrupted(tmp_path)
     before = folder.last.read_bytes()
     os.truncate(folder.metrics, 10)
-    with pytest.raises(RunFolderError, match=r"metrics\.jsonl: has 10 bytes but the checkpoint"):
+    with pytest.raises(RunFolderError, match=r"metrics\.jsonl"):
         small_run(tmp_path)
     assert folder.last.read_bytes() == before
 
@@ -264,10 +323,30 @@ def test_a_changed_text_is_refused_and_nothing_is_touched(tmp_path, split):
     metrics = folder.metrics.read_bytes()
     changed = [ids.copy() for ids in text()]
     changed[split][5] = (changed[split][5] + 1) % V
-    with pytest.raises(RunFolderError, match="the text has changed since this run was saved"):
+    with pytest.raises(RunFolderError, match="the text has changed"):
         small_run(tmp_path, ids=Ids(*changed))
     assert folder.metrics.read_bytes() == metrics
     assert small_run(tmp_path).finished
+
+
+def test_a_changed_text_of_a_translator_is_refused(tmp_path):
+    small_training(tmp_path, optimizer=interrupted_after(5, small_optimizer()))
+    with pytest.raises(RunFolderError, match="the text has changed"):
+        small_training(tmp_path, data=small_data(train=59))
+
+
+@pytest.mark.parametrize(
+    ("task", "number"), [("language model", "lengths"), ("translator", "validations")]
+)
+def test_a_checkpoint_that_lacks_a_number_is_named(tmp_path, task, number):
+    fresh = OPTIMIZERS["sgd"] if task == "language model" else small_optimizer
+    small(task, tmp_path, "tied", interrupted_after(5, fresh()))
+    folder = RunFolder(tmp_path)
+    tensors, numbers = folder.load_last()
+    del numbers[number]
+    checkpoint.save(folder.last, tensors, numbers)
+    with pytest.raises(CheckpointError, match=str(folder.last)):
+        small(task, tmp_path, "tied", fresh())
 
 
 def test_a_run_without_its_checkpoint_starts_over(tmp_path):
