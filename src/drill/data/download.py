@@ -27,7 +27,7 @@ def download(
 ) -> None:
     """Write ``target`` from the first URL that gives ``size`` bytes with this checksum.
 
-    The file is held in memory until its checksum is known, so ``target`` is complete or untouched.
+    The file stays in memory until its checksum is known, so ``target`` is complete or untouched.
 
     Args:
         urls: mirrors of one file, tried in this order; http and https only, redirects included.

@@ -1,4 +1,4 @@
-"""The continuous cache pointer (Grave, Joulin & Usunier, ICLR 2017): words come back.
+"""The continuous cache pointer (Grave, Joulin & Usunier, ICLR 2017): recent words are likelier.
 
     p(y_t) = lamb p_cache(y_t) + (1 - lamb) p_vocab(y_t)
     p_cache(y_t) = sum_{j in window} softmax_j(theta h_t . h_j) [y_j = y_t]
@@ -26,7 +26,7 @@ NAMES = {name: f"cache_perplexity: {name}" for name in ("window", "theta", "lamb
 """What errors call the settings."""
 
 SCORES = 2**22
-"""How many scores h_t . h_j are in memory at a time."""
+"""Scores h_t . h_j in memory at a time."""
 
 SHORTEST_BLOCK = 128
 """A block of q tokens computes window + q scores each, of which window count."""
@@ -44,16 +44,17 @@ def cache_perplexity(
     autocast: torch.dtype | None = None,
     progress: Progress | None = None,
 ) -> Perplexity:
-    """The perplexity of ``ids`` (N,), read in one column, with a cache of its last words.
+    """The perplexity of ``ids`` (N,), read as one stream, with a cache of its last words.
 
-    window     how many words the cache holds
-    theta      how much nearer contexts count for more; 0 counts words
-    lamb       the cache's share of the probability
-    bptt       tokens that are encoded at a time, which changes the time and not the result
-    autocast   torch.bfloat16, say: of the model; nearness is always computed in its own precision
-    published  as the released code has it: the first window + 1 tokens and the first token of every
-               later chunk of ``bptt`` go without the cache (and read ``published_perplexity``). By
-               default the cache serves from the second token on, with whatever it holds
+    Args:
+        window: words in the cache.
+        theta: weight of similarity; 0 counts words.
+        lamb: the cache's share of the probability.
+        bptt: tokens that are encoded at a time; it affects speed only.
+        autocast: of the model, for example torch.bfloat16; similarities keep their precision.
+        published: as the released code: the first window + 1 tokens, and the first token of every
+            later chunk of ``bptt``, do not use the cache; read ``published_perplexity``. By default
+            every token but the first uses it.
     """
     check_cache_settings(window, [theta], [lamb])
     data = one_column("cache_perplexity", model, ids)
@@ -101,25 +102,21 @@ def cache_search(
 
 
 class Read(NamedTuple):
-    """What a text says about M tokens before the shares are mixed.
-
-    vocabulary  (M,) the model's own -log p
-    pointer     (thetas, M) the cache's log p, NaN where it is empty
-    """
+    """Of M tokens: the model's -log p (M,), and the cache's log p (thetas, M), NaN where empty."""
 
     vocabulary: Tensor
     pointer: Tensor
 
     @property
     def served(self) -> Tensor:
-        """Where the cache holds anything: everywhere but at the first token."""
-        return self._places > 0
+        """Where the cache is not empty: everywhere but at the first token."""
+        return self._positions > 0
 
     def served_as_published(self, window: int, bptt: int) -> Tensor:
-        return (self._places > window) & (self._places % bptt != 0)
+        return (self._positions > window) & (self._positions % bptt != 0)
 
     @property
-    def _places(self) -> Tensor:
+    def _positions(self) -> Tensor:
         return torch.arange(len(self.vocabulary), device=self.vocabulary.device)
 
 
@@ -137,7 +134,7 @@ def _read(
     state = model.initial_state(1)
     wide = next(model.parameters()).dtype
     vocabulary, pointer = [], []
-    h_held, y_held = None, data.new_empty(0)
+    h_cached, y_cached = None, data.new_empty(0)
     block = block_length(min(window, len(data)))
     with evaluating(model), model.layer.cached_labels():
         for segment in segments:
@@ -147,19 +144,18 @@ def _read(
                 nll = model.layer.nll(encoded.output, targets, reduction="none", check=False)
             state = encoded.state
             vocabulary.append(nll[:, 0])
-            h = encoded.raw[:, 0].to(
-                wide
-            )  # theta h_t . h_j in bfloat16 would be off by whole units
-            h = h if h_held is None else torch.cat([h_held, h])  # (held + length, w)
-            y = torch.cat([y_held, targets[:, 0]])
+            # theta h_t . h_j in bfloat16 would be off by whole units
+            h = encoded.raw[:, 0].to(wide)
+            h = h if h_cached is None else torch.cat([h_cached, h])  # (cached + length, w)
+            y = torch.cat([y_cached, targets[:, 0]])
             scale = torch.tensor(thetas, dtype=h.dtype, device=h.device)
-            for first in range(len(y_held), len(y), block):
+            for first in range(len(y_cached), len(y), block):
                 after = min(first + block, len(y))
                 start = max(0, first - window)
                 pointer.append(
                     pointer_log_probs(h[start:after], y[start:after], first - start, window, scale)
                 )
-            h_held, y_held = h[-window:], y[-window:]
+            h_cached, y_cached = h[-window:], y[-window:]
             if progress is not None:
                 progress(segment.start + segment.length, len(data) - 1)
     return Read(torch.cat(vocabulary), torch.cat(pointer, dim=1))
@@ -168,22 +164,22 @@ def _read(
 def pointer_log_probs(
     h: Tensor,  # (K, w)
     y: Tensor,  # (K,)
-    held: int,
+    cached: int,
     window: int,
     thetas: Tensor,  # (m,)
 ) -> Tensor:
-    """The cache's log p of each y_t, t = held .. K - 1, for every theta: (m, K - held).
+    """The cache's log p of each y_t, t = cached .. K - 1, for every theta: (m, K - cached).
 
         log sum_{j matches} exp(theta h_t . h_j) - log sum_j exp(theta h_t . h_j)
 
-    j runs over the ``window`` places before t and matches where y_j = y_t: -inf where none does,
-    NaN where there is no place before t.
+    j runs over the ``window`` positions before t and matches if y_j = y_t: -inf if none does, NaN
+    if there is no position before t.
     """
-    t = torch.arange(held, len(y), device=y.device)[:, None]
+    t = torch.arange(cached, len(y), device=y.device)[:, None]
     j = torch.arange(len(y), device=y.device)
-    outside = (j >= t) | (j < t - window)  # (K - held, K)
-    other = outside | (y != y[held:, None])
-    scores = h[held:] @ h.t()
+    outside = (j >= t) | (j < t - window)  # (K - cached, K)
+    other = outside | (y != y[cached:, None])
+    scores = h[cached:] @ h.t()
     found = []
     for theta in thetas:
         scaled = theta * scores
@@ -212,7 +208,7 @@ def check_cache_settings(
     lambs: Sequence[float],
     called: Mapping[str, str] = NAMES,
 ) -> None:
-    """Refuse what makes no cache; ``called`` are the names by which errors speak of it."""
+    """Raise ValueError for invalid settings; ``called`` are their names in messages."""
     if window < 1:
         raise ValueError(f"{called['window']} is at least 1, not {window}")
     for theta in thetas:

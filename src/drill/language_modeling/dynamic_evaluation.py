@@ -33,8 +33,8 @@ LAMBS = (1e-3, 2e-3, 3e-3, 5e-3)
 NAMES = {name: f"dynamic_perplexity: {name}" for name in ("lr", "lamb", "epsilon")}
 """What errors call the settings."""
 
-SEGMENTS_PER_LOOK = 200
-"""How often the device is waited for, to see whether the weights have run away."""
+SEGMENTS_PER_CHECK = 200
+"""Segments between two checks for NaN, which wait for the device."""
 
 
 def dynamic_perplexity(
@@ -50,17 +50,18 @@ def dynamic_perplexity(
     cuda_graphs: bool = True,
     progress: Progress | None = None,
 ) -> Perplexity:
-    """The perplexity of ``ids`` (N,), read in one column by a model that learns as it reads.
+    """The perplexity of ``ids`` (N,), read as one stream by a model that adapts to it.
 
-    Every trained parameter adapts, nothing is dropped, and afterwards the weights are what they
-    were, bit for bit, also when something breaks. For texts that keep to a subject.
+    Every trained parameter adapts, without dropout. Afterwards the weights are restored bit for
+    bit, also after an exception.
 
-    lr       length of the steps
-    lamb     how fast weights return to where they started, ``theta0``
-    epsilon  bounds the steps of parameters that rarely have a gradient
-    bptt     tokens between two steps; scale lr and lamb with it
-    limit    predict the first ``limit`` tokens only
-    cuda_graphs  replay CUDA graphs where there is a GPU and the layer allows it
+    Args:
+        lr: learning rate.
+        lamb: how fast weights decay to their initial values ``theta0``.
+        epsilon: bounds the steps of parameters that rarely have a gradient.
+        bptt: tokens between two steps; scale lr and lamb with it.
+        limit: predict the first ``limit`` tokens only.
+        cuda_graphs: replay CUDA graphs on a GPU if the layer allows it.
     """
     check_dynamic_settings(lr, lamb, epsilon)
     data = one_column("dynamic_perplexity", model, ids, limit)
@@ -85,8 +86,8 @@ def dynamic_perplexity(
         with model.without_dropout(), torch.enable_grad():
             for number, segment in enumerate(segments, start=1):
                 read(segment)
-                if number % SEGMENTS_PER_LOOK == 0 or number == len(segments):
-                    _look(total.item(), segment.start + segment.length, lr)
+                if number % SEGMENTS_PER_CHECK == 0 or number == len(segments):
+                    _check_finite(total.item(), segment.start + segment.length, lr)
                 if progress is not None:
                     progress(segment.start + segment.length, len(data) - 1)
     finally:
@@ -116,10 +117,11 @@ def dynamic_search(
         best = dynamic_search(model, valid, statistics, file="search.json").best
         result = dynamic_perplexity(model, test, statistics, **best.settings)
 
-    By default the grid that AWD-LSTM was tuned with, times bptt / 5. Finished cells are kept in
-    ``file`` and a restart goes on after them; a cell belongs to its weights, text, statistics,
-    settings and precision, so others are never taken for it. ``report`` sees each cell as it is
-    finished.
+    Args:
+        lrs, lambs: by default the grid that AWD-LSTM was tuned with, times bptt / 5.
+        file: finished cells are saved here, and a restart continues. A cell is identified by
+            weights, text, statistics, settings and precision.
+        report: called with each cell.
     """
     data = one_column("dynamic_search", model, ids, limit)
     lrs = [rate * (bptt / 5) for rate in LRS] if lrs is None else lrs
@@ -159,19 +161,19 @@ def dynamic_search(
     )
 
 
-def _look(total: float, tokens: int, lr: float) -> None:
+def _check_finite(total: float, tokens: int, lr: float) -> None:
     if math.isnan(total):
         check_stall("dynamic_perplexity")
         raise FloatingPointError(
-            f"dynamic_perplexity: the loss is NaN within the first {tokens} tokens, so the weights "
-            f"have run away; take a smaller lr than {lr}"
+            f"dynamic_perplexity: the loss is NaN within the first {tokens} tokens: the weights "
+            f"diverged; use a smaller lr than {lr}"
         )
 
 
 def check_dynamic_settings(
     lr: float, lamb: float, epsilon: float, called: Mapping[str, str] = NAMES
 ) -> None:
-    """Refuse what no step can be made of; ``called`` are the names by which errors speak of it."""
+    """Raise ValueError for invalid settings; ``called`` are their names in messages."""
     for name, value in (("lr", lr), ("lamb", lamb)):
         if not 0.0 <= value < math.inf:  # NaN fails too
             raise ValueError(f"{called[name]} is a finite number of at least 0, not {value}")

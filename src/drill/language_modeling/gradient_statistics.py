@@ -273,7 +273,7 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 
 def _settings(model: nn.Module) -> list[tuple[str, dict[str, object]]]:
-    """Class and plain values of every module: weights alone do not tell a sigmoid from a relu."""
+    """Class and plain values of every module: the weights do not show an activation."""
     plain = (bool, int, float, str, tuple)
     return [
         (

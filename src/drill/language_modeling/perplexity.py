@@ -35,11 +35,12 @@ WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.u
 
 @dataclass(frozen=True)
 class Perplexity:
-    """What a text costs a model.
+    """The score of a text.
 
-    nll      sum of -log p over the predicted tokens
-    tokens   how many were predicted, (rows - 1) * columns
-    columns  how many runs the text was cut into; the first token of each was not predicted
+    Attributes:
+        nll: sum of -log p over the predicted tokens.
+        tokens: how many were predicted, (rows - 1) * columns.
+        columns: streams the text was cut into; the first token of each is not predicted.
     """
 
     nll: float
@@ -77,12 +78,13 @@ def perplexity(
     autocast: torch.dtype | None = None,
     progress: Progress | None = None,
 ) -> Perplexity:
-    """The perplexity of ``ids``, nothing dropped; the model comes back in the mode it was in.
+    """The perplexity of ``ids`` in eval mode; NaN raises FloatingPointError.
 
-    Ids (N,) are cut into ``batch_size`` columns, the tokens left over dropped; more columns are
-    faster and lose more context. Ids (rows, B) keep their columns. ``bptt`` rows go through the
-    encoder at a time, which changes the time and not the result. A token of probability 0 makes the
-    result infinite; NaN raises FloatingPointError.
+    Args:
+        ids: (N,), cut into ``batch_size`` columns without the rest, or (rows, B).
+        batch_size: more columns are faster and lose more context.
+        bptt: rows that are encoded at a time; it affects speed only.
+        autocast: for example torch.bfloat16.
     """
     data = laid_out("perplexity", model, ids, batch_size)
     losses = _losses("perplexity", model, data, bptt, autocast, progress)
@@ -144,11 +146,11 @@ def _losses(
     return losses
 
 
-# -- what every evaluation needs ------------------------------------------------------------------
+# -- for all evaluations --------------------------------------------------------------------------
 
 
 def laid_out(name: str, model: LanguageModel, ids: Text, batch_size: int) -> Tensor:
-    """Columns (rows, B), int64, on the model's device; every id is known to be a label."""
+    """Columns (rows, B), int64, on the model's device; DataError unless all ids are labels."""
     if not isinstance(ids, np.ndarray | Tensor):
         raise DataError(f"{name}: ids are a numpy array or a tensor, not {type(ids).__name__}")
     whole = ids.dtype in WHOLE if isinstance(ids, Tensor) else ids.dtype.kind in "iu"
@@ -186,7 +188,7 @@ def one_column(name: str, model: LanguageModel, ids: Text, limit: int | None = N
 
 
 def check_nan(name: str, model: nn.Module, losses: Tensor) -> None:
-    """FloatingPointError, or Stalled, where one of the losses (rows, B) is NaN."""
+    """Raise FloatingPointError, or Stalled, if one of the losses (rows, B) is NaN."""
     wrong = losses.isnan()
     if not wrong.any():
         return

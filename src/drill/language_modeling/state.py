@@ -1,4 +1,4 @@
-"""What the training of a language model remembers besides what every run does."""
+"""The training state of a language model: adds segment lengths and hidden state."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
-"""One training step after another: launched as they come, or recorded once per length and replayed.
+"""Training steps of a language model, launched or replayed as CUDA graphs.
 
 A step of a recurrent model is hundreds of small launches, which take a host longer than the GPU. As
-a CUDA graph they are one. A graph holds addresses and shapes, so there is one for every length of a
-segment, all of them reading the ids, the state and the learning rate where they were put before.
+a CUDA graph they are one. A graph has fixed addresses and shapes, so there is one for every segment
+length; all read ids, state and learning rate from the same buffers.
 """
 
 import logging
@@ -28,19 +28,20 @@ from drill.training.precision import autocast_to
 logger = logging.getLogger(TRAINING_LOG)
 
 WHEN_FULL = (
-    "training: steps of %d lengths are replayed as CUDA graphs, which is the most: those of "
-    "further lengths are launched one by one, more slowly; a smaller training.bptt has fewer"
+    "training: steps of %d lengths are replayed as CUDA graphs, the maximum: other lengths are "
+    "launched one by one, which is slower; a smaller training.bptt has fewer lengths"
 )
 
 
 class Steps:
-    """Forward, backward and the change of the parameters, launched as they come.
+    """Forward, backward and optimizer step, without CUDA graphs.
 
-    trained      the model, or what wraps it for several processes
-    data         (rows, B), on the device
-    autocast     the dtype of products, if not that of the parameters
-    micro_batch  columns at a time, their gradients summed; None takes all at once
-    options      of the model's loss
+    Args:
+        trained: the model, or its DistributedDataParallel.
+        data: (rows, B), on the device.
+        autocast: the dtype of matrix products, if not that of the parameters.
+        micro_batch: columns at a time, their gradients summed; None: all at once.
+        options: of the model's loss.
     """
 
     def __init__(
@@ -69,12 +70,10 @@ class Steps:
 
 
 class RecordedSteps(Steps):
-    """The same steps, replayed. The first segment of a length is launched, later ones are replays.
+    """The same steps as CUDA graphs: the first of a segment length is launched, others replayed.
 
-    Once the optimizer says that a step cannot be a replay, all are launched. Graphs are recorded
-    anew where modes of modules or addresses of parameters have changed.
-
-    graphs  where they are recorded
+    Once the optimizer reports that its step cannot be replayed, all are launched. Graphs are
+    recorded again when modes of modules or addresses of parameters have changed.
     """
 
     def __init__(
@@ -138,7 +137,7 @@ class RecordedSteps(Steps):
         torch._foreach_copy_(_flat(self.hidden), _flat(loss.state))
 
     def _carry(self, state: LanguageModelState) -> None:
-        """From now on ``state.hidden`` is the one that graphs read and write."""
+        """Copy ``state.hidden`` into the buffers that graphs read and write."""
         if self.hidden is None:
             made = self.model.initial_state(self.data.shape[1])
             self.hidden = tuple(tuple(tensor.clone() for tensor in layer) for layer in made)
@@ -166,7 +165,7 @@ def steps(
     micro_batch: int | None,
     **settings: Any,
 ) -> Steps:
-    """Replayed steps where that is wanted and possible, else launched ones; the log says why."""
+    """Replayed steps if enabled and possible, else launched ones; the log says why."""
     obstacle = capture_blocker(model, optimizer, cuda_graphs, world_size, micro_batch)
     if data.is_cuda:
         size = data.shape[1], settings["bptt"]
@@ -184,7 +183,7 @@ def kernel_summary(
     bptt: int,
     autocast: torch.dtype | None,
 ) -> list[str]:
-    """How a run is trained where the model is; ``obstacle`` is what ``capture_blocker`` gives."""
+    """Which kernels are used on the model's device; ``obstacle`` is from ``capture_blocker``."""
     with autocast_to(next(model.parameters()).device, autocast):
         parts = model.kernel_summary(batch, bptt)
     steps = "replayed as CUDA graphs" if obstacle is None else f"launched one by one: {obstacle}"
@@ -198,7 +197,7 @@ def capture_blocker(
     world_size: int,
     micro_batch: int | None,
 ) -> str | None:
-    """Why steps of this kind are launched one by one; None where they can be replayed."""
+    """Why steps are not replayed as CUDA graphs; None if they are."""
     device = next(model.parameters()).device
     if not cuda_graphs:
         return "asked for"
@@ -214,14 +213,14 @@ def capture_blocker(
 
 
 def backward(
-    trained: nn.Module,  # the model, or what wraps it for several processes
+    trained: nn.Module,  # the model, or its DistributedDataParallel
     inputs: Tensor,  # (T, B)
     targets: Tensor,  # (T, B)
     hidden: State | None,
     micro_batch: int | None,
     options: dict[str, Any],
 ) -> tuple[Tensor, State]:
-    """Add the gradients of one batch; gives its mean loss and the state after it."""
+    """Add the gradients of one batch; returns its mean loss and the final state."""
     batch = inputs.shape[1]
     if micro_batch is None or micro_batch >= batch:
         loss = trained(inputs, targets, hidden, **options)
@@ -231,7 +230,7 @@ def backward(
     model: LanguageModel = trained.module if several else trained  # type: ignore[assignment]
     nll = inputs.new_zeros((), dtype=torch.float32)
     states: list[State] = []
-    # Several processes sum gradients during backward, which a shared encoding would come after.
+    # DDP reduces gradients during backward; those of shared labels would come after that.
     with nullcontext() if several else model.layer.shared_labels():
         for start in range(0, batch, micro_batch):
             own = slice(start, min(batch, start + micro_batch))

@@ -1,7 +1,7 @@
-"""Training of language models.
+"""Training of language models: what a step, a validation and the test are.
 
-Every epoch walks down the columns of the training text in segments of random length, carrying the
-hidden state.
+An epoch reads the columns of the training text in segments of random length and carries the hidden
+state from one to the next.
 """
 
 import zlib
@@ -34,7 +34,7 @@ from drill.training.run.checkpoint import load_into
 from drill.training.run.folder import RunFolder
 from drill.training.state import Limits
 
-READ_AT_ONCE = 512  # rows of a text that a GPU evaluates; the result does not depend on it
+READ_AT_ONCE = 512  # rows that a GPU evaluates at a time; the result does not depend on it
 
 
 def train(
@@ -82,7 +82,7 @@ class LanguageModelTask:
         self.in_order = self.data.clone() if options.partial_shuffle else self.data
         valid = columns(ids.valid, options.valid_batch_size, "training.valid_batch_size")
         self.valid = valid.to(device)
-        # Too short a text shows now, not at the end.
+        # A text that is too short is an error now, not after training.
         self.test_text = columns(ids.test, options.test_batch_size, "training.test_batch_size")
         bptt, seed = options.bptt, options.seed
         self.read_at_once = max(bptt, READ_AT_ONCE) if device.type == "cuda" else bptt
@@ -142,7 +142,7 @@ class LanguageModelTask:
         return found, {"valid_published": found.published_perplexity}
 
     def test(self, watch: Watch) -> tuple[Perplexity, Perplexity]:
-        """An interrupt waits for it: a text is soon read."""
+        """Not interruptible: it takes seconds."""
         load_into(self.model, self.run.best)
         what = f"the test of the best weights, {self.run.best}"
         with diverged_if_nan(what, "; the same command tests them again"):

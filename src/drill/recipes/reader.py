@@ -50,7 +50,7 @@ def layer_name(table: Any) -> str | None:
 
 @dataclass(frozen=True)
 class Measured:
-    """How long ``epochs`` of a recipe took on a machine, and what else was told of that."""
+    """How long ``epochs`` of a recipe took on a machine."""
 
     seconds: float
     epochs: int
@@ -63,7 +63,7 @@ class Measured:
 def measured() -> dict[str, Measured]:
     """What bench/tables.py found by recipe; most have never been timed."""
     text = (resources.files("drill.recipes") / "measured.json").read_bytes()
-    return {name: Measured(**told) for name, told in json.loads(text).items()}
+    return {name: Measured(**row) for name, row in json.loads(text).items()}
 
 
 def read(name: str, place: Path = Path(), under: tuple[str, ...] = ()) -> Table:
@@ -131,17 +131,17 @@ def _parsed(raw: bytes, place: str) -> Table:
     try:
         return tomllib.loads(raw.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # ValueError: the bytes, the text or a number
-        raise SettingsError(f"{place}: is not TOML ({error}); mend that line") from None
+        raise SettingsError(f"{place}: is not TOML ({error}); fix that line") from None
 
 
 def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> Table:
-    """``new`` over ``old``, key by key; a table that names another kind starts anew."""
+    """``new`` over ``old``, key by key; a table that names another kind replaces the old one."""
     both = dict(old)
     for key, value in new.items():
-        held = both.get(key)
-        if isinstance(held, dict) and isinstance(value, dict):
-            same = value.get(NAME, held.get(NAME)) == held.get(NAME)
-            both[key] = merged(held, value) if same else value
+        before = both.get(key)
+        if isinstance(before, dict) and isinstance(value, dict):
+            same = value.get(NAME, before.get(NAME)) == before.get(NAME)
+            both[key] = merged(before, value) if same else value
         else:
             both[key] = value
     return both

@@ -26,7 +26,7 @@ OF_LANGUAGES = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
 """Languages whose words ``13a`` does not find; of all others it is the default."""
 
 EXTRAS = {"ja-mecab": "sacrebleu[ja]", "ko-mecab": "sacrebleu[ko]"}
-"""Packages that a tokeniser needs beside sacrebleu."""
+"""Packages that a tokeniser needs besides sacrebleu."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class SentenceScores:
 
 @dataclass(frozen=True)
 class Scores:
-    """Of a whole text, from 0 to 100, each beside the signature that says how it was computed.
+    """Of a whole text, from 0 to 100, each with its signature, which says how it was computed.
 
     bleu            of plain text, cut into words as the WMT campaigns do ("13a"; Chinese, Japanese
                     and Korean by their own rules): the one to report
@@ -120,7 +120,7 @@ def corpus_scores(
     )
 
 
-@cache  # it is told once, not at every validation
+@cache  # warn once, not at every validation
 def tokenizer_of(language: str) -> str:
     """What BLEU of this target language is cut by, as far as packages allow."""
     wanted = OF_LANGUAGES.get(language.lower().replace("_", "-").split("-")[0], TOKENIZERS[0])
@@ -146,7 +146,7 @@ def _checked(tokenize: str) -> str:
 
 
 def _works(tokenize: str) -> bool:
-    """Whether the packages of a tokeniser are there; only its making tells."""
+    """Whether the packages of a tokeniser are there; only constructing one shows."""
     try:
         _library().metrics.BLEU(tokenize=tokenize)
     except RuntimeError:

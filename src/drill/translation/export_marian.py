@@ -69,7 +69,7 @@ def export_marian(
 
     positions       longest sentence, in subwords, that the copy reads or writes; it keeps a table,
                     where ours has no such bound
-    beam,           what the copy's ``generate`` takes unless it is told otherwise; its penalty is
+    beam,           what the copy's ``generate`` takes by default; its penalty is
     length_penalty  length^penalty, ours ((5 + length) / 6)^penalty
 
     Greedy translations are the same too, those of a beam where ``length_penalty`` is 0 on both
@@ -85,7 +85,7 @@ def export_marian(
     _check_folder(folder)
     config, tensors = marian_weights(model, positions)
     # Clones: the file format allows no two names for one piece of memory.
-    held = {name: each.cpu().contiguous().clone() for name, each in tensors.items()}
+    found = {name: each.cpu().contiguous().clone() for name, each in tensors.items()}
     try:
         # Weights go first and come last: without them nobody loads what was written in part.
         if folder.is_dir():
@@ -94,7 +94,7 @@ def export_marian(
         atomic_write(folder / GENERATION, _json(_generation(positions, beam, length_penalty)))
         atomic_write(folder / TOKENIZER, _tokenizer(subwords))
         atomic_write(folder / TOKENIZER_CONFIG, _json(_tokenizer_config(positions)))
-        atomic_write(folder / WEIGHTS, safetensors.torch.save(held, {"format": "pt"}))
+        atomic_write(folder / WEIGHTS, safetensors.torch.save(found, {"format": "pt"}))
     except OSError as error:
         raise DataError(
             f"{folder}: cannot be written ({error.strerror or error}); choose another folder"
@@ -163,16 +163,16 @@ def _check_folder(folder: Path) -> None:
     and the files may be another model."""
     if not folder.is_dir():
         return
-    held = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
-    if others := [name for name in held if name not in FILES]:
+    found = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    if others := [name for name in found if name not in FILES]:
         more = f" and {len(others) - 3} more" if len(others) > 3 else ""
         raise DataError(
             f"{folder}: holds what is no export ({', '.join(others[:3])}{more}); choose a new or "
             "an empty folder"
         )
-    if held and not _is_ours(folder / CONFIG):
+    if found and not _is_ours(folder / CONFIG):
         raise DataError(
-            f"{folder}: holds a model that drill has not exported ({', '.join(held[:3])}); choose "
+            f"{folder}: holds a model that drill has not exported ({', '.join(found[:3])}); choose "
             "a new or an empty folder"
         )
 
@@ -181,10 +181,10 @@ def _is_ours(config: Path) -> bool:
     """Whether an export wrote it; the library hands the mark on when it saves a loaded export, and
     adds its own version."""
     try:
-        held = json.loads(config.read_bytes())
+        found = json.loads(config.read_bytes())
     except (OSError, ValueError, RecursionError):
         return False
-    return isinstance(held, dict) and held.items() >= MARK.items() and THEIRS not in held
+    return isinstance(found, dict) and found.items() >= MARK.items() and THEIRS not in found
 
 
 def _check_subwords(transformer: Transformer, subwords: Subwords) -> None:
@@ -314,16 +314,16 @@ def _generation(positions: int, beam: int, length_penalty: float) -> dict[str, A
 
 def _tokenizer(subwords: Subwords) -> bytes:
     """The subwords' own JSON, and every text ends in <end>, as sources do in training."""
-    held = json.loads(subwords.description())
+    found = json.loads(subwords.description())
     end = subwords.piece(END)
     single = [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": end, "type_id": 0}}]
-    held["post_processor"] = {
+    found["post_processor"] = {
         "type": "TemplateProcessing",
         "single": single,
         "pair": [*single[:1], {"Sequence": {"id": "B", "type_id": 0}}, *single[1:]],
         "special_tokens": {end: {"id": end, "ids": [END], "tokens": [end]}},
     }
-    return _json(held)
+    return _json(found)
 
 
 def _tokenizer_config(positions: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Text into text: lines through a trained translator, in their order.
+"""Translate lines of text with a trained translator.
 
 for hypotheses in translate(model, subwords, ["Two cats."]): print(hypotheses[0].text)
 """
@@ -34,24 +34,24 @@ class Translation:
 
 
 EMPTY = Translation("", 0.0, 0.0)
-"""Of a line without words: nothing is searched for it."""
+"""The translation of a line without words."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """How translations are looked for.
+    """Options of a search.
 
-    beam            places of the beam; 1 is greedy
-    n_best          translations of each line, at most ``beam`` unless they are drawn
-    length_penalty  alpha of the beam's score
-    sampled         draw them at random instead, with temperature, top_k, top_p and seed
-    max_ratio,      a translation has at most max_ratio * subwords of its line + max_extra
-    max_extra       subwords, the end of either counted; there it ends
-    max_source      subwords of a line that are read; a longer line is cut there, and the log
-                    ``drill`` names it
-    batch_tokens    source subwords that are searched together; halved where a GPU's memory does not
-                    do, and the log ``drill`` says so
-    autocast        torch.bfloat16, say
+    Attributes:
+        beam: beam width; 1 is greedy.
+        n_best: translations of each line, at most ``beam`` unless they are sampled.
+        length_penalty: alpha of the beam's score.
+        sampled: sample instead, with temperature, top_k, top_p and seed.
+        max_ratio, max_extra: a translation has at most max_ratio * subwords of its line + max_extra
+            subwords, the end token of either included.
+        max_source: subwords of a line that are read; a longer line is cut, with a warning.
+        batch_tokens: source subwords of a batch; halved, with a warning, when a GPU runs out of
+            memory.
+        autocast: for example torch.bfloat16.
     """
 
     beam: int = 4
@@ -89,12 +89,15 @@ def translate(
     lines_per_block: int = LINES_PER_BLOCK,
     progress: Progress | None = None,
 ) -> Iterator[list[Translation]]:
-    """The translations of every line, the best first, in the order of the lines.
+    """Translate lines, in their order; yields the translations of each, the best first.
 
-    Lines are read and translated ``lines_per_block`` at a time: more are faster, fewer come
-    sooner. A line without words has one empty translation. Labels are encoded once; do not train
-    the model meanwhile. ``progress`` is called, with the lines that are translated, before every
-    batch of lines that are searched together.
+    A line without words has one empty translation. Labels are encoded once: do not train the model
+    meanwhile.
+
+    Args:
+        lines_per_block: lines that are read and translated together: more are faster, fewer come
+            sooner.
+        progress: called before every batch with the number of lines done.
     """
     if isinstance(lines, str):
         raise TypeError("translate: lines are several, not one string; pass [line]")
@@ -164,7 +167,7 @@ def _within_memory(
     first: int,
     progress: Progress | None,
 ) -> tuple[list[list[Hypothesis]], Search]:
-    """``_searched``, and the search that a GPU's memory does for: of half the tokens until then."""
+    """``_searched``, with half the tokens until they fit into GPU memory, and that search."""
     while True:
         try:
             return _searched(model, sources, search, head, first, progress), search
@@ -175,8 +178,8 @@ def _within_memory(
         gc.collect()
         fewer = search.batch_tokens // 2
         logger.warning(
-            "the GPU's memory is too small for %d subwords at a time, so they are %d from now on; "
-            "a smaller batch_tokens spares the attempt",
+            "out of GPU memory with %d subwords at a time, continuing with %d; set a smaller "
+            "batch_tokens",
             search.batch_tokens,
             fewer,
         )
@@ -228,5 +231,5 @@ def _searched(
 
 
 def _one_line(text: str) -> str:
-    """A model may write any byte, but a line stays a line."""
+    """A model may generate any byte, also line breaks."""
     return text.replace("\r", " ").replace("\n", " ")

@@ -1,7 +1,7 @@
 """Batches of pairs with about the same number of tokens each, whatever the sentences' lengths.
 
 Pairs are sorted by length and cut where the next pair would take a padded side over the limit. An
-epoch draws anew which of the pairs of equal lengths stand together, and the order of the batches;
+epoch draws again which of the pairs of equal lengths stand together, and the order of the batches;
 both follow from (seed, epoch) alone, so a run goes on from (epoch, index) with nothing else saved,
 with any number of processes: they take turns in one order.
 """
@@ -141,10 +141,10 @@ class PairBatches:
 
     def _nothing(self) -> PairBatch:
         """A pair whose targets are all left out: its loss and its gradients are 0."""
-        held = self.batch(np.zeros(1, dtype=np.int64))
-        return held._replace(
-            target_out=torch.full_like(held.target_out, IGNORE),
-            indices=held.indices[:0],
+        batch = self.batch(np.zeros(1, dtype=np.int64))
+        return batch._replace(
+            target_out=torch.full_like(batch.target_out, IGNORE),
+            indices=batch.indices[:0],
             target_tokens=0,
         )
 

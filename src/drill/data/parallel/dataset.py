@@ -25,7 +25,7 @@ from drill.data.text.corpora import SPLITS
 
 
 class ScoredText(NamedTuple):
-    """What translations are held against."""
+    """The texts that translations are scored on."""
 
     valid: ParallelText
     test: ParallelText
@@ -59,7 +59,7 @@ class TranslationData:
         return {split: pairs_checksum(getattr(self, split)) for split in SPLITS}
 
     def target_counts(self) -> NDArray[np.int64]:
-        """How often every label is asked for in training, (V,)."""
+        """How often every label occurs in the training targets, (V,)."""
         return target_counts(self.train, len(self.subwords))
 
 
@@ -85,10 +85,7 @@ def translation_data(
     *,
     language: str = "de",
 ) -> TranslationData:
-    """Encode all splits; with a folder ``cache`` ids are kept there by what they hold.
-
-    Of ``text`` valid and test are kept.
-    """
+    """Encode all splits; ``cache`` is a folder for the ids. The training text is not kept."""
     return TranslationData(
         ScoredText(text.valid, text.test),
         subwords,

@@ -51,8 +51,8 @@ class ParallelText:
 
     @classmethod
     def from_pairs(cls, pairs: Iterable[tuple[str, str]]) -> "ParallelText":
-        held = list(pairs)
-        return cls([source for source, _ in held], [target for _, target in held])
+        both = list(pairs)
+        return cls([source for source, _ in both], [target for _, target in both])
 
     def __len__(self) -> int:
         return len(self.source)

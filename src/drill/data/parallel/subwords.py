@@ -42,8 +42,8 @@ class Subwords:
 
     def __init__(self, description: str) -> None:
         """``description`` is JSON in the library's own format, as the method of that name gives."""
-        held = json.loads(description)
-        self._check(held)
+        parsed = json.loads(description)
+        self._check(parsed)
         try:
             self._tokenizer: Any = _library().Tokenizer.from_str(description)
         except Exception as error:  # the library raises nothing narrower
@@ -53,25 +53,25 @@ class Subwords:
         self._tokenizer.no_padding()
         self._size: int = self._tokenizer.get_vocab_size()
         self._known: dict[str, list[int]] = {}  # words and their ids after a space
-        parts = [held["model"]["vocab"], held["model"]["merges"], held["pre_tokenizer"]]
+        parts = [parsed["model"]["vocab"], parsed["model"]["merges"], parsed["pre_tokenizer"]]
         self.fingerprint: str = hashlib.sha256(
             json.dumps(parts, sort_keys=True).encode("utf-8")
         ).hexdigest()
         """sha256 of pieces and merges: equal where ``encode`` gives equal ids."""
 
     @staticmethod
-    def _check(held: Any) -> None:
-        """Refuse what the library would take and what would not bring every text back."""
+    def _check(parsed: Any) -> None:
+        """Raise for a tokenizer that the library accepts but that does not restore every text."""
         alphabet = set(_library().pre_tokenizers.ByteLevel.alphabet())
         try:
-            model = held["model"]
+            model = parsed["model"]
             vocabulary = model["vocab"]
-            bytewise = model["type"] == "BPE" and held["decoder"]["type"] == "ByteLevel"
-            exact = held["normalizer"] is None and model["dropout"] is None
+            bytewise = model["type"] == "BPE" and parsed["decoder"]["type"] == "ByteLevel"
+            exact = parsed["normalizer"] is None and model["dropout"] is None
             specials = [vocabulary[name] for name in SPECIAL] == [PAD, BEGIN, END]
             whole = set(vocabulary.values()) == set(range(len(vocabulary)))
             complete = alphabet <= vocabulary.keys()
-            *digits, split = held["pre_tokenizer"].get("pretokenizers", [held["pre_tokenizer"]])
+            *digits, split = parsed["pre_tokenizer"].get("pretokenizers", [parsed["pre_tokenizer"]])
             bytewise = bytewise and split["type"] == "ByteLevel" and split["use_regex"]
             exact = exact and not split["add_prefix_space"]
             exact = exact and all(each["type"] == "Digits" for each in digits)
@@ -200,11 +200,11 @@ class Subwords:
 
         Ids that a model made up may be no whole characters: U+FFFD stands for such bytes.
         """
-        kept = [int(each) for each in ids]
-        if kept and not (min(kept) >= 0 and max(kept) < len(self)):
-            wrong = next(each for each in kept if not 0 <= each < len(self))
+        checked = [int(each) for each in ids]
+        if checked and not (min(checked) >= 0 and max(checked) < len(self)):
+            wrong = next(each for each in checked if not 0 <= each < len(self))
             raise DataError(f"Subwords: id {wrong} lies outside 0 to {len(self) - 1}")
-        text: str = self._tokenizer.decode(kept, skip_special_tokens=True)
+        text: str = self._tokenizer.decode(checked, skip_special_tokens=True)
         return text
 
     def piece(self, index: int) -> str:
@@ -220,7 +220,7 @@ class Subwords:
         return text
 
     def save(self, path: Path | str) -> None:
-        """Write ``description``, whole or not at all; any program that knows it can read it."""
+        """Write ``description`` atomically, as a tokenizer.json of the tokenizers library."""
         atomic_write(Path(path), self.description().encode("utf-8"))
 
     @classmethod

@@ -28,15 +28,15 @@ def numbers_and_dates_corpus(
 ) -> ParallelSplits:
     """The embedded corpus; each split is what ``generate_pairs`` gives for it."""
     wanted = dict(zip(SPLITS, (train, valid, test), strict=True))
-    held: dict[str, list[Pair]] = {split: [] for split in SPLITS}
+    found: dict[str, list[Pair]] = {split: [] for split in SPLITS}
     for split, count in wanted.items():
         _check(count, split)
     for split, pair in _drawn(seed):
-        if len(held[split]) < wanted[split]:
-            held[split].append(pair)
-        elif all(len(held[each]) == wanted[each] for each in SPLITS):
+        if len(found[split]) < wanted[split]:
+            found[split].append(pair)
+        elif all(len(found[each]) == wanted[each] for each in SPLITS):
             break
-    return ParallelSplits(*(ParallelText.from_pairs(held[split]) for split in SPLITS))
+    return ParallelSplits(*(ParallelText.from_pairs(found[split]) for split in SPLITS))
 
 
 def generate_pairs(count: int, seed: int = 1, split: str = "train") -> list[Pair]:

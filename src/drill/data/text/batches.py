@@ -118,14 +118,14 @@ class SequenceLengths:
 
     def state(self) -> LengthState:
         """All that ``from_state`` needs to go on with the next length; JSON keeps it exactly."""
-        held: Any = self._random.get_state(legacy=False)
+        state: Any = self._random.get_state(legacy=False)
         return LengthState(
             bptt=self.bptt,
             cap=self.cap,
-            key=held["state"]["key"].tolist(),
-            position=int(held["state"]["pos"]),
-            has_gauss=int(held["has_gauss"]),
-            gauss=float(held["gauss"]),
+            key=state["state"]["key"].tolist(),
+            position=int(state["state"]["pos"]),
+            has_gauss=int(state["has_gauss"]),
+            gauss=float(state["gauss"]),
         )
 
     @classmethod

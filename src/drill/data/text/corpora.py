@@ -158,7 +158,7 @@ def data_folders() -> list[Path]:
 def load_corpus(name: str, fetch: bool = True, progress: Progress | None = None) -> Corpus:
     """A corpus by name: from disk as ``<name>/{train,valid,test}.txt``, else downloaded.
 
-    ``fetch=False`` stays off the network. Every file is held against its published checksum.
+    ``fetch=False`` stays off the network. Every file is checked against its published checksum.
     """
     if name == BIBLE:
         train, valid, test = ("\n".join(lines) + "\n" for lines in verses_by_split())
@@ -223,12 +223,12 @@ def _files_in(folder: Path) -> list[Path]:
         raise DataError(f"{folder}: is no folder; name one with train.txt, valid.txt and test.txt")
     paths = []
     for split in SPLITS:
-        held = [path for path in (folder / f"{split}.txt", folder / split) if path.is_file()]
-        if not held:
+        candidates = [path for path in (folder / f"{split}.txt", folder / split) if path.is_file()]
+        if not candidates:
             raise DataError(f"{folder}: {split}.txt is missing; add it, or split a single file")
-        if len(held) > 1:
+        if len(candidates) > 1:
             raise DataError(f"{folder}: holds both {split}.txt and {split}; keep one of them")
-        paths.append(held[0])
+        paths.append(candidates[0])
     return paths
 
 

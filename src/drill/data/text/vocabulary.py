@@ -93,9 +93,9 @@ class Vocabulary:
         frequent = [word for word, count in counted.most_common() if count >= min_count]
         frequent = [word for word in frequent if word not in (EOS, UNK)]
         room = None if max_vocab_size is None else max_vocab_size - 2
-        kept = {EOS, UNK, *frequent[:room]}
-        counted[UNK] += sum(count for word, count in counted.items() if word not in kept)
-        return cls._of([word for word in counted if word in kept], counted)
+        known = {EOS, UNK, *frequent[:room]}
+        counted[UNK] += sum(count for word, count in counted.items() if word not in known)
+        return cls._of([word for word in counted if word in known], counted)
 
     @classmethod
     def _of(cls, words: list[str], counted: Counter[str]) -> "Vocabulary":
@@ -158,9 +158,9 @@ class Vocabulary:
         return [*lines, " ".join(line)] if line else lines
 
     def save(self, path: Path | str) -> None:
-        """Write JSON, whole or not at all: an object with ``words`` and ``counts``."""
-        held = {"words": self.words, "counts": self.counts.tolist()}
-        text = json.dumps(held, ensure_ascii=False, indent=0)
+        """Write JSON atomically: an object with ``words`` and ``counts``."""
+        content = {"words": self.words, "counts": self.counts.tolist()}
+        text = json.dumps(content, ensure_ascii=False, indent=0)
         atomic_write(Path(path), text.encode("utf-8"))
 
     @classmethod
@@ -168,7 +168,7 @@ class Vocabulary:
         """What ``save`` wrote; a file that holds anything else is named in a DataError."""
         path = Path(path)
         try:
-            held: Any = json.loads(path.read_bytes())
+            content: Any = json.loads(path.read_bytes())
         except OSError as error:
             fault = error.strerror or type(error).__name__
             raise DataError(f"{path}: cannot be read ({fault}); name a vocabulary file") from None
@@ -176,7 +176,7 @@ class Vocabulary:
             raise DataError(
                 f"{path}: is not JSON; write it with Vocabulary.save, or take another file"
             ) from None
-        fields = held if isinstance(held, dict) else {}
+        fields = content if isinstance(content, dict) else {}
         words: Any = fields.get("words")
         counts: Any = fields.get("counts")
         if not _all_of(words, str) or not _all_of(counts, int):
@@ -196,7 +196,7 @@ def tokens(lines: Iterable[str]) -> Iterator[str]:
         words = line.split()
         if EOS in words:
             raise DataError(
-                f"line {number} holds the word {EOS}, which is kept for the end of a line; "
+                f"line {number} holds the word {EOS}, which is reserved for the end of a line; "
                 "remove or rename it"
             )
         yield from words

@@ -1,7 +1,7 @@
-"""The places of a beam search: what still grows, and what has ended.
+"""The state of a beam search: open and finished hypotheses.
 
-Nothing here is read back from the device, and every tensor is changed in place, so that a turn can
-be replayed as a CUDA graph.
+Nothing is read back from the device and every tensor is changed in place, so that a step can be
+replayed as a CUDA graph.
 """
 
 from dataclasses import dataclass, fields
@@ -14,7 +14,7 @@ from drill.translation.search.decoding import Batch, Hypothesis
 
 @dataclass
 class Beam:
-    """b sentences with K places each; L is the longest translation there is room for."""
+    """b sentences with K hypotheses each, of at most L tokens."""
 
     place: Tensor  # (b,) where a sentence stands among the sources
     limit: Tensor  # (b,) tokens it may have
@@ -55,7 +55,7 @@ class Beam:
         )
 
     def advance(self, log_p: Tensor, eos: int) -> Tensor:
-        """Writes a token from log p (b, K, V); gives the place each grew from, (b, K)."""
+        """Add a token from log p (b, K, V); returns the parent of each hypothesis, (b, K)."""
         K, V = log_p.shape[1:]
         log_prob, index = (self.alive[..., None] + log_p).flatten(1).topk(K)  # sorted, (b, K)
         parent = index // V
@@ -94,12 +94,12 @@ class Beam:
         return self.written.index_select(2, self.number.index - 1)[..., 0]
 
     def select(self, sentences: Tensor) -> "Beam":
-        kept = {
+        selected = {
             each.name: getattr(self, each.name)[sentences]
             for each in fields(self)
             if each.name != "number"
         }
-        return Beam(**kept, number=self.number)
+        return Beam(**selected, number=self.number)
 
     def hypotheses(self, n_best: int) -> dict[int, list[Hypothesis]]:
         """By place among the sources."""

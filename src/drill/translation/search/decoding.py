@@ -1,4 +1,4 @@
-"""What every search stands on: sources in batches, one token at a time."""
+"""What all searches share: batches of sources, and one decoder step."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -28,21 +28,20 @@ takes 3 to 4 times the memory of these numbers, sampling 10 times."""
 
 @dataclass(frozen=True)
 class Decoding:
-    """What every search must know, and how it goes about it.
+    """Options of every search.
 
-    bos, eos      ids that a sentence begins with and ends with
-    max_ratio,    a translation has at most max_ratio * tokens of its source + max_extra tokens,
-    max_extra     the <eos> counted; there it ends, whatever that costs
-    forbidden     ids that are never written, beside bos and padding
-    batch_tokens  source tokens, padding counted, that are searched together; memory grows with it.
-                  Short sentences are fewer than that where labels or hypotheses are many, see
-                  ``SCORES_PER_TOKEN``
-    cache         whether keys and values are kept from step to step; False computes every prefix
-                  anew, as a check of the other
-    autocast      torch.bfloat16, say; by default the model's own precision
-    graph         whether a beam is searched by replays of a CUDA graph, several times as fast where
-                  the host is what takes the time; by default on CUDA wherever the output layer
-                  folds. On a CPU True runs the same steps without one, as a check
+    Attributes:
+        bos, eos: ids that a sentence begins and ends with.
+        max_ratio, max_extra: a translation has at most max_ratio * source tokens + max_extra
+            tokens, <eos> included; at this limit it is forced to end.
+        forbidden: ids that are never generated, besides bos and padding.
+        batch_tokens: source tokens of a batch, padding included. Batches of short sentences are
+            smaller if there are many labels or hypotheses, see ``SCORES_PER_TOKEN``.
+        cache: keep keys and values between steps; False recomputes every prefix, for tests.
+        autocast: for example torch.bfloat16; by default the model's own precision.
+        graph: replay a CUDA graph, which is several times faster where the host is the
+            bottleneck; by default on CUDA if the output layer folds. On a CPU True runs the same
+            steps without a graph, for tests.
     """
 
     bos: int
@@ -135,10 +134,10 @@ class Batch:
 def batches(
     name: str, model: Translator, sources: Sources, decoding: Decoding, hypotheses: int
 ) -> list[Batch]:
-    """The longest sentences first, so that what does not fit into memory fails at once.
+    """Batches of sources, the longest first, so that running out of memory shows at once.
 
-    A batch has at most ``batch_tokens`` source tokens, and a step of it, with so many hypotheses of
-    each sentence, at most ``batch_tokens`` * SCORES_PER_TOKEN log-probabilities.
+    A batch has at most ``batch_tokens`` source tokens, and a step at most ``batch_tokens`` *
+    SCORES_PER_TOKEN log-probabilities over all ``hypotheses`` of each sentence.
     """
     pad, words = model.transformer.pad, model.transformer.source_embedding.num_embeddings
     device = model.transformer.source_embedding.weight.device
@@ -190,7 +189,7 @@ class Steps(Protocol):
 
 
 class CachedSteps:
-    """Keys and values are kept: a step costs what one token costs."""
+    """Decoding with a key-value cache: a step costs as much as one token."""
 
     def __init__(
         self, transformer: Transformer, memory: Memory, hypotheses: int, room: int | None = None
@@ -211,7 +210,7 @@ class CachedSteps:
 
 
 class WholeSteps:
-    """Every prefix is decoded from its beginning; what the cached steps must equal."""
+    """Decoding without a cache: the reference for ``CachedSteps``."""
 
     def __init__(self, transformer: Transformer, memory: Memory, hypotheses: int) -> None:
         self.transformer = transformer
@@ -247,7 +246,7 @@ def begin(
 
 
 class Writable:
-    """Which labels may be written when: never some of them, and at the limit only <eos>."""
+    """Masks labels: some are never generated, and at the limit only <eos> is."""
 
     def __init__(self, model: Translator, decoding: Decoding, device: torch.device) -> None:
         self.never = torch.tensor(decoding.never(model), device=device)
@@ -255,9 +254,9 @@ class Writable:
         self.goes_on = labels != decoding.eos  # (V,)
 
     def __call__(self, log_p: Tensor, at_limit: Tensor | None) -> Tensor:
-        """log p (B, K, V), -inf for what may not be; ``at_limit`` (B,) says where a row must end.
+        """log p (B, K, V), -inf where masked; ``at_limit`` (B,) marks rows that must end.
 
-        No other label gains by it: a score stays the sum of what the model says.
+        The others are not renormalised: a score is a sum of the model's log p.
         """
         log_p = log_p.index_fill(-1, self.never, -torch.inf)
         if at_limit is None:

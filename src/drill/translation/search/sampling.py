@@ -1,4 +1,4 @@
-"""Translations drawn at random."""
+"""Translations sampled at random."""
 
 import math
 from typing import Any
@@ -38,15 +38,21 @@ def sample(
     head: Head | None = None,
     progress: Progress | None = None,
 ) -> list[list[Hypothesis]]:
-    """``samples`` translations of every source, drawn token by token, in the order of the sources.
+    """Sample translations token by token.
 
-    temperature   p^(1/temperature), normalised; for the likeliest token take ``greedy``
-    top_k, top_p  draw only from so many likeliest tokens; of these, from what makes up p
-    seed          the same translations again; each has random numbers of its own, so they do not
-                  depend on how many are drawn beside it
-    first         number of the first source, where a long text is translated in parts
+    Args:
+        samples: translations of every source.
+        temperature: sample from p^(1/temperature), normalised.
+        top_k: sample from the k likeliest tokens only.
+        top_p: sample from the likeliest tokens that make up this probability.
+        seed: of the random numbers. Each sample has its own stream, so it does not depend on how
+            many others there are.
+        first: number of the first source, if a text is translated in parts.
+        head: from ``encoded_once``, to share encoded labels between calls.
 
-    ``log_prob`` is what the model says of the whole, whatever it was drawn with; ``score`` too.
+    Returns:
+        For every source its samples; ``log_prob`` and ``score`` are log p of the model, without
+        temperature and truncation.
     """
     positive("sample", "samples", samples)
     if not 0.0 < temperature < math.inf:  # NaN fails too
@@ -132,10 +138,10 @@ def draw(
     top_k: int | None = None,
     top_p: float | None = None,
 ) -> Tensor:
-    """The label in whose part of [0, 1) ``u`` lies, (...); never one of probability 0.
+    """Inverse transform sampling of labels, (...); never one of probability 0.
 
-    Parts are p^(1/temperature) of the ``top_k`` likeliest labels, and of these of the likeliest
-    until they make up ``top_p``. Among equals the lower label comes first.
+    From p^(1/temperature) over the ``top_k`` likeliest labels, and of these over the fewest that
+    make up ``top_p``. Ties go to the lower label.
     """
     p = torch.softmax((log_p - log_p.amax(-1, keepdim=True)).double() / temperature, dim=-1)
     order: Tensor | None = None

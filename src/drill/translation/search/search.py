@@ -1,10 +1,10 @@
-"""Translations out of a translator: beam search, greedy search, sampling.
+"""Beam search and greedy search.
 
     score(y) = log p(y | x) / ((5 + |y|) / 6)^alpha        |y| counts the <eos>
 
-A beam has ``beam`` places. At each step they go to the likeliest continuations of what stands in
-them; one that ends keeps its place and the others share what is left, so the search is over when
-all places have ended, or when nothing that still grows can overtake. With one place it is greedy.
+A beam has ``beam`` hypotheses. Each step extends them by their likeliest continuations; one that
+ends keeps its slot. The search is over when all have ended, or when no open hypothesis can overtake
+the best ones. A beam of 1 is greedy.
 """
 
 from collections.abc import Callable
@@ -61,18 +61,20 @@ def beam_search(
     head: Head | None = None,
     progress: Progress | None = None,
 ) -> list[list[Hypothesis]]:
-    """The ``n_best`` translations of every source, in the order of the sources, the best first.
+    """Translate by beam search.
 
         beam_search(model, [[5, 9, 2]], Decoding(bos=1, eos=2))
 
-    beam            places; more find better scores, which are not always better translations
-    n_best          at most ``beam``; fewer come back where fewer can be written
-    length_penalty  alpha: 0 ranks by probability, which favours the short; more, the long
-    head            what ``encoded_once`` gives, where labels are to serve several calls
-    progress        called before every batch with the sentences that are found
+    Args:
+        beam: beam width; wider finds better scores, which are not always better translations.
+        n_best: translations of each source, at most ``beam``.
+        length_penalty: alpha; 0 ranks by log p and favours short translations.
+        head: from ``encoded_once``, to share encoded labels between calls.
+        progress: called before every batch with the number of sentences done.
 
-    Sentences of about one length are searched together; alone they have the same translations, up
-    to rounding. The model comes back in the mode it was in.
+    Returns:
+        For every source its best translations, the best first; fewer than ``n_best`` if there are
+        no more. Batching changes results by rounding only.
     """
     if positive("beam_search", "n_best", n_best) > positive("beam_search", "beam", beam):
         raise ValueError(
