@@ -67,7 +67,7 @@ def test_one_epoch_is_enough_for_dynamic_evaluation(timed, monkeypatch, precisio
 
 
 @pytest.mark.parametrize("arguments", [("--epochs", "1"), ("--epochs", "0", "--dynamic")])
-def test_too_few_epochs_are_refused(timed, capsys, arguments):
+def test_too_few_epochs_are_an_error(timed, capsys, arguments):
     with pytest.raises(SystemExit):
         timed(*arguments)
     assert "--epochs" in capsys.readouterr().err

@@ -43,18 +43,6 @@ def test_variants_take_turns_and_an_error_is_a_row(monkeypatch):
     assert turns[-5:] == ["a"] * 5
 
 
-def test_a_try_out_times_one_round():
-    args = Namespace(**{**vars(arguments()), "quick": True})
-    rows = measure.measure({"a": lambda: lambda: []}, args)
-    assert rows["a"]["rounds"] == 1
-
-
-def test_the_reason_of_an_error():
-    assert measure._reason(MemoryError("needs 9 GiB")) == "out of memory: needs 9 GiB"
-    assert measure._reason(torch.OutOfMemoryError("CUDA")) == "out of memory"
-    assert measure._reason(ValueError()) == "ValueError"
-
-
 def test_the_fastest_step_wins():
     quick, slow = (lambda: []), (lambda: time.sleep(0.002) or [])
     for steps in ([quick, slow], [slow, quick]):

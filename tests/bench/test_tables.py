@@ -31,42 +31,6 @@ def test_only_what_is_between_the_marks_changes():
     assert tables.renewed(page, "x", iter(["new", "lines"])) == page.replace("old", "new\nlines")
 
 
-def page_of(*rows: dict[str, object]) -> list[str]:
-    return [*tables.results_page([{"benchmark": "loss", **MACHINE, **SIZE, **row} for row in rows])]
-
-
-def test_a_section_has_its_command_size_commit_and_errors():
-    options = {"arguments": "--no-bias", "bias": False}
-    found = page_of(
-        {"name": "GEMM floor", "ms_median": 2.0, **options},
-        {"name": "drill auto", "ms_median": 3.0, "hidden_error": 1.7e-3, **options},
-        {"name": "other", "error": "out of memory", "arguments": "--no-bias"},
-        {"name": "drill auto", "ms_median": 2.0, "commit": "def", "arguments": "--no-bias"},
-    )
-    assert found[7:17] == [
-        "`python bench/loss.py --no-bias`",
-        "",
-        "**ptb**, N=1,400 V=10,000 d=400, float32, without a bias, commit abc",
-        "",
-        "| | ms | x floor | d hidden error |",
-        "|---|---:|---:|---:|",
-        "| GEMM floor | 2.000 | 1.00 |  |",
-        "| drill auto | 3.000 | 1.50 | 1.7e-03 |",
-        "| other | out of memory | | |",
-        "",
-    ]
-    assert found[17] == "**ptb**, N=1,400 V=10,000 d=400, float32, commit def"
-
-
-def test_epochs_have_a_table_of_their_own():
-    row = {"benchmark": "epoch", "name": "ptb-tied", "precision": "bfloat16", "first_seconds": 7.5}
-    found = page_of({**row, "seconds_median": 1.7}, {**row, "dynamic_seconds": 37.04})
-    assert found[-2:] == [
-        "| ptb-tied | bfloat16 | 1.70 | 7.50 |  |  | commit abc |",
-        "| ptb-tied | bfloat16 |  | 7.50 |  | 37.0 | commit abc |",
-    ]
-
-
 def test_columns_compare_with_the_rows_they_name():
     rows = [
         {"name": "plain nn.LSTM + F.cross_entropy", "ms_median": 100.0},
@@ -247,15 +211,6 @@ def test_runs_of_other_settings_are_not_compared(lr):
             ["multi30k", "tied"],
             ["multi30k", "dual"],
         ]
-
-
-def test_changes_and_origins_stand_below():
-    depth = "layer.depth: 2 -> 4"
-    rows = [made("tied", 1, 40.0), made("drill", 1, 41.0, changes=[depth], commit="abc")]
-    lines = [*ledger_tables.translators(rows)]
-    assert lines[3].endswith("| 41.00 | +1.00 |  |  |")
-    assert f"Changed from the recipe to the runs of multi30k: {depth} (drill)." in lines
-    assert any(line.startswith("multi30k: ") and "abc" in line for line in lines)
 
 
 def evaluation(matched: int, *, wanted: int = 10, **more: object) -> dict[str, object]:

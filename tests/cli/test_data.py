@@ -58,7 +58,7 @@ def test_the_list_says_what_is_here(data, tmp_path):
         return {cells[0]: next(cell for cell in cells[1:] if cell).strip() for cells in rows}
 
     before = states()
-    assert (before["ptb"], before["multi30k"]) == ("downloadable", "to be put there")
+    assert (before["ptb"], before["multi30k"]) == ("downloadable", "missing")
     write(tmp_path / "data" / "ptb", "txt")
     for name in ("train", "val", "test_2016_flickr"):
         for language in ("en", "de.gz"):
@@ -67,5 +67,5 @@ def test_the_list_says_what_is_here(data, tmp_path):
             path.touch()
     after = states()
     assert {name for name in after if after[name] != before[name]} == {"ptb", "multi30k"}
-    assert (after["ptb"], after["multi30k"]) == ("found here", "found here")
+    assert (after["ptb"], after["multi30k"]) == ("found", "found")
     assert "DRILL_DATA" in data()[1].splitlines()[-1]

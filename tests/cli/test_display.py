@@ -18,22 +18,22 @@ def clock(monkeypatch):
 
 
 def shown_at(clock, capsys, shown) -> dict[int, str]:
-    told = {}
+    lines = {}
     for now in range(1, 400):
         clock[0] = float(now)
         shown.show(Progress(1, 1, now / 400, now, 2.0, 100.0, 400.0 - now))
         if line := capsys.readouterr().err:
-            told[now] = line
-    return told
+            lines[now] = line
+    return lines
 
 
 def test_lines_come_soon_at_first_and_then_once_a_minute(clock, capsys):
     with display.TrainingDisplay() as shown:
         shown.say("training")
         capsys.readouterr()
-        told = shown_at(clock, capsys, shown)
-    assert [*told] == [5, 15, 35, 75, 135, 195, 255, 315, 375]
-    estimate, first = told[5].splitlines()
+        lines = shown_at(clock, capsys, shown)
+    assert [*lines] == [5, 15, 35, 75, 135, 195, 255, 315, 375]
+    estimate, first = lines[5].splitlines()
     assert estimate.startswith("about 6:40 per epoch")
     assert first == "epoch 1    1%  train loss 2.000  ppl 7.4  100 tokens/s  6:35 left"
 
@@ -41,10 +41,10 @@ def test_lines_come_soon_at_first_and_then_once_a_minute(clock, capsys):
 def test_quiet_is_a_line_a_minute(clock, capsys):
     with display.TrainingDisplay(quiet=True) as shown:
         shown.say("training")
-        told = shown_at(clock, capsys, shown)
+        lines = shown_at(clock, capsys, shown)
         shown.show(Progress(1, 1, 1.0, 400, 2.0, 100.0, 0.0, row=ROW))
-    assert [*told] == [60, 120, 180, 240, 300, 360]
-    assert all(line.count("\n") == 1 for line in told.values())
+    assert [*lines] == [60, 120, 180, 240, 300, 360]
+    assert all(line.count("\n") == 1 for line in lines.values())
     assert capsys.readouterr().err == ""
     with display.TrainingDisplay(silent=True) as shown:
         assert shown_at(clock, capsys, shown) == {}
@@ -60,14 +60,14 @@ def test_the_star_of_an_epoch_line_is_explained_once(capsys):
 
 
 def test_counting_prints_how_far_it_is(clock, capsys):
-    for quiet, told in ((False, "data  2,000 of 9,000\n"), (True, "")):
+    for quiet, printed in ((False, "data  2,000 of 9,000\n"), (True, "")):
         clock[0] = 0.0
         with display.Counter("data", quiet) as count:
             count(1000, 9000)
             clock[0] = 11.0
             count(2000, 9000)
             count(3000, None)
-        assert capsys.readouterr().err == told
+        assert capsys.readouterr().err == printed
 
 
 def test_work_without_updates_is_shown(capsys, monkeypatch):

@@ -108,7 +108,7 @@ def test_messages_are_one_line_of_bounded_length():
         (["export", "runs/tiny", "out"], "runs/tiny: "),
     ],
 )
-def test_a_mistake_ends_in_one_line(fails, words, key):
+def test_errors_are_one_line(fails, words, key):
     fails(*words, key=key)
 
 
@@ -125,7 +125,7 @@ def test_a_mistake_ends_in_one_line(fails, words, key):
     ],
 )  # fmt: skip
 def test_a_closed_pipe_ends_without_a_message(drill, words):
-    code, out, told = drill(*words.split())
+    code, out, notes = drill(*words.split())
     assert (code, bool(out)) == (0, True)  # there is something to write
     reader, writer = os.pipe()
     os.close(reader)
@@ -134,7 +134,7 @@ def test_a_closed_pipe_ends_without_a_message(drill, words):
         code, _, err = drill(*words.split())
         sys.stdout.close()
     assert code == 141
-    assert err == told  # the notes come as before, and no more
+    assert err == notes
 
 
 def test_what_is_read_before_a_pipe_is_closed_was_written(drill, monkeypatch):

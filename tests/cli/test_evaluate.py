@@ -118,14 +118,6 @@ def test_a_user_without_a_home_evaluates(rows, request, caplog):
 # -- dynamic and cache -----------------------------------------------------------------------------
 
 
-def test_settings_are_printed_in_words(drill):
-    out = drill("cache", *TEST)[1]
-    assert out.endswith("  [window 500, theta 1.0, lambda 0.1]\n")
-    out = drill("cache", *TEST, "--published", "--chunk", "30")[1]
-    assert "chunk 30, skipping" in out
-    assert "epsilon 2e-05, segment_length 5, gradient statistics" in drill("dynamic", *TEST)[1]
-
-
 @pytest.mark.parametrize("kind", ["dynamic", "cache"])
 def test_a_search_reads_the_validation_text_only(drill, monkeypatch, rows_module, kind):
     search, read = getattr(rows_module, f"{kind}_search"), []
@@ -411,6 +403,6 @@ def test_equal_weights_have_equal_fingerprints(drill, place):
         ("cache runs/tiny --text test --split test", "--split: "),
     ],
 )
-def test_a_mistake_ends_in_one_line(fails, place, words, key):
+def test_errors_are_one_line(fails, place, words, key):
     (place / "empty").write_bytes(b"")
     fails(*words.split(), key=key)

@@ -7,8 +7,6 @@ import shutil
 import pytest
 import torch
 
-from drill.language_modeling.run import load_run
-from drill.language_modeling.scoring import score
 from drill.training.run.checkpoint import load, save
 
 UNTRAINED = "<unk> does not occur in the training text"
@@ -123,13 +121,6 @@ def test_a_text_without_a_line_is_an_error(drill, place, words):
     assert (code, out.split("\t")[1]) == (0, "1")
 
 
-def test_score_prints_what_the_function_returns(drill, place):
-    _, out, _ = drill("score", "runs/tiny", "--json", "--device", "cpu", stdin="lamp is lit\n")
-    run = load_run(place / "runs/tiny", device="cpu")
-    (truth,) = score(run.model, run.vocabulary, ["lamp is lit"])
-    assert json.loads(out)["log_prob"] == pytest.approx(truth.log_prob, rel=1e-6)
-
-
 def test_unknown_words_are_named_once_and_at_most_20(drill):
     unknown = [f"word{i}" for i in range(23)]
     text = f"{' '.join(unknown)} lamp\nword0 boat\n"
@@ -157,5 +148,5 @@ def test_reading_commands_write_nothing_into_the_run(drill, place):
         (["score", "runs/tiny", "missing.txt"], "missing.txt: "),
     ],
 )
-def test_a_mistake_ends_in_one_line(fails, words, key):
+def test_errors_are_one_line(fails, words, key):
     fails(*words, key=key)

@@ -7,7 +7,6 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from drill.cli.app import app
-from drill.cli.listings import _ratio
 
 COMMANDS = get_command(app).commands
 COMMANDS["ledger add"] = COMMANDS.pop("ledger").commands["add"]
@@ -32,16 +31,3 @@ def test_options_that_a_help_names_are_the_commands_own(name):
     """Examples in it name other commands' options, such as --set of `settings`."""
     own = {option for each in COMMANDS[name].params for option in each.opts} | {"--help"}
     assert set(re.findall(r"--[a-z][a-z-]*", help_of(name))) - {"--no-echo"} <= own
-
-
-@pytest.mark.parametrize(
-    ("times", "written"),
-    [
-        (0.000102, "0.0001"),
-        (0.01, "0.01"),
-        (1.0, "1.00"),
-        (4321.5, "4,321.50"),
-    ],
-)
-def test_a_small_ratio_is_not_nothing(times, written):
-    assert _ratio(times) == written

@@ -1,4 +1,4 @@
-"""A text or a package that is missing is told before anything is said to be trained."""
+"""A missing text or package is the only message, before training is announced."""
 
 import sys
 

@@ -105,5 +105,5 @@ def test_what_is_no_run_is_left_out(tmp_path, capsys):
         (["ledger", "add", "nowhere"], "nowhere"),
     ],
 )
-def test_a_mistake_ends_in_one_line(fails, words, key):
+def test_errors_are_one_line(fails, words, key):
     fails(*words, key=key)

@@ -44,7 +44,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 @pytest.mark.parametrize("quiet", [(), ("-q",)])
 @pytest.mark.parametrize("task", COMMANDS)
-def test_before_the_first_step_no_folder_stays(drill, monkeypatch, task, quiet):
+def test_ctrl_c_before_the_first_step_removes_the_folder(drill, monkeypatch, task, quiet):
     module = translation_run if task == "translator" else language_model_run
     for name in ("build_optimizer", "run_environment"):
         with monkeypatch.context() as patch:
@@ -55,7 +55,7 @@ def test_before_the_first_step_no_folder_stays(drill, monkeypatch, task, quiet):
         assert not Path("fresh").exists()
 
 
-def test_files_of_others_stay(drill, place, monkeypatch):
+def test_ctrl_c_leaves_other_files(drill, place, monkeypatch):
     """A folder that was there is not emptied, nor one beside which another run has come."""
     monkeypatch.setattr(language_model_run, "run_environment", ctrl_c)
     (place / "mine" / "here").mkdir(parents=True)
@@ -67,7 +67,7 @@ def test_files_of_others_stay(drill, place, monkeypatch):
     assert (place / "mine" / "here" / "vocabulary.json").exists()
 
 
-def test_a_run_that_was_to_go_on_stays_as_it_was(drill, place, monkeypatch):
+def test_ctrl_c_while_resuming_changes_nothing(drill, place, monkeypatch):
     monkeypatch.setattr("drill.training.state.TrainingState.restore", ctrl_c)
     before = contents(place / "runs/tiny")
     code, _, err = drill(*COMMANDS["language_model"], "--device", "cpu")
@@ -76,7 +76,7 @@ def test_a_run_that_was_to_go_on_stays_as_it_was(drill, place, monkeypatch):
     assert contents(place / "runs/tiny") == before
 
 
-def test_the_demo_says_it_too(drill, monkeypatch):
+def test_ctrl_c_in_the_demo(drill, monkeypatch):
     monkeypatch.setattr("drill.data.check_corpus", lambda corpus: None)  # it may be missing
     monkeypatch.setattr(tasks, "train_run", ctrl_c)
     code, _, err = drill("demo", "--runs", "fresh")

@@ -13,16 +13,16 @@ from tests.tiny_translation_place import make_place
 MADE = DecodingInfo(beam=4, length_penalty=0.6, weights="best")
 
 
-def test_how_translations_were_made_stands_beside_them(tmp_path):
+def test_decoding_info_is_saved_next_to_translations(tmp_path):
     folder = RunFolder(tmp_path)
-    assert read_decoding_info(folder, "test", "de") is None  # as of runs of old
+    assert read_decoding_info(folder, "test", "de") is None  # as in older runs
     save_hypotheses(folder, "test", "de", ["eins", ""], MADE)
     assert folder.hypotheses("test", "de").read_text() == "eins\n\n"
     assert read_decoding_info(folder, "test", "de") == MADE
     assert read_decoding_info(folder, "valid", "de") is None
 
 
-def test_what_is_told_of_other_translations_is_no_word_about_these(tmp_path):
+def test_decoding_info_of_other_translations_is_ignored(tmp_path):
     """Somebody killed between the two files, or who copies one of them, leaves such a pair."""
     folder = RunFolder(tmp_path)
     save_hypotheses(folder, "test", "de", ["eins"], MADE)
@@ -31,7 +31,7 @@ def test_what_is_told_of_other_translations_is_no_word_about_these(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"checksum": 1, "beam": "many"}'])
-def test_a_file_that_tells_nothing_is_named(tmp_path, content):
+def test_damaged_decoding_info_is_an_error(tmp_path, content):
     folder = RunFolder(tmp_path)
     save_hypotheses(folder, "test", "de", ["eins"], MADE)
     folder.hypotheses_made("test", "de").write_text(content)
@@ -46,7 +46,7 @@ def place(tmp_path_factory):
     return folder
 
 
-def test_the_test_of_a_run_tells_how_it_was_made(place):
+def test_the_final_test_saves_its_decoding_info(place):
     made = read_decoding_info(RunFolder(place / "runs/tiny"), "test", "de")
     row = RunFolder(place / "runs/tiny").test_row()
     assert made == DecodingInfo(row["beam"], row["length_penalty"], row["weights"])
@@ -75,9 +75,9 @@ def test_translations_that_may_not_compare_are_noted(drill, place, tmp_path):
     tested = RunFolder(place / "runs/other").test_row()["weights"]
     assert code == 0, err
     assert f"the last weights, its test with the {tested} ones" in err
-    told = place / "runs/other/test.de.hyp.json"
-    assert json.loads(told.read_text())["weights"] == "last"
-    told.unlink()
+    info = place / "runs/other/test.de.hyp.json"
+    assert json.loads(info.read_text())["weights"] == "last"
+    info.unlink()
     code, _, err = drill(*bands, "--out", str(tmp_path / "page.html"))
     assert code == 0, err
     assert "runs/other: the search that made its translations is unknown" in err

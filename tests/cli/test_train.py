@@ -54,28 +54,28 @@ def test_a_summary_comes_before_training(drill):
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "told"),
+    ("name", "changes", "noted"),
     [
         ("few", ["training.epochs=1"], "about 22 updates"),
         ("one", ["training.epochs=1", "training.bptt=225"], "about 1 update "),
         ("enough", ["training.epochs=5"], None),
     ],
 )
-def test_few_updates_are_noted(drill, name, changes, told):
+def test_few_updates_are_noted(drill, name, changes, noted):
     words = (*TINY, "--name", name, *sets(*changes))
     line = drill(*words)[2].splitlines()[3]
-    assert line.startswith(told) if told else "updates in all" not in line
+    assert line.startswith(noted) if noted else "updates in all" not in line
     assert "in all, too few" not in drill(*words)[2]  # it is trained already
 
 
-@pytest.mark.parametrize(("lr", "told"), [("100", True), ("5", False)])
-def test_a_model_no_better_than_a_guess_is_noted(drill, lr, told):
+@pytest.mark.parametrize(("lr", "noted"), [("100", True), ("5", False)])
+def test_a_model_no_better_than_a_guess_is_noted(drill, lr, noted):
     changes = sets(f"optimizer.lr={lr}", "training.epochs=1", "optimizer.max_grad_norm=none")
     for _ in range(2):  # trained, and asked again
         code, out, err = drill(*TINY, "--name", f"guess{lr}", *changes)
         assert code == 0
-        assert (float(out.split("test perplexity ")[1].split()[0].replace(",", "")) >= 7) is told
-        assert (" is not below 7, that of a guess among all words: " in err) is told
+        assert (float(out.split("test perplexity ")[1].split()[0].replace(",", "")) >= 7) is noted
+        assert (" is not below 7, that of a guess among all words: " in err) is noted
 
 
 def test_a_recipe_without_a_base_says_which_sizes_are_defaults(drill, place):
@@ -156,7 +156,7 @@ def test_patience_ends_a_run(drill):
         (["tiny.toml", "--seed", "1", "--seed", "2", "--seed", "1"], "twice/tiny-seed-1"),
     ],
 )
-def test_two_runs_in_one_folder_are_refused(fails, place, words, folder):
+def test_two_runs_in_one_folder_are_an_error(fails, place, words, folder):
     fails("train", *words, "--runs", "twice", *CPU, key=f"{folder}: ")
     assert not (place / "twice").exists()
 

@@ -121,7 +121,7 @@ def test_greedy_and_samples(drill):
     assert drill(*words, *sampled, stdin="abc\n") == drill(*words, *sampled, stdin="abc\n")
 
 
-def test_a_line_too_long_is_cut_with_a_word(drill, caplog):
+def test_a_long_line_is_truncated_with_a_warning(drill, caplog):
     words = ("translate", "runs/tiny", "--device", "cpu", "--max-source", "16", "--greedy")
     code, out, _ = drill(*words, stdin="ab " * 10_000 + "\nabc\n")
     assert (code, len(out.splitlines())) == (0, 2)
@@ -143,20 +143,13 @@ def test_a_line_too_long_is_cut_with_a_word(drill, caplog):
         ([], b"abc\n\xff\n", "standard input: line 2 "),
     ],
 )
-def test_a_mistake_ends_in_one_line(fails, words, stdin, key):
+def test_errors_are_one_line(fails, words, stdin, key):
     fails("translate", "runs/tiny", *words, "--device", "cpu", stdin=stdin, key=key)
 
 
 def test_a_line_with_nul_is_translated_as_any(drill):
     code, out, err = drill("translate", "runs/tiny", "--device", "cpu", stdin=b"abc\na\0b\nabc\n")
     assert (code, len(out.splitlines()), err) == (0, 3, "")
-
-
-def test_no_lines_are_translated_into_none_and_told_of(drill):
-    """As it should be in a pipe; a path that was meant otherwise is named."""
-    code, out, err = drill("translate", "runs/tiny", "--device", "cpu", stdin=b"")
-    assert (code, out) == (0, "")
-    assert err.startswith("standard input: ")
 
 
 def test_lines_before_one_that_cannot_be_read_are_translated(drill):
@@ -167,7 +160,7 @@ def test_lines_before_one_that_cannot_be_read_are_translated(drill):
     assert out == drill(*words, stdin="abc\nde\n")[1]
 
 
-def test_a_search_without_memory_for_it_is_told_of_its_own_option(drill, monkeypatch, caplog):
+def test_out_of_memory_in_a_search_names_batch_tokens(drill, monkeypatch, caplog):
     """Not of training.max_tokens, which no search reads."""
 
     def searched(model, sources, decoding, **options):

@@ -19,7 +19,7 @@ BANDS = [Band(0, 1, 0, 0, 0.0), Band(1, 50, 2, 4, 20.0), Band(50, None, 3, 100, 
 OTHER = [Band(0, 1, 0, 0, 0.0), Band(1, 50, 2, 4, 22.0), Band(50, None, 3, 100, 297.0)]
 
 
-def test_bands_beside_one_another_with_the_change_over_tokens():
+def test_bands_table_of_two_models():
     table = bands_table(TextBands({"drill": BANDS, "tied": OTHER}))
     assert [column.heading for column in table.columns] == [
         "training count", "types", "tokens", "drill", "tied", "tied, %",
@@ -30,14 +30,6 @@ def test_bands_beside_one_another_with_the_change_over_tokens():
         ["all", "5", "104", "3.077", "3.067", "-0.31"],
     ]
     assert "drill" in table.notes[0]
-
-
-def test_the_tables_say_which_words_they_leave_out():
-    changes = {"tied": [BandChange(1, 50, 2, 4, 10.0, 10.0)]}
-    text = TextBands({"drill": BANDS}, changes, left_out=["<eos>"])
-    assert "Without <eos>, in the row of all too." in bands_table(text).notes
-    assert "Without <eos>." in changes_table(text).notes
-    assert not any("Without" in note for note in bands_table(TextBands({"drill": BANDS})).notes)
 
 
 def test_changes_both_ways():
@@ -93,13 +85,6 @@ def test_accuracy_of_several_models_against_the_first():
     ]
     assert table.notes[0].endswith("Points: F1 above that of tied.")
     assert accuracy_table({}).rows == []
-
-
-@pytest.mark.parametrize("unit", ["word", "subword"])
-def test_accuracy_says_what_its_bands_hold_and_count(unit):
-    (note,) = accuracy_table({"tied": ACCURACY}, of=unit).notes
-    assert note.startswith(f"Target {unit}s found again")
-    assert f"by how often a {unit} occurs in the target side of the training text" in note
 
 
 def test_models_that_do_not_compare_are_an_error():

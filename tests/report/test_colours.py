@@ -1,4 +1,4 @@
-"""The colours of the page: told apart by every reader, in daylight and in the dark."""
+"""The colours of the page: distinct for every reader, in both colour schemes."""
 
 import re
 from itertools import combinations

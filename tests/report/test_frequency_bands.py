@@ -79,12 +79,12 @@ def test_words_that_are_all_but_certain_are_counted_and_the_change_is_in_nats_to
     rare = compare_bands(sure, other, np.arange(10), np.full(10, 5))[1]
     assert rare.by_types == pytest.approx(990.0)  # the paper's definition stays as it is
     assert rare.nats == pytest.approx(0.0099 / 10)
-    assert (rare.sure, rare.by_types_tells) == (1, False)
+    assert (rare.sure, rare.by_types_is_meaningful) == (1, False)
     many = np.repeat(2.0, 200)
-    assert compare_bands(many, many, np.arange(200), np.full(200, 5))[1].by_types_tells
+    assert compare_bands(many, many, np.arange(200), np.full(200, 5))[1].by_types_is_meaningful
     many[:2] = 0.01  # one in a hundred, as `angeles` behind `los`
-    told = compare_bands(many, many, np.arange(200), np.full(200, 5))[1]
-    assert (told.sure, told.by_types_tells) == (2, True)
+    found = compare_bands(many, many, np.arange(200), np.full(200, 5))[1]
+    assert (found.sure, found.by_types_is_meaningful) == (2, True)
 
 
 def test_changes_that_are_not_finite():

@@ -20,18 +20,15 @@ from drill.report import (
     write_report,
 )
 from drill.report.analysis.frequency_bands import Band, compare_bands, frequency_bands
-from drill.report.analysis.word_accuracy import AccuracyBand
 from drill.report.page.figures import best_so_far, mean_and_range, run_looks
 from drill.report.page.page import check_replaceable
 from drill.report.page.svg_plot import COLOURS, DASHES
 from drill.report.results.runs import read_runs
 from tests.report.drawing import areas, checked, paths
 from tests.report.folders import (
-    epoch_row,
     of_weights,
     perplexities,
     write_evaluations,
-    write_metrics,
     write_run,
 )
 from tests.report.hostile import HOSTILE
@@ -215,14 +212,6 @@ def test_bands_of_several_texts(tmp_path, runs, words):
     assert "Without" not in written(tmp_path, runs, texts=[words])[1].text
 
 
-def test_translators_of_different_texts_share_a_page(tmp_path, runs):
-    far = [AccuracyBand(1, None, 2, 5, 4, 1)]
-    accuracy = {"word": {"tied": [AccuracyBand(1, None, 2, 4, 4, 1)], "drill-1": far}}
-    _, page = written(tmp_path, runs, accuracy=accuracy)
-    assert "Words that translators get right (ptb: tied)" in page.text
-    assert "Words that translators get right (ptb: drill-1)" in page.text
-
-
 def test_runs_on_different_texts_have_their_own_plots(tmp_path, runs):
     text, page = written(tmp_path, [*runs, on_wikitext(tmp_path / "wt2")])
     assert len(plots(text)) == 4
@@ -295,14 +284,6 @@ def test_a_run_that_diverged_is_not_drawn(tmp_path):
     assert len(paths(checked(plots(text)[0]))) == 1
 
 
-def test_epochs_without_times_have_no_plot_of_times(tmp_path):
-    run = write_run(tmp_path / "a")
-    write_metrics(run, [epoch_row(1, 90.0, elapsed=None), epoch_row(2, 80.0, elapsed=None)])
-    text, _ = written(tmp_path, [run])
-    assert len(plots(text)) == 1
-    assert 'id="time"' not in text
-
-
 def test_thirty_runs_fit(tmp_path):
     folders = [
         write_run(
@@ -318,12 +299,6 @@ def test_thirty_runs_fit(tmp_path):
     groups = re.findall(r'<g class="line (c\d d\d)">', plots(text)[0])
     assert len(groups) == len(set(groups)) == 30  # no two look alike
     assert COLOURS * DASHES >= 30
-
-
-def test_names_are_complete_and_distinct(tmp_path):
-    names = ["monday/tied", "tuesday/tied", "x" * 200]
-    _, page = written(tmp_path, [write_run(tmp_path / name) for name in names])
-    assert all(("bdi", name) in page.said for name in names)
 
 
 @pytest.mark.parametrize("text", HOSTILE)

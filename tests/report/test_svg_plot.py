@@ -154,21 +154,6 @@ def test_ticks_are_few_rising_and_inside(low, ratio):
         assert len({label for _, label in ticks}) == len(ticks)
 
 
-@pytest.mark.parametrize(
-    ("ticks", "labels"),
-    [
-        (log_ticks(56, 170), "60 80 100 120 140 160"),
-        (log_ticks(50, 3100), "100 300 1,000 3,000"),
-        (log_ticks(0.9, 40), "1 3 10 30"),
-        (linear_ticks(0, 600), "0 100 200 300 400 500 600"),
-        (linear_ticks(0, 1), "0 0.2 0.4 0.6 0.8 1"),
-        (linear_ticks(1, 3, whole=True), "1 2 3"),
-    ],
-)
-def test_ticks_are_round(ticks, labels):
-    assert [label for _, label in ticks] == labels.split()
-
-
 # -- bars -----------------------------------------------------------------------------------------
 
 
@@ -192,12 +177,6 @@ def test_bars_start_at_zero_and_are_as_high_as_their_values():
     up, down = rects(["a", "b"], bars(5.0, -5.0))
     assert down["y"] == pytest.approx(up["y"] + up["height"], abs=0.1)
     assert down["height"] == pytest.approx(up["height"], abs=0.2)
-
-
-def test_invalid_bars_are_left_out():
-    assert len(rects(["a", "b", "c"], bars(math.nan, 1.0, math.inf))) == 1
-    assert bar_plot(["a"], [bars(math.nan)], WORDS) is None
-    assert bar_plot([], [], WORDS) is None
 
 
 @given(

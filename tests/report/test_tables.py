@@ -37,7 +37,7 @@ def test_every_row_of_the_paper_is_a_recipe():
     assert set(PAPER_BLEU) <= set(recipe_names())
 
 
-def test_a_run_stands_beside_the_paper(tmp_path):
+def test_runs_table_has_the_papers_figures(tmp_path):
     run = read_run(write_run(tmp_path / "tied", valid=[300.0, 61.53], test=58.901))
     table = runs_table([run])
     assert cells(table) == {
@@ -64,7 +64,7 @@ def test_the_papers_figures_are_of_the_same_model(tmp_path):
 
     test, paper, gap, notes = row("ptb-dual")  # the paper has it finetuned only
     assert (paper, gap) == ("58.8 / 56.4 ft", None)
-    assert any("finetuned only" in note for note in notes)
+    assert any(note.startswith("ft: ") for note in notes)
     test, paper, gap, _ = row("ptb-dual-finetune", valid=[59.33], test=56.901)
     assert (paper, gap) == ("58.8 / 56.4", "+0.5 / +0.5")
     assert row("ptb-mos-finetune")[1] == "56.54 / 54.44"  # with all decimals
@@ -116,7 +116,7 @@ def test_seeds_of_one_recipe_are_one_row(tmp_path):
     assert all(label.startswith("ptb-tied, settings ") for label in labels)
 
 
-def test_runs_of_which_nothing_is_known_have_a_row_all_the_same(tmp_path):
+def test_runs_table_of_an_empty_run(tmp_path):
     empty = write_run(tmp_path / "empty", valid=[], test=None)
     (empty / "recipe.toml").unlink()
     (empty / "environment.json").unlink()
@@ -129,7 +129,7 @@ def test_runs_of_which_nothing_is_known_have_a_row_all_the_same(tmp_path):
     assert recipes_table([]).rows == []
 
 
-def test_models_that_learn_from_the_text_stand_beside_the_papers(tmp_path):
+def test_evaluations_table_has_the_papers_figures(tmp_path):
     tuned = write_run(tmp_path / "tuned", recipe="ptb-tied-finetune")
     own = {**of_weights(tuned), "precision": "tf32", "batch_size": 1}
     step, cache = {"kind": "dynamic", "lr": 5e-5, **own}, {"kind": "cache", "theta": 1.0, **own}
@@ -180,7 +180,7 @@ def test_evaluations_of_a_ledger_that_name_no_weights_have_no_row(tmp_path):
     assert len(table.notes) == 1
 
 
-def test_translators_stand_beside_the_papers_bleu(tmp_path):
+def test_runs_table_has_the_papers_bleu(tmp_path):
     """Over tokenised text, as the paper's is; the other BLEU has its own column."""
     run = write_run(tmp_path / "a", recipe="wmt14-drill")
     lines = (run / "metrics.jsonl").read_text().splitlines()
@@ -218,7 +218,7 @@ def test_few_epochs_are_all_shown_and_of_many_a_selection():
     assert len(selected_epochs(range(10**5))) <= 24
 
 
-def test_epochs_stand_beside_one_another(tmp_path):
+def test_epochs_table_of_several_runs(tmp_path):
     one = write_run(tmp_path / "one", valid=[300.0, 100.0])
     two = write_run(tmp_path / "two", valid=[200.0, "nan", 90.0])
     table = epochs_table(read_runs([one, two]))
@@ -249,7 +249,7 @@ def test_milestones_are_round_and_closer_together_near_the_best():
         assert best <= found[-1] <= 1.25 * best
 
 
-def test_below_a_table_stands_what_its_runs_have_changed_of_their_recipes(tmp_path):
+def test_tables_note_changes_to_the_recipe(tmp_path):
     for seed in (1, 2):
         run = write_run(tmp_path / f"seed-{seed}", seed=seed)
         changed = recipe("ptb-tied", ["optimizer.lr=20.0", f"training.seed={seed}"])

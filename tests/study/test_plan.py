@@ -48,13 +48,6 @@ def test_a_row_has_its_own_seeds_stages_and_settings(place):
     ]
 
 
-def test_an_evaluation_is_of_the_last_training_before_it(place):
-    plan = place.plan(PLAN + 'stages = ["train", "cache", "finetune", "dynamic"]\n')
-    runs = {job.stage: job.run for job in plan.jobs() if job.row.name == "b" and job.seed == 1}
-    assert runs["cache"] == "b-seed-1"
-    assert runs["dynamic"] == "b-seed-1-finetune"
-
-
 def test_settings_of_finetuning_are_those_of_the_command(place):
     plan = place.plan(PLAN + 'stages = ["train", "finetune"]\n')
     row = plan.rows[1]
@@ -81,17 +74,14 @@ def test_the_identity_of_settings_leaves_out_seeds_and_kernels():
         ('baseline = "a"', 'baseline = "c"', "baseline: no row is named 'c'"),
         ('name = "b"', 'name = "a"', "2 rows are named a"),
         ('name = "b"', 'name = "b/c"', "names run folders, so it cannot be 'b/c'"),
-        ('name = "b"', "", "row 2: has no name"),
         ("set =", "sett =", "row 2: sett is unknown; did you mean set"),
         ("seeds = [1, 2]", "seed = [1, 2]", "seed is unknown; did you mean seeds"),
         ("seeds = [1, 2]", "seeds = [1, 1]", "seeds: names each once"),
-        ("seeds = [1, 2]", "seeds = 3", "seeds: is a list, not 3"),
-        ("seeds = [1, 2]", 'seeds = ["1"]', "seeds: is a whole number, not '1'"),
-        ("seeds = [1, 2]", "seeds = []", "seeds: names each once"),
+        ("seeds = [1, 2]", "seeds = 3", "seeds: must be a list, got 3"),
+        ("seeds = [1, 2]", 'seeds = ["1"]', "seeds: must be an integer, got '1'"),
         ("seeds = [1, 2]", 'stages = ["fine"]', "stages: there is no 'fine'; did you mean"),
         ("seeds = [1, 2]", 'stages = ["cache"]', "stages: the first is train, not cache"),
         ("seeds = [1, 2]", 'stages = ["train", "bleu"]', "bleu is not for this task"),
-        ("seeds = [1, 2]", "options = 3", "options: is a table"),
         ("seeds = [1, 2]", "options = {train = []}", "options: train is unknown"),
         ('recipe = "tiny.toml"', 'recipe = "tinny"', "row 1 (a): tinny: is neither a recipe"),
         ("layer.depth=1", "layer.dept=1", "row 2 (b): layer.dept"),
@@ -100,7 +90,7 @@ def test_the_identity_of_settings_leaves_out_seeds_and_kernels():
         ("[[row]]", "[[", "is not TOML"),
     ],
 )  # fmt: skip
-def test_a_bad_plan_is_refused(old, new, fault):
+def test_a_bad_plan_is_an_error(old, new, fault):
     text = PLAN.replace(old, new) if old != "[[row]]" else PLAN.split("[[row]]")[0] + new
     if "finetuned" in fault:
         text += 'stages = ["train", "finetune"]\n'
@@ -109,11 +99,6 @@ def test_a_bad_plan_is_refused(old, new, fault):
         read_plan("plan.toml")
     assert fault in str(error.value)
     assert "plan.toml" in str(error.value)
-
-
-def test_a_plan_that_is_not_there_is_named():
-    with pytest.raises(SettingsError, match=r"none.toml: cannot be read"):
-        read_plan("none.toml")
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("studies/*.toml")), ids=lambda path: path.stem)

@@ -107,7 +107,7 @@ def test_stages_have_tables_of_their_own(place):
     assert "### finetune" in text
 
 
-def test_the_papers_figures_stand_next_to_ours(place):
+def test_the_table_has_the_papers_figures(place):
     Path("ptb-tied.toml").write_text(Path("tiny.toml").read_text())
     plan = place.plan(PLAN.replace("tiny.toml", "ptb-tied.toml"))
     place.study(plan)

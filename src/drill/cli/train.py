@@ -45,7 +45,7 @@ def train(
 
     `drill train RUN` resumes a run folder with its own settings. Ctrl-C saves and stops. Settings
     and texts of all recipes are checked before the first is trained; if one fails, the others are
-    trained all the same. `drill recipes` lists the recipes.
+    still trained. `drill recipes` lists the recipes.
     """
     from drill.cli.display import note
     from drill.tasks import check_recipe
@@ -102,7 +102,7 @@ def train(
 
 @contextmanager
 def _left_out(folder: Path, failed: list[Path]) -> Iterator[None]:
-    """Inside, an error that a user can fix is printed and does not end the command."""
+    """Print an error that a user can fix, and continue with the next run."""
     from drill.cli.display import as_drill_error, note, one_line
 
     try:
@@ -118,17 +118,17 @@ def _left_out(folder: Path, failed: list[Path]) -> Iterator[None]:
 
 
 def _is_run_folder(given: str) -> bool:
-    """Whether a folder is meant; a recipe of that name has precedence."""
+    """Whether a folder is named; a recipe of that name has precedence."""
     return os.path.isdir(given) and given not in recipe_names()  # Path.is_dir() fails on odd names
 
 
 def _check_name(name: str | None) -> None:
-    """A name stays inside the folder of runs; it is not empty, as of an unset variable."""
+    """A name must stay inside the folder of runs and not be empty."""
     if name is None:
         return
     path = Path(name)
     if not name.strip() or path.is_absolute() or not path.parts or ".." in path.parts:
-        raise SettingsError("is a name inside the folder of runs", key=f"--name {name!r}")
+        raise SettingsError("must be a name inside the folder of runs", key=f"--name {name!r}")
 
 
 def finetune(
@@ -192,8 +192,8 @@ def _is_main_process() -> bool:
 
 @contextmanager
 def note_if_interrupted(folder: Path) -> Iterator[None]:
-    """Inside, Ctrl-C where training cannot save (before its first step, or pressed twice) ends the
-    command with a line on what is saved in ``folder``."""
+    """On Ctrl-C where training cannot save (before its first step, or pressed twice), say what is
+    saved in ``folder``."""
     from drill.cli.display import note
     from drill.training.run.folder import RunFolder
 
@@ -212,7 +212,7 @@ def note_if_interrupted(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _log_to(display: "TrainingDisplay") -> Iterator[None]:
-    """Inside, what training logs (on a GPU: which LSTM kernels, CUDA graphs) is shown."""
+    """Show the log of training (on a GPU: which LSTM kernels, CUDA graphs)."""
     from drill.training.loop import TRAINING_LOG
 
     class Shown(logging.Handler):

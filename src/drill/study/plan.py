@@ -222,7 +222,7 @@ def _check_stages(row: PlanRow, settings: Settings) -> None:
 
 def _options(path: Path, table: Any) -> dict[str, tuple[str, ...]]:
     if not isinstance(table, dict):
-        raise SettingsError(f"{path}: options: is a table, not {table!r}; write [options]")
+        raise SettingsError(f"{path}: options: must be a table, got {table!r}; write [options]")
     _check_keys(f"{path}: options", table, EVALUATION)
     return {key: _list(f"{path}: options", key, words, str) for key, words in table.items()}
 
@@ -235,12 +235,12 @@ def _check_keys(where: str, table: Mapping[str, Any], known: tuple[str, ...]) ->
 
 def _list(where: str, key: str, value: Any, kind: type) -> tuple[Any, ...]:
     if not isinstance(value, list):
-        raise SettingsError(f"{where}: {key}: is a list, not {value!r}")
+        raise SettingsError(f"{where}: {key}: must be a list, got {value!r}")
     return tuple(_of_kind(f"{where}: {key}", each, kind) for each in value)
 
 
 def _of_kind(where: str, value: Any, kind: type) -> Any:
     if type(value) is not kind:
-        words = {str: "a text", int: "a whole number"}
-        raise SettingsError(f"{where}: is {words[kind]}, not {value!r}")
+        words = {str: "a string", int: "an integer"}
+        raise SettingsError(f"{where}: must be {words[kind]}, got {value!r}")
     return value

@@ -19,8 +19,8 @@ from drill.training.run.folder import RunFolder
 from drill.training.signals import GracefulShutdown
 
 PROGRAM = (sys.executable, "-m", "drill")
-POLL = 0.2  # seconds between looks at running jobs
-NEWS = 60.0  # seconds between lines on how far the study is
+POLL = 0.2  # seconds between checks of running jobs
+PROGRESS_SECONDS = 60.0  # seconds between lines on how far the study is
 
 
 def run_study(
@@ -50,17 +50,17 @@ def run_study(
 
 
 def check_settings(plan: Plan, ledger: Path, runs: Path, retry: bool = False) -> None:
-    """Raise what training would refuse, before the first job starts.
+    """Raise settings errors of all jobs before the first one starts.
 
-    A longer training.max_minutes is refused too where a run has begun: training would go on from
-    it, with a jump in a learning-rate schedule that depends on the end.
+    A run that has begun with another training.max_minutes is an error too: resuming it would make
+    a jump in a learning rate schedule that depends on the end.
     """
     for job in States(plan, ledger, runs).to_run(retry):
         folder = RunFolder(runs / job.run)
         if job.trains and folder.has_trained() and not is_run_of(job, folder):
             raise SettingsError(
-                f"{folder.path}: holds a run of other settings than row {job.row.name}; rename the "
-                "row, take another --runs, or remove the folder"
+                f"{folder.path}: has a run with other settings than row {job.row.name}; rename the "
+                "row, use another --runs, or remove the folder"
             )
         if job.stage == TRAIN:
             check_recipe(job.settings, folder.path)
@@ -92,7 +92,7 @@ class _Runner:
         self.running: list[_Running] = []
         self.tried: set[Job] = set()  # in this call
         self.stopping = False
-        self.news = time.monotonic() + NEWS
+        self.next_progress = time.monotonic() + PROGRESS_SECONDS
         self._look()
 
     def run(self) -> States:
@@ -103,15 +103,15 @@ class _Runner:
                     self._collect()
                     late = self.deadline is not None and time.monotonic() >= self.deadline
                     if shutdown.requested or late:
-                        self._stop("stopped" if shutdown.requested else "the time is over")
+                        self._stop("stopped" if shutdown.requested else "out of time")
                     else:
                         self._start()
                     if not self.running:
                         break
-                    self._tell()
+                    self._log_progress()
                     time.sleep(POLL)
         finally:
-            for each in self.running:  # after a second Ctrl-C, or a fault of ours
+            for each in self.running:  # after a second Ctrl-C or an exception
                 each.process.kill()
         self.say(f"{self.ledger}: {self.states.counted()}")
         if shutdown.requested:
@@ -191,11 +191,11 @@ class _Runner:
         row, fault = self._record(job, seconds)
         if self.stopping and code != 0:
             self.say(
-                f"{job}: stopped after {seconds / 60:.1f} min, {_said(row, job.stage) or fault}"
+                f"{job}: stopped after {seconds / 60:.1f} min, {_summary(row, job.stage) or fault}"
             )
             return
         if code == 0 and States(self.plan, self.ledger, self.runs).state(job) == DONE:
-            self.say(f"{job}: {_said(row, job.stage)} ({seconds / 60:.1f} min)")
+            self.say(f"{job}: {_summary(row, job.stage)} ({seconds / 60:.1f} min)")
             return
         if code != 0 and self._is_used_elsewhere(job):
             self.say(f"{job}: another process trains in {self.runs / job.run}")
@@ -211,7 +211,7 @@ class _Runner:
         self.say(f"{job}: failed after {seconds / 60:.1f} min: {message} (see {each.log})")
 
     def _record(self, job: Job, seconds: float) -> tuple[Row | None, str]:
-        """Of an interrupted run its curve so far; the row, or why there is none."""
+        """Record a run, also an interrupted one; the row, or why there is none."""
         extra = {"study": {"name": self.plan.name, "row": job.row.name, "seconds": seconds}}
         try:
             return record(self.runs / job.run, self.ledger, extra=extra), ""
@@ -229,17 +229,17 @@ class _Runner:
         except RunFolderError:
             return True
 
-    def _tell(self) -> None:
-        if time.monotonic() < self.news:
+    def _log_progress(self) -> None:
+        if time.monotonic() < self.next_progress:
             return
-        self.news = time.monotonic() + NEWS
+        self.next_progress = time.monotonic() + PROGRESS_SECONDS
         known = [minutes for job in self.left if (minutes := self.states.minutes(job)) is not None]
         running = ", ".join(str(each.job) for each in self.running)
         self.say(f"running: {running}; {len(self.left)} more to run, about {sum(known):.0f} min")
 
 
 def command(job: Job, plan: Plan, runs: Path, device: str) -> list[str]:
-    """The words of a job behind `drill`."""
+    """The arguments of `drill` for a job."""
     place = ["--device", device, "-q"]
     if job.stage == TRAIN:
         changes = [*job.row.changes, f"training.seed={job.seed}"]
@@ -258,7 +258,7 @@ def _set(changes: tuple[str, ...] | list[str]) -> list[str]:
     return [word for change in changes for word in ("--set", change)]
 
 
-def _said(row: Row | None, stage: str) -> str:
+def _summary(row: Row | None, stage: str) -> str:
     if row is None:
         return ""
     if stage in (DYNAMIC, CACHE):

@@ -1,4 +1,4 @@
-"""What is done of a study: read from its ledger, and from run folders for the weights."""
+"""Which jobs of a study are done: read from its ledger, and from run folders for the weights."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,11 +13,11 @@ from drill.training.settings import resolved, saved
 
 DONE, PARTIAL, FAILED, MISSING = "done", "partial", "failed", "missing"
 AGAIN = "done, to run again"
-"""The result is there, but a later stage needs its weights and they are gone."""
+"""The result is recorded, but a later stage needs the weights and they are missing."""
 
 
 class States:
-    """The state of every job, as of the moment that this was made.
+    """The state of every job when this was created.
 
     Args:
         runs: the folder with the run folders; None: only the ledger counts.
@@ -40,8 +40,8 @@ class States:
         return self._results.get((job.run, job.seed, identity(job.settings)), [])
 
     def result(self, job: Job) -> Row | None:
-        """The last finished row that holds what the job has to find."""
-        finished = [row for row in self.results(job) if _holds(row, job.stage)]
+        """The last finished row with the results of the job."""
+        finished = [row for row in self.results(job) if _is_complete(row, job.stage)]
         return finished[-1] if finished else None
 
     def failure(self, job: Job) -> Failed | None:
@@ -57,7 +57,7 @@ class States:
         return PARTIAL if begun else MISSING
 
     def has_weights(self, job: Job) -> bool:
-        """Whether the run of a training job is here and finished."""
+        """Whether the run folder of a training job exists and is finished."""
         if self.runs is None:
             return False
         folder = RunFolder(self.runs / job.run)
@@ -67,8 +67,8 @@ class States:
     def to_run(self, retry: bool = False) -> list[Job]:
         """Jobs to run, in the order of the plan.
 
-        A done job is among them if a later stage needs its weights and they are gone. What needs
-        the result of a failed job is not.
+        A finished job is run again if a later stage needs its weights and they are missing. Jobs
+        that need the result of a failed one are not run.
         """
         wanted: set[Job] = set()
         for job in self.plan.jobs():
@@ -122,23 +122,23 @@ def _wall(row: Row) -> float:
 
 
 def is_run_of(job: Job, folder: RunFolder) -> bool:
-    """Whether a folder holds a run of the job's settings."""
+    """Whether a folder has a run with the job's settings."""
     return folder.recipe.exists() and identity(saved(folder.recipe)) == identity(job.settings)
 
 
 def evaluated(row: Row, stage: str) -> list[Evaluation]:
-    """What an evaluation stage has found: validation and test."""
+    """The results of an evaluation stage: validation and test."""
     pair = paired(row.evaluations, TRANSLATION if stage == BLEU else stage)
     return [each for each in pair or () if each is not None]
 
 
-def _holds(row: Row, stage: str) -> bool:
-    """Whether a row is finished and, of an evaluation stage, evaluated."""
+def _is_complete(row: Row, stage: str) -> bool:
+    """Whether a row has a test and, for an evaluation stage, its evaluations."""
     return row.test is not None and (stage in TRAINING or len(evaluated(row, stage)) == 2)
 
 
 def _identity(row: Row) -> str | None:
-    """None of rows without settings, or with some that this version does not know."""
+    """None for rows without settings, or with settings unknown to this version."""
     try:
         return identity(resolved(row.settings)) if row.settings else None
     except SettingsError:

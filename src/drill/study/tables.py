@@ -1,4 +1,4 @@
-"""Tables of a study: what is done, and what came out."""
+"""Tables of a study: its status, and its results."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +24,7 @@ from drill.study.plan import BLEU, STAGES, TRAINING, Job, PlanRow
 from drill.study.states import AGAIN, DONE, FAILED, MISSING, States, evaluated
 from drill.study.statistics import CONFIDENCE, paired_difference, standard_error
 
-DASH = "-"  # what one seed does not tell
+DASH = "-"  # unknown from one seed
 MEAN_NOTE = "n: seeds; ± is the standard error of the mean."
 DIFFERENCE_NOTE = (
     "Differences to the baseline are paired by seed, with a "
@@ -32,7 +32,7 @@ DIFFERENCE_NOTE = (
 )
 
 
-# -- what came out --------------------------------------------------------------------------------
+# -- results -------------------------------------------------------------------------------------
 
 
 def report(states: States, time_to: Sequence[float] = ()) -> str:
@@ -198,7 +198,7 @@ def not_counted(states: States) -> Iterator[str]:
             yield f"{job}: partial; {epochs}, lowest valid {valid}"
 
 
-# -- what is done ---------------------------------------------------------------------------------
+# -- status --------------------------------------------------------------------------------------
 
 
 def status_table(states: States) -> str:

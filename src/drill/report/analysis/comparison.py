@@ -31,7 +31,7 @@ BATCH = 20
 
 
 class Compared:
-    """Collects, run by run, the loss of every test token, and samples."""
+    """Collects the test losses of runs, and generated samples."""
 
     def __init__(self, edges: Sequence[int] = EDGES, prompts: Sequence[str] = ("",)) -> None:
         self.edges = edges
@@ -55,8 +55,8 @@ class Compared:
         return [text.bands(self.edges) for text in self._texts]
 
     def _text_of(self, run: Run) -> "_Text":
-        """That of a run before it which has read the same words, or a new one."""
-        read = _Text(run.vocabulary, _targets(run), no_words(run))
+        """The text of an earlier run with the same words, or a new one."""
+        read = _Text(run.vocabulary, _targets(run), excluded_words(run))
         for text in self._texts:
             if text.same_words(read):
                 return text
@@ -73,11 +73,11 @@ class Compared:
         return text.split("\n")[0] if prompt else text
 
 
-def no_words(run: Run) -> tuple[str, ...]:
-    """Words that are in no band: their counts say nothing about words of that frequency.
+def excluded_words(run: Run) -> tuple[str, ...]:
+    """Words that are excluded from all bands.
 
-    That is ``<eos>``, and ``<unk>`` where our vocabulary has put it for all words that are rare or
-    new. A closed corpus brings it as one of its words; there it stays, as in the paper's figure.
+    That is ``<eos>``, and ``<unk>`` unless a closed corpus has it as a word, as in the paper's
+    figure.
     """
     open_corpus = run.settings.data["corpus"] not in CORPORA
     return (EOS, UNK) if open_corpus and UNK in run.vocabulary else (EOS,)
@@ -85,9 +85,9 @@ def no_words(run: Run) -> tuple[str, ...]:
 
 @dataclass
 class _Text:
-    """A text as runs of one vocabulary have read it.
+    """A text, and the losses of the runs that were evaluated on it.
 
-    targets  (N,) the words that ``token_losses`` predicts, in its order: column after column
+    targets  (N,) ids that ``token_losses`` predicts, in its order
     losses   (N,) of each run
     """
 

@@ -1,16 +1,16 @@
-"""Where a model loses: its loss on rare and on frequent words.
+"""Loss of a language model by word frequency.
 
-Words are parted into bands by how often they occur in the training text. Two models are compared
-band by band, in two ways that can disagree:
+Words are grouped into bands by their count in the training text. Two models are compared band by
+band with two measures, which can disagree:
 
     by types    100 * mean over words w of (B_w - A_w) / A_w     every word weighs the same
     by tokens   100 * (sum_w B_w - sum_w A_w) / sum_w A_w        every occurrence weighs the same
 
 A_w and B_w are the summed losses of word w under models A and B. Positive: B loses more. The first
-is what the paper's figure shows; a few words that occur once can move it far, so report both.
+is that of the paper's figure; a few words that occur once can change it a lot, so report both.
 
-A ratio says nothing of a word on which A loses next to nothing: 0.0001 nats that become 0.01 are
-ten thousand percent. So changes also come in nats, and tell how many of their words are so sure.
+A ratio means nothing for a word on which A loses next to nothing: 0.0001 nats that become 0.01 are
+ten thousand percent. So changes are also given in nats, with the number of such words (``sure``).
 """
 
 import math
@@ -28,10 +28,10 @@ EDGES = (1, 50, 100, 250, 500, 1000, 2500, 5000)
 """Training counts at which the paper's bands begin; the last one has no end."""
 
 SURE = 0.05
-"""Nats a token: a word that costs less is all but certain, and ratios to its loss say nothing."""
+"""Nats per token: ratios to a smaller loss mean nothing."""
 
 FEW = 0.01
-"""Share of a band's words that may be so sure before their ratios are most of ``by_types``."""
+"""Largest fraction of such words in a band for which ``by_types`` is shown."""
 
 Values = ArrayLike | Tensor
 
@@ -91,8 +91,8 @@ class BandChange:
         return band_label(self.low, self.high)
 
     @property
-    def by_types_tells(self) -> bool:
-        """Whether few words are so sure that the mean of ratios is of the others."""
+    def by_types_is_meaningful(self) -> bool:
+        """Whether ``by_types`` is meaningful: few words are ``sure``."""
         return self.sure <= FEW * self.types
 
 
@@ -131,7 +131,7 @@ def compare_bands(
     edges: Sequence[int] = EDGES,
     exclude: Collection[int] = (),
 ) -> list[BandChange]:
-    """Losses ``b`` (N,) against losses ``a`` (N,) of the same targets, band by band, both ways.
+    """Losses ``b`` (N,) against losses ``a`` (N,) of the same targets, band by band.
 
     A band without tokens has NaN. A word on which A loses nothing makes ``by_types`` infinite,
     unless B loses nothing on it either.

@@ -1,13 +1,12 @@
-"""Which words a translator gets right: the rare or only the frequent ones.
+"""Accuracy of translations by word frequency.
 
-Words are parted into bands by how often they occur in the target side of the training text. In each
-band
+Words are grouped into bands by their count in the target side of the training text. In each band
 
     precision = matched / written    recall = matched / wanted    F1 = 2 P R / (P + R)
 
 ``written`` and ``wanted`` are occurrences in the translations and in the references. ``matched`` is
-summed over sentences: of a word that is written m times and wanted n times, min(m, n). So order
-does not count, and no word is right because another sentence wanted it.
+summed over sentences: min(m, n) for a word that is written m times and wanted n times. The order
+of words does not matter.
 """
 
 import math
@@ -25,7 +24,7 @@ from drill.data.parallel.word_tokenizer import words
 from drill.report.analysis.frequency_bands import band_ends, band_label
 
 WORD_EDGES = (1, 2, 5, 10, 100, 1000)
-"""Training counts at which bands begin: most words of a text are rare, so those are parted fine."""
+"""Training counts at which bands begin; most words of a text are rare."""
 
 Label = TypeVar("Label", bound=Hashable)
 
@@ -146,7 +145,7 @@ def subword_bands(
 ) -> list[AccuracyBand]:
     """Bands of subwords by ``counts``, which ``drill.data.target_counts`` gives.
 
-    Translations are cut anew: a text has one cut, though a model may have written another.
+    Translations are tokenized again: a model may have generated another segmentation.
     """
     written, wanted = (subwords.encode_lines(list(side)) for side in (hypotheses, references))
     return word_accuracy(written, wanted, dict(enumerate(counts.tolist())))

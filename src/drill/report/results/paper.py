@@ -1,10 +1,8 @@
-"""What the paper reports, by recipe: Pappas & Henderson, ICML 2019, tables 1, 2 and 4.
+"""Results of the paper by recipe: Pappas & Henderson, ICML 2019, tables 1, 2 and 4.
 
-Its perplexities divide by all tokens of a text, the first of each column among them, so only our
-``*_published`` ones compare with them; those of dynamic evaluation divide by the predicted tokens,
-as our ``perplexity`` does. Its BLEU is over tokenised text, so our ``tokenised_bleu`` compares with
-it. Most of its rows are of finetuned models, which `drill finetune` makes
-from a run; the mixtures and the adaptive baselines are quoted there from their own papers.
+Its perplexities divide by all tokens, so compare them with our ``*_published`` ones; those of
+dynamic evaluation divide by the predicted tokens, as our ``perplexity`` does. Compare its BLEU with
+our ``tokenised_bleu``. Most of its rows are finetuned models (`drill finetune`).
 """
 
 from collections.abc import Mapping
@@ -30,7 +28,7 @@ PAPER: Mapping[str, Perplexities] = {
     "ptb-drill-4": Perplexities(59.6, 57.0),
     "ptb-drill-4-finetune": Perplexities(58.2, 55.7),
     "ptb-drill-4-between-finetune": Perplexities(59.6, 57.5),
-    # "No variational dropout" can be read in two ways; the paper has one row.
+    # "No variational dropout" is ambiguous; the paper has one row.
     "ptb-drill-4-no-dropout-finetune": Perplexities(63.4, 60.7),
     "ptb-drill-4-standard-dropout-finetune": Perplexities(63.4, 60.7),
     "ptb-mos-finetune": Perplexities(56.54, 54.44),
@@ -39,7 +37,7 @@ PAPER: Mapping[str, Perplexities] = {
     "wt2-drill-4": Perplexities(65.7, 62.8),
     "wt2-drill-4-finetune": Perplexities(64.9, 61.9),
     "wt2-mos-finetune": Perplexities(63.88, 61.45),
-    # with what `drill evaluate` can add
+    # with dynamic evaluation or a cache
     "ptb-tied-finetune+cache": Perplexities(53.9, 52.8),
     "ptb-tied-finetune+dynamic": Perplexities(51.6, 51.1),
     "ptb-drill-4-finetune+dynamic": Perplexities(49.5, 49.4),

@@ -86,7 +86,7 @@ def changes_table(text: TextBands) -> Table:
         if line[0].tokens:
             row = [line[0].label, numbers.count(line[0].types), numbers.count(line[0].tokens)]
             for each in line:
-                by_types = each.by_types if each.by_types_tells else None
+                by_types = each.by_types if each.by_types_is_meaningful else None
                 row += [numbers.change(each.nats, 3), numbers.change(by_types, 2)]
                 row.append(numbers.change(each.by_tokens, 2))
             rows.append(row)
@@ -97,7 +97,7 @@ def changes_table(text: TextBands) -> Table:
     sure = [
         f"{each.label}: {each.sure:,} of {each.types:,}"
         for each in next(iter(text.changes.values()), ())
-        if not each.by_types_tells
+        if not each.by_types_is_meaningful
     ]
     if sure:
         note += (

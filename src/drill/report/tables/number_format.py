@@ -2,7 +2,7 @@
 
 import math
 
-NOTHING = ""  # what is not known takes no ink
+NOTHING = ""  # an unknown figure
 
 
 def perplexity(value: float | None) -> str:

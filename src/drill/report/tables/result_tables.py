@@ -26,7 +26,7 @@ ADAPTIVE_NOTE = (
 )
 WEIGHTLESS_NOTE = "Evaluations without a fingerprint of their weights have no row."
 PREDICTED_ONLY = ("dynamic",)  # kinds whose published figures divide by N - 1
-TUNED_NOTE = "ft: the paper has this model finetuned only, which is no fair comparison."
+TUNED_NOTE = "ft: the paper has a finetuned model only."
 BLEU_NOTE = (
     "Paper and gap of a translator are of BLEU over tokenised text, of the test; the gap is ours "
     "less the paper's."
@@ -275,8 +275,8 @@ def selected_epochs(epochs: Sequence[int]) -> list[int]:
     """All of a few; of many those at 1, 2, 3, 5 and their tens and hundreds, and the last."""
     if len(epochs) <= SHOWN_EPOCHS:
         return list(epochs)
-    round_ones = {digit * 10**power for power in range(7) for digit in (1, 2, 3, 5)}
-    return [epoch for epoch in epochs if epoch in round_ones or epoch == epochs[-1]]
+    round_numbers = {digit * 10**power for power in range(7) for digit in (1, 2, 3, 5)}
+    return [epoch for epoch in epochs if epoch in round_numbers or epoch == epochs[-1]]
 
 
 def milestones(best: float) -> list[float]:

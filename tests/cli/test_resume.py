@@ -46,7 +46,7 @@ def test_a_copy_of_a_runs_recipe_trains_in_a_folder_of_its_own_name(drill, place
         assert settings(place / "runs" / Path(file).stem)["recipe"] == name
 
 
-def test_the_folder_of_a_run_goes_on_with_it(drill, begun):
+def test_train_resumes_a_run_folder(drill, begun):
     before = settings(begun)
     code, out, err = drill("train", str(begun), "--device", "cpu")
     assert (code, err.split(" in ")[0]) == (0, "already trained: tiny")
@@ -58,7 +58,7 @@ def test_the_folder_of_a_run_goes_on_with_it(drill, begun):
     assert settings(begun) == before
 
 
-def test_a_run_goes_on_from_any_folder(drill, begun, place, monkeypatch, tmp_path):
+def test_train_resumes_from_any_folder(drill, begun, place, monkeypatch, tmp_path):
     """Its path to the text starts where it was trained, and then holds from wherever it went on."""
     monkeypatch.chdir(tmp_path)
     assert drill("train", "begun", *ON_A_CPU, "--set", "training.epochs=3")[0] == 0
@@ -77,7 +77,7 @@ def test_a_run_goes_on_from_any_folder(drill, begun, place, monkeypatch, tmp_pat
         (["runs/tiny", "--seed", "7", "--seed", "8"], "runs/tiny: "),
     ],
 )
-def test_what_a_run_cannot_go_on_with_is_refused(fails, words, key):
+def test_train_rejects_other_settings_of_a_run_folder(fails, words, key):
     fails("train", *words, *ON_A_CPU, key=key)
 
 
