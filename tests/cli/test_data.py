@@ -44,7 +44,7 @@ def test_languages_are_asked_for_where_they_are_unclear(data, tmp_path):
     assert "own: has train in de, en, fr; " in err
     assert "own: fr to en, pairs train 30" in data("own", "--source", "fr", "--target", "en")[1]
     assert "name both languages" in data("own", "--source", "fr")[2]
-    assert "ptb is no folder of pairs" in data("ptb", "--source", "fr", "--target", "en")[2]
+    assert "ptb is not a folder of pairs" in data("ptb", "--source", "fr", "--target", "en")[2]
 
 
 def test_texts_are_read_as_before(data, tmp_path):
