@@ -29,6 +29,7 @@ ROOMS = [
     "tasks",
     "report",
     "study",
+    "play",
     "cli",
     "__main__",
 ]
@@ -48,6 +49,8 @@ EXTRAS = [
     "babel",
     "transformers",
     "tensorboard",
+    "starlette",
+    "uvicorn",
 ]
 
 
@@ -238,6 +241,8 @@ def test_only_declared_packages_are_imported():
         "num2words",
         "babel",
         "transformers",
+        "starlette",
+        "uvicorn",
     }
     used = set()
     for path in SOURCE.rglob("*.py"):

@@ -10,6 +10,7 @@ from drill.cli.demo import demo
 from drill.cli.evaluate import cache, dynamic, evaluate
 from drill.cli.generate import generate, score
 from drill.cli.listings import layers, recipes, settings
+from drill.cli.play import play
 from drill.cli.report import record, report
 from drill.cli.study import study
 from drill.cli.train import finetune, train
@@ -36,6 +37,7 @@ COMMANDS = (
     export,
     study,
     report,
+    play,
     data,
     recipes,
     settings,

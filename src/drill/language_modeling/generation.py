@@ -38,6 +38,7 @@ def generate(
     seed: int | None = None,
     samples: int = 1,
     allow_unknown: bool = False,
+    start: State | None = None,
 ) -> Iterator[str]:
     """Continue ``prompt``; yields the text piece by piece as it is sampled.
 
@@ -56,6 +57,7 @@ def generate(
         seed: of the random numbers; each sample has its own stream.
         samples: how many texts, sampled as a batch; BETWEEN_SAMPLES is yielded between them.
         allow_unknown: whether ``<unk>`` may be sampled.
+        start: what ``line_start`` gives for this model; computed unless given.
     """
     check_vocabulary("generate", model, vocabulary)
     for name, value, least in (
@@ -98,7 +100,7 @@ def generate(
             return int(scores.argmax())
         return chosen(truncated(scores, temperature, top_k, top_p), generator.random())
 
-    return _pieces(model, vocabulary, read, tokens, draw, generators)
+    return _pieces(model, vocabulary, read, tokens, draw, generators, start)
 
 
 def _pieces(
@@ -108,6 +110,7 @@ def _pieces(
     tokens: int,
     draw: Callable[[NDArray[np.float64], np.random.Generator], int],
     generators: list[np.random.Generator],
+    start: State | None,
 ) -> Iterator[str]:
     """The first sample as it is sampled, the others after it."""
     device = next(model.parameters()).device
@@ -116,7 +119,9 @@ def _pieces(
     ids = torch.tensor(read)[:, None].expand(-1, len(generators))  # then one row at a time
     with ExitStack() as stack:  # labels of a copy: the caller may use the model between two pieces
         log_probs = _scorer(model.layer, stack)
-        state = repeated(line_start("generate", model, vocabulary.ids[EOS]), len(generators))
+        if start is None:
+            start = line_start("generate", model, vocabulary.ids[EOS])
+        state = repeated(start, len(generators))
         for _ in range(tokens):
             scores, state = _next_scores(model, log_probs, ids.to(device), state)
             drawn = [

@@ -79,6 +79,7 @@ def score(
     lines: Iterable[str],
     *,
     lines_per_block: int = 1024,
+    start: State | None = None,
 ) -> Iterator[Scored]:
     """Score lines, in their order.
 
@@ -88,13 +89,14 @@ def score(
         lines_per_block: how many lines are read before the first is scored; long lines make a block
             shorter. Lines of similar length are batched, which changes results by rounding only.
             1 answers line by line.
+        start: what ``line_start`` gives for this model; computed unless given.
     """
     check_vocabulary("score", model, vocabulary)
     if lines_per_block < 1:
         raise ValueError(f"score: lines_per_block is at least 1, not {lines_per_block}")
     if isinstance(lines, str):
         raise TypeError("score: give lines, not one string; pass [text]")
-    return _scored(model, vocabulary, lines, lines_per_block)
+    return _scored(model, vocabulary, lines, lines_per_block, start)
 
 
 def unknown_words(vocabulary: Vocabulary, text: str) -> list[str]:
@@ -126,8 +128,8 @@ def _scored(
     vocabulary: Vocabulary,
     lines: Iterable[str],
     lines_per_block: int,
+    start: State | None,
 ) -> Iterator[Scored]:
-    start: State | None = None
     for block in _blocks(vocabulary, lines, lines_per_block):
         if start is None:
             start = line_start("score", model, vocabulary.ids[EOS])

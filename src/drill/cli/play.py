@@ -1,0 +1,94 @@
+"""`drill play`: try runs on a local web page."""
+
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from drill.cli.options import DeviceOption, WeightsOption
+from drill.errors import RunFolderError, SettingsError
+
+if TYPE_CHECKING:
+    from drill.play.answers import Player
+
+HOST = "127.0.0.1"
+
+
+def play(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN...", help="Run folders, or folders of runs for their training curves."
+        ),
+    ],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free port.")] = 8765,
+    weights: WeightsOption = None,
+    device: DeviceOption = "cpu",
+) -> None:
+    """Try trained runs on a web page of this machine.
+
+    Language models: next words, samples, the loss of every word of a text. Translators: n-best
+    translations and attention. Either: the labels next to a word, and training curves. Two runs
+    are compared; all are of one task.
+    """
+    from drill.data.extras import check_packages
+
+    check_packages("`drill play` needs", "starlette", "uvicorn")
+    import uvicorn
+
+    from drill.play.server import Server
+
+    folders = {path if not _is_run(path) else path.resolve().parent for path in runs}
+    players = _players([path for path in runs if _is_run(path)], weights, device)
+    app = Server(players, sorted(folders)).app()
+    with socket.socket() as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((HOST, port))
+        except OSError as error:
+            raise SettingsError(
+                f"{port}: {error.strerror}", key="--port", hint="take another one, or 0"
+            ) from None
+        typer.echo(f"http://{HOST}:{listening.getsockname()[1]}  (Ctrl-C ends it)")
+        config = uvicorn.Config(
+            app, log_level="warning", server_header=False, timeout_graceful_shutdown=1
+        )
+        try:
+            uvicorn.Server(config).run(sockets=[listening])
+        except KeyboardInterrupt:
+            return
+
+
+def _is_run(path: Path) -> bool:
+    from drill.report.results.runs import is_run
+
+    if is_run(path):
+        return True
+    if not path.is_dir() or not any(map(is_run, path.iterdir())):
+        raise RunFolderError("is no run and holds none", key=str(path))
+    return False
+
+
+def _players(folders: list[Path], weights: Any, device: str) -> "list[Player]":
+    from drill.language_modeling.run import LanguageModelRun
+    from drill.play.answers import LanguageModelPlayer, TranslatorPlayer
+    from drill.report.results.runs import distinct_names
+    from drill.tasks import load
+
+    found: dict[Path, Path] = {path.resolve(): path for path in folders}
+    names = distinct_names(list(found))
+    players: list[Player] = []
+    for place, path in found.items():
+        run = load(path, None if weights is None else weights.value, device)
+        if isinstance(run, LanguageModelRun):
+            players.append(LanguageModelPlayer(names[place], run))
+        else:
+            players.append(TranslatorPlayer(names[place], run))
+        if players[-1].task != players[0].task:
+            raise SettingsError(
+                f"is a {players[-1].task} and {players[0].name} a {players[0].task}",
+                key=str(path),
+                hint="give runs of one task",
+            )
+    return players

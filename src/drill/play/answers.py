@@ -1,0 +1,329 @@
+"""What the page asks of runs. Answers are plain values, ready for JSON."""
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from difflib import SequenceMatcher
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from drill.data import BEGIN, END, EOS, UNK
+from drill.errors import DataError, DrillError, SettingsError
+from drill.language_modeling.generation import generate
+from drill.language_modeling.line_start import line_start
+from drill.language_modeling.run import LanguageModelRun
+from drill.language_modeling.scoring import read_as_unknown, score
+from drill.layers import MatrixLayer, OutputLayer
+from drill.layers.wrapper import WrappingLayer
+from drill.models.encoder import State
+from drill.report.analysis.frequency_bands import frequency_bands
+from drill.report.results.runs import distinct_names, is_run, read_run
+from drill.training.precision import evaluating
+from drill.translation.run import TranslationRun
+from drill.translation.translate import Search, translate
+
+MAX_PREFIX = 500  # words
+MAX_LINES = 10  # that are translated at once
+MAX_CURVES = 30
+TOP = 12  # words of a list
+DIFFERENT = 8
+
+Answer = dict[str, Any]
+
+
+class LanguageModelPlayer:
+    """A language model; the state at the start of a line is computed once."""
+
+    task = "language model"
+
+    def __init__(self, name: str, run: LanguageModelRun) -> None:
+        self.name, self.run, self.vocabulary = name, run, run.vocabulary
+        self.start = line_start("play", run.model, self.vocabulary.ids[EOS])
+        self.read: tuple[list[int], State, Tensor] | None = None  # of the last prefix
+
+    @torch.no_grad()
+    def next_probabilities(self, prefix: str) -> NDArray[np.float64]:
+        """p of every word after ``prefix``, (V,). A prefix that goes on from the last one is
+        read from there: a click on a word costs one step."""
+        ids = [self.vocabulary.ids[EOS], *self.vocabulary.encode(prefix.split("\n"))[:-1].tolist()]
+        if len(ids) > MAX_PREFIX:
+            raise DataError(f"{len(ids) - 1:,} words; give at most {MAX_PREFIX - 1}", key="text")
+        model, state, done = self.run.model, self.start, 0
+        if self.read is not None and self.read[0] == ids[: len(self.read[0])]:
+            done, state = len(self.read[0]), self.read[1]
+        with evaluating(model):
+            if self.read is None or done < len(ids):
+                device = next(model.parameters()).device
+                encoded = model.encoder(torch.tensor(ids[done:], device=device)[:, None], state)
+                self.read = (ids, encoded.state, encoded.output[-1, 0])
+            return model.layer.log_probs(self.read[2]).double().exp().cpu().numpy()
+
+    def unknown(self, text: str) -> list[str]:
+        return list(dict.fromkeys(read_as_unknown(self.vocabulary, text)))[:TOP]
+
+    def sample(self, text: str, **options: Any) -> Iterator[str]:
+        return generate(self.run.model, self.vocabulary, prompt=text, start=self.start, **options)
+
+    def losses(self, lines: Sequence[str]) -> Answer:
+        """-log p of every word of every line, each line on its own; mean loss by frequency."""
+        ids, counts = self.vocabulary.ids, self.vocabulary.counts
+        scored = list(score(self.run.model, self.vocabulary, lines, start=self.start))
+        targets = self.vocabulary.encode(each.text for each in scored)
+        losses = [-loss for each in scored for loss in each.log_probs]
+        exclude = [ids[word] for word in (EOS, UNK) if word in ids]
+        bands = frequency_bands(losses, targets, counts, exclude=exclude)
+        total, tokens = math.fsum(losses), len(losses)
+        return {
+            "tokens": tokens,
+            "loss": number(total / tokens),
+            "perplexity": number(math.exp(min(total / tokens, 700))),
+            "lines": [[number(-loss) for loss in each.log_probs] for each in scored],
+            "counts": [
+                [int(counts[ids[word]]) if word in ids else None for word in each.words]
+                for each in scored
+            ],
+            "bands": [
+                {"label": band.label, "tokens": band.tokens, "loss": number(band.mean_loss)}
+                for band in bands
+            ],
+        }
+
+    def word(self, word: str) -> Answer:
+        """How often a word occurs in training, and the words next to it in E and in g_out(E)."""
+        if word not in self.vocabulary:
+            return {"label": word, "count": None}
+        own, counts = self.vocabulary.ids[word], self.vocabulary.counts
+        embedding: nn.Embedding = self.run.model.encoder.embedding  # type: ignore[assignment]
+        found = _nearest(embedding, self.run.model.layer, own)
+        return {
+            "label": word,
+            "count": int(counts[own]),
+            "rank": int((counts > counts[own]).sum()) + 1,
+            "labels": len(self.vocabulary),
+            **{key: [[self.vocabulary.words[i], c] for i, c in each] for key, each in found},
+        }
+
+
+class TranslatorPlayer:
+    """A translator; its labels are subwords."""
+
+    task = "translator"
+
+    def __init__(self, name: str, run: TranslationRun) -> None:
+        self.name, self.run, self.subwords = name, run, run.subwords
+        path = run.folder.target_counts
+        self.counts: list[int] | None = json.loads(path.read_bytes()) if path.exists() else None
+
+    def translate(self, lines: list[str], beam: int, n_best: int) -> list[Answer]:
+        """The ``n_best`` translations of each line, and the attention of the best one."""
+        given = self.run.settings.training
+        search = Search(beam=beam, n_best=n_best, length_penalty=given["length_penalty"])
+        found = translate(self.run.model, self.subwords, lines, search)
+        return [
+            {
+                "translations": [
+                    {"text": t.text, "score": number(t.score), "log_prob": number(t.log_prob)}
+                    for t in best
+                ],
+                "attention": self.attention(line, best[0].text),
+            }
+            for line, best in zip(lines, found, strict=True)
+        ]
+
+    @torch.no_grad()
+    def attention(self, source: str, target: str) -> Answer | None:
+        """Attention to the source while ``target`` is read, mean over layers and heads (T, S)."""
+        read, written = self.subwords.encode(source), self.subwords.encode(target)
+        if not read or not written:
+            return None
+        model = self.run.model
+        device = next(model.parameters()).device
+        found: list[Tensor] = []
+
+        def keep(module: Any, given: tuple[Any, ...]) -> None:
+            x, states, mask = given
+            keys = (module.keys_values(states) if isinstance(states, Tensor) else states)[0]
+            queries = module.query(x).unflatten(-1, (module.heads, -1)).transpose(1, 2)
+            scores = queries @ keys.transpose(-1, -2) / math.sqrt(keys.shape[-1]) + mask
+            found.append(scores.softmax(-1)[0].mean(0))
+
+        hooks = [
+            block.source_attention.register_forward_pre_hook(keep)
+            for block in model.transformer.decoder
+        ]
+        try:
+            with evaluating(model):
+                model.transformer(
+                    torch.tensor([[*read, END]], device=device),
+                    torch.tensor([[BEGIN, *written[:-1]]], device=device),
+                )
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return {
+            "source": [*(self.piece(i) for i in read), "<end>"],
+            "target": [self.piece(i) for i in written],
+            "weights": [[round(w, 3) for w in row] for row in torch.stack(found).mean(0).tolist()],
+        }
+
+    def piece(self, label: int) -> str:
+        return self.subwords.decode([label]).replace(" ", "▁") or self.subwords.piece(label)
+
+    def word(self, word: str) -> Answer:
+        """As of a language model, for the first subword of a word inside a sentence."""
+        own, *rest = self.subwords.encode(f" {word}")
+        transformer, layer = self.run.model.transformer, self.run.model.layer
+        found = _nearest(transformer.target_embedding, layer, own)
+        counts = self.counts
+        return {
+            "label": self.piece(own),
+            "subwords": [self.piece(i) for i in (own, *rest)],
+            "count": None if counts is None else counts[own],
+            "rank": None if counts is None else sum(c > counts[own] for c in counts) + 1,
+            "labels": len(self.subwords),
+            **{key: [[self.piece(i), c] for i, c in each] for key, each in found},
+        }
+
+
+Player = LanguageModelPlayer | TranslatorPlayer
+
+
+# -- several runs next to each other --------------------------------------------------------------
+
+
+def next_words(players: Sequence[LanguageModelPlayer], prefix: str) -> Answer:
+    """The likeliest next words of all runs, and of the first two those that differ most."""
+    p = [player.next_probabilities(prefix) for player in players]
+
+    def rows(words: Iterable[str]) -> list[Answer]:
+        return [{"word": word, "p": [_p(*pair, word) for pair in pairs]} for word in words]
+
+    pairs = list(zip(players, p, strict=True))
+    likely = {
+        player.vocabulary.words[i]: None for player, own in pairs for i in np.argsort(-own)[:TOP]
+    }
+    answer: Answer = {
+        "words": sorted(rows(likely), key=lambda row: -max(x or 0.0 for x in row["p"])),
+        "different": [],
+        "unknown": [player.unknown(prefix) for player in players],
+    }
+    if len(pairs) > 1:
+        (a, p_a), (b, p_b) = pairs[:2]
+        shared = [word for word in a.vocabulary.words if word in b.vocabulary]
+        change = [p_b[b.vocabulary.ids[word]] - p_a[a.vocabulary.ids[word]] for word in shared]
+        most = np.argsort(-np.abs(change), kind="stable")[:DIFFERENT]
+        answer["different"] = rows(shared[i] for i in most)
+    return answer
+
+
+def _p(player: LanguageModelPlayer, p: NDArray[np.float64], word: str) -> float | None:
+    place = player.vocabulary.ids.get(word)
+    return None if place is None else number(float(p[place]))
+
+
+def score_text(players: Sequence[LanguageModelPlayer], text: str) -> Answer:
+    """Every word's loss by every run; lines without words are left out."""
+    lines = [line for line in text.splitlines() if line.split()]
+    if not lines:
+        raise DataError("holds no words; paste some text", key="text")
+    return {
+        "lines": [[*line.split(), EOS] for line in lines],
+        "runs": [_or_error(lambda player=player: player.losses(lines)) for player in players],
+    }
+
+
+def look_up(players: Sequence[Player], word: str) -> list[Answer]:
+    if len(word.split()) != 1:
+        raise DataError("is one word, without spaces", key="word")
+    return [player.word(word.strip()) for player in players]
+
+
+def translate_text(
+    players: Sequence[TranslatorPlayer], text: str, beam: int, n_best: int
+) -> Answer:
+    """Translations by every run; of two runs, the words of the best ones that differ."""
+    lines = [line for line in text.splitlines() if line.split()]
+    if not 1 <= len(lines) <= MAX_LINES:
+        raise DataError(f"{len(lines)} lines with words; give 1 to {MAX_LINES}", key="text")
+    found = [player.translate(lines, beam, n_best) for player in players]
+    for ours, theirs in zip(*found[:2], strict=True) if len(found) > 1 else ():
+        best = [each["translations"][0]["text"] for each in (ours, theirs)]
+        ours["marked"], theirs["marked"] = _differences(*best)
+    return {"lines": lines, "runs": found}
+
+
+def _differences(a: str, b: str) -> tuple[list[Any], list[Any]]:
+    """Both as [word, whether the other lacks it there]."""
+    ours, theirs = a.split(), b.split()
+    marked: tuple[list[Any], list[Any]] = ([], [])
+    matcher = SequenceMatcher(None, ours, theirs, autojunk=False)
+    for kind, i, j, k, m in matcher.get_opcodes():
+        marked[0].extend([word, kind != "equal"] for word in ours[i:j])
+        marked[1].extend([word, kind != "equal"] for word in theirs[k:m])
+    return marked
+
+
+def curves(folders: Iterable[Path]) -> list[Answer]:
+    """Validation perplexities of the runs in ``folders``, the last changed first."""
+    found = {
+        path.resolve(): path for folder in folders for path in folder.iterdir() if is_run(path)
+    }
+    changed = sorted(found, key=lambda path: -_changed(path))[:MAX_CURVES]
+    names = distinct_names(changed)
+    answer = []
+    for path in changed:
+        run = read_run(path)
+        answer.append(
+            {
+                "name": names[path],
+                "layer": run.layer,
+                "finished": run.test is not None or run.bleu is not None,
+                "points": [
+                    [each.step, number(each.valid), number(each.train)] for each in run.validations
+                ],
+            }
+        )
+    return answer
+
+
+def _changed(path: Path) -> float:
+    metrics = path / "metrics.jsonl"
+    return metrics.stat().st_mtime if metrics.exists() else path.stat().st_mtime
+
+
+def number(value: float | None) -> float | None:
+    """Six digits; None for what JSON lacks."""
+    return float(f"{value:.6g}") if value is not None and math.isfinite(value) else None
+
+
+def _or_error(work: Any) -> Answer:
+    try:
+        return work()
+    except DrillError as error:
+        return {"error": str(error)}
+
+
+@torch.no_grad()
+def _nearest(
+    embedding: nn.Embedding, layer: OutputLayer, own: int
+) -> list[tuple[str, list[tuple[int, float]]]]:
+    """The labels of highest cosine in E and in g_out(E), without the label itself."""
+    matrix = cast(MatrixLayer, layer.layer if isinstance(layer, WrappingLayer) else layer)
+    found = []
+    for key, vectors in (("embedding", embedding.weight), ("output", matrix.weight)):
+        cosine = F.cosine_similarity(vectors[own][None], vectors, dim=-1)
+        best = cosine.topk(min(TOP + 1, len(cosine)))
+        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        found.append((key, [(i, round(c, 3)) for i, c in pairs if i != own][:TOP]))
+    return found
+
+
+def check_beam(beam: int, n_best: int) -> None:
+    if not 1 <= n_best <= beam <= 16:
+        raise SettingsError("1 <= n-best <= beam <= 16", key="beam")

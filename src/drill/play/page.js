@@ -1,0 +1,477 @@
+// The page of `drill play`. Text of users and models enters the page as text only, never as HTML.
+"use strict";
+
+const $ = (id) => document.getElementById(id);
+const EOS = "<eos>";
+let setup = { runs: [], task: null, max_text: 0 };
+
+function make(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key === "class") made.className = value;
+    else if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
+    else made.setAttribute(key, value);
+  }
+  made.append(...children);
+  return made;
+}
+
+const fixed = (value, digits = 3) => (value === null || value === undefined ? "–" : value.toFixed(digits));
+const shown = (word) => (word === EOS ? "⏎" : word);
+
+// -- requests ------------------------------------------------------------------------------------
+
+function show_error(message) {
+  $("error").textContent = message;
+  $("error").hidden = !message;
+}
+
+async function checked(response) {
+  if (response.ok) return response;
+  const answer = await response.json().catch(() => ({ error: response.statusText }));
+  throw new Error(answer.error);
+}
+
+async function ask(path, body, signal) {
+  for (const key of ["text", "word"]) {
+    const length = body?.[key]?.length ?? 0;
+    if (length > setup.max_text)
+      throw new Error(`${length.toLocaleString("en")} characters; give at most ${setup.max_text.toLocaleString("en")}`);
+  }
+  const options = body && { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
+  return checked(await fetch(`/api/${path}`, { ...options, signal }));
+}
+
+// Answers that come after a newer question of the same kind are dropped.
+const asked = {};
+async function latest(path, body) {
+  asked[path]?.abort();
+  const own = (asked[path] = new AbortController());
+  try {
+    const answer = await (await ask(path, body, own.signal)).json();
+    show_error("");
+    return answer;
+  } catch (error) {
+    if (error.name !== "AbortError") show_error(error.message);
+    return null;
+  }
+}
+
+// -- runs and tabs -------------------------------------------------------------------------------
+
+function chosen() {
+  const a = Number($("run-a").value);
+  const b = $("run-b").value;
+  return b === "" || Number(b) === a ? [a] : [a, Number(b)];
+}
+const name_of = (place) => setup.runs[place].name;
+const heading = (place, order) => make("h3", { class: `name run${order}` }, name_of(place));
+
+const tabs = [...document.querySelectorAll("[role=tab]")];
+function open_tab(tab, focus) {
+  for (const each of tabs) {
+    const own = each === tab;
+    each.setAttribute("aria-selected", own);
+    each.tabIndex = own ? 0 : -1;
+    $(each.getAttribute("aria-controls")).hidden = !own;
+  }
+  history.replaceState(null, "", `#${tab.getAttribute("aria-controls")}`);
+  show_error("");
+  if (focus) tab.focus();
+  if (tab.id === "tab-training") refresh_curves();
+}
+for (const tab of tabs) {
+  tab.addEventListener("click", () => open_tab(tab));
+  tab.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step) return;
+    const visible = tabs.filter((each) => !each.hidden);
+    open_tab(visible.at((visible.indexOf(tab) + step) % visible.length), true);
+  });
+}
+
+// -- write ---------------------------------------------------------------------------------------
+
+const HINT = $("prefix-note").textContent;
+
+async function predict() {
+  const runs = chosen();
+  const answer = await latest("next", { runs, text: $("prefix").value });
+  if (!answer) return;
+  fill_words("next-words", answer.words, true);
+  fill_words("different-words", answer.different, false);
+  $("different").hidden = runs.length < 2;
+  const unknown = answer.unknown.map((words, i) => words.length && `${name_of(runs[i])} reads as <unk>: ${words.join(" ")}`);
+  $("prefix-note").textContent = unknown.filter(Boolean).join(". ") || HINT;
+}
+
+function fill_words(id, rows, numbered) {
+  const list = $(id);
+  const focused = [...list.querySelectorAll("button")].indexOf(document.activeElement);
+  const largest = Math.max(...rows.flatMap((row) => row.p), 1e-9);
+  list.replaceChildren(
+    ...rows.map((row, i) => {
+      const button = make("button", { type: "button", onclick: () => go_on(row.word) }, shown(row.word));
+      if (row.word === EOS) button.title = "end of the line";
+      if (numbered && i < 9) button.append(make("kbd", { "aria-hidden": "true" }, String(i + 1)));
+      const bars = row.p.map((p, order) => {
+        const bar = make("i");
+        bar.style.width = `${(100 * (p ?? 0)) / largest}%`;
+        return make("div", { class: `bar run${order}` }, make("div", {}, bar), make("span", {}, p === null ? "no label" : `${(100 * p).toFixed(2)}%`));
+      });
+      return make("li", {}, button, make("div", {}, ...bars));
+    }),
+  );
+  if (focused >= 0) list.querySelectorAll("button")[Math.min(focused, rows.length - 1)]?.focus();
+}
+
+function go_on(word) {
+  const text = $("prefix").value.replace(/[ ]+$/, "");
+  const space = text === "" || text.endsWith("\n") ? "" : " ";
+  $("prefix").value = word === EOS ? `${text}\n` : `${text}${space}${word} `;
+  predict();
+}
+
+let typing;
+$("prefix").addEventListener("input", () => {
+  clearTimeout(typing);
+  typing = setTimeout(predict, 120);
+});
+document.addEventListener("keydown", (event) => {
+  const digit = event.code.match(/^Digit([1-9])$/);
+  if (!event.altKey || !digit || $("write").hidden) return;
+  event.preventDefault();
+  $("next-words").querySelectorAll("button")[digit[1] - 1]?.click();
+});
+for (const list of document.querySelectorAll(".words")) {
+  list.addEventListener("keydown", (event) => {
+    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const buttons = [...list.querySelectorAll("button")];
+    buttons[buttons.indexOf(document.activeElement) + step]?.focus();
+  });
+}
+
+let sampling = null;
+$("stop").addEventListener("click", () => sampling?.abort());
+$("sample-form").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  sampling?.abort();
+  const own = (sampling = new AbortController());
+  const options = {};
+  for (const [key, value] of new FormData(event.target)) options[key] = value === "" ? null : Number(value);
+  const text = $("prefix").value.trimEnd();
+  $("stop").disabled = false;
+  show_error("");
+  $("samples").replaceChildren();
+  const work = chosen().map((run, order) => {
+    const output = make("div", { class: "sample" }, make("b", {}, text));
+    $("samples").append(make("div", { class: `run${order}` }, heading(run, order), output));
+    return stream({ run, text, ...options }, output, own.signal);
+  });
+  try {
+    await Promise.all(work);
+  } catch (error) {
+    if (error.name !== "AbortError") show_error(error.message);
+  }
+  if (sampling === own) $("stop").disabled = true;
+});
+
+async function stream(body, output, signal) {
+  const response = await ask("sample", body, signal);
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    for (const line of lines) {
+      const piece = JSON.parse(line);
+      if (piece.error) throw new Error(piece.error);
+      output.append(piece);
+    }
+  }
+}
+
+// -- score ---------------------------------------------------------------------------------------
+
+const LOSSES = [1, 2, 4, 6, 9]; // nats at which a colour begins
+const CHANGES = [0.1, 0.5, 1.5];
+let scored = null;
+
+function submit_on_ctrl_enter(id, form) {
+  $(id).addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $(form).requestSubmit();
+  });
+}
+submit_on_ctrl_enter("score-text", "score-form");
+submit_on_ctrl_enter("translate-text", "translate-form");
+
+$("score-form").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const runs = chosen();
+  const answer = await latest("score", { runs, text: $("score-text").value });
+  if (!answer) return;
+  const failed = answer.runs.findIndex((run) => run.error);
+  if (failed >= 0) return show_error(`${name_of(runs[failed])}: ${answer.runs[failed].error}`);
+  scored = { ...answer, places: runs };
+  const heads = ["", ...runs.map(name_of), ...(runs.length > 1 ? ["B − A"] : [])];
+  const numbers = (key, digits) => answer.runs.map((run) => [run[key], digits]);
+  fill_table("score-summary", heads, [
+    row_of("perplexity", numbers("perplexity", 1), false),
+    row_of("loss", numbers("loss", 3), true),
+    [`tokens`, ...answer.runs.map((run) => run.tokens.toLocaleString("en"))],
+  ]);
+  const bands = answer.runs[0].bands.map((band, i) => [band, answer.runs.map((run) => run.bands[i])]);
+  const heads_of_bands = ["times seen", "tokens", ...heads.slice(1)];
+  fill_table(
+    "score-bands",
+    heads_of_bands,
+    bands
+      .filter(([, own]) => own.some((each) => each.tokens))
+      .map(([band, own]) => {
+        const row = row_of(band.label, own.map((each) => [each.loss, 3]), true);
+        row.splice(1, 0, band.tokens.toLocaleString("en"));
+        return row;
+      }),
+  );
+  const views = runs.length > 1 ? ["A", "B", "B − A"] : ["A"];
+  $("score-view").replaceChildren(
+    make("legend", {}, "Colour"),
+    ...views.map((view, i) => {
+      const radio = make("input", { type: "radio", name: "view", onchange: () => colour(i) });
+      radio.checked = i === views.length - 1;
+      return make("label", {}, radio, i < 2 ? `${view} ${name_of(runs[i])}` : view);
+    }),
+  );
+  $("score-view").hidden = views.length < 2;
+  $("score-result").hidden = false;
+  let place = 0;
+  $("scored").replaceChildren(
+    ...answer.lines.map((words, line) =>
+      make("p", {}, ...words.flatMap((word, i) => {
+        const own = make("span", {}, shown(word));
+        own.place = [line, i];
+        own.order = place++;
+        if (word !== EOS && answer.runs.some((run) => run.counts[line][i] === null)) own.classList.add("unknown");
+        return [own, " "];
+      })),
+    ),
+  );
+  colour(views.length - 1);
+});
+
+function row_of(label, values, difference) {
+  const cells = values.map(([value, digits]) => fixed(value, digits));
+  if (values.length < 2) return [label, ...cells];
+  const [a, b] = values.map(([value]) => value);
+  if (a === null || b === null) return [label, ...cells, "–"];
+  const change = difference ? b - a : (100 * (b - a)) / a;
+  const text = difference ? `${change > 0 ? "+" : ""}${change.toFixed(3)}` : `${change > 0 ? "+" : ""}${change.toFixed(1)}%`;
+  return [label, ...cells, make("span", { class: change < 0 ? "better" : "worse" }, text)];
+}
+
+function fill_table(id, heads, rows) {
+  $(id).replaceChildren(
+    make("thead", {}, make("tr", {}, ...heads.map((head) => make("th", { scope: "col" }, head)))),
+    make("tbody", {}, ...rows.map((row) => make("tr", {}, ...row.map((cell) => make("td", {}, cell))))),
+  );
+}
+
+const level = (value, edges) => edges.filter((edge) => value >= edge).length;
+const loss_class = (loss) => `l${level(loss ?? 99, LOSSES)}`;
+const change_class = (change) => `${change < 0 ? "a" : "b"}${level(Math.abs(change), CHANGES)}`;
+
+function colour(view) {
+  for (const own of $("scored").querySelectorAll("span")) {
+    const [line, i] = own.place;
+    const losses = scored.runs.map((run) => run.lines[line][i]);
+    own.classList.remove(...[...own.classList].filter((each) => /^[lab]\d$/.test(each)));
+    own.classList.add(view < 2 ? loss_class(losses[view]) : change_class(losses[1] - losses[0]));
+  }
+  const key = (name, text) => make("span", { class: `key ${name}` }, text);
+  const keys =
+    view < 2
+      ? ["0", ...LOSSES].map((edge, i) => key(`l${i}`, `${edge}+`))
+      : [...CHANGES.map((edge, i) => key(`a${i + 1}`, `−${edge}`)).reverse(), ...CHANGES.map((edge, i) => key(`b${i + 1}`, `+${edge}`))];
+  $("score-legend").replaceChildren(view < 2 ? "Loss in nats: " : "Difference in nats; blue: B is better. ", ...keys);
+}
+
+function select_word(own) {
+  if (!own) return;
+  $("scored").querySelector(".current")?.classList.remove("current");
+  own.classList.add("current");
+  own.scrollIntoView({ block: "nearest" });
+  const [line, i] = own.place;
+  const parts = scored.runs.map((run, order) => {
+    const count = run.counts[line][i];
+    const seen = count === null ? "unknown, read as <unk>" : `seen ${count.toLocaleString("en")} times`;
+    return `${name_of(scored.places[order])}: ${fixed(run.lines[line][i])} nats, ${seen}`;
+  });
+  $("score-detail").textContent = `${scored.lines[line][i]} — ${parts.join("; ")}`;
+}
+$("scored").addEventListener("click", (event) => event.target.place && select_word(event.target));
+$("scored").addEventListener("keydown", (event) => {
+  const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+  if (!step) return;
+  event.preventDefault();
+  const words = $("scored").querySelectorAll("span");
+  const current = $("scored").querySelector(".current");
+  select_word(current ? words[current.order + step] : words[0]);
+});
+
+// -- translate -----------------------------------------------------------------------------------
+
+$("translate-form").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const runs = chosen();
+  const given = new FormData(event.target);
+  const body = { runs, text: $("translate-text").value, beam: Number(given.get("beam")), n_best: Number(given.get("n_best")) };
+  const answer = await latest("translate", body);
+  if (!answer) return;
+  $("translations").replaceChildren(
+    ...answer.lines.map((line, i) =>
+      make("div", { class: "line" }, make("p", {}, line),
+        make("div", { class: "columns" }, ...answer.runs.map((lines, order) => translation(lines[i], runs[order], order)))),
+    ),
+  );
+});
+
+function translation(found, run, order) {
+  const best = found.marked ?? found.translations[0].text.split(" ").map((word) => [word, false]);
+  const table = make("table");
+  table.append(
+    make("thead", {}, make("tr", {}, ...["translation", "score", "log p"].map((head) => make("th", { scope: "col" }, head)))),
+    make("tbody", {}, ...found.translations.map((each) =>
+      make("tr", {}, make("td", {}, each.text), make("td", {}, fixed(each.score)), make("td", {}, fixed(each.log_prob, 2))))),
+  );
+  const made = make("div", { class: `run${order}` }, heading(run, order),
+    make("p", { class: "best" }, ...best.flatMap(([word, differs]) => [differs ? make("mark", {}, word) : word, " "])),
+    make("div", { class: "scroll" }, table));
+  if (found.attention)
+    made.append(make("details", {}, make("summary", {}, "Attention to the source"), make("div", { class: "scroll" }, heat_map(found.attention))));
+  return made;
+}
+
+function heat_map({ source, target, weights }) {
+  const cell = (weight, i, j) => {
+    const made = make("td", { title: `${target[i]} ← ${source[j]}: ${weight}` });
+    made.style.opacity = Math.max(weight, 0.02);
+    return made;
+  };
+  return make("table", { class: "attention" },
+    make("thead", {}, make("tr", {}, make("td"), ...source.map((piece) => make("th", { scope: "col" }, piece)))),
+    make("tbody", {}, ...weights.map((row, i) =>
+      make("tr", {}, make("th", { scope: "row" }, target[i]), ...row.map((weight, j) => cell(weight, i, j))))));
+}
+
+// -- look up -------------------------------------------------------------------------------------
+
+$("word-form").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const runs = chosen();
+  const answer = await latest("word", { runs, word: new FormData(event.target).get("word").trim() });
+  if (!answer) return;
+  $("word-result").replaceChildren(...answer.map((found, order) => neighbours(found, runs[order], order)));
+});
+
+function neighbours(found, run, order) {
+  const made = make("div", { class: `run${order}` }, heading(run, order));
+  if (found.subwords?.length > 1) made.append(make("p", { class: "note" }, `Subwords: ${found.subwords.join(" ")}; shown for ${found.label}`));
+  if (!found.embedding) {
+    made.append(make("p", {}, `“${found.label}” is not in the vocabulary.`));
+    return made;
+  }
+  const seen = found.count === null ? "count unknown" : `seen ${found.count.toLocaleString("en")} times in training, rank ${found.rank.toLocaleString("en")} of ${found.labels.toLocaleString("en")}`;
+  made.append(make("p", {}, `${found.label}: ${seen}`));
+  const link = (word) => make("button", { type: "button", onclick: () => look_up(word) }, shown(word));
+  const list = ([word, cosine]) => make("li", {}, link(word), make("span", { class: "note" }, cosine.toFixed(3)));
+  made.append(make("div", { class: "columns" },
+    make("div", {}, make("h3", {}, "E"), make("ol", { class: "words" }, ...found.embedding.map(list))),
+    make("div", {}, make("h3", {}, "g_out(E)"), make("ol", { class: "words" }, ...found.output.map(list)))));
+  return made;
+}
+
+function look_up(word) {
+  $("word-form").elements.word.value = word.replace("▁", "");
+  $("word-form").requestSubmit();
+}
+
+// -- training curves -----------------------------------------------------------------------------
+
+const REFRESH = 2000; // milliseconds
+let drawn = [];
+
+async function refresh_curves() {
+  const runs = await latest("curves");
+  if (runs) draw((drawn = runs));
+}
+setInterval(() => !$("training").hidden && !document.hidden && refresh_curves(), REFRESH);
+window.addEventListener("resize", () => !$("training").hidden && draw(drawn));
+
+function draw(runs) {
+  const colour_of = (i) => `k${i % 6}`;
+  fill_table("plot-legend", ["run", "layer", "step", "valid", "best", "state"], runs.map((run, i) => {
+    const values = run.points.map((point) => point[1]).filter((value) => value !== null);
+    const last = run.points.at(-1) ?? [null, null];
+    return [
+      make("span", {}, make("span", { class: `swatch ${colour_of(i)}` }), run.name),
+      run.layer ?? "–", last[0] === null ? "–" : last[0].toLocaleString("en"), fixed(last[1], 2),
+      values.length ? fixed(Math.min(...values), 2) : "–", run.finished ? "finished" : "not finished",
+    ];
+  }));
+  const lines = runs.map((run) => run.points.filter((point) => point[1] !== null));
+  const all = lines.flat();
+  if (!all.length) return $("plot").replaceChildren(make("p", {}, "No validations yet."));
+  const [width, height, left, bottom, top] = [$("plot").clientWidth, 352, 52, 28, 10];
+  const steps = Math.max(...all.map((point) => point[0]), 1);
+  const values = all.map((point) => Math.log(point[1]));
+  const low = Math.min(...values) - 0.05;
+  const high = Math.max(...values) + 0.05;
+  const x = (step) => left + ((width - left - 12) * step) / steps;
+  const y = (value) => height - bottom - ((height - bottom - top) * (Math.log(value) - low)) / (high - low);
+  const svg = (tag, attributes, text) => {
+    const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+    if (text !== undefined) made.textContent = text;
+    return made;
+  };
+  const plot = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Validation perplexity by training step" });
+  for (let i = 0; i < 5; i++) {
+    const value = Math.exp(low + ((high - low) * (i + 0.5)) / 5);
+    plot.append(svg("line", { class: "grid", x1: left, x2: width - 12, y1: y(value), y2: y(value) }));
+    plot.append(svg("text", { x: left - 6, y: y(value) + 4, "text-anchor": "end" }, value.toPrecision(3)));
+    const step = Math.round((steps * i) / 4);
+    plot.append(svg("text", { x: x(step), y: height - 8, "text-anchor": i === 0 ? "start" : i === 4 ? "end" : "middle" }, step.toLocaleString("en")));
+  }
+  lines.forEach((points, i) => {
+    const group = svg("g", { class: colour_of(i) });
+    group.append(svg("path", { d: points.map((point, j) => `${j ? "L" : "M"}${x(point[0])} ${y(point[1])}`).join("") }));
+    for (const point of points.slice(-200)) {
+      const dot = svg("circle", { cx: x(point[0]), cy: y(point[1]), r: 3 });
+      dot.append(svg("title", {}, `${runs[i].name}, step ${point[0]}: ${fixed(point[1], 2)}`));
+      group.append(dot);
+    }
+    plot.append(group);
+  });
+  $("plot").replaceChildren(plot);
+}
+
+// ------------------------------------------------------------------------------------------------
+
+async function start() {
+  setup = await (await ask("runs")).json();
+  const options = () => setup.runs.map((run, i) => make("option", { value: i }, `${run.name} (${run.layer})`));
+  $("run-a").append(...options());
+  $("run-b").append(make("option", { value: "" }, "none"), ...options());
+  if (setup.runs.length > 1) $("run-b").value = "1";
+  $("choice").hidden = !setup.runs.length;
+  for (const id of ["run-a", "run-b"]) $(id).addEventListener("change", () => !$("write").hidden && predict());
+  for (const tab of tabs) tab.hidden = "task" in tab.dataset && !(tab.dataset.task === "any" ? setup.task : tab.dataset.task === setup.task);
+  const visible = tabs.filter((tab) => !tab.hidden);
+  open_tab(visible.find((tab) => `#${tab.getAttribute("aria-controls")}` === location.hash) ?? visible[0]);
+  if (setup.task === "language model") predict();
+}
+start().catch((error) => show_error(error.message));

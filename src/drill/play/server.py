@@ -1,0 +1,239 @@
+"""The local server behind the page: JSON over HTTP, for this machine only."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from drill.errors import DrillError, SettingsError
+from drill.play import answers
+from drill.play.answers import Player
+
+HOSTS = ("127.0.0.1", "localhost")
+MAX_BODY = 1 << 16  # bytes of a request
+MAX_TEXT = 20_000  # characters; page.js has it from /api/runs
+MAX_TOKENS = 500  # of a sample
+
+FILES = {"/": "page.html", "/page.js": "page.js", "/page.css": "page.css"}
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class LocalOnly:
+    """Refuses requests of other sites and names: Host must be this machine, Origin the page.
+
+    A site whose name resolves to 127.0.0.1 sends its own name as Host; a form or script of another
+    site sends its own Origin.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        host, origin = headers.get("host", ""), headers.get("origin")
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        app = self.app
+        if host.partition(":")[0] not in HOSTS:
+            app = _error(403, f"the host {host!r} is not this machine; open http://{HOSTS[0]}")
+        elif origin not in (None, f"http://{host}"):
+            app = _error(403, "the request comes from another site")
+        await app(scope, receive, send_with_headers)
+
+
+class Server:
+    """Answers for loaded runs; one request at a time uses the models.
+
+    Args:
+        players: the runs that can be tried, of one task.
+        folders: their runs are shown as training curves.
+    """
+
+    def __init__(self, players: Sequence[Player], folders: Sequence[Path]) -> None:
+        self.players, self.folders = players, folders
+        self.lock = threading.Lock()
+
+    def runs(self, _: dict[str, Any]) -> Any:
+        return {
+            "runs": [{"name": each.name, "layer": _layer(each)} for each in self.players],
+            "task": self.players[0].task if self.players else None,
+            "max_text": MAX_TEXT,
+        }
+
+    def curves(self, _: dict[str, Any]) -> Any:
+        return answers.curves(self.folders)
+
+    def next(self, given: dict[str, Any]) -> Any:
+        return answers.next_words(self._chosen(given, "language model"), _text(given))
+
+    def score(self, given: dict[str, Any]) -> Any:
+        return answers.score_text(self._chosen(given, "language model"), _text(given))
+
+    def word(self, given: dict[str, Any]) -> Any:
+        return answers.look_up(self._chosen(given), _text(given, "word"))
+
+    def translate(self, given: dict[str, Any]) -> Any:
+        beam, n_best = _value(given, "beam", int, 4), _value(given, "n_best", int, 3)
+        answers.check_beam(beam, n_best)
+        players = self._chosen(given, "translator")
+        return answers.translate_text(players, _text(given), beam, n_best)
+
+    def sample(self, given: dict[str, Any]) -> Iterator[str]:
+        """JSON strings, a line each; an object with the error where it ends early."""
+        (player,) = self._chosen({"runs": [given.get("run", 0)]}, "language model")
+        tokens = _value(given, "tokens", int, 60)
+        if not 1 <= tokens <= MAX_TOKENS:
+            raise SettingsError(f"is 1 to {MAX_TOKENS}", key="tokens")
+        pieces = player.sample(
+            _text(given),
+            tokens=tokens,
+            temperature=_value(given, "temperature", float, 1.0),
+            top_k=_value(given, "top_k", int, None),
+            top_p=_value(given, "top_p", float, None),
+            seed=_value(given, "seed", int, None),
+        )
+
+        def lines() -> Iterator[str]:
+            try:
+                while True:
+                    with self.lock:
+                        piece = next(pieces, None)
+                    if piece is None:
+                        return
+                    yield json.dumps(piece) + "\n"
+            except (DrillError, ValueError, ArithmeticError) as error:
+                yield json.dumps({"error": str(error)}) + "\n"
+
+        return lines()
+
+    def _chosen(self, given: dict[str, Any], task: str | None = None) -> list[Any]:
+        places = given.get("runs", [0])
+        whole = isinstance(places, list) and all(type(place) is int for place in places)
+        if not whole or not places or not all(0 <= each < len(self.players) for each in places):
+            raise SettingsError(f"are places of the {len(self.players)} runs", key="runs")
+        chosen = [self.players[place] for place in dict.fromkeys(places)]
+        if task is not None and chosen[0].task != task:
+            raise SettingsError(f"{chosen[0].name} is no {task}", key="runs")
+        return chosen
+
+    # -- HTTP ---------------------------------------------------------------------------------
+
+    def app(self) -> ASGIApp:
+        """The ASGI application."""
+        routes = [
+            *(Route(path, _file(name), methods=["GET"]) for path, name in FILES.items()),
+            Route("/api/runs", self._answer(self.runs), methods=["GET"]),
+            Route("/api/curves", self._answer(self.curves), methods=["GET"]),
+            Route("/api/sample", self._stream, methods=["POST"]),
+            *(
+                Route(f"/api/{work.__name__}", self._answer(work), methods=["POST"])
+                for work in (self.next, self.score, self.word, self.translate)
+            ),
+        ]
+        return LocalOnly(Starlette(routes=routes))
+
+    def _answer(self, work: Callable[[dict[str, Any]], Any]) -> Any:
+        async def endpoint(request: Request) -> Response:
+            def locked() -> Any:
+                with self.lock:
+                    return work(given)
+
+            try:
+                given = await _body(request) if request.method == "POST" else {}
+                return JSONResponse(await run_in_threadpool(locked))
+            except (DrillError, ValueError, ArithmeticError, OSError) as error:
+                return _failed(error)
+
+        return endpoint
+
+    async def _stream(self, request: Request) -> Response:
+        try:
+            lines = self.sample(await _body(request))
+        except (DrillError, ValueError, ArithmeticError) as error:
+            return _failed(error)
+        return StreamingResponse(lines, media_type="application/x-ndjson")
+
+
+class TooLarge(SettingsError):
+    """A request over MAX_BODY."""
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    if request.headers.get("content-type", "").partition(";")[0] != "application/json":
+        raise SettingsError("is application/json", key="Content-Type")
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY:
+            raise TooLarge(f"is larger than {MAX_BODY:,} bytes; send less text", key="request")
+    try:
+        given = json.loads(body)
+    except (ValueError, RecursionError):
+        given = None
+    if not isinstance(given, dict):
+        raise SettingsError("is a JSON object", key="request")
+    return given
+
+
+def _text(given: dict[str, Any], key: str = "text") -> str:
+    text = _value(given, key, str, "")
+    if len(text) > MAX_TEXT:
+        raise SettingsError(f"{len(text):,} characters; give at most {MAX_TEXT:,}", key=key)
+    # JSON may hold half a surrogate pair, which no file and no answer can.
+    return text.encode("utf-8", "replace").decode("utf-8").replace("\r\n", "\n")
+
+
+def _value(given: dict[str, Any], key: str, kind: type, default: Any) -> Any:
+    value = given.get(key)
+    if value is None:
+        return default
+    if kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not kind:
+        raise SettingsError(f"is of type {kind.__name__}", key=key)
+    return value
+
+
+def _failed(error: Exception) -> Response:
+    return JSONResponse({"error": str(error)}, 413 if isinstance(error, TooLarge) else 400)
+
+
+def _error(status: int, message: str) -> ASGIApp:
+    return JSONResponse({"error": message}, status)
+
+
+def _file(name: str) -> Any:
+    async def endpoint(_: Request) -> Response:
+        return FileResponse(Path(__file__).with_name(name))
+
+    return endpoint
+
+
+def _layer(player: Player) -> str:
+    return str(player.run.settings.layer["name"])
