@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from drill import __version__
+from drill.cli.compare import compare
 from drill.cli.data import data
 from drill.cli.demo import demo
 from drill.cli.evaluate import cache, dynamic, evaluate
@@ -37,6 +38,7 @@ COMMANDS = (
     export,
     study,
     report,
+    compare,
     play,
     data,
     recipes,

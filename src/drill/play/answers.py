@@ -173,7 +173,10 @@ class TranslatorPlayer:
         }
 
     def piece(self, label: int) -> str:
-        return self.subwords.decode([label]).replace(" ", "▁") or self.subwords.piece(label)
+        """A subword as text; one that is half a character or a sign of control by its bytes."""
+        text = self.subwords.decode([label]).replace(" ", "▁")
+        whole = text and text.isprintable() and "\ufffd" not in text
+        return text if whole else self.subwords.piece(label)
 
     def word(self, word: str) -> Answer:
         """As of a language model, for the first subword of a word inside a sentence."""

@@ -362,7 +362,7 @@ function heat_map({ source, target, weights }) {
     return made;
   };
   return make("table", { class: "attention" },
-    make("thead", {}, make("tr", {}, make("td"), ...source.map((piece) => make("th", { scope: "col" }, piece)))),
+    make("thead", {}, make("tr", {}, make("th"), ...source.map((piece) => make("th", { scope: "col" }, piece)))),
     make("tbody", {}, ...weights.map((row, i) =>
       make("tr", {}, make("th", { scope: "row" }, target[i]), ...row.map((weight, j) => cell(weight, i, j))))));
 }
@@ -388,7 +388,7 @@ function neighbours(found, run, order) {
   made.append(make("p", {}, `${found.label}: ${seen}`));
   const link = (word) => make("button", { type: "button", onclick: () => look_up(word) }, shown(word));
   const list = ([word, cosine]) => make("li", {}, link(word), make("span", { class: "note" }, cosine.toFixed(3)));
-  made.append(make("div", { class: "columns" },
+  made.append(make("div", { class: "columns narrow" },
     make("div", {}, make("h3", {}, "E"), make("ol", { class: "words" }, ...found.embedding.map(list))),
     make("div", {}, make("h3", {}, "g_out(E)"), make("ol", { class: "words" }, ...found.output.map(list)))));
   return made;

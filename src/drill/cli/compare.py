@@ -1,0 +1,255 @@
+"""`drill compare`: two runs on the same text, with an interval, and the words that differ most."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from drill.cli.display import Counter, console
+from drill.cli.options import DeviceOption, JsonOption, QuietOption
+from drill.errors import SettingsError
+
+if TYPE_CHECKING:
+    from drill.language_modeling.run import LanguageModelRun
+    from drill.translation.run import TranslationRun
+
+MOST = 10  # words of a list
+COLUMNS, TOKENS_PER_COLUMN = 20, 1000  # of a text: more columns are faster and lose context
+
+
+def compare(
+    a: Annotated[Path, typer.Argument(metavar="RUN", help="The run to compare with.")],
+    b: Annotated[Path, typer.Argument(metavar="RUN", help="The other run.")],
+    text: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="One sentence per line; the test text by default."),
+    ] = None,
+    reference: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Translations of the text, for translators.")
+    ] = None,
+    words: Annotated[int, typer.Option(min=0, help="Words to list on each side.")] = MOST,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    device: DeviceOption = "auto",
+) -> None:
+    """Compare two runs on the same text.
+
+    Prints the difference in loss, or in BLEU for translators, with the 95% interval of a paired
+    bootstrap over lines (2,000 samples, seed 0), and the words that gained and lost most. The
+    interval covers this text; for other seeds of training use `drill study`.
+    """
+    from drill.language_modeling.run import LanguageModelRun
+    from drill.report.results.runs import distinct_names
+    from drill.tasks import load
+
+    runs = [load(path, None, device) for path in (a, b)]
+    named = distinct_names([a.resolve(), b.resolve()])
+    names = [named[a.resolve()], named[b.resolve()]]
+    if isinstance(runs[0], LanguageModelRun) != isinstance(runs[1], LanguageModelRun):
+        raise SettingsError("is of another task than the first run", key=str(b))
+    if isinstance(runs[0], LanguageModelRun):
+        if reference is not None:
+            raise SettingsError("is for translators", key="--reference")
+        found = _language_models(runs, text, words, quiet)
+    else:
+        if (text is None) != (reference is None):
+            raise SettingsError("translators need both --text and --reference", key="--text")
+        found = _translators(runs, text, reference, words, quiet)
+    if as_json:
+        from drill.training.run.folder import json_row
+
+        typer.echo(json_row({"runs": [str(a), str(b)], **found}))
+        return
+    _print(names, found)
+
+
+def _language_models(
+    runs: "Sequence[LanguageModelRun | Any]", text: Path | None, words: int, quiet: bool
+) -> dict[str, Any]:
+    import numpy as np
+
+    from drill.cli.input_lines import blocks_of_lines
+    from drill.data import EOS, columns
+    from drill.language_modeling.perplexity import token_losses
+    from drill.report.analysis.paired_bootstrap import (
+        line_losses,
+        loss_difference,
+        paired_bootstrap,
+    )
+
+    vocabulary = runs[0].vocabulary
+    if vocabulary.words != runs[1].vocabulary.words:
+        raise SettingsError(
+            f"{runs[1].folder.path} has another vocabulary than {runs[0].folder.path}",
+            hint="losses compare over the same words only",
+        )
+    if text is None:
+        ids = runs[0].ids.test
+    else:
+        ids = vocabulary.encode([line for block in blocks_of_lines(text) for line in block])
+    batch = max(1, min(COLUMNS, len(ids) // TOKENS_PER_COLUMN))
+    losses = []
+    for run in runs:
+        with Counter(run.folder.path.name, quiet) as progress:
+            found = token_losses(run.model, ids, batch_size=batch, progress=progress)
+        losses.append(found.double().numpy())
+    targets = columns(ids, batch)[1:].t().flatten().numpy()
+    difference = paired_bootstrap(
+        line_losses(losses[0], losses[1], targets, vocabulary.ids[EOS]), loss_difference
+    )
+    tokens = np.bincount(targets, minlength=len(vocabulary))
+    sums = [np.bincount(targets, weights=each, minlength=len(vocabulary)) for each in losses]
+    change = sums[1] - sums[0]
+
+    def rows(order: Any) -> list[dict[str, Any]]:
+        return [
+            {
+                "word": vocabulary.words[i],
+                "seen": int(vocabulary.counts[i]),
+                "tokens": int(tokens[i]),
+                "a": float(sums[0][i] / tokens[i]),
+                "b": float(sums[1][i] / tokens[i]),
+                "change": float(change[i]),
+            }
+            for i in order[:words]
+        ]
+
+    order = np.argsort(change, kind="stable")
+    means = [float(each.mean()) for each in losses]
+    return {
+        "kind": "loss",
+        "tokens": len(targets),
+        "a": means[0],
+        "b": means[1],
+        **vars(difference),
+        "gained": rows([i for i in order if change[i] < 0]),
+        "lost": rows([i for i in order[::-1] if change[i] > 0]),
+    }
+
+
+def _translators(
+    runs: "Sequence[TranslationRun | Any]",
+    text: Path | None,
+    reference: Path | None,
+    words: int,
+    quiet: bool,
+) -> dict[str, Any]:
+    import numpy as np
+
+    from drill.data import ParallelText
+    from drill.data.parallel.word_tokenizer import LANGUAGES
+    from drill.data.parallel.word_tokenizer import words as cut
+    from drill.report.analysis.paired_bootstrap import (
+        bleu_difference,
+        bleu_statistics,
+        corpus_bleu,
+        matched_words,
+        paired_bootstrap,
+    )
+    from drill.translation.evaluate import best_translations
+    from drill.translation.translate import Search
+
+    data = [run.settings.data for run in runs]
+    if any(data[0][side] != data[1][side] for side in ("source", "target")):
+        raise SettingsError("the runs translate between different languages")
+    language = data[0]["target"]
+    if text is None or reference is None:
+        pairs = runs[0].split("test")[0]
+    else:
+        pairs = ParallelText.from_files(text, reference)
+    wanted = list(pairs.target)
+    written = []
+    for run in runs:
+        training = run.settings.training
+        search = Search(beam=training["beam"], length_penalty=training["length_penalty"])
+        with Counter(run.folder.path.name, quiet) as progress:
+            given = (run.model, run.subwords, list(pairs.source), search, progress)
+            written.append(best_translations(*given))
+    lines = [bleu_statistics(each, wanted, language) for each in written]
+    difference = paired_bootstrap(np.concatenate(lines, axis=1), bleu_difference)
+
+    def split(side: Sequence[str]) -> list[list[str]]:
+        known = language in LANGUAGES
+        return [list(cut(line, language)) if known else line.split() for line in side]
+
+    matched = [matched_words(split(each), split(wanted)) for each in written]
+    total = matched_words(split(wanted), split(wanted))
+    change = {word: matched[1][word] - matched[0][word] for word in total}
+    order = sorted(change, key=lambda word: change[word])
+
+    def rows(chosen: list[str]) -> list[dict[str, Any]]:
+        return [
+            {
+                "word": word,
+                "tokens": total[word],
+                "a": matched[0][word],
+                "b": matched[1][word],
+                "change": change[word],
+            }
+            for word in chosen[:words]
+        ]
+
+    return {
+        "kind": "bleu",
+        "lines": len(wanted),
+        "a": corpus_bleu(lines[0].sum(0)),
+        "b": corpus_bleu(lines[1].sum(0)),
+        **vars(difference),
+        "gained": rows([word for word in reversed(order) if change[word] > 0]),
+        "lost": rows([word for word in order if change[word] < 0]),
+    }
+
+
+def _print(names: Sequence[str], found: dict[str, Any]) -> None:
+    import math
+
+    from rich import box
+    from rich.table import Table
+
+    shown, loss = console(), found["kind"] == "loss"
+    digits = 4 if loss else 2
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    size = f"{found['tokens']:,} tokens" if loss else f"{found['lines']:,} lines"
+    for column, side in ((size, "left"), (names[0], "right"), (names[1], "right")):
+        table.add_column(column, justify=side)  # type: ignore[arg-type]
+    table.add_column("difference", justify="right")
+    table.add_column("95% interval", justify="right")
+    ends = (found["difference"], found["low"], found["high"])
+    change, low, high = (f"{value:+.{digits}f}" for value in ends)
+    values = [f"{found[side]:.{digits}f}" for side in "ab"]
+    label = "loss, nats per token" if loss else "BLEU"
+    table.add_row(label, *values, change, f"{low} to {high}")
+    if loss:
+        percent = [f"{100 * math.expm1(value):+.2f}%" for value in ends]
+        both = [f"{math.exp(found[side]):,.2f}" for side in "ab"]
+        table.add_row("perplexity", *both, percent[0], f"{percent[1]} to {percent[2]}")
+    shown.print(table)
+    share = found["lower"] if loss else 1.0 - found["lower"]
+    clear = not found["low"] <= 0.0 <= found["high"]
+    verdict = "the interval excludes 0" if clear else "the interval includes 0: no clear difference"
+    shown.print(f"{names[1]} is better in {share:.1%} of the samples; {verdict}.\n")
+    for title in ("gained", "lost"):
+        if found[title]:
+            shown.print(_words(f"words that {title} most", names, found[title], loss))
+            shown.print()
+
+
+def _words(title: str, names: Sequence[str], rows: list[dict[str, Any]], loss: bool) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    from drill.cli.errors import printable
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column(title)
+    unit = "nats" if loss else "words"
+    heads = ["times seen"] if loss else []
+    for column in (*heads, "in the text", *names, unit):
+        table.add_column(column, justify="right")
+    for row in rows:
+        seen = [f"{row['seen']:,}"] if loss else []
+        both = [f"{row[side]:.3f}" if loss else f"{row[side]:,}" for side in "ab"]
+        change = f"{row['change']:+.1f}" if loss else f"{row['change']:+,}"
+        table.add_row(printable(row["word"]), *seen, f"{row['tokens']:,}", *both, change)
+    return table

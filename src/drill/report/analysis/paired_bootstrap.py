@@ -1,0 +1,109 @@
+"""Which of two models is better on a text, by a paired bootstrap over its lines.
+
+Lines are drawn with replacement, the same for both models, so what makes a line hard for both
+cancels out. The interval says how far the difference depends on the lines of this text; it says
+nothing about other seeds of training (`drill study` does).
+"""
+
+import importlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drill.data import DataError
+from drill.data.extras import missing_packages
+from drill.translation.bleu import tokenizer_of
+
+SAMPLES = 2000
+NUMBERS = 1 << 22  # drawn at once
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """B less A on the whole text, the 95% interval and the share of samples in which B is lower."""
+
+    difference: float
+    low: float
+    high: float
+    lower: float
+
+
+def paired_bootstrap(
+    lines: Floats, difference: Callable[[Floats], Floats], *, samples: int = SAMPLES, seed: int = 0
+) -> PairedDifference:
+    """The difference of two models over resampled lines.
+
+    Args:
+        lines: (L, S) statistics of each line that add up over lines.
+        difference: sums of them (n, S) -> B less A (n,).
+    """
+    if len(lines) < 2:
+        raise DataError(f"a text of {len(lines)} lines cannot be resampled; give more")
+    rng = np.random.default_rng(seed)
+    at_once = max(1, NUMBERS // lines.size)
+    found = []
+    for start in range(0, samples, at_once):
+        drawn = rng.integers(len(lines), size=(min(at_once, samples - start), len(lines)))
+        found.append(difference(lines[drawn].sum(1)))
+    values = np.concatenate(found)
+    low, high = np.quantile(values, (0.025, 0.975))
+    whole = difference(lines.sum(0, keepdims=True))[0]
+    return PairedDifference(float(whole), float(low), float(high), float((values < 0).mean()))
+
+
+def loss_difference(sums: Floats) -> Floats:
+    """Nats per token, of the columns loss of A, loss of B, tokens."""
+    return (sums[:, 1] - sums[:, 0]) / sums[:, 2]
+
+
+def line_losses(a: Floats, b: Floats, targets: NDArray[Any], end: int) -> Floats:
+    """Columns for ``loss_difference``, a row for each line; losses and targets are (N,).
+
+    Args:
+        end: the id that ends a line.
+    """
+    line = np.cumsum(targets == end) - (targets == end)
+    return np.stack([np.bincount(line, weights=w) for w in (a, b, np.ones(len(line)))], axis=1)
+
+
+def bleu_difference(sums: Floats) -> Floats:
+    """BLEU of the columns of two ``bleu_statistics`` next to each other."""
+    half = sums.shape[1] // 2
+    return np.array([corpus_bleu(row[half:]) - corpus_bleu(row[:half]) for row in sums])
+
+
+def bleu_statistics(hypotheses: Sequence[str], references: Sequence[str], language: str) -> Floats:
+    """(L, 10): matched and written n-grams of order 1 to 4, words written, words wanted."""
+    metric = _bleu()(tokenize=tokenizer_of(language), effective_order=True, force=True)
+    pairs = zip(hypotheses, references, strict=True)
+    scores = [metric.sentence_score(line, [wanted]) for line, wanted in pairs]
+    return np.array([[*s.counts, *s.totals, s.sys_len, s.ref_len] for s in scores], dtype=float)
+
+
+def corpus_bleu(sums: Floats) -> float:
+    """BLEU, 0 to 100, of summed ``bleu_statistics`` (10,)."""
+    whole = sums.astype(int).tolist()
+    return float(_bleu().compute_bleu(whole[:4], whole[4:8], *whole[8:], smooth_method="exp").score)
+
+
+def matched_words(
+    hypotheses: Sequence[Sequence[str]], references: Sequence[Sequence[str]]
+) -> Counter[str]:
+    """How many of each word of the references the translations have, line by line."""
+    found: Counter[str] = Counter()
+    for written, wanted in zip(hypotheses, references, strict=True):
+        found.update(Counter(written) & Counter(wanted))
+    return found
+
+
+def _bleu() -> Any:
+    try:
+        return importlib.import_module("sacrebleu").metrics.BLEU
+    except ImportError:
+        raise missing_packages("BLEU needs", "sacrebleu") from None
