@@ -225,7 +225,7 @@ def _print(names: Sequence[str], found: dict[str, Any]) -> None:
         both = [f"{math.exp(found[side]):,.2f}" for side in "ab"]
         table.add_row("perplexity", *both, percent[0], f"{percent[1]} to {percent[2]}")
     shown.print(table)
-    share = found["lower"] if loss else 1.0 - found["lower"]
+    share = found["lower" if loss else "higher"]
     clear = not found["low"] <= 0.0 <= found["high"]
     verdict = "the interval excludes 0" if clear else "the interval includes 0: no clear difference"
     shown.print(f"{names[1]} is better in {share:.1%} of the samples; {verdict}.\n")

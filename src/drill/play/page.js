@@ -32,12 +32,20 @@ async function checked(response) {
   throw new Error(answer.error);
 }
 
+function too_long(text) {
+  if (!text || text.length <= setup.max_text) return "";
+  return `${text.length.toLocaleString("en")} characters; give at most ${setup.max_text.toLocaleString("en")}`;
+}
+document.addEventListener("paste", (event) => {
+  const message = too_long(event.clipboardData?.getData("text/plain"));
+  if (!message) return;
+  event.preventDefault(); // a text box of megabytes would freeze the page
+  show_error(message);
+});
+
 async function ask(path, body, signal) {
-  for (const key of ["text", "word"]) {
-    const length = body?.[key]?.length ?? 0;
-    if (length > setup.max_text)
-      throw new Error(`${length.toLocaleString("en")} characters; give at most ${setup.max_text.toLocaleString("en")}`);
-  }
+  const message = too_long(body?.text) || too_long(body?.word);
+  if (message) throw new Error(message);
   const options = body && { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
   return checked(await fetch(`/api/${path}`, { ...options, signal }));
 }
@@ -340,7 +348,8 @@ $("translate-form").addEventListener("submit", async (event) => {
 });
 
 function translation(found, run, order) {
-  const best = found.marked ?? found.translations[0].text.split(" ").map((word) => [word, false]);
+  let best = found.marked ?? found.translations[0].text.split(" ").map((word) => [word, false]);
+  if (!found.translations[0].text) best = [["(empty)", false]];
   const table = make("table");
   table.append(
     make("thead", {}, make("tr", {}, ...["translation", "score", "log p"].map((head) => make("th", { scope: "col" }, head)))),

@@ -26,12 +26,14 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """B less A on the whole text, the 95% interval and the share of samples in which B is lower."""
+    """B less A on the whole text, its 95% interval, and the shares of samples in which B is lower
+    and higher."""
 
     difference: float
     low: float
     high: float
     lower: float
+    higher: float
 
 
 def paired_bootstrap(
@@ -54,7 +56,8 @@ def paired_bootstrap(
     values = np.concatenate(found)
     low, high = np.quantile(values, (0.025, 0.975))
     whole = difference(lines.sum(0, keepdims=True))[0]
-    return PairedDifference(float(whole), float(low), float(high), float((values < 0).mean()))
+    below, above = float((values < 0).mean()), float((values > 0).mean())
+    return PairedDifference(float(whole), float(low), float(high), below, above)
 
 
 def loss_difference(sums: Floats) -> Floats:

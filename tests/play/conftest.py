@@ -1,0 +1,46 @@
+from pathlib import Path
+
+import pytest
+
+from drill.language_modeling.run import load_run
+from drill.play.answers import LanguageModelPlayer, TranslatorPlayer
+from drill.tasks import train_run
+from drill.training.settings import recipe
+from drill.translation.run import load_translation
+from tests import tiny_place, tiny_translation_place
+
+
+@pytest.fixture(scope="session")
+def place(tmp_path_factory) -> Path:
+    """A folder with the runs tiny and tied, language models of one text."""
+    folder = tiny_place.make_place(tmp_path_factory.mktemp("place"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        text = tiny_place.RECIPE.replace("deep-residual", "tied").replace("depth = 2\n", "")
+        (folder / "tied.toml").write_text(text)
+        settings = recipe("tied.toml", ["training.epochs=1"])
+        assert train_run(settings, "runs/tied", device="cpu", quiet=True).finished
+    return folder
+
+
+@pytest.fixture(scope="session")
+def pairs_place(tmp_path_factory) -> Path:
+    """A folder with the translator runs/tiny."""
+    return tiny_translation_place.make_place(tmp_path_factory.mktemp("pairs"))
+
+
+@pytest.fixture(scope="session")
+def models(place) -> list[LanguageModelPlayer]:
+    return [
+        LanguageModelPlayer(name, load_run(place / "runs" / name, device="cpu"))
+        for name in ("tied", "tiny")
+    ]
+
+
+@pytest.fixture(scope="session")
+def translators(pairs_place) -> list[TranslatorPlayer]:
+    return [
+        TranslatorPlayer(weights, load_translation(pairs_place / "runs/tiny", weights, "cpu"))
+        for weights in ("best", "last")
+    ]

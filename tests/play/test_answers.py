@@ -1,0 +1,174 @@
+"""What the page is told about runs agrees with the public functions."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from drill.errors import DataError
+from drill.play import answers
+from drill.play.answers import LanguageModelPlayer
+from tests.tiny_runs import LAYERS, small_model
+
+
+def test_next_words_are_those_of_generate(models):
+    answer = answers.next_words(models, "lamp is\nthe boat")
+    for order, player in enumerate(models):
+        likely = max(answer["words"], key=lambda row: row["p"][order])["word"]
+        greedy = player.run.generate("lamp is\nthe boat", max_new_tokens=1, temperature=0.0)
+        assert greedy.removeprefix("lamp is\nthe boat").strip() == likely.replace("<eos>", "")
+        assert player.next_probabilities("lamp is").sum() == pytest.approx(1.0)
+    assert answer["unknown"] == [["the"], ["the"]]
+
+
+def test_words_that_differ_most_come_first(models):
+    changes = [abs(b - a) for a, b in (row["p"] for row in _next(models)["different"])]
+    assert changes == sorted(changes, reverse=True)
+    assert changes[0] > 0
+    assert _next(models[:1])["different"] == []
+
+
+def _next(players):
+    return answers.next_words(players, "lamp is")
+
+
+def test_a_prefix_read_in_steps_gives_the_same_probabilities(models):
+    """Also after another prefix, and for the same one twice."""
+    player = LanguageModelPlayer("again", models[0].run)
+    for prefix in ("sea", "sea is", "sea is lit", "sea is lit", "boat", "sea is lit"):
+        steps = player.next_probabilities(prefix)
+    player.read = None
+    np.testing.assert_allclose(steps, player.next_probabilities("sea is lit"), rtol=1e-5)
+
+
+def test_a_long_prefix_is_an_error(models):
+    with pytest.raises(DataError, match="at most 499"):
+        models[0].next_probabilities("sea " * 500)
+
+
+def test_losses_of_words_are_those_of_score(models):
+    text = "lamp is lit\n\nthe unheard-of boat"
+    answer = answers.score_text(models, text)
+    assert answer["lines"] == [
+        ["lamp", "is", "lit", "<eos>"],
+        ["the", "unheard-of", "boat", "<eos>"],
+    ]
+    for player, found in zip(models, answer["runs"], strict=True):
+        scored = player.run.score(["lamp is lit", "the unheard-of boat"])
+        for line, expected in zip(found["lines"], scored, strict=True):
+            assert line == pytest.approx([-x for x in expected.log_probs], rel=1e-4)
+        assert found["counts"][1][:2] == [None, None]
+        assert sum(band["tokens"] for band in found["bands"]) == 4
+        assert found["tokens"] == 8
+
+
+def test_a_text_without_words_is_an_error(models):
+    with pytest.raises(DataError, match="text"):
+        answers.score_text(models, " \n\n")
+
+
+def test_neighbours_of_a_word_are_by_cosine_in_labels(models):
+    tied, deep = answers.look_up(models, "boat")
+    assert tied["embedding"] == tied["output"]
+    assert deep["embedding"] != deep["output"]
+    assert "boat" not in [word for word, _ in deep["output"]]
+    player = models[1]
+    labels = player.run.model.layer.labels().detach()
+    cosine = F.cosine_similarity(labels[player.vocabulary.ids["boat"]][None], labels)
+    word, value = deep["output"][0]
+    assert value == pytest.approx(cosine[player.vocabulary.ids[word]].item(), abs=1e-3)
+    assert value == pytest.approx(cosine.topk(2).values[1].item(), abs=1e-3)
+    assert deep["count"] == player.vocabulary.counts[player.vocabulary.ids["boat"]]
+
+
+def test_an_unknown_word_has_no_neighbours(models):
+    assert answers.look_up(models[:1], "zebra") == [{"label": "zebra", "count": None}]
+    with pytest.raises(DataError, match="word"):
+        answers.look_up(models, "two words")
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_labels_of_every_layer_have_neighbours(layer):
+    model = small_model(layer).eval()
+    found = dict(answers._nearest(model.encoder.embedding, model.layer, 3))
+    assert len(found["output"]) == answers.TOP
+    assert all(i != 3 for i, _ in found["embedding"])
+
+
+def test_translations_have_scores_attention_and_marked_differences(translators):
+    answer = answers.translate_text(translators, "a b c\nb a", beam=3, n_best=2)
+    assert answer["lines"] == ["a b c", "b a"]
+    for lines, player in zip(answer["runs"], translators, strict=True):
+        assert [each["translations"][0]["text"] for each in lines] == player.run.translate(
+            answer["lines"], beam_size=3
+        )
+        for each in lines:
+            scores = [found["score"] for found in each["translations"]]
+            assert len(scores) == 2
+            assert scores == sorted(scores, reverse=True)
+            assert [w for w, _ in each["marked"]] == each["translations"][0]["text"].split()
+
+
+def test_attention_is_a_distribution_over_the_source(translators):
+    found = translators[0].attention("ein Hund", "a dog")
+    weights = np.array(found["weights"])
+    assert weights.shape == (len(found["target"]), len(found["source"]))
+    np.testing.assert_allclose(weights.sum(1), 1.0, atol=0.01)
+    assert translators[0].attention("", "a") is None
+    assert not any(m._forward_pre_hooks for m in translators[0].run.model.modules())
+
+
+def test_attention_is_what_the_model_attends_with(translators, monkeypatch):
+    """Of the one layer: weights times values are what the fused kernel gives."""
+    from drill.models.transformer import attention
+
+    seen, real = [], attention.attended
+
+    def attended(q, k, v, mask, dropout):
+        weights = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5 + (0 if mask is None else mask)
+        out = real(q, k, v, mask, dropout)
+        if q.shape[2] != k.shape[2]:
+            weights = weights.softmax(-1)
+            torch.testing.assert_close(weights @ v, out)
+            seen.append(weights[0].mean(0))
+        return out
+
+    monkeypatch.setattr(attention, "attended", attended)
+    found = translators[0].attention("a b c d e", "a")
+    np.testing.assert_allclose(np.array(found["weights"]), seen[0].numpy(), atol=1e-3)
+
+
+def test_differences_mark_the_words_that_the_other_lacks():
+    ours, theirs = answers._differences("a b c", "a x c d")
+    assert ours == [["a", False], ["b", True], ["c", False]]
+    assert theirs == [["a", False], ["x", True], ["c", False], ["d", True]]
+
+
+def test_subwords_are_looked_up(translators):
+    (found,) = answers.look_up(translators[:1], "abcdefgh")
+    assert "".join(found["subwords"]) == "▁abcdefgh"
+    assert found["count"] is not None
+    assert len(found["embedding"]) == answers.TOP
+
+
+def test_curves_grow_with_the_metrics(tmp_path):
+    run = tmp_path / "young"
+    run.mkdir()
+    (run / "recipe.toml").write_text('[layer]\nname = "tied"\n')
+    assert [each["points"] for each in answers.curves([tmp_path])] == [[]]
+    with (run / "metrics.jsonl").open("a") as metrics:
+        for step, valid in ((10, 50.5), (20, "nan")):
+            row = {"kind": "epoch", "epoch": step // 10, "step": step, "valid_perplexity": valid}
+            metrics.write(json.dumps(row) + "\n")
+    (found,) = answers.curves([tmp_path])
+    assert [point[:2] for point in found["points"]] == [[10, 50.5], [20, None]]
+    assert (found["name"], found["finished"]) == ("young", False)
+
+
+def test_curves_show_each_run_of_a_folder_once(place):
+    found = answers.curves([place / "runs", place / "runs"])
+    assert sorted(each["name"] for each in found) == ["tied", "tiny"]
+    assert all(each["finished"] for each in found)
+    assert all(each["points"] for each in found)

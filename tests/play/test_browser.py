@@ -1,0 +1,150 @@
+"""The page in headless Chromium, by keyboard; tests/play/test_server.py has the server alone."""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from urllib.parse import urlsplit
+
+import pytest
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs chromium: apt-get install chromium"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("playwright") is None, reason="needs pip install playwright"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as tools:
+        options = ["--no-sandbox"] if os.geteuid() == 0 else []
+        chromium = tools.chromium.launch(executable_path=CHROMIUM, args=options)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="module")
+def serve():
+    """Starts `drill play` in a folder; gives the address of the page."""
+    started = []
+
+    def start(folder, *runs):
+        command = [sys.executable, "-m", "drill", "play", *runs, "--port", "0"]
+        server = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True)
+        started.append(server)
+        return server.stdout.readline().split()[0]
+
+    yield start
+    for server in started:
+        server.terminate()
+        server.wait()
+        server.stdout.close()
+
+
+@pytest.fixture
+def opened(browser):
+    """Opens a page; nothing may fail in it, and no request may leave this machine."""
+    faults, hosts, pages = [], set(), []
+
+    def open_page(url, width=390, scheme="light"):
+        context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
+        page = context.new_page()
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.on("console", lambda line: line.type == "error" and faults.append(line.text))
+        page.on("dialog", lambda dialog: faults.append(dialog.message))
+        page.on("request", lambda request: hosts.add(urlsplit(request.url).hostname))
+        page.goto(url)
+        pages.append(page)
+        return page
+
+    yield open_page
+    widths = [page.evaluate("document.documentElement.scrollWidth - innerWidth") for page in pages]
+    for page in pages:
+        page.context.close()
+    assert faults == []
+    assert hosts <= {"127.0.0.1", None}
+    assert max(widths) <= 0  # nothing to scroll sideways
+
+
+def test_a_language_model_by_keyboard(place, serve, opened):
+    page = opened(serve(place, "runs/tied", "runs/tiny"))
+    words = page.locator("#next-words button")
+    words.first.wait_for()
+    page.locator("#tab-write").focus()
+    page.keyboard.press("Tab")
+    with page.expect_response(lambda answer: "sea is" in (answer.request.post_data or "")):
+        page.keyboard.type("sea is")
+    with page.expect_response(re.compile("api/next")):
+        page.keyboard.press("Alt+1")
+    text = page.locator("#prefix").input_value()
+    assert re.fullmatch(r"sea is(\n| (lamp|boat|sea|is|lit) )", text)
+
+    page.locator("#sample-form [name=tokens]").fill("15")
+    page.keyboard.press("Enter")
+    page.locator(".sample").nth(1).wait_for()
+    page.locator("#stop:disabled").wait_for()
+    assert all(len(each) > len(text) for each in page.locator(".sample").all_text_contents())
+
+    page.locator("#tab-write").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Tab")
+    page.keyboard.type("lamp <script>alert(1)</script> is <img src=x onerror=alert(2)>")
+    page.keyboard.press("Control+Enter")
+    page.locator("#scored span").first.wait_for()
+    assert "<script>alert(1)</script>" in page.locator("#scored").inner_text()
+    assert page.locator("#scored script, #scored img").count() == 0
+    page.locator("#scored").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    assert "<unk>" in page.locator("#score-detail").inner_text()
+
+    page.locator("#tab-score").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Tab")
+    page.keyboard.type("boat")
+    page.keyboard.press("Enter")
+    page.locator("#word-result button").first.wait_for()
+    page.locator("#tab-word").focus()
+    page.keyboard.press("ArrowRight")
+    page.locator("#plot svg circle").first.wait_for()
+    assert page.locator("#plot path").count() == 2
+
+
+def test_a_paste_of_10_mb_is_an_error_on_the_page(place, serve, opened):
+    page = opened(serve(place, "runs/tiny"), width=1200, scheme="dark")
+    page.locator("#next-words button").first.wait_for()
+    page.locator("#tab-score").click()
+    page.evaluate(
+        """() => {
+            const clipboardData = new DataTransfer();
+            clipboardData.setData("text/plain", "word ".repeat(2e6));
+            const options = {clipboardData, bubbles: true, cancelable: true};
+            const paste = new ClipboardEvent("paste", options);
+            document.getElementById("score-text").dispatchEvent(paste);
+        }"""
+    )
+    page.locator("#error").wait_for()
+    assert "20,000" in page.locator("#error").inner_text()
+    page.locator("#score-text").fill("word " * 5000)
+    page.locator("#score-form button").click()
+    page.get_by_text("25,000 characters").wait_for()
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert max(map(int, re.findall(r"\d+", dark))) < 64
+
+
+def test_a_translator_by_keyboard(pairs_place, serve, opened):
+    page = opened(serve(pairs_place, "runs/tiny"))
+    page.locator("#tab-translate").focus()
+    page.keyboard.press("Tab")
+    page.keyboard.type("a b c")
+    page.keyboard.press("Control+Enter")
+    page.locator("#translations tbody tr").nth(2).wait_for()

@@ -1,0 +1,218 @@
+"""The server: who may ask, what it refuses, and that odd text is harmless."""
+
+import json
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from drill.play import server
+from drill.play.server import Server
+
+URL = "http://127.0.0.1:8765"
+PAGE = Path(server.__file__).parent
+
+
+@pytest.fixture(scope="module")
+def client(models, place):
+    return TestClient(Server(models, [place / "runs"]).app(), base_url=URL)
+
+
+@pytest.fixture(scope="module")
+def translator_client(translators, pairs_place):
+    return TestClient(Server(translators, [pairs_place / "runs"]).app(), base_url=URL)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"host": "evil.example"},
+        {"host": "127.0.0.1.evil.example:8765"},
+        {"host": "localhost.evil.example"},
+        {"host": ""},
+        {"origin": "http://evil.example"},
+        {"origin": "https://127.0.0.1:8765"},
+        {"origin": "http://127.0.0.1:9999"},
+        {"origin": "null"},
+    ],
+)
+@pytest.mark.parametrize("path", ["/", "/api/runs"])
+def test_other_hosts_and_origins_are_refused(client, path, headers):
+    answer = client.get(path, headers=headers)
+    assert answer.status_code == 403
+    assert "runs" not in answer.json()
+
+
+@pytest.mark.parametrize("headers", [{}, {"origin": URL}, {"host": "localhost:1"}])
+def test_the_page_may_ask(client, headers):
+    answer = client.get("/api/runs", headers=headers)
+    assert answer.status_code == 200
+    assert [each["name"] for each in answer.json()["runs"]] == ["tied", "tiny"]
+
+
+@pytest.mark.parametrize("path", ["/", "/page.js", "/page.css", "/api/runs", "/missing"])
+def test_every_answer_has_a_strict_policy(client, path):
+    headers = client.get(path).headers
+    assert "default-src 'none'" in headers["content-security-policy"]
+    assert "unsafe" not in headers["content-security-policy"]
+    assert headers["x-content-type-options"] == "nosniff"
+
+
+def test_the_page_needs_nothing_from_elsewhere():
+    html, script, style = (
+        (PAGE / name).read_text() for name in ("page.html", "page.js", "page.css")
+    )
+    addresses = re.findall(r"(?:https?:)?//[\w.]+\.\w+", html + script + style)
+    assert set(addresses) <= {"http://www.w3.org"}  # the namespace of SVG
+    assert not re.search(r"<script>|<style|\sstyle=|\son\w+=", html)
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", script)
+    used = set(re.findall(r'\$\("([\w-]+)"\)', script))
+    assert used <= set(re.findall(r'id="([\w-]+)"', html))
+
+
+BIG = "x" * (server.MAX_TEXT + 1)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "key"),
+    [
+        ("next", {"text": BIG}, "text"),
+        ("next", {"text": 5}, "text"),
+        ("next", {"text": "a", "runs": [2]}, "runs"),
+        ("next", {"text": "a", "runs": [-1]}, "runs"),
+        ("next", {"text": "a", "runs": []}, "runs"),
+        ("next", {"text": "a", "runs": "0"}, "runs"),
+        ("next", {"text": "a", "runs": [True]}, "runs"),
+        ("score", {"text": ""}, "text"),
+        ("word", {"word": ""}, "word"),
+        ("translate", {"text": "a"}, "translator"),
+        ("translate", {"text": "a", "beam": 99}, "beam"),
+        ("sample", {"text": "a", "tokens": 10**6}, "tokens"),
+        ("sample", {"text": "a", "temperature": -1}, "temperature"),
+        ("sample", {"text": "a", "temperature": 10**400}, "float"),
+        ("sample", {"text": "a", "top_p": 2.0}, "top_p"),
+        ("sample", {"text": "a", "seed": "x"}, "seed"),
+        ("sample", {"text": "<eos>"}, "<eos>"),
+    ],
+)
+def test_a_wrong_request_names_what_is_wrong(client, path, body, key):
+    answer = client.post(f"/api/{path}", json=body)
+    assert answer.status_code == 400
+    assert key in answer.json()["error"]
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"[" * 60_000, b"\xff", b"1" * 5000])
+def test_what_is_no_json_object_is_refused(client, body):
+    answer = client.post("/api/next", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+
+
+def test_a_form_of_another_site_is_no_request(client):
+    for kind in ("text/plain", "application/x-www-form-urlencoded"):
+        answer = client.post("/api/next", content=b'{"text": ""}', headers={"content-type": kind})
+        assert answer.status_code == 400
+
+
+def test_a_paste_of_10_mb_is_refused(client):
+    answer = client.post("/api/score", json={"text": "word " * 2_000_000})
+    assert answer.status_code == 413
+    assert "65,536" in answer.json()["error"]
+
+
+ODD = [
+    "<script>alert(1)</script>",
+    "\x00\x07\x1b[2J\x7f",
+    "\ud800 half",
+    "\u202eabc\ufeff",
+    "\U0001f389 é",
+]
+
+
+@pytest.mark.parametrize("text", ODD)
+def test_odd_text_is_harmless(client, translator_client, text):
+    body = json.dumps({"text": text, "runs": [0, 1]})
+    headers = {"content-type": "application/json"}
+    for path in ("next", "score", "sample"):
+        answer = client.post(f"/api/{path}", content=body, headers=headers)
+        assert answer.status_code == 200, answer.text
+        assert "html" not in answer.headers["content-type"]
+    answer = translator_client.post("/api/translate", content=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+
+
+def test_a_sample_streams_the_text_of_generate(client, models):
+    options = {"temperature": 0.7, "top_k": 4, "top_p": 0.9, "seed": 3}
+    body = {"run": 1, "text": "the boat", "tokens": 12, **options}
+    with client.stream("POST", "/api/sample", json=body) as answer:
+        pieces = [json.loads(line) for line in answer.iter_lines()]
+    assert len(pieces) == 12
+    expected = models[1].run.generate("the boat", max_new_tokens=12, **options)
+    assert "the boat" + "".join(pieces) == expected
+
+
+def test_every_view_answers(client, translator_client):
+    for path, body in (("next", {}), ("score", {"text": "sea"}), ("word", {"word": "sea"})):
+        answer = client.post(f"/api/{path}", json={"runs": [0, 1], **body})
+        assert answer.status_code == 200
+    assert len(client.get("/api/curves").json()) == 2
+    answer = translator_client.post("/api/translate", json={"text": "a b", "runs": [0, 1]})
+    assert [len(run) for run in answer.json()["runs"]] == [1, 1]
+    assert translator_client.post("/api/next", json={"text": ""}).status_code == 400
+
+
+# -- the command ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """Does not serve: collects the applications and addresses that were to be."""
+    uvicorn = pytest.importorskip("uvicorn")
+    found = []
+
+    def run(self, sockets):
+        found.append((self.config.app, sockets[0].getsockname()))
+
+    monkeypatch.setattr(uvicorn.Server, "run", run)
+    return found
+
+
+def test_the_command_serves_this_machine_only(drill, served):
+    code, out, err = drill("play", "runs/tied", "runs/tiny", "--port", "0")
+    assert code == 0, err
+    ((app, (host, port)),) = served
+    assert host == "127.0.0.1"
+    assert out.startswith(f"http://127.0.0.1:{port} ")
+    assert len(TestClient(app, base_url=URL).get("/api/runs").json()["runs"]) == 2
+
+
+def test_a_folder_of_runs_shows_curves_alone(drill, served):
+    code, _, err = drill("play", "runs", "--port", "0")
+    assert code == 0, err
+    client = TestClient(served[0][0], base_url=URL)
+    assert client.get("/api/runs").json()["task"] is None
+    assert len(client.get("/api/curves").json()) == 2
+
+
+def test_a_folder_without_runs_and_a_taken_port_are_errors(drill, served):
+    code, _, err = drill("play", "text", "--port", "0")
+    assert (code, "text" in err) == (1, True)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        code, _, err = drill("play", "runs", "--port", str(taken.getsockname()[1]))
+    assert (code, "--port" in err) == (1, True)
+
+
+def test_runs_of_two_tasks_are_refused(drill, served, pairs_place):
+    code, _, err = drill("play", "runs/tiny", str(pairs_place / "runs/tiny"), "--port", "0")
+    assert (code, "translator" in err) == (1, True)
+
+
+def test_help_needs_neither_torch_nor_the_server():
+    program = "import sys, drill.cli.app; assert not {'torch', 'starlette'} & {*sys.modules}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
