@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from drill.data import BEGIN, END, EOS, UNK
 from drill.errors import DataError, DrillError, SettingsError
 from drill.language_modeling.generation import generate
-from drill.language_modeling.line_start import line_start
 from drill.language_modeling.run import LanguageModelRun
-from drill.language_modeling.scoring import read_as_unknown, score
+from drill.language_modeling.scoring import line_start, read_as_unknown, score
 from drill.layers import MatrixLayer, OutputLayer
 from drill.layers.wrapper import WrappingLayer
 from drill.models.encoder import State
