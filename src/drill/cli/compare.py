@@ -69,7 +69,7 @@ def _language_models(
 ) -> dict[str, Any]:
     import numpy as np
 
-    from drill.cli.input_lines import blocks_of_lines
+    from drill.cli.options import blocks_of_lines
     from drill.data import EOS, columns
     from drill.language_modeling.perplexity import token_losses
     from drill.report.analysis.paired_bootstrap import (
@@ -239,7 +239,7 @@ def _words(title: str, names: Sequence[str], rows: list[dict[str, Any]], loss: b
     from rich import box
     from rich.table import Table
 
-    from drill.cli.errors import printable
+    from drill.cli.display import printable
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column(title)
