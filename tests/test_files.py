@@ -82,11 +82,11 @@ def test_bytes_of_any_kind_give_lines_or_one_sentence(raw):
 @pytest.mark.parametrize(
     ("number", "content", "reason", "hint"),
     [
-        (errno.ENOSPC, b"ab", "; 1 KiB are needed", "free disk space or choose another place"),
+        (errno.ENOSPC, b"ab", "; 1 KiB are needed", "free disk space or choose another path"),
         (errno.ENOSPC, b"a" * 2**22, "; 4 MiB are needed", "free disk space or choose another"),
         (errno.ENOSPC, lambda stream: stream.write(b"ab"), "", "free disk space or choose another"),
-        (errno.EROFS, b"ab", "", "get write permission or choose another place"),
-        (errno.EIO, b"ab", "", "choose another place"),
+        (errno.EROFS, b"ab", "", "get write permission or choose another path"),
+        (errno.EIO, b"ab", "", "choose another path"),
     ],
 )
 def test_a_failed_write_leaves_the_old_file_and_says_what_to_do(

@@ -26,8 +26,11 @@ UNPACKING_FAULTS = (OSError, EOFError, zlib.error, lzma.LZMAError)
 class WriteError(DrillError, OSError):
     """A file that could not be written.
 
-    ``reason`` says what went wrong and ``hint`` what the user can do about it; ``alternative`` is a
-    hint of the caller's, such as "choose another folder".
+    ``reason`` says what went wrong and ``hint`` what the user can do about it.
+
+    Args:
+        size: bytes that were to be written, for a full disk.
+        alternative: another hint, such as "choose another folder".
     """
 
     def __init__(
@@ -35,7 +38,7 @@ class WriteError(DrillError, OSError):
         path: Path,
         cause: OSError,
         size: int | None = None,
-        alternative: str = "choose another place",
+        alternative: str = "choose another path",
     ) -> None:
         OSError.__init__(self, cause.errno, cause.strerror or str(cause), str(path))
         self.reason = cause.strerror or str(cause)
@@ -55,9 +58,9 @@ def _format_size(size: int) -> str:
 
 
 def decode_text(raw: bytes, name: str) -> str:
-    """The text of a corpus file: UTF-8, with words and at least two lines.
+    """Decode a corpus file: UTF-8, with words and at least two lines.
 
-    Line ends become ``\\n``; a byte order mark goes. ``name`` is what an error calls the text.
+    Line ends become ``\\n``; a byte order mark is dropped. ``name`` is for errors.
     """
     zero = raw.find(b"\0")
     if zero >= 0:
@@ -88,8 +91,15 @@ def read_bytes(path: Path) -> bytes:
         raise DataError(f"{path}: cannot be read ({fault}); name a text file") from None
 
 
+def read_regular(path: Path) -> bytes:
+    """The bytes of a regular file; a pipe or a device, which may block, is an OSError."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError(errno.EINVAL, NOT_REGULAR, str(path))
+    return path.read_bytes()
+
+
 def unpacked(raw: bytes, path: Path) -> bytes:
-    """The bytes of a file, of one packed by gzip or xz those inside; the first of them decide."""
+    """The bytes of a file, unpacked if it starts like one of gzip or xz."""
     try:
         if raw.startswith(GZIP):
             return gzip.decompress(raw)
@@ -108,7 +118,7 @@ def read_text(path: Path) -> str:
 
 
 def lines_of(text: str) -> list[str]:
-    """Lines of a text; what follows the last line end counts only where it is not empty.
+    """Lines of a text; an empty one after the last line end does not count.
 
     Only ``\\n`` ends a line: ``str.splitlines`` would also break at rarer characters.
     """

@@ -29,7 +29,7 @@ def test_a_recipe_of_a_run_keeps_the_name_that_stands_there(drill, place):
     own = ("train", "runs/kept/recipe.toml", "--name", "kept", "--device", "cpu")
     code, _, err = drill(*own, "--set", "training.epochs=3")
     assert code == 0
-    assert err.startswith("going on with demo-drill in runs/kept: ")
+    assert err.startswith("resuming demo-drill in runs/kept: ")
     assert settings(folder)["recipe"] == "demo-drill"
     assert drill("ledger", "add", "runs/kept")[0] == 0
     row = json.loads((place / "runs" / "ledger.jsonl").read_text())
@@ -51,7 +51,7 @@ def test_train_resumes_a_run_folder(drill, begun):
     code, out, err = drill("train", str(begun), "--device", "cpu")
     assert (code, err.split(" in ")[0]) == (0, "already trained: tiny")
     code, out, err = drill("train", str(begun), "--device", "cpu", "--set", "training.epochs=3")
-    assert (code, err.split(" in ")[0]) == (0, "going on with tiny")
+    assert (code, err.split(" in ")[0]) == (0, "resuming tiny")
     assert out.startswith(f"{begun}: valid perplexity ")
     assert "(best of 3 epochs: " in out
     before["training"]["epochs"] = 3

@@ -176,7 +176,7 @@ def test_a_run_may_go_on_with_another_number_of_processes(launched, tmp_path, ca
     with caplog.at_level(logging.WARNING, "drill"):
         assert small_run(tmp_path / "run", "deep-residual", "nt-asgd", **EXACT).finished
     assert [record.getMessage() for record in caplog.records] == [
-        "saved by 2 processes and going on with 1: random numbers start anew"
+        "saved by 2 processes and resumed with 1: random numbers start again"
     ]
     assert_close_runs(tmp_path / "run", launched / "deep-residual")
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from drill.errors import SettingsError
+from drill.files import read_regular
 
 Table = dict[str, Any]
 
@@ -118,7 +119,7 @@ def stands_alone(name: str, place: Path = Path()) -> bool:
 def parsed(path: Path) -> Table:
     """The tables of a file as they stand there."""
     try:
-        raw = path.read_bytes()
+        raw = read_regular(path)
     except (OSError, ValueError) as error:  # a path may hold what no file name can
         fault = error.strerror if isinstance(error, OSError) else error
         raise SettingsError(

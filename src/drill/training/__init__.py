@@ -1,1 +1,1 @@
-"""What both tasks stand on: loop, state, options, run folder, optimisers."""
+"""What both tasks share: loop, state, options, run folder, optimizers."""

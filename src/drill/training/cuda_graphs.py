@@ -1,4 +1,8 @@
-"""Work recorded as CUDA graphs: one launch instead of hundreds, where the host is slow."""
+"""CUDA graphs: GraphRecorder records work, GraphCache by shape, CapturedGradients for training.
+
+A small or deep model launches thousands of kernels a step, and a slow host needs longer to launch
+them than the device to run them. A graph is one launch.
+"""
 
 import gc
 import logging
@@ -20,16 +24,16 @@ Replay = TypeVar("Replay")
 logger = logging.getLogger("drill")
 
 MOST_GRAPHS = 256
-"""Graphs of one cache; work of further shapes runs as it is."""
+"""Graphs of one cache; other shapes run without a graph."""
 
 SEEN_ONCE = 1024
-"""Shapes that are remembered until they come again; then the oldest are forgotten."""
+"""Shapes without a graph that a cache remembers."""
 
 
 def guard_key(modules: Sequence[nn.Module], parameters: Sequence[Tensor]) -> Hashable:
-    """What a graph is recorded for: modes, addresses, which parameters are trained.
+    """What a graph depends on: modes, addresses, which parameters are trained.
 
-    Where it has changed, a replay would compute what was, or read memory that others have now.
+    If it has changed, a replay would use old values or read freed memory.
     """
     return (
         tuple(module.training for module in modules),
@@ -38,12 +42,13 @@ def guard_key(modules: Sequence[nn.Module], parameters: Sequence[Tensor]) -> Has
 
 
 class GraphRecorder:
-    """Records work that changes tensors in place, reads none back and finds them at one address.
+    """Records work that changes tensors in place, at fixed addresses, and reads none back.
 
-    All graphs of one recorder share their memory, so only one runs at a time, and what is to
-    outlive a replay is written to a tensor from outside. On a CPU work runs as it is.
+    All graphs of one recorder share their memory, so only one runs at a time, and what must
+    outlive a replay is copied to a tensor from outside. On a CPU work runs without a graph.
 
-    instead  how a user does without, for errors
+    Args:
+        instead: how to do without graphs, for errors.
     """
 
     def __init__(self, device: torch.device, *, instead: str) -> None:
@@ -52,7 +57,7 @@ class GraphRecorder:
         self._last: torch.cuda.CUDAGraph | None = None
 
     def warm_up(self, work: Callable[[], Result]) -> Result:
-        """Do the work as it is, where it will be recorded: it loads what a recording must not."""
+        """Run the work on the recording stream: it loads kernels, which a recording must not."""
         if self._stream is None:
             return work()
         current = torch.cuda.current_stream(self.device)
@@ -63,19 +68,19 @@ class GraphRecorder:
         return done
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """What replays the work; recording does not do it."""
+        """Record the work, without running it; returns what replays it."""
         if self._stream is None:
             return work
         graph = torch.cuda.CUDAGraph()
         pool = None if self._last is None else self._last.pool()
         torch.cuda.synchronize(self.device)
-        # Memory that two streams of the last recording used is free at the next request outside of
-        # one; without it this recording would take as much again.
+        # Memory that two streams of the last recording used is freed by the next allocation outside
+        # a recording; without it this recording would allocate as much again.
         torch.empty(1, device=self.device)
         collecting = gc.isenabled()
         gc.disable()  # it may free another graph, which a recording does not allow
         try:
-            # Not torch.cuda.graph(): that gives all free memory back first, slow to get again.
+            # Not torch.cuda.graph(): it empties torch's memory cache first.
             with torch.cuda.stream(self._stream):
                 graph.capture_begin(pool=pool, capture_error_mode="thread_local")
                 try:
@@ -95,16 +100,16 @@ class GraphRecorder:
         finally:
             if collecting:
                 gc.enable()
-            # A recording begins by writing where replays find their random numbers: on its own
-            # stream, so a replay on another must wait, or its numbers may be overwritten.
+            # A recording first writes the state of random numbers for replays, on its own stream:
+            # a replay on another stream must wait, or its numbers may be overwritten.
             torch.cuda.current_stream(self.device).wait_stream(self._stream)
-        self._last = graph  # the one before may go only now: its memory is this one's
+        self._last = graph  # only now may the one before be freed: they share memory
         return graph.replay
 
     def _end(self, graph: torch.cuda.CUDAGraph) -> None:
-        """End a recording. After one that fails torch goes on taking random numbers for recorded.
+        """End a recording.
 
-        No dropout could be drawn any more, until another recording has ended well.
+        After one that fails torch draws no random numbers until another recording has ended.
         """
         try:
             graph.capture_end()
@@ -118,14 +123,14 @@ class GraphRecorder:
 
 
 class GraphCache(Generic[Replay]):
-    """Which shapes of a model's work have a graph, and which are to get one.
+    """Which shapes of a model's work have a graph, and which get one.
 
-    A shape runs as it is the first time, which loads what it needs, and is recorded the second
-    time. GraphRecorder are forgotten when what they were recorded for has changed.
+    A shape runs without a graph the first time, which loads its kernels, and is recorded the second
+    time. Graphs are dropped when what they depend on has changed.
 
     Args:
         model: whose modes and parameters graphs depend on.
-        when_full: the warning when there are more shapes than graphs, ``%d`` of which are allowed.
+        when_full: the warning for more shapes than graphs; ``%d`` is the limit.
     """
 
     def __init__(self, model: nn.Module, when_full: str) -> None:
@@ -138,22 +143,22 @@ class GraphCache(Generic[Replay]):
         self._warned = False
 
     def check(self, phase: object = None) -> None:
-        """Forget graphs of what is no longer so: the model's modes and parameters, or ``phase``."""
+        """Drop graphs if the model's modes, its parameters or ``phase`` have changed."""
         granted = guard_key(self.modules, self.parameters)
         if granted != self._granted:
             self.replays.clear()
-            self.seen.clear()  # other modes may take other kernels, which are to be loaded first
+            self.seen.clear()  # other modes may need other kernels, to be loaded first
         elif phase is not self._phase:
             self.forget()
         self._granted, self._phase = granted, phase
 
     def forget(self) -> None:
-        """Record all shapes anew when they come again."""
+        """Record all shapes again when they come."""
         self.seen |= dict.fromkeys(self.replays)
         self.replays.clear()
 
     def should_record(self, shape: Hashable) -> bool:
-        """Whether a shape without a graph is to get one: it came before, and there is room."""
+        """Whether a shape without a graph gets one: it came before, and the cache is not full."""
         if shape not in self.seen:
             self.seen[shape] = None
             if len(self.seen) > SEEN_ONCE:
@@ -171,8 +176,8 @@ class GraphCache(Generic[Replay]):
 # -- gradients ------------------------------------------------------------------------------------
 
 WHEN_FULL = (
-    "batches of %d shapes are replayed as CUDA graphs, which is the most: those of further shapes "
-    "are launched one by one, more slowly; give batches fewer shapes, of a translator by a larger "
+    "batches of %d shapes are replayed as CUDA graphs, which is the limit: other shapes run "
+    "without, more slowly; give batches fewer shapes, for a translator by a larger "
     "training.pad_to_multiple_of"
 )
 
@@ -186,27 +191,23 @@ class CapturedGradients:
             optimizer.step()
             optimizer.zero_grad()
 
-    The first batch of a shape runs as it is, the second is captured, from then on it is replayed:
-    with few shapes (equal lengths, lengths padded to multiples) nearly all are replays. Batches
-    that begin an update and those that add to one count as two shapes: the first kind writes its
-    gradients without reading any. A shape that comes only once takes the place of none; where more
-    than ``cuda_graphs.MOST_GRAPHS`` come again, the log ``drill`` says so once.
+    The first batch of a shape runs without a graph, the second is captured, later ones are
+    replayed: with few shapes (equal or padded lengths) nearly all are replays. The first batch of
+    an update and further ones of gradient accumulation count as two shapes.
 
-    ``loss`` must wait for no value of the device, so pass ``check=False``; dropout draws anew at
-    every replay. On a CPU there is no graph, only the same gradients. For one process: DDP's
+    ``loss`` must not read values back from the device, so pass ``check=False``; every replay draws
+    new dropout masks. On a CPU there is no graph, only the same gradients. For one process: DDP's
     exchange of gradients is not part of the graph.
 
-    A graph holds what was so when it was captured. Another autocast gets graphs of its own; at
-    other modes of the modules, other addresses of the parameters or others of them trained all are
-    forgotten and captured anew. Whatever else ``loss`` depends on (numbers, flags, tensors that are
-    neither inputs nor parameters, and parameters put in place of others) must stay; where it does
-    not, make a new one of these.
+    Each autocast dtype has its own graphs. If modes of modules, addresses of parameters or which of
+    them are trained change, all are captured again. Whatever else ``loss`` depends on must not
+    change: make a new instance then.
     """
 
     def __init__(self, model: nn.Module, loss: Callable[..., Tensor]) -> None:
         self.loss = loss
         self.parameters = list(model.parameters())
-        self._held: dict[nn.Parameter, Tensor] = {}  # gradients, at the addresses graphs know
+        self._gradients: dict[nn.Parameter, Tensor] = {}  # at the addresses that graphs know
         self.cache: GraphCache[_Replay] = GraphCache(model, WHEN_FULL)
         self._graphs: GraphRecorder | None = None
 
@@ -217,7 +218,7 @@ class CapturedGradients:
             self._graphs = GraphRecorder(inputs[0].device, instead=instead)
         self.cache.check()
         gone = self._attach()
-        fresh = bool(gone) and len(gone) == sum(each.requires_grad for each in self._held)
+        fresh = bool(gone) and len(gone) == sum(each.requires_grad for each in self._gradients)
         key = fresh, self._key(inputs)
         replay = self.cache.replays.get(key)
         if gone and (replay is None or not fresh):
@@ -226,14 +227,14 @@ class CapturedGradients:
             replay = self.cache.replays[key] = self._recorded(self._graphs, inputs, fresh)
         if replay is None:
             value = self._graphs.warm_up(lambda: self._run(inputs))
-            self._attach()  # those which have come up only now
+            self._attach()  # those made by this batch
             return value
         torch._foreach_copy_(replay.inputs, inputs)
         replay.run()
         return replay.loss.clone()
 
     def _key(self, inputs: tuple[Tensor, ...]) -> Hashable:
-        """What a graph serves, as things stand."""
+        """Which graph to use: shapes and dtypes of the inputs, autocast."""
         device = inputs[0].device
         half = torch.get_autocast_dtype(device.type) if autocast_on(device) else None
         shapes = tuple((each.shape, each.dtype) for each in inputs)
@@ -246,20 +247,20 @@ class CapturedGradients:
         return value.detach()
 
     def _attach(self) -> list[Tensor]:
-        """Every gradient at its address; gives those an optimiser has let go of, to be 0 now."""
+        """Put every gradient at its address; returns those that were None and are to be zeroed."""
         gone = []
         for parameter in self.parameters:
             if not parameter.requires_grad:
                 continue
-            held = self._held.get(parameter)
-            if parameter.grad is None and held is not None:
-                gone.append(held)
-                parameter.grad = held
-            elif parameter.grad is not None and held is None:
-                self._held[parameter] = parameter.grad
-            elif parameter.grad is not None and held is not None and parameter.grad is not held:
-                held.copy_(parameter.grad)
-                parameter.grad = held
+            own = self._gradients.get(parameter)
+            if parameter.grad is None and own is not None:
+                gone.append(own)
+                parameter.grad = own
+            elif parameter.grad is not None and own is None:
+                self._gradients[parameter] = parameter.grad
+            elif parameter.grad is not None and own is not None and parameter.grad is not own:
+                own.copy_(parameter.grad)
+                parameter.grad = own
         return gone
 
     def _recorded(
@@ -274,31 +275,31 @@ class CapturedGradients:
         return _Replay(graphs.record(work), own, loss)
 
     def _run_apart(self, inputs: tuple[Tensor, ...], fresh: bool) -> Tensor:
-        """``_run``, but gradients come to where they are held in one launch, not one for each.
+        """``_run``, but all gradients are copied to their addresses in one launch.
 
-        ``fresh``: what is held there counts for nothing, so they are written and not added.
+        ``fresh``: the first batch of an update, so they are written and not added.
         """
-        held = {each: each.grad for each in self.parameters if each.requires_grad}
+        before = {each: each.grad for each in self.parameters if each.requires_grad}
         try:
-            for parameter in held:
+            for parameter in before:
                 parameter.grad = None
             value = self._run(inputs)
             to, made, left = [], [], []
-            for parameter, place in held.items():
-                if place is None:
-                    held[parameter] = parameter.grad
+            for parameter, own in before.items():
+                if own is None:
+                    before[parameter] = parameter.grad
                 elif parameter.grad is None:
-                    left.append(place)
+                    left.append(own)
                 else:
-                    to.append(place)
+                    to.append(own)
                     made.append(parameter.grad)
             if made:
                 (torch._foreach_copy_ if fresh else torch._foreach_add_)(to, made)
             if left and fresh:
                 torch._foreach_zero_(left)
         finally:
-            for parameter, place in held.items():
-                parameter.grad = place
+            for parameter, own in before.items():
+                parameter.grad = own
         return value
 
 

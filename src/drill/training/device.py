@@ -1,4 +1,4 @@
-"""The machine a run is trained on: which of its devices, its name, and the commit of the source."""
+"""Devices: choosing one, its name and memory, meta initialization; the commit of the source."""
 
 import difflib
 import os
@@ -19,7 +19,7 @@ DEVICES = ("cpu", "cuda", "mps")
 
 
 def pick_device(name: str = "auto") -> torch.device:
-    """``auto``: the process's own GPU where there is one, else the CPU; ``cuda``: that GPU."""
+    """The device of that name; ``auto`` is this process's GPU if there is one, else the CPU."""
     if name != "auto":
         try:
             device = torch.device(name)
@@ -50,7 +50,7 @@ def _own_gpu() -> torch.device:
 def commit() -> str | None:
     """The commit of the source, with a plus where files differ from it; None outside a checkout.
 
-    ``DRILL_COMMIT`` goes before: a copy on another machine may have another history or none.
+    The environment variable DRILL_COMMIT replaces it, for copies without a history.
     """
     if "DRILL_COMMIT" in os.environ:
         return os.environ["DRILL_COMMIT"]
@@ -81,7 +81,7 @@ def device_name(device: torch.device) -> str:
 
 @contextmanager
 def out_of_memory_hint(what: str, hint: str) -> Iterator[None]:
-    """Running out of a GPU's memory inside ends in a sentence about ``what``, with its ``mend``."""
+    """Raise a GPU's out-of-memory error as OutOfMemory about ``what``, with a hint."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -112,16 +112,13 @@ def check_memory(parameters: Iterable[Tensor]) -> None:
 
 @contextmanager
 def meta_init() -> Iterator[None]:
-    """Parameters made within have a shape and a dtype and nothing else."""
+    """Parameters made inside are on the meta device: shapes and dtypes without values."""
     with torch.device("meta"), _Unfilled():
         yield
 
 
 class _Unfilled(TorchFunctionMode):
-    """Leaves parameters as they were allocated; on ``meta`` there is nothing to fill.
-
-    Torch would load its compiler to do so, which takes seconds.
-    """
+    """Skips initializers. On ``meta`` torch would load its compiler for them, for seconds."""
 
     FILLING = (Tensor.uniform_, Tensor.normal_, nn.init.uniform_, nn.init.normal_)
 

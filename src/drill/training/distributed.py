@@ -1,7 +1,7 @@
-"""Several processes training one model: who I am, and the few things all must agree on.
+"""Data-parallel training: several processes started by ``torchrun``.
 
-``torchrun`` starts them. Every process reads its own columns of the text and holds the whole model;
-torch's DistributedDataParallel averages the gradients.
+Every process reads its own columns of the text and has the whole model; torch's
+DistributedDataParallel averages the gradients.
 """
 
 import datetime
@@ -24,11 +24,11 @@ from drill.models.translator import Translator
 
 @dataclass(frozen=True)
 class World:
-    """This process among ``size`` ones. Alone, every method is the identity."""
+    """This process among ``size`` processes. With one, every method is the identity."""
 
     rank: int = 0
     size: int = 1
-    control: Any = None  # a group on the CPU, for what is decided rather than computed
+    control: Any = None  # a process group on the CPU, for decisions
 
     @property
     def first(self) -> bool:
@@ -36,7 +36,7 @@ class World:
         return self.rank == 0
 
     def own_columns(self, batch: int) -> int:
-        """How many columns of a batch are this process's."""
+        """How many columns (parallel streams of text) of a batch are this process's."""
         if batch % self.size != 0:
             raise DataError(
                 f"a batch of {batch} columns cannot be shared by {self.size} processes; set "
@@ -52,38 +52,38 @@ class World:
         return data[:, self.rank * own : (self.rank + 1) * own].contiguous()
 
     def wait(self) -> None:
-        """Until all processes have come here."""
+        """Barrier: until all processes are here."""
         if self.size > 1:
             dist.barrier(group=self.control)
 
     def all_reduce_max(self, value: float) -> float:
         if self.size == 1:
             return value
-        held = torch.tensor([value], dtype=torch.float64)
-        dist.all_reduce(held, op=dist.ReduceOp.MAX, group=self.control)
-        return float(held)
+        result = torch.tensor([value], dtype=torch.float64)
+        dist.all_reduce(result, op=dist.ReduceOp.MAX, group=self.control)
+        return float(result)
 
     def any(self, flag: bool) -> bool:
-        """Whether it is so in at least one process."""
+        """Whether ``flag`` is true in at least one process."""
         return self.all_reduce_max(float(flag)) > 0.0
 
     def sum(self, value: float) -> float:
         if self.size == 1:
             return value
-        held = torch.tensor([value], dtype=torch.float64)
-        dist.all_reduce(held, group=self.control)
-        return float(held)
+        result = torch.tensor([value], dtype=torch.float64)
+        dist.all_reduce(result, group=self.control)
+        return float(result)
 
     def mean(self, value: float) -> float:
         return self.sum(value) / self.size
 
     def broadcast_object(self, value: Any) -> Any:
-        """What the first process holds, for all."""
+        """The value of the first process, for all."""
         if self.size == 1:
             return value
-        held = [value]
-        dist.broadcast_object_list(held, src=0, group=self.control)
-        return held[0]
+        values = [value]
+        dist.broadcast_object_list(values, src=0, group=self.control)
+        return values[0]
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """The tensors of all processes, equal in shape, on the CPU, in the order of ranks."""
@@ -96,29 +96,29 @@ class World:
 
 
 def data_parallel(model: LanguageModel | Translator, world: World) -> nn.Module:
-    """The model as several processes train it: its gradients are means over them."""
+    """The model in DistributedDataParallel, unless there is one process."""
     if world.size == 1:
         return model
-    # A step of an adaptive softmax need not touch every parameter; nor may one of another layer.
+    # A step of an adaptive softmax, or of a user's layer, may leave out parameters.
     whole = (MatrixLayer, MixtureOfSoftmaxes, SampledSoftmax)
     unused = not isinstance(model.layer, whole)
     return DistributedDataParallel(model, find_unused_parameters=unused)
 
 
 PATIENCE = 7 * 86_400.0
-"""Seconds that processes wait for what the first one does alone: it learns subwords, reads a text
-for the first time, validates, tests. One that dies is noticed at once all the same."""
+"""Seconds that processes wait while the first one learns subwords, reads a text, validates or
+tests. A process that dies is noticed at once."""
 
 
 @contextmanager
 def world(device: torch.device, timeout: float = 1800.0) -> Iterator[World]:
-    """The world that ``torchrun`` set up, or a world of one where it did not start us.
+    """The processes that ``torchrun`` started, or a world of one without it.
 
-    ``timeout`` in seconds is for what all compute together, where half an hour means that something
-    hangs; for decisions of the first process there is PATIENCE.
-
-    Of several machines each ``torchrun`` that may restart its processes needs the environment
+    With several machines, a ``torchrun`` that may restart its processes needs the environment
     variable TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, see ``_store``.
+
+    Args:
+        timeout: seconds for collective operations; waiting for the first process has PATIENCE.
     """
     if "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield World()
@@ -140,11 +140,11 @@ def world(device: torch.device, timeout: float = 1800.0) -> Iterator[World]:
 
 
 def _store(limit: datetime.timedelta) -> Any:
-    """Where processes find each other; None leaves it to torch.
+    """The rendezvous store; None leaves it to torch.
 
-    The store that ``torchrun`` keeps outlives a restart and then holds the addresses of processes
-    that have died (pytorch issue 135712), so every start gets a part of its own. Only one machine
-    can number its starts: several ones count them separately.
+    The store of ``torchrun`` outlives a restart and then has the addresses of processes that have
+    died (pytorch issue 135712), so every start gets a prefix of its own. Only one machine can
+    number its starts: several machines count them separately.
     """
     shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if not shared or os.environ.get("GROUP_WORLD_SIZE") != "1":

@@ -1,8 +1,7 @@
 """The training loop of both tasks, read top to bottom in ``fit``.
 
-A task says what a step, a validation and the test are. The loop logs, validates, keeps the best
-weights and saves all of it every so often, so that a run which was killed goes on as if nothing had
-happened.
+A task says what a step, a validation and the test are. The loop logs, validates, saves the best
+weights and checkpoints everything, so that a killed run resumes bit for bit.
 """
 
 import math
@@ -98,9 +97,9 @@ def fit(
 ) -> Outcome:
     """Train until the first limit, then test the best weights.
 
-    Goes on from the last checkpoint in ``run``. A run that was tested and is at a limit returns its
+    Resumes from the last checkpoint in ``run``. A run that was tested and is at a limit returns its
     result again. Ctrl-C and SIGTERM end the step or the validation, save and return an unfinished
-    outcome; the next call starts with an interrupted validation.
+    outcome; the next call repeats an interrupted validation.
     """
     model, state = task.model, task.state
     device = next(model.parameters()).device
@@ -117,7 +116,7 @@ def fit(
     if state.cut_metrics(run, world):
         state.save(model, optimizer, run, world)
     if not resumed and world.rank > 0:
-        torch.manual_seed(options.seed + world.rank)  # every process drops other things
+        torch.manual_seed(options.seed + world.rank)  # other dropout masks in every process
     speed = Speed(state)
     agree_every = 1 if world.size == 1 else AGREE_EVERY
     saved = shown = time.monotonic()
@@ -125,7 +124,7 @@ def fit(
     with (
         matmul_precision(options.precision, device) as autocast,
         GracefulShutdown() as shutdown,
-        best_kept(state, run, world),
+        saving_best(state, run, world),
     ):
         task.prepare(autocast)
         watch = _watch(speed, progress, shutdown)
@@ -305,7 +304,7 @@ def _finished(state: TrainingState, valid: Score, test: Any, elapsed: float) -> 
 class AsyncLoss:
     """The mean loss of the epoch so far, without waiting for the device.
 
-    On a GPU a call reads what an earlier one has sent for: a moment old, None at first.
+    On a GPU a call returns what an earlier call has requested, at first None.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -334,7 +333,7 @@ class AsyncLoss:
 def finite(
     loss: float, state: TrainingState, optimizer: ScheduledOptimizer, run: RunFolder
 ) -> float:
-    """``loss``, or Diverged where training cannot go on from it."""
+    """``loss``; raises Diverged if it is not finite."""
     if math.isfinite(loss):
         return loss
     last = (
@@ -343,7 +342,7 @@ def finite(
         else "no checkpoint was due before that"
     )
     if state.best is not None:
-        of = f"those of epoch {state.best_epoch}" if state.best_epoch else "those it began with"
+        of = f"those of epoch {state.best_epoch}" if state.best_epoch else "the initial ones"
         last += f"; the best weights, {of}, are {run.best}"
     if take_stall():
         raise Diverged(
@@ -360,7 +359,7 @@ def finite(
 def check_damaged(
     state: TrainingState, model: nn.Module, optimizer: ScheduledOptimizer, run: RunFolder
 ) -> None:
-    """No checkpoint may hold what no training comes back from."""
+    """Raise Diverged before parameters that are not finite are saved."""
     norms = torch._foreach_norm([p.detach() for p in model.parameters()])
     total = torch.stack([norm.float() for norm in norms]).sum() + state.nll
     finite(float(total), state, optimizer, run)
@@ -368,11 +367,11 @@ def check_damaged(
 
 @contextmanager
 def diverged_if_nan(what: str, if_stalled: str = "") -> Iterator[None]:
-    """NaN that an evaluation inside finds ends the run with its sentence, as one about ``what``.
+    """Raise NaN found by an evaluation inside as Diverged.
 
-    The parameters are finite: ``check_damaged`` has looked at them before.
-
-    if_stalled  what mends a kernel that waited in vain, which is nobody's NaN
+    Args:
+        what: what is evaluated, for the message.
+        if_stalled: a hint for a kernel that stalled.
     """
     try:
         yield
@@ -383,8 +382,8 @@ def diverged_if_nan(what: str, if_stalled: str = "") -> Iterator[None]:
 
 
 @contextmanager
-def best_kept(state: TrainingState, run: RunFolder, world: World) -> Iterator[None]:
-    """Training that diverges inside loses none of the best weights."""
+def saving_best(state: TrainingState, run: RunFolder, world: World) -> Iterator[None]:
+    """Save the best weights if training inside diverges."""
     try:
         yield
     except Diverged:

@@ -16,27 +16,27 @@ logger = logging.getLogger("drill")
 
 @contextmanager
 def matmul_precision(precision: Precision, device: torch.device) -> Iterator[torch.dtype | None]:
-    """Set how float32 products are computed; gives the dtype of autocast, if any."""
+    """Set how float32 products are computed inside; yields the dtype of autocast, if any."""
     if precision not in get_args(Precision):
         raise ValueError(f"train: precision is auto, float32, tf32 or bfloat16, not {precision!r}")
     precision = _resolved(precision, device)
     dtype = autocast_dtype(precision, device)
-    places: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
-    before = [place.allow_tf32 for place in places]
-    for place in places:
-        place.allow_tf32 = precision != "float32"
+    backends: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
+    before = [each.allow_tf32 for each in backends]
+    for each in backends:
+        each.allow_tf32 = precision != "float32"
     try:
         with _onednn_for(dtype, device):
             yield dtype
     finally:
-        for place, allowed in zip(places, before, strict=True):
-            place.allow_tf32 = allowed
+        for each, allowed in zip(backends, before, strict=True):
+            each.allow_tf32 = allowed
 
 
 def resolve_precision(precision: Precision, device: torch.device) -> Precision:
-    """What products are computed in there: only CUDA devices have tf32 units.
+    """The precision that is used on ``device``: only CUDA devices have tf32.
 
-    ``auto`` is bfloat16 on GPUs that multiply in it, tf32 elsewhere.
+    ``auto`` is bfloat16 on GPUs with bfloat16 units, tf32 elsewhere.
     """
     precision = _resolved(precision, device)
     return "float32" if precision == "tf32" and device.type != "cuda" else precision
@@ -55,12 +55,12 @@ def _resolved(precision: Precision, device: torch.device) -> Precision:
 
 
 def current_precision(device: torch.device) -> str:
-    """What ``products``, or its user, has set for float32 on ``device``: for what keeps results."""
-    places: dict[str, Any] = {
+    """How float32 products are computed on ``device`` now; part of cache keys."""
+    backends: dict[str, Any] = {
         "products": torch.backends.cuda.matmul,
         "LSTMs": torch.backends.cudnn.rnn,
     }
-    used = [name for name, place in places.items() if place.fp32_precision == "tf32"]
+    used = [name for name, each in backends.items() if each.fp32_precision == "tf32"]
     return f"tf32 in {' and '.join(used)}" if used and device.type == "cuda" else "float32"
 
 
@@ -115,13 +115,13 @@ def _warn_of_slow_bfloat16() -> None:
 
 
 def sum_dtype(device: torch.device) -> torch.dtype:
-    """For sums over many steps: float64, but on Apple GPUs, which have none."""
+    """For sums over many steps: float64, float32 on Apple GPUs, which have no float64."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Inside, ``model`` is in eval mode; after, each of its modules is in the mode it was in."""
+    """Inside, ``model`` is in eval mode; afterwards each module is in its old mode."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands, a few times a second, and with ``row`` after a validation.
+    """How far a run is: reported a few times a second, and with ``row`` after a validation.
 
-    With ``work`` no updates are made: ``share`` is that of a validation or a test.
+    With ``work`` a validation or a test is running, and ``share`` is of that.
     """
 
     epoch: int
@@ -55,12 +55,12 @@ class Speed:
         )
 
 
-FIRST_AFTER = 5.0  # seconds of silence
+FIRST_AFTER = 5.0  # seconds before the first line
 AT_LEAST_EVERY = 60.0
 
 
 class Pulse:
-    """Whether it is time for another line: each silence is twice as long as the one before.
+    """Whether it is time for another line: each gap is twice as long as the one before.
 
     Args:
         first: seconds before the first line.
@@ -83,7 +83,7 @@ class Pulse:
 
 
 class ProgressLines:
-    """Prints a line per epoch, and some between; give ``show`` and ``say`` to ``train_run``.
+    """Prints a line per epoch, and some between; give ``show`` and ``say`` to ``train``.
 
     Args:
         write: prints a line; to stderr by default.
@@ -94,9 +94,7 @@ class ProgressLines:
         self.write, self.quiet = write or _to_stderr, quiet
         self._pulse = Pulse(AT_LEAST_EVERY if quiet else None)
         self._star_explained = False
-        self._start: tuple[int, float, float] | None = (
-            None  # epoch, share, time of the first report
-        )
+        self._start: tuple[int, float, float] | None = None  # epoch, share, time: first report
         self._estimated = False
 
     def say(self, line: str) -> None:

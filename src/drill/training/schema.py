@@ -1,8 +1,7 @@
-"""Tables held against the signatures they will call: names, kinds of values, defaults."""
+"""Checks a TOML table against a signature or dataclass: names, types, defaults."""
 
 import difflib
 import inspect
-import sys
 import types
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
@@ -12,6 +11,7 @@ from drill.errors import SettingsError
 from drill.recipes.reader import NAME, Table, nearest
 
 NONE = "none"
+LARGEST = 1e30  # of a number: a multiple of it still fits into float32
 
 RENAMED = {
     "start": "init_from",
@@ -62,9 +62,12 @@ def with_defaults(
     also: Iterable[str] = (),
     choices: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
 ) -> Table:
-    """``table`` with the defaults of ``call``; keys in ``also`` have been looked at already.
+    """Check a table and fill in the defaults of ``call``.
 
-    ``choices`` are what the table could have named instead, and may have the key that is unknown.
+    Args:
+        where: the name of the table, for messages.
+        also: keys that were checked before.
+        choices: what the table could have named instead, for hints about unknown keys.
     """
     arguments = _arguments(call)
     for key, value in table.items():
@@ -100,7 +103,7 @@ def with_defaults(
 
 
 def with_new_names(tables: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """Settings of an older version, as a ledger holds them, under the names of this one."""
+    """Settings of an older version, as in a ledger, under the names of this one."""
     found = {}
     for key, value in tables.items():
         name = RENAMED.get(where + key, where + key).removeprefix(where)
@@ -111,18 +114,18 @@ def with_new_names(tables: Mapping[str, Any], where: str = "") -> dict[str, Any]
 def _elsewhere(
     where: str, key: str, own: list[str], choices: Mapping[str, Callable[..., Any]]
 ) -> str:
-    """Who has ``key`` or one spelt alike, where no key of one's ``own`` is as near."""
-    held = {name: _arguments(call) for name, call in choices.items()}
-    known = [*own, *(each for arguments in held.values() for each in arguments)]
+    """A hint if another choice has ``key`` or a similar one, and ``own`` keys are less similar."""
+    arguments_of = {name: _arguments(call) for name, call in choices.items()}
+    known = [*own, *(each for arguments in arguments_of.values() for each in arguments)]
     near = difflib.get_close_matches(key, known, n=1)
     if not near or near[0] in own:
         return ""
-    owners = [name for name, arguments in held.items() if near[0] in arguments]
+    owners = [name for name, arguments in arguments_of.items() if near[0] in arguments]
     return f"; did you mean {where}.{near[0]} of {' or '.join(owners)}? then set {where}.{NAME} too"
 
 
 def _read_none(value: Any, parameter: inspect.Parameter) -> Any:
-    """TOML has no null: the text none stands for it, where there is a None to stand for."""
+    """TOML has no null: the text none stands for it, where None is allowed."""
     return None if value == NONE and fits_kind(None, parameter.annotation) else value
 
 
@@ -143,7 +146,7 @@ def _alternatives(annotation: Any) -> tuple[Any, ...]:
 
 
 def fits_kind(value: Any, annotation: Any) -> bool:
-    """Whether a value of TOML is of the kind that an annotation says."""
+    """Whether a value of TOML has the annotated type."""
     for kind in _alternatives(annotation):
         if get_origin(kind) is Literal:
             fits = value in get_args(kind) and type(value) is type(get_args(kind)[0])
@@ -152,7 +155,7 @@ def fits_kind(value: Any, annotation: Any) -> bool:
                 fits_kind(each, get_args(kind)[0]) for each in value
             )
         elif kind is float:
-            fits = type(value) in (int, float) and abs(value) <= sys.float_info.max  # NaN fails
+            fits = type(value) in (int, float) and abs(value) <= LARGEST  # NaN fails
         elif kind is int:
             fits = type(value) is int and abs(value) < 2**63  # what torch takes
         else:
@@ -166,7 +169,7 @@ WORDS = {int: "an integer", float: "a finite number", str: "a string", bool: "tr
 
 
 def in_words(annotation: Any) -> str:
-    """The kind that an annotation says, for people."""
+    """An annotation for messages: ``a whole number or none``."""
     words = []
     for kind in _alternatives(annotation):
         if get_origin(kind) is Literal:

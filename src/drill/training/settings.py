@@ -1,9 +1,9 @@
-"""Settings: recipes in TOML, held against the signatures they will call.
+"""Settings: recipes in TOML, checked against the signatures they will call.
 
 A table of a recipe is a set of keyword arguments: ``[layer]`` those of an output layer,
 ``[encoder]`` of an encoder, ``[optimizer]`` of an optimizer, ``[training]`` of
-``LanguageModelOptions`` and ``[data]`` of ``read_corpus``. Their names, types and defaults stand in
-those signatures and nowhere else. With ``task = "translation"``: ``[encoder]`` of ``Transformer``,
+``LanguageModelOptions`` and ``[data]`` of ``read_corpus``. Names, types and defaults are those of
+the signatures. With ``task = "translation"``: ``[encoder]`` of ``Transformer``,
 ``[training]`` of ``TranslationOptions``, ``[data]`` of ``read_parallel_corpus``, and also
 ``[filters]`` of ``Filters`` and ``[subwords]`` of ``Subwords.train``.
 """
@@ -50,7 +50,7 @@ MAY_CHANGE = (  # while a run goes on
     "training.checkpoint_seconds",
     "training.log_every",
     "training.cuda_graphs",
-    "encoder.impl",  # by which kernels, which is the same up to rounding
+    "encoder.impl",  # which kernel: the same up to rounding
     "layer.impl",
     "layer.inner.impl",
 )
@@ -71,7 +71,7 @@ class Settings:
     filters: Table = field(default_factory=dict)  # this and the next of translation alone
     subwords: Table = field(default_factory=dict)
     left_out: tuple[str, ...] = field(default=(), compare=False)
-    """Keys that a recipe file leaves to the defaults, where it starts from no recipe of drill's."""
+    """Keys that a recipe file without a shipped base leaves to the defaults."""
 
     def tables(self) -> dict[str, Table]:
         return {name: getattr(self, name) for name in TASKS[self.task]}
@@ -109,7 +109,7 @@ class Settings:
 def recipe(name: str, changes: Sequence[str] = ()) -> Settings:
     """Settings of a recipe by name or of a TOML file, changed by ``table.key=value`` texts.
 
-    Those of a file have its name, those of a run's ``recipe.toml`` the name that stands there.
+    Settings of a file have its name, those of a run's ``recipe.toml`` the name in it.
     """
     label = Path(name).stem if name.endswith(".toml") else name
     tables = changed(read(name), changes)
@@ -160,20 +160,20 @@ def _meant(
     key: str, tables: Mapping[str, Any], checks: Mapping[str, Callable[[Table], Table]]
 ) -> list[str]:
     """``training.epochs`` of ``epochs``: settings called so, or nearly so, in their tables."""
-    places: dict[str, list[str]] = {name: [name] for name in ABOVE_TABLES}
+    found: dict[str, list[str]] = {name: [name] for name in ABOVE_TABLES}
     for table, check in checks.items():
         try:
             known = check(tables.get(table, {}))
-        except SettingsError:  # a fault of that table, which is told once this one is mended
+        except SettingsError:  # reported once this one is fixed
             continue
         for name in known:
-            places.setdefault(name, []).append(f"{table}.{name}")
-    near = [key] if key in places else near_ones(key, [*places])
-    return [place for name in near for place in places[name]]
+            found.setdefault(name, []).append(f"{table}.{name}")
+    near = [key] if key in found else near_ones(key, [*found])
+    return [full for name in near for full in found[name]]
 
 
 def does_not_run(settings: Settings, error: ValueError) -> SettingsError:
-    """Of kernels that a recipe names and this machine does not have."""
+    """The error for a kernel that this machine does not have."""
     key = "encoder.impl"
     if str(error).startswith("DeepResidual"):  # of the output layer, or of the one that it wraps
         key = f"layer.{INNER}.impl" if INNER in settings.layer else "layer.impl"
@@ -181,7 +181,7 @@ def does_not_run(settings: Settings, error: ValueError) -> SettingsError:
 
 
 def makes_no_model(settings: Settings, error: Exception) -> SettingsError:
-    """What an encoder or a layer refuses, under the key whose value it is where there is one."""
+    """The error of an encoder or a layer, under the key of the wrong value if it names one."""
     built, _, said = str(error).partition(": ")  # constructors say: DeepResidual: dropout is ...
     key, _, rest = said.partition(" ")
     layer, kinds = settings.layer, {**ENCODERS, **LAYERS, "transformer": Transformer}
@@ -283,7 +283,7 @@ def _checked(where: str, table: Table, kind: Callable[..., Any]) -> Table:
 
 
 def _transformer(table: Table) -> Table:
-    """``preset`` stands for a size; resolved, the size stands there itself."""
+    """Check the table and replace ``preset`` by its sizes."""
     table = with_name("encoder", table, {"transformer": Transformer}, "transformer")
     preset = table.pop("preset", "base")
     if not isinstance(preset, str) or preset not in PRESETS:
@@ -369,7 +369,11 @@ def output_layer(
     hidden_size: int,
     counts: Callable[[], list[int]],
 ) -> OutputLayer:
-    """The layer that a table describes; ``counts`` of labels are asked for where it needs them."""
+    """The layer that a table describes.
+
+    Args:
+        counts: gives the counts of labels, for layers that need them.
+    """
     options = {key: value for key, value in table.items() if key not in (NAME, INNER)}
     kind: Any = LAYERS[table[NAME]]
     takes = inspect.signature(kind).parameters
@@ -379,7 +383,7 @@ def output_layer(
         options["counts"] = counts()
     if not wraps(kind):
         return kind(embedding, **options)
-    # A mixture projects what the encoder gives; others hand it on as it is.
+    # A mixture projects the hidden state; other wrappers pass it on.
     inner = embedding.embedding_dim if "hidden_size" in takes else hidden_size
     return kind(output_layer(table[INNER], embedding, inner, counts), **options)
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: a flag that is read between steps, and later a signal again."""
+"""Ctrl-C and SIGTERM: a flag that is read between steps, and raised again afterwards."""
 
 import logging
 import signal
@@ -11,23 +11,23 @@ logger = logging.getLogger("drill")
 
 
 class GracefulShutdown:
-    """Inside, the first Ctrl-C or SIGTERM only sets ``asked``; the second one acts as always.
+    """Inside, the first Ctrl-C or SIGTERM only sets ``requested``; the second one acts as usual.
 
         with GracefulShutdown() as shutdown:
             while not shutdown.requested:
                 step()
 
-    ``number`` is that first signal; signals of one moment count as one. Python hands them to the
-    main thread alone: in any other one this does nothing.
+    ``number`` is the first signal; two within 0.1 s count as one. Python delivers signals to the
+    main thread: in other threads this does nothing.
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
-    TOGETHER = 0.1  # seconds: what stops a job may send both kinds, and mean one end by them
+    TOGETHER = 0.1  # seconds: a job manager may send both
 
     def __init__(self) -> None:
         self.requested = False
         self.number: int | None = None
-        self._heard = 0.0
+        self._noted = 0.0
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
@@ -39,11 +39,10 @@ class GracefulShutdown:
         self._restore()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        # The handlers stay until the second signal comes: Python may know of it already, and says
-        # with a traceback that it finds none.
+        # The handlers stay until the second signal: without one Python prints a traceback.
         if not self.requested:
-            self.requested, self.number, self._heard = True, number, time.monotonic()
-        elif time.monotonic() - self._heard >= self.TOGETHER:
+            self.requested, self.number, self._noted = True, number, time.monotonic()
+        elif time.monotonic() - self._noted >= self.TOGETHER:
             self._restore()
             signal.raise_signal(number)
 
@@ -54,12 +53,15 @@ class GracefulShutdown:
 
 
 def reraise_signal(number: int | None, sentence: str) -> None:
-    """Do now what a noted signal does elsewhere, with a sentence on what it has stopped.
+    """Do now what a noted signal does by default.
 
-    Ctrl-C is a KeyboardInterrupt that holds the sentence. So is a signal that is ignored elsewhere,
-    or that another process heard (None): work has stopped, so the caller has to know. SIGTERM ends
-    the process, or is given to its handler, once the sentence is logged; this returns where a
-    handler does.
+    Ctrl-C raises KeyboardInterrupt. So does a signal that is ignored outside, or that another
+    process got: the caller has to know that work has stopped. SIGTERM ends the process or calls
+    its handler.
+
+    Args:
+        number: the signal; None if another process got it.
+        sentence: what was stopped; the text of KeyboardInterrupt, logged before SIGTERM.
     """
     handler = None if number is None else signal.getsignal(number)
     if number is None or handler in (signal.default_int_handler, signal.SIG_IGN):

@@ -1,4 +1,4 @@
-"""How far a run is: all that changes while it trains, and its checkpoint."""
+"""TrainingState: everything that changes while a run trains, and its checkpoint."""
 
 import logging
 import math
@@ -45,7 +45,7 @@ class Limits:
 
 @dataclass(kw_only=True)
 class TrainingState:
-    """What both tasks remember. A task adds the rest and says what its losses are divided by."""
+    """The state of both tasks. A task adds its own and ``loss_terms``."""
 
     score: ClassVar[type]  # what ``best`` is an instance of
     saved: ClassVar[tuple[str, ...]] = (
@@ -82,7 +82,7 @@ class TrainingState:
     seconds: float = 0.0  # of this epoch
     training_seconds: float = 0.0  # of this epoch, without validations
     elapsed: float = 0.0  # of the run, summed over resumes
-    test_seconds: float = 0.0  # of elapsed: tests of a run that then went on; no limit counts them
+    test_seconds: float = 0.0  # of elapsed: tests before a resume; limits leave them out
     metrics_size: int = 0  # bytes of metrics.jsonl that the checkpoint knows of
     time_fraction: float = 0.0  # of max_minutes, as all processes have agreed
     _ticked: float = field(default_factory=time.monotonic)
@@ -113,7 +113,7 @@ class TrainingState:
     def agree_on_time(self, world: World) -> None:
         self.time_fraction = world.all_reduce_max(self.limits.time_fraction(self))
 
-    # -- where the run stands ---------------------------------------------------------------------
+    # -- progress and limits ----------------------------------------------------------------------
 
     def progress(self) -> float:
         """How much of the run is done, by the limit that comes first."""
@@ -228,7 +228,7 @@ class TrainingState:
     def load_state_dict(
         self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any], world: World
     ) -> None:
-        """What ``state_dict`` gave, perhaps to another number of processes."""
+        """Load a ``state_dict``, also one of another number of processes."""
         for name in self.saved:
             setattr(self, name, numbers[name])
         self.best = None if numbers["best"] is None else self.score(**numbers["best"])
@@ -239,7 +239,7 @@ class TrainingState:
         losses = [tensors[f"nll/{rank}"] for rank in range(size)]
         if size != world.size:
             logger.warning(
-                "saved by %d processes and going on with %d: random numbers start anew",
+                "saved by %d processes and resumed with %d: random numbers start again",
                 size,
                 world.size,
             )
@@ -264,7 +264,7 @@ class TrainingState:
             self.save_best(run)
             run.save_last(tensors, numbers | {"optimizer": optimizer.numbers()})
         self.best_weights = None
-        world.wait()  # nobody goes on before it is on disk
+        world.wait()  # until it is on disk
         self.tick()
 
     def save_best(self, run: RunFolder) -> None:
@@ -295,7 +295,7 @@ class TrainingState:
         return True
 
     def weight_files(self, run: RunFolder) -> list[Path]:
-        """Files besides the checkpoint that this run will read again."""
+        """Files that this run will read later, other than the checkpoint."""
         return [] if self.best is None else [run.best]
 
     def check_weights(self, model: nn.Module, run: RunFolder) -> None:
@@ -306,10 +306,12 @@ class TrainingState:
             check_fits(dict(model.named_parameters()), tensors, str(path))
 
     def cut_metrics(self, run: RunFolder, world: World) -> bool:
-        """Cut off lines after the checkpoint: what they are of is about to happen again.
+        """Cut off lines after the checkpoint: those steps are trained again.
 
-        The line of a test goes too, but the time it took still counts as elapsed. True if there
-        was one: save at once, or a run that is killed soon forgets that time.
+        The line of a test is cut too, but its time still counts as elapsed.
+
+        Returns:
+            Whether there was such time; save at once, so that a kill does not lose it.
         """
         tested = run.test_row() if world.first else None
         spent = 0.0

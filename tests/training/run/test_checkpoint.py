@@ -326,11 +326,11 @@ def test_names_that_lack_or_are_too_many_are_listed_and_nothing_is_copied(tmp_pa
     save(path, dict(model(1, depth=1).named_parameters()), {})
     deeper = model(2, depth=2)
     before = [p.detach().clone() for p in deeper.parameters()]
-    with pytest.raises(CheckpointError, match=r"it lacks layer\..*has beyond it nothing"):
+    with pytest.raises(CheckpointError, match=r"missing are layer\..*unexpected are nothing"):
         load_into(deeper, path)
     assert all(torch.equal(a, b) for a, b in zip(deeper.parameters(), before, strict=True))
     save(path, dict(deeper.named_parameters()), {})
-    with pytest.raises(CheckpointError, match=r"it lacks nothing and has beyond it layer\."):
+    with pytest.raises(CheckpointError, match=r"missing are nothing, unexpected are layer\."):
         load_into(model(3, depth=1), path)
 
 

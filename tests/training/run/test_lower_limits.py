@@ -47,24 +47,18 @@ def test_a_finished_run_of_more_epochs_is_what_the_first_command_gives(drill, pl
     caplog.clear()
     assert drill(*first)[:2] == (code, longer) == (0, longer)
     assert "(best of 2 epochs: " in longer
-    assert caplog.messages == [
-        f"runs/{name}: is trained already, for 2 epochs and not the 1 asked for, and this is what "
-        "they came to; a larger training.epochs goes on"
-    ]
+    assert [
+        f"runs/{name}: is already trained for 2 epochs" in each for each in caplog.messages
+    ] == [True]
     assert contents(place / "runs" / name) == before
 
 
 @BOTH
 @pytest.mark.parametrize(
-    ("limit", "said"),
-    [
-        ("epochs=1", "has trained 2 of its 30 epochs, more than the 1 asked for; say --set "
-                     "training.epochs=30 to go on, or give this one another --name"),
-        ("max_minutes=1e-6", " minutes, more than the 1e-06 asked for; say --set "
-                             "training.max_minutes=none to go on, or give this one another --name"),
-    ],
-)  # fmt: skip
-def test_a_longer_run_that_was_stopped_is_not_ended(drill, place, monkeypatch, task, limit, said):
+    ("limit", "hint"),
+    [("epochs=1", "--set training.epochs=30"), ("max_minutes=1e-6", "training.max_minutes=none")],
+)
+def test_a_longer_run_that_was_stopped_is_not_ended(drill, place, monkeypatch, task, limit, hint):
     """Its test would replace what it had found before it went on."""
     name = f"stopped {task} {limit}"
     own = ("train", f"runs/{name}", *ON_A_CPU, "--set")
@@ -81,7 +75,7 @@ def test_a_longer_run_that_was_stopped_is_not_ended(drill, place, monkeypatch, t
     code, out, err = drill(*own, f"training.{limit}")
     assert (code, out) == (1, "")
     assert err.startswith(f"drill: runs/{name}: has trained ")
-    assert err.endswith(f"{said}\n")
+    assert hint in err
     assert contents(place / "runs" / name) == before
     assert drill(*own, "training.epochs=4")[0] == 0
 

@@ -11,6 +11,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from drill.files import read_regular
+
 NumberedRow = tuple[int, dict[str, Any]]
 
 
@@ -76,7 +78,7 @@ def read_rows(path: Path, faults: list[str]) -> list[NumberedRow]:
 
 def _bytes(path: Path, faults: list[str], so: str) -> bytes | None:
     try:
-        return path.read_bytes()
+        return read_regular(path)
     except FileNotFoundError:
         faults.append(f"{path}: is missing; {so}")
     except OSError as error:

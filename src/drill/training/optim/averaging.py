@@ -84,8 +84,8 @@ class AveragedSgd(Optimizer):
 
     def even(self) -> bool:
         """Whether all parameters have taken the same steps."""
-        held = [self.state.get(p, {}) for group in self.param_groups for p in group["params"]]
-        return len({(state.get("step", 0), state.get("rate")) for state in held}) == 1
+        states = [self.state.get(p, {}) for group in self.param_groups for p in group["params"]]
+        return len({(state.get("step", 0), state.get("rate")) for state in states}) == 1
 
     def _by_progress(self, group: dict[str, Any]) -> dict[tuple[int, float], list[Tensor]]:
         """The parameters with gradients by steps done and rate, which are one set unless some were
@@ -107,10 +107,10 @@ class AveragedSgd(Optimizer):
 
 @contextmanager
 def averaged(optimizer: AveragedSgd) -> Iterator[None]:
-    """Inside, every parameter holds its average; after, what it held before, bit for bit.
+    """Inside, every parameter has its average; afterwards its old value, bit for bit.
 
-    For evaluating and saving: what is saved inside is the averaged model, training goes on from
-    the iterates. A parameter that never had a gradient has no average and stays as it is.
+    For evaluating and saving the averaged model. A parameter that never had a gradient has no
+    average and stays as it is.
     """
     params = [p for p in optimizer.state if "average" in optimizer.state[p]]
     if not params:

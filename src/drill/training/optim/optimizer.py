@@ -17,7 +17,7 @@ from torch.optim.optimizer import Optimizer
 
 from drill.training.optim.averaging import AveragedSgd, WeightAverage, averaged, replaced
 
-MEAN = "mean"  # a key of saved tensors that no optimiser has
+MEAN = "mean"  # a key of saved tensors that no torch optimizer has
 
 
 def clip_(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
@@ -71,7 +71,7 @@ class ScheduledOptimizer(abc.ABC):
 
     @abc.abstractmethod
     def build(self) -> Optimizer:
-        """The optimiser over ``self.parameters`` that the optimizer starts with."""
+        """The torch optimizer over ``self.parameters`` to start with."""
 
     def setup(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
         """Take charge of the trained parameters of a model; each has one name."""
@@ -85,9 +85,9 @@ class ScheduledOptimizer(abc.ABC):
         return self.lr
 
     def prepare(self, progress: float) -> None:
-        """Begin what is due when the share ``progress`` of the run is done; may change ``phase``.
+        """Start averaging if it is due at this ``progress`` of the run; may change ``phase``.
 
-        ``prepare_step`` does so as well. A recorder calls it first, to see the change in time.
+        ``prepare_step`` does so too. A recorder calls this first, to see the change in time.
         """
         average = self.average
         if average is not None and not average.begun and progress >= average.begins:
@@ -108,7 +108,7 @@ class ScheduledOptimizer(abc.ABC):
             self.average.prepare_step()
 
     def apply_step(self) -> None:
-        """The device's part of a step; recorded, it can be replayed after other announcements."""
+        """The device's part of a step; it can be recorded and replayed after ``prepare_step``."""
         optimizer = self._begun()
         if self.max_grad_norm is not None:
             clip_(self.parameters.values(), self.max_grad_norm)
@@ -126,31 +126,31 @@ class ScheduledOptimizer(abc.ABC):
 
     @property
     def phase(self) -> object:
-        """Another object from the moment on when steps are taken in another way."""
+        """Changes to another object when steps are taken in another way."""
         if self.average is not None and self.average.begun:
             return self.average
         return self.optimizer
 
     @abc.abstractmethod
     def capture_blocker(self) -> str | None:
-        """Why ``apply_step`` cannot be recorded as a CUDA graph; None where it can."""
+        """Why ``apply_step`` cannot be recorded as a CUDA graph; None if it can."""
 
     def replay_blocker(self) -> str | None:
-        """Why a step whose gradients are there cannot be a replay; None where it can."""
+        """Why a step with these gradients cannot be a replay; None if it can."""
         return None
 
     def replayed(self) -> None:
         """Count a replayed ``apply_step`` as a change of the tensors: torch did not see it."""
-        held = self._begun().state
-        kept = [each for entries in held.values() for each in entries.values()]
+        state = self._begun().state
+        values = [each for entries in state.values() for each in entries.values()]
         increment_version(
-            [*self.parameters.values(), *(each for each in kept if isinstance(each, Tensor))]
+            [*self.parameters.values(), *(each for each in values if isinstance(each, Tensor))]
         )
         if self.average is not None:
             self.average.replayed()
 
     def epoch_ended(self, valid_loss: float) -> None:  # noqa: B027 - most optimizers do not care
-        """Hear the validation loss of an epoch."""
+        """Called with the validation loss of an epoch."""
 
     @property
     def averaging(self) -> bool:
@@ -161,7 +161,7 @@ class ScheduledOptimizer(abc.ABC):
 
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:
-        """Inside, the parameters are those to evaluate and to keep."""
+        """Inside, the parameters are those to evaluate and to save."""
         if self.average is not None and self.averaging:
             with replaced(self.average.params, self.average.values):
                 yield
@@ -174,12 +174,12 @@ class ScheduledOptimizer(abc.ABC):
     # -- saving: tensors by name, and numbers that JSON holds exactly -----------------------------
 
     def tensors(self) -> dict[str, Tensor]:
-        """The optimiser's tensors and the averages, ``<parameter>/<key>``."""
-        held = self._begun().state
+        """The torch optimizer's tensors and the averages, ``<parameter>/<key>``."""
+        state = self._begun().state
         found = {
             f"{name}/{key}": value
             for name, p in self.parameters.items()
-            for key, value in held.get(p, {}).items()
+            for key, value in state.get(p, {}).items()
             if isinstance(value, Tensor)
         }
         if self.average is not None and self.average.begun:
@@ -189,10 +189,10 @@ class ScheduledOptimizer(abc.ABC):
 
     def numbers(self) -> dict[str, Any]:
         """What else the optimizer must remember."""
-        held = self._begun().state
+        state = self._begun().state
         found: dict[str, Any] = {
             "optimizer": {
-                name: {k: v for k, v in held.get(p, {}).items() if not isinstance(v, Tensor)}
+                name: {k: v for k, v in state.get(p, {}).items() if not isinstance(v, Tensor)}
                 for name, p in self.parameters.items()
             }
         }
@@ -201,7 +201,7 @@ class ScheduledOptimizer(abc.ABC):
         return found
 
     def load(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
-        """Go on where the optimizer that gave ``tensors`` and ``numbers`` stood."""
+        """Load ``tensors()`` and ``numbers()`` of an earlier run."""
         optimizer = self._begun()
         names = {id(p): name for name, p in self.parameters.items()}
         order = [names[id(p)] for group in optimizer.param_groups for p in group["params"]]

@@ -35,9 +35,9 @@ class SgdRule(ScheduledOptimizer):
             logger.info("SGD: torch's optimiser instead of one pass: %s", self._obstacle)
 
     def step(self, sampled_length: int, bptt: int, progress: float) -> None:
-        held, self._fused = self._fused, self._fused and self.replay_blocker() is None
+        before, self._fused = self._fused, self._fused and self.replay_blocker() is None
         super().step(sampled_length, bptt, progress)
-        self._fused = held
+        self._fused = before
 
     def replay_blocker(self) -> str | None:
         without = [name for name, p in self.parameters.items() if p.grad is None]
@@ -59,8 +59,8 @@ class SgdRule(ScheduledOptimizer):
             rate, share = optimizer.advance()
         elif self.average is not None and self.average.begun:
             share = self.average.share()
-        for place, number in zip(self._numbers, (rate, share), strict=True):
-            place.fill_(number)
+        for tensor, number in zip(self._numbers, (rate, share), strict=True):
+            tensor.fill_(number)
 
     def apply_step(self) -> None:
         if not self._fused:

@@ -1,8 +1,6 @@
-"""Checkpoints: tensors and numbers in one safetensors file, written whole, checked when read.
+"""Checkpoints: tensors and numbers in one safetensors file, written atomically, checked when read.
 
-The numbers are JSON in the file's header, beside a checksum of every tensor; that text has one too.
-One file, so a rename puts all of it into place: a checkpoint is the old one or the new one, never a
-mixture.
+The numbers are JSON in the file's header, with a checksum of every tensor and of that text.
 """
 
 import hashlib
@@ -27,19 +25,16 @@ START_OVER = "restore it from a copy, or remove it to start over"
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
-    """Write ``path``, whole or not at all: what stood there before stays until then.
-
-    Equal tensors and numbers make equal files, byte for byte.
-    """
-    held = {name: _plain(tensor) for name, tensor in sorted(tensors.items())}
+    """Write ``path`` atomically. Equal tensors and numbers make equal files, byte for byte."""
+    plain = {name: _plain(tensor) for name, tensor in sorted(tensors.items())}
     note = json.dumps(
         {
             "format": FORMAT,
-            "checksums": {name: _checksum(tensor) for name, tensor in held.items()},
+            "checksums": {name: _checksum(tensor) for name, tensor in plain.items()},
             "numbers": numbers,
         }
     )
-    content = safetensors.torch.save(held, {"drill": note, "checksum": _text_checksum(note)})
+    content = safetensors.torch.save(plain, {"drill": note, "checksum": _text_checksum(note)})
     header, values = _in_order(content)
 
     def fill(stream: BinaryIO) -> None:
@@ -52,14 +47,18 @@ def save(path: Path, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) 
     except OSError as error:
         failed = WriteError(path, error, len(header) + len(values), "choose another folder")
         raise CheckpointError(
-            f"{failed}, then run the same command: it goes on from the checkpoint before"
+            f"{failed}, then run the same command: it resumes from the checkpoint before"
         ) from None
 
 
 def load(path: Path, hint: str = START_OVER) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What ``save`` wrote: tensors on the CPU, numbers. Anything else raises CheckpointError.
+    """Read what ``save`` wrote; anything else raises CheckpointError.
 
-    ``mend`` is what the reader of that error can do about a damaged file.
+    Args:
+        hint: what to do about a damaged file.
+
+    Returns:
+        Tensors on the CPU, and the numbers.
     """
     tensors, numbers, wanted = _read(path, hint, tensors=True)
     found = {name: _checksum(tensor) for name, tensor in tensors.items()}
@@ -70,7 +69,7 @@ def load(path: Path, hint: str = START_OVER) -> tuple[dict[str, Tensor], dict[st
 
 
 def load_numbers(path: Path, hint: str = START_OVER) -> dict[str, Any]:
-    """The numbers of ``load`` alone, from the file's header: a look that costs no time."""
+    """The numbers of ``load``, from the file's header only."""
     _, numbers, _ = _read(path, hint, tensors=False)
     return numbers
 
@@ -78,9 +77,9 @@ def load_numbers(path: Path, hint: str = START_OVER) -> dict[str, Any]:
 def load_into(
     model: torch.nn.Module, path: Path, hint: str = "restore it from a copy"
 ) -> dict[str, Any]:
-    """Copy the tensors of ``path`` into the parameters of ``model``; gives the numbers.
+    """Copy the tensors of ``path`` into the parameters of ``model``; returns the numbers.
 
-    Storages stay, so ties and optimisers stay valid. Names and shapes must agree.
+    In place, so tied weights and optimizers stay valid.
     """
     tensors, numbers = load(path, hint)
     copy_into(dict(model.named_parameters()), tensors, str(path))
@@ -97,13 +96,10 @@ def copy_into(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], place: 
 
 def check_fits(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], place: str) -> None:
     """Raise CheckpointError unless both have the same names, shapes and dtypes."""
-    lacking, extra = (
-        sorted(wanted.keys() - found.keys()),
-        sorted(found.keys() - wanted.keys()),
-    )
-    if lacking or extra:
+    missing, extra = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
+    if missing or extra:
         raise CheckpointError(
-            f"{place}: does not fit the model: it lacks {_some(lacking)} and has beyond it "
+            f"{place}: does not fit the model: missing are {_some(missing)}, unexpected are "
             f"{_some(extra)}; use the recipe it was trained with"
         )
     for name, tensor in wanted.items():
@@ -119,7 +115,7 @@ def _shape(tensor: Tensor) -> str:
 
 
 def fingerprint(tensors: Mapping[str, Tensor]) -> str:
-    """16 digits, equal for equal tensors of equal names: what a result of them belongs to."""
+    """16 digits, equal for equal tensors of equal names."""
     return _digest({name: _checksum(_plain(tensor)) for name, tensor in tensors.items()})
 
 
@@ -132,14 +128,14 @@ def fingerprint_in(path: Path) -> str:
 def _read(
     path: Path, hint: str, *, tensors: bool
 ) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, int]]:
-    """Tensors where asked for, not checked yet; numbers; the checksums that tensors should have."""
+    """Tensors if asked for, not checked yet; numbers; the checksums that tensors should have."""
     if not path.is_file():
         raise CheckpointError(f"{path}: there is no such checkpoint; train first")
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             header = file.metadata() or {}
             names = list(file.keys()) if tensors else []
-            held = {name: file.get_tensor(name) for name in names}
+            found = {name: file.get_tensor(name) for name in names}
         note = json.loads(header["drill"])
         layout, numbers, wanted = note["format"], note["numbers"], note["checksums"]
     except (SafetensorError, OSError, LookupError, TypeError, ValueError, RecursionError) as error:
@@ -151,7 +147,7 @@ def _read(
         )
     if header.get("checksum") != _text_checksum(header["drill"]):
         raise _damaged(path, "wrong checksum of its numbers", hint)
-    return held, numbers, wanted
+    return found, numbers, wanted
 
 
 def _plain(tensor: Tensor) -> Tensor:
@@ -180,8 +176,7 @@ def _digest(checksums: Mapping[str, int]) -> str:
 def _in_order(content: bytes) -> tuple[bytes, memoryview]:
     """A safetensors file as its header, with sorted metadata, and the values of its tensors.
 
-    The library keeps metadata in a table that it draws anew for every file, so two of the same
-    content would differ.
+    The library writes metadata in a random order, so two files of the same content would differ.
     """
     end = LENGTH + int.from_bytes(content[:LENGTH], "little")
     header = json.loads(content[LENGTH:end])
@@ -196,7 +191,7 @@ def _write(stream: BinaryIO, content: memoryview) -> None:
 
 
 def _settle(folder: Path) -> None:
-    """Have the rename on disk too, where the system can."""
+    """Sync the rename to disk too, where the system can."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:
@@ -216,9 +211,10 @@ def _some(names: list[str]) -> str:
 
 
 def copied(model: nn.Module) -> dict[str, Tensor]:
-    """The weights as they are now."""
+    """A copy of the weights."""
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors whose names start with ``prefix``, without it."""
     return {name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)}

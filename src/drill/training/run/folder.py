@@ -2,19 +2,19 @@
 
     recipe.toml             the resolved settings
     vocabulary.json         words and their counts in the training text
-    subwords.json           in its place for a translator: pieces of words, of both languages
+    subwords.json           of a translator instead: subwords of both languages
     environment.json        versions, device, commit, seed
     metrics.jsonl           a line for each validation, some of training loss, one for the test
-    evaluations.jsonl       what `drill evaluate` found since
+    evaluations.jsonl       results of `drill evaluate`
     test.de.hyp             a translator's last translations of a split, line by line
-    test.de.hyp.json        by which search they were made, and of which weights
-    target_counts.json      how often each of its labels is asked for in training
+    test.de.hyp.json        by which search and weights they were made
+    target_counts.json      how often each label is a target in training
     best.safetensors        the weights with the lowest validation loss
-    averaged.safetensors    the mean of a translator's last weights, where that is better still
+    averaged.safetensors    the mean of a translator's last weights, if that is better
     last/                   what an exact resume needs
 
-Every file is written whole and renamed into place, but ``metrics.jsonl``: it grows, and a resume
-cuts it back to where the checkpoint stood.
+Files are written atomically. ``metrics.jsonl`` and ``evaluations.jsonl`` grow; a resume cuts the
+metrics back to the size at the last checkpoint.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ NO_LOCKS = "there are no file locks here: do not train twice in one folder"
 
 
 class RunFolder:
-    """Paths and writers of one run; making one touches no file."""
+    """Paths and writers of one run. The constructor touches no file."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -141,7 +141,7 @@ class RunFolder:
         return self.path / f"{split}.{language}.hyp"
 
     def hypotheses_made(self, split: str, language: str) -> Path:
-        """What tells of ``hypotheses`` how they were made."""
+        """How ``hypotheses`` were made."""
         return self.path / f"{split}.{language}.hyp.json"
 
     def write_lines(self, path: Path, lines: Iterable[str]) -> None:
@@ -189,21 +189,21 @@ class RunFolder:
         except OSError as error:
             failed = WriteError(self.metrics, error, alternative="")
             raise RunFolderError(
-                f"{failed}, then run the same command: it goes on from the last checkpoint"
+                f"{failed}, then run the same command: it resumes from the last checkpoint"
             ) from None
         self._show_in_tensorboard(rows)
 
     def append_test(self, row: Mapping[str, Any]) -> None:
-        """``append`` the line that ends a run, with the fingerprint of the weights it is of.
+        """``append`` the line that ends a run, with the fingerprint of the tested weights.
 
-        So whoever has the lines alone, without the weights, can tell which evaluations belong to
-        this test. ``row`` says whether the weights are "averaged"; else they are the best ones.
+        The fingerprint says which evaluations are of the same weights. They are the best ones,
+        unless ``row["weights"]`` is "averaged".
         """
         tested = self.averaged if row.get("weights") == "averaged" else self.best
         self.append({**row, "weights_fingerprint": checkpoint.fingerprint_in(tested)})
 
     def keep_evaluation(self, row: Mapping[str, Any]) -> None:
-        """Add a line to ``evaluations.jsonl``, whole or not at all."""
+        """Add a line to ``evaluations.jsonl``, all or nothing."""
         line = _line(row)
         try:
             append_line(self.evaluations, line)
@@ -241,12 +241,12 @@ class RunFolder:
             raise RunFolderError(str(WriteError(self.metrics, error, alternative=""))) from None
 
     def rows(self) -> list[dict[str, Any]]:
-        """The lines of ``metrics.jsonl``; a last one that was cut off is left out."""
+        """The lines of ``metrics.jsonl``, without a last one that was cut off."""
         if not self.metrics.exists():
             return []
         lines = self.metrics.read_bytes().split(b"\n")
         rows = []
-        for number, line in enumerate(lines[:-1], start=1):  # what follows the last end is cut off
+        for number, line in enumerate(lines[:-1], start=1):  # the last one has no end
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError):
@@ -260,24 +260,24 @@ class RunFolder:
         return rows
 
     def test_row(self) -> dict[str, Any] | None:
-        """The line of the test, which is the last one of a finished run; None before."""
+        """The line of the test, the last one of a finished run; None before."""
         rows = self.rows()
         return rows[-1] if rows and rows[-1].get("kind") == "test" else None
 
     def _show_in_tensorboard(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """The same numbers for TensorBoard, where it is installed.
+        """Also write the numbers for TensorBoard, if it is installed.
 
-        Its files cannot be cut as metrics are: each life of a run writes all that is left anew.
+        Its files cannot be cut like the metrics: a resume writes all rows again.
         """
         if self._tensorboard is None:
             self._tensorboard = _tensorboard_writer(self.path / "tensorboard")
             rows = self.rows()
         if self._tensorboard is not False:
             for each in rows:
-                place = each.get("step", each["epoch"])  # an epoch may hold several validations
+                step = each.get("step", each["epoch"])  # an epoch may have several validations
                 for key, value in each.items():
                     if isinstance(value, float) and key != "elapsed":
-                        self._tensorboard.add_scalar(f"{each['kind']}/{key}", value, place)
+                        self._tensorboard.add_scalar(f"{each['kind']}/{key}", value, step)
             self._tensorboard.flush()
 
     # -- weights ----------------------------------------------------------------------------------
@@ -295,12 +295,12 @@ class RunFolder:
         checkpoint.save(self.averaged, tensors, numbers)
 
     def recent(self, step: int | str) -> Path:
-        """The weights of a validation, kept for averaging; ``*`` stands for any."""
+        """The weights of a validation, saved for averaging; ``*`` stands for any."""
         return self.last.with_name(f"recent-{step}.safetensors")
 
-    def forget_recent(self, kept: Iterable[int]) -> None:
-        """Remove the recent weights that no checkpoint knows any more."""
-        names = {self.recent(step).name for step in kept}
+    def forget_recent(self, steps: Iterable[int]) -> None:
+        """Remove the recent weights of all other steps."""
+        names = {self.recent(step).name for step in steps}
         for path in self.last.parent.glob(self.recent("*").name):
             if path.name not in names:
                 path.unlink(missing_ok=True)
@@ -310,7 +310,7 @@ class RunFolder:
         return checkpoint.load(self.last, self.hint_of_last()) if self.last.exists() else None
 
     def last_numbers(self) -> dict[str, Any]:
-        """How far the last checkpoint is, without its tensors."""
+        """The numbers of the last checkpoint, without its tensors."""
         return checkpoint.load_numbers(self.last, self.hint_of_last())
 
     def reading_last(self) -> AbstractContextManager[None]:
@@ -325,7 +325,7 @@ class RunFolder:
 
 
 def json_row(row: Mapping[str, Any], *, ensure_ascii: bool = True) -> str:
-    """A row as one line of JSON, as the files of a run have it."""
+    """A row as one line of JSON."""
     numbers = {key: _json_number(value) for key, value in row.items()}
     return json.dumps(numbers, allow_nan=False, ensure_ascii=ensure_ascii)
 
@@ -342,7 +342,7 @@ def _json_number(value: Any) -> Any:
 
 
 def _lock(handle: int) -> bool:
-    """False where another process holds the lock."""
+    """False if another process has the lock."""
     try:
         import fcntl
     except ImportError:
@@ -358,7 +358,7 @@ def _lock(handle: int) -> bool:
 
 
 def _tensorboard_writer(folder: Path) -> Any:
-    """A writer with nothing behind it, or False where TensorBoard is not installed."""
+    """A writer without earlier events, or False if TensorBoard is not installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
@@ -369,7 +369,7 @@ def _tensorboard_writer(folder: Path) -> Any:
 
 
 def agree(found: tuple[Any, dict[str, Any]] | None, folder: RunFolder, world: World) -> None:
-    """Processes that start from different places would wait for each other in vain."""
+    """Raise if processes read different checkpoints: they would wait for each other forever."""
     step = torch.tensor(-1 if found is None else found[1]["step"])
     steps = sorted({int(each) for each in world.all_gather(step)})
     if len(steps) > 1:

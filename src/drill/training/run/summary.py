@@ -1,4 +1,4 @@
-"""What a run is about to train, in a few lines before it begins."""
+"""The lines that `drill train` prints before a run starts, and warnings about its settings."""
 
 import inspect
 from typing import Any
@@ -18,14 +18,14 @@ from drill.training.run.environment import has_ended
 from drill.training.run.folder import RunFolder
 from drill.training.settings import INNER, TRANSLATION, Settings
 
-FEW_UPDATES = 100  # below them a model has hardly begun to learn
+FEW_UPDATES = 100  # with fewer a model learns next to nothing
 
 
 def run_summary(settings: Settings, run: RunFolder, device: torch.device, processes: World) -> str:
     """Two lines, before a text is read: recipe, folder and output layer; device and precision."""
     precision = resolve_precision(settings.training["precision"], device)
     several = f"{processes.size} processes, " if processes.size > 1 else ""
-    verb = "going on with" if run.last.exists() else "training"
+    verb = "resuming" if run.last.exists() else "training"
     if has_ended(run, settings):
         verb = "already trained:"
     return (
@@ -42,23 +42,21 @@ def sizes(
     again: str | None = None,
     *remarks: str | None,
 ) -> str:
-    """One line, once the text is read: parameters and corpus.
+    """Parameters and corpus in one line, and a line for each remark.
 
-    One more where a recipe leaves sizes to the defaults and has no base to say so, and one for
-    each remark on a run that begins.
-
-    text   what of the corpus is trained on, such as ``"929,589 tokens, 10,000 words"``
-    again  what ``share_of_unknown`` or ``left_out`` says: a run that goes on says it again, since
-           nobody can read its perplexities, or that number of pairs, without it
+    Args:
+        text: the size of the corpus, such as ``"929,589 tokens, 10,000 words"``.
+        again: a remark that a resumed run shows too.
+        remarks: shown when a run starts.
     """
     line = (
         f"  {model.parameter_count():,} parameters, {own_parameters(model.layer):,} of them the "
         f"layer's own; {settings.data['corpus']}: {text}"
     )
-    told = [sizes_by_default(settings), again, *remarks]
+    lines = [sizes_by_default(settings), again, *remarks]
     if run.last.exists():
-        told = [] if has_ended(run, settings) else [again]
-    return "\n".join([line, *(each for each in told if each is not None)])
+        lines = [] if has_ended(run, settings) else [again]
+    return "\n".join([line, *(each for each in lines if each is not None)])
 
 
 def share_of_unknown(
@@ -68,9 +66,9 @@ def share_of_unknown(
     min_count: int = 1,
     max_vocab_size: int | None = None,
 ) -> str | None:
-    """A sentence on how much of a text is ``<unk>``, and by which cut-off; None where nothing is.
+    """How much of a text is ``<unk>``, and by which cut-off; None if nothing is.
 
-    Neither is anything said of a closed corpus, whose authors have put ``<unk>`` into the text.
+    None also for a corpus whose authors have put ``<unk>`` into the text.
     """
     if corpus.closed or UNK not in vocabulary:
         return None
@@ -95,7 +93,7 @@ def share_of_unknown(
 
 
 def left_out(report: FilterReport, filters: dict[str, Any]) -> str | None:
-    """A sentence on the training pairs that filters have dropped, and which; None without any."""
+    """How many training pairs were dropped by which filter; None without any."""
     dropped = report.pairs - report.kept
     if not dropped:
         return None
@@ -106,15 +104,15 @@ def left_out(report: FilterReport, filters: dict[str, Any]) -> str | None:
         f"above {filters['maximum']} subwords (filters.maximum)": report.long,
         f"with one side over {filters['ratio']} times the other (filters.ratio)": report.ratio,
     }
-    told = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items() if count)
-    return f"{dropped:,} of {report.pairs:,} training pairs are left out: {told}"
+    dropped_by = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items() if count)
+    return f"{dropped:,} of {report.pairs:,} training pairs are left out: {dropped_by}"
 
 
 def few_updates(settings: Settings, tokens: int) -> str | None:
-    """A sentence where a language model of so many tokens is trained in a few updates only."""
+    """A warning if a language model on so many tokens gets only a few updates."""
     given = settings.training
     rows = tokens // given["batch_size"]
-    if rows < 2:  # is refused, and not for its updates
+    if rows < 2:  # an error of its own
         return None
     epoch = max(1, rows // given["bptt"])  # segments are about bptt long
     updates = epoch * given["epochs"]
@@ -129,12 +127,12 @@ def few_updates(settings: Settings, tokens: int) -> str | None:
 
 
 def no_better_than_guessing(perplexity: float, words: int) -> str | None:
-    """A sentence on a model that predicts no better than one without any training."""
+    """A warning about a model that predicts no better than an untrained one."""
     if perplexity < words:
         return None
     return (
         f"the test perplexity {perplexity:,.1f} is not below {words:,}, that of a guess among all "
-        "words: the model has learnt nothing of use; train it for more updates (training.epochs, "
+        "words: the model has learnt nothing; train it for more updates (training.epochs, "
         "training.batch_size, training.bptt), or on more text"
     )
 
@@ -156,7 +154,7 @@ def layer_in_words(table: dict[str, Any]) -> str:
 
 
 def sizes_by_default(settings: Settings) -> str | None:
-    """A sentence on sizes that a recipe file without a base does not name; None without any."""
+    """The sizes that a recipe file without a base leaves to the defaults; None without any."""
     sizes = []
     for key in settings.left_out:
         table, _, name = key.partition(".")

@@ -24,10 +24,11 @@ OF_SOME_MACHINES = ("persistent", "graph", "triton")
 class WeightsInfo:
     """Which weights of a run a model has.
 
-    weights      of which kind
-    when         {"epoch": 12}, {"step": 8000} or, of a mean, {"steps": [7000, 8000]}; empty where
-                 a file of weights does not tell
-    fingerprint  equal for equal weights, bit for bit
+    Attributes:
+        weights: of which kind.
+        when: {"epoch": 12}, {"step": 8000} or, for a mean, {"steps": [7000, 8000]}; empty if the
+            file does not say.
+        fingerprint: equal for equal weights, bit for bit.
     """
 
     weights: Weights
@@ -35,7 +36,7 @@ class WeightsInfo:
     fingerprint: str
 
     def row(self) -> dict[str, Any]:
-        """What a row of evaluations.jsonl says of it."""
+        """Entries for a row of evaluations.jsonl."""
         when = {f"weights_{key}": value for key, value in self.when.items()}
         return {"weights": self.weights, **when, "weights_fingerprint": self.fingerprint}
 
@@ -55,8 +56,7 @@ def task_of(folder: Path | str) -> str:
 
 
 def by_any_kernels(settings: Settings) -> Settings:
-    """The same without the kernels that the run was told to train by, where not every machine has
-    them: what is to be used finds its own."""
+    """Settings with ``impl=auto`` instead of a kernel that not every machine has."""
     encoder, layer = _by_any(settings.encoder), _by_any(settings.layer)
     if INNER in layer:
         layer[INNER] = _by_any(layer[INNER])
@@ -68,21 +68,28 @@ def _by_any(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_weights(model: nn.Module, run: RunFolder, weights: Weights | None) -> WeightsInfo:
-    """Load these, or the best there are, and set eval mode; gives which they are."""
+    """Load weights and set eval mode.
+
+    Args:
+        weights: None takes the first of averaged, best and last that there is.
+
+    Returns:
+        Which weights were loaded.
+    """
     files: dict[Weights, Path] = {"averaged": run.averaged, "best": run.best, "last": run.last}
     there: list[Weights] = [name for name, path in files.items() if path.exists()]
     chosen: Weights = weights or [*there, "last"][0]
     path = files[chosen]
     tensors, numbers = load(path, _other_weights([name for name in there if name != chosen]))
-    if chosen == "last":  # they lie among what a resume needs
+    if chosen == "last":  # the file also has the optimizer's state
         tensors = under("model/", tensors)
     copy_into(dict(model.named_parameters()), tensors, str(path))
     model.eval()
     when = {"averaged": "steps", "best": "epoch", "last": "step"}[chosen]
-    at = {when: numbers[when]} if when in numbers else {}
-    return WeightsInfo(chosen, at, fingerprint(tensors))
+    step = {when: numbers[when]} if when in numbers else {}
+    return WeightsInfo(chosen, step, fingerprint(tensors))
 
 
 def _other_weights(there: Sequence[Weights]) -> str:
-    """What can be done about weights that are damaged."""
+    """The hint for damaged weights."""
     return " or ".join(["restore it from a copy", *(f"take --weights {each}" for each in there)])

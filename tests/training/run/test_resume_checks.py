@@ -1,0 +1,96 @@
+"""A damaged file that training needs later is named when a run is resumed, not epochs later."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from drill.errors import CheckpointError, DrillError, OutOfMemory, RunFolderError
+from drill.training.device import check_memory, meta_init
+from drill.training.run import checkpoint
+from drill.training.run.folder import RunFolder
+from tests.tiny_runs import interrupted_after, small_run
+from tests.tiny_translations import small_optimizer, small_training
+
+
+@pytest.fixture
+def stopped(tmp_path) -> RunFolder:
+    """A run that was interrupted in its second epoch."""
+    small_run(tmp_path, "tied", interrupted_after(14, "adamw"), epochs=2, validate_first=True)
+    assert RunFolder(tmp_path).best.exists()
+    return RunFolder(tmp_path)
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_damaged_best_weights(stopped):
+    flip(stopped.best)
+    before = contents(stopped.path)
+    with pytest.raises(CheckpointError, match=r"best\.safetensors"):
+        small_run(stopped.path, "tied", "adamw", epochs=2)
+    assert contents(stopped.path) == before
+
+
+def test_damaged_weights_for_averaging(tmp_path):
+    options = {"average_checkpoints": 2, "validate_every": 2}
+    small_training(tmp_path, optimizer=interrupted_after(5, small_optimizer()), **options)
+    recent = sorted((tmp_path / "last").glob("recent-*"))
+    assert recent
+    flip(recent[0])
+    before = contents(tmp_path)
+    with pytest.raises(CheckpointError, match=recent[0].name):
+        small_training(tmp_path, **options)
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("change", [lambda t: t[:-1], lambda t: t.double()], ids=["shape", "dtype"])
+def test_optimizer_state_of_another_model(stopped, change):
+    tensors, numbers = checkpoint.load(stopped.last)
+    key = next(name for name in tensors if name.endswith("/exp_avg"))
+    checkpoint.save(stopped.last, tensors | {key: change(tensors[key])}, numbers)
+    with pytest.raises(CheckpointError, match="exp_avg"):
+        small_run(stopped.path, "tied", "adamw", epochs=2)
+
+
+def test_metrics_with_other_line_ends(stopped):
+    small_run(stopped.path, "tied", interrupted_after(14, "adamw"), epochs=3)
+    stopped.metrics.write_bytes(stopped.metrics.read_bytes().replace(b"\n", b"\r\n"))
+    before = contents(stopped.path)
+    with pytest.raises(RunFolderError, match=r"metrics\.jsonl"):
+        small_run(stopped.path, "tied", "adamw", epochs=4)
+    assert contents(stopped.path) == before
+
+
+@pytest.mark.parametrize("line", ['{"kind": "test"}', '{"kind": "test", "epoch": 1}', "{}"])
+@pytest.mark.parametrize("epochs", [2, 3])
+def test_a_stray_line_of_metrics(stopped, line, epochs):
+    small_run(stopped.path, "tied", "adamw", epochs=2)
+    stopped.metrics.write_bytes(stopped.metrics.read_bytes() + line.encode() + b"\n")
+    with pytest.raises(DrillError, match=r"metrics\.jsonl"):
+        small_run(stopped.path, "tied", "adamw", epochs=epochs)
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"resumed": 7}', '{"resumed": [7]}'])
+def test_a_damaged_environment(stopped, content):
+    stopped.environment.write_text(content)
+    with pytest.raises(RunFolderError, match=r"environment\.json"):
+        stopped.working_folder()
+    stopped.environment.write_text(json.dumps({"resumed": [{"working_folder": "here"}]}))
+    assert stopped.working_folder() == "here"
+
+
+def test_a_model_larger_than_memory():
+    with meta_init():
+        model = torch.nn.Linear(2**20, 2**30)
+    with pytest.raises(OutOfMemory, match="GiB"):
+        check_memory(model.parameters())
+    check_memory(torch.nn.Linear(2, 3).parameters())
