@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from drill.training.precision import Precision
 
+MAX_BEAM = 1000
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
@@ -60,7 +62,7 @@ class LanguageModelOptions(TrainingOptions):
 
     epochs: int = 500
     seed: int = 1111
-    batch_size: int = 20  # columns of text, over all processes
+    batch_size: int = 20  # parallel streams of text ("columns"), over all processes
     bptt: int = 70  # about how many tokens a gradient reaches back
     length_seed: int | None = None  # of the random segment lengths; None takes seed
     length_cap: int | None = None  # the longest segment
@@ -94,9 +96,7 @@ class TranslationOptions(TrainingOptions):
     pad_to_multiple_of: int = 1  # pad lengths to multiples: fewer shapes, more padding
     compile: bool = False  # the Transformer by torch.compile
     bleu_every: int | None = None  # validations between two that also translate for BLEU
-    average_checkpoints: int = (
-        1  # at the end, try the mean of the weights of so many last validations
-    )
+    average_checkpoints: int = 1  # at the end, try the mean of the weights of that many validations
     beam: int = 4  # of all translations that are scored
     length_penalty: float = 0.6
 
@@ -110,6 +110,8 @@ class TranslationOptions(TrainingOptions):
         )
         self._check_counts("bleu_every", "average_checkpoints", "beam")
         self._check_shares("label_smoothing")
+        if self.beam > MAX_BEAM:
+            raise ValueError(f"beam is at most {MAX_BEAM}, not {self.beam}")
         if not math.isfinite(self.length_penalty):
             raise ValueError(f"length_penalty is a finite number, not {self.length_penalty}")
 
