@@ -35,6 +35,8 @@ def line_start(name: str, model: LanguageModel, end: int) -> State:
     The random numbers are always the same, so on one machine a model always starts in the same
     state. NaN raises FloatingPointError; ``name`` is the function that its message names.
     """
+    if not model.encoder.carries_state:
+        return model.encoder.reading_state(1)
     device = next(model.parameters()).device
     dice = np.random.default_rng(0).random((LONGEST, LINES))
     read = torch.full((1, LINES), end, device=device)

@@ -1,11 +1,12 @@
 """Training of language models.
 
 Every epoch walks down the columns of the training text in segments of random length, carrying the
-hidden state.
+hidden state. An encoder without a state reads windows of ``bptt`` tokens instead.
 """
 
 import zlib
 from collections.abc import Callable, Iterator
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -80,7 +81,10 @@ class LanguageModelTask:
         self.model, self.run, self.optimizer = model, run, optimizer
         self.options, self.world = options, world
         device = next(model.parameters()).device
+        self.windows = not model.encoder.carries_state
         whole = columns(ids.train, options.batch_size, "training.batch_size")
+        if self.windows and len(whole) > options.bptt:  # all of one length: the rest is left out
+            whole = whole[: (len(whole) - 1) // options.bptt * options.bptt + 1]
         self.data = world.columns(whole).to(device)  # (rows, B)
         self.in_order = self.data.clone() if options.partial_shuffle else self.data
         valid = columns(ids.valid, options.valid_batch_size, "training.valid_batch_size")
@@ -88,7 +92,8 @@ class LanguageModelTask:
         # Too short a text shows now, not at the end.
         self.test_text = columns(ids.test, options.test_batch_size, "training.test_batch_size")
         bptt, seed = options.bptt, options.seed
-        self.read_at_once = max(bptt, READ_AT_ONCE) if device.type == "cuda" else bptt
+        more = device.type == "cuda" and not self.windows
+        self.read_at_once = max(bptt, READ_AT_ONCE) if more else bptt
         length_seed = seed if options.length_seed is None else options.length_seed
         self.state = LanguageModelState(
             limits=Limits(options.epochs, None, options.max_minutes),
@@ -102,6 +107,8 @@ class LanguageModelTask:
     def prepare(self, autocast: torch.dtype | None) -> None:
         options = self.options
         self.autocast = autocast
+        if options.compile:
+            self.model.encoder.compile()
         self._step = steps(
             self.model,
             data_parallel(self.model, self.world),
@@ -126,7 +133,8 @@ class LanguageModelTask:
         if self.options.partial_shuffle:  # in place: steps read the text where it is
             drawn = rotations(self.options.seed, state.epoch, rows, self.options.batch_size)
             self.data.copy_(rotated(self.in_order, self.world.columns(drawn)))
-        yield from training_segments(rows, state.lengths, state.position)
+        lengths = repeat(self.options.bptt) if self.windows else state.lengths
+        yield from training_segments(rows, lengths, state.position)
 
     def step(self, batch: Segment) -> None:
         self._step(self.state, batch, self.state.progress())

@@ -32,6 +32,8 @@ class Encoder(nn.Module, abc.ABC):
     """What a model may ask of any encoder."""
 
     output_size: int
+    carries_state: bool = True
+    """False where every batch is read on its own: segments of text then have a fixed length."""
 
     @abc.abstractmethod
     def forward(self, ids: Tensor, state: State | None = None) -> Encoded:
@@ -40,6 +42,10 @@ class Encoder(nn.Module, abc.ABC):
     @abc.abstractmethod
     def initial_state(self, batch: int) -> State:
         """Where a text begins, for ``batch`` sequences."""
+
+    def reading_state(self, batch: int) -> State:
+        """The same for a text that is read part by part, each part after those before it."""
+        return self.initial_state(batch)
 
     @abc.abstractmethod
     def without_dropout(self) -> AbstractContextManager[None]:

@@ -67,6 +67,7 @@ class LanguageModelOptions(TrainingOptions):
     tar_weight: float = 1.0  # weight of mean((raw[t+1] - raw[t])^2)
     adversarial: float = 0.0  # lower the logits of targets by epsilon * |w_y| * |h| in training
     state_reset: float = 0.0  # probability that a column starts a segment from the initial state
+    compile: bool = False  # a Transformer encoder by torch.compile
     micro_batch: int | None = None  # columns at a time, gradients summed; None takes all at once
     valid_batch_size: int = 10
     test_batch_size: int = 1
