@@ -64,7 +64,7 @@ def test_loss_equals_that_of_transformers():
         tie_word_embeddings=True,
     )
     stock = transformers.LlamaForCausalLM(config)
-    held = {name: p for name, p in mine.encoder.body.state_dict().items()}
+    held = dict(mine.encoder.body.state_dict())
     held["embed_tokens.weight"] = mine.encoder.embedding.weight.detach()
     stock.model.load_state_dict(held)
     stock.tie_weights()

@@ -17,6 +17,7 @@ NOT_SETTINGS |= {
     "text",
     "sha256",
     "unknown",
+    "bits_per_byte",
 }
 
 OTHER_WEIGHTS = "the weights give a word of the text no probability; evaluate others, or train anew"
@@ -41,8 +42,9 @@ def evaluation_line(row: dict[str, Any]) -> str:
     if "statistics_columns" in row:
         settings += f", gradient statistics at batch size {row['statistics_columns']}"
     unknown = f" ({row['unknown']:,} of them {UNK})" if row.get("unknown") else ""
+    bits = f"{row['bits_per_byte']:.4f} bits per byte  " if "bits_per_byte" in row else ""
     return (
-        f"{row['kind']} {text_name(row):5}  perplexity {row['perplexity']:.3f}  "
+        f"{row['kind']} {text_name(row):5}  perplexity {row['perplexity']:.3f}  {bits}"
         f"(as in published results: {row['published']:.3f})  loss {row['loss']:.4f}  "
         f"{row['tokens']:,} tokens{unknown}, batch size {row['batch_size']}  "
         f"{row['seconds']:.1f} s" + (f"  [{settings}]" if settings else "")

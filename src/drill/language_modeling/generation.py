@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from drill.data import EOS, UNK, Vocabulary
+from drill.data import EOS, UNK, SubwordVocabulary, Vocabulary
 from drill.kernels.lstm.persistent.recurrence import check_stall
 from drill.language_modeling.line_start import line_start, repeated
 from drill.language_modeling.scoring import Scored, check_vocabulary, score, unknown_words
@@ -52,7 +52,8 @@ def generate(
             print(piece, end="", flush=True)
 
     A piece is a word, with a space before it inside a line, or a line break, which stands for
-    ``<eos>`` here and in the prompt. Do not train the model meanwhile: its labels are encoded once.
+    ``<eos>`` here and in the prompt; of subwords, the characters that became whole. Do not train
+    the model meanwhile: its labels are encoded once.
 
     tokens         how many are drawn, ``<eos>`` counted
     temperature    p^(1/temperature), normalised; 0 takes the likeliest word
@@ -83,7 +84,7 @@ def generate(
             f"generate: the prompt holds the word {EOS}, which is kept for the end of a line; put "
             "a line break there"
         )
-    read = [vocabulary.ids[EOS], *vocabulary.encode(prompt.split("\n"))[:-1].tolist()]
+    read = [vocabulary.ids[EOS], *vocabulary.encode(prompt.rstrip(" ").split("\n"))[:-1].tolist()]
     forbidden = None if allow_unknown else vocabulary.ids.get(UNK)
 
     def draw(scores: NDArray[np.float64], die: np.random.Generator) -> int:
@@ -116,7 +117,7 @@ def _pieces(
     """The first sample as it is drawn, the others after it."""
     device = next(model.parameters()).device
     later: list[list[str]] = [[] for _ in dice[1:]]
-    last = [read[-1]] * len(dice)
+    writers = [_writer(vocabulary, read[-1]) for _ in dice]
     ids = torch.tensor(read)[:, None].expand(-1, len(dice))  # then one row at a time
     with ExitStack() as stack:  # of a private copy: between two pieces the model is the caller's
         log_probs = _scorer(model.layer, stack)
@@ -124,11 +125,8 @@ def _pieces(
         for _ in range(tokens):
             scores, state = _next_scores(model, log_probs, ids.to(device), state)
             drawn = [draw(row, die) for row, die in zip(scores, dice, strict=True)]
-            pieces = [
-                _piece(vocabulary.words[old], vocabulary.words[new])
-                for old, new in zip(last, drawn, strict=True)
-            ]
-            last, ids = drawn, torch.tensor([drawn])
+            pieces = [write(new) for write, new in zip(writers, drawn, strict=True)]
+            ids = torch.tensor([drawn])
             for kept_back, piece in zip(later, pieces[1:], strict=True):
                 kept_back.append(piece)
             yield pieces[0]
@@ -194,10 +192,20 @@ def chosen(p: NDArray[np.float64], u: float) -> int:
     return int(min(place, np.flatnonzero(p)[-1]))  # u * mass may round up to all of it
 
 
-def _piece(before: str, word: str) -> str:
-    if word == EOS:
-        return "\n"
-    return word if before == EOS else f" {word}"
+def _writer(vocabulary: Vocabulary, last: int) -> Callable[[int], str]:
+    """A function from one id after another, the first after ``last``, to their text."""
+    if isinstance(vocabulary, SubwordVocabulary):
+        return vocabulary.writer()
+    before = vocabulary.words[last]
+
+    def write(index: int) -> str:
+        nonlocal before
+        after, before = before, vocabulary.words[index]
+        if before == EOS:
+            return "\n"
+        return before if after == EOS else f" {before}"
+
+    return write
 
 
 def _at_least(name: str, value: int, least: int) -> None:

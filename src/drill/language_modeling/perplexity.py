@@ -40,11 +40,13 @@ class Perplexity:
     nll      sum of -log p over the predicted tokens
     tokens   how many were predicted, (rows - 1) * columns
     columns  how many runs the text was cut into; the first token of each was not predicted
+    bytes    of the predicted tokens, where the text is cut into subwords
     """
 
     nll: float
     tokens: int
     columns: int
+    bytes: int | None = None
 
     @property
     def loss(self) -> float:
@@ -54,6 +56,11 @@ class Perplexity:
     @property
     def perplexity(self) -> float:
         return _exp(self.loss)
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        """The sum in bits over the bytes of the text: comparable between vocabularies."""
+        return None if self.bytes is None else self.nll / math.log(2.0) / self.bytes
 
     @property
     def published_loss(self) -> float:
@@ -75,18 +82,21 @@ def perplexity(
     batch_size: int = 10,
     bptt: int = 70,
     autocast: torch.dtype | None = None,
+    token_bytes: NDArray[Any] | None = None,
     progress: Progress | None = None,
 ) -> Perplexity:
     """The perplexity of ``ids``, nothing dropped; the model comes back in the mode it was in.
 
     Ids (N,) are cut into ``batch_size`` columns, the tokens left over dropped; more columns are
     faster and lose more context. Ids (rows, B) keep their columns. ``bptt`` rows go through the
-    encoder at a time, which changes the time and not the result. A token of probability 0 makes the
-    result infinite; NaN raises FloatingPointError.
+    encoder at a time, which changes the time and not the result, unless the encoder carries no
+    state. ``token_bytes`` (V,) are the bytes of every label, for ``bits_per_byte``. A token of
+    probability 0 makes the result infinite; NaN raises FloatingPointError.
     """
     data = laid_out("perplexity", model, ids, batch_size)
     losses = _losses("perplexity", model, data, bptt, autocast, progress)
-    return Perplexity(losses.sum(dtype=torch.float64).item(), losses.numel(), data.shape[1])
+    nll = losses.sum(dtype=torch.float64).item()
+    return Perplexity(nll, losses.numel(), data.shape[1], predicted_bytes(data, token_bytes))
 
 
 def token_losses(
@@ -142,6 +152,11 @@ def _losses(
     losses = torch.cat(found)
     check_nan(name, model, losses)
     return losses
+
+
+def predicted_bytes(data: Tensor, token_bytes: NDArray[Any] | None) -> int | None:
+    """The bytes of all rows of ``data`` but the first."""
+    return None if token_bytes is None else int(token_bytes[data[1:].cpu().numpy()].sum())
 
 
 # -- what every evaluation needs ------------------------------------------------------------------

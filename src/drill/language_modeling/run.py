@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 
-from drill.data import DataError, Ids, Vocabulary
+from drill.data import DataError, Ids, SubwordVocabulary, Vocabulary, load_vocabulary
 from drill.errors import RunFolderError
 from drill.language_modeling.build import corpus, dry_run, encoded_text, language_model
 from drill.language_modeling.generation import generate
@@ -83,7 +84,13 @@ class LanguageModelRun:
                 batch_size=given["test_batch_size" if split == "test" else "valid_batch_size"],
                 bptt=given["bptt"],
                 autocast=autocast,
+                token_bytes=self.token_bytes,
             )
+
+    @property
+    def token_bytes(self) -> NDArray[Any] | None:
+        """The bytes of every label of a subword vocabulary, (V,)."""
+        return token_bytes(self.vocabulary)
 
     def generate(self, prompt: str = "", *, max_new_tokens: int = 100, **options: Any) -> str:
         """``prompt`` and a text that goes on after it.
@@ -103,13 +110,17 @@ class LanguageModelRun:
 Run = LanguageModelRun  # its name in the command line
 
 
+def token_bytes(vocabulary: Vocabulary) -> NDArray[Any] | None:
+    return vocabulary.token_bytes if isinstance(vocabulary, SubwordVocabulary) else None
+
+
 def vocabulary_of(run: RunFolder) -> Vocabulary:
     if not run.vocabulary.exists():
         raise RunFolderError(
             f"{run.vocabulary}: is missing, so nobody knows which word an id is; restore it from a "
             "copy, or remove the folder and train again"
         )
-    return Vocabulary.load(run.vocabulary)
+    return load_vocabulary(run.vocabulary)
 
 
 def load_run(
@@ -162,7 +173,8 @@ def train_language_model(
         keep_environment(run, settings, model, device, processes, found)
         run.write_text(run.recipe, settings.to_toml())
     if on_start is not None:
-        size = f"{len(ids.train):,} tokens, {len(vocabulary):,} words"
+        labels = "subwords" if isinstance(vocabulary, SubwordVocabulary) else "words"
+        size = f"{len(ids.train):,} tokens, {len(vocabulary):,} {labels}"
         cut_off = (settings.data["min_count"], settings.data["max_vocab_size"])
         remarks = (
             share_of_unknown(text, vocabulary, ids, *cut_off),
@@ -175,6 +187,7 @@ def train_language_model(
         run,
         optimizer,
         LanguageModelOptions(**settings.training),
+        token_bytes=token_bytes(vocabulary),
         world=processes,
         progress=progress,
     )

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from drill.data import EOS, UNK, DataError, Vocabulary
+from drill.data import EOS, UNK, DataError, SubwordVocabulary, Vocabulary
 from drill.kernels.lstm.persistent.recurrence import check_stall
 from drill.language_modeling.line_start import line_start, repeated
 from drill.models.encoder import State
@@ -42,11 +42,12 @@ class Scored:
     text: str
     log_probs: tuple[float, ...]
     unknown: tuple[str, ...]
+    pieces: tuple[str, ...] | None = None
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The tokens: what stands between white space, then ``<eos>``."""
-        return (*self.text.split(), EOS)
+        """The tokens: what stands between white space, or subwords; then ``<eos>``."""
+        return (*self.text.split(), EOS) if self.pieces is None else self.pieces
 
     @property
     def tokens(self) -> int:
@@ -91,11 +92,15 @@ def score(
 
 def unknown_words(vocabulary: Vocabulary, text: str) -> list[str]:
     """The words of ``text`` that are not in the vocabulary, in order."""
+    if isinstance(vocabulary, SubwordVocabulary):
+        return []
     return [word for word in text.split() if word not in vocabulary]
 
 
 def read_as_unknown(vocabulary: Vocabulary, text: str) -> list[str]:
     """The words of ``text`` that are ``<unk>`` to the model, in order; itself among them."""
+    if isinstance(vocabulary, SubwordVocabulary):
+        return []
     return [word for word in text.split() if word == UNK or word not in vocabulary]
 
 
@@ -131,7 +136,11 @@ def _scored(
                     f"score: line {line.number}: the model gives NaN for a probability; look at "
                     "its weights"
                 )
-            yield Scored(line.text, found, tuple(read_as_unknown(vocabulary, line.text)))
+            pieces = None
+            if isinstance(vocabulary, SubwordVocabulary):
+                pieces = tuple(vocabulary.words[each] for each in line.ids[1:])
+            unknown = tuple(read_as_unknown(vocabulary, line.text))
+            yield Scored(line.text, found, unknown, pieces)
 
 
 def _blocks(

@@ -10,6 +10,7 @@ from itertools import repeat
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 
 from drill.data import (
     Ids,
@@ -21,7 +22,7 @@ from drill.data import (
     training_segments,
 )
 from drill.language_modeling.build import check_adversarial
-from drill.language_modeling.perplexity import Perplexity, perplexity
+from drill.language_modeling.perplexity import Perplexity, perplexity, predicted_bytes
 from drill.language_modeling.state import LanguageModelState
 from drill.language_modeling.step import steps
 from drill.models.language_model import LanguageModel
@@ -46,6 +47,7 @@ def train(
     optimizer: ScheduledOptimizer,
     options: LanguageModelOptions,
     *,
+    token_bytes: NDArray[Any] | None = None,
     world: World = World(),  # noqa: B008 - it is frozen
     progress: Callable[[Progress], None] | None = None,
 ) -> Outcome:
@@ -56,10 +58,11 @@ def train(
         ids: the encoded splits.
         run: where checkpoints and metrics are; a run that has a checkpoint is resumed.
         optimizer: a fresh one; ``fit`` restores its state.
+        token_bytes: (V,), of every label; with them bits per byte are reported.
         world: this process among several.
         progress: called a few times a second, and after each validation.
     """
-    task = LanguageModelTask(model, ids, run, optimizer, options, world)
+    task = LanguageModelTask(model, ids, run, optimizer, options, world, token_bytes)
     return fit(task, run, optimizer, options, world=world, progress=progress)
 
 
@@ -76,10 +79,11 @@ class LanguageModelTask:
         optimizer: ScheduledOptimizer,
         options: LanguageModelOptions,
         world: World,
+        token_bytes: NDArray[Any] | None = None,
     ) -> None:
         check_adversarial(options.adversarial, model.layer)
         self.model, self.run, self.optimizer = model, run, optimizer
-        self.options, self.world = options, world
+        self.options, self.world, self.token_bytes = options, world, token_bytes
         device = next(model.parameters()).device
         self.windows = not model.encoder.carries_state
         whole = columns(ids.train, options.batch_size, "training.batch_size")
@@ -148,9 +152,10 @@ class LanguageModelTask:
                 self.valid,
                 bptt=self.read_at_once,
                 autocast=self.autocast,
+                token_bytes=self.token_bytes,
                 progress=watch("validation"),
             )
-        return found, {"valid_published": found.published_perplexity}
+        return found, {"valid_published": found.published_perplexity} | _bits("valid", found)
 
     def test(self, watch: Watch) -> tuple[Perplexity, Perplexity]:
         """An interrupt waits for it: a text is soon read."""
@@ -158,7 +163,11 @@ class LanguageModelTask:
         what = f"the test of the best weights, {self.run.best}"
         with diverged_if_nan(what, "; the same command tests them again"):
             test = perplexity(
-                self.model, self.test_text, bptt=self.read_at_once, autocast=self.autocast
+                self.model,
+                self.test_text,
+                bptt=self.read_at_once,
+                autocast=self.autocast,
+                token_bytes=self.token_bytes,
             )
         self.state.tick()
         valid: Perplexity = self.state.best
@@ -174,13 +183,22 @@ class LanguageModelTask:
                 "test_published": test.published_perplexity,
                 "elapsed": self.state.elapsed,
             }
+            | _bits("valid", valid)
+            | _bits("test", test)
         )
         return valid, test
 
     def read_test(self, row: dict[str, Any]) -> tuple[Perplexity, Perplexity]:
         rows, columns = self.test_text.shape
         tokens = (rows - 1) * columns
-        return self.state.best, Perplexity(float(row["test_loss"]) * tokens, tokens, columns)
+        nll, held = float(row["test_loss"]) * tokens, self.test_text
+        found = Perplexity(nll, tokens, columns, predicted_bytes(held, self.token_bytes))
+        return self.state.best, found
+
+
+def _bits(split: str, found: Perplexity) -> dict[str, float]:
+    bits = found.bits_per_byte
+    return {} if bits is None else {f"{split}_bits_per_byte": bits}
 
 
 def _checksum(ids: Ids) -> int:
