@@ -156,7 +156,10 @@ def _with_encoder_defaults(tables: Mapping[str, Any]) -> Mapping[str, Any]:
     """Defaults that depend on the encoder: those of [training] and [optimizer] are for LSTMs."""
     if tables.get("encoder", {}).get(NAME) != "hf":
         return tables
-    usual = {"training": {"ar_weight": 0.0, "tar_weight": 0.0}, "optimizer": {NAME: "adamw"}}
+    usual: dict[str, Table] = {
+        "training": {"ar_weight": 0.0, "tar_weight": 0.0},
+        "optimizer": {NAME: "adamw"},
+    }
     return {**tables, **{key: {**usual[key], **tables.get(key, {})} for key in usual}}
 
 
