@@ -193,6 +193,15 @@ def test_generation_repeats_by_seed(drill):
     assert drill(*words, "--seed", "1", "--prompt", "sea ")[1] == out
 
 
+def test_run_that_was_untied_is_loaded(drill, place):
+    words = ("train", "gpt.toml", "--name", "untied", "--device", "cpu")
+    code, _, err = drill(*words, "--set", "training.untie_at=0.7")
+    assert code == 0, err
+    found = load("runs/untied", device="cpu")
+    assert type(found.model.layer).__name__ == "FullSoftmax"
+    assert found.perplexity().loss == pytest.approx(found.folder.rows()[-1]["test_loss"], rel=1e-6)
+
+
 # -- recipes ---------------------------------------------------------------------------------------
 
 

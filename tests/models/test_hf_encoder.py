@@ -11,7 +11,8 @@ from drill.data import columns
 from drill.errors import SettingsError
 from drill.language_modeling.build import dry_run
 from drill.language_modeling.perplexity import perplexity
-from drill.layers import DeepResidual, TiedSoftmax
+from drill.language_modeling.untie import untied
+from drill.layers import DeepResidual, FullSoftmax, MixtureOfSoftmaxes, TiedSoftmax
 from drill.models import HfEncoder
 from drill.models.language_model import LanguageModel
 from drill.training.settings import resolved
@@ -206,6 +207,34 @@ def test_perplexity_is_that_of_independent_windows():
             for i in range(0, len(data) - 1, 7)
         ]
     assert found.nll == pytest.approx(float(sum(parts)), rel=1e-5)
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_untying_keeps_the_logits(deep):
+    made = model(deep)
+    hidden = torch.randn(5, D)
+    own = untied(made.layer)
+    torch.testing.assert_close(own.logits(hidden), made.layer.eval().logits(hidden))
+    assert own.label_weight is not made.encoder.embedding.weight
+    with pytest.raises(ValueError, match="untie_at"):
+        untied(MixtureOfSoftmaxes(made.layer, experts=2))
+
+
+def test_untying_in_the_middle_resumes_bit_exactly(tmp_path):
+    made = model(True, 0.1)
+    whole = small_run(tmp_path / "whole", optimizer="adamw", model=made, untie_at=0.5, **PLAIN)
+    assert isinstance(made.layer, FullSoftmax)
+    assert whole.best_epoch > 1
+    for life in range(20):
+        torch.manual_seed(life)
+        if trained(tmp_path / "parts", interrupted_after(4, "adamw"), untie_at=0.5).finished:
+            break
+    assert life > 3
+    assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
+    held, again = (weights(tmp_path / each / "best.safetensors") for each in ("whole", "parts"))
+    assert held.keys() == again.keys()
+    assert all(torch.equal(held[name], again[name]) for name in held)
+    assert not torch.equal(held["layer.embedding.weight"], held["encoder.embedding.weight"])
 
 
 @pytest.mark.slow

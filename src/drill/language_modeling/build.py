@@ -13,6 +13,7 @@ from torch import nn
 
 from drill.data import Corpus, Ids, Vocabulary, cache_folder, check_corpus, read_corpus
 from drill.errors import SettingsError
+from drill.language_modeling.untie import check_untie
 from drill.layers import MatrixLayer, OutputLayer
 from drill.models import ENCODERS, Encoder
 from drill.models.language_model import LanguageModel
@@ -52,6 +53,10 @@ def dry_run(settings: Settings) -> None:
     try:
         check_adversarial(settings.training["adversarial"], model.layer)
         _check_windows(settings, model.encoder)
+        if settings.training["untie_at"] is not None:
+            check_untie(model.layer)
+            if settings.optimizer.get("average_from") is not None:
+                raise ValueError("untie_at and optimizer.average_from exclude each other")
     except ValueError as error:
         raise SettingsError(f"[training]: {error}") from None
 

@@ -11,13 +11,14 @@ import torch
 from numpy.typing import NDArray
 
 from drill.data import DataError, Ids, SubwordVocabulary, Vocabulary, load_vocabulary
-from drill.errors import RunFolderError
+from drill.errors import CheckpointError, RunFolderError
 from drill.language_modeling.build import corpus, dry_run, encoded_text, language_model
 from drill.language_modeling.generation import generate
 from drill.language_modeling.perplexity import Perplexity, perplexity
 from drill.language_modeling.scoring import Scored, score
 from drill.language_modeling.step import capture_blocker, kernel_summary
 from drill.language_modeling.train import train
+from drill.language_modeling.untie import untied
 from drill.models.language_model import LanguageModel
 from drill.training.build import build_optimizer
 from drill.training.device import pick_device
@@ -137,7 +138,14 @@ def load_run(
     vocabulary = vocabulary_of(run)
     place = pick_device(device) if isinstance(device, str) else device
     model = language_model(by_any_kernels(settings), vocabulary, place)
-    return LanguageModelRun(run, settings, vocabulary, model, load_weights(model, run, weights))
+    try:
+        origin = load_weights(model, run, weights)
+    except CheckpointError:
+        if settings.training["untie_at"] is None:
+            raise
+        model.layer = untied(model.layer)  # weights from after the switch have other names
+        origin = load_weights(model, run, weights)
+    return LanguageModelRun(run, settings, vocabulary, model, origin)
 
 
 def train_language_model(

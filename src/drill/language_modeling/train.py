@@ -25,6 +25,7 @@ from drill.language_modeling.build import check_adversarial
 from drill.language_modeling.perplexity import Perplexity, perplexity, predicted_bytes
 from drill.language_modeling.state import LanguageModelState
 from drill.language_modeling.step import steps
+from drill.language_modeling.untie import untied
 from drill.models.language_model import LanguageModel
 from drill.training.distributed import World, data_parallel
 from drill.training.divergence import diverged_if_nan
@@ -82,6 +83,8 @@ class LanguageModelTask:
         token_bytes: NDArray[Any] | None = None,
     ) -> None:
         check_adversarial(options.adversarial, model.layer)
+        if options.untie_at is not None and run.last.exists() and run.last_numbers()["untied"]:
+            model.layer = untied(model.layer)  # so that the checkpoint fits
         self.model, self.run, self.optimizer = model, run, optimizer
         self.options, self.world, self.token_bytes = options, world, token_bytes
         device = next(model.parameters()).device
@@ -109,10 +112,13 @@ class LanguageModelTask:
         )
 
     def prepare(self, autocast: torch.dtype | None) -> None:
-        options = self.options
         self.autocast = autocast
-        if options.compile:
+        if self.options.compile:
             self.model.encoder.compile()
+        self._prepare_steps()
+
+    def _prepare_steps(self) -> None:
+        options = self.options
         self._step = steps(
             self.model,
             data_parallel(self.model, self.world),
@@ -121,7 +127,7 @@ class LanguageModelTask:
             cuda_graphs=options.cuda_graphs,
             world_size=self.world.size,
             bptt=options.bptt,
-            autocast=autocast,
+            autocast=self.autocast,
             micro_batch=options.micro_batch,
             options={
                 "ar_weight": options.ar_weight,
@@ -141,9 +147,21 @@ class LanguageModelTask:
         yield from training_segments(rows, lengths, state.position)
 
     def step(self, batch: Segment) -> None:
+        switch = self.options.untie_at
+        if switch is not None and not self.state.untied and self.state.progress() >= switch:
+            self._untie()
         self._step(self.state, batch, self.state.progress())
         self.state.position += batch.length
         self.state.tokens += batch.length * self.options.batch_size
+
+    def _untie(self) -> None:
+        """Go on with a free matrix; other parameters keep their moments, the best is forgotten."""
+        tensors, numbers = self.optimizer.tensors(), self.optimizer.numbers()
+        self.model.layer = untied(self.model.layer)
+        self.optimizer.setup(self.model.named_parameters())
+        self.optimizer.load(tensors, numbers)
+        self.state.untied, self.state.best, self.state.best_weights = True, None, None
+        self._prepare_steps()
 
     def validate(self, watch: Watch) -> tuple[Perplexity, dict[str, Any]]:
         with diverged_if_nan(f"the validation after epoch {self.state.epoch}"):
