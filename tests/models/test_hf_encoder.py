@@ -1,7 +1,10 @@
 """A causal model of transformers as encoder: the contract, and plain transformers as reference."""
 
 import json
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +19,7 @@ from drill.layers import DeepResidual, FullSoftmax, MixtureOfSoftmaxes, TiedSoft
 from drill.models import HfEncoder
 from drill.models.language_model import LanguageModel
 from drill.training.settings import resolved
-from tests.tiny_runs import V, interrupted_after, rows, small_run, text, weights
+from tests.tiny_runs import V, assert_close_rows, interrupted_after, rows, small_run, text, weights
 
 transformers = pytest.importorskip("transformers")
 
@@ -235,6 +238,23 @@ def test_untying_in_the_middle_resumes_bit_exactly(tmp_path):
     assert held.keys() == again.keys()
     assert all(torch.equal(held[name], again[name]) for name in held)
     assert not torch.equal(held["layer.embedding.weight"], held["encoder.embedding.weight"])
+
+
+@pytest.mark.slow
+def test_two_processes_train_what_one_does(tmp_path):
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+               "-m", "tests.models.train_hf_in_processes", str(tmp_path / "two")]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    trained(tmp_path / "one", dropout=0.0, untie_at=0.5)
+    assert_close_rows(tmp_path / "two", tmp_path / "one", rel=1e-4)
 
 
 @pytest.mark.slow

@@ -53,7 +53,7 @@ class SubwordVocabulary(Vocabulary):
             return False
         return self.subwords == other.subwords and np.array_equal(self.counts, other.counts)
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
     def __repr__(self) -> str:
         return f"SubwordVocabulary({len(self)} pieces)"
