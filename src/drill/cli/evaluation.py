@@ -25,9 +25,9 @@ from drill.cli.options import (
     load_language_model,
 )
 from drill.data import EOS, UNK, DataError, Pairs, ParallelText, encode_pairs
-from drill.data.text.corpora import read_own_text
+from drill.data.text.corpora import encode_text, read_own_text
 from drill.errors import SettingsError
-from drill.files import digest, lines_of, write_output
+from drill.files import digest, write_output
 from drill.language_modeling.cache_pointer import cache_perplexity, cache_search
 from drill.language_modeling.dynamic_evaluation import dynamic_perplexity, dynamic_search
 from drill.language_modeling.gradient_statistics import (
@@ -35,7 +35,13 @@ from drill.language_modeling.gradient_statistics import (
     gradient_statistics,
     statistics_columns,
 )
-from drill.language_modeling.perplexity import Perplexity, perplexity, token_losses
+from drill.language_modeling.perplexity import (
+    Perplexity,
+    laid_out,
+    perplexity,
+    predicted_bytes,
+    token_losses,
+)
 from drill.language_modeling.run import Run
 from drill.report.analysis.comparison import accuracy_bands
 from drill.report.results.evaluations import OWN_FILES
@@ -65,6 +71,7 @@ NOT_SETTINGS |= {
     "text",
     "sha256",
     "unknown",
+    "bits_per_byte",
 }
 
 HINTS = {
@@ -88,8 +95,9 @@ def evaluation_line(row: Row) -> str:
     if "statistics_columns" in row:
         settings += f", gradient statistics at batch size {row['statistics_columns']}"
     unknown = f" ({row['unknown']:,} of them {UNK})" if row.get("unknown") else ""
+    bits = f"{row['bits_per_byte']:.4f} bits per byte  " if "bits_per_byte" in row else ""
     return (
-        f"{row['kind']} {text_name(row):5}  perplexity {row['perplexity']:.3f}  "
+        f"{row['kind']} {text_name(row):5}  perplexity {row['perplexity']:.3f}  {bits}"
         f"(as in published results: {row['published']:.3f})  loss {row['loss']:.4f}  "
         f"{row['tokens']:,} tokens{unknown}, batch size {row['batch_size']}  "
         f"{row['seconds']:.1f} s" + (f"  [{settings}]" if settings else "")
@@ -195,7 +203,7 @@ class Evaluation:
 def _own_text(run: Run, path: Path) -> EvaluatedText:
     """A file, read as the run's corpus is, at the batch size of its test."""
     vocabulary = run.vocabulary
-    ids = vocabulary.encode(lines_of(read_own_text(path)))
+    ids = encode_text(read_own_text(path), vocabulary)
     unknown = int((ids == vocabulary.ids[UNK]).sum()) if UNK in vocabulary else 0
     if unknown:
         words = int((ids != vocabulary.ids[EOS]).sum())
@@ -230,13 +238,18 @@ def plain_rows(
         options["batch_size"] = size
         with Counter(text.name, evaluation.quiet) as progress:
             if losses is None:
-                found = perplexity(run.model, text.ids, **options, progress=progress)
+                found = perplexity(
+                    run.model, text.ids, **options, token_bytes=run.token_bytes, progress=progress
+                )
             else:
                 values = token_losses(run.model, text.ids, **options, progress=progress).numpy()
                 content = io.BytesIO()  # np.save does not write into pipes
                 np.save(content, values)
                 write_output(losses, content.getvalue())
-                found = Perplexity(float(values.sum(dtype=np.float64)), len(values), size)
+                held = predicted_bytes(
+                    laid_out("evaluate", run.model, text.ids, size), run.token_bytes
+                )
+                found = Perplexity(float(values.sum(dtype=np.float64)), len(values), size, held)
         yield _row("plain", text, found, start, {})
 
 
@@ -254,6 +267,7 @@ def dynamic_rows(
     limit: int,
 ) -> Iterator[Row]:
     """Dynamic evaluation; gradient statistics and searches are saved in the run folder."""
+    _check_state("dynamic evaluation", run)
     start, quiet, folder = time.monotonic(), evaluation.quiet, run.folder.path
     tokens = len(run.ids.train)
     size = statistics_columns(tokens, segment_length)
@@ -313,6 +327,7 @@ def cache_rows(
     chunk: int,
 ) -> Iterator[Row]:
     """The continuous cache pointer."""
+    _check_state("the cache pointer", run)
     options: dict[str, Any] = {"window": window, "bptt": chunk, "published": published}
     options["autocast"] = autocast
     if search:
@@ -331,6 +346,14 @@ def cache_rows(
         yield _row("cache", text, found, start, settings)
 
 
+def _check_state(what: str, run: Run) -> None:
+    if not run.model.encoder.carries_state:
+        raise SettingsError(
+            f"{run.folder.path}: {what} reads a text in small parts and needs an encoder that "
+            "carries a state; use `drill evaluate`"
+        )
+
+
 def _row(
     kind: str, text: EvaluatedText, found: Perplexity, start: float, settings: Mapping[str, Any]
 ) -> Row:
@@ -341,6 +364,7 @@ def _row(
         "loss": found.loss,
         "perplexity": found.perplexity,
         "published": found.published_perplexity,
+        **({} if found.bytes is None else {"bits_per_byte": found.bits_per_byte}),
         "seconds": round(time.monotonic() - start, 3),
         "batch_size": found.columns,
         **settings,

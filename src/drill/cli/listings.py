@@ -25,6 +25,7 @@ CPU, GPU = "cpu", "cuda"
 CORPUS_DEVICES: Mapping[str, str] = {
     "bible": CPU,
     "numbers": CPU,
+    "elife": GPU,
     "ptb": GPU,
     "wikitext-2": GPU,
     "multi30k": GPU,

@@ -247,6 +247,8 @@ def _print_outcome(outcome: "Outcome", folder: Path) -> None:
         tested = f"BLEU {outcome.test.scores.bleu:.2f}  exact {outcome.test.exact:.1%}"
     else:
         tested = f"perplexity {outcome.test.perplexity:.2f}"
+        if outcome.test.bits_per_byte is not None:
+            tested += f", {outcome.test.bits_per_byte:.4f} bits per byte"
     typer.echo(
         f"{folder}: valid perplexity {outcome.valid.perplexity:.2f}  test {tested}  "
         f"(best of {outcome.epoch} epoch{'' if outcome.epoch == 1 else 's'}: {outcome.best_epoch}; "

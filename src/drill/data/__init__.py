@@ -37,6 +37,7 @@ from drill.data.text.corpora import (
     load_corpus,
     read_corpus,
 )
+from drill.data.text.subword_vocabulary import SubwordVocabulary, load_vocabulary
 from drill.data.text.vocabulary import EOS, UNK, Vocabulary
 from drill.errors import DataError
 
@@ -83,6 +84,7 @@ __all__ = [
     "Published",
     "Segment",
     "SequenceLengths",
+    "SubwordVocabulary",
     "Subwords",
     "TranslationData",
     "Vocabulary",
@@ -100,6 +102,7 @@ __all__ = [
     "inputs_and_targets",
     "learnt_subwords",
     "load_corpus",
+    "load_vocabulary",
     "numbers_and_dates_corpus",
     "pairs_checksum",
     "read_corpus",

@@ -13,8 +13,9 @@ from torch import nn
 
 from drill.data import Corpus, Ids, Vocabulary, cache_folder, check_corpus, read_corpus
 from drill.errors import RunFolderError, SettingsError
+from drill.language_modeling.untie import check_untie
 from drill.layers import MatrixLayer, OutputLayer
-from drill.models import ENCODERS
+from drill.models import ENCODERS, Encoder
 from drill.models.language_model import LanguageModel
 from drill.recipes.reader import NAME
 from drill.training.device import check_memory, meta_init
@@ -65,6 +66,11 @@ def dry_run(settings: Settings) -> None:
     check_memory(each for each in model.parameters() if STAND_IN not in each.shape)
     try:
         check_adversarial(settings.training["adversarial"], model.layer)
+        _check_windows(settings, model.encoder)
+        if settings.training["untie_at"] is not None:
+            check_untie(model.layer)
+            if settings.optimizer.get("average_from") is not None:
+                raise ValueError("untie_at and optimizer.average_from exclude each other")
     except ValueError as error:
         raise SettingsError(f"[training]: {error}") from None
 
@@ -78,6 +84,22 @@ def check_adversarial(adversarial: float, layer: OutputLayer) -> None:
         )
 
 
+def _check_windows(settings: Settings, encoder: Encoder) -> None:
+    """Raise ValueError for options that an encoder with, or without, a state does not have."""
+    given = settings.training
+    if encoder.carries_state:
+        if given["compile"]:
+            raise ValueError("compile is for encoder.name hf; LSTMs have kernels of their own")
+        return
+    if given["bptt"] > settings.encoder["context_length"]:
+        raise ValueError(
+            f"bptt is at most encoder.context_length {settings.encoder['context_length']}, "
+            f"not {given['bptt']}"
+        )
+    if given["state_reset"] != 0.0:
+        raise ValueError("state_reset is for encoders that carry a state; leave it at 0")
+
+
 def _model(settings: Settings, words: int, counts: Callable[[], list[int]]) -> LanguageModel:
     encoder = dict(settings.encoder)
     kind, width = ENCODERS[encoder.pop(NAME)], encoder.pop("embedding_dim")
@@ -86,6 +108,8 @@ def _model(settings: Settings, words: int, counts: Callable[[], list[int]]) -> L
         built = kind(embedding, **encoder)
         layer = output_layer(settings.layer, embedding, built.output_size, counts)
         return LanguageModel(built, layer)
+    except ImportError as error:
+        raise SettingsError(str(error)) from None
     except (ValueError, TypeError, RuntimeError) as error:
         raise makes_no_model(settings, error) from None
 

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from drill.data import EOS, UNK, Vocabulary
+from drill.data import EOS, UNK, SubwordVocabulary, Vocabulary
 from drill.kernels.lstm.persistent.recurrence import check_stall
 from drill.language_modeling.scoring import check_vocabulary, line_start, repeated
 from drill.layers import MatrixLayer, OutputLayer, SampledSoftmax
@@ -46,8 +46,9 @@ def generate(
             print(piece, end="", flush=True)
 
     A piece is a word, with a space before it inside a line, or a line break, which is ``<eos>``
-    here and in the prompt. Labels are encoded once: do not train the model meanwhile. Words of the
-    prompt outside the vocabulary are read as ``<unk>``; DataError if it has none.
+    here and in the prompt; of subwords, the characters that became whole. Labels are encoded once:
+    do not train the model meanwhile. Words of the prompt outside the vocabulary are read as
+    ``<unk>``; DataError if it has none.
 
     Args:
         tokens: how many are sampled, ``<eos>`` included.
@@ -81,7 +82,7 @@ def generate(
             f"generate: the prompt holds the word {EOS}, which marks the end of a line; put "
             "a line break there"
         )
-    read = [vocabulary.ids[EOS], *vocabulary.encode(prompt.split("\n"))[:-1].tolist()]
+    read = [vocabulary.ids[EOS], *vocabulary.encode(prompt.rstrip(" ").split("\n"))[:-1].tolist()]
     forbidden = None if allow_unknown else vocabulary.ids.get(UNK)
 
     def draw(scores: NDArray[np.float64], generator: np.random.Generator) -> int:
@@ -115,7 +116,7 @@ def _pieces(
     """The first sample as it is sampled, the others after it."""
     device = next(model.parameters()).device
     later: list[list[str]] = [[] for _ in generators[1:]]
-    last = [read[-1]] * len(generators)
+    writers = [_writer(vocabulary, read[-1]) for _ in generators]
     ids = torch.tensor(read)[:, None].expand(-1, len(generators))  # then one row at a time
     with ExitStack() as stack:  # labels of a copy: the caller may use the model between two pieces
         log_probs = _scorer(model.layer, stack)
@@ -127,11 +128,8 @@ def _pieces(
             drawn = [
                 draw(row, generator) for row, generator in zip(scores, generators, strict=True)
             ]
-            pieces = [
-                _piece(vocabulary.words[old], vocabulary.words[new])
-                for old, new in zip(last, drawn, strict=True)
-            ]
-            last, ids = drawn, torch.tensor([drawn])
+            pieces = [write(new) for write, new in zip(writers, drawn, strict=True)]
+            ids = torch.tensor([drawn])
             for pending, piece in zip(later, pieces[1:], strict=True):
                 pending.append(piece)
             yield pieces[0]
@@ -197,7 +195,17 @@ def chosen(p: NDArray[np.float64], u: float) -> int:
     return int(min(index, np.flatnonzero(p)[-1]))  # u * mass may round up to all of it
 
 
-def _piece(before: str, word: str) -> str:
-    if word == EOS:
-        return "\n"
-    return word if before == EOS else f" {word}"
+def _writer(vocabulary: Vocabulary, last: int) -> Callable[[int], str]:
+    """A function from one id after another, the first after ``last``, to their text."""
+    if isinstance(vocabulary, SubwordVocabulary):
+        return vocabulary.writer()
+    before = vocabulary.words[last]
+
+    def write(index: int) -> str:
+        nonlocal before
+        after, before = before, vocabulary.words[index]
+        if before == EOS:
+            return "\n"
+        return before if after == EOS else f" {before}"
+
+    return write

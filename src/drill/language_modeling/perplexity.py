@@ -41,11 +41,13 @@ class Perplexity:
         nll: sum of -log p over the predicted tokens.
         tokens: how many were predicted, (rows - 1) * columns.
         columns: streams the text was cut into; the first token of each is not predicted.
+        bytes: of the predicted tokens, where the text is cut into subwords.
     """
 
     nll: float
     tokens: int
     columns: int
+    bytes: int | None = None
 
     @property
     def loss(self) -> float:
@@ -55,6 +57,11 @@ class Perplexity:
     @property
     def perplexity(self) -> float:
         return _exp(self.loss)
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        """The sum in bits over the bytes of the text: comparable between vocabularies."""
+        return None if self.bytes is None else self.nll / math.log(2.0) / self.bytes
 
     @property
     def published_loss(self) -> float:
@@ -76,6 +83,7 @@ def perplexity(
     batch_size: int = 10,
     bptt: int = 70,
     autocast: torch.dtype | None = None,
+    token_bytes: NDArray[Any] | None = None,
     progress: Progress | None = None,
 ) -> Perplexity:
     """The perplexity of ``ids`` in eval mode; NaN raises FloatingPointError.
@@ -83,12 +91,15 @@ def perplexity(
     Args:
         ids: (N,), cut into ``batch_size`` columns without the rest, or (rows, B).
         batch_size: more columns are faster and lose more context.
-        bptt: rows that are encoded at a time; it affects speed only.
+        bptt: rows that are encoded at a time; it affects speed only, unless the encoder carries
+            no state.
         autocast: for example torch.bfloat16.
+        token_bytes: (V,), bytes of every label, for ``bits_per_byte``.
     """
     data = laid_out("perplexity", model, ids, batch_size)
     losses = _losses("perplexity", model, data, bptt, autocast, progress)
-    return Perplexity(losses.sum(dtype=torch.float64).item(), losses.numel(), data.shape[1])
+    nll = losses.sum(dtype=torch.float64).item()
+    return Perplexity(nll, losses.numel(), data.shape[1], predicted_bytes(data, token_bytes))
 
 
 def token_losses(
@@ -144,6 +155,11 @@ def _losses(
     losses = torch.cat(found)
     check_nan(name, model, losses)
     return losses
+
+
+def predicted_bytes(data: Tensor, token_bytes: NDArray[Any] | None) -> int | None:
+    """The bytes of all rows of ``data`` but the first."""
+    return None if token_bytes is None else int(token_bytes[data[1:].cpu().numpy()].sum())
 
 
 # -- for all evaluations --------------------------------------------------------------------------

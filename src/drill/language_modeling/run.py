@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 
-from drill.data import DataError, Ids, Vocabulary
-from drill.errors import RunFolderError
+from drill.data import DataError, Ids, SubwordVocabulary, Vocabulary, load_vocabulary
+from drill.errors import CheckpointError, RunFolderError
 from drill.language_modeling.build import corpus, dry_run, encoded_text, language_model
 from drill.language_modeling.generation import generate
 from drill.language_modeling.perplexity import Perplexity, perplexity
 from drill.language_modeling.scoring import Scored, score
 from drill.language_modeling.step import capture_blocker, kernel_summary
 from drill.language_modeling.train import train
+from drill.language_modeling.untie import untied
 from drill.models.language_model import LanguageModel
 from drill.training.device import pick_device
 from drill.training.distributed import World
@@ -82,7 +84,13 @@ class LanguageModelRun:
                 batch_size=given["test_batch_size" if split == "test" else "valid_batch_size"],
                 bptt=given["bptt"],
                 autocast=autocast,
+                token_bytes=self.token_bytes,
             )
+
+    @property
+    def token_bytes(self) -> NDArray[Any] | None:
+        """The bytes of every label of a subword vocabulary, (V,)."""
+        return token_bytes(self.vocabulary)
 
     def generate(self, prompt: str = "", *, max_new_tokens: int = 100, **options: Any) -> str:
         """``prompt`` and its continuation.
@@ -102,13 +110,17 @@ class LanguageModelRun:
 Run = LanguageModelRun  # its name in the command line
 
 
+def token_bytes(vocabulary: Vocabulary) -> NDArray[Any] | None:
+    return vocabulary.token_bytes if isinstance(vocabulary, SubwordVocabulary) else None
+
+
 def vocabulary_of(run: RunFolder) -> Vocabulary:
     if not run.vocabulary.exists():
         raise RunFolderError(
             f"{run.vocabulary}: is missing, and ids mean nothing without it; restore it from a "
             "copy, or remove the folder and train again"
         )
-    return Vocabulary.load(run.vocabulary)
+    return load_vocabulary(run.vocabulary)
 
 
 def load_run(
@@ -129,7 +141,14 @@ def load_run(
     vocabulary = vocabulary_of(run)
     place = pick_device(device) if isinstance(device, str) else device
     model = language_model(by_any_kernels(settings), vocabulary, place)
-    return LanguageModelRun(run, settings, vocabulary, model, load_weights(model, run, weights))
+    try:
+        origin = load_weights(model, run, weights)
+    except CheckpointError:
+        if settings.training["untie_at"] is None:
+            raise
+        model.layer = untied(model.layer)  # weights from after the switch have other names
+        origin = load_weights(model, run, weights)
+    return LanguageModelRun(run, settings, vocabulary, model, origin)
 
 
 def train_language_model(
@@ -171,7 +190,8 @@ def train_language_model(
 
         run.before_first_write(describe)
     if on_start is not None:
-        size = f"{len(ids.train):,} tokens, {len(vocabulary):,} words"
+        labels = "subwords" if isinstance(vocabulary, SubwordVocabulary) else "words"
+        size = f"{len(ids.train):,} tokens, {len(vocabulary):,} {labels}"
         cut_off = (settings.data["min_count"], settings.data["max_vocab_size"])
         remarks = (
             share_of_unknown(text, vocabulary, ids, *cut_off),
@@ -184,6 +204,7 @@ def train_language_model(
         run,
         optimizer,
         LanguageModelOptions(**settings.training),
+        token_bytes=token_bytes(vocabulary),
         world=processes,
         progress=progress,
     )

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drill.data import EOS, UNK, DataError, Vocabulary
+from drill.data import EOS, UNK, DataError, SubwordVocabulary, Vocabulary
 from drill.kernels.lstm.persistent.recurrence import check_stall
 from drill.models.encoder import State
 from drill.models.language_model import LanguageModel
@@ -50,11 +50,12 @@ class Scored:
     text: str
     log_probs: tuple[float, ...]
     unknown: tuple[str, ...]
+    pieces: tuple[str, ...] | None = None
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The tokens: split at white space, then ``<eos>``."""
-        return (*self.text.split(), EOS)
+        """The tokens: split at white space, or subwords; then ``<eos>``."""
+        return (*self.text.split(), EOS) if self.pieces is None else self.pieces
 
     @property
     def tokens(self) -> int:
@@ -101,11 +102,15 @@ def score(
 
 def unknown_words(vocabulary: Vocabulary, text: str) -> list[str]:
     """The words of ``text`` that are not in the vocabulary, in order."""
+    if isinstance(vocabulary, SubwordVocabulary):
+        return []
     return [word for word in text.split() if word not in vocabulary]
 
 
 def read_as_unknown(vocabulary: Vocabulary, text: str) -> list[str]:
     """The words of ``text`` that the model reads as ``<unk>``, in order."""
+    if isinstance(vocabulary, SubwordVocabulary):
+        return []
     return [word for word in text.split() if word == UNK or word not in vocabulary]
 
 
@@ -141,7 +146,11 @@ def _scored(
                     f"score: line {line.number}: the model gives NaN for a probability; look at "
                     "its weights"
                 )
-            yield Scored(line.text, found, tuple(read_as_unknown(vocabulary, line.text)))
+            pieces = None
+            if isinstance(vocabulary, SubwordVocabulary):
+                pieces = tuple(vocabulary.words[each] for each in line.ids[1:])
+            unknown = tuple(read_as_unknown(vocabulary, line.text))
+            yield Scored(line.text, found, unknown, pieces)
 
 
 def _blocks(
@@ -250,6 +259,8 @@ def line_start(name: str, model: LanguageModel, end: int) -> State:
     Returns:
         A state for a batch of 1.
     """
+    if not model.encoder.carries_state:
+        return model.encoder.reading_state(1)
     device = next(model.parameters()).device
     dice = np.random.default_rng(0).random((LONGEST, LINES))
     read = torch.full((1, LINES), end, device=device)

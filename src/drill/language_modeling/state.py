@@ -25,6 +25,7 @@ class LanguageModelState(TrainingState):
 
     lengths: SequenceLengths  # of the segments to come
     hidden: State | None = None
+    untied: bool = False  # whether the output layer has been replaced, see untie.py
 
     def loss_terms(self) -> int:
         return self.position
@@ -41,6 +42,7 @@ class LanguageModelState(TrainingState):
         for name, tensor in _named(self.hidden):
             tensors[f"hidden/{name}"] = torch.cat(world.all_gather(tensor), 1)
         numbers["lengths"] = self.lengths.state()
+        numbers["untied"] = self.untied
         numbers["layers"] = [] if self.hidden is None else [len(layer) for layer in self.hidden]
         return tensors, numbers
 
@@ -49,6 +51,7 @@ class LanguageModelState(TrainingState):
     ) -> None:
         super().load_state_dict(tensors, numbers, world)
         self.lengths = SequenceLengths.from_state(numbers["lengths"])
+        self.untied = numbers.get("untied", False)  # older checkpoints have no such switch
         hidden = tuple(
             tuple(
                 world.columns(tensors[f"hidden/{i}/{j}"]).to(self.nll.device) for j in range(count)

@@ -207,6 +207,8 @@ def capture_blocker(
         return "several processes sum their gradients"
     if micro_batch is not None:
         return "a batch is taken in parts"
+    if not model.encoder.carries_state:
+        return "a window of a Transformer keeps the GPU busy; training.compile fuses its steps"
     if not isinstance(model.layer, MatrixLayer | MixtureOfSoftmaxes):
         return f"sizes inside {type(model.layer).__name__} depend on the targets"
     return optimizer.capture_blocker()

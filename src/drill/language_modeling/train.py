@@ -1,14 +1,17 @@
 """Training of language models: what a step, a validation and the test are.
 
 An epoch reads the columns of the training text in segments of random length and carries the hidden
-state from one to the next.
+state from one to the next. An encoder without a state reads windows of ``bptt`` tokens
+instead.
 """
 
 import zlib
 from collections.abc import Callable, Iterator
+from itertools import repeat
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 
 from drill.data import (
     Ids,
@@ -20,9 +23,10 @@ from drill.data import (
     training_segments,
 )
 from drill.language_modeling.build import check_adversarial
-from drill.language_modeling.perplexity import Perplexity, perplexity
+from drill.language_modeling.perplexity import Perplexity, perplexity, predicted_bytes
 from drill.language_modeling.state import LanguageModelState
 from drill.language_modeling.step import steps
+from drill.language_modeling.untie import untied
 from drill.models.language_model import LanguageModel
 from drill.training.distributed import World, data_parallel
 from drill.training.loop import Outcome, Watch, diverged_if_nan, fit
@@ -44,6 +48,7 @@ def train(
     optimizer: ScheduledOptimizer,
     options: LanguageModelOptions,
     *,
+    token_bytes: NDArray[Any] | None = None,
     world: World = World(),  # noqa: B008 - it is frozen
     progress: Callable[[Progress], None] | None = None,
 ) -> Outcome:
@@ -54,10 +59,11 @@ def train(
         ids: the encoded splits.
         run: where checkpoints and metrics are; a run that has a checkpoint is resumed.
         optimizer: a fresh one; ``fit`` restores its state.
+        token_bytes: (V,), of every label; with them bits per byte are reported.
         world: this process among several.
         progress: called a few times a second, and after each validation.
     """
-    task = LanguageModelTask(model, ids, run, optimizer, options, world)
+    task = LanguageModelTask(model, ids, run, optimizer, options, world, token_bytes)
     return fit(task, run, optimizer, options, world=world, progress=progress)
 
 
@@ -72,12 +78,18 @@ class LanguageModelTask:
         optimizer: ScheduledOptimizer,
         options: LanguageModelOptions,
         world: World,
+        token_bytes: NDArray[Any] | None = None,
     ) -> None:
         check_adversarial(options.adversarial, model.layer)
+        if options.untie_at is not None and run.last.exists() and run.last_numbers()["untied"]:
+            model.layer = untied(model.layer)  # so that the checkpoint fits
         self.model, self.run, self.optimizer = model, run, optimizer
-        self.options, self.world = options, world
+        self.options, self.world, self.token_bytes = options, world, token_bytes
         device = next(model.parameters()).device
+        self.windows = not model.encoder.carries_state
         whole = columns(ids.train, options.batch_size, "training.batch_size")
+        if self.windows and len(whole) > options.bptt:  # all of one length: the rest is left out
+            whole = whole[: (len(whole) - 1) // options.bptt * options.bptt + 1]
         self.data = world.columns(whole).to(device)  # (rows, B)
         self.in_order = self.data.clone() if options.partial_shuffle else self.data
         valid = columns(ids.valid, options.valid_batch_size, "training.valid_batch_size")
@@ -85,7 +97,8 @@ class LanguageModelTask:
         # A text that is too short is an error now, not after training.
         self.test_text = columns(ids.test, options.test_batch_size, "training.test_batch_size")
         bptt, seed = options.bptt, options.seed
-        self.read_at_once = max(bptt, READ_AT_ONCE) if device.type == "cuda" else bptt
+        more = device.type == "cuda" and not self.windows
+        self.read_at_once = max(bptt, READ_AT_ONCE) if more else bptt
         length_seed = seed if options.length_seed is None else options.length_seed
         self.state = LanguageModelState(
             limits=Limits(options.epochs, None, options.max_minutes),
@@ -97,8 +110,13 @@ class LanguageModelTask:
         )
 
     def prepare(self, autocast: torch.dtype | None) -> None:
-        options = self.options
         self.autocast = autocast
+        if self.options.compile:
+            self.model.encoder.compile()
+        self._prepare_steps()
+
+    def _prepare_steps(self) -> None:
+        options = self.options
         self._step = steps(
             self.model,
             data_parallel(self.model, self.world),
@@ -107,7 +125,7 @@ class LanguageModelTask:
             cuda_graphs=options.cuda_graphs,
             world_size=self.world.size,
             bptt=options.bptt,
-            autocast=autocast,
+            autocast=self.autocast,
             micro_batch=options.micro_batch,
             options={
                 "ar_weight": options.ar_weight,
@@ -123,12 +141,25 @@ class LanguageModelTask:
         if self.options.partial_shuffle:  # in place: steps read the text where it is
             drawn = rotations(self.options.seed, state.epoch, rows, self.options.batch_size)
             self.data.copy_(rotated(self.in_order, self.world.columns(drawn)))
-        yield from training_segments(rows, state.lengths, state.position)
+        lengths = repeat(self.options.bptt) if self.windows else state.lengths
+        yield from training_segments(rows, lengths, state.position)
 
     def step(self, batch: Segment) -> None:
+        switch = self.options.untie_at
+        if switch is not None and not self.state.untied and self.state.progress() >= switch:
+            self._untie()
         self._step(self.state, batch, self.state.progress())
         self.state.position += batch.length
         self.state.tokens += batch.length * self.options.batch_size
+
+    def _untie(self) -> None:
+        """Go on with a free matrix; other parameters keep their moments, the best is forgotten."""
+        tensors, numbers = self.optimizer.tensors(), self.optimizer.numbers()
+        self.model.layer = untied(self.model.layer)
+        self.optimizer.setup(self.model.named_parameters())
+        self.optimizer.load(tensors, numbers)
+        self.state.untied, self.state.best, self.state.best_weights = True, None, None
+        self._prepare_steps()
 
     def validate(self, watch: Watch) -> tuple[Perplexity, dict[str, Any]]:
         with diverged_if_nan(f"the validation after step {self.state.step}"):
@@ -137,9 +168,10 @@ class LanguageModelTask:
                 self.valid,
                 bptt=self.read_at_once,
                 autocast=self.autocast,
+                token_bytes=self.token_bytes,
                 progress=watch("validation"),
             )
-        return found, {"valid_published": found.published_perplexity}
+        return found, {"valid_published": found.published_perplexity} | _bits("valid", found)
 
     def test(self, watch: Watch) -> tuple[Perplexity, Perplexity]:
         """Not interruptible: it takes seconds."""
@@ -147,7 +179,11 @@ class LanguageModelTask:
         what = f"the test of the best weights, {self.run.best}"
         with diverged_if_nan(what, "; the same command tests them again"):
             test = perplexity(
-                self.model, self.test_text, bptt=self.read_at_once, autocast=self.autocast
+                self.model,
+                self.test_text,
+                bptt=self.read_at_once,
+                autocast=self.autocast,
+                token_bytes=self.token_bytes,
             )
         self.state.tick()
         valid: Perplexity = self.state.best
@@ -163,13 +199,22 @@ class LanguageModelTask:
                 "test_published": test.published_perplexity,
                 "elapsed": self.state.elapsed,
             }
+            | _bits("valid", valid)
+            | _bits("test", test)
         )
         return valid, test
 
     def read_test(self, row: dict[str, Any]) -> tuple[Perplexity, Perplexity]:
         rows, columns = self.test_text.shape
         tokens = (rows - 1) * columns
-        return self.state.best, Perplexity(float(row["test_loss"]) * tokens, tokens, columns)
+        nll, held = float(row["test_loss"]) * tokens, self.test_text
+        found = Perplexity(nll, tokens, columns, predicted_bytes(held, self.token_bytes))
+        return self.state.best, found
+
+
+def _bits(split: str, found: Perplexity) -> dict[str, float]:
+    bits = found.bits_per_byte
+    return {} if bits is None else {f"{split}_bits_per_byte": bits}
 
 
 def _checksum(ids: Ids) -> int:

@@ -2,10 +2,11 @@
 
 from drill.models.awd_lstm import AwdLstm
 from drill.models.encoder import Encoded, Encoder, State
+from drill.models.hf_encoder import HfEncoder
 from drill.models.transformer.decoding_cache import Cache
 from drill.models.transformer.transformer import Memory, Transformer
 
-ENCODERS: dict[str, type[Encoder]] = {"awd-lstm": AwdLstm}
+ENCODERS: dict[str, type[Encoder]] = {"awd-lstm": AwdLstm, "hf": HfEncoder}
 """Every encoder of a language model by name; each takes the model's embedding first."""
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Cache",
     "Encoded",
     "Encoder",
+    "HfEncoder",
     "Memory",
     "State",
     "Transformer",

@@ -27,6 +27,8 @@ class Encoder(nn.Module, abc.ABC):
     """The interface of all encoders."""
 
     output_size: int
+    carries_state: bool = True
+    """False where every batch is read on its own: segments of text then have a fixed length."""
 
     @abc.abstractmethod
     def forward(self, ids: Tensor, state: State | None = None) -> Encoded:
@@ -35,6 +37,10 @@ class Encoder(nn.Module, abc.ABC):
     @abc.abstractmethod
     def initial_state(self, batch: int) -> State:
         """The state at the start of a text, for ``batch`` sequences."""
+
+    def reading_state(self, batch: int) -> State:
+        """The same for a text that is read part by part, each part after those before it."""
+        return self.initial_state(batch)
 
     @abc.abstractmethod
     def without_dropout(self) -> AbstractContextManager[None]:

@@ -71,6 +71,8 @@ class LanguageModelOptions(TrainingOptions):
     tar_weight: float = 1.0  # weight of mean((raw[t+1] - raw[t])^2)
     adversarial: float = 0.0  # lower the logits of targets by epsilon * |w_y| * |h| in training
     state_reset: float = 0.0  # probability that a column starts a segment from the initial state
+    untie_at: float | None = None  # share of the run after which the layer is a free matrix
+    compile: bool = False  # a Transformer encoder by torch.compile
     micro_batch: int | None = None  # columns at a time, gradients summed; None takes all at once
     valid_batch_size: int = 10
     test_batch_size: int = 1
@@ -81,6 +83,8 @@ class LanguageModelOptions(TrainingOptions):
         self._check_counts("valid_batch_size", "test_batch_size")
         self._check_seeds("length_seed")
         self._check_shares("adversarial", "state_reset")
+        if self.untie_at is not None and not 0.0 < self.untie_at < 1.0:
+            raise ValueError(f"untie_at lies in (0, 1), not {self.untie_at}")
 
 
 @dataclass(frozen=True, kw_only=True)

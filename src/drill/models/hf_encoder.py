@@ -1,0 +1,171 @@
+"""Any causal Transformer of Hugging Face transformers as an encoder.
+
+output = f(E[ids])        f: the blocks of a model type, by default Llama's (RoPE, RMSNorm, SwiGLU)
+
+A window of text stands alone: positions start at 0 and nothing is carried to the next window. For
+generation and scores, ``reading_state`` starts a state that remembers the text read so far.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from drill.models.encoder import Encoded, Encoder, State
+
+DROPOUTS = ("attention_dropout", "attn_pdrop", "resid_pdrop", "hidden_dropout", "residual_dropout")
+INNER_SIZES = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
+"""What model types call these settings."""
+
+
+class HfEncoder(Encoder):
+    """The blocks of a causal language model of transformers, untrained; for language models.
+
+    embedding          the model's nn.Embedding (V, d), shared; drawn anew from N(0, init_std)
+    model_type         of transformers: llama, qwen3, gpt2, gpt_neox, ...
+    layers, heads      number of blocks, and of attention heads in each
+    kv_heads           heads of keys and values, where the model type has grouped queries
+    intermediate_size  width inside the feed-forward part; 8/3 d by default, a multiple of 64
+    context_length     the longest window
+    dropout            of the embedded tokens, of the output, and wherever the model type has one
+    init_std           of the embedding and of all matrices
+    """
+
+    carries_state = False
+
+    def __init__(
+        self,
+        embedding: nn.Embedding,
+        model_type: str = "llama",
+        layers: int = 8,
+        heads: int = 8,
+        *,
+        kv_heads: int | None = None,
+        intermediate_size: int | None = None,
+        context_length: int = 1024,
+        dropout: float = 0.0,
+        init_std: float = 0.02,
+    ) -> None:
+        super().__init__()
+        d = embedding.embedding_dim
+        sizes = {"layers": layers, "heads": heads, "context_length": context_length}
+        sizes |= {"kv_heads": kv_heads or heads, "intermediate_size": intermediate_size or 1}
+        for name, value in sizes.items():
+            if value < 1:
+                raise ValueError(f"HfEncoder: {name} is at least 1, not {value}")
+        if d % heads:
+            raise ValueError(f"HfEncoder: heads divides embedding_dim {d}, not {heads}")
+        if not 0.0 <= dropout < 1.0:  # NaN fails too
+            raise ValueError(f"HfEncoder: dropout lies in [0, 1), not {dropout}")
+        if not init_std > 0.0:
+            raise ValueError(f"HfEncoder: init_std is a positive number, not {init_std}")
+        self.output_size = d
+        self.context_length = context_length
+        self.dropout = dropout
+        self.embedding = embedding
+        nn.init.normal_(embedding.weight, std=init_std)
+        self.body = _body(
+            model_type,
+            dropout,
+            hidden_size=d,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads or heads,
+            intermediate_size=intermediate_size or -(-8 * d // 192) * 64,
+            head_dim=d // heads,
+            max_position_embeddings=context_length,
+            initializer_range=init_std,
+        ).to(embedding.weight)
+
+    def forward(self, ids: Tensor, state: State | None = None) -> Encoded:
+        """ids (T, B) -> output (T, B, d): a window, or what follows the text of a reading state."""
+        if state:
+            return self._read(ids, state[0][0])
+        if ids.shape[0] > self.context_length:
+            raise ValueError(
+                f"HfEncoder: {ids.shape[0]} tokens are longer than context_length "
+                f"{self.context_length}; take a smaller bptt or a larger context_length"
+            )
+        raw = self._window(ids.t()).transpose(0, 1)  # (T, B, d)
+        return Encoded(self._drop(raw), raw, ())
+
+    def initial_state(self, batch: int) -> State:
+        """Empty: windows are independent."""
+        return ()
+
+    def reading_state(self, batch: int) -> State:
+        """The state before the first token of a text that is read part by part: ids (B, 0).
+
+        A token sees the whole text up to ``context_length`` tokens, later at least the last half of
+        them. What it sees depends on its place in the text only, not on the parts.
+        """
+        return ((torch.empty(batch, 0, dtype=torch.int64, device=self.embedding.weight.device),),)
+
+    @contextmanager
+    def without_dropout(self) -> Iterator[None]:
+        modes = [(module, module.training) for module in self.modules()]
+        self.eval()
+        try:
+            yield
+        finally:
+            for module, mode in modes:
+                module.training = mode
+
+    def _window(self, ids: Tensor) -> Tensor:
+        """ids (B, T) -> hidden states (B, T, d)."""
+        x = self._drop(self.embedding(ids))
+        hidden: Tensor = self.body(inputs_embeds=x, use_cache=False).last_hidden_state
+        return hidden
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x, self.dropout, self.training)
+
+    def _read(self, ids: Tensor, past: Tensor) -> Encoded:
+        """New ids (T, B) after ``past`` (B, P), P < context_length."""
+        found = []
+        for part in self._parts(ids.t(), past.shape[1]):
+            window = torch.cat([past, part], dim=1)
+            found.append(self._window(window)[:, past.shape[1] :])
+            full = window.shape[1] == self.context_length
+            past = window[:, -(self.context_length // 2) :] if full else window
+            past = past[:, :0] if self.context_length == 1 else past
+        raw = torch.cat(found, dim=1).transpose(0, 1)
+        return Encoded(self._drop(raw), raw, ((past,),))
+
+    def _parts(self, ids: Tensor, past: int) -> Iterator[Tensor]:
+        """``ids`` (B, T) cut where a window is full and the next one starts in its middle."""
+        start = 0
+        while start < ids.shape[1]:
+            stop = start + self.context_length - past
+            yield ids[:, start:stop]
+            start, past = stop, self.context_length // 2
+
+
+def _body(model_type: str, dropout: float, **sizes: Any) -> nn.Module:
+    """The model of a type without its embedding, which would be a second one."""
+    try:
+        from transformers import AutoConfig, AutoModel
+    except ImportError:
+        raise ImportError(
+            'encoder.name = "hf" needs transformers: pip install "drill-lm[hf]"'
+        ) from None
+    try:
+        config = AutoConfig.for_model(model_type)
+    except ValueError:
+        raise ValueError(
+            f"HfEncoder: model_type is one that transformers knows, not {model_type!r}"
+        ) from None
+    names = {**dict.fromkeys(DROPOUTS, dropout)}
+    names |= dict.fromkeys(INNER_SIZES, sizes["intermediate_size"])
+    known = {name: value for name, value in {**names, **sizes}.items() if hasattr(config, name)}
+    tokens = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
+    config = AutoConfig.for_model(model_type, vocab_size=1, **tokens, **known)
+    try:
+        body = AutoModel.from_config(config, dtype=torch.float32)
+    except ValueError as error:
+        raise ValueError(f"HfEncoder: model_type {model_type!r} cannot be built: {error}") from None
+    body.set_input_embeddings(None)
+    made: nn.Module = body
+    return made

@@ -1,0 +1,213 @@
+"""Language models of subwords with an encoder of transformers: from a text to bits per byte."""
+
+import json
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from drill import load
+from drill.cli.app import app
+from drill.data import DataError, SubwordVocabulary, Vocabulary, load_vocabulary, read_corpus
+from drill.data.text.corpora import encode_text
+from drill.recipes.reader import recipe_names
+from drill.training.settings import recipe
+from tests.tiny_place import typed
+
+pytest.importorskip("transformers")
+pytest.importorskip("tokenizers")
+
+RECIPE = """
+[data]
+corpus = "text"
+tokenizer = 290
+
+[encoder]
+name = "hf"
+embedding_dim = 16
+layers = 2
+heads = 2
+context_length = 16
+
+[layer]
+name = "deep-residual"
+depth = 2
+
+[optimizer]
+lr = 0.01
+
+[training]
+epochs = 2
+bptt = 12
+batch_size = 4
+"""
+WORDS = ["lamp", "boat,", "sea", "Ähre", "is", "lit.", "日"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    from typer.testing import CliRunner
+
+    folder = tmp_path_factory.mktemp("gpt")
+    die = random.Random(0)
+    (folder / "text").mkdir()
+    for split, lines in {"train": 200, "valid": 20, "test": 20}.items():
+        text = "\n".join(" ".join(die.choices(WORDS, k=5)) for _ in range(lines)) + "\n"
+        (folder / "text" / f"{split}.txt").write_text(text, encoding="utf-8")
+    (folder / "gpt.toml").write_text(RECIPE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        result = CliRunner().invoke(app, ["train", "gpt.toml", "--device", "cpu"])
+        assert result.exit_code == 0, result.output
+        assert "bits per byte" in result.output
+    return folder
+
+
+@pytest.fixture
+def drill(place, monkeypatch, capfd):
+    return typed(place, monkeypatch, capfd)
+
+
+@pytest.fixture
+def run(place, monkeypatch):
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+    return load("runs/gpt", device="cpu")
+
+
+# -- the vocabulary --------------------------------------------------------------------------------
+
+
+def test_subwords_count_bytes_and_bring_the_text_back(place, run):
+    vocabulary = run.vocabulary
+    assert isinstance(vocabulary, SubwordVocabulary)
+    text = (place / "text" / "test.txt").read_text("utf-8") + "x  \t🎉 <unk>\n\n"
+    ids = encode_text(text, vocabulary)
+    assert vocabulary.words[ids[0]] == "<eos>"
+    assert "\n".join(vocabulary.decode(ids[1:])) + "\n" == text
+    assert vocabulary.token_bytes[ids[1:]].sum() == len(text.encode())
+    write = vocabulary.writer()
+    assert "".join(write(each) for each in ids[1:]) == text
+    train = (place / "text" / "train.txt").read_text("utf-8")
+    assert (vocabulary.counts * vocabulary.token_bytes).sum() == len(train.encode())
+
+
+def test_vocabulary_is_saved_in_the_run(place, run, tmp_path):
+    assert load_vocabulary(place / "runs" / "gpt" / "vocabulary.json") == run.vocabulary
+    file = tmp_path / "subwords.json"
+    run.vocabulary.subwords.save(file)
+    _, again = read_corpus("text", tokenizer=str(file))
+    assert again == run.vocabulary
+    words = Vocabulary(["<eos>", "a"], [1, 1])
+    words.save(file)
+    assert load_vocabulary(file) == words
+    file.write_text('{"tokenizer": {}, "counts": []}')
+    with pytest.raises(DataError, match=r"subwords\.json"):
+        load_vocabulary(file)
+
+
+def test_word_options_are_refused(place, monkeypatch):
+    monkeypatch.chdir(place)
+    with pytest.raises(DataError, match="tokenizer"):
+        read_corpus("text", tokenizer=300, min_count=2)
+
+
+# -- evaluation ------------------------------------------------------------------------------------
+
+
+def test_bits_per_byte_by_hand(drill, place, run):
+    code, out, err = drill("evaluate", "runs/gpt", "--split", "test", "--json", "--device", "cpu")
+    assert code == 0, err
+    row = json.loads(out)
+    text = (place / "text" / "test.txt").read_text("utf-8")
+    ids = torch.from_numpy(encode_text(text, run.vocabulary).astype(np.int64))
+    nll = 0.0
+    with torch.no_grad():
+        for start in range(0, len(ids) - 1, 12):
+            window = ids[start : start + 13]
+            log_probs, _ = run.model.log_probs(window[:-1, None])
+            nll -= float(log_probs[:, 0].gather(-1, window[1:, None]).sum(dtype=torch.float64))
+    assert row["tokens"] == len(ids) - 1
+    assert row["loss"] == pytest.approx(nll / (len(ids) - 1), rel=1e-5)
+    assert row["bits_per_byte"] == pytest.approx(nll / math.log(2) / len(text.encode()), rel=1e-5)
+    tested = run.folder.rows()[-1]
+    assert tested["test_bits_per_byte"] == pytest.approx(row["bits_per_byte"], rel=1e-6)
+    assert run.perplexity().bits_per_byte == pytest.approx(row["bits_per_byte"], rel=1e-6)
+    code, out, _ = drill("evaluate", "runs/gpt", "--text", "text/test.txt", "--device", "cpu")
+    assert code == 0
+    assert f"{row['bits_per_byte']:.4f} bits per byte" in out
+
+
+@pytest.mark.parametrize("command", ["dynamic", "cache"])
+def test_evaluations_of_recurrent_models_are_refused(drill, command):
+    code, _, err = drill(command, "runs/gpt", "--device", "cpu")
+    assert code != 0
+    assert "carries a state" in err
+
+
+# -- generation and scores -------------------------------------------------------------------------
+
+
+def test_scores_are_those_of_the_model(drill, run):
+    lines = ["lamp is lit.", "日 🎉", "", "sea " * 30]  # the last is longer than the context
+    together, alone = run.score(lines), [run.score([line])[0] for line in lines]
+    for line, mine, own in zip(lines, together, alone, strict=True):
+        assert mine.log_prob == pytest.approx(own.log_prob, rel=1e-5)
+        assert mine.words[-1] == "<eos>"
+        assert mine.unknown == ()
+        ids = run.vocabulary.encode([line]).tolist()
+        assert len(mine.words) == mine.tokens == len(ids)
+        if len(ids) < 16:
+            read = torch.tensor([run.vocabulary.ids["<eos>"], *ids])
+            with torch.no_grad():
+                log_probs, _ = run.model.log_probs(read[:-1, None])
+            wanted = log_probs[:, 0].gather(-1, read[1:, None]).sum()
+            assert mine.log_prob == pytest.approx(float(wanted), rel=1e-4)
+    code, out, err = drill("score", "runs/gpt", "--device", "cpu", stdin="lamp is <unk>\n")
+    assert code == 0, err
+    assert float(out.split("\t")[0]) < 0
+
+
+def test_greedy_text_has_the_highest_scores(run):
+    """Each token, drawn after a text longer than the context, is the likeliest after it."""
+    text = run.generate("boat, is", max_new_tokens=30, temperature=0.0)
+    assert text.startswith("boat, is")
+    read = [run.vocabulary.ids["<eos>"], *run.vocabulary.encode(text.split("\n"))[:-1].tolist()]
+    prompt = len(run.vocabulary.encode(["boat, is"]))
+    with torch.no_grad():
+        state = run.model.encoder.reading_state(1)
+        log_probs, _ = run.model.log_probs(torch.tensor(read)[:, None], state)
+    # BPE may cut the written text otherwise than the model wrote it: only the first are compared
+    first = log_probs[prompt - 1, 0].argmax()
+    assert run.vocabulary.bytes_of[first].decode("utf-8", "ignore") in text[len("boat, is") :]
+
+
+def test_generation_repeats_by_seed(drill):
+    words = ("generate", "runs/gpt", "--tokens", "40", "--samples", "2", "--device", "cpu")
+    code, out, err = drill(*words, "--seed", "1", "--prompt", "sea ")
+    assert code == 0, err
+    assert out.startswith("sea")
+    assert drill(*words, "--seed", "1", "--prompt", "sea ")[1] == out
+
+
+def test_run_that_was_untied_is_loaded(drill, place):
+    words = ("train", "gpt.toml", "--name", "untied", "--device", "cpu")
+    code, _, err = drill(*words, "--set", "training.untie_at=0.7")
+    assert code == 0, err
+    found = load("runs/untied", device="cpu")
+    assert type(found.model.layer).__name__ == "FullSoftmax"
+    assert found.perplexity().loss == pytest.approx(found.folder.rows()[-1]["test_loss"], rel=1e-6)
+
+
+# -- recipes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name in recipe_names() if name.startswith("gpt-")])
+def test_recipes_are_of_this_kind(name):
+    settings = recipe(name)
+    assert settings.encoder["name"] == "hf"
+    assert settings.data["tokenizer"] != "words"
+    assert settings.training["bptt"] <= settings.encoder["context_length"]

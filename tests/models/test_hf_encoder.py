@@ -1,0 +1,274 @@
+"""A causal model of transformers as encoder: the contract, and plain transformers as reference."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from drill.data import columns
+from drill.errors import SettingsError
+from drill.language_modeling.build import dry_run
+from drill.language_modeling.perplexity import perplexity
+from drill.language_modeling.untie import untied
+from drill.layers import DeepResidual, FullSoftmax, MixtureOfSoftmaxes, TiedSoftmax
+from drill.models import HfEncoder
+from drill.models.language_model import LanguageModel
+from drill.training.settings import resolved
+from tests.tiny_runs import V, assert_close_rows, interrupted_after, rows, small_run, text, weights
+
+transformers = pytest.importorskip("transformers")
+
+D, CONTEXT = 16, 12
+
+
+def encoder(model_type: str = "llama", **options) -> HfEncoder:
+    torch.manual_seed(0)
+    return HfEncoder(nn.Embedding(V, D), model_type, 2, 2, context_length=CONTEXT, **options)
+
+
+def model(deep: bool = False, dropout: float = 0.0) -> LanguageModel:
+    made = encoder(dropout=dropout)
+    layer = DeepResidual(made.embedding, depth=2) if deep else TiedSoftmax(made.embedding)
+    return LanguageModel(made, layer)
+
+
+def some_ids(rows: int = CONTEXT, batch: int = 3) -> torch.Tensor:
+    return torch.randint(V, (rows, batch), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "qwen3", "gemma2", "opt"])
+def test_model_types_read_a_window(model_type):
+    made = encoder(model_type).eval()
+    found = made(some_ids())
+    assert found.output.shape == (CONTEXT, 3, D)
+    assert found.state == made.initial_state(3) == ()
+    names = [name for name, p in made.named_parameters() if p is made.embedding.weight]
+    assert names == ["embedding.weight"]
+    assert sum(p.shape[0] == V for p in made.parameters()) == 1  # no second embedding
+    changed = some_ids()
+    changed[5:] = 0
+    assert torch.allclose(made(changed).output[:5], found.output[:5], atol=1e-6)  # causal
+
+
+def test_loss_equals_that_of_transformers():
+    mine = model()
+    nn.init.zeros_(mine.layer.bias)
+    config = transformers.LlamaConfig(
+        vocab_size=V,
+        hidden_size=D,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=True,
+    )
+    stock = transformers.LlamaForCausalLM(config)
+    held = dict(mine.encoder.body.state_dict())
+    held["embed_tokens.weight"] = mine.encoder.embedding.weight.detach()
+    stock.model.load_state_dict(held)
+    stock.tie_weights()
+    ids, targets = some_ids(), some_ids(CONTEXT + 1)[1:]
+    loss = mine.loss(ids, targets, ar_weight=0.0, tar_weight=0.0)
+    logits = stock(input_ids=ids.t()).logits  # (B, T, V)
+    wanted = nn.functional.cross_entropy(logits.flatten(0, 1), targets.t().flatten())
+    torch.testing.assert_close(loss.total, wanted)
+    loss.total.backward()
+    wanted.backward()
+    found = dict(mine.encoder.body.named_parameters())
+    for name, parameter in stock.model.named_parameters():
+        own = found.get(name, mine.encoder.embedding.weight)
+        torch.testing.assert_close(own.grad, parameter.grad, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("cuts", [[1] * 30, [5, 20, 5], [30]])
+def test_reading_state_does_not_depend_on_the_parts(cuts):
+    made, ids = encoder().eval(), some_ids(30)
+
+    def read(lengths):
+        state, found = made.reading_state(3), []
+        for part in ids.split(lengths):
+            encoded = made(part, state)
+            state = encoded.state
+            found.append(encoded.output)
+        return torch.cat(found)
+
+    found = read(cuts)
+    assert torch.allclose(found, read([12, 18]), atol=1e-6)
+    assert torch.allclose(found[:CONTEXT], made(ids[:CONTEXT]).output, atol=1e-6)
+    # the second window starts in the middle of the first
+    half = CONTEXT // 2
+    window = made(ids[half : half + CONTEXT]).output[CONTEXT - half :]
+    assert torch.allclose(found[CONTEXT : CONTEXT + half], window, atol=1e-6)
+
+
+def test_dropout_only_in_training():
+    made = model(dropout=0.5)
+    ids = some_ids()
+    assert not torch.equal(made.encoder(ids).output, made.encoder(ids).output)
+    with made.without_dropout():
+        assert torch.equal(made.encoder(ids).output, made.encoder(ids).output)
+    assert made.encoder.training
+    assert made.encoder.body.training
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"model_type": "none-such"}, "model_type"),
+        ({"heads": 3}, "heads"),
+        ({"layers": 0}, "layers"),
+        ({"dropout": 1.0}, "dropout"),
+    ],
+)
+def test_refuses_sizes(options, key):
+    with pytest.raises(ValueError, match=f"HfEncoder: {key}"):
+        HfEncoder(nn.Embedding(V, D), **options)
+    with pytest.raises(SettingsError, match=f"encoder.{key}"):
+        dry_run(resolved({"encoder": {"name": "hf", "embedding_dim": D, **options}}))
+
+
+def test_refuses_windows_longer_than_the_context():
+    with pytest.raises(ValueError, match="context_length"):
+        encoder()(some_ids(CONTEXT + 1))
+    for training in ({"bptt": 71}, {"state_reset": 0.1}):
+        tables = {"encoder": {"name": "hf", "context_length": 70}, "training": training}
+        with pytest.raises(SettingsError, match=next(iter(training))):
+            dry_run(resolved(tables))
+    with pytest.raises(SettingsError, match="compile"):
+        dry_run(resolved({"training": {"compile": True}}))
+
+
+def test_defaults_follow_the_encoder():
+    settings = resolved({"encoder": {"name": "hf"}})
+    assert settings.training["ar_weight"] == settings.training["tar_weight"] == 0.0
+    assert settings.optimizer["name"] == "adamw"
+    assert resolved({}).training["ar_weight"] == 2.0
+
+
+def test_missing_transformers_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(SettingsError, match=r"\[hf\]"):
+        dry_run(resolved({"encoder": {"name": "hf"}}))
+
+
+# -- training --------------------------------------------------------------------------------------
+
+PLAIN = {"ar_weight": 0.0, "tar_weight": 0.0}
+
+
+def trained(path, optimizer="adamw", dropout=0.1, **options):
+    return small_run(path, optimizer=optimizer, model=model(True, dropout), **PLAIN, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"micro_batch": 3}, {"partial_shuffle": True}])
+def test_resume_is_bit_exact(tmp_path, options):
+    whole = trained(tmp_path / "whole", **options)
+    for life in range(20):
+        torch.manual_seed(life)
+        if trained(tmp_path / "parts", interrupted_after(4, "adamw"), **options).finished:
+            break
+    assert life > 3
+    assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
+    for mine, theirs in zip(
+        *(weights(tmp_path / each / "best.safetensors").values() for each in ("parts", "whole")),
+        strict=True,
+    ):
+        assert torch.equal(mine, theirs)
+    assert whole.test.perplexity < V
+
+
+def test_windows_have_one_length_and_no_state(tmp_path, monkeypatch):
+    seen = []
+    forward = HfEncoder.forward
+
+    def watched(self, ids, state=None):
+        seen.append((len(ids), state, self.training))
+        return forward(self, ids, state)
+
+    monkeypatch.setattr(HfEncoder, "forward", watched)
+    trained(tmp_path, epochs=1)
+    assert {length for length, _, training in seen if training} == {10}
+    assert not any(state for _, state, _ in seen)
+
+
+def test_perplexity_is_that_of_independent_windows():
+    made, ids = model(deep=True).eval(), text().valid
+    found = perplexity(made, ids, batch_size=2, bptt=7)
+    data = columns(ids, 2)
+    with torch.no_grad():
+        parts = [
+            made.layer.nll(
+                made.encoder(data[i : i + 7][: len(data) - 1 - i]).output,
+                data[i + 1 : i + 8],
+                reduction="sum",
+            )
+            for i in range(0, len(data) - 1, 7)
+        ]
+    assert found.nll == pytest.approx(float(sum(parts)), rel=1e-5)
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_untying_keeps_the_logits(deep):
+    made = model(deep)
+    hidden = torch.randn(5, D)
+    own = untied(made.layer)
+    torch.testing.assert_close(own.logits(hidden), made.layer.eval().logits(hidden))
+    assert own.label_weight is not made.encoder.embedding.weight
+    with pytest.raises(ValueError, match="untie_at"):
+        untied(MixtureOfSoftmaxes(made.layer, experts=2))
+
+
+def test_untying_in_the_middle_resumes_bit_exactly(tmp_path):
+    made = model(True, 0.1)
+    whole = small_run(tmp_path / "whole", optimizer="adamw", model=made, untie_at=0.5, **PLAIN)
+    assert isinstance(made.layer, FullSoftmax)
+    assert whole.best_epoch > 1
+    for life in range(20):
+        torch.manual_seed(life)
+        if trained(tmp_path / "parts", interrupted_after(4, "adamw"), untie_at=0.5).finished:
+            break
+    assert life > 3
+    assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
+    held, again = (weights(tmp_path / each / "best.safetensors") for each in ("whole", "parts"))
+    assert held.keys() == again.keys()
+    assert all(torch.equal(held[name], again[name]) for name in held)
+    assert not torch.equal(held["layer.embedding.weight"], held["encoder.embedding.weight"])
+
+
+@pytest.mark.slow
+def test_two_processes_train_what_one_does(tmp_path):
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+               "-m", "tests.models.train_hf_in_processes", str(tmp_path / "two")]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    trained(tmp_path / "one", dropout=0.0, untie_at=0.5)
+    assert_close_rows(tmp_path / "two", tmp_path / "one", rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiled_training_gives_the_same_losses(tmp_path):
+    trained(tmp_path / "plain", epochs=1, dropout=0.0)
+    trained(tmp_path / "compiled", epochs=1, dropout=0.0, compile=True)
+    losses = [rows(tmp_path / each)[0]["valid_loss"] for each in ("plain", "compiled")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_settings_are_saved_and_read_again(tmp_path):
+    import tomllib
+
+    settings = resolved({"encoder": {"name": "hf", "embedding_dim": 8, "heads": 2}})
+    assert resolved(tomllib.loads(settings.to_toml())) == settings
+    assert json.dumps(settings.encoder)
