@@ -86,7 +86,7 @@ class OrthogonalMomentum(Optimizer):
     """
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             lr, momentum = group["lr"], group["momentum"]
             for p in group["params"]:
@@ -132,7 +132,7 @@ class Combined(Optimizer):
             part.param_groups, part.state = self.param_groups[start:stop], self.state
             start = stop
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for part in self.parts:
             part.step()
 
