@@ -18,7 +18,7 @@ from drill.training.build import build_optimizer
 from drill.training.settings import LANGUAGE_MODEL, Settings, recipe, resolved, saved
 from drill.training.summary import sizes_by_default
 
-SIZES = {"ptb": 10_000, "wikitext-2": 33_278, "bible": 10_000}
+SIZES = {"elife": 32_000, "ptb": 10_000, "wikitext-2": 33_278, "bible": 10_000}
 
 # Of the released code. The paper truncates them; its layers' maps have biases, which it leaves out.
 PUBLISHED = {
