@@ -18,6 +18,8 @@ from drill.language_modeling.untie import untied
 from drill.layers import DeepResidual, FullSoftmax, MixtureOfSoftmaxes, TiedSoftmax
 from drill.models import HfEncoder
 from drill.models.language_model import LanguageModel
+from drill.training.optim import Muon
+from drill.training.optim.muon import orthogonalized
 from drill.training.settings import resolved
 from tests.tiny_runs import V, assert_close_rows, interrupted_after, rows, small_run, text, weights
 
@@ -238,6 +240,29 @@ def test_untying_in_the_middle_resumes_bit_exactly(tmp_path):
     assert held.keys() == again.keys()
     assert all(torch.equal(held[name], again[name]) for name in held)
     assert not torch.equal(held["layer.embedding.weight"], held["encoder.embedding.weight"])
+
+
+def test_muon_steps_matrices_and_adamw_the_rest(tmp_path):
+    made = model(deep=True)
+    optimizer = Muon(0.01)
+    optimizer.setup(made.named_parameters())
+    (group,) = optimizer.optimizer.parts[0].param_groups
+    assert {id(p) for p in group["params"]} == {
+        id(p) for p in made.parameters() if p.dim() == 2 and p is not made.encoder.embedding.weight
+    }
+    for shape in ((4, 7), (7, 4)):
+        values = torch.linalg.svdvals(orthogonalized(torch.randn(shape)))
+        assert values.min() > 0.6
+        assert values.max() < 1.3
+
+    whole = trained(tmp_path / "whole", Muon(0.01))
+    for life in range(20):
+        torch.manual_seed(life)
+        if trained(tmp_path / "parts", interrupted_after(4, Muon(0.01))).finished:
+            break
+    assert life > 3
+    assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
+    assert whole.test.perplexity < V
 
 
 @pytest.mark.slow

@@ -53,7 +53,7 @@ def generate(
     Args:
         tokens: how many are sampled, ``<eos>`` included.
         temperature: sample from p^(1/temperature), normalised; 0 is greedy.
-        top_k: sample from the k likeliest words only.
+        top_k: sample from the top_k likeliest words only.
         top_p: sample from the likeliest words that make up this probability.
         seed: of the random numbers; each sample has its own stream.
         samples: how many texts, sampled as a batch; BETWEEN_SAMPLES is yielded between them.

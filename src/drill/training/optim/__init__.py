@@ -8,6 +8,7 @@ from drill.training.optim.averaging import (
     WeightAverage,
     averaged,
 )
+from drill.training.optim.muon import Muon
 from drill.training.optim.optimizer import ScheduledOptimizer, clip_, scaled_lr
 from drill.training.optim.schedules import inverse_sqrt, one_cycle, run_rate, warmup_cosine
 from drill.training.optim.sgd import Asgd, NtAsgd, Sgd
@@ -17,6 +18,7 @@ __all__ = [
     "AdamW",
     "Asgd",
     "AveragedSgd",
+    "Muon",
     "NonMonotone",
     "NonMonotoneState",
     "NtAsgd",
@@ -38,5 +40,6 @@ OPTIMIZERS: dict[str, type[ScheduledOptimizer]] = {
     "asgd": Asgd,
     "sgd": Sgd,
     "adamw": AdamW,
+    "muon": Muon,
 }
 """Every optimizer by name."""

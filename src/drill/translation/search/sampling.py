@@ -43,7 +43,7 @@ def sample(
     Args:
         samples: translations of every source.
         temperature: sample from p^(1/temperature), normalised.
-        top_k: sample from the k likeliest tokens only.
+        top_k: sample from the top_k likeliest tokens only.
         top_p: sample from the likeliest tokens that make up this probability.
         seed: of the random numbers. Each sample has its own stream, so it does not depend on how
             many others there are.

@@ -1,0 +1,141 @@
+"""Muon for the matrices inside a model, AdamW for all other parameters."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from drill.training.optim.adamw import AdamW, Schedule
+
+TABLES = ("emb", "wte", "wpe")  # in the names of matrices whose rows are looked up
+
+
+class Muon(AdamW):
+    """Momentum whose matrix is orthogonalised before the step (Jordan et al., 2024).
+
+    Matrices of blocks and of label maps step by Muon; embeddings, output matrices and vectors by
+    AdamW. Steps of Muon have the size of AdamW's, so both share ``lr``, ``weight_decay`` and the
+    schedule of ``AdamW``.
+    """
+
+    def __init__(
+        self,
+        lr: float = 1e-3,
+        *,
+        weight_decay: float = 0.1,
+        max_grad_norm: float | None = 1.0,
+        schedule: Schedule = "cosine",
+        warmup: float = 0.05,
+        warmup_steps: int = 4000,
+        momentum: float = 0.95,
+        beta1: float = 0.9,
+        beta2: float = 0.99,
+        eps: float = 1e-8,
+        hold: float = 0.0,
+        final: float = 0.0,
+    ) -> None:
+        super().__init__(
+            lr,
+            weight_decay=weight_decay,
+            max_grad_norm=max_grad_norm,
+            schedule=schedule,
+            warmup=warmup,
+            warmup_steps=warmup_steps,
+            beta1=beta1,
+            beta2=beta2,
+            eps=eps,
+            hold=hold,
+            final=final,
+        )
+        if not 0.0 <= momentum < 1.0:
+            raise ValueError(f"Muon: momentum lies in [0, 1), not {momentum}")
+        self.momentum = momentum
+
+    def build(self) -> Optimizer:
+        everything = self.parameters
+        inner = {
+            name: p
+            for name, p in everything.items()
+            if p.dim() == 2 and not any(each in name for each in TABLES)
+        }
+        parts: list[Optimizer] = []
+        if inner:
+            parts.append(
+                OrthogonalMomentum(
+                    inner.values(),
+                    {"lr": self.lr, "weight_decay": self.weight_decay, "momentum": self.momentum},
+                )
+            )
+        self.parameters = {name: p for name, p in everything.items() if name not in inner}
+        try:
+            parts += [super().build()] if self.parameters else []
+        finally:
+            self.parameters = everything
+        return Combined(parts)
+
+    def capture_blocker(self) -> str | None:
+        return "Muon reads its learning rate on the host"
+
+
+class OrthogonalMomentum(Optimizer):
+    """m <- mu m + (1 - mu) g;  W <- (1 - lr decay) W - lr 0.2 sqrt(max(W.shape)) orth(nesterov m).
+
+    The factor gives a step the root mean square of AdamW's.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            lr, momentum = group["lr"], group["momentum"]
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                held = self.state[p]
+                if not held:
+                    held["momentum"] = torch.zeros_like(p)
+                mean = held["momentum"].lerp_(p.grad, 1.0 - momentum)
+                update = orthogonalized(p.grad.lerp(mean, momentum))
+                p.mul_(1.0 - lr * group["weight_decay"])
+                p.add_(update, alpha=-lr * 0.2 * math.sqrt(max(p.shape)))
+
+
+def orthogonalized(matrix: Tensor, steps: int = 5) -> Tensor:
+    """About U V^T of U S V^T, by Newton-Schulz: singular values come to lie near 1.
+
+    In bfloat16 on a GPU. Not on a CPU: one without bfloat16 units would switch oneDNN off.
+    """
+    x = matrix.to(torch.bfloat16 if matrix.is_cuda else torch.float32)
+    wide = x.shape[0] <= x.shape[1]
+    x = x if wide else x.t()
+    x = x / x.norm().clamp(min=1e-7)
+    for _ in range(steps):
+        gram = x @ x.t()
+        x = 3.4445 * x + (-4.775 * gram + 2.0315 * gram @ gram) @ x
+    return (x if wide else x.t()).to(matrix.dtype)
+
+
+class Combined(Optimizer):
+    """Several optimizers of different parameters as one."""
+
+    def __init__(self, parts: list[Optimizer]) -> None:
+        self.parts = parts
+        super().__init__([p for part in parts for g in part.param_groups for p in g["params"]], {})
+        self.param_groups = [group for part in parts for group in part.param_groups]
+        self._share()
+
+    def _share(self) -> None:
+        start = 0
+        for part in self.parts:
+            stop = start + len(part.param_groups)
+            part.param_groups, part.state = self.param_groups[start:stop], self.state
+            start = stop
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for part in self.parts:
+            part.step()
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        super().load_state_dict(state_dict)
+        self._share()
