@@ -86,7 +86,8 @@ def test_every_setting_has_a_description_and_none_is_left_over():
     changes = [[f"layer.name={name}"] for name in LAYERS if name != "adaptive"]
     changes += [["layer.name=adaptive", "layer.cutoffs=[2]"]]
     changes += [[f"optimizer.name={name}"] for name in OPTIMIZERS]
-    for name, each in itertools.product(("demo-tied", "mt-demo-tied"), changes):
+    recipes = ("demo-tied", "gpt-demo", "mt-demo-tied")
+    for name, each in itertools.product(recipes, changes):
         for row in _rows(recipe(name, each)):
             assert row.description, row.key
             described.add(row.key.replace(".inner.", "."))

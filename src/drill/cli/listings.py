@@ -216,9 +216,14 @@ def _toml(value: Any) -> str:
 
 
 DESCRIPTIONS = {
+    "layer.zero_start": "start as weight tying: the last label map is zero",
+    "optimizer.momentum": "momentum of the matrices' gradients (muon)",
+    "training.log_every": "steps between rows of training loss",
+    "training.untie_at": "fraction of the run after which the layer becomes a free matrix",
     "data.corpus": "a name (see `drill data`), a folder or a file",
     "data.min_count": "rarer words become <unk>",
     "data.max_vocab_size": "largest vocabulary; rarer words become <unk>",
+    "data.tokenizer": "words, the number of subwords to learn, or a tokenizer.json",
     "data.valid": "fraction of a single file used for validation",
     "data.test": "fraction of a single file used for the test",
     "data.source": "source language",
@@ -233,6 +238,11 @@ DESCRIPTIONS = {
     "subwords.single_digits": "split numbers into digits",
     "encoder.name": "which encoder",
     "encoder.embedding_dim": "size of word embeddings",
+    "encoder.model_type": "causal model of transformers, such as llama, qwen3, gpt2",
+    "encoder.kv_heads": "heads of keys and values; as many as heads by default",
+    "encoder.intermediate_size": "inner size of the feed-forward networks; 8/3 of embedding_dim",
+    "encoder.context_length": "longest window",
+    "encoder.init_std": "standard deviation of initial weights",
     "encoder.shared": "one embedding matrix for source and target",
     "encoder.hidden_size": "hidden size of all LSTM layers but the last",
     "encoder.layers": "number of layers (Transformer: of the encoder, and of the decoder)",
