@@ -22,7 +22,7 @@ from measure import append, machine
 from drill.language_modeling.dynamic_evaluation import dynamic_perplexity
 from drill.language_modeling.gradient_statistics import gradient_statistics, statistics_columns
 from drill.language_modeling.run import load_run
-from drill.tasks import train_run
+from drill.tasks import train
 from drill.training.device import pick_device
 from drill.training.precision import for_dynamic_evaluation, matmul_precision, resolve_precision
 from drill.training.settings import recipe
@@ -37,7 +37,7 @@ def measured(
     """One row: seconds of each epoch, and of dynamic evaluation where that is asked for."""
     with tempfile.TemporaryDirectory() as folder:
         settings = recipe(name, [*changes, f"training.epochs={epochs}"])
-        train_run(settings, folder, device=device)
+        train(settings, folder, device=device)
         lines = map(json.loads, (Path(folder) / "metrics.jsonl").read_text().splitlines())
         first, *seconds = (line["seconds"] for line in lines if line["kind"] == "epoch")
         row: dict[str, Any] = {

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch._dynamo  # noqa: F401 - the first optimiser would import it, in every life anew
 
-from drill.tasks import train_run
+from drill.tasks import train
 from drill.training.optim import ScheduledOptimizer
 from drill.training.run import checkpoint
 from drill.training.settings import recipe
@@ -178,7 +178,7 @@ def from_the_start(folder: Path, seed: int) -> dict[str, object]:
         def lives() -> None:
             os.environ["XDG_CACHE_HOME"] = str(folder / cache)
             os.environ["DRILL_COMMIT"] = "0000000"
-            train_run(settings, folder / name, device="cpu")
+            train(settings, folder / name, device="cpu")
 
         return lives
 

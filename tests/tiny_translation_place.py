@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from drill.tasks import train_run
+from drill.tasks import train
 from drill.training.settings import Settings, recipe
 from tests.tiny_translations import text
 
@@ -39,5 +39,5 @@ def make_place(folder: Path) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-        assert train_run(small(), "runs/tiny", device="cpu").finished
+        assert train(small(), "runs/tiny", device="cpu").finished
     return folder

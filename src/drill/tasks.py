@@ -74,9 +74,6 @@ def train(
     return outcome
 
 
-train_run = train  # the command line has a train of its own
-
-
 def load(
     folder: Path | str, weights: Weights | None = None, device: torch.device | str = "auto"
 ) -> LanguageModelRun | TranslationRun:

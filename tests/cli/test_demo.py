@@ -29,13 +29,13 @@ def tiny_demo(place, monkeypatch):
 
 def test_an_interrupted_demo_trains_no_other_model(drill, place, tiny_demo, monkeypatch):
     """Interrupted in the test, which came to its end: the run is finished."""
-    real, trained = tasks.train_run, []
+    real, trained = tasks.train, []
 
     def interrupted(settings, folder, **options):
         trained.append(folder.name)
         return replace(real(settings, folder, **options), interrupted=True)
 
-    monkeypatch.setattr(tasks, "train_run", interrupted)
+    monkeypatch.setattr(tasks, "train", interrupted)
     code, _, err = drill("demo", "--runs", "stopped", "-o", "stopped.html", "--epochs", "1")
     assert (code, trained) == (130, [tiny_demo.RECIPES[0]])
     assert err.splitlines()[-1].startswith("stopped; ")

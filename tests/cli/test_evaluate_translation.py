@@ -11,7 +11,7 @@ from drill.report.analysis.comparison import accuracy_bands
 from drill.report.analysis.word_accuracy import subword_bands, word_bands
 from drill.report.results.ledger import read as read_ledger
 from drill.report.results.runs import read_run
-from drill.tasks import train_run
+from drill.tasks import train
 from drill.training.run.folder import RunFolder
 from drill.translation.run import load_translation
 from tests.tiny_translation_place import make_place, small
@@ -66,7 +66,7 @@ def test_a_split_is_scored_without_the_training_text(drill, here, tmp_path):
     pairs, run = tmp_path / "pairs", str(tmp_path / "run")
     shutil.copytree("pairs", pairs)
     changes = (f"data.corpus={pairs}", "training.max_steps=2")
-    train_run(small(*changes), run, device="cpu")
+    train(small(*changes), run, device="cpu")
     for language in ("en", "de"):
         (pairs / f"train.{language}").unlink()
     words = ("evaluate", run, "--split", "test", "--device", "cpu", "--json", "-q")
@@ -85,7 +85,7 @@ def test_a_split_is_scored_without_the_training_text(drill, here, tmp_path):
 def test_a_changed_split_is_an_error(here, tmp_path):
     pairs = tmp_path / "pairs"
     shutil.copytree("pairs", pairs)
-    train_run(small(f"data.corpus={pairs}", "training.max_steps=1"), tmp_path / "run", device="cpu")
+    train(small(f"data.corpus={pairs}", "training.max_steps=1"), tmp_path / "run", device="cpu")
     run = load_translation(tmp_path / "run", device="cpu")
     text, ids = run.split("test")
     assert (text, len(ids)) == (run.data.text.test, len(text))
@@ -135,7 +135,7 @@ def test_a_language_without_a_word_tokenizer_has_subwords_only(drill, here):
     for path in pairs.glob("*.de"):
         path.rename(path.with_suffix(".fr"))
     changes = (f"data.corpus={pairs}", "data.target=fr", "training.max_steps=1")
-    train_run(small(*changes), "runs/french", device="cpu")
+    train(small(*changes), "runs/french", device="cpu")
     run = load_translation("runs/french", device="cpu")
     said, target = [], run.data.text.test.target
     assert list(accuracy_bands(run, target, target, said.append)) == ["subword"]
@@ -163,7 +163,7 @@ def test_export_architecture_depends_on_the_norm(drill, here, tmp_path, changes,
     run = "runs/tiny"
     if changes:
         run = str(tmp_path / "run")
-        train_run(small("encoder.norm=post", "training.max_steps=3"), run, device="cpu")
+        train(small("encoder.norm=post", "training.max_steps=3"), run, device="cpu")
     code, out, err = drill("export", run, str(tmp_path / "out"), "--positions", "64")
     assert code == 0, err
     assert f"wrote {tmp_path / 'out'}: a {kind[:6]}" in out

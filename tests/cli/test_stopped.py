@@ -78,6 +78,6 @@ def test_ctrl_c_while_resuming_changes_nothing(drill, place, monkeypatch):
 
 def test_ctrl_c_in_the_demo(drill, monkeypatch):
     monkeypatch.setattr("drill.data.check_corpus", lambda corpus: None)  # it may be missing
-    monkeypatch.setattr(tasks, "train_run", ctrl_c)
+    monkeypatch.setattr(tasks, "train", ctrl_c)
     code, _, err = drill("demo", "--runs", "fresh")
     assert (code, err.splitlines()[-1]) == (130, NOTHING)

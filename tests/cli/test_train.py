@@ -223,7 +223,7 @@ def test_the_log_of_training_is_shown(drill, monkeypatch, quiet):
         logging.getLogger(TRAINING_LOG).info("training on cuda: LSTM persistent")
         raise RunFolderError("no more")
 
-    monkeypatch.setattr("drill.tasks.train_run", speaking)
+    monkeypatch.setattr("drill.tasks.train", speaking)
     _, out, err = drill(*TINY, *(["-q"] if quiet else []))
     assert out == ""
     assert ("training on cuda: LSTM persistent\n" in err) is not quiet
@@ -240,7 +240,7 @@ def test_ctrl_c_keeps_the_next_recipe_from_starting(drill, monkeypatch, finished
         scores = Perplexity(100.0, 50, 1) if finished else None
         return Outcome(finished, 2, 1, scores, scores, 1.0, interrupted=True)
 
-    monkeypatch.setattr("drill.tasks.train_run", interrupted)
+    monkeypatch.setattr("drill.tasks.train", interrupted)
     code, out, _ = drill(*TINY, "--seed", "1", "--seed", "2", "-q")
     assert (code, begun) == (130, ["tiny-seed-1"])
     assert ("runs/tiny-seed-1: valid perplexity 7.39  test perplexity 7.39" in out) is finished

@@ -21,7 +21,7 @@ from drill.language_modeling.build import finetuning, language_model
 from drill.language_modeling.perplexity import perplexity
 from drill.language_modeling.run import load_run
 from drill.layers import LAYERS
-from drill.tasks import train_run
+from drill.tasks import train
 from drill.training.device import commit, pick_device
 from drill.training.distributed import World
 from drill.training.loop import TRAINING_LOG, Outcome
@@ -68,7 +68,7 @@ def stopped(monkeypatch, settings: Settings, folder: Path, steps: int) -> None:
             language_model_run, "build_optimizer", lambda held: interrupted_after(steps, real(held))
         )
         with pytest.raises(KeyboardInterrupt):
-            train_run(settings, folder, device="cpu")
+            train(settings, folder, device="cpu")
 
 
 # -- a run and back -------------------------------------------------------------------------------
@@ -81,26 +81,26 @@ def test_only_the_first_process_says_what_is_trained(tmp_path, texts, monkeypatc
         language_model_run, "train", lambda *_, **__: Outcome(False, 1, 0, None, None, 0.0)
     )
     said: list[str] = []
-    train_run(small(texts), tmp_path / "run", device="cpu", on_start=said.append)
+    train(small(texts), tmp_path / "run", device="cpu", on_start=said.append)
     assert len(said) == 2 * first
 
 
 def test_from_python_a_run_says_on_stderr_what_it_does_unless_it_is_to_be_quiet(
     tmp_path, texts, capsys
 ):
-    train_run(small(texts), tmp_path / "run", device="cpu")
+    train(small(texts), tmp_path / "run", device="cpu")
     out, err = capsys.readouterr()
     lines = err.splitlines()
     assert (out, lines[0].split()[0], lines[1].split()[0]) == ("", "training", "cpu")
     assert [line[:9] for line in lines if line.startswith("epoch")] == ["epoch 1/2", "epoch 2/2"]
-    train_run(small(texts, "training.epochs=3"), tmp_path / "run", device="cpu", quiet=True)
+    train(small(texts, "training.epochs=3"), tmp_path / "run", device="cpu", quiet=True)
     assert capsys.readouterr() == ("", "")
 
 
 def test_own_text_end_to_end(tmp_path, texts):
     settings = small(texts)
     told = []
-    outcome = train_run(settings, tmp_path / "run", device="cpu", progress=told.append)
+    outcome = train(settings, tmp_path / "run", device="cpu", progress=told.append)
     assert outcome.finished
     assert [report.row["epoch"] for report in told if report.row] == [1, 2]
     run = load_run(tmp_path / "run", device="cpu")
@@ -117,7 +117,7 @@ def test_own_text_end_to_end(tmp_path, texts):
 
 
 def test_the_environment_of_a_run(tmp_path, texts):
-    train_run(small(texts, "training.precision=float32"), tmp_path / "run", device="cpu")
+    train(small(texts, "training.precision=float32"), tmp_path / "run", device="cpu")
     found = json.loads((tmp_path / "run" / "environment.json").read_text())
     model = load_run(tmp_path / "run", device="cpu").model
     assert found.pop("started").startswith("20")
@@ -149,7 +149,7 @@ def test_a_run_goes_on_from_another_folder(tmp_path, texts, monkeypatch):
     monkeypatch.chdir(tmp_path)
     stopped(monkeypatch, small(Path(texts.name)), Path("run"), 14)
     monkeypatch.chdir(texts)
-    assert train_run(small(Path(".")), tmp_path / "run", device="cpu").finished
+    assert train(small(Path(".")), tmp_path / "run", device="cpu").finished
     monkeypatch.chdir("/")
     assert len(load_run(tmp_path / "run", device="cpu").ids.test) > 0
 
@@ -167,10 +167,10 @@ def test_more_epochs_for_a_schedule_are_told_of(tmp_path, texts, caplog, changes
     def messages() -> list[str]:  # but for those on how little was learnt
         return [each.getMessage() for each in caplog.records if each.name != TRAINING_LOG]
 
-    train_run(small(texts, *changes), tmp_path / "run", device="cpu")
-    train_run(small(texts, *changes), tmp_path / "run", device="cpu")
+    train(small(texts, *changes), tmp_path / "run", device="cpu")
+    train(small(texts, *changes), tmp_path / "run", device="cpu")
     assert messages() == []
-    train_run(small(texts, *changes, "training.epochs=3"), tmp_path / "run", device="cpu")
+    train(small(texts, *changes, "training.epochs=3"), tmp_path / "run", device="cpu")
     assert len(messages()) == (told is not None)
     if told is not None:
         assert "training.epochs 2 -> 3" in messages()[0]
@@ -180,8 +180,8 @@ def test_more_epochs_for_a_schedule_are_told_of(tmp_path, texts, caplog, changes
 def test_one_seed_gives_one_run_whatever_was_drawn_before(tmp_path, texts):
     for name in "ab":
         torch.rand(ord(name))
-        train_run(small(texts), tmp_path / name, device="cpu")
-    train_run(small(texts, "training.seed=4"), tmp_path / "c", device="cpu")
+        train(small(texts), tmp_path / name, device="cpu")
+    train(small(texts, "training.seed=4"), tmp_path / "c", device="cpu")
     assert unlike(all_of(tmp_path / "a"), all_of(tmp_path / "b")) == []
     assert rows(tmp_path / "a") != rows(tmp_path / "c")
 
@@ -190,7 +190,7 @@ def test_a_single_file_is_split(tmp_path, texts):
     whole = tmp_path / "whole.txt"
     whole.write_text("".join((texts / f"{n}.txt").read_text() for n in ("train", "valid", "test")))
     settings = small(whole, "data.valid=0.2", "data.test=0.2", "data.min_count=2")
-    assert train_run(settings, tmp_path / "run", device="cpu").finished
+    assert train(settings, tmp_path / "run", device="cpu").finished
     assert "<unk>" in load_run(tmp_path / "run", device="cpu").vocabulary
 
 
@@ -199,7 +199,7 @@ def test_every_layer_trains_and_comes_back(tmp_path, texts, layer):
     own = {"adaptive": ["layer.cutoffs=[5, 20]"], "sampled": ["layer.samples=8"],
            "mixture": ["layer.experts=2", "encoder.output_size=6"]}  # fmt: skip
     settings = small(texts, f"layer.name={layer}", "training.epochs=1", *own.get(layer, []))
-    outcome = train_run(settings, tmp_path / "run", device="cpu")
+    outcome = train(settings, tmp_path / "run", device="cpu")
     run = load_run(tmp_path / "run", device="cpu")
     assert type(run.model.layer) is LAYERS[layer]
     assert perplexity(run.model, run.ids.valid, bptt=10) == outcome.valid
@@ -220,7 +220,7 @@ def test_before_the_first_validation_the_last_weights_are_loaded(tmp_path, texts
 
 
 def test_either_weights_on_request(tmp_path, texts):
-    train_run(small(texts), tmp_path / "run", device="cpu")
+    train(small(texts), tmp_path / "run", device="cpu")
     best, last = (load_run(tmp_path / "run", which, "cpu") for which in ("best", "last"))
     assert (best.weights, last.weights) == ("best", "last")
     held = weights(best.folder.best)
@@ -233,27 +233,27 @@ def test_either_weights_on_request(tmp_path, texts):
 
 
 def test_other_settings_are_refused_but_for_epochs_and_saving(tmp_path, texts):
-    train_run(small(texts), tmp_path / "run", device="cpu")
+    train(small(texts), tmp_path / "run", device="cpu")
     before = all_of(tmp_path / "run")
     with pytest.raises(RunFolderError, match=r"layer\.depth: 2 -> 3; training\.seed: 3 -> 5\)"):
-        train_run(small(texts, "layer.depth=3", "training.seed=5"), tmp_path / "run", device="cpu")
+        train(small(texts, "layer.depth=3", "training.seed=5"), tmp_path / "run", device="cpu")
     others = ["layer.depth=3", "layer.bias=false", "encoder.layers=2", "training.seed=5"]
     with pytest.raises(RunFolderError, match="and 1 more"):
-        train_run(small(texts, *others), tmp_path / "run", device="cpu")
+        train(small(texts, *others), tmp_path / "run", device="cpu")
     assert unlike(all_of(tmp_path / "run"), before) == []
     more = small(texts, "training.epochs=3", "training.checkpoint_seconds=5")
-    assert train_run(more, tmp_path / "run", device="cpu").epoch == 3
+    assert train(more, tmp_path / "run", device="cpu").epoch == 3
     assert saved(tmp_path / "run" / "recipe.toml") == more
 
 
 def test_a_run_that_never_began_holds_nobody_back(tmp_path, texts):
     """A batch too large for the text is found after the folder is made."""
     with pytest.raises(DataError, match="columns give"):
-        train_run(small(texts, "training.batch_size=4000"), tmp_path / "run", device="cpu")
+        train(small(texts, "training.batch_size=4000"), tmp_path / "run", device="cpu")
     with pytest.raises(SettingsError, match="max_grad_norm is a positive number"):
-        train_run(small(texts, "optimizer.max_grad_norm=-1"), tmp_path / "run", device="cpu")
-    assert train_run(small(texts), tmp_path / "run", device="cpu").finished
-    train_run(small(texts), tmp_path / "other", device="cpu")
+        train(small(texts, "optimizer.max_grad_norm=-1"), tmp_path / "run", device="cpu")
+    assert train(small(texts), tmp_path / "run", device="cpu").finished
+    train(small(texts), tmp_path / "other", device="cpu")
     assert unlike(all_of(tmp_path / "run"), all_of(tmp_path / "other")) == []
 
 
@@ -264,17 +264,17 @@ def test_a_changed_text_is_refused(tmp_path, texts, monkeypatch):
     first, second, *rest = path.read_text().splitlines()
     path.write_text("\n".join([second, first, *rest]) + "\n")  # the same words
     with pytest.raises((DataError, RunFolderError), match="text has changed"):
-        train_run(small(texts), tmp_path / "run", device="cpu")
+        train(small(texts), tmp_path / "run", device="cpu")
     path.write_text("\n".join([first, second, *rest, "w1 w2 w3"]) + "\n")
     with pytest.raises((DataError, RunFolderError), match="text has changed"):
-        train_run(small(texts), tmp_path / "run", device="cpu")
+        train(small(texts), tmp_path / "run", device="cpu")
     assert unlike(all_of(tmp_path / "run"), before) == []
     path.write_text("\n".join([first, second, *rest]) + "\n")
-    assert train_run(small(texts), tmp_path / "run", device="cpu").finished
+    assert train(small(texts), tmp_path / "run", device="cpu").finished
 
 
 def test_the_ids_of_a_run_are_those_of_its_text(tmp_path, texts):
-    train_run(small(texts), tmp_path / "run", device="cpu")
+    train(small(texts), tmp_path / "run", device="cpu")
     with (texts / "train.txt").open("a") as stream:
         stream.write("w1 w2 w3\n")
     with pytest.raises(DataError, match="was trained on another text"):
@@ -286,15 +286,15 @@ def test_a_damaged_checkpoint_of_a_finished_run_is_answered_with_what_works(
     tmp_path, texts, damaged
 ):
     folder = tmp_path / "run"
-    train_run(small(texts), folder, device="cpu")
+    train(small(texts), folder, device="cpu")
     last = RunFolder(folder).last
     content = bytearray(last.read_bytes())
     content[20 if damaged == "header" else -1] ^= 1
     last.write_bytes(content)
     with pytest.raises(CheckpointError, match=f"{last}: is damaged.*--name"):
-        train_run(small(texts), folder, device="cpu")
+        train(small(texts), folder, device="cpu")
     shutil.rmtree(folder)
-    assert train_run(small(texts), folder, device="cpu").finished
+    assert train(small(texts), folder, device="cpu").finished
 
 
 def test_what_is_no_run_is_named(tmp_path):
@@ -340,7 +340,7 @@ def test_cuda_is_the_gpu_of_the_process(monkeypatch, rank, index):
 def test_the_settings_of_finetuning(tmp_path, texts):
     changes = ("training.bptt=10", "optimizer.lr=7", "optimizer.max_grad_norm=0.5")
     settings = small(texts, *changes, "training.max_minutes=60")
-    train_run(settings, tmp_path / "run", device="cpu")
+    train(settings, tmp_path / "run", device="cpu")
     found = finetuning(tmp_path / "run")
     assert found.recipe == "ptb-drill-2-finetune"
     assert found.init_from == str(tmp_path / "run")
@@ -362,66 +362,66 @@ def test_the_settings_of_finetuning(tmp_path, texts):
 def test_finetuning_starts_from_the_best_weights_and_resumes_without_them(
     tmp_path, texts, monkeypatch
 ):
-    train_run(small(texts), tmp_path / "run", device="cpu")
+    train(small(texts), tmp_path / "run", device="cpu")
     given = load_run(tmp_path / "run", device="cpu")
     before = perplexity(given.model, given.ids.valid, bptt=10)
     settings = finetuning(tmp_path / "run")
-    train_run(settings, tmp_path / "whole", device="cpu")
+    train(settings, tmp_path / "whole", device="cpu")
     first = rows(tmp_path / "whole")[0]
     assert (first["epoch"], first["valid_loss"]) == (0, before.loss)
     assert all(row["averaged"] for row in rows(tmp_path / "whole")[1:-1])
     stopped(monkeypatch, settings, tmp_path / "fine", 14)
     shutil.rmtree(tmp_path / "run")
-    assert train_run(settings, tmp_path / "fine", device="cpu").finished
+    assert train(settings, tmp_path / "fine", device="cpu").finished
     assert unlike(all_of(tmp_path / "fine"), all_of(tmp_path / "whole")) == []
 
 
 def test_finetuning_needs_weights_and_the_same_words(tmp_path, texts):
-    train_run(small(texts), tmp_path / "run", device="cpu")
+    train(small(texts), tmp_path / "run", device="cpu")
     settings = finetuning(tmp_path / "run")
     other = write_texts(tmp_path / "other")
     with (other / "train.txt").open("a") as stream:
         stream.write("another word\n")
     elsewhere = settings.changed(data={"corpus": str(other)})
     with pytest.raises(DataError, match="was trained with another vocabulary"):
-        train_run(elsewhere, tmp_path / "fine", device="cpu")
+        train(elsewhere, tmp_path / "fine", device="cpu")
     os.remove(tmp_path / "run" / "best.safetensors")
     with pytest.raises(CheckpointError, match="no such checkpoint; train first"):
-        train_run(settings, tmp_path / "fine", device="cpu")
+        train(settings, tmp_path / "fine", device="cpu")
 
 
 def test_a_run_of_adamw_is_not_finetuned(tmp_path, texts):
     """Its rate and its decay would be the end of averaged SGD."""
-    train_run(small(texts, name="demo-drill"), tmp_path / "run", device="cpu")
+    train(small(texts, name="demo-drill"), tmp_path / "run", device="cpu")
     with pytest.raises(SettingsError, match="was trained with adamw"):
         finetuning(tmp_path / "run")
 
 
 def test_finetuning_goes_on_whatever_its_start_is_called(tmp_path, texts, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    train_run(small(texts), "run", device="cpu")
+    train(small(texts), "run", device="cpu")
     settings = finetuning("run").changed(training={"epochs": 1})
     assert settings.init_from == str(tmp_path / "run")
-    train_run(settings, "tuned", device="cpu")
+    train(settings, "tuned", device="cpu")
     monkeypatch.chdir(texts)
     settings = finetuning(Path("../run")).changed(training={"epochs": 1})
-    assert train_run(settings, tmp_path / "tuned", device="cpu").finished
-    train_run(small(texts, "training.seed=4"), tmp_path / "other", device="cpu")
+    assert train(settings, tmp_path / "tuned", device="cpu").finished
+    train(small(texts, "training.seed=4"), tmp_path / "other", device="cpu")
     settings = finetuning(tmp_path / "other").changed(training={"epochs": 1, "seed": 3})
     with pytest.raises(RunFolderError, match="init_from: "):
-        train_run(settings, tmp_path / "tuned", device="cpu")
+        train(settings, tmp_path / "tuned", device="cpu")
 
 
 def test_a_lost_vocabulary_is_told_with_what_can_be_done(tmp_path, texts):
-    train_run(small(texts), tmp_path / "run", device="cpu")
+    train(small(texts), tmp_path / "run", device="cpu")
     (tmp_path / "run" / "vocabulary.json").unlink()
-    for use in (load_run, lambda folder, device: train_run(small(texts), folder, device=device)):
+    for use in (load_run, lambda folder, device: train(small(texts), folder, device=device)):
         with pytest.raises(RunFolderError, match=r"vocabulary\.json"):
             use(tmp_path / "run", device="cpu")
 
 
 def test_damaged_weights_are_told_with_those_that_are_left(tmp_path, texts):
-    train_run(small(texts), tmp_path / "run", device="cpu")
+    train(small(texts), tmp_path / "run", device="cpu")
     folder = RunFolder(tmp_path / "run")
     folder.best.write_bytes(b"nothing")
     with pytest.raises(CheckpointError, match=r"restore it from a copy or take --weights last$"):
@@ -446,7 +446,7 @@ def test_settings_are_checked_before_a_text_is_fetched(tmp_path, change, said, m
 
     monkeypatch.setattr(build, "read_corpus", fetched)
     with pytest.raises(SettingsError, match=said):
-        train_run(recipe("ptb-drill-2", [change]), tmp_path / "run", device="cpu")
+        train(recipe("ptb-drill-2", [change]), tmp_path / "run", device="cpu")
 
 
 def test_a_model_is_rehearsed_without_its_memory_and_without_a_compiler():
@@ -494,11 +494,11 @@ def test_the_embedding_starts_small_and_every_word_of_it_is_trained(texts):
 def test_a_finished_run_without_its_checkpoint_is_not_trained_over(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     settings = tiny_text(tmp_path)
-    train_run(settings, "runs/done", device="cpu")
+    train(settings, "runs/done", device="cpu")
     before = Path("runs/done/metrics.jsonl").read_bytes()
     shutil.rmtree("runs/done/last")
     with pytest.raises(RunFolderError, match=r"finished run whose last/ is gone.*another --name"):
-        train_run(settings, "runs/done", device="cpu")
+        train(settings, "runs/done", device="cpu")
     assert Path("runs/done/metrics.jsonl").read_bytes() == before
 
 

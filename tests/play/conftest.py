@@ -4,7 +4,7 @@ import pytest
 
 from drill.language_modeling.run import load_run
 from drill.play.answers import LanguageModelPlayer, TranslatorPlayer
-from drill.tasks import train_run
+from drill.tasks import train
 from drill.training.settings import recipe
 from drill.translation.run import load_translation
 from tests import tiny_place, tiny_translation_place
@@ -20,7 +20,7 @@ def place(tmp_path_factory) -> Path:
         text = tiny_place.RECIPE.replace("deep-residual", "tied").replace("depth = 2\n", "")
         (folder / "tied.toml").write_text(text)
         settings = recipe("tied.toml", ["training.epochs=1"])
-        assert train_run(settings, "runs/tied", device="cpu", quiet=True).finished
+        assert train(settings, "runs/tied", device="cpu", quiet=True).finished
     return folder
 
 

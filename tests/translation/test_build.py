@@ -13,7 +13,7 @@ from drill.data import DataError, Subwords
 from drill.errors import RunFolderError, SettingsError
 from drill.language_modeling.build import finetuning
 from drill.language_modeling.run import load_run
-from drill.tasks import train_run
+from drill.tasks import train
 from drill.training.loop import TRAINING_LOG
 from drill.training.run.environment import has_ended
 from drill.training.run.folder import RunFolder
@@ -62,8 +62,8 @@ def test_either_weights_on_request(here):
 def test_a_counted_layer_gets_the_counts_of_the_targets(here):
     wrapped = ["layer.name=sampled", "layer.samples=20", "training.epochs=1"]
     with pytest.raises(SettingsError, match="a sampled layer does not compute; set it to 0"):
-        train_run(small(*wrapped, "training.label_smoothing=0.1"), "runs/sampled", device="cpu")
-    train_run(small(*wrapped, "training.label_smoothing=0"), "runs/sampled", device="cpu")
+        train(small(*wrapped, "training.label_smoothing=0.1"), "runs/sampled", device="cpu")
+    train(small(*wrapped, "training.label_smoothing=0"), "runs/sampled", device="cpu")
     run = load_translation("runs/sampled", device="cpu")
     assert run.model.layer.vocabulary_size == 262
     assert json.loads(run.folder.target_counts.read_text()) == run.data.target_counts().tolist()
@@ -73,7 +73,7 @@ def test_a_counted_layer_translates_without_the_training_text(here, drill, tmp_p
     shutil.copytree("pairs", tmp_path / "pairs")
     counted = ["layer.name=adaptive", "layer.cutoffs=[50,150]", "training.epochs=1"]
     run = tmp_path / "run"
-    train_run(small(*counted, f"data.corpus={tmp_path / 'pairs'}"), run, device="cpu")
+    train(small(*counted, f"data.corpus={tmp_path / 'pairs'}"), run, device="cpu")
     shutil.rmtree(tmp_path / "pairs")
     words = ("translate", str(run), "--device", "cpu")
     code, out, err = drill(*words, stdin="abc\n")
@@ -101,7 +101,7 @@ def test_a_counted_layer_translates_without_the_training_text(here, drill, tmp_p
 def test_faults_of_settings_show_before_a_text_is_read(here, monkeypatch, changes, fault):
     monkeypatch.setattr("drill.translation.build.read_parallel_corpus", None)
     with pytest.raises(SettingsError, match=fault):
-        train_run(small(*changes), "runs/none", device="cpu")
+        train(small(*changes), "runs/none", device="cpu")
 
 
 def test_all_packages_that_are_missing_are_named_at_once(drill, monkeypatch):
@@ -133,16 +133,16 @@ def test_a_finished_run_stays_as_it_is(here, limit, more):
     def contents() -> dict[Path, bytes]:
         return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
-    first = train_run(small(limit), folder, device="cpu")
+    first = train(small(limit), folder, device="cpu")
     before, first_step = contents(), RunFolder(folder).last_numbers()["step"]
-    again = train_run(small(limit), folder, device="cpu")
+    again = train(small(limit), folder, device="cpu")
     assert contents() == before
     assert again.test.scores == first.test.scores
     assert again.test.hypotheses == ()
     for mine, theirs in ((again.valid, first.valid), (again.test.fit, first.test.fit)):
         assert (mine.tokens, mine.loss) == (theirs.tokens, pytest.approx(theirs.loss, rel=1e-12))
     assert replace(again, valid=first.valid, test=first.test) == first
-    assert train_run(small(more), folder, device="cpu").finished
+    assert train(small(more), folder, device="cpu").finished
     assert saved(folder / "recipe.toml") == small(more)
     assert RunFolder(folder).last_numbers()["step"] > first_step
 
@@ -176,30 +176,30 @@ def test_limits_that_a_run_is_beyond_do_not_end_it(here, tmp_path, monkeypatch):
             translation_run, "build_optimizer", lambda held: interrupted_after(2, real(held))
         )
         with pytest.raises(KeyboardInterrupt):
-            train_run(small(), folder, device="cpu")
+            train(small(), folder, device="cpu")
     before = RunFolder(folder).last.read_bytes()
     for limit in ("max_steps=1", "max_minutes=1e-9"):
         name = limit.partition("=")[0]
         with pytest.raises(RunFolderError, match=f"more than the .* --set training.{name}=none to"):
-            train_run(small(f"training.{limit}"), folder, device="cpu")
+            train(small(f"training.{limit}"), folder, device="cpu")
     assert RunFolder(folder).last.read_bytes() == before
-    assert train_run(small(), folder, device="cpu").finished
+    assert train(small(), folder, device="cpu").finished
 
 
 def test_other_settings_need_another_name(here):
     with pytest.raises(RunFolderError, match=r"subwords.size: 262 -> 270"):
-        train_run(small("subwords.size=270"), "runs/tiny", device="cpu")
+        train(small("subwords.size=270"), "runs/tiny", device="cpu")
 
 
 def test_a_changed_text_is_refused(here, tmp_path):
     shutil.copytree("pairs", tmp_path / "pairs")
     settings = small(f"data.corpus={tmp_path / 'pairs'}")
-    train_run(settings, tmp_path / "run", device="cpu")
+    train(settings, tmp_path / "run", device="cpu")
     for language in ("en", "de"):
         path = tmp_path / "pairs" / f"test.{language}"
         path.write_text(path.read_text() + "a\n")
     with pytest.raises(RunFolderError, match="the text has changed"):
-        train_run(settings, tmp_path / "run", device="cpu")
+        train(settings, tmp_path / "run", device="cpu")
     with pytest.raises(DataError, match="was trained on other texts"):
         _ = load_translation(tmp_path / "run", device="cpu").data
 
@@ -214,7 +214,7 @@ def test_a_gpu_run_finds_and_says_once_in_which_ways_it_is_trained(
         translation_run, "kernel_summary", lambda *a: found.append(real(*a)) or found[-1]
     )
     with caplog.at_level(logging.INFO, TRAINING_LOG):
-        train_run(small(), tmp_path / "run", device="cuda")
+        train(small(), tmp_path / "run", device="cuda")
     (ways,) = found
     (told,) = [line for line in caplog.messages if line.startswith("training on cuda")]
     assert told.endswith(": " + "; ".join(ways))

@@ -8,7 +8,7 @@ import pytest
 
 from drill.data import FilterReport
 from drill.data.parallel import pairs as encoded_pairs
-from drill.tasks import train_run
+from drill.tasks import train
 from drill.training.run.summary import left_out
 from tests.tiny_translation_place import small, write_pairs
 
@@ -27,7 +27,7 @@ def place(tmp_path):
 
 def said_by(folder: Path, *changes: str) -> list[str]:
     said: list[str] = []
-    train_run(small(*changes), folder, device="cpu", on_start=said.append)
+    train(small(*changes), folder, device="cpu", on_start=said.append)
     return said[-1].splitlines()[1:]
 
 

@@ -7,7 +7,7 @@ import torch
 
 from drill.errors import SettingsError
 from drill.recipes.reader import recipe_names
-from drill.tasks import train_run
+from drill.tasks import train
 from drill.training.settings import TRANSLATION, recipe, saved
 from drill.translation.build import translator
 from tests.tiny_translation_place import make_place, small
@@ -97,7 +97,7 @@ def test_a_table_of_translation_is_none_of_a_language_model():
 
 def test_a_model_that_cannot_be_built_names_the_recipe(here):
     with pytest.raises(SettingsError, match=r"the recipe mt-demo makes no model: .*heads"):
-        train_run(small("encoder.heads=3"), "runs/none", device="cpu")
+        train(small("encoder.heads=3"), "runs/none", device="cpu")
 
 
 def test_a_translator_has_averages_of_its_own():

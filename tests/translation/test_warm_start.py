@@ -11,7 +11,7 @@ import torch
 from drill.data import Subwords
 from drill.errors import RunFolderError, SettingsError
 from drill.language_modeling.build import finetuning
-from drill.tasks import train_run
+from drill.tasks import train
 from drill.training.run import checkpoint
 from drill.training.settings import saved
 from drill.translation import run as translation_run
@@ -54,7 +54,7 @@ def test_the_first_weights_are_those_of_the_start_and_so_are_the_subwords(here, 
         checkpoint.save(base / "averaged.safetensors", held, {"steps": [1, 2]})
     said: list[str] = []
     settings = started(*STILL, start=base)
-    train_run(settings, tmp_path / "run", device="cpu", on_start=said.append)
+    train(settings, tmp_path / "run", device="cpu", on_start=said.append)
     torch.testing.assert_close(weights(tmp_path / "run/best.safetensors"), held)
     assert Subwords.load(tmp_path / "run/subwords.json") == Subwords.load(base / "subwords.json")
     assert said[-1].endswith(f"\nstarts from the {kind} weights of {base}, with its subwords")
@@ -67,7 +67,7 @@ def test_the_first_weights_are_those_of_the_start_and_so_are_the_subwords(here, 
 
 
 def test_without_a_start_the_other_text_gives_other_subwords(here, tmp_path):
-    train_run(small("data.corpus=other", *STILL), tmp_path / "run", device="cpu")
+    train(small("data.corpus=other", *STILL), tmp_path / "run", device="cpu")
     found, base = (
         Subwords.load(Path(each, "subwords.json")) for each in (tmp_path / "run", "runs/tiny")
     )
@@ -77,17 +77,17 @@ def test_without_a_start_the_other_text_gives_other_subwords(here, tmp_path):
 def test_a_resumed_run_does_not_ask_for_its_start_again(here, tmp_path, monkeypatch):
     shutil.copytree("runs/tiny", tmp_path / "base")
     settings = started(start=tmp_path / "base")
-    train_run(settings, tmp_path / "whole", device="cpu")
+    train(settings, tmp_path / "whole", device="cpu")
     real = translation_run.build_optimizer
     with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
         patch.setattr(
             translation_run, "build_optimizer", lambda held: interrupted_after(4, real(held))
         )
-        train_run(settings, tmp_path / "run", device="cpu")
+        train(settings, tmp_path / "run", device="cpu")
     shutil.rmtree(tmp_path / "base")
-    assert train_run(settings, tmp_path / "run", device="cpu").finished
+    assert train(settings, tmp_path / "run", device="cpu").finished
     assert unlike(all_of(tmp_path / "run"), all_of(tmp_path / "whole")) == []
-    assert train_run(settings, tmp_path / "run", device="cpu").finished  # nothing is left to do
+    assert train(settings, tmp_path / "run", device="cpu").finished  # nothing is left to do
 
 
 @pytest.mark.parametrize(
@@ -115,13 +115,13 @@ def test_a_start_that_does_not_fit_is_named_before_a_text_is_read(
         shutil.copy("runs/tiny/recipe.toml", "runs/young")
     monkeypatch.setattr("drill.translation.build.read_parallel_corpus", None)
     with pytest.raises(SettingsError, match=fault):
-        train_run(started(*changes), "runs/none", device="cpu")
+        train(started(*changes), "runs/none", device="cpu")
     assert not Path("runs/none").exists()
 
 
 def test_dropout_and_training_may_differ(here, tmp_path):
     changes = ["encoder.dropout=0.3", "layer.dropout=0.1", "layer.impl=reference"]
-    train_run(started(*STILL, *changes), tmp_path / "run", device="cpu")
+    train(started(*STILL, *changes), tmp_path / "run", device="cpu")
     base = load_translation("runs/tiny", device="cpu").model
     found = load_translation(tmp_path / "run", device="cpu").model
     torch.testing.assert_close(dict(found.named_parameters()), dict(base.named_parameters()))
@@ -131,15 +131,15 @@ def test_clusters_stay_those_that_the_weights_were_trained_for(here, tmp_path):
     """An adaptive softmax ranks labels by the text, and this one's letters are other ones."""
     adaptive = ["layer.name=adaptive", "layer.cutoffs=[50,150]"]
     base, run = tmp_path / "base", tmp_path / "run"
-    train_run(small(*adaptive), base, device="cpu")
-    train_run(started(*adaptive, *STILL, start=base), run, device="cpu")
+    train(small(*adaptive), base, device="cpu")
+    train(started(*adaptive, *STILL, start=base), run, device="cpu")
     losses = []
     valid = load_translation(base, device="cpu").data.valid
     for folder in (base, run):
         losses.append(translation_loss(load_translation(folder, device="cpu").model, valid).loss)
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)
     shutil.rmtree(base)
-    assert train_run(started(*adaptive, *STILL, start=base), run, device="cpu").finished
+    assert train(started(*adaptive, *STILL, start=base), run, device="cpu").finished
     (run / "target_counts.json").unlink()
     with pytest.raises(RunFolderError, match=r"target_counts.json: is missing; restore it from a"):
         load_translation(run, device="cpu")

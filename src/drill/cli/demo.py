@@ -15,7 +15,7 @@ from drill.cli.train import note_if_interrupted
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from drill.language_modeling.run import Run
+    from drill.language_modeling.run import LanguageModelRun
     from drill.report import TextBands
     from drill.report.analysis.frequency_bands import Band
     from drill.training.settings import Settings
@@ -40,12 +40,12 @@ def demo(
 
     On the corpus that comes with drill; a few minutes on two CPU cores. The same command resumes.
     """
+    from drill import tasks
     from drill.cli.display import TrainingDisplay, console, note
     from drill.data import check_corpus
     from drill.language_modeling.run import load_run
     from drill.report import write_report
     from drill.report.analysis.comparison import Compared
-    from drill.tasks import train_run
     from drill.training.progress import duration
     from drill.training.settings import recipe
 
@@ -59,10 +59,10 @@ def demo(
         "The World English Bible (public domain) comes as a package: 840,418 tokens to train on,\n"
         "other books to test on. The two models differ in their output layer alone.\n"
     )
-    trained: dict[str, Run] = {}
+    trained: dict[str, LanguageModelRun] = {}
     for name, settings in planned.items():
         with note_if_interrupted(runs / name), TrainingDisplay() as display:
-            outcome = train_run(
+            outcome = tasks.train(
                 settings,
                 runs / name,
                 device="cpu",
@@ -124,7 +124,7 @@ def _terms(settings: "Settings") -> str:
     )
 
 
-def _comparison(trained: dict[str, "Run"], text: "TextBands") -> "Table":
+def _comparison(trained: dict[str, "LanguageModelRun"], text: "TextBands") -> "Table":
     from rich import box
     from rich.table import Table
 

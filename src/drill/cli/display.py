@@ -25,7 +25,7 @@ def console() -> Console:
 
 
 class TrainingDisplay:
-    """Shows the progress of a run; give ``show`` and ``say`` to ``train_run``.
+    """Shows the progress of a run; give ``show`` and ``say`` to ``drill.train``.
 
     Args:
         quiet: a line about once a minute only.

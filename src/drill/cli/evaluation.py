@@ -42,7 +42,7 @@ from drill.language_modeling.perplexity import (
     predicted_bytes,
     token_losses,
 )
-from drill.language_modeling.run import Run
+from drill.language_modeling.run import LanguageModelRun
 from drill.report.analysis.comparison import accuracy_bands
 from drill.report.results.evaluations import OWN_FILES
 from drill.report.tables.band_tables import accuracy_table
@@ -174,7 +174,7 @@ class Evaluation:
             self._note_batch_sizes(texts)
         check_finite(rows)
 
-    def texts(self, run: Run) -> list[EvaluatedText]:
+    def texts(self, run: LanguageModelRun) -> list[EvaluatedText]:
         if self.text is not None:
             return [_own_text(run, self.text)]
         sizes = run.settings.training
@@ -200,7 +200,7 @@ class Evaluation:
                 )
 
 
-def _own_text(run: Run, path: Path) -> EvaluatedText:
+def _own_text(run: LanguageModelRun, path: Path) -> EvaluatedText:
     """A file, read as the run's corpus is, at the batch size of its test."""
     vocabulary = run.vocabulary
     ids = encode_text(read_own_text(path), vocabulary)
@@ -224,7 +224,7 @@ def _own_text(run: Run, path: Path) -> EvaluatedText:
 
 def plain_rows(
     evaluation: Evaluation,
-    run: Run,
+    run: LanguageModelRun,
     texts: Sequence[EvaluatedText],
     autocast: torch.dtype | None,
     *,
@@ -255,7 +255,7 @@ def plain_rows(
 
 def dynamic_rows(
     evaluation: Evaluation,
-    run: Run,
+    run: LanguageModelRun,
     texts: Sequence[EvaluatedText],
     autocast: torch.dtype | None,
     *,
@@ -315,7 +315,7 @@ def dynamic_rows(
 
 def cache_rows(
     evaluation: Evaluation,
-    run: Run,
+    run: LanguageModelRun,
     texts: Sequence[EvaluatedText],
     autocast: torch.dtype | None,
     *,
@@ -346,7 +346,7 @@ def cache_rows(
         yield _row("cache", text, found, start, settings)
 
 
-def _check_state(what: str, run: Run) -> None:
+def _check_state(what: str, run: LanguageModelRun) -> None:
     if not run.model.encoder.carries_state:
         raise SettingsError(
             f"{run.folder.path}: {what} reads a text in small parts and needs an encoder that "

@@ -13,7 +13,7 @@ from drill.errors import DataError, DrillError, SettingsError
 from drill.files import BYTE_ORDER_MARK, GZIP, UNPACKING_FAULTS, XZ
 
 if TYPE_CHECKING:
-    from drill.language_modeling.run import Run
+    from drill.language_modeling.run import LanguageModelRun
     from drill.translation.run import TranslationRun
 
 
@@ -69,7 +69,7 @@ BatchTokensOption = Annotated[
 ]
 
 
-def load_language_model(folder: Path, weights: Weights | None, device: str) -> "Run":
+def load_language_model(folder: Path, weights: Weights | None, device: str) -> "LanguageModelRun":
     from drill.language_modeling.run import load_run
 
     chosen: Any = None if weights is None else weights.value

@@ -160,8 +160,8 @@ def finetune(
 
 def _train(settings: "Settings", folder: Path, device: str, quiet: bool) -> bool:
     """Train; False if interrupted, also in the last seconds of a run that finished."""
+    from drill import tasks
     from drill.cli.display import Counter, TrainingDisplay, note
-    from drill.tasks import train_run
 
     main = _is_main_process()
     with (
@@ -170,7 +170,7 @@ def _train(settings: "Settings", folder: Path, device: str, quiet: bool) -> bool
         TrainingDisplay(quiet, silent=not main) as display,
         _log_to(display),
     ):
-        outcome = train_run(
+        outcome = tasks.train(
             settings,
             folder,
             device=device,

@@ -107,9 +107,6 @@ class LanguageModelRun:
         return list(score(self.model, self.vocabulary, lines))
 
 
-Run = LanguageModelRun  # its name in the command line
-
-
 def token_bytes(vocabulary: Vocabulary) -> NDArray[Any] | None:
     return vocabulary.token_bytes if isinstance(vocabulary, SubwordVocabulary) else None
 

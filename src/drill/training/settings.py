@@ -217,9 +217,12 @@ def _must_be(fault: str) -> str:
 MAX_DEPTH = 1000  # each layer is a module, so more would take minutes to build
 
 
-def _check_depth(where: str, key: str, table: Table) -> Table:
-    if table[key] > MAX_DEPTH:
-        raise SettingsError(f"{where}.{key}: is at most {MAX_DEPTH}, not {table[key]}")
+def _check_depth(where: str, table: Table) -> Table:
+    for key in ("layers", "depth"):
+        if table.get(key, 0) > MAX_DEPTH:
+            raise SettingsError(
+                f"must be at most {MAX_DEPTH}, got {table[key]}", key=f"{where}.{key}"
+            )
     return table
 
 
@@ -236,7 +239,7 @@ def _encoder(table: Table) -> Table:
         )
     kind = ENCODERS[table[NAME]]
     table = with_defaults("encoder", table, kind, also=(NAME, "embedding_dim"), choices=ENCODERS)
-    return _check_depth("encoder", "layers", table)
+    return _check_depth("encoder", table)
 
 
 def wraps(kind: type[OutputLayer]) -> bool:
@@ -254,7 +257,7 @@ def _layer(table: Table, where: str = "layer") -> Table:
                 f"{', '.join(n for n, c in LAYERS.items() if wraps(c))}"
             )
         table = with_defaults(where, table, kind, also=(NAME,), choices=LAYERS)
-        return _check_depth(where, "depth", table) if "depth" in table else table
+        return _check_depth(where, table)
     inner = table.get(INNER, {})
     if not isinstance(inner, dict):
         raise SettingsError(f"{where}.{INNER}: is a table, not {inner!r}; write [{where}.{INNER}]")
@@ -314,7 +317,7 @@ def _transformer(table: Table) -> Table:
             key="encoder.embedding_dim",
         )
     table = with_defaults("encoder", table, Transformer, also=(NAME, "embedding_dim", "shared"))
-    return _check_depth("encoder", "layers", table)
+    return _check_depth("encoder", table)
 
 
 TASKS: dict[str, dict[str, Callable[[Table], Table]]] = {

@@ -11,7 +11,7 @@ import pytest
 
 from drill.language_modeling import run as language_model_run
 from drill.language_modeling import train as training
-from drill.tasks import train_run
+from drill.tasks import train
 from drill.training.run.folder import RunFolder
 from drill.training.settings import Settings
 from drill.training.signals import GracefulShutdown, reraise_signal
@@ -59,9 +59,9 @@ def test_ctrl_c_reaches_the_caller_and_the_same_call_goes_on(monkeypatch, task):
     with monkeypatch.context() as patch:
         settings = interrupted(patch, task)
         with pytest.raises(KeyboardInterrupt, match=re.escape(f"{STOPPED} train 'runs/a b'")):
-            train_run(settings, "runs/a b", device="cpu", quiet=True)
+            train(settings, "runs/a b", device="cpu", quiet=True)
     assert RunFolder("runs/a b").last_numbers()["step"] == 3
-    assert train_run(settings, "runs/a b", device="cpu", quiet=True).test is not None
+    assert train(settings, "runs/a b", device="cpu", quiet=True).test is not None
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -74,7 +74,7 @@ def test_sigterm_is_given_to_its_handler_once_the_folder_is_free(monkeypatch, ca
 
     settings = interrupted(monkeypatch, task, signal.SIGTERM)
     signal.signal(signal.SIGTERM, handler)
-    outcome = train_run(settings, "runs/a b", device="cpu", quiet=True)
+    outcome = train(settings, "runs/a b", device="cpu", quiet=True)
     assert heard == [3]
     assert STOPPED in caplog.text
     assert (outcome.finished, outcome.interrupted) == (False, True)  # who handles it may look
@@ -85,10 +85,10 @@ def test_sigterm_ends_the_process_as_ever(tmp_path):
 import signal, sys
 from pathlib import Path
 import pytest
-from tests.training.run.test_interrupted_runs import interrupted, train_run
+from tests.training.run.test_interrupted_runs import interrupted, train
 with pytest.MonkeyPatch.context() as patch:
     settings = interrupted(patch, "language model", signal.SIGTERM)
-    train_run(settings, "runs/a b", device="cpu")
+    train(settings, "runs/a b", device="cpu")
 print("went on")
 """
     root = Path(__file__).parents[3]
@@ -103,7 +103,7 @@ print("went on")
 @pytest.mark.parametrize("task", TASKS)
 def test_who_asks_for_it_gets_the_unfinished_outcome(monkeypatch, task):
     settings = interrupted(monkeypatch, task)
-    outcome = train_run(settings, "runs/a", device="cpu", quiet=True, pass_on_signals=False)
+    outcome = train(settings, "runs/a", device="cpu", quiet=True, pass_on_signals=False)
     assert (outcome.finished, outcome.interrupted, outcome.test) == (False, True, None)
     assert outcome.signal == signal.SIGINT
 
@@ -118,9 +118,9 @@ def test_ctrl_c_in_the_test_comes_when_that_has_ended(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(training, "load_into", stopping)
         with pytest.raises(KeyboardInterrupt, match="has ended all the same; the same call"):
-            train_run(settings, "runs/a", device="cpu", quiet=True)
+            train(settings, "runs/a", device="cpu", quiet=True)
     before = RunFolder("runs/a").rows()
-    assert train_run(settings, "runs/a", device="cpu", quiet=True).test is not None
+    assert train(settings, "runs/a", device="cpu", quiet=True).test is not None
     assert RunFolder("runs/a").rows() == before
 
 

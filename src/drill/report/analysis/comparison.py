@@ -13,7 +13,7 @@ from drill.data.parallel.word_tokenizer import LANGUAGES
 from drill.errors import RunFolderError, SettingsError
 from drill.language_modeling.generation import generate
 from drill.language_modeling.perplexity import token_losses
-from drill.language_modeling.run import Run
+from drill.language_modeling.run import LanguageModelRun
 from drill.report.analysis.frequency_bands import EDGES, compare_bands, frequency_bands
 from drill.report.analysis.word_accuracy import AccuracyBand, subword_bands, word_bands
 from drill.report.tables.band_tables import TextBands
@@ -39,7 +39,7 @@ class Compared:
         self.samples: dict[str, list[str]] = {}
         self._texts: list[_Text] = []
 
-    def add(self, name: str, run: Run, bands: bool = True, samples: int = 0) -> None:
+    def add(self, name: str, run: LanguageModelRun, bands: bool = True, samples: int = 0) -> None:
         if bands:
             self._text_of(run).losses[name] = token_losses(
                 run.model, run.ids.test, batch_size=_columns(run)
@@ -54,7 +54,7 @@ class Compared:
         """The bands of every text, and each run against the first one that has read it."""
         return [text.bands(self.edges) for text in self._texts]
 
-    def _text_of(self, run: Run) -> "_Text":
+    def _text_of(self, run: LanguageModelRun) -> "_Text":
         """The text of an earlier run with the same words, or a new one."""
         read = _Text(run.vocabulary, _targets(run), excluded_words(run))
         for text in self._texts:
@@ -64,7 +64,7 @@ class Compared:
         return read
 
     @staticmethod
-    def _sample(run: Run, prompt: str, seed: int) -> str:
+    def _sample(run: LanguageModelRun, prompt: str, seed: int) -> str:
         """The line that begins with ``prompt``."""
         pieces = generate(
             run.model, run.vocabulary, prompt=prompt, tokens=40, temperature=0.8, seed=seed
@@ -73,7 +73,7 @@ class Compared:
         return text.split("\n")[0] if prompt else text
 
 
-def excluded_words(run: Run) -> tuple[str, ...]:
+def excluded_words(run: LanguageModelRun) -> tuple[str, ...]:
     """Words that are excluded from all bands.
 
     That is ``<eos>``, and ``<unk>`` unless a closed corpus has it as a word, as in the paper's
@@ -126,12 +126,12 @@ class _Text:
         )
 
 
-def _columns(run: Run) -> int:
+def _columns(run: LanguageModelRun) -> int:
     """The same for all runs that have read a text, however short it is."""
     return max(1, min(BATCH, len(run.ids.test) // 2))
 
 
-def _targets(run: Run) -> Tensor:
+def _targets(run: LanguageModelRun) -> Tensor:
     return columns(run.ids.test, _columns(run))[1:].t().flatten()
 
 
