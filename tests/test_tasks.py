@@ -29,10 +29,6 @@ def test_a_language_model(here):
     assert [scored.tokens for scored in run.score(["the boat", "lit"])] == [3, 2]
 
 
-def test_the_name_of_a_recipe_is_enough(here):
-    assert drill.train("tiny.toml", "runs/tiny", device="cpu", quiet=True).finished
-
-
 def test_a_translator(here):
     recipe = drill.Recipe("mt-demo", ["data.corpus=pairs", *SMALL])
     outcome = drill.train(recipe, "runs/mt", device="cpu", quiet=True)

@@ -42,7 +42,7 @@ def loss_of(model: nn.Module):
     return loss
 
 
-def test_labels_have_room_beside_recurrences():
+def test_labels_run_concurrently_with_recurrences():
     model, known = make("cpu"), []
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ def test_a_replayed_step_of_a_translator_has_the_bits_of_a_launched_one(device, 
 
 
 @both_devices
-def test_every_replay_drops_anew_and_losses_outlive_the_next_one(device):
+def test_replays_draw_new_masks_and_losses_outlive_the_next(device):
     model = nn.Dropout(0.5).to(device)
     weight = nn.Parameter(torch.ones(64, device=device))
     model.register_parameter("weight", weight)
@@ -154,7 +154,7 @@ def test_a_parameter_that_a_batch_does_not_reach_has_no_gradient_of_the_one_befo
 
 
 @both_devices
-def test_a_gradient_put_there_by_others_is_kept(device):
+def test_a_gradient_of_others_is_added_to(device):
     model = make(device)
     captured = CapturedGradients(model, loss_of(model))
     first, second, third = batches(device)[:5:2]  # of one shape
@@ -226,7 +226,7 @@ def test_graphs_of_what_is_no_longer_so_take_no_place(device, monkeypatch, caplo
 
 @both_devices
 @pytest.mark.parametrize("change", ["mode", "address", "frozen", "autocast"])
-def test_what_a_graph_took_for_granted_may_change(device, change):
+def test_graphs_are_captured_again_after_a_change(device, change):
     model = make(device)
     model.insert(3, nn.Dropout(1.0))  # train mode: only the last bias counts
     captured = CapturedGradients(model, loss_of(model))

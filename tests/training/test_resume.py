@@ -258,7 +258,7 @@ def test_the_time_of_a_run_never_falls_when_it_goes_on_after_its_test(tmp_path):
     assert RunFolder(tmp_path).last_numbers()["test_seconds"] >= 1900.0
 
 
-def test_nor_does_it_fall_when_that_life_is_killed_before_it_has_saved(tmp_path):
+def test_time_does_not_fall_when_a_resume_is_killed_before_it_saves(tmp_path):
     class Killed(BaseException):
         pass
 

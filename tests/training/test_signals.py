@@ -80,15 +80,6 @@ def test_both_kinds_at_once_are_one_request(tmp_path, monkeypatch):
     assert small_run(tmp_path).finished
 
 
-def test_outside_signals_act_as_always():
-    before = handlers()
-    with GracefulShutdown():
-        assert handlers() != before
-    assert handlers() == before
-    with pytest.raises(KeyboardInterrupt):
-        os.kill(os.getpid(), signal.SIGINT)
-
-
 def test_an_error_inside_gives_the_handlers_back():
     before = handlers()
     with pytest.raises(ZeroDivisionError), GracefulShutdown():
@@ -184,21 +175,3 @@ def test_a_second_ctrl_c_leaves_the_checkpoint_before(tmp_path, monkeypatch):
     assert [path.name for path in folder.last.parent.iterdir()] == [folder.last.name]
     small_run(tmp_path / "run")
     assert unlike(all_of(tmp_path / "run"), all_of(tmp_path / "whole")) == []
-
-
-def test_a_run_in_another_thread_trains_to_its_end(tmp_path):
-    outcomes = []
-    thread = threading.Thread(target=lambda: outcomes.append(small_run(tmp_path, epochs=1)))
-    thread.start()
-    thread.join()
-    assert [outcome.finished for outcome in outcomes] == [True]
-
-
-def test_an_error_in_a_run_gives_the_handlers_back(tmp_path):
-    def fail() -> None:
-        raise ZeroDivisionError
-
-    before = handlers()
-    with pytest.raises(ZeroDivisionError):
-        small_run(tmp_path, optimizer=after(3, OPTIMIZERS["sgd"](), fail))
-    assert handlers() == before

@@ -43,7 +43,7 @@ def test_a_finished_run_stays_as_it_is(tmp_path, texts, monkeypatch):  # noqa: F
     assert contents(folder) == before
 
 
-def test_every_later_life_is_added(tmp_path, texts, monkeypatch):  # noqa: F811
+def test_every_resume_is_added(tmp_path, texts, monkeypatch):  # noqa: F811
     folder = tmp_path / "run"
     stopped(monkeypatch, small(texts), folder, 5)
     first = read(folder)
@@ -60,7 +60,7 @@ def test_every_later_life_is_added(tmp_path, texts, monkeypatch):  # noqa: F811
     assert all(set(life) < set(first) for life in lives)
 
 
-def test_a_run_that_stopped_by_itself_is_not_woken_by_more_epochs(tmp_path, texts):  # noqa: F811
+def test_a_run_stopped_by_patience_is_not_resumed_by_more_epochs(tmp_path, texts):  # noqa: F811
     folder = tmp_path / "run"
     still = ("optimizer.lr=100", "training.patience=0")  # soon an epoch is worse than the best
     settings = small(texts, *still, "training.epochs=9", name="ptb-tied")
@@ -107,7 +107,7 @@ def test_a_resume_that_saved_nothing_is_replaced_by_the_next(tmp_path, texts, mo
     assert [row["kind"] for row in rows(folder)] == ["epoch"] * epochs + ["test"]
 
 
-def test_a_run_that_left_no_checkpoint_begins_anew(tmp_path, texts, monkeypatch):  # noqa: F811
+def test_a_run_without_a_checkpoint_starts_over(tmp_path, texts, monkeypatch):  # noqa: F811
     folder = tmp_path / "run"
     train(small(texts), folder, device="cpu")
     for path in (folder / "last", folder / "best.safetensors"):

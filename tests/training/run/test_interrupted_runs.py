@@ -130,7 +130,7 @@ def test_processes_that_heard_nothing_stop_like_the_one_that_did():
 
 
 @pytest.mark.parametrize("number", GracefulShutdown.SIGNALS, ids=lambda number: number.name)
-def test_an_end_is_told_of_where_its_signal_is_ignored_elsewhere(number):
+def test_a_signal_that_is_ignored_outside_is_raised(number):
     signal.signal(number, signal.SIG_IGN)
     with pytest.raises(KeyboardInterrupt, match="stopped"):
         reraise_signal(number, "stopped")
