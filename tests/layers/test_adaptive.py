@@ -1,4 +1,4 @@
-"""Adaptive softmax: a normalised hierarchy, the same by every way of computing it."""
+"""Adaptive softmax: a normalised hierarchy, the same by every implementation."""
 
 import math
 
@@ -244,7 +244,7 @@ def test_maps_start_with_the_scale_of_the_logits_they_replace():
         assert (A(contexts) * B(contexts)).sum(1).min() > 0  # a context agrees with itself
 
 
-def test_its_own_parameters_live_where_the_layer_lives():
+def test_its_parameters_are_on_the_device_of_the_layer():
     inner = TiedSoftmax(nn.Embedding(V, 4)).to("meta", torch.bfloat16)
     layer = AdaptiveSoftmax(inner, [3, 7], counts=COUNTS)
     assert {(p.device.type, p.dtype) for p in layer.parameters()} == {("meta", torch.bfloat16)}
@@ -331,7 +331,7 @@ def test_an_invalid_reduction_factor_raises(value):
         adaptive(reduction_factor=value)
 
 
-def test_a_vocabulary_that_changed_behind_its_back_is_named():
+def test_a_vocabulary_that_changed_without_resize_raises():
     hidden = torch.zeros(2, 4, dtype=torch.float64)
     for name, labels, fault in [
         ("tied", V + 1, r"resize\(12\)"),

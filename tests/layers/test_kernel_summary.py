@@ -1,4 +1,4 @@
-"""What layers say of the way they train in, and what they log where it is a slower one."""
+"""The kernels that layers report, and the slower ones that they log."""
 
 import logging
 
@@ -31,14 +31,14 @@ def tied() -> TiedSoftmax:
 
 
 @every_case
-def test_every_layer_has_ways(name: str):
-    ways = make(name).kernel_summary(30)
-    assert all(way.endswith(")") for way in ways)
-    assert len(ways) == len({way.split(" ")[0] for way in ways})  # a part is told of once
+def test_every_layer_reports_its_kernels(name: str):
+    lines = make(name).kernel_summary(30)
+    assert all(line.endswith(")") for line in lines)
+    assert len(lines) == len({line.split(" ")[0] for line in lines})  # one per part
 
 
 @pytest.mark.parametrize(
-    ("layer", "ways"),
+    ("layer", "lines"),
     [
         (tied, ["loss chunked (the logits would take 11 MiB)"]),
         (deep, [ON_A_CPU, "loss chunked (the logits would take 11 MiB)"]),
@@ -52,9 +52,9 @@ def test_every_layer_has_ways(name: str):
          ["labels reference (asked for)", "loss chunked (the logits would take 11 MiB)"]),
     ],
 )  # fmt: skip
-def test_loss_and_labels_are_told_with_their_reasons(layer, ways):
+def test_loss_and_labels_have_reasons(layer, lines):
     made: OutputLayer = layer()
-    assert made.kernel_summary(30) == ways
+    assert made.kernel_summary(30) == lines
 
 
 def test_autocast_halves_the_logits():
@@ -62,7 +62,7 @@ def test_autocast_halves_the_logits():
         assert tied().kernel_summary(30) == ["loss chunked (the logits would take 6 MiB)"]
 
 
-def test_a_map_that_has_to_be_called_is_told_once(monkeypatch, caplog):
+def test_a_map_that_has_to_be_called_is_logged_once(monkeypatch, caplog):
     def choose(E, width, depth):
         return Choice("triton", "as on a GPU")
 

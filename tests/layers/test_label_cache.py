@@ -42,7 +42,7 @@ class Counted:
         self.differentiated += 1
 
 
-# -- without being asked ------------------------------------------------------------------------
+# -- eval mode without gradients ----------------------------------------------------------------
 
 
 @every_case
@@ -448,14 +448,14 @@ def test_shared_labels_leave_no_garbage_behind():
     gc.disable()  # what only the collector frees keeps (V, k) tensors alive for many steps
     try:
         with layer.shared_labels():
-            held = weakref.ref(layer.weight)
+            labels = weakref.ref(layer.weight)
             layer.nll(hidden, targets).backward()
-        assert held() is None
+        assert labels() is None
     finally:
         gc.enable()
 
 
-def test_backward_after_the_block_is_refused_and_not_lost():
+def test_backward_after_the_block_raises():
     layer = TiedSoftmax(nn.Embedding(V, D))
     hidden, targets = torch.randn(3, D), torch.arange(3)
     with layer.shared_labels():
@@ -467,7 +467,7 @@ def test_backward_after_the_block_is_refused_and_not_lost():
 @pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}], ids=str)
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
 @one_of_each_layer
-def test_a_step_inside_shared_labels_is_refused_and_writes_nothing(name, kind, options):
+def test_a_step_inside_shared_labels_raises_and_writes_nothing(name, kind, options):
     layer = make(name).train()
     hidden, targets = batch(layer, 3)
     optimizer = kind(layer.parameters(), lr=0.1, **options)
@@ -505,7 +505,7 @@ def test_a_step_taken_by_the_backward_of_the_labels_is_not_inside():
     assert not torch.equal(layer.label_weight, before)
 
 
-def test_training_on_labels_encoded_without_gradients_is_refused():
+def test_training_on_labels_encoded_without_gradients_raises():
     layer = TiedSoftmax(nn.Embedding(V, D))
     with torch.no_grad(), layer.shared_labels():
         layer.nll(torch.randn(3, D), torch.arange(3))
@@ -538,7 +538,7 @@ def test_what_shared_labels_were_made_of_may_not_change(change):
             train(read_after)
 
 
-def test_other_descriptions_inside_shared_labels_are_refused():
+def test_other_descriptions_inside_shared_labels_raise():
     layer = make("tied over descriptions")
 
     def train() -> None:

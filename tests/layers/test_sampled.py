@@ -133,8 +133,8 @@ def test_what_is_frozen_changes_no_other_gradient(frozen):
     hidden, targets = batch(layer, 6)
     fix(layer, [1, 0, 8])
     truth = gradients(layer.nll(hidden, targets), layer, hidden)
-    held = {"hidden": hidden, "labels": layer.label_weight, "bias": layer.bias}
-    held[frozen].requires_grad_(False)
+    tensors = {"hidden": hidden, "labels": layer.label_weight, "bias": layer.bias}
+    tensors[frozen].requires_grad_(False)
     layer.nll(hidden, targets).backward()
     found = {"hidden": hidden, **dict(layer.named_parameters())}
     for key, tensor in found.items():
@@ -418,7 +418,7 @@ def test_label_smoothing_in_training_raises():
         layer.nll(*batch(layer, 5), label_smoothing=0.1)
 
 
-def test_a_layer_on_another_device_is_named():
+def test_a_layer_on_another_device_raises():
     layer = sampled()
     hidden, targets = batch(layer, 5)
     with pytest.raises(ValueError, match=r"hidden is on meta but the layer on cpu; move one"):
@@ -429,7 +429,7 @@ def test_a_layer_on_another_device_is_named():
 
 
 @RANKINGS
-def test_a_vocabulary_that_grew_behind_its_back_is_named(counts):
+def test_a_vocabulary_that_grew_without_resize_raises(counts):
     layer = sampled("tied" if counts is None else "tied without bias", counts=counts)
     layer.layer.embedding.weight = nn.Parameter(torch.zeros(V + 1, 4, dtype=torch.float64))
     with pytest.raises(ValueError, match=r"11.*resize\(12\)"):

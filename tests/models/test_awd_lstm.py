@@ -368,7 +368,7 @@ def test_invalid_arguments_raise():
                 AwdLstm(embedding, **{"hidden_size": H, name: value})
 
 
-def test_wrong_input_names_the_mend():
+def test_invalid_input_raises():
     encoder = make()
     for bad in (torch.zeros(T, B), text()[0], text()[:0]):
         with pytest.raises(TypeError, match=r"ids are whole numbers of shape \(T, B\)"):

@@ -234,7 +234,7 @@ def test_any_layer_trains_on_the_encoder(layer):
     assert losses[-1] < losses[0]
 
 
-def test_widths_that_do_not_meet_name_the_mend():
+def test_widths_that_do_not_fit_raise():
     embedding = nn.Embedding(V, d)
     with pytest.raises(ValueError, match="output_size=10"):
         LanguageModel(AwdLstm(embedding, H, output_size=H), TiedSoftmax(embedding))

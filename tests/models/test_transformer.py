@@ -239,12 +239,12 @@ def test_blocks_go_where_the_embedding_is():
         ({"pad": V}, f"pad is {V}, but an embedding has only {V} rows"),
     ],
 )
-def test_settings_that_cannot_be_name_themselves(options, message):
+def test_invalid_settings_raise(options, message):
     with pytest.raises(ValueError, match=message):
         make(**options)
 
 
-def test_embeddings_that_do_not_fit_name_the_mend():
+def test_embeddings_that_do_not_fit_raise():
     with pytest.raises(
         ValueError, match="source embedding has width 12 and the target embedding 8"
     ):
@@ -256,7 +256,7 @@ def test_embeddings_that_do_not_fit_name_the_mend():
 
 
 @torch.no_grad()
-def test_ids_of_another_shape_are_refused():
+def test_ids_of_another_shape_raise():
     model = make()
     with pytest.raises(TypeError, match=r"source is whole numbers of shape \(B, T\), not"):
         model.encode(ids(1, S)[0])

@@ -244,7 +244,7 @@ def test_low_precision_has_a_float32_loss():
 # -- faults ---------------------------------------------------------------------------------------
 
 
-def test_parts_that_do_not_fit_name_the_mend():
+def test_parts_that_do_not_fit_raise():
     embedding = nn.Embedding(V, d)
     transformer = Transformer(embedding, **SIZES)
     with pytest.raises(ValueError, match=f"build the layer with hidden_size={d}"):
@@ -253,7 +253,7 @@ def test_parts_that_do_not_fit_name_the_mend():
         Translator(transformer, FullSoftmax(9, d))
 
 
-def test_targets_of_two_shapes_are_refused():
+def test_targets_of_two_shapes_raise():
     source, target_in, target_out = batch()
     with pytest.raises(ValueError, match=r"target_in is \(4, 5\) and target_out \(4, 4\)"):
         make().loss(source, target_in, target_out[:, 1:])

@@ -123,11 +123,11 @@ def relative(found: list[Tensor], truth: list[Tensor]) -> list[float]:
 @every_option
 @pytest.mark.parametrize("width", [16, 20])
 def test_whoever_is_chosen_has_a_cell(width, options, monkeypatch):
-    def told(*given):
+    def chosen(*given):
         raise LookupError(function(*given).__name__)
 
     function = label_encoder._function
-    monkeypatch.setattr(label_encoder, "_function", told)
+    monkeypatch.setattr(label_encoder, "_function", chosen)
     layer = build(2, width, **options)
     layer.impl = "triton"
     narrowed = width == 16 and (options, "chosen") in WAYS
@@ -314,7 +314,7 @@ def test_masks_are_fresh_for_every_call_and_off_in_evaluation(products, multiply
 
 @interpreted
 @by_whom
-def test_second_derivatives_are_refused(products, multiply):
+def test_second_derivatives_raise(products, multiply):
     multiply(products)
     layer, *_ = given(4, 16)
     layer.impl = "triton"
@@ -324,7 +324,7 @@ def test_second_derivatives_are_refused(products, multiply):
 
 @interpreted
 @by_whom
-def test_a_batch_of_gradients_is_refused(products, multiply):
+def test_a_batch_of_gradients_raises(products, multiply):
     multiply(products)
     layer, *_ = given(4, 16)
     layer.impl = "triton"
@@ -342,7 +342,7 @@ def test_auto_says_what_it_takes_and_why():
     assert "8 becomes 6" in fused_missing(E, 6, 2)
 
 
-def test_asking_for_the_impossible_names_the_mend():
+def test_triton_without_maps_raises():
     layer = build(4, 8, depth=0)
     layer.impl = "triton"
     with pytest.raises(ValueError, match='depth 0 has nothing to encode; use impl="auto"'):

@@ -45,32 +45,29 @@ def test_a_wider_input_is_cut_where_nobody_asked_for_padding():
 
 
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    ("wrong", "changed"),
     [
-        (
-            {"x": (0, 2, 6)},
-            r"x is \(T, B, 6\) with at least one step and sequence, not \(0, 2, 6\)",
-        ),
-        ({"x": (4, 0, 6), "h": (1, 0, 8), "c": (1, 0, 8)}, "at least one step and sequence"),
-        ({"x": (4, 6)}, r"not \(4, 6\); a single text is \(T, 1, 6\)"),
-        ({"x": (4, 2, 5)}, r"not \(4, 2, 5\)"),
-        ({"h": (1, 3, 8)}, r"h and c are \(1, 2, 8\) for x \(4, 2, 6\), not \(1, 3, 8\)"),
-        ({"c": (2, 8)}, r"and \(2, 8\); start from zeros"),
-        ({"w_ih": (28, 6)}, r"weights have shapes \[\(28, 6\), \(32, 8\)"),
-        ({"w_hh": (32, 7)}, "give those of one layer and direction"),
-        ({"b_hh": (8,)}, "give those of one layer and direction"),
+        ("x", {"x": (0, 2, 6)}),
+        ("x", {"x": (4, 0, 6), "h": (1, 0, 8), "c": (1, 0, 8)}),
+        ("x", {"x": (4, 6)}),
+        ("x", {"x": (4, 2, 5)}),
+        ("h and c", {"h": (1, 3, 8)}),
+        ("h and c", {"c": (2, 8)}),
+        ("weights", {"w_ih": (28, 6)}),
+        ("weights", {"w_hh": (32, 7)}),
+        ("weights", {"b_hh": (8,)}),
     ],
 )
 @pytest.mark.parametrize("impl", ["auto", "reference", "persistent", "graph"])
-def test_sizes_that_do_not_fit_are_refused_before_a_kernel_reads(changed, message, impl):
+def test_sizes_that_do_not_fit_raise_before_a_kernel_reads(wrong, changed, impl):
     shapes = {"x": (4, 2, 6), "h": (1, 2, 8), "c": (1, 2, 8)}
     shapes |= {"w_ih": (32, 6), "w_hh": (32, 8), "b_ih": (32,), "b_hh": (32,)} | changed
     x, h, c, *weights = (torch.zeros(shape) for shape in shapes.values())
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"lstm: {wrong} "):
         lstm(x, h, c, Weights(*weights), impl)
 
 
-def test_every_choice_is_told_once(caplog):
+def test_every_choice_is_logged_once(caplog):
     log_once.cache_clear()
     x, h, c, weights, _ = problem(2, 1, 3, 4)
     with caplog.at_level("INFO", logger="drill"):
@@ -90,32 +87,28 @@ def test_the_choice_says_why():
     assert (name, reason) == ("cudnn", "on a CPU")
     meta = torch.empty(2, 1, 3, device="meta")
     assert choose("auto", meta, weights.w_hh) == ("cudnn", "on meta")
-    told = [in_words("cudnn", torch.device(each)) for each in ("cpu", "cuda:0")]
-    assert told == ["PyTorch's own", "cudnn"]
+    names = [in_words("cudnn", torch.device(each)) for each in ("cpu", "cuda:0")]
+    assert names == ["PyTorch's own", "cudnn"]
     assert choose("reference", x, weights.w_hh) == ("reference", "asked for")
-    with pytest.raises(ValueError, match="persistent does not run here: it needs an NVIDIA GPU"):
+    with pytest.raises(ValueError, match=r"persistent.*NVIDIA GPU"):
         lstm(x, *problem(2, 1, 3, 4)[1:4], "persistent")
-    with pytest.raises(
-        ValueError, match="impl is one of auto, reference, cudnn, persistent, graph"
-    ):
+    with pytest.raises(ValueError, match="impl is one of"):
         choose("fast", x, weights.w_hh)
-    with pytest.raises(ValueError, match="AwdLstm: impl is one of"):
-        AwdLstm(nn.Embedding(5, 4), 6, 2, impl="fast")
 
 
 @pytest.mark.parametrize("share", [1.0, 1.5, -0.1, math.nan])
-def test_shares_that_leave_nothing_are_refused(share):
+def test_dropout_outside_zero_to_one_raises(share):
     x, h, c, weights, _ = problem(3, 2, 4, 5)
-    with pytest.raises(ValueError, match=r"^lstm: drop is the share that is lost, in \[0, 1\)"):
+    with pytest.raises(ValueError, match=r"^lstm: drop "):
         lstm(x, h, c, weights, drop=share)
-    with pytest.raises(ValueError, match=r"^lstm_stack: between is the share that is lost"):
+    with pytest.raises(ValueError, match=r"^lstm_stack: between "):
         lstm_stack(x, [(h, c)], [weights], between=share)
 
 
-def test_a_stack_has_layers_and_a_state_for_each():
+def test_a_stack_without_layers_or_with_too_many_states_raises():
     x, h, c, weights, _ = problem(3, 2, 4, 5)
     for states, layers in ([], []), ([(h, c)] * 2, [weights]):
-        with pytest.raises(ValueError, match=r"^lstm_stack: . weights and . states; give at least"):
+        with pytest.raises(ValueError, match=r"^lstm_stack: . weights and . states"):
             lstm_stack(x, states, layers)
 
 

@@ -138,7 +138,7 @@ def test_every_tensor_needs_a_gradient():
 @pytest.mark.parametrize("clip", [0.25, None])
 @pytest.mark.parametrize("kind", [Sgd, Asgd])
 def test_it_is_the_optimiser_step(kind, clip, scale):
-    settings = {"lr": 0.5, "weight_decay": 1e-2, "clip": clip}
+    settings = {"lr": 0.5, "weight_decay": 1e-2, "max_grad_norm": clip}
     found, ours = trained(kind(**settings), "cuda", True, scale=scale)
     truth, theirs = trained(kind(**settings), "cuda", False, scale=scale)
     assert ours._fused

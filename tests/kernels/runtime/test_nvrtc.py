@@ -1,4 +1,4 @@
-"""Compiling at first use: what is kept on disk, and what a machine without NVRTC is told."""
+"""Compiling at first use: what is cached on disk, and what is reported without NVRTC."""
 
 import ctypes
 import logging
@@ -17,11 +17,11 @@ from drill.kernels.optimizer import sgd_step
 from drill.kernels.runtime import nvrtc
 
 
-def test_what_is_kept_comes_back(tmp_path):
+def test_what_is_cached_comes_back(tmp_path):
     path = tmp_path / "folder" / "kernel.cubin"
-    assert nvrtc._kept(path) is None
-    nvrtc._keep(path, b"code")
-    assert nvrtc._kept(path) == b"code"
+    assert nvrtc._read_cached(path) is None
+    nvrtc._write_cached(path, b"code")
+    assert nvrtc._read_cached(path) == b"code"
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
 
 
@@ -30,13 +30,13 @@ def test_what_is_kept_comes_back(tmp_path):
 )
 def test_a_damaged_file_is_compiled_again(damage, tmp_path, caplog):
     path = tmp_path / "kernel.cubin"
-    nvrtc._keep(path, b"code")
+    nvrtc._write_cached(path, b"code")
     path.write_bytes(damage(path.read_bytes()))
     with caplog.at_level(logging.WARNING, logger="drill"):
-        assert nvrtc._kept(path) is None
+        assert nvrtc._read_cached(path) is None
     assert caplog.messages == [f"{path}: is damaged; compiling it again"]
-    nvrtc._keep(path, b"code")
-    assert nvrtc._kept(path) == b"code"
+    nvrtc._write_cached(path, b"code")
+    assert nvrtc._read_cached(path) == b"code"
 
 
 def test_what_a_source_includes_is_part_of_it(tmp_path):
@@ -75,7 +75,7 @@ def test_a_source_defines_the_kernel_that_is_loaded_from_it(source, name):
     assert name in defined
 
 
-def test_a_source_that_includes_itself_is_refused(tmp_path):
+def test_a_source_that_includes_itself_raises(tmp_path):
     (tmp_path / "shared.cuh").write_text('#include "kernel.cu"\n')
     source = tmp_path / "kernel.cu"
     source.write_text('#include "shared.cuh"\n')
@@ -90,7 +90,7 @@ def test_what_is_missing_is_named(monkeypatch):
     def without_compiler() -> ctypes.CDLL:
         raise nvrtc.CompileError("NVRTC of CUDA 13 is not found, though PyTorch brings it")
 
-    missing = nvrtc.missing.__wrapped__  # each time anew
+    missing = nvrtc.missing.__wrapped__  # not cached
     monkeypatch.setattr(torch.version, "cuda", None)
     assert missing() == "PyTorch is built without CUDA"
     monkeypatch.setattr(torch.version, "cuda", "13.0")
@@ -114,7 +114,7 @@ def test_a_cache_that_is_no_folder_costs_compiling_and_is_told_once(told, tmp_pa
     root = tmp_path / "cache"
     root.write_text("a file")
     monkeypatch.setenv("XDG_CACHE_HOME", str(root))
-    assert [nvrtc._kept_or_made(name, lambda: b"code") for name in "ab"] == [b"code"] * 2
+    assert [nvrtc._cached(name, lambda: b"code") for name in "ab"] == [b"code"] * 2
     (said,) = told.messages
     assert said.startswith(
         f"{root}/drill/kernels: compiled kernels cannot be cached there (Not a directory)"
@@ -124,17 +124,17 @@ def test_a_cache_that_is_no_folder_costs_compiling_and_is_told_once(told, tmp_pa
 
 def test_a_user_without_a_home_compiles_and_is_told(told, homeless, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert nvrtc._kept_or_made("a", lambda: b"code") == b"code"
+    assert nvrtc._cached("a", lambda: b"code") == b"code"
     assert [each.split(",")[0] for each in told.messages] == [
         "~/.cache: compiled kernels cannot be cached there (this user has no home)"
     ]
     assert not list(tmp_path.iterdir())
 
 
-def test_a_kept_kernel_is_not_made_again(told, tmp_path, monkeypatch):
+def test_a_cached_kernel_is_not_compiled_again(told, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert nvrtc._kept_or_made("a", lambda: b"code") == b"code"
-    assert nvrtc._kept_or_made("a", lambda: b"other") == b"code"
+    assert nvrtc._cached("a", lambda: b"code") == b"code"
+    assert nvrtc._cached("a", lambda: b"other") == b"code"
     assert not told.messages
 
 
@@ -150,7 +150,7 @@ class RefusingDriver:
 
 def test_what_the_driver_refuses_is_an_obstacle_that_auto_goes_around(monkeypatch):
     monkeypatch.setattr(nvrtc, "_driver", RefusingDriver)
-    monkeypatch.setattr(nvrtc, "_kept_or_made", lambda name, make: b"code")
+    monkeypatch.setattr(nvrtc, "_cached", lambda name, make: b"code")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())

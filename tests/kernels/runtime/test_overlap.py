@@ -1,4 +1,4 @@
-"""What runs beside recurrences: where it begins, who waits for it, and that no bit changes."""
+"""Work that overlaps with recurrences: where it starts, who waits for it; no bit changes."""
 
 import warnings
 from contextlib import contextmanager
@@ -51,7 +51,7 @@ class Result:
 
 @pytest.fixture
 def first(monkeypatch):
-    """The current stream, which is recorded; EVENTS is what is told to streams."""
+    """The current stream, which is recorded; EVENTS is what streams are called with."""
     EVENTS.clear()
     now = [Stream("first")]
 
@@ -147,7 +147,7 @@ def test_what_was_made_or_written_since_is_not_read_too_early(first):
     assert EVENTS == 2 * ALONE
 
 
-def test_without_a_recurrence_nothing_is_beside(first, monkeypatch):
+def test_without_a_recurrence_nothing_overlaps(first, monkeypatch):
     E = nn.Parameter(torch.ones(3))
     run_overlapped(work, E)
     mark_start(first)
@@ -204,7 +204,7 @@ def test_gradients_may_go_back_to_the_first_stream(first):
 
 
 @pytest.mark.parametrize(("begun", "blocks"), [(False, 132), (True, 44)])
-def test_labels_leave_room_for_the_recurrence_beside_them(begun, blocks, first, monkeypatch):
+def test_labels_leave_room_for_the_recurrence(begun, blocks, first, monkeypatch):
     properties = SimpleNamespace(multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     E, found = nn.Parameter(torch.ones(3)), []
@@ -229,7 +229,7 @@ def test_labels_leave_room_for_the_recurrence_beside_them(begun, blocks, first, 
         ("PointwiseEncode", 100, False),
     ],
 )
-def test_what_was_not_measured_beside_a_recurrence_stays_behind_it(way, labels, gains, monkeypatch):
+def test_what_gains_nothing_does_not_overlap(way, labels, gains, monkeypatch):
     function = type(way, (), {})
     monkeypatch.setattr(label_encoder, "_function", lambda *given: function)
     options = {"activation": "sigmoid", "dropout_at": "input", "residual": True}

@@ -29,12 +29,12 @@ def drops_columns(options: Options) -> bool:
 
 
 DRAWS = 2**16
-"""Random numbers that standard dropout tells apart. It is rounded to so many parts, and what is
-kept is scaled by the rounded one: near 1 the other would be off by more than it drops."""
+"""Random numbers have 16 bits, so standard dropout is rounded to a multiple of 1/DRAWS, and other
+entries are scaled by the rounded probability."""
 
 
 class KeptBits(NamedTuple):
-    """Standard dropout of all maps: a bit an entry and map, where masks of floats take 32.
+    """Standard dropout of all maps, one bit per entry and map instead of a float.
 
     Bit j % 8 of byte j // 8 is set where a map keeps column j of a label, which is then scaled.
     """
@@ -48,18 +48,18 @@ class KeptBits(NamedTuple):
         return DRAWS / (DRAWS - self.dropped)
 
     def masks(self) -> Tensor:  # (depth, V, d), float32
-        """The same as masks, for the reference."""
+        """The same as float masks, for the reference."""
         places = torch.arange(8, dtype=torch.uint8, device=self.bits.device)
         kept = (self.bits[..., None] >> places & 1).flatten(2)[..., : self.width]
         return kept.float() * self.scale
 
 
 def draw_kept_bits(embedding: Tensor, depth: int, dropout: float) -> KeptBits:
-    """Fresh bits for labels (V, d), where Triton runs."""
+    """New bits for labels (V, d); needs Triton."""
     from drill.kernels.label_encoder.dropout_bits import draw
 
     # On the device: a seed from the host would be the same in every replay of a CUDA graph.
     seed = torch.randint(2**62, (1,), device=embedding.device)
     V, d = embedding.shape
-    dropped = min(round(dropout * DRAWS), DRAWS - 1)  # below 1, so something is kept
+    dropped = min(round(dropout * DRAWS), DRAWS - 1)  # below 1: something is kept
     return KeptBits(draw(V, d, depth, dropped, seed), d, dropped)

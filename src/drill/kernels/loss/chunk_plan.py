@@ -1,4 +1,4 @@
-"""How the N x V logits are cut into chunks, and which of them are kept for backward."""
+"""How the N x V logits are cut into chunks, and which of them are saved for backward."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from drill.kernels.runtime.padding import (
 )
 
 ROW_BYTES = 40
-"""What a row takes beside its logits: targets, peaks, sums, losses and their gradients."""
+"""Bytes of a row besides its logits: targets, peaks, sums, losses and their gradients."""
 
 MIN_BLOCK = 512
 """Tokens that a block of rows holds at least."""
@@ -22,7 +22,7 @@ CHUNK_ELEMENTS = {"cpu": 2**20, "cuda": 2**25}
 class Chunk(NamedTuple):
     """Rows [top, bottom) x labels [left, right), ``stride`` apart in memory.
 
-    ``kept`` is its place among the logits kept for backward.
+    ``saved`` is its position among the logits saved for backward.
     """
 
     top: int
@@ -30,7 +30,7 @@ class Chunk(NamedTuple):
     left: int
     right: int
     stride: int
-    kept: slice | None = None
+    saved: slice | None = None
 
     @property
     def rows(self) -> slice:
@@ -54,7 +54,7 @@ class Chunk(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """What a call fixes beside its tensors."""
+    """The options of a call."""
 
     ignore_index: int
     smoothing: float
@@ -65,15 +65,15 @@ class Settings(NamedTuple):
 
 class Plan(NamedTuple):
     chunks: list[Chunk]
-    kept: int  # elements of the logits kept for backward
+    saved: int  # elements of the logits saved for backward
     by_label: list[Chunk] | None = None  # for the gradient of labels, where rows are in blocks
 
 
 def plan(hidden: Tensor, labels: int, settings: Settings, keep: bool) -> Plan:
-    """Cut (N, V) into chunks; without ``keep`` (nothing to differentiate) none is kept.
+    """Cut (N, V) into chunks; without ``keep`` (nothing to differentiate) none is saved.
 
     ``memory`` is shared out: about half to the chunk at work, a quarter to float32 sums and copies
-    of hidden (blocks of rows bound them), the rest to kept chunks.
+    of hidden (blocks of rows bound them), the rest to saved chunks.
     """
     dtype, memory = settings.dtype, settings.memory
     device = hidden.device.type
@@ -103,7 +103,7 @@ def plan(hidden: Tensor, labels: int, settings: Settings, keep: bool) -> Plan:
     used = 0
     for tile in _grid(rows, labels, block, columns, device):
         if used + tile.size <= room:
-            tile = tile._replace(kept=slice(used, used + tile.size))
+            tile = tile._replace(saved=slice(used, used + tile.size))
             used += tile.size
         tiles.append(tile)
     if block >= rows or not keep:
@@ -112,7 +112,7 @@ def plan(hidden: Tensor, labels: int, settings: Settings, keep: bool) -> Plan:
     return Plan(tiles, used, list(by_label))
 
 
-def most_kept(hidden: Tensor, labels: int, settings: Settings, keep: bool) -> int:
+def most_saved(hidden: Tensor, labels: int, settings: Settings, keep: bool) -> int:
     """No plan keeps more elements; a formula that ``torch.compile`` can trace."""
     if not keep:
         return 0
@@ -132,7 +132,7 @@ def _grid(rows: int, labels: int, block: int, columns: int, device: str) -> Iter
 
 
 def fits_whole(hidden: Tensor, labels: int, settings: Settings) -> bool:
-    """Whether the logits are one chunk that is kept: for an engine that works in place on it."""
+    """Whether the logits are one chunk that is saved: for an engine that works in place on it."""
     if settings.engine != "triton":
         return False
     device, dtype = hidden.device.type, settings.dtype

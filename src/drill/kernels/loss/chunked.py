@@ -1,17 +1,17 @@
 """The bounded-memory plan behind ``impl="chunked"`` and ``impl="triton"``.
 
-Forward walks the labels in chunks and keeps, per token, the log-sum-exp and the target's logit.
-Backward walks them again, turns each chunk of logits into its gradient in place and feeds it to
-two matrix products. As many chunks of logits as fit into ``memory`` are kept for backward; the
-others are computed again. So the price of a bound is about one more product:
+Forward iterates over chunks of labels and saves, per token, the log-sum-exp and the target's logit.
+Backward iterates again, turns each chunk of logits into its gradient in place and multiplies it
+twice. As many chunks of logits as fit into ``memory`` are saved for backward; the others are
+computed again, which costs about one more product:
 
-    everything fits:  3 products of N x V x k  (what plain PyTorch does, with fewer passes)
+    everything fits:  3 products of N x V x k  (as plain PyTorch, with fewer passes)
     nothing fits:     4 products
 
-A chunk holds all tokens, so a label's gradient is complete after one product: it is summed in
-float32 inside the product and rounded once. Where the float32 sums of hidden's half-precision
-gradient outgrow their part of ``memory``, tokens are taken in blocks and labels get a sweep of
-their own: 5 products, and still no more memory.
+A chunk has all tokens, so a label's gradient is complete after one product: it is summed in
+float32 inside the product and rounded once. If the float32 sums of hidden's half-precision
+gradient exceed their part of ``memory``, tokens are taken in blocks and labels get a sweep of
+their own: 5 products, and no more memory.
 
 Shapes: N tokens, V labels, k width; R rows of a block, C labels of a chunk.
 """
@@ -48,22 +48,22 @@ def forward_pass(
     targets: Tensor,  # (N,)
     settings: Settings,
     keep: bool,
-    kept: Tensor | None = None,  # room for the kept logits, flat
-) -> tuple[Tensor, Tensor, Tensor]:  # losses (N,), lse (N,), kept logits (flat)
+    saved: Tensor | None = None,  # room for the saved logits, flat
+) -> tuple[Tensor, Tensor, Tensor]:  # losses (N,), lse (N,), saved logits (flat)
     ignore_index, smoothing, dtype, engine, _ = settings
     passes = engine_named(engine)
     labels = weight.shape[0]
     if keep and fits_whole(hidden, labels, settings):
-        return _whole_forward(hidden, weight, bias, targets, settings, kept)
+        return _whole_forward(hidden, weight, bias, targets, settings, saved)
     exact = torch.promote_types(dtype, torch.float32)
-    tiles, kept_size, _ = plan(hidden, labels, settings, keep)
-    if kept is None:
-        kept = hidden.new_empty(kept_size, dtype=dtype)
+    tiles, saved_size, _ = plan(hidden, labels, settings, keep)
+    if saved is None:
+        saved = hidden.new_empty(saved_size, dtype=dtype)
     sums = empty_sums(hidden, exact, smoothing)
     spare: Tensor | None = None
     for tile in tiles:
-        if tile.kept:
-            logits = tile.view(kept[tile.kept])
+        if tile.saved:
+            logits = tile.view(saved[tile.saved])
         else:
             spare = _room(spare, tile, hidden, dtype)
             logits = tile.view(spare)
@@ -74,7 +74,7 @@ def forward_pass(
         first = tile.left == 0
         passes.reduce(logits, part, targets[tile.rows], tile.left, sums.rows(tile.rows), first)
     losses, lse = passes.finish(sums, targets, ignore_index, smoothing, labels)
-    return losses, lse, kept
+    return losses, lse, saved
 
 
 def backward_pass(
@@ -84,25 +84,25 @@ def backward_pass(
     bias: Tensor | None,  # (V,)
     targets: Tensor,  # (N,)
     lse: Tensor,  # (N,)
-    kept: Tensor | None,  # flat; overwritten; None: compute all logits again
+    saved: Tensor | None,  # flat; overwritten; None: compute all logits again
     settings: Settings,
     wanted: tuple[bool, bool, bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     inputs = (scale, hidden, weight, bias, targets, lse)
     if fits_whole(hidden, weight.shape[0], settings):
-        return _whole_backward(*inputs, kept, settings, wanted)
+        return _whole_backward(*inputs, saved, settings, wanted)
     for_hidden, for_weight, for_bias = wanted
     hidden_grad = torch.empty_like(hidden, memory_format=_ROWS_FIRST) if for_hidden else None
     weight_grad = torch.empty_like(weight, memory_format=_ROWS_FIRST) if for_weight else None
     bias_grad = lse.new_zeros(weight.shape[0]) if for_bias else None
     tiles, _, by_label = plan(hidden, weight.shape[0], settings, keep=True)
     if by_label is None or weight.dtype == lse.dtype or not (for_weight or for_bias):
-        _sweep(tiles, inputs, kept, settings, hidden_grad, weight_grad, bias_grad)
+        _sweep(tiles, inputs, saved, settings, hidden_grad, weight_grad, bias_grad)
     else:
         # Sums over blocks of rows would need a float32 copy of weight's whole gradient, so the
         # labels get a sweep of their own, in chunks that hold all rows.
         if hidden_grad is not None:
-            _sweep(tiles, inputs, kept, settings, hidden_grad, None, None)
+            _sweep(tiles, inputs, saved, settings, hidden_grad, None, None)
         _sweep(by_label, inputs, None, settings, None, weight_grad, bias_grad)
     if bias_grad is not None and bias is not None:
         bias_grad = bias_grad.to(bias.dtype)
@@ -112,7 +112,7 @@ def backward_pass(
 def _sweep(
     tiles: list[Chunk],
     inputs: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor],
-    kept: Tensor | None,
+    saved: Tensor | None,
     settings: Settings,
     hidden_grad: Tensor | None,  # (N, k), written
     weight_grad: Tensor | None,  # (V, k), written
@@ -127,8 +127,8 @@ def _sweep(
     for tile in tiles:
         h, w = hidden[tile.rows].to(dtype), weight[tile.labels].to(dtype)
         part = None if bias is None else bias[tile.labels]
-        if tile.kept and kept is not None:
-            logits = tile.view(kept[tile.kept])
+        if tile.saved and saved is not None:
+            logits = tile.view(saved[tile.saved])
             part = None if _takes_bias(logits, passes) else part
         else:
             spare = _room(spare, tile, hidden, dtype)
@@ -217,13 +217,13 @@ def _whole_forward(
     bias: Tensor | None,
     targets: Tensor,
     settings: Settings,
-    kept: Tensor | None,
+    saved: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``forward_pass`` with one chunk, written out: at this size every microsecond shows."""
     ignore_index, smoothing, dtype, engine, _ = settings
     w = padded_weight(weight, dtype)
     shape = hidden.shape[0], w.shape[0]
-    logits = hidden.new_empty(shape, dtype=dtype) if kept is None else kept.view(shape)
+    logits = hidden.new_empty(shape, dtype=dtype) if saved is None else saved.view(shape)
     torch.mm(hidden.to(dtype), w.t(), out=logits)
     losses, lse = engine_named(engine).whole(
         logits[:, : weight.shape[0]], bias, targets, ignore_index, smoothing
@@ -238,7 +238,7 @@ def _whole_backward(
     bias: Tensor | None,
     targets: Tensor,
     lse: Tensor,
-    kept: Tensor | None,
+    saved: Tensor | None,
     settings: Settings,
     wanted: tuple[bool, bool, bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -247,7 +247,7 @@ def _whole_backward(
     for_hidden, for_weight, for_bias = wanted
     labels = weight.shape[0]
     h, w = hidden.to(dtype), padded_weight(weight, dtype)
-    logits = torch.mm(h, w.t()) if kept is None else kept.view(h.shape[0], w.shape[0])
+    logits = torch.mm(h, w.t()) if saved is None else saved.view(h.shape[0], w.shape[0])
     bias_grad = engine_named(engine).differentiate(
         logits[:, :labels],
         bias,
@@ -308,22 +308,24 @@ class _NLL(torch.autograd.Function):
         targets: Tensor,
         settings: Settings,
     ) -> Tensor:
-        losses, lse, kept = forward_pass(hidden, weight, bias, targets, settings, keep=True)
+        losses, lse, saved = forward_pass(hidden, weight, bias, targets, settings, keep=True)
         passes = engine_named(settings.engine)
         loss, share = passes.gather(losses, targets, settings.ignore_index, reduction)
         ctx.save_for_backward(hidden, weight, bias, targets, lse, share)
-        ctx.kept = kept
+        ctx.saved = saved
         ctx.settings = settings
         return loss
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         require_plain_backward("nll", grad, _EXACT)
-        kept, ctx.kept = ctx.kept, None  # overwritten now; a second backward computes them again
+        saved, ctx.saved = ctx.saved, None  # overwritten now; a second backward computes them again
         hidden, weight, bias, targets, lse, share = ctx.saved_tensors
         scale = _spread(grad, share, targets, lse.dtype)
         wanted = ctx.needs_input_grad[1:4]
-        grads = backward_pass(scale, hidden, weight, bias, targets, lse, kept, ctx.settings, wanted)
+        grads = backward_pass(
+            scale, hidden, weight, bias, targets, lse, saved, ctx.settings, wanted
+        )
         return None, *grads, None, None
 
 

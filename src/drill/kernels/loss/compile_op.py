@@ -5,7 +5,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, library
 
-from drill.kernels.loss.chunk_plan import Settings, most_kept
+from drill.kernels.loss.chunk_plan import Settings, most_saved
 from drill.kernels.loss.chunked import backward_pass, forward_pass, wants_gradients
 
 
@@ -23,7 +23,7 @@ def nll_op(
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     settings = Settings(ignore_index, smoothing, dtype, engine, memory)
-    room = hidden.new_empty(most_kept(hidden, weight.shape[0], settings, keep), dtype=dtype)
+    room = hidden.new_empty(most_saved(hidden, weight.shape[0], settings, keep), dtype=dtype)
     losses, lse, _ = forward_pass(hidden, weight, bias, targets, settings, keep, room)
     return losses, lse, room
 
@@ -31,10 +31,9 @@ def nll_op(
 @nll_op.register_fake
 def _(hidden, weight, bias, targets, ignore_index, smoothing, dtype, engine, memory, keep):  # type: ignore[no-untyped-def]
     per_token = hidden.new_empty(hidden.shape[0], dtype=torch.promote_types(dtype, torch.float32))
-    # The most that can be kept, not what is: the plan must not be traced, or each number of tokens
-    # would be compiled anew.
+    # An upper bound: the plan must not be traced, or each number of tokens would be compiled again.
     settings = Settings(ignore_index, smoothing, dtype, engine, memory)
-    size = most_kept(hidden, weight.shape[0], settings, keep)
+    size = most_saved(hidden, weight.shape[0], settings, keep)
     return per_token, torch.empty_like(per_token), hidden.new_empty(size, dtype=dtype)
 
 
@@ -46,7 +45,7 @@ def nll_backward_op(
     bias: Tensor | None,
     targets: Tensor,
     lse: Tensor,
-    kept: Tensor,
+    saved: Tensor,
     ignore_index: int,
     smoothing: float,
     dtype: torch.dtype,
@@ -55,14 +54,14 @@ def nll_backward_op(
     wanted: list[bool],
 ) -> list[Tensor]:
     settings = Settings(ignore_index, smoothing, dtype, engine, memory)
-    own = kept.clone() if kept.numel() else None  # an operator must not write into its inputs
+    own = saved.clone() if saved.numel() else None  # an operator must not write into its inputs
     asked = cast(tuple[bool, bool, bool], tuple(wanted))
     grads = backward_pass(scale, hidden, weight, bias, targets, lse, own, settings, asked)
     return [grad for grad in grads if grad is not None]
 
 
 @nll_backward_op.register_fake
-def _(scale, hidden, weight, bias, targets, lse, kept, *settings):  # type: ignore[no-untyped-def]
+def _(scale, hidden, weight, bias, targets, lse, saved, *settings):  # type: ignore[no-untyped-def]
     like = [hidden, weight, bias]
     return [
         torch.empty_like(x, memory_format=torch.contiguous_format)

@@ -4,7 +4,7 @@
     d loss / d l = (e - m onehot(y)) / m
 
 A block holds whole rows of logits, so their gradient is known before the next block takes their
-place. Nothing is kept for backward, which only multiplies: 3 products of N x V x k whatever
+place. Nothing is saved for backward, which only multiplies: 3 products of N x V x k whatever
 ``memory`` is, and one block of logits that stays in the caches, where the N x V logits of
 ``chunked`` are fresh memory in every step. The factor 1 / m is given to hidden states and their
 gradients, k numbers a token; on the logits it would be one more pass over V numbers.
@@ -55,7 +55,7 @@ def _why_not(reduction: str, hidden: Tensor, weight: Tensor, settings: Settings)
     if reduction == "none":
         return "each token's gradient has a factor of its own, known only in backward"
     if settings.dtype.itemsize < 4 or not settings.dtype == hidden.dtype == weight.dtype:
-        return "sums in float32 need room beside products in half precision"
+        return "products in half precision need extra sums in float32"
     return "no tokens" if hidden.shape[0] == 0 else None
 
 

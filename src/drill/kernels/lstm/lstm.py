@@ -42,12 +42,15 @@ def lstm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output (T, B, o) of one layer, and its h and c (1, B, o) after the last step.
 
-    Where products are in bfloat16 anyway (autocast, or such weights), ``auto`` takes ``persistent``
-    for small batches if the device allows it, else ``graph``; elsewhere ``cudnn``. ``choose`` says
-    which and why, and the log too, once. ``drop`` is the share of the entries of W_hh that this
-    call loses, the others growing by 1 / (1 - drop); the Parameter stays whole. With
-    ``keep_padding`` the output of these two may be wider than o, zeros beyond it, and x wider than
-    i: a stack of layers then stays aligned in memory.
+    Args:
+        x: (T, B, i), the input.
+        h, c: (1, B, o), the state before the first step.
+        weights: as of ``nn.LSTM``.
+        impl: "auto" takes "persistent" for products in bfloat16 and small batches if the device
+            allows it, else "graph"; for other products "cudnn". The log says which, once.
+        drop: DropConnect probability of W_hh; the Parameter itself does not change.
+        keep_padding: the output of "persistent" and "graph" may be wider than o, with zeros there,
+            and x wider than i: a stack of layers then stays aligned in memory.
     """
     _check_shapes(x.shape, h, c, weights)
     _check_shares("lstm", drop=drop)
@@ -73,10 +76,9 @@ def lstm_stack(
 ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
     """Output (T, B, o) of the last of several layers, and h and c of each after the last step.
 
-    ``lstm`` of each, which reads what the one below gave, times a mask that loses the share
-    ``between`` of the units, the same at all steps (locked dropout). Faster than calls of ``lstm``
-    where all are ``persistent``: weights of one layer are then prepared, and their gradients made,
-    while the steps of another run.
+    A layer reads the output of the one below, with locked dropout of probability ``between``.
+    Faster than calls of ``lstm`` if all are ``persistent``: weights of one layer are then prepared,
+    and their gradients computed, while the steps of another run.
     """
     _check_stack(x.shape, states, weights)
     _check_shares("lstm_stack", drop=drop, between=between)
@@ -130,7 +132,7 @@ def choose(impl: Implementation, x: Tensor, w_hh: Tensor) -> tuple[str, str]:
 
 
 def in_words(chosen: str, device: torch.device) -> str:
-    """What ``choose`` gave, as it is told: there is no cuDNN but on a GPU."""
+    """The choice as it is reported: cuDNN is on GPUs only."""
     return "PyTorch's own" if chosen == "cudnn" and device.type != "cuda" else chosen
 
 
@@ -147,7 +149,7 @@ def _obstacle(impl: str, device: torch.device, w_hh: Tensor) -> str | None:
 
 
 def _check_shapes(x: torch.Size, h: Tensor, c: Tensor, weights: Weights) -> None:
-    """Kernels read where the sizes say: what does not fit would be another's memory."""
+    """Kernels rely on these sizes: a wrong one would read other memory."""
     shapes = [tuple(weight.shape) for weight in weights]
     o, i = weights.w_hh.shape[-1], weights.w_ih.shape[-1]
     if shapes != [(4 * o, i), (4 * o, o), (4 * o,), (4 * o,)]:
@@ -171,7 +173,7 @@ def _check_shapes(x: torch.Size, h: Tensor, c: Tensor, weights: Weights) -> None
 def _check_stack(
     x: torch.Size, states: Sequence[tuple[Tensor, ...]], weights: Sequence[Weights]
 ) -> None:
-    """A layer reads all that the one below gives: what is wider by padding ``lstm`` alone sees."""
+    """Each layer must read all units of the one below."""
     if not weights or len(states) != len(weights):
         raise ValueError(
             f"lstm_stack: {len(weights)} weights and {len(states)} states; give at least one "
@@ -227,7 +229,7 @@ def _stepwise(
 
 
 def _narrowed(output: Tensor, width: int) -> Tensor:
-    """Without its padding. A slice that takes all would still copy its gradient."""
+    """Without its padding. A slice of everything would still copy its gradient."""
     return output if output.shape[2] == width else output[..., :width]
 
 
@@ -247,9 +249,9 @@ def _library(x: Tensor, h: Tensor, c: Tensor, weights: Weights) -> tuple[Tensor,
 
 
 def lie_together(weights: list[Tensor]) -> bool:
-    """Whether each begins where the one before it ends, in one and the same buffer.
+    """Whether each begins where the one before it ends, in the same buffer.
 
-    Tensors that were made one after the other may touch by chance: cuDNN would still copy them.
+    Separate tensors may be adjacent by chance: cuDNN would still copy them.
     """
     buffers = {weight.untyped_storage().data_ptr() for weight in weights}
     ends = [weight.data_ptr() + weight.nbytes for weight in weights]
@@ -261,10 +263,9 @@ def lie_together(weights: list[Tensor]) -> bool:
 
 
 def in_one_buffer(weights: list[Tensor]) -> list[Tensor]:
-    """The same weights, one behind the other in memory.
+    """The same weights, one after the other in memory, in the order of ``nn.LSTM``.
 
-    So cuDNN wants them, in the order of ``nn.LSTM``: given separate tensors it copies them into one
-    buffer at every call and warns.
+    Given separate tensors, cuDNN copies them into one buffer at every call and warns.
     """
     buffer = torch.cat([weight.flatten() for weight in weights])
     pieces = buffer.split([weight.numel() for weight in weights])

@@ -1,7 +1,6 @@
 """The negative log-likelihood of a mixture of softmaxes.
 
-mixture_nll      the function: one sweep over the tokens; passes and passes_triton do its work
-logit_gradients  m (softmax - onehot), the gradients of the logits
-exp_gemm         a matrix product that writes exponentials (Hopper GPUs), and passes around it
-masked_tanh      tanh(x) * mask in one pass each way
+mixture_nll  the function: one sweep over the tokens; passes and passes_triton do its work
+exp_gemm     a matrix product that writes exponentials (Hopper GPUs), and passes around it
+masked_tanh  tanh(x) * mask in one pass each way
 """

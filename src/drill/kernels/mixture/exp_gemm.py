@@ -111,7 +111,7 @@ class Exponentials:
         out: Tensor,  # (R, V padded), written: mass * (softmax - onehot), 0 in the padding
         losses: Tensor,  # (R,), written; NaN where a target is no label
         mass: Tensor,  # (R,), written
-    ) -> Tensor:  # the contexts in the products' dtype with ones beside them, (R, columns)
+    ) -> Tensor:  # the contexts in the products' dtype followed by ones, (R, columns)
         count, depth = contexts.shape[0], self.depth
         rows = self.rows[:count]
         aims = losses.new_empty(count)

@@ -13,7 +13,7 @@ target that is masked, by a bias of -inf, no expert has a share: the loss is inf
     r = gamma / m
     dC = r P W,   dW = P^T (r C),   db = P^T r,   d log pi = -gamma
 
-Three products of N K x V x k and no logits kept: one chunk of them lives at a time. The factors r
+Three products of N K x V x k, and one chunk of logits in memory at a time. The factors r
 are rows' own, so they go to the small operands. With m = sum exp(l - l') for the logits l and some
 l' near their maximum, P is exp(l - l') but for the target's place: what a pass can write on its way
 to the sum, so that it reads the logits once, or the product itself (``exp_gemm``).
@@ -141,9 +141,9 @@ def tokens_at_once(
     operands = 2 * size + (0 if settings.engine == "triton" else 2 * exact)
     direct = _direct_missing(settings.engine, weight, bias, settings.dtype) is None
     arranged = size if direct else 0  # the labels again, for exp_gemm
-    kept = tokens * experts * (width * size + ROW_BYTES)
-    kept += labels * columns * (size + exact + arranged)
-    room = (settings.memory - kept) // (experts * (labels * logit + columns * operands))
+    fixed = tokens * experts * (width * size + ROW_BYTES)
+    fixed += labels * columns * (size + exact + arranged)
+    room = (settings.memory - fixed) // (experts * (labels * logit + columns * operands))
     least = -(-MIN_ROWS // experts)
     most = at_most(CHUNK_ELEMENTS, weight, experts * labels)
     at_once = min(max(least, most), room, max(1, tokens))

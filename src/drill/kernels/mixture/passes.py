@@ -1,4 +1,4 @@
-"""What the sweep of ``mixture_nll`` does beside its products, and the same in plain PyTorch.
+"""The passes of ``mixture_nll`` around its products: the interface, and plain PyTorch.
 
 Shapes: K experts, V labels, k width; R = K times the tokens of a chunk.
 """
@@ -131,7 +131,7 @@ class Errors(Protocol):
         losses: Tensor,  # (R,), written; NaN where a target is no label
         mass: Tensor,  # (R,), written
     ) -> Tensor:
-        """The contexts in the products' dtype, beside them 1 where w has the bias."""
+        """The contexts in the products' dtype, followed by 1 where w has the bias."""
 
 
 class ProductAndPass:

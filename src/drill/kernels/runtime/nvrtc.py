@@ -1,6 +1,6 @@
-"""CUDA C++ compiled at first use by the compiler that comes with PyTorch, kept on disk.
+"""CUDA C++ compiled at first use by the compiler that comes with PyTorch, cached on disk.
 
-A user needs no toolkit: NVRTC lies beside torch's own libraries, the driver loads what it makes.
+No CUDA toolkit is needed: NVRTC is part of a CUDA build of PyTorch, and the driver loads the code.
 """
 
 import ctypes
@@ -21,10 +21,10 @@ from torch import Tensor
 from drill.errors import DrillError
 from drill.files import cache_root, warn_uncached
 
-DIGEST = 32  # bytes before what is kept
+DIGEST = 32  # bytes before the code in a cached file
 MAXIMUM_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
-UNKEPT = ("compiled kernels", "every start compiles them again, half a minute")
+UNCACHED = ("compiled kernels", "every start compiles them again, half a minute")
 
 logger = logging.getLogger("drill")
 
@@ -81,9 +81,9 @@ class Kernel:
         to be; more than an empty device holds are refused. Beside another launch some may come when
         that one is done, and those that are there wait for them.
         """
-        held = [_passed(each) for each in arguments]
-        places = (ctypes.c_void_p * len(held))(
-            *(ctypes.cast(ctypes.byref(each), ctypes.c_void_p) for each in held)
+        values = [_passed(each) for each in arguments]
+        places = (ctypes.c_void_p * len(values))(
+            *(ctypes.cast(ctypes.byref(each), ctypes.c_void_p) for each in values)
         )
         _enter_context()
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
@@ -132,7 +132,7 @@ def _enter_context() -> None:
 
 @cache
 def _context(index: int) -> ctypes.c_void_p:
-    """The context that torch uses on this device. It lives as long as the process."""
+    """The context that torch uses on this device, for the rest of the process."""
     device, context = ctypes.c_int(), ctypes.c_void_p()
     _check(_driver().cuDeviceGet(ctypes.byref(device), index), "finding the device")
     retained = _driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
@@ -163,7 +163,7 @@ def _kernel(
     options += [f"-D{key}={value}" for key, value in defines]
     text = _text(source)
     key = hashlib.sha256("\0".join([*options, str(torch.version.cuda)]).encode() + text).hexdigest()
-    cubin = _kept_or_made(f"{key}.cubin", lambda: _compile(text, options, source.name))
+    cubin = _cached(f"{key}.cubin", lambda: _compile(text, options, source.name))
     torch.cuda.init()
     with torch.cuda.device(index):
         torch.zeros(1, device="cuda")  # the module loads into the context that torch has made
@@ -177,7 +177,7 @@ def _kernel(
 
 
 def _text(source: Path, above: tuple[Path, ...] = ()) -> bytes:
-    """The file, with those beside it that it includes; errors name the file they are in."""
+    """The source with the files of its folder that it includes; errors name the right file."""
     if source in above:
         raise CompileError(f"{source.name}: is included by itself, through {above[-1].name}")
     lines = []
@@ -186,9 +186,9 @@ def _text(source: Path, above: tuple[Path, ...] = ()) -> bytes:
         if found is None:
             lines.append(line)
             continue
-        beside = source.parent / found[1].decode()
-        lines.append(f'#line 1 "{beside.name}"'.encode())
-        lines.append(_text(beside, (*above, source)))
+        included = source.parent / found[1].decode()
+        lines.append(f'#line 1 "{included.name}"'.encode())
+        lines.append(_text(included, (*above, source)))
         lines.append(f'#line {number + 1} "{source.name}"'.encode())
     return b"\n".join(lines)
 
@@ -201,22 +201,22 @@ def _loaded(cubin: bytes, name: str, shared: int) -> Kernel:
     return Kernel(function, shared)
 
 
-def _kept_or_made(name: str, make: Callable[[], bytes]) -> bytes:
-    """The file ``name`` of the cache, made and kept where it is not there."""
+def _cached(name: str, make: Callable[[], bytes]) -> bytes:
+    """The file ``name`` of the cache; made and saved if it is missing."""
     root = cache_root()
     if root is None:
-        warn_uncached(*UNKEPT)
+        warn_uncached(*UNCACHED)
         return make()
     path = root / "kernels" / name
-    content = _kept(path)
+    content = _read_cached(path)
     if content is None:
         content = make()
-        _keep(path, content)
+        _write_cached(path, content)
     return content
 
 
-def _kept(path: Path) -> bytes | None:
-    """What ``_keep`` wrote; None where there is nothing, or something damaged."""
+def _read_cached(path: Path) -> bytes | None:
+    """What ``_write_cached`` wrote; None where there is nothing, or something damaged."""
     try:
         raw = path.read_bytes()
     except OSError:
@@ -228,17 +228,17 @@ def _kept(path: Path) -> bytes | None:
     return content
 
 
-def _keep(path: Path, content: bytes) -> None:
-    """With its digest, whole or not at all; where that cannot be, the log says what it costs."""
-    beside = path.with_name(f".{secrets.token_hex(8)}.tmp")
+def _write_cached(path: Path, content: bytes) -> None:
+    """Write the file with its digest, atomically; log once if the cache cannot be written."""
+    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_bytes(hashlib.sha256(content).digest() + content)
-        os.replace(beside, path)
+        temporary.write_bytes(hashlib.sha256(content).digest() + content)
+        os.replace(temporary, path)
     except OSError as error:
         with suppress(OSError):
-            beside.unlink(missing_ok=True)
-        warn_uncached(*UNKEPT, path.parent, error)
+            temporary.unlink(missing_ok=True)
+        warn_uncached(*UNCACHED, path.parent, error)
 
 
 def _compile(source: bytes, options: Sequence[str], name: str) -> bytes:

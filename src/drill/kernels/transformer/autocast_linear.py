@@ -62,7 +62,7 @@ def products(x: Tensor, maps: Sequence[Weights]) -> tuple[Tensor, ...]:
     """Of several maps of one x, all with a bias, by one product.
 
     Its parts share their memory, and so do the gradients of the weights: who keeps one keeps all.
-    Until backward it holds a copy of all matrices beside those of ``maps``.
+    Until backward it keeps another copy of all matrices.
     """
     with torch.no_grad():  # gradients go to the weights by themselves
         half = torch.cat([each.half for each in maps])
@@ -169,7 +169,7 @@ def _wide(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
 def check_vector(function: str, name: str, vector: Tensor, width: int) -> None:
     if vector.shape != (width,):
         raise ValueError(
-            f"{function}: {name} has shape {tuple(vector.shape)} beside rows of width {width}; "
+            f"{function}: {name} has shape {tuple(vector.shape)} but rows have width {width}; "
             f"give it shape ({width},)"
         )
 

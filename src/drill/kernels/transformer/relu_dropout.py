@@ -2,7 +2,7 @@
 
     y = m max(x + b, 0),   dx = dy / (1 - p) where y > 0, else 0;   db = the sum of dx over rows
 
-m is 0 with probability p, else 1 / (1 - p). Plain PyTorch keeps the sum and m beside y and passes
+m is 0 with probability p, else 1 / (1 - p). Plain PyTorch saves the sum and m besides y and passes
 twice each way, and once more for db. Here y alone is kept: where it is 0, x + b was negative or
 dropped, and no gradient flows either way.
 

@@ -4,8 +4,8 @@
 
 Between two sub-layers of a Transformer, whether it norms first (r goes on) or last (n goes on).
 Plain PyTorch passes over (N, d) for the bias, the mask, the sum, the norm and, under autocast, for
-the conversion of n, and in backward once more for each. Here both ways read and write every tensor
-once; r, the means and the scales are all that is kept. What was dropped is drawn again from a seed,
+the conversion of n, and in backward once more for each. Here forward and backward read and write
+every tensor once and save r, the means and the scales. Dropout masks are drawn again from a seed,
 and gradients of vectors are summed in one order: the same seed gives the same bits.
 
 Shapes: x and y (..., d); b, gamma and beta (d,).
@@ -117,7 +117,7 @@ def _check_shapes(
         shape = (*shape[:-1], y.shape[-1])
     if y.shape != shape:
         raise ValueError(
-            f"residual_norm: y has shape {tuple(y.shape)} beside x of shape {tuple(x.shape)}; "
+            f"residual_norm: y has shape {tuple(y.shape)} but x has shape {tuple(x.shape)}; "
             f"give it shape {tuple(shape)}"
         )
 

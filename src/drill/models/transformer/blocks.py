@@ -127,7 +127,7 @@ class Residual(nn.Module):
         self,
         stream: Stream,
         part: Part,
-        given: tuple[Any, ...],  # what it takes beside x
+        given: tuple[Any, ...],  # its other arguments
         ready: Prepared | None,
     ) -> Stream:
         if self.norm_first:

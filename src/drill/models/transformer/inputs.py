@@ -1,4 +1,4 @@
-"""What a Transformer reads beside its words: where they stand, and which of them may be seen."""
+"""Positions, attention masks and checks of the inputs of a Transformer."""
 
 import math
 

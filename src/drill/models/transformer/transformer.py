@@ -28,24 +28,19 @@ Norm = Literal["pre", "post"]
 
 
 class Memory(NamedTuple):
-    """What the encoder makes of B source sentences.
+    """The encoder's output for B source sentences."""
 
-    states  (B, S, d)
-    mask    (B, 1, 1, S), 0 where a token stands and -inf where padding does: added to every
-            attention as it is, so made once
-    """
-
-    states: Tensor
-    mask: Tensor
+    states: Tensor  # (B, S, d)
+    mask: Tensor  # (B, 1, 1, S), 0 for tokens and -inf for padding, added to attention scores
 
     def repeat(self, times: int) -> "Memory":
-        """Every sentence ``times`` times, one beside the other."""
+        """Every sentence repeated ``times`` times."""
         return Memory(*(tensor.repeat_interleave(times, 0) for tensor in self))
 
 
 @dataclass(frozen=True)
 class Size:
-    """A preset: the width of the embeddings and what ``Transformer`` takes beside them."""
+    """A preset: the width of the embeddings and the sizes of ``Transformer``."""
 
     embedding_dim: int
     layers: int
@@ -63,24 +58,25 @@ PRESETS: dict[str, Size] = {
 
 
 class Transformer(nn.Module):
-    """Encoder and decoder of attention alone; for translation.
+    """Encoder and decoder of a Transformer, for translation.
 
-    source_embedding   the model's nn.Embedding (V_s, d), shared; blocks go to its device and dtype
-    target_embedding   (V_t, d); the source's unless given, for a joint vocabulary
-    layers             blocks of the encoder, and of the decoder
-    heads              of every attention; a divisor of d
-    feedforward        inner width of the networks between
-    dropout            on embedded words, inside the networks and on what enters a residual
-    attention_dropout  on attention weights; as ``dropout`` unless given
-    norm               "pre": x + f(norm(x)) and a norm at either end, which trains without care;
-                       "post": norm(x + f(x)), as first published
-    impl               of what lies between products, in training: auto, reference or triton; see
-                       ``drill.kernels.transformer``
-    pad                the id that fills up short rows, on the right
-    init_embeddings    whether the embeddings are drawn too; they belong to the caller, so by
-                       default they stay as they are
+    Matrices are initialised uniformly in +-sqrt(6 / (in + out)) (Glorot), biases with zeros.
 
-    Matrices start as Glorot has them, uniform in +-sqrt(6 / (in + out)), biases at 0.
+    Args:
+        source_embedding: the model's nn.Embedding (V_s, d), shared; blocks go to its device and
+            dtype.
+        target_embedding: (V_t, d); the source's by default, for a joint vocabulary.
+        layers: blocks of the encoder, and of the decoder.
+        heads: of every attention; divides d.
+        feedforward: inner width of the feed-forward networks.
+        dropout: of embedded words, inside the networks and before each residual sum.
+        attention_dropout: of attention weights; ``dropout`` by default.
+        norm: "pre": x + f(norm(x)) and a norm at the end of each stack; "post": norm(x + f(x)), as
+            first published.
+        impl: of the operations between products, in training: "auto", "reference" or "triton"; see
+            ``drill.kernels.transformer.residual_norm``.
+        pad: the id of padding, on the right.
+        init_embeddings: also initialise the embeddings; by default they stay as they are.
     """
 
     def __init__(
@@ -174,7 +170,7 @@ class Transformer(nn.Module):
             source = F.pad(source, (0, 1), value=self.pad)
         mask = source != self.pad
         first = torch.arange(source.shape[1], device=source.device) == 0
-        # Attention over nothing is NaN, so an empty sentence shows its first place.
+        # Attention over nothing is NaN, so an empty sentence shows its first position.
         mask = mask | (first & ~mask.any(1, keepdim=True))
         x = self._embedded(self.source_embedding, source, 0)
         mask = additive_mask(mask, x)
@@ -182,13 +178,13 @@ class Transformer(nn.Module):
         ready = self._prepared(self.encoder, x)
         for block in self.encoder:
             stream = block(stream, mask, ready)
-        # Read by every block of the decoder, so made once what their products read.
+        # In the dtype of products once, because every block of the decoder reads it.
         return Memory(self._ended(stream, self.encoder_norm, compute_dtype(x), ready), mask)
 
     def decode(self, target: Tensor, memory: Memory) -> Tensor:
         """Ids (B, T), padded on the right, -> hidden (B, T, d): what follows each of them.
 
-        Position t sees the source and the target up to t. What stands at padding is to be ignored.
+        Position t sees the source and the target up to t. Ignore the values at padding.
         """
         check_ids("target", target, 2, memory.states.shape[0])
         x = self._embedded(self.target_embedding, target, 0)
@@ -206,9 +202,9 @@ class Transformer(nn.Module):
     # -- step by step -------------------------------------------------------------------------
 
     def start(self, memory: Memory, hypotheses: int = 1, room: int | None = None) -> Cache:
-        """What ``step`` begins with, for K hypotheses of every sentence.
+        """The cache of ``step``, for K hypotheses of every sentence.
 
-        ``room`` for so many steps is made at once and does not move: see ``Cache``.
+        ``room`` allocates so many steps at once, at a fixed address: see ``Cache``.
         """
         positive(type(self).__name__, "hypotheses", hypotheses)
         states, heads = memory.states, self.decoder[0].attention.heads
@@ -222,8 +218,8 @@ class Transformer(nn.Module):
     def step(self, ids: Tensor, cache: Cache) -> Tensor:
         """The next id of every hypothesis (B*K,) -> hidden (B*K, d); ``cache`` grows by one step.
 
-        As ``decode`` of all ids so far at the last position, up to rounding. For evaluation: what
-        is cached is written in place.
+        As ``decode`` of all ids so far at the last position, up to rounding. For evaluation: the
+        cache is written in place.
         """
         check_ids("ids", ids, 1, cache.sentences * cache.hypotheses)
         x = self._embedded(self.target_embedding, ids[:, None], cache.length)  # (B*K, 1, d)
@@ -277,7 +273,7 @@ class Transformer(nn.Module):
 
     @torch.no_grad()
     def _draw(self, embeddings: bool) -> None:
-        joined: dict[nn.Module, int] = {}  # several maps lie in one matrix, but each is one map
+        joined: dict[nn.Module, int] = {}  # several maps in one matrix are initialised one by one
         for module in self.modules():
             if isinstance(module, SelfAttention):
                 joined[module.query_key_value] = 3

@@ -55,7 +55,7 @@ class Shape(NamedTuple):
 
     @property
     def stages(self) -> int:
-        """Steps of 16 columns of U that fit beside the labels, with two barriers each."""
+        """Steps of 16 columns of U that fit next to the labels, with two barriers each."""
         return min(MOST_STAGES, (SHARED - self.labels_bytes) // self._stage)
 
     @property
@@ -117,7 +117,7 @@ def chain_missing(
 
 
 def _shape(embedding: Tensor, options: Options, depth: int) -> Shape:
-    # A launch is told how kept entries are scaled: another dropout is no other kernel.
+    # The scale is an argument of the launch, so that another dropout needs no other kernel.
     same = options._replace(scale=1.0, locked=False)
     return Shape(embedding.shape[1], depth, same, embedding.dtype == torch.bfloat16)
 
@@ -195,7 +195,7 @@ class ChainEncode(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         require_plain_backward("DeepResidual", grad, 'impl="reference"')
         # Beside recurrences there is less room backward, for gradients of weights are made there.
-        saved = ctx.saved_tensors  # once: who checkpoints makes them anew at every look
+        saved = ctx.saved_tensors  # once: checkpointing computes them at every access
         with on_stream(ctx.stream, (grad, *saved)):
             return _gradients(ctx, saved, grad)
 
@@ -298,9 +298,9 @@ def _tiles(labels: int) -> int:
 
 
 def _blocks(device: torch.device, tiles: int) -> int:
-    """A multiprocessor each; beside a recurrence few enough that it finds its own.
+    """One for each multiprocessor; fewer while a recurrence runs, so that both fit.
 
-    Whole clusters, and at least one: a small part of a GPU may have room for none beside it.
+    Whole clusters, and at least one: a small part of a GPU may have room for none next to it.
     """
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     share = processors if awaited_by() is None else processors // 3

@@ -36,7 +36,7 @@ GRADIENT = Tiles(64, 64, 32, warps=4, stages=4)
 SUM = Tiles(64, 64, 64, warps=4, stages=3)
 
 LABELS_PER_SPLIT = 768
-"""Labels that a program of the gradients of U sums over: as long as those beside it take."""
+"""Labels that a program of the gradients of U sums over: about as long as other programs."""
 MOST_SPLITS = 16
 
 _ROWS, _COLUMNS = 32, 64

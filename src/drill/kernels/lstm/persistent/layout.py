@@ -91,7 +91,7 @@ class Cut(NamedTuple):
         return -(-self.size // 8)
 
     def flags(self, shape: Shape, steps: int) -> int:
-        """That blocks tell one another by when a group's words of a step are there."""
+        """Number of flags by which blocks signal that a group's words of a step are written."""
         return len(self.launches) * GROUPS * steps * shape.blocks
 
 

@@ -115,7 +115,7 @@ def fit_together(one: Layout, other: Layout, device: torch.device) -> bool:
     """Whether recurrences of both run on the device at once.
 
     By counting blocks. Small clusters of the one may lie so that a large cluster of the other finds
-    no eight multiprocessors together, and to count them so would refuse 1150 units beside 400 on
+    no eight multiprocessors together, and to count them so would refuse 1150 units next to 400 on
     132. Then the later launch waits for the earlier one: time is lost, no more. Blocks are issued
     in the order in which launches arrive, so the earlier one always has all of its own. That holds
     as long as no launch has priority over another: one that came later and found no room could keep
@@ -159,8 +159,8 @@ def run_forward(shape: Shape, made: Prepared, gates: Tensor, span: Span) -> None
         given = [made.w_hh, made.bias, gates[t * batch + start :], made.exchange[t, start:]]
         given += [flags[launch, t * groups * shape.blocks :], made.h[t, start:], made.c[t, start:]]
         sizes: list[Argument] = [span.end - t, count, rows.size, batch]
-        told: list[Argument] = [stalled_flag(device.index), later]
-        kernel(shape.blocks, shape.threads, [*given, *sizes, *told])
+        control: list[Argument] = [stalled_flag(device.index), later]
+        kernel(shape.blocks, shape.threads, [*given, *sizes, *control])
 
 
 class Marks(NamedTuple):
@@ -220,8 +220,8 @@ def run_backward(
         given += [exchange[t, start:], flags[launch, 2 * t * groups * shape.blocks :]]
         given += [dgates[t, start:], marks.dc[start:], made.of_bias[start:]]
         sizes: list[Argument] = [span.end - t, count, rows.size, batch]
-        told: list[Argument] = [stalled_flag(device.index), earlier, later]
-        kernel(shape.blocks, shape.threads, [*given, *sizes, *told])
+        control: list[Argument] = [stalled_flag(device.index), earlier, later]
+        kernel(shape.blocks, shape.threads, [*given, *sizes, *control])
 
 
 class Stalled(DrillError, RuntimeError):

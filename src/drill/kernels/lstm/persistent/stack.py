@@ -7,11 +7,11 @@ inputs and gradients of weights are matrix products over all steps at once; the 
 a kernel of its own.
 
 That kernel leaves half of the device idle. What no step waits for runs there, on a second stream:
-weights of later layers are prepared beside the steps of the first one, gradients of weights are
-made beside the steps of the layer below. Where a pass is recorded, the last two layers fit on the
-device together, the lower one has 577 units or more and the sequence 35 steps, one follows the
-other through it, a piece behind (``interleave``); the first pass of a shape that is launched
-loads the products that this takes.
+weights of later layers are prepared during the steps of the first one, gradients of weights are
+computed during the steps of the layer below. If a pass is captured, the last two layers fit on the
+device together, the lower one has at least 577 units and the sequence 35 steps, they overlap, the
+upper one a piece behind (``go_together``); the first launched pass of a shape loads the products
+that this takes.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from drill.kernels.lstm.persistent.stack_backward import BackwardPass
-from drill.kernels.lstm.persistent.stack_forward import ForwardPass, Kept
+from drill.kernels.lstm.persistent.stack_forward import ForwardPass, SavedLayer
 from drill.kernels.lstm.weights import by_layer
 
 
@@ -53,7 +53,7 @@ def _lowest_trained(x: Tensor, given: Sequence[Tensor]) -> int:
 
 
 class PersistentLayers(torch.autograd.Function):
-    """``persistent_layers``; those from ``lowest`` on are kept for their backward."""
+    """``persistent_layers``; those from ``lowest`` on are saved for backward."""
 
     @staticmethod
     def forward(
@@ -62,13 +62,13 @@ class PersistentLayers(torch.autograd.Function):
         layers = by_layer([tensor.contiguous() for tensor in given])
         made = ForwardPass(x, layers, lowest, drop, between)
         made.run()
-        ctx.save_for_backward(*(tensor for each in made.kept[lowest:] for tensor in each))
+        ctx.save_for_backward(*(tensor for each in made.saved[lowest:] for tensor in each))
         ctx.layouts, ctx.lowest, ctx.drop = made.layouts[lowest:], lowest, drop
-        # Not saved, whose later change would be refused: nothing reads their values any more.
+        # Not saved: backward does not read their values, so they may change before it.
         trained = given[6 * lowest :]
         ctx.like = by_layer([torch.empty_like(tensor, device="meta") for tensor in trained])
         ctx.set_materialize_grads(False)
-        return made.kept[-1].h[1:], *(tensor for pair in made.ends for tensor in pair)
+        return made.saved[-1].h[1:], *(tensor for pair in made.ends for tensor in pair)
 
     @staticmethod
     @once_differentiable
@@ -76,10 +76,10 @@ class PersistentLayers(torch.autograd.Function):
         ctx: Any, doutput: Tensor | None, *dends: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         needs_x, _, _, _, *needs = ctx.needs_input_grad
-        saved, size = ctx.saved_tensors, len(Kept._fields)
-        kept = [Kept(*saved[i : i + size]) for i in range(0, len(saved), size)]
+        tensors, size = ctx.saved_tensors, len(SavedLayer._fields)
+        saved = [SavedLayer(*tensors[i : i + size]) for i in range(0, len(tensors), size)]
         # Layers below the lowest are no part of this: those above are a stack of their own.
         frozen = [None] * (6 * ctx.lowest)
-        made = BackwardPass(kept, ctx.layouts, ctx.like, ctx.drop, needs_x, needs[len(frozen) :])
+        made = BackwardPass(saved, ctx.layouts, ctx.like, ctx.drop, needs_x, needs[len(frozen) :])
         made.run(doutput, dends[2 * ctx.lowest :])
         return made.dx, None, None, None, *frozen, *made.found

@@ -1,8 +1,8 @@
 """LSTM layers backward: what is around their recurrences, on two streams.
 
 First, the current one: steps of a layer, then their dgates times W_ih, for the layer below.
-Second: gradients of weights are made beside the steps of the layer below, and the last layer but
-one runs there where it goes together with the last.
+Second: gradients of weights are computed during the steps of the layer below, and the last layer
+but one runs there if it overlaps with the last.
 """
 
 from collections.abc import Sequence
@@ -20,50 +20,50 @@ from drill.kernels.lstm.persistent.recurrence import (
     pieces,
     run_backward,
 )
-from drill.kernels.lstm.persistent.stack_forward import Kept
+from drill.kernels.lstm.persistent.stack_forward import SavedLayer
 from drill.kernels.lstm.weights import Gradients, Layer
 from drill.kernels.runtime.streams import second_stream
 
 
 class BackwardPass:
-    """``run`` once; then ``dx`` and ``found`` are made, the latter of what each layer is given."""
+    """After ``run``, ``dx`` and ``found`` are set: the gradients of x and of the layers' inputs."""
 
     def __init__(
         self,
-        kept: Sequence[Kept],
+        saved: Sequence[SavedLayer],
         layouts: Sequence[Layout],
         like: Sequence[Layer],  # for shapes and dtypes
         drop: float,
         needs_x: bool,
         needs: Sequence[bool],  # h, c and weights of each layer
     ) -> None:
-        self.kept, self.layouts, self.like, self.drop = kept, layouts, like, drop
+        self.saved, self.layouts, self.like, self.drop = saved, layouts, like, drop
         self.needs = needs
         self.found: list[Tensor | None] = [None] * len(needs)
-        output = kept[-1].h[1:]
+        output = saved[-1].h[1:]
         self.steps, self.batch, _ = output.shape
         device, shapes = output.device, [each.backward for each in layouts]
         # All that the second stream writes is asked for before it begins, and all that it reads
-        # is held to the end: in between, memory that is freed may be in use on the other stream.
+        # is referenced to the end: freed memory may still be in use on the other stream.
         self.rooms = [
             Gradients.room(layer.weights, device, needs[6 * i + 2 : 6 * i + 6])
             for i, layer in enumerate(like)
         ]
         self.marks = [Marks.room(shape, self.steps, self.batch, device) for shape in shapes]
         self.made = [Dgates.room(shape, self.steps, self.batch, device) for shape in shapes]
-        below = kept[0].inputs
+        below = saved[0].inputs
         self.dx = torch.empty_like(below).view(*output.shape[:2], -1) if needs_x else None
-        self.dout = [torch.empty_like(own.h[1:]) for own in kept[:-1]]
+        self.dout = [torch.empty_like(own.h[1:]) for own in saved[:-1]]
         self.filled: dict[int, torch.cuda.Event] = {}  # marks of all layers but the last
         self.together = go_together(layouts, output)
         self.loads = loads_pieces("backward", layouts, output)
 
     def run(self, doutput: Tensor | None, dends: Sequence[Tensor | None]) -> None:
         """``dends`` are h and c of each layer."""
-        count, whole = len(self.kept), Span(0, self.steps)
-        first = torch.cuda.current_stream(self.kept[-1].h.device)
+        count, whole = len(self.saved), Span(0, self.steps)
+        first = torch.cuda.current_stream(self.saved[-1].h.device)
         with second_stream(first) as second:
-            output = self.kept[-1].h[1:]
+            output = self.saved[-1].h[1:]
             if doutput is None:
                 self.dout.append(torch.zeros_like(output))
             elif dends[-2] is None:
@@ -107,7 +107,7 @@ class BackwardPass:
 
     # These on the current stream.
     def _recur(self, i: int, span: Span, dends: Sequence[Tensor | None]) -> None:
-        own, hidden, (dh, dc) = self.kept[i], self.like[i].hidden, dends[2 * i : 2 * i + 2]
+        own, hidden, (dh, dc) = self.saved[i], self.like[i].hidden, dends[2 * i : 2 * i + 2]
         assert own.w_hh_t is not None
         if span.end == self.steps:
             if i in self.filled:
@@ -120,7 +120,7 @@ class BackwardPass:
         run_backward(self.layouts[i].backward, *given, span)
 
     def _hand_down(self, i: int, span: Span) -> None:
-        own, like, dgates = self.kept[i], self.like[i], self.made[i].of_steps
+        own, like, dgates = self.saved[i], self.like[i], self.made[i].of_steps
         into = self.dout[i - 1] if i > 0 else self.dx
         if into is not None:
             below = into[span.begin : span.end]
@@ -136,10 +136,10 @@ class BackwardPass:
 
     def _make_gradients(self, layers: Sequence[int]) -> None:
         for i in layers:
-            weights_gradients(self.rooms[i], self.kept[i], self.made[i], self.drop)
+            weights_gradients(self.rooms[i], self.saved[i], self.made[i], self.drop)
 
 
-def weights_gradients(made: Gradients, own: Kept, dgates: Dgates, drop: float) -> None:
+def weights_gradients(made: Gradients, own: SavedLayer, dgates: Dgates, drop: float) -> None:
     """On the current stream."""
     from drill.kernels.lstm.persistent.pack_weights import finish
 

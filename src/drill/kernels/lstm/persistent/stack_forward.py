@@ -1,8 +1,8 @@
 """LSTM layers forward: what is around their recurrences, on two streams.
 
 First, the current one: inputs of a layer times W_ih, then its steps.
-Second: weights of later layers are prepared beside the steps of the lowest one, and the last layer
-runs there where it goes together with the one below.
+Second: weights of later layers are prepared during the steps of the lowest one, and the last layer
+runs there if it overlaps with the one below.
 """
 
 import math
@@ -28,8 +28,8 @@ from drill.kernels.runtime.overlap import mark_start
 from drill.kernels.runtime.streams import second_stream
 
 
-class Kept(NamedTuple):
-    """What the backward of a layer reads."""
+class SavedLayer(NamedTuple):
+    """The tensors of a layer that its backward reads."""
 
     inputs: Tensor  # (T B, width)
     mask: Tensor | None  # of the inputs
@@ -43,7 +43,7 @@ class Kept(NamedTuple):
 
 
 class ForwardPass:
-    """``run`` once; then ``kept`` is made, and ``ends``: h and c of each layer after the last step.
+    """After ``run``, ``saved`` is filled, and ``ends``: h and c of each layer after the last step.
 
     Layers from ``lowest`` on are trained; ``drop`` and ``between`` as of ``persistent_layers``.
     """
@@ -60,7 +60,7 @@ class ForwardPass:
         self.masks: list[Tensor | None] = [None] * len(layers)
         self.ends = [(torch.empty_like(layer.h), torch.empty_like(layer.c)) for layer in layers]
         self.made: list[Prepared] = []
-        self.kept: list[Kept] = []
+        self.saved: list[SavedLayer] = []
         self.together = go_together(self.layouts, x)
         self.loads = loads_pieces("forward", self.layouts, x)
         # Backward alone reads activations. Those of layers that nobody trains have one place, where
@@ -81,7 +81,7 @@ class ForwardPass:
                 followed = self.together and i + 2 == count
                 if i > 0:
                     first.wait_event(ready[i - 1])
-                self._keep(i)
+                self._save(i)
                 if self.loads and i + 2 >= count:
                     for span in pieces(self.steps):
                         self._multiply(i, span)
@@ -97,7 +97,7 @@ class ForwardPass:
                         ready.append(second.record_event())
                     if followed:
                         if span.begin == 0:
-                            self._keep(i + 1)
+                            self._save(i + 1)
                         second.wait_stream(first)
                         with torch.cuda.stream(second):
                             self._multiply(i + 1, span)
@@ -128,29 +128,29 @@ class ForwardPass:
             stream=stream,
         )
 
-    def _keep(self, i: int) -> None:
-        own, mask, below = self.made[i], self.masks[i], self.x if i == 0 else self.kept[-1].h[1:]
+    def _save(self, i: int) -> None:
+        own, mask, below = self.made[i], self.masks[i], self.x if i == 0 else self.saved[-1].h[1:]
         inputs = below if mask is None else torch.empty_like(below)
         rows, place = self.steps * self.batch, self.place
         size = rows, 4 * self.layouts[i].hidden
         gates = place[: math.prod(size)].view(size) if i in self.passing else place.new_empty(size)
-        held = own.w_ih, own.w_hh, own.w_hh_t, gates, own.h, own.c
-        self.kept.append(Kept(inputs.reshape(rows, -1), mask, self.seeds[i], *held))
+        rest = own.w_ih, own.w_hh, own.w_hh_t, gates, own.h, own.c
+        self.saved.append(SavedLayer(inputs.reshape(rows, -1), mask, self.seeds[i], *rest))
 
     # The rest on the current stream.
     def _multiply(self, i: int, span: Span) -> None:
-        own, piece = self.kept[i], slice(span.begin * self.batch, span.end * self.batch)
+        own, piece = self.saved[i], slice(span.begin * self.batch, span.end * self.batch)
         inputs, gates = own.inputs[piece], own.gates[piece]
         if own.mask is not None:
-            below = self.kept[i - 1].h[1 + span.begin : 1 + span.end]
+            below = self.saved[i - 1].h[1 + span.begin : 1 + span.end]
             torch.mul(below, own.mask, out=inputs.view_as(below))
         torch.mm(inputs, own.w_ih.t(), out_dtype=torch.float32, out=gates)
 
     def _recur(self, i: int, span: Span) -> None:
-        run_forward(self.layouts[i].forward, self.made[i], self.kept[i].gates, span)
+        run_forward(self.layouts[i].forward, self.made[i], self.saved[i].gates, span)
 
     def _end(self, i: int) -> None:
-        for last, all_steps in zip(self.ends[i], (self.kept[i].h, self.kept[i].c), strict=True):
+        for last, all_steps in zip(self.ends[i], (self.saved[i].h, self.saved[i].c), strict=True):
             last.copy_(all_steps[self.steps, :, : self.layers[i].hidden])
 
 

@@ -151,7 +151,7 @@ class BackwardLoop(Loop):
 def borrowed(
     kind: type[AnyLoop], w: Tensor, batch: int, hidden: int, steps: int
 ) -> Iterator[AnyLoop]:
-    """A loop with these weights, ready for so many steps; its buffers hold whatever they held.
+    """A loop with these weights, ready for so many steps; its buffers are not cleared.
 
     On a GPU a kept one with its graphs, nobody else's until the block ends. A new one that launches
     step by step where somebody else is capturing, since their graph will go on using it, and on
