@@ -97,7 +97,7 @@ class DeepResidual(MatrixLayer):
             name, activation, dropout, locked, dropout_at, init_range, map_bias, place
         )
         if depth == 0 and d_h != d:
-            raise ValueError(f"{name}: depth 0 is weight tying: hidden_size is {d}, not {d_h}")
+            raise ValueError(f"{name}: hidden_size is {d_h}, but depth 0 is weight tying: give {d}")
         if switch(name, "residual", residual):
             same_width(name, "hidden_size", d_h, "the embedding's width", d)
         super().__init__(embedding, d_h, bias, joint_size=d_h)
