@@ -2,7 +2,7 @@
 
     E^(0) = E,   E^(i) = drop(act(E^(i-1) U^(i) + b^(i))) [+ E^(i-1)] [+ E]
 
-The reference is the loop in ``layers/deep_residual.py``, about ten passes over the labels per map.
+The reference is ``layers/deep_residual.py: encode``, about ten passes over the labels per map.
 
 pointwise   one fused pass and one cuBLAS product per map, and one batched product for all dU
 locked/     products in Triton that skip the columns that locked masks drop
@@ -40,7 +40,7 @@ EncoderImplementation = Literal["auto", "reference", "triton"]
 
 
 class LabelMap(Protocol):
-    """What is read of a map of the layer: ``layers/label_map.py``."""
+    """The part of ``layers/label_map.py`` that is used here."""
 
     activation: str
     dropout: float
@@ -57,7 +57,7 @@ class LabelMap(Protocol):
 
 
 class Built(TypedDict):
-    """How the maps are put together."""
+    """The settings that all maps share."""
 
     activation: str
     dropout_at: str
@@ -74,7 +74,7 @@ def encode_maps(
     residual: bool,
     residual_between: bool,
 ) -> Tensor | None:  # (V, d)
-    """E^(depth) by the fused kernels; None where the caller's own loop is to run.
+    """E^(depth) by the fused kernels; None if the caller should run its own loop.
 
     Inside ``torch.compile`` that is the loop, which it fuses itself. Within ``overlap_scope`` and
     after an LSTM's recurrence has started, labels are encoded concurrently with it.
@@ -124,7 +124,7 @@ def resolve_encoder(
 
 
 def _unfused(maps: Sequence[LabelMap]) -> str | None:
-    """Why these maps have to be called one by one; None where only their weights count."""
+    """Why these maps have to be called one by one; None if kernels may use their weights."""
     for i, f in enumerate(maps):
         if f.must_be_called is not None:
             return f"map {i} has to be called: {f.must_be_called}"

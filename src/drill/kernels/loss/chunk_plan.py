@@ -14,9 +14,9 @@ ROW_BYTES = 40
 """Bytes of a row besides its logits: targets, peaks, sums, losses and their gradients."""
 
 MIN_BLOCK = 512
-"""Tokens that a block of rows holds at least."""
+"""Fewest tokens of a block of rows."""
 CHUNK_ELEMENTS = {"cpu": 2**20, "cuda": 2**25}
-"""Logits worked on at once: enough for fast products; on a CPU few enough for its caches."""
+"""Logits of a chunk: enough for fast products; on a CPU few enough for its caches."""
 
 
 class Chunk(NamedTuple):
@@ -113,7 +113,7 @@ def plan(hidden: Tensor, labels: int, settings: Settings, keep: bool) -> Plan:
 
 
 def most_saved(hidden: Tensor, labels: int, settings: Settings, keep: bool) -> int:
-    """No plan keeps more elements; a formula that ``torch.compile`` can trace."""
+    """An upper bound of the saved elements, as a formula that ``torch.compile`` can trace."""
     if not keep:
         return 0
     everything = hidden.shape[0] * aligned(labels, hidden.device.type)
@@ -125,14 +125,14 @@ def _columns(labels: int, most: int) -> int:
 
 
 def _grid(rows: int, labels: int, block: int, columns: int, device: str) -> Iterator[Chunk]:
-    for top in range(0, max(1, rows), block):  # no rows make a chunk too: zero gradients
+    for top in range(0, max(1, rows), block):  # without rows one chunk, for zero gradients
         for left in range(0, labels, columns):
             bottom, right = min(rows, top + block), min(labels, left + columns)
             yield Chunk(top, bottom, left, right, stride=aligned(right - left, device))
 
 
 def fits_whole(hidden: Tensor, labels: int, settings: Settings) -> bool:
-    """Whether the logits are one chunk that is saved: for an engine that works in place on it."""
+    """Whether all logits fit into memory as one saved chunk, which an engine changes in place."""
     if settings.engine != "triton":
         return False
     device, dtype = hidden.device.type, settings.dtype

@@ -1,4 +1,4 @@
-"""The loss on a CPU in one sweep over the tokens: gradients are made while the logits are there.
+"""The loss on a CPU in one sweep over the tokens: gradients are computed with the logits.
 
     e = exp(l - max l),  m = sum e,  loss = log m + max l - l_y        per token, l its logits
     d loss / d l = (e - m onehot(y)) / m
@@ -27,17 +27,17 @@ logger = logging.getLogger("drill")
 BLOCK_ELEMENTS = 2**21
 """Logits worked on at once."""
 FEWEST_ROWS = 64
-"""Where the budget holds fewer, each product would read all labels for little."""
+"""With fewer tokens each product would read all labels for little work."""
 
 _ROWS_FIRST = torch.contiguous_format
 
 
 def rows_at_once(reduction: str, hidden: Tensor, weight: Tensor, settings: Settings) -> int:
-    """How many tokens a block holds; 0 where one sweep over the tokens cannot serve."""
+    """Tokens of a block; 0 if one sweep over the tokens cannot compute this loss."""
     tokens, width = hidden.shape
     missing = _why_not(reduction, hidden, weight, settings)
     if missing is None:
-        # Beside its logits a row has a copy of its hidden state.
+        # Besides its logits, a row has a copy of its hidden state.
         each = (weight.shape[0] + width) * settings.dtype.itemsize
         room = (settings.memory - ROW_BYTES * tokens) // each
         rows = min(tokens, room, max(FEWEST_ROWS, BLOCK_ELEMENTS // weight.shape[0]))
@@ -60,7 +60,7 @@ def _why_not(reduction: str, hidden: Tensor, weight: Tensor, settings: Settings)
 
 
 class Swept(NamedTuple):
-    """The loss, and its gradients where they are asked for."""
+    """The loss, and the gradients that were asked for."""
 
     loss: Tensor  # ()
     hidden: Tensor | None  # (N, k)
@@ -143,7 +143,7 @@ class _OneSweep(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         require_plain_backward("nll", grad, 'impl="reference"')
-        made, ctx.made = ctx.made, None  # given away now; a second backward makes them again
+        made, ctx.made = ctx.made, None  # returned now; a second backward computes them again
         if made is None:
             _, *made = _sweep(ctx.reduction, *ctx.saved_tensors, *ctx.how)
         if grad.item() != 1.0:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Sums(NamedTuple):
-    """What is known of each token's row of logits so far, all (N,) in the exact dtype."""
+    """Running sums over each token's row of logits, all (N,) in the exact dtype."""
 
     peak: Tensor  # running maximum
     mass: Tensor  # running sum of exp(logit - peak)
@@ -38,7 +38,7 @@ class Engine(Protocol):
         sums: Sums,  # (R,) each, written
         first: bool,
     ) -> None:
-        """Fold one chunk into the sums; the ``first`` of a row finds them empty."""
+        """Add one chunk to the sums; for the ``first`` of a row they are empty."""
 
     def finish(
         self, sums: Sums, targets: Tensor, ignore_index: int, smoothing: float, labels: int
@@ -53,12 +53,12 @@ class Engine(Protocol):
         ignore_index: int,
         smoothing: float,
     ) -> tuple[Tensor, Tensor]:
-        """``reduce`` and ``finish`` when the chunk holds all labels."""
+        """``reduce`` and ``finish`` of a chunk with all labels."""
 
     def gather(
         self, losses: Tensor, targets: Tensor, ignore_index: int, reduction: str
     ) -> tuple[Tensor, Tensor | None]:
-        """The reduced loss and, for the mean, what each token that counts weighs in it."""
+        """The reduced loss and, for the mean, the weight of each token that is not ignored."""
 
     def differentiate(
         self,
@@ -83,7 +83,7 @@ class TorchEngine:
         self._room: Tensor | None = None
 
     def _room_for(self, wide: Tensor, logits: Tensor) -> Tensor:
-        """Where to write as much again, for all chunks: fresh memory costs a CPU more than exp."""
+        """A buffer of the same size for all chunks: on a CPU, allocation costs more than exp."""
         if wide is not logits:
             return wide
         if self._room is None or self._room.numel() < wide.numel():
@@ -180,6 +180,6 @@ class TorchEngine:
 
 
 def target_column(targets: Tensor, left: int, width: int) -> tuple[Tensor, Tensor]:
-    """Where in a chunk each target (R,) lies, 0 if elsewhere, and whether it lies there."""
+    """The column of each target (R,) in a chunk, 0 if it is not there, and whether it is there."""
     inside = (targets >= left) & (targets < left + width)
     return torch.where(inside, targets - left, 0).long(), inside

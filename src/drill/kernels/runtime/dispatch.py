@@ -29,7 +29,7 @@ def compute_dtype(hidden: Tensor) -> torch.dtype:
 
 
 def triton_missing(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why the Triton kernels cannot serve this device and dtype; None when they can."""
+    """Why the Triton kernels do not run on this device and dtype; None if they do."""
     if not TRITON_INSTALLED:
         return "Triton is not installed"
     if device.type != "cuda" and not INTERPRETED:
@@ -68,7 +68,7 @@ def must_not_wait(device: torch.device) -> bool:
 
 
 def autocast_on(device: torch.device) -> bool:
-    """Whether autocast is on for this device; torch has no answer for the meta device."""
+    """Whether autocast is on for this device; torch raises for the meta device."""
     return device.type != "meta" and torch.is_autocast_enabled(device.type)
 
 

@@ -1,10 +1,10 @@
-"""Dropout masks, and what they do to tensors of little precision.
+"""Dropout masks in float32, and seeds on the device.
 
-1/(1-p) in bfloat16 is off by up to 0.2%, the same for every entry it scales: an error that no mean
-takes away. So masks are float32, and a product with one is rounded once.
+1/(1-p) in bfloat16 is off by up to 0.2%, the same for every entry, which does not average out. So
+masks are float32, and a product with one is rounded once.
 
-A mask with one row, (1, d), is locked: shared by all labels, so that no label keeps a dimension
-which another loses (variational dropout). A mask (V, d) drops every entry for itself.
+A mask with one row, (1, d), is locked: shared by all labels (variational dropout). A mask (V, d) is
+standard dropout.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from torch import Tensor
 def draw_mask(shape: tuple[int, ...], p: float, like: Tensor) -> Tensor:
     """0 with probability p, else 1/(1-p), on the device of ``like``; float32, or wider as it is."""
     dtype = torch.promote_types(like.dtype, torch.float32)
-    if like.device.type == "cpu":  # bernoulli_ says the same and is ten times slower there
+    if like.device.type == "cpu":  # bernoulli_ is ten times slower there
         drawn = torch.rand(shape, dtype=torch.float32, device=like.device)
         return (drawn >= p).to(dtype).div_(1.0 - p)
     mask = torch.empty(shape, dtype=dtype, device=like.device)
@@ -33,7 +33,7 @@ def masked(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def drop_entries(weight: Tensor, p: float) -> Tensor:
-    """weight * m, every entry for itself (DropConnect); for recurrent matrices."""
+    """weight * m with standard dropout (DropConnect), for recurrent matrices."""
     return masked(weight, draw_mask(tuple(weight.shape), p, weight)) if p > 0.0 else weight
 
 
@@ -52,13 +52,14 @@ class _Masked(torch.autograd.Function):
 
 
 def drawn_seed(device: torch.device) -> Tensor:
-    """(1,), of the device's generator: ``torch.manual_seed`` gives it again."""
+    """A seed (1,) drawn by the device's generator, reproducible by ``torch.manual_seed``."""
     return torch.randint(2**62, (1,), device=device)
 
 
 def drawn_seeds(count: int, device: torch.device) -> tuple[Tensor, ...]:
-    """``count`` of them by one launch, each (2,) of which the first counts: so 16 divides every
-    address, as it does those of memory by itself, and kernels need not be compiled for others.
+    """``count`` seeds by one launch, each (2,) of which the first is used.
+
+    So all addresses are multiples of 16, and Triton compiles one kernel for them.
     """
     if count == 0:
         return ()

@@ -9,7 +9,7 @@ oneDNN, on the other hand, reads the padding of bfloat16 rows, and NaN there spo
 
 
 def without_padding(padded: Tensor, labels: int) -> Tensor:
-    """The first rows, in the same memory, but not as a view, which autograd would not let write."""
+    """The first rows, in the same memory, but not as a view: autograd forbids writing to those."""
     first = padded.new_empty(0)
     return first.set_(padded.untyped_storage(), 0, (labels, padded.shape[1]), padded.stride())
 

@@ -14,9 +14,9 @@ def second_stream(first: torch.cuda.Stream) -> Iterator[torch.cuda.Stream]:
     Also after an exception: memory that is freed may be reused at once. So all that both streams
     use must be memory of ``first``, and referenced until the end if the second one uses it.
 
-    PyTorch hands out 32 streams a device in turns, so the second and third stream may be in use
-    elsewhere, too. Work then only runs later than it could; but a capture that another thread makes
-    on the same stream at the same time breaks.
+    PyTorch reuses 32 streams per device, so the second and third stream may be in use elsewhere.
+    Work then only runs later than it could; but a capture by another thread on the same stream
+    at the same time fails.
     """
     second = _second_to(first.device_index, first.cuda_stream)
     second.wait_stream(first)

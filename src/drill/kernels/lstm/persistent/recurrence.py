@@ -21,7 +21,7 @@ from drill.kernels.runtime.hopper import SHARED, hopper_missing
 from drill.kernels.runtime.nvrtc import Argument, CompileError, DriverError, Kernel, compiled
 
 ROOM_SOURCE = Path(__file__).with_name("cluster_occupancy.cu")
-EMPTY = -1  # as int16: what no conversion to bfloat16 gives
+EMPTY = -1  # as int16: no conversion to bfloat16 gives it
 
 
 def layout_on(device: torch.device, hidden: int) -> Layout | None:
@@ -47,7 +47,7 @@ def _room(index: int) -> int | str:
 
 
 def supported(device: torch.device, hidden: int) -> str | None:
-    """Why this device cannot run it at this size; None where it can."""
+    """Why this device cannot run it at this size; None if it can."""
     if obstacle := hopper_missing(device):
         return obstacle
     clusters = _room(device.index or 0)
@@ -81,12 +81,12 @@ STALLED = "the LSTM kernel waited in vain for room on the GPU: others fill it"
 
 
 def stalled() -> bool:
-    """Whether a launch of this process has waited in vain; waits for the device."""
+    """Whether a launch of this process has timed out; waits for the device."""
     return any(bool(flag.item()) for flag in _flags.values())
 
 
 def take_stall() -> bool:
-    """``stalled``, for whom reports it: later launches try again."""
+    """``stalled``, and clear it: later launches try again."""
     found = stalled()
     if found:
         for flag in _flags.values():
@@ -98,14 +98,14 @@ _flags: dict[int, Tensor] = {}
 
 
 def stalled_flag(index: int) -> Tensor:
-    """Set by a launch whose blocks waited in vain; such a launch gives NaN."""
+    """Set by a launch whose blocks timed out; its results are NaN."""
     if index not in _flags:
         _flags[index] = torch.zeros(1, dtype=torch.int32, device=torch.device("cuda", index))
     return _flags[index]
 
 
 class Span(NamedTuple):
-    """Steps that a launch works on; a pass may take several, one after the other."""
+    """The steps of a launch; a pass may take several launches."""
 
     begin: int
     end: int
@@ -130,7 +130,7 @@ def fit_together(one: Layout, other: Layout, device: torch.device) -> bool:
 
 
 class Prepared(NamedTuple):
-    """What a forward recurrence begins with; p stands for the padded hidden size."""
+    """The inputs of a forward recurrence; p is the padded hidden size."""
 
     w_ih: Tensor  # (4p, width)
     w_hh: Tensor  # (4p, p)
@@ -164,7 +164,7 @@ def run_forward(shape: Shape, made: Prepared, gates: Tensor, span: Span) -> None
 
 
 class Marks(NamedTuple):
-    """What a backward recurrence begins with, once it is filled."""
+    """The buffers of a backward recurrence."""
 
     words: Tensor  # int16, the exchange and its flags: nothing is computed yet
     dc: Tensor  # (B, p), of the cells after the last step
@@ -183,7 +183,7 @@ class Marks(NamedTuple):
 
 
 class Dgates(NamedTuple):
-    """What a backward recurrence gives."""
+    """The results of a backward recurrence."""
 
     of_steps: Tensor  # (T B, 4p), bfloat16
     of_bias: Tensor  # (B, 4p): their sums over the steps, before they are rounded
@@ -225,7 +225,7 @@ def run_backward(
 
 
 class Stalled(DrillError, RuntimeError):
-    """A kernel waited in vain. No result may be made of it: the next try can go well."""
+    """A kernel timed out. Its results are invalid; another try may succeed."""
 
 
 def check_stall(name: str) -> None:
@@ -242,26 +242,26 @@ def check_stall(name: str) -> None:
 # on the device together, the upper one a piece behind, take hardly longer than one.
 
 PIECES = 5
-"""Of a sequence that two layers go through together. Each is a launch more of both."""
+"""Pieces of a sequence that two layers process at once. Each is one more launch of both."""
 
 SHORTEST_TOGETHER, SMALLEST_TOGETHER = 35, 577
-"""Steps, and units of the lower layer: below, launches take what is won, or it was not measured."""
+"""Fewest steps, and units of the lower layer: below, launches cost more than overlap gains."""
 
 
 def go_together(layouts: Sequence[Layout], x: Tensor) -> bool:
-    """Whether the last two layers go through the sequence together.
+    """Whether the last two layers overlap.
 
-    Where it pays, and the pass is being recorded: launched one by one, more launches take a host
-    longer than they save.
+    Only if the pass is being captured: launched one by one, the extra launches cost the host more
+    than they save.
     """
     return _pays(layouts, x) and recorded()
 
 
 def loads_pieces(way: str, layouts: Sequence[Layout], x: Tensor) -> bool:
-    """Whether a pass is to make the products of pieces, too, and throw them away.
+    """Whether a pass also computes the products of pieces, to load their kernels.
 
-    The first one of a shape that is not recorded: while one is, no product can be loaded. Its
-    results are still those of all steps at once, as of every pass that is launched.
+    True for the first launched pass of a shape: no kernel can be loaded during a capture. Its
+    results are still those of all steps at once.
     """
     if not _pays(layouts, x) or recorded():
         return False
@@ -272,7 +272,7 @@ def loads_pieces(way: str, layouts: Sequence[Layout], x: Tensor) -> bool:
 
 
 def _pays(layouts: Sequence[Layout], x: Tensor) -> bool:
-    """Large layers, long sequences, and room for both."""
+    """Whether layers and sequence are large enough and both layers fit on the device."""
     if len(layouts) < 2 or len(x) < SHORTEST_TOGETHER or layouts[-2].hidden < SMALLEST_TOGETHER:
         return False
     return fit_together(layouts[-2], layouts[-1], x.device)
