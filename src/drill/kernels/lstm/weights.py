@@ -1,4 +1,4 @@
-"""The parameters of one LSTM layer, as every implementation of it is given them."""
+"""The parameters of one LSTM layer, as all implementations take them."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -17,7 +17,7 @@ class Weights(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """What a layer is given."""
+    """The state and the weights of a layer."""
 
     h: Tensor  # (B, o)
     c: Tensor  # (B, o)
@@ -29,13 +29,13 @@ class Layer(NamedTuple):
 
 
 def by_layer(given: Sequence[Tensor]) -> list[Layer]:
-    """From h, c and the four weights of each layer, one behind the other."""
+    """Layers from a flat sequence of h, c and the four weights of each."""
     sixes = (given[i : i + 6] for i in range(0, len(given), 6))
     return [Layer(h, c, Weights(*weights)) for h, c, *weights in sixes]
 
 
 class Gradients(NamedTuple):
-    """Of weights; None where nobody asked. One for both biases."""
+    """Gradients of the weights, one for both biases; None for those that are not wanted."""
 
     w_ih: Tensor | None
     w_hh: Tensor | None
@@ -48,7 +48,7 @@ class Gradients(NamedTuple):
         device: torch.device,
         asked: Sequence[bool],  # as the weights
     ) -> "Gradients":
-        """Row-major, as they are written, however the weights themselves lie in memory."""
+        """Empty row-major tensors, whatever the layout of the weights."""
         wanted = (asked[0], asked[1], asked[2] or asked[3])
         pairs = zip(like[:3], wanted, strict=True)
         made = (

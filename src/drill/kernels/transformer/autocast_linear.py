@@ -19,7 +19,7 @@ from drill.kernels.runtime.dispatch import autocast_on
 
 
 class Weights(NamedTuple):
-    """Of a map, and the same in the dtype of products: one tensor where that is its own."""
+    """The weights of a linear map, and the same in the dtype of products."""
 
     weight: Tensor  # (o, i)
     bias: Tensor | None  # (o,)
@@ -31,7 +31,7 @@ class Weights(NamedTuple):
 def cast_together(
     maps: Sequence[tuple[Tensor, Tensor | None]], dtype: torch.dtype
 ) -> list[Weights]:
-    """The weights of many maps by one launch, where each for itself would be one or two."""
+    """Cast the weights of many maps by one launch."""
     wide: list[Tensor] = []
     half: list[Tensor] = []
 
@@ -52,14 +52,14 @@ def cast_together(
 
 
 def product(x: Tensor, weights: Weights) -> Tensor:
-    """As ``F.linear``, in the dtype the weights are cast to; for training."""
+    """``F.linear`` in the dtype that the weights are cast to; for training."""
     if weights.half is weights.weight:
         return F.linear(x, weights.weight, weights.bias)
     return cast(Tensor, _Product.apply(x, *weights))
 
 
 def products(x: Tensor, maps: Sequence[Weights]) -> tuple[Tensor, ...]:
-    """Of several maps of one x, all with a bias, by one product.
+    """``product`` of several maps with bias for one x, as one product.
 
     Its parts share their memory, and so do the gradients of the weights: who keeps one keeps all.
     Until backward it keeps another copy of all matrices.
@@ -134,7 +134,7 @@ def product_gradients(
     dtypes: tuple[torch.dtype, torch.dtype],
     wanted: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Of x and W in these dtypes, for a ``backward``; None for what is not wanted."""
+    """The gradients of x and W in these dtypes; None for those that are not wanted."""
     if autocast_on(grad.device):  # backward may be called under it
         with torch.autocast(grad.device.type, enabled=False):
             return product_gradients(grad, x, half, dtypes, wanted)
@@ -175,7 +175,7 @@ def check_vector(function: str, name: str, vector: Tensor, width: int) -> None:
 
 
 def check_map(function: str, name: str, x_map: Weights, inputs: int, outputs: int | None) -> None:
-    """``outputs`` is None where any number will do."""
+    """Raise unless a map has this shape; ``outputs`` None allows any number."""
     shape = x_map.weight.shape
     wanted = (shape[0] if outputs is None else outputs, inputs)
     if shape != wanted or x_map.half.shape != shape:

@@ -1,4 +1,4 @@
-"""A residual and the norm that reads it, in one pass each way.
+"""A residual sum and its layer norm, in one pass forward and one backward.
 
     r = x + drop(y + b),   n = gamma (r - mean(r)) / sqrt(var(r) + epsilon) + beta
 
@@ -35,10 +35,10 @@ SUBLAYER_IMPLEMENTATIONS: tuple[str, ...] = get_args(SublayerImplementation)
 def choose_sublayer(
     impl: SublayerImplementation, x: Tensor
 ) -> tuple[Literal["reference", "triton"], str]:
-    """What ``impl`` comes to for tensors like ``x``, and why.
+    """The implementation for tensors like ``x``, and why.
 
-    ``auto`` takes the kernels on a GPU where gradients are recorded. Without gradients plain
-    PyTorch stays, so that what is evaluated does not depend on how it was trained.
+    ``auto`` takes the kernels on a GPU with gradients. Evaluation is plain PyTorch, so that it does
+    not depend on how a model was trained.
     """
     if impl == "reference":
         return "reference", "asked for"
@@ -73,13 +73,18 @@ def residual_norm(
     seed: Tensor | None = None,  # (1,) or more, the first counts
     impl: SublayerImplementation = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """What a residual goes on with, and n as products read it.
+    """r = x + drop(y + y_bias) and its layer norm n.
 
-    Goes on with r, or with n where ``carry_norm`` says that the norm comes after the sum, in the
-    dtype of x. The second is in ``dtype``, that of x unless given. Without ``y`` r is x.
-    ``y_map`` is a matrix W still to be applied, y W^T in place of y; its own bias is not looked at.
-    ``dropout`` is of y alone; pass 0 in evaluation. ``seed`` is for kernels, which draw one where
-    none is given: see ``drill.kernels.runtime.dropout_masks``.
+    Args:
+        y: what is added; None: r is x.
+        y_map: a matrix W that is applied first, y W^T in place of y, without its bias.
+        dropout: of y; pass 0 in evaluation.
+        seed: of the dropout of kernels; drawn if not given.
+        carry_norm: return n in place of r, for a norm after the sum.
+        dtype: of the second result; that of x by default.
+
+    Returns:
+        r or n in the dtype of x, and n in ``dtype``.
     """
     _check_shapes(x, y, y_map, weight=weight, bias=bias, y_bias=y_bias)
     dtype = x.dtype if dtype is None else dtype
@@ -130,7 +135,7 @@ def _kernels() -> Any:
 
 
 class _ResidualNorm(torch.autograd.Function):
-    """What goes on, None where n itself does, and n."""
+    """r, None if n is carried, and n."""
 
     @staticmethod
     def forward(

@@ -1,10 +1,10 @@
-"""Attention of a Transformer: to itself, and to what an encoder has made of the source.
+"""Attention of a Transformer: self-attention, and attention to the encoded source.
 
 Shape legend:
 
     B, S, T  sentences, source tokens, target tokens
     d        width; H heads of d/H each
-    K        hypotheses of a sentence that are decoded side by side
+    K        hypotheses of a sentence that are decoded together
 """
 
 from collections.abc import Callable
@@ -21,8 +21,8 @@ KeysValues = tuple[Tensor, Tensor]
 """Keys and values, each (B, H, S, d/H)."""
 
 Append = Callable[[Tensor], tuple[Tensor, Tensor, Tensor | None]]
-"""Adds the keys and values (2, B*K, H, d/H) of a step; gives those of all steps, and a mask where
-some of these are still to come."""
+"""Adds the keys and values (2, B*K, H, d/H) of a step; returns those of all steps, and a mask over
+later ones or None."""
 
 
 def attended(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
@@ -32,7 +32,7 @@ def attended(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: floa
 
 
 def _kernels(q: Tensor, mask: Tensor | None) -> AbstractContextManager[None]:
-    """Those whose gradients can be trusted.
+    """The kernels whose gradients can be trusted.
 
     Given a mask, cuDNN's gradient of the queries is NaN at lengths of 64, 192, ... once all scores
     of a query are below -88, which training comes to (torch 2.11 to 2.13 on Hopper,
@@ -48,7 +48,7 @@ def _kernels(q: Tensor, mask: Tensor | None) -> AbstractContextManager[None]:
 
 
 class WithoutCudnn(AbstractContextManager[None]):
-    """What ``sdpa_kernel`` does of the same, at a tenth of its time on the host."""
+    """``sdpa_kernel`` without cuDNN, at a tenth of its time on the host."""
 
     def __enter__(self) -> None:
         self.before = torch.backends.cuda.cudnn_sdp_enabled()
@@ -82,10 +82,11 @@ class SelfAttention(nn.Module):
         ready: Prepared | None = None,
         with_output: bool = False,
     ) -> Tensor:
-        """x (B, T, d) -> (B, T, d); position t sees those of ``mask``, without one those up to t.
+        """x (B, T, d) -> (B, T, d).
 
-        mask    (B, 1, 1, T), 0 where a token may be seen and -inf elsewhere
-        append  given, x is one position of hypotheses, (B, K, d): each sees what it has appended
+        Args:
+            mask: (B, 1, 1, T), 0 for visible tokens and -inf for others; None: causal.
+            append: x is one position of K hypotheses, (B, K, d), each of which sees its own past.
         """
         seen = self._seen(x, mask, ready) if append is None else self._step(x, append)
         return self.output(seen) if with_output else seen
@@ -103,7 +104,7 @@ class SelfAttention(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """The same with Q linear in x, K and V linear in what an encoder has made of the source."""
+    """The same with Q linear in x, K and V linear in the encoder's states."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -117,11 +118,11 @@ class CrossAttention(nn.Module):
         return [self.query, self.key_value, self.output]
 
     def keys_values(self, states: Tensor) -> KeysValues:
-        """Of encoder states (B, S, d); once a sentence, however many steps it is decoded in."""
+        """Keys and values of encoder states (B, S, d), once per sentence."""
         return self.by_heads(self.key_value(states))
 
     def by_heads(self, mapped_states: Tensor) -> KeysValues:
-        """The same of what ``key_value`` has made of them, (B, S, 2d)."""
+        """The same from the output of ``key_value``, (B, S, 2d)."""
         k, v = _by_heads(mapped_states, 2, self.heads)
         return k, v
 
@@ -133,9 +134,9 @@ class CrossAttention(nn.Module):
         ready: Prepared | None = None,
         with_output: bool = False,
     ) -> Tensor:
-        """x (B, T, d) -> (B, T, d). Positions do not see each other: they may be hypotheses too.
+        """x (B, T, d) -> (B, T, d). Positions do not see each other, so they may be hypotheses.
 
-        source  encoder states (B, S, d), or the keys and values of them
+        ``source`` is the encoder's states (B, S, d), or their keys and values.
         """
         keys_values = self.keys_values(source) if isinstance(source, Tensor) else source
         q = mapped(self.query, x, ready)
@@ -146,7 +147,7 @@ class CrossAttention(nn.Module):
 
 
 def attention_kernels(attention: SelfAttention, autocast: torch.dtype | None) -> list[str]:
-    """Which of PyTorch's kernels attends in training: to earlier tokens, and past padding."""
+    """Which kernels of PyTorch compute attention in training, causal and with padding."""
     like, tokens = attention.output.weight, 64
     q = like.new_empty((1, attention.heads, tokens, like.shape[0] // attention.heads))
     q = q.to(autocast or like.dtype).requires_grad_()
@@ -165,7 +166,7 @@ def attention_kernels(attention: SelfAttention, autocast: torch.dtype | None) ->
 def _by_heads(x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
     """(B, T, parts*d) -> ``parts`` tensors (B, H, T, d/H).
 
-    Parted before they are turned: so their gradients are put together in one copy, not two.
+    Split before the transpose, so that their gradients are joined by one copy, not two.
     """
     split = x.view(*x.shape[:-1], parts, heads, -1).unbind(2)
     return tuple([part.transpose(1, 2) for part in split])

@@ -1,13 +1,13 @@
-"""The blocks of a Transformer: attention, a network, and the residual around each.
+"""The blocks of a Transformer: attention, a feed-forward network, and the residual around each.
 
-A residual is not summed where it is made. Between two sub-layers it is a ``Stream``, x and what is
-still to be added, and the norm that reads it sums on its way: one pass where there would be five.
+A residual is not summed at once. Between two sub-layers it is a ``Stream``, x and what will be
+added, and the next norm sums it: one pass over memory instead of five.
 
 Shape legend:
 
     B, T  sentences, tokens
     d     width
-    K     hypotheses of a sentence that are decoded side by side
+    K     hypotheses of a sentence that are decoded together
 """
 
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ from drill.models.transformer.fused_linear import Prepared, mapped
 
 
 class FeedForward(nn.Module):
-    """drop(relu(W_1 x + b_1)), each position for itself.
+    """drop(relu(W_1 x + b_1)) at each position.
 
     The residual around applies W_2 and b_2, unless ``with_output``.
     """
@@ -59,11 +59,11 @@ class Stream(NamedTuple):
     """The residual x + drop(y_map(y)) between two sub-layers, not summed yet.
 
     x        (B, T, d)
-    y        (B, T, d), what the last sub-layer has made; None where there is nothing to add
-    y_map    a map still to be applied to y, with its bias, where kernels read its weights
+    y        (B, T, d), the output of the last sub-layer; None if there is nothing to add
+    y_map    a linear map that is still to be applied to y, for kernels
     dropout  of y
-    seed     of that dropout, where kernels are to draw it from one
-    read     x in the dtype of products, where it has been made
+    seed     of that dropout, for kernels
+    read     x in the dtype of products, if it is known already
     """
 
     x: Tensor
@@ -81,7 +81,7 @@ class Stream(NamedTuple):
         carry_norm: bool = False,
         dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """What goes on, the sum or its norm, and the norm in ``dtype``, that of products."""
+        """The sum, or its norm in a "post" model, and the norm in ``dtype``, that of products."""
         weight, bias = norm.weight, norm.bias
         kernels = ready is not None and only_weights_count(norm, nn.LayerNorm)
         if ready is None or not kernels or weight is None or bias is None:
@@ -111,11 +111,11 @@ class Stream(NamedTuple):
 
 
 Part = SelfAttention | CrossAttention | FeedForward
-"""What a residual is around: it maps what it reads, and ``output`` what it has made of that."""
+"""A sub-layer inside a residual; its last map is ``output``."""
 
 
 class Residual(nn.Module):
-    """x + drop(part(norm(x))), or norm(x + drop(part(x))) where the norm comes after."""
+    """x + drop(part(norm(x))) ("pre"), or norm(x + drop(part(x))) ("post")."""
 
     def __init__(self, width: int, dropout: float, norm_first: bool) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class Residual(nn.Module):
 
 
 class EncoderBlock(nn.Module):
-    """Self-attention, then the network."""
+    """Self-attention, then the feed-forward network."""
 
     def __init__(
         self,
@@ -171,11 +171,11 @@ class EncoderBlock(nn.Module):
         self.around_feedforward = Residual(width, dropout, norm_first)
 
     def maps(self) -> list[nn.Linear]:
-        """Those whose weights may be read before the block is called."""
+        """The maps whose weights may be read before the block is called."""
         return _settled(self, self.attention, self.feedforward)
 
     def dropouts(self) -> list[FeedForward | Residual]:
-        """Modules that drop by a seed; attention does not."""
+        """Modules whose dropout takes a seed; attention's does not."""
         return [self.around_attention, self.feedforward, self.around_feedforward]
 
     def forward(self, stream: Stream, mask: Tensor, ready: Prepared | None = None) -> Stream:
@@ -184,7 +184,7 @@ class EncoderBlock(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """Self-attention to what was written, attention to the source, then the network."""
+    """Causal self-attention, attention to the source, then the feed-forward network."""
 
     def __init__(
         self,
@@ -204,15 +204,15 @@ class DecoderBlock(nn.Module):
         self.around_feedforward = Residual(width, dropout, norm_first)
 
     def maps(self) -> list[nn.Linear]:
-        """Those whose weights may be read before the block is called."""
+        """The maps whose weights may be read before the block is called."""
         return _settled(self, self.attention, self.source_attention, self.feedforward)
 
     def waits_for_its_call(self) -> bool:
-        """Whether keys and values of the source may not be made before the block is called."""
+        """Whether keys and values of the source may only be computed in a call of the block."""
         return hooked(self) or hooked(self.source_attention)
 
     def dropouts(self) -> list[FeedForward | Residual]:
-        """Modules that drop by a seed; attention does not."""
+        """Modules whose dropout takes a seed; attention's does not."""
         residuals = (self.around_attention, self.around_source_attention, self.around_feedforward)
         return [*residuals, self.feedforward]
 
@@ -224,9 +224,9 @@ class DecoderBlock(nn.Module):
         append: Append | None = None,
         ready: Prepared | None = None,
     ) -> Stream:
-        """(B, T, d) -> (B, T, d); with ``append`` it is one step of K hypotheses, (B, K, d).
+        """(B, T, d) -> (B, T, d); with ``append`` one step of K hypotheses, (B, K, d).
 
-        source  encoder states (B, S, d), or the keys and values of them
+        ``source`` is the encoder's states (B, S, d), or their keys and values.
         """
         stream = self.around_attention(stream, self.attention, (None, append), ready)
         stream = self.around_source_attention(stream, self.source_attention, (source, mask), ready)
@@ -234,10 +234,10 @@ class DecoderBlock(nn.Module):
 
 
 def _settled(block: nn.Module, *parts: Part) -> list[nn.Linear]:
-    """Maps of a block, but none that lies in a module with hooks: these may set weights.
+    """The maps of a block, without those in a module with hooks, which may set weights.
 
-    So does FSDP's ``fully_shard``, of a block or a part of one, which puts its weights together
-    when it is called and takes them apart again.
+    FSDP's ``fully_shard`` does so: it gathers the weights when a module is called and frees them
+    after.
     """
     if hooked(block):
         return []

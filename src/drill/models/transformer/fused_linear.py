@@ -1,9 +1,8 @@
-"""Maps and norms of a Transformer: by kernels in training, where these do all that is asked.
+"""Linear maps and norms of a Transformer by fused kernels, in training.
 
-Kernels read the weights of a map or a norm and do not call it, so what is more than ``nn.Linear``
-or ``nn.LayerNorm``, an adapter or a module with hooks, is called and its neighbours keep theirs. A
-module with hooks has every map inside it called, for hooks may set weights, and within its own
-call, for they may take them back.
+Kernels read the weights of a module and do not call it. So a module that is more than ``nn.Linear``
+or ``nn.LayerNorm``, such as an adapter, and every map inside a module with hooks, is called: hooks
+may set weights before a call and take them back after it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,12 +19,11 @@ from drill.layers.checks import only_weights_count
 
 
 class Prepared(NamedTuple):
-    """What the kernels of all blocks of a stack need, made at once: a launch costs a slow host more
-    than the device.
+    """What the kernels of all blocks of a stack need, prepared by few launches.
 
     dtype  of products
-    maps   what kernels read of each map
-    seeds  of each module that drops
+    maps   the weights of each map, cast
+    seeds  of each module with dropout
     """
 
     dtype: torch.dtype
@@ -39,7 +37,7 @@ def prepared(
     x: Tensor,
     impl: SublayerImplementation,
 ) -> Prepared | None:
-    """For one pass over tensors like ``x``; None where all modules are called, by plain PyTorch.
+    """Prepared for one pass over tensors like ``x``; None if plain PyTorch calls all modules.
 
     dropping  modules that drop in this pass
     """
@@ -56,7 +54,7 @@ def prepared(
 
 
 def mapped(linear: nn.Linear, x: Tensor, ready: Prepared | None) -> Tensor:
-    """linear(x), with the gradients of its weights in their own dtype where kernels are ours."""
+    """linear(x); with ``ready`` the gradients of its weights are in their own dtype."""
     weights = None if ready is None else ready.maps.get(linear)
     return linear(x) if weights is None else product(x, weights)
 
@@ -64,7 +62,7 @@ def mapped(linear: nn.Linear, x: Tensor, ready: Prepared | None) -> Tensor:
 def mapped_together(
     maps: Sequence[nn.Linear], x: Tensor, ready: Prepared | None
 ) -> Sequence[Tensor]:
-    """``mapped`` for several maps of one x: by one product where kernels read all of them."""
+    """``mapped`` for several maps of one x, by one product if kernels read all of them."""
     weights = [] if ready is None else [ready.maps.get(each) for each in maps]
     read = [each for each in weights if each is not None and each.bias is not None]
     if not read or len(read) < len(maps):

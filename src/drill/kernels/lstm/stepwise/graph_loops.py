@@ -26,7 +26,7 @@ LONGEST = 64
 """Steps of the longest graph."""
 
 MAXIMUM_LOOPS = 24
-"""Loops kept with their graphs, the last used: one per direction, size, batch and stream."""
+"""Most loops that are cached with their graphs: one per direction, size, batch and stream."""
 
 AnyLoop = TypeVar("AnyLoop", bound="Loop")
 Tensors = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -48,7 +48,7 @@ def multiply(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 class Loop(ABC):
-    """One direction of a layer: what its products touch, and the graphs that touch it."""
+    """One direction of a layer: the buffers of its products, and the graphs that use them."""
 
     direction: int
     inner: Tensor  # float32, what a product gives
@@ -82,7 +82,7 @@ class Loop(ABC):
         self.table[0].add_(self.direction * steps)
 
     def capture(self, steps: int) -> None:
-        """Have the graphs that so many steps need. Overwrites what a loop holds but for w."""
+        """Capture the graphs that so many steps need. Overwrites all buffers but w."""
         if self.graphs is None:
             self.graphs = {}
         missing = sorted(set(pieces(steps)) - self.graphs.keys())
@@ -173,7 +173,7 @@ _lock = RLock()
 
 
 def _replaying_stream(device: torch.device) -> int | None:
-    """The stream to replay graphs on; None where steps are launched one by one."""
+    """The stream to replay graphs on; None if steps are launched one by one."""
     if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
         return None
     return torch.cuda.current_stream(device).cuda_stream
@@ -194,5 +194,5 @@ def _kept(kind: type[AnyLoop], w: Tensor, batch: int, hidden: int, stream: int) 
 
 @cache
 def _stream_for(device: torch.device, stream: int) -> torch.cuda.Stream:
-    """Where graphs that will run on ``stream`` are captured; cuBLAS has scratch memory for each."""
+    """The stream on which graphs for ``stream`` are captured; cuBLAS has a workspace for each."""
     return torch.cuda.Stream(device)

@@ -134,7 +134,7 @@ def _retreat(
 
 
 def aim(table: Tensor, step: int, tensors: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
-    """Let the kernels begin at this step of these tensors, which are contiguous."""
+    """Start the kernels at this step of these contiguous tensors."""
     _aim[(1,)](table, step, *(tensor.data_ptr() for tensor in tensors))
 
 

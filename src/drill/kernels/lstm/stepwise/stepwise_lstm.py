@@ -18,10 +18,10 @@ from drill.kernels.lstm.stepwise.graph_loops import BackwardLoop, ForwardLoop, b
 from drill.kernels.lstm.stepwise.weight_drop import dropped, undropped
 
 OPERANDS = torch.bfloat16
-"""What is multiplied, and the dtype of the output."""
+"""The dtype of the operands of products, and of the output."""
 
 ALIGNED = 16
-"""Units are padded to a multiple of this: cuBLAS wants rows of whole 16 bytes."""
+"""Units are padded to a multiple of this: cuBLAS is fast on rows of whole 16 bytes."""
 
 
 class StepwiseLstm(torch.autograd.Function):
