@@ -173,4 +173,4 @@ def test_out_of_memory_in_a_search_names_batch_tokens(drill, monkeypatch, caplog
         assert "runs/tiny: the GPU's memory is too small (CUDA out of memory. Tried);" in err
         assert "take a smaller --batch-tokens or --beam" in err
         assert "max_tokens" not in err
-    assert "for 2 subwords at a time, so they are 1 from now on" in caplog.text
+    assert "with 2 subwords at a time, continuing with 1" in caplog.text

@@ -240,7 +240,7 @@ def test_lengths_beyond_the_most_graphs_are_launched_and_told_once(monkeypatch, 
             step(at, Segment(0, length, length), 0.0)
     assert list(step.cache.replays) == [5]
     (told,) = caplog.messages
-    assert told.startswith("training: steps of 1 lengths are replayed as CUDA graphs, which is the")
+    assert "steps of 1 lengths are replayed" in told
 
 
 def test_a_cpu_is_looked_at_at_once():

@@ -68,7 +68,7 @@ def generate(
         ("seed", seed, 0),
     ):
         if value is not None and (not isinstance(value, int) or value < least):
-            raise ValueError(f"generate: {name} is an integer of at least {least}, not {value}")
+            raise ValueError(f"generate: {name} is a whole number of at least {least}, not {value}")
     if not 0.0 <= temperature < math.inf:  # NaN fails too
         raise ValueError(
             f"generate: temperature is a finite number of at least 0, not {temperature}"
