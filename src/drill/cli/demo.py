@@ -107,6 +107,7 @@ def next_commands(runs: Path) -> list[list[str]]:
     """Commands to try after the demo, as they are."""
     deep = str(runs / RECIPES[1])
     return [
+        ["play", str(runs / RECIPES[0]), deep],
         ["generate", deep, "--prompt", "And God said", "--temperature", "0.8"],
         ["cache", deep, "--search"],
         ["recipes"],

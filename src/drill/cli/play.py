@@ -19,7 +19,7 @@ def play(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN...", help="Run folders, or folders of runs for their training curves."
+            metavar="RUN", help="Run folders, or folders of runs for their training curves."
         ),
     ],
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free port.")] = 8765,

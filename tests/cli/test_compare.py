@@ -1,0 +1,77 @@
+"""`drill compare`."""
+
+import json
+
+import numpy as np
+import pytest
+
+from drill.language_modeling.run import load_run
+from drill.tasks import train_run
+from drill.training.settings import recipe
+from tests import tiny_place, tiny_translation_place
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Language models tiny, more (of one vocabulary) and other."""
+    folder = tiny_place.make_place(tmp_path_factory.mktemp("place"))
+    (folder / "other.txt").write_text("quite other words\n" * 300)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        changes = {"more": "training.seed=5", "other": "data.corpus=other.txt"}
+        for name, change in changes.items():
+            settings = recipe("tiny.toml", ["training.epochs=1", change])
+            train_run(settings, f"runs/{name}", device="cpu", quiet=True)
+    return folder
+
+
+def compared(drill, *words):
+    code, out, err = drill("compare", *words, "--json", "--device", "cpu")
+    assert code == 0, err
+    return json.loads(out)
+
+
+def test_losses_are_those_of_the_runs_and_words_add_up(drill, place):
+    found = compared(drill, "runs/tiny", "runs/more", "--words", "100")
+    runs = [load_run(f"runs/{name}", device="cpu") for name in ("tiny", "more")]
+    for side, run in zip("ab", runs, strict=True):
+        assert found[side] == pytest.approx(run.perplexity("test").loss, rel=0.05)
+    assert found["difference"] == pytest.approx(found["b"] - found["a"])
+    assert found["low"] < found["difference"] < found["high"]
+    changes = [row["change"] for row in (*found["gained"], *found["lost"])]
+    assert np.sum(changes) == pytest.approx(found["difference"] * found["tokens"])
+    assert [row["change"] for row in found["gained"]] == sorted(
+        row["change"] for row in found["gained"]
+    )
+
+
+def test_a_text_is_read_from_a_file(drill, place):
+    (place / "mine.txt").write_text("lamp is lit\nboat is an unknown word\nsea\n")
+    found = compared(drill, "runs/tiny", "runs/tiny", "--text", "mine.txt")
+    assert found["tokens"] == 11
+    assert (found["difference"], found["low"], found["high"]) == (0.0, 0.0, 0.0)
+    assert found["gained"] == found["lost"] == []
+
+
+def test_the_table_names_both_runs(drill):
+    code, out, err = drill("compare", "runs/tiny", "runs/more", "--device", "cpu")
+    assert code == 0, err
+    assert all(word in out for word in ("tiny", "more", "perplexity", "95% interval"))
+
+
+def test_what_does_not_compare_is_refused(fails):
+    fails("compare", "runs/tiny", "runs/other", key="vocabulary")
+    fails("compare", "runs/tiny", "runs/none", key="runs/none")
+    fails("compare", "runs/tiny", "runs/more", "--reference", "mine.txt", key="--reference")
+
+
+def test_translators_are_compared_by_bleu(tmp_path, monkeypatch, capfd):
+    folder = tiny_translation_place.make_place(tmp_path)
+    drill = tiny_place.typed(folder, monkeypatch, capfd)
+    found = compared(drill, "runs/tiny", "runs/tiny")
+    assert (found["kind"], found["difference"], found["gained"]) == ("bleu", 0.0, [])
+    files = ("--text", "pairs/test.en", "--reference", "pairs/test.de")
+    assert compared(drill, "runs/tiny", "runs/tiny", *files)["a"] == found["a"]
+    code, _, err = drill("compare", "runs/tiny", "runs/tiny", *files[:2])
+    assert (code, "--reference" in err) == (1, True)
