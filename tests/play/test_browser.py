@@ -1,6 +1,7 @@
 """The page in headless Chromium, by keyboard; tests/play/test_server.py has the server alone."""
 
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -117,6 +118,14 @@ def test_a_language_model_by_keyboard(place, serve, opened):
     page.keyboard.press("ArrowRight")
     page.locator("#plot svg circle").first.wait_for()
     assert page.locator("#plot path").count() == 2
+    young = place / "runs" / "young"  # begins to train while the page is open
+    young.mkdir()
+    try:
+        row = {"kind": "epoch", "epoch": 1, "step": 9, "valid_perplexity": 50.0}
+        (young / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+        page.locator("#plot path").nth(2).wait_for(state="attached")
+    finally:
+        shutil.rmtree(young)
 
 
 def test_a_paste_of_10_mb_is_an_error_on_the_page(place, serve, opened):

@@ -365,9 +365,10 @@ function translation(found, run, order) {
 }
 
 function heat_map({ source, target, weights }) {
+  const largest = Math.max(...weights.flat());
   const cell = (weight, i, j) => {
     const made = make("td", { title: `${target[i]} ← ${source[j]}: ${weight}` });
-    made.style.opacity = Math.max(weight, 0.02);
+    made.style.opacity = weight / largest;
     return made;
   };
   return make("table", { class: "attention" },
