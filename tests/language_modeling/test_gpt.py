@@ -158,6 +158,8 @@ def test_scores_are_those_of_the_model(drill, run):
         assert mine.log_prob == pytest.approx(own.log_prob, rel=1e-5)
         assert mine.words[-1] == "<eos>"
         assert mine.unknown == ()
+        if line.isascii():
+            assert "".join(mine.words[:-1]) == line
         ids = run.vocabulary.encode([line]).tolist()
         assert len(mine.words) == mine.tokens == len(ids)
         if len(ids) < 16:

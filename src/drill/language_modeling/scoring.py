@@ -148,7 +148,7 @@ def _scored(
                 )
             pieces = None
             if isinstance(vocabulary, SubwordVocabulary):
-                pieces = tuple(vocabulary.words[each] for each in line.ids[1:])
+                pieces = tuple(map(vocabulary.text_of, line.ids[1:]))
             unknown = tuple(read_as_unknown(vocabulary, line.text))
             yield Scored(line.text, found, unknown, pieces)
 

@@ -75,6 +75,10 @@ class SubwordVocabulary(Vocabulary):
         """Lines; bytes that are no characters are U+FFFD."""
         return lines_of(b"".join(self.bytes_of[each] for each in ids).decode("utf-8", "replace"))
 
+    def text_of(self, index: int) -> str:
+        """A piece for people, ``<eos>`` of the end of a line."""
+        return EOS if index == END else self.bytes_of[index].decode("utf-8", "replace")
+
     def writer(self) -> Callable[[int], str]:
         """A function from one id after another to their text, as soon as characters are whole."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
