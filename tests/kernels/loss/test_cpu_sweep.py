@@ -50,7 +50,7 @@ def test_half_precision_and_autocast_go_by_labels(caplog):
     problem(N, V, k, dtype=torch.bfloat16).solve(impl="chunked")
     with torch.autocast("cpu", torch.bfloat16):
         problem(N, V, k).solve(impl="chunked")
-    assert caplog.text.count("sums in float32 need room") == 2
+    assert caplog.text.count("extra sums in float32") == 2
     assert "one sweep" not in caplog.text
 
 
