@@ -79,7 +79,7 @@ def test_adapters_are_called_and_trained(impl, device, norm):
 @pytest.mark.parametrize(
     "training", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["training", "evaluation"]
 )
-@both_norms
+@pytest.mark.parametrize("norm", ["pre", pytest.param("post", marks=pytest.mark.slow)])
 @every_impl
 def test_hooks_are_called(impl, device, norm, training):
     """One at a time, so that kernels stand on either side of what is called."""
@@ -218,7 +218,7 @@ def test_blocks_and_parts_of_them_may_be_sharded(alone, impl, of):
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
-# -- weights that are made anew, and none ----------------------------------------------------------
+# -- parametrized weights --------------------------------------------------------------------------
 
 
 class Doubled(nn.Module):
@@ -244,7 +244,7 @@ def test_weights_may_be_parametrized(impl, device):
 
 @both_norms
 @every_impl
-def test_kernels_beside_adapters_keep_the_dtypes_of_autocast(impl, device, norm):
+def test_kernels_next_to_adapters_have_the_dtypes_of_autocast(impl, device, norm):
     """A norm called after a map that was not, and a map called before a norm that was not."""
     for of in ("around_attention.norm", "attention.output", "feedforward.inner"):
         found = []
