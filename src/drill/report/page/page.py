@@ -206,7 +206,11 @@ def _curves(runs: Sequence[RunSummary], look: Mapping[str, Look]) -> Iterator[Bl
 
 def _times(runs: Sequence[RunSummary], look: Mapping[str, Look]) -> Iterator[Block]:
     """Runs with one validation have one time only, so they are left out."""
-    short = [run.name for run in runs if sum(each.step > 0 for each in run.validations) < 2]
+    short = [
+        run.name
+        for run in runs
+        if sum(each.epoch > 0 and each.valid is not None for each in run.points) < 2
+    ]
     groups = by_corpus([run for run in runs if run.name not in short])
     for corpus, group in groups.items():
         curves = {run.name: [Curve.of_run(run)] for run in group}

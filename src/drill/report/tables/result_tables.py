@@ -297,8 +297,8 @@ def time_table(runs: Sequence[RunSummary], perplexities: Sequence[float]) -> Tab
 
 def seconds_to(run: RunSummary, perplexity: float) -> float | None:
     """Seconds to the first validation at or below a perplexity; None if there is none."""
-    for point in run.validations:
-        if point.valid <= perplexity and point.elapsed is not None:
+    for point in run.points:
+        if point.valid is not None and point.valid <= perplexity and point.elapsed is not None:
             return point.elapsed
     return None
 
