@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from drill.language_modeling.run import load_run
-from drill.tasks import train_run
+from drill.tasks import train
 from drill.training.settings import recipe
 from tests import tiny_place, tiny_translation_place
 
@@ -22,7 +22,7 @@ def place(tmp_path_factory):
         changes = {"more": "training.seed=5", "other": "data.corpus=other.txt"}
         for name, change in changes.items():
             settings = recipe("tiny.toml", ["training.epochs=1", change])
-            train_run(settings, f"runs/{name}", device="cpu", quiet=True)
+            train(settings, f"runs/{name}", device="cpu", quiet=True)
     return folder
 
 
