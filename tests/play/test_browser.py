@@ -14,6 +14,7 @@ import pytest
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.browser,
     pytest.mark.skipif(CHROMIUM is None, reason="needs chromium: apt-get install chromium"),
     pytest.mark.skipif(
