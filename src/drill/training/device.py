@@ -99,7 +99,7 @@ def check_memory(parameters: Iterable[Tensor]) -> None:
     sizes = [(each.numel(), each.element_size()) for each in parameters]
     needed = 2 * sum(count * size for count, size in sizes)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if os.name == "posix" else 0
-    if torch.cuda.is_available():
+    if memory < needed and torch.cuda.is_available():
         memory = max(memory, torch.cuda.get_device_properties(_own_gpu()).total_memory)
     if 0 < memory < needed:
         raise OutOfMemory(
