@@ -54,7 +54,9 @@ def test_the_page_may_ask(client, headers):
     assert [each["name"] for each in answer.json()["runs"]] == ["tied", "tiny"]
 
 
-@pytest.mark.parametrize("path", ["/", "/page.js", "/page.css", "/api/runs", "/missing"])
+@pytest.mark.parametrize(
+    "path", ["/", "/page.js", "/page.css", "/colors.css", "/api/runs", "/missing"]
+)
 def test_every_answer_has_a_strict_policy(client, path):
     headers = client.get(path).headers
     assert "default-src 'none'" in headers["content-security-policy"]

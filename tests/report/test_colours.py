@@ -9,7 +9,7 @@ import pytest
 
 from drill.report.page.svg_plot import COLOURS, DASHES
 
-STYLE = Path(__file__).parents[2] / "src" / "drill" / "report" / "page" / "page.css"
+STYLE = Path(__file__).parents[2] / "src" / "drill" / "report" / "page" / "colors.css"
 
 # Linear sRGB as seen without the cones for red and for green: Machado, Oliveira & Fernandes (2009)
 SIGHT = {
@@ -90,7 +90,7 @@ def test_everything_stands_out_from_the_paper(colours):
 
 
 def test_every_colour_and_dash_has_its_style():
-    style = STYLE.read_text(encoding="utf-8")
+    style = STYLE.with_name("page.css").read_text(encoding="utf-8")
     for n in range(COLOURS):
         assert f".c{n} {{ --c: var(--c{n}); }}" in style
     for n in range(1, DASHES):

@@ -140,13 +140,13 @@ def settings(
 
 
 def _rows(settings: "Settings") -> Iterator[Setting]:
-    from drill.training.schema import _arguments
+    from drill.training.schema import settable_arguments
 
     for table, (call, types) in _signatures(settings).items():
         values: Any = settings.tables()
         for part in table.split("."):
             values = values[part]
-        arguments = _arguments(call)
+        arguments = settable_arguments(call)
         for key, value in values.items():
             if isinstance(value, dict):  # the wrapped layer, a table of its own
                 continue
@@ -162,10 +162,10 @@ def _rows(settings: "Settings") -> Iterator[Setting]:
 
 def type_name(annotation: Any) -> str:
     """``int``, ``float | none``, ``list[int]``, ``tail | ema``."""
-    from drill.training.schema import _alternatives
+    from drill.training.schema import alternatives
 
     names: list[str] = []
-    for each in _alternatives(annotation):
+    for each in alternatives(annotation):
         if get_origin(each) is Literal:
             names += map(str, get_args(each))
         elif get_origin(each) is not None:

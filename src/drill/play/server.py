@@ -17,13 +17,20 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from drill.errors import DrillError, SettingsError
 from drill.play import answers
 from drill.play.answers import Player
+from drill.report import page as report_page
 
 HOSTS = ("127.0.0.1", "localhost")
 MAX_BODY = 1 << 16  # bytes of a request
 MAX_TEXT = 20_000  # characters; page.js has it from /api/runs
 MAX_TOKENS = 500  # of a sample
 
-FILES = {"/": "page.html", "/page.js": "page.js", "/page.css": "page.css"}
+PAGE = Path(__file__).parent
+FILES = {
+    "/": PAGE / "page.html",
+    "/page.js": PAGE / "page.js",
+    "/page.css": PAGE / "page.css",
+    "/colors.css": Path(report_page.__file__).with_name("colors.css"),
+}
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
@@ -147,7 +154,7 @@ class Server:
     def app(self) -> ASGIApp:
         """The ASGI application."""
         routes = [
-            *(Route(path, _file(name), methods=["GET"]) for path, name in FILES.items()),
+            *(Route(path, _file(file), methods=["GET"]) for path, file in FILES.items()),
             Route("/api/runs", self._answer(self.runs), methods=["GET"]),
             Route("/api/curves", self._answer(self.curves), methods=["GET"]),
             Route("/api/sample", self._stream, methods=["POST"]),
@@ -228,9 +235,9 @@ def _error(status: int, message: str) -> ASGIApp:
     return JSONResponse({"error": message}, status)
 
 
-def _file(name: str) -> Any:
+def _file(file: Path) -> Any:
     async def endpoint(_: Request) -> Response:
-        return FileResponse(Path(__file__).with_name(name))
+        return FileResponse(file)
 
     return endpoint
 

@@ -44,7 +44,7 @@ NOT_SET = {
 }  # fmt: skip
 
 
-def _arguments(call: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+def settable_arguments(call: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """What may be set of a callable, with resolved annotations."""
     made: Any = call
     hints = get_type_hints(made.__init__ if isinstance(call, type) else call)
@@ -69,7 +69,7 @@ def with_defaults(
         also: keys that were checked before.
         choices: what the table could have named instead, for hints about unknown keys.
     """
-    arguments = _arguments(call)
+    arguments = settable_arguments(call)
     for key, value in table.items():
         if key in also:
             continue
@@ -97,7 +97,7 @@ def with_defaults(
             )
         else:
             value = parameter.default
-        wants_float = float in _alternatives(parameter.annotation)
+        wants_float = float in alternatives(parameter.annotation)
         filled[key] = float(value) if wants_float and type(value) is int else value
     return filled
 
@@ -115,7 +115,7 @@ def _elsewhere(
     where: str, key: str, own: list[str], choices: Mapping[str, Callable[..., Any]]
 ) -> str:
     """A hint if another choice has ``key`` or a similar one, and ``own`` keys are less similar."""
-    arguments_of = {name: _arguments(call) for name, call in choices.items()}
+    arguments_of = {name: settable_arguments(call) for name, call in choices.items()}
     known = [*own, *(each for arguments in arguments_of.values() for each in arguments)]
     near = difflib.get_close_matches(key, known, n=1)
     if not near or near[0] in own:
@@ -139,7 +139,7 @@ def with_name(where: str, table: Table, choices: Mapping[str, Any], default: str
     return {NAME: name, **{key: value for key, value in table.items() if key != NAME}}
 
 
-def _alternatives(annotation: Any) -> tuple[Any, ...]:
+def alternatives(annotation: Any) -> tuple[Any, ...]:
     if get_origin(annotation) in (Union, types.UnionType):
         return get_args(annotation)
     return (annotation,)
@@ -147,7 +147,7 @@ def _alternatives(annotation: Any) -> tuple[Any, ...]:
 
 def fits_kind(value: Any, annotation: Any) -> bool:
     """Whether a value of TOML has the annotated type."""
-    for kind in _alternatives(annotation):
+    for kind in alternatives(annotation):
         if get_origin(kind) is Literal:
             fits = value in get_args(kind) and type(value) is type(get_args(kind)[0])
         elif get_origin(kind) is not None:  # a sequence of numbers
@@ -171,7 +171,7 @@ WORDS = {int: "an integer", float: "a finite number", str: "a string", bool: "tr
 def in_words(annotation: Any) -> str:
     """An annotation for messages: ``a whole number or none``."""
     words = []
-    for kind in _alternatives(annotation):
+    for kind in alternatives(annotation):
         if get_origin(kind) is Literal:
             words.append("one of " + ", ".join(map(str, get_args(kind))))
         elif get_origin(kind) is not None:

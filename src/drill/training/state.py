@@ -1,5 +1,6 @@
 """TrainingState: everything that changes while a run trains, and its checkpoint."""
 
+import abc
 import logging
 import math
 import time
@@ -44,7 +45,7 @@ class Limits:
 
 
 @dataclass(kw_only=True)
-class TrainingState:
+class TrainingState(abc.ABC):
     """The state of both tasks. A task adds its own and ``loss_terms``."""
 
     score: ClassVar[type]  # what ``best`` is an instance of
@@ -87,9 +88,9 @@ class TrainingState:
     time_fraction: float = 0.0  # of max_minutes, as all processes have agreed
     _ticked: float = field(default_factory=time.monotonic)
 
+    @abc.abstractmethod
     def loss_terms(self) -> int:
         """What ``nll`` is divided by to give the mean loss."""
-        raise NotImplementedError
 
     # -- time -------------------------------------------------------------------------------------
 

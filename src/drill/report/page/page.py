@@ -52,6 +52,7 @@ from drill.report.tables.result_tables import (
 from drill.training.settings import recipe
 
 ADAPTED = "Dynamic evaluation and cache"
+STYLES = ("colors.css", "page.css")
 GENERATOR = '<meta name="generator" content="drill">'  # marks a file that drill may replace
 
 Block = tuple[str, Any]
@@ -129,7 +130,7 @@ def write_page(
     )
     files = resources.files("drill.report.page")
     text = environment.from_string(files.joinpath("page.html.jinja").read_text("utf-8")).render(
-        style=files.joinpath("page.css").read_text("utf-8"),
+        style="".join(files.joinpath(name).read_text("utf-8") for name in STYLES),
         generator=GENERATOR,
         title=title,
         about=f"{about}, written {now.astimezone(UTC):%Y-%m-%d %H:%M} UTC",
