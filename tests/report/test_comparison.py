@@ -1,5 +1,6 @@
 """Which words bands hold, and which runs are compared with which."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +9,7 @@ from torch import nn
 from drill import TiedSoftmax
 from drill.cli.demo import seen
 from drill.data import Ids, Vocabulary
+from drill.language_modeling.perplexity import token_losses
 from drill.models import AwdLstm
 from drill.models.language_model import LanguageModel
 from drill.report.analysis.comparison import Compared
@@ -21,11 +23,12 @@ def run(corpus: str, vocabulary: Vocabulary, lines: list[str]) -> SimpleNamespac
     """As much of a run as is compared."""
     embedding = nn.Embedding(len(vocabulary), 4)
     ids = vocabulary.encode(lines)
+    model = LanguageModel(AwdLstm(embedding, 4, 1), TiedSoftmax(embedding))
     return SimpleNamespace(
         settings=SimpleNamespace(data={"corpus": corpus}),
         vocabulary=vocabulary,
         ids=Ids(ids, ids, ids),
-        model=LanguageModel(AwdLstm(embedding, 4, 1), TiedSoftmax(embedding)),
+        token_losses=partial(token_losses, model),
     )
 
 

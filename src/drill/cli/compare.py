@@ -71,7 +71,6 @@ def _language_models(
 
     from drill.cli.options import blocks_of_lines
     from drill.data import EOS, columns
-    from drill.language_modeling.perplexity import token_losses
     from drill.report.analysis.paired_bootstrap import (
         line_losses,
         loss_difference,
@@ -92,7 +91,7 @@ def _language_models(
     losses = []
     for run in runs:
         with Counter(run.folder.path.name, quiet) as progress:
-            found = token_losses(run.model, ids, batch_size=batch, progress=progress)
+            found = run.token_losses(ids, batch_size=batch, progress=progress)
         losses.append(found.double().numpy())
     targets = columns(ids, batch)[1:].t().flatten().numpy()
     difference = paired_bootstrap(
@@ -147,8 +146,6 @@ def _translators(
         matched_words,
         paired_bootstrap,
     )
-    from drill.translation.evaluate import best_translations
-    from drill.translation.translate import Search
 
     data = [run.settings.data for run in runs]
     if any(data[0][side] != data[1][side] for side in ("source", "target")):
@@ -161,11 +158,8 @@ def _translators(
     wanted = list(pairs.target)
     written = []
     for run in runs:
-        training = run.settings.training
-        search = Search(beam=training["beam"], length_penalty=training["length_penalty"])
         with Counter(run.folder.path.name, quiet) as progress:
-            given = (run.model, run.subwords, list(pairs.source), search, progress)
-            written.append(best_translations(*given))
+            written.append(run.translate(pairs.source, progress=progress))
     lines = [bleu_statistics(each, wanted, language) for each in written]
     difference = paired_bootstrap(np.concatenate(lines, axis=1), bleu_difference)
 
@@ -173,8 +167,9 @@ def _translators(
         known = language in LANGUAGES
         return [list(cut(line, language)) if known else line.split() for line in side]
 
-    matched = [matched_words(split(each), split(wanted)) for each in written]
-    total = matched_words(split(wanted), split(wanted))
+    references = split(wanted)
+    matched = [matched_words(split(each), references) for each in written]
+    total = matched_words(references, references)
     change = {word: matched[1][word] - matched[0][word] for word in total}
     order = sorted(change, key=lambda word: change[word])
 

@@ -71,6 +71,7 @@ def _is_run(path: Path) -> bool:
 
 
 def _players(folders: list[Path], weights: Any, device: str) -> "list[Player]":
+    from drill.data import SubwordVocabulary
     from drill.language_modeling.run import LanguageModelRun
     from drill.play.answers import LanguageModelPlayer, TranslatorPlayer
     from drill.report.results.runs import distinct_names
@@ -82,6 +83,12 @@ def _players(folders: list[Path], weights: Any, device: str) -> "list[Player]":
     for place, path in found.items():
         run = load(path, None if weights is None else weights.value, device)
         if isinstance(run, LanguageModelRun):
+            if isinstance(run.vocabulary, SubwordVocabulary):
+                raise SettingsError(
+                    "reads subwords, and the page shows words",
+                    key=str(path),
+                    hint="use drill generate and drill score",
+                )
             players.append(LanguageModelPlayer(names[place], run))
         else:
             players.append(TranslatorPlayer(names[place], run))

@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from drill.data import DataError, Ids, SubwordVocabulary, Vocabulary, load_vocabulary
 from drill.errors import CheckpointError, RunFolderError
 from drill.language_modeling.build import corpus, dry_run, encoded_text, language_model
 from drill.language_modeling.generation import generate
-from drill.language_modeling.perplexity import Perplexity, perplexity
+from drill.language_modeling.perplexity import Perplexity, Text, perplexity, token_losses
 from drill.language_modeling.scoring import Scored, score
 from drill.language_modeling.step import capture_blocker, kernel_summary
 from drill.language_modeling.train import train
@@ -85,6 +86,22 @@ class LanguageModelRun:
                 bptt=given["bptt"],
                 autocast=autocast,
                 token_bytes=self.token_bytes,
+            )
+
+    def token_losses(
+        self, ids: Text, *, batch_size: int = 1, progress: Callable[[int, int], None] | None = None
+    ) -> Tensor:
+        """-log p of every predicted token, with the window and precision of training."""
+        given = self.settings.training
+        device = next(self.model.parameters()).device
+        with matmul_precision(given["precision"], device) as autocast:
+            return token_losses(
+                self.model,
+                ids,
+                batch_size=batch_size,
+                bptt=given["bptt"],
+                autocast=autocast,
+                progress=progress,
             )
 
     @property

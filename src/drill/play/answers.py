@@ -25,7 +25,7 @@ from drill.report.analysis.frequency_bands import frequency_bands
 from drill.report.results.runs import distinct_names, is_run, read_run
 from drill.training.precision import evaluating
 from drill.translation.run import TranslationRun
-from drill.translation.translate import Search, translate
+from drill.translation.translate import translate
 
 MAX_PREFIX = 500  # words
 MAX_LINES = 10  # that are translated at once
@@ -121,9 +121,8 @@ class TranslatorPlayer:
 
     def translate(self, lines: list[str], beam: int, n_best: int) -> list[Answer]:
         """The ``n_best`` translations of each line, and the attention of the best one."""
-        given = self.run.settings.training
-        search = Search(beam=beam, n_best=n_best, length_penalty=given["length_penalty"])
-        found = translate(self.run.model, self.subwords, lines, search)
+        with self.run.search(beam, n_best=n_best) as search:
+            found = list(translate(self.run.model, self.subwords, lines, search))
         return [
             {
                 "translations": [

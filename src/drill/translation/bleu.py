@@ -83,7 +83,7 @@ def corpus_scores(
                      log ``drill`` says so
     """
     _check(hypotheses, references)
-    metrics = _library().metrics
+    metrics = sacrebleu().metrics
     # Unforced, the library has advice on lines in " .", which is how a young model ends them.
     cut_by = tokenizer_of(language) if tokenize is None else _checked(tokenize)
     bleu, chrf = metrics.BLEU(tokenize=cut_by, force=True), metrics.CHRF()
@@ -148,7 +148,7 @@ def _checked(tokenize: str) -> str:
 def _works(tokenize: str) -> bool:
     """Whether the packages of a tokeniser are there; only constructing one shows."""
     try:
-        _library().metrics.BLEU(tokenize=tokenize)
+        sacrebleu().metrics.BLEU(tokenize=tokenize)
     except RuntimeError:
         return False
     return True
@@ -173,7 +173,8 @@ def _check(hypotheses: Sequence[str], references: Sequence[str]) -> None:
         raise DataError("corpus_scores: there are no lines to score")
 
 
-def _library() -> Any:
+def sacrebleu() -> Any:
+    """The library, which is optional."""
     try:
         return importlib.import_module("sacrebleu")
     except ImportError:

@@ -175,26 +175,33 @@ class TranslationRun:
         return text, found
 
     def translate(
-        self, lines: Iterable[str], *, beam_size: int | None = None, **options: Any
+        self,
+        lines: Iterable[str],
+        *,
+        beam_size: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        **options: Any,
     ) -> list[str]:
         """The best translation of each line.
 
         Args:
             beam_size: as in training by default; 1 is greedy.
+            progress: called with the lines done and their number.
             options: more fields of ``Search``.
         """
-        with self._search(beam_size, **options) as search:
-            return best_translations(self.model, self.subwords, list(lines), search)
+        with self.search(beam_size, **options) as search:
+            return best_translations(self.model, self.subwords, list(lines), search, progress)
 
     def bleu(self, split: str = "test", *, beam_size: int | None = None, **options: Any) -> Scores:
         """BLEU and chrF of the translations of "valid" or "test"."""
         language = self.settings.data["target"]
-        with self._search(beam_size, **options) as search:
+        with self.search(beam_size, **options) as search:
             given = (self.model, self.subwords, *self.split(split), search)
             return translated(*given, language=language).scores
 
     @contextmanager
-    def _search(self, beam_size: int | None, **options: Any) -> Iterator[Search]:
+    def search(self, beam_size: int | None = None, **options: Any) -> Iterator[Search]:
+        """A search with the beam, length penalty and precision of training, unless given."""
         given = self.settings.training
         options = {"length_penalty": given["length_penalty"], **options}
         device = next(self.model.parameters()).device

@@ -12,7 +12,6 @@ from drill.data.parallel.parallel_text import read_lines
 from drill.data.parallel.word_tokenizer import LANGUAGES
 from drill.errors import RunFolderError, SettingsError
 from drill.language_modeling.generation import generate
-from drill.language_modeling.perplexity import token_losses
 from drill.language_modeling.run import LanguageModelRun
 from drill.report.analysis.frequency_bands import EDGES, compare_bands, frequency_bands
 from drill.report.analysis.word_accuracy import AccuracyBand, subword_bands, word_bands
@@ -41,8 +40,8 @@ class Compared:
 
     def add(self, name: str, run: LanguageModelRun, bands: bool = True, samples: int = 0) -> None:
         if bands:
-            self._text_of(run).losses[name] = token_losses(
-                run.model, run.ids.test, batch_size=_columns(run)
+            self._text_of(run).losses[name] = run.token_losses(
+                run.ids.test, batch_size=_columns(run)
             )
         if samples:
             self.samples[name] = [

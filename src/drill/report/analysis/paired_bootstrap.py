@@ -5,7 +5,6 @@ cancels out. The interval says how far the difference depends on the lines of th
 nothing about other seeds of training (`drill study` does).
 """
 
-import importlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drill.data import DataError
-from drill.data.extras import missing_packages
-from drill.translation.bleu import tokenizer_of
+from drill.translation.bleu import sacrebleu, tokenizer_of
 
 SAMPLES = 2000
 NUMBERS = 1 << 22  # drawn at once
@@ -83,7 +81,9 @@ def bleu_difference(sums: Floats) -> Floats:
 
 def bleu_statistics(hypotheses: Sequence[str], references: Sequence[str], language: str) -> Floats:
     """(L, 10): matched and written n-grams of order 1 to 4, words written, words wanted."""
-    metric = _bleu()(tokenize=tokenizer_of(language), effective_order=True, force=True)
+    metric = sacrebleu().metrics.BLEU(
+        tokenize=tokenizer_of(language), effective_order=True, force=True
+    )
     pairs = zip(hypotheses, references, strict=True)
     scores = [metric.sentence_score(line, [wanted]) for line, wanted in pairs]
     return np.array([[*s.counts, *s.totals, s.sys_len, s.ref_len] for s in scores], dtype=float)
@@ -92,7 +92,11 @@ def bleu_statistics(hypotheses: Sequence[str], references: Sequence[str], langua
 def corpus_bleu(sums: Floats) -> float:
     """BLEU, 0 to 100, of summed ``bleu_statistics`` (10,)."""
     whole = sums.astype(int).tolist()
-    return float(_bleu().compute_bleu(whole[:4], whole[4:8], *whole[8:], smooth_method="exp").score)
+    return float(
+        sacrebleu()
+        .metrics.BLEU.compute_bleu(whole[:4], whole[4:8], *whole[8:], smooth_method="exp")
+        .score
+    )
 
 
 def matched_words(
@@ -103,10 +107,3 @@ def matched_words(
     for written, wanted in zip(hypotheses, references, strict=True):
         found.update(Counter(written) & Counter(wanted))
     return found
-
-
-def _bleu() -> Any:
-    try:
-        return importlib.import_module("sacrebleu").metrics.BLEU
-    except ImportError:
-        raise missing_packages("BLEU needs", "sacrebleu") from None
