@@ -141,7 +141,9 @@ def settings(
 
 def _rows(settings: "Settings") -> Iterator[Setting]:
     from drill.training.schema import settable_arguments
+    from drill.training.settings import ENCODER_DEFAULTS
 
+    special = ENCODER_DEFAULTS.get(settings.encoder["name"], {})
     for table, (call, types) in _signatures(settings).items():
         values: Any = settings.tables()
         for part in table.split("."):
@@ -153,6 +155,7 @@ def _rows(settings: "Settings") -> Iterator[Setting]:
             if key in arguments:
                 default = arguments[key].default
                 default = "required" if default is inspect.Parameter.empty else default
+                default = special.get(table, {}).get(key, default)
                 kind = type_name(arguments[key].annotation)
             else:
                 default, kind = "", types[key]

@@ -129,8 +129,7 @@ class HfEncoder(Encoder):
             window = torch.cat([past, part], dim=1)
             found.append(self._window(window)[:, past.shape[1] :])
             full = window.shape[1] == self.context_length
-            past = window[:, -(self.context_length // 2) :] if full else window
-            past = past[:, :0] if self.context_length == 1 else past
+            past = window[:, self.context_length - self.context_length // 2 :] if full else window
         raw = torch.cat(found, dim=1).transpose(0, 1)
         return Encoded(self._drop(raw), raw, ((past,),))
 
@@ -157,7 +156,7 @@ def _body(model_type: str, dropout: float, **sizes: Any) -> nn.Module:
         raise ValueError(
             f"HfEncoder: model_type is one that transformers knows, not {model_type!r}"
         ) from None
-    names = {**dict.fromkeys(DROPOUTS, dropout)}
+    names: dict[str, Any] = dict.fromkeys(DROPOUTS, dropout)
     names |= dict.fromkeys(INNER_SIZES, sizes["intermediate_size"])
     known = {name: value for name, value in {**names, **sizes}.items() if hasattr(config, name)}
     tokens = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))

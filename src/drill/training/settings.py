@@ -157,14 +157,14 @@ def resolved(tables: Mapping[str, Any]) -> Settings:
     )
 
 
+ENCODER_DEFAULTS: dict[str, dict[str, Table]] = {
+    "hf": {"training": {"ar_weight": 0.0, "tar_weight": 0.0}, "optimizer": {NAME: "adamw"}}
+}
+"""Defaults of other tables that depend on the encoder; those of the options are for LSTMs."""
+
+
 def _with_encoder_defaults(tables: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Defaults that depend on the encoder: those of [training] and [optimizer] are for LSTMs."""
-    if tables.get("encoder", {}).get(NAME) != "hf":
-        return tables
-    usual: dict[str, Table] = {
-        "training": {"ar_weight": 0.0, "tar_weight": 0.0},
-        "optimizer": {NAME: "adamw"},
-    }
+    usual = ENCODER_DEFAULTS.get(tables.get("encoder", {}).get(NAME), {})
     return {**tables, **{key: {**usual[key], **tables.get(key, {})} for key in usual}}
 
 

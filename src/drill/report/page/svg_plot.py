@@ -149,7 +149,7 @@ def line_plot(
             continue
         ring = place(line.ring) if line.ring else None
         parts.append(
-            f'<g class="line {line.look.classes}">{_line(frame, line, pieces, ring)}'
+            f'<g class="line {line.look.classes}">{_line(frame, pieces, ring)}'
             f"{_hover_points(frame, line, placed, words.x_label)}</g>"
         )
         value = [y for point, (_, y) in zip(placed, line.points, strict=True) if point][-1]
@@ -235,7 +235,7 @@ def _crossing(before: Point, here: Point, top: float) -> Point:
     return before[0] + share * (here[0] - before[0]), top
 
 
-def _line(frame: Frame, line: Line, pieces: list[list[Point]], ring: Point | None) -> str:
+def _line(frame: Frame, pieces: list[list[Point]], ring: Point | None) -> str:
     corners = [_corners(piece) for piece in pieces if piece[1:]]
     parts = [f'<path d="{"".join(corners)}"/>'] if corners else []
     parts += [_circle(piece[0], 2.5, "lone") for piece in pieces if not piece[1:]]
