@@ -522,3 +522,11 @@ def test_a_preset_is_a_size_that_a_translator_names(tmp_path, monkeypatch):
     assert 'base = "mt-demo"' in said
     Path("own.toml").write_text(table + '[encoder]\npreset = "tiny"\n')
     assert sizes_by_default(recipe("own.toml")) is None
+
+
+def test_a_saved_recipe_of_an_older_version_is_read(tmp_path):
+    text = recipe("demo-tied").to_toml()
+    old = text.replace("embedding_dim", "width").replace("max_grad_norm", "clip")
+    (tmp_path / "recipe.toml").write_text(old)
+    assert old != text
+    assert saved(tmp_path / "recipe.toml") == recipe("demo-tied")

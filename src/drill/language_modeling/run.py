@@ -116,8 +116,10 @@ class LanguageModelRun:
             max_new_tokens: how many are sampled, line ends included.
             options: temperature, top_k, top_p, seed and more, see ``generation.generate``.
         """
-        options |= {"prompt": prompt, "tokens": max_new_tokens}
-        return prompt.rstrip(" ") + "".join(generate(self.model, self.vocabulary, **options))
+        found = generate(
+            self.model, self.vocabulary, prompt=prompt, tokens=max_new_tokens, **options
+        )
+        return prompt.rstrip(" ") + "".join(found)
 
     def score(self, lines: Iterable[str]) -> list[Scored]:
         """The log-probability of each line."""

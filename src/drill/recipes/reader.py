@@ -122,9 +122,7 @@ def parsed(path: Path) -> Table:
         raw = read_regular(path)
     except (OSError, ValueError) as error:  # a path may hold what no file name can
         fault = error.strerror if isinstance(error, OSError) else error
-        raise SettingsError(
-            f"{path}: cannot be read ({fault}); name a recipe or a .toml file"
-        ) from None
+        raise SettingsError(f"{path}: cannot be read ({fault}); name a .toml file") from None
     return _parsed(raw, str(path))
 
 

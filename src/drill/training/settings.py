@@ -35,7 +35,15 @@ from drill.recipes.reader import (
 )
 from drill.training.optim import OPTIMIZERS, ScheduledOptimizer
 from drill.training.options import LanguageModelOptions, TranslationOptions
-from drill.training.schema import NONE, RENAMED, fits_kind, in_words, with_defaults, with_name
+from drill.training.schema import (
+    NONE,
+    RENAMED,
+    fits_kind,
+    in_words,
+    with_defaults,
+    with_name,
+    with_new_names,
+)
 
 INNER = "inner"  # the layer that a wrapping layer wraps
 INIT_FROM = "init_from"  # a run whose best weights are the first ones
@@ -126,7 +134,7 @@ def recipe(name: str, changes: Sequence[str] = ()) -> Settings:
 
 def saved(path: Path) -> Settings:
     """The settings of a run, from its ``recipe.toml``."""
-    return resolved(parsed(path))
+    return resolved(with_new_names(parsed(path)))
 
 
 def resolved(tables: Mapping[str, Any]) -> Settings:
