@@ -16,6 +16,10 @@ from columns import COLUMNS, Row, cells, markdown, section, title
 
 from drill import report
 from drill.report.results.paper import CURVES, FINETUNED, PAPER
+from drill.study.plan import read_plan
+from drill.study.states import States
+from drill.study.statistics import paired_difference
+from drill.study.tables import finished_results, stage_table
 
 ROOT = Path(__file__).parents[1]
 
@@ -274,8 +278,8 @@ def verdict(line: Aim) -> str:
 
 SPEED, MODELS = "docs/figures.md#the-layers", "docs/figures.md#the-language-models"
 TRANSLATORS = "docs/figures.md#the-translators"
-COMPARED = ("multi30k", "europarl")
-"""Corpora with enough seeds to compare layers."""
+COMPARED = ("europarl",)
+"""Corpora whose layers are compared by single runs, not by a study."""
 
 
 def headline(rows: Sequence[Row], runs: Sequence[report.Row]) -> Iterator[str]:
@@ -297,7 +301,8 @@ def headline(rows: Sequence[Row], runs: Sequence[report.Row]) -> Iterator[str]:
     what = f"[epoch]({MODELS}) of `ptb-drill-4`, validation included"
     ours, peers = shown(goals["epoch"].ours, "{0.value:.1f} s"), f"authors' {goals['epoch'].peers}"
     lines.append([what, ours, peers, "`python bench/epoch.py --recipe ptb-drill-4`"])
-    lines += [validation_perplexity(runs), final_perplexity(runs), *translations(runs)]
+    lines += [validation_perplexity(runs), final_perplexity(runs)]
+    lines += [study_of_translators("multi30k"), *translations(runs)]
     return markdown(lines, "lrl")
 
 
@@ -357,6 +362,27 @@ def final_perplexity(runs: Sequence[report.Row]) -> list[str]:
     ]
 
 
+def study(name: str) -> States:
+    return States(read_plan(ROOT / f"studies/{name}.toml"), ROOT / f"results/{name}.jsonl", None)
+
+
+def study_of_translators(name: str) -> list[str]:
+    """BLEU of the rows ``drill`` and ``tied`` of a study, and their difference."""
+    states = study(name)
+    rows = {row.name: row for row in states.plan.rows}
+    found = [finished_results(states, rows[each], "train") for each in ("drill", "tied")]
+    ours, tied = ([each[seed].extra["bleu"] for seed in sorted(each)] for each in found)
+    difference = paired_difference(ours, tied)
+    low, high = (difference.mean + sign * (difference.half or 0.0) for sign in (-1, 1))
+    return [
+        f"[BLEU]({TRANSLATORS}) of `{name}-drill`, English-German, mean of {len(ours)} seeds",
+        f"{mean(ours):.2f}",
+        f"tied weights {mean(tied):.2f}; difference {difference.mean:+.2f}, 95% interval "
+        f"{low:+.2f} to {high:+.2f}",
+        f"`drill study studies/{name}.toml --report`",
+    ]
+
+
 def compared_translators(runs: Sequence[report.Row]) -> dict[str, ledger.Layers]:
     return ledger.comparisons([run for run in runs if ledger.corpus_of(run) in COMPARED])
 
@@ -402,6 +428,7 @@ def pages() -> dict[Path, str]:
             "headline": headline(rows, runs),
         },
         "docs/figures.md": {
+            "multi30k": iter(stage_table(study("multi30k"), "train").markdown().splitlines()),
             "bleu": ledger.bleu(compared_translators(runs)),
             "layers": layers_and_losses(rows),
             "aims": aims_table(rows),
