@@ -75,3 +75,24 @@ def test_translators_are_compared_by_bleu(tmp_path, monkeypatch, capfd):
     assert compared(drill, "runs/tiny", "runs/tiny", *files)["a"] == found["a"]
     code, _, err = drill("compare", "runs/tiny", "runs/tiny", *files[:2])
     assert (code, "--reference" in err) == (1, True)
+
+
+# -- drill analyse --------------------------------------------------------------------------------
+
+
+def test_analyse_prints_bands_and_ranks(drill, place):
+    code, out, _ = drill("analyse", "runs/tiny", "runs/more", "--device", "cpu")
+    assert code == 0
+    assert "by types" in out
+    width = load_run("runs/tiny", device="cpu").model.layer.hidden_size
+    ranks = [line for line in out.splitlines() if line.endswith(f"| {width + 2} |")]
+    assert len(ranks) == 2
+    code, out, _ = drill("analyse", "runs/tiny", "runs/more", "--json", "--device", "cpu")
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [row["run"] for row in rows] == ["tiny", "more"]
+    assert all(row["rank"]["relative"] <= width + 2 for row in rows)
+    assert sum(band["tokens"] for band in rows[0]["bands"]) > 0
+
+
+def test_analyse_takes_a_run_once(drill, place):
+    assert drill("analyse", "runs/tiny", "runs/tiny")[0] == 1

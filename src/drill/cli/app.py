@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from drill import __version__
+from drill.cli.analyse import analyse
 from drill.cli.compare import compare
 from drill.cli.data import data
 from drill.cli.demo import demo
@@ -39,6 +40,7 @@ COMMANDS = (
     study,
     report,
     compare,
+    analyse,
     play,
     data,
     recipes,

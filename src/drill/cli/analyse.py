@@ -1,0 +1,76 @@
+"""`drill analyse`: loss by word frequency, and the rank of the log-probabilities."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from drill.cli.display import Counter
+from drill.cli.options import DeviceOption, JsonOption, QuietOption
+from drill.errors import SettingsError
+
+
+def analyse(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders.")],
+    no_rank: Annotated[
+        bool, typer.Option("--no-rank", help="Leave out the rank, which is slow on a CPU.")
+    ] = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    device: DeviceOption = "auto",
+) -> None:
+    """Analyse language models on their test text, as Markdown.
+
+    Loss by how often a word occurs in training, also relative to the first run, by word types and
+    by tokens; and the rank of the matrix of log-probabilities.
+    """
+    from drill.language_modeling.run import load_run
+    from drill.report.analysis.comparison import Compared
+    from drill.report.analysis.log_prob_rank import LogProbRank, log_prob_rank
+    from drill.report.results.runs import distinct_names
+    from drill.report.tables.band_tables import bands_table, changes_table
+    from drill.report.tables.markup import Column, Table
+    from drill.training.run.folder import json_row
+
+    folders = [path.resolve() for path in runs]
+    if len({*folders}) < len(folders):
+        raise SettingsError("analyse: a run is named twice")
+    names = distinct_names(folders)
+    found = Compared()
+    ranks: dict[str, LogProbRank] = {}
+    for folder in folders:
+        run = load_run(folder, device=device)
+        found.add(names[folder], run)
+        if not no_rank:
+            given = run.settings.training
+            with Counter(f"rank of {names[folder]}", quiet) as progress:
+                ranks[names[folder]] = log_prob_rank(
+                    run.model,
+                    run.ids.test,
+                    batch_size=given["valid_batch_size"],
+                    bptt=given["bptt"],
+                    progress=progress,
+                )
+    if as_json:
+        for text in found.texts():
+            for name, bands in text.losses.items():
+                row = {"run": name, "bands": [asdict(band) for band in bands]}
+                typer.echo(json_row(row | ({"rank": ranks[name]._asdict()} if ranks else {})))
+        return
+    for text in found.texts():
+        typer.echo(bands_table(text).markdown())
+        if text.changes:
+            typer.echo(changes_table(text).markdown())
+    if ranks:
+        headings = ("run", "tokens", "labels", "rank", "rank, relative tolerance", "d + 2")
+        rows = [
+            [name, *map("{:,}".format, (r.tokens, r.labels, r.absolute, r.relative, r.bound))]
+            for name, r in ranks.items()
+        ]
+        note = (
+            "Rank of the log-probabilities of all tokens: singular values above 1.0, as in the "
+            "released code, and above 1e-6 of the largest. One softmax cannot exceed d + 2."
+        )
+        columns = [Column(name, numeric=name != "run") for name in headings]
+        typer.echo(Table.of(columns, rows, [note]).markdown())

@@ -1,0 +1,82 @@
+"""The rank of the matrix of log-probabilities that a language model gives to a text.
+
+    A[t, v] = log p(v | y_<t) = h_t . w_v + b_v - log Z_t          (N, V)
+
+One softmax over d-dimensional states has rank at most d + 2: d, one for the bias and one for the
+normaliser. A mixture of softmaxes has no such bound (Yang et al., 2018).
+"""
+
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from drill.data import evaluation_segments, inputs_and_targets
+from drill.language_modeling.perplexity import Progress, Text, laid_out
+from drill.models.language_model import LanguageModel
+from drill.training.precision import evaluating
+
+ABSOLUTE = 1.0  # the tolerance of the released code: numpy.linalg.matrix_rank(A, tol=True)
+RELATIVE = 1e-6  # of the largest singular value
+CHUNK = 512  # log-probabilities of so many tokens are computed at a time
+
+
+class LogProbRank(NamedTuple):
+    """Number of singular values above a tolerance.
+
+    tokens    N, rows of the matrix
+    labels    V, columns of the matrix
+    bound     d + 2, which one softmax cannot exceed
+    absolute  above 1.0
+    relative  above 1e-6 of the largest
+    """
+
+    tokens: int
+    labels: int
+    bound: int
+    absolute: int
+    relative: int
+
+
+@torch.no_grad()
+def log_prob_rank(
+    model: LanguageModel,
+    ids: Text,
+    *,
+    batch_size: int = 10,
+    bptt: int = 70,
+    progress: Progress | None = None,
+) -> LogProbRank:
+    """The rank over a text, in eval mode.
+
+    The output layer is computed in float64: rounding alone would make a matrix of full rank. Takes
+    8 V^2 bytes for the Gram matrix, whose eigenvalues are the squares of the singular values.
+    """
+    data = laid_out("log_prob_rank", model, ids, batch_size)
+    layer = deepcopy(model.layer).double().eval()
+    V, tokens = layer.vocabulary_size, (data.shape[0] - 1) * data.shape[1]
+    gram = torch.zeros(V, V, dtype=torch.float64, device=data.device)
+    done = 0
+    with evaluating(model), layer.cached_labels():
+        for hidden in _hidden_states(model, data, bptt):
+            for part in hidden.double().split(CHUNK):
+                A = layer.log_probs(part)  # (CHUNK, V)
+                gram.addmm_(A.t(), A)
+                done += len(part)
+            if progress is not None:
+                progress(done, tokens)
+    squares = torch.linalg.eigvalsh(gram)
+    absolute = int((squares > ABSOLUTE**2).sum())
+    relative = int((squares > RELATIVE**2 * squares.max()).sum())
+    return LogProbRank(tokens, V, layer.hidden_size + 2, absolute, relative)
+
+
+def _hidden_states(model: LanguageModel, data: Tensor, bptt: int) -> Iterator[Tensor]:
+    """(tokens, d_h) of one segment after another."""
+    state = model.initial_state(data.shape[1])
+    for segment in evaluation_segments(data.shape[0], bptt):
+        encoded = model.encoder(inputs_and_targets(data, segment)[0], state)
+        state = encoded.state
+        yield encoded.output.flatten(0, 1)

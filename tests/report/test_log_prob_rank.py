@@ -1,0 +1,56 @@
+"""The rank of the log-probabilities: exact on models small enough to know it."""
+
+import pytest
+import torch
+from torch import nn
+
+from drill.layers import (
+    DeepResidual,
+    FullSoftmax,
+    MixtureOfSoftmaxes,
+    OutputLayer,
+    TiedSoftmax,
+)
+from drill.models import AwdLstm
+from drill.models.language_model import LanguageModel
+from drill.report.analysis.log_prob_rank import log_prob_rank
+
+V, D = 30, 4
+
+
+def rank_of(layer: OutputLayer, embedding: nn.Embedding, scale: float = 5.0) -> tuple[int, int]:
+    generator = torch.Generator().manual_seed(0)
+    model = LanguageModel(AwdLstm(embedding, 8, 2), layer)
+    for parameter in model.parameters():
+        parameter.data.uniform_(-scale, scale, generator=generator)
+    ids = torch.randint(V, (200,), generator=generator)
+    found = log_prob_rank(model, ids, batch_size=2, bptt=7)
+    assert (found.tokens, found.labels, found.bound) == (198, V, D + 2)
+    return found.absolute, found.relative
+
+
+@pytest.mark.parametrize(
+    ("build", "rank"),
+    [
+        (lambda e: TiedSoftmax(e), D + 2),
+        (lambda e: TiedSoftmax(e, bias=False), D + 1),
+        (lambda e: FullSoftmax(V, D), D + 2),
+        (lambda e: DeepResidual(e, depth=2), D + 2),
+        (lambda e: MixtureOfSoftmaxes(TiedSoftmax(e), experts=3), V),
+    ],
+    ids=["tied", "tied without bias", "full", "deep residual", "mixture"],
+)
+def test_one_softmax_has_rank_d_plus_2_and_a_mixture_has_not(build, rank):
+    embedding = nn.Embedding(V, D)
+    absolute, relative = rank_of(build(embedding), embedding)
+    assert relative == rank
+    assert D < absolute <= rank
+
+
+def test_the_model_is_left_as_it_was():
+    embedding = nn.Embedding(V, D)
+    model = LanguageModel(AwdLstm(embedding, 8, 2), TiedSoftmax(embedding)).train()
+    log_prob_rank(model, torch.arange(20), batch_size=1)
+    assert model.training
+    assert model.layer.embedding is embedding
+    assert embedding.weight.dtype == torch.float32
