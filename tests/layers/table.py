@@ -98,6 +98,16 @@ CASES: dict[str, Case] = {
     "deep residual relu": row("deep-residual", depth=2, activation="relu"),
     "deep residual tanh": row("deep-residual", depth=2, activation="tanh"),
     "deep zero start": row("deep-residual", depth=2, activation="tanh", zero_start=True),
+    "deep silu": row("deep-residual", depth=2, activation="silu"),
+    "deep rms": row("deep-residual", depth=2, norm="rms", locked=False, **drop),
+    "deep mlp": row("deep-residual", depth=2, block="mlp", dropout_at="output", **drop),
+    "deep mlp zero start": row(
+        "deep-residual", depth=1, activation="silu", norm="rms", block="mlp", zero_start=True
+    ),
+    "deep gate": row("deep-residual", depth=2, gate="scalar"),
+    "deep gate per label": row("deep-residual", depth=2, gate="label", residual_between=True),
+    "deep centred": row("deep-residual", depth=2, center=True, **drop),
+    "deep centred mlp": row("deep-residual", depth=1, block="mlp", gate="label", center=True),
     "deep residual gelu": row("deep-residual", depth=2, activation="gelu"),
     "deep residual none": row("deep-residual", depth=2, activation="none"),
     "deep of other width": row("deep-residual", hidden_size=H, depth=2, residual=False),
@@ -125,6 +135,9 @@ CASES: dict[str, Case] = {
     "sampled by a generator": over(tied, "sampled", samples=6, generator=torch.Generator()),
     "sampled deep residual": over(
         deep_locked, "sampled", samples=6, proposal="uniform", counts=COUNTS
+    ),
+    "sampled deep gate": over(
+        row("deep-residual", depth=2, gate="label", center=True), "sampled", samples=6
     ),
     "adaptive tied": over(tied, "adaptive", cutoffs=[3, 6], reduction_factor=2.0),
     "adaptive tied without bias": over(row("tied", bias=False), "adaptive", cutoffs=[4]),

@@ -397,7 +397,7 @@ def test_a_printed_layer_shows_its_sizes_and_options(name):
         ", ".join([f"labels={V}", *(f"{size}={getattr(layer, size)}" for size in sizes)])
     )
     started = {"init_range", "zero_start"}  # say where parameters started, not what the layer is
-    of_a_part = {"activation", "dropout", "locked", "dropout_at"}  # of maps, which print themselves
+    of_a_part = {"activation", "dropout", "locked", "dropout_at", "norm", "block"}  # of maps
     spelled = {
         "map_bias": f"bias={options.get('map_bias')})",  # as nn.Linear says it
         "counts": "by counts",

@@ -230,6 +230,10 @@ BUILDS: list[tuple[str, Callable[..., Any], dict[str, Any]]] = [
     ),
     *(("dropout_at", build, {"dropout_at": "between"}) for build in MAPPED),
     ("impl", DeepResidual, {"impl": "fast"}),
+    *((option, DeepResidual, {option: "batch"}) for option in ("norm", "block", "gate")),
+    ("gate", DeepResidual, {"gate": "label", "residual": False}),
+    ("gate", DeepResidual, {"gate": "label", "activation": "tanh", "zero_start": True}),
+    ("zero_start", DeepResidual, {"activation": "relu", "zero_start": True}),
     *(
         ("init_range", build, {"init_range": value})
         for value in (0.0, -0.1, NAN, math.inf, "x", None, True)
@@ -247,7 +251,7 @@ BUILDS: list[tuple[str, Callable[..., Any], dict[str, Any]]] = [
         for value in ("no", 1, None)
         for build, options in (
             *((build, ("residual", "locked", "map_bias", "bias")) for build in MAPPED),
-            (DeepResidual, ("residual_between", "zero_start")),
+            (DeepResidual, ("residual_between", "zero_start", "center")),
             (FullSoftmax, ("bias",)),
             (TiedSoftmax, ("bias",)),
             (mixture, ("locked",)),

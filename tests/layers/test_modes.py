@@ -237,7 +237,9 @@ def test_a_layer_can_be_built_without_memory(name):
 FUSED = {
     name: case.options | {"impl": "triton"}
     for name, case in CASES.items()
-    if case.layer == "deep-residual" and case.options["depth"] and "hidden_size" not in case.options
+    if case.layer == "deep-residual"
+    and case.options["depth"]
+    and not case.options.keys() & {"hidden_size", "norm", "block", "gate", "center"}
 }
 
 

@@ -220,6 +220,10 @@ def _toml(value: Any) -> str:
 
 DESCRIPTIONS = {
     "layer.zero_start": "start as weight tying: the last label map is zero",
+    "layer.norm": "none or rms: divide the input of each label map by its root mean square",
+    "layer.block": "map, or mlp: a second matrix after the activation of each label map",
+    "layer.gate": "none, scalar or label: a learned factor of the last label map, from zero",
+    "layer.center": "subtract the mean label before labels are rounded to bfloat16",
     "optimizer.momentum": "momentum of the matrices' gradients (muon)",
     "training.log_every": "steps between rows of training loss",
     "training.untie_at": "fraction of the run after which the layer becomes a free matrix",
@@ -266,7 +270,7 @@ DESCRIPTIONS = {
     "layer.hidden_size": "size of the hidden states; the encoder's output size by default",
     "layer.joint_size": "size of the joint space; embedding_dim by default",
     "layer.depth": "number of label maps",
-    "layer.activation": "sigmoid, relu, tanh, gelu or none",
+    "layer.activation": "sigmoid, relu, tanh, gelu, silu or none",
     "layer.dropout": "dropout probability of label maps (mixture: of the experts' contexts)",
     "layer.locked": "variational dropout: one mask for all labels (mixture: for all time steps)",
     "layer.dropout_at": "apply dropout to the input or output of each map",

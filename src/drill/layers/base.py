@@ -335,12 +335,8 @@ class MatrixLayer(OutputLayer):
         if self._cache.block is not None:
             raise RuntimeError("resize inside cached_labels() or shared_labels(); leave it first")
         resize_rows(type(self).__name__, self.embedding, new_size, vectors)
-        if self.bias is not None and self.bias.shape[0] != new_size:
-            old = self.bias.detach()
-            finite = old[old.isfinite()]  # not the -inf of masked labels
-            mean = finite.mean() if len(finite) else old.new_zeros(())
-            added = mean.expand(max(0, new_size - old.shape[0]))
-            refill(self.bias, torch.cat([old[:new_size], added]))
+        if self.bias is not None:
+            resize_entries(self.bias, new_size)
 
     @contextmanager
     def cached_labels(self) -> Iterator[None]:
@@ -404,6 +400,15 @@ class MatrixLayer(OutputLayer):
         if rows is not None:
             rows = checked_rows(type(self).__name__, self.embedding, rows, check)
         return label_vectors(self.embedding, rows)
+
+
+def resize_entries(parameter: Tensor, new_size: int) -> None:
+    """Resize a Parameter (V,) in place; new entries are the mean of the old ones."""
+    old = parameter.detach()
+    if len(old) != new_size:
+        finite = old[old.isfinite()]  # not the -inf of masked labels
+        mean = finite.mean() if len(finite) else old.new_zeros(())
+        refill(parameter, torch.cat([old[:new_size], mean.expand(max(0, new_size - len(old)))]))
 
 
 def head_log_probs(context: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -16,6 +16,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
     "tanh": torch.tanh,
     "gelu": torch.nn.functional.gelu,
+    "silu": torch.nn.functional.silu,
     "none": lambda x: x,
 }
 

@@ -5,6 +5,13 @@
     p(y | h) = softmax(E^(depth) h + b)
 
 E (V, d) is the model's embedding: V labels, one row each. The brackets are ``residual_between``.
+
+Options beyond the paper, each of which may be combined with the others:
+
+    norm="rms"    f^(i) reads X / rms(X)
+    block="mlp"   f^(i)(X) = drop(act(X U^(i) + b^(i)) W^(i))
+    gate          E^(depth) = g (f^(depth)(E^(depth-1)) [+ E^(depth-1)]) + E,   g = 0 at the start
+    center        E^(depth) minus the mean of its rows
 """
 
 from collections.abc import Sequence
@@ -19,10 +26,20 @@ from drill.kernels.label_encoder.encode_labels import (
     resolve_encoder,
 )
 from drill.kernels.runtime.dispatch import compute_dtype
-from drill.layers.base import MatrixLayer
+from drill.layers.base import MatrixLayer, resize_entries
 from drill.layers.checks import at_least_zero, one_of, positive, same_width, switch
 from drill.layers.label_map import LabelMap, MapOptions
-from drill.layers.label_source import LabelSource, label_width, placement
+from drill.layers.label_source import (
+    LabelSource,
+    checked_rows,
+    label_count,
+    label_vectors,
+    label_width,
+    placement,
+)
+
+GATES = ("none", "scalar", "label")
+ZERO_AT_ZERO = ("tanh", "gelu", "silu", "none")  # activations that are 0 at 0 and have a slope
 
 
 def encode(
@@ -30,16 +47,23 @@ def encode(
     maps: Sequence[LabelMap],  # f^(1) .. f^(depth)
     residual: bool = True,
     residual_between: bool = False,
+    gate: Tensor | None = None,  # g: (1,) or (V,)
+    center: bool = False,
 ) -> Tensor:  # (V, d_h)
     """E^(depth) of the equation above, in plain PyTorch."""
     X = E
     for i, f in enumerate(maps):
-        Y = f(X, f.draw_mask(X))
+        Y = f(X, f.draw_mask(X), wide=center)
         if residual_between and i > 0:
             Y = Y + X
+        if gate is not None and i == len(maps) - 1:
+            Y = gate[:, None] * Y
         if residual:
             Y = Y + E
         X = Y
+    if center:
+        X = X.to(torch.promote_types(X.dtype, torch.float32))
+        X = X - X.mean(0)
     return X
 
 
@@ -53,7 +77,9 @@ class DeepResidual(MatrixLayer):
         embedding: the model's nn.Embedding (V, d), shared, or a label source.
         hidden_size: d_h; d by default. With ``residual=False`` U^(1) maps d to d_h.
         depth: number of maps; the paper uses 4 for language models and 2 for translation.
-        activation: sigmoid, relu, tanh, gelu or none.
+        activation: sigmoid, relu, tanh, gelu, silu or none.
+        norm: "rms" divides the input of each map by its root mean square over d; "none".
+        block: "map", as in the paper, or "mlp" with a second matrix W after the activation.
         dropout: dropout probability of each map.
         locked: variational dropout: one mask over the d dimensions for all labels, drawn for every
             map and call. False: standard dropout.
@@ -62,7 +88,12 @@ class DeepResidual(MatrixLayer):
         residual_between: also add E^(i-1), from the second map on.
         init_range: U is initialised uniformly in +-init_range.
         zero_start: initialise the last map with zeros, so that training starts at weight tying;
-            for activation tanh, gelu or none, which are 0 there and have a gradient.
+            for activation tanh, gelu, silu or none, and for any with block="mlp", where W is zero.
+        gate: a learned factor of the last map, "scalar" or one per "label"; it starts at zero, so
+            that training starts at weight tying with any activation. "none": no gate.
+        center: subtract the mean label in float32 before labels are rounded to a narrower dtype.
+            Softmax ignores it, but the offset of sigmoid would cost 2 to 3 bits of bfloat16. The
+            mean is over all labels, also for ``labels(rows)``.
         map_bias: use the b^(i).
         bias: use the output bias b.
         impl: "reference" (``encode``), "triton" (fused kernels, CUDA) or "auto".
@@ -77,6 +108,8 @@ class DeepResidual(MatrixLayer):
         *,
         depth: int = 4,
         activation: str = "sigmoid",
+        norm: str = "none",
+        block: str = "map",
         dropout: float = 0.0,
         locked: bool = True,
         dropout_at: str = "input",
@@ -84,6 +117,8 @@ class DeepResidual(MatrixLayer):
         residual_between: bool = False,
         init_range: float = 0.1,
         zero_start: bool = False,
+        gate: str = "none",
+        center: bool = False,
         map_bias: bool = True,
         bias: bool = True,
         impl: EncoderImplementation = "auto",
@@ -94,7 +129,7 @@ class DeepResidual(MatrixLayer):
         depth = at_least_zero(name, "depth", depth)
         place = placement(embedding)
         options = MapOptions(
-            name, activation, dropout, locked, dropout_at, init_range, map_bias, place
+            name, activation, dropout, locked, dropout_at, init_range, map_bias, place, norm, block
         )
         if depth == 0 and d_h != d:
             raise ValueError(f"{name}: hidden_size is {d_h}, but depth 0 is weight tying: give {d}")
@@ -105,36 +140,69 @@ class DeepResidual(MatrixLayer):
         self.residual = residual
         self.residual_between = switch(name, "residual_between", residual_between)
         self.impl: Any = one_of(name, "impl", impl, get_args(EncoderImplementation))
+        self.center = switch(name, "center", center)
+        self.gate = one_of(name, "gate", gate, GATES)
         maps = [LabelMap(d if i == 0 else d_h, d_h, options) for i in range(depth)]
         if switch(name, "zero_start", zero_start) and depth > 0:
-            if not residual or residual_between:
+            if not residual or residual_between or gate != "none":
                 raise ValueError(
                     f"{name}: zero_start needs residual=True and residual_between=False, so that a "
-                    "last map of zeros leaves the embedding itself"
+                    "last map of zeros leaves the embedding itself, and no gate, which would have "
+                    "no gradient"
                 )
-            one_of(f"{name}: zero_start", "activation", activation, ("tanh", "gelu", "none"))
-            for parameter in maps[-1].parameters():
-                nn.init.zeros_(parameter)
+            if (output := maps[-1].output) is not None:
+                nn.init.zeros_(output.weight)
+            else:
+                one_of(f"{name}: zero_start", "activation", activation, ZERO_AT_ZERO)
+                for parameter in maps[-1].parameters():
+                    nn.init.zeros_(parameter)
+        if gate != "none" and not residual:
+            raise ValueError(f"{name}: gate needs residual=True: at 0 it leaves the embedding")
         self.maps = cast(Sequence[LabelMap], nn.ModuleList(maps))
+        self.gates: nn.Parameter | None = None  # g
+        if gate != "none" and depth > 0:
+            gates = 1 if gate == "scalar" else label_count(embedding)
+            self.gates = nn.Parameter(torch.zeros(gates, **place))
 
     def labels(self, rows: Tensor | None = None, check: bool = True) -> Tensor:
-        E = self.label_rows(rows, check)
+        gates: Tensor | None = self.gates
+        if rows is not None:
+            rows = checked_rows(type(self).__name__, self.embedding, rows, check)
+            if self.center:
+                return self.labels().index_select(0, rows)
+            gates = gates[rows] if gates is not None and self.gate == "label" else gates
+        E = label_vectors(self.embedding, rows)
         options = {"residual": self.residual, "residual_between": self.residual_between}
-        fused = encode_maps(E, self.maps, self.hidden_size, self.impl, **options)
+        fused = encode_maps(
+            E, self.maps, self.hidden_size, self.impl, unfused=self._unfused, **options
+        )
         if fused is not None:
             return fused
-        labels = encode(E, self.maps, **options)
-        return labels.to(compute_dtype(E)) if self.maps else E  # autocast widens a sum with E
+        labels = encode(E, self.maps, **options, gate=gates, center=self.center)
+        return E if labels is E else labels.to(compute_dtype(E))  # autocast widens a sum with E
+
+    @property
+    def _unfused(self) -> str | None:
+        """Why the fused kernels do not encode these labels, if not because of the maps."""
+        if self.center:
+            return "labels are centred before they are rounded"
+        return None if self.gates is None else f"the last map has a gate per {self.gate}"
+
+    def resize(self, new_size: int, vectors: Tensor | None = None) -> None:
+        super().resize(new_size, vectors)
+        if self.gates is not None and self.gate == "label":
+            resize_entries(self.gates, new_size)
 
     def label_kernel_summary(self) -> list[str]:
         if self.depth == 0:
             return []
         E = torch.empty((0, self.embedding.embedding_dim), **placement(self.embedding))
-        impl, reason = resolve_encoder(E, self.maps, self.hidden_size, self.impl)
+        impl, reason = resolve_encoder(E, self.maps, self.hidden_size, self.impl, self._unfused)
         return [f"labels {impl} ({reason})"]
 
     def extra_repr(self) -> str:
         return (
             f"{super().extra_repr()}, depth={self.depth}, residual={self.residual}, "
-            f"residual_between={self.residual_between}, impl={self.impl!r}"
+            f"residual_between={self.residual_between}, gate={self.gate!r}, "
+            f"center={self.center}, impl={self.impl!r}"
         )

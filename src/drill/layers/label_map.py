@@ -1,8 +1,9 @@
-"""One trained map of label vectors: act(drop(X) U + b)."""
+"""One trained map of label vectors: act(drop(norm(X)) U + b) [W]."""
 
 import math
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -22,6 +23,9 @@ from drill.layers.checks import (
 from drill.layers.label_source import Placement
 
 DROPOUT_PLACES = ("input", "output")
+NORMS = ("none", "rms")
+BLOCKS = ("map", "mlp")
+RMS_EPS = 1e-5  # bounds the gradient of a label of zeros, such as that of padding
 
 
 @dataclass(frozen=True)
@@ -36,20 +40,25 @@ class MapOptions:
     init_range: float
     bias: bool
     place: Placement
+    norm: str = "none"
+    block: str = "map"
 
     def __post_init__(self) -> None:
         one_of(self.layer, "activation", self.activation, tuple(ACTIVATIONS))
         object.__setattr__(self, "dropout", fraction(self.layer, "dropout", self.dropout))
         one_of(self.layer, "dropout_at", self.dropout_at, DROPOUT_PLACES)
+        one_of(self.layer, "norm", self.norm, NORMS)
+        one_of(self.layer, "block", self.block, BLOCKS)
         span(self.layer, self.init_range)
         switch(self.layer, "locked", self.locked)
         switch(self.layer, "map_bias", self.bias)
 
 
 class LabelMap(nn.Module):
-    """f(X) = act(drop(X) U + b), or drop(act(X U + b)) with ``dropout_at="output"``.
+    """f(X) = act(drop(norm(X)) U + b) [W]; ``dropout_at="output"`` drops the result instead.
 
-    X (V, d_in) -> (V, d_out). U starts uniform in +-init_range, b in +-1/sqrt(d_in).
+    X (V, d_in) -> (V, d_out). ``norm="rms"`` divides x by sqrt(mean(x^2)); ``block="mlp"`` has the
+    second matrix W. U and W start uniform in +-init_range, b in +-1/sqrt(d_in).
     """
 
     def __init__(self, d_in: int, d_out: int, options: MapOptions) -> None:
@@ -58,10 +67,16 @@ class LabelMap(nn.Module):
         self.dropout = options.dropout
         self.dropout_at = options.dropout_at
         self.locked = options.locked
+        self.norm = options.norm
+        self.block = options.block
         self.linear = nn.Linear(d_in, d_out, bias=options.bias, **options.place)
         nn.init.uniform_(self.linear.weight, -options.init_range, options.init_range)
         if options.bias:
             nn.init.uniform_(self.linear.bias, -1 / math.sqrt(d_in), 1 / math.sqrt(d_in))
+        self.output: nn.Linear | None = None
+        if options.block == "mlp":  # without a bias, which softmax or the next map's would absorb
+            self.output = nn.Linear(d_out, d_out, bias=False, **options.place)
+            nn.init.uniform_(self.output.weight, -options.init_range, options.init_range)
 
     def draw_mask(self, X: Tensor) -> Tensor | None:
         """A new dropout mask for labels X (V, .); None without dropout."""
@@ -88,16 +103,27 @@ class LabelMap(nn.Module):
         """Why a kernel may not use the weights in place of a call; None if it may."""
         if type(self) is not LabelMap or type(self.linear) is not nn.Linear:
             return f"it is a {type(self).__name__} over a {type(self.linear).__name__}"
+        if self.norm != "none" or self.output is not None:
+            return f"it has norm={self.norm!r} and block={self.block!r}"
         return "it has hooks" if hooked(self) or hooked(self.linear) else None
 
-    def forward(self, X: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(self, X: Tensor, mask: Tensor | None, wide: bool = False) -> Tensor:
+        """f(X); with ``wide`` activated and returned in at least float32, also under autocast."""
+        if wide:
+            X = X.to(self.linear.weight.dtype)
         check_operand("labels", X, "their map", self.linear.weight, called="the label vectors")
+        if self.norm == "rms":
+            X = F.rms_norm(X, X.shape[-1:], eps=RMS_EPS)
         before = self.dropout_at == "input"
         if mask is not None and before and self._masks_weight(X, mask):
             Y = F.linear(X, masked(self.linear.weight, mask), self.linear.bias)
         else:
             Y = self.linear(masked(X, mask) if mask is not None and before else X)
-        Y = ACTIVATIONS[self.activation](Y)
+        dtype = torch.promote_types(Y.dtype, torch.float32) if wide else Y.dtype
+        if self.output is None:
+            Y = ACTIVATIONS[self.activation](Y.to(dtype))
+        else:
+            Y = self.output(ACTIVATIONS[self.activation](Y)).to(dtype)
         return Y if mask is None or before else masked(Y, mask)
 
     def _masks_weight(self, X: Tensor, mask: Tensor) -> bool:
@@ -112,5 +138,5 @@ class LabelMap(nn.Module):
     def extra_repr(self) -> str:
         return (
             f"activation={self.activation!r}, dropout={self.dropout}, locked={self.locked}, "
-            f"dropout_at={self.dropout_at!r}"
+            f"dropout_at={self.dropout_at!r}, norm={self.norm!r}, block={self.block!r}"
         )

@@ -73,15 +73,18 @@ def encode_maps(
     *,
     residual: bool,
     residual_between: bool,
+    unfused: str | None = None,
 ) -> Tensor | None:  # (V, d)
     """E^(depth) by the fused kernels; None if the caller should run its own loop.
+
+    ``unfused`` is a reason of the caller's own why it has to.
 
     Inside ``torch.compile`` that is the loop, which it fuses itself. Within ``overlap_scope`` and
     after an LSTM's recurrence has started, labels are encoded concurrently with it.
     """
     if torch.compiler.is_compiling():
         return None
-    choice = resolve_encoder(embedding, maps, width_out, impl)
+    choice = resolve_encoder(embedding, maps, width_out, impl, unfused)
     log_once("labels of DeepResidual", *choice)
     if choice.impl != "triton":
         return None
@@ -106,12 +109,16 @@ def encode_maps(
 
 
 def resolve_encoder(
-    embedding: Tensor, maps: Sequence[LabelMap], width_out: int, impl: EncoderImplementation
+    embedding: Tensor,
+    maps: Sequence[LabelMap],
+    width_out: int,
+    impl: EncoderImplementation,
+    unfused: str | None = None,
 ) -> Choice:
     """How labels (V, d) are encoded by these maps, and why."""
     if impl == "reference":
         return Choice("reference", "asked for")
-    unfused = _unfused(maps)
+    unfused = unfused or _unfused(maps)
     if impl == "triton":
         missing = unfused or fused_missing(embedding, width_out, len(maps))
         if missing is not None:

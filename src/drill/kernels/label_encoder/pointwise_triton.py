@@ -10,6 +10,7 @@ _SIGMOID = tl.constexpr(1)
 _RELU = tl.constexpr(2)
 _TANH = tl.constexpr(3)
 _GELU = tl.constexpr(4)
+_SILU = tl.constexpr(5)
 
 
 @triton.jit
@@ -22,6 +23,8 @@ def activate(x, ACTIVATION: tl.constexpr):
         x = tanh(x)
     elif ACTIVATION == _GELU:
         x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    elif ACTIVATION == _SILU:
+        x = x * tl.sigmoid(x)
     return x
 
 
@@ -39,6 +42,9 @@ def slope(x, ACTIVATION: tl.constexpr):
     elif ACTIVATION == _GELU:
         density = tl.exp(-0.5 * x * x) * 0.3989422804014327
         x = 0.5 * (1.0 + tl.erf(x * 0.7071067811865476)) + x * density
+    elif ACTIVATION == _SILU:
+        y = tl.sigmoid(x)
+        x = y * (1.0 + x * (1.0 - y))
     else:
         x = tl.full(x.shape, 1.0, tl.float32)
     return x

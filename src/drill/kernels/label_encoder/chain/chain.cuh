@@ -34,7 +34,7 @@ constexpr int WARPGROUP = 128;
 constexpr int THREADS = 3 * WARPGROUP;
 constexpr bool MASK = MASK_IN || MASK_OUT;
 
-constexpr int SIGMOID = 1, RELU = 2, TANH = 3, GELU = 4;
+constexpr int SIGMOID = 1, RELU = 2, TANH = 3, GELU = 4, SILU = 5;
 constexpr int KEPT = ACTIVATION == RELU ? 1 : 16;  // bytes of a vector of P that backward needs
 
 static_assert(WIDTH % 8 == 0 && OUTPUTS == PADDED / 4 && COLUMNS == PADDED / 2, "sizes do not fit");
@@ -122,11 +122,13 @@ __device__ __forceinline__ float activate(float x) {
     if (ACTIVATION == SIGMOID) return sigmoid(x);
     if (ACTIVATION == TANH) return tanh_(x);
     if (ACTIVATION == GELU) return 0.5f * x * (1.0f + erff(x * 0.7071067811865476f));
+    if (ACTIVATION == SILU) return x * sigmoid(x);
     return x;
 }
 __device__ __forceinline__ float slope(float x) {
     if (ACTIVATION == SIGMOID) { float y = sigmoid(x); return y * (1.0f - y); }
     if (ACTIVATION == TANH) { float y = tanh_(x); return 1.0f - y * y; }
+    if (ACTIVATION == SILU) { float y = sigmoid(x); return y * (1.0f + x * (1.0f - y)); }
     if (ACTIVATION == GELU)
         return 0.5f * (1.0f + erff(x * 0.7071067811865476f)) + x * __expf(-0.5f * x * x) * 0.3989422804014327f;
     return 1.0f;
