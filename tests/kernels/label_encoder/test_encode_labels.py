@@ -111,6 +111,11 @@ def assert_same(found: list[Tensor], truth: list[Tensor]) -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=atol)
 
 
+def assert_fused_equals_loop(size: tuple[int, int], options: dict[str, object]) -> None:
+    layer, masks, grad = given(*size, **options)
+    assert_same(*(solve(layer, encoder, masks, grad) for encoder in ("triton", "reference")))
+
+
 def relative(found: list[Tensor], truth: list[Tensor]) -> list[float]:
     assert len(found) == len(truth)
     return [
@@ -141,9 +146,7 @@ def test_whoever_is_chosen_has_a_cell(width, options, monkeypatch):
 @every_way
 def test_fused_equals_the_loop(options, products, size, multiply):
     multiply(products)
-    layer, masks, grad = given(*size, **options)
-    fused, loop = (solve(layer, encoder, masks, grad) for encoder in ("triton", "reference"))
-    assert_same(fused, loop)
+    assert_fused_equals_loop(size, options)
 
 
 @interpreted
@@ -151,9 +154,7 @@ def test_fused_equals_the_loop(options, products, size, multiply):
 @every_way
 def test_several_strips_of_columns_equal_the_loop(options, products, multiply):
     multiply(products)
-    layer, masks, grad = given(66, 144, **options)
-    fused, loop = (solve(layer, encoder, masks, grad) for encoder in ("triton", "reference"))
-    assert_same(fused, loop)
+    assert_fused_equals_loop((66, 144), options)
 
 
 @interpreted
@@ -161,9 +162,7 @@ def test_several_strips_of_columns_equal_the_loop(options, products, multiply):
 @pytest.mark.parametrize("size", [(3, 130), (1, 1)])
 @every_option
 def test_any_width_equals_the_loop(options, size):
-    layer, masks, grad = given(*size, **options)
-    fused, loop = (solve(layer, encoder, masks, grad) for encoder in ("triton", "reference"))
-    assert_same(fused, loop)
+    assert_fused_equals_loop(size, options)
 
 
 # Of cuBLAS's way alignment touches the result alone, so few columns do; padded to 128, and as is.
@@ -174,9 +173,7 @@ def test_any_width_equals_the_loop(options, size):
 def test_aligned_rows_change_nothing(options, size, multiply, monkeypatch):
     monkeypatch.setitem(padding.ALIGN, "cpu", 64)
     multiply("cublas")
-    layer, masks, grad = given(*size, **options)
-    fused, loop = (solve(layer, encoder, masks, grad) for encoder in ("triton", "reference"))
-    assert_same(fused, loop)
+    assert_fused_equals_loop(size, options)
 
 
 @interpreted
@@ -185,9 +182,7 @@ def test_aligned_rows_change_nothing(options, size, multiply, monkeypatch):
 @pytest.mark.parametrize("options", [way(each) for each in NARROWED])
 def test_aligned_rows_change_nothing_of_narrowed_maps(options, size, monkeypatch):
     monkeypatch.setitem(padding.ALIGN, "cpu", 64)
-    layer, masks, grad = given(*size, **options)
-    fused, loop = (solve(layer, encoder, masks, grad) for encoder in ("triton", "reference"))
-    assert_same(fused, loop)
+    assert_fused_equals_loop(size, options)
 
 
 @interpreted
