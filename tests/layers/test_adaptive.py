@@ -7,13 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drill.layers import (
-    AdaptiveSoftmax,
-    FullSoftmax,
-    StaleLabels,
-    TiedSoftmax,
-)
-from tests.layers.table import V, batch, every_matrix_case, gradients, make
+from drill.layers import AdaptiveSoftmax, FullSoftmax, StaleLabels, TiedSoftmax
+from tests.layers.table import V, batch, gradients, make
+from tests.layers.test_contract import by_hand
 
 COUNTS = torch.tensor([3, 50, 7, 7, 0, 1, 90, 2, 4, 8, 5])
 RANKED = [6, 1, 9, 2, 3, 10, 8, 0, 7, 5, 4]  # ids by falling count, ties in order of id
@@ -34,28 +30,6 @@ def adaptive(name: str = "deep residual 2", cutoffs=(3, 7), **options) -> Adapti
     layer = AdaptiveSoftmax(make(name, torch.float64), list(cutoffs), **options)
     nn.init.uniform_(layer.cluster_bias, -0.7, 0.7)
     return layer.eval()
-
-
-def by_hand(layer: AdaptiveSoftmax, hidden: Tensor) -> Tensor:
-    """log p of every label, one token and one label at a time, from the equations."""
-    ids = list(range(V)) if layer.ranking.ids is None else RANKED
-    labels, context = layer.layer.labels(), layer.layer.context(hidden)
-    bias = torch.zeros(V) if layer.layer.bias is None else layer.layer.bias
-    edges = [*layer.cutoffs, layer.vocabulary_size]
-    found = torch.empty(len(hidden), layer.vocabulary_size, dtype=torch.float64)
-    for n, c in enumerate(context):
-        head = [labels[y] @ c + bias[y] for y in ids[: edges[0]]]
-        head += list(layer.cluster_weight @ c + layer.cluster_bias)
-        log_head = torch.stack(head).log_softmax(0)
-        for rank in range(edges[0]):
-            found[n, ids[rank]] = log_head[rank]
-        for i in range(len(layer.cutoffs)):
-            A, B = layer.context_maps[i], layer.label_maps[i]
-            members = ids[edges[i] : edges[i + 1]]
-            log_own = torch.stack([B(labels[y]) @ A(c) + bias[y] for y in members]).log_softmax(0)
-            for y, value in zip(members, log_own, strict=True):
-                found[n, y] = log_head[edges[0] + i] + value
-    return found
 
 
 # -- the hierarchy ------------------------------------------------------------------------------
@@ -142,16 +116,6 @@ def test_gradients_agree_with_finite_differences(name, factor):
     assert torch.autograd.gradcheck(losses, (hidden, *layer.parameters()), fast_mode=True)
 
 
-@every_matrix_case
-def test_nll_has_the_gradients_of_log_probs(name):
-    layer = adaptive(name, counts=COUNTS)
-    hidden, targets = batch(layer, 5, 4)
-    truth = -layer.log_probs(hidden).gather(-1, targets[..., None]).mean()
-    found = layer.nll(hidden, targets)
-    torch.testing.assert_close(found, truth)
-    torch.testing.assert_close(gradients(found, layer, hidden), gradients(truth, layer, hidden))
-
-
 # -- labels -------------------------------------------------------------------------------------
 
 
@@ -180,16 +144,6 @@ def test_counts_decide_who_is_in_the_head():
     assert torch.allclose(moved[0, RANKED[1:]], moved[0, RANKED[1]])
 
 
-def test_the_order_is_saved_with_the_weights():
-    layer, other = adaptive(counts=COUNTS), adaptive(counts=COUNTS.flip(0))
-    hidden, _ = batch(layer, 6)
-    assert not torch.equal(layer.log_probs(hidden), other.log_probs(hidden))
-    other.load_state_dict(layer.state_dict())
-    assert torch.equal(layer.log_probs(hidden), other.log_probs(hidden))
-    with pytest.raises(RuntimeError, match=r"ranking\.ids"):
-        adaptive().load_state_dict(layer.state_dict())
-
-
 @RANKINGS
 def test_resize_moves_only_the_last_cluster(counts):
     layer = adaptive("tied", counts=counts)
@@ -210,10 +164,10 @@ def test_resize_moves_only_the_last_cluster(counts):
 def test_resize_takes_no_label_from_before_the_last_cutoff():
     layer = adaptive("tied")
     layer.resize(8)
-    with pytest.raises(ValueError, match=r"resize to 7 .* before the last cutoff, rank 7; keep"):
+    with pytest.raises(ValueError, match="last cutoff"):
         layer.resize(7)
     ranked = adaptive("tied", counts=COUNTS)  # id 10 has rank 5
-    with pytest.raises(ValueError, match="resize to 10 labels would take"):
+    with pytest.raises(ValueError, match="last cutoff"):
         ranked.resize(10)
     assert (layer.vocabulary_size, ranked.vocabulary_size) == (8, V)
     assert ranked.ranking.ids.tolist() == RANKED

@@ -135,3 +135,22 @@ def test_a_layer_in_use_is_left_as_it_was():
         assert parameter.device.type == "cpu"
         assert parameter.grad is None
         assert torch.equal(parameter, before[name])
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_absurd_sizes_are_counted_without_memory(name):
+    layer = example_layers(10**7, 10**5, 10**5, depth=4, experts=15, joint=10**5)[name]
+    assert cost(layer, 1400).train_flops > 0  # its weights would take terabytes
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_clusters_on_meta_are_those_of_a_built_layer(dtype):
+    """The one layer whose start is not made where it has no memory."""
+    built, counted = (
+        AdaptiveSoftmax(TiedSoftmax(nn.Embedding(V, d, device=device, dtype=dtype)), [30, 200])
+        for device in ("cpu", "meta")
+    )
+    shapes = [{n: (p.shape, p.dtype) for n, p in x.named_parameters()} for x in (built, counted)]
+    assert shapes[0] == shapes[1]
+    assert all(p.is_meta for p in counted.parameters())
+    assert cost(built, N) == cost(counted, N)

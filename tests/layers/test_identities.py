@@ -1,7 +1,6 @@
 """What the layers have in common with each other, and with the paper's equations and counts."""
 
 import math
-from functools import partial
 
 import numpy as np
 import pytest
@@ -70,34 +69,12 @@ def test_one_linear_map_without_bias_or_residual_is_bilinear(embedding):
     assert torch.equal(deep.labels(), bilinear.labels())
 
 
-def test_the_identity_map_is_weight_tying_again(embedding):
-    deep = DeepResidual(embedding, depth=1, activation="none", residual=False)
-    bilinear = Bilinear(embedding)
-    for layer in (deep, bilinear):
-        set_map(layer, torch.eye(8), bias=0.0)
-        assert torch.equal(layer.labels(), embedding.weight)
-
-
 @pytest.mark.parametrize("activation", ["sigmoid", "relu", "tanh", "gelu", "none"])
 def test_depth_one_without_residual_encodes_labels_as_the_dual_map_does(embedding, activation):
     deep = DeepResidual(embedding, 5, depth=1, activation=activation, residual=False)
     dual = DualNonlinear(embedding, 7, 5, activation=activation)
     dual.label_map.load_state_dict(deep.maps[0].state_dict())
     assert torch.equal(deep.labels(), dual.labels())
-
-
-def test_a_mixture_of_one_softmax_is_the_layer_at_the_mapped_context():
-    mixture = make("mixture of one", torch.float64)
-    hidden, _ = batch(mixture, 6)
-    mapped = torch.tanh(mixture.latent(hidden))
-    torch.testing.assert_close(mixture.log_probs(hidden), mixture.layer.log_probs(mapped))
-
-
-def test_full_softmax_has_a_matrix_of_its_own(embedding):
-    full = FullSoftmax(embedding)
-    assert full.label_weight.shape == embedding.weight.shape
-    assert full.label_weight is not embedding.weight
-    assert embedding.weight not in set(full.parameters())
 
 
 # -- the recurrence, with masks given -------------------------------------------------------------
@@ -245,20 +222,6 @@ def test_standard_dropout_drops_every_entry_for_itself(wide, dropout_at):
     assert between_dimensions.mean().abs() < 0.08
 
 
-@pytest.mark.parametrize("build", [Bilinear, partial(DualNonlinear, activation="none")])
-def test_bilinear_and_dual_lock_their_masks_over_labels_too(wide, build):
-    layer = build(
-        wide,
-        dropout=0.5,
-        map_bias=False,
-        **({"activation": "none"} if build is DualNonlinear else {}),
-    )
-    set_map(layer, torch.eye(400))
-    mask = masks_of(layer.train())
-    torch.testing.assert_close(mask, mask[:1].expand_as(mask))
-    assert set(mask[0].round(decimals=4).tolist()) == {0.0, 2.0}
-
-
 def test_dropout_of_a_dual_map_leaves_contexts_alone():
     layer = make("dual locked").train()
     hidden, _ = batch(layer, 6)
@@ -308,29 +271,6 @@ def test_building_a_layer_leaves_the_embedding_as_it_is(embedding):
 
 
 # -- how many parameters ------------------------------------------------------------------------
-
-
-def own(layer: OutputLayer) -> int:
-    """Parameters beyond the embedding's."""
-    shared = {id(p) for p in layer.embedding.parameters()}
-    return sum(p.numel() for p in layer.parameters() if id(p) not in shared)
-
-
-def test_layers_take_the_parameters_their_equations_say():
-    V, d, h, j, k = 1000, 12, 20, 7, 3
-    with torch.device("meta"):
-        E = nn.Embedding(V, d)
-        assert sum(p.numel() for p in FullSoftmax(E, h).parameters()) == V * h + V
-        assert own(TiedSoftmax(E)) == V
-        assert own(Bilinear(E, h)) == d * h + V
-        assert own(DualNonlinear(E, h, j)) == d * j + j * h + 2 * j + V
-        assert own(DeepResidual(E, depth=k)) == k * (d * d + d) + V
-        assert own(DeepResidual(E, depth=k, bias=False, map_bias=False)) == k * d * d
-        tied = TiedSoftmax(E)
-        experts = MixtureOfSoftmaxes(tied, 5, h)
-        assert sum(p.numel() for p in experts.parameters()) == (
-            sum(p.numel() for p in tied.parameters()) + h * 5 + (h * d + d) * 5
-        )
 
 
 # -- rank ---------------------------------------------------------------------------------------

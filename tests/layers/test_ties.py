@@ -6,8 +6,6 @@ import pytest
 import torch
 from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
 from drill.layers import OutputLayer, TiedSoftmax
 from drill.layers.label_source import Descriptions
@@ -239,24 +237,3 @@ def test_labels_described_last_can_be_dropped():
     layer.resize(4)
     assert torch.equal(layer.logits(hidden), kept)
     assert layer.embedding.descriptions.untyped_storage().nbytes() == 4 * 6 * 4
-
-
-class Dtypes(TorchDispatchMode):
-    """The dtypes of all tensors made inside."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.made = set()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        self.made |= {x.dtype for x in tree_iter(out) if isinstance(x, Tensor)}
-        return out
-
-
-def test_a_layer_resizes_where_there_is_no_float64():
-    layer = make("deep residual 2")
-    with Dtypes() as dtypes:
-        layer.resize(V + 2)
-    assert torch.float32 in dtypes.made
-    assert torch.float64 not in dtypes.made
