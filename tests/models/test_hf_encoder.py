@@ -70,9 +70,9 @@ def test_loss_equals_that_of_transformers():
         tie_word_embeddings=True,
     )
     stock = transformers.LlamaForCausalLM(config)
-    held = dict(mine.encoder.body.state_dict())
-    held["embed_tokens.weight"] = mine.encoder.embedding.weight.detach()
-    stock.model.load_state_dict(held)
+    stock_weights = dict(mine.encoder.body.state_dict())
+    stock_weights["embed_tokens.weight"] = mine.encoder.embedding.weight.detach()
+    stock.model.load_state_dict(stock_weights)
     stock.tie_weights()
     ids, targets = some_ids(), some_ids(CONTEXT + 1)[1:]
     loss = mine.loss(ids, targets, ar_weight=0.0, tar_weight=0.0)
@@ -127,14 +127,14 @@ def test_dropout_only_in_training():
         ({"dropout": 1.0}, "dropout"),
     ],
 )
-def test_refuses_sizes(options, key):
+def test_invalid_sizes_raise(options, key):
     with pytest.raises(ValueError, match=f"HfEncoder: {key}"):
         HfEncoder(nn.Embedding(V, D), **options)
     with pytest.raises(SettingsError, match=f"encoder.{key}"):
         dry_run(resolved({"encoder": {"name": "hf", "embedding_dim": D, **options}}))
 
 
-def test_refuses_windows_longer_than_the_context():
+def test_windows_longer_than_the_context_raise():
     with pytest.raises(ValueError, match="context_length"):
         encoder()(some_ids(CONTEXT + 1))
     for training in ({"bptt": 71}, {"state_reset": 0.1}):
@@ -167,21 +167,23 @@ def trained(path, optimizer="adamw", dropout=0.1, **options):
     return small_run(path, optimizer=optimizer, model=model(True, dropout), **PLAIN, **options)
 
 
+def check_resumed(tmp_path, optimizer="adamw", **options):
+    """A run that is interrupted again and again is the run "whole"."""
+    for start in range(20):
+        torch.manual_seed(start)
+        if trained(tmp_path / "parts", interrupted_after(4, optimizer), **options).finished:
+            break
+    assert start > 3
+    assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
+    parts, whole = (weights(tmp_path / each / "best.safetensors") for each in ("parts", "whole"))
+    assert parts.keys() == whole.keys()
+    assert all(torch.equal(parts[name], whole[name]) for name in whole)
+
+
 @pytest.mark.parametrize("options", [{}, {"micro_batch": 3}, {"partial_shuffle": True}])
 def test_resume_is_bit_exact(tmp_path, options):
-    whole = trained(tmp_path / "whole", **options)
-    for life in range(20):
-        torch.manual_seed(life)
-        if trained(tmp_path / "parts", interrupted_after(4, "adamw"), **options).finished:
-            break
-    assert life > 3
-    assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
-    for mine, theirs in zip(
-        *(weights(tmp_path / each / "best.safetensors").values() for each in ("parts", "whole")),
-        strict=True,
-    ):
-        assert torch.equal(mine, theirs)
-    assert whole.test.perplexity < V
+    assert trained(tmp_path / "whole", **options).test.perplexity < V
+    check_resumed(tmp_path, **options)
 
 
 def test_windows_have_one_length_and_no_state(tmp_path, monkeypatch):
@@ -230,16 +232,9 @@ def test_untying_in_the_middle_resumes_bit_exactly(tmp_path):
     whole = small_run(tmp_path / "whole", optimizer="adamw", model=made, untie_at=0.5, **PLAIN)
     assert isinstance(made.layer, FullSoftmax)
     assert whole.best_epoch > 1
-    for life in range(20):
-        torch.manual_seed(life)
-        if trained(tmp_path / "parts", interrupted_after(4, "adamw"), untie_at=0.5).finished:
-            break
-    assert life > 3
-    assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
-    held, again = (weights(tmp_path / each / "best.safetensors") for each in ("whole", "parts"))
-    assert held.keys() == again.keys()
-    assert all(torch.equal(held[name], again[name]) for name in held)
-    assert not torch.equal(held["layer.embedding.weight"], held["encoder.embedding.weight"])
+    check_resumed(tmp_path, untie_at=0.5)
+    saved = weights(tmp_path / "whole" / "best.safetensors")
+    assert not torch.equal(saved["layer.embedding.weight"], saved["encoder.embedding.weight"])
 
 
 def test_muon_steps_matrices_and_adamw_the_rest(tmp_path):
@@ -256,13 +251,8 @@ def test_muon_steps_matrices_and_adamw_the_rest(tmp_path):
         assert values.max() < 1.3
 
     whole = trained(tmp_path / "whole", Muon(0.01))
-    for life in range(20):
-        torch.manual_seed(life)
-        if trained(tmp_path / "parts", interrupted_after(4, Muon(0.01))).finished:
-            break
-    assert life > 3
-    assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
     assert whole.test.perplexity < V
+    check_resumed(tmp_path, Muon(0.01))
 
 
 @pytest.mark.slow

@@ -23,13 +23,6 @@ OFF = dict.fromkeys(
 )
 
 
-@pytest.fixture(autouse=True)
-def seeded():
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
-
-
 def make(dropouts: dict[str, float] | None = None, **options) -> LanguageModel:
     embedding = nn.Embedding(V, d, dtype=torch.float64)
     encoder = AwdLstm(embedding, H, init_range=0.1, **(OFF if dropouts is None else dropouts))
@@ -111,20 +104,6 @@ def test_log_probs_are_normalised_and_give_the_nll():
     assert [s.shape for s in state[0]] == [s.shape for s in model.initial_state(B)[0]]
 
 
-def test_calling_the_model_is_its_loss_and_options_reach_the_layer():
-    model, (ids, targets) = make(), batch()
-    targets[0] = -1
-    found = model(ids, targets, None, ar_weight=0.0, ignore_index=-1, impl="reference")
-    truth = model.loss(ids, targets, ar_weight=0.0, ignore_index=-1)
-    torch.testing.assert_close(found.total, truth.total)
-
-
-def test_a_low_precision_encoder_has_a_float32_loss():
-    model, (ids, targets) = make().to(torch.bfloat16), batch()
-    loss = model.loss(ids, targets)
-    assert loss.total.dtype == loss.nll.dtype == torch.float32
-
-
 # -- ties and dropout -----------------------------------------------------------------------------
 
 
@@ -199,39 +178,7 @@ def test_models_have_the_published_number_of_parameters(words, layer, sizes, cou
     assert model.parameter_count() == count
 
 
-def test_what_is_frozen_is_not_counted():
-    model = make()
-    whole = model.parameter_count()
-    model.encoder.embedding.weight.requires_grad_(False)
-    assert model.parameter_count() == whole - V * d
-
-
 # -- any layer ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "layer",
-    [
-        lambda e: FullSoftmax(e, H),
-        lambda e: Bilinear(e, H),
-        lambda e: DualNonlinear(e, H, joint_size=7),
-        lambda e: MixtureOfSoftmaxes(TiedSoftmax(e), 3, H),
-    ],
-    ids=["full", "bilinear", "dual", "mixture"],
-)
-def test_any_layer_trains_on_the_encoder(layer):
-    embedding = nn.Embedding(V, d)
-    model = LanguageModel(AwdLstm(embedding, H, 2, output_size=H, **OFF), layer(embedding))
-    ids, targets = batch()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    losses = []
-    for _ in range(8):
-        loss = model.loss(ids, targets, ar_weight=0.0, tar_weight=0.0)
-        optimizer.zero_grad()
-        loss.total.backward()
-        optimizer.step()
-        losses.append(loss.nll.item())
-    assert losses[-1] < losses[0]
 
 
 def test_widths_that_do_not_fit_raise():
@@ -255,15 +202,6 @@ def test_lowered_targets_are_minimised_and_not_reported():
     assert loss.total > loss.nll
 
 
-def test_without_them_the_loss_has_the_same_bits():
-    model, (ids, targets) = make({**OFF, "dropout_output": 0.5}), batch()
-    torch.manual_seed(4)
-    found = model.loss(ids, targets, adversarial=0.0, state_reset=0.0)
-    torch.manual_seed(4)
-    wanted = model.loss(ids, targets)
-    assert torch.equal(found.total, wanted.total)
-
-
 def test_sequences_are_reset_each_by_its_own_chance(monkeypatch):
     model = make()
     ids, targets = torch.randint(5, (3, 4)), torch.randint(5, (3, 4))
@@ -282,12 +220,3 @@ def test_sequences_are_reset_each_by_its_own_chance(monkeypatch):
             assert zero.eq(0).all()  # of infinities, too
             assert kept.isinf().all()
     assert all(tensor.isinf().all() for layer in old for tensor in layer)
-
-
-def test_as_many_sequences_are_reset_as_asked_for():
-    model = make()
-    state = tuple(
-        tuple(torch.ones_like(tensor) for tensor in layer) for layer in model.initial_state(20_000)
-    )
-    share = float(model._reset(state, 20_000, 0.05)[0][0][0, :, 0].mean())
-    assert share == pytest.approx(0.95, abs=0.01)

@@ -17,13 +17,6 @@ from tests.kernels.places import every_device, every_impl
 from tests.models.small_transformers import B, S, T, both_norms, d, ids, make, ragged
 
 
-@pytest.fixture(autouse=True)
-def seeded():
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
-
-
 def trained(impl: str, norm: str, device: str, half: bool, dropout: float = 0.0) -> list[Tensor]:
     """Hidden states and all gradients, of a model that does not depend on ``impl``."""
     torch.manual_seed(3)
@@ -147,9 +140,9 @@ def without_biases(model: Transformer) -> None:
 @every_impl
 def test_maps_and_norms_may_have_no_bias(impl, device, norm, half):
     found = []
-    for way in (impl, "reference"):
+    for chosen in (impl, "reference"):
         torch.manual_seed(3)
-        model = make(norm, impl=way).to(device, torch.float32)
+        model = make(norm, impl=chosen).to(device, torch.float32)
         without_biases(model)
         with torch.autocast(device, torch.bfloat16, enabled=half):
             hidden = model(ragged(S).to(device), ids(B, T).to(device))

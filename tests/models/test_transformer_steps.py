@@ -7,13 +7,6 @@ from drill.models.transformer.decoding_cache import STEPS_AT_ONCE
 from tests.models.small_transformers import B, S, T, both_norms, ids, make, ragged
 
 
-@pytest.fixture(autouse=True)
-def seeded():
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
-
-
 @both_norms
 @pytest.mark.parametrize("room", [None, STEPS_AT_ONCE + 6], ids=["growing", "fixed"])
 @torch.no_grad()

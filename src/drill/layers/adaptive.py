@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from drill.kernels.loss.checks import check_head
 from drill.kernels.loss.nll import Implementation, nll, reduce_losses
+from drill.kernels.runtime.checks import is_number, is_whole, require
 from drill.kernels.runtime.dispatch import must_not_wait
 from drill.layers.base import LossOptions, MatrixLayer, NotFoldable, head_log_probs
-from drill.layers.checks import is_number, is_whole
 from drill.layers.label_cache import LabelCache, frozen_labels, without_autocast
 from drill.layers.wrapper import Ranking, WrappingLayer, smoothed_nll
 
@@ -59,11 +59,9 @@ class AdaptiveSoftmax(WrappingLayer):
     ) -> None:
         super().__init__(layer)
         name = type(self).__name__
-        if not is_number(reduction_factor) or not 1.0 <= reduction_factor < math.inf:
-            raise ValueError(
-                f"{name}: reduction_factor is a finite number of at least 1, not "
-                f"{reduction_factor!r}"
-            )
+        valid = is_number(reduction_factor) and 1.0 <= reduction_factor < math.inf
+        expected = "a finite number of at least 1"
+        require(valid, name, "reduction_factor", expected, reduction_factor)
         self.cutoffs = _checked_cutoffs(name, cutoffs, layer.vocabulary_size)
         self.reduction_factor = float(reduction_factor)
         self.ranking = Ranking(name, layer, counts)
@@ -126,7 +124,6 @@ class AdaptiveSoftmax(WrappingLayer):
 
         Labels are encoded once, so head and clusters share a dropout mask.
         """
-        self.check_hidden(hidden)
         context = self.layer.context(hidden)
         weight, softmaxes = self._cache.read(self, self._encode_labels)
         check_head(type(self).__name__, context, weight, self.layer.bias)
@@ -295,22 +292,10 @@ def _maps(k: int, k_i: int, reduction_factor: float, like: Tensor) -> tuple[nn.M
 
 
 def _checked_cutoffs(name: str, cutoffs: Sequence[int], labels: int) -> tuple[int, ...]:
-    if not isinstance(cutoffs, Iterable) or isinstance(cutoffs, str):
-        raise TypeError(f"{name}: cutoffs is a list such as [2000, 10000], not {cutoffs!r}")
-    ranks = list(cutoffs)
-    if not all(map(is_whole, ranks)):
-        raise TypeError(f"{name}: cutoffs are whole numbers, not {ranks}")
-    ranks = list(map(int, ranks))
-    if not ranks:
-        raise ValueError(
-            f"{name}: cutoffs is empty; give at least one rank, or use the wrapped layer"
-        )
-    if any(a >= b for a, b in pairwise(ranks)):
-        raise ValueError(
-            f"{name}: cutoffs increase strictly, {ranks} do not; give {sorted(set(ranks))}"
-        )
-    if ranks[0] < 1 or ranks[-1] >= labels:
-        raise ValueError(
-            f"{name}: cutoffs lie between 1 and {labels - 1} for {labels} labels, {ranks} do not"
-        )
-    return tuple(ranks)
+    ranks = list(cutoffs) if isinstance(cutoffs, Iterable) else [cutoffs]
+    whole = isinstance(cutoffs, Iterable) and all(map(is_whole, ranks))
+    require(whole, name, "cutoffs", "a list of whole numbers", cutoffs, TypeError)
+    increasing = all(a < b for a, b in pairwise([0, *ranks, labels]))
+    expected = f"at least one rank, increasing, between 1 and {labels - 1}"
+    require(bool(ranks) and increasing, name, "cutoffs", expected, cutoffs)
+    return tuple(map(int, ranks))

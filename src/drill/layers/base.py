@@ -255,14 +255,15 @@ class MatrixLayer(OutputLayer):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Unnormalised scores (..., V)."""
-        context, weight = self.context(hidden), self.weight
-        check_head(type(self).__name__, context, weight, self.bias)
-        return F.linear(context, weight, self.bias)
+        return F.linear(*self._head(hidden))
 
     def log_probs(self, hidden: Tensor) -> Tensor:
+        return head_log_probs(*self._head(hidden))
+
+    def _head(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         context, weight = self.context(hidden), self.weight
         check_head(type(self).__name__, context, weight, self.bias)
-        return head_log_probs(context, weight, self.bias)
+        return context, weight, self.bias
 
     def checked_nll(self, hidden: Tensor, targets: Tensor, options: LossOptions) -> Tensor:
         return nll(
@@ -314,12 +315,8 @@ class MatrixLayer(OutputLayer):
         It costs as much as a tied head and shares no memory with the layer.
         """
         weight = evaluated(self, self.labels)
-        head = nn.Linear(
-            weight.shape[1],
-            weight.shape[0],
-            bias=self.bias is not None,
-            device="meta",
-        )
+        labels, width = weight.shape
+        head = nn.Linear(width, labels, bias=self.bias is not None, device="meta")
         head.weight = nn.Parameter(weight.detach().clone())
         if self.bias is not None:
             head.bias = nn.Parameter(self.bias.detach().clone())

@@ -3,13 +3,15 @@
 import math
 import warnings
 from collections.abc import Callable
-from numbers import Integral, Real
 from typing import Any
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
+
+from drill.kernels.runtime.checks import is_number, is_whole, require
+from drill.kernels.runtime.checks import one_of as one_of
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
@@ -22,51 +24,33 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 # -- constructor arguments ----------------------------------------------------------------
-# Each function returns a plain Python value, also for NumPy's numbers, or raises ValueError with
-# the argument's name and the value.
+# Each function returns a plain Python value, also for NumPy's numbers, or raises ValueError.
 
 
-def is_number(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def is_whole(value: object) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-def positive(layer: str, name: str, value: int) -> int:
-    if not is_whole(value) or value < 1:
-        raise ValueError(f"{layer}: {name} is a whole number of at least 1, not {value!r}")
+def positive(layer: str, name: str, value: int, least: int = 1) -> int:
+    expected = f"a whole number of at least {least}"
+    require(is_whole(value) and value >= least, layer, name, expected, value)
     return int(value)
 
 
 def at_least_zero(layer: str, name: str, value: int) -> int:
-    if not is_whole(value) or value < 0:
-        raise ValueError(f"{layer}: {name} is a whole number of at least 0, not {value!r}")
-    return int(value)
+    return positive(layer, name, value, least=0)
 
 
 def fraction(layer: str, name: str, value: float) -> float:
-    if not is_number(value) or not 0.0 <= float(value) < 1.0:
-        raise ValueError(f"{layer}: {name} is a number in [0, 1), not {value!r}")
+    valid = is_number(value) and 0.0 <= float(value) < 1.0
+    require(valid, layer, name, "a number in [0, 1)", value)
     return float(value)
 
 
-def span(layer: str, value: float) -> float:
-    if not is_number(value) or not 0.0 < float(value) < math.inf:
-        raise ValueError(f"{layer}: init_range is a positive finite number, not {value!r}")
+def span(layer: str, value: float, name: str = "init_range") -> float:
+    valid = is_number(value) and 0.0 < float(value) < math.inf
+    require(valid, layer, name, "a positive finite number", value)
     return float(value)
 
 
 def switch(layer: str, name: str, value: bool) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"{layer}: {name} is True or False, not {value!r}")
-    return value
-
-
-def one_of(layer: str, name: str, value: str, known: tuple[str, ...]) -> str:
-    if value not in known:
-        raise ValueError(f"{layer}: {name} is one of {', '.join(known)}, not {value!r}")
+    require(isinstance(value, bool), layer, name, "True or False", value)
     return value
 
 

@@ -63,7 +63,7 @@ class DualNonlinear(MatrixLayer):
         return (Y + E).to(Y.dtype) if self.residual else Y  # autocast widens the sum
 
     def context(self, hidden: Tensor) -> Tensor:
-        self.check_hidden(hidden)
+        hidden = super().context(hidden)
         check_operand("DualNonlinear", hidden, "context_map", self.context_map.linear.weight)
         Y = cast(Tensor, self.context_map(hidden, None))  # (..., k)
         return Y + hidden if self.residual else Y

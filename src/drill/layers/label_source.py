@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drill.kernels.loss.checks import check_range
+from drill.kernels.runtime.checks import require, require_type
 from drill.layers.checks import positive
 
 
@@ -39,19 +40,12 @@ class Descriptions(nn.Module):
 
     def __init__(self, encoder: nn.Module, descriptions: Tensor, embedding_dim: int) -> None:
         super().__init__()
-        if not isinstance(encoder, nn.Module):
-            raise TypeError(
-                f"Descriptions: encoder is an nn.Module, not {type(encoder).__name__}; a function "
-                "goes into the forward of one"
-            )
-        _check_tensor("Descriptions: descriptions are", descriptions)
-        embedding_dim = positive("Descriptions", "embedding_dim", embedding_dim)
-        if descriptions.dim() < 1 or descriptions.shape[0] < 1:
-            raise ValueError(
-                f"Descriptions: one row per label is needed, not {tuple(descriptions.shape)}"
-            )
+        name, shape = type(self).__name__, tuple(getattr(descriptions, "shape", ()))
+        require_type(encoder, nn.Module, name, "encoder", "an nn.Module")
+        require_type(descriptions, Tensor, name, "descriptions", "a tensor")
+        require(0 not in (*shape[:1], len(shape)), name, "descriptions", "one row per label", shape)
         self.encoder = encoder
-        self.embedding_dim = embedding_dim
+        self.embedding_dim = positive(name, "embedding_dim", embedding_dim)
         self.register_buffer("descriptions", descriptions)
 
     @property
@@ -60,51 +54,36 @@ class Descriptions(nn.Module):
 
     def extend(self, descriptions: Tensor) -> None:
         """Append descriptions of new labels; call ``layer.resize(source.num_embeddings)`` after."""
-        _check_tensor("Descriptions: new rows are", descriptions)
-        if not torch.can_cast(descriptions.dtype, self.descriptions.dtype):
-            raise TypeError(
-                f"Descriptions: new rows are {descriptions.dtype}, but the old ones "
-                f"{self.descriptions.dtype}; convert with .to()"
-            )
-        if descriptions.dim() < 1 or descriptions.shape[1:] != self.descriptions.shape[1:]:
-            raise ValueError(
-                f"Descriptions: new rows have shape {tuple(descriptions.shape[1:])}, but the old "
-                f"ones {tuple(self.descriptions.shape[1:])}; pad or cut them"
-            )
+        old, name = self.descriptions, type(self).__name__
+        require_type(descriptions, Tensor, name, "new rows", "a tensor")
+        same = torch.can_cast(descriptions.dtype, old.dtype)
+        require(same, name, "new rows", f"of {old.dtype}", descriptions.dtype, TypeError)
+        shape, wanted = tuple(descriptions.shape[1:]), tuple(old.shape[1:])
+        require(shape == wanted, name, "new rows", f"of shape {wanted}", shape)
         self.descriptions = torch.cat([self.descriptions, descriptions.to(self.descriptions)])
 
     def truncate(self, labels: int) -> None:
         """Keep the descriptions of the first ``labels``; call ``layer.resize(labels)`` after."""
         positive("Descriptions", "the number of labels", labels)
-        if labels > self.num_embeddings:
-            raise ValueError(
-                f"Descriptions: there are only {self.num_embeddings} rows, not {labels}; add new "
-                "ones with extend"
-            )
+        expected = f"at most the {self.num_embeddings} rows; see extend"
+        require(labels <= self.num_embeddings, "Descriptions", "labels", expected, labels)
         self.descriptions = self.descriptions[:labels].clone()  # a view would keep the memory
 
     def forward(self, rows: Tensor | None = None) -> Tensor:
         chosen = self.descriptions if rows is None else self.descriptions[rows]
         vectors = cast(Tensor, self.encoder(chosen))
-        if vectors.shape != (chosen.shape[0], self.embedding_dim):
-            raise ValueError(
-                f"Descriptions: the encoder returned {tuple(vectors.shape)} for {chosen.shape[0]} "
-                f"labels, not ({chosen.shape[0]}, {self.embedding_dim})"
-            )
+        shape, wanted = tuple(vectors.shape), (chosen.shape[0], self.embedding_dim)
+        require(shape == wanted, "Descriptions", "the encoder's output", str(wanted), shape)
         return vectors
 
 
 def label_width(name: str, source: Any) -> int:
     """d, the width of a label vector; TypeError unless ``source`` is a label source."""
-    if isinstance(source, nn.EmbeddingBag):
+    bag = isinstance(source, nn.EmbeddingBag)  # has no row for each label
+    if bag or not isinstance(source, nn.Module) or not isinstance(source, LabelSource):
         raise TypeError(
-            f"{name}: an nn.EmbeddingBag has no row for each label; give an nn.Embedding, or the "
-            "bag as the encoder of Descriptions"
-        )
-    if not isinstance(source, nn.Module) or not isinstance(source, LabelSource):
-        raise TypeError(
-            f"{name}: the first argument is the model's nn.Embedding or a label source with "
-            f"num_embeddings and embedding_dim, not {type(source).__name__}"
+            f"{name}: embedding must be an nn.Embedding or a LabelSource such as Descriptions, "
+            f"got {type(source).__name__}"
         )
     return source.embedding_dim
 
@@ -139,13 +118,11 @@ def checked_rows(
     name: str, source: nn.Embedding | LabelSource, rows: Tensor, check: bool
 ) -> Tensor:
     """``rows`` (R,) as int64; with ``check`` IndexError unless each is a label."""
-    if not isinstance(rows, Tensor):
-        raise TypeError(f"{name}: rows are a tensor of label ids, not {type(rows).__name__}")
+    require_type(rows, Tensor, name, "rows", "a tensor of label ids")
     whole = not (rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool)
-    if not whole or rows.dim() != 1:
-        raise TypeError(
-            f"{name}: rows are label ids of shape (R,), not {rows.dtype} {tuple(rows.shape)}"
-        )
+    shape = tuple(rows.shape)
+    require(whole, name, "rows", "whole numbers", rows.dtype, TypeError)
+    require(len(shape) == 1, name, "rows", "of shape (R,)", shape, TypeError)
     device = placement(source)["device"]
     if device is not None and rows.device != device:
         raise ValueError(
@@ -167,12 +144,9 @@ def resize_rows(
     added = max(0, new_size - old_size)
     width = source.embedding_dim
     if vectors is not None:
-        _check_tensor(f"{name}: vectors are", vectors)
-    if vectors is not None and vectors.shape != (added, width):
-        raise ValueError(
-            f"{name}: from {old_size} to {new_size} labels needs vectors of shape "
-            f"({added}, {width}), not {tuple(vectors.shape)}"
-        )
+        require_type(vectors, Tensor, name, "vectors", "a tensor")
+        shape, wanted = tuple(vectors.shape), (added, width)
+        require(shape == wanted, name, "vectors", f"of shape {wanted}", shape)
     if not isinstance(source, nn.Embedding):
         if new_size != old_size:
             method = "extend" if new_size > old_size else "truncate"
@@ -188,11 +162,6 @@ def resize_rows(
     source.num_embeddings = new_size
     if source.padding_idx is not None and source.padding_idx >= new_size:
         source.padding_idx = None  # its row is gone
-
-
-def _check_tensor(what: str, value: object) -> None:
-    if not isinstance(value, Tensor):
-        raise TypeError(f"{what} a tensor, not {type(value).__name__}; make one with torch.tensor")
 
 
 def refill(parameter: Tensor, data: Tensor) -> None:

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from drill.kernels.loss.checks import check_head
 from drill.kernels.loss.nll import reduce_losses
+from drill.kernels.runtime.checks import one_of, require_type
 from drill.kernels.runtime.dispatch import must_not_wait
 from drill.layers.base import LossOptions, MatrixLayer, OutputLayer
-from drill.layers.checks import one_of, positive
+from drill.layers.checks import positive
 from drill.layers.wrapper import Ranking, WrappingLayer
 
 Proposal = Literal["log-uniform", "uniform"]
@@ -54,8 +55,8 @@ class SampledSoftmax(WrappingLayer):
     ) -> None:
         super().__init__(layer)
         name = type(self).__name__
-        if not isinstance(generator, torch.Generator | None):
-            raise TypeError(f"{name}: generator is a torch.Generator, not {generator!r}")
+        kinds = (torch.Generator, type(None))
+        require_type(generator, kinds, name, "generator", "a torch.Generator")
         self.samples = positive(name, "samples", samples)
         self.proposal = one_of(name, "proposal", proposal, get_args(Proposal))
         self.ranking = Ranking(name, layer, counts)

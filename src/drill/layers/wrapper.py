@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from drill.kernels.loss.nll import token_losses
+from drill.kernels.runtime.checks import require, require_type
 from drill.layers.base import MatrixLayer, OutputLayer
 
 MOST_ROWS = 256
@@ -22,11 +23,8 @@ class WrappingLayer(OutputLayer):
 
     def __init__(self, layer: MatrixLayer) -> None:
         super().__init__()
-        if not isinstance(layer, MatrixLayer):
-            raise TypeError(
-                f"{type(self).__name__}: wraps a MatrixLayer (full, tied, bilinear, dual, deep "
-                f"residual), not {type(layer).__name__}"
-            )
+        expected = "a MatrixLayer (full, tied, bilinear, dual, deep-residual)"
+        require_type(layer, MatrixLayer, type(self).__name__, "layer", expected)
         self.layer = layer
         self.hidden_size = layer.hidden_size
 
@@ -90,20 +88,13 @@ class Ranking(nn.Module):
         if counts is not None:
             if not isinstance(counts, Tensor):
                 counts = _as_tensor(owner, counts)
-            if counts.shape != (labels,):
-                raise ValueError(
-                    f"{owner}: counts {tuple(counts.shape)} do not match the {labels} labels; "
-                    f"give one training count per label, shape ({labels},)"
-                )
-            if counts.is_complex():
-                raise ValueError(f"{owner}: counts are real numbers, not {counts.dtype}")
+            shape = tuple(counts.shape)
+            require(shape == (labels,), owner, "counts", f"one per label, ({labels},)", shape)
+            require(not counts.is_complex(), owner, "counts", "real numbers", counts.dtype)
             wrong = ~(counts >= 0)  # NaN, too
             if not counts.is_meta and wrong.any():
                 first = int(wrong.nonzero()[0])
-                raise ValueError(
-                    f"{owner}: counts[{first}] is {counts[first].item()}; a count is at least 0, "
-                    "and 0 for labels never seen"
-                )
+                require(False, owner, f"counts[{first}]", "at least 0", counts[first].item())
             ids = torch.argsort(counts, descending=True, stable=True)
             ids = ids.to(next(layer.parameters(), ids).device)
         self.register_buffer("ids", ids)
@@ -153,8 +144,7 @@ def _as_tensor(owner: str, counts: Sequence[float]) -> Tensor:
         return torch.as_tensor(counts, device="cpu", dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError):
         raise TypeError(
-            f"{owner}: counts are a tensor or a list of numbers, one per label, "
-            f"not {type(counts).__name__}"
+            f"{owner}: counts must be a list of numbers, got {type(counts).__name__}"
         ) from None
 
 

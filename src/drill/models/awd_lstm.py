@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from drill.kernels.lstm.lstm import IMPLEMENTATIONS, Implementation, choose, in_words, lstm_stack
 from drill.kernels.lstm.weights import Weights
+from drill.kernels.runtime.checks import one_of, require, require_type
 from drill.kernels.runtime.dropout_masks import draw_mask, masked
-from drill.layers.checks import fraction, one_of, positive
+from drill.layers.checks import fraction, positive, span
 from drill.models.encoder import Encoded, Encoder, State
 
 
@@ -56,24 +57,19 @@ class AwdLstm(Encoder):
         init_range: float | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(embedding, nn.Embedding):
-            raise TypeError(
-                "AwdLstm: the first argument is the model's nn.Embedding, "
-                f"not {type(embedding).__name__}"
-            )
+        name = type(self).__name__
+        require_type(embedding, nn.Embedding, name, "embedding", "an nn.Embedding")
         d = embedding.embedding_dim
-        self.output_size = (
-            d if output_size is None else positive("AwdLstm", "output_size", output_size)
-        )
-        hidden_size = positive("AwdLstm", "hidden_size", hidden_size)
-        inner = [hidden_size] * (positive("AwdLstm", "layers", layers) - 1)
+        self.output_size = d if output_size is None else positive(name, "output_size", output_size)
+        hidden_size = positive(name, "hidden_size", hidden_size)
+        inner = [hidden_size] * (positive(name, "layers", layers) - 1)
         self.embedding = embedding
-        self.dropout_embedding = fraction("AwdLstm", "dropout_embedding", dropout_embedding)
-        self.dropout_input = fraction("AwdLstm", "dropout_input", dropout_input)
-        self.dropout_hidden = fraction("AwdLstm", "dropout_hidden", dropout_hidden)
-        self.dropout_output = fraction("AwdLstm", "dropout_output", dropout_output)
-        self.weight_drop = fraction("AwdLstm", "weight_drop", weight_drop)
-        one_of("AwdLstm", "impl", impl, IMPLEMENTATIONS)
+        self.dropout_embedding = fraction(name, "dropout_embedding", dropout_embedding)
+        self.dropout_input = fraction(name, "dropout_input", dropout_input)
+        self.dropout_hidden = fraction(name, "dropout_hidden", dropout_hidden)
+        self.dropout_output = fraction(name, "dropout_output", dropout_output)
+        self.weight_drop = fraction(name, "weight_drop", weight_drop)
+        one_of(name, "impl", impl, IMPLEMENTATIONS)
         self.impl: Implementation = impl
         self._dropping = True
         device, dtype = embedding.weight.device, embedding.weight.dtype
@@ -81,20 +77,16 @@ class AwdLstm(Encoder):
         lstms = [nn.LSTM(i, o, device=device, dtype=dtype) for i, o in widths]
         self.lstms = cast(Sequence[nn.LSTM], nn.ModuleList(lstms))
         if init_range is not None:
-            if not init_range > 0.0:
-                raise ValueError(f"AwdLstm: init_range is a positive number, not {init_range}")
-            nn.init.uniform_(embedding.weight, -init_range, init_range)
+            nn.init.uniform_(embedding.weight, -span(name, init_range), init_range)
 
     def forward(self, ids: Tensor, state: State | None = None) -> Encoded:
         """ids (T, B) -> output and raw (T, B, output_size), and the state after the last step.
 
         Every call draws new masks. In eval mode nothing is dropped and output is raw.
         """
-        if ids.dtype not in (torch.int64, torch.int32) or ids.dim() != 2 or 0 in ids.shape:
-            raise TypeError(
-                f"AwdLstm: ids are whole numbers of shape (T, B), not {ids.dtype} "
-                f"{tuple(ids.shape)}; a single text has shape (T, 1)"
-            )
+        whole = ids.dtype in (torch.int64, torch.int32) and ids.dim() == 2 and 0 not in ids.shape
+        given = ids.dtype, tuple(ids.shape)
+        require(whole, "AwdLstm", "ids", "whole numbers of shape (T, B)", given, TypeError)
         state = self.initial_state(ids.shape[1]) if state is None else state
         self._check_state(state, ids.shape[1])
         dropping = self.training and self._dropping
@@ -148,11 +140,8 @@ class AwdLstm(Encoder):
                 module.training = mode
 
     def extra_repr(self) -> str:
-        return (
-            f"dropout_embedding={self.dropout_embedding}, dropout_input={self.dropout_input}, "
-            f"dropout_hidden={self.dropout_hidden}, dropout_output={self.dropout_output}, "
-            f"weight_drop={self.weight_drop}"
-        )
+        sites = [f"dropout_{site}" for site in ("embedding", "input", "hidden", "output")]
+        return ", ".join(f"{site}={getattr(self, site)}" for site in (*sites, "weight_drop"))
 
     def _check_state(self, state: State, batch: int) -> None:
         wanted = [[(1, batch, lstm.hidden_size)] * 2 for lstm in self.lstms]

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from drill.kernels.runtime.checks import require
+from drill.layers.checks import fraction, positive, span
 from drill.models.encoder import Encoded, Encoder, State
 
 DROPOUTS = ("attention_dropout", "attn_pdrop", "resid_pdrop", "hidden_dropout", "residual_dropout")
@@ -23,14 +25,16 @@ INNER_SIZES = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
 class HfEncoder(Encoder):
     """The blocks of a causal language model of transformers, untrained; for language models.
 
-    embedding          the model's nn.Embedding (V, d), shared; drawn anew from N(0, init_std)
-    model_type         of transformers: llama, qwen3, gpt2, gpt_neox, ...
-    layers, heads      number of blocks, and of attention heads in each
-    kv_heads           heads of keys and values, where the model type has grouped queries
-    intermediate_size  width inside the feed-forward part; 8/3 d by default, a multiple of 64
-    context_length     the longest window
-    dropout            of the embedded tokens, of the output, and wherever the model type has one
-    init_std           of the embedding and of all matrices
+    Args:
+        embedding: the model's nn.Embedding (V, d), shared; initialised from N(0, init_std).
+        model_type: of transformers: llama, qwen3, gpt2, gpt_neox, ...
+        layers: number of blocks.
+        heads: attention heads of each; divides d.
+        kv_heads: heads of keys and values, where the model type has grouped queries.
+        intermediate_size: width inside the feed-forward part; 8/3 d by default, a multiple of 64.
+        context_length: the longest window.
+        dropout: of the embedded tokens, of the output, and wherever the model type has one.
+        init_std: of the embedding and of all matrices.
     """
 
     carries_state = False
@@ -50,20 +54,16 @@ class HfEncoder(Encoder):
     ) -> None:
         super().__init__()
         d = embedding.embedding_dim
+        owner = type(self).__name__
         sizes = {"layers": layers, "heads": heads, "context_length": context_length}
         sizes |= {"kv_heads": kv_heads or heads, "intermediate_size": intermediate_size or 1}
         for name, value in sizes.items():
-            if value < 1:
-                raise ValueError(f"HfEncoder: {name} is at least 1, not {value}")
-        if d % heads:
-            raise ValueError(f"HfEncoder: heads divides embedding_dim {d}, not {heads}")
-        if not 0.0 <= dropout < 1.0:  # NaN fails too
-            raise ValueError(f"HfEncoder: dropout lies in [0, 1), not {dropout}")
-        if not init_std > 0.0:
-            raise ValueError(f"HfEncoder: init_std is a positive number, not {init_std}")
+            positive(owner, name, value)
+        require(d % heads == 0, owner, "heads", f"a divisor of embedding_dim {d}", heads)
+        span(owner, init_std, "init_std")
         self.output_size = d
         self.context_length = context_length
-        self.dropout = dropout
+        self.dropout = fraction(owner, "dropout", dropout)
         self.embedding = embedding
         nn.init.normal_(embedding.weight, std=init_std)
         self.body = _body(
@@ -154,7 +154,7 @@ def _body(model_type: str, dropout: float, **sizes: Any) -> nn.Module:
         config = AutoConfig.for_model(model_type)
     except ValueError:
         raise ValueError(
-            f"HfEncoder: model_type is one that transformers knows, not {model_type!r}"
+            f"HfEncoder: model_type must be one that transformers knows, got {model_type!r}"
         ) from None
     names: dict[str, Any] = dict.fromkeys(DROPOUTS, dropout)
     names |= dict.fromkeys(INNER_SIZES, sizes["intermediate_size"])

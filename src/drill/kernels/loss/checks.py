@@ -5,6 +5,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from drill.kernels.runtime.checks import require, require_type
 from drill.kernels.runtime.dispatch import C_COMPILER, TRITON_INSTALLED, autocast_on, must_not_wait
 
 _AUTOCAST = (torch.float32, torch.bfloat16, torch.float16)
@@ -14,8 +15,8 @@ _AUTOCAST = (torch.float32, torch.bfloat16, torch.float16)
 def check_head(name: str, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     """Raise unless hidden (..., k), weight (V, k) and bias (V,) fit in shape, device and dtype."""
     check_states(name, hidden)
-    if weight.dim() != 2:
-        raise ValueError(f"{name}: weight is (labels, width), not of shape {tuple(weight.shape)}")
+    shape = tuple(weight.shape)
+    require(len(shape) == 2, name, "weight", "of shape (labels, width)", shape)
     if hidden.dim() < 1 or hidden.shape[-1] != weight.shape[1]:
         raise ValueError(
             f"{name}: hidden {tuple(hidden.shape)} does not end in the width {weight.shape[1]} "
@@ -55,32 +56,27 @@ def check_states(name: str, hidden: object) -> None:
     """Raise TypeError unless ``hidden`` is a floating-point tensor."""
     if isinstance(hidden, tuple):
         raise TypeError(
-            f"{name}: hidden is a tensor, not a tuple; a recurrent module returns (output, state): "
-            "give the output"
+            f"{name}: hidden must be a tensor, got a tuple; a recurrent module returns (output, "
+            "state): give the output"
         )
     if not isinstance(hidden, Tensor):
-        raise TypeError(f"{name}: hidden is a tensor, not {type(hidden).__name__}")
-    if not hidden.is_floating_point():
-        raise TypeError(
-            f"{name}: hidden is floating point, not {hidden.dtype}; give encoder outputs, not ids"
-        )
+        raise TypeError(f"{name}: hidden must be a tensor, got {type(hidden).__name__}")
+    floats = hidden.is_floating_point()
+    require(floats, name, "hidden", "floating point, not ids", hidden.dtype, TypeError)
 
 
 def check_targets(
     hidden: Tensor, targets: Tensor, labels: int, ignore_index: int, in_range: bool = True
 ) -> None:
     """Raise unless there is one integer target per token and, if asked, each one is a label."""
-    if not isinstance(targets, Tensor):
-        raise TypeError(f"nll: targets are a tensor of label ids, not {type(targets).__name__}")
+    require_type(targets, Tensor, "nll", "targets", "a tensor of label ids")
     if targets.shape != hidden.shape[:-1]:
         raise ValueError(
             f"nll: targets {tuple(targets.shape)} do not match hidden {tuple(hidden.shape)}; "
             f"give one target per token, shape {tuple(hidden.shape[:-1])}"
         )
-    if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
-        raise TypeError(
-            f"nll: targets are integer label ids, not {targets.dtype}; convert with .long()"
-        )
+    whole = not (targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool)
+    require(whole, "nll", "targets", "integer label ids", targets.dtype, TypeError)
     _check_device("nll", hidden, "targets", targets)
     if in_range:
         check_range("nll", targets, labels, ignore_index)

@@ -14,7 +14,6 @@ Three implementations give the same result:
 
 import logging
 import operator
-from numbers import Integral, Real
 from typing import Literal, get_args
 
 import torch
@@ -25,6 +24,7 @@ from drill.kernels.loss.checks import check_head, check_targets
 from drill.kernels.loss.chunk_plan import Settings
 from drill.kernels.loss.chunked import chunked_nll
 from drill.kernels.loss.compile_op import compiled_nll
+from drill.kernels.runtime.checks import is_number, is_whole, one_of, require
 from drill.kernels.runtime.dispatch import (
     Choice,
     compute_dtype,
@@ -36,15 +36,11 @@ from drill.kernels.runtime.dispatch import (
 Implementation = Literal["auto", "reference", "chunked", "triton"]
 Reduction = Literal["none", "mean", "sum"]
 
-_IMPLEMENTATIONS = get_args(Implementation)
-_REDUCTIONS = get_args(Reduction)
-
 DEFAULT_MEMORY = 2**30
 """Bytes that ``chunked`` and ``triton`` may use beyond inputs and gradients."""
 
 _SMALL_LOGITS = 4 * 2**20
 """Chunks do not help below this many bytes of logits."""
-
 
 logger = logging.getLogger("drill")
 
@@ -154,31 +150,22 @@ def check_settings(
         not take them.
     """
     memory, ignore_index = _whole("memory", memory), _whole("ignore_index", ignore_index)
-    if not -(2**63) <= ignore_index < 2**63:
-        raise ValueError(
-            f"nll: ignore_index is {ignore_index}, which does not fit 64 bits; use -100"
-        )
-    if reduction not in _REDUCTIONS:
-        known = ", ".join(_REDUCTIONS)
-        raise ValueError(f"nll: reduction is one of {known}, not {reduction!r}")
-    if impl not in _IMPLEMENTATIONS:
-        known = ", ".join(_IMPLEMENTATIONS)
-        raise ValueError(f"nll: impl is one of {known}, not {impl!r}")
-    number = isinstance(label_smoothing, float | Real | torch.SymFloat)
-    if not number or isinstance(label_smoothing, bool):
-        raise TypeError(f"nll: label_smoothing is a number, not {label_smoothing!r}")
-    if not 0.0 <= label_smoothing <= 1.0:  # NaN fails too
-        raise ValueError(f"nll: label_smoothing lies in [0, 1], not {label_smoothing}")
-    if memory < 1:
-        raise ValueError(f"nll: memory is a positive number of bytes, not {memory}")
+    fits = -(2**63) <= ignore_index < 2**63
+    require(fits, "nll", "ignore_index", "a number of 64 bits", ignore_index)
+    one_of("nll", "reduction", reduction, get_args(Reduction))
+    one_of("nll", "impl", impl, get_args(Implementation))
+    number = isinstance(label_smoothing, torch.SymFloat) or is_number(label_smoothing)
+    require(number, "nll", "label_smoothing", "a number", label_smoothing, TypeError)
+    require(0.0 <= label_smoothing <= 1.0, "nll", "label_smoothing", "in [0, 1]", label_smoothing)
+    require(memory >= 1, "nll", "memory", "a positive number of bytes", memory)
     if not isinstance(label_smoothing, float | torch.SymFloat):
         label_smoothing = float(label_smoothing)
     return label_smoothing, memory, ignore_index
 
 
 def _whole(name: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | Integral | torch.SymInt):
-        raise TypeError(f"nll: {name} is a whole number, not {value!r}")
+    whole = isinstance(value, torch.SymInt) or is_whole(value)
+    require(whole, "nll", name, "a whole number", value, TypeError)
     return value if isinstance(value, int | torch.SymInt) else operator.index(value)
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from drill.kernels.lstm.persistent import recurrence as lstm_persistent
 from drill.kernels.lstm.persistent.stack import persistent_layers
 from drill.kernels.lstm.weights import Weights
+from drill.kernels.runtime.checks import one_of, require
 from drill.kernels.runtime.dispatch import autocast_on, log_once, triton_missing
 from drill.kernels.runtime.dropout_masks import draw_mask, drop_entries, masked
 
@@ -105,8 +106,7 @@ def _logged_choice(impl: Implementation, x: Tensor, weights: Weights) -> str:
 
 def choose(impl: Implementation, x: Tensor, w_hh: Tensor) -> tuple[str, str]:
     """The implementation that ``impl`` means here, and why."""
-    if impl not in IMPLEMENTATIONS:
-        raise ValueError(f"lstm: impl is one of {', '.join(IMPLEMENTATIONS)}, not {impl!r}")
+    one_of("lstm", "impl", impl, IMPLEMENTATIONS)
     if impl in ("reference", "cudnn"):
         return impl, "asked for"
     if impl != "auto":
@@ -152,22 +152,12 @@ def _check_shapes(x: torch.Size, h: Tensor, c: Tensor, weights: Weights) -> None
     """Kernels rely on these sizes: a wrong one would read other memory."""
     shapes = [tuple(weight.shape) for weight in weights]
     o, i = weights.w_hh.shape[-1], weights.w_ih.shape[-1]
-    if shapes != [(4 * o, i), (4 * o, o), (4 * o,), (4 * o,)]:
-        raise ValueError(
-            f"lstm: weights have shapes {shapes}, not (4 o, i), (4 o, o), (4 o,) and (4 o,); give "
-            "those of one layer and direction of nn.LSTM"
-        )
-    if len(x) != 3 or 0 in x or x[2] < i:
-        raise ValueError(
-            f"lstm: x is (T, B, {i}) with at least one step and sequence, not {tuple(x)}; a "
-            f"single text is (T, 1, {i}), and W_ih says how wide"
-        )
-    state = (1, x[1], o)
-    if tuple(h.shape) != state or tuple(c.shape) != state:
-        raise ValueError(
-            f"lstm: h and c are {state} for x {tuple(x)}, not {tuple(h.shape)} and "
-            f"{tuple(c.shape)}; start from zeros of that shape"
-        )
+    fit = shapes == [(4 * o, i), (4 * o, o), (4 * o,), (4 * o,)]
+    require(fit, "lstm", "weights", "(4 o, i), (4 o, o), (4 o,) and (4 o,), as of nn.LSTM", shapes)
+    fit = len(x) == 3 and 0 not in x and x[2] >= i
+    require(fit, "lstm", "x", f"(T, B, {i}) with at least one step and sequence", tuple(x))
+    state, given = (1, x[1], o), [tuple(h.shape), tuple(c.shape)]
+    require(given == [state, state], "lstm", "h and c", f"{state} for x {tuple(x)}", given)
 
 
 def _check_stack(
@@ -192,8 +182,7 @@ def _check_stack(
 
 def _check_shares(whose: str, **shares: float) -> None:
     for name, share in shares.items():
-        if not 0.0 <= share < 1.0:
-            raise ValueError(f"{whose}: {name} is the share that is lost, in [0, 1), not {share}")
+        require(0.0 <= share < 1.0, whose, name, "a probability in [0, 1)", share)
 
 
 def _persistent(

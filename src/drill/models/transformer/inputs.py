@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from drill.kernels.runtime.checks import require, require_type
 from drill.kernels.runtime.dispatch import compute_dtype
 
 ALIGNED = 8
@@ -32,29 +33,16 @@ def additive_mask(seen: Tensor, x: Tensor) -> Tensor:
 
 def common_width(source: nn.Embedding, target: nn.Embedding) -> int:
     for embedding in (source, target):
-        if not isinstance(embedding, nn.Embedding):
-            raise TypeError(
-                "Transformer: the first arguments are the model's nn.Embeddings, "
-                f"not {type(embedding).__name__}"
-            )
+        require_type(embedding, nn.Embedding, "Transformer", "embeddings", "nn.Embeddings")
     a, b = source.embedding_dim, target.embedding_dim
-    if a != b:
-        raise ValueError(
-            f"Transformer: the source embedding has width {a} and the target embedding {b}; "
-            "give both one width"
-        )
+    require(a == b, "Transformer", "the target embedding", f"as wide as the source's, {a}", b)
     return a
 
 
 def check_ids(what: str, ids: Tensor, dims: int, rows: int | None = None) -> None:
-    shape = "(B, T)" if dims == 2 else "(B*K,)"
-    if ids.dtype not in (torch.int64, torch.int32) or ids.dim() != dims or ids.shape[0] == 0:
-        raise TypeError(
-            f"Transformer: {what} is whole numbers of shape {shape}, not {ids.dtype} "
-            f"{tuple(ids.shape)}; a single sentence has one row"
-        )
-    if rows is not None and ids.shape[0] != rows:
-        raise ValueError(
-            f"Transformer: {what} has {ids.shape[0]} rows, but the encoded source has {rows}; "
-            "give a row for each"
-        )
+    expected = f"whole numbers of shape {'(B, T)' if dims == 2 else '(B*K,)'}"
+    whole = ids.dtype in (torch.int64, torch.int32) and ids.dim() == dims and ids.shape[0] > 0
+    given = ids.dtype, tuple(ids.shape)
+    require(whole, "Transformer", what, expected, given, TypeError)
+    fits = rows is None or ids.shape[0] == rows
+    require(fits, "Transformer", what, f"{rows} rows, as the encoded source has", ids.shape[0])

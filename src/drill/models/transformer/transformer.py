@@ -7,7 +7,7 @@ x = drop(sqrt(d) E[ids] + positions),  blocks of attention and feed-forward netw
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple, Self, cast, get_args
 
@@ -15,9 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from drill.kernels.runtime.checks import one_of, require
 from drill.kernels.runtime.dispatch import compute_dtype
 from drill.kernels.transformer.residual_norm import SUBLAYER_IMPLEMENTATIONS, SublayerImplementation
-from drill.layers.checks import at_least_zero, fraction, one_of, positive
+from drill.layers.checks import at_least_zero, fraction, positive
 from drill.models.transformer.attention import CrossAttention, KeysValues, SelfAttention
 from drill.models.transformer.blocks import DecoderBlock, EncoderBlock, Stream
 from drill.models.transformer.decoding_cache import Cache
@@ -112,18 +113,11 @@ class Transformer(nn.Module):
         self.impl: SublayerImplementation = impl
         self.pad = at_least_zero(name, "pad", pad)
         words = min(source_embedding.num_embeddings, target_embedding.num_embeddings)
-        if pad >= words:
-            raise ValueError(f"{name}: pad is {pad}, but an embedding has only {words} rows")
-        block = (
-            d,
-            heads,
-            positive(name, "feedforward", feedforward),
-            dropout,
-            dropout
-            if attention_dropout is None
-            else fraction(name, "attention_dropout", attention_dropout),
-            norm == "pre",
-        )
+        require(pad < words, name, "pad", f"a row of both embeddings, below {words}", pad)
+        of_attention = dropout if attention_dropout is None else attention_dropout
+        fraction(name, "attention_dropout", of_attention)
+        feedforward = positive(name, "feedforward", feedforward)
+        block = (d, heads, feedforward, dropout, of_attention, norm == "pre")
         depth = range(positive(name, "layers", layers))
         with source_embedding.weight.device:
             encoder = nn.ModuleList(EncoderBlock(*block) for _ in depth)
@@ -152,13 +146,8 @@ class Transformer(nn.Module):
                 f"{cls.__name__}: preset {name!r} has width {size.embedding_dim} and the embedding "
                 f"{source_embedding.embedding_dim}; build nn.Embedding(words, {size.embedding_dim})"
             )
-        options: dict[str, Any] = {
-            "layers": size.layers,
-            "heads": size.heads,
-            "feedforward": size.feedforward,
-            "dropout": size.dropout,
-            **changes,
-        }
+        options = {**asdict(size), **changes}
+        del options["embedding_dim"]
         return cls(source_embedding, target_embedding, **options)
 
     # -- all positions at once ----------------------------------------------------------------

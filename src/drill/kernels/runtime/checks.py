@@ -1,0 +1,38 @@
+"""Checks of arguments: every error says what a value must be, and what it is."""
+
+from collections.abc import Sequence
+from numbers import Integral, Real
+
+
+def require(
+    condition: bool,
+    owner: str,
+    name: str,
+    expected: str,
+    value: object,
+    error: type[Exception] = ValueError,
+) -> None:
+    """Raise ``error`` unless ``condition``: "owner: name must be expected, got value"."""
+    if not condition:
+        raise error(f"{owner}: {name} must be {expected}, got {value!r}")
+
+
+def require_type(
+    value: object, kind: type | tuple[type, ...], owner: str, name: str, expected: str
+) -> None:
+    """Raise TypeError with the type of ``value`` unless it is a ``kind``."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{owner}: {name} must be {expected}, got {type(value).__name__}")
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def one_of(owner: str, name: str, value: str, known: Sequence[str]) -> str:
+    require(value in known, owner, name, f"one of {', '.join(known)}", value)
+    return value
