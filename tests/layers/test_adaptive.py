@@ -9,18 +9,11 @@ from torch import Tensor, nn
 
 from drill.layers import AdaptiveSoftmax, FullSoftmax, StaleLabels, TiedSoftmax
 from tests.layers.table import V, batch, gradients, make
-from tests.layers.test_contract import by_hand
+from tests.layers.test_contract import IMPLS, by_hand
+from tests.layers.test_sampled import COUNTS, EACH_MATRIX, RANKED, RANKINGS
 
-COUNTS = torch.tensor([3, 50, 7, 7, 0, 1, 90, 2, 4, 8, 5])
-RANKED = [6, 1, 9, 2, 3, 10, 8, 0, 7, 5, 4]  # ids by falling count, ties in order of id
-IMPLS = pytest.mark.parametrize("impl", ["reference", "chunked"])
 CUTOFFS = pytest.mark.parametrize("cutoffs", [[1], [4], [V - 1], [3, 7], [1, 2, 10]], ids=str)
 FACTORS = pytest.mark.parametrize("factor", [1.0, 1.5, 4.0])
-RANKINGS = pytest.mark.parametrize("counts", [None, COUNTS], ids=["by id", "by counts"])
-EACH_MATRIX = pytest.mark.parametrize(
-    "name",
-    ["full of other width", "tied", "bilinear", "dual", "deep residual 2", "deep residual locked"],
-)
 ALL = torch.arange(V)
 
 

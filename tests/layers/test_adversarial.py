@@ -5,60 +5,28 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
-from drill.layers import (
-    AdaptiveSoftmax,
-    Bilinear,
-    DeepResidual,
-    DualNonlinear,
-    FullSoftmax,
-    MixtureOfSoftmaxes,
-    SampledSoftmax,
-    TiedSoftmax,
-)
 from drill.layers.base import with_lowered_target
+from tests.layers.table import MATRIX, ONE_EACH, WRAPPERS, V, batch, gradients, make
 
-V, WIDTH, EPSILON = 23, 6, 0.3
-
-LAYERS = {
-    "tied": TiedSoftmax,
-    "full": lambda e: FullSoftmax(e, hidden_size=WIDTH),
-    "bilinear": Bilinear,
-    "dual": lambda e: DualNonlinear(e, joint_size=5, residual=False),
-    "deep-residual": lambda e: DeepResidual(e, depth=2),
-}
-
-
-def made(name, dtype=torch.float64):
-    torch.manual_seed(2)
-    layer = LAYERS[name](nn.Embedding(V, WIDTH)).to(dtype)
-    hidden = torch.randn(4, 3, WIDTH, dtype=dtype, requires_grad=True)
-    return layer, hidden, torch.randint(V, (4, 3))
+EPSILON = 0.3
+one_matrix_layer_each = pytest.mark.parametrize("name", [n for n in ONE_EACH if n in MATRIX])
 
 
 def by_hand(layer, hidden, targets):
     """Per token: plain losses, and those of shifted logits in memory."""
     logits = layer.logits(hidden)
     with torch.no_grad():
-        rows = layer.weight[targets]
-        delta = EPSILON * rows.norm(dim=-1) * layer.context(hidden).norm(dim=-1)
+        delta = EPSILON * layer.weight[targets].norm(dim=-1) * layer.context(hidden).norm(dim=-1)
     shifted = logits - delta[..., None] * F.one_hot(targets, V)
-    return [
-        F.cross_entropy(each.reshape(-1, V), targets.reshape(-1), reduction="none").view(4, 3)
-        for each in (logits, shifted)
-    ]
-
-
-def gradients(loss, layer, hidden):
-    tensors = [hidden, *layer.parameters()]
-    return torch.autograd.grad(loss, tensors, allow_unused=True, materialize_grads=True)
+    return [F.cross_entropy(each, targets, reduction="none") for each in (logits, shifted)]
 
 
 @pytest.mark.parametrize("impl", ["reference", "chunked"])
-@pytest.mark.parametrize("name", LAYERS)
+@one_matrix_layer_each
 def test_it_is_plain_pytorch_with_shifted_logits(name, impl):
-    layer, hidden, targets = made(name)
+    layer = make(name, torch.float64)
+    hidden, targets = batch(layer, 12)
     plain, lowered = layer.adversarial_nll(hidden, targets, EPSILON, impl=impl)
     wanted, truth = by_hand(layer, hidden, targets)
     assert not plain.requires_grad
@@ -77,38 +45,25 @@ def test_float32_is_as_exact_as_the_losses_it_is_given(nll, delta):
     found = with_lowered_target(given, torch.tensor(delta))
     found.backward()
     exact = torch.tensor(nll, dtype=torch.float64, requires_grad=True)
-    p = torch.exp(-exact)
-    truth = exact + delta + torch.log1p(p * math.expm1(-delta))
+    truth = exact + delta + torch.log1p(torch.exp(-exact) * math.expm1(-delta))
     truth.backward()
     assert found.item() == pytest.approx(truth.item(), rel=1e-6, abs=4e-6)
     assert float(given.grad) == pytest.approx(float(exact.grad), rel=1e-5)
 
 
-def test_one_token_by_hand():
-    # p = 1/4 and a logit lowered by log 3: 1/4 becomes (1/3) / (1/3 + 3) = 1/10
-    lowered = with_lowered_target(torch.tensor(math.log(4.0)), torch.tensor(math.log(3.0)))
-    assert float(lowered) == pytest.approx(math.log(10.0))
-
-
-@pytest.mark.parametrize(
-    "wrapped",
-    [
-        lambda e: MixtureOfSoftmaxes(TiedSoftmax(e), 2),
-        lambda e: SampledSoftmax(TiedSoftmax(e), samples=5),
-        lambda e: AdaptiveSoftmax(TiedSoftmax(e), [5, 10]),
-    ],
-)
-def test_layers_without_it_say_so(wrapped):
-    layer = wrapped(nn.Embedding(V, WIDTH))
+@pytest.mark.parametrize("name", [n for n in ONE_EACH if n in WRAPPERS])
+def test_layers_without_it_raise(name):
+    layer = make(name)
     with pytest.raises(TypeError, match=type(layer).__name__):
-        layer.adversarial_nll(torch.zeros(2, WIDTH), torch.zeros(2, dtype=torch.long), 0.1)
+        layer.adversarial_nll(*batch(layer, 2), 0.1)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["tied", "deep-residual"])
+@pytest.mark.parametrize("name", ["tied", "deep residual 2"])
 def test_the_kernels_of_a_gpu_take_a_weight_for_every_token(name, dtype):
-    layer, hidden, targets = (each.cuda() for each in made(name, torch.float32))
+    layer = make(name).cuda()
+    hidden, targets = (each.cuda() for each in batch(layer, 12))
     hidden = hidden.detach().requires_grad_()
     with torch.autocast("cuda", torch.bfloat16, enabled=dtype == torch.bfloat16):
         _, lowered = layer.adversarial_nll(hidden, targets, EPSILON, impl="triton")

@@ -56,12 +56,6 @@ def test_an_embedding_of_the_default_start_is_warned_of_once(build):
     step(TiedSoftmax(getattr(layer, "layer", layer).embedding))
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_it_warns_in_every_precision(dtype):
-    with pytest.warns(UserWarning, match=MESSAGE):
-        step(TiedSoftmax(words(dtype=dtype)))
-
-
 @pytest.mark.parametrize("width", [8, 16, 32, 64])
 def test_it_warns_at_every_width_whose_first_loss_is_far_above_ln_v(width):
     layer, targets = TiedSoftmax(words(width)), torch.arange(500)
@@ -87,18 +81,6 @@ def uniform(weight: Tensor) -> None:
     nn.init.uniform_(weight, -math.sqrt(3), math.sqrt(3))
 
 
-def loaded() -> DeepResidual:
-    layer = DeepResidual(words())
-    layer.load_state_dict(DeepResidual(words(std=0.1)).state_dict())
-    return layer
-
-
-def frozen() -> TiedSoftmax:
-    layer = TiedSoftmax(words())
-    layer.embedding.weight.requires_grad_(False)
-    return layer
-
-
 QUIET: dict[str, Callable[[], nn.Module]] = {
     **{f"std {x}": lambda x=x: DeepResidual(words(std=x)) for x in (0.05, 0.5, 0.85, 1.2, 10.0)},
     **{f"uniform {w}": lambda w=w: changed(uniform, w) for w in (8, 32, 128)},
@@ -108,9 +90,8 @@ QUIET: dict[str, Callable[[], nn.Module]] = {
     "dual": lambda: DualNonlinear(words()),
     "narrow": lambda: TiedSoftmax(words(width=4)),
     "few numbers": lambda: TiedSoftmax(nn.Embedding(100, 8)),
-    "loaded later": loaded,
     "evaluation": lambda: TiedSoftmax(words()).eval(),
-    "frozen": frozen,
+    "frozen": lambda: TiedSoftmax(words()).requires_grad_(False),
     "meta": lambda: TiedSoftmax(words(device="meta")),
     "descriptions": lambda: TiedSoftmax(
         Descriptions(nn.Linear(3, WIDTH), torch.randn(500, 3), WIDTH)
@@ -121,12 +102,6 @@ QUIET: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("name", QUIET)
 def test_it_does_not_warn_of_other_embeddings(name):
     step(QUIET[name]())
-
-
-def test_it_does_not_look_without_checks_or_gradients():
-    step(TiedSoftmax(words()), check=False)
-    with torch.no_grad():
-        step(TiedSoftmax(words()))
 
 
 def test_weights_that_are_swapped_in_are_not_read():

@@ -23,9 +23,9 @@ from tests.layers.table import (
     model,
     one_of_each_layer,
 )
+from tests.layers.test_contract import IMPLS
 
 interpreted = pytest.mark.skipif(not (TRITON_INSTALLED and INTERPRETED), reason="Triton is missing")
-IMPLS = pytest.mark.parametrize("impl", ["reference", "chunked"])
 bfloat16 = torch.autocast("cpu", dtype=torch.bfloat16)
 
 
@@ -175,24 +175,6 @@ def test_a_compiled_step_encodes_by_the_loop_whoever_is_asked_for(fresh_compiler
         rtol=1e-3,
         atol=1e-4,
     )
-
-
-@IMPLS
-def test_a_compiled_step_takes_batches_of_any_length(impl, fresh_compiler):
-    built = model("tied")
-    step = torch.compile(built, fullgraph=True, backend="aot_eager")
-    for length in range(2, 14):  # more than the compiler is willing to compile one by one
-        hidden, targets = batch(built.layer, length)
-        torch.testing.assert_close(step(hidden, targets, impl=impl), built(hidden, targets))
-
-
-def test_a_compiled_chunked_loss_without_gradients_keeps_no_logits(fresh_compiler):
-    built = model("tied").requires_grad_(False)
-    hidden, targets = batch(built.layer, 6)
-    step = torch.compile(built, fullgraph=True, backend="aot_eager")
-    found = step(hidden.detach(), targets, impl="chunked")
-    assert not found.requires_grad
-    torch.testing.assert_close(found, built(hidden.detach(), targets))
 
 
 def test_a_compiled_step_without_bias_or_with_frozen_labels_equals_eager(fresh_compiler):

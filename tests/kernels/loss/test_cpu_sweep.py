@@ -25,7 +25,7 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(nll_rows, "FEWEST_ROWS", 3)
 
 
-WAYS = {
+CASES = {
     "one sweep, 7 of 25 tokens at once": {},
     "one sweep, 5 of 25 tokens at once": {"memory": 25 * 40 + 5 * (V + k) * 4},
     "each token's gradient has a factor of its own": {"reduction": "none"},
@@ -34,14 +34,14 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("said", WAYS)
-def test_it_says_which_way_it_goes_and_all_ways_agree(said, caplog):
+@pytest.mark.parametrize("said", CASES)
+def test_the_log_names_the_plan_and_all_plans_agree(said, caplog):
     caplog.set_level(logging.DEBUG, logger="drill")
     given = problem(N, V, k)
-    found = given.solve(impl="chunked", **WAYS[said])
+    found = given.solve(impl="chunked", **CASES[said])
     assert said in caplog.text
     torch.testing.assert_close(
-        found, given.solve(impl="reference", reduction=WAYS[said].get("reduction", "mean"))
+        found, given.solve(impl="reference", reduction=CASES[said].get("reduction", "mean"))
     )
 
 
@@ -94,7 +94,7 @@ def test_the_gradient_of_the_loss_is_a_factor():
 
 
 @pytest.mark.parametrize("options", [{}, {"memory": 1}, {"reduction": "none"}], ids=str)
-def test_a_batch_of_gradients_is_refused_and_the_reference_has_it(options):
+def test_a_batch_of_gradients_raises_and_the_reference_has_it(options):
     given = problem(N, V, k)
 
     def grads(impl: str) -> Tensor:
@@ -102,7 +102,7 @@ def test_a_batch_of_gradients_is_refused_and_the_reference_has_it(options):
         factors = torch.randn(3, *loss.shape, generator=torch.Generator().manual_seed(0))
         return torch.autograd.grad(loss, given.hidden, factors, is_grads_batched=True)[0]
 
-    with pytest.raises(RuntimeError, match=r'^nll: .* at a time, .*; use impl="reference"$'):
+    with pytest.raises(RuntimeError, match='use impl="reference"'):
         grads("chunked")
     assert grads("reference").shape == (3, N, k)
 

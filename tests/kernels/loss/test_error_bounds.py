@@ -90,7 +90,7 @@ def storages(tree: object) -> list[torch.UntypedStorage]:
     return [x.untyped_storage() for x in tree_iter(tree) if isinstance(x, Tensor)]
 
 
-V, k, MEMORY = 1500, 8, 512 * 2**10
+V, k, MEMORY = 1500, 8, 256 * 2**10
 
 
 def spent(N: int, impl: str, *, train: bool = True, dtype=torch.float32, **options) -> Allocations:
@@ -119,21 +119,21 @@ def test_what_is_measured_shows_the_logits_of_plain_pytorch():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_no_tensor_is_larger_than_the_budget_or_the_gradients(smoothing, dtype):
-    for N in (256, 8 * 256):
+    for N in (128, 8 * 128):
         bound = max(MEMORY, N * k * 4, V * k * 4)  # what is kept, and the gradients in float32
         assert spent_in_chunks(N, smoothing, dtype)[0] <= bound
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_peak_memory_hardly_grows_with_the_number_of_tokens(dtype):
-    few, many = (spent_in_chunks(N, 0.0, dtype)[1] for N in (256, 8 * 256))
-    logits = 8 * 256 * V * 4
+    few, many = (spent_in_chunks(N, 0.0, dtype)[1] for N in (128, 8 * 128))
+    logits = 8 * 128 * V * 4
     assert many < logits / 16
-    assert many - few < 8 * 256 * 20 * 4  # some numbers a token, beside its gradient
+    assert many - few < 8 * 128 * 20 * 4  # some numbers a token, next to its gradient
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.parametrize(("N", "V", "k"), [(4, 20_000, 16), (1500, 500, 16), (400, 3000, 8)])
+@pytest.mark.parametrize(("N", "V", "k"), [(4, 20_000, 16), (750, 500, 16), (400, 1500, 8)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_peak_memory_is_the_budget_and_the_gradients(dtype, N, V, k, autocast):
     budget = 2**19
@@ -162,15 +162,3 @@ def test_a_compiled_loss_is_one_graph_by_default_and_for_every_length():
     for N in range(2, 12):
         step(torch.randn(N, 8, requires_grad=True), weight, torch.randint(40, (N,)))
     assert counter.frame_count <= 2  # one for a fixed length, one for all others
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_the_whole_path_counts_every_copy_it_makes(dtype):
-    N, V, k = 300, 128, 64
-    hidden = torch.empty(N, k, dtype=dtype, device="meta")
-    logits, tokens = 2 * N * V, nll_plan.ROW_BYTES * N
-    casts = 0 if dtype == torch.bfloat16 else 2 * (N + V) * k  # of hidden and of weight
-    for spare, fits in ((0, True), (-1, False)):
-        memory = logits + tokens + casts + spare
-        settings = nll_plan.Settings(-100, 0.0, torch.bfloat16, "triton", memory)
-        assert nll_plan.fits_whole(hidden, V, settings) is fits

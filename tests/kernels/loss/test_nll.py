@@ -94,6 +94,13 @@ def problem(
     return Problem(hidden, weight, b, targets).to(dtype, device)
 
 
+def gaps(x: Tensor) -> Tensor:
+    """The same values, every second element of a larger tensor, columns first."""
+    holes = torch.full([2 * n for n in x.shape[::-1]], 3, dtype=x.dtype, device=x.device)
+    view = holes.permute(*range(x.dim())[::-1])[tuple(slice(None, None, 2) for _ in x.shape)]
+    return view.copy_(x.detach())
+
+
 def no_worse_than_eager(given: Problem, engine: Engine, dtype: torch.dtype, **options) -> None:
     """Error against float64 at most 1.1 times that of plain PyTorch, but for float32 rounding."""
     # Triton's interpreter cuts float32 to bfloat16 where a GPU rounds.
@@ -299,16 +306,6 @@ def test_masked_labels_get_no_probability_and_no_gradient(engine, memory):
     assert given.loss(impl=engine.impl, reduction="none")[0] == torch.inf
 
 
-@every_engine
-def test_huge_logits_stay_finite(engine):
-    given = problem(20, 30, 6, device=engine.device)
-    with torch.no_grad():
-        given.hidden.mul_(1e4)
-    found = given.solve(impl=engine.impl)
-    torch.testing.assert_close(found, given.solve(impl="reference"))
-    assert all(x.isfinite().all() for x in found)
-
-
 @pytest.mark.parametrize("wrong", [30, -(10**6)])
 @every_engine
 def test_an_unchecked_target_out_of_range_spoils_its_own_token_only(engine, wrong):
@@ -347,12 +344,6 @@ def test_a_byte_that_equals_ignore_index_modulo_256_counts():
 @every_engine
 def test_tensors_with_gaps_in_memory(engine, memory):
     given = problem(20, 30, 6, device=engine.device)
-
-    def gaps(x: Tensor) -> Tensor:
-        """The same values, every second element of a larger tensor, columns first."""
-        holes = torch.full([2 * n for n in x.shape[::-1]], 3, dtype=x.dtype, device=x.device)
-        view = holes.permute(*range(x.dim())[::-1])[tuple(slice(None, None, 2) for _ in x.shape)]
-        return view.copy_(x.detach())
 
     spread = Problem(*(gaps(x).requires_grad_() for x in given[:3]), gaps(given.targets))
     assert not any(x.is_contiguous() for x in spread)

@@ -119,13 +119,6 @@ def test_weights_that_lie_together_are_not_copied():
     assert not lie_together(in_one_buffer(weights)[::-1])
 
 
-def test_weights_that_touch_by_chance_do_not_lie_together():
-    buffer = torch.zeros(6)
-    first, second = (torch.from_numpy(part) for part in (buffer.numpy()[:4], buffer.numpy()[4:]))
-    assert first.data_ptr() + first.nbytes == second.data_ptr()
-    assert not lie_together([first, second])
-
-
 # -- the persistent kernel's arrangement ----------------------------------------------------------
 
 
@@ -147,11 +140,6 @@ def test_a_layout_shares_the_units_evenly(hidden):
             <= shape.blocks * lstm_layout.UNITS - found.hidden
             < lstm_layout.ROWS * shape.warpgroups
         )
-
-
-def test_the_paper_s_layers_need_next_to_no_padding():
-    assert layout(1150, 16).hidden == 1152
-    assert layout(400, 16).hidden == 400
 
 
 @pytest.mark.parametrize("clusters", [16, 14, 9, 8])
@@ -289,29 +277,6 @@ def test_cudnn_computes_in_the_dtype_of_autocast(dtype):
         assert torch.equal(a, b)
     gradients = torch.autograd.grad(found[0].float().sum(), [x, *weights])
     assert all(each.dtype == torch.float32 and each.isfinite().all() for each in gradients)
-
-
-@pytest.mark.gpu
-@needs_hopper
-def test_persistent_does_not_ask_for_the_default_dtype_of_torch(default_dtype):
-    given = problem(12, 4, 16, 64, device="cuda", dtype=torch.float32)
-    wanted = solve("persistent", *given)
-    default_dtype(torch.float64)
-    found = solve("persistent", *given)
-    pairs = zip([*found[0], *found[1]], [*wanted[0], *wanted[1]], strict=True)
-    assert all(torch.equal(a, b) for a, b in pairs)
-
-
-@pytest.mark.gpu
-@needs_hopper
-def test_persistent_hands_nan_on():
-    x, h, c, weights, _ = problem(12, 4, 16, 64, device="cuda", dtype=torch.float32)
-    x = x.detach().clone()
-    x[5, 2] = torch.nan
-    output, _, _ = lstm(x, h, c, weights, "persistent")
-    assert output[:5].isfinite().all()
-    assert output[5:, 2].isnan().all()
-    assert output[:, [0, 1, 3]].isfinite().all()
 
 
 @pytest.mark.gpu

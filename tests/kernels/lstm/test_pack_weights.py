@@ -94,10 +94,6 @@ def test_a_nan_that_looks_like_a_mark_is_made_another(device):
     assert torch.equal(made.h[0, [0, 3, 4], :HIDDEN], h[[0, 3, 4]])
 
 
-def test_nothing_is_transposed_where_no_gradient_is_wanted(device):
-    assert prepared(weights(device), transposed=False)[0].w_hh_t is None
-
-
 def test_gradients_come_back_in_the_order_of_the_parameters(device):
     given = weights(device)
     d_ih, d_hh = by_unit(given[0], WIDTH), by_unit(given[1], PADDED)

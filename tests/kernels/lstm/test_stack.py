@@ -12,7 +12,6 @@ from drill.kernels.lstm.persistent import stack_backward as lstm_layers_backward
 from drill.kernels.lstm.persistent import stack_forward as lstm_layers_forward
 from drill.kernels.lstm.persistent.layout import layout
 from drill.kernels.lstm.persistent.stack import persistent_layers
-from drill.kernels.lstm.weights import Weights
 from drill.kernels.runtime import streams as second_stream
 from drill.kernels.runtime.dispatch import TRITON_INSTALLED
 from drill.kernels.runtime.dropout_masks import draw_mask
@@ -305,28 +304,3 @@ def test_nothing_is_kept_where_no_gradient_is_wanted(nobody_asks, without_gpu, m
     assert all(own.w_hh_t is not None for own in made[3:])
     assert len({each.data_ptr() for each in gates[3:]}) == 3
     assert len(kept) == 3 * len(lstm_layers_forward.SavedLayer._fields)
-
-
-def test_frozen_layers_are_not_kept(without_gpu):
-    x, states, weights, _ = stack([10, 21, 37, 12], 5, 3, dtype=torch.float32, trained=False)
-    weights[2].b_ih.requires_grad_()
-    output, _ = persistent(x, states, weights)
-    node = output.grad_fn
-    while "PersistentLayers" not in node.name():
-        node = node.next_functions[0][0]
-    assert len(node.saved_tensors) == len(lstm_layers_forward.SavedLayer._fields)
-
-
-def test_weights_may_lie_by_columns(without_gpu):
-    *given, wanted = stack([10, 21, 12], 5, 3, dtype=torch.float32)
-    x, states, weights = given
-
-    def by_columns(each):
-        turned = each.detach().t().contiguous().t() if each.ndim == 2 else each.detach()
-        return turned.requires_grad_()
-
-    turned = [Weights(*map(by_columns, layer)) for layer in weights]
-    assert not turned[0].w_hh.is_contiguous()
-    found = gradients(persistent(x, states, turned), (x, states, turned), wanted)
-    expected = gradients(persistent(*given), given, wanted)
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))

@@ -9,7 +9,6 @@ from drill.kernels.lstm.lstm import lstm_stack
 from drill.kernels.lstm.persistent import recurrence as lstm_persistent
 from drill.kernels.lstm.persistent import stack_backward as lstm_layers_backward
 from drill.kernels.lstm.persistent import stack_forward as lstm_layers_forward
-from drill.kernels.lstm.weights import Weights
 from drill.kernels.runtime import streams as second_stream
 from tests.kernels.hopper import needs_hopper
 from tests.kernels.lstm.stacks import flat, go_together, gradients, one_by_one, stack
@@ -58,29 +57,6 @@ def test_pieces_change_no_more_than_a_last_bit(batch, steps, monkeypatch):
     errors = [((a - b).norm() / b.norm()).item() for a, b in zip(one, apart, strict=True)]
     assert max(errors) < 4e-3  # what it is to round all of them to bfloat16 once
     assert not lstm_persistent.stalled()
-
-
-@pytest.mark.gpu
-@needs_hopper
-@pytest.mark.parametrize("together", [False, True])
-def test_what_is_not_trained_has_the_same_bits(together, monkeypatch):
-    go_together(monkeypatch, together)
-    x, states, weights, wanted = on_gpu(PAPER, 36, 20)
-    whole = lstm_stack(x, states, weights, "persistent")
-    expected = gradients(whole, (x, states, weights), wanted)
-    with torch.no_grad():
-        found = lstm_stack(x, states, weights, "persistent")
-    assert all(torch.equal(a, b) for a, b in zip(flat(found), flat(whole), strict=True))
-    x, states = x.detach(), [tuple(each.detach() for each in pair) for pair in states]
-    weights = [Weights(*(each.detach() for each in weights[0])), *weights[1:]]
-    results = flat(lstm_stack(x, states, weights, "persistent"))
-    assert all(torch.equal(a, b) for a, b in zip(results, flat(whole), strict=True))
-    leaves = [each for layer in weights[1:] for each in layer]
-    total = sum((r.to(w.dtype) * w).sum() for r, w in zip(results, wanted, strict=True))
-    assert all(
-        torch.equal(a, b)
-        for a, b in zip(torch.autograd.grad(total, leaves), expected[-8:], strict=True)
-    )
 
 
 @pytest.mark.gpu

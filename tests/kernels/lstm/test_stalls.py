@@ -112,7 +112,7 @@ def test_a_launch_that_waits_in_vain_gives_up_and_gives_nan(size, backward):
 
 @pytest.mark.gpu
 @needs_hopper
-def test_a_stall_is_told_once_and_forgotten():
+def test_a_stall_is_reported_once():
     x, h, c, weights, _ = problem(4, 3, 16, 64, device="cuda", dtype=torch.float32)
     lstm_persistent.stalled_flag(x.device.index or 0).fill_(1)
     assert lstm_persistent.take_stall()

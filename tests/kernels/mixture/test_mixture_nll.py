@@ -18,7 +18,7 @@ from drill.kernels.runtime.dispatch import TRITON_INSTALLED, log_once
 from drill.layers import DeepResidual, MixtureOfSoftmaxes
 from tests.kernels.label_encoder.products import Products
 from tests.kernels.loss.test_error_bounds import Allocations
-from tests.kernels.loss.test_nll import IGNORED, Engine, every_dtype, every_engine
+from tests.kernels.loss.test_nll import IGNORED, Engine, every_dtype, every_engine, gaps
 
 # Triton's interpreter computes with numpy, which warns of what a GPU does in silence.
 pytestmark = [
@@ -268,17 +268,6 @@ def test_the_loss_under_tf32_has_the_bias_in_float32(impl, setting, tf32):
     torch.testing.assert_close(given.loss(impl=impl).double(), truth, rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("scale", [2.0**-14, 2.0**14])
-def test_a_loss_scale_reaches_float16_gradients_before_they_are_rounded(scale):
-    given = mixture(N, K, V, k, dtype=torch.float16)
-    plain = given.solve(impl="chunked")
-    scaled = given.solve(factor=scale, impl="chunked")
-    for a, b in zip(plain[1:], scaled[1:], strict=True):
-        torch.testing.assert_close(
-            b.double() / scale, a.double(), rtol=2e-3, atol=2**-24 * max(1, 1 / scale)
-        )
-
-
 # -- which gradients, which products ------------------------------------------------------------
 
 
@@ -362,14 +351,6 @@ def test_only_ignored_tokens_cost_nothing(engine):
     loss, *grads = given.solve(impl=engine.impl)
     assert loss.item() == 0
     assert not any(grad.any() for grad in grads)
-
-
-@every_engine
-def test_ignored_targets_may_be_any_label(engine):
-    given = mixture(N, K, V, k, device=engine.device)
-    given.targets[given.targets == IGNORED] = 7
-    found = given.solve(impl=engine.impl, ignore_index=7)
-    torch.testing.assert_close(found, given.solve(impl="reference", ignore_index=7))
 
 
 @every_engine
@@ -466,12 +447,6 @@ def test_a_target_out_of_range_is_nan_and_touches_no_other_token(engine, wrong):
 def test_tensors_with_gaps_in_memory(engine, experts, bias):
     given = mixture(N, experts, V, k, bias, device=engine.device)
 
-    def gaps(x: Tensor) -> Tensor:
-        """The same values, every second element of a larger tensor, columns first."""
-        holes = torch.full([2 * n for n in x.shape[::-1]], 3, dtype=x.dtype, device=x.device)
-        view = holes.permute(*range(x.dim())[::-1])[tuple(slice(None, None, 2) for _ in x.shape)]
-        return view.copy_(x.detach())
-
     leaves = (None if x is None else gaps(x).requires_grad_() for x in given[:4])
     spread = Mixture(*leaves, gaps(given.targets))
     assert not any(x.is_contiguous() for x in spread if x is not None)
@@ -497,7 +472,7 @@ def test_micro_batches_over_deep_labels_sum_to_the_gradients_of_one_batch(shared
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("size", [(40, 5, 1000, 8), (600, 5, 1000, 8), (500, 4, 50, 16)], ids=str)
+@pytest.mark.parametrize("size", [(40, 5, 1000, 8), (200, 5, 600, 8), (300, 4, 50, 16)], ids=str)
 def test_peak_memory_is_the_budget_and_the_gradients(size, dtype, monkeypatch):
     monkeypatch.setitem(nll_mixture.CHUNK_ELEMENTS, "cpu", 2**30)  # only memory bounds a chunk
     budget = 2**20
@@ -534,13 +509,6 @@ def test_it_logs_the_implementation_and_all_agree(said, caplog):
     if loss.requires_grad:
         found, right = (torch.autograd.grad(x.sum(), given.leaves) for x in (loss, truth))
         torch.testing.assert_close(found, right)
-
-
-def test_auto_sweeps_where_it_is_not_the_reference(caplog):
-    caplog.set_level(logging.DEBUG, logger="drill")
-    mixture(400, 3, 1000, 2).loss()
-    assert "auto -> chunked" in caplog.text
-    assert "one sweep" in caplog.text
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 7, 100])

@@ -48,16 +48,6 @@ def test_the_second_is_not_the_first(streams):
     assert second_stream.third_stream(first) is third
 
 
-def test_no_stream_is_taken_before_it_is_needed(streams):
-    first = Stream("cuda")
-    with second_stream.second_stream(first):
-        pass
-    assert Stream("cuda").cuda_stream == 9
-    for _ in range(2):  # 10, and the first again
-        Stream("cuda")
-    assert second_stream.third_stream(first).cuda_stream == 9  # neither 8, which is the second
-
-
 def test_a_failure_is_not_hidden_by_a_recording_that_it_broke(streams, monkeypatch):
     first = Stream("cuda")
 

@@ -238,7 +238,7 @@ def test_a_seed_gives_the_same_bits_and_the_next_draw_other_ones(device):
 @pytest.mark.parametrize("width", [12, 40, 1024])
 @every_device
 def test_dropout_keeps_its_share_of_every_place(device, width):
-    rows = 4096 if device == "cuda" else 20_000 // width
+    rows = 4096 if device == "cuda" else 6_000 // width
     mask = drawn((rows, width), 0.1, device)
     kept = mask > 0
     torch.testing.assert_close(mask[kept], torch.full_like(mask[kept], 1 / 0.9))
@@ -320,21 +320,7 @@ def test_plain_pytorch_has_the_gradients_of_its_formula(carry_norm):
     assert torch.autograd.gradcheck(lambda x, b: relu_dropout(x, b, 0.0), leaves[1:3])
 
 
-def test_plain_pytorch_applies_a_map_first():
-    torch.manual_seed(0)
-    x, y, matrix, b, gamma, beta = (
-        torch.randn(shape, dtype=torch.float64)
-        for shape in ((3, 6), (3, 4), (6, 4), (6,), (6,), (6,))
-    )
-    (weights,) = cast_together([(matrix, b)], torch.float64)
-    found = residual_norm(x, y, gamma, beta, y_map=weights, y_bias=b)
-    expected = residual_norm(x, y @ matrix.t(), gamma, beta, y_bias=b)
-    torch.testing.assert_close(found, expected)
-    inside = relu_dropout(y, b, 0.0, x_map=weights)
-    torch.testing.assert_close(inside, (y @ matrix.t() + b).relu())
-
-
-def test_what_the_kernels_cannot_serve_is_refused_by_name_and_served_by_auto():
+def test_dtypes_without_kernels_raise_and_auto_takes_plain_pytorch():
     x, ones = torch.randn(4, 6, dtype=torch.float64), torch.ones(6, dtype=torch.float64)
     with pytest.raises(ValueError, match=r'impl="triton": .*; use impl="reference" or impl="auto"'):
         residual_norm(x, x, ones, ones, impl="triton")
@@ -342,26 +328,6 @@ def test_what_the_kernels_cannot_serve_is_refused_by_name_and_served_by_auto():
         relu_dropout(x, ones, 0.0, impl="triton")
     assert choose_sublayer("auto", x) == ("reference", "made for CUDA devices, not cpu")
     assert choose_sublayer("reference", x) == ("reference", "asked for")
-
-
-@needs_triton
-@every_device
-def test_vectors_may_lie_apart_in_memory(device):
-    """As columns of a matrix: the entries of a vector are not neighbours."""
-    given = problem((9, 24), torch.float32, torch.float32, device)
-    columns = [*given[:2], *torch.stack(given[2:], 1).unbind(1)]
-    assert not any(each.is_contiguous() for each in columns[2:])
-    weights = [torch.randn(9, 24, device=device) for _ in range(2)]
-
-    def both(leaves):
-        return *kernel(leaves, torch.float32, 0.0, False), relu_dropout(
-            leaves[1], leaves[2], 0.0, impl="triton"
-        )
-
-    found, expected = (
-        differentiated(both, each, [*weights, weights[0]]) for each in (columns, given)
-    )
-    assert all(torch.equal(*each) for each in zip(found, expected, strict=True))
 
 
 @needs_triton
