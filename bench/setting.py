@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-IGNORED = -100
+from drill.kernels.loss.checks import IGNORED
 
 
 class Size(NamedTuple):
@@ -91,6 +92,7 @@ def settings(
             size = SIZES[name]
             if args.quick:
                 size = Size(size.tokens // 20, size.labels // 10, size.width // 8)
+            print(f"measuring {name}, {dtype}, on {args.device}", file=sys.stderr, flush=True)
             yield Setting(name, size, dtype, args.device)
 
 

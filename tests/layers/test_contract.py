@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from drill.kernels.loss.checks import IGNORED
 from drill.kernels.loss.nll import check_settings
 from drill.layers import (
     LAYERS,
@@ -41,7 +42,6 @@ from tests.layers.table import (
 
 LEADS = pytest.mark.parametrize("lead", [(6,), (3, 2), ()], ids=str)
 IMPLS = pytest.mark.parametrize("impl", ["reference", "chunked"])
-IGNORED = -100
 
 
 def by_hand(layer: OutputLayer, hidden: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drill.kernels.runtime.dispatch import INTERPRETED, TRITON_INSTALLED
-from drill.layers import DeepResidual, MatrixLayer
+from drill.layers import DeepResidual
 from drill.layers.label_map import LabelMap
 from tests.layers.table import (
     CASES,
@@ -57,17 +57,6 @@ def test_autocast_encodes_labels_in_its_dtype_and_leaves_others_as_they_are(name
         for labels in (layer.labels(), layer.labels(torch.arange(2))):
             assert labels.dtype == (torch.bfloat16 if encoded else own)
     assert layer.labels().dtype == plain
-
-
-@IMPLS
-@one_of_each_layer
-def test_autocast_takes_hidden_states_of_either_dtype(name, impl):
-    layer = make(name)
-    hidden, targets = batch(layer, 6)
-    with bfloat16:
-        wide = layer.nll(hidden.detach(), targets, impl=impl)
-        narrow = layer.nll(hidden.detach().bfloat16(), targets, impl=impl)
-    torch.testing.assert_close(narrow, wide, rtol=0.02, atol=0.02)
 
 
 @IMPLS
@@ -177,20 +166,6 @@ def test_a_compiled_step_encodes_by_the_loop_whoever_is_asked_for(fresh_compiler
     )
 
 
-def test_a_compiled_step_without_bias_or_with_frozen_labels_equals_eager(fresh_compiler):
-    for name in ("tied without bias", "tied"):
-        built = model(name)
-        built.embedding.requires_grad_(False)
-        hidden, targets = batch(built.layer, 6)
-        step = torch.compile(built, fullgraph=True, backend="aot_eager")
-        found = trained(built, step, hidden, targets, impl="chunked")
-        truth = trained(built, built, hidden, targets, impl="chunked")
-        assert [x is None for x in found] == [x is None for x in truth]
-        torch.testing.assert_close(
-            [*filter(torch.is_tensor, found)], [*filter(torch.is_tensor, truth)]
-        )
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, when inductor is imported
 @pytest.mark.skipif(
@@ -204,16 +179,6 @@ def test_inductor_compiles_the_step(fresh_compiler):
         trained(built, step, hidden, targets, impl="chunked", label_smoothing=0.1),
         trained(built, built, hidden, targets, impl="chunked", label_smoothing=0.1),
     )
-
-
-@one_of_each_layer
-def test_a_layer_can_be_built_without_memory(name):
-    with torch.device("meta"):
-        layer = make(name)
-    hidden = torch.empty(3, layer.hidden_size, device="meta")
-    assert layer.log_probs(hidden).shape == (3, layer.vocabulary_size)
-    if isinstance(layer, MatrixLayer):
-        assert layer.fold().weight.is_meta
 
 
 FUSED = {

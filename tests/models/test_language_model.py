@@ -60,17 +60,6 @@ def test_without_regularisers_the_total_is_the_nll():
     assert not loss.nll.requires_grad
 
 
-def test_each_regulariser_is_weighted_alone():
-    model, (ids, targets) = make(), batch()
-    _, raw, _ = model.encoder(ids)
-    both = {"ar_weight": 0.0, "tar_weight": 0.0}
-    plain = model.loss(ids, targets, **both).total
-    small = model.loss(ids, targets, **{**both, "ar_weight": 3.0}).total
-    slow = model.loss(ids, targets, **{**both, "tar_weight": 5.0}).total
-    torch.testing.assert_close(small - plain, 3 * raw.square().mean())
-    torch.testing.assert_close(slow - plain, 5 * raw.diff(dim=0).square().mean())
-
-
 def test_one_step_changes_by_nothing_and_not_by_nan():
     model, (ids, targets) = make(), batch()
     with_it = model.loss(ids[:1], targets[:1], tar_weight=1.0).total

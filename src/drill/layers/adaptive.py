@@ -9,7 +9,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from drill.kernels.loss.checks import check_head
+from drill.kernels.loss.checks import IGNORED, check_head
 from drill.kernels.loss.nll import Implementation, nll, reduce_losses
 from drill.kernels.runtime.checks import is_number, is_whole, require
 from drill.kernels.runtime.dispatch import must_not_wait
@@ -17,7 +17,7 @@ from drill.layers.base import LossOptions, MatrixLayer, NotFoldable, head_log_pr
 from drill.layers.label_cache import LabelCache, frozen_labels, without_autocast
 from drill.layers.wrapper import Ranking, WrappingLayer, smoothed_nll
 
-_IGNORED, _OUTSIDE = -100, -1
+OUTSIDE = -1
 
 
 class Softmax(NamedTuple):
@@ -194,7 +194,7 @@ class AdaptiveSoftmax(WrappingLayer):
         cluster = torch.where(ignored | outside, 0, cluster)
         in_head = torch.where(cluster == 0, rank, self.cutoffs[0] - 1 + cluster)
         # Not the caller's ignore_index, which may equal a rank.
-        in_head = torch.where(ignored, _IGNORED, torch.where(outside, _OUTSIDE, in_head))
+        in_head = torch.where(ignored, IGNORED, torch.where(outside, OUTSIDE, in_head))
 
         def cost(s: Softmax, context: Tensor, targets: Tensor) -> Tensor:
             return nll(
@@ -203,7 +203,7 @@ class AdaptiveSoftmax(WrappingLayer):
                 targets,
                 s.bias,
                 reduction="none",
-                ignore_index=_IGNORED,
+                ignore_index=IGNORED,
                 impl=impl,
                 memory=memory,
                 check=False,
@@ -212,7 +212,7 @@ class AdaptiveSoftmax(WrappingLayer):
         head, *clusters = softmaxes
         losses = cost(head, context, in_head)
         inside = [
-            torch.where(cluster == i + 1, rank - c, _IGNORED) for i, c in enumerate(self.cutoffs)
+            torch.where(cluster == i + 1, rank - c, IGNORED) for i, c in enumerate(self.cutoffs)
         ]
         if must_not_wait(context.device):
             for softmax, own in zip(clusters, inside, strict=True):

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drill.kernels.loss.checks import check_head, check_states, check_targets
+from drill.kernels.loss.checks import IGNORED, check_head, check_states, check_targets
 from drill.kernels.loss.nll import (
     DEFAULT_MEMORY,
     Implementation,
@@ -85,7 +85,7 @@ class OutputLayer(nn.Module, abc.ABC):
         hidden: Tensor,  # (..., d_h)
         targets: Tensor,  # (...)
         reduction: Reduction = "mean",
-        ignore_index: int = -100,
+        ignore_index: int = IGNORED,
         label_smoothing: float = 0.0,
         impl: Implementation = "auto",
         memory: int = DEFAULT_MEMORY,

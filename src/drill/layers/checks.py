@@ -1,8 +1,9 @@
-"""Checks shared by the layers: constructor arguments, module hooks, the initial embedding."""
+"""What layers and models share: checks of arguments, modes and hooks, the initial embedding."""
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
 
@@ -62,7 +63,18 @@ def same_width(layer: str, first: str, a: int, second: str, b: int) -> None:
         )
 
 
-# -- hooks ------------------------------------------------------------------------------------
+# -- modes and hooks --------------------------------------------------------------------------
+
+
+@contextmanager
+def restored_modes(module: nn.Module) -> Iterator[None]:
+    """A block after which every submodule is in train or eval mode as before."""
+    modes = [(each, each.training) for each in module.modules()]
+    try:
+        yield
+    finally:
+        for each, mode in modes:
+            each.training = mode
 
 
 def hook_dicts(module: nn.Module) -> list[dict[int, Any]]:

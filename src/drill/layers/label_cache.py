@@ -20,7 +20,7 @@ from torch.optim.optimizer import (
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from drill.kernels.runtime.dispatch import autocast_on, must_not_wait
-from drill.layers.checks import hook_dicts, hooked
+from drill.layers.checks import hook_dicts, hooked, restored_modes
 
 SAMPLES = 16
 """Entries of each tensor that are compared, for writes that bypass autograd's version counter."""
@@ -254,14 +254,9 @@ def _version(labels: object) -> int | None:
 @torch.no_grad()
 def evaluated(layer: nn.Module, labels: Callable[[], Tensor]) -> Tensor:
     """``labels()`` with dropout off, whatever mode the layer is in."""
-    modes = [(module, module.training) for module in layer.modules()]
-    try:
+    with restored_modes(layer), without_autocast(layer):  # the result is used after autocast ends
         layer.eval()
-        with without_autocast(layer):  # the result is used after autocast ends
-            return labels()
-    finally:
-        for module, mode in modes:
-            module.training = mode
+        return labels()
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from drill.kernels.lstm.lstm import IMPLEMENTATIONS, Implementation, choose, in_
 from drill.kernels.lstm.weights import Weights
 from drill.kernels.runtime.checks import one_of, require, require_type
 from drill.kernels.runtime.dropout_masks import draw_mask, masked
-from drill.layers.checks import fraction, positive, span
+from drill.layers.checks import fraction, positive, restored_modes, span
 from drill.models.encoder import Encoded, Encoder, State
 
 
@@ -88,7 +88,6 @@ class AwdLstm(Encoder):
         given = ids.dtype, tuple(ids.shape)
         require(whole, "AwdLstm", "ids", "whole numbers of shape (T, B)", given, TypeError)
         state = self.initial_state(ids.shape[1]) if state is None else state
-        self._check_state(state, ids.shape[1])
         dropping = self.training and self._dropping
         x = self.embedding(ids)  # (T, B, d)
         if dropping:
@@ -129,28 +128,17 @@ class AwdLstm(Encoder):
 
         cuDNN has no backward in eval mode.
         """
-        modes = [(module, module.training) for module in self.modules()]
         before, self._dropping = self._dropping, False
-        self.train()
         try:
-            yield
+            with restored_modes(self):
+                self.train()
+                yield
         finally:
             self._dropping = before
-            for module, mode in modes:
-                module.training = mode
 
     def extra_repr(self) -> str:
         sites = [f"dropout_{site}" for site in ("embedding", "input", "hidden", "output")]
         return ", ".join(f"{site}={getattr(self, site)}" for site in (*sites, "weight_drop"))
-
-    def _check_state(self, state: State, batch: int) -> None:
-        wanted = [[(1, batch, lstm.hidden_size)] * 2 for lstm in self.lstms]
-        found = [[tuple(tensor.shape) for tensor in layer] for layer in state]
-        if found != wanted:
-            raise ValueError(
-                f"AwdLstm: the state has shapes {found}, but this encoder and a batch of {batch} "
-                f"need {wanted}; start from initial_state({batch})"
-            )
 
 
 def locked_dropout(x: Tensor, p: float) -> Tensor:

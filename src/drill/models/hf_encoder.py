@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from drill.kernels.runtime.checks import require
-from drill.layers.checks import fraction, positive, span
+from drill.layers.checks import fraction, positive, restored_modes, span
 from drill.models.encoder import Encoded, Encoder, State
 
 DROPOUTS = ("attention_dropout", "attn_pdrop", "resid_pdrop", "hidden_dropout", "residual_dropout")
@@ -105,13 +105,9 @@ class HfEncoder(Encoder):
 
     @contextmanager
     def without_dropout(self) -> Iterator[None]:
-        modes = [(module, module.training) for module in self.modules()]
-        self.eval()
-        try:
+        with restored_modes(self):
+            self.eval()
             yield
-        finally:
-            for module, mode in modes:
-                module.training = mode
 
     def _window(self, ids: Tensor) -> Tensor:
         """ids (B, T) -> hidden states (B, T, d)."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from drill.layers.base import OutputLayer
+from drill.layers.checks import restored_modes
 from drill.models.encoder import Encoded, Encoder, State
 
 
@@ -116,14 +117,9 @@ class LanguageModel(nn.Module):
     @contextmanager
     def without_dropout(self) -> Iterator[None]:
         """A block with gradients and without dropout; for dynamic evaluation."""
-        modes = [(module, module.training) for module in self.layer.modules()]
-        self.layer.eval()
-        try:
-            with self.encoder.without_dropout():
-                yield
-        finally:
-            for module, mode in modes:
-                module.training = mode
+        with restored_modes(self.layer), self.encoder.without_dropout():
+            self.layer.eval()
+            yield
 
     def parameter_count(self) -> int:
         """Number of trained parameters; shared ones count once."""

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from drill.kernels.loss import cpu_sweep as nll_rows
-from drill.kernels.loss.chunk_plan import Settings
 from drill.kernels.loss.nll import nll
 from tests.kernels.label_encoder.products import Products
 from tests.kernels.loss.test_error_bounds import Allocations
-from tests.kernels.loss.test_nll import ENGINES, IGNORED, no_worse_than_eager, problem
+from tests.kernels.loss.test_nll import ENGINES, no_worse_than_eager, problem
 
 N, V, k = 25, 40, 6
 CHUNKED = ENGINES["chunked"][0]
@@ -141,12 +140,3 @@ def test_only_the_products_that_are_asked_for_are_made(wanted):
             loss.backward()
     assert made.multiplications == (1 + wanted[0] + wanted[1]) * N * V * k
     assert [leaf.grad is not None for leaf in given[:3]] == list(wanted)
-
-
-@pytest.mark.parametrize("tokens", [0, 1, 2, 7, 100])
-def test_a_block_holds_as_many_tokens_as_it_may(tokens):
-    hidden, weight = torch.empty(tokens, k), torch.empty(V, k)
-    settings = Settings(IGNORED, 0.0, torch.float32, "chunked", 2**30)
-    assert nll_rows.rows_at_once("mean", hidden, weight, settings) == min(tokens, 7)
-    least = settings._replace(memory=1)
-    assert nll_rows.rows_at_once("mean", hidden, weight, least) == 0

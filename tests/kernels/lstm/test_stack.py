@@ -187,22 +187,6 @@ def test_two_layers_go_together_where_that_is_recorded(without_gpu, monkeypatch)
     assert not found(*layouts)
 
 
-def test_products_of_pieces_are_loaded_once_a_shape(without_gpu, monkeypatch):
-    layouts, x = [layout(each, 16) for each in (100, 400)], torch.empty(20, 3, 50)
-
-    def found(way="forward", steps=20, batch=3):
-        return lstm_together.loads_pieces(way, layouts, x[:steps, :batch])
-
-    monkeypatch.setattr(lstm_together, "_loaded", set())
-    monkeypatch.setattr(lstm_together, "recorded", lambda: True)
-    assert not found()  # too late
-    monkeypatch.setattr(lstm_together, "recorded", lambda: False)
-    assert [found() for _ in range(3)] == [True, False, False]
-    assert found(way="backward")
-    assert found(batch=2)
-    assert not found(steps=19)
-
-
 def test_what_loads_products_has_the_bits_of_what_does_not(without_gpu, monkeypatch):
     go_together(monkeypatch, False)
     monkeypatch.setattr(lstm_together, "_loaded", set())

@@ -1,14 +1,12 @@
 """tanh under a mask in one pass: against float64, relative to plain PyTorch."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch import Tensor
 
 from drill.kernels.mixture import masked_tanh as module
 from drill.kernels.mixture.masked_tanh import gradient, masked_tanh
-from drill.kernels.runtime.dispatch import TRITON_INSTALLED, log_once
+from drill.kernels.runtime.dispatch import TRITON_INSTALLED
 from drill.kernels.runtime.dropout_masks import draw_mask
 from drill.layers import MixtureOfSoftmaxes, TiedSoftmax
 from tests.kernels.places import every_device
@@ -128,11 +126,3 @@ def test_a_mixture_trains_through_the_kernel_with_the_mask_of_plain_pytorch(devi
         found[impl] = [loss, *torch.autograd.grad(loss, [hidden, *layer.parameters()])]
     for plain, fast in zip(*found.values(), strict=True):
         assert (plain.double() - fast.double()).norm() <= 0.03 * plain.double().norm()
-
-
-def test_where_the_kernel_cannot_serve_a_gpu_it_says_so_once(caplog):
-    x = SimpleNamespace(is_cuda=True, dtype=torch.float32, device=torch.device("cuda"))
-    log_once.cache_clear()
-    with caplog.at_level("INFO", logger="drill"):
-        assert [module._choose(x) for _ in range(2)] == ["reference"] * 2
-    assert caplog.messages == [f"masked_tanh: reference ({module.kernel_missing(x)})"]

@@ -1,21 +1,18 @@
 """The loss of a mixture in one sweep: against float64, relative to plain PyTorch."""
 
 import logging
-from contextlib import nullcontext
 from typing import NamedTuple
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from drill.kernels.loss.chunk_plan import Settings
 from drill.kernels.mixture import mixture_nll as nll_mixture
 from drill.kernels.mixture import passes as nll_mixture_errors
-from drill.kernels.mixture.mixture_nll import mixture_nll, tokens_at_once
+from drill.kernels.mixture.mixture_nll import mixture_nll
 from drill.kernels.runtime import padding
 from drill.kernels.runtime.dispatch import TRITON_INSTALLED, log_once
-from drill.layers import DeepResidual, MixtureOfSoftmaxes
 from tests.kernels.label_encoder.products import Products
 from tests.kernels.loss.test_error_bounds import Allocations
 from tests.kernels.loss.test_nll import IGNORED, Engine, every_dtype, every_engine, gaps
@@ -453,21 +450,6 @@ def test_tensors_with_gaps_in_memory(engine, experts, bias):
     torch.testing.assert_close(spread.solve(impl=engine.impl), given.solve(impl="reference"))
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_micro_batches_over_deep_labels_sum_to_the_gradients_of_one_batch(shared):
-    torch.manual_seed(0)
-    deep = DeepResidual(nn.Embedding(V, k, dtype=torch.float64), depth=2)
-    layer = MixtureOfSoftmaxes(deep, experts=K).double()
-    hidden, targets = torch.randn(N, k, dtype=torch.float64), torch.randint(V, (N,))
-    layer.nll(hidden, targets, impl="reference").backward()
-    truth = [p.grad.clone() for p in layer.parameters()]
-    layer.zero_grad()
-    with layer.shared_labels() if shared else nullcontext():
-        for part, wanted in zip(hidden.split(6), targets.split(6), strict=True):
-            (layer.nll(part, wanted, reduction="sum", impl="chunked") / N).backward()
-    torch.testing.assert_close([p.grad for p in layer.parameters()], truth)
-
-
 # -- memory, and which implementation -----------------------------------------------------------
 
 
@@ -509,13 +491,3 @@ def test_it_logs_the_implementation_and_all_agree(said, caplog):
     if loss.requires_grad:
         found, right = (torch.autograd.grad(x.sum(), given.leaves) for x in (loss, truth))
         torch.testing.assert_close(found, right)
-
-
-@pytest.mark.parametrize("tokens", [0, 1, 7, 100])
-def test_chunks_are_of_one_size_and_as_many_as_needed(tokens):
-    settings = Settings(IGNORED, 0.0, torch.float32, "chunked", 2**30)
-    weight = torch.empty(40, k)
-    at_once = tokens_at_once(tokens, K, weight, torch.empty(40), settings)
-    assert 1 <= at_once <= max(1, min(tokens, 4))
-    least = settings._replace(memory=1)
-    assert tokens_at_once(tokens, K, weight, torch.empty(40), least) == 0

@@ -129,7 +129,7 @@ def test_autograd_hears_of_the_change():
 
 def test_every_tensor_needs_a_gradient():
     params = parameters("cpu")
-    with pytest.raises(ValueError, match="6 tensors have 1 gradients; every one needs its own"):
+    with pytest.raises(ValueError, match="argument 2 is shorter"):
         sgd_step(params, params[:1], None, torch.zeros(2), clip=None, decay=0.0)
 
 

@@ -74,14 +74,6 @@ def test_a_source_defines_the_kernel_that_is_loaded_from_it(source, name):
     assert name in defined
 
 
-def test_a_source_that_includes_itself_raises(tmp_path):
-    (tmp_path / "shared.cuh").write_text('#include "kernel.cu"\n')
-    source = tmp_path / "kernel.cu"
-    source.write_text('#include "shared.cuh"\n')
-    with pytest.raises(nvrtc.CompileError, match=r"kernel.cu: is included by itself, through shar"):
-        nvrtc._text(source)
-
-
 def test_what_is_missing_is_named(monkeypatch):
     def without_driver() -> ctypes.CDLL:
         raise OSError("libcuda.so.1: cannot open shared object file")

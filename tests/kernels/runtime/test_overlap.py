@@ -162,15 +162,6 @@ def test_without_a_recurrence_nothing_overlaps(first, monkeypatch):
     assert EVENTS == 5 * ALONE
 
 
-def test_a_scope_after_its_recording_changes_nothing(first, monkeypatch):
-    E = nn.Parameter(torch.ones(3))
-    with overlap_scope([E]):
-        mark_start(first)
-        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-        run_overlapped(work, E)
-    assert EVENTS == ALONE
-
-
 def test_gradients_may_go_back_to_the_first_stream(first):
     with on_stream(Stream("other"), [Result()]):
         work()

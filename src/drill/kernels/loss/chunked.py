@@ -23,7 +23,7 @@ from torch import Tensor
 
 from drill.kernels.loss.chunk_plan import Chunk, Settings, fits_whole, plan
 from drill.kernels.loss.cpu_sweep import rows_at_once, swept_nll
-from drill.kernels.loss.passes import Engine, TorchEngine, empty_sums
+from drill.kernels.loss.passes import TorchEngine, empty_sums
 from drill.kernels.runtime.autograd import require_plain_backward
 from drill.kernels.runtime.padding import aligned, with_padding
 
@@ -32,12 +32,12 @@ _ROWS_FIRST = torch.contiguous_format
 _EXACT = 'impl="reference"'
 
 
-def engine_named(name: str) -> Engine:
+def engine_named(name: str) -> TorchEngine:
     """The passes for one call."""
     if name == "triton":
         from drill.kernels.loss.passes_triton import TritonEngine
 
-        return TritonEngine()
+        return cast(TorchEngine, TritonEngine())
     return TorchEngine()
 
 
@@ -153,7 +153,7 @@ def _sweep(
         to_weight.add(tile.labels, logits.t(), h, first=tile.top == 0, last=last_block)
 
 
-def _takes_bias(logits: Tensor, passes: Engine) -> bool:
+def _takes_bias(logits: Tensor, passes: TorchEngine) -> bool:
     """Whether products add the bias on their way: plain PyTorch would need passes of its own.
 
     Not in half precision, where logits are rounded before the exact bias is added.
@@ -162,7 +162,7 @@ def _takes_bias(logits: Tensor, passes: Engine) -> bool:
 
 
 def _multiply(
-    h: Tensor, w: Tensor, bias: Tensor | None, logits: Tensor, passes: Engine
+    h: Tensor, w: Tensor, bias: Tensor | None, logits: Tensor, passes: TorchEngine
 ) -> Tensor | None:
     """logits = h w^T, with the bias where ``_takes_bias``; gives the bias that is still to add."""
     if bias is None or not _takes_bias(logits, passes):

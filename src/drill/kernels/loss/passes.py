@@ -1,6 +1,6 @@
 """The passes over a chunk of logits and over the tokens, in plain PyTorch."""
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,61 +23,11 @@ def empty_sums(rows: Tensor, exact: torch.dtype, smoothing: float) -> Sums:
     return Sums(peak, mass, hit, total if smoothing else None)
 
 
-class Engine(Protocol):
-    """The passes over a chunk of logits and over the tokens; the plan does the rest.
+class TorchEngine:
+    """The passes in plain PyTorch, for the chunks of one call; ``TritonEngine`` has the same.
 
     Rows of a chunk may be padded. The memory between them is theirs: passes may write there.
     """
-
-    def reduce(
-        self,
-        logits: Tensor,  # (R, C), without bias
-        bias: Tensor | None,  # (C,)
-        targets: Tensor,  # (R,)
-        left: int,
-        sums: Sums,  # (R,) each, written
-        first: bool,
-    ) -> None:
-        """Add one chunk to the sums; for the ``first`` of a row they are empty."""
-
-    def finish(
-        self, sums: Sums, targets: Tensor, ignore_index: int, smoothing: float, labels: int
-    ) -> tuple[Tensor, Tensor]:
-        """Losses (N,), 0 where ignored, and log-sum-exp (N,)."""
-
-    def whole(
-        self,
-        logits: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
-        ignore_index: int,
-        smoothing: float,
-    ) -> tuple[Tensor, Tensor]:
-        """``reduce`` and ``finish`` of a chunk with all labels."""
-
-    def gather(
-        self, losses: Tensor, targets: Tensor, ignore_index: int, reduction: str
-    ) -> tuple[Tensor, Tensor | None]:
-        """The reduced loss and, for the mean, the weight of each token that is not ignored."""
-
-    def differentiate(
-        self,
-        logits: Tensor,  # (R, C), without bias; becomes d loss / d logits
-        bias: Tensor | None,  # (C,)
-        targets: Tensor,  # (R,)
-        left: int,
-        lse: Tensor,  # (R,)
-        scale: Tensor,  # (R,) gradient of each token's loss, stride 0 or 1
-        ignore_index: int,
-        smoothing: float,
-        labels: int,
-        summed: bool,
-    ) -> Tensor | None:  # (C,) sum over rows, if asked for
-        """(softmax - (1 - smoothing) onehot - smoothing / V) * scale, in place; 0 where ignored."""
-
-
-class TorchEngine:
-    """The passes in plain PyTorch, for the chunks of one call."""
 
     def __init__(self) -> None:
         self._room: Tensor | None = None
@@ -92,13 +42,14 @@ class TorchEngine:
 
     def reduce(
         self,
-        logits: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
+        logits: Tensor,  # (R, C), without bias
+        bias: Tensor | None,  # (C,)
+        targets: Tensor,  # (R,)
         left: int,
-        sums: Sums,
+        sums: Sums,  # (R,) each, written
         first: bool,
     ) -> None:
+        """Add one chunk to the sums; for the ``first`` of a row they are empty."""
         peak, mass, hit, total = sums
         if first:
             peak.fill_(-torch.inf)
@@ -123,6 +74,7 @@ class TorchEngine:
     def finish(
         self, sums: Sums, targets: Tensor, ignore_index: int, smoothing: float, labels: int
     ) -> tuple[Tensor, Tensor]:
+        """Losses (N,), 0 where ignored, and log-sum-exp (N,)."""
         lse = sums.mass.log().add_(sums.peak)
         losses = lse - sums.hit
         if sums.total is not None:
@@ -137,6 +89,7 @@ class TorchEngine:
         ignore_index: int,
         smoothing: float,
     ) -> tuple[Tensor, Tensor]:
+        """``reduce`` and ``finish`` of a chunk with all labels."""
         exact = torch.promote_types(logits.dtype, torch.float32)
         sums = empty_sums(logits, exact, smoothing)
         self.reduce(logits, bias, targets, 0, sums, first=True)
@@ -145,6 +98,7 @@ class TorchEngine:
     def gather(
         self, losses: Tensor, targets: Tensor, ignore_index: int, reduction: str
     ) -> tuple[Tensor, Tensor | None]:
+        """The reduced loss and, for the mean, the weight of each token that is not ignored."""
         if reduction == "none":
             return losses, None
         if reduction == "sum":
@@ -154,17 +108,18 @@ class TorchEngine:
 
     def differentiate(
         self,
-        logits: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
+        logits: Tensor,  # (R, C), without bias; becomes d loss / d logits
+        bias: Tensor | None,  # (C,)
+        targets: Tensor,  # (R,)
         left: int,
-        lse: Tensor,
-        scale: Tensor,
+        lse: Tensor,  # (R,)
+        scale: Tensor,  # (R,) gradient of each token's loss, stride 0 or 1
         ignore_index: int,
         smoothing: float,
         labels: int,
         summed: bool,
-    ) -> Tensor | None:
+    ) -> Tensor | None:  # (C,) sum over rows, if asked for
+        """(softmax - (1 - smoothing) onehot - smoothing / V) * scale, in place; 0 where ignored."""
         wide = logits.to(lse.dtype)  # the same tensor when it is wide already
         if bias is not None:
             wide = wide.add_(bias) if wide is logits else wide + bias

@@ -105,13 +105,8 @@ class Exponentials:
         )
 
     def errors(
-        self,
-        contexts: Tensor,  # (R, k)
-        targets: Tensor,  # (tokens,)
-        out: Tensor,  # (R, V padded), written: mass * (softmax - onehot), 0 in the padding
-        losses: Tensor,  # (R,), written; NaN where a target is no label
-        mass: Tensor,  # (R,), written
-    ) -> Tensor:  # the contexts in the products' dtype followed by ones, (R, columns)
+        self, contexts: Tensor, targets: Tensor, out: Tensor, losses: Tensor, mass: Tensor
+    ) -> Tensor:
         count, depth = contexts.shape[0], self.depth
         rows = self.rows[:count]
         aims = losses.new_empty(count)

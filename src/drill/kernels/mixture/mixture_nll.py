@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from drill.kernels.loss.checks import check_head
+from drill.kernels.loss.checks import IGNORED, check_head
 from drill.kernels.loss.chunk_plan import ROW_BYTES, Settings
 from drill.kernels.loss.chunked import add_product, engine_named, padded_weight, wants_gradients
 from drill.kernels.loss.nll import (
@@ -41,7 +41,7 @@ from drill.kernels.loss.nll import (
     nll,
     reduce_losses,
 )
-from drill.kernels.mixture.passes import Errors, Passes, ProductAndPass, TorchPasses, at_most, spans
+from drill.kernels.mixture.passes import ProductAndPass, TorchPasses, at_most, spans
 from drill.kernels.runtime.autograd import require_plain_backward
 from drill.kernels.runtime.dispatch import compute_dtype, log_once, require_triton
 from drill.kernels.runtime.padding import aligned
@@ -67,7 +67,7 @@ def mixture_nll(
     bias: Tensor | None = None,  # (V,)
     *,
     reduction: Reduction = "mean",
-    ignore_index: int = -100,
+    ignore_index: int = IGNORED,
     impl: Implementation = "auto",
     memory: int = DEFAULT_MEMORY,
 ) -> Tensor:
@@ -154,11 +154,11 @@ def tokens_at_once(
 
 
 @functools.cache
-def _passes(engine: str) -> Passes:
+def _passes(engine: str) -> TorchPasses:
     if engine == "triton":
         from drill.kernels.mixture.passes_triton import TritonPasses
 
-        return TritonPasses()
+        return cast(TorchPasses, TritonPasses())
     return TorchPasses()
 
 
@@ -229,14 +229,14 @@ def _sweep(
 
 def _errors_by(
     engine: str, w: Tensor, weight: Tensor, bias: Tensor | None, experts: int, height: int
-) -> Errors:
+) -> ProductAndPass:
     """The fastest maker of errors for chunks of up to ``height`` rows."""
     labels, columns = weight.shape[0], weight.shape[1] + _bias_columns(bias, w.dtype)
     missing = _direct_missing(engine, weight, bias, w.dtype)
     if missing is None:
         from drill.kernels.mixture.exp_gemm import Exponentials
 
-        return Exponentials(w, labels, columns, experts, height)
+        return cast(ProductAndPass, Exponentials(w, labels, columns, experts, height))
     if engine == "triton" and w.is_cuda and w.dtype == torch.bfloat16:
         log_once("mixture_nll", "a product and a pass over its logits", missing)
     room = None if bias is None else w.new_empty((height, w.shape[1]))
@@ -255,7 +255,9 @@ def _direct_missing(
     return exponentials_missing(weight.device, dtype, columns)
 
 
-def _with_bias(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, passes: Passes) -> Tensor:
+def _with_bias(
+    weight: Tensor, bias: Tensor | None, dtype: torch.dtype, passes: TorchPasses
+) -> Tensor:
     """[W, b] in the dtype of the products, padded; b as a sum of as many columns as it needs.
 
     So no pass has to read the bias. The logits are rounded after it, as those of a linear head are.

@@ -1,10 +1,9 @@
-"""The passes of ``mixture_nll`` around its products: the interface, and plain PyTorch.
+"""The passes of ``mixture_nll`` around its products, in plain PyTorch.
 
 Shapes: K experts, V labels, k width; R = K times the tokens of a chunk.
 """
 
 from collections.abc import Iterator
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,8 +12,11 @@ BEYOND_TF32 = 13
 """Last bits of a float32 that tf32 has not."""
 
 
-class Passes(Protocol):
-    """Passes over what the products read and write; every one fills what it is given."""
+class TorchPasses:
+    """Passes over what the products read and write; ``TritonPasses`` has the same.
+
+    Every one fills what it is given.
+    """
 
     def widen(self, rows: Tensor, bias: Tensor | None, digits: int, out: Tensor) -> None:
         """rows (n, k) become out (n and more, k and more), an operand with room for a bias.
@@ -23,39 +25,6 @@ class Passes(Protocol):
         bias (n,) of float32, all else is 0. So the products add the bias and sum its gradient.
         Several columns of float32 have the bits of tf32 each: no product rounds them.
         """
-
-    def errors(
-        self, logits: Tensor, labels: int, targets: Tensor, losses: Tensor, mass: Tensor
-    ) -> None:
-        """logits (R, V padded with 0) become mass * (softmax - onehot), the padding stays 0.
-
-        ``mass`` (R,), some number above 0 a row, is written and so are the losses (R,), NaN where
-        a target (tokens,) is no label.
-        """
-
-    def mix(
-        self,
-        log_prior: Tensor,  # (tokens, K)
-        each: Tensor,  # (R,) losses of the experts
-        mass: Tensor,  # (R,)
-        targets: Tensor,  # (tokens,)
-        ignore_index: int,
-        rows: Tensor,  # (R, columns)
-        scaled: Tensor | None,  # (R, columns), becomes gamma / mass * rows
-        losses: Tensor,  # (tokens,), written; 0 where ignored
-        gamma: Tensor,  # (tokens, K), written; 0 where ignored, or where the target is masked
-        share: Tensor,  # (tokens, K), written: gamma / mass
-    ) -> None:
-        """The losses of the mixture and the experts' shares in them."""
-
-    def scale(self, sums: Tensor, factor: Tensor, out: Tensor) -> None:
-        """out = sums * factor, (n, columns) with a factor () or (n,), rounded once."""
-
-
-class TorchPasses:
-    """The passes in plain PyTorch."""
-
-    def widen(self, rows: Tensor, bias: Tensor | None, digits: int, out: Tensor) -> None:
         count, width = rows.shape
         out[:count, :width] = rows
         if bias is None:
@@ -71,6 +40,11 @@ class TorchPasses:
     def errors(
         self, logits: Tensor, labels: int, targets: Tensor, losses: Tensor, mass: Tensor
     ) -> None:
+        """logits (R, V padded with 0) become mass * (softmax - onehot), the padding stays 0.
+
+        ``mass`` (R,), some number above 0 a row, is written and so are the losses (R,), NaN where
+        a target (tokens,) is no label.
+        """
         logits, experts = logits[:, :labels], losses.shape[0] // targets.shape[0]
         wide = torch.promote_types(logits.dtype, torch.float32)
         log_p = torch.log_softmax(logits, 1, dtype=wide)
@@ -84,17 +58,18 @@ class TorchPasses:
 
     def mix(
         self,
-        log_prior: Tensor,
-        each: Tensor,
-        mass: Tensor,
-        targets: Tensor,
+        log_prior: Tensor,  # (tokens, K)
+        each: Tensor,  # (R,) losses of the experts
+        mass: Tensor,  # (R,)
+        targets: Tensor,  # (tokens,)
         ignore_index: int,
-        rows: Tensor,
-        scaled: Tensor | None,
-        losses: Tensor,
-        gamma: Tensor,
-        share: Tensor,
+        rows: Tensor,  # (R, columns)
+        scaled: Tensor | None,  # (R, columns), becomes gamma / mass * rows
+        losses: Tensor,  # (tokens,), written; 0 where ignored
+        gamma: Tensor,  # (tokens, K), written; 0 where ignored, or where the target is masked
+        share: Tensor,  # (tokens, K), written: gamma / mass
     ) -> None:
+        """The losses of the mixture and the experts' shares in them."""
         scores = log_prior - each.view(log_prior.shape)
         total = torch.logsumexp(scores, 1)
         ignored = targets == ignore_index
@@ -106,6 +81,7 @@ class TorchPasses:
             scaled.copy_(rows * share.view(-1, 1))
 
     def scale(self, sums: Tensor, factor: Tensor, out: Tensor) -> None:
+        """out = sums * factor, (n, columns) with a factor () or (n,), rounded once."""
         torch.mul(sums, factor[:, None] if factor.dim() else factor, out=out)
 
 
@@ -120,8 +96,15 @@ SLICE_ELEMENTS = {"cpu": 2**19, "cuda": 2**40}
 """Logits of a slice at most: what a product leaves in the cache and the pass finds there."""
 
 
-class Errors(Protocol):
-    """Makes the errors of a chunk's logits."""
+class ProductAndPass:
+    """Logits by a product, then their errors in the same place; ``Exponentials`` has the same."""
+
+    def __init__(
+        self, passes: TorchPasses, w: Tensor, labels: int, experts: int, room: Tensor | None
+    ) -> None:
+        self.passes, self.w, self.labels, self.experts = passes, w, labels, experts
+        self.room = room  # (R, columns of w) where w has the bias
+        self.in_cache = at_most(SLICE_ELEMENTS, w, experts * w.shape[0])
 
     def errors(
         self,
@@ -132,21 +115,6 @@ class Errors(Protocol):
         mass: Tensor,  # (R,), written
     ) -> Tensor:
         """The contexts in the products' dtype, followed by 1 where w has the bias."""
-
-
-class ProductAndPass:
-    """Logits by a product, then their errors in the same place."""
-
-    def __init__(
-        self, passes: Passes, w: Tensor, labels: int, experts: int, room: Tensor | None
-    ) -> None:
-        self.passes, self.w, self.labels, self.experts = passes, w, labels, experts
-        self.room = room  # (R, columns of w) where w has the bias
-        self.in_cache = at_most(SLICE_ELEMENTS, w, experts * w.shape[0])
-
-    def errors(
-        self, contexts: Tensor, targets: Tensor, out: Tensor, losses: Tensor, mass: Tensor
-    ) -> Tensor:
         if self.room is None:
             rows = contexts.to(out.dtype)
         else:

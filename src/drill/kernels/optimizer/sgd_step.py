@@ -80,11 +80,6 @@ def sgd_step(
 
     More tensors than one launch takes go in groups: the norm is that of all of them.
     """
-    if len(weights) != len(gradients):
-        raise ValueError(
-            f"sgd_step: {len(weights)} tensors have {len(gradients)} gradients; every one needs "
-            "its own"
-        )
     device = weights[0].device
     given = [gradient.contiguous() for gradient in gradients]
     tables = [

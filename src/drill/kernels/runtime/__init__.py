@@ -1,6 +1,7 @@
 """What several kernels use.
 
 dispatch       which implementation runs here, and why; the dtype of products
+checks         errors of arguments: must be ..., got ...
 autograd       errors where a backward pass is differentiated again
 dropout_masks  masks, and seeds on the device
 padding        rows aligned for cuBLAS

@@ -78,8 +78,8 @@ class Kernel:
         ctypes made as it is.
 
         ``together``, all blocks are on the device at once, as those that wait for one another have
-        to be; more than an empty device holds are refused. Beside another launch some may come when
-        that one is done, and those that are there wait for them.
+        to be; more than an empty device holds raise. During another launch some may come when that
+        one is done, and those that are there wait for them.
         """
         values = [_passed(each) for each in arguments]
         places = (ctypes.c_void_p * len(values))(
@@ -176,10 +176,8 @@ def _kernel(
             ) from error
 
 
-def _text(source: Path, above: tuple[Path, ...] = ()) -> bytes:
+def _text(source: Path) -> bytes:
     """The source with the files of its folder that it includes; errors name the right file."""
-    if source in above:
-        raise CompileError(f"{source.name}: is included by itself, through {above[-1].name}")
     lines = []
     for number, line in enumerate(source.read_bytes().split(b"\n"), 1):
         found = re.fullmatch(rb'#include "(.+)"', line)
@@ -188,7 +186,7 @@ def _text(source: Path, above: tuple[Path, ...] = ()) -> bytes:
             continue
         included = source.parent / found[1].decode()
         lines.append(f'#line 1 "{included.name}"'.encode())
-        lines.append(_text(included, (*above, source)))
+        lines.append(_text(included))
         lines.append(f'#line {number + 1} "{source.name}"'.encode())
     return b"\n".join(lines)
 
