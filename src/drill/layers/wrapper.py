@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from drill.kernels.loss.nll import token_losses
-from drill.kernels.runtime.checks import require, require_type
+from drill.kernels.runtime.checks import invalid, require, require_type
 from drill.layers.base import MatrixLayer, OutputLayer
 
 MOST_ROWS = 256
@@ -94,7 +94,7 @@ class Ranking(nn.Module):
             wrong = ~(counts >= 0)  # NaN, too
             if not counts.is_meta and wrong.any():
                 first = int(wrong.nonzero()[0])
-                require(False, owner, f"counts[{first}]", "at least 0", counts[first].item())
+                raise invalid(owner, f"counts[{first}]", "at least 0", counts[first].item())
             ids = torch.argsort(counts, descending=True, stable=True)
             ids = ids.to(next(layer.parameters(), ids).device)
         self.register_buffer("ids", ids)

@@ -60,7 +60,7 @@ class Translator(nn.Module):
         """
         if target_in.shape != target_out.shape:
             raise ValueError(
-                f"Translator: target_in is {tuple(target_in.shape)} and target_out "
+                f"Translator: target_out must be as target_in, {tuple(target_in.shape)}, got "
                 f"{tuple(target_out.shape)}; they are the same sentences, shifted by one token"
             )
         return self.layer.nll(

@@ -20,7 +20,7 @@ from torch import Tensor
 from drill.kernels.lstm.persistent import recurrence as lstm_persistent
 from drill.kernels.lstm.persistent.stack import persistent_layers
 from drill.kernels.lstm.weights import Weights
-from drill.kernels.runtime.checks import one_of, require
+from drill.kernels.runtime.checks import invalid, one_of, require
 from drill.kernels.runtime.dispatch import autocast_on, log_once, triton_missing
 from drill.kernels.runtime.dropout_masks import draw_mask, drop_entries, masked
 
@@ -152,12 +152,15 @@ def _check_shapes(x: torch.Size, h: Tensor, c: Tensor, weights: Weights) -> None
     """Kernels rely on these sizes: a wrong one would read other memory."""
     shapes = [tuple(weight.shape) for weight in weights]
     o, i = weights.w_hh.shape[-1], weights.w_ih.shape[-1]
-    fit = shapes == [(4 * o, i), (4 * o, o), (4 * o,), (4 * o,)]
-    require(fit, "lstm", "weights", "(4 o, i), (4 o, o), (4 o,) and (4 o,), as of nn.LSTM", shapes)
-    fit = len(x) == 3 and 0 not in x and x[2] >= i
-    require(fit, "lstm", "x", f"(T, B, {i}) with at least one step and sequence", tuple(x))
+    if shapes != [(4 * o, i), (4 * o, o), (4 * o,), (4 * o,)]:
+        expected = "(4 o, i), (4 o, o), (4 o,) and (4 o,), as of nn.LSTM"
+        raise invalid("lstm", "weights", expected, shapes)
+    if len(x) != 3 or 0 in x or x[2] < i:
+        expected = f"(T, B, {i}) with at least one step and sequence"
+        raise invalid("lstm", "x", expected, tuple(x))
     state, given = (1, x[1], o), [tuple(h.shape), tuple(c.shape)]
-    require(given == [state, state], "lstm", "h and c", f"{state} for x {tuple(x)}", given)
+    if given != [state, state]:
+        raise invalid("lstm", "h and c", f"{state} for x {tuple(x)}", given)
 
 
 def _check_stack(

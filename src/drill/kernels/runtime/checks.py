@@ -4,6 +4,10 @@ from collections.abc import Sequence
 from numbers import Integral, Real
 
 
+def invalid(owner: str, name: str, expected: str, value: object) -> ValueError:
+    return ValueError(f"{owner}: {name} must be {expected}, got {value!r}")
+
+
 def require(
     condition: bool,
     owner: str,
@@ -12,9 +16,9 @@ def require(
     value: object,
     error: type[Exception] = ValueError,
 ) -> None:
-    """Raise ``error`` unless ``condition``: "owner: name must be expected, got value"."""
+    """Raise ``error`` unless ``condition``; ``raise invalid`` where its words would cost time."""
     if not condition:
-        raise error(f"{owner}: {name} must be {expected}, got {value!r}")
+        raise error(*invalid(owner, name, expected, value).args)
 
 
 def require_type(

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from drill.kernels.runtime.autograd import once_differentiable
+from drill.kernels.runtime.checks import invalid
 from drill.kernels.runtime.dispatch import autocast_on
 
 
@@ -168,10 +169,7 @@ def _wide(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
 
 def check_vector(function: str, name: str, vector: Tensor, width: int) -> None:
     if vector.shape != (width,):
-        raise ValueError(
-            f"{function}: {name} has shape {tuple(vector.shape)} but rows have width {width}; "
-            f"give it shape ({width},)"
-        )
+        raise invalid(function, name, f"of shape ({width},)", tuple(vector.shape))
 
 
 def check_map(function: str, name: str, x_map: Weights, inputs: int, outputs: int | None) -> None:
@@ -179,8 +177,4 @@ def check_map(function: str, name: str, x_map: Weights, inputs: int, outputs: in
     shape = x_map.weight.shape
     wanted = (shape[0] if outputs is None else outputs, inputs)
     if shape != wanted or x_map.half.shape != shape:
-        raise ValueError(
-            f"{function}: {name} maps rows of width {inputs} to width {wanted[0]}, but has shape "
-            f"{tuple(shape)}, and in the dtype of products {tuple(x_map.half.shape)}; give it "
-            f"shape {tuple(wanted)}"
-        )
+        raise invalid(function, name, f"of shape {tuple(wanted)}", tuple(shape))

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from drill.kernels.runtime.autograd import once_differentiable
+from drill.kernels.runtime.checks import invalid
 from drill.kernels.runtime.dispatch import triton_missing
 from drill.kernels.runtime.dropout_masks import drawn_seed
 from drill.kernels.transformer.autocast_linear import (
@@ -121,10 +122,7 @@ def _check_shapes(
         check_map("residual_norm", "y_map", y_map, y.shape[-1], width)
         shape = (*shape[:-1], y.shape[-1])
     if y.shape != shape:
-        raise ValueError(
-            f"residual_norm: y has shape {tuple(y.shape)} but x has shape {tuple(x.shape)}; "
-            f"give it shape {tuple(shape)}"
-        )
+        raise invalid("residual_norm", "y", f"of shape {tuple(shape)}", tuple(y.shape))
 
 
 @cache
