@@ -70,17 +70,7 @@ def by_optimiser(kind: type, **options: bool):
         parameter.grad.view(-1)[1:2] = 1.0  # of a single entry
         kind([parameter], lr=0.1, **options).step()
 
-    write.__name__ = f"{kind.__name__} {options}"
     return write
-
-
-def in_place(module: nn.Module, name: str) -> None:
-    with torch.no_grad():
-        module.get_parameter(name).view(-1)[1:2] += 1
-
-
-def by_data(module: nn.Module, name: str) -> None:
-    module.get_parameter(name).data.add_(1)
 
 
 def by_new_data(module: nn.Module, name: str) -> None:
@@ -99,34 +89,32 @@ def by_new_parameter(module: nn.Module, name: str) -> None:
     setattr(module.get_submodule(owner), last, nn.Parameter(value + 1))
 
 
-def by_numpy(module: nn.Module, name: str) -> None:
-    module.get_parameter(name).detach().numpy()[...] += 1
-
-
 def by_assigning(module: nn.Module, name: str) -> None:
     state = {key: value.clone() for key, value in module.state_dict().items()}
     state[name] += 1
     module.load_state_dict(state, assign=True)
 
 
-WRITERS = [
-    *(
-        by_optimiser(kind, **options)
+IN_PLACE = {
+    "in place": lambda module, name: module.get_parameter(name).detach().view(-1)[1:2].add_(1),
+    "data": lambda module, name: module.get_parameter(name).data.add_(1),
+    "new data": by_new_data,
+    "numpy": lambda module, name: module.get_parameter(name).detach().numpy().__iadd__(1),
+}
+WRITERS = {
+    **IN_PLACE,
+    "new data twice": by_new_data_twice,
+    "new parameter": by_new_parameter,
+    "assigned state": by_assigning,
+    **{
+        f"{kind.__name__} {options}": by_optimiser(kind, **options)
         for kind in (torch.optim.SGD, torch.optim.AdamW)
         for options in ({}, {"foreach": True}, {"fused": True})
-    ),
-    in_place,
-    by_data,
-    by_new_data,
-    by_new_data_twice,
-    by_new_parameter,
-    by_numpy,
-    by_assigning,
-]
-writers = pytest.mark.parametrize("write", WRITERS, ids=lambda w: w.__name__)
+    },
+}
 
 
-@writers
+@pytest.mark.parametrize("write", WRITERS)
 @one_of_each_layer
 def test_labels_are_never_stale(name, write):
     layer = make(name)
@@ -137,7 +125,7 @@ def test_labels_are_never_stale(name, write):
             layer.log_probs(hidden)
             before = inner.get_parameter(parameter).detach().clone()
             with torch.inference_mode(False):
-                write(inner, parameter)
+                WRITERS[write](inner, parameter)
             assert not torch.equal(inner.get_parameter(parameter), before)
             assert torch.equal(layer.log_probs(hidden), copy.deepcopy(layer).log_probs(hidden))
 
@@ -224,7 +212,7 @@ def test_cached_labels_give_the_same_and_encode_once(name):
         assert counted.encoded == 1
 
 
-@pytest.mark.parametrize("write", [in_place, by_data, by_new_data, by_numpy])
+@pytest.mark.parametrize("write", IN_PLACE)
 @one_of_each_layer
 def test_a_parameter_written_inside_cached_labels_raises(name, write):
     layer = make(name)
@@ -234,7 +222,7 @@ def test_a_parameter_written_inside_cached_labels_raises(name, write):
         for parameter, _ in list(inner.named_parameters()):
             with layer.cached_labels():
                 layer.log_probs(hidden)
-                write(inner, parameter)
+                IN_PLACE[write](inner, parameter)
                 for _ in range(2):  # it never recovers by itself
                     with pytest.raises(StaleLabels):
                         layer.log_probs(hidden)
