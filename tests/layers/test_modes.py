@@ -13,6 +13,7 @@ from drill.layers import DeepResidual
 from drill.layers.label_map import LabelMap
 from tests.layers.table import (
     CASES,
+    ONE_EACH,
     D,
     Model,
     V,
@@ -131,8 +132,9 @@ def fresh_compiler():
 
 
 @pytest.mark.filterwarnings(r"ignore:The \.grad attribute")  # dynamo's own, where a graph breaks
-@IMPLS
-@one_of_each_layer
+@pytest.mark.parametrize(
+    ("name", "impl"), [*((n, "chunked") for n in ONE_EACH), ("tied", "reference")]
+)
 def test_a_compiled_step_is_one_graph_and_equals_eager(name, impl, fresh_compiler):
     built = model(name)
     hidden, targets = batch(built.layer, 3, 2)

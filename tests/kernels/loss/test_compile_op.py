@@ -57,7 +57,7 @@ def test_backward_writes_into_no_input_so_that_it_can_run_again(engine, memory):
     assert all(map(torch.equal, once, again))
 
 
-@pytest.mark.parametrize("wanted", [(True, True, True), (True, False, False), (False, True, False)])
+@pytest.mark.parametrize("wanted", [(True, True, True), (True, False, False)])
 def test_the_operator_keeps_the_rules_of_its_registry(wanted):
     given = problem(N, V, k)
     for leaf, want in zip(given[:3], wanted, strict=True):

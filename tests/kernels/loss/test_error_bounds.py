@@ -17,7 +17,7 @@ from drill.kernels.loss import chunk_plan as nll_plan
 from drill.kernels.loss.nll import nll
 
 
-@settings(max_examples=100, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(
     N=st.integers(0, 12),
     V=st.integers(1, 80),
@@ -105,10 +105,9 @@ def spent(N: int, impl: str, *, train: bool = True, dtype=torch.float32, **optio
 
 
 @cache
-def spent_in_chunks(N: int, smoothing: float, dtype: torch.dtype) -> tuple[int, int]:
+def spent_in_chunks(N: int, dtype: torch.dtype) -> tuple[int, int]:
     """The largest tensor and the peak, of a budget that makes many chunks: seconds each."""
-    options = {"memory": MEMORY, "label_smoothing": smoothing, "dtype": dtype}
-    allocations = spent(N, "chunked", **options)
+    allocations = spent(N, "chunked", memory=MEMORY, label_smoothing=0.1, dtype=dtype)
     return allocations.largest, allocations.peak
 
 
@@ -117,16 +116,15 @@ def test_what_is_measured_shows_the_logits_of_plain_pytorch():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_no_tensor_is_larger_than_the_budget_or_the_gradients(smoothing, dtype):
+def test_no_tensor_is_larger_than_the_budget_or_the_gradients(dtype):
     for N in (128, 8 * 128):
         bound = max(MEMORY, N * k * 4, V * k * 4)  # what is kept, and the gradients in float32
-        assert spent_in_chunks(N, smoothing, dtype)[0] <= bound
+        assert spent_in_chunks(N, dtype)[0] <= bound
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_peak_memory_hardly_grows_with_the_number_of_tokens(dtype):
-    few, many = (spent_in_chunks(N, 0.0, dtype)[1] for N in (128, 8 * 128))
+    few, many = (spent_in_chunks(N, dtype)[1] for N in (128, 8 * 128))
     logits = 8 * 128 * V * 4
     assert many < logits / 16
     assert many - few < 8 * 128 * 20 * 4  # some numbers a token, next to its gradient

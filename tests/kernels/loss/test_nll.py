@@ -150,9 +150,18 @@ def test_rows_of_several_blocks_and_a_padding_are_as_exact(
 
 
 SHARES = [20.0, 1.5, 0.5, 0.1]  # of the logits' bytes
-# Interpreted kernels take seconds where there are many chunks.
-SLOW_SHARES = [20.0, 0.5, *(pytest.param(share, marks=pytest.mark.slow) for share in (1.5, 0.1))]
 BUDGET_SIZE = N, V, k = 8, 40, 3
+every_engine_and_share = pytest.mark.parametrize(
+    ("engine", "share"),
+    [
+        # Interpreted kernels take seconds where there are many chunks.
+        pytest.param(
+            e, share, marks=[*m, *([pytest.mark.slow] if name == "triton" and i % 2 else [])]
+        )
+        for name, (e, m) in ENGINES.items()
+        for i, share in enumerate(SHARES)
+    ],
+)
 
 
 @pytest.fixture
@@ -180,9 +189,8 @@ def test_budgets_keep_everything_a_part_and_nothing_in_one_block_of_rows_or_seve
         assert (met == 1).all()
 
 
-@pytest.mark.parametrize("share", SHARES)
 @every_dtype
-@every_engine
+@every_engine_and_share
 def test_any_memory_budget_is_as_exact(engine, dtype, share, small_blocks):
     given = problem(*BUDGET_SIZE, dtype=dtype, device=engine.device)
     memory = budget(dtype, share)
@@ -218,8 +226,7 @@ def test_frozen_inputs_get_no_gradient_and_change_no_other(engine, wanted):
             torch.testing.assert_close(leaf.grad, grad)
 
 
-@pytest.mark.parametrize("share", SLOW_SHARES)
-@every_engine
+@every_engine_and_share
 def test_backward_can_run_twice(engine, share, small_blocks):
     given = problem(*BUDGET_SIZE, device=engine.device)
     memory = budget(torch.float32, share)

@@ -235,8 +235,8 @@ def layers_gone_through(without_gpu, monkeypatch):
 
 
 def test_backward_goes_no_lower_than_what_asks(layers_gone_through):
-    x, states, weights, wanted = stack([10, 21, 37, 12], 5, 3, dtype=torch.float32, trained=False)
-    padded = [32, 48, 16]
+    x, states, weights, wanted = stack([10, 12, 20, 12], 5, 3, dtype=torch.float32, trained=False)
+    padded = [16, 32, 16]
 
     def found(*leaves):
         """With gradients of all results, those of layers below among them."""

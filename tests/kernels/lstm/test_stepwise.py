@@ -63,7 +63,7 @@ def test_results_and_gradients_are_those_of_the_equation(sizes):
 
 
 @interpreted
-@pytest.mark.parametrize("sizes", SIZES[2:])
+@pytest.mark.parametrize("sizes", SIZES[2:4])
 def test_bfloat16_costs_what_rounding_costs(sizes):
     truth = solve("reference", *problem(*sizes))
     given = problem(*sizes, dtype=torch.float32)
