@@ -94,14 +94,6 @@ def test_a_plain_model_takes_the_step_of_the_rule(name):
         torch.testing.assert_close(a, b)
 
 
-def test_every_variant_but_the_mixture_has_a_plain_model_of_its_size():
-    names = step.variants(Setting("ptb", SIZES["ptb"], "float32", torch.device("cpu")))
-    deep = f"{step.BASE}, deep-residual 4"
-    own = {"drill tied": step.BASE, "drill deep-residual 4": deep}
-    assert {name: found for name in names if (found := step.own_plain(name))} == own
-    assert step.own_plain("drill tied, replayed") == step.BASE
-
-
 def sizes(model) -> list[int]:
     return sorted(p.numel() for p in model.parameters())
 

@@ -12,7 +12,6 @@ from drill import report
 
 RUNS = report.read(tables.ROOT / "results/runs.jsonl")
 BENCHMARKS = tables.read_rows("h200.jsonl")
-MACHINE = {"device": "a machine", "torch": "2", "commit": "abc", "arguments": "", "time": "1"}
 SIZE = {"size": "ptb", "tokens": 1400, "labels": 10_000, "width": 400, "dtype": "float32"}
 
 

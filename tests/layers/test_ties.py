@@ -44,11 +44,6 @@ def resize(layer: OutputLayer, size: int, vectors: Tensor | None = None) -> None
     layer.resize(size, vectors)
 
 
-def test_the_rows_over_the_models_embedding_are_tied():
-    untied = {name for name in CASES if name not in TIED}
-    assert untied == {n for n in CASES if CASES[n].layer == "full" or "descriptions" in n}
-
-
 # -- resizing -----------------------------------------------------------------------------------
 
 

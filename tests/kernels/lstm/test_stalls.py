@@ -51,10 +51,9 @@ def launched(size: Size, backward: bool, *, absent: int) -> tuple[Tensor, Tensor
     shape = layout.backward if backward else layout.forward
     assert shape.blocks * UNITS == hidden
     blocks = shape.blocks - absent * shape.cluster
-    made = lstm_persistent._backward_kernel if backward else lstm_persistent._forward_kernel
     rows = cut(batch)
     ((_, _, groups),) = rows.launches
-    kernel = made(shape, rows.tiles, groups, device)
+    kernel = lstm_persistent._kernel(shape, rows.tiles, groups, device)
     weight = torch.zeros(4 * hidden * hidden, dtype=torch.bfloat16, device=device)
     gates = torch.zeros(steps, batch, hidden, 4, device=device)
     c = torch.zeros(steps + 1, batch, hidden, device=device)

@@ -58,23 +58,11 @@ def supported(device: torch.device, hidden: int) -> str | None:
     return None
 
 
-def _forward_kernel(shape: Shape, tiles: int, groups: int, device: torch.device) -> Kernel:
-    return _compiled("lstm_forward", shape, tiles, groups, device)
-
-
-def _backward_kernel(shape: Shape, tiles: int, groups: int, device: torch.device) -> Kernel:
-    return _compiled("lstm_backward", shape, tiles, groups, device)
-
-
-def _compiled(name: str, shape: Shape, tiles: int, groups: int, device: torch.device) -> Kernel:
-    source = Path(__file__).with_name(f"{name.removeprefix('lstm_')}.cu")
-    defines = {
-        "H": shape.hidden,
-        "TILES": tiles,
-        "GROUPS": groups,
-        "BACKWARD": int(shape.backward),
-    }
-    return compiled(source, name, defines, shape.shared(tiles, groups), device)
+def _kernel(shape: Shape, tiles: int, groups: int, device: torch.device) -> Kernel:
+    name = "backward" if shape.backward else "forward"
+    defines = {"H": shape.hidden, "TILES": tiles, "GROUPS": groups, "BACKWARD": int(shape.backward)}
+    source = Path(__file__).with_name(f"{name}.cu")
+    return compiled(source, f"lstm_{name}", defines, shape.shared(tiles, groups), device)
 
 
 STALLED = "the LSTM kernel waited in vain for room on the GPU: others fill it"
@@ -155,7 +143,7 @@ def run_forward(shape: Shape, made: Prepared, gates: Tensor, span: Span) -> None
     flags = made.flags.view(len(rows.launches), -1)
     t, later = span.begin, int(span.end < steps)
     for launch, (start, count, groups) in enumerate(rows.launches):
-        kernel = _forward_kernel(shape, rows.tiles, groups, device)
+        kernel = _kernel(shape, rows.tiles, groups, device)
         given = [made.w_hh, made.bias, gates[t * batch + start :], made.exchange[t, start:]]
         given += [flags[launch, t * groups * shape.blocks :], made.h[t, start:], made.c[t, start:]]
         sizes: list[Argument] = [span.end - t, count, rows.size, batch]
@@ -215,7 +203,7 @@ def run_backward(
     flags = marks.words[dgates.numel() :].view(len(rows.launches), -1)  # two words each
     t, earlier, later = span.begin, int(span.begin > 0), int(span.end < steps)
     for launch, (start, count, groups) in enumerate(rows.launches):
-        kernel = _backward_kernel(shape, rows.tiles, groups, device)
+        kernel = _kernel(shape, rows.tiles, groups, device)
         given = [w_hh_t, gates[t * batch + start :], c[t, start:], dout[t, start:]]
         given += [exchange[t, start:], flags[launch, 2 * t * groups * shape.blocks :]]
         given += [dgates[t, start:], marks.dc[start:], made.of_bias[start:]]
