@@ -57,3 +57,11 @@ class RunFolderError(DrillError, RuntimeError):
 
 class SettingsError(DrillError, ValueError):
     """Settings or options that cannot be used."""
+
+
+def check_value(
+    ok: bool, name: str, wanted: str, value: object, kind: type[Exception] = ValueError
+) -> None:
+    """Raise ``name must be wanted, got value`` unless ``ok``."""
+    if not ok:
+        raise kind(f"{name} must be {wanted}, got {value!r}")

@@ -181,7 +181,7 @@ def test_one_run_that_fails_does_not_stop_the_others(drill, place):
     assert out.startswith("some/tiny: valid")
     lines = err.splitlines()
     assert lines[0].startswith("drill: data.corpus: 'lost'")
-    assert lines[1].startswith("drill: [optimizer]: ")
+    assert lines[1].startswith("drill: optimizer.beta1: ")
     assert lines[2].startswith("drill: data.corpus: 'nowhere'")
     assert lines[-1] == "drill: 3 of 4 runs failed: some/lost, some/wrong, some/pairs"
     assert not (place / "some" / "lost").exists()

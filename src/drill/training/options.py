@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+from drill.errors import check_value
 from drill.training.precision import Precision
 
 MAX_BEAM = 1000
@@ -29,31 +30,26 @@ class TrainingOptions:
     def __post_init__(self) -> None:
         self._check_counts("epochs", "validate_every", "log_every")
         self._check_seeds("seed")
-        if self.max_minutes is not None and not self.max_minutes > 0.0:  # NaN fails too
-            raise ValueError(f"max_minutes is a positive number, not {self.max_minutes}")
-        if self.patience is not None and self.patience < 0:
-            raise ValueError(f"patience is at least 0, not {self.patience}")
-        if not self.checkpoint_seconds >= 0.0:
-            raise ValueError(
-                f"checkpoint_seconds is at least 0 seconds, not {self.checkpoint_seconds}"
-            )
+        if self.max_minutes is not None:
+            check_value(self.max_minutes > 0.0, "max_minutes", "above 0", self.max_minutes)
+        self._check_counts("patience", least=0)
+        seconds = self.checkpoint_seconds
+        check_value(seconds >= 0.0, "checkpoint_seconds", "at least 0", seconds)
 
-    def _check_counts(self, *names: str) -> None:
+    def _check_counts(self, *names: str, least: int = 1) -> None:
         for name in names:
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is at least 1, not {value}")
+            check_value(value is None or value >= least, name, f"at least {least}", value)
 
     def _check_seeds(self, *names: str) -> None:
         for name in names:
             value = getattr(self, name)
-            if value is not None and not 0 <= value < 2**32:
-                raise ValueError(f"{name} lies in 0 to 2**32 - 1, not {value}")
+            check_value(value is None or 0 <= value < 2**32, name, "in 0 to 2**32 - 1", value)
 
     def _check_shares(self, *names: str) -> None:
         for name in names:
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise ValueError(f"{name} lies in [0, 1), not {getattr(self, name)}")
+            value = getattr(self, name)
+            check_value(0.0 <= value < 1.0, name, "in [0, 1)", value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +79,8 @@ class LanguageModelOptions(TrainingOptions):
         self._check_counts("valid_batch_size", "test_batch_size")
         self._check_seeds("length_seed")
         self._check_shares("adversarial", "state_reset")
-        if self.untie_at is not None and not 0.0 < self.untie_at < 1.0:
-            raise ValueError(f"untie_at lies in (0, 1), not {self.untie_at}")
+        if self.untie_at is not None:
+            check_value(0.0 < self.untie_at < 1.0, "untie_at", "in (0, 1)", self.untie_at)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,18 +102,12 @@ class TranslationOptions(TrainingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_counts(
-            "max_steps",
-            "max_tokens",
-            "gradient_accumulation_steps",
-            "pad_to_multiple_of",
-        )
-        self._check_counts("bleu_every", "average_checkpoints", "beam")
+        self._check_counts("max_steps", "max_tokens", "gradient_accumulation_steps")
+        self._check_counts("pad_to_multiple_of", "bleu_every", "average_checkpoints", "beam")
         self._check_shares("label_smoothing")
-        if self.beam > MAX_BEAM:
-            raise ValueError(f"beam is at most {MAX_BEAM}, not {self.beam}")
-        if not math.isfinite(self.length_penalty):
-            raise ValueError(f"length_penalty is a finite number, not {self.length_penalty}")
+        check_value(self.beam <= MAX_BEAM, "beam", f"at most {MAX_BEAM}", self.beam)
+        penalty = self.length_penalty
+        check_value(math.isfinite(penalty), "length_penalty", "a finite number", penalty)
 
 
 def log_interval(step: int, log_every: int | None) -> int:

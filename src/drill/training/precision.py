@@ -2,12 +2,14 @@
 
 import logging
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
+
+from drill.errors import check_value
 
 Precision = Literal["auto", "float32", "tf32", "bfloat16"]
 
@@ -17,8 +19,8 @@ logger = logging.getLogger("drill")
 @contextmanager
 def matmul_precision(precision: Precision, device: torch.device) -> Iterator[torch.dtype | None]:
     """Set how float32 products are computed inside; yields the dtype of autocast, if any."""
-    if precision not in get_args(Precision):
-        raise ValueError(f"train: precision is auto, float32, tf32 or bfloat16, not {precision!r}")
+    known = get_args(Precision)
+    check_value(precision in known, "precision", f"one of {', '.join(known)}", precision)
     precision = _resolved(precision, device)
     dtype = autocast_dtype(precision, device)
     backends: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
@@ -131,8 +133,4 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def lower_precision(
-    device: torch.device, dtype: torch.dtype | None
-) -> AbstractContextManager[object]:
-    """autocast to ``dtype``, or nothing."""
-    return autocast_to(device, dtype)
+lower_precision = autocast_to

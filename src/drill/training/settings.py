@@ -39,7 +39,6 @@ from drill.training.schema import (
     NONE,
     RENAMED,
     fits_kind,
-    in_words,
     with_defaults,
     with_name,
     with_new_names,
@@ -51,7 +50,7 @@ TASK = "task"
 ABOVE_TABLES = ("recipe", INIT_FROM, TASK)
 LANGUAGE_MODEL, TRANSLATION = "language-model", "translation"
 
-MAY_CHANGE = (  # while a run goes on
+MAY_CHANGE = (  # when a run resumes
     "training.epochs",
     "training.max_steps",
     "training.max_minutes",
@@ -79,7 +78,7 @@ class Settings:
     filters: Table = field(default_factory=dict)  # this and the next of translation alone
     subwords: Table = field(default_factory=dict)
     left_out: tuple[str, ...] = field(default=(), compare=False)
-    """Keys that a recipe file without a shipped base leaves to the defaults."""
+    """Keys left to the defaults by a recipe file without a shipped base."""
 
     def tables(self) -> dict[str, Table]:
         return {name: getattr(self, name) for name in TASKS[self.task]}
@@ -145,7 +144,7 @@ def resolved(tables: Mapping[str, Any]) -> Settings:
     checks = TASKS[task]
     for key, value in tables.items():
         if key in checks and not isinstance(value, dict):
-            raise SettingsError(f"{key}: is a table, not {value!r}; write [{key}]")
+            raise SettingsError(f"must be a table, got {value!r}; write [{key}]", key=key)
     for key, value in tables.items():
         if key not in (*checks, *ABOVE_TABLES):
             inside = [] if isinstance(value, dict) else _meant(key, tables, checks)
@@ -202,35 +201,37 @@ def does_not_run(settings: Settings, error: ValueError) -> SettingsError:
 
 def makes_no_model(settings: Settings, error: Exception) -> SettingsError:
     """The error of an encoder or a layer, under the key of the wrong value if it names one."""
-    built, _, said = str(error).partition(": ")  # constructors say: DeepResidual: dropout is ...
-    key, _, rest = said.partition(" ")
+    built, key, fault = _parts(error)
     layer, kinds = settings.layer, {**ENCODERS, **LAYERS, "transformer": Transformer}
     tables = {"encoder": settings.encoder, "layer": layer, f"layer.{INNER}": layer.get(INNER, {})}
     for where, table in tables.items():
         own = NAME in table and kinds[table[NAME]].__name__ == built and key in table
-        if own and re.search(rf"(not|got) '?{re.escape(str(table[key]))}'?$", rest):
-            return SettingsError(_must_be(rest), key=f"{where}.{key}")
+        if own and re.search(rf"(not|got) '?{re.escape(str(table[key]))}'?$", fault):
+            return SettingsError(fault, key=f"{where}.{key}")
     reason = str(error).splitlines()[0]  # torch adds a trace in C++
     return SettingsError(f"the recipe {settings.recipe} makes no model: {reason}")
 
 
-def _must_be(fault: str) -> str:
-    """``is at least 1, not 0``, as constructors say, in the words of settings."""
-    return re.sub("^is (.*), not ", r"must be \1, got ", fault.replace("lies in", "is in", 1))
+def _parts(error: Exception) -> tuple[str, str, str]:
+    """``DeepResidual: dropout must be ...`` -> class, key and fault; options name no class."""
+    found = re.match(r"(?:(\w+): )?(\S*) ?(.*)", str(error))
+    assert found is not None
+    return found[1] or "", found[2], found[3]
 
 
 # -- tables and the signatures behind them --------------------------------------------------------
 
 
-MAX_DEPTH = 1000  # each layer is a module, so more would take minutes to build
+MOST = {"layers": 1000, "depth": 1000} | dict.fromkeys(
+    ("embedding_dim", "hidden_size", "output_size", "feed_forward"), 2**20
+)
+"""Larger values take minutes to build, or overflow before the memory of a model is checked."""
 
 
-def _check_depth(where: str, table: Table) -> Table:
-    for key in ("layers", "depth"):
-        if table.get(key, 0) > MAX_DEPTH:
-            raise SettingsError(
-                f"must be at most {MAX_DEPTH}, got {table[key]}", key=f"{where}.{key}"
-            )
+def _check_sizes(where: str, table: Table) -> Table:
+    for key, most in MOST.items():
+        if (table.get(key) or 0) > most:
+            raise SettingsError(f"must be at most {most:,}, got {table[key]}", key=f"{where}.{key}")
     return table
 
 
@@ -240,14 +241,18 @@ def _data(table: Table) -> Table:
 
 def _encoder(table: Table) -> Table:
     table = {"embedding_dim": 400, **with_name("encoder", table, ENCODERS, "awd-lstm")}
-    if type(table["embedding_dim"]) is not int or table["embedding_dim"] < 1:
-        raise SettingsError(
-            f"must be a whole number of at least 1, got {table['embedding_dim']!r}",
-            key="encoder.embedding_dim",
-        )
+    _check_embedding_dim(table)
     kind = ENCODERS[table[NAME]]
     table = with_defaults("encoder", table, kind, also=(NAME, "embedding_dim"), choices=ENCODERS)
-    return _check_depth("encoder", table)
+    return _check_sizes("encoder", table)
+
+
+def _check_embedding_dim(table: Table) -> None:
+    width = table["embedding_dim"]
+    if not fits_kind(width, int) or width < 1:
+        raise SettingsError(
+            f"must be an integer of at least 1, got {width!r}", key="encoder.embedding_dim"
+        )
 
 
 def wraps(kind: type[OutputLayer]) -> bool:
@@ -260,19 +265,22 @@ def _layer(table: Table, where: str = "layer") -> Table:
     kind = LAYERS[table[NAME]]
     if not wraps(kind):
         if INNER in table:
+            outer = ", ".join(name for name, kind in LAYERS.items() if wraps(kind))
             raise SettingsError(
-                f"{where}.{INNER}: {table[NAME]} wraps no other layer; leave it out, or choose "
-                f"{', '.join(n for n, c in LAYERS.items() if wraps(c))}"
+                f"{table[NAME]} wraps no other layer; leave it out, or choose {outer}",
+                key=f"{where}.{INNER}",
             )
         table = with_defaults(where, table, kind, also=(NAME,), choices=LAYERS)
-        return _check_depth(where, table)
+        return _check_sizes(where, table)
     inner = table.get(INNER, {})
     if not isinstance(inner, dict):
-        raise SettingsError(f"{where}.{INNER}: is a table, not {inner!r}; write [{where}.{INNER}]")
+        key = f"{where}.{INNER}"
+        raise SettingsError(f"must be a table, got {inner!r}; write [{key}]", key=key)
     inner = _layer(inner, f"{where}.{INNER}")
     if wraps(LAYERS[inner[NAME]]):
         raise SettingsError(
-            f"{where}.{INNER}.{NAME}: {table[NAME]} wraps a layer of one matrix, not {inner[NAME]}"
+            f"must be a layer of one matrix inside {table[NAME]}, got {inner[NAME]}",
+            key=f"{where}.{INNER}.{NAME}",
         )
     return {**with_defaults(where, table, kind, also=(NAME, INNER), choices=LAYERS), INNER: inner}
 
@@ -288,8 +296,9 @@ def _optimizer_of_translators(table: Table) -> Table:
     filled = _optimizer(table, "adamw")
     if filled.get("average_from") is not None:
         raise SettingsError(
-            "optimizer.average_from: is for language models; a translator averages the weights of "
-            "its last validations: training.average_checkpoints"
+            "is for language models; a translator averages the weights of its last validations: "
+            "training.average_checkpoints",
+            key="optimizer.average_from",
         )
     return filled
 
@@ -300,8 +309,8 @@ def _checked(where: str, table: Table, kind: Callable[..., Any]) -> Table:
     try:
         kind(**filled)
     except ValueError as error:
-        key, _, fault = str(error).removeprefix(f"{kind.__name__}: ").partition(" ")
-        raise SettingsError(_must_be(fault), key=f"{where}.{key}") from None
+        _, key, fault = _parts(error)
+        raise SettingsError(fault, key=f"{where}.{key}") from None
     return filled
 
 
@@ -310,22 +319,14 @@ def _transformer(table: Table) -> Table:
     table = with_name("encoder", table, {"transformer": Transformer}, "transformer")
     preset = table.pop("preset", "base")
     if not isinstance(preset, str) or preset not in PRESETS:
-        raise SettingsError(
-            f"encoder.preset: there is no {preset!r}{nearest(str(preset), list(PRESETS))}"
-        )
+        near = nearest(str(preset), list(PRESETS))
+        raise SettingsError(f"there is no {preset!r}{near}", key="encoder.preset")
     table = {"shared": True, **asdict(PRESETS[preset]), **table}
-    for key, kind in (("embedding_dim", int), ("shared", bool)):
-        if not fits_kind(table[key], kind):
-            raise SettingsError(
-                f"must be {in_words(kind)}, got {table[key]!r}", key=f"encoder.{key}"
-            )
-    if table["embedding_dim"] < 1:
-        raise SettingsError(
-            f"must be a whole number of at least 1, got {table['embedding_dim']}",
-            key="encoder.embedding_dim",
-        )
+    _check_embedding_dim(table)
+    if type(table["shared"]) is not bool:
+        raise SettingsError(f"must be true or false, got {table['shared']!r}", key="encoder.shared")
     table = with_defaults("encoder", table, Transformer, also=(NAME, "embedding_dim", "shared"))
-    return _check_depth("encoder", table)
+    return _check_sizes("encoder", table)
 
 
 TASKS: dict[str, dict[str, Callable[[Table], Table]]] = {
@@ -415,5 +416,6 @@ def build_optimizer(settings: Settings) -> ScheduledOptimizer:
     options = dict(settings.optimizer)
     try:
         return OPTIMIZERS[options.pop(NAME)](**options)
-    except (ValueError, TypeError) as error:
-        raise SettingsError(f"[optimizer]: {error}") from None
+    except ValueError as error:
+        _, key, fault = _parts(error)
+        raise SettingsError(fault, key=f"optimizer.{key}") from None

@@ -1,4 +1,4 @@
-"""Averaged SGD against its definition and torch's own, the trigger, clipping, the schedules."""
+"""AveragedSgd against its definition and torch's ASGD; NonMonotone, clipping, schedules."""
 
 import json
 import math
@@ -22,7 +22,6 @@ from drill.training.optim import (
     inverse_sqrt,
     one_cycle,
     scaled_lr,
-    warmup_cosine,
 )
 
 
@@ -102,11 +101,7 @@ def test_weight_decay_falls_on_every_parameter_and_on_biases():
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
     AveragedSgd(model.parameters(), lr=30.0, weight_decay=1e-3).step()
-    names = dict(model.named_parameters())
-    assert {"encoder.lstms.0.weight_hh_l0", "encoder.lstms.0.bias_hh_l0", "layer.bias"} <= set(
-        names
-    )
-    for name, p in names.items():
+    for name, p in model.named_parameters():
         torch.testing.assert_close(p.detach(), before[name] * (1 - 30.0 * 1e-3))
         assert not torch.equal(p, before[name])
 
@@ -186,25 +181,10 @@ def test_averaged_restores_after_an_error_and_needs_a_step():
     assert w.tolist() == [3.0, -3.0]
 
 
-def test_finetuning_starts_a_fresh_average_from_the_averaged_weights():
-    w = nn.Parameter(torch.zeros(1))
-    first = AveragedSgd([w], lr=1.0)
-    for _ in range(3):
-        w.grad = torch.tensor([-1.0])
-        first.step()
-    with averaged(first):
-        tuned = nn.Parameter(w.detach().clone())
-    assert tuned.item() == 2.5
-    second = AveragedSgd([tuned], lr=1.0)
-    tuned.grad = torch.tensor([-1.0])
-    second.step()
-    assert second.state[tuned]["average"].item() == tuned.item() == 3.5
-
-
 def test_wrong_settings_of_the_optimizer_are_named():
     w = nn.Parameter(torch.zeros(1))
     for name, value in (("lr", -1.0), ("lr", math.nan), ("weight_decay", -1.0)):
-        with pytest.raises(ValueError, match=f"{name} is a finite number of at least 0"):
+        with pytest.raises(ValueError, match=f"AveragedSgd: {name} "):
             AveragedSgd([w], **{"lr": 1.0, name: value})
     words = nn.Embedding(4, 2, sparse=True)
     words(torch.tensor([1])).sum().backward()
@@ -303,7 +283,7 @@ def test_the_state_of_the_trigger_is_json_and_resumes():
 
 
 def test_wrong_input_of_the_trigger_is_named():
-    with pytest.raises(ValueError, match="patience is a whole number"):
+    with pytest.raises(ValueError, match="NonMonotone: patience"):
         NonMonotone(-1)
     with pytest.raises(ValueError, match="the loss is NaN"):
         NonMonotone().update(math.nan)
@@ -358,22 +338,11 @@ def test_the_rate_follows_the_sampled_length_also_where_the_batch_was_cut():
     assert row == rows
     assert steps == pytest.approx([30 * 67 / 70, 15.0, 30.0])
     assert optimizer.param_groups[0]["lr"] == 30.0
-    with pytest.raises(ValueError, match="lengths are at least 1"):
+    with pytest.raises(ValueError, match="sampled_length"):
         scaled_lr(30.0, 0, 70)
 
 
 # -- schedules ------------------------------------------------------------------------------------
-
-
-def test_warmup_cosine_by_hand():
-    def rate(step):
-        return warmup_cosine(step, peak=8.0, warmup=4, total=12, floor=2.0)
-
-    assert [rate(step) for step in (1, 2, 3, 4)] == [2.0, 4.0, 6.0, 8.0]
-    assert rate(8) == pytest.approx(5.0)
-    assert rate(6) == pytest.approx(2 + 6 * 0.5 * (1 + math.cos(math.pi / 4)))
-    assert rate(12) == rate(500) == pytest.approx(2.0)
-    assert warmup_cosine(1, peak=1.0, warmup=0, total=2) == pytest.approx(0.5)
 
 
 def test_one_cycle_is_the_schedule_of_torch():
@@ -397,16 +366,15 @@ def test_inverse_sqrt_by_hand():
     assert max(range(3990, 4010), key=rate) == 4000
 
 
-def test_wrong_input_of_the_schedules_is_named():
-    with pytest.raises(ValueError, match="steps count from 1, not 0"):
-        warmup_cosine(0, peak=1.0, warmup=1, total=2)
-    with pytest.raises(ValueError, match="steps count from 1, not 0"):
-        one_cycle(0, peak=1.0, total=20)
-    with pytest.raises(ValueError, match="steps count from 1, not 0"):
-        inverse_sqrt(0, width=4, warmup=4)
-    with pytest.raises(ValueError, match="warm up for fewer steps"):
-        warmup_cosine(1, peak=1.0, warmup=2, total=2)
-    with pytest.raises(ValueError, match="no way up or no way down"):
-        one_cycle(1, peak=1.0, total=3)
-    with pytest.raises(ValueError, match="at least 1, not 0 and 4"):
-        inverse_sqrt(1, width=4, warmup=0)
+@pytest.mark.parametrize(
+    ("call", "key"),
+    [
+        (lambda: one_cycle(0, peak=1.0, total=20), "step"),
+        (lambda: one_cycle(1, peak=1.0, total=3), "rise"),
+        (lambda: inverse_sqrt(0, width=4, warmup=4), "step"),
+        (lambda: inverse_sqrt(1, width=4, warmup=0), "warmup"),
+    ],
+)
+def test_wrong_input_of_the_schedules_is_named(call, key):
+    with pytest.raises(ValueError, match=f": {key}"):
+        call()

@@ -1,16 +1,15 @@
-"""Optimisation of language models: averaged SGD, schedules, and the optimizers a loop trains by."""
+"""Optimizers with their schedules, clipping and weight averages."""
 
 from drill.training.optim.adamw import AdamW
 from drill.training.optim.averaging import (
     AveragedSgd,
     NonMonotone,
-    NonMonotoneState,
     WeightAverage,
     averaged,
 )
 from drill.training.optim.muon import Muon
 from drill.training.optim.optimizer import ScheduledOptimizer, clip_, scaled_lr
-from drill.training.optim.schedules import inverse_sqrt, one_cycle, run_rate, warmup_cosine
+from drill.training.optim.schedules import inverse_sqrt, one_cycle, run_rate
 from drill.training.optim.sgd import Asgd, NtAsgd, Sgd
 
 __all__ = [
@@ -20,7 +19,6 @@ __all__ = [
     "AveragedSgd",
     "Muon",
     "NonMonotone",
-    "NonMonotoneState",
     "NtAsgd",
     "ScheduledOptimizer",
     "Sgd",
@@ -31,7 +29,6 @@ __all__ = [
     "one_cycle",
     "run_rate",
     "scaled_lr",
-    "warmup_cosine",
 ]
 
 

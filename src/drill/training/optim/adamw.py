@@ -1,4 +1,4 @@
-"""The optimizer of AdamW, with its schedules."""
+"""AdamW with its schedules."""
 
 import math
 from collections.abc import Mapping
@@ -9,11 +9,12 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.optim.optimizer import Optimizer
 
+from drill.errors import check_value
 from drill.training.optim.averaging import AverageKind, late_average
 from drill.training.optim.optimizer import ScheduledOptimizer
 from drill.training.optim.schedules import (
     RESOLUTION,
-    check_run_schedule,
+    check_schedule,
     inverse_sqrt,
     one_cycle,
     run_rate,
@@ -24,13 +25,12 @@ Schedule = Literal["constant", "linear", "cosine", "one-cycle", "inverse-sqrt"]
 
 
 class AdamW(ScheduledOptimizer):
-    """Adam with decoupled weight decay and a schedule; the modern alternative.
+    """Adam with decoupled weight decay, of matrices only, and a schedule over the whole run.
 
-    Matrices decay, vectors (biases) do not. ``schedule`` runs over the whole run: ``constant``
-    after a linear warm-up, ``linear`` or ``cosine`` to final * lr after it, or ``one-cycle``;
-    ``warmup`` is the share of the run that goes up, ``hold`` the share at ``lr`` before a linear or
-    cosine decay. ``inverse-sqrt``, of the first Transformers, needs no length of the run: up to
-    ``lr`` at step ``warmup_steps``, from there on lr * sqrt(warmup_steps / step).
+    ``constant`` after a linear warm-up, ``linear`` or ``cosine`` to final * lr after it, or
+    ``one-cycle``; ``warmup`` is the share of the run that goes up, ``hold`` the share at ``lr``
+    before a linear or cosine decay. ``inverse-sqrt`` needs no length of the run: up to ``lr`` at
+    step ``warmup_steps``, from there on lr * sqrt(warmup_steps / step).
 
     ``average_from``, ``average`` and ``ema_decay`` are those of ``Sgd``.
     """
@@ -54,28 +54,18 @@ class AdamW(ScheduledOptimizer):
         ema_decay: float = 0.999,
     ) -> None:
         super().__init__(lr, weight_decay, max_grad_norm)
-        if schedule not in get_args(Schedule):
-            raise ValueError(
-                "AdamW: schedule is constant, linear, cosine, one-cycle or inverse-sqrt, "
-                f"not {schedule!r}"
-            )
-        if not 0.0 <= warmup < 1.0 or (schedule == "one-cycle" and warmup == 0.0):
-            raise ValueError(
-                f"AdamW: warmup is a share of the run in [0, 1), above 0 for one-cycle, "
-                f"not {warmup}"
-            )
-        check_run_schedule("AdamW", schedule, warmup=warmup, hold=hold, final=final)
-        if warmup_steps < 1:
-            raise ValueError(f"AdamW: warmup_steps is at least 1, not {warmup_steps}")
-        for name, beta in (("beta1", beta1), ("beta2", beta2)):
-            if not 0.0 <= beta < 1.0:  # NaN fails too
-                raise ValueError(f"AdamW: {name} lies in [0, 1), not {beta}")
-        if not (eps > 0.0 and math.isfinite(eps)):  # 0: rows without gradients would be 0/0
-            raise ValueError(f"AdamW: eps is a finite positive number, not {eps}")
+        name = type(self).__name__
+        shape = {"warmup": warmup, "hold": hold, "final": final}
+        check_schedule(name, schedule, get_args(Schedule), **shape)
+        if schedule == "one-cycle":
+            check_value(warmup > 0.0, f"{name}: warmup", "above 0 for one-cycle", warmup)
+        check_value(warmup_steps >= 1, f"{name}: warmup_steps", "at least 1", warmup_steps)
+        for key, beta in (("beta1", beta1), ("beta2", beta2)):
+            check_value(0.0 <= beta < 1.0, f"{name}: {key}", "in [0, 1)", beta)
+        # 0 would make 0/0 of rows without gradients.
+        check_value(0.0 < eps < math.inf, f"{name}: eps", "a finite positive number", eps)
         self.schedule: Schedule = schedule
-        self.warmup = warmup
-        self.hold, self.final = hold, final
-        self.warmup_steps = warmup_steps
+        self.shape, self.warmup_steps = shape, warmup_steps
         self.steps = 0
         self.betas = (beta1, beta2)
         self.eps = eps
@@ -116,7 +106,7 @@ class AdamW(ScheduledOptimizer):
 
     def load(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
         super().load(tensors, numbers)
-        self.steps = numbers.get("steps", 0)  # older checkpoints have no schedule that asks for it
+        self.steps = numbers["steps"]
 
     def rate(self, progress: float) -> float:
         if self.schedule == "inverse-sqrt":
@@ -124,13 +114,6 @@ class AdamW(ScheduledOptimizer):
             now = inverse_sqrt(max(1, self.steps), width=1, warmup=self.warmup_steps)
             return self.lr * now / peak
         if self.schedule == "one-cycle":
-            at = step_of_run(progress)
-            return one_cycle(at, peak=self.lr, total=RESOLUTION, rise=self.warmup)
-        return run_rate(
-            progress,
-            lr=self.lr,
-            schedule=self.schedule,
-            warmup=self.warmup,
-            hold=self.hold,
-            final=self.final,
-        )
+            step, rise = step_of_run(progress), self.shape["warmup"]
+            return one_cycle(step, peak=self.lr, total=RESOLUTION, rise=rise)
+        return run_rate(progress, lr=self.lr, schedule=self.schedule, **self.shape)

@@ -1,18 +1,20 @@
 """Averaged SGD, the reading of its averages, and the optimizer that starts it.
 
 NT-ASGD (Merity, Keskar & Socher, ICLR 2018) is SGD until ``NonMonotone`` triggers, then
-``AveragedSgd``; epochs are evaluated inside ``averaged(optimizer)``.
+``AveragedSgd``, evaluated inside ``averaged(optimizer)``.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, TypedDict, get_args, overload
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.optim.optimizer import Optimizer, ParamsT
+
+from drill.errors import check_value
 
 
 class AveragedSgd(Optimizer):
@@ -30,20 +32,12 @@ class AveragedSgd(Optimizer):
 
     def __init__(self, params: ParamsT, lr: float, *, weight_decay: float = 0.0) -> None:
         for name, value in (("lr", lr), ("weight_decay", weight_decay)):
-            if not (value >= 0.0 and math.isfinite(value)):
-                raise ValueError(
-                    f"AveragedSgd: {name} is a finite number of at least 0, not {value}"
-                )
+            wanted = "a finite number of at least 0"
+            check_value(0.0 <= value < math.inf, f"AveragedSgd: {name}", wanted, value)
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Any) -> float: ...
-
     @torch.no_grad()
-    def step(self, closure: Any = None) -> float | None:
+    def step(self, closure: Any = None) -> float | None:  # type: ignore[override]
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -142,21 +136,17 @@ class WeightAverage:
         tail  share_n = 1 / n                         the mean of all iterates
         ema   share_n = (1 - decay) / (1 - decay^n)   exponential, bias-corrected
 
-    Both start with a_1 = w_1. Training goes on from the iterates.
+    Both start with a_1 = w_1. Training continues from the iterates.
 
     begins  the share of the run that is trained before the first averaged iterate
     decay   of ``ema``, for each step
     """
 
     def __init__(self, begins: float, kind: AverageKind, decay: float) -> None:
-        if not 0.0 <= begins < 1.0:  # NaN fails too
-            raise ValueError(
-                f"WeightAverage: average_from is a share of the run in [0, 1) or none, not {begins}"
-            )
-        if kind not in get_args(AverageKind):
-            raise ValueError(f"WeightAverage: average is tail or ema, not {kind!r}")
-        if not 0.0 <= decay < 1.0:
-            raise ValueError(f"WeightAverage: ema_decay lies in [0, 1), not {decay}")
+        name, share = "WeightAverage", "a share of the run in [0, 1) or none"
+        check_value(0.0 <= begins < 1.0, f"{name}: average_from", share, begins)
+        check_value(kind in get_args(AverageKind), f"{name}: average", "tail or ema", kind)
+        check_value(0.0 <= decay < 1.0, f"{name}: ema_decay", "in [0, 1)", decay)
         self.begins, self.kind, self.decay = begins, kind, decay
         self.count = 0  # iterates so far
         self.params: list[Tensor] = []
@@ -168,7 +158,7 @@ class WeightAverage:
         return bool(self.values)
 
     def begin(self, params: Sequence[Tensor]) -> None:
-        """Get ready for the next iterate; the average is that of the parameters as they are."""
+        """Allocate the average, before the next iterate."""
         self.params = list(params)
         self.values = [torch.zeros_like(p) for p in self.params]
         first = self.params[0]
@@ -181,23 +171,23 @@ class WeightAverage:
         self._share.fill_(self.share())
 
     def share(self) -> float:
-        """Of the last announced iterate."""
+        """Of the last prepared iterate."""
         if self.kind == "tail":
             return 1.0 / self.count
         return (1.0 - self.decay) / (1.0 - self.decay**self.count)
 
     @torch.no_grad()
     def add(self) -> None:
-        """Take the announced iterate into the average."""
+        """Take the prepared iterate into the average."""
         for value, p in zip(self.values, self.params, strict=True):
             value.lerp_(p, self._share.to(p.dtype))
 
     def replayed(self) -> None:
-        """Tell autograd of a replayed ``add``."""
+        """Count a replayed ``add`` as a change of the tensors."""
         increment_version(self.values)
 
     def load(self, params: Sequence[Tensor], values: Sequence[Tensor], count: int) -> None:
-        """Go on from an average of ``count`` iterates."""
+        """Continue an average of ``count`` iterates."""
         self.begin(params)
         for value, saved in zip(self.values, values, strict=True):
             value.copy_(saved)
@@ -207,21 +197,15 @@ class WeightAverage:
 def late_average(
     average_from: float | None, average: AverageKind, ema_decay: float
 ) -> WeightAverage | None:
-    """What the settings of a optimizer ask for; None where nothing is averaged."""
+    """The average that the settings of an optimizer ask for, or None."""
     if average_from is not None:
         return WeightAverage(average_from, average, ema_decay)
     if average != "tail":
         raise ValueError(
-            f"WeightAverage: average {average} needs average_from, the share of the run from which "
-            "weights are averaged"
+            f"WeightAverage: average {average!r} needs average_from, the share of the run from "
+            "which weights are averaged"
         )
     return None
-
-
-class NonMonotoneState(TypedDict):
-    patience: int
-    history: list[float]
-    triggered: bool
 
 
 class NonMonotone:
@@ -229,24 +213,21 @@ class NonMonotone:
 
         loss_n > min(loss_1, ..., loss_{n-1-patience})
 
-    Tells when SGD has stopped to make progress and averaging should start, and when finetuning
-    should end. Never takes it back.
+    So SGD has stopped to make progress: averaging should start, or finetuning end.
 
         if trigger.update(validation_loss):  # True once
             optimizer = AveragedSgd(model.parameters(), lr, weight_decay=1.2e-6)
     """
 
     def __init__(self, patience: int = 5) -> None:
-        if isinstance(patience, bool) or not isinstance(patience, int) or patience < 0:
-            raise ValueError(
-                f"NonMonotone: patience is a whole number of at least 0, not {patience!r}"
-            )
+        whole = type(patience) is int and patience >= 0
+        check_value(whole, "NonMonotone: patience", "an integer of at least 0", patience)
         self.patience = patience
         self.history: list[float] = []
         self.triggered = False
 
     def update(self, loss: float) -> bool:
-        """Tell the loss of the next epoch; True for the one epoch that triggers."""
+        """Add the loss of the next epoch; True for the one epoch that triggers."""
         loss = float(loss)
         if math.isnan(loss):
             raise ValueError("NonMonotone: the loss is NaN, which is neither better nor worse")
@@ -257,15 +238,10 @@ class NonMonotone:
         self.history.append(loss)
         return self.triggered
 
-    def state_dict(self) -> NonMonotoneState:
+    def state_dict(self) -> dict[str, Any]:
         """Plain numbers, ready for JSON."""
-        return {
-            "patience": self.patience,
-            "history": list(self.history),
-            "triggered": self.triggered,
-        }
+        return {**vars(self), "history": list(self.history)}
 
-    def load_state_dict(self, state: NonMonotoneState) -> None:
-        self.patience = state["patience"]
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.patience, self.triggered = state["patience"], state["triggered"]
         self.history = list(state["history"])
-        self.triggered = state["triggered"]

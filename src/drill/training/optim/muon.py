@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
+from drill.errors import check_value
 from drill.training.optim.adamw import AdamW, Schedule
 
 TABLES = ("emb", "wte", "wpe")  # in the names of matrices whose rows are looked up
@@ -49,8 +50,7 @@ class Muon(AdamW):
             hold=hold,
             final=final,
         )
-        if not 0.0 <= momentum < 1.0:
-            raise ValueError(f"Muon: momentum lies in [0, 1), not {momentum}")
+        check_value(0.0 <= momentum < 1.0, "Muon: momentum", "in [0, 1)", momentum)
         self.momentum = momentum
 
     def build(self) -> Optimizer:
@@ -92,10 +92,10 @@ class OrthogonalMomentum(Optimizer):
             for p in group["params"]:
                 if p.grad is None:
                     continue
-                held = self.state[p]
-                if not held:
-                    held["momentum"] = torch.zeros_like(p)
-                mean = held["momentum"].lerp_(p.grad, 1.0 - momentum)
+                state = self.state[p]
+                if not state:
+                    state["momentum"] = torch.zeros_like(p)
+                mean = state["momentum"].lerp_(p.grad, 1.0 - momentum)
                 update = orthogonalized(p.grad.lerp(mean, momentum))
                 p.mul_(1.0 - lr * group["weight_decay"])
                 p.add_(update, alpha=-lr * 0.2 * math.sqrt(max(p.shape)))

@@ -1,8 +1,7 @@
-"""What the training loop asks of an optimizer, whichever it is.
+"""ScheduledOptimizer: what the training loop asks of an optimizer.
 
 The loop calls ``setup`` once, ``step`` after every backward, ``epoch_ended`` after each validation,
-and validates inside ``averaged_weights()``. Which torch optimizer takes the step, when another one
-takes over and what the learning rate is stays inside.
+and validates inside ``averaged_weights()``.
 """
 
 import abc
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from torch.optim.optimizer import Optimizer
 
+from drill.errors import check_value
 from drill.training.optim.averaging import AveragedSgd, WeightAverage, averaged, replaced
 
 MEAN = "mean"  # a key of saved tensors that no torch optimizer has
@@ -26,10 +26,8 @@ def clip_(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
     In place and without waiting for the device. A parameter given twice, as by an encoder and a
     layer that share their embedding, counts once.
     """
-    if not max_norm > 0.0:
-        raise ValueError(f"clip_: max_norm is a positive number, not {max_norm}")
-    once = list(dict.fromkeys(parameters))
-    return nn.utils.clip_grad_norm_(once, max_norm)
+    check_value(max_norm > 0.0, "clip_: max_norm", "a positive number", max_norm)
+    return nn.utils.clip_grad_norm_(list(dict.fromkeys(parameters)), max_norm)
 
 
 def scaled_lr(lr: float, sampled_length: int, bptt: int) -> float:
@@ -37,10 +35,8 @@ def scaled_lr(lr: float, sampled_length: int, bptt: int) -> float:
 
     ``sampled_length`` is what was drawn, even where the end of the corpus cuts the batch.
     """
-    if sampled_length < 1 or bptt < 1:
-        raise ValueError(
-            f"scaled_lr: lengths are at least 1, not sampled_length {sampled_length}, bptt {bptt}"
-        )
+    for name, length in (("sampled_length", sampled_length), ("bptt", bptt)):
+        check_value(length >= 1, f"scaled_lr: {name}", "at least 1", length)
     return lr * sampled_length / bptt
 
 
@@ -52,16 +48,12 @@ class ScheduledOptimizer(abc.ABC):
 
     def __init__(self, lr: float, weight_decay: float, max_grad_norm: float | None) -> None:
         name = type(self).__name__
-        if not (lr > 0.0 and math.isfinite(lr)):
-            raise ValueError(f"{name}: lr is a finite positive number, not {lr}")
-        if not (weight_decay >= 0.0 and math.isfinite(weight_decay)):
-            raise ValueError(
-                f"{name}: weight_decay is a finite number of at least 0, not {weight_decay}"
-            )
-        if max_grad_norm is not None and not max_grad_norm > 0.0:
-            raise ValueError(
-                f"{name}: max_grad_norm is a positive number or none, not {max_grad_norm}"
-            )
+        finite, norm = "a finite number", max_grad_norm
+        check_value(0.0 < lr < math.inf, f"{name}: lr", f"{finite} above 0", lr)
+        decays = 0.0 <= weight_decay < math.inf
+        check_value(decays, f"{name}: weight_decay", f"{finite} of at least 0", weight_decay)
+        clips = norm is None or norm > 0.0
+        check_value(clips, f"{name}: max_grad_norm", "a positive number or none", norm)
         self.lr = lr
         self.now = lr  # the rate of the last full-length step, which a schedule may change
         self.weight_decay = weight_decay

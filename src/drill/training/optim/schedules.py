@@ -1,31 +1,36 @@
-"""Learning rates of step 1, 2, ...: pure functions, nothing remembered."""
+"""Learning-rate schedules as pure functions."""
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
+from drill.errors import check_value
+
 RunSchedule = Literal["constant", "linear", "cosine"]
-RESOLUTION = 1_000_000  # into so many steps a schedule divides a run, whose own are not known
+RESOLUTION = 1_000_000  # steps that a schedule divides a run into: its own are not known
 
 
-def check_run_schedule(
-    name: str, schedule: str, *, warmup: float, hold: float, final: float
+def check_schedule(
+    name: str,
+    schedule: str,
+    known: Sequence[str],
+    *,
+    warmup: float,
+    hold: float,
+    final: float,
 ) -> None:
-    """Refuse settings that ``run_rate`` cannot use; ``name`` is the optimizer that has them."""
-    if not 0.0 <= warmup < 1.0:  # NaN fails too
-        raise ValueError(f"{name}: warmup is a share of the run in [0, 1), not {warmup}")
-    if not 0.0 <= hold < 1.0 or warmup + hold >= 1.0:
-        raise ValueError(
-            f"{name}: hold is a share of the run in [0, 1) that leaves time to decay after "
-            f"warmup {warmup}, not {hold}"
-        )
-    if not 0.0 <= final <= 1.0:
-        raise ValueError(f"{name}: final is a share of lr in [0, 1], not {final}")
+    """Raise ValueError for settings of a schedule that the optimizer ``name`` cannot use."""
+    check_value(schedule in known, f"{name}: schedule", f"one of {', '.join(known)}", schedule)
+    share = "a share of the run in [0, 1)"
+    check_value(0.0 <= warmup < 1.0, f"{name}: warmup", share, warmup)
+    share += f" that leaves time to decay after warmup {warmup}"
+    check_value(0.0 <= hold < 1.0 - warmup, f"{name}: hold", share, hold)
+    check_value(0.0 <= final <= 1.0, f"{name}: final", "a share of lr in [0, 1]", final)
     if schedule not in ("linear", "cosine"):
         for key, value in (("hold", hold), ("final", final)):
             if value != 0.0:
                 raise ValueError(
-                    f"{name}: {key} belongs to schedule linear or cosine, not to {schedule}; "
-                    f"leave {key} out or choose one of them"
+                    f"{name}: {key} needs schedule linear or cosine, not {schedule}; leave it out"
                 )
 
 
@@ -58,24 +63,8 @@ def run_rate(
 
 
 def step_of_run(progress: float) -> int:
-    """Which of RESOLUTION steps, from 1, has come when the share ``progress`` of a run is done."""
+    """The step, from 1 to RESOLUTION, when the share ``progress`` of a run is done."""
     return 1 + int(min(max(progress, 0.0), 1.0) * (RESOLUTION - 1))
-
-
-def warmup_cosine(step: int, *, peak: float, warmup: int, total: int, floor: float = 0.0) -> float:
-    """Linear to ``peak`` at step ``warmup``, then half a cosine to ``floor`` at step ``total``.
-
-    For transformers of a known training length.
-    """
-    _check_step("warmup_cosine", step)
-    if not 0 <= warmup < total:
-        raise ValueError(
-            f"warmup_cosine: warmup {warmup} lies in [0, total) and total is {total}; "
-            "warm up for fewer steps"
-        )
-    if step < warmup:
-        return peak * step / warmup
-    return _cosine(peak, floor, (step - warmup) / (total - warmup))
 
 
 def one_cycle(
@@ -92,7 +81,7 @@ def one_cycle(
     The first ``rise`` of the ``total`` steps goes up. For short trainings at high rates; the same
     numbers as ``torch.optim.lr_scheduler.OneCycleLR``.
     """
-    _check_step("one_cycle", step)
+    check_value(step >= 1, "one_cycle: step", "at least 1", step)
     top = rise * total - 1.0  # counted from 0, as the scheduler counts
     if not 0.0 < top < total - 1.0:
         raise ValueError(
@@ -111,17 +100,11 @@ def inverse_sqrt(step: int, *, width: int, warmup: int, scale: float = 1.0) -> f
 
     The schedule of the first transformers ("noam"); needs no training length.
     """
-    _check_step("inverse_sqrt", step)
-    if warmup < 1 or width < 1:
-        raise ValueError(f"inverse_sqrt: warmup and width are at least 1, not {warmup} and {width}")
+    for name, value in (("step", step), ("warmup", warmup), ("width", width)):
+        check_value(value >= 1, f"inverse_sqrt: {name}", "at least 1", value)
     return scale * width**-0.5 * min(step**-0.5, step * warmup**-1.5)
 
 
 def _cosine(start: float, end: float, share: float) -> float:
     weight = 0.5 * (1.0 + math.cos(math.pi * min(1.0, share)))  # exactly 1 and 0 at the ends
     return start * weight + end * (1.0 - weight)
-
-
-def _check_step(name: str, step: int) -> None:
-    if step < 1:
-        raise ValueError(f"{name}: steps count from 1, not {step}; the first step is 1")

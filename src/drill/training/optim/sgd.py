@@ -1,6 +1,6 @@
-"""Rules of SGD: plain, averaged, and first one, then the other.
+"""SGD: plain, averaged, and first one, then the other.
 
-On a GPU all of a step, clipping and averaging included, is two launches (``kernels/sgd_step``).
+On a GPU a whole step, with clipping and averaging, is two launches (``kernels/optimizer``).
 """
 
 import logging
@@ -14,12 +14,12 @@ from torch.optim.optimizer import Optimizer
 from drill.kernels.optimizer import sgd_step
 from drill.training.optim.averaging import AveragedSgd, AverageKind, NonMonotone, late_average
 from drill.training.optim.optimizer import ScheduledOptimizer
-from drill.training.optim.schedules import RunSchedule, check_run_schedule, run_rate
+from drill.training.optim.schedules import RunSchedule, check_schedule, run_rate
 
 logger = logging.getLogger("drill")
 
 
-class SgdRule(ScheduledOptimizer):
+class FusedSgd(ScheduledOptimizer):
     """What plain and averaged SGD share: on a GPU all of a step is two launches."""
 
     _fused = False
@@ -32,7 +32,7 @@ class SgdRule(ScheduledOptimizer):
         self._fused = self._obstacle is None
         self._numbers = torch.zeros(2, dtype=torch.float32, device=trained[0].device)
         if trained[0].is_cuda and not self._fused:
-            logger.info("SGD: torch's optimiser instead of one pass: %s", self._obstacle)
+            logger.info("SGD: torch's optimizer instead of one pass: %s", self._obstacle)
 
     def step(self, sampled_length: int, bptt: int, progress: float) -> None:
         before, self._fused = self._fused, self._fused and self.replay_blocker() is None
@@ -42,8 +42,7 @@ class SgdRule(ScheduledOptimizer):
     def replay_blocker(self) -> str | None:
         without = [name for name, p in self.parameters.items() if p.grad is None]
         if without:
-            more = f", nor have {len(without) - 1} others" if len(without) > 1 else ""
-            return f"{without[0]} has no gradient{more}"
+            return f"{without[0]} has no gradient"
         optimizer = self._begun()
         if isinstance(optimizer, AveragedSgd) and not optimizer.even():
             return "some parameters were left out of an earlier step"
@@ -88,7 +87,7 @@ class SgdRule(ScheduledOptimizer):
         return self._obstacle
 
 
-class Sgd(SgdRule):
+class Sgd(FusedSgd):
     """w <- w - lr (g + weight_decay w), g clipped; with a schedule and an average of late weights.
 
     lr            scaled for each step by its sampled length over bptt
@@ -97,8 +96,8 @@ class Sgd(SgdRule):
     average_from  the share of the run from which weights are averaged; none averages nothing
     average       tail, the mean of all iterates from there on, or ema, with ema_decay a step
 
-    Averages are what is validated and saved as best; training goes on from the iterates. Once
-    begun, averaging does not end, even if the run is given more time.
+    Averages are validated and saved as best; training continues from the iterates. Once begun,
+    averaging does not end, even if the run is given more time.
     """
 
     def __init__(
@@ -116,11 +115,9 @@ class Sgd(SgdRule):
         ema_decay: float = 0.999,
     ) -> None:
         super().__init__(lr, weight_decay, max_grad_norm)
-        if schedule not in get_args(RunSchedule):
-            raise ValueError(f"Sgd: schedule is constant, linear or cosine, not {schedule!r}")
-        check_run_schedule("Sgd", schedule, warmup=warmup, hold=hold, final=final)
         self.schedule: RunSchedule = schedule
         self.shape = {"warmup": warmup, "hold": hold, "final": final}
+        check_schedule("Sgd", schedule, get_args(RunSchedule), **self.shape)
         self.average = late_average(average_from, average, ema_decay)
 
     def rate(self, progress: float) -> float:
@@ -130,7 +127,7 @@ class Sgd(SgdRule):
         return torch.optim.SGD(self.parameters.values(), lr=self.lr, weight_decay=self.weight_decay)
 
 
-class Asgd(SgdRule):
+class Asgd(FusedSgd):
     """Averaged SGD from the first step on; for finetuning a trained model."""
 
     def __init__(
@@ -142,7 +139,7 @@ class Asgd(SgdRule):
         return AveragedSgd(self.parameters.values(), self.lr, weight_decay=self.weight_decay)
 
 
-class NtAsgd(SgdRule):
+class NtAsgd(FusedSgd):
     """SGD until validation stops to improve, averaged SGD from then on.
 
     The switch comes after the epoch that is worse than the best one before the last ``patience``
