@@ -90,7 +90,7 @@ def test_messages_are_one_line_of_bounded_length():
         ([*TINY, "--set", "layer.detph=1"], "did you mean layer.depth?"),
         (["train", "demo-tied", "--set", "layer.detph=3"], "depth of deep-residual"),
         ([*TINY, "--set", "data.corpus=gone", "--name", "g"], "data.corpus: "),
-        ([*TINY, "--name", "o", "--set", "optimizer.lr=-1"], "[optimizer]: "),
+        ([*TINY, "--name", "o", "--set", "optimizer.lr=-1"], "optimizer.lr: "),
         ([*TINY, "--name", "h", "--set", "layer.activation=sin"], "layer.activation: "),
         ([*TINY, "--name", "i", "--set", "encoder.impl=persistent"], "impl persistent"),
         ([*TINY, "--name", "w", "--set", "encoder.embedding_dim=0"], "encoder.embedding_dim: "),
@@ -193,6 +193,7 @@ def test_a_translator_is_loaded_for_any_kernels(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "drill.translation.run.translator", lambda settings, *given: asked.append(settings)
     )
-    monkeypatch.setattr("drill.translation.run.load_weights", lambda *given: None)
+    monkeypatch.setattr("drill.translation.run.read_weights", lambda *given: ({}, None))
+    monkeypatch.setattr("drill.translation.run.fill", lambda *given: None)
     load_translation(tmp_path, device="cpu")
     assert [settings.encoder["impl"] for settings in asked] == ["auto"]

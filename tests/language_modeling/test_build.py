@@ -250,7 +250,7 @@ def test_a_run_that_never_began_holds_nobody_back(tmp_path, texts):
     """A batch too large for the text is found after the folder is made."""
     with pytest.raises(DataError, match="columns give"):
         train(small(texts, "training.batch_size=4000"), tmp_path / "run", device="cpu")
-    with pytest.raises(SettingsError, match="max_grad_norm is a positive number"):
+    with pytest.raises(SettingsError, match="max_grad_norm: must be"):
         train(small(texts, "optimizer.max_grad_norm=-1"), tmp_path / "run", device="cpu")
     assert train(small(texts), tmp_path / "run", device="cpu").finished
     train(small(texts), tmp_path / "other", device="cpu")
@@ -435,7 +435,7 @@ def test_damaged_weights_are_told_with_those_that_are_left(tmp_path, texts):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("optimizer.lr=-1", r"\[optimizer\]: .*lr"),
+        ("optimizer.lr=-1", "optimizer.lr: "),
         ("layer.dropout=2", r"^layer\.dropout: must be "),
         ("encoder.layers=0", r"^encoder\.layers: must be "),
     ],

@@ -49,7 +49,7 @@ def train(
     """
     from drill.cli.display import note
     from drill.tasks import check_recipe
-    from drill.training.run.resume import settings_to_go_on
+    from drill.training.run.resume import settings_to_resume
     from drill.training.settings import recipe
 
     wanted = [
@@ -69,7 +69,7 @@ def train(
                     hint=f"leave it out, or start another run with drill train "
                     f"{Path(each, 'recipe.toml')} --name {name}",
                 )
-            planned.append((settings_to_go_on(each, changes), Path(each)))
+            planned.append((settings_to_resume(each, changes), Path(each)))
             continue
         settings = recipe(each, changes)
         several = number is not None and len(seed or []) > 1

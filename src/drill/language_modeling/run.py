@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from drill.data import DataError, Ids, SubwordVocabulary, Vocabulary, load_vocabulary
-from drill.errors import CheckpointError, RunFolderError
+from drill.errors import RunFolderError
 from drill.language_modeling.build import corpus, dry_run, encoded_text, language_model
 from drill.language_modeling.generation import generate
 from drill.language_modeling.perplexity import Perplexity, Text, perplexity, token_losses
@@ -43,7 +43,8 @@ from drill.training.run.weights import (
     Weights,
     WeightsInfo,
     by_any_kernels,
-    load_weights,
+    fill,
+    read_weights,
     settings_of,
 )
 from drill.training.settings import TRANSLATION, Settings, build_optimizer, does_not_run
@@ -157,13 +158,11 @@ def load_run(
     vocabulary = vocabulary_of(run)
     place = pick_device(device) if isinstance(device, str) else device
     model = language_model(by_any_kernels(settings), vocabulary, place)
-    try:
-        origin = load_weights(model, run, weights)
-    except CheckpointError:
-        if settings.training["untie_at"] is None:
-            raise
-        model.layer = untied(model.layer)  # weights from after the switch have other names
-        origin = load_weights(model, run, weights)
+    tensors, origin = read_weights(run, weights)
+    names = dict(model.named_parameters()).keys()
+    if settings.training["untie_at"] is not None and tensors.keys() != names:
+        model.layer = untied(model.layer)  # weights from after the switch
+    fill(model, tensors, run)
     return LanguageModelRun(run, settings, vocabulary, model, origin)
 
 
@@ -177,7 +176,7 @@ def train_language_model(
     on_start: Callable[[str], None] | None,
 ) -> Outcome:
     """``drill.train`` of a language model: read text, build the model, write run files, train."""
-    begun = has_begun(settings, run, processes)
+    begun = has_begun(settings, run, warn=processes.first)
     dry_run(settings)
     if on_start is not None:
         on_start(run_summary(settings, run, device, processes))

@@ -22,6 +22,7 @@ from drill.data import (
     sequence_lengths,
     training_segments,
 )
+from drill.errors import DataError, check_value
 from drill.language_modeling.build import check_adversarial
 from drill.language_modeling.perplexity import Perplexity, perplexity, predicted_bytes
 from drill.language_modeling.state import LanguageModelState
@@ -88,6 +89,8 @@ class LanguageModelTask:
         device = next(model.parameters()).device
         self.windows = not model.encoder.carries_state
         whole = columns(ids.train, options.batch_size, "training.batch_size")
+        most, longest = f"at most the {len(ids.train):,} training tokens", len(ids.train)
+        check_value(options.bptt <= longest, "training.bptt", most, options.bptt, DataError)
         if self.windows and len(whole) > options.bptt:  # all of one length: the rest is left out
             whole = whole[: (len(whole) - 1) // options.bptt * options.bptt + 1]
         self.data = world.columns(whole).to(device)  # (rows, B)

@@ -72,7 +72,7 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a run. An unfinished one was interrupted and can go on."""
+    """The result of a run. An unfinished one was interrupted and can resume."""
 
     finished: bool
     epoch: int
@@ -81,7 +81,7 @@ class Outcome:
     test: Any  # Perplexity or Translated; None if unfinished
     elapsed: float  # seconds, summed over resumes
     interrupted: bool = False  # by Ctrl-C or SIGTERM, even if too late to leave anything undone
-    out_of_time: bool = False  # ended by max_minutes: a larger one goes on
+    out_of_time: bool = False  # ended by max_minutes: a larger one resumes
     stopped: bool = False  # ended by patience: validations no longer improve
     signal: int | None = None  # which one; None if another process was interrupted
 
@@ -275,16 +275,8 @@ def _report(
 
 
 def _unfinished(state: TrainingState, shutdown: GracefulShutdown) -> Outcome:
-    return Outcome(
-        finished=False,
-        epoch=state.epoch,
-        best_epoch=state.best_epoch,
-        valid=state.best,
-        test=None,
-        elapsed=state.elapsed,
-        interrupted=True,
-        signal=shutdown.number,
-    )
+    best, number = (state.best_epoch, state.best), shutdown.number
+    return Outcome(False, state.epoch, *best, None, state.elapsed, interrupted=True, signal=number)
 
 
 def _finished(state: TrainingState, valid: Score, test: Any, elapsed: float) -> Outcome:

@@ -12,11 +12,11 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from drill.errors import RunFolderError
+from drill.errors import CheckpointError, RunFolderError
 from drill.training.distributed import World
 from drill.training.optim import NonMonotone, ScheduledOptimizer
 from drill.training.run.checkpoint import check_fits, copied, copy_into, load, under
-from drill.training.run.folder import RunFolder, agree, readable
+from drill.training.run.folder import RunFolder, readable
 
 logger = logging.getLogger("drill")
 
@@ -280,7 +280,7 @@ class TrainingState(abc.ABC):
     ) -> bool:
         """Go back to the last checkpoint; False if there is none. metrics.jsonl is not cut."""
         found = run.load_last()
-        agree(found, run, world)
+        _check_same_step(-1 if found is None else found[1]["step"], run, world)
         if found is None:
             return False
         tensors, numbers = found
@@ -325,6 +325,21 @@ class TrainingState(abc.ABC):
         if world.first:
             run.cut_metrics(self.metrics_size)
         return spent > 0.0
+
+
+def _check_same_step(step: int, run: RunFolder, world: World) -> None:
+    """Raise if processes read different checkpoints: they would wait for each other forever.
+
+    Args:
+        step: of the checkpoint; -1 without one.
+    """
+    steps = sorted({int(each) for each in world.all_gather(torch.tensor(step))})
+    if len(steps) > 1:
+        read = ", ".join("none" if each < 0 else f"that of step {each}" for each in steps)
+        raise CheckpointError(
+            f"{run.last}: the processes read different checkpoints ({read}); give all machines one "
+            "shared folder for --runs"
+        )
 
 
 def perplexity_of(loss: float) -> float:

@@ -22,7 +22,7 @@ from drill.data import (
     pairs_checksum,
     read_parallel_split,
 )
-from drill.data.extras import check_packages
+from drill.data.optional_packages import check_packages
 from drill.data.parallel.pairs import KEEP_ALL
 from drill.errors import RunFolderError
 from drill.models.translator import Translator
@@ -40,7 +40,8 @@ from drill.training.run.weights import (
     Weights,
     WeightsInfo,
     by_any_kernels,
-    load_weights,
+    fill,
+    read_weights,
     settings_of,
 )
 from drill.training.settings import TRANSLATION, Settings, build_optimizer, does_not_run
@@ -69,7 +70,7 @@ def train_translation(
     on_start: Callable[[str], None] | None,
 ) -> Outcome:
     """``drill.train`` of a translator: read data, build the model, write the run files, train."""
-    begun = has_begun(settings, run, processes)
+    begun = has_begun(settings, run, warn=processes.first)
     check_packages(f"the recipe {settings.recipe} needs", *packages_of(settings))
     start, subwords = None, None
     if settings.init_from is not None and not run.last.exists():
@@ -228,7 +229,9 @@ def load_translation(
     place = pick_device(device) if isinstance(device, str) else device
     counts = partial(_counts, run, subwords)
     model = translator(by_any_kernels(settings), len(subwords), counts, place)
-    return TranslationRun(run, settings, subwords, model, load_weights(model, run, weights))
+    tensors, origin = read_weights(run, weights)
+    fill(model, tensors, run)
+    return TranslationRun(run, settings, subwords, model, origin)
 
 
 def _counts(run: RunFolder, subwords: Subwords) -> list[int]:

@@ -51,16 +51,19 @@ def left_beside(path: Path) -> list[str]:
 # -- round trip -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (5, 3)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [*((dtype, (5, 3)) for dtype in DTYPES)]
+    + [(torch.float32, shape) for shape in ((), (0,), (3, 0, 2), (1,))],
+    ids=str,
+)
 def test_tensors_come_back_bit_for_bit(tmp_path, dtype, shape):
-    held = random(shape, dtype)
-    save(tmp_path / "c.safetensors", {"a": held}, {})
+    tensor = random(shape, dtype)
+    save(tmp_path / "c.safetensors", {"a": tensor}, {})
     tensors, _ = load(tmp_path / "c.safetensors")
     assert tensors.keys() == {"a"}
-    assert tensors["a"].dtype == dtype
-    assert tensors["a"].shape == shape
-    assert bits(tensors["a"]) == bits(held)
+    assert (tensors["a"].dtype, tensors["a"].shape) == (dtype, shape)
+    assert bits(tensors["a"]) == bits(tensor)
 
 
 def test_views_and_parameters_are_saved_as_what_they_show(tmp_path):
@@ -126,7 +129,7 @@ def test_a_write_that_fails_leaves_the_old_checkpoint_and_nothing_else(
         with pytest.raises(CheckpointError, match="No space left on device") as caught:
             save(path, {"a": torch.zeros(10**6)}, {"step": 2})
     assert str(path) in str(caught.value)
-    assert "4 MiB are needed" in str(caught.value)
+    assert "3.8 MiB are needed" in str(caught.value)
     assert path.read_bytes() == before
     assert left_beside(path) == []
     assert load(path)[1] == {"step": 1}
@@ -147,8 +150,8 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory) -> bytes:
     path = tmp_path_factory.mktemp("sound") / "c.safetensors"
-    tensors = {"model/weight": random((4, 6), torch.float32), "optimizer/step": torch.tensor(7)}
-    save(path, tensors, {"epoch": 12, "rate": 0.25, "lengths": list(range(40))})
+    tensors = {"model/weight": random((2, 3), torch.float32), "optimizer/step": torch.tensor(7)}
+    save(path, tensors, {"epoch": 12, "rate": 0.25, "lengths": [4, 5]})
     return path.read_bytes()
 
 
@@ -166,7 +169,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path, sound):
     assert_refused(tmp_path / "c.safetensors", sound + b"\0")
 
 
-def test_every_single_changed_byte_is_noticed(tmp_path, sound):
+def test_every_changed_byte_is_noticed(tmp_path, sound):
     blank = {place for place, byte in enumerate(sound) if byte == ord(" ")}
     for place in set(range(len(sound))) - blank:
         content = bytearray(sound)
@@ -179,43 +182,33 @@ def test_every_single_changed_byte_is_noticed(tmp_path, sound):
     [
         (b'\\"epoch\\": 12', b'\\"epoch\\": 13'),
         (b'"dtype":"F32"', b'"dtype":"I32"'),
-        (b'"shape":[4,6]', b'"shape":[6,4]'),
+        (b'"shape":[2,3]', b'"shape":[3,2]'),
         (b'"model/weight"', b'"model/weighs"'),
     ],
     ids=["number", "dtype", "shape", "name"],
 )
 def test_a_header_that_reads_well_but_says_something_else_is_refused(tmp_path, sound, old, new):
     assert sound.count(old) == 1
-    sentence = assert_refused(tmp_path / "c.safetensors", sound.replace(old, new))
-    assert "damaged" in sentence
-    assert "restore it from a copy, or remove it to start over" in sentence
+    assert "damaged" in assert_refused(tmp_path / "c.safetensors", sound.replace(old, new))
 
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"\0" * 100, b"PK\x03\x04 a pickle", b"{}", b"\xff" * 64, "Wörter".encode()],
-    ids=["empty", "zeros", "zip", "json", "ones", "text"],
+    [b"", b"\0" * 100, b"PK\x03\x04 a pickle", b"{}", b"\xff" * 64]
+    + [
+        safetensors.torch.save({"a": torch.ones(3)}, metadata)
+        for metadata in (None, *({"drill": note} for note in ("{", "[]", "{}", "[" * 10**5)))
+    ],
+    ids=["empty", "zeros", "zip", "json", "ones", "foreign", "half", "list", "object", "deep"],
 )
-def test_what_is_no_safetensors_file_is_refused(tmp_path, content):
-    assert "is damaged or no checkpoint of drill" in assert_refused(tmp_path / "c", content)
-
-
-@pytest.mark.parametrize(
-    "metadata",
-    [None, {"format": "pt"}, *({"drill": note} for note in ("{", "[]", "{}", "[" * 10**5))],
-    ids=["none", "foreign", "no json", "a list", "empty", "deep"],
-)
-def test_a_foreign_safetensors_file_is_refused(tmp_path, metadata):
-    content = safetensors.torch.save({"a": torch.ones(3)}, metadata)
+def test_foreign_content_is_an_error(tmp_path, content):
     assert "no checkpoint of drill" in assert_refused(tmp_path / "c.safetensors", content)
 
 
 def test_another_format_asks_for_the_version_that_wrote_it(tmp_path):
     note = json.dumps({"format": 1, "checksums": {}, "numbers": {}})
     content = safetensors.torch.save({}, {"drill": note})
-    sentence = assert_refused(tmp_path / "c.safetensors", content)
-    assert "has format 1" in sentence
-    assert "use the version that wrote it" in sentence
+    assert "has format 1" in assert_refused(tmp_path / "c.safetensors", content)
 
 
 def test_a_missing_checkpoint_is_named(tmp_path):
@@ -272,28 +265,6 @@ def test_another_shape_is_named_and_nothing_is_copied(tmp_path):
         load_into(smaller, path)
     assert str(path) in str(caught.value)
     assert all(torch.equal(a, b) for a, b in zip(smaller.parameters(), before, strict=True))
-
-
-def test_a_little_room_is_told_in_kib(tmp_path, monkeypatch):
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(CheckpointError, match=r"device; 5 KiB are needed\)"):
-        save(tmp_path / "c.safetensors", {"a": torch.zeros(1000)}, {})
-
-
-def test_a_damaged_file_is_mended_as_its_reader_can(tmp_path):
-    path = tmp_path / "c.safetensors"
-    path.write_bytes(b"nothing")
-    with pytest.raises(
-        CheckpointError, match=r"; restore it from a copy, or remove it to start over$"
-    ):
-        load(path)
-    with pytest.raises(CheckpointError, match=r"; restore it from a copy$"):
-        load_into(torch.nn.Linear(1, 1), path)
-    with pytest.raises(CheckpointError, match=r"; take another$"):
-        load_into(torch.nn.Linear(1, 1), path, "take another")
 
 
 def test_numbers_are_read_without_the_tensors_and_checked(tmp_path):

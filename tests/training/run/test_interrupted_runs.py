@@ -22,7 +22,7 @@ from tests.tiny_translation_place import small as small_translator
 from tests.tiny_translation_place import write_pairs
 
 TASKS = ["language model", "translator"]
-STOPPED = "runs/a b: stopped in epoch 1; all is saved: the same call of train goes on, or drill"
+STOPPED = "runs/a b: stopped in epoch 1; all is saved: the same call of train resumes, or drill"
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +80,8 @@ def test_sigterm_is_given_to_its_handler_once_the_folder_is_free(monkeypatch, ca
     assert (outcome.finished, outcome.interrupted) == (False, True)  # who handles it may look
 
 
-def test_sigterm_ends_the_process_as_ever(tmp_path):
+@pytest.mark.slow
+def test_sigterm_ends_the_process(tmp_path):
     program = """
 import signal, sys
 from pathlib import Path
@@ -117,7 +118,7 @@ def test_ctrl_c_in_the_test_comes_when_that_has_ended(monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(training, "load_into", stopping)
-        with pytest.raises(KeyboardInterrupt, match="has ended all the same; the same call"):
+        with pytest.raises(KeyboardInterrupt, match="has finished; the same call"):
             train(settings, "runs/a", device="cpu", quiet=True)
     before = RunFolder("runs/a").rows()
     assert train(settings, "runs/a", device="cpu", quiet=True).test is not None

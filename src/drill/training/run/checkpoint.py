@@ -8,8 +8,9 @@ import json
 import os
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import safetensors.torch
 import torch
@@ -19,9 +20,11 @@ from torch import Tensor, nn
 from drill.errors import CheckpointError
 from drill.files import WriteError, atomic_write
 
+T = TypeVar("T")
+
 FORMAT = 2  # another layout takes another number
 LENGTH = 8  # bytes at the start of a safetensors file, which hold the length of its header
-START_OVER = "restore it from a copy, or remove it to start over"
+HINT = "restore it from a copy, or train under another --name"
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
@@ -51,7 +54,7 @@ def save(path: Path, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) 
         ) from None
 
 
-def load(path: Path, hint: str = START_OVER) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def load(path: Path, hint: str = HINT) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read what ``save`` wrote; anything else raises CheckpointError.
 
     Args:
@@ -68,20 +71,18 @@ def load(path: Path, hint: str = START_OVER) -> tuple[dict[str, Tensor], dict[st
     return tensors, numbers
 
 
-def load_numbers(path: Path, hint: str = START_OVER) -> dict[str, Any]:
+def load_numbers(path: Path) -> dict[str, Any]:
     """The numbers of ``load``, from the file's header only."""
-    _, numbers, _ = _read(path, hint, tensors=False)
+    _, numbers, _ = _read(path, HINT, tensors=False)
     return numbers
 
 
-def load_into(
-    model: torch.nn.Module, path: Path, hint: str = "restore it from a copy"
-) -> dict[str, Any]:
+def load_into(model: nn.Module, path: Path) -> dict[str, Any]:
     """Copy the tensors of ``path`` into the parameters of ``model``; returns the numbers.
 
     In place, so tied weights and optimizers stay valid.
     """
-    tensors, numbers = load(path, hint)
+    tensors, numbers = load(path, "restore it from a copy")
     copy_into(dict(model.named_parameters()), tensors, str(path))
     return numbers
 
@@ -114,15 +115,15 @@ def _shape(tensor: Tensor) -> str:
     return f"{tensor.dtype} {tuple(tensor.shape)}"
 
 
-def fingerprint(tensors: Mapping[str, Tensor]) -> str:
-    """16 digits, equal for equal tensors of equal names."""
-    return _digest({name: _checksum(_plain(tensor)) for name, tensor in tensors.items()})
+def fingerprint_in(path: Path, prefix: str = "") -> str:
+    """16 digits, equal for equal tensors of equal names, from the header of a file.
 
-
-def fingerprint_in(path: Path) -> str:
-    """``fingerprint`` of all tensors of a file, from its header alone."""
-    _, _, checksums = _read(path, START_OVER, tensors=False)
-    return _digest(checksums)
+    Args:
+        prefix: takes only the tensors whose names start so, without it.
+    """
+    _, _, checksums = _read(path, HINT, tensors=False)
+    text = json.dumps(under(prefix, checksums), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _read(
@@ -168,11 +169,6 @@ def _damaged(path: Path, fault: str, hint: str) -> CheckpointError:
     return CheckpointError(f"{path}: is damaged or no checkpoint of drill ({fault}); {hint}")
 
 
-def _digest(checksums: Mapping[str, int]) -> str:
-    text = json.dumps(dict(checksums), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
 def _in_order(content: bytes) -> tuple[bytes, memoryview]:
     """A safetensors file as its header, with sorted metadata, and the values of its tensors.
 
@@ -192,16 +188,12 @@ def _write(stream: BinaryIO, content: memoryview) -> None:
 
 def _settle(folder: Path) -> None:
     """Sync the rename to disk too, where the system can."""
-    try:
+    with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
-    except OSError:
-        pass
-    finally:
-        os.close(handle)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def _some(names: list[str]) -> str:
@@ -215,6 +207,6 @@ def copied(model: nn.Module) -> dict[str, Tensor]:
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
-def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors whose names start with ``prefix``, without it."""
-    return {name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)}
+def under(prefix: str, values: Mapping[str, T]) -> dict[str, T]:
+    """Values whose names start with ``prefix``, without it."""
+    return {name[len(prefix) :]: v for name, v in values.items() if name.startswith(prefix)}

@@ -49,17 +49,11 @@ def run_environment(
             "vocabulary_size": model.layer.vocabulary_size,
         }
         return {**start, **about, **more}
-    start["from_step"] = _step(run) if run.last.exists() else 0
-    # An earlier resume from this step was killed before it saved anything.
-    saved = [
-        each for each in before.get("resumed", []) if each.get("from_step") != start["from_step"]
-    ]
-    return {**before, "resumed": [*saved, start]}
-
-
-def _step(run: RunFolder) -> int:
     with run.reading_last():
-        return int(run.last_numbers()["step"])
+        step = run.last_numbers()["step"] if run.last.exists() else 0
+    # An earlier resume from this step was killed before it saved anything.
+    saved = [each for each in before.get("resumed", []) if each.get("from_step") != step]
+    return {**before, "resumed": [*saved, {**start, "from_step": step}]}
 
 
 def has_ended(run: RunFolder, settings: Settings) -> bool:
@@ -69,8 +63,8 @@ def has_ended(run: RunFolder, settings: Settings) -> bool:
     last, asked = run.last_numbers(), settings.training
     updates, minutes = asked.get("max_steps"), asked.get("max_minutes")
     with run.reading_last():
-        trained = last["elapsed"] - last.get("test_seconds", 0.0)
-        stopper = last.get("stopper")  # stopped by patience: more epochs change nothing
+        trained = last["elapsed"] - last["test_seconds"]
+        stopper = last["stopper"]  # stopped by patience: more epochs change nothing
         return (
             last["epoch"] > asked["epochs"]
             or (updates is not None and last["step"] >= updates)

@@ -28,12 +28,10 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from drill.errors import CheckpointError, DrillError, RunFolderError
 from drill.files import WriteError, append_line, atomic_write, open_append, remove_parts
-from drill.training.distributed import World
 from drill.training.run import checkpoint
 
 logger = logging.getLogger("drill")
@@ -73,9 +71,8 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             stream = os.fdopen(open_append(lock), "ab")
         except OSError as error:
-            raise RunFolderError(
-                f"{self.path}: cannot be made or written ({error.strerror}); choose another folder"
-            ) from None
+            fault = f"cannot be made or written ({error.strerror})"
+            raise RunFolderError(f"{self.path}: {fault}; choose another folder") from None
         with stream:
             if not _lock(stream.fileno()):
                 raise RunFolderError(
@@ -94,9 +91,9 @@ class RunFolder:
                             path.rmdir()
 
     def before_first_write(self, write: Callable[[], None]) -> None:
-        """Call ``write`` before training writes its first checkpoint or line of metrics.
+        """Call ``write``, which describes the run, before the first checkpoint or line of metrics.
 
-        It writes what describes the run. So a start that fails leaves the folder as it was.
+        So a start that fails leaves the folder as it was.
         """
         self._describe = write
 
@@ -130,9 +127,8 @@ class RunFolder:
         self.write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
     def write_text(self, path: Path, text: str) -> None:
-        content = text.encode("utf-8")
         try:
-            atomic_write(path, content)
+            atomic_write(path, text.encode("utf-8"))
         except WriteError as error:
             raise RunFolderError(str(error)) from None
 
@@ -149,9 +145,7 @@ class RunFolder:
 
     def working_folder(self) -> str | None:
         """Where the run was trained last; None if environment.json does not say."""
-        environment = self.read_environment()
-        if environment is None:
-            return None
+        environment = self.read_environment() or {}
         found = [environment, *environment.get("resumed", [])][-1].get("working_folder")
         return None if found is None else str(found)
 
@@ -174,7 +168,7 @@ class RunFolder:
     # -- metrics ----------------------------------------------------------------------------------
 
     def append_later(self, row: Mapping[str, Any]) -> None:
-        """Add a line to ``metrics.jsonl`` with the next ``append`` or checkpoint."""
+        """``append`` with the next row or checkpoint."""
         self._pending.append(row)
 
     def append(self, *rows: Mapping[str, Any]) -> None:
@@ -196,8 +190,7 @@ class RunFolder:
     def append_test(self, row: Mapping[str, Any]) -> None:
         """``append`` the line that ends a run, with the fingerprint of the tested weights.
 
-        The fingerprint says which evaluations are of the same weights. They are the best ones,
-        unless ``row["weights"]`` is "averaged".
+        They are the best ones, unless ``row["weights"]`` is "averaged".
         """
         tested = self.averaged if row.get("weights") == "averaged" else self.best
         self.append({**row, "weights_fingerprint": checkpoint.fingerprint_in(tested)})
@@ -242,33 +235,32 @@ class RunFolder:
 
     def rows(self) -> list[dict[str, Any]]:
         """The lines of ``metrics.jsonl``, without a last one that was cut off."""
-        if not self.metrics.exists():
-            return []
-        lines = self.metrics.read_bytes().split(b"\n")
-        rows = []
-        for number, line in enumerate(lines[:-1], start=1):  # the last one has no end
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):
-                row = None
-            if not isinstance(row, dict) or not {"kind", "epoch"} <= row.keys():
-                raise RunFolderError(
-                    f"{self.metrics}: line {number} is no JSON object with a kind and an epoch; "
-                    "restore the file from a copy"
-                )
-            rows.append(row)
-        return rows
+        return [self._row(number, line) for number, line in enumerate(self._lines(), start=1)]
 
     def test_row(self) -> dict[str, Any] | None:
         """The line of the test, the last one of a finished run; None before."""
-        rows = self.rows()
-        return rows[-1] if rows and rows[-1].get("kind") == "test" else None
+        lines = self._lines()
+        row = self._row(len(lines), lines[-1]) if lines else {}
+        return row if row.get("kind") == "test" else None
+
+    def _lines(self) -> list[bytes]:
+        """All but the last one, which has no line end."""
+        return self.metrics.read_bytes().split(b"\n")[:-1] if self.metrics.exists() else []
+
+    def _row(self, number: int, line: bytes) -> dict[str, Any]:
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if not isinstance(row, dict) or not {"kind", "epoch"} <= row.keys():
+            raise RunFolderError(
+                f"{self.metrics}: line {number} is no JSON object with a kind and an epoch; "
+                "restore the file from a copy"
+            )
+        return row
 
     def _show_in_tensorboard(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Also write the numbers for TensorBoard, if it is installed.
-
-        Its files cannot be cut like the metrics: a resume writes all rows again.
-        """
+        """Also write the numbers for TensorBoard, if it is installed; a resume writes all again."""
         if self._tensorboard is None:
             self._tensorboard = _tensorboard_writer(self.path / "tensorboard")
             rows = self.rows()
@@ -307,21 +299,15 @@ class RunFolder:
 
     def load_last(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """The last checkpoint, or None before the first."""
-        return checkpoint.load(self.last, self.hint_of_last()) if self.last.exists() else None
+        return checkpoint.load(self.last) if self.last.exists() else None
 
     def last_numbers(self) -> dict[str, Any]:
         """The numbers of the last checkpoint, without its tensors."""
-        return checkpoint.load_numbers(self.last, self.hint_of_last())
+        return checkpoint.load_numbers(self.last)
 
     def reading_last(self) -> AbstractContextManager[None]:
         """Inside, the last checkpoint is used: what it lacks is a CheckpointError."""
-        return readable(self.last, self.hint_of_last())
-
-    def hint_of_last(self) -> str:
-        """What to do about a last checkpoint that cannot be used."""
-        if self.test_row() is None or not self.best.exists():
-            return checkpoint.START_OVER
-        return "restore it from a copy, give this run another --name, or remove its folder"
+        return readable(self.last, checkpoint.HINT)
 
 
 def json_row(row: Mapping[str, Any], *, ensure_ascii: bool = True) -> str:
@@ -366,18 +352,6 @@ def _tensorboard_writer(folder: Path) -> Any:
     for old in folder.glob("events.out.tfevents.*"):
         old.unlink()
     return SummaryWriter(str(folder))
-
-
-def agree(found: tuple[Any, dict[str, Any]] | None, folder: RunFolder, world: World) -> None:
-    """Raise if processes read different checkpoints: they would wait for each other forever."""
-    step = torch.tensor(-1 if found is None else found[1]["step"])
-    steps = sorted({int(each) for each in world.all_gather(step)})
-    if len(steps) > 1:
-        read = ", ".join("none" if each < 0 else f"that of step {each}" for each in steps)
-        raise CheckpointError(
-            f"{folder.last}: the processes read different checkpoints ({read}); give all machines "
-            "one shared folder for --runs"
-        )
 
 
 @contextmanager

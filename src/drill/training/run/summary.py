@@ -75,21 +75,15 @@ def share_of_unknown(
     train, test = (float((split == vocabulary.ids[UNK]).mean()) for split in (ids.train, ids.test))
     if train == test == 0.0:
         return None
-    shares = f"{train:.1%} of the training tokens, {test:.1%} of the test tokens"
-    seen = {*corpus.train.split()}
-    cut = len(seen - {*vocabulary.words})
-    limits = []
-    if min_count > 1:
-        limits.append(f"seen fewer than {min_count} times (data.min_count)")
+    limits = [f"data.min_count {min_count}"] if min_count > 1 else []
     if max_vocab_size is not None:
-        limits.append(f"beyond the {max_vocab_size:,} of data.max_vocab_size")
-    reasons = ["for words never seen in training"]
-    if UNK in seen:
-        reasons.insert(0, "where the text itself has it")
-    if cut:
-        words = f"{cut:,} word{'' if cut == 1 else 's'}"
-        reasons.insert(0, f"for {words} {' or '.join(limits)}")
-    return f"{UNK} stands {' and '.join(reasons)}: {shares}; perplexities take it for one word"
+        limits.append(f"data.max_vocab_size {max_vocab_size:,}")
+    cut = len({*corpus.train.split()} - {*vocabulary.words})
+    rare = f"{cut:,} words cut by {' and '.join(limits)} and " if cut else ""
+    return (
+        f"{UNK} stands for {rare}words never seen in training: {train:.1%} of the training tokens, "
+        f"{test:.1%} of the test tokens; perplexities count it as one word"
+    )
 
 
 def left_out(report: FilterReport, filters: dict[str, Any]) -> str | None:

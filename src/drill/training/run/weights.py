@@ -1,14 +1,14 @@
 """From a run folder back to its settings and its weights."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from drill.errors import RunFolderError
-from drill.training.run.checkpoint import copy_into, fingerprint, load, under
+from drill.training.run.checkpoint import copy_into, fingerprint_in, load, under
 from drill.training.run.folder import RunFolder
 from drill.training.settings import INNER, Settings, saved
 
@@ -67,29 +67,25 @@ def _by_any(table: Mapping[str, Any]) -> dict[str, Any]:
     return {**table, "impl": "auto"} if table.get("impl") in OF_SOME_MACHINES else dict(table)
 
 
-def load_weights(model: nn.Module, run: RunFolder, weights: Weights | None) -> WeightsInfo:
-    """Load weights and set eval mode.
+def read_weights(run: RunFolder, weights: Weights | None) -> tuple[dict[str, Tensor], WeightsInfo]:
+    """The weights of a run, and which they are.
 
     Args:
         weights: None takes the first of averaged, best and last that there is.
-
-    Returns:
-        Which weights were loaded.
     """
     files: dict[Weights, Path] = {"averaged": run.averaged, "best": run.best, "last": run.last}
     there: list[Weights] = [name for name, path in files.items() if path.exists()]
     chosen: Weights = weights or [*there, "last"][0]
+    others = [f"take --weights {name}" for name in there if name != chosen]
     path = files[chosen]
-    tensors, numbers = load(path, _other_weights([name for name in there if name != chosen]))
-    if chosen == "last":  # the file also has the optimizer's state
-        tensors = under("model/", tensors)
-    copy_into(dict(model.named_parameters()), tensors, str(path))
-    model.eval()
+    tensors, numbers = load(path, " or ".join(["restore it from a copy", *others]))
+    prefix = "model/" if chosen == "last" else ""  # which also has the optimizer's state
     when = {"averaged": "steps", "best": "epoch", "last": "step"}[chosen]
     step = {when: numbers[when]} if when in numbers else {}
-    return WeightsInfo(chosen, step, fingerprint(tensors))
+    return under(prefix, tensors), WeightsInfo(chosen, step, fingerprint_in(path, prefix))
 
 
-def _other_weights(there: Sequence[Weights]) -> str:
-    """The hint for damaged weights."""
-    return " or ".join(["restore it from a copy", *(f"take --weights {each}" for each in there)])
+def fill(model: nn.Module, tensors: Mapping[str, Tensor], run: RunFolder) -> None:
+    """Copy the weights of a run into a model and set eval mode."""
+    copy_into(dict(model.named_parameters()), tensors, str(run.path))
+    model.eval()
