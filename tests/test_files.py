@@ -23,37 +23,24 @@ from drill.files import (
 
 
 @pytest.mark.parametrize(
-    ("raw", "fault"),
+    ("raw", "line"),
     [
-        (b"", "holds no words"),
-        (b" \n\t\n\n", "holds no words"),
-        (b"\xef\xbb\xbf", "holds no words"),
-        (b"one line", "a single line"),
-        (b"one line\n", "a single line"),
-        (b"one line\r\n", "a single line"),
-        (b"text\n\0\0", "byte 5 is NUL"),
-        (b"caf\xe9\nau lait\n", "byte 3 is not UTF-8"),
-        (b"\xef\xbb\xbfcaf\xe9\nau lait\n", "byte 6 is not UTF-8"),
-        ("a\nb\n".encode("utf-16"), "byte 0 is not UTF-8|is NUL"),
+        (b"text\n\0\0", 2),
+        (b"\xef\xbb\xbfcaf\xe9\nau lait\n", 1),
+        ("a\nb\n".encode("utf-16"), 1),
     ],
 )
-def test_what_is_no_text_is_named(tmp_path, raw, fault):
+def test_what_is_not_utf8_is_named(tmp_path, raw, line):
     path = tmp_path / "train.txt"
     path.write_bytes(raw)
-    with pytest.raises(DataError, match=fault) as caught:
+    with pytest.raises(DataError, match=f"{path}: line {line} is not UTF-8"):
         read_text(path)
-    assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_missing_file_and_a_folder_are_named(tmp_path):
     for path in (tmp_path, tmp_path / "none.txt"):
         with pytest.raises(DataError, match="cannot be read"):
             read_text(path)
-
-
-def test_line_ends_of_all_systems_and_a_mark_are_understood():
-    assert decode_text(b"\xef\xbb\xbfa\r\nb\rc\n", "t") == "a\nb\nc\n"
 
 
 def test_only_line_ends_end_lines():
@@ -65,25 +52,19 @@ def test_only_line_ends_end_lines():
 @given(raw=st.one_of(st.binary(max_size=80), st.text(max_size=40).map(lambda t: t.encode())))
 @settings(max_examples=150)
 def test_bytes_of_any_kind_give_lines_or_one_sentence(raw):
-    text, fault = "", ""
     try:
         text = decode_text(raw, "odd.txt")
     except DataError as error:
-        fault = str(error)
-    if fault:
-        assert fault.startswith("odd.txt: ")
-        assert "\n" not in fault
-    else:
-        assert len(lines_of(text)) >= 2
-        assert any(line.split() for line in lines_of(text))
-        assert "\r" not in text
+        assert str(error).startswith("odd.txt: line ")  # noqa: PT017 - some bytes are fine
+        assert "\n" not in str(error)  # noqa: PT017
+        return
+    assert text.encode() == raw.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n")
 
 
 @pytest.mark.parametrize(
     ("number", "content", "reason", "hint"),
     [
-        (errno.ENOSPC, b"ab", "; 1 KiB are needed", "free disk space or choose another path"),
-        (errno.ENOSPC, b"a" * 2**22, "; 4 MiB are needed", "free disk space or choose another"),
+        (errno.ENOSPC, b"a" * 2**22, "; 4.0 MiB are needed", "free disk space or choose another"),
         (errno.ENOSPC, lambda stream: stream.write(b"ab"), "", "free disk space or choose another"),
         (errno.EROFS, b"ab", "", "get write permission or choose another path"),
         (errno.EIO, b"ab", "", "choose another path"),

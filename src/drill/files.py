@@ -43,7 +43,7 @@ class WriteError(DrillError, OSError):
         OSError.__init__(self, cause.errno, cause.strerror or str(cause), str(path))
         self.reason = cause.strerror or str(cause)
         if size is not None and cause.errno in FULL:
-            self.reason += f"; {_format_size(size)} are needed"
+            self.reason += f"; {size / 2**20:,.1f} MiB are needed"
         fix = "free disk space" if cause.errno in FULL else ""
         if cause.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             fix = "get write permission"
@@ -53,34 +53,21 @@ class WriteError(DrillError, OSError):
         return f"{self.filename}: cannot be written ({self.reason}); {self.hint}"
 
 
-def _format_size(size: int) -> str:
-    return f"{size / 2**20:,.0f} MiB" if size >= 2 * 2**20 else f"{-(-size // 2**10):,} KiB"
-
-
 def decode_text(raw: bytes, name: str) -> str:
-    """Decode a corpus file: UTF-8, with words and at least two lines.
-
-    Line ends become ``\\n``; a byte order mark is dropped. ``name`` is for errors.
-    """
-    zero = raw.find(b"\0")
-    if zero >= 0:
-        raise DataError(
-            f"{name}: byte {zero} is NUL, so this is no plain text; give a UTF-8 text file"
-        )
-    mark = len(BYTE_ORDER_MARK) if raw.startswith(BYTE_ORDER_MARK) else 0
+    """UTF-8 without a byte order mark, ``\\r\\n`` as ``\\n``; ``name`` is for errors."""
+    raw = raw.removeprefix(BYTE_ORDER_MARK)
     try:
-        text = raw[mark:].decode("utf-8")
+        text = raw.decode("utf-8")
+        wrong = raw.find(b"\0")
     except UnicodeDecodeError as error:
+        wrong = error.start
+    if wrong >= 0:
+        line = raw.count(b"\n", 0, wrong) + 1
         raise DataError(
-            f"{name}: byte {mark + error.start} is not UTF-8; convert the file, for example with "
-            "iconv -f latin1 -t utf-8"
-        ) from None
-    text = text.replace("\r\n", "\n").replace("\r", "\n")
-    if not text or text.isspace():
-        raise DataError(f"{name}: holds no words; give a text with one sentence a line")
-    if len(lines_of(text)) < 2:
-        raise DataError(f"{name}: holds a single line; break the text, one sentence a line")
-    return text
+            f"{name}: line {line} is not UTF-8 text (byte {raw[wrong]:#04x}); convert the file, "
+            "for example with iconv -f latin1 -t utf-8"
+        )
+    return text.replace("\r\n", "\n")
 
 
 def read_bytes(path: Path) -> bytes:
@@ -145,7 +132,7 @@ def atomic_write(path: Path, content: bytes | Callable[[BinaryIO], object]) -> N
         partial_file = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
         try:
             with partial_file.open("xb") as stream:
-                _write(stream, content)
+                stream.write(content) if isinstance(content, bytes) else content(stream)
                 stream.flush()
                 os.fsync(stream.fileno())
             os.replace(partial_file, path)
@@ -167,13 +154,6 @@ def write_output(path: Path, content: bytes) -> None:
         path.write_bytes(content)
     except OSError as error:
         raise WriteError(path, error, len(content)) from error
-
-
-def _write(stream: BinaryIO, content: bytes | Callable[[BinaryIO], object]) -> None:
-    if isinstance(content, bytes):
-        stream.write(content)
-    else:
-        content(stream)
 
 
 def remove_parts(path: Path) -> None:
@@ -204,23 +184,15 @@ def open_append(path: Path) -> int:
 
 def append_line(path: Path, line: bytes) -> None:
     """Append to a regular file, all or nothing; the line is on disk when this returns."""
-    handle = open_append(path)
-    try:
-        append_bytes(handle, line)
-    finally:
-        os.close(handle)
-
-
-def append_bytes(handle: int, content: bytes) -> None:
-    """``append_line`` to what ``open_append`` opened."""
-    size, left = os.fstat(handle).st_size, memoryview(content)
-    try:
-        while left:
-            left = left[os.write(handle, left) :]
-        os.fsync(handle)
-    except OSError:
-        os.ftruncate(handle, size)
-        raise
+    with os.fdopen(open_append(path), "ab", buffering=0) as stream:
+        size, left = os.fstat(stream.fileno()).st_size, memoryview(line)
+        try:
+            while left:
+                left = left[stream.write(left) :]
+            os.fsync(stream.fileno())
+        except OSError:
+            stream.truncate(size)
+            raise
 
 
 def digest(path: Path, algorithm: str) -> str:
@@ -246,19 +218,13 @@ def warn_uncached(
     things: str, cost: str, folder: Path | None = None, error: OSError | None = None
 ) -> None:
     """Log once that ``things`` cannot be cached in ``folder`` (None: no home) and what it costs."""
-    if folder is None or error is None:
-        _warn_once(things, cost, "~/.cache", "this user has no home")
-    else:
-        _warn_once(things, cost, str(folder), error.strerror or str(error))
+    reason = "this user has no home" if error is None else error.strerror or str(error)
+    _warn_once(things, cost, str(folder or "~/.cache"), reason)
 
 
 @cache
 def _warn_once(things: str, cost: str, folder: str, reason: str) -> None:
     logger.warning(
-        "%s: %s cannot be cached there (%s), so %s; make it writable, or set XDG_CACHE_HOME to "
-        "another folder",
-        folder,
-        things,
-        reason,
-        cost,
+        f"{folder}: {things} cannot be cached there ({reason}), so {cost}; make it writable, or "
+        "set XDG_CACHE_HOME to another folder"
     )

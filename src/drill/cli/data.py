@@ -34,7 +34,7 @@ def listed() -> list[str]:
 def _state(name: str) -> str:
     """Whether a corpus can be used; no text is read."""
     from drill.data import CORPORA, GENERATED, PARALLEL_CORPORA, data_folders
-    from drill.data.extras import check_packages
+    from drill.data.optional_packages import check_packages
     from drill.data.parallel.corpora import check_parallel_corpus
     from drill.data.text.corpora import OPEN_TEXTS, SPLITS, check_corpus
 

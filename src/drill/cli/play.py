@@ -32,7 +32,7 @@ def play(
     translations and attention. Either: the labels next to a word, and training curves. Two runs
     are compared; all are of one task.
     """
-    from drill.data.extras import check_packages
+    from drill.data.optional_packages import check_packages
 
     check_packages("`drill play` needs", "starlette", "uvicorn")
     import uvicorn

@@ -23,7 +23,7 @@ from drill.data.parallel.dataset import (
 from drill.data.parallel.pairs import KEEP_ALL, FilterReport, Filters, Pairs, encode_pairs
 from drill.data.parallel.parallel_text import ParallelText
 from drill.data.parallel.subwords import BEGIN, END, PAD, Subwords
-from drill.data.parallel.synthetic import ParallelSplits, generate_pairs, numbers_and_dates_corpus
+from drill.data.parallel.synthetic import ParallelSplits, numbers_and_dates_corpus
 from drill.data.text.corpora import (
     CORPORA,
     NAMES,
@@ -42,9 +42,8 @@ from drill.data.text.vocabulary import EOS, UNK, Vocabulary
 from drill.errors import DataError
 
 if TYPE_CHECKING:
-    from drill.data.parallel.batches import IGNORE, Padding, PairBatch, PairBatches
+    from drill.data.parallel.batches import IGNORE, PairBatch, PairBatches
     from drill.data.text.batches import (
-        LengthState,
         Segment,
         SequenceLengths,
         columns,
@@ -74,8 +73,6 @@ __all__ = [
     "FilterReport",
     "Filters",
     "Ids",
-    "LengthState",
-    "Padding",
     "PairBatch",
     "PairBatches",
     "Pairs",
@@ -98,7 +95,6 @@ __all__ = [
     "download",
     "encode_pairs",
     "evaluation_segments",
-    "generate_pairs",
     "inputs_and_targets",
     "learnt_subwords",
     "load_corpus",

@@ -16,15 +16,12 @@ from drill.files import read_regular
 
 Table = dict[str, Any]
 
-
 BASE = "base"
-
-
-NAME = "name"  # which encoder, layer or rule a table means
+NAME = "name"  # which encoder, layer or optimizer a table means
 
 
 def recipe_names() -> list[str]:
-    """Recipes that come with the package; those behind an underscore are only started from."""
+    """Recipes of the package; those with a leading underscore are only bases."""
     return [name for name in _shipped() if not name.startswith("_")]
 
 
@@ -34,7 +31,7 @@ def _shipped() -> list[str]:
 
 
 def describe(name: str) -> str:
-    """The first line of a recipe, a comment; what the lines below it say is for its readers."""
+    """The first line of a recipe, a comment."""
     text = (resources.files("drill.recipes") / f"{name}.toml").read_text("utf-8")
     return text.splitlines()[0].lstrip("# ")
 
@@ -70,8 +67,7 @@ def measured() -> dict[str, Measured]:
 def read(name: str, place: Path = Path(), under: tuple[str, ...] = ()) -> Table:
     """The tables of a recipe by name or of a ``.toml`` file, on top of those of its base.
 
-    A file is looked for in ``place``; ``under`` are the recipes that start from this one. A file
-    that a run has written names its ``recipe``; who starts from it is another one.
+    A file is looked for in ``place``; ``under`` are the recipes that start from this one.
     """
     path = place / name
     if name.endswith(".toml"):
@@ -101,7 +97,7 @@ def read(name: str, place: Path = Path(), under: tuple[str, ...] = ()) -> Table:
             f"{name}: starts from itself ({' from '.join([*under, label])}); change its {BASE}"
         )
     base = tables.pop(BASE, None)
-    if under:
+    if under:  # a run's file names its recipe; who starts from it is another one
         tables.pop("recipe", None)
     if base is None:
         return tables
@@ -147,8 +143,7 @@ def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> Table:
 
 
 def changed(tables: Mapping[str, Any], changes: Sequence[str]) -> Table:
-    """``tables`` with changes ``table.key=value``; which of them comes first makes no difference,
-    unless they are of one key."""
+    """``tables`` with changes ``table.key=value``; of several for one key the last counts."""
     together: Table = {}
     for change in changes:
         _put(together, change)

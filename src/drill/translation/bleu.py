@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from drill.data.extras import missing_packages
+from drill.data.optional_packages import missing_packages
 from drill.data.parallel.word_tokenizer import tokenizer_name, words
 from drill.errors import DataError
 

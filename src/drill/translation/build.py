@@ -20,7 +20,7 @@ from drill.data import (
     read_parallel_corpus,
     translation_data,
 )
-from drill.data.extras import check_packages
+from drill.data.optional_packages import check_packages
 from drill.errors import DrillError, RunFolderError, SettingsError
 from drill.layers import LAYERS, AdaptiveSoftmax, SampledSoftmax
 from drill.models import Transformer

@@ -72,7 +72,7 @@ def test_the_generated_corpus_in_both_directions():
         ({"corpus": "wmt14"}, r"wmt14: .*wmt14.train.en is missing; .* set DRILL_DATA"),
         ({"corpus": "nowhere"}, "neither a parallel corpus .multi30k, europarl, wmt14, numbers."),
         ({"corpus": "numbers", "source": "fr"}, "has the languages en and de, not fr and de"),
-        ({"pairs": 0}, "at least 1, not 0"),
+        ({"pairs": 0}, "at least 1, got 0"),
     ],
 )
 def test_what_is_missing_is_named(folder, options, fault):

@@ -73,7 +73,7 @@ def test_one_filter_alone(filters, kept):
     assert len(encode(TEXT, SUBWORDS, filters)) == kept
 
 
-def test_duplicates_are_found_across_chunks_and_progress_is_told():
+def test_duplicates_are_found_across_chunks_and_progress_is_reported():
     some = ParallelText.from_pairs([(str(i), "x") for i in range(CHUNK)])
     calls = []
     pairs = encode(
@@ -111,5 +111,5 @@ def test_wrong_filters_are_named(wrong, key):
 def test_a_character_outside_utf8_is_named(tmp_path):
     odd = ParallelText(["a\ud800"], ["b"])
     for cache in (None, tmp_path):
-        with pytest.raises(DataError, match="is no character of UTF-8"):
+        with pytest.raises(DataError, match="not UTF-8"):
             encode(odd, SUBWORDS, cache=cache)

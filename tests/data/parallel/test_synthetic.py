@@ -9,9 +9,8 @@ from random import Random
 
 import pytest
 
-from drill.data import DataError, ParallelText, generate_pairs, numbers_and_dates_corpus
-from drill.data.parallel.synthetic import SPLITS
-from drill.data.parallel.synthetic_sentences import KINDS, Writer, _number, sentence
+from drill.data import DataError, ParallelText, numbers_and_dates_corpus
+from drill.data.parallel.synthetic import KINDS, Writer, _number, sentence
 
 pytest.importorskip("num2words", reason="needs pip install num2words")
 pytest.importorskip("babel", reason="needs pip install babel")
@@ -44,19 +43,15 @@ def test_no_sentence_of_one_split_is_in_another(corpus):
 
 def test_an_english_sentence_has_one_german_sentence(corpus):
     found = {}
-    for seed in range(3):
-        for english, german in generate_pairs(1_000, seed):
+    for each in (corpus, numbers_and_dates_corpus(1_000, 10, 10, seed=4)):
+        for english, german in zip(each.train.source, each.train.target, strict=True):
             assert found.setdefault(english, german) == german
 
 
-@pytest.mark.parametrize("split", SPLITS)
-def test_a_split_follows_from_seed_and_count_alone(corpus, split):
-    pairs = generate_pairs(80, 3, split)
-    assert pairs == generate_pairs(80, 3, split)
-    assert pairs[:30] == generate_pairs(30, 3, split)
-    assert pairs != generate_pairs(80, 5, split)
-    whole = getattr(corpus, split)
-    assert ParallelText(whole.source[:80], whole.target[:80]) == ParallelText.from_pairs(pairs)
+def test_a_larger_corpus_continues_a_smaller_one(corpus):
+    for part, whole in zip(numbers_and_dates_corpus(80, 30, 30, seed=3), corpus, strict=True):
+        count = len(part)
+        assert part == ParallelText(whole.source[:count], whole.target[:count])
 
 
 def test_every_kind_is_drawn_and_written_plainly():
@@ -113,9 +108,7 @@ def test_the_clock_is_read_as_it_is_spoken():
 
 
 def test_wrong_arguments_are_named():
-    with pytest.raises(DataError, match=r"split .* 'dev'"):
-        generate_pairs(3, 1, "dev")
-    with pytest.raises(DataError, match="not 0"):
+    with pytest.raises(DataError, match=r"test must be .* 0"):
         numbers_and_dates_corpus(test=0)
 
 
@@ -131,4 +124,4 @@ def test_missing_packages_are_named(monkeypatch, missing, install):
     for package in missing:
         monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(DataError, match=install):
-        generate_pairs(3)
+        numbers_and_dates_corpus(3)

@@ -154,9 +154,8 @@ def test_evaluation_by_hand():
     [
         (lambda: columns(np.arange(5), 0), "at least 1"),
         (lambda: columns(np.arange(5), 3), "5 tokens in 3 columns give 1 rows"),
-        (lambda: columns(np.zeros((2, 2)), 1), r"shape \(2, 2\)"),
-        (lambda: training_segments(2, sequence_lengths(1, 70)), "2 rows"),
-        (lambda: training_segments(9, sequence_lengths(1, 70), start=-1), "start"),
+        (lambda: columns(np.zeros((2, 2)), 1), r"ids .* \(2, 2\)"),
+        (lambda: list(training_segments(2, sequence_lengths(1, 70))), "2 rows"),
         (lambda: list(training_segments(50, iter([20]))), "at row 20 of 50"),
         (lambda: list(training_segments(50, iter([0]))), "at row 0 of 50"),
         (lambda: evaluation_segments(1), "1 rows"),

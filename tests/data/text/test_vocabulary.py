@@ -129,8 +129,8 @@ def test_bytes_of_any_kind_load_or_raise_one_sentence(tmp_path_factory, raw):
     [
         (lambda: Vocabulary.over_splits(TRAIN).encode("the cat"), TypeError, "takes lines"),
         (lambda: Vocabulary.over_splits(TRAIN).encode(["the bird"]), DataError, "'bird'"),
-        (lambda: Vocabulary.over_splits(TRAIN).decode([6]), DataError, "id 6 "),
-        (lambda: Vocabulary.over_splits(TRAIN).decode([-1]), DataError, "id -1 "),
+        (lambda: Vocabulary.over_splits(TRAIN).decode([6]), DataError, "id .* 6$"),
+        (lambda: Vocabulary.over_splits(TRAIN).decode([-1]), DataError, "id .* -1$"),
         (lambda: Vocabulary.from_training(TRAIN, 0), DataError, "min_count"),
         (lambda: Vocabulary.from_training(TRAIN, max_vocab_size=2), DataError, "max_vocab_size"),
         (lambda: Vocabulary.over_splits(["a", f"b {EOS}"]), DataError, f"line 2 .*{EOS}"),

@@ -1,9 +1,8 @@
 """Batches of pairs with about the same number of tokens each, whatever the sentences' lengths.
 
 Pairs are sorted by length and cut where the next pair would take a padded side over the limit. An
-epoch draws again which of the pairs of equal lengths stand together, and the order of the batches;
-both follow from (seed, epoch) alone, so a run goes on from (epoch, index) with nothing else saved,
-with any number of processes: they take turns in one order.
+epoch shuffles pairs of equal lengths, and the batches. Both follow from (seed, epoch) alone, so a
+run resumes from (epoch, index), also with another number of processes.
 """
 
 from collections.abc import Iterator
@@ -16,13 +15,10 @@ from torch import Tensor
 
 from drill.data.parallel.pairs import Pairs
 from drill.data.parallel.subwords import BEGIN, END, PAD, Subwords
-from drill.errors import DataError
+from drill.errors import DataError, check_value
 
-IGNORE = -100
-"""The target where there is only padding; the losses leave it out."""
-
-QUOTED = 12
-"""Subwords by which a pair is named."""
+IGNORE = -100  # the target at padding; the losses leave it out
+QUOTED = 12  # subwords of a pair in an error
 
 
 class PairBatch(NamedTuple):
@@ -42,25 +38,16 @@ class PairBatch(NamedTuple):
     target_tokens: int  # what target_out asks for: the targets and an <end> each
 
 
-class Padding(NamedTuple):
-    """The share of positions that hold padding, over a whole epoch."""
-
-    source: float
-    target: float
-
-
 class PairBatches:
     """P pairs in batches of B pairs, where B x S and B x T stay within ``max_tokens``.
 
-    The number of batches is the same in every epoch. A pair that is longer than ``max_tokens`` on
-    its own is refused: it would break the bound on memory that the limit stands for. Where nothing
-    may be dropped, ``long_alone`` gives each such pair a batch of its own.
+    The number of batches is the same in every epoch. A pair longer than ``max_tokens`` is an error,
+    which quotes it by ``subwords``; ``long_alone`` gives each such pair a batch of its own instead.
 
         batches = PairBatches(pairs, max_tokens=4096, seed=1)
         for batch in batches.epoch(3, start=120): ...  # from batch 120 of epoch 3 on
 
-    S and T are multiples of ``multiple``: more padding, but few shapes, each of which may be
-    recorded as a CUDA graph. With ``subwords`` a pair that is refused is quoted.
+    S and T are multiples of ``multiple``: more padding, but fewer shapes for CUDA graphs.
 
     ``rank`` of ``size`` processes has the batches i of an epoch with i modulo ``size`` = ``rank``:
     the same number for each, none for two. Where the last turn has too few for all, its fullest are
@@ -80,14 +67,15 @@ class PairBatches:
         subwords: Subwords | None = None,
         long_alone: bool = False,
     ) -> None:
-        if max_tokens < 1:
-            raise DataError(f"PairBatches: max_tokens is at least 1, not {max_tokens}")
-        if seed < 0:
-            raise DataError(f"PairBatches: seed is at least 0, not {seed}")
-        if not 0 <= rank < size:
-            raise DataError(f"PairBatches: rank lies in 0 to size - 1, not {rank} of {size}")
-        if multiple < 1:
-            raise DataError(f"PairBatches: multiple is at least 1, not {multiple}")
+        for name, value, least in (
+            ("max_tokens", max_tokens, 1),
+            ("multiple", multiple, 1),
+            ("seed", seed, 0),
+            ("rank", rank, 0),
+            ("size", size, rank + 1),
+        ):
+            wanted = f"at least {least}"
+            check_value(value >= least, f"PairBatches: {name}", wanted, value, DataError)
         if not len(pairs):
             raise DataError("PairBatches: there is no pair; give a text with lines")
         self.pairs = pairs
@@ -105,15 +93,6 @@ class PairBatches:
             )
         order = self._by_length(np.arange(len(pairs)))
         self._bounds = _bounds(longer[order], max_tokens)
-        starts = self._bounds[:-1]
-        counts = np.diff(self._bounds)
-        padded = [
-            int((_rounded_up(np.maximum.reduceat(side[order], starts), multiple) * counts).sum())
-            for side in (self._source, self._target)
-        ]
-        self.padding = Padding(
-            1 - int(self._source.sum()) / padded[0], 1 - int(self._target.sum()) / padded[1]
-        )
 
     def __len__(self) -> int:
         """Batches an epoch, for this process."""
@@ -121,13 +100,8 @@ class PairBatches:
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[PairBatch]:
         """The batches ``start``, ``start + 1``, ... of an epoch."""
-        if epoch < 0:
-            raise DataError(f"PairBatches: epoch is at least 0, not {epoch}")
-        if not 0 <= start <= len(self):
-            raise DataError(f"PairBatches: start lies in 0 to {len(self)}, not {start}")
-        return self._epoch(epoch, start)
-
-    def _epoch(self, epoch: int, start: int) -> Iterator[PairBatch]:
+        known = f"in 0 to {len(self)}"
+        check_value(0 <= start <= len(self), "PairBatches: start", known, start, DataError)
         # The legacy generator: its numbers stay the same in every version of numpy.
         seeds = np.random.SeedSequence([self.seed, epoch])
         random = np.random.RandomState(np.random.MT19937(seeds))
@@ -151,9 +125,8 @@ class PairBatches:
     def _by_length(self, order: NDArray[np.int64]) -> NDArray[np.int64]:
         """Sort by the longer side, as it is padded, then by the difference of the two.
 
-        What stands first in ``order`` goes first among pairs of equal lengths. The second key rises
-        under one length and falls under the next, so that a batch that reaches over two lengths
-        holds no pairs of both ends.
+        The second key rises under one length and falls under the next, so that a batch over two
+        lengths holds no pairs of both ends.
         """
         source, target = self._source[order], self._target[order]
         longer = _rounded_up(np.maximum(source, target), self.multiple)
@@ -193,7 +166,7 @@ class PairBatches:
 
 
 def _rounded_up(lengths: Any, multiple: int) -> Any:
-    return -(-lengths // multiple) * multiple
+    return -(-lengths // multiple) * multiple  # of integers or arrays
 
 
 def _bounds(longer: NDArray[np.int64], max_tokens: int) -> NDArray[np.int64]:

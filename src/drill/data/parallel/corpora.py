@@ -7,7 +7,7 @@ from pathlib import Path
 from drill.data.parallel.parallel_text import ParallelText
 from drill.data.parallel.synthetic import ParallelSplits, numbers_and_dates_corpus
 from drill.data.text.corpora import SPLITS, data_folders
-from drill.errors import DataError
+from drill.errors import DataError, check_value
 
 PACKED = ("", ".gz", ".xz")
 GENERATED = "numbers"
@@ -52,7 +52,6 @@ def read_parallel_corpus(
     ``target``, plain or packed as ``.gz`` or ``.xz``. A name goes before a path. ``pairs`` takes
     the first so many pairs for training; of ``numbers``, English to German, so many are generated.
     """
-    _check_any(pairs)
     if corpus == GENERATED:  # all at once
         return _generated(source, target, pairs)
     return ParallelSplits(
@@ -79,7 +78,8 @@ def read_parallel_split(
     pairs: int | None = None,
 ) -> ParallelText:
     """``train``, ``valid`` or ``test`` of ``read_parallel_corpus``, without reading the others."""
-    _check_any(pairs)
+    fits = pairs is None or pairs >= 1
+    check_value(fits, "data.pairs", "at least 1", pairs, DataError)
     if corpus == GENERATED:
         generated: ParallelText = getattr(_generated(source, target, pairs), split)
         return generated
@@ -90,15 +90,10 @@ def read_parallel_split(
     return found
 
 
-def _check_any(pairs: int | None) -> None:
-    if pairs is not None and pairs < 1:
-        raise DataError(f"the number of training pairs is at least 1, not {pairs}")
-
-
 def _generated(source: str, target: str, pairs: int | None) -> ParallelSplits:
     if (source, target) not in (("en", "de"), ("de", "en")):
         raise DataError(f"{GENERATED}: has the languages en and de, not {source} and {target}")
-    made = numbers_and_dates_corpus() if pairs is None else numbers_and_dates_corpus(pairs)
+    made = numbers_and_dates_corpus(20_000 if pairs is None else pairs)
     if source == "en":
         return made
     return ParallelSplits(*(ParallelText(each.target, each.source) for each in made))

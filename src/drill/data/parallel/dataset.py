@@ -2,11 +2,10 @@
 
 ParallelSplits -> Subwords -> TranslationData: train filtered, valid and test line by line
 
-Training reads ids alone, so the training text is let go of once it is encoded: of millions of pairs
-it is gigabytes, in every process.
+Training reads ids alone, so the training text is freed once it is encoded: of millions of pairs it
+is gigabytes, in every process.
 """
 
-import json
 import zlib
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,10 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from drill.data.cache import cache_key, cached
 from drill.data.parallel.pairs import Filters, Pairs, Progress, encode_pairs
 from drill.data.parallel.parallel_text import ParallelText
-from drill.data.parallel.subwords import END, Subwords
+from drill.data.parallel.subwords import END, Subwords, cached_subwords
 from drill.data.parallel.synthetic import ParallelSplits
 from drill.data.text.corpora import SPLITS
 
@@ -48,10 +46,8 @@ class TranslationData:
     @cached_property
     def checksum(self) -> int:
         """Equal where the same ids are trained and evaluated on."""
-        found = 0
-        for pairs in (self.train, self.valid, self.test):
-            found = pairs_checksum(pairs, found)
-        return found
+        found = pairs_checksum(self.valid, pairs_checksum(self.train))
+        return pairs_checksum(self.test, found)
 
     @cached_property
     def checksums(self) -> dict[str, int]:
@@ -85,7 +81,7 @@ def translation_data(
     *,
     language: str = "de",
 ) -> TranslationData:
-    """Encode all splits; ``cache`` is a folder for the ids. The training text is not kept."""
+    """Encode all splits; ``cache`` is a folder for the ids. The training text is freed."""
     return TranslationData(
         ScoredText(text.valid, text.test),
         subwords,
@@ -98,12 +94,4 @@ def translation_data(
 
 def learnt_subwords(text: ParallelText, cache: Path | None = None, **options: Any) -> Subwords:
     """``Subwords.train`` on both sides of a text, cached by the text and the options."""
-    lines = [*text.source, *text.target]
-    settings = {key: value for key, value in options.items() if key != "progress"}
-    return cached(
-        cache,
-        cache_key("drill subwords 2", json.dumps(settings, sort_keys=True), "\n".join(lines)),
-        build=lambda: Subwords.train(lines, **options),
-        load=lambda entry: Subwords.load(entry / "subwords.json"),
-        save=lambda subwords, entry: subwords.save(entry / "subwords.json"),
-    )
+    return cached_subwords([*text.source, *text.target], cache, **options)

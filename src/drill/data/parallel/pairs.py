@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from drill.data.cache import cache_key, cached, load_array
 from drill.data.parallel.parallel_text import ParallelText
 from drill.data.parallel.subwords import Subwords
-from drill.errors import DataError
+from drill.errors import DataError, check_value
 
 CHUNK = 10_000  # pairs that are encoded at once
 
@@ -39,14 +39,14 @@ class Filters:
     deduplicate: bool = True
 
     def __post_init__(self) -> None:
-        if self.minimum < 0:
-            raise DataError(f"Filters: minimum is at least 0, not {self.minimum}")
-        if self.maximum is not None and self.maximum < max(1, self.minimum):
-            raise DataError(
-                f"Filters: maximum is at least 1 and minimum ({self.minimum}), not {self.maximum}"
-            )
-        if self.ratio is not None and not self.ratio >= 1:  # NaN fails too
-            raise DataError(f"Filters: ratio is at least 1, not {self.ratio}")
+        least = max(1, self.minimum)
+        for name, value, wanted in (
+            ("minimum", self.minimum, 0),
+            ("maximum", self.maximum, least),
+            ("ratio", self.ratio, 1),
+        ):
+            fits = value is None or value >= wanted
+            check_value(fits, f"Filters: {name}", f"at least {wanted}", value, DataError)
 
 
 KEEP_ALL = Filters(minimum=0, maximum=None, ratio=None, deduplicate=False)
@@ -135,9 +135,8 @@ def _encode(
     counts: tuple[list[int], list[int]] = ([], [])
     for start in range(0, len(text), CHUNK):
         chunk: list[tuple[str, str]] = []
-        for pair in zip(
-            text.source[start : start + CHUNK], text.target[start : start + CHUNK], strict=True
-        ):
+        part = slice(start, start + CHUNK)
+        for pair in zip(text.source[part], text.target[part], strict=True):
             if filters.minimum > 0 and not (pair[0].strip() and pair[1].strip()):
                 report["empty"] += 1
             elif filters.deduplicate and pair in seen:

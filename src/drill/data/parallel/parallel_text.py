@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from drill.errors import DataError
-from drill.files import BYTE_ORDER_MARK, GZIP, XZ, lines_of, read_bytes, unpacked
+from drill.files import GZIP, XZ, lines_of, read_text
 
 
 @dataclass(frozen=True)
@@ -66,22 +66,7 @@ def read_lines(path: Path) -> list[str]:
 
     Line i has to stay line i, so a lone ``\\r`` or U+2028 inside a line breaks nothing.
     """
-    raw = unpacked(read_bytes(path), path).removeprefix(BYTE_ORDER_MARK)
-    zero = raw.find(b"\0")
-    if zero >= 0:
-        number = raw.count(b"\n", 0, zero) + 1
-        raise DataError(
-            f"{path}: line {number} holds NUL, so this is no plain text; give a UTF-8 text file"
-        )
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        number = raw.count(b"\n", 0, error.start) + 1
-        raise DataError(
-            f"{path}: line {number} is not UTF-8; convert the file, for example with "
-            "iconv -f latin1 -t utf-8"
-        ) from None
-    return lines_of(text.replace("\r\n", "\n"))
+    return lines_of(read_text(path))
 
 
 @contextmanager

@@ -13,8 +13,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from drill.data.extras import missing_packages
-from drill.errors import DataError
+from drill.data.cache import cache_key, cached
+from drill.data.optional_packages import missing_packages
+from drill.errors import DataError, check_value
 from drill.files import atomic_write
 
 logger = logging.getLogger("drill")
@@ -54,9 +55,8 @@ class Subwords:
         self._size: int = self._tokenizer.get_vocab_size()
         self._known: dict[str, list[int]] = {}  # words and their ids after a space
         parts = [parsed["model"]["vocab"], parsed["model"]["merges"], parsed["pre_tokenizer"]]
-        self.fingerprint: str = hashlib.sha256(
-            json.dumps(parts, sort_keys=True).encode("utf-8")
-        ).hexdigest()
+        content = json.dumps(parts, sort_keys=True).encode("utf-8")
+        self.fingerprint: str = hashlib.sha256(content).hexdigest()
         """sha256 of pieces and merges: equal where ``encode`` gives equal ids."""
 
     @staticmethod
@@ -101,13 +101,9 @@ class Subwords:
         """
         if isinstance(lines, str):
             raise TypeError("Subwords: train takes lines, not one string; pass [text]")
-        if size < SMALLEST:
-            raise DataError(
-                f"Subwords: size is at least {SMALLEST} ({len(SPECIAL)} special ids and 256 "
-                f"bytes), not {size}"
-            )
-        if min_count < 1:
-            raise DataError(f"Subwords: min_count is at least 1, not {min_count}")
+        least = f"at least {SMALLEST} ({len(SPECIAL)} special ids and 256 bytes)"
+        check_value(size >= SMALLEST, "Subwords: size", least, size, DataError)
+        check_value(min_count >= 1, "Subwords: min_count", "at least 1", min_count, DataError)
         library = _library()
         split = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
         if single_digits:
@@ -124,18 +120,30 @@ class Subwords:
             show_progress=False,
         )
         total = len(lines) if isinstance(lines, Sequence) else None
-        seen = _Counted(lines, total, progress)
-        tokenizer.train_from_iterator(iter(seen), trainer)
-        if seen.count == 0:
+        count = 0
+
+        def counted() -> Iterator[str]:
+            nonlocal count
+            for line in lines:
+                count += 1
+                try:
+                    line.encode("utf-8")
+                except UnicodeEncodeError as error:
+                    raise _not_utf8(line, error) from None
+                yield line
+                if progress is not None and count % REPORT_EVERY == 0:
+                    progress(count, total)
+            if progress is not None:
+                progress(count, total)
+
+        tokenizer.train_from_iterator(counted(), trainer)
+        if count == 0:
             raise DataError("Subwords: there is no line to learn from; give a text")
         subwords = cls(tokenizer.to_str())
         if len(subwords) < size:
             logger.warning(
-                "%d lines gave %d subwords, not %d: no other pair occurs %d times",
-                seen.count,
-                len(subwords),
-                size,
-                min_count,
+                f"{count:,} lines gave {len(subwords):,} subwords, not {size:,}: no other pair "
+                f"occurs {min_count} times"
             )
         return subwords
 
@@ -163,26 +171,19 @@ class Subwords:
         No piece reaches over a space that stands alone, so a word after one has the same ids in
         every line and is encoded once. Lines with other white space are encoded as a whole.
         """
-        if isinstance(lines, str):
-            raise TypeError("Subwords: encode_lines takes lines, not one string; pass [line]")
         if len(self._known) > MOST_KNOWN:
             self._known = {}
         known = self._known
         starts: list[str] = []
         rests: list[list[str]] = []
         for line in lines:
-            if not isinstance(line, str):
-                raise _not_a_text(lines)
             words = line.split(" ")
             ordinary = words == line.split()
             starts.append(words[0] if ordinary else line)
             rests.append(words[1:] if ordinary else [])
         new = list(set(chain.from_iterable(rests)).difference(known))
-        try:
-            known.update(zip(new, self._encode([f" {word}" for word in new]), strict=True))
-            heads = self._encode(starts)
-        except DataError:
-            raise _not_a_text(lines) from None
+        known.update(zip(new, self._encode([f" {word}" for word in new]), strict=True))
+        heads = self._encode(starts)
         look_up = known.__getitem__
         return [
             list(chain(head, *map(look_up, rest))) for head, rest in zip(heads, rests, strict=True)
@@ -191,8 +192,13 @@ class Subwords:
     def _encode(self, lines: list[str]) -> list[list[int]]:
         try:
             found = self._tokenizer.encode_batch_fast(lines, add_special_tokens=False)
-        except TypeError:  # what the library says of anything it cannot turn into UTF-8
-            raise _not_a_text(lines) from None
+        except TypeError:  # raised for anything that is not UTF-8
+            for line in lines:
+                try:
+                    line.encode("utf-8")
+                except UnicodeEncodeError as error:
+                    raise _not_utf8(line, error) from None
+            raise
         return [each.ids for each in found]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -200,19 +206,19 @@ class Subwords:
 
         Ids that a model made up may be no whole characters: U+FFFD stands for such bytes.
         """
-        checked = [int(each) for each in ids]
-        if checked and not (min(checked) >= 0 and max(checked) < len(self)):
-            wrong = next(each for each in checked if not 0 <= each < len(self))
-            raise DataError(f"Subwords: id {wrong} lies outside 0 to {len(self) - 1}")
+        checked = [self._checked(int(each)) for each in ids]
         text: str = self._tokenizer.decode(checked, skip_special_tokens=True)
         return text
 
     def piece(self, index: int) -> str:
         """How the library writes a piece: one sign per byte, ``Ġ`` for a space."""
-        if not 0 <= index < len(self):
-            raise DataError(f"Subwords: id {index} lies outside 0 to {len(self) - 1}")
-        name: str = self._tokenizer.id_to_token(index)
+        name: str = self._tokenizer.id_to_token(self._checked(index))
         return name
+
+    def _checked(self, index: int) -> int:
+        if not 0 <= index < len(self):
+            raise DataError(f"Subwords: id must be in 0 to {len(self) - 1}, got {index}")
+        return index
 
     def description(self) -> str:
         """The library's JSON, of which ``Subwords(description)`` makes these again."""
@@ -228,8 +234,7 @@ class Subwords:
         """What ``save`` wrote; a file that holds anything else is named in a DataError."""
         path = Path(path)
         try:
-            description = path.read_bytes().decode("utf-8")
-            return cls(description)
+            return cls(path.read_bytes().decode("utf-8"))
         except OSError as error:
             fault = error.strerror or type(error).__name__
             raise DataError(f"{path}: cannot be read ({fault}); name a subwords file") from None
@@ -241,39 +246,20 @@ class Subwords:
             ) from None
 
 
-class _Counted:
-    """Lines on their way into the library; how many went by."""
-
-    def __init__(self, lines: Iterable[str], total: int | None, progress: Progress | None) -> None:
-        self.lines, self.total, self.progress = lines, total, progress
-        self.count = 0
-
-    def __iter__(self) -> Iterator[str]:
-        for line in self.lines:
-            self.count += 1
-            try:
-                line.encode("utf-8")
-            except (UnicodeEncodeError, AttributeError):
-                raise _not_a_text([line], self.count) from None
-            yield line
-            if self.progress is not None and self.count % REPORT_EVERY == 0:
-                self.progress(self.count, self.total)
-        if self.progress is not None:
-            self.progress(self.count, self.total)
+def cached_subwords(lines: Sequence[str], cache: Path | None, **options: Any) -> Subwords:
+    """``Subwords.train``, cached by the lines and the options."""
+    settings = {key: value for key, value in options.items() if key != "progress"}
+    return cached(
+        cache,
+        cache_key("drill subwords 2", json.dumps(settings, sort_keys=True), "\n".join(lines)),
+        build=lambda: Subwords.train(lines, **options),
+        load=lambda entry: Subwords.load(entry / "subwords.json"),
+        save=lambda subwords, entry: subwords.save(entry / "subwords.json"),
+    )
 
 
-def _not_a_text(lines: Sequence[Any], start: int = 1) -> Exception:
-    for number, line in enumerate(lines, start=start):
-        if not isinstance(line, str):
-            return TypeError(f"Subwords: line {number} is of type {type(line).__name__}, not str")
-        try:
-            line.encode("utf-8")
-        except UnicodeEncodeError as error:
-            return DataError(
-                f"Subwords: {line[error.start]!r} in line {number} is no character of UTF-8; "
-                "remove it"
-            )
-    return TypeError("Subwords: the lines cannot be encoded; pass a list of str")
+def _not_utf8(line: str, error: UnicodeEncodeError) -> DataError:
+    return DataError(f"Subwords: {line[error.start]!r} in {line[:40]!r} is not UTF-8; remove it")
 
 
 def _library() -> Any:

@@ -5,8 +5,8 @@ import re
 from functools import cache
 from typing import Any
 
-from drill.data.extras import missing_packages
-from drill.errors import DataError
+from drill.data.optional_packages import missing_packages
+from drill.errors import DataError, check_value
 
 LANGUAGES = ("de", "en")
 
@@ -24,8 +24,7 @@ def words(line: str, language: str = "de", *, split_compounds: bool = False) -> 
         split_compounds: a hyphen inside a word becomes a token ``##AT##-##AT##``, as in the
             evaluation of the first Transformer.
     """
-    if language not in LANGUAGES:
-        raise DataError(f"words: language is one of {', '.join(LANGUAGES)}, not {language!r}")
+    check_value(language in LANGUAGES, "language", f"one of {LANGUAGES}", language, DataError)
     found: list[str] = _tokenizer(language).tokenize(line, escape=False)
     if split_compounds:
         return _HYPHEN.sub(" ##AT##-##AT## ", " ".join(found)).split()

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from drill.errors import DataError
+from drill.errors import DataError, check_value
 
 FULL_LENGTH_CHANCE = 0.95  # else half of bptt
 LENGTH_DEVIATION = 5.0
@@ -38,15 +38,13 @@ def columns(ids: NDArray[Any], batch_size: int, name: str = "batch_size") -> Ten
     rows = N // batch_size; the tokens left over at the end are dropped. ``name`` is what an error
     calls the size.
     """
-    if batch_size < 1:
-        raise DataError(f"columns: batch_size is at least 1, not {batch_size}")
-    if ids.ndim != 1:
-        raise DataError(f"columns: ids are one stream (N,), not of shape {ids.shape}")
+    check_value(batch_size >= 1, f"columns: {name}", "at least 1", batch_size, DataError)
+    check_value(ids.ndim == 1, "columns: ids", "one stream (N,)", ids.shape, DataError)
     rows = len(ids) // batch_size
     if rows < 2:
         raise DataError(
-            f"columns: {len(ids)} tokens in {batch_size} columns give {rows} rows, and a row needs "
-            f"a next one as target; take a smaller {name} or a longer text"
+            f"{len(ids):,} tokens in {batch_size:,} columns give {rows} rows, and each row needs a "
+            f"next one as target; set a smaller {name} or use a longer text"
         )
     stream = ids[: rows * batch_size].astype(np.int64)  # a copy: a memory map stays untouched
     return torch.from_numpy(stream).view(batch_size, rows).t().contiguous()
@@ -97,12 +95,11 @@ class SequenceLengths:
     """
 
     def __init__(self, seed: int, bptt: int, cap: int | None = None) -> None:
-        if not 0 <= seed < 2**32:
-            raise DataError(f"SequenceLengths: seed lies in 0 to 2**32 - 1, not {seed}")
-        if bptt < 1:
-            raise DataError(f"SequenceLengths: bptt is at least 1, not {bptt}")
-        if cap is not None and cap < 1:
-            raise DataError(f"SequenceLengths: cap is at least 1, not {cap}")
+        seeds = "in 0 to 2**32 - 1"
+        check_value(0 <= seed < 2**32, "SequenceLengths: seed", seeds, seed, DataError)
+        check_value(bptt >= 1, "SequenceLengths: bptt", "at least 1", bptt, DataError)
+        capped = cap is None or cap >= 1
+        check_value(capped, "SequenceLengths: cap", "at least 1", cap, DataError)
         self.bptt = bptt
         self.cap = cap
         self._random = np.random.RandomState(seed)
@@ -117,7 +114,7 @@ class SequenceLengths:
         return length if self.cap is None else min(length, self.cap)
 
     def state(self) -> LengthState:
-        """All that ``from_state`` needs to go on with the next length; JSON keeps it exactly."""
+        """What ``from_state`` needs to continue with the next length; exact in JSON."""
         state: Any = self._random.get_state(legacy=False)
         return LengthState(
             bptt=self.bptt,
@@ -156,19 +153,13 @@ def training_segments(rows: int, lengths: Iterator[int], start: int = 0) -> Iter
     """One epoch over ``rows`` rows, from row ``start`` on; a length is drawn when it is needed.
 
     The last segment has at least 2 rows: fewer would leave no difference in time to regularise.
-    To go on in the middle of an epoch, pass the state of ``lengths`` and the next row.
+    To resume in the middle of an epoch, pass the state of ``lengths`` and the next row.
     """
     if rows < 3:
         raise DataError(
             f"training_segments: {rows} rows hold no segment of 2 rows and a target; take a "
             "smaller batch or a longer text"
         )
-    if start < 0:
-        raise DataError(f"training_segments: start is at least 0, not {start}")
-    return _training_segments(rows, lengths, start)
-
-
-def _training_segments(rows: int, lengths: Iterator[int], start: int) -> Iterator[Segment]:
     while start < rows - 2:
         sampled = next(lengths, 0)
         if sampled < 1:
@@ -183,8 +174,7 @@ def _training_segments(rows: int, lengths: Iterator[int], start: int) -> Iterato
 
 def evaluation_segments(rows: int, bptt: int = 70) -> Iterator[Segment]:
     """Segments of ``bptt`` rows and a shorter last one: every row but the first is a target."""
-    if bptt < 1:
-        raise DataError(f"evaluation_segments: bptt is at least 1, not {bptt}")
+    check_value(bptt >= 1, "evaluation_segments: bptt", "at least 1", bptt, DataError)
     if rows < 2:
         raise DataError(
             f"evaluation_segments: {rows} rows hold no target; take a smaller batch or a longer "

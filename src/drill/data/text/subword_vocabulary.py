@@ -6,7 +6,7 @@ text comes back exactly, so a loss can be divided by the bytes of the text.
 
 import codecs
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from drill.data.cache import cache_key, cached
 from drill.data.parallel.subwords import END, SPECIAL, Subwords
 from drill.data.text.vocabulary import EOS, UNK, Vocabulary
 from drill.errors import DataError
@@ -85,57 +84,32 @@ class SubwordVocabulary(Vocabulary):
         return lambda index: decoder.decode(self.bytes_of[index])
 
     def save(self, path: Path | str) -> None:
-        """Write JSON, whole or not at all: ``tokenizer``, as tokenizers has it, and ``counts``."""
-        held = {
-            "tokenizer": json.loads(self.subwords.description()),
-            "counts": self.counts.tolist(),
-        }
-        atomic_write(Path(path), json.dumps(held, ensure_ascii=False).encode("utf-8"))
+        """Write JSON atomically: ``tokenizer``, as tokenizers has it, and ``counts``."""
+        tokenizer, counts = json.loads(self.subwords.description()), self.counts.tolist()
+        content = {"tokenizer": tokenizer, "counts": counts}
+        atomic_write(Path(path), json.dumps(content, ensure_ascii=False).encode("utf-8"))
 
 
 def load_vocabulary(path: Path | str) -> Vocabulary:
     """What ``Vocabulary.save`` or ``SubwordVocabulary.save`` wrote."""
     try:
-        held: Any = json.loads(Path(path).read_bytes())
+        content: Any = json.loads(Path(path).read_bytes())
     except (OSError, ValueError, RecursionError):
-        held = None
-    if not isinstance(held, dict) or "tokenizer" not in held:
+        content = None
+    if not isinstance(content, dict) or "tokenizer" not in content:
         return Vocabulary.load(path)  # or its error
     try:
-        return SubwordVocabulary(Subwords(json.dumps(held["tokenizer"])), held["counts"])
+        return SubwordVocabulary(Subwords(json.dumps(content["tokenizer"])), content["counts"])
     except (DataError, LookupError, TypeError, ValueError) as error:
         raise DataError(f"{path}: {error}") from None
 
 
-def subword_vocabulary(
-    text: str,
-    tokenizer: int | str,
-    encode: Callable[[str, Vocabulary, Path | None], NDArray[Any]],
-    cache: Path | None,
-) -> SubwordVocabulary:
-    """So many subwords learnt from ``text``, or those of a file, counted in ``text``; cached."""
-    lines = lines_of(text)
-
-    def learnt() -> Subwords:
-        return cached(
-            cache,
-            cache_key("drill text subwords 1", str(tokenizer), text),
-            build=lambda: Subwords.train(lines, int(tokenizer)),
-            load=lambda entry: Subwords.load(entry / "subwords.json"),
-            save=lambda subwords, entry: subwords.save(entry / "subwords.json"),
-        )
-
-    subwords = learnt() if isinstance(tokenizer, int) else Subwords.load(tokenizer)
-    uncounted = SubwordVocabulary(subwords, [0] * len(subwords))
-    ids = encode(text, uncounted, cache)[1:]  # nothing predicts the first
-    return SubwordVocabulary(subwords, np.bincount(ids, minlength=len(subwords)).tolist())
-
-
 def _byte_values() -> dict[str, int]:
-    """The byte of every sign in which byte-level BPE writes its pieces: printable ones are
-    themselves, the others the signs from U+0100 on."""
+    """The byte of every character in which byte-level BPE writes its pieces.
+
+    Printable ones are themselves, the others the characters from U+0100 on.
+    """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others: Iterator[int] = (each for each in range(256) if each not in printable)
-    return {chr(each): each for each in printable} | {
-        chr(256 + place): each for place, each in enumerate(others)
-    }
+    others = [each for each in range(256) if each not in printable]
+    signs = [*map(chr, printable), *(chr(256 + index) for index in range(len(others)))]
+    return dict(zip(signs, [*printable, *others], strict=True))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from drill.errors import DataError
+from drill.errors import DataError, check_value
 from drill.files import atomic_write
 
 EOS = "<eos>"  # ends every line
@@ -79,13 +79,10 @@ class Vocabulary:
         Words rarer than ``min_count`` go; then the most frequent stay until there are
         ``max_vocab_size`` entries, ``<eos>`` and ``<unk>`` among them.
         """
-        if min_count < 1:
-            raise DataError(f"Vocabulary: min_count is at least 1, not {min_count}")
-        if max_vocab_size is not None and max_vocab_size < 3:
-            raise DataError(
-                f"Vocabulary: max_vocab_size is at least 3 ({EOS}, {UNK} and a word), "
-                f"not {max_vocab_size}"
-            )
+        check_value(min_count >= 1, "data.min_count", "at least 1", min_count, DataError)
+        fits, least = max_vocab_size is None or max_vocab_size >= 3, "at least 3"
+        wanted = f"{least} ({EOS}, {UNK} and a word)"
+        check_value(fits, "data.max_vocab_size", wanted, max_vocab_size, DataError)
         counted = Counter(tokens(train))
         counted.setdefault(UNK, 0)
         counted.setdefault(EOS, 0)
@@ -148,7 +145,7 @@ class Vocabulary:
         line: list[str] = []
         for each in ids:
             if not 0 <= each < len(self):
-                raise DataError(f"Vocabulary: id {each} lies outside 0 to {len(self) - 1}")
+                raise DataError(f"Vocabulary: id must be in 0 to {len(self) - 1}, got {each}")
             word = self.words[each]
             if word == EOS:
                 lines.append(" ".join(line))

@@ -8,7 +8,7 @@ import importlib
 import re
 from typing import Any
 
-from drill.data.extras import missing_packages
+from drill.data.optional_packages import missing_packages
 
 VALID_BOOKS = frozenset({6, 17, 28, 58})  # Joshua, Esther, Hosea, Hebrews
 TEST_BOOKS = frozenset({7, 8, 21, 30, 45})  # Judges, Ruth, Ecclesiastes, Amos, Romans

@@ -1,9 +1,9 @@
-"""What is said where a package is missing is what pyproject.toml installs."""
+"""Optional packages: hints name the extras of pyproject.toml."""
 
 import tomllib
 from pathlib import Path
 
-from drill.data.extras import EXTRAS, MODULES
+from drill.data.optional_packages import EXTRAS
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
@@ -13,4 +13,3 @@ def test_the_extras_are_those_of_the_project():
     assert {name: {*brings} for name, brings in EXTRAS.items()} == {
         name: {*extras[name]} for name in EXTRAS
     }
-    assert {package for brings in EXTRAS.values() for package in brings} == {*MODULES}
