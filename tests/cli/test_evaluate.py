@@ -382,7 +382,7 @@ def test_equal_weights_have_equal_fingerprints(drill, place):
         ("evaluate nowhere", "nowhere: "),
         ("evaluate runs/tiny --losses x.npy", "--losses: "),
         ("evaluate runs/tiny --device tpu", "device tpu: "),
-        ("evaluate runs/tiny --device gpu", "did you mean cuda?"),
+        ("evaluate runs/tiny --device gpu", "choose cpu, cuda or mps"),
         ("evaluate runs/tiny --device meta", "device meta: "),
         ("evaluate runs/tiny --text nowhere", "nowhere: "),
         ("evaluate runs/tiny --text empty", "empty: "),

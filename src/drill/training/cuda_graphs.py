@@ -6,7 +6,7 @@ them than the device to run them. A graph is one launch.
 
 import gc
 import logging
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -28,17 +28,6 @@ MOST_GRAPHS = 256
 
 SEEN_ONCE = 1024
 """Shapes without a graph that a cache remembers."""
-
-
-def guard_key(modules: Sequence[nn.Module], parameters: Sequence[Tensor]) -> Hashable:
-    """What a graph depends on: modes, addresses, which parameters are trained.
-
-    If it has changed, a replay would use old values or read freed memory.
-    """
-    return (
-        tuple(module.training for module in modules),
-        tuple((each.data_ptr(), each.requires_grad) for each in parameters),
-    )
 
 
 class GraphRecorder:
@@ -144,7 +133,11 @@ class GraphCache(Generic[Replay]):
 
     def check(self, phase: object = None) -> None:
         """Drop graphs if the model's modes, its parameters or ``phase`` have changed."""
-        granted = guard_key(self.modules, self.parameters)
+        # With other modes or addresses a replay would use old values or read freed memory.
+        granted = (
+            tuple(module.training for module in self.modules),
+            tuple((each.data_ptr(), each.requires_grad) for each in self.parameters),
+        )
         if granted != self._granted:
             self.replays.clear()
             self.seen.clear()  # other modes may need other kernels, to be loaded first

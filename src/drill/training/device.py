@@ -1,6 +1,5 @@
 """Devices: choosing one, its name and memory, meta initialization; the commit of the source."""
 
-import difflib
 import os
 import platform
 import subprocess
@@ -15,32 +14,25 @@ from torch.overrides import TorchFunctionMode
 
 from drill.errors import OutOfMemory, SettingsError
 
-DEVICES = ("cpu", "cuda", "mps")
-
 
 def pick_device(name: str = "auto") -> torch.device:
     """The device of that name; ``auto`` is this process's GPU if there is one, else the CPU."""
-    if name != "auto":
-        try:
-            device = torch.device(name)
-        except RuntimeError:
-            kind = "cuda" if name.lower() == "gpu" else name.lower().partition(":")[0]
-            near = [
-                f"; did you mean {each}?" for each in difflib.get_close_matches(kind, DEVICES, 1)
-            ]
-            raise SettingsError(
-                f"device {name}: cannot be used here (no device is called so); choose cpu, cuda or "
-                f"mps{''.join(near)}"
-            ) from None
-        try:
-            torch.zeros(1, device=device).item()  # fails on meta, which has no values
-        except (RuntimeError, AssertionError, ValueError) as error:
-            reason = str(error).split("\n")[0]
-            raise SettingsError(
-                f"device {name}: cannot be used here ({reason}); choose --device cpu"
-            ) from None
-        return _own_gpu() if device == torch.device("cuda") else device
-    return _own_gpu() if torch.cuda.is_available() else torch.device("cpu")
+    if name == "auto":
+        return _own_gpu() if torch.cuda.is_available() else torch.device("cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise SettingsError(
+            f"device {name}: cannot be used here (no device is called so); choose cpu, cuda or mps"
+        ) from None
+    try:
+        torch.zeros(1, device=device).item()  # fails on meta, which has no values
+    except (RuntimeError, AssertionError, ValueError) as error:
+        reason = str(error).split("\n")[0]
+        raise SettingsError(
+            f"device {name}: cannot be used here ({reason}); choose --device cpu"
+        ) from None
+    return _own_gpu() if device == torch.device("cuda") else device
 
 
 def _own_gpu() -> torch.device:

@@ -57,10 +57,13 @@ class World:
             dist.barrier(group=self.control)
 
     def all_reduce_max(self, value: float) -> float:
+        return self._all_reduce(value, dist.ReduceOp.MAX)
+
+    def _all_reduce(self, value: float, op: Any) -> float:
         if self.size == 1:
             return value
         result = torch.tensor([value], dtype=torch.float64)
-        dist.all_reduce(result, op=dist.ReduceOp.MAX, group=self.control)
+        dist.all_reduce(result, op=op, group=self.control)
         return float(result)
 
     def any(self, flag: bool) -> bool:
@@ -68,11 +71,7 @@ class World:
         return self.all_reduce_max(float(flag)) > 0.0
 
     def sum(self, value: float) -> float:
-        if self.size == 1:
-            return value
-        result = torch.tensor([value], dtype=torch.float64)
-        dist.all_reduce(result, group=self.control)
-        return float(result)
+        return self._all_reduce(value, dist.ReduceOp.SUM)
 
     def mean(self, value: float) -> float:
         return self.sum(value) / self.size

@@ -1,5 +1,6 @@
 """How far a run is and how fast it goes."""
 
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -137,8 +138,9 @@ def state(report: Progress) -> str:
     """How far a validation or a test is, or how well and how fast training goes."""
     if report.work is not None:
         return f"{report.share:.0%}"
+    perplexity = math.exp(report.loss) if report.loss < 700.0 else math.inf
     return (
-        f"train loss {report.loss:.3f}  ppl {_power(report.loss):,.1f}  "
+        f"train loss {report.loss:.3f}  ppl {perplexity:,.1f}  "
         f"{report.tokens_per_second:,.0f} tokens/s  {duration(report.seconds_left)} left"
     )
 
@@ -164,10 +166,6 @@ def duration(seconds: float) -> str:
     hours, rest = divmod(whole, 3600)
     minutes, seconds = divmod(rest, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
-
-
-def _power(loss: float) -> float:
-    return 2.718281828459045**loss if loss < 700.0 else float("inf")
 
 
 def _to_stderr(line: str) -> None:
