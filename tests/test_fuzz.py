@@ -59,19 +59,9 @@ READERS = {
 def damage(path: Path, victim: Path, drawn: random.Random) -> str:
     """Damage a file; returns how."""
     content = path.read_bytes()
-    kinds = (
-        "truncate",
-        "flip",
-        "link",
-        "folder",
-        "pipe",
-        "device",
-        "empty",
-        "json",
-        "lines",
-        "gone",
+    kind = drawn.choice(
+        ["truncate", "flip", "link", "folder", "pipe", "device", "empty", "json", "lines", "gone"]
     )
-    kind = drawn.choice(kinds)
     path.unlink()
     if kind == "truncate":
         path.write_bytes(content[: drawn.randrange(len(content) + 1)])
@@ -221,15 +211,11 @@ def main(place: Path) -> None:
     victim = place / "victim"
     victim.write_text("mine\n")
     changes = tiny_translation_place.SMALL
-    makers = {
-        "language model": tiny_place.make_place,
-        "translator": tiny_translation_place.make_place,
-    }
-    for task, make in makers.items():
+    for task, maker in (("language model", tiny_place), ("translator", tiny_translation_place)):
         (place / task).mkdir()
         pid = os.fork()
         if not pid:
-            make(place / task)
+            maker.make_place(place / task)
             os._exit(0)
         assert os.waitpid(pid, 0)[1] == 0, task
         small = [w for each in changes for w in ("--set", each)] if task == "translator" else []
