@@ -1,7 +1,9 @@
 """Small runs: models of a few hundred numbers, on a text that has something to learn."""
 
+import functools
 import os
 import signal
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -209,6 +211,18 @@ def all_of(path: Path | str) -> dict[str, Any]:
 
 def bits(tensor: Tensor) -> bytes:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+@functools.cache
+def finished(run: Callable[..., Outcome], layer: str = "tied", **options: Any) -> dict[str, Any]:
+    """``all_of`` a run that nothing interrupts, trained once for all tests.
+
+    Args:
+        run: ``small_run``, or ``small_training`` of translators.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        run(folder, layer, **options)
+        return all_of(folder)
 
 
 def unlike(one: dict[str, Any], other: dict[str, Any]) -> list[str]:

@@ -68,8 +68,21 @@ def test_every_layer_is_as_token_by_token(name):
     assert found.nll != pytest.approx(perplexity(model, ids, batch_size=1).nll, rel=1e-3)
 
 
-@pytest.mark.parametrize("bptt", [1, 2, 9, 10, 11, 44, 100])
-@pytest.mark.parametrize("window", [1, 3, 10, 43, 44, 100])
+@pytest.mark.parametrize(
+    ("window", "bptt"),
+    [
+        (1, 1),
+        (1, 100),
+        (3, 2),
+        (10, 9),
+        (10, 10),
+        (10, 11),
+        (43, 44),
+        (44, 44),
+        (100, 1),
+        (100, 100),
+    ],
+)
 def test_neither_chunks_nor_their_blocks_change_the_result(window, bptt, monkeypatch):
     model, ids = language_model(), text(45)
     truth = slow_cache(model, ids, window, **STRONG)
@@ -84,7 +97,7 @@ def test_neither_chunks_nor_their_blocks_change_the_result(window, bptt, monkeyp
     )
 
 
-@pytest.mark.parametrize("bptt", [1, 4, 5, 10, 11, 12, 100])
+@pytest.mark.parametrize("bptt", [1, 5, 10, 11, 100])
 def test_published_is_the_released_code_with_its_gaps(bptt):
     model, ids = language_model(), text(45)
     truth = slow_cache(model, ids, 10, **STRONG, published_bptt=bptt)
@@ -234,22 +247,16 @@ def test_on_a_gpu_it_is_the_same():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"window": 0}, "window is at least 1, not 0"),
-        ({"theta": math.nan}, "theta is a finite number, not nan"),
-        ({"lamb": 1.1}, r"lamb lies in \[0, 1\], not 1.1"),
-        ({"lamb": math.nan}, "lamb lies"),
-        ({"bptt": 0}, "bptt"),
-    ],
+    ("option", "value"),
+    [("window", 0), ("theta", math.nan), ("lamb", 1.1), ("lamb", math.nan), ("bptt", 0)],
 )
-def test_settings_no_cache_can_have(options, message):
-    with pytest.raises(ValueError, match=message):
-        cache_perplexity(language_model(), text(60), **options)
+def test_invalid_settings_raise(option, value):
+    with pytest.raises(ValueError, match=option):
+        cache_perplexity(language_model(), text(60), **{option: value})
 
 
 def test_more_than_one_column_is_refused():
-    with pytest.raises(DataError, match=r"one text, not .* 4 columns"):
+    with pytest.raises(DataError, match="4 columns"):
         cache_perplexity(language_model(), torch.zeros(20, 4, dtype=torch.int64))
 
 

@@ -101,7 +101,7 @@ def test_a_cell_that_diverges_is_never_the_best_and_is_remembered(tmp_path):
 
 
 def test_a_search_in_which_all_diverge_has_no_best():
-    with pytest.raises(FloatingPointError, match=r"all 4 cells diverged; .* smaller"):
+    with pytest.raises(FloatingPointError, match="all 4 cells diverged"):
         _ = Search([Cell(point, None) for point in POINTS]).best
 
 
@@ -129,7 +129,7 @@ def test_progress_counts_the_tokens_of_all_cells_and_report_each_cell(tmp_path):
 
 @pytest.mark.parametrize(
     "content",
-    ["", "[]", "{}", '{"kind": "drill searches", "searches": 3}', '{"kind": "other"}', "\x00"],
+    ["", "[]", "{}", '{"searches": 3}', "\x00"],
 )
 def test_a_damaged_file_is_named(tmp_path, content):
     path = tmp_path / "search.json"
@@ -148,7 +148,7 @@ def test_a_grid_needs_a_point():
 
 def tune(model, statistics, path=None, **options):
     calls = []
-    given_ = {"lrs": (0.0, 0.01), "lambs": (0.01, 0.5), "limit": 100, **options}
+    given_ = {"lrs": (0.0, 0.01), "lambs": (0.01, 0.5), "limit": 40, **options}
     found = dynamic_search(
         model, np.tile(text(9), 30), statistics, file=path, report=calls.append, **given_
     )
@@ -157,21 +157,21 @@ def tune(model, statistics, path=None, **options):
 
 def test_the_search_finds_that_adaptation_helps():
     model = language_model()
-    statistics = gradient_statistics(model, text(400), batch_size=4)
+    statistics = gradient_statistics(model, text(100), batch_size=4)
     before = bits(model)
     found, _ = tune(model, statistics)
     assert len(found.cells) == 4
     assert found.best.settings == {"lr": 0.01, "lamb": 0.01}
     assert bits(model) == before
     truth = dynamic_perplexity(
-        model, np.tile(text(9), 30), statistics, limit=100, **found.best.settings
+        model, np.tile(text(9), 30), statistics, limit=40, **found.best.settings
     )
     assert found.best.result == truth
 
 
 def test_the_search_resumes_and_knows_what_its_cells_belong_to(tmp_path, monkeypatch):
     model, path = language_model(), tmp_path / "search.json"
-    statistics = gradient_statistics(model, text(400), batch_size=4)
+    statistics = gradient_statistics(model, text(100), batch_size=4)
     evaluated = []
 
     def counted(*arguments, **options):
@@ -188,7 +188,6 @@ def test_the_search_resumes_and_knows_what_its_cells_belong_to(tmp_path, monkeyp
     assert passes() == 4
     assert passes() == 0
     assert passes(limit=60) == 4
-    assert passes(limit=None) == 4
     assert passes(epsilon=1e-3) == 4
     assert passes(bptt=7) == 4
     assert passes(lrs=(0.0, 0.01, 0.02)) == 2
@@ -202,16 +201,16 @@ def test_the_search_resumes_and_knows_what_its_cells_belong_to(tmp_path, monkeyp
         assert passes() == 4
         assert passes() == 0
     assert passes() == 0
-    assert passes(statistics=gradient_statistics(model, text(300), batch_size=4)) == 4
+    assert passes(statistics=gradient_statistics(model, text(90), batch_size=4)) == 4
     with torch.no_grad():
         model.layer.bias[0] += 1e-9
-    assert passes(statistics=gradient_statistics(model, text(400), batch_size=4)) == 4
-    assert passes(statistics=gradient_statistics(model, text(400), batch_size=4)) == 0
+    assert passes(statistics=gradient_statistics(model, text(100), batch_size=4)) == 4
+    assert passes(statistics=gradient_statistics(model, text(100), batch_size=4)) == 0
 
 
 def test_the_usual_grid_grows_with_the_segments():
     model = language_model()
-    statistics = gradient_statistics(model, text(400), batch_size=4)
+    statistics = gradient_statistics(model, text(100), batch_size=4)
     usual = dynamic_search(model, text(12), statistics, limit=None)
     assert len(usual.cells) == 24
     assert usual.cells[0].settings == {"lr": 3e-5, "lamb": 1e-3}
@@ -221,8 +220,8 @@ def test_the_usual_grid_grows_with_the_segments():
 
 def test_the_search_says_what_it_cannot_do_at_once(tmp_path):
     model = language_model()
-    statistics = gradient_statistics(model, text(400), batch_size=4)
-    with pytest.raises(ValueError, match="lr is a finite number"):
+    statistics = gradient_statistics(model, text(100), batch_size=4)
+    with pytest.raises(ValueError, match="lr must be"):
         tune(model, statistics, lrs=(0.01, math.nan))
     with pytest.raises(ValueError, match="no settings to try"):
         tune(model, statistics, lambs=())

@@ -1,9 +1,7 @@
 """The training loop: what a step, an epoch and the end of a run do, held against hand-made ones."""
 
-import itertools
 import math
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,11 +21,11 @@ from drill.data import (
 from drill.language_modeling import train as training
 from drill.language_modeling.perplexity import Perplexity, perplexity
 from drill.language_modeling.train import train
-from drill.training.optim import AdamW, Asgd, NtAsgd, Sgd
+from drill.training.optim import Asgd, NtAsgd, Sgd
 from drill.training.options import LanguageModelOptions, log_interval
 from drill.training.precision import matmul_precision, resolve_precision
 from drill.training.progress import Progress
-from drill.training.run.checkpoint import fingerprint_in, load, load_into
+from drill.training.run.checkpoint import fingerprint_in, load_into
 from drill.training.run.folder import RunFolder
 from tests.tiny_runs import (
     BATCH,
@@ -36,7 +34,6 @@ from tests.tiny_runs import (
     all_of,
     all_rows,
     assert_close_rows,
-    interrupted_after,
     rows,
     small_model,
     small_run,
@@ -338,35 +335,6 @@ def test_a_text_too_short_to_test_is_refused_before_training(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-# -- finetuning -----------------------------------------------------------------------------------
-
-
-def test_finetuning_stops_by_the_rule_and_the_given_weights_are_no_epoch_of_it(
-    tmp_path, monkeypatch
-):
-    """The first entry is the baseline; epoch 7 is worse than the best before the last five."""
-    losses = [1.0, 5.0, 4.0, 4.5, 4.2, 4.4, 4.3, 5.5]
-    scripted(monkeypatch, losses)
-    outcome = small_run(tmp_path, optimizer=Asgd(1.0), epochs=50, validate_first=True, patience=5)
-    found = [row for row in rows(tmp_path) if row["kind"] == "epoch"]
-    assert [row["epoch"] for row in found] == list(range(8))
-    assert (outcome.finished, outcome.epoch, outcome.best_epoch) == (True, 7, 0)
-
-
-def test_given_weights_stay_where_nothing_is_better(tmp_path, monkeypatch):
-    scripted(monkeypatch, [2.0, 3.0, 2.5, 2.1])
-    outcome = small_run(tmp_path, "deep-residual", Asgd(5.0), validate_first=True)
-    given = small_model("deep-residual")
-    best, numbers = load(RunFolder(tmp_path).best)
-    assert numbers["epoch"] == 0
-    assert outcome.best_epoch == 0
-    assert all(torch.equal(best[name], p) for name, p in given.named_parameters())
-    first = rows(tmp_path)[0]
-    assert (first["epoch"], first["step"], first["tokens"]) == (0, 0, 0)
-    assert (first["train_loss"], first["train_perplexity"], first["best"]) == (None, None, True)
-    assert not first["averaged"]
-
-
 # -- micro-batches --------------------------------------------------------------------------------
 
 
@@ -472,36 +440,6 @@ def test_progress_is_told_and_a_row_ends_every_epoch(tmp_path, monkeypatch):
     assert [report.row for report in ends] == held[:2]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"epochs": 0},
-        {"micro_batch": 0},
-        {"validate_every": 0},
-        {"log_every": 0},
-        {"checkpoint_seconds": -1.0},
-        {"checkpoint_seconds": math.nan},
-        {"seed": -1},
-        {"patience": -1},
-        {"adversarial": -0.1},
-        {"adversarial": math.nan},
-        {"adversarial": 0.1, "layer": "mixture"},
-        {"state_reset": 1.0},
-        {"max_minutes": 0.0},
-        {"max_minutes": math.nan},
-        {"precision": "float8"},
-        {"batch_size": 399},
-        {"batch_size": 200},
-        {"valid_batch_size": 100},
-    ],
-)
-def test_invalid_options_are_errors_before_anything_is_written(tmp_path, options):
-    name = next(iter(options))
-    with pytest.raises(ValueError, match="batch|columns" if "batch_size" in name else name):
-        small_run(tmp_path / "run", **options)
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_model_with_frozen_parameters_trains_the_others(tmp_path):
     model = small_model("deep-residual")
     model.encoder.embedding.weight.requires_grad_(False)
@@ -527,71 +465,6 @@ def test_validation_does_not_slow_down_the_rate_of_training(tmp_path, monkeypatc
     for row in [row for row in RunFolder(tmp_path).rows() if row["kind"] == "epoch"][:2]:
         trained = row["tokens"] / row["tokens_per_second"]
         assert 0.0 < trained <= row["seconds"] - 0.3
-
-
-# -- the limit of time ----------------------------------------------------------------------------
-
-
-def timed(monkeypatch, path: Path, minutes: float | None, **options):
-    """A run in which every look at the clock is a second later."""
-    with monkeypatch.context() as patch:
-        clock = itertools.count(time.monotonic())
-        patch.setattr("time.monotonic", lambda: next(clock))
-        return small_run(path, max_minutes=minutes, **options)
-
-
-def test_the_clock_ends_a_run_inside_an_epoch_with_a_validation_and_the_test(tmp_path, monkeypatch):
-    outcome = timed(monkeypatch, tmp_path, 0.5, epochs=50)
-    assert outcome.finished
-    assert outcome.out_of_time
-    assert outcome.test is not None
-    held = rows(tmp_path)
-    assert [row["kind"] for row in held[-2:]] == ["validation", "test"]
-    assert outcome.epoch == held[-2]["epoch"] < 50
-    assert 30.0 <= RunFolder(tmp_path).rows()[-2]["elapsed"] < 40.0
-    before = all_of(tmp_path)
-    assert timed(monkeypatch, tmp_path, 0.5, epochs=50) == outcome  # it has ended
-    assert unlike(all_of(tmp_path), before) == []
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "nt-asgd"])
-def test_a_run_that_the_clock_has_ended_goes_on_as_if_it_had_not(tmp_path, monkeypatch, optimizer):
-    small_run(tmp_path / "whole", optimizer=optimizer, epochs=4)
-    for minutes in (0.3, 0.5, 0.7, None):
-        assert timed(
-            monkeypatch, tmp_path / "pieces", minutes, optimizer=optimizer, epochs=4
-        ).finished
-    both = [rows(tmp_path / name) for name in ("whole", "pieces")]
-    whole, pieces = ([row for row in each if row["kind"] == "epoch"] for each in both)
-    assert len(both[1]) > len(both[0])  # validations inside epochs
-    for row in (*whole, *pieces):
-        row.pop("best")  # those inside may have been better
-    assert pieces == whole
-
-
-@pytest.mark.parametrize("options", [{"epochs": 1}, {"epochs": 500, "patience": 1}])
-def test_a_run_that_ends_by_itself_is_not_out_of_time(tmp_path, options):
-    """By its epochs or by its patience: a larger limit would change nothing."""
-    for _ in range(2):  # trained, and asked again
-        outcome = small_run(tmp_path, max_minutes=60.0, **options)
-        assert (outcome.finished, outcome.out_of_time) == (True, False)
-        assert outcome.epoch < 500
-
-
-def test_a_schedule_follows_the_clock(tmp_path, monkeypatch):
-    optimizer = AdamW(0.01, schedule="cosine", warmup=0.1)
-    timed(monkeypatch, tmp_path, 0.5, optimizer=optimizer, epochs=1000)
-    assert rows(tmp_path)[-2]["lr"] == pytest.approx(0.0, abs=1e-6)
-
-
-def test_a_limit_that_is_over_before_any_validation_still_gives_a_tested_model(
-    tmp_path, monkeypatch
-):
-    small_run(tmp_path, optimizer=interrupted_after(3, "sgd"), epochs=5)
-    outcome = timed(monkeypatch, tmp_path, 1e-9, epochs=5)
-    assert (outcome.finished, outcome.epoch) == (True, 1)
-    assert outcome.test is not None
-    assert rows(tmp_path)[0]["step"] == 4
 
 
 # -- rows of metrics.jsonl ------------------------------------------------------------------------

@@ -6,11 +6,8 @@ import threading
 
 import pytest
 
-from drill.language_modeling import train as training
-from drill.training.run import checkpoint
-from drill.training.run.folder import RunFolder
 from drill.training.signals import GracefulShutdown
-from tests.tiny_runs import OPTIMIZERS, after, all_of, interrupted_after, rows, small_run, unlike
+from tests.tiny_runs import OPTIMIZERS, after, small_run
 
 BOTH = pytest.mark.parametrize("number", GracefulShutdown.SIGNALS, ids=lambda number: number.name)
 
@@ -103,75 +100,3 @@ def test_another_thread_leaves_the_handlers_alone():
     thread.join()
     assert errors == []
     assert found == [before, False]
-
-
-# -- in training ----------------------------------------------------------------------------------
-
-
-@BOTH
-def test_a_run_ends_cleanly_with_what_it_has_learnt(tmp_path, number):
-    small_run(tmp_path / "whole")
-    told = []
-    outcome = small_run(tmp_path / "run", optimizer=interrupted_after(17, "sgd", number),
-                        progress=told.append)  # fmt: skip
-    assert not outcome.finished
-    assert outcome.test is None
-    assert outcome.epoch == 2
-    _, numbers = RunFolder(tmp_path / "run").load_last()
-    assert (numbers["epoch"], numbers["step"]) == (2, 17)
-    assert [report.row["epoch"] for report in told if report.row is not None] == [1]
-    assert small_run(tmp_path / "run").finished
-    assert unlike(all_of(tmp_path / "run"), all_of(tmp_path / "whole")) == []
-
-
-@BOTH
-def test_a_signal_while_validating_ends_that_and_the_next_run_starts_with_it(
-    tmp_path, monkeypatch, number
-):
-    real = training.perplexity
-
-    def interrupted(*arguments: object, **options: object) -> object:
-        os.kill(os.getpid(), number)
-        return real(*arguments, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(training, "perplexity", interrupted)
-        outcome = small_run(tmp_path / "run")
-    assert (outcome.finished, outcome.epoch, outcome.best_epoch) == (False, 1, 0)
-    assert rows(tmp_path / "run") == []
-    small_run(tmp_path / "run")
-    small_run(tmp_path / "whole")
-    assert unlike(all_of(tmp_path / "run"), all_of(tmp_path / "whole")) == []
-
-
-def test_a_signal_in_the_test_is_told_with_what_the_test_finds(tmp_path, monkeypatch):
-    load = training.load_into
-
-    def interrupted(*arguments: object) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-        load(*arguments)
-
-    monkeypatch.setattr(training, "load_into", interrupted)
-    outcome = small_run(tmp_path)
-    assert (outcome.finished, outcome.interrupted) == (True, True)
-    assert outcome.test is not None
-
-
-def test_a_second_ctrl_c_leaves_the_checkpoint_before(tmp_path, monkeypatch):
-    small_run(tmp_path / "whole")
-    small_run(tmp_path / "run", optimizer=interrupted_after(6, "sgd"))
-    before = RunFolder(tmp_path / "run").last.read_bytes()
-
-    def impatient(stream, content: bytes) -> None:
-        stream.write(content[:100])
-        os.kill(os.getpid(), signal.SIGINT)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_write", impatient)
-        with pytest.raises(KeyboardInterrupt):
-            small_run(tmp_path / "run", optimizer=interrupted_after(3, "sgd"))
-    folder = RunFolder(tmp_path / "run")
-    assert folder.last.read_bytes() == before
-    assert [path.name for path in folder.last.parent.iterdir()] == [folder.last.name]
-    small_run(tmp_path / "run")
-    assert unlike(all_of(tmp_path / "run"), all_of(tmp_path / "whole")) == []

@@ -1,46 +1,34 @@
 """The training loop of translators: what a run keeps, how it ends."""
 
-import itertools
 import json
 import logging
-import math
-import time
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
 import drill.translation.evaluate as translated_module
+import drill.translation.search.search as searching
 from drill.data import PairBatches
 from drill.errors import Diverged, OutOfMemory
 from drill.training.loop import TRAINING_LOG
-from drill.training.optim import AdamW
+from drill.training.optim import AdamW, ScheduledOptimizer
 from drill.training.run import checkpoint
 from drill.translation import train as translation_training
 from drill.translation.evaluate import translation_loss
 from drill.translation.state import TranslationState
-from tests.tiny_runs import (
-    after,
-    all_of,
-    rows,
-    unlike,
-    weights,
-)
-from tests.tiny_translations import (
-    small_data,
-    small_optimizer,
-    small_training,
-    small_translator,
-)
+from drill.translation.translate import Search
+from tests.tiny_runs import after, all_of, finished, rows, unlike, weights
+from tests.tiny_translations import small_data, small_training, small_translator
 
 # -- what a run keeps -----------------------------------------------------------------------------
 
 
 def test_best_holds_the_weights_of_the_lowest_validation_loss(tmp_path):
     data = small_data()
-    outcome = small_training(
-        tmp_path, data=data, optimizer=AdamW(0.3, schedule="constant"), epochs=5
-    )
+    optimizer = AdamW(0.3, schedule="constant")
+    outcome = small_training(tmp_path, data=data, optimizer=optimizer, epochs=5)
     losses = {row["epoch"]: row["valid_loss"] for row in rows(tmp_path) if row["kind"] == "epoch"}
     assert outcome.best_epoch == min(losses, key=losses.get)
     model = small_translator()
@@ -48,6 +36,8 @@ def test_best_holds_the_weights_of_the_lowest_validation_loss(tmp_path):
     assert numbers["epoch"] == outcome.best_epoch
     assert translation_loss(model, data.valid).loss == pytest.approx(outcome.valid.loss, rel=1e-6)
     assert translation_loss(model, data.test) == outcome.test.fit
+    saved = (tmp_path / "test.de.hyp").read_text().split("\n")
+    assert saved == [*outcome.test.hypotheses, ""]
 
 
 def test_a_validation_inside_an_epoch_has_a_line_of_its_own(tmp_path):
@@ -69,12 +59,6 @@ def test_a_validation_with_bleu_reads_its_text_once(tmp_path, monkeypatch):
         )
     small_training(tmp_path, epochs=1, bleu_every=1)
     assert asked == [8, 6]  # lines of valid, then of test
-
-
-def test_the_tested_translations_are_kept(tmp_path):
-    outcome = small_training(tmp_path)
-    kept = (tmp_path / "test.de.hyp").read_text().split("\n")
-    assert kept == [*outcome.test.hypotheses, ""]
 
 
 @pytest.fixture
@@ -100,12 +84,12 @@ def better_means(monkeypatch):
 def test_the_mean_of_the_last_weights_is_tried_and_kept_where_it_is_better(tmp_path, caplog):
     data = small_data()
     with caplog.at_level(logging.INFO, TRAINING_LOG):
-        outcome = small_training(tmp_path, data=data, epochs=6, average_checkpoints=3)
+        outcome = small_training(tmp_path, data=data, epochs=4, average_checkpoints=3)
     assert caplog.records[-1].args[-1] == "the average"
     *epochs, average, test = rows(tmp_path)
     batches = len(PairBatches(data.train, 60, 3))
     assert (average["kind"], test["kind"]) == ("average", "test")
-    assert average["steps"] == [4 * batches, 5 * batches, 6 * batches]
+    assert average["steps"] == [2 * batches, 3 * batches, 4 * batches]
     kept = sorted(path.name for path in (tmp_path / "last").glob("recent-*"))
     assert kept == sorted(f"recent-{step}.safetensors" for step in average["steps"])
     best = min(row["valid_loss"] for row in epochs)
@@ -133,124 +117,60 @@ def test_a_mean_that_is_worse_is_not_kept(tmp_path, caplog):
 
 
 @pytest.mark.usefixtures("better_means")
-def test_more_epochs_leave_no_stale_mean(tmp_path):
-    small_training(
-        tmp_path / "a",
-        optimizer=AdamW(0.1, schedule="constant", warmup=0.0),
-        epochs=6,
-        average_checkpoints=3,
-    )
-    assert (tmp_path / "a" / "averaged.safetensors").exists()
-    again = AdamW(0.1, schedule="constant", warmup=0.0)
-    seen: list[bool] = []
-    after(1, again, lambda: seen.append((tmp_path / "a" / "averaged.safetensors").exists()))
-    small_training(tmp_path / "a", optimizer=again, epochs=8, average_checkpoints=3)
+def test_more_epochs_remove_an_older_average(tmp_path):
+    def train(name: str, epochs: int, optimizer: ScheduledOptimizer) -> None:
+        small_training(tmp_path / name, optimizer=optimizer, epochs=epochs, average_checkpoints=2)
+
+    constant = partial(AdamW, 0.1, schedule="constant", warmup=0.0)
+    averaged, seen = tmp_path / "a" / "averaged.safetensors", []
+    train("a", 3, constant())
+    assert averaged.exists()
+    train("a", 4, after(1, constant(), lambda: seen.append(averaged.exists())))
     assert seen == [False]
-    whole = AdamW(0.1, schedule="constant", warmup=0.0)
-    small_training(tmp_path / "b", optimizer=whole, epochs=8, average_checkpoints=3)
+    train("b", 4, constant())
     assert unlike(all_of(tmp_path / "a"), all_of(tmp_path / "b")) == []
-
-
-# -- limits ---------------------------------------------------------------------------------------
-
-
-def test_updates_end_a_run_inside_an_epoch_with_a_validation(tmp_path):
-    outcome = small_training(tmp_path, max_steps=4)
-    assert outcome.finished
-    assert outcome.epoch == 1
-    held = rows(tmp_path)
-    assert [row["kind"] for row in held] == ["validation", "test"]
-    assert held[0]["step"] == 4
-
-
-def test_the_clock_ends_a_run_properly(tmp_path, monkeypatch):
-    """Every look at the clock is a second later."""
-    real = time.monotonic
-
-    def trained(minutes: float):
-        clock = itertools.count(real())
-        monkeypatch.setattr("time.monotonic", lambda: next(clock))
-        return small_training(tmp_path, epochs=50, max_minutes=minutes)
-
-    outcome = trained(2.0)
-    assert (outcome.finished, outcome.out_of_time) == (True, True)
-    assert outcome.test is not None
-    held = rows(tmp_path)
-    assert held[-1]["kind"] == "test"
-    assert 5 <= held[-2]["step"] < 100
-    before = all_of(tmp_path)
-    again = trained(2.0)
-    assert (again.test.scores, again.out_of_time) == (outcome.test.scores, True)
-    assert unlike(all_of(tmp_path), before) == []
-    assert trained(4.0).finished
-    assert rows(tmp_path)[-2]["step"] > held[-2]["step"]
-
-
-def test_a_schedule_follows_the_limit_that_comes_first(tmp_path):
-    optimizer = AdamW(0.01, schedule="cosine", warmup=0.1)
-    small_training(tmp_path, optimizer=optimizer, epochs=1000, max_steps=20, validate_every=10)
-    first, last = (row["lr"] for row in rows(tmp_path) if row["kind"] == "validation")
-    assert first == pytest.approx(0.01 * 0.5 * (1 + math.cos(math.pi * 4 / 9)), rel=1e-3)
-    assert last == pytest.approx(0.0, abs=1e-6)
 
 
 # -- faults ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", ["translation_loss", "best_translations", "translated"])
 @pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        ("translation_loss", "the validation after step {step}: NaN"),
-        ("best_translations", "the translations after step {step}: NaN"),
-        ("translated", "the test of the best weights in {path}: NaN"),
-    ],
+    ("fault", "error"),
+    [(FloatingPointError("NaN"), Diverged), (torch.OutOfMemoryError("no room"), OutOfMemory)],
 )
-def test_an_evaluation_that_is_no_number_ends_in_a_sentence(tmp_path, monkeypatch, name, sentence):
-    small_training(tmp_path / "whole", bleu_every=1, epochs=1)
-    step = rows(tmp_path / "whole")[0]["step"]
+def test_failed_evaluation_is_repeated_by_a_resume(tmp_path, monkeypatch, name, fault, error):
+    def failed(*_: object, **__: object) -> None:
+        raise fault
 
-    def score(*_: object, **__: object) -> None:
-        raise FloatingPointError("NaN")
-
+    options = {"bleu_every": 1, "epochs": 1}
     with monkeypatch.context() as patch:
-        patch.setattr(translation_training, name, score)
-        with pytest.raises(Diverged) as caught:
-            small_training(tmp_path / "run", bleu_every=1, epochs=1)
-    assert str(caught.value).startswith(sentence.format(step=step, path=tmp_path / "run"))
-    small_training(tmp_path / "run", bleu_every=1, epochs=1)
-    assert unlike(all_of(tmp_path / "run"), all_of(tmp_path / "whole")) == []
+        patch.setattr(translation_training, name, failed)
+        with pytest.raises(error, match=f"(validation|translations|test) .*{fault}"):
+            small_training(tmp_path, **options)
+    small_training(tmp_path, **options)
+    assert unlike(all_of(tmp_path), finished(small_training, **options)) == []
 
 
-def test_a_test_without_memory_for_it_is_told_of_and_made_by_the_next_life(tmp_path, monkeypatch):
-    """A smaller max_tokens would be another run."""
+def test_progress_of_validations_and_the_test_is_shown(tmp_path, monkeypatch):
+    """Batch by batch, here of one line, and not all at once when all is done."""
+    shown, searches, real = [], [], searching._search
+    monkeypatch.setattr("drill.training.loop.SHOW_EVERY", 0.0)
+    monkeypatch.setattr(translation_training, "Search", partial(Search, batch_tokens=1))
+    monkeypatch.setattr(searching, "_search", lambda *a: searches.append(1) or real(*a))
 
-    def test(*_: object, **__: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
+    def show(report):
+        if report.work is not None:
+            shown.append((report.work, report.share, len(searches)))
 
-    with monkeypatch.context() as patch:
-        patch.setattr(translation_training, "translated", test)
-        with pytest.raises(OutOfMemory, match=r"make room on the GPU; the same command tests them"):
-            small_training(tmp_path)
-    assert small_training(tmp_path, optimizer=after(1, small_optimizer(), pytest.fail)).finished
-
-
-@pytest.mark.parametrize(
-    ("options", "fault"),
-    [
-        ({"epochs": 0}, "epochs must be"),
-        ({"max_steps": 0}, "max_steps must be"),
-        ({"max_minutes": 0.0}, "max_minutes must be"),
-        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps must be"),
-        ({"average_checkpoints": 0}, "average_checkpoints must be"),
-        ({"label_smoothing": 1.0}, r"label_smoothing must be"),
-        ({"seed": -1}, "seed must be"),
-        ({"length_penalty": math.inf}, "length_penalty must be"),
-        ({"checkpoint_seconds": math.nan}, "checkpoint_seconds must be"),
-    ],
-)
-def test_options_that_cannot_be_used_are_named(tmp_path, options, fault):
-    with pytest.raises(ValueError, match=fault):
-        small_training(tmp_path, **options)
+    small_training(tmp_path, epochs=2, average_checkpoints=2, bleu_every=2, progress=show)
+    works = ["validation", "validation, BLEU", "validation of the mean", "test"]
+    assert list(dict.fromkeys(work for work, _, _ in shown)) == works
+    for name, lines in (("validation, BLEU", 8), ("test", 6)):
+        found = [(share, done) for work, share, done in shown if work == name]
+        first = found[0][1]
+        assert list(dict.fromkeys(found)) == [(i / lines, first + i) for i in range(lines + 1)]
+    assert [share for work, share, _ in shown if work == "test"].count(0.0) > 2  # the loss too
 
 
 def test_lines_of_metrics_are_json_with_what_reports_read(tmp_path):

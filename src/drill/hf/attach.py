@@ -54,7 +54,7 @@ def attach(
         )
     known = [name for name, each in LAYERS.items() if issubclass(each, MatrixLayer)]
     if layer not in known:
-        raise ValueError(f"attach: layer is one of {', '.join(known)}, not {layer!r}")
+        raise ValueError(f"attach: layer must be one of {', '.join(known)}, got {layer!r}")
     linear = model.get_output_embeddings()
     if type(linear) is not nn.Linear or not model._tied_weights_keys:
         raise TypeError(

@@ -50,7 +50,8 @@ class AttachedModel(Stock):
         **kwargs: Any,
     ) -> Any:
         """The stock forward. With labels also the loss, in training instead of the logits."""
-        for head in self.heads():
+        heads = self.heads()
+        for head in heads:
             head.share(self.get_submodule(self.label_embedding))
         if labels is None and shift_labels is None:
             return super().forward(*args, **kwargs)
@@ -67,7 +68,7 @@ class AttachedModel(Stock):
         else:
             targets = F.pad(labels, (0, 1), value=IGNORED)[..., 1:]  # position t predicts t + 1
         if self.training:
-            losses, output = self.fused_loss(targets, *args, **kwargs)
+            losses, output = self.fused_loss(heads, targets, *args, **kwargs)
             logits = None
         else:
             output = super().forward(*args, **kwargs)
@@ -81,15 +82,17 @@ class AttachedModel(Stock):
         loss = losses / num_items_in_batch
         return type(output)(**{**output, "loss": loss, "logits": logits})
 
-    def fused_loss(self, targets: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
+    def fused_loss(
+        self, heads: list[Head], targets: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Any]:
         """The sum of the losses without logits in memory, and the output of the stock forward."""
         captured: list[Tensor] = []
-        for head in self.heads():
+        for head in heads:
             head.captured = captured
         try:
             output = super().forward(*args, **kwargs)
         finally:
-            for head in self.heads():
+            for head in heads:
                 head.captured = None
         softcap, logit_bias = after_head(self)
         losses = self.get_output_embeddings()(
@@ -102,7 +105,7 @@ class AttachedModel(Stock):
         return losses, output
 
     def heads(self) -> list[Head]:
-        """The head; where PEFT keeps one to train beside the old one, both."""
+        """The head; with PEFT, which trains a copy, the head and its copy."""
         return [x for x in self.get_output_embeddings().modules() if isinstance(x, Head)]
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -166,7 +169,7 @@ def attached_config_class(stock: Any) -> Any:
     for auto in (AutoModelForCausalLM, AutoModelForSeq2SeqLM):
         if stock in auto._model_mapping:
             model_class = attached_class(auto._model_mapping[stock], made)
-            auto.register(made, model_class, exist_ok=True)  # beside the stock class of that name
+            auto.register(made, model_class, exist_ok=True)
     return made
 
 

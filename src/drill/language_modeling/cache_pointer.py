@@ -8,7 +8,6 @@ h_j is the encoder's last output before dropout, y_j the word that followed it. 
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -58,9 +57,8 @@ def cache_perplexity(
     """
     check_cache_settings(window, [theta], [lamb])
     data = one_column("cache_perplexity", model, ids)
-    read = _read(model, data, window, [theta], bptt, autocast, progress)
-    served = read.served_as_published(window, bptt) if published else read.served
-    losses = _mixed(read.vocabulary, read.pointer[0], served, lamb)
+    vocabulary, pointer = _read(model, data, window, [theta], bptt, autocast, progress)
+    losses = _mixed(vocabulary, pointer[0], lamb, (window, bptt) if published else None)
     check_nan("cache_perplexity", model, losses[:, None])
     return Perplexity(losses.sum().item(), len(losses), 1)
 
@@ -89,35 +87,16 @@ def cache_search(
     if not (thetas and lambs):
         raise ValueError("cache_search: there are no settings to try; give a theta and a lamb")
     data = one_column("cache_search", model, ids, limit)
-    read = _read(model, data, window, thetas, bptt, autocast, progress)
-    check_nan("cache_search", model, read.vocabulary[:, None])
-    served = read.served_as_published(window, bptt) if published else read.served
+    vocabulary, pointers = _read(model, data, window, thetas, bptt, autocast, progress)
+    check_nan("cache_search", model, vocabulary[:, None])
+    skipped = (window, bptt) if published else None
     cells = []
-    for theta, pointer in zip(thetas, read.pointer, strict=True):
+    for theta, pointer in zip(thetas, pointers, strict=True):
         for lamb in lambs:
-            nll = _mixed(read.vocabulary, pointer, served, lamb).sum().item()
+            nll = _mixed(vocabulary, pointer, lamb, skipped).sum().item()
             result = Perplexity(nll, len(data) - 1, 1) if math.isfinite(nll) else None
             cells.append(Cell({"theta": theta, "lamb": lamb}, result))
     return Search(cells)
-
-
-class Read(NamedTuple):
-    """Of M tokens: the model's -log p (M,), and the cache's log p (thetas, M), NaN where empty."""
-
-    vocabulary: Tensor
-    pointer: Tensor
-
-    @property
-    def served(self) -> Tensor:
-        """Where the cache is not empty: everywhere but at the first token."""
-        return self._positions > 0
-
-    def served_as_published(self, window: int, bptt: int) -> Tensor:
-        return (self._positions > window) & (self._positions % bptt != 0)
-
-    @property
-    def _positions(self) -> Tensor:
-        return torch.arange(len(self.vocabulary), device=self.vocabulary.device)
 
 
 @torch.no_grad()
@@ -129,7 +108,8 @@ def _read(
     bptt: int,
     autocast: torch.dtype | None,
     progress: Progress | None,
-) -> Read:
+) -> tuple[Tensor, Tensor]:
+    """The model's -log p (M,) and the cache's log p (thetas, M), NaN where the cache is empty."""
     segments = evaluation_segments(len(data), bptt)
     state = model.initial_state(1)
     wide = next(model.parameters()).dtype
@@ -158,7 +138,7 @@ def _read(
             h_cached, y_cached = h[-window:], y[-window:]
             if progress is not None:
                 progress(segment.start + segment.length, len(data) - 1)
-    return Read(torch.cat(vocabulary), torch.cat(pointer, dim=1))
+    return torch.cat(vocabulary), torch.cat(pointer, dim=1)
 
 
 def pointer_log_probs(
@@ -194,8 +174,15 @@ def block_length(window: int) -> int:
     return max(1, min(fits, max(window, SHORTEST_BLOCK)))
 
 
-def _mixed(vocabulary: Tensor, pointer: Tensor, served: Tensor, lamb: float) -> Tensor:
-    """-log p of every token, (M,) in float64."""
+def _mixed(
+    vocabulary: Tensor, pointer: Tensor, lamb: float, published: tuple[int, int] | None
+) -> Tensor:
+    """-log p of every token, (M,) in float64; ``published``: window and bptt of ``published``."""
+    t = torch.arange(len(vocabulary), device=vocabulary.device)
+    served = t > 0  # the cache is not empty
+    if published is not None:
+        window, bptt = published
+        served = (t > window) & (t % bptt != 0)
     share = torch.tensor(lamb, dtype=torch.float64, device=vocabulary.device)
     own = -vocabulary.double()
     both = torch.logaddexp(share.log() + pointer.double(), (-share).log1p() + own)
@@ -210,10 +197,10 @@ def check_cache_settings(
 ) -> None:
     """Raise ValueError for invalid settings; ``called`` are their names in messages."""
     if window < 1:
-        raise ValueError(f"{called['window']} is at least 1, not {window}")
+        raise ValueError(f"{called['window']} must be at least 1, got {window}")
     for theta in thetas:
         if not math.isfinite(theta):
-            raise ValueError(f"{called['theta']} is a finite number, not {theta}")
+            raise ValueError(f"{called['theta']} must be a finite number, got {theta}")
     for lamb in lambs:
         if not 0.0 <= lamb <= 1.0:  # NaN fails too
-            raise ValueError(f"{called['lamb']} lies in [0, 1], not {lamb}")
+            raise ValueError(f"{called['lamb']} must be in [0, 1], got {lamb}")

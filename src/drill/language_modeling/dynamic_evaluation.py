@@ -9,6 +9,7 @@ MS and decay are gradient statistics of the training text (``gradient_statistics
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -86,10 +87,16 @@ def dynamic_perplexity(
         with model.without_dropout(), torch.enable_grad():
             for number, segment in enumerate(segments, start=1):
                 read(segment)
-                if number % SEGMENTS_PER_CHECK == 0 or number == len(segments):
-                    _check_finite(total.item(), segment.start + segment.length, lr)
+                done = segment.start + segment.length
+                check = number % SEGMENTS_PER_CHECK == 0 or number == len(segments)
+                if check and math.isnan(total.item()):
+                    check_stall("dynamic_perplexity")
+                    raise FloatingPointError(
+                        f"dynamic_perplexity: the loss is NaN within the first {done} tokens: the "
+                        f"weights diverged; use a smaller lr than {lr}"
+                    )
                 if progress is not None:
-                    progress(segment.start + segment.length, len(data) - 1)
+                    progress(done, len(data) - 1)
     finally:
         # Values are copied, storages stay: cuDNN reads the weights of an LSTM from one buffer.
         with torch.no_grad():
@@ -137,37 +144,16 @@ def dynamic_search(
     )
 
     def evaluate(settings: Settings, progress: Progress) -> Perplexity:
+        options: dict[str, Any] = {"bptt": bptt, "cuda_graphs": cuda_graphs, **settings}
         return dynamic_perplexity(
-            model,
-            data,
-            statistics,
-            lr=settings["lr"],
-            lamb=settings["lamb"],
-            epsilon=epsilon,
-            bptt=bptt,
-            cuda_graphs=cuda_graphs,
-            progress=progress,
+            model, data, statistics, epsilon=epsilon, progress=progress, **options
         )
 
     points = [{"lr": lr, "lamb": lamb} for lr in lrs for lamb in lambs]
+    tokens = len(data) - 1
     return grid(
-        points,
-        evaluate,
-        key=key,
-        tokens=len(data) - 1,
-        file=file,
-        progress=progress,
-        report=report,
+        points, evaluate, key=key, tokens=tokens, file=file, progress=progress, report=report
     )
-
-
-def _check_finite(total: float, tokens: int, lr: float) -> None:
-    if math.isnan(total):
-        check_stall("dynamic_perplexity")
-        raise FloatingPointError(
-            f"dynamic_perplexity: the loss is NaN within the first {tokens} tokens: the weights "
-            f"diverged; use a smaller lr than {lr}"
-        )
 
 
 def check_dynamic_settings(
@@ -176,9 +162,6 @@ def check_dynamic_settings(
     """Raise ValueError for invalid settings; ``called`` are their names in messages."""
     for name, value in (("lr", lr), ("lamb", lamb)):
         if not 0.0 <= value < math.inf:  # NaN fails too
-            raise ValueError(f"{called[name]} is a finite number of at least 0, not {value}")
+            raise ValueError(f"{called[name]} must be a finite number of at least 0, got {value}")
     if not 0.0 < epsilon < math.inf:
-        raise ValueError(
-            f"{called['epsilon']} is a finite number above 0, not {epsilon}; a parameter that "
-            "never had a gradient has MS 0"
-        )
+        raise ValueError(f"{called['epsilon']} must be a finite number above 0, got {epsilon}")

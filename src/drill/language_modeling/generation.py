@@ -1,22 +1,23 @@
 """Sample text from a language model, starting a line as ``scoring.line_start`` does."""
 
 import copy
-import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from drill.data import EOS, UNK, SubwordVocabulary, Vocabulary
 from drill.kernels.lstm.persistent.recurrence import check_stall
 from drill.language_modeling.scoring import check_vocabulary, line_start, repeated
-from drill.layers import MatrixLayer, OutputLayer, SampledSoftmax
+from drill.layers import OutputLayer
 from drill.layers.base import head_log_probs
+from drill.layers.checks import positive
+from drill.layers.sampled import foldable
 from drill.models.encoder import State
 from drill.models.language_model import LanguageModel
+from drill.models.sampling import check_sampling, draw
 from drill.training.precision import evaluating
 
 BETWEEN_SAMPLES = "\n\n"
@@ -61,47 +62,32 @@ def generate(
         start: what ``line_start`` gives for this model; computed unless given.
     """
     check_vocabulary("generate", model, vocabulary)
-    for name, value, least in (
-        ("tokens", tokens, 1),
-        ("samples", samples, 1),
-        ("top_k", top_k, 1),
-        ("seed", seed, 0),
-    ):
-        if value is not None and (not isinstance(value, int) or value < least):
-            raise ValueError(f"generate: {name} is a whole number of at least {least}, not {value}")
-    if not 0.0 <= temperature < math.inf:  # NaN fails too
-        raise ValueError(
-            f"generate: temperature is a finite number of at least 0, not {temperature}"
-        )
-    if top_p is not None and not 0.0 < top_p <= 1.0:
-        raise ValueError(f"generate: top_p lies in (0, 1], not {top_p}")
-    seeds = np.random.SeedSequence(seed).spawn(samples)
+    check_sampling("generate", temperature, top_k, top_p, seed)
+    positive("generate", "tokens", tokens)
+    seeds = np.random.SeedSequence(seed).spawn(positive("generate", "samples", samples))
     generators = [np.random.default_rng(each) for each in seeds]
     if EOS in prompt.split():
         raise ValueError(
-            f"generate: the prompt holds the word {EOS}, which marks the end of a line; put "
-            "a line break there"
+            f"generate: the prompt must not have the word {EOS}, which marks the end of a line; "
+            "put a line break there"
         )
     read = [vocabulary.ids[EOS], *vocabulary.encode(prompt.rstrip(" ").split("\n"))[:-1].tolist()]
     forbidden = None if allow_unknown else vocabulary.ids.get(UNK)
 
-    def draw(scores: NDArray[np.float64], generator: np.random.Generator) -> int:
+    def sampled(scores: Tensor) -> list[int]:  # (samples, V)
         if forbidden is not None:
-            scores[forbidden] = -math.inf
-        if np.isnan(scores).any():
+            scores[:, forbidden] = -torch.inf
+        if scores.isnan().any():
             check_stall("generate")
-            raise FloatingPointError(
-                "generate: the model returns NaN for a probability; look at its weights"
-            )
-        if scores.max() == -math.inf:
+            raise FloatingPointError("generate: the model returns NaN; look at its weights")
+        if (scores.amax(1) == -torch.inf).any():
             raise ValueError(
                 f"generate: no word but {UNK} has a probability here; pass allow_unknown=True"
             )
-        if temperature == 0.0:
-            return int(scores.argmax())
-        return chosen(truncated(scores, temperature, top_k, top_p), generator.random())
+        u = torch.tensor([generator.random() for generator in generators], dtype=torch.float64)
+        return draw(scores, u, temperature, top_k, top_p).tolist()
 
-    return _pieces(model, vocabulary, read, tokens, draw, generators, start)
+    return _pieces(model, vocabulary, read, tokens, sampled, samples, start)
 
 
 def _pieces(
@@ -109,30 +95,28 @@ def _pieces(
     vocabulary: Vocabulary,
     read: list[int],
     tokens: int,
-    draw: Callable[[NDArray[np.float64], np.random.Generator], int],
-    generators: list[np.random.Generator],
+    sampled: Callable[[Tensor], list[int]],
+    samples: int,
     start: State | None,
 ) -> Iterator[str]:
     """The first sample as it is sampled, the others after it."""
     device = next(model.parameters()).device
-    later: list[list[str]] = [[] for _ in generators[1:]]
-    writers = [_writer(vocabulary, read[-1]) for _ in generators]
-    ids = torch.tensor(read)[:, None].expand(-1, len(generators))  # then one row at a time
+    later: list[list[str]] = [[] for _ in range(samples - 1)]
+    writers = [_writer(vocabulary, read[-1]) for _ in range(samples)]
+    ids = torch.tensor(read)[:, None].expand(-1, samples)  # then one row at a time
     with ExitStack() as stack:  # labels of a copy: the caller may use the model between two pieces
         log_probs = _scorer(model.layer, stack)
         if start is None:
             start = line_start("generate", model, vocabulary.ids[EOS])
-        state = repeated(start, len(generators))
+        state = repeated(start, samples)
         for _ in range(tokens):
             scores, state = _next_scores(model, log_probs, ids.to(device), state)
-            drawn = [
-                draw(row, generator) for row, generator in zip(scores, generators, strict=True)
-            ]
-            pieces = [write(new) for write, new in zip(writers, drawn, strict=True)]
-            ids = torch.tensor([drawn])
-            for pending, piece in zip(later, pieces[1:], strict=True):
-                pending.append(piece)
-            yield pieces[0]
+            new = sampled(scores)
+            ids = torch.tensor([new])
+            first, *others = (write(each) for write, each in zip(writers, new, strict=True))
+            for pieces, piece in zip(later, others, strict=True):
+                pieces.append(piece)
+            yield first
     for pieces in later:
         yield BETWEEN_SAMPLES
         yield from pieces
@@ -144,55 +128,24 @@ def _next_scores(
     log_probs: Callable[[Tensor], Tensor],
     ids: Tensor,  # (T, B)
     state: State,
-) -> tuple[NDArray[np.float64], State]:
-    """log p of every next word (B, V) after ``ids``, and the state there."""
-    rows = max(1, TOKENS_PER_PART // ids.shape[1])
+) -> tuple[Tensor, State]:
+    """log p of every next word (B, V) after ``ids``, float64 on the CPU, and the state there."""
     with evaluating(model):
-        for part in ids.split(rows):
+        for part in ids.split(max(1, TOKENS_PER_PART // ids.shape[1])):
             encoded = model.encoder(part, state)
             state = encoded.state
-        return log_probs(encoded.output[-1]).double().cpu().numpy(), encoded.state
+        return log_probs(encoded.output[-1]).double().cpu(), state
 
 
 def _scorer(layer: OutputLayer, stack: ExitStack) -> Callable[[Tensor], Tensor]:
     """hidden (B, d_h) -> log p (B, V), with labels that are encoded once, now."""
-    matrix = layer.layer if isinstance(layer, SampledSoftmax) else layer
-    if isinstance(matrix, MatrixLayer):
+    matrix = foldable(layer)
+    if matrix is not None:
         head, context = matrix.fold(), matrix.context
         return lambda hidden: head_log_probs(context(hidden), head.weight, head.bias)
     own = copy.deepcopy(layer).eval()
     stack.enter_context(own.cached_labels())
     return own.log_probs
-
-
-def truncated(
-    log_probs: NDArray[np.float64],  # (V,)
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-) -> NDArray[np.float64]:
-    """p^(1/temperature) over the likeliest words, normalised: (V,).
-
-    First the ``top_k`` likeliest, then of these the fewest that make up ``top_p``, at least one.
-    Ties go to the lower id.
-    """
-    with np.errstate(over="ignore"):  # next to a temperature of 0, -inf is right
-        p = np.exp((log_probs - log_probs.max()) / temperature)
-    if top_k is not None or top_p is not None:
-        order = np.argsort(-p, kind="stable")
-        count = len(p) if top_k is None else min(top_k, len(p))
-        if top_p is not None:
-            mass = np.cumsum(p[order[:count]])
-            count = 1 + int(np.searchsorted(mass[:-1], top_p * mass[-1], side="left"))
-        p[order[count:]] = 0.0
-    return p / p.sum()
-
-
-def chosen(p: NDArray[np.float64], u: float) -> int:
-    """Inverse transform sampling with ``u`` in [0, 1); never a word of probability 0."""
-    mass = np.cumsum(p)
-    index = np.searchsorted(mass, u * mass[-1], side="right")
-    return int(min(index, np.flatnonzero(p)[-1]))  # u * mass may round up to all of it
 
 
 def _writer(vocabulary: Vocabulary, last: int) -> Callable[[int], str]:

@@ -5,18 +5,18 @@ MS_i = sqrt( mean over batches of g_i^2 )        for every parameter i
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import safetensors
 import safetensors.torch
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from drill.data import DataError, Segment, evaluation_segments
-from drill.files import atomic_write, read_bytes
+from drill.files import atomic_write
 from drill.kernels.lstm.persistent.recurrence import check_stall
 from drill.language_modeling.perplexity import Progress, Text, laid_out
 from drill.layers import MatrixLayer, MixtureOfSoftmaxes
@@ -24,7 +24,7 @@ from drill.models.language_model import LanguageModel
 from drill.training.cuda_graphs import GraphRecorder
 from drill.training.precision import current_precision
 
-KIND = "drill gradient statistics"
+ABOUT = "drill gradient statistics"  # in the file's metadata
 
 COLUMNS = 100
 """Batch size of the published settings."""
@@ -65,15 +65,11 @@ class Statistics:
 
     def check(self, model: LanguageModel) -> None:
         """Raise StaleStatistics unless they belong to ``model`` as it is now."""
-        other = self.roots.keys() ^ trained(model).keys()
-        if other:
+        other = sorted(self.roots.keys() ^ trained(model).keys())
+        if other or self.weights != weights_fingerprint(model):
+            which = f"parameters ({other[0]})" if other else "weights"
             raise StaleStatistics(
-                "the gradient statistics were gathered while other parameters were trained, "
-                f"{min(other)} for one; gather them again with gradient_statistics"
-            )
-        if self.weights != weights_fingerprint(model):
-            raise StaleStatistics(
-                "the gradient statistics belong to other weights than this model's; gather them "
+                f"the gradient statistics belong to other {which} than this model's; gather them "
                 "again with gradient_statistics"
             )
 
@@ -81,29 +77,19 @@ class Statistics:
         """Write a safetensors file atomically."""
         about = {name: getattr(self, name) for name in ("batches", "weights", "text", "precision")}
         tensors = {name: root.contiguous() for name, root in self.roots.items()}
-        raw = safetensors.torch.save(tensors, {"kind": KIND, "about": json.dumps(about)})
-        atomic_write(Path(path), raw)
+        atomic_write(Path(path), safetensors.torch.save(tensors, {ABOUT: json.dumps(about)}))
 
     @classmethod
     def load(cls, path: Path | str) -> "Statistics":
         """What ``save`` wrote, on the CPU."""
-        path = Path(path)
-        if not path.is_file():
-            raise DataError(
-                f"{path}: is missing; create it with gradient_statistics(..., file=path)"
-            )
         try:
-            raw = read_bytes(path)
-            size = int.from_bytes(raw[:8], "little")
-            header = json.loads(raw[8 : 8 + size])["__metadata__"]
-            if header["kind"] != KIND:
-                raise ValueError(f"it holds {header['kind']}")
-            roots = safetensors.torch.load(raw)
-            return cls(roots=roots, **json.loads(header["about"]))
-        except (ValueError, TypeError, LookupError, safetensors.SafetensorError) as error:
+            with safetensors.safe_open(path, framework="pt") as file:
+                about = json.loads(file.metadata()[ABOUT])
+            return cls(safetensors.torch.load_file(path), **about)
+        except (OSError, ValueError, TypeError, LookupError, SafetensorError) as error:
             raise DataError(
                 f"{path}: no gradient statistics ({type(error).__name__}: {error}); remove it and "
-                "compute them again"
+                "compute them with gradient_statistics(..., file=path)"
             ) from None
 
 
@@ -151,8 +137,7 @@ def gradient_statistics(
     if not torch.stack([root.mean() for root in roots]).mean() > 0:  # NaN fails too
         check_stall("gradient_statistics")
         raise ValueError(
-            "gradient_statistics: every gradient is 0 or one is NaN, so steps have no "
-            "scale; check the weights and the text"
+            "gradient_statistics: every gradient is 0 or one is NaN; check the weights and the text"
         )
     by_name = {name: root.cpu() for name, root in zip(parameters, roots, strict=True)}
     statistics = Statistics(by_name, len(segments), weights, text, precision)
@@ -172,14 +157,11 @@ def trained(model: LanguageModel) -> dict[str, Tensor]:
         name: p for name, p in model.named_parameters() if p.requires_grad
     }
     if not parameters:
-        raise ValueError(
-            "no parameter is trained, so nothing can adapt; call model.requires_grad_(True)"
-        )
+        raise ValueError("no parameter is trained; call model.requires_grad_(True)")
     for name, p in parameters.items():
         if p.dtype not in (torch.float32, torch.float64):
             raise ValueError(
-                f"{name} is {p.dtype}, too coarse for the small steps of dynamic evaluation; call "
-                "model.float() first"
+                f"{name} must be float32 or float64, got {p.dtype}; call model.float()"
             )
     return parameters
 
@@ -199,7 +181,7 @@ class GradientReader:
     def __init__(
         self,
         model: LanguageModel,
-        parameters: list[Tensor],
+        parameters: Sequence[Tensor],
         data: Tensor,
         use: Use,
         *,
@@ -255,34 +237,26 @@ def weights_fingerprint(model: nn.Module) -> str:
     """
     digest = hashlib.sha256(json.dumps(_settings(model)).encode())
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(_bytes(tensor))
+        digest.update(f"\n{name} {tensor.dtype} {text_fingerprint(tensor)}".encode())
     return digest.hexdigest()
 
 
 def text_fingerprint(data: Tensor) -> str:
-    """sha256 of ids (rows, columns), int64, and of their shape."""
+    """sha256 of the values and the shape of a tensor."""
     digest = hashlib.sha256(f"{tuple(data.shape)}\n".encode())
-    digest.update(_bytes(data))
+    flat = data.detach().cpu().contiguous().view(-1)
+    digest.update(flat.view(torch.uint8).numpy().data)  # numpy has no bfloat16
     return digest.hexdigest()
 
 
-def _bytes(tensor: Tensor) -> memoryview:
-    flat = tensor.detach().cpu().contiguous().view(-1)  # numpy has no bfloat16
-    return flat.view(torch.uint8).numpy().data
-
-
-def _settings(model: nn.Module) -> list[tuple[str, dict[str, object]]]:
+def _settings(model: nn.Module) -> dict[str, list[str]]:
     """Class and plain values of every module: the weights do not show an activation."""
     plain = (bool, int, float, str, tuple)
-    return [
-        (
-            f"{name}: {type(module).__name__}",
-            {
-                key: repr(value)
-                for key, value in vars(module).items()
-                if isinstance(value, plain) and not key.startswith("_") and key != "training"
-            },
-        )
+    return {
+        f"{name}: {type(module).__name__}": [
+            f"{key} {value!r}"
+            for key, value in vars(module).items()
+            if isinstance(value, plain) and not key.startswith("_") and key != "training"
+        ]
         for name, module in model.named_modules()
-    ]
+    }

@@ -11,8 +11,6 @@ from drill.data import DataError
 from drill.files import atomic_write, read_bytes
 from drill.language_modeling.perplexity import Perplexity, Progress
 
-KIND = "drill searches"
-
 Settings = Mapping[str, float]
 
 
@@ -33,12 +31,12 @@ class Search:
     @property
     def best(self) -> Cell:
         """The cell of the lowest loss, the first of several."""
-        finite = [cell for cell in self.cells if cell.result is not None]
-        if not finite:
+        found = min(self.cells, key=lambda cell: cell.result.loss if cell.result else math.inf)
+        if found.result is None:
             raise FloatingPointError(
                 f"all {len(self.cells)} cells diverged; search among smaller settings"
             )
-        return min(finite, key=lambda cell: cell.result.loss if cell.result else math.inf)
+        return found
 
 
 def grid(
@@ -93,8 +91,6 @@ def _read(path: Path | None) -> dict[str, dict[str, dict[str, Any] | None]]:
         return {}
     try:
         content = json.loads(read_bytes(path))
-        if content["kind"] != KIND:
-            raise ValueError(f"it is {content['kind']!r}")
         return {key: dict(cells) for key, cells in content["searches"].items()}
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise DataError(
@@ -107,4 +103,4 @@ def _add(path: Path | None, key: str, name: str, result: Perplexity | None) -> N
         return
     searches = _read(path)  # another search may have written meanwhile
     searches.setdefault(key, {})[name] = None if result is None else vars(result)
-    atomic_write(path, json.dumps({"kind": KIND, "searches": searches}, indent=1).encode())
+    atomic_write(path, json.dumps({"searches": searches}, indent=1).encode())

@@ -30,8 +30,6 @@ TOKENS_PER_LOSS = 4096
 """Hidden states of several segments go to the output layer at once: cached labels are compared with
 their parameters at every read, and a GPU has more to do per launch."""
 
-WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32)
-
 
 @dataclass(frozen=True)
 class Perplexity:
@@ -167,39 +165,32 @@ def predicted_bytes(data: Tensor, token_bytes: NDArray[Any] | None) -> int | Non
 
 def laid_out(name: str, model: LanguageModel, ids: Text, batch_size: int) -> Tensor:
     """Columns (rows, B), int64, on the model's device; DataError unless all ids are labels."""
-    if not isinstance(ids, np.ndarray | Tensor):
-        raise DataError(f"{name}: ids are a numpy array or a tensor, not {type(ids).__name__}")
-    whole = ids.dtype in WHOLE if isinstance(ids, Tensor) else ids.dtype.kind in "iu"
-    if not whole or ids.ndim not in (1, 2):
-        raise DataError(
-            f"{name}: ids are whole numbers of shape (N,) or (rows, columns), not {ids.dtype} "
-            f"{tuple(ids.shape)}"
-        )
-    if ids.ndim == 1:
-        data = columns(ids.cpu().numpy() if isinstance(ids, Tensor) else ids, batch_size)
+    numbers = ids.cpu().numpy() if isinstance(ids, Tensor) else ids
+    if not isinstance(numbers, np.ndarray) or numbers.dtype.kind not in "iu":
+        raise DataError(f"{name}: ids must be an array or a tensor of integers")
+    if numbers.ndim not in (1, 2):
+        raise DataError(f"{name}: ids must have shape (N,) or (rows, columns), got {numbers.shape}")
+    if numbers.ndim == 1:
+        data = columns(numbers, batch_size)
     else:
-        data = ids.long() if isinstance(ids, Tensor) else torch.from_numpy(ids.astype("int64"))
+        data = torch.from_numpy(numbers.astype("int64"))
     labels = model.layer.vocabulary_size
-    if data.numel():
-        for extreme in (int(data.min()), int(data.max())):
-            if not 0 <= extreme < labels:
-                raise DataError(
-                    f"{name}: id {extreme} is none of the model's {labels} labels; encode the text "
-                    "with the vocabulary the model was trained with"
-                )
+    for extreme in (int(data.min()), int(data.max())) if data.numel() else ():
+        if not 0 <= extreme < labels:
+            raise DataError(
+                f"{name}: id {extreme} is none of the model's {labels} labels; encode the text "
+                "with the vocabulary the model was trained with"
+            )
     return data.to(next(model.parameters()).device)
 
 
 def one_column(name: str, model: LanguageModel, ids: Text, limit: int | None = None) -> Tensor:
     """(rows, 1), as ``laid_out``: a text with its first ``limit`` predicted tokens, or all."""
     if limit is not None and limit < 1:
-        raise ValueError(f"{name}: limit is at least 1, not {limit}")
+        raise ValueError(f"{name}: limit must be at least 1, got {limit}")
     data = laid_out(name, model, ids, 1)
     if data.shape[1] != 1:
-        raise DataError(
-            f"{name}: this reads one text, not a text cut into {data.shape[1]} columns; give ids "
-            "of shape (N,)"
-        )
+        raise DataError(f"{name}: ids must have shape (N,), got {data.shape[1]} columns")
     return data if limit is None else data[: limit + 1]
 
 
@@ -209,12 +200,11 @@ def check_nan(name: str, model: nn.Module, losses: Tensor) -> None:
     if not wrong.any():
         return
     check_stall(name)
-    row, column = (int(place) for place in wrong.nonzero()[0])
-    parameters = dict(model.named_parameters())
-    broken = [key for key, value in parameters.items() if not value.isfinite().all()]
+    row, column = wrong.nonzero()[0].tolist()
+    broken = [key for key, value in model.named_parameters() if not value.isfinite().all()]
     cause = (
-        f"{len(broken)} of {len(parameters)} parameters are not finite, {broken[0]} the first: "
-        "training has diverged, go back to an earlier checkpoint"
+        f"parameters are not finite ({', '.join(broken[:3])}): training has diverged, go back to "
+        "an earlier checkpoint"
         if broken
         else "all parameters are finite, so the precision is too low: evaluate in float32"
     )

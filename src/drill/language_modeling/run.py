@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from numpy.typing import NDArray
@@ -49,6 +49,10 @@ from drill.training.run.weights import (
 )
 from drill.training.settings import TRANSLATION, Settings, build_optimizer, does_not_run
 
+training_log = logging.getLogger(TRAINING_LOG)
+
+Result = TypeVar("Result")
+
 
 @dataclass(frozen=True)
 class LanguageModelRun:
@@ -77,33 +81,21 @@ class LanguageModelRun:
 
     def perplexity(self, split: str = "test") -> Perplexity:
         """Of "train", "valid" or "test", with the batch size and precision of training."""
-        given = self.settings.training
-        device = next(self.model.parameters()).device
-        with matmul_precision(given["precision"], device) as autocast:
-            return perplexity(
-                self.model,
-                getattr(self.ids, split),
-                batch_size=given["test_batch_size" if split == "test" else "valid_batch_size"],
-                bptt=given["bptt"],
-                autocast=autocast,
-                token_bytes=self.token_bytes,
-            )
+        size = self.settings.training[f"{'test' if split == 'test' else 'valid'}_batch_size"]
+        ids = getattr(self.ids, split)
+        return self._evaluated(perplexity, ids, batch_size=size, token_bytes=self.token_bytes)
 
     def token_losses(
         self, ids: Text, *, batch_size: int = 1, progress: Callable[[int, int], None] | None = None
     ) -> Tensor:
         """-log p of every predicted token, with the window and precision of training."""
+        return self._evaluated(token_losses, ids, batch_size=batch_size, progress=progress)
+
+    def _evaluated(self, evaluate: Callable[..., Result], ids: Text, **options: Any) -> Result:
         given = self.settings.training
         device = next(self.model.parameters()).device
         with matmul_precision(given["precision"], device) as autocast:
-            return token_losses(
-                self.model,
-                ids,
-                batch_size=batch_size,
-                bptt=given["bptt"],
-                autocast=autocast,
-                progress=progress,
-            )
+            return evaluate(self.model, ids, bptt=given["bptt"], autocast=autocast, **options)
 
     @property
     def token_bytes(self) -> NDArray[Any] | None:
@@ -196,6 +188,8 @@ def train_language_model(
     optimizer = build_optimizer(settings)
     if processes.first and not has_ended(run, settings):
         kernels = _kernels(settings, model, optimizer, processes)
+        if device.type == "cuda":
+            training_log.info("training on %s: %s", device, "; ".join(kernels))
         environment = run_environment(run, settings, model, device, processes, kernels)
 
         def describe() -> None:
@@ -226,7 +220,7 @@ def train_language_model(
     if processes.first and outcome.test is not None:
         remark = no_better_than_guessing(outcome.test.perplexity, len(vocabulary))
         if remark is not None:
-            logging.getLogger(TRAINING_LOG).warning(remark)
+            training_log.warning(remark)
     return outcome
 
 

@@ -19,6 +19,7 @@ from drill.data import EOS, UNK, DataError, SubwordVocabulary, Vocabulary
 from drill.kernels.lstm.persistent.recurrence import check_stall
 from drill.models.encoder import State
 from drill.models.language_model import LanguageModel
+from drill.models.sampling import draw
 from drill.training.precision import evaluating
 
 TOKENS_PER_BATCH = 4096
@@ -94,17 +95,10 @@ def score(
     """
     check_vocabulary("score", model, vocabulary)
     if lines_per_block < 1:
-        raise ValueError(f"score: lines_per_block is at least 1, not {lines_per_block}")
+        raise ValueError(f"score: lines_per_block must be at least 1, got {lines_per_block}")
     if isinstance(lines, str):
-        raise TypeError("score: give lines, not one string; pass [text]")
+        raise TypeError("score: lines must be an iterable of strings; pass [text]")
     return _scored(model, vocabulary, lines, lines_per_block, start)
-
-
-def unknown_words(vocabulary: Vocabulary, text: str) -> list[str]:
-    """The words of ``text`` that are not in the vocabulary, in order."""
-    if isinstance(vocabulary, SubwordVocabulary):
-        return []
-    return [word for word in text.split() if word not in vocabulary]
 
 
 def read_as_unknown(vocabulary: Vocabulary, text: str) -> list[str]:
@@ -143,8 +137,7 @@ def _scored(
             if any(map(math.isnan, found)):
                 check_stall(f"score: line {line.number}")
                 raise FloatingPointError(
-                    f"score: line {line.number}: the model gives NaN for a probability; look at "
-                    "its weights"
+                    f"score: line {line.number}: the model returns NaN; look at its weights"
                 )
             pieces = None
             if isinstance(vocabulary, SubwordVocabulary):
@@ -159,32 +152,23 @@ def _blocks(
     block: list[Line] = []
     tokens = 0
     for number, text in enumerate(lines, start=1):
-        block.append(_line(vocabulary, number, text))
-        tokens += len(block[-1].ids) - 1
+        text = text.removesuffix("\n").removesuffix("\r")
+        if EOS in text.split():
+            raise DataError(
+                f"score: line {number} has the word {EOS}, which is reserved for the end of a "
+                "line; remove or rename it"
+            )
+        try:
+            ids = vocabulary.encode([text]).tolist()
+        except DataError as error:
+            raise DataError(f"score: line {number}: {error}") from None
+        block.append(Line(number, text, [vocabulary.ids[EOS], *ids]))
+        tokens += len(ids)
         if len(block) == lines_per_block or tokens >= TOKENS_PER_BLOCK:
             yield block
             block, tokens = [], 0
     if block:
         yield block
-
-
-def _line(vocabulary: Vocabulary, number: int, text: str) -> Line:
-    if not isinstance(text, str):
-        raise TypeError(f"score: line {number} is not a string but {type(text).__name__}")
-    text = text.removesuffix("\n").removesuffix("\r")
-    words, missing = text.split(), unknown_words(vocabulary, text)
-    if EOS in words:
-        raise DataError(
-            f"score: line {number} holds the word {EOS}, which is reserved for the end of a line; "
-            "remove or rename it"
-        )
-    if missing and UNK not in vocabulary:
-        raise DataError(
-            f"score: line {number}: {missing[0]!r} is not among the {len(vocabulary)} words and "
-            f"there is no {UNK}; remove it, or take a model whose vocabulary has one"
-        )
-    end = vocabulary.ids[EOS]
-    return Line(number, text, [end, *vocabulary.encode([text]).tolist()])
 
 
 @torch.no_grad()
@@ -271,7 +255,10 @@ def line_start(name: str, model: LanguageModel, end: int) -> State:
             encoded = model.encoder(read, state)
             state = _where(writing.to(device), encoded.state, state)
             found = model.layer.log_probs(encoded.output[-1])
-            drawn = _sampled(name, found.double().exp().cpu(), torch.from_numpy(thrown))
+            if found.isnan().any():
+                check_stall(name)
+                raise FloatingPointError(f"{name}: the model returns NaN; look at its weights")
+            drawn = draw(found.double().cpu(), torch.from_numpy(thrown))
             writing &= drawn != end
             if not writing.any():
                 break
@@ -285,16 +272,6 @@ def repeated(state: State, batch: int) -> State:
         tuple(part.expand(*part.shape[:-2], batch, -1).contiguous() for part in layer)
         for layer in state
     )
-
-
-def _sampled(name: str, p: Tensor, thrown: Tensor) -> Tensor:
-    """Sample words (B,) from p (B, V) by uniform numbers ``thrown`` (B,) in [0, 1)."""
-    if p.isnan().any():
-        check_stall(name)
-        raise FloatingPointError(f"{name}: the model returns NaN; look at its weights")
-    mass = p.cumsum(-1)
-    words = torch.searchsorted(mass, thrown[:, None] * mass[:, -1:], right=True)
-    return words[:, 0].clamp(max=p.shape[-1] - 1)
 
 
 def _where(mask: Tensor, new: State, old: State) -> State:

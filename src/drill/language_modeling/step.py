@@ -1,7 +1,7 @@
 """Training steps of a language model, launched or replayed as CUDA graphs.
 
-A step of a recurrent model is hundreds of small launches, which take a host longer than the GPU. As
-a CUDA graph they are one. A graph has fixed addresses and shapes, so there is one for every segment
+A step of a recurrent model is hundreds of small launches, which take a host longer than the GPU. A
+CUDA graph is one launch. It has fixed addresses and shapes, so there is one for every segment
 length; all read ids, state and learning rate from the same buffers.
 """
 
@@ -29,7 +29,7 @@ logger = logging.getLogger(TRAINING_LOG)
 
 WHEN_FULL = (
     "training: steps of %d lengths are replayed as CUDA graphs, the maximum: other lengths are "
-    "launched one by one, which is slower; a smaller training.bptt has fewer lengths"
+    "slower; a smaller training.bptt has fewer lengths"
 )
 
 
@@ -97,7 +97,9 @@ class RecordedSteps(Steps):
     def __call__(self, state: LanguageModelState, segment: Segment, progress: float) -> None:
         length = segment.length
         self._carry(state)
-        self._make_room(length)
+        if len(self.ids) <= length:
+            self.ids = self.data.new_empty((max(length + 1, 2 * self.bptt), self.data.shape[1]))
+            self.cache.forget()  # graphs read where the ids were
         self.optimizer.prepare(progress)
         self.cache.check(self.optimizer.phase)
         self.ids[: length + 1].copy_(self.data[segment.start : segment.start + length + 1])
@@ -146,34 +148,6 @@ class RecordedSteps(Steps):
         elif state.hidden is not self.hidden:
             torch._foreach_copy_(_flat(self.hidden), _flat(state.hidden))
         state.hidden = self.hidden
-
-    def _make_room(self, length: int) -> None:
-        if self.ids.shape[0] > length:
-            return
-        self.ids = self.data.new_empty((max(length + 1, 2 * self.bptt), self.data.shape[1]))
-        self.cache.forget()  # graphs read where the ids were
-
-
-def steps(
-    model: LanguageModel,
-    trained: nn.Module,
-    data: Tensor,
-    optimizer: ScheduledOptimizer,
-    *,
-    cuda_graphs: bool,
-    world_size: int,
-    micro_batch: int | None,
-    **settings: Any,
-) -> Steps:
-    """Replayed steps if enabled and possible, else launched ones; the log says why."""
-    obstacle = capture_blocker(model, optimizer, cuda_graphs, world_size, micro_batch)
-    if data.is_cuda:
-        size = data.shape[1], settings["bptt"]
-        found = kernel_summary(model, obstacle, *size, settings.get("autocast"))
-        logger.info("training on %s: %s", data.device, "; ".join(found))
-    if obstacle is None:
-        return RecordedSteps(model, data, optimizer, **settings)
-    return Steps(trained, data, optimizer, micro_batch=micro_batch, **settings)
 
 
 def kernel_summary(
@@ -237,24 +211,19 @@ def backward(
         for start in range(0, batch, micro_batch):
             own = slice(start, min(batch, start + micro_batch))
             share = (own.stop - own.start) / batch
-            carried = None if hidden is None else _columns(hidden, own)
+            carried = hidden and tuple(
+                tuple(tensor[:, own].contiguous() for tensor in layer) for layer in hidden
+            )
             with several.no_sync() if several and own.stop < batch else nullcontext():
                 loss = trained(inputs[:, own], targets[:, own], carried, **options)
                 (loss.total * share).backward()
             nll = nll + loss.nll * share
             states.append(loss.state)
-    return nll, _joined(states)
-
-
-def _columns(state: State, own: slice) -> State:
-    return tuple(tuple(tensor[:, own].contiguous() for tensor in layer) for layer in state)
-
-
-def _joined(states: list[State]) -> State:
-    return tuple(
+    joined = tuple(
         tuple(torch.cat(parts, dim=1) for parts in zip(*layers, strict=True))
         for layers in zip(*states, strict=True)
     )
+    return nll, joined
 
 
 def _flat(state: State) -> list[Tensor]:

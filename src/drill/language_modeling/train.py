@@ -7,11 +7,13 @@ instead.
 
 import zlib
 from collections.abc import Callable, Iterator
+from functools import reduce
 from itertools import repeat
 from typing import Any
 
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from drill.data import (
     Ids,
@@ -26,7 +28,7 @@ from drill.errors import DataError, check_value
 from drill.language_modeling.build import check_adversarial
 from drill.language_modeling.perplexity import Perplexity, perplexity, predicted_bytes
 from drill.language_modeling.state import LanguageModelState
-from drill.language_modeling.step import steps
+from drill.language_modeling.step import RecordedSteps, Steps, capture_blocker
 from drill.language_modeling.untie import untied
 from drill.models.language_model import LanguageModel
 from drill.training.distributed import World, data_parallel
@@ -120,24 +122,28 @@ class LanguageModelTask:
 
     def _prepare_steps(self) -> None:
         options = self.options
-        self._step = steps(
-            self.model,
-            data_parallel(self.model, self.world),
-            self.data,
-            self.optimizer,
-            cuda_graphs=options.cuda_graphs,
-            world_size=self.world.size,
-            bptt=options.bptt,
-            autocast=self.autocast,
-            micro_batch=options.micro_batch,
-            options={
+        settings: dict[str, Any] = {
+            "bptt": options.bptt,
+            "autocast": self.autocast,
+            "options": {
                 "ar_weight": options.ar_weight,
                 "tar_weight": options.tar_weight,
                 "adversarial": options.adversarial,
                 "state_reset": options.state_reset,
                 "check": False,
             },
+        }
+        model, micro_batch = self.model, options.micro_batch
+        blocker = capture_blocker(
+            model, self.optimizer, options.cuda_graphs, self.world.size, micro_batch
         )
+        if blocker is None:
+            self._step: Steps = RecordedSteps(model, self.data, self.optimizer, **settings)
+        else:
+            trained = data_parallel(model, self.world)
+            self._step = Steps(
+                trained, self.data, self.optimizer, micro_batch=micro_batch, **settings
+            )
 
     def batches(self) -> Iterator[Segment]:
         state, rows = self.state, self.data.shape[0]
@@ -164,16 +170,19 @@ class LanguageModelTask:
         self.state.untied, self.state.best, self.state.best_weights = True, None, None
         self._prepare_steps()
 
+    def _perplexity(self, text: Tensor, **options: Any) -> Perplexity:
+        return perplexity(
+            self.model,
+            text,
+            bptt=self.read_at_once,
+            autocast=self.autocast,
+            token_bytes=self.token_bytes,
+            **options,
+        )
+
     def validate(self, watch: Watch) -> tuple[Perplexity, dict[str, Any]]:
         with diverged_if_nan(f"the validation after step {self.state.step}"):
-            found = perplexity(
-                self.model,
-                self.valid,
-                bptt=self.read_at_once,
-                autocast=self.autocast,
-                token_bytes=self.token_bytes,
-                progress=watch("validation"),
-            )
+            found = self._perplexity(self.valid, progress=watch("validation"))
         return found, {"valid_published": found.published_perplexity} | _bits("valid", found)
 
     def test(self, watch: Watch) -> tuple[Perplexity, Perplexity]:
@@ -181,38 +190,23 @@ class LanguageModelTask:
         load_into(self.model, self.run.best)
         what = f"the test of the best weights, {self.run.best}"
         with diverged_if_nan(what, "; the same command tests them again"):
-            test = perplexity(
-                self.model,
-                self.test_text,
-                bptt=self.read_at_once,
-                autocast=self.autocast,
-                token_bytes=self.token_bytes,
-            )
+            test = self._perplexity(self.test_text)
         self.state.tick()
         valid: Perplexity = self.state.best
-        self.run.append_test(
-            {
-                "kind": "test",
-                "epoch": self.state.best_epoch,
-                "valid_loss": valid.loss,
-                "valid_perplexity": valid.perplexity,
-                "valid_published": valid.published_perplexity,
-                "test_loss": test.loss,
-                "test_perplexity": test.perplexity,
-                "test_published": test.published_perplexity,
-                "elapsed": self.state.elapsed,
-            }
-            | _bits("valid", valid)
-            | _bits("test", test)
-        )
+        row = {"kind": "test", "epoch": self.state.best_epoch}
+        for split, found in (("valid", valid), ("test", test)):
+            row[f"{split}_loss"] = found.loss
+            row[f"{split}_perplexity"] = found.perplexity
+            row[f"{split}_published"] = found.published_perplexity
+            row |= _bits(split, found)
+        self.run.append_test(row | {"elapsed": self.state.elapsed})
         return valid, test
 
     def read_test(self, row: dict[str, Any]) -> tuple[Perplexity, Perplexity]:
-        rows, columns = self.test_text.shape
-        tokens = (rows - 1) * columns
-        nll, held = float(row["test_loss"]) * tokens, self.test_text
-        found = Perplexity(nll, tokens, columns, predicted_bytes(held, self.token_bytes))
-        return self.state.best, found
+        text = self.test_text
+        tokens, size = text[1:].numel(), predicted_bytes(text, self.token_bytes)
+        nll = float(row["test_loss"]) * tokens
+        return self.state.best, Perplexity(nll, tokens, text.shape[1], size)
 
 
 def _bits(split: str, found: Perplexity) -> dict[str, float]:
@@ -221,7 +215,4 @@ def _bits(split: str, found: Perplexity) -> dict[str, float]:
 
 
 def _checksum(ids: Ids) -> int:
-    found = 0
-    for split in ids:
-        found = zlib.crc32(split.tobytes(), found)
-    return found
+    return reduce(lambda found, split: zlib.crc32(split.tobytes(), found), ids, 0)

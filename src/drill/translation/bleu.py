@@ -2,8 +2,8 @@
 
 BLEU = min(1, e^(1 - r/c)) (p_1 p_2 p_3 p_4)^(1/4), in percent
 
-p_n is the part of the c words' n-grams that the references, r words, hold too. A figure means
-nothing without its signature: quote both.
+p_n is the share of the n-grams of c words that are also in the references of r words. Quote a score
+with its signature.
 """
 
 import importlib
@@ -20,33 +20,25 @@ from drill.errors import DataError
 logger = logging.getLogger("drill")
 
 TOKENIZERS = ("13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none")
-"""What BLEU may cut words by: those of sacrebleu that need no network."""
+"""Tokenizers of sacrebleu for BLEU that need no network."""
 
 OF_LANGUAGES = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
-"""Languages whose words ``13a`` does not find; of all others it is the default."""
+"""Languages that ``13a``, the default, does not suit."""
 
 EXTRAS = {"ja-mecab": "sacrebleu[ja]", "ko-mecab": "sacrebleu[ko]"}
-"""Packages that a tokeniser needs besides sacrebleu."""
-
-
-@dataclass(frozen=True)
-class SentenceScores:
-    """Of one line. BLEU uses only the n-gram orders that a line is long enough for."""
-
-    bleu: float
-    chrf: float
+"""Packages that a tokenizer needs besides sacrebleu."""
 
 
 @dataclass(frozen=True)
 class Scores:
     """Of a whole text, from 0 to 100, each with its signature, which says how it was computed.
 
-    bleu            of plain text, cut into words as the WMT campaigns do ("13a"; Chinese, Japanese
-                    and Korean by their own rules): the one to report
-    chrf            F-score of character n-grams up to 6, recall weighing twice; no words needed
-    tokenised_bleu  of ``words`` of both, as older papers report it; it comes out higher. None
-                    where it was not asked for
-    per_sentence    one for every line, where asked for
+    Attributes:
+        bleu: of plain text, cut into words as the WMT campaigns do ("13a"; Chinese, Japanese and
+            Korean by their own tokenizers): the one to report.
+        chrf: F-score of character n-grams up to 6, recall weighing twice; no words needed.
+        tokenised_bleu: of ``words`` of both, as older papers report it; it comes out higher. None
+            unless asked for.
     """
 
     lines: int
@@ -56,7 +48,6 @@ class Scores:
     chrf_signature: str
     tokenised_bleu: float | None = None
     tokenised_signature: str | None = None
-    per_sentence: tuple[SentenceScores, ...] | None = None
 
 
 def corpus_scores(
@@ -66,32 +57,35 @@ def corpus_scores(
     tokenised: bool = False,
     language: str = "de",
     split_compounds: bool = False,
-    per_sentence: bool = False,
     tokenize: str | None = None,
 ) -> Scores:
     """Scores of translations against one reference each, both plain text and in the same order.
 
         corpus_scores(["Der Hund schläft."], ["Der Hund schläft fest."], tokenised=True)
 
-    tokenised        also BLEU over ``words(line, language)``, unsmoothed, which is what
-                     multi-bleu.perl gives for text so tokenised. The paper's 27.3 to 28.1 are of
-                     this kind
-    split_compounds  for that, hyphens stand between words: so was the 27.3 of the first
-                     Transformer scored, which adds some tenths
-    tokenize         one of ``TOKENIZERS`` for BLEU; by default that of ``language``. Where one for
-                     Japanese or Korean is not installed, characters are taken for words, and the
-                     log ``drill`` says so
+    Args:
+        tokenised: also BLEU over ``words(line, language)``, unsmoothed, which is what
+            multi-bleu.perl gives for text so tokenised. The paper's 27.3 to 28.1 are of this kind.
+        split_compounds: for that, hyphens are words. The 27.3 of the first Transformer was scored
+            so, which adds some tenths.
+        tokenize: one of ``TOKENIZERS`` for BLEU; by default that of ``language``. If the one for
+            Japanese or Korean is not installed, characters count as words, with a warning.
     """
-    _check(hypotheses, references)
+    for name, lines in (("hypotheses", hypotheses), ("references", references)):
+        if isinstance(lines, str):
+            raise TypeError(f"corpus_scores: {name} must be a list of lines, got one string")
+    if not hypotheses or len(hypotheses) != len(references):
+        raise DataError(
+            "corpus_scores: there must be one reference for every translation, empty lines too; "
+            f"got {len(hypotheses)} translations and {len(references)} references"
+        )
     metrics = sacrebleu().metrics
-    # Unforced, the library has advice on lines in " .", which is how a young model ends them.
     cut_by = tokenizer_of(language) if tokenize is None else _checked(tokenize)
+    # Forced, the library has no advice on text that ends in " .", as if tokenised already.
     bleu, chrf = metrics.BLEU(tokenize=cut_by, force=True), metrics.CHRF()
     both = (list(hypotheses), [list(references)])
-    whole, letters = bleu.corpus_score(*both).score, chrf.corpus_score(*both).score
     scores: dict[str, Any] = {}
     if tokenised:
-        # Text that is tokenised already would make the library warn, unless forced.
         plain = metrics.BLEU(tokenize="none", smooth_method="none", force=True)
         cut = [
             [" ".join(words(line, language, split_compounds=split_compounds)) for line in lines]
@@ -101,20 +95,11 @@ def corpus_scores(
         how = tokenizer_name(language, split_compounds=split_compounds)
         signature = str(plain.get_signature()).replace("tok:none", f"tok:{how}")
         scores["tokenised_signature"] = signature
-    if per_sentence:
-        own = metrics.BLEU(tokenize=cut_by, effective_order=True)
-        scores["per_sentence"] = tuple(
-            SentenceScores(
-                own.sentence_score(line, [wanted]).score,
-                chrf.sentence_score(line, [wanted]).score,
-            )
-            for line, wanted in zip(hypotheses, references, strict=True)
-        )
     return Scores(
         lines=len(hypotheses),
-        bleu=whole,
+        bleu=bleu.corpus_score(*both).score,
         signature=str(bleu.get_signature()),
-        chrf=letters,
+        chrf=chrf.corpus_score(*both).score,
         chrf_signature=str(chrf.get_signature()),
         **scores,
     )
@@ -137,7 +122,7 @@ def tokenizer_of(language: str) -> str:
 
 def _checked(tokenize: str) -> str:
     if tokenize not in TOKENIZERS:
-        raise DataError(f"tokenize is one of {', '.join(TOKENIZERS)}, not {tokenize!r}")
+        raise DataError(f"tokenize must be one of {', '.join(TOKENIZERS)}, got {tokenize!r}")
     if tokenize in EXTRAS and not _works(tokenize):
         raise DataError(
             f"{tokenize}: needs more than sacrebleu; pip install '{EXTRAS[tokenize]}', or take char"
@@ -152,25 +137,6 @@ def _works(tokenize: str) -> bool:
     except RuntimeError:
         return False
     return True
-
-
-def _check(hypotheses: Sequence[str], references: Sequence[str]) -> None:
-    for name, lines in (("hypotheses", hypotheses), ("references", references)):
-        if isinstance(lines, str):
-            raise TypeError(f"corpus_scores: {name} are a list of lines, not one string")
-        for number, line in enumerate(lines, start=1):
-            if not isinstance(line, str):
-                raise TypeError(
-                    f"corpus_scores: line {number} of the {name} is of type "
-                    f"{type(line).__name__}, not str"
-                )
-    if len(hypotheses) != len(references):
-        raise DataError(
-            f"corpus_scores: {len(hypotheses)} translations and {len(references)} references do "
-            "not match; give one reference for every line, empty lines too"
-        )
-    if not hypotheses:
-        raise DataError("corpus_scores: there are no lines to score")
 
 
 def sacrebleu() -> Any:

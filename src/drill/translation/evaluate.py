@@ -6,11 +6,11 @@ M counts every target token and one ``<end>`` a sentence. There is no label smoo
 """
 
 import json
-import logging
 import math
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import torch
 
@@ -18,12 +18,10 @@ from drill.data import IGNORE, PairBatches, Pairs, ParallelText, Subwords
 from drill.data.parallel.word_tokenizer import LANGUAGES
 from drill.errors import RunFolderError
 from drill.models.translator import Translator
-from drill.training.precision import evaluating, lower_precision
+from drill.training.precision import evaluating, lower_precision, sum_dtype
 from drill.training.run.folder import RunFolder
 from drill.translation.bleu import Scores, corpus_scores
-from drill.translation.translate import Search, translate
-
-logger = logging.getLogger("drill")
+from drill.translation.translate import Search, translate, within_memory
 
 Progress = Callable[[int, int], None]
 """Called with how many lines or pairs are done, and with all there are. It may raise to stop."""
@@ -63,29 +61,22 @@ def translation_loss(
             its own. Halved, with a warning, when a GPU runs out of memory.
     """
     longest = max(int(side.max(initial=0)) + 1 for side in pairs.lengths)
-    while True:
-        try:
-            return _loss(model, pairs, max_tokens, autocast, progress)
-        except torch.OutOfMemoryError:
-            if max_tokens <= longest:  # that pair is a batch whatever the limit
-                raise
-        # After the handler: inside it, the traceback would keep all tensors of the batch alive.
-        max_tokens //= 2
-        logger.warning("out of GPU memory: the loss is computed on %d tokens at a time", max_tokens)
+    work = partial(_loss, model, pairs, autocast, progress)
+    return within_memory(work, max_tokens, longest, "tokens for the loss")[0]
 
 
 @torch.no_grad()
 def _loss(
     model: Translator,
     pairs: Pairs,
-    max_tokens: int,
     autocast: torch.dtype | None,
     progress: Progress | None,
+    max_tokens: int,
 ) -> TranslationLoss:
     batches = PairBatches(pairs, max_tokens, long_alone=True)
     device = next(model.parameters()).device
-    total = torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64)
-    total, tokens, done = total.to(device), 0, 0
+    total = torch.zeros((), dtype=sum_dtype(device), device=device)
+    tokens = done = 0
     with evaluating(model), lower_precision(device, autocast), model.layer.cached_labels():
         for batch in batches.epoch(0):
             if progress is not None:
@@ -104,8 +95,8 @@ def _loss(
     nll = total.item()
     if math.isnan(nll):
         raise FloatingPointError(
-            "translation_loss: the loss is NaN; training has diverged or the precision is too low: "
-            "go back to an earlier checkpoint, or evaluate in float32"
+            "translation_loss: the loss is NaN; go back to an earlier checkpoint, or evaluate in "
+            "float32"
         )
     return TranslationLoss(nll, tokens)
 

@@ -11,7 +11,7 @@ which is the same network with the norms before: Marian has none there. Writing 
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -24,35 +24,39 @@ from drill.layers import MatrixLayer, NotFoldable
 from drill.layers.base import OutputLayer
 from drill.layers.checks import positive
 from drill.layers.sampled import foldable
-from drill.models.transformer.attention import CrossAttention, SelfAttention
-from drill.models.transformer.blocks import FeedForward, Residual
+from drill.models.transformer.blocks import DecoderBlock, EncoderBlock
 from drill.models.transformer.inputs import sinusoids
 from drill.models.transformer.transformer import Transformer
+from drill.models.translator import Translator
 
-CONFIG, GENERATION = "config.json", "generation_config.json"
-TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
-WEIGHTS = "model.safetensors"
-FILES = (CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, WEIGHTS)
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+FILES = {CONFIG, "generation_config.json", "tokenizer.json", "tokenizer_config.json", WEIGHTS}
 
 MARK = {"exported_by": "drill"}
 """In ``config.json``: other programs save their models under the same names of files."""
 
-THEIRS = "transformers_version"  # in every config.json that the library has saved
-
-
-class Translates(Protocol):
-    """A Transformer under an output layer, as ``drill.models.translator.Translator`` is."""
-
-    @property
-    def transformer(self) -> Transformer: ...
-
-    @property
-    def layer(self) -> OutputLayer: ...
+IDS = {
+    "pad_token_id": PAD,
+    "bos_token_id": BEGIN,
+    "decoder_start_token_id": BEGIN,
+    "eos_token_id": END,
+    "forced_eos_token_id": END,
+}
+TOKENIZER = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "pad_token": "<pad>",
+    "bos_token": "<begin>",
+    "eos_token": "<end>",
+    "padding_side": "right",
+    "model_input_names": ["input_ids", "attention_mask"],
+    "clean_up_tokenization_spaces": False,
+    "split_special_tokens": True,  # "<end>" inside a text stays text
+}
 
 
 @torch.no_grad()
 def export_marian(
-    model: Translates,
+    model: Translator,
     subwords: Subwords,
     folder: Path | str,
     *,
@@ -67,34 +71,44 @@ def export_marian(
         model = AutoModelForSeq2SeqLM.from_pretrained("marian")
         tokenizer = PreTrainedTokenizerFast.from_pretrained("marian")
 
-    positions       longest sentence, in subwords, that the copy reads or writes; it keeps a table,
-                    where ours has no such bound
-    beam,           what the copy's ``generate`` takes by default; its penalty is
-    length_penalty  length^penalty, ours ((5 + length) / 6)^penalty
-
     Greedy translations are the same too, those of a beam where ``length_penalty`` is 0 on both
-    sides. The folder is new, empty or an older export, which is replaced; what the library saved
-    there is not.
+    sides. The output layer is folded: a deep residual one becomes ``lm_head`` and
+    ``final_logits_bias``. NotFoldable for mixtures and adaptive softmaxes, NotExportable for a
+    layer that transforms its contexts (dual) and for a "pre" model with two embeddings.
 
-    The output layer is folded: a deep residual one becomes ``lm_head`` and ``final_logits_bias``.
-    NotFoldable for mixtures and adaptive softmaxes, NotExportable for a layer that transforms its
-    contexts (dual) and for a "pre" model with two embeddings.
+    Args:
+        folder: new, empty or an older export, which is replaced.
+        positions: the longest sentence, in subwords, that the copy reads or writes.
+        beam: the default of the copy's ``generate``.
+        length_penalty: its default too; there the penalty is length^penalty, here
+            ((5 + length) / 6)^penalty.
     """
     folder = Path(folder)
-    _check_subwords(model.transformer, subwords)
+    for side in (model.transformer.source_embedding, model.transformer.target_embedding):
+        if side.num_embeddings != len(subwords):
+            raise DataError(
+                f"export_marian: the model has {side.num_embeddings} embeddings, but there are "
+                f"{len(subwords)} subwords; pass those the model was trained with"
+            )
     _check_folder(folder)
     config, tensors = marian_weights(model, positions)
     # Clones: the file format allows no two names for one piece of memory.
     found = {name: each.cpu().contiguous().clone() for name, each in tensors.items()}
+    # The end of a search cannot be source + 50 there: the library has one for all sentences.
+    search = {"num_beams": beam, "length_penalty": length_penalty, "max_length": positions}
+    files = {
+        CONFIG: _json(config),
+        "generation_config.json": _json({**IDS, "suppress_tokens": [PAD, BEGIN], **search}),
+        "tokenizer.json": _tokenizer(subwords),
+        "tokenizer_config.json": _json({**TOKENIZER, "model_max_length": positions}),
+        WEIGHTS: safetensors.torch.save(found, {"format": "pt"}),
+    }
     try:
-        # Weights go first and come last: without them nobody loads what was written in part.
+        # Weights are removed first and written last: nobody loads what was written in part.
         if folder.is_dir():
             (folder / WEIGHTS).unlink(missing_ok=True)
-        atomic_write(folder / CONFIG, _json(config))
-        atomic_write(folder / GENERATION, _json(_generation(positions, beam, length_penalty)))
-        atomic_write(folder / TOKENIZER, _tokenizer(subwords))
-        atomic_write(folder / TOKENIZER_CONFIG, _json(_tokenizer_config(positions)))
-        atomic_write(folder / WEIGHTS, safetensors.torch.save(found, {"format": "pt"}))
+        for name, content in files.items():
+            atomic_write(folder / name, content)
     except OSError as error:
         raise DataError(
             f"{folder}: cannot be written ({error.strerror or error}); choose another folder"
@@ -104,7 +118,7 @@ def export_marian(
 
 @torch.no_grad()
 def marian_weights(
-    model: Translates, positions: int = 1024
+    model: Translator, positions: int = 1024
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The library's settings and its tensors by name, sharing memory with the model's."""
     positive("export_marian", "positions", positions)
@@ -114,9 +128,8 @@ def marian_weights(
     shared = transformer.source_embedding is transformer.target_embedding
     if transformer.norm == "pre" and not shared:
         raise NotExportable(
-            'export_marian: a Transformer with norm="pre" becomes a Pegasus model, which has one '
-            "embedding for both languages; train with one (encoder.shared=true), or with norms "
-            "after (encoder.norm=post), which makes a Marian model"
+            'export_marian: a model with norm="pre" must have one embedding for both languages; '
+            "train with encoder.shared=true, or with encoder.norm=post"
         )
     tied = torch.equal(head.weight, target)
     config = _config(transformer, positions, tied)
@@ -139,9 +152,6 @@ def marian_weights(
     return config, {name: each.detach() for name, each in tensors.items()}
 
 
-# -- what does not fit ----------------------------------------------------------------------------
-
-
 def _folded(layer: OutputLayer) -> nn.Linear:
     matrix = foldable(layer)
     if matrix is None:
@@ -151,54 +161,31 @@ def _folded(layer: OutputLayer) -> nn.Linear:
         )
     if type(matrix).context is not MatrixLayer.context:
         raise NotExportable(
-            f"export_marian: a {type(matrix).__name__} transforms the hidden states before its "
-            "labels see them, and Marian has no place for that; take a deep-residual, bilinear, "
-            "tied or full layer"
+            f"export_marian: a {type(matrix).__name__} transforms the hidden states, and Marian "
+            "cannot; take a deep-residual, bilinear, tied or full layer"
         )
     return matrix.fold()
 
 
 def _check_folder(folder: Path) -> None:
-    """An export among other files would be taken for a part of them, as in the folder of a run;
-    and the files may be another model."""
-    if not folder.is_dir():
-        return
-    found = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
-    if others := [name for name in found if name not in FILES]:
-        more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+    """Raise DataError for a folder with anything but an older export.
+
+    A model that transformers saved has the same files; it copies MARK, and adds its version.
+    """
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    foreign = sorted(name for name in names - FILES if not name.startswith("."))
+    if not foreign and names & FILES:
+        try:
+            config = json.loads((folder / CONFIG).read_bytes())
+            ours = config["exported_by"] == MARK["exported_by"]
+            foreign = [] if ours and "transformers_version" not in config else [CONFIG]
+        except (OSError, ValueError, RecursionError, TypeError, LookupError):
+            foreign = [CONFIG]
+    if foreign:
+        more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
         raise DataError(
-            f"{folder}: holds what is no export ({', '.join(others[:3])}{more}); choose a new or "
-            "an empty folder"
-        )
-    if found and not _is_ours(folder / CONFIG):
-        raise DataError(
-            f"{folder}: holds a model that drill has not exported ({', '.join(found[:3])}); choose "
-            "a new or an empty folder"
-        )
-
-
-def _is_ours(config: Path) -> bool:
-    """Whether an export wrote it; the library hands the mark on when it saves a loaded export, and
-    adds its own version."""
-    try:
-        found = json.loads(config.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(found, dict) and found.items() >= MARK.items() and THEIRS not in found
-
-
-def _check_subwords(transformer: Transformer, subwords: Subwords) -> None:
-    sides = {"source": transformer.source_embedding, "target": transformer.target_embedding}
-    for name, embedding in sides.items():
-        if embedding.num_embeddings != len(subwords):
-            raise DataError(
-                f"export_marian: the {name} embedding has {embedding.num_embeddings} rows and "
-                f"there are {len(subwords)} subwords; pass those the model was trained with"
-            )
-    if transformer.pad != PAD:
-        raise DataError(
-            f"export_marian: the Transformer pads with {transformer.pad} and subwords with {PAD}; "
-            "pass those the model was trained with"
+            f"{folder}: has files that drill has not exported ({', '.join(foreign[:3])}{more}); "
+            "choose a new or an empty folder"
         )
 
 
@@ -209,60 +196,40 @@ Named = Iterator[tuple[str, Tensor]]
 
 def _blocks(transformer: Transformer) -> Named:
     for i, block in enumerate(transformer.encoder):
-        name = f"model.encoder.layers.{i}"
-        yield from _self_attention(f"{name}.self_attn", block.attention)
-        yield from _norm(f"{name}.self_attn_layer_norm", block.around_attention)
-        yield from _network(name, block.feedforward)
-        yield from _norm(f"{name}.final_layer_norm", block.around_feedforward)
+        yield from _block(f"model.encoder.layers.{i}", block)
     for i, decoder in enumerate(transformer.decoder):
-        name = f"model.decoder.layers.{i}"
-        yield from _self_attention(f"{name}.self_attn", decoder.attention)
-        yield from _norm(f"{name}.self_attn_layer_norm", decoder.around_attention)
-        yield from _cross_attention(f"{name}.encoder_attn", decoder.source_attention)
-        yield from _norm(f"{name}.encoder_attn_layer_norm", decoder.around_source_attention)
-        yield from _network(name, decoder.feedforward)
-        yield from _norm(f"{name}.final_layer_norm", decoder.around_feedforward)
-    for side, norm in (
-        ("encoder", transformer.encoder_norm),
-        ("decoder", transformer.decoder_norm),
-    ):
+        name, source = f"model.decoder.layers.{i}", decoder.source_attention
+        yield from _block(name, decoder)
+        yield from _affine(f"{name}.encoder_attn", source.query, "q_proj")
+        yield from _affine(f"{name}.encoder_attn", source.key_value, "k_proj", "v_proj")
+        yield from _affine(f"{name}.encoder_attn", source.output, "out_proj")
+        yield from _affine(name, decoder.around_source_attention.norm, "encoder_attn_layer_norm")
+    for side in ("encoder", "decoder"):
+        norm = getattr(transformer, f"{side}_norm")
         if isinstance(norm, nn.LayerNorm):  # only where no block ends in one
-            yield from _affine(f"model.{side}.layer_norm", norm.weight, norm.bias)
+            yield from _affine(f"model.{side}", norm, "layer_norm")
 
 
-def _self_attention(name: str, attention: SelfAttention) -> Named:
-    joined = attention.query_key_value
-    parts = zip("qkv", joined.weight.chunk(3), joined.bias.chunk(3), strict=True)
-    for letter, weight, bias in parts:
-        yield from _affine(f"{name}.{letter}_proj", weight, bias)
-    yield from _affine(f"{name}.out_proj", attention.output.weight, attention.output.bias)
+def _block(name: str, block: EncoderBlock | DecoderBlock) -> Named:
+    """What blocks of both sides have."""
+    attention, network = block.attention, block.feedforward
+    yield from _affine(f"{name}.self_attn", attention.query_key_value, "q_proj", "k_proj", "v_proj")
+    yield from _affine(f"{name}.self_attn", attention.output, "out_proj")
+    yield from _affine(name, block.around_attention.norm, "self_attn_layer_norm")
+    yield from _affine(name, network.inner, "fc1")
+    yield from _affine(name, network.output, "fc2")
+    yield from _affine(name, block.around_feedforward.norm, "final_layer_norm")
 
 
-def _cross_attention(name: str, attention: CrossAttention) -> Named:
-    yield from _affine(f"{name}.q_proj", attention.query.weight, attention.query.bias)
-    joined = attention.key_value
-    for letter, weight, bias in zip(
-        "kv", joined.weight.chunk(2), joined.bias.chunk(2), strict=True
-    ):
-        yield from _affine(f"{name}.{letter}_proj", weight, bias)
-    yield from _affine(f"{name}.out_proj", attention.output.weight, attention.output.bias)
+def _affine(where: str, module: nn.Module, *names: str) -> Named:
+    """Weight and bias of a module, cut into one part for each name."""
+    for kind in ("weight", "bias"):
+        parts = module.get_parameter(kind).chunk(len(names))
+        for name, part in zip(names, parts, strict=True):
+            yield f"{where}.{name}.{kind}", part
 
 
-def _network(name: str, network: FeedForward) -> Named:
-    yield from _affine(f"{name}.fc1", network.inner.weight, network.inner.bias)
-    yield from _affine(f"{name}.fc2", network.output.weight, network.output.bias)
-
-
-def _norm(name: str, residual: Residual) -> Named:
-    yield from _affine(name, residual.norm.weight, residual.norm.bias)
-
-
-def _affine(name: str, weight: Tensor, bias: Tensor) -> Named:
-    yield f"{name}.weight", weight
-    yield f"{name}.bias", bias
-
-
-# -- settings -------------------------------------------------------------------------------------
+# -- settings and subwords ------------------------------------------------------------------------
 
 
 def _config(transformer: Transformer, positions: int, tied: bool) -> dict[str, Any]:
@@ -289,27 +256,8 @@ def _config(transformer: Transformer, positions: int, tied: bool) -> dict[str, A
         "is_encoder_decoder": True,
         **MARK,
         "dtype": str(transformer.source_embedding.weight.dtype).removeprefix("torch."),
-        **_ids(),
+        **IDS,
     }
-
-
-def _ids() -> dict[str, int]:
-    return {
-        "pad_token_id": PAD,
-        "bos_token_id": BEGIN,
-        "decoder_start_token_id": BEGIN,
-        "eos_token_id": END,
-        "forced_eos_token_id": END,
-    }
-
-
-def _generation(positions: int, beam: int, length_penalty: float) -> dict[str, Any]:
-    """The search; its end can be no source + 50, as ours is: the library has one for all."""
-    search = {"num_beams": beam, "length_penalty": length_penalty, "max_length": positions}
-    return {**_ids(), "suppress_tokens": [PAD, BEGIN], **search}
-
-
-# -- subwords -------------------------------------------------------------------------------------
 
 
 def _tokenizer(subwords: Subwords) -> bytes:
@@ -324,23 +272,6 @@ def _tokenizer(subwords: Subwords) -> bytes:
         "special_tokens": {end: {"id": end, "ids": [END], "tokens": [end]}},
     }
     return _json(found)
-
-
-def _tokenizer_config(positions: int) -> dict[str, Any]:
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "pad_token": "<pad>",
-        "bos_token": "<begin>",
-        "eos_token": "<end>",
-        "model_max_length": positions,
-        "padding_side": "right",
-        "model_input_names": ["input_ids", "attention_mask"],
-        "clean_up_tokenization_spaces": False,
-        "split_special_tokens": True,  # "<end>" inside a text stays text
-    }
-
-
-# -- files ----------------------------------------------------------------------------------------
 
 
 def _json(value: Any) -> bytes:

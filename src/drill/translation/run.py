@@ -93,9 +93,10 @@ def train_translation(
         counts = _counts(run if start is None else start.folder, data.subwords)
     model = translator(settings, len(data.subwords), lambda: counts, device)
     loaded = None if start is None else start.load_into(model)
-    kernels: list[str] = []
     if processes.first and not has_ended(run, settings):
         kernels = _kernels(settings, model, device, processes)
+        if device.type == "cuda":
+            training_log.info("training on %s: %s", device, "; ".join(kernels))
         more: dict[str, Any] = {"pairs": data.checksum, "pairs_of": data.checksums}
         more["filtered"] = asdict(data.train.report)
         if loaded is not None:
@@ -114,8 +115,6 @@ def train_translation(
         dropped = left_out(data.train.report, settings.filters)
         remark = None if start is None else start.remark()
         on_start(sizes(settings, run, model, text, dropped, remark))
-    if kernels and device.type == "cuda":
-        training_log.info("training on %s: %s", device, "; ".join(kernels))
     return train_translator(
         model,
         data,
@@ -159,21 +158,31 @@ class TranslationRun:
     @cached_property
     def data(self) -> TranslationData:
         """Texts and ids of the run; DataError if the texts have changed since."""
-        return _data(self.folder, self.settings, self.subwords)
+        data = pairs(with_text(self.settings, self.folder), self.subwords)
+        self._check_text(self._recorded("pairs"), data.checksum)
+        return data
 
     def split(self, name: str) -> tuple[ParallelText, Pairs]:
         """Text and ids of a split as in ``data``; no other text is read.
 
-        Ids of ``train`` are of those of its pairs that have passed the filters; its text, which is
-        large, is kept nowhere but by who asks for it.
+        Ids of ``train`` are those of its pairs that have passed the filters. The text is not
+        cached: that of ``train`` is large.
         """
-        checksums = (self.folder.read_environment() or {}).get("pairs_of") or self.data.checksums
         text = read_parallel_split(name, **with_text(self.settings, self.folder).data)
         filters = Filters(**self.settings.filters) if name == "train" else KEEP_ALL
         found = encode_pairs(text, self.subwords, filters, cache_folder())
-        if checksums.get(name) != pairs_checksum(found):
-            raise _other_texts(self.folder, self.settings)
+        self._check_text((self._recorded("pairs_of") or {}).get(name), pairs_checksum(found))
         return text, found
+
+    def _recorded(self, key: str) -> Any:
+        return (self.folder.read_environment() or {}).get(key)
+
+    def _check_text(self, recorded: object, checksum: object) -> None:
+        if recorded not in (None, checksum):
+            raise DataError(
+                f"{self.folder.path}: was trained on other texts than "
+                f"{self.settings.data['corpus']} holds now; restore them"
+            )
 
     def translate(
         self,
@@ -236,29 +245,14 @@ def load_translation(
 
 def _counts(run: RunFolder, subwords: Subwords) -> list[int]:
     """How often each label occurs in the training text."""
-    if not run.target_counts.exists():
-        raise RunFolderError(f"{run.target_counts}: is missing; restore it from a copy")
     try:
-        found = json.loads(run.target_counts.read_bytes())
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, list) or [type(count) for count in found] != [int] * len(subwords):
-        raise RunFolderError(
-            f"{run.target_counts}: does not have a count for each of {len(subwords)} subwords; "
-            "restore it from a copy"
-        )
-    return found
-
-
-def _data(run: RunFolder, settings: Settings, subwords: Subwords) -> TranslationData:
-    data = pairs(with_text(settings, run), subwords)
-    if (run.read_environment() or {}).get("pairs") not in (None, data.checksum):
-        raise _other_texts(run, settings)
-    return data
-
-
-def _other_texts(run: RunFolder, settings: Settings) -> DataError:
-    return DataError(
-        f"{run.path}: was trained on other texts than {settings.data['corpus']} holds now; restore "
-        "them"
+        found: list[int] = json.loads(run.target_counts.read_bytes())
+        if len(found) == len(subwords):
+            return found
+    except (OSError, ValueError, TypeError):
+        pass
+    raise RunFolderError(
+        f"must have a count for each of {len(subwords)} subwords",
+        key=str(run.target_counts),
+        hint="restore it from a copy",
     )

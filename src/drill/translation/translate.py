@@ -6,13 +6,16 @@ for hypotheses in translate(model, subwords, ["Two cats."]): print(hypotheses[0]
 import gc
 import logging
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
+from typing import TypeVar
 
 import torch
 
 from drill.data import BEGIN, END, Subwords
+from drill.errors import SettingsError
 from drill.models.translator import Translator
 from drill.translation.search.decoding import Decoding, Hypothesis, Progress
 from drill.translation.search.output_head import Head, encoded_once
@@ -22,6 +25,8 @@ from drill.translation.search.search import beam_search
 logger = logging.getLogger("drill")
 
 LINES_PER_BLOCK = 512
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -70,14 +75,20 @@ class Search:
 
     def __post_init__(self) -> None:
         if self.max_source < 1:
-            raise ValueError(f"Search: max_source is at least 1, not {self.max_source}")
+            raise ValueError(f"Search: max_source must be at least 1, got {self.max_source}")
         if not math.isfinite(self.length_penalty):
-            raise ValueError(f"Search: length_penalty is finite, not {self.length_penalty}")
-        if not (0.0 <= self.max_ratio < math.inf and self.max_extra >= 0):
-            raise ValueError(
-                "Search: max_ratio and max_extra are finite numbers of at least 0, not "
-                f"{self.max_ratio} and {self.max_extra}"
-            )
+            raise ValueError(f"Search: length_penalty must be finite, got {self.length_penalty}")
+        self.decoding(self.batch_tokens)  # checks the rest
+
+    def decoding(self, batch_tokens: int) -> Decoding:
+        return Decoding(
+            bos=BEGIN,
+            eos=END,
+            max_ratio=self.max_ratio,
+            max_extra=self.max_extra,
+            batch_tokens=batch_tokens,
+            autocast=self.autocast,
+        )
 
 
 def translate(
@@ -100,9 +111,9 @@ def translate(
         progress: called before every batch with the number of lines done.
     """
     if isinstance(lines, str):
-        raise TypeError("translate: lines are several, not one string; pass [line]")
+        raise TypeError("translate: lines must be a list of strings; pass [line]")
     if lines_per_block < 1:
-        raise ValueError(f"translate: lines_per_block is at least 1, not {lines_per_block}")
+        raise ValueError(f"translate: lines_per_block must be at least 1, got {lines_per_block}")
     left = iter(lines)
     blocks = iter(lambda: list(islice(left, lines_per_block)), [])
     return chain.from_iterable(translate_blocks(model, subwords, blocks, search, progress))
@@ -116,20 +127,30 @@ def translate_blocks(
     progress: Progress | None = None,
 ) -> Iterator[list[list[Translation]]]:
     """``translate`` of blocks of lines, each as soon as it is there."""
+    if search.beam > len(subwords):
+        raise SettingsError(
+            f"must be at most the {len(subwords)} subwords, got {search.beam}", key="beam"
+        )
+    tokens = search.batch_tokens
     with encoded_once(model) as head:
         read = searched = 0  # lines, and those of them with words
         for block in blocks:
             sources = _sources(subwords, block, search.max_source, read)
-            count = None if progress is None else _counting_from(read, progress)
-            found, search = _within_memory(
-                model, list(sources.values()), search, head, searched, count
-            )
-            yield _texts(subwords, len(block), dict(zip(sources, found, strict=True)))
+            count = None if progress is None else partial(_count, progress, read)
+            work = partial(_searched, model, list(sources.values()), search, head, searched, count)
+            found, tokens = within_memory(work, tokens, 1, "subwords; set a smaller batch_tokens")
+            translations: list[list[Translation]] = [[EMPTY] for _ in block]
+            for place, hypotheses in zip(sources, found, strict=True):
+                translations[place] = [
+                    Translation(_one_line(subwords.decode(each.ids)), each.score, each.log_prob)
+                    for each in hypotheses
+                ]
+            yield translations
             read, searched = read + len(block), searched + len(sources)
 
 
-def _counting_from(first: int, progress: Progress) -> Progress:
-    return lambda done: progress(first + done)
+def _count(progress: Progress, before: int, done: int) -> None:
+    progress(before + done)
 
 
 def _sources(subwords: Subwords, lines: list[str], most: int, read: int) -> dict[int, list[int]]:
@@ -147,45 +168,6 @@ def _sources(subwords: Subwords, lines: list[str], most: int, read: int) -> dict
     return {place: [*ids[:most], END] for place, ids in zip(places, encoded, strict=True)}
 
 
-def _texts(
-    subwords: Subwords, lines: int, found: dict[int, list[Hypothesis]]
-) -> list[list[Translation]]:
-    made: list[list[Translation]] = [[EMPTY] for _ in range(lines)]
-    for place, hypotheses in found.items():
-        made[place] = [
-            Translation(_one_line(subwords.decode(each.ids)), each.score, each.log_prob)
-            for each in hypotheses
-        ]
-    return made
-
-
-def _within_memory(
-    model: Translator,
-    sources: list[list[int]],
-    search: Search,
-    head: Head,
-    first: int,
-    progress: Progress | None,
-) -> tuple[list[list[Hypothesis]], Search]:
-    """``_searched``, with half the tokens until they fit into GPU memory, and that search."""
-    while True:
-        try:
-            return _searched(model, sources, search, head, first, progress), search
-        except torch.OutOfMemoryError:
-            if search.batch_tokens == 1:
-                raise
-        # After the handler: inside it, the error's traceback would keep all tensors of the search.
-        gc.collect()
-        fewer = search.batch_tokens // 2
-        logger.warning(
-            "out of GPU memory with %d subwords at a time, continuing with %d; set a smaller "
-            "batch_tokens",
-            search.batch_tokens,
-            fewer,
-        )
-        search = replace(search, batch_tokens=fewer)
-
-
 def _searched(
     model: Translator,
     sources: list[list[int]],
@@ -193,15 +175,9 @@ def _searched(
     head: Head,
     first: int,
     progress: Progress | None,
+    batch_tokens: int,
 ) -> list[list[Hypothesis]]:
-    decoding = Decoding(
-        bos=BEGIN,
-        eos=END,
-        max_ratio=search.max_ratio,
-        max_extra=search.max_extra,
-        batch_tokens=search.batch_tokens,
-        autocast=search.autocast,
-    )
+    decoding = search.decoding(batch_tokens)
     if not sources:
         return []
     if not search.sampled:
@@ -228,6 +204,27 @@ def _searched(
         head=head,
         progress=progress,
     )
+
+
+def within_memory(
+    work: Callable[[int], Result], tokens: int, least: int, hint: str
+) -> tuple[Result, int]:
+    """``work(tokens)``, with half the tokens until they fit into GPU memory, and how many fit.
+
+    Args:
+        least: with as few, running out of memory is raised.
+        hint: the end of the warning.
+    """
+    while True:
+        try:
+            return work(tokens), tokens
+        except torch.OutOfMemoryError:
+            if tokens <= least:
+                raise
+        # After the handler: inside it, the error's traceback would keep all tensors of the work.
+        gc.collect()
+        tokens //= 2
+        logger.warning("out of GPU memory, continuing with batches of %d %s", tokens, hint)
 
 
 def _one_line(text: str) -> str:

@@ -1,15 +1,13 @@
-"""What all searches share: batches of sources, and one decoder step."""
+"""What all searches share: options, batches of sources, masked labels."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from drill.data import DataError
-from drill.models.transformer.transformer import Memory, Transformer
 from drill.models.translator import Translator
 from drill.translation.search.output_head import FoldedHead, Head
 
@@ -34,10 +32,8 @@ class Decoding:
         bos, eos: ids that a sentence begins and ends with.
         max_ratio, max_extra: a translation has at most max_ratio * source tokens + max_extra
             tokens, <eos> included; at this limit it is forced to end.
-        forbidden: ids that are never generated, besides bos and padding.
         batch_tokens: source tokens of a batch, padding included. Batches of short sentences are
             smaller if there are many labels or hypotheses, see ``SCORES_PER_TOKEN``.
-        cache: keep keys and values between steps; False recomputes every prefix, for tests.
         autocast: for example torch.bfloat16; by default the model's own precision.
         graph: replay a CUDA graph, which is several times faster where the host is the
             bottleneck; by default on CUDA if the output layer folds. On a CPU True runs the same
@@ -48,24 +44,18 @@ class Decoding:
     eos: int
     max_ratio: float = 1.0
     max_extra: int = 50
-    forbidden: tuple[int, ...] = ()
     batch_tokens: int = 4096
-    cache: bool = True
     autocast: torch.dtype | None = None
     graph: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.graph and not self.cache:
-            raise ValueError(
-                "Decoding: graph=True needs cache=True; without a cache every step has other shapes"
-            )
         if not (0.0 <= self.max_ratio < math.inf and self.max_extra >= 0):
             raise ValueError(
-                "Decoding: max_ratio and max_extra are finite numbers of at least 0, not "
+                "Decoding: max_ratio and max_extra must be finite numbers of at least 0, got "
                 f"{self.max_ratio} and {self.max_extra}"
             )
         if self.batch_tokens < 1:
-            raise ValueError(f"Decoding: batch_tokens is at least 1, not {self.batch_tokens}")
+            raise ValueError(f"Decoding: batch_tokens must be at least 1, got {self.batch_tokens}")
 
     def limit(self, tokens: int) -> int:
         """The longest translation of a source of so many tokens; there is room for an <eos>."""
@@ -73,45 +63,22 @@ class Decoding:
 
     def replays(self, device: torch.device, head: Head) -> bool:
         """Whether a beam over ``head`` is searched by replays."""
-        if self.graph and not isinstance(head, FoldedHead):
+        folded = isinstance(head, FoldedHead)
+        if self.graph and not folded:
             raise ValueError(
-                "Decoding: graph=True is for output layers that fold, because a graph may read "
+                "Decoding: graph=True needs an output layer that folds, because a graph may read "
                 "nothing back; leave graph out for this one"
             )
-        if self.graph is not None:
-            return self.graph
-        return device.type == "cuda" and self.cache and isinstance(head, FoldedHead)
-
-    def never(self, model: Translator) -> list[int]:
-        """Every id that no translation holds; ValueError where the ids fit neither each other nor
-        the model."""
-        labels = model.layer.vocabulary_size
-        never = {self.bos, model.transformer.pad, *self.forbidden}
-        for name, ids in (("bos", {self.bos}), ("eos", {self.eos}), ("forbidden", never)):
-            for each in ids:
-                if not 0 <= each < labels:
-                    raise ValueError(
-                        f"Decoding: {name} {each} is none of the model's {labels} labels"
-                    )
-        if self.eos in never:
-            raise ValueError(
-                f"Decoding: eos {self.eos} is bos, padding or forbidden, so no sentence could end"
-            )
-        return sorted(never)
+        return device.type == "cuda" and folded if self.graph is None else self.graph
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A translation.
+    """A translation."""
 
-    ids       without <bos> and <eos>
-    log_prob  log p(ids, <eos> | source), a sum over tokens
-    score     what it was ranked by
-    """
-
-    ids: tuple[int, ...]
-    log_prob: float
-    score: float
+    ids: tuple[int, ...]  # without <bos> and <eos>
+    log_prob: float  # log p(ids, <eos> | source), a sum over tokens
+    score: float  # what it was ranked by
 
 
 # -- batches --------------------------------------------------------------------------------------
@@ -119,16 +86,11 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Batch:
-    """Sentences of about one length.
+    """B sentences of about one length."""
 
-    places  (B,) where they stand among the sources
-    source  (B, S) on the model's device
-    limits  tokens that each translation may have
-    """
-
-    places: tuple[int, ...]
-    source: Tensor
-    limits: tuple[int, ...]
+    places: tuple[int, ...]  # where they stand among the sources
+    source: Tensor  # (B, S) on the model's device
+    limits: tuple[int, ...]  # tokens that each translation may have
 
 
 def batches(
@@ -143,10 +105,7 @@ def batches(
     device = model.transformer.source_embedding.weight.device
     if isinstance(sources, Tensor):
         if sources.dim() != 2:
-            raise DataError(
-                f"{name}: sources are ids of shape (B, S), not {tuple(sources.shape)}; a single "
-                "sentence has one row"
-            )
+            raise DataError(f"{name}: sources must have shape (B, S), got {tuple(sources.shape)}")
         sources = [row[row != pad].tolist() for row in sources.cpu()]
     for i, row in enumerate(sources):
         for each in (min(row, default=0), max(row, default=0)):
@@ -169,89 +128,19 @@ def batches(
     return made
 
 
-# -- steps ----------------------------------------------------------------------------------------
-
-
-class Steps(Protocol):
-    """K hypotheses of each of B sentences; row b*K + k is hypothesis k of sentence b."""
-
-    def step(self, ids: Tensor) -> Tensor:
-        """The next id of every row (B*K,) -> hidden (B*K, d)."""
-
-    def reorder(self, rows: Tensor) -> None:
-        """Row i goes on from what row ``rows[i]`` was, (B*K,)."""
-
-    def select(self, sentences: Tensor) -> None:
-        """Only these sentences go on, (b,)."""
-
-    def make_room(self, steps: int) -> bool:
-        """Whether something has moved so that so many steps fit."""
-
-
-class CachedSteps:
-    """Decoding with a key-value cache: a step costs as much as one token."""
-
-    def __init__(
-        self, transformer: Transformer, memory: Memory, hypotheses: int, room: int | None = None
-    ) -> None:
-        self.transformer = transformer
-        self.cache = transformer.start(memory, hypotheses, room)
-        self.reorder = self.cache.reorder
-        self.select = self.cache.select
-
-    def step(self, ids: Tensor) -> Tensor:
-        return self.transformer.step(ids, self.cache)
-
-    def make_room(self, steps: int) -> bool:
-        if not self.cache.fixed or steps <= self.cache.room:
-            return False
-        self.cache.make_room(max(steps, 2 * self.cache.room))
-        return True
-
-
-class WholeSteps:
-    """Decoding without a cache: the reference for ``CachedSteps``."""
-
-    def __init__(self, transformer: Transformer, memory: Memory, hypotheses: int) -> None:
-        self.transformer = transformer
-        self.hypotheses = hypotheses
-        self.memory = memory.repeat(hypotheses)
-        self.prefixes = memory.mask.new_empty((len(self.memory.mask), 0), dtype=torch.int64)
-
-    def step(self, ids: Tensor) -> Tensor:
-        self.prefixes = torch.cat([self.prefixes, ids[:, None]], dim=1)
-        return self.transformer.decode(self.prefixes, self.memory)[:, -1]
-
-    def make_room(self, steps: int) -> bool:
-        return False
-
-    def reorder(self, rows: Tensor) -> None:
-        self.prefixes = self.prefixes[rows]
-
-    def select(self, sentences: Tensor) -> None:
-        k = torch.arange(self.hypotheses, device=sentences.device)
-        rows = (sentences[:, None] * self.hypotheses + k).flatten()
-        self.memory = Memory(self.memory.states[rows], self.memory.mask[rows])
-        self.reorder(rows)
-
-
-def begin(
-    model: Translator, source: Tensor, hypotheses: int, cache: bool, room: int | None = None
-) -> Steps:
-    """``room``: for so many steps at once, in memory that does not move."""
-    memory = model.transformer.encode(source)
-    if not cache:
-        return WholeSteps(model.transformer, memory, hypotheses)
-    return CachedSteps(model.transformer, memory, hypotheses, room)
-
-
 class Writable:
     """Masks labels: some are never generated, and at the limit only <eos> is."""
 
-    def __init__(self, model: Translator, decoding: Decoding, device: torch.device) -> None:
-        self.never = torch.tensor(decoding.never(model), device=device)
-        labels = torch.arange(model.layer.vocabulary_size, device=device)
-        self.goes_on = labels != decoding.eos  # (V,)
+    def __init__(self, model: Translator, decoding: Decoding) -> None:
+        labels, never = model.layer.vocabulary_size, {decoding.bos, model.transformer.pad}
+        for name, label in (("bos", decoding.bos), ("eos", decoding.eos)):
+            if not 0 <= label < labels:
+                raise ValueError(f"Decoding: {name} must be one of {labels} labels, got {label}")
+        if decoding.eos in never:
+            raise ValueError(f"Decoding: eos must be neither bos nor padding, got {decoding.eos}")
+        device = model.transformer.source_embedding.weight.device
+        self.never = torch.tensor(sorted(never), device=device)
+        self.goes_on = torch.arange(labels, device=device) != decoding.eos  # (V,)
 
     def __call__(self, log_p: Tensor, at_limit: Tensor | None) -> Tensor:
         """log p (B, K, V), -inf where masked; ``at_limit`` (B,) marks rows that must end.

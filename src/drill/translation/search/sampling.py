@@ -1,6 +1,5 @@
 """Translations sampled at random."""
 
-import math
 from typing import Any
 
 import numpy as np
@@ -8,6 +7,7 @@ import torch
 from torch import Tensor
 
 from drill.layers.checks import positive
+from drill.models.sampling import check_sampling, draw
 from drill.models.translator import Translator
 from drill.training.precision import lower_precision
 from drill.translation.search.decoding import (
@@ -18,7 +18,6 @@ from drill.translation.search.decoding import (
     Sources,
     Writable,
     batches,
-    begin,
 )
 from drill.translation.search.output_head import Head, ready
 
@@ -42,7 +41,7 @@ def sample(
 
     Args:
         samples: translations of every source.
-        temperature: sample from p^(1/temperature), normalised.
+        temperature: sample from p^(1/temperature), normalised; 0 is greedy.
         top_k: sample from the top_k likeliest tokens only.
         top_p: sample from the likeliest tokens that make up this probability.
         seed: of the random numbers. Each sample has its own stream, so it does not depend on how
@@ -55,15 +54,7 @@ def sample(
         temperature and truncation.
     """
     positive("sample", "samples", samples)
-    if not 0.0 < temperature < math.inf:  # NaN fails too
-        raise ValueError(
-            f"sample: temperature is a finite number above 0, not {temperature}; for the "
-            "likeliest token call greedy"
-        )
-    if top_k is not None:
-        positive("sample", "top_k", top_k)
-    if top_p is not None and not 0.0 < top_p <= 1.0:
-        raise ValueError(f"sample: top_p lies in (0, 1], not {top_p}")
+    check_sampling("sample", temperature, top_k, top_p, seed)
     entropy = np.random.SeedSequence(seed).entropy
     found: dict[int, list[Hypothesis]] = {}
     work = batches("sample", model, sources, decoding, samples)
@@ -98,15 +89,15 @@ def _drawn(
     top_p: float | None,
 ) -> dict[int, list[Hypothesis]]:
     device, (_, K, L) = batch.source.device, u.shape
-    steps = begin(model, batch.source, K, decoding.cache)
-    writable = Writable(model, decoding, device)
+    transformer, writable = model.transformer, Writable(model, decoding)
+    cache = transformer.start(transformer.encode(batch.source), K)
     limit = torch.tensor(batch.limits, device=device)
     written = torch.full_like(u, decoding.eos, dtype=torch.int64)
     log_prob = torch.zeros_like(u[..., 0])
     ids = torch.full_like(written[..., 0], decoding.bos)
     going = torch.ones_like(ids, dtype=torch.bool)
     for t in range(L):
-        log_p = head(steps.step(ids.flatten())).unflatten(0, (-1, K))  # (B, K, V)
+        log_p = head(transformer.step(ids.flatten(), cache)).unflatten(0, (-1, K))  # (B, K, V)
         log_p = writable(log_p, limit <= t + 1 if t + 1 >= min(batch.limits) else None).double()
         if not log_p.amax(-1).isfinite().all():
             raise FloatingPointError(
@@ -129,33 +120,3 @@ def _drawn(
         ]
         for place, *row in rows
     }
-
-
-def draw(
-    log_p: Tensor,  # (..., V), need not be normalised
-    u: Tensor,  # (...) in [0, 1)
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-) -> Tensor:
-    """Inverse transform sampling of labels, (...); never one of probability 0.
-
-    From p^(1/temperature) over the ``top_k`` likeliest labels, and of these over the fewest that
-    make up ``top_p``. Ties go to the lower label.
-    """
-    p = torch.softmax((log_p - log_p.amax(-1, keepdim=True)).double() / temperature, dim=-1)
-    order: Tensor | None = None
-    if top_k is not None or top_p is not None:
-        p, order = p.sort(dim=-1, descending=True, stable=True)
-        if top_k is not None:
-            p[..., top_k:] = 0.0
-        if top_p is not None:
-            before = p.cumsum(-1) - p
-            p = p.masked_fill(before >= top_p * p.sum(-1, keepdim=True), 0.0)
-    mass = p.cumsum(-1)
-    whole = mass[..., -1:]
-    # Rounded up to all of it, u would lie behind the last label.
-    value = torch.minimum(u[..., None] * whole, torch.nextafter(whole, torch.zeros_like(whole)))
-    place = torch.searchsorted(mass, value, right=True)
-    label = place if order is None else order.gather(-1, place)
-    return label[..., 0]

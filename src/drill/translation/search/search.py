@@ -25,7 +25,6 @@ from drill.translation.search.decoding import (
     Sources,
     Writable,
     batches,
-    begin,
 )
 from drill.translation.search.output_head import Head, encoded_once, ready
 from drill.translation.search.sampling import sample
@@ -77,10 +76,7 @@ def beam_search(
         no more. Batching changes results by rounding only.
     """
     if positive("beam_search", "n_best", n_best) > positive("beam_search", "beam", beam):
-        raise ValueError(
-            f"beam_search: {n_best} translations were asked for, but the beam has {beam} places; "
-            f"pass beam={n_best}"
-        )
+        raise ValueError(f"beam_search: n_best must be at most beam {beam}, got {n_best}")
     found: dict[int, list[Hypothesis]] = {}
     work = batches("beam_search", model, sources, decoding, beam)
     with ready(model, head) as scores:
@@ -121,9 +117,9 @@ def _search(
 ) -> dict[int, list[Hypothesis]]:
     device, last = batch.source.device, max(batch.limits)
     room = None if graphs is None else min(FIRST_ROOM, -(-(last + TURNS) // ALIGNED) * ALIGNED)
-    steps = begin(model, batch.source, K, decoding.cache, room)
-    writable = Writable(model, decoding, device)
-    weight = model.transformer.target_embedding.weight
+    transformer, writable = model.transformer, Writable(model, decoding)
+    cache = transformer.start(transformer.encode(batch.source), K, room)
+    weight = transformer.target_embedding.weight
     dtype = torch.promote_types(weight.dtype, torch.float32)
     # A replay may write some tokens past the last; nothing grows there, but it takes room.
     beam = Beam.fresh(batch, K, decoding.eos, alpha, last + TURNS, dtype)
@@ -132,12 +128,12 @@ def _search(
 
     def turn(ending: bool = True) -> None:
         """One token of every hypothesis; ``ending`` where some may be at their limit."""
-        log_p = head(steps.step(ids)).unflatten(0, (-1, K))  # (b, K, V)
+        log_p = head(transformer.step(ids, cache)).unflatten(0, (-1, K))  # (b, K, V)
         at_limit = beam.limit == beam.number.index + 1 if ending else None
         parent = beam.advance(writable(log_p, at_limit), decoding.eos)
         beam.settle(n_best)
         if K > 1:
-            steps.reorder((first[: len(parent)] + parent).flatten())
+            cache.reorder((first[: len(parent)] + parent).flatten())
         ids.copy_(beam.last().flatten())
 
     def turns() -> None:
@@ -152,7 +148,9 @@ def _search(
         if graphs is None:
             length += 1
             turn(length in batch.limits)
-        elif steps.make_room(length + TURNS) or moved:
+        elif moved or length + TURNS > cache.room:
+            if length + TURNS > cache.room:
+                cache.make_room(max(length + TURNS, 2 * cache.room))
             graphs.warm_up(turn)
             length += 1
             moved, replayed = False, None
@@ -176,12 +174,9 @@ def _search(
             found |= beam.select(beam.done.nonzero()[:, 0]).hypotheses(n_best)
             stay = (~beam.done).nonzero()[:, 0]
             beam, moved = beam.select(stay), True
-            steps.select(stay)
+            cache.select(stay)
             ids = beam.last().flatten()
-    return _all_ended(found | beam.hypotheses(n_best))
-
-
-def _all_ended(found: dict[int, list[Hypothesis]]) -> dict[int, list[Hypothesis]]:
+    found |= beam.hypotheses(n_best)
     for place, hypotheses in found.items():
         if not hypotheses:
             raise ValueError(

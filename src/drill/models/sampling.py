@@ -1,0 +1,56 @@
+"""Sampling of labels, with temperature, top-k and top-p."""
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def check_sampling(
+    name: str, temperature: float, top_k: int | None, top_p: float | None, seed: int | None
+) -> None:
+    """Raise ValueError for invalid options of the function ``name``."""
+    if not 0.0 <= temperature < math.inf:  # NaN fails too
+        raise ValueError(
+            f"{name}: temperature must be a finite number of at least 0, got {temperature}"
+        )
+    for option, value, least in (("top_k", top_k, 1), ("seed", seed, 0)):
+        if value is not None and (not isinstance(value, int) or value < least):
+            raise ValueError(
+                f"{name}: {option} must be an integer of at least {least}, got {value}"
+            )
+    if top_p is not None and not 0.0 < top_p <= 1.0:
+        raise ValueError(f"{name}: top_p must be in (0, 1], got {top_p}")
+
+
+def draw(
+    log_p: Tensor,  # (..., V), need not be normalised
+    u: Tensor,  # (...) in [0, 1)
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+) -> Tensor:
+    """Inverse transform sampling of labels, (...); never one of probability 0.
+
+    From p^(1/temperature) over the ``top_k`` likeliest labels, and of these over the fewest that
+    make up ``top_p``. Ties go to the lower label. A temperature of 0 is greedy.
+    """
+    if temperature == 0.0:
+        return log_p.argmax(-1)
+    p = torch.softmax((log_p - log_p.amax(-1, keepdim=True)).double() / temperature, dim=-1)
+    order: Tensor | None = None
+    if top_k is not None or top_p is not None:
+        p, order = p.sort(dim=-1, descending=True, stable=True)
+        if top_k is not None:
+            p[..., top_k:] = 0.0
+        if top_p is not None:
+            before = p.cumsum(-1) - p  # 0 at the likeliest, which always stays
+            enough = before >= top_p * p.sum(-1, keepdim=True)
+            p = p.masked_fill(enough & (before > 0.0), 0.0)
+    mass = p.cumsum(-1)
+    whole = mass[..., -1:]
+    # Rounded up to all of it, u would lie behind the last label.
+    value = torch.minimum(u[..., None] * whole, torch.nextafter(whole, torch.zeros_like(whole)))
+    place = torch.searchsorted(mass, value, right=True)
+    label = place if order is None else order.gather(-1, place)
+    return label[..., 0]

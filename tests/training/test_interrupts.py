@@ -1,0 +1,195 @@
+"""Ctrl-C and SIGTERM in a step, a validation or the test, of either task; the resumed run is equal.
+
+How a language model and a translator are trained without one is in their own folders.
+"""
+
+import os
+import signal
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import pytest
+
+import drill.translation.search.search as searching
+from drill.language_modeling import train as language_model_training
+from drill.models.translator import Translator
+from drill.training.run import checkpoint
+from drill.training.run.folder import RunFolder
+from drill.translation import train as translation_training
+from drill.translation.state import TranslationState
+from drill.translation.translate import Search
+from tests.tiny_runs import (
+    OPTIMIZERS,
+    after,
+    all_of,
+    finished,
+    interrupted_after,
+    rows,
+    small_run,
+    unlike,
+)
+from tests.tiny_translations import small_optimizer, small_training
+
+
+class Task(NamedTuple):
+    run: Callable[..., Any]
+    optimizer: Callable[[], Any]
+    module: Any  # where evaluations are looked up
+
+
+TASKS = {
+    "language model": Task(small_run, OPTIMIZERS["sgd"], language_model_training),
+    "translator": Task(small_training, small_optimizer, translation_training),
+}
+both_tasks = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
+both_signals = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+
+
+@pytest.fixture(autouse=True)
+def default_handlers():
+    """A process in the background may have been started with Ctrl-C ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def signal_at(patch, owner: object, name: str, number: int, which: int = 1) -> None:
+    """A signal comes at the start of call ``which`` of a function."""
+    real, left = getattr(owner, name), which
+
+    def interrupted(*arguments: object, **options: object) -> object:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), number)
+        return real(*arguments, **options)
+
+    patch.setattr(owner, name, interrupted)
+
+
+@both_tasks
+@both_signals
+def test_signal_in_a_step_saves_and_stops(tmp_path, task, number):
+    shown = []
+    optimizer = interrupted_after(13, task.optimizer(), number)
+    outcome = task.run(tmp_path, optimizer=optimizer, progress=shown.append)
+    assert (outcome.finished, outcome.interrupted, outcome.test) == (False, True, None)
+    _, numbers = RunFolder(tmp_path).load_last()
+    assert (numbers["epoch"], numbers["step"]) == (outcome.epoch, 13)
+    ended = [report.row["epoch"] for report in shown if report.row is not None]
+    assert ended == list(range(1, outcome.epoch))
+    assert task.run(tmp_path).finished
+    assert unlike(all_of(tmp_path), finished(task.run)) == []
+
+
+FIRST = {"validate_first": True}
+LIMIT = {"max_steps": 17, "validate_every": 4, "bleu_every": 1, "average_checkpoints": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "which", "options"),
+    [
+        ("language model", "perplexity", 1, {}),
+        ("language model", "perplexity", 1, FIRST),
+        ("translator", "translation_loss", 1, FIRST),
+        ("translator", "translation_loss", 1, LIMIT),
+        ("translator", "best_translations", 2, LIMIT),
+        ("translator", "translation_loss", 6, LIMIT),  # that of the limit, not of an epoch
+    ],
+)
+def test_signal_in_a_validation_ends_it_and_a_resume_repeats_it(
+    tmp_path, monkeypatch, name, function, which, options
+):
+    task = TASKS[name]
+    with monkeypatch.context() as patch:
+        signal_at(patch, task.module, function, signal.SIGINT, which)
+        outcome = task.run(tmp_path, **options)
+    assert (outcome.finished, outcome.interrupted) == (False, True)
+    assert len(rows(tmp_path)) == which - 1  # the line of a validation is written once
+    pending = RunFolder(tmp_path).load_last()[1]["validation_pending"]
+    assert pending == ("validate_first" not in options)
+    assert task.run(tmp_path, **options).finished
+    assert unlike(all_of(tmp_path), finished(task.run, **options)) == []
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "number"),
+    [
+        (TranslationState, "average_recent", signal.SIGINT),
+        (translation_training, "translated", signal.SIGTERM),
+    ],
+)
+def test_signal_in_the_test_of_a_translator_ends_it_and_a_resume_tests(
+    tmp_path, monkeypatch, owner, name, number
+):
+    """All is saved by then, so nothing but the test is done again."""
+    options = {"average_checkpoints": 2}
+    with monkeypatch.context() as patch:
+        signal_at(patch, owner, name, number)
+        outcome = small_training(tmp_path, **options)
+    assert (outcome.finished, outcome.interrupted, outcome.test) == (False, True, None)
+    assert outcome.epoch == 3
+    assert "test" not in [row["kind"] for row in rows(tmp_path)]
+    no_step = after(1, small_optimizer(), pytest.fail)
+    again = small_training(tmp_path, **options, optimizer=no_step)
+    assert (again.finished, again.interrupted) == (True, False)
+    assert unlike(all_of(tmp_path), finished(small_training, **options)) == []
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), [(Translator, "loss"), (searching, "_search")], ids=["loss", "search"]
+)
+def test_signal_in_the_test_of_a_translator_waits_for_one_batch(tmp_path, monkeypatch, owner, name):
+    testing, real, calls = translation_training.translated, getattr(owner, name), []
+
+    def counted(*arguments: object, **options: object) -> object:
+        if not calls:  # once: a second signal ends the process at once
+            os.kill(os.getpid(), signal.SIGINT)
+        calls.append(name)
+        return real(*arguments, **options)
+
+    def tested(*arguments: object, **options: object) -> object:
+        monkeypatch.setattr(owner, name, counted)
+        return testing(*arguments, **options)
+
+    monkeypatch.setattr(translation_training, "Search", partial(Search, batch_tokens=1))
+    monkeypatch.setattr(translation_training, "translated", tested)
+    outcome = small_training(tmp_path, max_steps=1)
+    assert (outcome.finished, outcome.interrupted) == (False, True)
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "owner", "function"),
+    [
+        ("language model", language_model_training, "load_into"),  # its test takes seconds
+        ("translator", RunFolder, "write_lines"),  # after the search
+    ],
+)
+def test_signal_too_late_to_interrupt_is_reported(tmp_path, monkeypatch, name, owner, function):
+    """The run is complete, but the next of several must not start."""
+    signal_at(monkeypatch, owner, function, signal.SIGINT)
+    outcome = TASKS[name].run(tmp_path)
+    assert (outcome.finished, outcome.interrupted) == (True, True)
+    assert outcome.test is not None
+
+
+def test_second_ctrl_c_in_a_save_leaves_the_checkpoint_before(tmp_path, monkeypatch):
+    monkeypatch.setattr("drill.training.signals.GracefulShutdown.TOGETHER", 0.0)
+    small_run(tmp_path, optimizer=interrupted_after(6, "sgd"))
+    folder = RunFolder(tmp_path)
+    before = folder.last.read_bytes()
+
+    def impatient(stream, content: bytes) -> None:
+        stream.write(content[:100])
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "_write", impatient)
+        with pytest.raises(KeyboardInterrupt):
+            small_run(tmp_path, optimizer=interrupted_after(3, "sgd"))
+    assert folder.last.read_bytes() == before
+    assert [path.name for path in folder.last.parent.iterdir()] == [folder.last.name]
+    small_run(tmp_path)
+    assert unlike(all_of(tmp_path), finished(small_run)) == []

@@ -1,0 +1,315 @@
+"""How runs of either task end: epochs, steps, the clock, patience; and the weights they start from.
+
+``TASKS`` has what differs between the two.
+"""
+
+import itertools
+import math
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from drill.language_modeling.perplexity import Perplexity
+from drill.report.results.runs import read_run
+from drill.training.optim import AdamW, Asgd
+from drill.training.progress import epoch_line
+from drill.training.run.checkpoint import load
+from drill.training.run.folder import RunFolder
+from drill.translation.evaluate import TranslationLoss
+from tests.tiny_runs import (
+    OPTIMIZERS,
+    after,
+    all_of,
+    interrupted_after,
+    rows,
+    small_model,
+    small_run,
+    unlike,
+)
+from tests.tiny_translations import small_optimizer, small_training, small_translator
+
+
+class Task(NamedTuple):
+    run: Callable[..., Any]
+    model: Callable[..., torch.nn.Module]
+    optimizer: Callable[[], Any]
+    evaluation: str
+
+
+TASKS = {
+    "language model": Task(
+        small_run, small_model, OPTIMIZERS["sgd"], "drill.language_modeling.train.perplexity"
+    ),
+    "translator": Task(
+        small_training, small_translator, small_optimizer,
+        "drill.translation.train.translation_loss",
+    ),
+}  # fmt: skip
+both_tasks = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    """Validations have these losses, one after the other, then 1; translations are measured."""
+
+    def start(task: Task, *losses: float) -> None:
+        left = iter(losses)
+
+        def score(model, data, **_: object) -> Perplexity | TranslationLoss:
+            if task.run is small_training:
+                return TranslationLoss(next(left, 1.0) * 100, 100)
+            count = data.numel() - data.shape[1]
+            return Perplexity(next(left, 1.0) * count, count, data.shape[1])
+
+        monkeypatch.setattr(task.evaluation, score)
+
+    return start
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """A run in which every look at the clock is a second later."""
+
+    def run(task: Task, path, minutes: float | None, **options):
+        with monkeypatch.context() as patch:
+            clock = itertools.count(time.monotonic())
+            patch.setattr("time.monotonic", lambda: next(clock))
+            return task.run(path, max_minutes=minutes, **options)
+
+    return run
+
+
+def validations(path) -> list[dict[str, Any]]:
+    return [row for row in rows(path) if row["kind"] in ("epoch", "validation")]
+
+
+# -- patience -------------------------------------------------------------------------------------
+
+# With a patience of 2, worse than the best before the last two: 4.2 is not, 4.4 is.
+LOSSES = [5.0, 4.0, 4.3, 4.2, 4.4]
+
+
+@both_tasks
+@pytest.mark.parametrize("every", [None, 4], ids=["epochs", "and inside them"])
+def test_patience_ends_a_run_and_its_best_weights_are_tested(tmp_path, scripted, task, every):
+    scripted(task, *LOSSES)
+    options = {"epochs": 50, "patience": 2, "validate_every": every}
+    outcome = task.run(tmp_path, **options)
+    assert [row["valid_loss"] for row in validations(tmp_path)] == pytest.approx(LOSSES)
+    assert (outcome.finished, outcome.stopped, outcome.out_of_time) == (True, True, False)
+    assert outcome.best_epoch == validations(tmp_path)[1]["epoch"]
+    assert rows(tmp_path)[-1]["kind"] == "test"
+    no_step = after(1, task.optimizer(), pytest.fail)
+    again = task.run(tmp_path, **options, optimizer=no_step)
+    assert (again.finished, again.stopped, again.epoch) == (True, True, outcome.epoch)
+    more = task.run(tmp_path, **options | {"epochs": 60})
+    assert more.stopped  # more epochs change nothing
+    assert len(validations(tmp_path)) == 5
+
+
+@both_tasks
+def test_initial_weights_do_not_count_for_patience(tmp_path, scripted, task):
+    """The first loss is that of the initial weights; with it the run would end an epoch sooner."""
+    losses = [1.0, 5.0, 4.0, 4.5, 4.2, 4.4, 4.3, 5.5]
+    scripted(task, *losses)
+    outcome = task.run(tmp_path, epochs=50, validate_first=True, patience=5)
+    assert [row["epoch"] for row in validations(tmp_path)] == list(range(8))
+    assert (outcome.finished, outcome.epoch, outcome.best_epoch) == (True, 7, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "limit"),
+    [("translator", "max_steps"), ("translator", "max_minutes"), ("language model", "max_minutes")],
+)
+def test_validation_at_a_limit_does_not_count_for_patience(
+    tmp_path, scripted, monkeypatch, name, limit
+):
+    """Its loss is worse than the last; a larger limit continues all the same."""
+    task = TASKS[name]
+    scripted(task, 5.0, 4.0, 4.1, 4.0, 3.0, 2.0, 2.0)
+    first = task.run(tmp_path / "first", epochs=2)
+    steps = [row["step"] for row in validations(tmp_path / "first")]
+    scripted(task, 5.0, 4.0, 4.1, 4.0, 3.0, 2.0, 2.0)
+    cut = {"max_steps": steps[-1] + 1}
+    if limit == "max_minutes":
+        clocks = iter([0.0] * (steps[-1] + 1) + [1.0] * 100)  # asked for once before every step
+        monkeypatch.setattr("drill.training.state.Limits.time_fraction", lambda *_: next(clocks))
+        cut = {"max_minutes": 60.0}
+    outcome = task.run(tmp_path / "run", epochs=4, patience=0, **cut)
+    assert [row["step"] for row in validations(tmp_path / "run")] == [*steps, steps[-1] + 1]
+    assert (first.epoch, outcome.finished, outcome.stopped) == (2, True, False)
+    monkeypatch.setattr("drill.training.state.Limits.time_fraction", lambda *_: 0.0)
+    more = task.run(tmp_path / "run", epochs=4, patience=0)
+    assert (more.epoch, more.stopped) == (4, False)
+
+
+def test_interrupted_translator_has_the_same_patience(tmp_path):
+    """Its steps are so long that it soon gets worse."""
+    options = {"epochs": 40, "patience": 1, "validate_every": 3, "validate_first": True,
+               "bleu_every": 2}  # fmt: skip
+
+    def optimizer():
+        made = small_optimizer()
+        made.lr = 0.5
+        return made
+
+    assert small_training(tmp_path / "whole", optimizer=optimizer(), **options).stopped
+    for start in range(100):
+        torch.manual_seed(start)
+        piece = interrupted_after(4, optimizer())
+        if small_training(tmp_path / "pieces", optimizer=piece, **options).finished:
+            break
+    assert unlike(all_of(tmp_path / "pieces"), all_of(tmp_path / "whole")) == []
+
+
+# -- initial weights ------------------------------------------------------------------------------
+
+
+@both_tasks
+def test_initial_weights_stay_the_best_if_nothing_is_better(tmp_path, scripted, task):
+    scripted(task, 2.0, 3.0, 2.5, 2.1, 2.0)
+    more = {"average_checkpoints": 3} if task.run is small_training else {"optimizer": Asgd(5.0)}
+    outcome = task.run(tmp_path, "deep-residual", validate_first=True, **more)
+    best, numbers = load(RunFolder(tmp_path).best)
+    assert (numbers["epoch"], outcome.best_epoch, outcome.epoch) == (0, 0, 3)
+    initial = task.model("deep-residual")
+    assert all(torch.equal(best[name], p) for name, p in initial.named_parameters())
+    first, *others = validations(tmp_path)
+    assert (first["kind"], first["epoch"], first["step"], first["tokens"]) == ("epoch", 0, 0, 0)
+    assert (first["train_loss"], first["train_perplexity"], first["best"]) == (None, None, True)
+    assert not first["averaged"]
+    assert [row["epoch"] for row in others] == [1, 2, 3]
+    with_times, *trained = (row for row in RunFolder(tmp_path).rows() if row["kind"] == "epoch")
+    assert epoch_line(with_times, 3).endswith("before training")
+    speeds = sorted(row["tokens_per_second"] for row in trained)
+    assert read_run(tmp_path).tokens_per_second == speeds[1]  # of what was trained
+
+
+def test_initial_weights_are_neither_averaged_nor_counted_for_bleu(tmp_path):
+    small_training(tmp_path, validate_first=True, average_checkpoints=4, bleu_every=2)
+    assert ["valid_bleu" in row for row in validations(tmp_path)] == [True, False, True, False]
+    (mean,) = (row for row in rows(tmp_path) if row["kind"] == "average")
+    assert mean["steps"] == [row["step"] for row in validations(tmp_path)][1:]
+
+
+# -- limits ---------------------------------------------------------------------------------------
+
+
+def test_max_steps_ends_a_run_inside_an_epoch_with_a_validation(tmp_path):
+    outcome = small_training(tmp_path, max_steps=4)
+    assert (outcome.finished, outcome.epoch) == (True, 1)
+    found = rows(tmp_path)
+    assert [row["kind"] for row in found] == ["validation", "test"]
+    assert found[0]["step"] == 4
+
+
+@both_tasks
+def test_clock_ends_a_run_inside_an_epoch_with_a_validation_and_the_test(tmp_path, timed, task):
+    outcome = timed(task, tmp_path, 1.0, epochs=50)
+    assert (outcome.finished, outcome.out_of_time) == (True, True)
+    assert outcome.test is not None
+    found = rows(tmp_path)
+    assert found[-1]["kind"] == "test"
+    assert outcome.epoch == found[-2]["epoch"] < 50
+    assert 60.0 <= RunFolder(tmp_path).rows()[-2]["elapsed"] < 80.0
+    before = all_of(tmp_path)
+    again = timed(task, tmp_path, 1.0, epochs=50)  # it has ended
+    assert (again.epoch, again.out_of_time) == (outcome.epoch, True)
+    assert unlike(all_of(tmp_path), before) == []
+    assert timed(task, tmp_path, 1.5, epochs=50).finished
+    assert rows(tmp_path)[-2]["step"] > found[-2]["step"]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "nt-asgd"])
+def test_run_that_the_clock_has_ended_continues_as_if_it_had_not(tmp_path, timed, optimizer):
+    task = TASKS["language model"]
+    small_run(tmp_path / "whole", optimizer=optimizer, epochs=4)
+    for minutes in (0.3, 0.7, None):
+        assert timed(task, tmp_path / "pieces", minutes, optimizer=optimizer, epochs=4).finished
+    both = [rows(tmp_path / name) for name in ("whole", "pieces")]
+    whole, pieces = ([row for row in each if row["kind"] == "epoch"] for each in both)
+    assert len(both[1]) > len(both[0])  # validations inside epochs
+    for row in (*whole, *pieces):
+        row.pop("best")  # those inside may have been better
+    assert pieces == whole
+
+
+@pytest.mark.parametrize("options", [{"epochs": 1}, {"epochs": 500, "patience": 1}])
+def test_run_that_ends_by_epochs_or_patience_is_not_out_of_time(tmp_path, options):
+    for _ in range(2):  # trained, and asked again
+        outcome = small_run(tmp_path, max_minutes=60.0, **options)
+        assert (outcome.finished, outcome.out_of_time) == (True, False)
+        assert outcome.epoch < 500
+
+
+def test_time_limit_before_any_validation_still_gives_a_tested_model(tmp_path, timed):
+    small_run(tmp_path, optimizer=interrupted_after(3, "sgd"), epochs=5)
+    outcome = timed(TASKS["language model"], tmp_path, 1e-9, epochs=5)
+    assert (outcome.finished, outcome.epoch) == (True, 1)
+    assert outcome.test is not None
+    assert rows(tmp_path)[0]["step"] == 4
+
+
+def test_schedule_follows_the_clock(tmp_path, timed):
+    optimizer = AdamW(0.01, schedule="cosine", warmup=0.1)
+    timed(TASKS["language model"], tmp_path, 0.5, optimizer=optimizer, epochs=1000)
+    assert rows(tmp_path)[-2]["lr"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_schedule_follows_the_limit_that_comes_first(tmp_path):
+    optimizer = AdamW(0.01, schedule="cosine", warmup=0.1)
+    small_training(tmp_path, optimizer=optimizer, epochs=1000, max_steps=20, validate_every=10)
+    first, last = (row["lr"] for row in rows(tmp_path) if row["kind"] == "validation")
+    assert first == pytest.approx(0.01 * 0.5 * (1 + math.cos(math.pi * 4 / 9)), rel=1e-3)
+    assert last == pytest.approx(0.0, abs=1e-6)
+
+
+# -- invalid options ------------------------------------------------------------------------------
+
+OF_BOTH = [
+    {"epochs": 0},
+    {"validate_every": 0},
+    {"log_every": 0},
+    {"checkpoint_seconds": -1.0},
+    {"checkpoint_seconds": math.nan},
+    {"seed": -1},
+    {"patience": -1},
+    {"max_minutes": 0.0},
+    {"max_minutes": math.nan},
+    {"precision": "float8"},
+]
+OF_LANGUAGE_MODELS = [
+    {"micro_batch": 0},
+    {"adversarial": -0.1},
+    {"adversarial": math.nan},
+    {"adversarial": 0.1, "layer": "mixture"},
+    {"state_reset": 1.0},
+    {"batch_size": 399},
+    {"batch_size": 200},
+    {"valid_batch_size": 100},
+]
+OF_TRANSLATORS = [
+    {"max_steps": 0},
+    {"gradient_accumulation_steps": 0},
+    {"average_checkpoints": 0},
+    {"label_smoothing": 1.0},
+    {"length_penalty": math.inf},
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *itertools.product(TASKS, OF_BOTH),
+        *itertools.product(["language model"], OF_LANGUAGE_MODELS),
+        *itertools.product(["translator"], OF_TRANSLATORS),
+    ],
+)
+def test_invalid_options_raise_before_anything_is_written(tmp_path, name, options):
+    option = next(iter(options))
+    with pytest.raises(ValueError, match="batch|columns" if "batch_size" in option else option):
+        TASKS[name].run(tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()
