@@ -1,4 +1,4 @@
-"""What can go wrong in a run: numbers that are none, a full disk. Nothing learnt before is lost."""
+"""What can go wrong in a run: NaN, a full disk. Nothing learnt before is lost."""
 
 import errno
 import math
@@ -21,6 +21,7 @@ from tests.tiny_runs import (
     OPTIMIZERS,
     after,
     all_of,
+    finished,
     interrupted_after,
     rows,
     small_model,
@@ -29,11 +30,13 @@ from tests.tiny_runs import (
     weights,
 )
 
-# -- numbers that are none ------------------------------------------------------------------------
+EPOCH = 11  # steps of an epoch of ``small_run``
+
+# -- NaN and infinity -----------------------------------------------------------------------------
 
 
 def poisoned(path: Path, step: int, value: float, name: str = "layer.bias", **options) -> str:
-    """Train with one number of a parameter set to ``value`` after ``step``; gives the sentence."""
+    """Train with one number of a parameter set to ``value`` after ``step``; returns the message."""
     model = small_model("deep-residual")
     parameter = dict(model.named_parameters())[name]
 
@@ -45,14 +48,20 @@ def poisoned(path: Path, step: int, value: float, name: str = "layer.bias", **op
     return str(caught.value)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("name", ["layer.bias", "encoder.lstms.0.weight_hh_l0"])
-def test_the_last_good_checkpoint_stays_and_is_named(tmp_path, value, name):
-    sentence = poisoned(tmp_path, 15, value, name, checkpoint_seconds=0.0)
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (math.nan, "layer.bias"),
+        (math.inf, "encoder.lstms.0.weight_hh_l0"),
+        (-math.inf, "layer.bias"),
+    ],
+)
+def test_last_good_checkpoint_stays_and_is_named(tmp_path, value, name):
+    message = poisoned(tmp_path, 15, value, name, checkpoint_seconds=0.0)
     folder = RunFolder(tmp_path)
-    assert "in epoch 2, before step 15, at lr 5" in sentence
-    assert f"the last good checkpoint is {folder.last}" in sentence
-    assert "--set optimizer.lr=2.5" in sentence
+    assert "in epoch 2, before step 15, at lr 5" in message
+    assert f"the last good checkpoint is {folder.last}" in message
+    assert "--set optimizer.lr=2.5" in message
     tensors, numbers = folder.load_last()
     assert numbers["step"] == 14
     floats = [tensor for tensor in tensors.values() if tensor.is_floating_point()]
@@ -60,110 +69,84 @@ def test_the_last_good_checkpoint_stays_and_is_named(tmp_path, value, name):
     assert all(tensor.isfinite().all() for tensor in weights(folder.best).values())
 
 
-def test_the_best_weights_are_kept_where_no_checkpoint_was_due(tmp_path):
-    sentence = poisoned(tmp_path, 15, math.nan)
+def test_best_weights_are_saved_if_no_checkpoint_was_due(tmp_path):
+    message = poisoned(tmp_path, 15, math.nan)
     folder = RunFolder(tmp_path)
-    assert "no checkpoint was due before that" in sentence
-    assert f"the best weights, those of epoch 1, are {folder.best}" in sentence
+    assert "no checkpoint was due before that" in message
+    assert f"the best weights, those of epoch 1, are {folder.best}" in message
     small_run(tmp_path / "whole", "deep-residual", epochs=1)
     kept, best = weights(folder.best), weights(RunFolder(tmp_path / "whole").best)
     assert kept.keys() == best.keys()
     assert all(torch.equal(kept[name], best[name]) for name in best)
 
 
-def test_a_run_goes_on_from_the_last_good_checkpoint(tmp_path):
-    small_run(tmp_path / "whole", "deep-residual")
-    poisoned(tmp_path / "run", 15, math.nan, checkpoint_seconds=0.0)
-    small_run(tmp_path / "run", "deep-residual")
-    assert unlike(all_of(tmp_path / "run"), all_of(tmp_path / "whole")) == []
+def test_run_resumes_from_the_last_good_checkpoint(tmp_path):
+    poisoned(tmp_path, 15, math.nan, checkpoint_seconds=0.0)
+    small_run(tmp_path, "deep-residual")
+    assert unlike(all_of(tmp_path), finished(small_run, "deep-residual")) == []
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_the_last_step_of_an_epoch_is_no_exception(tmp_path, value):
-    """The loss of the epoch is fine, the weights after it are not."""
-    small_run(tmp_path / "whole", "deep-residual", epochs=1)
-    steps = rows(tmp_path / "whole")[0]["step"]
-    for epochs in (1, 2):
-        path = tmp_path / f"of {epochs}"
-        sentence = poisoned(path, steps, value, epochs=epochs)
-        assert f"in epoch 1, before step {steps}" in sentence
-        assert "no checkpoint was due before that" in sentence
-        assert not RunFolder(path).last.exists()
-        assert not RunFolder(path).best.exists()
-        assert rows(path) == []
+@pytest.mark.parametrize(("value", "epochs"), [(math.nan, 2), (math.inf, 1)])
+def test_last_step_of_an_epoch_is_checked_too(tmp_path, value, epochs):
+    """The loss of the epoch is finite, the weights after it are not."""
+    message = poisoned(tmp_path, EPOCH, value, epochs=epochs)
+    assert f"in epoch 1, before step {EPOCH}" in message
+    assert "no checkpoint was due before that" in message
+    assert not RunFolder(tmp_path).last.exists()
+    assert not RunFolder(tmp_path).best.exists()
+    assert rows(tmp_path) == []
 
 
-@pytest.mark.parametrize(("log_every", "step"), [(None, 4), (100, 11)])
-def test_it_is_found_with_the_next_row_of_metrics(tmp_path, log_every, step):
-    sentence = poisoned(tmp_path, 3, math.nan, log_every=log_every)
-    assert f"in epoch 1, before step {step}" in sentence
+@pytest.mark.parametrize(("log_every", "step"), [(None, 4), (100, EPOCH)])
+def test_nan_is_found_with_the_next_row_of_metrics(tmp_path, monkeypatch, log_every, step):
+    monkeypatch.setattr("drill.training.loop.SHOW_EVERY", 60.0)  # which would find it too
+    message = poisoned(tmp_path, 3, math.nan, log_every=log_every)
+    assert f"in epoch 1, before step {step}" in message
 
 
-def test_a_rate_that_is_too_high_ends_in_the_sentence(tmp_path):
+def test_learning_rate_that_is_too_high_raises(tmp_path):
     optimizer = OPTIMIZERS["sgd"]()
     optimizer.lr, optimizer.max_grad_norm = 1e30, None
     with pytest.raises(Diverged, match=r"the loss became (nan|inf) in epoch \d, before step"):
         small_run(tmp_path, optimizer=optimizer, checkpoint_seconds=0.0)
 
 
-NO_NUMBER = pytest.mark.parametrize(
-    "fault",
-    [FloatingPointError("perplexity: the loss is NaN"), Stalled("perplexity: it waited in vain")],
-    ids=lambda fault: type(fault).__name__,
+@pytest.mark.parametrize("text", ["validation", "test"])
+@pytest.mark.parametrize(
+    "fault", [FloatingPointError("NaN"), Stalled("stalled")], ids=lambda fault: type(fault).__name__
 )
-
-
-@NO_NUMBER
-def test_a_validation_that_is_no_number_though_the_weights_are_ends_in_a_sentence(
-    tmp_path, monkeypatch, fault
-):
-    def score(*_: object, **__: object) -> None:
-        raise fault
-
-    monkeypatch.setattr(training, "perplexity", score)
-    with pytest.raises(Diverged, match=f"the validation after step 11: {fault}"):
-        small_run(tmp_path)
-
-
-@NO_NUMBER
-def test_a_test_that_is_no_number_ends_in_a_sentence_and_can_be_made_again(
-    tmp_path, monkeypatch, fault
-):
-    folder, score = RunFolder(tmp_path / "run"), training.perplexity
-    small_run(tmp_path / "whole")
+def test_nan_of_an_evaluation_raises_and_a_resume_repeats_it(tmp_path, monkeypatch, text, fault):
+    score = training.perplexity
 
     def broken(model: nn.Module, columns: Tensor, **options: object) -> Perplexity:
-        if columns.shape[1] == 1:  # as the test text is laid out
+        if (columns.shape[1] == 1) == (text == "test"):  # as the test text is laid out
             raise fault
         return score(model, columns, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(training, "perplexity", broken)
-        with pytest.raises(Diverged) as caught:
-            small_run(folder.path)
-    assert str(folder.best) in str(caught.value)
-    assert str(fault) in str(caught.value)
-    assert folder.test_row() is None
-    small_run(folder.path)
-    assert unlike(all_of(folder.path), all_of(tmp_path / "whole")) == []
+        with pytest.raises(Diverged, match=f"the {text} .*{fault}"):
+            small_run(tmp_path)
+    assert RunFolder(tmp_path).test_row() is None
+    small_run(tmp_path)
+    assert unlike(all_of(tmp_path), finished(small_run)) == []
 
 
-def test_a_kernel_that_waited_in_vain_is_not_blamed_on_the_rate(tmp_path, monkeypatch):
+def test_stalled_kernel_is_not_blamed_on_the_learning_rate(tmp_path, monkeypatch):
     flag = torch.ones(1, dtype=torch.int32)
     monkeypatch.setattr(lstm_persistent, "_flags", {0: flag})
-    sentence = poisoned(tmp_path, 15, math.nan, checkpoint_seconds=0.0)
+    message = poisoned(tmp_path, 15, math.nan, checkpoint_seconds=0.0)
     folder = RunFolder(tmp_path)
-    assert sentence.startswith(f"{lstm_persistent.STALLED}, before step 15 of epoch 2")
-    assert str(folder.last) in sentence
-    assert str(folder.best) in sentence
+    assert message.startswith(f"{lstm_persistent.STALLED}, before step 15 of epoch 2")
+    assert str(folder.last) in message
+    assert str(folder.best) in message
     assert not flag.any()
     assert "the loss became nan in epoch 2" in poisoned(tmp_path, 1, math.nan)
     small_run(tmp_path, "deep-residual")
-    small_run(tmp_path / "whole", "deep-residual")
-    assert unlike(all_of(tmp_path), all_of(tmp_path / "whole")) == []
+    assert unlike(all_of(tmp_path), finished(small_run, "deep-residual")) == []
 
 
-def test_flags_and_parameters_are_left_in_order(tmp_path):
+def test_precision_is_restored_after_divergence(tmp_path):
     before = torch.backends.cudnn.allow_tf32
     poisoned(tmp_path, 3, math.nan, precision="float32" if before else "tf32")
     assert torch.backends.cudnn.allow_tf32 == before
@@ -190,12 +173,11 @@ def full_from(count: int, act: Callable[..., None]) -> Callable[..., None]:
     ("count", "file", "step"),
     [(1, "last", None), (5, "last", 4), (11, "best", 10), (12, "last", 10), (13, "last", 11)],
 )
-def test_a_full_disk_is_named_and_the_run_goes_on_when_there_is_room(
+def test_full_disk_is_named_and_the_run_resumes_when_there_is_room(
     tmp_path, monkeypatch, count, file, step
 ):
     """Epoch 1 has 11 steps: the 11th file is the best weights, the next their checkpoint."""
-    small_run(tmp_path / "whole", "deep-residual")
-    folder = RunFolder(tmp_path / "run")
+    folder = RunFolder(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "_write", full_from(count, checkpoint._write))
         with pytest.raises(CheckpointError, match="No space left on device") as caught:
@@ -205,15 +187,14 @@ def test_a_full_disk_is_named_and_the_run_goes_on_when_there_is_room(
     held = folder.load_last()
     assert (held and held[1]["step"]) == step
     small_run(folder.path, "deep-residual")
-    assert unlike(all_of(folder.path), all_of(tmp_path / "whole")) == []
+    assert unlike(all_of(folder.path), finished(small_run, "deep-residual")) == []
 
 
-def test_metrics_that_cannot_be_written_are_named(tmp_path, monkeypatch):
-    small_run(tmp_path / "whole")
-    assert not small_run(tmp_path / "run", optimizer=interrupted_after(12, "sgd")).finished
+def test_full_disk_of_metrics_is_named(tmp_path, monkeypatch):
+    assert not small_run(tmp_path, optimizer=interrupted_after(12, "sgd")).finished
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full_from(1, os.fsync))  # no checkpoint is due before the row
-        with pytest.raises(RunFolderError, match=r"metrics\.jsonl: cannot be written \(No space"):
-            small_run(tmp_path / "run")
-    small_run(tmp_path / "run")
-    assert unlike(all_of(tmp_path / "run"), all_of(tmp_path / "whole")) == []
+        with pytest.raises(RunFolderError, match=r"metrics\.jsonl"):
+            small_run(tmp_path)
+    small_run(tmp_path)
+    assert unlike(all_of(tmp_path), finished(small_run)) == []

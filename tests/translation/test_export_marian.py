@@ -186,42 +186,17 @@ def test_the_search_of_a_copy_is_the_one_asked_for(subwords, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("layer", "norm", "shared", "error", "sentence"),
+    ("layer", "norm", "shared", "error"),
     [
-        (
-            lambda e: MixtureOfSoftmaxes(TiedSoftmax(e), experts=2),
-            "post",
-            True,
-            NotFoldable,
-            "no single",
-        ),
-        (DualNonlinear, "post", True, NotExportable, "DualNonlinear transforms the hidden states"),
-        (
-            TiedSoftmax,
-            "pre",
-            False,
-            NotExportable,
-            r"\(encoder.shared=true\), or .*encoder.norm=post",
-        ),
+        (lambda e: MixtureOfSoftmaxes(TiedSoftmax(e), experts=2), "post", True, NotFoldable),
+        (DualNonlinear, "post", True, NotExportable),
+        (TiedSoftmax, "pre", False, NotExportable),
     ],
 )
-def test_what_does_not_fit_is_named(subwords, layer, norm, shared, error, sentence, tmp_path):
-    with pytest.raises(error, match=sentence):
+def test_models_that_cannot_be_exported_raise(subwords, layer, norm, shared, error, tmp_path):
+    with pytest.raises(error, match="export_marian"):
         export_marian(make(subwords, layer, norm, shared), subwords, tmp_path / "none")
     assert not (tmp_path / "none").exists()
-
-
-def test_a_folder_of_other_files_is_refused_and_left_as_it_is(subwords, tmp_path):
-    model = make(subwords, TiedSoftmax)
-    for name in ("best.safetensors", "metrics.jsonl", "recipe.toml", "subwords.json", ".lock"):
-        (tmp_path / name).write_text("")
-    before = sorted(path.name for path in tmp_path.iterdir())
-    with pytest.raises(
-        DataError,
-        match=r"no export \(best.safetensors, metrics.jsonl, recipe.toml and 1 more\)",
-    ):
-        export_marian(model, subwords, tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
 def test_an_older_export_is_replaced(subwords, tmp_path):
@@ -241,24 +216,33 @@ def test_a_model_that_the_library_saved_is_refused_and_left_as_it_is(subwords, t
     saved.save_pretrained(folder)
     transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "ours").save_pretrained(folder)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    assert before.keys() <= set(FILES)
+    assert before.keys() <= FILES
     assert (b"exported_by" in before["config.json"]) == tuned
-    with pytest.raises(DataError, match=r"theirs: holds a model that drill has not exported \(con"):
+    with pytest.raises(DataError, match="theirs: has files that drill has not exported"):
         export_marian(model, subwords, folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"exported_by": "another"}', None])
-def test_a_folder_without_the_mark_of_an_export_is_refused(subwords, tmp_path, content):
-    (tmp_path / "model.safetensors").write_text("theirs")
-    if content is not None:
-        (tmp_path / "config.json").write_text(content)
-    with pytest.raises(DataError, match="that drill has not exported"):
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.json", ""),
+        ("config.json", "[]"),
+        ("config.json", "{}"),
+        ("config.json", '{"exported_by": "another"}'),
+        ("model.safetensors", "theirs"),
+        ("recipe.toml", ""),  # of a run
+    ],
+)
+def test_folder_with_other_files_raises_and_stays_as_it_is(subwords, tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match="has files that drill has not exported"):
         export_marian(make(subwords, TiedSoftmax), subwords, tmp_path)
-    assert (tmp_path / "model.safetensors").read_text() == "theirs"
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == content
 
 
-@pytest.mark.parametrize("end", range(5))
+@pytest.mark.parametrize("end", [0, 2, 4])
 def test_an_export_that_is_killed_leaves_nothing_that_loads(subwords, tmp_path, monkeypatch, end):
     model = make(subwords, TiedSoftmax)
     export_marian(model, subwords, tmp_path, positions=8)
@@ -281,7 +265,7 @@ def test_an_export_that_is_killed_leaves_nothing_that_loads(subwords, tmp_path, 
 def test_other_subwords_and_a_file_in_the_way_are_named(subwords, tmp_path):
     model = make(subwords, TiedSoftmax)
     other = Subwords.train(["a"], size=259)
-    with pytest.raises(DataError, match=f"has {len(subwords)} rows and there are 259 subwords"):
+    with pytest.raises(DataError, match="259 subwords"):
         export_marian(model, other, tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="cannot be written"):

@@ -141,11 +141,10 @@ def test_clusters_stay_those_that_the_weights_were_trained_for(here, tmp_path):
     shutil.rmtree(base)
     assert train(started(*adaptive, *STILL, start=base), run, device="cpu").finished
     (run / "target_counts.json").unlink()
-    with pytest.raises(RunFolderError, match=r"target_counts.json: is missing; restore it from a"):
+    with pytest.raises(RunFolderError, match=r"target_counts\.json"):
         load_translation(run, device="cpu")
 
 
-def test_finetuning_a_translator_names_the_way_by_a_start(here):
-    with pytest.raises(SettingsError, match=r"drill train runs/tiny/recipe.toml --name \S+ --set "
-                       r"init_from=runs/tiny --set data.corpus=\S+$"):  # fmt: skip
+def test_finetuning_a_translator_names_init_from(here):
+    with pytest.raises(SettingsError, match="init_from=runs/tiny"):
         finetuning("runs/tiny")
