@@ -176,7 +176,7 @@ def test_lora_with_the_head_in_modules_to_save(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")  # of PEFT
 @pytest.mark.parametrize("saved", [["embed_tokens"], ["embed_tokens", "lm_head"]])
-def test_lora_with_the_shared_embedding_says_why_not(saved):
+def test_lora_with_the_shared_embedding_raises(saved):
     peft = pytest.importorskip("peft", reason="needs peft")
     config = peft.LoraConfig(task_type="CAUSAL_LM", modules_to_save=saved, r=2)
     model = peft.get_peft_model(fresh(), config)

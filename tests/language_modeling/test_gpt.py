@@ -109,7 +109,7 @@ def test_vocabulary_is_saved_in_the_run(place, run, tmp_path):
         load_vocabulary(file)
 
 
-def test_word_options_are_refused(place, monkeypatch):
+def test_word_options_raise(place, monkeypatch):
     monkeypatch.chdir(place)
     with pytest.raises(DataError, match="tokenizer"):
         read_corpus("text", tokenizer=300, min_count=2)
@@ -142,7 +142,7 @@ def test_bits_per_byte_by_hand(drill, place, run):
 
 
 @pytest.mark.parametrize("command", ["dynamic", "cache"])
-def test_evaluations_of_recurrent_models_are_refused(drill, command):
+def test_evaluations_of_recurrent_models_raise(drill, command):
     code, _, err = drill(command, "runs/gpt", "--device", "cpu")
     assert code != 0
     assert "carries a state" in err

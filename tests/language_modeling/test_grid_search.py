@@ -33,7 +33,7 @@ def run(path, points=POINTS, key="one", evaluate=scored):
     return found, calls
 
 
-def test_the_best_cell_is_the_cheapest():
+def test_best_cell_is_the_cheapest():
     found, calls = run(None)
     assert calls == POINTS
     assert [cell.settings for cell in found.cells] == POINTS
@@ -58,14 +58,7 @@ def test_cells_that_are_done_are_not_done_again(tmp_path):
     assert run(path) == (whole, [])
 
 
-def test_a_wider_grid_keeps_what_a_narrower_one_found(tmp_path):
-    path = tmp_path / "search.json"
-    run(path, POINTS[1:3])
-    _, calls = run(path)
-    assert calls == [POINTS[0], POINTS[3]]
-
-
-def test_another_key_starts_anew_and_harms_no_other(tmp_path):
+def test_keys_are_independent(tmp_path):
     path = tmp_path / "search.json"
     run(path, key="one")
     _, calls = run(path, key="two")
@@ -86,7 +79,7 @@ def test_two_searches_at_once_keep_each_others_cells(tmp_path):
     assert run(path, POINTS[:1], key="one")[1] == []
 
 
-def test_a_cell_that_diverges_is_never_the_best_and_is_remembered(tmp_path):
+def test_cell_that_diverges_is_never_the_best_and_is_remembered(tmp_path):
     def diverging(point):
         if point["a"] == 0.2:
             raise FloatingPointError("NaN")
@@ -100,7 +93,7 @@ def test_a_cell_that_diverges_is_never_the_best_and_is_remembered(tmp_path):
     json.loads(path.read_text(), parse_constant=pytest.fail)  # no NaN, no Infinity: plain JSON
 
 
-def test_a_search_in_which_all_diverge_has_no_best():
+def test_search_in_which_all_diverge_has_no_best():
     with pytest.raises(FloatingPointError, match="all 4 cells diverged"):
         _ = Search([Cell(point, None) for point in POINTS]).best
 
@@ -131,16 +124,11 @@ def test_progress_counts_the_tokens_of_all_cells_and_report_each_cell(tmp_path):
     "content",
     ["", "[]", "{}", '{"searches": 3}', "\x00"],
 )
-def test_a_damaged_file_is_named(tmp_path, content):
+def test_damaged_file_is_named(tmp_path, content):
     path = tmp_path / "search.json"
     path.write_text(content)
     with pytest.raises(DataError, match=r"search\.json: "):
         run(path)
-
-
-def test_a_grid_needs_a_point():
-    with pytest.raises(ValueError, match="no settings to try"):
-        run(None, [])
 
 
 # -- the search of dynamic evaluation -------------------------------------------------------------
@@ -155,7 +143,7 @@ def tune(model, statistics, path=None, **options):
     return found, calls
 
 
-def test_the_search_finds_that_adaptation_helps():
+def test_search_finds_that_adaptation_helps():
     model = language_model()
     statistics = gradient_statistics(model, text(100), batch_size=4)
     before = bits(model)
@@ -169,7 +157,7 @@ def test_the_search_finds_that_adaptation_helps():
     assert found.best.result == truth
 
 
-def test_the_search_resumes_and_knows_what_its_cells_belong_to(tmp_path, monkeypatch):
+def test_search_resumes_and_knows_what_its_cells_belong_to(tmp_path, monkeypatch):
     model, path = language_model(), tmp_path / "search.json"
     statistics = gradient_statistics(model, text(100), batch_size=4)
     evaluated = []
@@ -208,7 +196,7 @@ def test_the_search_resumes_and_knows_what_its_cells_belong_to(tmp_path, monkeyp
     assert passes(statistics=gradient_statistics(model, text(100), batch_size=4)) == 0
 
 
-def test_the_usual_grid_grows_with_the_segments():
+def test_usual_grid_grows_with_the_segments():
     model = language_model()
     statistics = gradient_statistics(model, text(100), batch_size=4)
     usual = dynamic_search(model, text(12), statistics, limit=None)
@@ -218,7 +206,7 @@ def test_the_usual_grid_grows_with_the_segments():
     assert longer.cells[-1].settings == {"lr": 2 * 10e-5, "lamb": 2 * 5e-3}
 
 
-def test_the_search_says_what_it_cannot_do_at_once(tmp_path):
+def test_invalid_grid_raises(tmp_path):
     model = language_model()
     statistics = gradient_statistics(model, text(100), batch_size=4)
     with pytest.raises(ValueError, match="lr must be"):

@@ -25,7 +25,7 @@ from drill.language_modeling.train import train
 from drill.models.language_model import LanguageModel
 from drill.training.optim import Asgd, NtAsgd, Sgd
 from drill.training.options import LanguageModelOptions, log_interval
-from drill.training.precision import matmul_precision, resolve_precision
+from drill.training.precision import resolve_precision
 from drill.training.progress import Progress
 from drill.training.run.checkpoint import fingerprint_in, load_into
 from drill.training.run.folder import RunFolder
@@ -244,9 +244,9 @@ def test_averages_are_validated_and_saved_and_training_continues_from_the_iterat
 
     def show(report: Progress) -> None:
         if report.row is not None:
-            held = {name: optimizer.optimizer.state[p]["average"].clone()
+            own = {name: optimizer.optimizer.state[p]["average"].clone()
                     for name, p in optimizer.parameters.items()}  # fmt: skip
-            shown.append((report.row, held, values(), stepped[-1]))
+            shown.append((report.row, own, values(), stepped[-1]))
 
     optimizer.step = step
     outcome = small_run(tmp_path, optimizer=optimizer, model=model, progress=show, epochs=3)
@@ -349,7 +349,7 @@ def flags() -> tuple[bool, bool]:
     [("float32", False, True), ("tf32", True, False), ("bfloat16", True, False)],
 )
 def test_precision_is_set_for_the_run_only(tmp_path, precision, inside, before):
-    found, held = [], flags()
+    found, outside = [], flags()
     for place in (torch.backends.cuda.matmul, torch.backends.cudnn):
         place.allow_tf32 = before
     try:
@@ -358,19 +358,24 @@ def test_precision_is_set_for_the_run_only(tmp_path, precision, inside, before):
         assert set(found) == {(inside, inside)}
         assert flags() == (before, before)
     finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = held
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = outside
 
 
 @pytest.mark.parametrize(
-    ("device", "capability", "expected"),
-    [("cpu", (9, 0), "float32"), ("cuda", (7, 5), "tf32"), ("cuda", (8, 0), "bfloat16")],
+    ("precision", "device", "capability", "expected"),
+    [
+        ("auto", "cpu", (9, 0), "float32"),
+        ("auto", "cuda", (7, 5), "tf32"),
+        ("auto", "cuda", (8, 0), "bfloat16"),
+        ("tf32", "cuda", (8, 0), "tf32"),
+        ("tf32", "cpu", (8, 0), "float32"),
+        ("tf32", "mps", (8, 0), "float32"),
+        ("bfloat16", "cpu", (8, 0), "bfloat16"),
+    ],
 )
-def test_auto_is_the_fast_precision_of_the_device(monkeypatch, device, capability, expected):
+def test_precision_of_a_device(monkeypatch, precision, device, capability, expected):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    place = torch.device(device)
-    assert resolve_precision("auto", place) == expected
-    with matmul_precision("auto", place) as autocast:
-        assert autocast is (torch.bfloat16 if expected == "bfloat16" else None)
+    assert resolve_precision(precision, torch.device(device)) == expected
 
 
 @pytest.mark.parametrize("layer", ["deep-residual", "adaptive"])
@@ -406,21 +411,21 @@ def test_steps_and_validation_run_under_the_autocast_of_the_precision(
 
 def test_progress_is_reported_and_a_row_ends_every_epoch(tmp_path, monkeypatch):
     monkeypatch.setattr("drill.training.loop.SHOW_EVERY", 0.0)
-    told: list[Progress] = []
-    small_run(tmp_path, epochs=2, progress=told.append)
-    told = [report for report in told if report.work is None]
-    ends = [report for report in told if report.row is not None]
+    reports: list[Progress] = []
+    small_run(tmp_path, epochs=2, progress=reports.append)
+    reports = [report for report in reports if report.work is None]
+    ends = [report for report in reports if report.row is not None]
     assert [report.epoch for report in ends] == [1, 2]
-    assert len(told) == sum(map(len, segments(2))) + 2
-    assert all(0.0 < report.share <= 1.0 for report in told)
-    assert [report.step for report in told] == sorted(report.step for report in told)
-    assert all(math.isfinite(report.loss) and report.seconds_left >= 0.0 for report in told)
-    assert all(report.tokens_per_second > 0.0 for report in told)
+    assert len(reports) == sum(map(len, segments(2))) + 2
+    assert all(0.0 < report.share <= 1.0 for report in reports)
+    assert [report.step for report in reports] == sorted(report.step for report in reports)
+    assert all(math.isfinite(report.loss) and report.seconds_left >= 0.0 for report in reports)
+    assert all(report.tokens_per_second > 0.0 for report in reports)
     assert ends[-1].seconds_left < 0.1
-    held = [row for row in RunFolder(tmp_path).rows() if row["kind"] != "step"]
-    assert [row["seconds"] > 0.0 for row in held[:2]] == [True, True]
-    assert held[0]["elapsed"] < held[1]["elapsed"] < held[2]["elapsed"]
-    assert [report.row for report in ends] == held[:2]
+    lines = [row for row in RunFolder(tmp_path).rows() if row["kind"] != "step"]
+    assert [row["seconds"] > 0.0 for row in lines[:2]] == [True, True]
+    assert lines[0]["elapsed"] < lines[1]["elapsed"] < lines[2]["elapsed"]
+    assert [report.row for report in ends] == lines[:2]
 
 
 def test_frozen_parameters_are_not_trained(tmp_path):
@@ -460,9 +465,9 @@ def test_validations_inside_an_epoch_do_not_change_training(tmp_path, optimizer)
     plain, often = all_of(tmp_path / "plain"), all_of(tmp_path / "often")
     changed = unlike(plain, often)
     assert not [name for name in changed if name.startswith("last ") and name != "last numbers"]
-    held = rows(tmp_path / "often")
-    steps = [row["step"] for row in held if row["kind"] == "validation"]
-    ends = [row["step"] for row in held if row["kind"] == "epoch"]
+    lines = rows(tmp_path / "often")
+    steps = [row["step"] for row in lines if row["kind"] == "validation"]
+    ends = [row["step"] for row in lines if row["kind"] == "epoch"]
     assert steps == [step for step in range(3, ends[-1], 3) if step not in ends]
     for kind in ("step", "epoch"):
         mine, theirs = (

@@ -41,7 +41,7 @@ def test_tokenised_bleu_is_the_definition():
     assert "tok:moses-de-sacremoses-" in scores.tokenised_signature
 
 
-def test_signatures_say_how_it_was_computed():
+def test_signatures():
     scores = corpus_scores(WRITTEN, WANTED)
     assert scores.lines == 3
     assert "case:mixed|eff:no|tok:13a|smooth:exp|version:" in scores.signature
@@ -56,7 +56,7 @@ def test_equal_lines_score_100():
     assert [scores.bleu, scores.chrf, scores.tokenised_bleu] == pytest.approx([100.0] * 3)
 
 
-def test_the_library_has_no_advice_for_a_young_model(caplog):
+def test_sacrebleu_logs_no_advice(caplog):
     """A hundred lines that end in " ." are what it learns first."""
     scores = corpus_scores(["the ."] * 100, ["The dog."] * 100)
     assert scores.bleu < 100.0
@@ -82,7 +82,7 @@ def test_invalid_lines_raise(hypotheses, references, error):
 
 
 @pytest.mark.parametrize("package", ["sacrebleu", "sacremoses"])
-def test_a_missing_package_is_named(monkeypatch, package):
+def test_missing_package_is_named(monkeypatch, package):
     _tokenizer.cache_clear()
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(DataError, match=f"pip install {package}"):
@@ -110,7 +110,7 @@ def test_compounds_are_split_on_request():
     assert found == ["E", "##AT##-##AT##", "Mail", "##AT##-##AT##", "Konto", "-", "ja"]
 
 
-def test_an_unknown_language_is_named():
+def test_unknown_language_is_named():
     with pytest.raises(DataError, match="'fr'"):
         words("a", "fr")
 
@@ -147,7 +147,7 @@ def test_other_languages_stay_with_13a(language):
 
 
 @pytest.mark.skipif(not NO_MECAB, reason="the tokeniser of Japanese is installed")
-def test_where_a_tokeniser_is_missing_characters_count_and_a_note_says_so(caplog):
+def test_missing_tokenizer_falls_back_to_characters(caplog):
     with caplog.at_level(logging.WARNING, logger="drill"):
         for _ in range(3):
             scores = corpus_scores(*JAPANESE, language="ja")

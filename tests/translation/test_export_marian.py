@@ -73,21 +73,28 @@ SOURCE = torch.tensor([[7, 30, 9, END], [8, END, PAD, PAD]])
 TARGET = torch.tensor([[BEGIN, 5, 99], [BEGIN, 44, 8]])
 
 
-@both_norms
+LAYERS = {
+    "tied": TiedSoftmax,
+    "tied without bias": lambda e: TiedSoftmax(e, bias=False),
+    "full": lambda e: FullSoftmax(len(e.weight), d),
+    "bilinear": Bilinear,
+    "deep residual": lambda e: DeepResidual(e, depth=2),
+    "sampled": lambda e: SampledSoftmax(DeepResidual(e, depth=1), 20),
+}
+
+
 @pytest.mark.parametrize(
-    "layer",
+    ("name", "norm", "shared"),
     [
-        TiedSoftmax,
-        lambda e: TiedSoftmax(e, bias=False),
-        lambda e: FullSoftmax(len(e.weight), d),
-        Bilinear,
-        lambda e: DeepResidual(e, depth=2),
-        lambda e: SampledSoftmax(DeepResidual(e, depth=1), 20),
+        *((name, "post", True) for name in LAYERS),
+        ("tied", "pre", True),
+        ("deep residual", "pre", True),
+        ("tied", "post", False),
+        ("deep residual", "post", False),
     ],
-    ids=["tied", "tied-no-bias", "full", "bilinear", "deep-residual", "sampled"],
 )
-def test_probabilities_are_the_same(subwords, layer, norm, tmp_path):
-    model = make(subwords, layer, norm)
+def test_probabilities_are_the_same(subwords, name, norm, shared, tmp_path):
+    model = make(subwords, LAYERS[name], norm, shared)
     theirs = load(export_marian(model, subwords, tmp_path, positions=16))
     kind = "MarianMTModel" if norm == "post" else "PegasusForConditionalGeneration"
     assert type(theirs).__name__ == kind
@@ -96,19 +103,10 @@ def test_probabilities_are_the_same(subwords, layer, norm, tmp_path):
         torch.testing.assert_close(log_probs(theirs, SOURCE, TARGET), ours, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("layer", [TiedSoftmax, DeepResidual])
-def test_two_embeddings(subwords, layer, tmp_path):
-    model = make(subwords, layer, shared=False)
-    theirs = load(export_marian(model, subwords, tmp_path, positions=16))
-    with torch.no_grad():
-        ours = model.log_probs(SOURCE, TARGET)
-        torch.testing.assert_close(log_probs(theirs, SOURCE, TARGET), ours, atol=1e-5, rtol=1e-5)
-
-
-def test_a_tied_layer_is_written_once(subwords, tmp_path):
+def test_tied_matrix_is_written_once(subwords, tmp_path):
     export_marian(make(subwords, TiedSoftmax), subwords, tmp_path, positions=16)
-    held = load_file(tmp_path / "model.safetensors")
-    rows = [name for name, each in held.items() if each.shape == (len(subwords), d)]
+    tensors = load_file(tmp_path / "model.safetensors")
+    rows = [name for name, each in tensors.items() if each.shape == (len(subwords), d)]
     assert rows == ["model.shared.weight"]
     assert json.loads((tmp_path / "config.json").read_text())["tie_word_embeddings"] is True
 
@@ -154,7 +152,7 @@ def test_translations_are_the_same(subwords, norm, tmp_path):
         assert len(set(found)) > 12
 
 
-def test_text_is_cut_and_joined_the_same(subwords, tmp_path):
+def test_tokenizer_is_the_same(subwords, tmp_path):
     export_marian(make(subwords, TiedSoftmax), subwords, tmp_path, positions=16)
     lines = ["der Hund schläft", "", "<end> is a word <pad>", "Grüße, 世界 🎉", " two  spaces "]
     for kind in (transformers.PreTrainedTokenizerFast, transformers.AutoTokenizer):
@@ -166,23 +164,18 @@ def test_text_is_cut_and_joined_the_same(subwords, tmp_path):
             assert theirs.decode(ids, skip_special_tokens=True) == line
 
 
-def test_the_default_search_ends_and_writes_no_special_ids(subwords, tmp_path):
+def test_search_of_the_copy_has_its_options_and_writes_no_special_ids(subwords, tmp_path):
     model = make(subwords, DeepResidual)
-    theirs = load(export_marian(model, subwords, tmp_path, positions=16))
+    folder = export_marian(model, subwords, tmp_path, positions=16, beam=2, length_penalty=1.5)
+    theirs = load(folder)
+    search = theirs.generation_config
+    assert (search.num_beams, search.length_penalty, search.max_length) == (2, 1.5, 16)
     written = theirs.generate(input_ids=SOURCE, attention_mask=(SOURCE != PAD).long())
-    assert theirs.generation_config.num_beams == 4
     for row in written.tolist():
         text = row[1 : row.index(END)]
         assert row[0] == BEGIN
         assert not {PAD, BEGIN} & set(text)
         assert len(row) <= 16
-
-
-def test_the_search_of_a_copy_is_the_one_asked_for(subwords, tmp_path):
-    model = make(subwords, TiedSoftmax)
-    theirs = load(export_marian(model, subwords, tmp_path, beam=2, length_penalty=1.5))
-    held = theirs.generation_config
-    assert (held.num_beams, held.length_penalty, held.max_length) == (2, 1.5, 1024)
 
 
 @pytest.mark.parametrize(
@@ -199,14 +192,14 @@ def test_models_that_cannot_be_exported_raise(subwords, layer, norm, shared, err
     assert not (tmp_path / "none").exists()
 
 
-def test_an_older_export_is_replaced(subwords, tmp_path):
+def test_older_export_is_replaced(subwords, tmp_path):
     export_marian(make(subwords, TiedSoftmax), subwords, tmp_path, positions=8)
     export_marian(make(subwords, TiedSoftmax), subwords, tmp_path, positions=16)
     assert json.loads((tmp_path / "config.json").read_text())["max_position_embeddings"] == 16
 
 
 @pytest.mark.parametrize("tuned", [False, True])
-def test_a_model_that_the_library_saved_is_refused_and_left_as_it_is(subwords, tmp_path, tuned):
+def test_model_saved_by_transformers_raises_and_stays_as_it_is(subwords, tmp_path, tuned):
     """Its files have the names of an export's; saved from one, ``tuned``, also what marks it."""
     model, folder = make(subwords, TiedSoftmax), tmp_path / "theirs"
     export_marian(model, subwords, tmp_path / "ours")
@@ -243,7 +236,7 @@ def test_folder_with_other_files_raises_and_stays_as_it_is(subwords, tmp_path, n
 
 
 @pytest.mark.parametrize("end", [0, 2, 4])
-def test_an_export_that_is_killed_leaves_nothing_that_loads(subwords, tmp_path, monkeypatch, end):
+def test_killed_export_leaves_nothing_that_loads(subwords, tmp_path, monkeypatch, end):
     model = make(subwords, TiedSoftmax)
     export_marian(model, subwords, tmp_path, positions=8)
     written = []
@@ -262,7 +255,7 @@ def test_an_export_that_is_killed_leaves_nothing_that_loads(subwords, tmp_path, 
     assert json.loads((tmp_path / "tokenizer.json").read_text())["post_processor"] is not None
 
 
-def test_other_subwords_and_a_file_in_the_way_are_named(subwords, tmp_path):
+def test_other_subwords_and_a_file_in_the_way_raise(subwords, tmp_path):
     model = make(subwords, TiedSoftmax)
     other = Subwords.train(["a"], size=259)
     with pytest.raises(DataError, match="259 subwords"):

@@ -1,4 +1,4 @@
-"""What filters drop of the training pairs is told, on the screen and in the run's folder."""
+"""What filters drop of the training pairs is reported, on the screen and in the run's folder."""
 
 import json
 import re
@@ -31,7 +31,7 @@ def said_by(folder: Path, *changes: str) -> list[str]:
     return said[-1].splitlines()[1:]
 
 
-def test_every_reason_is_told_with_its_setting():
+def test_every_reason_is_named_with_its_setting():
     report = FilterReport(3000, empty=1, duplicate=1500, short=2, long=3, ratio=4)
     line = left_out(report, FILTERS)
     assert line.startswith("1,510 of 3,000 ")
@@ -41,7 +41,7 @@ def test_every_reason_is_told_with_its_setting():
     assert left_out(FilterReport(3000), FILTERS) is None
 
 
-def test_a_run_tells_it_of_a_cached_corpus_too(here, tmp_path, monkeypatch):
+def test_dropped_pairs_of_a_cached_corpus_are_reported(here, tmp_path, monkeypatch):
     (first,) = said_by(tmp_path / "a", "training.max_steps=1")
     dropped = json.loads((tmp_path / "a/environment.json").read_text())["filtered"]
     assert (dropped["pairs"], dropped["empty"], dropped["ratio"]) == (63, 1, 1)

@@ -27,7 +27,7 @@ def batches(monkeypatch) -> list[int]:
     return seen
 
 
-def test_the_validation_loss_does_not_depend_on_batches_or_smoothing():
+def test_validation_loss_does_not_depend_on_batches_or_smoothing():
     data, model = small_data(), small_translator("plain", dtype=torch.float64).eval()
     whole = translation_loss(model, data.valid)
     assert whole.tokens == sum(len(data.valid.target(i)) + 1 for i in range(len(data.valid)))
@@ -35,8 +35,8 @@ def test_the_validation_loss_does_not_depend_on_batches_or_smoothing():
     by_hand = 0.0
     for batch in PairBatches(data.valid, 1000).epoch(0):
         log_p = model.log_probs(batch.source, batch.target_in)
-        kept = batch.target_out != IGNORE
-        by_hand -= float(log_p[kept].gather(1, batch.target_out[kept][:, None]).sum().detach())
+        real = batch.target_out != IGNORE
+        by_hand -= float(log_p[real].gather(1, batch.target_out[real][:, None]).sum().detach())
     assert whole.nll == pytest.approx(by_hand)
     assert TranslationLoss(800.0, 1).perplexity == math.inf
 
@@ -53,7 +53,7 @@ def test_one_long_pair_makes_no_other_batch_larger(batches):
     assert len(ordinary) == -(-40 // (20 // int(lengths[0])))
 
 
-def test_a_validation_takes_no_larger_batches_than_training(tmp_path, batches):
+def test_validation_takes_no_larger_batches_than_training(tmp_path, batches):
     small_training(tmp_path, max_tokens=24, max_steps=1)
     of_validation = batches[: len(list(PairBatches(small_data().valid, 24).epoch(0)))]
     assert max(of_validation) <= 24
@@ -76,7 +76,7 @@ def room_for(monkeypatch):
     return limit
 
 
-def test_a_loss_without_memory_for_its_batches_is_taken_of_smaller_ones(room_for, caplog):
+def test_out_of_memory_halves_the_batch_of_the_loss(room_for, caplog):
     data, model = small_data(), small_translator("plain", dtype=torch.float64)
     whole = translation_loss(model, data.valid)
     room_for(20)
@@ -85,7 +85,7 @@ def test_a_loss_without_memory_for_its_batches_is_taken_of_smaller_ones(room_for
     assert [record.args[0] for record in caplog.records] == [32, 16]
 
 
-def test_a_pair_that_fits_into_no_memory_ends_it(room_for):
+def test_out_of_memory_with_a_single_pair_raises(room_for):
     room_for(2)
     with pytest.raises(torch.OutOfMemoryError, match="no room for"):
         translation_loss(small_translator(), small_data().valid, max_tokens=32)

@@ -143,7 +143,7 @@ def test_wide_beam_finds_the_best_of_all_translations(alpha):
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
 @pytest.mark.parametrize("beam", [1, 2, 4])
-def test_a_narrow_beam_is_the_search_in_plain_loops(beam, alpha):
+def test_narrow_beam_is_the_search_in_plain_loops(beam, alpha):
     decoding = Decoding(bos=BOS, eos=EOS, max_ratio=1.0, max_extra=3)
     for seed, eos in ((0, 0.0), (1, -2.0), (2, 1.0)):
         model = make(seed, eos=eos)
@@ -161,15 +161,6 @@ def test_greedy_takes_the_likeliest_token_each_time():
         for alpha in (0.0, 1.0):
             ranked = beam_search(model, SOURCES, decoding, beam=1, length_penalty=alpha)
             assert [each.ids for each in found] == [rows[0].ids for rows in ranked]
-
-
-def test_larger_length_penalty_gives_longer_translations():
-    model = make(1)
-    lengths = []
-    for alpha in (0.0, 8.0):
-        found = beam_search(model, SOURCES, SHORT, beam=ALL, length_penalty=alpha)
-        lengths.append(sum(len(rows[0].ids) for rows in found))
-    assert lengths[0] < lengths[1] == 3 * len(SOURCES)
 
 
 # -- the end --------------------------------------------------------------------------------------
@@ -232,7 +223,7 @@ def test_longer_hypothesis_may_win_in_the_end(alpha, end_now, end_then, words):
     assert len(found[0][0].ids) == words
 
 
-def test_a_translation_ends_at_its_own_limit():
+def test_translation_ends_at_its_own_limit():
     model = make(eos=-30.0)  # it would never end by itself
     decoding = Decoding(bos=BOS, eos=EOS, max_ratio=1.5, max_extra=1)
     for found in (
@@ -280,16 +271,16 @@ def test_number_of_scores_of_a_step_is_bounded(searched, monkeypatch):
     """However short the sentences: B x K x V stays below batch_tokens * SCORES_PER_TOKEN."""
     model, sources = make(1, eos=-1.0), [[3, 2], [4, 2], [5, 2]] * 10
     decoding = Decoding(bos=BOS, eos=EOS, max_extra=3, batch_tokens=64)
-    whole, held = searched(model, sources, decoding), []
+    whole, sizes = searched(model, sources, decoding), []
     monkeypatch.setattr(search_steps, "SCORES_PER_TOKEN", 2)
     with encoded_once(model) as head:
 
         def spied(hidden: Tensor) -> Tensor:
-            held.append(head(hidden).numel())
+            sizes.append(head(hidden).numel())
             return head(hidden)
 
         parts = searched(model, sources, decoding, head=spied)
-    assert 7 * 3 * V == max(held) <= 64 * 2 < 8 * 3 * V
+    assert 7 * 3 * V == max(sizes) <= 64 * 2 < 8 * 3 * V
     for a, b in zip(parts, whole, strict=True):
         same(a, b)
 
@@ -365,7 +356,7 @@ def test_labels_are_encoded_once_for_all_steps_and_calls(layer):
     assert len(encoded) == 2
 
 
-def test_the_model_comes_back_as_it_was():
+def test_model_comes_back_as_it_was():
     model = make()
     model.layer.eval()
     before = [(name, module.training) for name, module in model.named_modules()]
@@ -375,16 +366,7 @@ def test_the_model_comes_back_as_it_was():
     assert beam_search(model, [], SHORT) == sample(model, [], SHORT) == []
 
 
-def test_in_low_precision_scores_stay_close():
-    model = make(eos=-1.0).float()
-    low = Decoding(bos=BOS, eos=EOS, max_ratio=0.0, max_extra=4, autocast=torch.bfloat16)
-    found = beam_search(model, SOURCES, low, beam=ALL, n_best=ALL, length_penalty=0.0)
-    for source, hypotheses in zip(SOURCES, found, strict=True):
-        for each in hypotheses[:5]:
-            assert each.log_prob == pytest.approx(log_prob(model, source, each.ids), abs=0.3)
-
-
-def test_a_very_long_source_and_an_empty_one():
+def test_very_long_source_and_an_empty_one():
     model = make().float()
     long = torch.randint(3, V, (3000,)).tolist()
     decoding = Decoding(bos=BOS, eos=EOS, max_ratio=0.001, max_extra=5)

@@ -6,8 +6,6 @@ import torch
 from drill.data import IGNORE, PairBatches
 from drill.models import Transformer
 from drill.training.optim import AdamW
-from drill.translation.search.decoding import Decoding
-from drill.translation.search.output_head import encoded_once
 from drill.translation.step import backward, capture_blocker, capturing, kernel_summary, replayed
 from tests.tiny_runs import (
     interrupted_after,
@@ -27,7 +25,7 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("gradient_accumulation_steps", [1, 3])
 @pytest.mark.parametrize("layer", ["plain", "mixture"])
-def test_the_gradient_is_that_of_the_mean_over_all_tokens_of_the_update(
+def test_gradient_is_that_of_the_mean_over_all_tokens_of_the_update(
     tmp_path, monkeypatch, gradient_accumulation_steps, layer
 ):
     data, seen = small_data(), []
@@ -90,7 +88,7 @@ def test_replayed_training_is_launched_training(tmp_path, precision):
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-def test_a_batch_that_asks_for_nothing_adds_nothing(layer):
+def test_batch_that_asks_for_nothing_adds_nothing(layer):
     """As processes get it that are left without pairs at the end of an epoch."""
     model = small_translator(layer)
     shards = [PairBatches(small_data(train=1).train, rank=rank, size=2) for rank in range(2)]
@@ -102,7 +100,7 @@ def test_a_batch_that_asks_for_nothing_adds_nothing(layer):
 
 
 @pytest.mark.gpu
-def test_an_interrupted_run_of_replays_is_the_same_run(tmp_path):
+def test_interrupted_run_of_replays_is_the_same_run(tmp_path):
     """Up to what a GPU adds in another order, and to which batches are replays."""
 
     def trained(name: str, optimizer=None):
@@ -151,14 +149,15 @@ def test_compiled_training_is_eager_training(tmp_path, monkeypatch):
     [
         ({}, None),
         ({"cuda_graphs": False}, "asked for"),
-        ({"device": CPU}, "CUDA graphs need an NVIDIA GPU, not cpu"),
-        ({"compile": True}, "training.compile is set"),
-        ({"world_size": 4}, "4 processes exchange gradients, which no graph holds"),
+        ({"device": CPU}, "not cpu"),
+        ({"compile": True}, "training.compile"),
+        ({"world_size": 4}, "4 processes"),
     ],
 )
-def test_why_batches_are_not_replayed_is_said(options, fault):
+def test_capture_blocker(options, fault):
     usual = {"cuda_graphs": True, "compile": False, "device": torch.device("cuda"), "world_size": 1}
-    assert capture_blocker(**{**usual, **options}) == fault
+    found = capture_blocker(**{**usual, **options})
+    assert found is None if fault is None else fault in found
 
 
 def test_kernel_summary():
@@ -166,7 +165,7 @@ def test_kernel_summary():
     model = small_translator("plain", dropout=0.0)
     found = kernel_summary(model, None, 60, None)
     parts = ["attention flash", "residuals and norms reference", "labels reference"]
-    parts += ["loss reference", "batches replayed", f"beam search launched one by one: {here}"]
+    parts += ["loss reference", "batches replayed"]
     assert all(map(str.startswith, found, parts))
     many = kernel_summary(model, "asked for", 8192, torch.bfloat16)
     assert many[3].startswith("loss chunked")
@@ -174,44 +173,11 @@ def test_kernel_summary():
     model.transformer.decoder[0].attention.dropout = 0.5  # the CPU's fused kernel has none
     assert kernel_summary(model, here, 60, None)[0].startswith("attention math (")
     mixture = kernel_summary(small_translator("mixture"), here, 60, None)
-    assert [part.split(" ")[0] for part in mixture] == ["attention", "residuals", "batches", "beam"]
+    assert [part.split(" ")[0] for part in mixture] == ["attention", "residuals", "batches"]
     assert "torch.compile" in kernel_summary(model, here, 60, None, compile=True)[1]
 
 
-@pytest.mark.parametrize(("way", "encodings"), [("replayed", 3), ("launched", 1)])
-def test_how_often_an_update_encodes_its_labels_is_said(monkeypatch, way, encodings):
-    model, made = small_translator("deep-residual"), []
-    real = model.layer.labels
-    monkeypatch.setattr(model.layer, "labels", lambda *a, **k: made.append(1) or real(*a, **k))
-    update = list(PairBatches(small_data().train, 60, 3).epoch(1))[:3]
-    tokens = sum(batch.target_tokens for batch in update)
-    if way == "replayed":
-        replayed(capturing(model, 0.1, None), update, tokens, CPU)
-    else:
-        backward(model, model, update, tokens, 0.1, CPU)
-    assert len(made) == encodings
-    obstacle = None if way == "replayed" else "asked for"
-    said = kernel_summary(model, obstacle, 60, None, batches=3)
-    expected = "labels encoded once an update" if encodings == 1 else "labels encoded once a batch"
-    assert [each for each in said if "encoded" in each] == [expected]
-    several = kernel_summary(model, "4 processes", 60, None, batches=3, world_size=4)
-    assert "labels encoded once a batch" in several
-    tied = kernel_summary(small_translator("tied"), None, 60, None, batches=3)
-    assert not any("encoded" in each for each in tied)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("layer", ["plain", "mixture"])
-def test_a_gpu_searches_in_the_way_it_says(layer):
-    model = small_translator(layer).cuda()
-    *_, found = kernel_summary(model, None, 60, torch.bfloat16)
-    with encoded_once(model) as head:
-        replays = Decoding(bos=1, eos=2).replays(torch.device("cuda"), head)
-    said = {True: "replayed as CUDA graphs", False: "MixtureOfSoftmaxes does not fold"}
-    assert found.endswith(said[replays])
-
-
-def test_the_reported_loss_is_that_of_all_tokens_of_the_epoch(tmp_path):
+def test_reported_loss_is_that_of_all_tokens_of_the_epoch(tmp_path):
     data = small_data()
     still = AdamW(1e-12, weight_decay=0.0, schedule="constant", warmup=0.0)
     small_training(
@@ -239,21 +205,3 @@ def test_every_layer_learns(tmp_path, layer):
     assert losses[-1] < 0.8 * losses[0]
     assert outcome.valid.loss == min(losses)
     assert outcome.test.scores.lines == 6
-
-
-@pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
-def test_every_precision_learns(tmp_path, precision):
-    small_training(tmp_path, epochs=4, precision=precision)
-    losses = [row["valid_loss"] for row in rows(tmp_path)[:-1]]
-    assert losses[-1] < losses[0]
-
-
-def test_compile_compiles_the_transformer_alone(tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr(
-        torch.nn.Module, "compile", lambda self, **options: asked.append((type(self), options))
-    )
-    small_training(tmp_path, max_steps=1, compile=True)
-    assert [(kind.__name__, options) for kind, options in asked] == [
-        ("Transformer", {"dynamic": True})
-    ]

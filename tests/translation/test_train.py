@@ -40,17 +40,17 @@ def test_best_holds_the_weights_of_the_lowest_validation_loss(tmp_path):
     assert saved == [*outcome.test.hypotheses, ""]
 
 
-def test_a_validation_inside_an_epoch_has_a_line_of_its_own(tmp_path):
+def test_validation_inside_an_epoch_has_a_line_of_its_own(tmp_path):
     small_training(tmp_path, epochs=2, validate_every=4, bleu_every=2)
-    held = rows(tmp_path)
+    lines = rows(tmp_path)
     batches = len(PairBatches(small_data().train, 60, 3))
     steps = sorted({*range(4, 2 * batches + 1, 4), batches, 2 * batches})
-    assert [row["step"] for row in held[:-1]] == steps
-    assert [row["kind"] == "epoch" for row in held[:-1]] == [s % batches == 0 for s in steps]
-    assert ["valid_bleu" in row for row in held[:-1]] == [i % 2 == 1 for i in range(len(steps))]
+    assert [row["step"] for row in lines[:-1]] == steps
+    assert [row["kind"] == "epoch" for row in lines[:-1]] == [s % batches == 0 for s in steps]
+    assert ["valid_bleu" in row for row in lines[:-1]] == [i % 2 == 1 for i in range(len(steps))]
 
 
-def test_a_validation_with_bleu_reads_its_text_once(tmp_path, monkeypatch):
+def test_validation_with_bleu_reads_its_text_once(tmp_path, monkeypatch):
     asked = []
     real = translation_training.translation_loss
     for module in (translation_training, translated_module):
@@ -81,7 +81,7 @@ def better_means(monkeypatch):
 
 
 @pytest.mark.usefixtures("better_means")
-def test_the_mean_of_the_last_weights_is_tried_and_kept_where_it_is_better(tmp_path, caplog):
+def test_better_average_is_saved_and_tested(tmp_path, caplog):
     data = small_data()
     with caplog.at_level(logging.INFO, TRAINING_LOG):
         outcome = small_training(tmp_path, data=data, epochs=4, average_checkpoints=3)
@@ -90,8 +90,8 @@ def test_the_mean_of_the_last_weights_is_tried_and_kept_where_it_is_better(tmp_p
     batches = len(PairBatches(data.train, 60, 3))
     assert (average["kind"], test["kind"]) == ("average", "test")
     assert average["steps"] == [2 * batches, 3 * batches, 4 * batches]
-    kept = sorted(path.name for path in (tmp_path / "last").glob("recent-*"))
-    assert kept == sorted(f"recent-{step}.safetensors" for step in average["steps"])
+    saved = sorted(path.name for path in (tmp_path / "last").glob("recent-*"))
+    assert saved == sorted(f"recent-{step}.safetensors" for step in average["steps"])
     best = min(row["valid_loss"] for row in epochs)
     assert average["best"]
     assert average["valid_loss"] < best
@@ -106,7 +106,7 @@ def test_the_mean_of_the_last_weights_is_tried_and_kept_where_it_is_better(tmp_p
     assert translation_loss(model, data.test).loss == pytest.approx(outcome.test.fit.loss, rel=1e-6)
 
 
-def test_a_mean_that_is_worse_is_not_kept(tmp_path, caplog):
+def test_worse_average_is_not_saved(tmp_path, caplog):
     with caplog.at_level(logging.INFO, TRAINING_LOG):
         small_training(tmp_path, epochs=3, average_checkpoints=3)
     assert caplog.records[-1].args[-1] == "the best single"

@@ -62,7 +62,7 @@ def test_size_of_blocks_does_not_change_the_result(data, model):
         assert [each[0].text for each in parts] == whole
 
 
-def test_a_block_is_translated_before_the_next_is_read(data, model):
+def test_block_is_translated_before_the_next_is_read(data, model):
     read = []
 
     def blocks():
@@ -75,7 +75,7 @@ def test_a_block_is_translated_before_the_next_is_read(data, model):
     assert read == [["abc"]]
 
 
-def test_a_long_line_is_cut_and_the_log_names_it(data, model, caplog):
+def test_long_line_is_cut_and_the_log_names_it(data, model, caplog):
     lines = ["a", "", "ab " * 10_000]
     with caplog.at_level(logging.WARNING, "drill"):
         found = list(translate(model, data.subwords, lines, Search(beam=1, max_source=20)))
@@ -88,7 +88,7 @@ def test_a_long_line_is_cut_and_the_log_names_it(data, model, caplog):
     assert found[2] == next(translate(model, data.subwords, [cut], Search(beam=1)))
 
 
-def test_a_translation_is_one_line_whatever_the_model_writes(data, model):
+def test_translation_is_one_line_whatever_the_model_writes(data, model):
     newline = data.subwords.encode("\n")[0]
     with torch.no_grad():
         before = model.layer.bias[newline].clone()
@@ -117,29 +117,24 @@ def test_samples_follow_from_the_seed_and_the_line_alone(data, model):
 @pytest.mark.parametrize("sampled", [False, True])
 def test_lines_are_counted_before_every_search_of_several(data, model, monkeypatch, sampled):
     module, name = (sampling, "_drawn") if sampled else (searching, "_search")
-    real, told = getattr(module, name), []
+    real, events = getattr(module, name), []
 
     def searched(model, head, batch, *rest):
-        told.append(f"{len(batch.places)} searched")
+        events.append(f"{len(batch.places)} searched")
         return real(model, head, batch, *rest)
 
     monkeypatch.setattr(module, name, searched)
     search = Search(batch_tokens=6, beam=1, sampled=sampled, seed=1)
     lines = ["abc", "", "abcde", "ab", "a", "e", "e", "e", "e"]
-    found = translate(model, data.subwords, lines, search, lines_per_block=5, progress=told.append)
+    found = translate(
+        model, data.subwords, lines, search, lines_per_block=5, progress=events.append
+    )
     assert len(list(found)) == len(lines)
-    before = told[::2]
+    before = events[::2]
     assert before == sorted(before)
     assert set(before) >= {0, 1, 5}  # 5 is the second block, with the line that has no words
-    assert len(told[1::2]) == len(before)
-    assert sum(int(each.split()[0]) for each in told[1::2]) == 8
-
-
-def test_the_model_comes_back_in_its_mode(data, model):
-    model.train()
-    list(translate(model, data.subwords, ["abc"]))
-    assert model.training
-    model.eval()
+    assert len(events[1::2]) == len(before)
+    assert sum(int(each.split()[0]) for each in events[1::2]) == 8
 
 
 def test_invalid_search_options_raise():
@@ -154,9 +149,7 @@ def test_invalid_search_options_raise():
             Search(**{option: value})
 
 
-def test_where_memory_does_not_do_fewer_lines_are_searched_together(
-    data, model, monkeypatch, caplog
-):
+def test_out_of_memory_halves_the_batch(data, model, monkeypatch, caplog):
     lines, asked = ["ab", "c", "abcde"] * 4, []
     whole = [found[0].text for found in translate(model, data.subwords, lines, Search())]
     real = translation.beam_search
@@ -176,7 +169,7 @@ def test_where_memory_does_not_do_fewer_lines_are_searched_together(
 
 
 @pytest.mark.gpu
-def test_a_gpu_whose_memory_does_not_do_searches_in_smaller_batches(data, model, caplog):
+def test_out_of_memory_on_a_gpu_halves_the_batch(data, model, caplog):
     """Wherever it runs out, be it inside a graph that is being recorded."""
     model = copy.deepcopy(model).to("cuda")
     lines = ["ab", "c", "abcde"] * 6000
@@ -203,7 +196,7 @@ def test_invalid_arguments_raise(data, model):
         list(translate(model, data.subwords, ["abc"], Search(beam=263)))
 
 
-def test_a_text_is_held_against_its_references(data, model):
+def test_translated_scores_a_text(data, model):
     seen = []
     found = translated(
         model, data.subwords, data.text.test, data.test, Search(beam=1),

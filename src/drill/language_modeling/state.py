@@ -1,6 +1,6 @@
 """The training state of a language model: adds segment lengths and hidden state."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -39,8 +39,9 @@ class LanguageModelState(TrainingState):
 
     def state_dict(self, world: World) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, numbers = super().state_dict(world)
-        for name, tensor in _named(self.hidden):
-            tensors[f"hidden/{name}"] = torch.cat(world.all_gather(tensor), 1)
+        for i, layer in enumerate(self.hidden or ()):
+            for j, tensor in enumerate(layer):
+                tensors[f"hidden/{i}/{j}"] = torch.cat(world.all_gather(tensor), 1)
         numbers["lengths"] = self.lengths.state()
         numbers["untied"] = self.untied
         numbers["layers"] = [] if self.hidden is None else [len(layer) for layer in self.hidden]
@@ -51,7 +52,7 @@ class LanguageModelState(TrainingState):
     ) -> None:
         super().load_state_dict(tensors, numbers, world)
         self.lengths = SequenceLengths.from_state(numbers["lengths"])
-        self.untied = numbers.get("untied", False)  # older checkpoints have no such switch
+        self.untied = numbers["untied"]
         hidden = tuple(
             tuple(
                 world.columns(tensors[f"hidden/{i}/{j}"]).to(self.nll.device) for j in range(count)
@@ -59,9 +60,3 @@ class LanguageModelState(TrainingState):
             for i, count in enumerate(numbers["layers"])
         )
         self.hidden = hidden or None
-
-
-def _named(hidden: State | None) -> Iterator[tuple[str, Tensor]]:
-    for i, layer in enumerate(hidden or ()):
-        for j, tensor in enumerate(layer):
-            yield f"{i}/{j}", tensor

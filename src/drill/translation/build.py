@@ -136,7 +136,6 @@ class TranslationStart:
     """The run that another one starts from: its subwords, and its averaged or best weights."""
 
     folder: RunFolder
-    settings: Settings
     subwords: Subwords
     weights: Literal["averaged", "best"]
 
@@ -169,10 +168,9 @@ def translation_start(settings: Settings, path: Path | str) -> TranslationStart:
     changes = [each for each in own.differences(settings) if _of_the_model(each.partition(":")[0])]
     if changes:
         changes.sort(key=lambda each: not each.partition(":")[0].endswith(f".{NAME}"))
-        more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
         raise SettingsError(
-            f"{INIT_FROM}: {folder.path} has a model with other settings ({'; '.join(changes[:3])}"
-            f"{more}); use its settings, or start from another run"
+            f"{INIT_FROM}: {folder.path} has a model with other settings "
+            f"({'; '.join(changes[:3])}); use its settings, or start from another run"
         )
     averaged = folder.averaged.exists()
     if not averaged and not folder.best.exists():
@@ -180,7 +178,7 @@ def translation_start(settings: Settings, path: Path | str) -> TranslationStart:
             f"{INIT_FROM}: {folder.path} has no best weights; train it up to its first validation"
         )
     subwords = Subwords.load(folder.subwords)
-    return TranslationStart(folder, own, subwords, "averaged" if averaged else "best")
+    return TranslationStart(folder, subwords, "averaged" if averaged else "best")
 
 
 def ranks_labels(settings: Settings) -> bool:

@@ -55,7 +55,7 @@ from drill.translation.build import (
     translator,
 )
 from drill.translation.evaluate import best_translations, translated
-from drill.translation.step import capture_blocker, kernel_summary, own_batches
+from drill.translation.step import capture_blocker, kernel_summary
 from drill.translation.train import train_translator, training_log
 from drill.translation.translate import Search
 
@@ -133,10 +133,8 @@ def _kernels(
     given = settings.training
     obstacle = capture_blocker(given["cuda_graphs"], given["compile"], device, processes.size)
     autocast = autocast_dtype(given["precision"], device)
-    batches = own_batches(given["gradient_accumulation_steps"], processes)
-    compiled, size = given["compile"], given["max_tokens"]
     try:
-        return kernel_summary(model, obstacle, size, autocast, compiled, batches, processes.size)
+        return kernel_summary(model, obstacle, given["max_tokens"], autocast, given["compile"])
     except ValueError as error:
         raise does_not_run(settings, error) from None
 

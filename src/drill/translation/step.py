@@ -10,8 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from drill.data import IGNORE, DataError, PairBatch
 from drill.kernels.transformer.residual_norm import choose_sublayer
-from drill.layers import FullSoftmax, MatrixLayer, OutputLayer, TiedSoftmax, WrappingLayer
-from drill.layers.sampled import foldable
+from drill.layers import MatrixLayer
 from drill.models.transformer.attention import attention_kernels
 from drill.models.translator import Translator
 from drill.training.cuda_graphs import CapturedGradients
@@ -36,9 +35,9 @@ def capture_blocker(
     if not cuda_graphs:
         return "asked for"
     if device.type != "cuda":
-        return _no_graphs(device)
+        return f"CUDA graphs need an NVIDIA GPU, not {device.type}"
     if world_size > 1:
-        return f"{world_size} processes exchange gradients, which no graph holds"
+        return f"{world_size} processes sum their gradients"
     return "training.compile is set" if compile else None
 
 
@@ -48,14 +47,11 @@ def kernel_summary(
     max_tokens: int,
     autocast: torch.dtype | None,
     compile: bool = False,
-    batches: int = 1,
-    world_size: int = 1,
 ) -> list[str]:
-    """Which kernels training and beam search use on the model's device, and why.
+    """Which kernels training uses on the model's device, and why.
 
     Args:
         obstacle: from ``capture_blocker``.
-        batches: of a step, for each process.
     """
     parameter = next(model.parameters())
     parts = attention_kernels(model.transformer.decoder[0].attention, autocast)
@@ -68,27 +64,8 @@ def kernel_summary(
             parts += model.layer.kernel_summary(max_tokens)
         else:  # smoothed, it has a loss of its own
             parts += model.layer.label_kernel_summary()
-    if batches > 1 and _encodes(model.layer):
-        shared = obstacle is not None and world_size == 1
-        parts.append(f"labels encoded once {'an update' if shared else 'a batch'}")
-    no_graph = None if parameter.is_cuda else _no_graphs(parameter.device)
-    if foldable(model.layer) is None:
-        no_graph = no_graph or f"{type(model.layer).__name__} does not fold"
-    return [*parts, f"batches {_replayed(obstacle)}", f"beam search {_replayed(no_graph)}"]
-
-
-def _encodes(layer: OutputLayer) -> bool:
-    """Whether the layer computes its labels instead of looking them up."""
-    inner = layer.layer if isinstance(layer, WrappingLayer) else layer
-    return not isinstance(inner, TiedSoftmax | FullSoftmax)
-
-
-def _no_graphs(device: torch.device) -> str:
-    return f"CUDA graphs need an NVIDIA GPU, not {device.type}"
-
-
-def _replayed(obstacle: str | None) -> str:
-    return "replayed as CUDA graphs" if obstacle is None else f"launched one by one: {obstacle}"
+    batches = "replayed as CUDA graphs" if obstacle is None else f"launched one by one: {obstacle}"
+    return [*parts, f"batches {batches}"]
 
 
 def in_updates(batches: Iterator[PairBatch], size: int) -> Iterator[list[PairBatch]]:

@@ -27,7 +27,7 @@ class FoldedHead:
 
 
 @contextmanager
-def encoded_once(model: Translator) -> Iterator[Head]:
+def encoded_once(model: Translator, head: Head | None = None) -> Iterator[Head]:
     """The model's output layer with labels that are encoded now and never again.
 
         with encoded_once(model) as head:
@@ -36,22 +36,16 @@ def encoded_once(model: Translator) -> Iterator[Head]:
 
     Folded where the layer folds; mixtures and adaptive softmaxes keep their labels cached. Inside,
     the model is in eval mode and must not be trained.
+
+    Args:
+        head: from an outer call; the labels are not encoded again.
     """
     matrix = foldable(model.layer)
     with evaluating(model):
-        if matrix is not None:
+        if head is not None:
+            yield head
+        elif matrix is not None:
             yield FoldedHead(matrix.context, matrix.fold())
         else:
             with model.layer.cached_labels():
                 yield model.layer.log_probs
-
-
-@contextmanager
-def ready(model: Translator, head: Head | None) -> Iterator[Head]:
-    """Eval mode inside, and ``head`` or one of its own."""
-    with evaluating(model):
-        if head is not None:
-            yield head
-        else:
-            with encoded_once(model) as own:
-                yield own

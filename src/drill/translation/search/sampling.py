@@ -19,7 +19,7 @@ from drill.translation.search.decoding import (
     Writable,
     batches,
 )
-from drill.translation.search.output_head import Head, ready
+from drill.translation.search.output_head import Head, encoded_once
 
 
 @torch.no_grad()
@@ -58,7 +58,7 @@ def sample(
     entropy = np.random.SeedSequence(seed).entropy
     found: dict[int, list[Hypothesis]] = {}
     work = batches("sample", model, sources, decoding, samples)
-    with ready(model, head) as scores:
+    with encoded_once(model, head) as scores:
         for batch in work:
             if progress is not None:
                 progress(len(found))

@@ -26,7 +26,7 @@ from drill.translation.search.decoding import (
     Writable,
     batches,
 )
-from drill.translation.search.output_head import Head, encoded_once, ready
+from drill.translation.search.output_head import Head, encoded_once
 from drill.translation.search.sampling import sample
 
 __all__ = ["Decoding", "Hypothesis", "beam_search", "encoded_once", "greedy", "sample"]
@@ -79,7 +79,7 @@ def beam_search(
         raise ValueError(f"beam_search: n_best must be at most beam {beam}, got {n_best}")
     found: dict[int, list[Hypothesis]] = {}
     work = batches("beam_search", model, sources, decoding, beam)
-    with ready(model, head) as scores:
+    with encoded_once(model, head) as scores:
         device = model.transformer.source_embedding.weight.device
         graphs: GraphRecorder | None = None
         if decoding.replays(device, scores):

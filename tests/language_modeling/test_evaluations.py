@@ -1,0 +1,150 @@
+"""What all evaluations share: the model is left as it was, progress, NaN, stalled kernels."""
+
+import json
+
+import pytest
+import torch
+
+from drill.errors import DrillError
+from drill.kernels.lstm.persistent import recurrence as lstm_persistent
+from drill.kernels.lstm.persistent.recurrence import Stalled
+from drill.language_modeling.cache_pointer import cache_perplexity, cache_search
+from drill.language_modeling.dynamic_evaluation import dynamic_perplexity, dynamic_search
+from drill.language_modeling.generation import generate
+from drill.language_modeling.gradient_statistics import gradient_statistics
+from drill.language_modeling.perplexity import perplexity, token_losses
+from drill.language_modeling.scoring import line_start, score
+from tests.language_modeling.models import bits, language_model, text
+from tests.language_modeling.words import VOCABULARY
+from tests.layers.table import V, one_of_each_layer
+
+
+def adapted(model, **options):
+    statistics = gradient_statistics(model, text(50), batch_size=4)
+    return dynamic_perplexity(model, text(50), statistics, lr=0.02, lamb=0.3, **options)
+
+
+OF_A_TEXT = {
+    "perplexity": lambda model, **options: perplexity(model, text(50), batch_size=1, **options),
+    "token_losses": lambda model, **options: token_losses(model, text(50), **options),
+    "cache_perplexity": lambda model, **options: cache_perplexity(model, text(50), **options),
+    "cache_search": lambda model, **options: cache_search(model, text(50), **options),
+    "gradient_statistics": lambda model, **options: gradient_statistics(
+        model, text(50), batch_size=1, **options
+    ),
+    "dynamic_perplexity": adapted,
+}
+OF_LINES = {
+    "score": lambda model: list(score(model, VOCABULARY, ["the sea"])),
+    "generate": lambda model: list(generate(model, VOCABULARY, tokens=3, seed=0)),
+    "line_start": lambda model: line_start("line_start", model, 2),
+}
+EVALUATIONS = OF_A_TEXT | OF_LINES
+
+
+def all_of(model):
+    """Bits, modes, and the random state of torch."""
+    modes = [module.training for module in model.modules()]
+    return bits(model), modes, torch.random.get_rng_state().tolist()
+
+
+@one_of_each_layer
+@pytest.mark.parametrize("evaluation", EVALUATIONS)
+def test_model_is_left_as_it_was(evaluation, name):
+    model = language_model(name)
+    model.layer.eval()  # different modes, as with a frozen part
+    model.loss(*torch.randint(V, (2, 4, 3))).total.backward()
+    gradients = [p.grad for p in model.parameters()]
+    before, values = all_of(model), [grad.clone() for grad in gradients]
+    with torch.no_grad():  # as a caller may have it
+        EVALUATIONS[evaluation](model)
+    assert all_of(model) == before
+    assert all(p.grad is grad for p, grad in zip(model.parameters(), gradients, strict=True))
+    assert all(map(torch.equal, gradients, values))
+
+
+@pytest.mark.parametrize("evaluation", OF_A_TEXT)
+def test_progress_reaches_the_end_and_may_interrupt(evaluation):
+    model, seen = language_model(), []
+    OF_A_TEXT[evaluation](model, bptt=7, progress=lambda *now: seen.append(now))
+    done, totals = zip(*seen, strict=True)
+    assert set(totals) == {49}
+    assert list(done) == sorted(set(done))
+    assert done[-1] == 49
+
+    def interrupt(*_: int) -> None:
+        raise KeyboardInterrupt
+
+    before = all_of(model)
+    with pytest.raises(KeyboardInterrupt):
+        OF_A_TEXT[evaluation](model, progress=interrupt)
+    assert all_of(model) == before
+    OF_A_TEXT[evaluation](model)  # no labels are left cached
+
+
+@pytest.fixture
+def flag(monkeypatch):
+    """Set, as a launch that gave up leaves it."""
+    flag = torch.ones(1, dtype=torch.int32)
+    monkeypatch.setattr(lstm_persistent, "_flags", {0: flag})
+    return flag
+
+
+@pytest.mark.parametrize("name", sorted(EVALUATIONS.keys() - {"dynamic_perplexity"}))
+def test_nan_after_a_stall_raises_stalled_and_later_nan_does_not(name, flag):
+    model = language_model()
+    with torch.no_grad():
+        model.encoder.embedding.weight.fill_(torch.nan)
+    with pytest.raises(Stalled, match=f"^{name}: ") as caught:
+        EVALUATIONS[name](model)
+    assert isinstance(caught.value, DrillError)
+    assert not flag.any()
+    with pytest.raises((FloatingPointError, ValueError), match=f"^{name}: .* NaN"):
+        EVALUATIONS[name](model)
+
+
+def test_stall_is_not_taken_for_divergence(flag):
+    model = language_model("tied")
+    statistics = gradient_statistics(model, text(100), batch_size=4)
+    with pytest.raises(Stalled, match=r"^dynamic_perplexity: "):
+        dynamic_perplexity(model, text(60), statistics, lr=1e308)
+    with pytest.raises(FloatingPointError, match="smaller lr"):
+        dynamic_perplexity(model, text(60), statistics, lr=1e308)
+
+
+def test_search_saves_no_cell_of_a_stall(flag, tmp_path):
+    model, path = language_model("tied"), tmp_path / "search.json"
+    statistics = gradient_statistics(model, text(100), batch_size=4)
+    tried = {"lrs": [1e-5, 1e308], "lambs": [0.0], "file": path}
+    with pytest.raises(Stalled):
+        dynamic_search(model, text(60), statistics, **tried)
+    (saved,) = json.loads(path.read_text())["searches"].values()
+    assert len(saved) == 1
+    found = dynamic_search(model, text(60), statistics, **tried)
+    assert [cell.result is None for cell in found.cells] == [False, True]
+
+
+@pytest.mark.gpu
+def test_launch_without_room_on_the_gpu_raises(monkeypatch):
+    """Each launch finds marks where the initial state should be, and waits until it gives up."""
+    reason = lstm_persistent.supported(torch.device("cuda", 0), 6)
+    if reason:
+        pytest.skip(reason)
+    model = language_model("tied", torch.float32).cuda()
+    sound = perplexity(model, text(200), autocast=torch.bfloat16)
+    whole = lstm_persistent._forward_kernel
+
+    def unfed(*given):
+        def launch(blocks, threads, arguments):
+            steps, words = arguments[7], arguments[3].view(torch.int16)
+            marks = torch.full_like(words.expand(steps, -1, -1), lstm_persistent.EMPTY)
+            whole(*given)(blocks, threads, [*arguments[:3], marks.contiguous(), *arguments[4:]])
+
+        return launch
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lstm_persistent, "_forward_kernel", unfed)
+        with pytest.raises(Stalled, match="waited in vain"):
+            perplexity(model, text(200), autocast=torch.bfloat16)
+    assert not lstm_persistent.stalled()
+    assert perplexity(model, text(200), autocast=torch.bfloat16) == sound
