@@ -73,7 +73,8 @@ def test_what_the_line_itself_calls_unknown_is_unknown():
 )
 def test_together_or_alone_in_chunks_or_whole_it_is_the_same(tokens, lines, monkeypatch):
     model = language_model()
-    alone = [next(score(model, VOCABULARY, [line])).log_probs for line in LINES]
+    start = begun(model)
+    alone = [next(score(model, VOCABULARY, [line], start=start)).log_probs for line in LINES]
     monkeypatch.setattr("drill.language_modeling.scoring.TOKENS_PER_BATCH", tokens)
     together = [s.log_probs for s in score(model, VOCABULARY, LINES, lines_per_block=lines)]
     for one, other in zip(alone, together, strict=True):
@@ -159,11 +160,12 @@ def test_score_of_nan_names_the_line():
         list(score(model, VOCABULARY, LINES[:6]))
 
 
-@settings(max_examples=25)
+@settings(max_examples=60)
 @given(lines=st.lists(st.text(max_size=20), max_size=6))
 def test_any_lines_are_scored(lines):
     lines = [line for line in lines if EOS not in line.split()]
-    found = list(score(language_model(), VOCABULARY, lines))
+    model = language_model()
+    found = list(score(model, VOCABULARY, lines, start=model.initial_state(1)))
     assert len(found) == len(lines)
     for scored, line in zip(found, lines, strict=True):
         assert scored.tokens == len(line.split()) + 1

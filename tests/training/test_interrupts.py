@@ -5,9 +5,7 @@ How a language model and a translator are trained without one is in their own fo
 
 import os
 import signal
-from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
 
 import pytest
 
@@ -20,7 +18,6 @@ from drill.translation import train as translation_training
 from drill.translation.state import TranslationState
 from drill.translation.translate import Search
 from tests.tiny_runs import (
-    OPTIMIZERS,
     after,
     all_of,
     finished,
@@ -29,20 +26,9 @@ from tests.tiny_runs import (
     small_run,
     unlike,
 )
+from tests.tiny_tasks import LM, MT, TASKS, both_tasks
 from tests.tiny_translations import small_optimizer, small_training
 
-
-class Task(NamedTuple):
-    run: Callable[..., Any]
-    optimizer: Callable[[], Any]
-    module: Any  # where evaluations are looked up
-
-
-TASKS = {
-    "language model": Task(small_run, OPTIMIZERS["sgd"], language_model_training),
-    "translator": Task(small_training, small_optimizer, translation_training),
-}
-both_tasks = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 both_signals = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 
 
@@ -90,12 +76,12 @@ LIMIT = {"max_steps": 17, "validate_every": 4, "bleu_every": 1, "average_checkpo
 @pytest.mark.parametrize(
     ("name", "function", "which", "options"),
     [
-        ("language model", "perplexity", 1, {}),
-        ("language model", "perplexity", 1, FIRST),
-        ("translator", "translation_loss", 1, FIRST),
-        ("translator", "translation_loss", 1, LIMIT),
-        ("translator", "best_translations", 2, LIMIT),
-        ("translator", "translation_loss", 6, LIMIT),  # that of the limit, not of an epoch
+        (LM, "perplexity", 1, {}),
+        (LM, "perplexity", 1, FIRST),
+        (MT, "translation_loss", 1, FIRST),
+        (MT, "translation_loss", 1, LIMIT),
+        (MT, "best_translations", 2, LIMIT),
+        (MT, "translation_loss", 6, LIMIT),  # that of the limit, not of an epoch
     ],
 )
 def test_signal_in_a_validation_ends_it_and_a_resume_repeats_it(
@@ -163,8 +149,8 @@ def test_signal_in_the_test_of_a_translator_waits_for_one_batch(tmp_path, monkey
 @pytest.mark.parametrize(
     ("name", "owner", "function"),
     [
-        ("language model", language_model_training, "load_into"),  # its test takes seconds
-        ("translator", RunFolder, "write_lines"),  # after the search
+        (LM, language_model_training, "load_into"),  # its test takes seconds
+        (MT, RunFolder, "write_lines"),  # after the search
     ],
 )
 def test_signal_too_late_to_interrupt_is_reported(tmp_path, monkeypatch, name, owner, function):

@@ -1,13 +1,9 @@
-"""How runs of either task end: epochs, steps, the clock, patience; and the weights they start from.
-
-``TASKS`` has what differs between the two.
-"""
+"""How runs of either task end: epochs, steps, clock, patience; and how they start."""
 
 import itertools
 import math
 import time
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -20,35 +16,15 @@ from drill.training.run.checkpoint import load
 from drill.training.run.folder import RunFolder
 from drill.translation.evaluate import TranslationLoss
 from tests.tiny_runs import (
-    OPTIMIZERS,
     after,
     all_of,
     interrupted_after,
     rows,
-    small_model,
     small_run,
     unlike,
 )
-from tests.tiny_translations import small_optimizer, small_training, small_translator
-
-
-class Task(NamedTuple):
-    run: Callable[..., Any]
-    model: Callable[..., torch.nn.Module]
-    optimizer: Callable[[], Any]
-    evaluation: str
-
-
-TASKS = {
-    "language model": Task(
-        small_run, small_model, OPTIMIZERS["sgd"], "drill.language_modeling.train.perplexity"
-    ),
-    "translator": Task(
-        small_training, small_translator, small_optimizer,
-        "drill.translation.train.translation_loss",
-    ),
-}  # fmt: skip
-both_tasks = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
+from tests.tiny_tasks import LM, MT, TASKS, Task, both_tasks
+from tests.tiny_translations import small_optimizer, small_training
 
 
 @pytest.fixture
@@ -64,7 +40,7 @@ def scripted(monkeypatch):
             count = data.numel() - data.shape[1]
             return Perplexity(next(left, 1.0) * count, count, data.shape[1])
 
-        monkeypatch.setattr(task.evaluation, score)
+        monkeypatch.setattr(task.module, task.evaluation, score)
 
     return start
 
@@ -122,7 +98,7 @@ def test_initial_weights_do_not_count_for_patience(tmp_path, scripted, task):
 
 @pytest.mark.parametrize(
     ("name", "limit"),
-    [("translator", "max_steps"), ("translator", "max_minutes"), ("language model", "max_minutes")],
+    [(MT, "max_steps"), (MT, "max_minutes"), (LM, "max_minutes")],
 )
 def test_validation_at_a_limit_does_not_count_for_patience(
     tmp_path, scripted, monkeypatch, name, limit
@@ -225,7 +201,7 @@ def test_clock_ends_a_run_inside_an_epoch_with_a_validation_and_the_test(tmp_pat
 
 @pytest.mark.parametrize("optimizer", ["sgd", "nt-asgd"])
 def test_run_that_the_clock_has_ended_continues_as_if_it_had_not(tmp_path, timed, optimizer):
-    task = TASKS["language model"]
+    task = TASKS[LM]
     small_run(tmp_path / "whole", optimizer=optimizer, epochs=4)
     for minutes in (0.3, 0.7, None):
         assert timed(task, tmp_path / "pieces", minutes, optimizer=optimizer, epochs=4).finished
@@ -247,7 +223,7 @@ def test_run_that_ends_by_epochs_or_patience_is_not_out_of_time(tmp_path, option
 
 def test_time_limit_before_any_validation_still_gives_a_tested_model(tmp_path, timed):
     small_run(tmp_path, optimizer=interrupted_after(3, "sgd"), epochs=5)
-    outcome = timed(TASKS["language model"], tmp_path, 1e-9, epochs=5)
+    outcome = timed(TASKS[LM], tmp_path, 1e-9, epochs=5)
     assert (outcome.finished, outcome.epoch) == (True, 1)
     assert outcome.test is not None
     assert rows(tmp_path)[0]["step"] == 4
@@ -255,7 +231,7 @@ def test_time_limit_before_any_validation_still_gives_a_tested_model(tmp_path, t
 
 def test_schedule_follows_the_clock(tmp_path, timed):
     optimizer = AdamW(0.01, schedule="cosine", warmup=0.1)
-    timed(TASKS["language model"], tmp_path, 0.5, optimizer=optimizer, epochs=1000)
+    timed(TASKS[LM], tmp_path, 0.5, optimizer=optimizer, epochs=1000)
     assert rows(tmp_path)[-2]["lr"] == pytest.approx(0.0, abs=1e-6)
 
 
@@ -304,8 +280,8 @@ OF_TRANSLATORS = [
     ("name", "options"),
     [
         *itertools.product(TASKS, OF_BOTH),
-        *itertools.product(["language model"], OF_LANGUAGE_MODELS),
-        *itertools.product(["translator"], OF_TRANSLATORS),
+        *itertools.product([LM], OF_LANGUAGE_MODELS),
+        *itertools.product([MT], OF_TRANSLATORS),
     ],
 )
 def test_invalid_options_raise_before_anything_is_written(tmp_path, name, options):

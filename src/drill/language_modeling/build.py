@@ -93,8 +93,8 @@ def _check_windows(settings: Settings, encoder: Encoder) -> None:
         return
     if given["bptt"] > settings.encoder["context_length"]:
         raise ValueError(
-            f"bptt is at most encoder.context_length {settings.encoder['context_length']}, "
-            f"not {given['bptt']}"
+            f"bptt must be at most encoder.context_length {settings.encoder['context_length']}, "
+            f"got {given['bptt']}"
         )
     if given["state_reset"] != 0.0:
         raise ValueError("state_reset is for encoders that carry a state; leave it at 0")

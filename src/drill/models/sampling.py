@@ -1,6 +1,7 @@
 """Sampling of labels, with temperature, top-k and top-p."""
 
 import math
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ def check_sampling(
             f"{name}: temperature must be a finite number of at least 0, got {temperature}"
         )
     for option, value, least in (("top_k", top_k, 1), ("seed", seed, 0)):
-        if value is not None and (not isinstance(value, int) or value < least):
+        if value is not None and (not isinstance(value, Integral) or value < least):
             raise ValueError(
                 f"{name}: {option} must be an integer of at least {least}, got {value}"
             )

@@ -127,7 +127,7 @@ def translate_blocks(
     progress: Progress | None = None,
 ) -> Iterator[list[list[Translation]]]:
     """``translate`` of blocks of lines, each as soon as it is there."""
-    if search.beam > len(subwords):
+    if not search.sampled and search.beam > len(subwords):
         raise SettingsError(
             f"must be at most the {len(subwords)} subwords, got {search.beam}", key="beam"
         )

@@ -143,7 +143,7 @@ def _search(
     found: dict[int, list[Hypothesis]] = {}
     replayed: Callable[[], None] | None = None
     moved = True  # whether tensors are where no turn has found them yet
-    length, look = 0, 0  # tokens written; those at which the device is asked
+    length, look = 0, 0  # tokens written; the number at which the next look is due
     while length < last:
         if graphs is None:
             length += 1
