@@ -106,12 +106,6 @@ def test_published_is_the_released_code_with_its_gaps(bptt):
     assert found.published_loss == pytest.approx(truth / 45, rel=1e-9)
 
 
-def test_without_a_share_it_is_the_perplexity():
-    model, ids = language_model(), text(45)
-    truth = perplexity(model, ids, batch_size=1).nll
-    assert cache_perplexity(model, ids, lamb=0.0).nll == pytest.approx(truth, rel=1e-12)
-
-
 def test_new_word_has_no_probability_in_the_cache():
     model = language_model()
     assert cache_perplexity(model, np.arange(V), lamb=1.0).nll == math.inf

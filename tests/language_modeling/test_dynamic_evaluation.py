@@ -107,16 +107,6 @@ def test_decay_never_goes_past_the_initial_weights():
     assert found == pytest.approx(slow_dynamic(model, test, MS, 5, **strong), rel=1e-9)
 
 
-@one_of_each_layer
-def test_without_a_step_it_is_the_perplexity_whatever_the_segments(name):
-    model, ids = language_model(name), text(60)
-    statistics = gradient_statistics(model, ids, batch_size=4)
-    truth = perplexity(model, ids, batch_size=1).nll
-    for bptt in (1, 5, 100):
-        still = dynamic_perplexity(model, ids, statistics, lr=0.0, lamb=0.0, bptt=bptt)
-        assert still.nll == pytest.approx(truth, rel=1e-9)
-
-
 # -- what is read ---------------------------------------------------------------------------------
 
 

@@ -152,17 +152,6 @@ def test_narrow_beam_is_the_search_in_plain_loops(beam, alpha):
             same(hypotheses, plain_beam(model, source, len(source) + 3, beam, alpha))
 
 
-def test_greedy_takes_the_likeliest_token_each_time():
-    for seed in range(4):
-        model = make(seed, eos=-1.0)
-        decoding = Decoding(bos=BOS, eos=EOS, max_ratio=0.0, max_extra=7)
-        found = greedy(model, SOURCES, decoding)
-        same(found, [plain_beam(model, source, 7, 1, 0.0)[0] for source in SOURCES])
-        for alpha in (0.0, 1.0):
-            ranked = beam_search(model, SOURCES, decoding, beam=1, length_penalty=alpha)
-            assert [each.ids for each in found] == [rows[0].ids for rows in ranked]
-
-
 # -- the end --------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,5 @@
 """The training loop of translators: what a run keeps, how it ends."""
 
-import json
 import logging
 from dataclasses import replace
 from functools import partial
@@ -171,14 +170,3 @@ def test_progress_of_validations_and_the_test_is_shown(tmp_path, monkeypatch):
         first = found[0][1]
         assert list(dict.fromkeys(found)) == [(i / lines, first + i) for i in range(lines + 1)]
     assert [share for work, share, _ in shown if work == "test"].count(0.0) > 2  # the loss too
-
-
-def test_lines_of_metrics_are_json_with_what_reports_read(tmp_path):
-    small_training(tmp_path, epochs=1)
-    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    *steps, epoch, test = map(json.loads, lines)
-    assert {"kind", "epoch", "step", "train_loss", "lr", "elapsed"} <= steps[0].keys()
-    assert {"epoch", "step", "train_perplexity", "valid_perplexity", "lr", "tokens_per_second",
-            "elapsed"} <= epoch.keys()  # fmt: skip
-    assert {"valid_perplexity", "test_perplexity", "test_bleu", "test_chrf", "test_exact",
-            "bleu_signature"} <= test.keys()  # fmt: skip
