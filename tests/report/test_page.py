@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
+from drill.files import WriteError
 from drill.report import (
     LedgerError,
     ReportError,
@@ -344,13 +345,11 @@ def test_faults_are_named(tmp_path, runs):
         write_report([tmp_path / "none"], out)
     with pytest.raises(LedgerError, match=r"none\.jsonl"):
         write_report(runs, out, ledgers=[tmp_path / "none.jsonl"])
-    with pytest.raises(ValueError, match="time zone"):
-        write_report([], out, now=NOW.replace(tzinfo=None))
     bands = {"a": [Band(1, None, 1, 1, 1.0)], "b": [Band(50, None, 1, 1, 1.0)]}
     with pytest.raises(ReportError, match="bands"):
         write_report(runs, out, texts=[TextBands(bands)])
     assert not out.exists()
-    with pytest.raises(ReportError, match="tied"):
+    with pytest.raises(WriteError):
         write_report(runs, runs[0])
 
 
@@ -379,7 +378,7 @@ def test_evaluations_and_starts_are_shown(tmp_path, runs):
     assert ("h2", "Dynamic evaluation and cache") in page.said
     assert "51.25" in page.text
     assert "53.75" not in page.text
-    assert f"{runs[0]}/evaluations.jsonl: line 1 is left out" in page.text
+    assert f"{runs[0]}/evaluations.jsonl: left out line 1" in page.text
     assert ("h2", "Warnings") in page.said
     assert ("h4", "environment, resumed 1") in page.said
     assert "NVIDIA H200, then a laptop" in page.text

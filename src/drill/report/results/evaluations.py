@@ -1,4 +1,4 @@
-"""Evaluations of a run by `drill evaluate`.
+"""Evaluations of a run by `drill evaluate`, `drill dynamic` and `drill cache`.
 
 A row has what was measured, the settings, and the fingerprint of the weights. Only evaluations of
 the weights that the run was tested with are used: a run may have been trained further since.
@@ -6,11 +6,9 @@ the weights that the run was tested with are used: a run may have been trained f
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
 from typing import Any, NamedTuple
 
 from drill.errors import CheckpointError
-from drill.report.analysis.word_accuracy import AccuracyBand
 from drill.report.results.run_files import as_finite, as_text, read_rows
 from drill.training.run.checkpoint import fingerprint_in
 from drill.training.run.folder import RunFolder
@@ -57,42 +55,38 @@ def read_evaluations(
         remarks: sentences on lines of other weights are added here.
     """
     path = files.evaluations
-    rows: dict[int, Evaluation] = {}
+    rows: list[tuple[int, Evaluation]] = []
     for number, row in read_rows(path, faults) if path.exists() else []:
         kind, split = as_text(row.get("kind")), as_text(row.get("split"))
         if kind is None or split is None:
             faults.append(f"{path}: line {number} names no kind and split; it is left out")
-        elif as_finite(row.get("perplexity")) is None:
-            continue
-        elif split == OWN_FILES or "reference" in row:
-            continue  # older rows have the reference only
-        elif kind in ADAPTIVE or (kind == TRANSLATION and any(key in row for key in BANDS)):
-            plain = {key: value for key, value in row.items() if _plain(value)}
-            bands = {key: row[key] for key in BANDS if key in row}
-            if not all(map(_are_bands, bands.values())):
-                faults.append(f"{path}: line {number} has bands without counts; it is left out")
-                continue
-            rows[number] = {**plain, **bands}
+        elif (
+            as_finite(row.get("perplexity")) is not None
+            and split != OWN_FILES
+            and "reference" not in row  # older rows have no OWN_FILES
+            and (kind in ADAPTIVE or (kind == TRANSLATION and any(key in row for key in BANDS)))
+        ):
+            rows.append((number, {key: row[key] for key in row if row[key] is not None}))
     if not rows:
         return ()
     try:
         tested = _tested_weights(files, test)
     except CheckpointError as error:
-        remarks.append(
-            f"{path}: its evaluations are left out, since the tested weights cannot be read "
-            f"({error})"
-        )
+        remarks.append(f"{path}: left out, since the tested weights cannot be read ({error})")
         return ()
-    others: dict[str, list[int]] = {}
-    for number, each in rows.items():
-        if (fault := _not_of(tested, each)) is not None:
-            others.setdefault(fault, []).append(number)
-    for fault, numbers in others.items():
-        lines, are = ("line", "is") if len(numbers) == 1 else ("lines", "are")
-        which = f"{lines} {', '.join(map(str, numbers))} {are} left out"
-        remarks.append(f"{path}: {which}, since {fault}; evaluate the run again")
-    left = {number for numbers in others.values() for number in numbers}
-    return tuple(latest(row for number, row in rows.items() if number not in left))
+    used = []
+    others: dict[str, list[str]] = {}
+    for number, evaluation in rows:
+        if evaluation.get("weights_fingerprint") == tested:
+            used.append(evaluation)
+        else:
+            others.setdefault(_described(evaluation), []).append(str(number))
+    for weights, numbers in others.items():
+        lines = f"line{'' if len(numbers) == 1 else 's'} {', '.join(numbers)}"
+        remarks.append(
+            f"{path}: left out {lines}, of {weights}, not those of the test; evaluate again"
+        )
+    return tuple(latest(used))
 
 
 def latest(rows: Iterable[Evaluation]) -> list[Evaluation]:
@@ -139,14 +133,13 @@ def _group(row: Evaluation) -> str:
     return json.dumps(belongs, sort_keys=True, default=str)
 
 
-def _not_of(tested: str, row: Evaluation) -> str | None:
+def _described(row: Evaluation) -> str:
+    """``best weights of epoch 2``."""
     if not names_weights(row):
-        return "no weights are named there"
-    if row["weights_fingerprint"] == tested:
-        return None
-    kind, epoch, step = (row.get(key) for key in ("weights", "weights_epoch", "weights_step"))
-    when = f" of epoch {epoch}" if epoch is not None else f" of step {step}" * (step is not None)
-    return f"other weights were evaluated ({kind}{when}) than the run's figures are of"
+        return "unknown weights"
+    when = next((key for key in ("epoch", "step") if f"weights_{key}" in row), None)
+    of = "" if when is None else f" of {when} {row[f'weights_{when}']}"
+    return f"{row.get('weights')} weights{of}"
 
 
 def _setting(key: str, value: Any) -> str:
@@ -155,19 +148,3 @@ def _setting(key: str, value: Any) -> str:
     if isinstance(value, str):
         return value
     return f"{key.replace('_', ' ')} {value:g}"
-
-
-def _are_bands(value: Any) -> bool:
-    """Whether a value is a list of ``AccuracyBand`` in JSON."""
-    names = {each.name for each in fields(AccuracyBand)}
-    return isinstance(value, list) and all(
-        isinstance(band, Mapping)
-        and band.keys() == names
-        and all(type(band[name]) is int or (name, band[name]) == ("high", None) for name in names)
-        for band in value
-    )
-
-
-def _plain(value: Any) -> bool:
-    """Whether JSON has such values."""
-    return isinstance(value, str | int) or as_finite(value) is not None

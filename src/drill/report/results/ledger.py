@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from drill.errors import ReportError
-from drill.files import open_append
+from drill.files import append_bytes, open_append
 from drill.report.results.evaluations import latest
 from drill.report.results.run_files import as_finite, as_text, as_whole, joined_text, read_starts
-from drill.report.results.runs import RunSummary, read_run
+from drill.report.results.runs import RunFigures, RunSummary, read_run
 from drill.training.schema import with_new_names
 
 START_KEYS = ("commit", "device", "torch", "precision", "world_size", "started")
@@ -33,24 +33,9 @@ class AlreadyRecorded(LedgerError):
 
 
 @dataclass(frozen=True)
-class Row:
-    """One result. Fields are as in ``RunSummary``; None: unknown."""
+class Row(RunFigures):
+    """One result."""
 
-    name: str
-    recipe: str | None
-    layer: str | None
-    parameters: int | None
-    seed: int | None
-    epochs: int
-    best_epoch: int | None
-    valid: float | None
-    test: float | None
-    valid_published: float | None
-    test_published: float | None
-    seconds: float | None
-    tokens_per_second: float | None
-    device: str | None
-    commit: str | None
     torch: str | None
     precision: str | None
     world_size: int | None
@@ -99,7 +84,6 @@ class Failed:
 
 AnyRow = Row | Evaluated | Failed
 KINDS: Mapping[str, type[AnyRow]] = {"result": Row, "evaluation": Evaluated, "failed": Failed}
-OLD_KEYS = {"lives": "starts"}
 
 
 def record(
@@ -121,35 +105,26 @@ def record(
         The row, with all evaluations of the result.
     """
     path = Path(ledger_path)
-    now = datetime.now(UTC) if now is None else now
-    if now.tzinfo is None:
-        raise ValueError(f"record: now needs a time zone, such as UTC; {now} has none")
-    run = read_run(run_folder)
-    row = _row(run, note, extra or {}, now)
-    with _locked(path) as (stream, content):
-        rows = dict(_parsed(path, content))
-        if None in rows.values():
-            raise LedgerError(
-                f"{path}: holds benchmark rows; record runs in another file, such as "
-                f"{path.with_name('runs.jsonl')}"
-            )
-        same = {n: r for n, r in rows.items() if getattr(r, "fingerprint", "") == row.fingerprint}
+    row = _row(read_run(run_folder), note, extra or {}, now or datetime.now(UTC))
+    with _locked(path) as handle:
+        same = [
+            each for each in _read_all(path) if getattr(each, "fingerprint", "") == row.fingerprint
+        ]
         added: list[AnyRow] = [row]
         if same and not force:
-            added = _evaluated_since(row, [*same.values()])
+            added = _evaluated_since(row, same)
             if not added:
                 raise AlreadyRecorded(
-                    f"{run_folder}: is already in {path}, line {min(same)}; use --force to record "
-                    "it again"
+                    f"is already in {path}", key=str(run_folder), hint="use --force to add it again"
                 )
-        _append(stream, content, added)
-    return _merged([*same.values(), *added])[-1]
+        _append(path, handle, added)
+    return _merged([*same, *added])[-1]
 
 
 def record_failure(failed: Failed, ledger_path: Path | str) -> None:
     """Append a failed job to a ledger."""
-    with _locked(Path(ledger_path)) as (stream, content):
-        _append(stream, content, [failed])
+    with _locked(Path(ledger_path)) as handle:
+        _append(Path(ledger_path), handle, [failed])
 
 
 def read(ledger: Path | str) -> list[Row]:
@@ -162,7 +137,7 @@ def read_failures(ledger: Path | str) -> list[Failed]:
     return [row for row in _read_all(Path(ledger)) if isinstance(row, Failed)]
 
 
-def _merged(rows: Sequence[AnyRow | None]) -> list[Row]:
+def _merged(rows: Sequence[AnyRow]) -> list[Row]:
     """Results with all their evaluations."""
     found: list[Row] = []
     for row in rows:
@@ -176,7 +151,7 @@ def _merged(rows: Sequence[AnyRow | None]) -> list[Row]:
     return found
 
 
-def _evaluated_since(row: Row, same: Sequence[AnyRow | None]) -> list[AnyRow]:
+def _evaluated_since(row: Row, same: Sequence[AnyRow]) -> list[AnyRow]:
     name = {"run": row.name}  # older ledgers have a path there
     known = [each | name for recorded in _merged(same) for each in recorded.evaluations]
     return [
@@ -190,68 +165,62 @@ def _row(run: RunSummary, note: str, extra: Mapping[str, Any], now: datetime) ->
     if run.faults:
         raise LedgerError(f"{run.faults[0]}, so the run is not recorded")
     if not run.curve:
-        raise LedgerError(f"{run.folder}: has no epoch yet; record it when one has ended")
-    values: dict[str, Any] = {each.name: getattr(run, each.name, None) for each in fields(Row)}
-    values |= {key: joined_text(run.environment, key) for key in ("torch", "precision")}
-    values["world_size"] = as_whole(run.environment.get("world_size"))
-    values["started"] = as_text(run.environment.get("started"))
-    starts = read_starts(run.environment)
-    resumed = [{key: each.get(key) for key in START_KEYS} for each in starts]
-    values["starts"] = resumed if len(starts) > 1 else []
-    # A folder means nothing on another machine, so runs are given by name.
-    values["evaluations"] = [
-        {**each, "run": run.name} if "run" in each else dict(each) for each in run.evaluations
-    ]
+        raise LedgerError("has no epoch yet; record it when one has ended", key=str(run.folder))
+    environment, starts = run.environment, read_starts(run.environment)
     settings = dict(run.settings)
     if isinstance(settings.get("init_from"), str):
-        settings["init_from"] = Path(settings["init_from"]).name
-    values["settings"] = json.loads(json.dumps(settings, default=str), parse_constant=str)
-    values["extra"] = json.loads(json.dumps({**run.scores, **extra}, allow_nan=False))
-    values["curve"] = [
-        [each.epoch, as_finite(each.valid), as_finite(each.valid_published)] for each in run.curve
-    ]
-    values["validations"] = [
-        [each.step, as_finite(each.valid), as_finite(each.train), each.elapsed]
-        for each in run.validations
-    ]
-    values |= {"note": note, "recorded": now.astimezone(UTC).isoformat(timespec="seconds")}
+        settings["init_from"] = Path(settings["init_from"]).name  # paths are of this machine only
+    values: dict[str, Any] = {each.name: getattr(run, each.name, None) for each in fields(Row)}
+    values |= {key: joined_text(environment, key) for key in ("torch", "precision")}
+    values |= {
+        "world_size": as_whole(environment.get("world_size")),
+        "started": as_text(environment.get("started")),
+        "starts": [{key: each.get(key) for key in START_KEYS} for each in starts if starts[1:]],
+        "evaluations": [
+            {**each, "run": run.name} if "run" in each else dict(each) for each in run.evaluations
+        ],
+        "settings": json.loads(json.dumps(settings, default=str), parse_constant=str),
+        "extra": json.loads(json.dumps({**run.scores, **extra}, allow_nan=False)),
+        "curve": [[e.epoch, as_finite(e.valid), as_finite(e.valid_published)] for e in run.curve],
+        "validations": [
+            [each.step, as_finite(each.valid), as_finite(each.train), each.elapsed]
+            for each in run.validations
+        ],
+        "note": note,
+        "recorded": now.astimezone(UTC).isoformat(timespec="seconds"),
+    }
     return Row(**values)
 
 
 # -- the file -------------------------------------------------------------------------------------
 
 
-def _read_all(path: Path) -> list[AnyRow | None]:
+def _read_all(path: Path) -> list[AnyRow]:
+    """The rows but those of benchmarks."""
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise LedgerError(
-            f"{path}: cannot be read ({error.strerror}); name a ledger, such as runs/ledger.jsonl"
-        ) from None
-    return [row for _, row in _parsed(path, _without_cut_line(content))]
-
-
-def _parsed(path: Path, content: bytes) -> Iterator[tuple[int, AnyRow | None]]:
-    """(line number, row); None for a benchmark's row."""
-    for number, line in enumerate(content.split(b"\n"), start=1):
+        raise LedgerError(f"cannot be read ({error.strerror})", key=str(path)) from None
+    rows = []
+    for number, line in enumerate(_without_cut_line(content).split(b"\n"), start=1):
         if not line.strip():
             continue
         try:
             found = json.loads(line)
             if "benchmark" in found:
-                yield number, None
                 continue
-            found = {OLD_KEYS.get(key, key): value for key, value in found.items()}
+            if "lives" in found:  # of older rows
+                found["starts"] = found.pop("lives")
             if "settings" in found:
                 found["settings"] = with_new_names(found["settings"])
             kind = KINDS[found.pop("kind", None)]
             names = {each.name for each in fields(kind)}
-            yield number, kind(**{key: found[key] for key in found if key in names})
+            rows.append(kind(**{key: found[key] for key in found if key in names}))
         except (ValueError, RecursionError, TypeError, AttributeError, KeyError):
             raise LedgerError(
-                f"{path}: line {number} is not a row of a ledger; restore it from a copy, or "
-                "remove it"
+                f"line {number} is not a row of a ledger", key=str(path), hint="remove that line"
             ) from None
+    return rows
 
 
 def _without_cut_line(content: bytes) -> bytes:
@@ -265,33 +234,28 @@ def _without_cut_line(content: bytes) -> bytes:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[tuple[BinaryIO, bytes]]:
-    """The open ledger, for one writer at a time, and its complete lines."""
+def _locked(path: Path) -> Iterator[int]:
+    """A handle of the ledger to append to, for one writer at a time."""
     import fcntl  # not on Windows, which can still read ledgers
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with os.fdopen(open_append(path), "a+b", buffering=0) as stream:
-            fcntl.flock(stream, fcntl.LOCK_EX)
-            stream.seek(0)
-            yield stream, _without_cut_line(stream.read())
+        handle = open_append(path)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield handle
+        finally:
+            os.close(handle)
     except OSError as error:
-        raise LedgerError(
-            f"{path}: cannot be written ({error.strerror or error}); choose another place"
-        ) from None
+        raise LedgerError(f"cannot be written ({error.strerror})", key=str(path)) from None
 
 
-def _append(stream: BinaryIO, content: bytes, rows: Sequence[AnyRow]) -> None:
-    """Write ``rows`` after ``content``; a failed write is undone."""
+def _append(path: Path, handle: int, rows: Sequence[AnyRow]) -> None:
+    """All rows or none."""
+    content = _without_cut_line(path.read_bytes())
     names = {kind: name for name, kind in KINDS.items()}
-    lines = [json.dumps({"kind": names[type(row)], **asdict(row)}) for row in rows]  # ASCII
-    start = "" if not content or content.endswith(b"\n") else "\n"
-    left = memoryview((start + "".join(f"{line}\n" for line in lines)).encode("ascii"))
-    stream.truncate(len(content))
-    try:
-        while left:
-            left = left[os.write(stream.fileno(), left) :]
-        os.fsync(stream.fileno())
-    except OSError:
-        stream.truncate(len(content))
-        raise
+    lines = [json.dumps({"kind": names[type(row)], **asdict(row)}) + "\n" for row in rows]
+    if content and not content.endswith(b"\n"):
+        lines.insert(0, "\n")
+    os.ftruncate(handle, len(content))
+    append_bytes(handle, "".join(lines).encode("ascii"))

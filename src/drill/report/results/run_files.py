@@ -1,4 +1,4 @@
-"""Reads the files of a run folder; a damaged file adds a sentence to ``faults`` and raises nothing.
+"""Reads the files of a run folder; a damaged file adds a sentence to ``faults``, it raises nothing.
 
 ``as_number`` and its like check single values of JSON.
 """
@@ -6,7 +6,7 @@
 import json
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -17,31 +17,54 @@ NumberedRow = tuple[int, dict[str, Any]]
 
 
 def read_settings(path: Path, faults: list[str]) -> dict[str, Any]:
-    raw = _bytes(path, faults, "the settings of the run are unknown")
-    if raw is None:
-        return {}
-    try:
-        return tomllib.loads(raw.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        faults.append(f"{path}: byte {error.start} is not UTF-8; the settings are unknown")
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        faults.append(f"{path}: is not TOML ({_one_line(error)}); the settings are unknown")
-    return {}
+    return _table(path, faults, lambda raw: tomllib.loads(raw.decode()), "settings are unknown")
 
 
 def read_environment(path: Path, faults: list[str]) -> dict[str, Any]:
-    raw = _bytes(path, faults, "device, commit and seed are unknown")
+    return _table(path, faults, json.loads, "device, commit and seed are unknown")
+
+
+def _table(
+    path: Path, faults: list[str], parse: Callable[[bytes], Any], effect: str
+) -> dict[str, Any]:
+    raw = _bytes(path, faults, effect)
     if raw is None:
         return {}
+    found = _parsed(parse, raw)
+    if found is None:
+        kind = "TOML" if path.suffix == ".toml" else "a JSON object"
+        faults.append(f"{path}: is not {kind}; {effect}")
+    return found or {}
+
+
+def _parsed(parse: Callable[[bytes], Any], raw: bytes) -> dict[str, Any] | None:
     try:
-        found = json.loads(raw)
+        found = parse(raw)
     except (ValueError, RecursionError):
-        faults.append(f"{path}: is not JSON; device, commit and seed are unknown")
-        return {}
-    if isinstance(found, dict):
-        return found
-    faults.append(f"{path}: is not a JSON object; device, commit and seed are unknown")
-    return {}
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def read_rows(path: Path, faults: list[str]) -> list[NumberedRow]:
+    """(line number, row) of a .jsonl file. A last line without its end is still being written."""
+    rows = []
+    lines = (_bytes(path, faults, "no epoch has ended yet") or b"").split(b"\n")[:-1]
+    for number, line in enumerate(lines, start=1):
+        if (row := _parsed(json.loads, line)) is None:
+            faults.append(f"{path}: line {number} is not a JSON object; it is left out")
+        else:
+            rows.append((number, row))
+    return rows
+
+
+def _bytes(path: Path, faults: list[str], effect: str) -> bytes | None:
+    try:
+        return read_regular(path)
+    except FileNotFoundError:
+        faults.append(f"{path}: is missing; {effect}")
+    except OSError as error:
+        faults.append(f"{path}: cannot be read ({error.strerror}); {effect}")
+    return None
 
 
 def read_starts(environment: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -60,43 +83,15 @@ def joined_text(environment: Mapping[str, Any], key: str) -> str | None:
     return ", then ".join(text or "unknown" for text, _ in groupby(values))
 
 
-def read_rows(path: Path, faults: list[str]) -> list[NumberedRow]:
-    """(line number, row) of a .jsonl file. A last line without its end is still being written."""
-    raw = _bytes(path, faults, "no epoch has ended yet")
-    rows = []
-    for number, line in enumerate((raw or b"").split(b"\n")[:-1], start=1):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if isinstance(row, dict):
-            rows.append((number, row))
-        else:
-            faults.append(f"{path}: line {number} is not a JSON object; it is left out")
-    return rows
-
-
-def _bytes(path: Path, faults: list[str], so: str) -> bytes | None:
-    try:
-        return read_regular(path)
-    except FileNotFoundError:
-        faults.append(f"{path}: is missing; {so}")
-    except OSError as error:
-        faults.append(f"{path}: cannot be read ({error.strerror}); {so}")
-    return None
-
-
-# -- values ---------------------------------------------------------------------------
+# -- values ---------------------------------------------------------------------------------------
 
 
 def as_number(value: Any) -> float | None:
     """A float; training writes NaN and infinities as strings, since JSON has none."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    if isinstance(value, str) and value not in ("nan", "inf", "-inf"):
+    if type(value) is str and value not in ("nan", "inf", "-inf"):
         return None
     try:
-        return float(value)
+        return float(value) if type(value) in (int, float, str) else None
     except OverflowError:
         return math.inf
 
@@ -107,12 +102,8 @@ def as_finite(value: Any) -> float | None:
 
 
 def as_whole(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    return value if type(value) is int else None
 
 
 def as_text(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

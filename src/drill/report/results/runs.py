@@ -36,25 +36,16 @@ class RunError(ReportError):
     """A folder that is no run."""
 
 
-@dataclass(frozen=True)
-class Epoch:
-    """Its last validation. ``valid`` is a perplexity; NaN or infinite where training went wrong."""
+class Validation(NamedTuple):
+    """Perplexities on the validation text, and in training since the epoch began."""
 
     epoch: int  # 0: before any training
-    valid: float
-    valid_published: float | None
-    train: float | None  # perplexity
-    elapsed: float | None  # seconds since the run began
-    averaged: bool  # whether the weights were an average over steps
-
-
-class Validation(NamedTuple):
-    """Perplexities at a step: on the validation text, and in training since the epoch began."""
-
-    step: int
+    step: int | None
     valid: float  # NaN or infinite where training went wrong
+    valid_published: float | None
     train: float | None
     elapsed: float | None  # seconds since the run began
+    averaged: bool  # whether the weights were an average over steps
 
 
 class CurvePoint(NamedTuple):
@@ -67,14 +58,13 @@ class CurvePoint(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RunSummary:
-    """A run folder as tables and plots need it; None: unknown.
+class RunFigures:
+    """The figures of a run, which a ledger has too; None: unknown.
 
     Perplexities are per predicted token and of the epoch with the best validation; ``*_published``
     divide by all tokens, as published results do.
     """
 
-    folder: Path
     name: str
     recipe: str | None
     layer: str | None
@@ -86,15 +76,22 @@ class RunSummary:
     test: float | None
     valid_published: float | None
     test_published: float | None
-    bleu: float | None  # of a translator, on the test text
-    scores: Mapping[str, Any]  # all figures of that test, and how they were made
     seconds: float | None
     tokens_per_second: float | None  # median over epochs
     device: str | None  # "a, then b" if resumed on another device
     commit: str | None  # as the device
+
+
+@dataclass(frozen=True)
+class RunSummary(RunFigures):
+    """A run folder as tables and plots need it."""
+
+    folder: Path
+    bleu: float | None  # of a translator, on the test text
+    scores: Mapping[str, Any]  # all figures of that test, and how they were made
     evaluations: tuple[Evaluation, ...]  # of the tested weights: adaptive, and words by frequency
-    curve: tuple[Epoch, ...]
-    validations: tuple[Validation, ...]  # of all, inside epochs too
+    curve: tuple[Validation, ...]  # the last of each epoch
+    validations: tuple[Validation, ...]  # all, inside epochs too
     points: tuple[CurvePoint, ...]  # validations and rows of training loss, for plots
     settings: Mapping[str, Any]
     environment: Mapping[str, Any]
@@ -142,19 +139,16 @@ def is_run(folder: Path) -> bool:
 def read_run(folder: Path | str) -> RunSummary:
     """Read a run folder; ``faults`` of the result names what is missing or damaged."""
     files = RunFolder(folder)
-    if not files.path.is_dir():
-        raise RunError(f"{folder}: is no folder; name a run folder, such as runs/ptb-tied")
-    parts = [files.recipe, files.environment, files.metrics]
-    if not any(part.exists() for part in parts):
-        names = " nor ".join(part.name for part in parts)
-        raise RunError(f"{folder}: has neither {names}, so it is no run; name a run folder")
+    if not is_run(files.path):
+        raise RunError("is not a run folder", key=str(folder))
     faults: list[str] = []
     remarks: list[str] = []
     settings = read_settings(files.recipe, faults)
     environment = read_environment(files.environment, faults)
     rows = read_rows(files.metrics, faults)
-    curve = _curve(files.metrics, rows, faults)
-    tests = [row for _, row in rows if row.get("kind") == "test"]
+    validations = list(_validations(files.metrics, rows, faults))
+    curve = _without_repeated(validations, "epoch")
+    test = next((row for _, row in reversed(rows) if row.get("kind") == "test"), {})
     rates = [rate for rate in _known(rows, "tokens_per_second") if rate]  # epoch 0 trains nothing
     elapsed = _known(rows, "elapsed")
     return RunSummary(
@@ -165,16 +159,18 @@ def read_run(folder: Path | str) -> RunSummary:
         parameters=as_whole(environment.get("parameters")),
         seed=as_whole(environment.get("seed")),
         epochs=curve[-1].epoch if curve else 0,
-        **_best(curve, tests),
-        bleu=as_finite(tests[-1].get("test_bleu")) if tests else None,
-        scores=_scores(tests[-1]) if tests else {},
+        **_best(curve, test),
+        bleu=as_finite(test.get("test_bleu")),
+        scores=_scores(test),
         seconds=elapsed[-1] if elapsed else None,
         tokens_per_second=median(rates) if rates else None,
         device=joined_text(environment, "device"),
         commit=joined_text(environment, "commit"),
-        evaluations=read_evaluations(files, tests[-1] if tests else {}, faults, remarks),
+        evaluations=read_evaluations(files, test, faults, remarks),
         curve=tuple(curve),
-        validations=tuple(_validations(rows).values()),
+        validations=tuple(
+            _without_repeated([each for each in validations if each.step is not None], "step")
+        ),
         points=tuple(_points(rows)),
         settings=settings,
         environment=environment,
@@ -255,67 +251,56 @@ def digest(value: Any) -> str:
 # -- from rows to figures ------------------------------------------------------------------------
 
 
-def _curve(path: Path, rows: list[NumberedRow], faults: list[str]) -> list[Epoch]:
-    """Epochs in rising order: a repeated one replaces itself and all later ones.
-
-    An unfinished epoch has its last validation.
-    """
-    curve: list[Epoch] = []
+def _validations(path: Path, rows: list[NumberedRow], faults: list[str]) -> Iterator[Validation]:
     for number, row in rows:
         if row.get("kind") not in ("epoch", "validation"):
             continue
-        epoch, valid = as_whole(row.get("epoch")), as_number(row.get("valid_perplexity"))
-        if epoch is None:
+        if (epoch := as_whole(row.get("epoch"))) is None:
             faults.append(f"{path}: line {number} names no epoch; it is left out")
             continue
-        while curve and curve[-1].epoch >= epoch:
-            curve.pop()
-        curve.append(
-            Epoch(
-                epoch=epoch,
-                valid=math.nan if valid is None else valid,
-                valid_published=as_number(row.get("valid_published")),
-                train=as_number(row.get("train_perplexity")),
-                elapsed=as_finite(row.get("elapsed")),
-                averaged=row.get("averaged") is True,
-            )
+        valid = as_number(row.get("valid_perplexity"))
+        yield Validation(
+            epoch,
+            as_whole(row.get("step")),
+            math.nan if valid is None else valid,
+            as_number(row.get("valid_published")),
+            as_number(row.get("train_perplexity")),
+            as_finite(row.get("elapsed")),
+            row.get("averaged") is True,
         )
-    return curve
 
 
-def _validations(rows: list[NumberedRow]) -> dict[int, Validation]:
-    """By step, in rising order; a repeated step replaces all later ones."""
-    found: dict[int, Validation] = {}
-    for _, row in rows:
-        step, valid = as_whole(row.get("step")), as_number(row.get("valid_perplexity"))
-        if row.get("kind") in ("epoch", "validation") and step is not None:
-            found = {before: value for before, value in found.items() if before < step}
-            train = as_number(row.get("train_perplexity"))
-            elapsed = as_finite(row.get("elapsed"))
-            found[step] = Validation(step, math.nan if valid is None else valid, train, elapsed)
+def _without_repeated(validations: Iterable[Validation], key: str) -> list[Validation]:
+    """In rising order of ``key``: a repeated one replaces the old one and all after it."""
+    found: list[Validation] = []
+    for each in validations:
+        while found and getattr(found[-1], key) >= getattr(each, key):
+            found.pop()
+        found.append(each)
     return found
 
 
 def _points(rows: list[NumberedRow]) -> Iterator[CurvePoint]:
-    """Every row that has a step; inside an epoch its place is the share of the epoch's steps."""
-    found: list[tuple[int, int, dict[str, Any]]] = []
-    for _, row in rows:
-        epoch, step = as_whole(row.get("epoch")), as_whole(row.get("step"))
-        if row.get("kind") in ("step", "validation", "epoch") and epoch is not None:
-            found.append((epoch, step or 0, row))
+    """Every row of an epoch; inside it the place is the fraction of the epoch's steps."""
+    found = [
+        (epoch, as_whole(row.get("step")) or 0, row)
+        for _, row in rows
+        if row.get("kind") in ("step", "validation", "epoch")
+        and (epoch := as_whole(row.get("epoch"))) is not None
+    ]
     ends = {epoch: step for epoch, step, _ in found}  # the last step of each epoch
     finished = {epoch for epoch, _, row in found if row["kind"] == "epoch"}
     steps = {epoch: end - ends.get(epoch - 1, 0) for epoch, end in ends.items()}
     for epoch, step, row in found:
         length = steps[epoch] if epoch in finished else max(steps.values())
-        share = (step - ends.get(epoch - 1, 0)) / max(1, length)
-        at, elapsed = epoch - 1 + share, as_finite(row.get("elapsed"))
+        x = epoch - 1 + (step - ends.get(epoch - 1, 0)) / max(1, length)
+        elapsed = as_finite(row.get("elapsed"))
         if row["kind"] == "step":
-            yield CurvePoint(at, None, as_number(row.get("train_perplexity")), elapsed)
+            yield CurvePoint(x, None, as_number(row.get("train_perplexity")), elapsed)
         else:
             valid = as_number(row.get("valid_perplexity"))
-            at = float(epoch) if row["kind"] == "epoch" else at
-            yield CurvePoint(at, math.nan if valid is None else valid, None, elapsed)
+            x = float(epoch) if row["kind"] == "epoch" else x
+            yield CurvePoint(x, math.nan if valid is None else valid, None, elapsed)
 
 
 def _scores(test: Mapping[str, Any]) -> dict[str, Any]:
@@ -324,8 +309,9 @@ def _scores(test: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     found = {key: test.get(f"test_{key}") for key in ("bleu", "tokenised_bleu", "chrf", "exact")}
     found |= {key: test.get(key) for key in ("beam", "length_penalty", "weights")}
-    signatures = ("bleu_signature", "tokenised_signature", "chrf_signature")
-    found["signatures"] = {key: test[key] for key in signatures if as_text(test.get(key))}
+    found["signatures"] = {
+        key: test[key] for key in test if key.endswith("_signature") and test[key]
+    }
     return {key: value for key, value in found.items() if value is not None}
 
 
@@ -334,15 +320,12 @@ def _known(rows: list[NumberedRow], key: str) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def _best(curve: list[Epoch], tests: list[dict[str, Any]]) -> dict[str, Any]:
+def _best(curve: list[Validation], test: Mapping[str, Any]) -> dict[str, Any]:
     """The best epoch and its perplexities: as tested last, else as validated so far."""
-    found = dict.fromkeys(["best_epoch", "valid", "valid_published", "test", "test_published"])
-    if tests:
-        row = tests[-1]
-        found["best_epoch"] = as_whole(row.get("epoch"))
-        for split in ("valid", "test"):
-            found[split] = as_finite(row.get(f"{split}_perplexity"))
-            found[f"{split}_published"] = as_finite(row.get(f"{split}_published"))
+    found: dict[str, Any] = {"best_epoch": as_whole(test.get("epoch"))}
+    for split in ("valid", "test"):
+        found[split] = as_finite(test.get(f"{split}_perplexity"))
+        found[f"{split}_published"] = as_finite(test.get(f"{split}_published"))
     finite = [point for point in curve if math.isfinite(point.valid)]
     if finite and found["valid"] is None:
         best = min(finite, key=lambda point: point.valid)

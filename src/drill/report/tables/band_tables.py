@@ -1,15 +1,17 @@
 """Tables of losses and of accuracy by word frequency."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from drill.errors import ReportError
 from drill.report.analysis.frequency_bands import FEW, SURE, Band, BandChange
 from drill.report.analysis.word_accuracy import AccuracyBand
 from drill.report.tables import number_format as numbers
-from drill.report.tables.markup import Table
-from drill.report.tables.result_tables import columns
+from drill.report.tables.markup import Cell, Table
+
+AnyBand = TypeVar("AnyBand", Band, AccuracyBand)
 
 
 @dataclass(frozen=True)
@@ -40,55 +42,43 @@ def bands_table(text: TextBands) -> Table:
 
     The table says which words are left out: its last row is then not the loss of the whole text.
     """
-    bands = text.losses
-    models = list(bands.items())
-    base, first = models[0]
-    _same_bands(models)
-    compared = [name for name, _ in models[1:]]
-    for name, each in models[1:]:
-        if _tokens(each) != _tokens(first):
-            raise ReportError(
-                f"bands: {name} read other tokens than {base}; give each text its own TextBands"
-            )
-    names = ["training count", "types", "tokens", *bands, *(f"{name}, %" for name in compared)]
-    lines = [(first[n].label, {name: each[n] for name, each in models}) for n in range(len(first))]
-    lines.append(("all", {name: _whole(each) for name, each in models}))
+    base, *compared = text.losses
+    _check_same(text.losses, ("types", "tokens"))
     rows = []
-    for label, line in lines:
-        if not any(band.tokens for band in line.values()):
-            continue
-        more = (_percent(line[base].loss, line[name].loss) for name in compared)
-        rows.append(
-            [
-                label,
-                numbers.count(line[base].types),
-                numbers.count(line[base].tokens),
-                *(numbers.loss(band.mean_loss) for band in line.values()),
-                *(numbers.change(value, 2) for value in more),
-            ]
-        )
+    for label, line in _lines(text.losses, ("types", "tokens", "loss")):
+        ours = line[base]
+        if ours.tokens:
+            changes = {name: _percent(ours.loss, line[name].loss) for name in compared}
+            rows.append(
+                [
+                    *_counts(label, ours.types, "tokens", ours.tokens),
+                    *((name, numbers.loss(band.mean_loss)) for name, band in line.items()),
+                    *((f"{name}, %", numbers.change(each, 2)) for name, each in changes.items()),
+                ]
+            )
     notes = ["Mean loss in nats per token, by how often a word occurs in the training text."]
     if compared:
         notes = [f"{notes[0]} % is the change of loss against {base}; negative is better."]
     if text.left_out:
         notes.append(f"Without {' and '.join(text.left_out)}, in the row of all too.")
-    return Table.of(columns(names), rows, notes)
+    return Table.of(rows, notes)
 
 
 def changes_table(text: TextBands) -> Table:
     """The change of each model's loss against the first one's, by types and by tokens."""
     base = next(iter(text.losses))
-    names = ["training count", "types", "tokens"]
-    for name in text.changes:
-        names += [f"{name}, nats", f"{name} by types, %", f"{name} by tokens, %"]
     rows = []
     for line in zip(*text.changes.values(), strict=True):
-        if line[0].tokens:
-            row = [line[0].label, numbers.count(line[0].types), numbers.count(line[0].tokens)]
-            for each in line:
+        first = line[0]
+        if first.tokens:
+            row = _counts(first.label, first.types, "tokens", first.tokens)
+            for name, each in zip(text.changes, line, strict=True):
                 by_types = each.by_types if each.by_types_is_meaningful else None
-                row += [numbers.change(each.nats, 3), numbers.change(by_types, 2)]
-                row.append(numbers.change(each.by_tokens, 2))
+                row += [
+                    (f"{name}, nats", numbers.change(each.nats, 3)),
+                    (f"{name} by types, %", numbers.change(by_types, 2)),
+                    (f"{name} by tokens, %", numbers.change(each.by_tokens, 2)),
+                ]
             rows.append(row)
     note = (
         f"Change of loss against {base}, negative is better: in nats per token; in percent by "
@@ -105,17 +95,17 @@ def changes_table(text: TextBands) -> Table:
             f"{FEW:.0%} of the words, of which a ratio says nothing ({'; '.join(sure)} words)."
         )
     left = [f"Without {' and '.join(text.left_out)}."] if text.left_out else []
-    return Table.of(columns(names), rows, [note, *left])
+    return Table.of(rows, [note, *left])
 
 
 def by_references(
     bands: Mapping[str, Sequence[AccuracyBand]],
 ) -> list[dict[str, Sequence[AccuracyBand]]]:
     """Translators grouped by references: those with equal counts in all bands."""
-    _same_bands(list(bands.items()))
-    texts: dict[tuple[tuple[int, int], ...], dict[str, Sequence[AccuracyBand]]] = {}
+    texts: dict[Any, dict[str, Sequence[AccuracyBand]]] = {}
     for name, each in bands.items():
-        texts.setdefault(_wanted(each), {})[name] = each
+        key = tuple((band.low, band.types, band.wanted) for band in each)
+        texts.setdefault(key, {})[name] = each
     return list(texts.values())
 
 
@@ -127,33 +117,24 @@ def accuracy_table(bands: Mapping[str, Sequence[AccuracyBand]], of: str = "word"
     Args:
         of: ``word`` or ``subword``.
     """
-    models = list(bands.items())
-    if not models:
-        return Table.of(columns(["training count"]), [])
-    _same_bands(models)
-    base, first = models[0]
-    for name, each in models[1:]:
-        if _wanted(each) != _wanted(first):
-            raise ReportError(
-                f"accuracy: {name} was scored against other references than {base}; translate the "
-                "same text with every model"
-            )
-    compared = list(bands)[1:]
-    parts = [f"{name}, points" for name in compared] if compared else ["precision", "recall"]
-    names = ["training count", "types", "wanted", *(f"{name} F1" for name in bands), *parts]
+    base, *compared = bands
+    _check_same(bands, ("types", "wanted"))
     rows = []
-    lines = [(first[n].label, {name: each[n] for name, each in models}) for n in range(len(first))]
-    lines.append(("all", {name: _pooled(each) for name, each in models}))
-    for label, line in lines:
+    for label, line in _lines(bands, ("types", "wanted", "written", "matched")):
         ours = line[base]
         if not any(band.wanted or band.written for band in line.values()):
             continue
         if compared:
-            more = [numbers.change(100 * (line[name].f1 - ours.f1), 2) for name in compared]
+            more = [
+                (f"{name}, points", numbers.change(100 * (line[name].f1 - ours.f1), 2))
+                for name in compared
+            ]
         else:
-            more = [_share(ours.precision), _share(ours.recall)]
-        counts = [numbers.count(ours.types), numbers.count(ours.wanted)]
-        rows.append([label, *counts, *(_share(band.f1) for band in line.values()), *more])
+            more = [("precision", _share(ours.precision)), ("recall", _share(ours.recall))]
+        counts = _counts(label, ours.types, "wanted", ours.wanted)
+        rows.append(
+            [*counts, *((f"{name} F1", _share(band.f1)) for name, band in line.items()), *more]
+        )
     note = (
         f"Target {of}s found again in the translation of the same sentence, in percent, by how "
         f"often a {of} occurs in the target side of the training text. Types: distinct {of}s of "
@@ -161,45 +142,41 @@ def accuracy_table(bands: Mapping[str, Sequence[AccuracyBand]], of: str = "word"
     )
     if compared:
         note += f" Points: F1 above that of {base}."
-    return Table.of(columns(names), rows, [note])
+    return Table.of(rows, [note])
 
 
-def _starts(bands: Sequence[Band] | Sequence[AccuracyBand]) -> str:
-    return ", ".join(str(band.low) for band in bands)
+def _lines(
+    models: Mapping[str, Sequence[AnyBand]], summed: Sequence[str]
+) -> Iterator[tuple[str, dict[str, AnyBand]]]:
+    """(label, band of each model) for each band, then for all together."""
+    for line in zip(*models.values(), strict=True):
+        yield line[0].label, dict(zip(models, line, strict=True))
+    totals = {
+        name: type(bands[0])(0, None, *(sum(getattr(b, key) for b in bands) for key in summed))
+        for name, bands in models.items()
+    }
+    yield "all", totals
 
 
-def _same_bands(models: Sequence[tuple[str, Sequence[Band] | Sequence[AccuracyBand]]]) -> None:
-    if not models:
-        return
-    base, first = models[0]
-    for name, each in models[1:]:
-        if [band.low for band in each] != [band.low for band in first]:
-            raise ReportError(
-                f"bands: {name} has bands that start at {_starts(each)} and {base} at "
-                f"{_starts(first)}; take the same edges for every model"
-            )
+def _counts(label: str, types: int, name: str, occurrences: int) -> list[Cell]:
+    counts = [("types", numbers.count(types)), (name, numbers.count(occurrences))]
+    return [("training count", label), *counts]
 
 
-def _wanted(bands: Sequence[AccuracyBand]) -> tuple[tuple[int, int], ...]:
-    return tuple((band.types, band.wanted) for band in bands)
-
-
-def _pooled(bands: Sequence[AccuracyBand]) -> AccuracyBand:
-    keys = ("types", "wanted", "written", "matched")
-    return AccuracyBand(0, None, *(sum(getattr(band, key) for band in bands) for key in keys))
+def _check_same(models: Mapping[str, Sequence[AnyBand]], keys: Sequence[str]) -> None:
+    """ReportError for models of different texts or different bands."""
+    (base, first), *others = models.items()
+    for name, each in others:
+        for key in ("low", *keys):
+            if [getattr(band, key) for band in each] != [getattr(band, key) for band in first]:
+                raise ReportError(
+                    f"bands: {name} has other bands or another text than {base} ({key}); compare "
+                    "models on the same text with the same edges"
+                )
 
 
 def _share(value: float) -> str:
     return numbers.NOTHING if math.isnan(value) else f"{100 * value:.2f}"
-
-
-def _tokens(bands: Sequence[Band]) -> tuple[tuple[int, int], ...]:
-    return tuple((band.types, band.tokens) for band in bands)
-
-
-def _whole(bands: Sequence[Band]) -> Band:
-    types, tokens = (sum(getattr(band, key) for band in bands) for key in ("types", "tokens"))
-    return Band(0, None, types, tokens, sum(band.loss for band in bands))
 
 
 def _percent(base: float, other: float) -> float | None:

@@ -37,10 +37,22 @@ def markdown_text(text: object) -> str:
     return _MARKDOWN.sub(lambda match: "\\" + match[0], " ".join(visible(str(text)).split()))
 
 
+TEXTS = {"run", "row", "recipe", "layer", "seeds", "device", "commit", "recorded", "note"}
+TEXTS |= {"training count", "evaluation", "settings"}
+
+
 @dataclass(frozen=True)
 class Column:
     heading: str
-    numeric: bool = True  # aligned to the right
+
+    @property
+    def numeric(self) -> bool:
+        """Aligned to the right."""
+        return self.heading not in TEXTS
+
+
+Cell = tuple[str, str]
+"""(heading, text); all rows of a table have the same headings."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +64,14 @@ class Table:
     notes: Sequence[str] = ()  # sentences below
 
     @classmethod
-    def of(
-        cls, columns: Sequence[Column], rows: Iterable[Sequence[str]], notes: Iterable[str] = ()
-    ) -> "Table":
+    def of(cls, rows: Sequence[Sequence[Cell]], notes: Iterable[str] = ()) -> "Table":
         """A table without its empty columns."""
-        rows = list(rows)
-        used = [n for n in range(len(columns)) if n == 0 or any(row[n] for row in rows)]
+        first = rows[0] if rows else ()
+        used = [n for n in range(len(first)) if n == 0 or any(row[n][1] for row in rows)]
         return cls(
-            [columns[n] for n in used], [[row[n] for n in used] for row in rows], list(notes)
+            [Column(first[n][0]) for n in used],
+            [[row[n][1] for n in used] for row in rows],
+            list(notes),
         )
 
     def markdown(self) -> str:
@@ -67,7 +79,7 @@ class Table:
         lines = [f"| {headings} |"]
         lines.append("|" + "".join("---:|" if each.numeric else "---|" for each in self.columns))
         for row in self.rows:
-            lines.append(f"| {' | '.join(markdown_text(cell) for cell in row)} |")
+            lines.append(f"| {' | '.join(map(markdown_text, row))} |")
         if self.notes:
-            lines += ["", " ".join(markdown_text(note) for note in self.notes)]
+            lines += ["", " ".join(map(markdown_text, self.notes))]
         return "\n".join(lines) + "\n"

@@ -30,10 +30,6 @@ def count(value: int | None) -> str:
     return NOTHING if value is None else f"{value:,}"
 
 
-def rate(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:,.0f}"
-
-
 def duration(seconds: float | None) -> str:
     """The two largest units: ``42 s``, ``3 min 05 s``, ``2 h 30 min``, ``4 d 01 h``."""
     if seconds is None or not math.isfinite(seconds) or seconds < 0:

@@ -10,7 +10,7 @@ from drill.report.results.paper import FINETUNED, PAPER, PAPER_BLEU, Perplexitie
 from drill.report.results.run_files import as_finite
 from drill.report.results.runs import RunSummary
 from drill.report.tables import number_format as numbers
-from drill.report.tables.markup import Column, Table
+from drill.report.tables.markup import Cell, Table
 from drill.report.tables.number_format import linear_ticks, log_ticks
 
 Result = RunSummary | Row
@@ -43,35 +43,27 @@ SHOWN_EPOCHS = 12  # of more, a selection
 
 def runs_table(results: Sequence[Result]) -> Table:
     """One row per run, with the paper's figures where it has the recipe."""
-    bleu = _any_bleu(results)
-    names = ["run", "layer", "parameters", "seed", "epochs", "valid", "test", *bleu]
-    names += ["paper", "gap", "time", "device"]
     rows = [
         [
-            each.name,
-            each.layer or "",
-            numbers.count(each.parameters),
-            "" if each.seed is None else str(each.seed),
-            numbers.count(each.epochs),
-            numbers.perplexity(each.valid),
-            numbers.perplexity(each.test),
-            *(numbers.perplexity(_bleu(each)) for _ in bleu),
-            paper_figures(each.recipe),
-            paper_gap(each.recipe, [each]),
-            numbers.duration(each.seconds),
-            each.device or "",
+            ("run", each.name),
+            ("layer", each.layer or ""),
+            ("parameters", numbers.count(each.parameters)),
+            ("seed", "" if each.seed is None else str(each.seed)),
+            ("epochs", numbers.count(each.epochs)),
+            ("valid", numbers.perplexity(each.valid)),
+            ("test", numbers.perplexity(each.test)),
+            ("BLEU", numbers.perplexity(_score(each, "bleu"))),
+            *paper_cells(each.recipe, [each]),
+            ("time", numbers.duration(each.seconds)),
+            ("device", each.device or ""),
         ]
         for each in results
     ]
-    notes = [*paper_notes(rows, names.index("paper")), *change_notes(results)]
-    return Table.of(columns(names), rows, notes)
+    return Table.of(rows, [*paper_notes(rows), *change_notes(results)])
 
 
 def recipes_table(results: Sequence[Result]) -> Table:
     """One row for all runs that differ by their seed alone: means and spread."""
-    bleu = _any_bleu(results)
-    names = ["recipe", "layer", "parameters", "seeds", "runs", "epochs", "valid", "test", *bleu]
-    names += ["paper", "gap", "time"]
     groups = grouped(results)
     labels = group_labels(groups)
     rows = []
@@ -79,89 +71,88 @@ def recipes_table(results: Sequence[Result]) -> Table:
         first = group[0]
         used = [each for each in group if each.test is not None] or group
         of_all = "" if len(used) == len(group) else f" of {len(group)}"
-        epochs = sorted({each.epochs for each in used})
+        epochs = [each.epochs for each in used]
+        ends = dict.fromkeys([min(epochs), max(epochs)])
         rows.append(
             [
-                labels[key],
-                first.layer or "",
-                numbers.count(first.parameters),
-                ", ".join(str(each.seed) for each in used if each.seed is not None),
-                f"{len(used)}{of_all}",
-                " to ".join(numbers.count(each) for each in dict.fromkeys([epochs[0], epochs[-1]])),
-                spread(_known(each.valid for each in used)),
-                spread(_known(each.test for each in used)),
-                *(spread(_known(map(_bleu, used))) for _ in bleu),
-                paper_figures(first.recipe),
-                paper_gap(first.recipe, used),
-                numbers.duration(_mean(each.seconds for each in used)),
+                ("recipe", labels[key]),
+                ("layer", first.layer or ""),
+                ("parameters", numbers.count(first.parameters)),
+                ("seeds", ", ".join(str(each.seed) for each in used if each.seed is not None)),
+                ("runs", f"{len(used)}{of_all}"),
+                ("epochs", " to ".join(map(numbers.count, ends))),
+                ("valid", spread(_known(each.valid for each in used))),
+                ("test", spread(_known(each.test for each in used))),
+                ("BLEU", spread(_known(_score(each, "bleu") for each in used))),
+                *paper_cells(first.recipe, used),
+                ("time", numbers.duration(_mean(each.seconds for each in used))),
             ]
         )
     several = [SPREAD_NOTE] if any(len(group) > 1 for group in groups.values()) else []
-    return Table.of(columns(names), rows, [*several, *paper_notes(rows, names.index("paper"))])
+    return Table.of(rows, [*several, *paper_notes(rows)])
 
 
 def ledger_table(rows: Sequence[Row]) -> Table:
     """Every row of a ledger, with all further figures."""
-    extra = list(
-        dict.fromkeys(key for row in rows for key, value in row.extra.items() if not _nested(value))
+    extra = dict.fromkeys(
+        key
+        for row in rows
+        for key, value in row.extra.items()
+        if not isinstance(value, dict | list)
     )
-    names = ["run", "recipe", "layer", "seed", "epochs", "valid", "test", "paper", "gap", *extra]
-    names += ["time", "device", "commit", "recorded", "note"]
     lines = [
         [
-            row.name,
-            row.recipe or "",
-            row.layer or "",
-            "" if row.seed is None else str(row.seed),
-            numbers.count(row.epochs),
-            numbers.perplexity(row.valid),
-            numbers.perplexity(row.test),
-            paper_figures(row.recipe),
-            paper_gap(row.recipe, [row]),
-            *(_figure(row.extra.get(key, "")) for key in extra),
-            numbers.duration(row.seconds),
-            row.device or "",
-            row.commit or "",
-            row.recorded[:16].replace("T", " "),
-            row.note,
+            ("run", row.name),
+            ("recipe", row.recipe or ""),
+            ("layer", row.layer or ""),
+            ("seed", "" if row.seed is None else str(row.seed)),
+            ("epochs", numbers.count(row.epochs)),
+            ("valid", numbers.perplexity(row.valid)),
+            ("test", numbers.perplexity(row.test)),
+            *paper_cells(row.recipe, [row]),
+            *((key, _figure(row.extra.get(key, ""))) for key in extra),
+            ("time", numbers.duration(row.seconds)),
+            ("device", row.device or ""),
+            ("commit", row.commit or ""),
+            ("recorded", row.recorded[:16].replace("T", " ")),
+            ("note", row.note),
         ]
         for row in rows
     ]
-    notes = [*paper_notes(lines, names.index("paper")), *change_notes(rows)]
-    return Table.of(columns(names), lines, notes)
+    return Table.of(lines, [*paper_notes(lines), *change_notes(rows)])
 
 
 def evaluations_table(results: Sequence[Result]) -> Table:
-    """Perplexities of dynamic evaluation and of the cache, by `drill evaluate`.
+    """Perplexities of dynamic evaluation and of the cache.
 
     Both of a row have the same weights and settings; see ``paired``.
     """
-    names = ["run", "layer", "evaluation", "settings", "valid", "test", "paper", "gap"]
     rows = []
     for each in results:
         for kind in ADAPTIVE:
             if (pair := paired(each.evaluations, kind)) is None:
                 continue
+            valid, test = (
+                numbers.perplexity(as_finite((found or {}).get("perplexity"))) for found in pair
+            )
             key = "perplexity" if kind in PREDICTED_ONLY else "published"
-            valid, test = (as_finite((found or {}).get(key)) for found in pair)
+            ours = [as_finite((found or {}).get(key)) for found in pair]
             rows.append(
                 [
-                    each.name,
-                    each.layer or "",
-                    kind,
-                    pair.settings,
-                    *(
-                        numbers.perplexity(as_finite((found or {}).get("perplexity")))
-                        for found in pair
-                    ),
-                    paper_figures(each.recipe, f"+{kind}"),
-                    less_paper(valid, test, PAPER.get(f"{each.recipe}+{kind}")),
+                    ("run", each.name),
+                    ("layer", each.layer or ""),
+                    ("evaluation", kind),
+                    ("settings", pair.settings),
+                    ("valid", valid),
+                    ("test", test),
+                    ("paper", paper_figures(each.recipe, f"+{kind}")),
+                    ("gap", less_paper(*ours, PAPER.get(f"{each.recipe}+{kind}"))),
                 ]
             )
-    notes = paper_notes(rows, names.index("paper"), ADAPTIVE_NOTE)
+    notes = paper_notes(rows, ADAPTIVE_NOTE)
     if any(not names_weights(found) for each in results for found in each.evaluations):
         notes.append(WEIGHTLESS_NOTE)
-    return Table.of(columns(names), rows, notes)
+    return Table.of(rows, notes)
 
 
 def change_notes(results: Iterable[Result]) -> list[str]:
@@ -206,18 +197,9 @@ def group_labels(
     return labels
 
 
-def _any_bleu(results: Sequence[Result]) -> list[str]:
-    """The heading of a column for BLEU, where there is a translator."""
-    return ["BLEU"] if any(_bleu(each) is not None for each in results) else []
-
-
-def _bleu(each: Result) -> float | None:
-    return each.bleu if isinstance(each, RunSummary) else as_finite(each.extra.get("bleu"))
-
-
-def _tokenised_bleu(each: Result) -> float | None:
-    scores = each.scores if isinstance(each, RunSummary) else each.extra
-    return as_finite(scores.get("tokenised_bleu"))
+def _score(each: Result, key: str) -> float | None:
+    """Of the translations of a translator's test."""
+    return as_finite((each.scores if isinstance(each, RunSummary) else each.extra).get(key))
 
 
 def paper_figures(recipe: str | None, added: str = "") -> str:
@@ -233,14 +215,16 @@ def paper_figures(recipe: str | None, added: str = "") -> str:
     return "" if tuned is None else f"{' / '.join(map(str, tuned))} ft"
 
 
-def paper_gap(recipe: str | None, results: Sequence[Result]) -> str:
+def paper_cells(recipe: str | None, results: Sequence[Result]) -> list[Cell]:
+    """The paper's figures, and by how much the mean of ours is higher."""
     if bleu := PAPER_BLEU.get(recipe or ""):
-        ours = _mean(map(_tokenised_bleu, results))
-        return "" if ours is None else numbers.change(ours - bleu)
-    valid = _mean(each.valid_published for each in results)
-    return less_paper(
-        valid, _mean(each.test_published for each in results), PAPER.get(recipe or "")
-    )
+        ours = _mean(_score(each, "tokenised_bleu") for each in results)
+        gap = "" if ours is None else numbers.change(ours - bleu)
+    else:
+        valid = _mean(each.valid_published for each in results)
+        test = _mean(each.test_published for each in results)
+        gap = less_paper(valid, test, PAPER.get(recipe or ""))
+    return [("paper", paper_figures(recipe)), ("gap", gap)]
 
 
 def less_paper(valid: float | None, test: float | None, paper: Perplexities | None) -> str:
@@ -250,12 +234,13 @@ def less_paper(valid: float | None, test: float | None, paper: Perplexities | No
     return " / ".join(numbers.change(ours - theirs) for ours, theirs in pairs if ours is not None)
 
 
-def paper_notes(table: Sequence[Sequence[str]], paper: int, gap_note: str = GAP_NOTE) -> list[str]:
+def paper_notes(rows: Sequence[Sequence[Cell]], gap_note: str = GAP_NOTE) -> list[str]:
     """What the columns ``paper`` and ``gap`` mean, if they are not empty."""
-    gaps = [row[paper].endswith(" BLEU") for row in table if row[paper + 1]]
+    cells = [dict(row) for row in rows]
+    gaps = [row["paper"].endswith(" BLEU") for row in cells if row["gap"]]
     notes = [gap_note] if not all(gaps) else []
     notes += [BLEU_NOTE] if any(gaps) else []
-    return [*notes, TUNED_NOTE] if any(row[paper].endswith(" ft") for row in table) else notes
+    return [*notes, TUNED_NOTE] if any(row["paper"].endswith(" ft") for row in cells) else notes
 
 
 # -- curves ---------------------------------------------------------------------------------------
@@ -267,8 +252,9 @@ def epochs_table(runs: Sequence[RunSummary]) -> Table:
     rows = []
     for run in runs:
         found = {point.epoch: point.valid for point in run.curve}
-        rows.append([run.name, *(numbers.perplexity(found.get(epoch)) for epoch in epochs)])
-    return Table.of(columns(["run", *map(str, epochs)]), rows)
+        cells = [(str(epoch), numbers.perplexity(found.get(epoch))) for epoch in epochs]
+        rows.append([("run", run.name), *cells])
+    return Table.of(rows)
 
 
 def selected_epochs(epochs: Sequence[int]) -> list[int]:
@@ -290,35 +276,30 @@ def time_table(runs: Sequence[RunSummary], perplexities: Sequence[float]) -> Tab
     """How long each run took to reach each perplexity; one that no run reached is left out."""
     rows = []
     for run in runs:
-        reached = [seconds_to(run, wanted) for wanted in perplexities]
-        rows.append([run.name, *map(numbers.duration, reached)])
-    return Table.of(columns(["run", *(f"{wanted:,g}" for wanted in perplexities)]), rows)
+        points = [(point.valid, point.elapsed) for point in run.points]
+        cells = [
+            (f"{wanted:,g}", numbers.duration(seconds_to(wanted, points)))
+            for wanted in perplexities
+        ]
+        rows.append([("run", run.name), *cells])
+    return Table.of(rows)
 
 
-def seconds_to(run: RunSummary, perplexity: float) -> float | None:
-    """Seconds to the first validation at or below a perplexity; None if there is none."""
-    for point in run.points:
-        if point.valid is not None and point.valid <= perplexity and point.elapsed is not None:
-            return point.elapsed
+def seconds_to(
+    perplexity: float, points: Iterable[tuple[float | None, float | None]]
+) -> float | None:
+    """Seconds to the first validation at or below a perplexity, of (perplexity, seconds)."""
+    for valid, elapsed in points:
+        if valid is not None and valid <= perplexity and elapsed is not None:
+            return elapsed
     return None
 
 
 # -- cells ----------------------------------------------------------------------------------------
 
-TEXTS = {"run", "recipe", "layer", "seeds", "device", "commit", "recorded", "note"}
-TEXTS |= {"training count", "evaluation", "settings"}
-
-
-def columns(names: Iterable[str]) -> list[Column]:
-    return [Column(name, numeric=name not in TEXTS) for name in names]
-
 
 def _figure(value: object) -> str:
     return numbers.perplexity(value) if isinstance(value, float) else str(value)
-
-
-def _nested(value: object) -> bool:
-    return isinstance(value, dict | list)
 
 
 def _known(values: Iterable[float | None]) -> list[float]:
