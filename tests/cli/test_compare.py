@@ -58,6 +58,7 @@ def test_the_table_names_both_runs(drill):
     code, out, err = drill("compare", "runs/tiny", "runs/more", "--device", "cpu")
     assert code == 0, err
     assert all(word in out for word in ("tiny", "more", "perplexity", "95% interval"))
+    assert "difference = more minus tiny" in out
 
 
 def test_what_does_not_compare_is_refused(fails):

@@ -48,7 +48,7 @@ def test_the_demo_compares_two_runs(drill, place, tiny_demo, monkeypatch):
     assert code == 0, err
     assert err.startswith("training demo-tied in demo/demo-tied.toml: tied\n")
     assert "loss without <eos> and <unk> (" in out
-    assert "one epoch, one seed;" in out
+    assert "epochs 1, one seed;" in out
     (band,) = (line.split() for line in out.splitlines() if "seen 250 to 999 times" in line)
     compared = Compared(tiny_demo.EDGES)
     for name in ("tied", "drill"):

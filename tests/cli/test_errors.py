@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import re
 import sys
 from pathlib import Path
 
@@ -64,10 +63,7 @@ def test_anything_else_is_a_bug(drill, monkeypatch, error):
     last = err.splitlines()[-1]
     assert (code, out) == (70, "")
     assert last.startswith(f"drill: {type(error).__name__}: ")
-    assert "this is a bug" in last
-    saved = Path(re.search(r"\S+$", last)[0])
-    assert saved.read_text().startswith("Traceback (most recent call last)")
-    saved.unlink()
+    assert "Traceback (most recent call last)" in err
 
 
 def test_messages_are_one_line_of_bounded_length():

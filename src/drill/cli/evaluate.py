@@ -6,8 +6,11 @@ from typing import Annotated
 import typer
 
 from drill.cli.options import (
+    BatchTokensOption,
+    BeamOption,
     DeviceOption,
     JsonOption,
+    LengthPenaltyOption,
     Precision,
     PrecisionOption,
     QuietOption,
@@ -21,15 +24,12 @@ from drill.cli.options import (
 from drill.errors import SettingsError
 
 LANGUAGE_MODEL_OPTIONS = ("text", "batch_size", "losses")
-TRANSLATOR_OPTIONS = (
-    "beam",
-    "length_penalty",
-    "batch_tokens",
-    "words",
-    "tokenize",
-    "source",
-    "reference",
-)
+TRANSLATOR_OPTIONS = ("beam", "length_penalty", "batch_tokens", "words", "tokenize")
+TRANSLATOR_OPTIONS += ("source", "reference")
+
+# What the arguments of the functions are called on the command line.
+DYNAMIC_NAMES = {"lr": "--lr:", "lamb": "--decay:", "epsilon": "--epsilon:"}
+CACHE_NAMES = {"window": "--window:", "theta": "--theta:", "lamb": "--lambda:"}
 
 SplitOption = Annotated[
     list[Split] | None, typer.Option("--split", help="Repeatable; valid and test by default.")
@@ -66,16 +66,9 @@ def evaluate(
     reference: Annotated[
         Path | None, typer.Option(help="Translators: the reference translation of --source.")
     ] = None,
-    beam: Annotated[
-        int | None, typer.Option(min=1, help="Translators: beam width; the run's by default.")
-    ] = None,
-    length_penalty: Annotated[
-        float | None,
-        typer.Option(help="Translators: exponent of the length penalty; the run's by default."),
-    ] = None,
-    batch_tokens: Annotated[
-        int, typer.Option(min=1, help="Translators: subwords per batch; fewer need less memory.")
-    ] = 4096,
+    beam: BeamOption = None,
+    length_penalty: LengthPenaltyOption = None,
+    batch_tokens: BatchTokensOption = 4096,
     words: Annotated[
         bool, typer.Option("--words", help="Translators: accuracy of words by their frequency.")
     ] = False,
@@ -91,8 +84,8 @@ def evaluate(
 ) -> None:
     """Perplexity of a language model, BLEU of a translator.
 
-    Perplexity is exp(total loss / (N - 1)) over the N - 1 predicted tokens of a text of N tokens;
-    published results divide by N, and that figure is printed next to it. Translations of a split
+    Perplexity is exp(total loss / (N - 1)) over the N - 1 predicted tokens of a text of N tokens.
+    Papers divide by N; that figure is printed next to it. Translations of a split
     are written to RUN/<split>.<language>.hyp. Results are appended to RUN/evaluations.jsonl.
     """
     from drill.training.run.weights import task_of
@@ -104,7 +97,7 @@ def evaluate(
             kind = "language models" if translator else "translators"
             raise SettingsError(f"is for {kind}, which {run} is not", key=_option(name))
     if translator:
-        from drill.cli.evaluation import Files, evaluate_translation
+        from drill.cli.evaluate_translation import Files, evaluate_translation
         from drill.translation.build import check_ready
 
         if (source is None) != (reference is None):
@@ -126,13 +119,13 @@ def evaluate(
                 quiet=quiet,
             )
         return
-    from drill.cli.evaluation import Evaluation, plain_rows
+    from drill.cli.evaluate_language_model import Evaluation, plain_rows
 
     _check_one_text(split, text, "--text")
     if losses is not None and text is None and len(split or ()) != 1:
         raise SettingsError("needs one --split or a --text", key="--losses")
-    evaluation = Evaluation(run, split, text, weights, precision, device, as_json, quiet)
-    evaluation.run(plain_rows, batch_size=batch_size, losses=losses)
+    shared = (run, split, text, weights, precision, device, as_json, quiet)
+    Evaluation(*shared).run(plain_rows, batch_size=batch_size, losses=losses)
 
 
 def dynamic(
@@ -165,7 +158,7 @@ def dynamic(
     The weights adapt to the text while it is read, by gradient steps on every segment (Krause et
     al. 2018). Results are appended to RUN/evaluations.jsonl.
     """
-    from drill.cli.evaluation import DYNAMIC_NAMES, Evaluation, dynamic_rows
+    from drill.cli.evaluate_language_model import Evaluation, dynamic_rows
     from drill.language_modeling.dynamic_evaluation import check_dynamic_settings
 
     _check_one_text(split, text, "--text")
@@ -176,8 +169,8 @@ def dynamic(
         )
     with as_settings_error():
         check_dynamic_settings(lr, decay, epsilon, DYNAMIC_NAMES)
-    evaluation = Evaluation(run, split, text, weights, precision, device, as_json, quiet)
-    evaluation.run(
+    shared = (run, split, text, weights, precision, device, as_json, quiet)
+    Evaluation(*shared).run(
         dynamic_rows,
         search=search,
         lr=lr,
@@ -218,15 +211,15 @@ def cache(
     The prediction is mixed with one from recent words in similar contexts (Grave et al. 2017).
     Results are appended to RUN/evaluations.jsonl.
     """
-    from drill.cli.evaluation import CACHE_NAMES, Evaluation, cache_rows
+    from drill.cli.evaluate_language_model import Evaluation, cache_rows
     from drill.language_modeling.cache_pointer import check_cache_settings
 
     _check_one_text(split, text, "--text")
     _check_tuned(given(context), "theta", "lambda_")
     with as_settings_error():
         check_cache_settings(window, [theta], [lambda_], CACHE_NAMES)
-    evaluation = Evaluation(run, split, text, weights, precision, device, as_json, quiet)
-    evaluation.run(
+    shared = (run, split, text, weights, precision, device, as_json, quiet)
+    Evaluation(*shared).run(
         cache_rows,
         search=search,
         window=window,

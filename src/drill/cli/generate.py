@@ -130,7 +130,7 @@ def score(
         for count, each in enumerate(found, start=1):
             if header and count == 1:
                 typer.echo("\t".join(COLUMNS))
-            typer.echo(_as_json(each, words) if as_json else _as_text(each, words))
+            typer.echo(_printed(each, words, as_json))
             if interactive:
                 _name_unknown(each.unknown)
             unknown |= dict.fromkeys(each.unknown)
@@ -153,12 +153,10 @@ def _name_unknown(words: Sequence[str], at_most: int | None = None) -> None:
     from drill.cli.display import note
 
     others = [word for word in words if word != UNK]
-    left = len(others[at_most:]) if at_most is not None else 0
+    shown = others[:at_most]
+    more = f" and {len(others) - len(shown):,} more; see --json" if others[len(shown) :] else ""
     if others:
-        note(
-            f"not in the vocabulary, read as {UNK}: {' '.join(others[:at_most])}"
-            + (f" and {left:,} more; --json lists those of every line" if left else "")
-        )
+        note(f"not in the vocabulary, read as {UNK}: {' '.join(shown)}{more}")
 
 
 def note_if_unk_is_untrained(vocabulary: "Vocabulary") -> None:
@@ -172,9 +170,14 @@ def note_if_unk_is_untrained(vocabulary: "Vocabulary") -> None:
         )
 
 
-def _as_json(each: "Scored", words: bool) -> str:
+def _printed(each: "Scored", words: bool, as_json: bool) -> str:
     from drill.training.run.folder import json_row
 
+    pairs = list(zip(each.words, each.log_probs, strict=True)) if words else []
+    if not as_json:
+        numbers = f"{each.log_prob:.4f}\t{each.tokens}\t{len(each.unknown)}\t{each.perplexity:.2f}"
+        lines = [f"{numbers}\t{each.text}", *(f"{x:.4f}\t\t\t\t{word}" for word, x in pairs)]
+        return "\n".join(lines)
     row: dict[str, Any] = {
         "text": each.text,
         "log_prob": each.log_prob,
@@ -182,15 +185,4 @@ def _as_json(each: "Scored", words: bool) -> str:
         "perplexity": each.perplexity,
         "unknown": list(each.unknown),
     }
-    if words:
-        row["words"] = list(zip(each.words, each.log_probs, strict=True))
-    return json_row(row, ensure_ascii=False)
-
-
-def _as_text(each: "Scored", words: bool) -> str:
-    numbers = f"{each.log_prob:.4f}\t{each.tokens}\t{len(each.unknown)}\t{each.perplexity:.2f}"
-    line = f"{numbers}\t{each.text}"
-    if words:
-        pairs = zip(each.words, each.log_probs, strict=True)
-        line += "".join(f"\n{value:.4f}\t\t\t\t{word}" for word, value in pairs)
-    return line
+    return json_row(row | ({"words": pairs} if words else {}), ensure_ascii=False)

@@ -4,19 +4,20 @@ import inspect
 import json
 import os
 import textwrap
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
+from importlib import resources
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 import typer
 
-from drill.cli.options import SetOption
+from drill.cli.options import JsonOption, SetOption
 from drill.recipes.reader import Measured, describe, layer_name, measured, read, recipe_names
 
 if TYPE_CHECKING:
     from drill.training.settings import Settings
-
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, not a table.")]
 
 # -- drill recipes --------------------------------------------------------------------------------
 
@@ -102,6 +103,17 @@ def _listed(name: str) -> Listed:
 # -- drill settings -------------------------------------------------------------------------------
 
 
+SCHEDULES = ("constant", "linear", "cosine", "one-cycle")
+APPLIES: Mapping[str, tuple[str, tuple[Any, ...]]] = {
+    "optimizer.warmup": ("schedule", SCHEDULES),
+    "optimizer.warmup_steps": ("schedule", ("inverse-sqrt",)),
+    "optimizer.hold": ("schedule", ("linear", "cosine")),
+    "optimizer.final": ("schedule", ("linear", "cosine")),
+    "optimizer.ema_decay": ("average", ("ema",)),
+}
+"""Settings that have an effect only with some values of another one."""
+
+
 class Setting(NamedTuple):
     key: str
     value: Any
@@ -119,8 +131,9 @@ def settings(
 ) -> None:
     """List the settings of a recipe, which --set changes.
 
-    Each with its value in the recipe, default, type and meaning. Which settings a layer, an encoder
-    or an optimizer has depends on its name: add --set layer.name=mixture to see those of a mixture.
+    Each with its value in the recipe, default, type and meaning. Which settings there are depends
+    on the layer, the encoder, the optimizer and its schedule: add --set layer.name=mixture to see
+    those of a mixture.
     """
     from drill.cli.display import console
     from drill.training.settings import recipe as read_recipe
@@ -152,6 +165,9 @@ def _rows(settings: "Settings") -> Iterator[Setting]:
         for key, value in values.items():
             if isinstance(value, dict):  # the wrapped layer, a table of its own
                 continue
+            on, wanted = APPLIES.get(f"{table}.{key}", (key, ()))
+            if wanted and values.get(on) not in wanted:
+                continue
             if key in arguments:
                 default = arguments[key].default
                 default = "required" if default is inspect.Parameter.empty else default
@@ -159,7 +175,7 @@ def _rows(settings: "Settings") -> Iterator[Setting]:
                 kind = type_name(arguments[key].annotation)
             else:
                 default, kind = "", types[key]
-            described = DESCRIPTIONS.get(f"{table.split('.')[0]}.{key}", "")
+            described = descriptions()[table.split(".")[0]].get(key, "")
             yield Setting(f"{table}.{key}", value, default, kind, described)
 
 
@@ -218,122 +234,10 @@ def _toml(value: Any) -> str:
     return "none" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
-DESCRIPTIONS = {
-    "layer.zero_start": "start as weight tying: the last label map is zero",
-    "layer.norm": "none or rms: divide the input of each label map by its root mean square",
-    "layer.block": "map, or mlp: a second matrix after the activation of each label map",
-    "layer.gate": "none, scalar or label: a learned factor of the last label map, from zero",
-    "layer.center": "subtract the mean label before labels are rounded to bfloat16",
-    "optimizer.momentum": "momentum of the matrices' gradients (muon)",
-    "training.log_every": "steps between rows of training loss",
-    "training.untie_at": "fraction of the run after which the layer becomes a free matrix",
-    "data.corpus": "a name (see `drill data`), a folder or a file",
-    "data.min_count": "rarer words become <unk>",
-    "data.max_vocab_size": "largest vocabulary; rarer words become <unk>",
-    "data.tokenizer": "words, the number of subwords to learn, or a tokenizer.json",
-    "data.valid": "fraction of a single file used for validation",
-    "data.test": "fraction of a single file used for the test",
-    "data.source": "source language",
-    "data.target": "target language",
-    "data.pairs": "number of training pairs to use",
-    "filters.minimum": "shortest sentence, in subwords",
-    "filters.maximum": "longest sentence, in subwords",
-    "filters.ratio": "largest ratio of the two lengths of a pair",
-    "filters.deduplicate": "keep the first of equal pairs only",
-    "subwords.size": "largest number of subwords",
-    "subwords.min_count": "rarer pairs of subwords are not merged",
-    "subwords.single_digits": "split numbers into digits",
-    "encoder.name": "which encoder",
-    "encoder.embedding_dim": "size of word embeddings",
-    "encoder.model_type": "causal model of transformers, such as llama, qwen3, gpt2",
-    "encoder.kv_heads": "heads of keys and values; as many as heads by default",
-    "encoder.intermediate_size": "inner size of the feed-forward networks; 8/3 of embedding_dim",
-    "encoder.context_length": "longest window",
-    "encoder.init_std": "standard deviation of initial weights",
-    "encoder.shared": "one embedding matrix for source and target",
-    "encoder.hidden_size": "hidden size of all LSTM layers but the last",
-    "encoder.layers": "number of layers (Transformer: of the encoder, and of the decoder)",
-    "encoder.output_size": "size of the last LSTM layer; embedding_dim by default",
-    "encoder.dropout_embedding": "probability of dropping a word type from the input embedding",
-    "encoder.dropout_input": "variational dropout on word embeddings",
-    "encoder.dropout_hidden": "variational dropout between LSTM layers",
-    "encoder.dropout_output": "variational dropout on the last layer's output",
-    "encoder.weight_drop": "DropConnect on the hidden-to-hidden matrices",
-    "encoder.impl": "which kernels compute it; auto picks by device",
-    "encoder.init_range": "embeddings start uniform in +-init_range; none: PyTorch's default",
-    "encoder.heads": "attention heads",
-    "encoder.feedforward": "inner size of feed-forward blocks",
-    "encoder.dropout": "dropout probability",
-    "encoder.attention_dropout": "dropout on attention weights; as dropout by default",
-    "encoder.norm": "layer norm before (pre) or after (post) each block",
-    "layer.name": "which output layer",
-    "layer.hidden_size": "size of the hidden states; the encoder's output size by default",
-    "layer.joint_size": "size of the joint space; embedding_dim by default",
-    "layer.depth": "number of label maps",
-    "layer.activation": "sigmoid, relu, tanh, gelu, silu or none",
-    "layer.dropout": "dropout probability of label maps (mixture: of the experts' contexts)",
-    "layer.locked": "variational dropout: one mask for all labels (mixture: for all time steps)",
-    "layer.dropout_at": "apply dropout to the input or output of each map",
-    "layer.residual": "add the embedding after each map",
-    "layer.residual_between": "also add the output of the map before",
-    "layer.init_range": "weights start uniform in +-init_range",
-    "layer.map_bias": "label maps have a bias",
-    "layer.bias": "the softmax has a bias",
-    "layer.impl": "which kernels encode the labels; auto picks by device",
-    "layer.experts": "number of softmaxes",
-    "layer.samples": "number of sampled labels per step",
-    "layer.proposal": "distribution of the sampled labels",
-    "layer.cutoffs": "frequency ranks at which clusters start",
-    "layer.reduction_factor": "each cluster is this many times narrower than the one before",
-    "optimizer.name": "which optimizer",
-    "optimizer.lr": "learning rate, at its highest",
-    "optimizer.weight_decay": "weight decay",
-    "optimizer.max_grad_norm": "clip the norm of the gradients to this",
-    "optimizer.patience": "epochs without improvement before averaging starts",
-    "optimizer.schedule": "learning rate schedule",
-    "optimizer.warmup": "fraction of the run with linear warm-up",
-    "optimizer.warmup_steps": "warm-up steps of inverse-sqrt",
-    "optimizer.hold": "fraction of the run at lr before it decays",
-    "optimizer.final": "last learning rate, as a fraction of lr",
-    "optimizer.beta1": "decay of the mean of gradients",
-    "optimizer.beta2": "decay of the mean of squared gradients",
-    "optimizer.eps": "added to the denominator",
-    "optimizer.average_from": "fraction of the run after which weights are averaged",
-    "optimizer.average": "mean of all weights since then, or exponential moving average",
-    "optimizer.ema_decay": "decay of the exponential moving average, per step",
-    "training.epochs": "number of epochs",
-    "training.max_minutes": "end training after this many minutes",
-    "training.max_steps": "end training after this many steps",
-    "training.seed": "random seed",
-    "training.precision": "of matrix products; bfloat16 uses autocast",
-    "training.cuda_graphs": "replay steps as CUDA graphs where possible",
-    "training.patience": "validations without improvement before training stops",
-    "training.validate_first": "validate before the first step",
-    "training.checkpoint_seconds": "seconds between checkpoints",
-    "training.batch_size": "sequences processed in parallel, over all processes",
-    "training.bptt": "mean length of backpropagation through time, in tokens",
-    "training.length_seed": "seed of the random segment lengths; seed by default",
-    "training.length_cap": "longest segment",
-    "training.partial_shuffle": "rotate each sequence by a random offset every epoch",
-    "training.ar_weight": "weight of activation regularization, mean(output^2)",
-    "training.tar_weight": "weight of temporal activation regularization",
-    "training.adversarial": "adversarial softmax: lower target logits by this * |w_y| * |h|",
-    "training.state_reset": "probability of starting a segment from the initial state",
-    "training.micro_batch": "sequences per forward pass, gradients accumulated; none: all",
-    "training.valid_batch_size": "batch size of validation",
-    "training.test_batch_size": "batch size of the test",
-    "training.max_tokens": "subwords per batch on either side, with padding",
-    "training.gradient_accumulation_steps": "batches per step, over all processes",
-    "training.label_smoothing": "label smoothing of the training loss",
-    "training.pad_to_multiple_of": "pad lengths to multiples of this",
-    "training.compile": "compile the Transformer with torch.compile",
-    "training.validate_every": "steps between validations; none: once an epoch",
-    "training.bleu_every": "compute BLEU at every n-th validation",
-    "training.average_checkpoints": "average the weights of so many last validations",
-    "training.beam": "beam width",
-    "training.length_penalty": "exponent of the length that scores are divided by",
-}
-"""One line per setting; settings of a wrapped layer (``layer.inner``) are those of ``layer``."""
+@cache
+def descriptions() -> dict[str, dict[str, str]]:
+    """Table -> setting -> what it means."""
+    return tomllib.loads(resources.files("drill.cli").joinpath("settings.toml").read_text("utf-8"))
 
 
 # -- drill layers ---------------------------------------------------------------------------------
@@ -382,24 +286,31 @@ def layers(
         _print_costs(sizes, rows)
 
 
-def _print_costs(sizes: dict[str, int], rows: list[dict[str, Any]]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
+LEGEND = """
+own parameters: without the embedding E, which belongs to the encoder
+train: FLOPs of one training step; x tied: relative to the tied layer
+infer: FLOPs of the logits of N tokens, with the labels encoded beforehand
+folds: after training, fold() replaces the layer by one nn.Linear on g_in(h)
+mixture, sampled and adaptive are shown with tied as their inner layer"""
 
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+
+def _print_costs(sizes: dict[str, int], rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+
+    from drill.cli.display import plain_table
+
+    table = plain_table(padding=(0, 1, 0, 0))
     for heading in ["layer", "g_out(E)", "g_in(h)"]:
         table.add_column(heading, no_wrap=True)
     for heading in ["own\nparameters", "train\nGFLOP", "x\ntied", "infer\nGFLOP", "folds"]:
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
+        times = row["train_over_tied"]
         table.add_row(
-            row["layer"],
-            row["g_out"],
-            row["g_in"],
+            *(row[key] for key in ("layer", "g_out", "g_in")),
             f"{row['parameters']:,}",
             _giga(row["train_flops"]),
-            _ratio(row["train_over_tied"]),
+            f"{times:,.2f}" if times >= 0.01 else f"{times:.1g}",  # not 0.00
             _giga(row["inference_flops"]),
             "yes" if row["folded"] else "no",
         )
@@ -407,17 +318,9 @@ def _print_costs(sizes: dict[str, int], rows: list[dict[str, Any]]) -> None:
     V, d, h, N = (f"{sizes[name]:,}" for name in ["vocabulary", "width", "hidden", "tokens"])
     console.print(f"V = {V} labels, d = {d}, d_h = {h}, N = {N} tokens a step\n")
     console.print(table)
-    console.print("\nown parameters: without the embedding E, which belongs to the encoder")
-    console.print("train: FLOPs of one training step; x tied: relative to the tied layer")
-    console.print("infer: FLOPs of the logits of N tokens, with the labels encoded beforehand")
-    console.print("folds: after training, fold() replaces the layer by one nn.Linear on g_in(h)")
-    console.print("mixture, sampled and adaptive are shown with tied as their inner layer")
+    console.print(LEGEND)
     if narrow := [row["layer"] for row in rows if row["hidden"] != sizes["hidden"]]:
         console.print(f"shown for d_h = d = {d}, which they require: {', '.join(narrow)}")
-
-
-def _ratio(times: float) -> str:
-    return f"{times:,.2f}" if times >= 0.01 else f"{times:.1g}"  # not 0.00
 
 
 def _giga(flops: int) -> str:

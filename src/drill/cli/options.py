@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from drill.errors import DataError, DrillError, SettingsError
-from drill.files import BYTE_ORDER_MARK, GZIP, UNPACKING_FAULTS, XZ
+from drill.files import BYTE_ORDER_MARK, UNPACKING_FAULTS
 
 if TYPE_CHECKING:
     from drill.language_modeling.run import LanguageModelRun
@@ -59,28 +59,28 @@ SetOption = Annotated[
         help="Change a setting, e.g. layer.depth=2; repeatable. See `drill settings RECIPE`.",
     ),
 ]
-BeamOption = Annotated[int | None, typer.Option(min=1, help="Beam width; the run's by default.")]
+BeamOption = Annotated[
+    int | None, typer.Option(min=1, help="Translators: beam width; the run's by default.")
+]
 LengthPenaltyOption = Annotated[
     float | None,
-    typer.Option(help="Exponent of the length penalty; the run's by default."),
+    typer.Option(help="Translators: exponent of the length penalty; the run's by default."),
 ]
 BatchTokensOption = Annotated[
-    int, typer.Option(min=1, help="Subwords per batch; fewer need less memory.")
+    int, typer.Option(min=1, help="Translators: subwords per batch; fewer need less memory.")
 ]
 
 
-def load_language_model(folder: Path, weights: Weights | None, device: str) -> "LanguageModelRun":
+def load_language_model(folder: Path, weights: Any, device: str) -> "LanguageModelRun":
     from drill.language_modeling.run import load_run
 
-    chosen: Any = None if weights is None else weights.value
-    return load_run(folder, chosen, device)
+    return load_run(folder, weights, device)
 
 
-def load_translator(folder: Path, weights: Weights | None, device: str) -> "TranslationRun":
+def load_translator(folder: Path, weights: Any, device: str) -> "TranslationRun":
     from drill.translation.run import load_translation
 
-    chosen: Any = None if weights is None else weights.value
-    return load_translation(folder, chosen, device)
+    return load_translation(folder, weights, device)
 
 
 @contextmanager
@@ -120,7 +120,7 @@ def blocks_of_lines(file: Path | None, *, nul: bool = False) -> Iterator[list[st
     it have been yielded; so is one with NUL, unless ``nul``.
     """
     if file is None or is_standard_input(file):
-        yield from _blocks(sys.stdin.buffer, name_of(file), nul, plain=True)
+        yield from _blocks(sys.stdin.buffer, name_of(file), nul)
     else:
         from drill.data.parallel.parallel_text import opened_text
 
@@ -128,55 +128,28 @@ def blocks_of_lines(file: Path | None, *, nul: bool = False) -> Iterator[list[st
             yield from _blocks(stream, name_of(file), nul)
 
 
-def _blocks(stream: Any, name: str, nul: bool, plain: bool = False) -> Iterator[list[str]]:
-    rest, number = b"", 0
-    while chunk := _read(stream, name):
-        if plain and number == 0:
-            _check_uncompressed(rest + chunk, name)
-        *whole, rest = (rest + chunk).split(b"\n")
-        if whole:
-            yield from _decoded(whole, name, number, nul)
-            number += len(whole)
-    if rest:
-        yield from _decoded([rest], name, number, nul)
-
-
-def _check_uncompressed(start: bytes, name: str) -> None:
-    for mark, kind, program in ((GZIP, "gzip", "gunzip"), (XZ, "xz", "unxz")):
-        if start.startswith(mark):
-            raise DataError(f"{name}: is {kind}, not text; pipe it through {program}")
-
-
-def _read(stream: Any, name: str) -> bytes:
-    try:
-        chunk: bytes = stream.read1(CHUNK)
-    except UNPACKING_FAULTS as error:
-        raise DataError(
-            f"{name}: cannot be read ({error}); the file is damaged or cut off, get it again"
-        ) from None
-    return chunk
-
-
-def _decoded(lines: list[bytes], name: str, before: int, nul: bool) -> Iterator[list[str]]:
-    """The lines as one block; ``before`` is the number of lines before it."""
-    if before == 0:
-        lines = [lines[0].removeprefix(BYTE_ORDER_MARK), *lines[1:]]
-    found: list[str] = []
-    for number, line in enumerate(lines, start=before + 1):
-        fault = _fault(line, nul)
-        if fault is not None:
-            if found:
-                yield found
-            raise DataError(f"{name}: line {number} {fault}")
-        found.append(line.removesuffix(b"\r").decode("utf-8"))
-    yield found
-
-
-def _fault(line: bytes, nul: bool) -> str | None:
-    if b"\0" in line and not nul:
-        return "contains NUL, so this is not plain text; give a UTF-8 text file"
-    try:
-        line.decode("utf-8")
-    except UnicodeDecodeError:
-        return "is not UTF-8; convert it first"
-    return None
+def _blocks(stream: Any, name: str, nul: bool) -> Iterator[list[str]]:
+    rest, number, more = b"", 0, True
+    while more:
+        try:
+            chunk = stream.read1(CHUNK)
+        except UNPACKING_FAULTS as error:
+            raise DataError(f"cannot be read ({error})", key=name) from None
+        more = bool(chunk)
+        *lines, rest = (rest + chunk).split(b"\n")
+        if not more and rest:
+            lines.append(rest)
+        found = []
+        for line in lines:
+            number += 1
+            whole = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
+            try:
+                if b"\0" in whole and not nul:
+                    raise ValueError
+                found.append(whole.removesuffix(b"\r").decode("utf-8"))
+            except ValueError:
+                if found:
+                    yield found
+                raise DataError(f"line {number} is not UTF-8 text", key=name) from None
+        if found:
+            yield found

@@ -39,9 +39,9 @@ def play(
 
     from drill.play.server import Server
 
-    folders = {path if not _is_run(path) else path.resolve().parent for path in runs}
-    players = _players([path for path in runs if _is_run(path)], weights, device)
-    app = Server(players, sorted(folders)).app()
+    trained = [path for path in runs if _is_run(path)]
+    folders = {path.resolve().parent if path in trained else path for path in runs}
+    app = Server(_players(trained, weights, device), sorted(folders)).app()
     with socket.socket() as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -81,7 +81,7 @@ def _players(folders: list[Path], weights: Any, device: str) -> "list[Player]":
     names = distinct_names(list(found))
     players: list[Player] = []
     for place, path in found.items():
-        run = load(path, None if weights is None else weights.value, device)
+        run = load(path, weights, device)
         if isinstance(run, LanguageModelRun):
             if isinstance(run.vocabulary, SubwordVocabulary):
                 raise SettingsError(

@@ -48,13 +48,13 @@ def report(
     from drill.translation.build import check_ready
     from drill.translation.run import load_translation
 
-    folders = _without_others(runs or [])
-    if out is not None and out.is_dir():
+    folders = _run_folders(runs or [])
+    if out.is_dir():
         raise SettingsError("is a folder; name a file", key=f"--out {out}")
     if not folders and not ledger:
         raise SettingsError("report: name run folders, or a --ledger")
     for path in ledger or []:
-        read_ledger(path)
+        read_ledger(path)  # fails now, not after minutes
     if as_markdown:
         typer.echo(markdown(folders, ledger or []))
         return
@@ -120,21 +120,17 @@ def record(
     typer.echo(f"added {row.name} to {ledger}: {scores}")
 
 
-def _without_others(given: list[Path]) -> list[Path]:
+def _run_folders(given: list[Path]) -> list[Path]:
     """The run folders among the paths: `runs/*` may match other files too."""
     from drill.cli.display import note
-    from drill.report.results.runs import is_run, read_run
+    from drill.report.results.runs import is_run
 
     found = [path for path in given if is_run(path)]
-    ledgers = [path for path in given if path.suffix == Path(LEDGER).suffix and path.is_file()]
-    if ledgers and not found:
-        raise SettingsError(f"{ledgers[0]}: is not a run folder; use --ledger {ledgers[0]}")
-    if not found:
-        for path in given:
-            read_run(path)  # raises
-        return given
     for path in given:
         if path not in found:
-            hint = f"; use --ledger {path}" if path in ledgers else ""
-            note(f"{path}: is not a run folder, so it is left out{hint}")
+            hint = f"use --ledger {path}" if path.suffix == Path(LEDGER).suffix else None
+            other = SettingsError("is not a run folder", key=str(path), hint=hint)
+            if not found:
+                raise other
+            note(f"{other}; left out")
     return found

@@ -3,10 +3,10 @@
 import logging
 import os
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -52,30 +52,26 @@ def train(
     from drill.training.run.resume import settings_to_resume
     from drill.training.settings import recipe
 
-    wanted = [
-        (each, number) for each in recipes for number in (seed if seed is not None else [None])
-    ]
+    wanted = [(each, number) for each in recipes for number in seed or [None]]
     _check_name(name)
     if name is not None and len(wanted) > 1:
         raise SettingsError(f"is for one run, not {len(wanted)}", key=f"--name {name}")
     planned: list[tuple[Settings, Path]] = []
     for each, number in wanted:
         changes = [*(change or []), *([] if number is None else [f"training.seed={number}"])]
-        if _is_run_folder(each):
+        if os.path.isdir(each) and each not in recipe_names():  # Path.is_dir() fails on odd names
             if name is not None:
                 raise SettingsError(
                     f"{each} is resumed in its own folder",
                     key=f"--name {name}",
-                    hint=f"leave it out, or start another run with drill train "
-                    f"{Path(each, 'recipe.toml')} --name {name}",
+                    hint=f"to start another run: drill train {each}/recipe.toml --name {name}",
                 )
             planned.append((settings_to_resume(each, changes), Path(each)))
             continue
-        settings = recipe(each, changes)
-        several = number is not None and len(seed or []) > 1
-        called = Path(each).stem if each.endswith(".toml") else each
-        label = name or (f"{called}-seed-{number}" if several else called)
-        planned.append((settings, runs / label))
+        label = Path(each).stem if each.endswith(".toml") else each
+        if len(seed or []) > 1:
+            label = f"{label}-seed-{number}"
+        planned.append((recipe(each, changes), runs / (name or label)))
     folders = [folder for _, folder in planned]
     for folder in folders:
         if folders.count(folder) > 1:
@@ -115,11 +111,6 @@ def _left_out(folder: Path, failed: list[Path]) -> Iterator[None]:
             raise
         note(f"drill: {one_line(known)}")
         failed.append(folder)
-
-
-def _is_run_folder(given: str) -> bool:
-    """Whether a folder is named; a recipe of that name has precedence."""
-    return os.path.isdir(given) and given not in recipe_names()  # Path.is_dir() fails on odd names
 
 
 def _check_name(name: str | None) -> None:
@@ -182,7 +173,7 @@ def _train(settings: "Settings", folder: Path, device: str, quiet: bool) -> bool
     if main:
         _print_outcome(outcome, folder)
         if outcome.finished and outcome.out_of_time and not quiet:
-            note(_out_of_time(outcome.epoch, settings.training))
+            note("ended by training.max_minutes; set a larger one to continue")
     return outcome.finished and not outcome.interrupted
 
 
@@ -192,8 +183,7 @@ def _is_main_process() -> bool:
 
 @contextmanager
 def note_if_interrupted(folder: Path) -> Iterator[None]:
-    """On Ctrl-C where training cannot save (before its first step, or pressed twice), say what is
-    saved in ``folder``."""
+    """On Ctrl-C before the first step, or pressed twice, say what is saved in ``folder``."""
     from drill.cli.display import note
     from drill.training.run.folder import RunFolder
 
@@ -255,13 +245,4 @@ def _print_outcome(outcome: "Outcome", folder: Path) -> None:
         f"{duration(outcome.elapsed)} in total"
         f"{', ended by training.max_minutes' if outcome.out_of_time else ''}"
         f"{', ended by training.patience' if outcome.stopped else ''})"
-    )
-
-
-def _out_of_time(epoch: int, training: Mapping[str, Any]) -> str:
-    updates = training.get("max_steps")  # of translators; they end before their epochs
-    end = f" of {training['epochs']}" if updates is None else f", before update {updates:,}"
-    return (
-        f"ended by training.max_minutes in epoch {epoch}{end}; set a larger training.max_minutes "
-        "to continue"
     )

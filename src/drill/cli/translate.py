@@ -13,6 +13,7 @@ from drill.cli.options import (
     BatchTokensOption,
     BeamOption,
     DeviceOption,
+    JsonOption,
     LengthPenaltyOption,
     PrecisionOption,
     RunFolderArgument,
@@ -60,7 +61,7 @@ def translate(
     scores: Annotated[
         bool, typer.Option("--scores", help="Print line number, score and text.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
+    as_json: JsonOption = False,
     max_ratio: Annotated[
         float, typer.Option(help="Maximum length, in subwords per source subword,")
     ] = 1.0,

@@ -136,7 +136,7 @@ def evaluations_table(results: Sequence[Result]) -> Table:
                 numbers.perplexity(as_finite((found or {}).get("perplexity"))) for found in pair
             )
             key = "perplexity" if kind in PREDICTED_ONLY else "published"
-            ours = [as_finite((found or {}).get(key)) for found in pair]
+            own_valid, own_test = (as_finite((found or {}).get(key)) for found in pair)
             rows.append(
                 [
                     ("run", each.name),
@@ -146,7 +146,7 @@ def evaluations_table(results: Sequence[Result]) -> Table:
                     ("valid", valid),
                     ("test", test),
                     ("paper", paper_figures(each.recipe, f"+{kind}")),
-                    ("gap", less_paper(*ours, PAPER.get(f"{each.recipe}+{kind}"))),
+                    ("gap", less_paper(own_valid, own_test, PAPER.get(f"{each.recipe}+{kind}"))),
                 ]
             )
     notes = paper_notes(rows, ADAPTIVE_NOTE)

@@ -1,0 +1,143 @@
+"""`drill evaluate` of a translator: BLEU and other scores of its translations."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import typer
+
+from drill.cli.display import Counter, console, note
+from drill.cli.evaluate_language_model import check_finite, text_name
+from drill.data import DataError, Pairs, ParallelText, encode_pairs
+from drill.errors import SettingsError
+from drill.report.analysis.comparison import accuracy_bands
+from drill.report.results.evaluations import OWN_FILES
+from drill.report.tables.band_tables import accuracy_table
+from drill.training.device import out_of_memory_hint
+from drill.training.precision import matmul_precision, resolve_precision
+from drill.training.run.folder import json_row
+from drill.translation.bleu import corpus_scores
+from drill.translation.evaluate import DecodingInfo, save_hypotheses, translated
+from drill.translation.run import TranslationRun
+from drill.translation.translate import Search
+
+SCORES = ("bleu", "tokenised_bleu", "chrf", "signature", "tokenised_signature", "chrf_signature")
+
+
+class Files(NamedTuple):
+    """Pairs of text files that are no split of the run's corpus."""
+
+    source: Path
+    reference: Path
+
+
+def evaluate_translation(
+    run: TranslationRun,
+    splits: Sequence[str] | Files,
+    *,
+    beam: int | None,
+    length_penalty: float | None,
+    batch_tokens: int,
+    words: bool,
+    tokenize: str | None,
+    precision: str | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Print a line for each split, or for the files, and add it to RUN/evaluations.jsonl.
+
+    The translations of a split are written to RUN/<split>.<language>.hyp, and how they were made
+    to a .json file next to it. ``words`` prints accuracy by word frequency, which needs the
+    training text.
+    """
+    if "train" in splits:
+        raise SettingsError("a translator is evaluated on valid and test", key="--split train")
+    if tokenize is not None:
+        corpus_scores(["-"], ["-"], tokenize=tokenize)  # a wrong name fails now, not after minutes
+    language = run.settings.data["target"]
+    training, device = run.settings.training, torch.device(next(run.model.parameters()).device)
+    chosen: Any = precision or training["precision"]
+    search: dict[str, Any] = {
+        "beam": beam or training["beam"],
+        "length_penalty": training["length_penalty"] if length_penalty is None else length_penalty,
+    }
+    rows = []
+    for split, text, pairs in _texts(run, splits):
+        start = time.monotonic()
+        with (
+            matmul_precision(chosen, device) as autocast,
+            Counter(split, quiet) as progress,
+            out_of_memory_hint(
+                f"the evaluation of {run.folder.path}", "take a smaller --batch-tokens or --beam"
+            ),
+        ):
+            found = translated(
+                run.model,
+                run.subwords,
+                text,
+                pairs,
+                Search(**search, batch_tokens=batch_tokens, autocast=autocast),
+                language=language,
+                tokenize=tokenize,
+                progress=progress,
+            )
+        files = splits._asdict() if isinstance(splits, Files) else {}
+        row = {
+            "run": str(run.folder.path),
+            **run.origin.row(),
+            "precision": resolve_precision(chosen, device),
+            "kind": "translation",
+            "split": OWN_FILES if files else split,  # a file may be called test too
+            **{name: str(path) for name, path in files.items()},
+            "lines": len(text),
+            "tokens": found.fit.tokens,
+            "loss": found.fit.loss,
+            "perplexity": found.fit.perplexity,
+            **{key: getattr(found.scores, key) for key in SCORES},
+            "exact": found.exact,
+            **search,
+            "seconds": round(time.monotonic() - start, 3),
+        }
+        bands = accuracy_bands(run, text.target, found.hypotheses, note) if words else {}
+        row |= {f"{kind}_bands": [asdict(band) for band in each] for kind, each in bands.items()}
+        if as_json:
+            typer.echo(json_row(row))
+        else:
+            console().print(_line(row), soft_wrap=True)
+            for kind, each in bands.items():
+                typer.echo(f"\n{accuracy_table({f'{kind}s': each}, of=kind).markdown()}")
+        if not files:
+            made = DecodingInfo(**search, weights=run.weights)
+            save_hypotheses(run.folder, split, language, found.hypotheses, made)
+        run.folder.keep_evaluation(row)
+        rows.append(row)
+    check_finite(rows)
+
+
+def _texts(
+    run: TranslationRun, splits: Sequence[str] | Files
+) -> Iterator[tuple[str, ParallelText, Pairs]]:
+    if not isinstance(splits, Files):
+        for split in splits:
+            yield split, *run.split(split)
+        return
+    text = ParallelText.from_files(*splits)
+    for path, lines in zip(splits, (text.source, text.target), strict=True):
+        if not any(map(str.split, lines)):
+            raise DataError("has no words; give one sentence per line", key=str(path))
+    yield str(splits.source), text, encode_pairs(text, run.subwords)
+
+
+def _line(row: dict[str, Any]) -> str:
+    tokenised = row["tokenised_bleu"]
+    cut = "" if tokenised is None else f"tokenised {tokenised:.2f}  "
+    return (
+        f"translation {text_name(row):5}  BLEU {row['bleu']:.2f}  {cut}"
+        f"chrF {row['chrf']:.2f}  exact {row['exact']:.1%}  "
+        f"perplexity {row['perplexity']:.3f}  "
+        f"{row['lines']:,} line{'' if row['lines'] == 1 else 's'}  {row['seconds']:.1f} s  "
+        f"[{row['weights']} weights, beam {row['beam']}, {row['signature']}]"
+    )
