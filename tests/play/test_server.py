@@ -156,6 +156,13 @@ def test_a_sample_streams_the_text_of_generate(client, models):
     assert "the boat" + "".join(pieces) == expected
 
 
+def test_curves_are_shown_while_a_model_is_busy(models, place):
+    busy = Server(models, [place / "runs"])
+    client = TestClient(busy.app(), base_url=URL)
+    with busy.lock:
+        assert len(client.get("/api/curves").json()) == 2
+
+
 def test_every_view_answers(client, translator_client):
     for path, body in (("next", {}), ("score", {"text": "sea"}), ("word", {"word": "sea"})):
         answer = client.post(f"/api/{path}", json={"runs": [0, 1], **body})

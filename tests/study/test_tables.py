@@ -91,7 +91,7 @@ def test_partial_runs_and_repeated_ones_are_named(place):
     plan = place.plan()
     place.study(plan, minutes=1.5 / 60)
     text = report(States(plan, place.ledger, None))
-    assert "- a-seed-1 train: partial; 1 epoch, lowest valid 70.00\n" in text
+    assert "- a-seed-1 train: partial; epochs 1, lowest valid 70.00\n" in text
     place.study(plan)
     assert "Not in the tables" not in report(States(plan, place.ledger, None))
 

@@ -23,9 +23,9 @@ from drill.cli.options import (
 )
 from drill.errors import SettingsError
 
-LANGUAGE_MODEL_OPTIONS = ("text", "batch_size", "losses")
-TRANSLATOR_OPTIONS = ("beam", "length_penalty", "batch_tokens", "words", "tokenize")
-TRANSLATOR_OPTIONS += ("source", "reference")
+LANGUAGE_MODEL_OPTIONS = {"text", "batch_size", "losses"}
+TRANSLATOR_OPTIONS = {"beam", "length_penalty", "batch_tokens", "words", "tokenize"}
+TRANSLATOR_OPTIONS |= {"source", "reference"}
 
 # What the arguments of the functions are called on the command line.
 DYNAMIC_NAMES = {"lr": "--lr:", "lamb": "--decay:", "epsilon": "--epsilon:"}

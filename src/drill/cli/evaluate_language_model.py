@@ -151,8 +151,8 @@ def _own_text(run: LanguageModelRun, path: Path, batch_size: int) -> EvaluatedTe
             "model, which counts as one word in the perplexity"
         )
         note_if_unk_is_untrained(vocabulary)
-    row = {"split": OWN_FILES, "text": str(path), "sha256": digest(path, "sha256")}
-    row |= {"unknown": unknown}
+    row: Row = {"split": OWN_FILES, "text": str(path), "sha256": digest(path, "sha256")}
+    row["unknown"] = unknown
     return EvaluatedText(str(path), ids, batch_size, row, ("--text", str(path)))
 
 

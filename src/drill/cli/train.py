@@ -52,7 +52,8 @@ def train(
     from drill.training.run.resume import settings_to_resume
     from drill.training.settings import recipe
 
-    wanted = [(each, number) for each in recipes for number in seed or [None]]
+    seeds: list[int | None] = list(seed) if seed else [None]
+    wanted = [(each, number) for each in recipes for number in seeds]
     _check_name(name)
     if name is not None and len(wanted) > 1:
         raise SettingsError(f"is for one run, not {len(wanted)}", key=f"--name {name}")
@@ -69,7 +70,7 @@ def train(
             planned.append((settings_to_resume(each, changes), Path(each)))
             continue
         label = Path(each).stem if each.endswith(".toml") else each
-        if len(seed or []) > 1:
+        if len(seeds) > 1:
             label = f"{label}-seed-{number}"
         planned.append((recipe(each, changes), runs / (name or label)))
     folders = [folder for _, folder in planned]

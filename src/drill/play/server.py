@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ HEADERS = {
 
 
 class LocalOnly:
-    """Refuses requests of other sites and names: Host must be this machine, Origin the page.
+    """Rejects requests of other sites: Host must be this machine, Origin the page.
 
     A site whose name resolves to 127.0.0.1 sends its own name as Host; a form or script of another
     site sends its own Origin.
@@ -68,9 +69,10 @@ class LocalOnly:
 
         app = self.app
         if host.partition(":")[0] not in HOSTS:
-            app = _error(403, f"the host {host!r} is not this machine; open http://{HOSTS[0]}")
+            error = f"the host {host!r} is not this machine; open http://{HOSTS[0]}"
+            app = JSONResponse({"error": error}, 403)
         elif origin not in (None, f"http://{host}"):
-            app = _error(403, "the request comes from another site")
+            app = JSONResponse({"error": "the request comes from another site"}, 403)
         await app(scope, receive, send_with_headers)
 
 
@@ -88,7 +90,10 @@ class Server:
 
     def runs(self, _: dict[str, Any]) -> Any:
         return {
-            "runs": [{"name": each.name, "layer": _layer(each)} for each in self.players],
+            "runs": [
+                {"name": each.name, "layer": each.run.settings.layer["name"]}
+                for each in self.players
+            ],
             "task": self.players[0].task if self.players else None,
             "max_text": MAX_TEXT,
         }
@@ -155,36 +160,36 @@ class Server:
         """The ASGI application."""
         routes = [
             *(Route(path, _file(file), methods=["GET"]) for path, file in FILES.items()),
-            Route("/api/runs", self._answer(self.runs), methods=["GET"]),
-            Route("/api/curves", self._answer(self.curves), methods=["GET"]),
-            Route("/api/sample", self._stream, methods=["POST"]),
+            *(  # without the lock: they do not use the models
+                Route(f"/api/{work.__name__}", _endpoint(work, nullcontext()), methods=["GET"])
+                for work in (self.runs, self.curves)
+            ),
             *(
-                Route(f"/api/{work.__name__}", self._answer(work), methods=["POST"])
+                Route(f"/api/{work.__name__}", _endpoint(work, self.lock), methods=["POST"])
                 for work in (self.next, self.score, self.word, self.translate)
             ),
+            Route("/api/sample", _endpoint(self.sample, nullcontext()), methods=["POST"]),
         ]
         return LocalOnly(Starlette(routes=routes))
 
-    def _answer(self, work: Callable[[dict[str, Any]], Any]) -> Any:
-        async def endpoint(request: Request) -> Response:
-            def locked() -> Any:
-                with self.lock:
-                    return work(given)
 
-            try:
-                given = await _body(request) if request.method == "POST" else {}
-                return JSONResponse(await run_in_threadpool(locked))
-            except (DrillError, ValueError, ArithmeticError, OSError) as error:
-                return _failed(error)
+def _endpoint(work: Callable[[dict[str, Any]], Any], lock: AbstractContextManager[Any]) -> Any:
+    async def endpoint(request: Request) -> Response:
+        def answer() -> Any:
+            with lock:
+                return work(given)
 
-        return endpoint
-
-    async def _stream(self, request: Request) -> Response:
         try:
-            lines = self.sample(await _body(request))
-        except (DrillError, ValueError, ArithmeticError) as error:
-            return _failed(error)
-        return StreamingResponse(lines, media_type="application/x-ndjson")
+            given = await _body(request) if request.method == "POST" else {}
+            found = await run_in_threadpool(answer)
+        except (DrillError, ValueError, ArithmeticError, OSError) as error:
+            status = 413 if isinstance(error, TooLarge) else 400
+            return JSONResponse({"error": str(error)}, status)
+        if isinstance(found, Iterator):
+            return StreamingResponse(found, media_type="application/x-ndjson")
+        return JSONResponse(found)
+
+    return endpoint
 
 
 class TooLarge(SettingsError):
@@ -227,20 +232,8 @@ def _value(given: dict[str, Any], key: str, kind: type, default: Any) -> Any:
     return value
 
 
-def _failed(error: Exception) -> Response:
-    return JSONResponse({"error": str(error)}, 413 if isinstance(error, TooLarge) else 400)
-
-
-def _error(status: int, message: str) -> ASGIApp:
-    return JSONResponse({"error": message}, status)
-
-
 def _file(file: Path) -> Any:
     async def endpoint(_: Request) -> Response:
         return FileResponse(file)
 
     return endpoint
-
-
-def _layer(player: Player) -> str:
-    return str(player.run.settings.layer["name"])

@@ -17,7 +17,7 @@ set = ["optimizer.lr=20"]
 """
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import zip_longest
@@ -26,8 +26,9 @@ from typing import Any
 
 from drill.errors import SettingsError
 from drill.language_modeling.build import finetuned
-from drill.recipes.reader import NAME, changed, nearest, parsed
+from drill.recipes.reader import NAME, changed, parsed
 from drill.report.results.runs import digest, same_but_seed
+from drill.training.schema import with_defaults
 from drill.training.settings import TRANSLATION, Settings, recipe, resolved
 
 TRAIN, FINETUNE, DYNAMIC, CACHE, BLEU = "train", "finetune", "dynamic", "cache", "bleu"
@@ -35,14 +36,9 @@ TRAINING = (TRAIN, FINETUNE)  # stages that write a run folder; the others evalu
 OF_LANGUAGE_MODELS = (TRAIN, FINETUNE, DYNAMIC, CACHE)
 OF_TRANSLATORS = (TRAIN, BLEU)
 STAGES = (*OF_LANGUAGE_MODELS, BLEU)
-EVALUATION = (DYNAMIC, CACHE, BLEU)
 
 RUN_TIME = ("training.cuda_graphs", "encoder.impl", "layer.impl", "layer.inner.impl")
 """Settings that select kernels: results are the same up to rounding."""
-
-OF_BOTH = ("name", "seeds", "stages", "set", "finetune_set")
-OF_PLAN = (*OF_BOTH, "baseline", "options", "row")
-OF_ROW = (*OF_BOTH, "recipe")
 
 
 @dataclass(frozen=True)
@@ -147,100 +143,95 @@ def identity(settings: Settings) -> str:
 # -- reading --------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _RowTable:
+    """A [[row]] of the file, and what the plan sets for every row."""
+
+    name: str
+    recipe: str
+    seeds: Sequence[int] = (1,)
+    stages: Sequence[str] = (TRAIN,)
+    set: Sequence[str] = ()
+    finetune_set: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class _Options:
+    """Evaluation stage -> further words of its command line."""
+
+    dynamic: Sequence[str] = ()
+    cache: Sequence[str] = ()
+    bleu: Sequence[str] = ()
+
+
+PLAN_KEYS = ("name", "baseline", "options", "row")
+
+
 def read_plan(path: Path | str) -> Plan:
     """Read and check a plan; every row's settings are resolved."""
     path = Path(path)
-    tables = parsed(path)
-    _check_keys(f"{path}", tables, OF_PLAN)
-    name = _of_kind(f"{path}: name", tables.get("name", path.stem), str)
-    options = _options(path, tables.get("options", {}))
+    try:
+        return _plan(parsed(path), path.stem)
+    except SettingsError as error:
+        at = "" if str(path) in str(error) else f"{path}: "
+        raise SettingsError(f"{at}{error}") from None
+
+
+def _plan(tables: dict[str, Any], name: str) -> Plan:
+    shared = {key: value for key, value in tables.items() if key not in PLAN_KEYS}
     given = tables.get("row")
     if not isinstance(given, list) or not given:
-        raise SettingsError(f"{path}: has no rows; add [[row]] with a name and a recipe")
-    rows = tuple(
-        _row(f"{path}: row {number}", table, tables) for number, table in enumerate(given, start=1)
-    )
+        raise SettingsError("has no rows; add [[row]] with a name and a recipe")
+    with_defaults("plan", {"name": "-", "recipe": "-", **shared}, _RowTable)
+    rows = tuple(_row(f"row {n}", shared, table) for n, table in enumerate(given, start=1))
     names = [row.name for row in rows]
     for each in names:
         if names.count(each) > 1:
-            raise SettingsError(f"{path}: {names.count(each)} rows are named {each}; rename one")
+            raise SettingsError(f"{names.count(each)} rows are named {each}; rename one")
     if len({settings_of(row, row.seeds[0]).task for row in rows}) > 1:
-        raise SettingsError(f"{path}: rows are of different tasks; make a plan for each task")
+        raise SettingsError("rows are of different tasks; make a plan for each task")
     baseline = tables.get("baseline")
     if baseline is not None and baseline not in names:
-        raise SettingsError(f"{path}: baseline: no row is named {baseline!r}; rows are {names}")
-    return Plan(name, rows, baseline, options)
+        raise SettingsError(f"baseline: no row is named {baseline!r}; rows are {names}")
+    options = with_defaults("options", dict(tables.get("options", {})), _Options)
+    return Plan(
+        str(tables.get("name", name)),
+        rows,
+        baseline,
+        {stage: tuple(words) for stage, words in options.items()},
+    )
 
 
-def _row(where: str, table: Any, plan: Mapping[str, Any]) -> PlanRow:
-    if not isinstance(table, dict):
-        raise SettingsError(f"{where}: is no table; write [[row]]")
-    _check_keys(where, table, OF_ROW)
-    for key in ("name", "recipe"):
-        if key not in table:
-            raise SettingsError(f"{where}: has no {key}")
-        _of_kind(f"{where}: {key}", table[key], str)
-    name = table["name"]
+def _row(where: str, shared: dict[str, Any], table: dict[str, Any]) -> PlanRow:
+    """A row on top of what all have; lists of changes come one after the other."""
+    filled = with_defaults(where, table, _RowTable)
+    filled |= {key: value for key, value in shared.items() if key not in table}
+    for key in ("set", "finetune_set"):
+        filled[key] = [*shared.get(key, ()), *table.get(key, ())]
+    name, seeds, stages = filled["name"], tuple(filled["seeds"]), tuple(filled["stages"])
     if not name.strip() or "/" in name:
         raise SettingsError(f"{where}: name: names run folders, so it cannot be {name!r}")
-    where = f"{where} ({name})"
-    seeds = _list(where, "seeds", table.get("seeds", plan.get("seeds", [1])), int)
-    stages = _list(where, "stages", table.get("stages", plan.get("stages", [TRAIN])), str)
     for key, values in (("seeds", seeds), ("stages", stages)):
         if not values or len(set(values)) < len(values):
             raise SettingsError(f"{where}: {key}: names each once, not {list(values)}")
-    changes, tuning = (
-        (
-            *_list("the plan", key, plan.get(key, []), str),
-            *_list(where, key, table.get(key, []), str),
-        )
-        for key in ("set", "finetune_set")
-    )
-    row = PlanRow(name, table["recipe"], changes, seeds, stages, tuning)
+    changes, tuning = tuple(filled["set"]), tuple(filled["finetune_set"])
+    row = PlanRow(name, filled["recipe"], changes, seeds, stages, tuning)
     try:
         settings = settings_of(row, seeds[0])
         _check_stages(row, settings)
         if FINETUNE in stages:
             settings_of(row, seeds[0], FINETUNE)
     except SettingsError as error:
-        raise SettingsError(f"{where}: {error}") from None
+        raise SettingsError(f"{where} ({name}): {error}") from None
     return row
 
 
 def _check_stages(row: PlanRow, settings: Settings) -> None:
     known = OF_TRANSLATORS if settings.task == TRANSLATION else OF_LANGUAGE_MODELS
     for stage in row.stages:
-        if stage not in STAGES:
-            raise SettingsError(f"stages: there is no {stage!r}{nearest(stage, list(STAGES))}")
         if stage not in known:
-            raise SettingsError(f"stages: {stage} is not for this task, but {', '.join(known)} are")
+            raise SettingsError(f"stages: {stage} is not one of {', '.join(known)}")
     if row.stages[0] != TRAIN:
         raise SettingsError(f"stages: the first is {TRAIN}, not {row.stages[0]}")
     if FINETUNE in row.stages and settings.optimizer[NAME] == "adamw":
         raise SettingsError("stages: runs of adamw cannot be finetuned; leave out finetune")
-
-
-def _options(path: Path, table: Any) -> dict[str, tuple[str, ...]]:
-    if not isinstance(table, dict):
-        raise SettingsError(f"{path}: options: must be a table, got {table!r}; write [options]")
-    _check_keys(f"{path}: options", table, EVALUATION)
-    return {key: _list(f"{path}: options", key, words, str) for key, words in table.items()}
-
-
-def _check_keys(where: str, table: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    for key in table:
-        if key not in known:
-            raise SettingsError(f"{where}: {key} is unknown{nearest(key, list(known))}")
-
-
-def _list(where: str, key: str, value: Any, kind: type) -> tuple[Any, ...]:
-    if not isinstance(value, list):
-        raise SettingsError(f"{where}: {key}: must be a list, got {value!r}")
-    return tuple(_of_kind(f"{where}: {key}", each, kind) for each in value)
-
-
-def _of_kind(where: str, value: Any, kind: type) -> Any:
-    if type(value) is not kind:
-        words = {str: "a string", int: "an integer"}
-        raise SettingsError(f"{where}: must be {words[kind]}, got {value!r}")
-    return value
