@@ -30,14 +30,6 @@ def test_the_table_has_a_line_per_layer_and_fits_80_columns():
     assert deep == ["deep-residual", "E^(depth)", "h", "651,600", "72.0", "2.14", "11.2", "yes"]
 
 
-def test_no_width_cuts_a_number(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "40")
-    sizes = ["--vocabulary", "50000000", "--width", "20000", "--tokens", "100000"]
-    output = drill("layers", *sizes).output
-    assert "1,000,050,000,000" in output
-    assert "…" not in output
-
-
 def test_json_holds_the_sizes_and_exact_counts():
     arguments = ["--vocabulary", "507", "--width", "24", "--hidden", "40", "--joint", "12"]
     answer = json.loads(drill("layers", *arguments, "--tokens", "33", "--json").output)

@@ -3,7 +3,6 @@
 import pytest
 
 from drill.cli import display
-from drill.training import progress
 from drill.training.progress import Progress
 
 ROW = {"epoch": 1, "train_perplexity": 8.0, "valid_perplexity": 7.0, "best": True, "seconds": 2.0}
@@ -68,10 +67,3 @@ def test_counting_prints_how_far_it_is(clock, capsys):
             count(2000, 9000)
             count(3000, None)
         assert capsys.readouterr().err == printed
-
-
-def test_work_without_updates_is_shown(capsys, monkeypatch):
-    monkeypatch.setattr(progress, "FIRST_AFTER", 0.0)
-    with display.TrainingDisplay() as shown:
-        shown.show(Progress(3, 3, 0.25, 60, 1.5, 100.0, 0.0, work="test"))
-    assert capsys.readouterr().err == "test  25%\n"

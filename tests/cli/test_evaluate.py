@@ -20,7 +20,7 @@ import pytest
 from drill.cli import evaluate as commands
 from drill.language_modeling.cache_pointer import cache_perplexity
 from drill.language_modeling.dynamic_evaluation import dynamic_perplexity
-from drill.language_modeling.gradient_statistics import Statistics, gradient_statistics
+from drill.language_modeling.gradient_statistics import gradient_statistics
 from drill.language_modeling.run import load_run
 from drill.training.run.checkpoint import fingerprint_in, load, save, under
 from tests.tiny_place import typed
@@ -99,22 +99,6 @@ def test_a_full_disk_loses_no_result(drill, fails, place, monkeypatch):
     fails("dynamic", *TEST, "--segment-length", "7", key="runs/tiny/dynamic.safetensors: ")
 
 
-def test_a_missing_corpus_is_named(fails, place):
-    (place / "text").rename(place / "elsewhere")
-    try:
-        fails("evaluate", "runs/tiny", key=str(place / "text"))
-    finally:
-        (place / "elsewhere").rename(place / "text")
-
-
-def test_a_user_without_a_home_evaluates(rows, request, caplog):
-    words = ("evaluate", "runs/tiny", *CPU, "-q")
-    wanted = [row["loss"] for row in rows(*words)]
-    request.getfixturevalue("homeless")
-    assert [row["loss"] for row in rows(*words)] == wanted
-    assert len(caplog.messages) == 1
-
-
 # -- dynamic and cache -----------------------------------------------------------------------------
 
 
@@ -134,14 +118,6 @@ def test_a_search_reads_the_validation_text_only(drill, monkeypatch, rows_module
     assert [line.split()[:2] for line in out.splitlines()] == [[kind, "valid"], [kind, "test"]]
     run = load_run("runs/tiny", device="cpu")
     assert [np.array_equal(ids, run.ids.valid) for ids in read] == [True]
-
-
-def test_gradient_statistics_have_the_segment_length(drill, place):
-    for length in (20, 5):
-        assert drill("dynamic", *TEST, "--segment-length", str(length))[0] == 0
-        found = Statistics.load(place / "runs/tiny/dynamic.safetensors")
-        assert found.text.endswith(f"in {length}s")
-        assert found.batches == -(-17 // length)  # 1,800 tokens at batch size 100
 
 
 def test_a_short_training_text_is_read_at_a_smaller_batch_size(drill, place):

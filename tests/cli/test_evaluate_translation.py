@@ -6,7 +6,6 @@ from dataclasses import asdict
 
 import pytest
 
-from drill.data import DataError
 from drill.report.analysis.comparison import accuracy_bands
 from drill.report.analysis.word_accuracy import subword_bands, word_bands
 from drill.report.results.ledger import read as read_ledger
@@ -80,19 +79,6 @@ def test_a_split_is_scored_without_the_training_text(drill, here, tmp_path):
     del environment["pairs_of"]  # as in older runs
     (tmp_path / "run/environment.json").write_text(json.dumps(environment))
     assert "train.en is missing" in drill(*words)[2]
-
-
-def test_a_changed_split_is_an_error(here, tmp_path):
-    pairs = tmp_path / "pairs"
-    shutil.copytree("pairs", pairs)
-    train(small(f"data.corpus={pairs}", "training.max_steps=1"), tmp_path / "run", device="cpu")
-    run = load_translation(tmp_path / "run", device="cpu")
-    text, ids = run.split("test")
-    assert (text, len(ids)) == (run.data.text.test, len(text))
-    (pairs / "test.de").write_text("x\n" * len(text))
-    run.split("valid")
-    with pytest.raises(DataError, match=r"was trained on other texts than .* holds now"):
-        run.split("test")
 
 
 def test_evaluate_own_source_and_reference(drill, here, tmp_path):
@@ -199,44 +185,6 @@ def test_data_counts_parallel_corpora(drill, here, monkeypatch):
 )
 def test_language_model_options_are_an_error_for_translators(fails, words, key):
     fails(*words, key=key)
-
-
-def test_ledger_add_needs_neither_weights_nor_texts(drill, here, tmp_path):
-    words = ("evaluate", "runs/tiny", "--split", "test", "--words", "--device", "cpu", "-q")
-    assert drill(*words)[0] == 0
-    assert drill(*words[:4], "--device", "cpu", "-q")[0] == 0  # without them, later
-    home = tmp_path / "tiny"
-    home.mkdir()
-    kept = ("metrics.jsonl", "environment.json", "recipe.toml", "evaluations.jsonl", "test.de.hyp")
-    for name in kept:
-        shutil.copy(here / "runs/tiny" / name, home / name)
-    code, _, err = drill("ledger", "add", str(home), "--ledger", str(tmp_path / "ledger.jsonl"))
-    assert (code, err) == (0, "")
-    (row,) = read_ledger(tmp_path / "ledger.jsonl")
-    (found,) = (each for each in row.evaluations if each["split"] == "test")
-    run = load_translation("runs/tiny", device="cpu")
-    hypotheses = (home / "test.de.hyp").read_text().splitlines()
-    for kind, bands in accuracy_bands(run, run.data.text.test.target, hypotheses, print).items():
-        assert found[f"{kind}_bands"] == [asdict(band) for band in bands]
-    assert "training.beam: 4 -> 2" in row.changes
-
-
-def test_a_file_called_test_is_not_recorded_as_the_test(drill, here, tmp_path):
-    words = ("evaluate", "runs/tiny", "--words", "--device", "cpu", "-q")
-    assert drill(*words, "--split", "test")[0] == 0
-    for name, path in (("test", "pairs/valid.en"), ("reference", "pairs/valid.de")):
-        shutil.copy(path, here / name)
-    code, out, err = drill(*words, "--source", "test", "--reference", "reference")
-    assert code == 0, err
-    assert out.startswith("translation test   BLEU")  # the file, by its name
-    code, _, err = drill("ledger", "add", "runs/tiny", "--ledger", str(tmp_path / "ledger.jsonl"))
-    assert code == 0, err
-    (row,) = read_ledger(tmp_path / "ledger.jsonl")
-    assert all("reference" not in each for each in row.evaluations)
-    (test,) = (each for each in row.evaluations if each["split"] == "test")
-    run = load_translation("runs/tiny", device="cpu")
-    assert test["lines"] == len(run.data.text.test) != len(run.data.text.valid)
-    assert test["run"] == row.name == "tiny"  # not the path
 
 
 def test_reports_and_ledgers_take_translators(drill, here, tmp_path):

@@ -65,24 +65,6 @@ def test_score_reads_a_dash_packed_files_and_a_byte_order_mark(drill, place):
     assert drill("score", "runs/tiny", "lines.gz") == plain
 
 
-def test_unk_in_the_text_is_counted_but_not_named(drill):
-    _, out, err = drill("score", "runs/tiny", stdin="lamp <unk> lit\n")
-    assert (out.split("\t")[2], READ_AS_UNK in err) == ("1", False)
-    _, out, _ = drill("score", "runs/tiny", "--json", stdin="lamp <unk> whale\n")
-    assert json.loads(out)["unknown"] == ["<unk>", "whale"]
-
-
-def test_a_model_trained_on_unk_is_not_noted(drill, place):
-    shutil.copytree(place / "runs/tiny", place / "runs/seen")
-    path = place / "runs/seen/vocabulary.json"
-    vocabulary = json.loads(path.read_text())
-    vocabulary["counts"][vocabulary["words"].index("<unk>")] = 3
-    path.write_text(json.dumps(vocabulary))
-    assert drill("score", "runs/seen", stdin="whale\n")[2] == f"{READ_AS_UNK}whale\n"
-    words = ("generate", "runs/seen", "--prompt", "whale", "--tokens", "1")
-    assert drill(*words)[2] == f"{READ_AS_UNK}whale\n"
-
-
 def test_words_are_printed_below_their_line_in_its_columns(drill):
     _, out, _ = drill("score", "runs/tiny", "--words", "--header", stdin="lamp is\nlit\n")
     names, *rows = (line.split("\t") for line in out.splitlines())
@@ -127,16 +109,6 @@ def test_unknown_words_are_named_once_and_at_most_20(drill):
     _, _, err = drill("score", "runs/tiny", stdin=text)
     assert f"{READ_AS_UNK}{' '.join(unknown[:20])} and 3 more" in err
     assert READ_AS_UNK not in drill("score", "runs/tiny", "--json", stdin=text)[2]
-
-
-def test_reading_commands_write_nothing_into_the_run(drill, place):
-    def files() -> dict[str, bytes]:
-        return {str(path): path.read_bytes() for path in (place / "runs/tiny").rglob("*.*")}
-
-    before = files()
-    assert drill("generate", "runs/tiny", "--tokens", "8", "--device", "cpu")[0] == 0
-    assert drill("score", "runs/tiny", stdin="the sea\n")[0] == 0
-    assert files() == before
 
 
 @pytest.mark.parametrize(

@@ -51,12 +51,11 @@ def test_recipes_as_json(drill):
 def test_recipes_state_what_is_listed(name):
     """The list is read without defaults, which would need torch."""
     settings, listed = recipe(name), _listed(name)
-    assert listed.task == settings.task
-    assert listed.epochs == settings.training["epochs"]
-    assert listed.max_steps == settings.training.get("max_steps")
-    assert listed.max_minutes == settings.training["max_minutes"]
-    assert listed.layer.split()[0] == settings.layer["name"]
-    assert str(settings.layer.get("depth", "")) in listed.layer
+    assert listed["task"] == settings.task
+    for key in ("epochs", "max_steps", "max_minutes"):
+        assert listed[key] == settings.training.get(key)
+    assert listed["layer"].split()[0] == settings.layer["name"]
+    assert str(settings.layer.get("depth", "")) in listed["layer"]
 
 
 @pytest.mark.parametrize("name", ["ptb-mos-drill", "mt-demo", "tiny.toml", "runs/tiny"])

@@ -78,16 +78,6 @@ def test_a_model_no_better_than_a_guess_is_noted(drill, lr, noted):
         assert (" is not below 7, that of a guess among all words: " in err) is noted
 
 
-def test_a_recipe_without_a_base_says_which_sizes_are_defaults(drill, place):
-    own = RECIPE.replace("hidden_size = 12", "").replace("epochs = 2", "")
-    (place / "bare.toml").write_text(own.replace("layers = 2", "layers = 1"))
-    (place / "upon.toml").write_text('base = "bare.toml"\n[training]\nepochs = 1\n')
-    code, _, err = drill("train", "upon.toml", *CPU)
-    assert code == 0
-    assert "encoder.hidden_size 1150" in err.splitlines()[3]
-    assert "encoder.hidden_size" not in drill("train", "upon.toml", *CPU)[2]
-
-
 def test_unknown_words_are_counted_before_training(drill, place):
     """Ten lines: the last is the test, the one before validation."""
     text = ["a a b b c"] * 8 + ["a b"] + ["a b c new"]
@@ -140,13 +130,6 @@ def test_max_minutes_ends_a_run(drill, place):
         code, out, err = drill(*brief, f"training.max_minutes={limit}")
         assert "(best of 2 epochs: 2; " in out
         assert "ended by" not in err
-
-
-def test_patience_ends_a_run(drill):
-    changes = sets("optimizer.lr=100", "training.patience=0", "training.epochs=90")
-    code, out, _ = drill(*TINY, "--name", "still", *changes)
-    assert code == 0
-    assert out.strip().endswith(", ended by training.patience)")
 
 
 @pytest.mark.parametrize(
@@ -272,19 +255,6 @@ def test_finetuning_starts_from_the_best_weights(drill, place, monkeypatch):
     code, out, _ = drill("finetune", ".", *few)
     assert (code, f"{place / 'runs' / 'tiny-finetune'}: valid" in out) == (0, True)
     assert not list(Path().glob("*-finetune"))
-
-
-def test_a_run_is_used_from_every_folder(drill, place, tmp_path, monkeypatch):
-    run = str(place / "runs" / "tiny")
-    _, here, _ = drill("evaluate", run, "--split", "test", "--json")
-    monkeypatch.chdir(tmp_path)
-    code, there, err = drill("evaluate", run, "--split", "test", "--json")
-    assert (code, err) == (0, "")
-    assert json.loads(there)["loss"] == json.loads(here)["loss"]
-    for _ in range(2):  # the second time resumes the first
-        few = sets("training.epochs=1", "optimizer.lr=0.001")
-        code, _, err = drill("finetune", run, "--name", "afar", *few, *CPU)
-        assert code == 0, err
 
 
 @pytest.mark.parametrize(

@@ -44,14 +44,6 @@ def test_translate_keeps_the_number_and_the_order_of_lines(drill):
     assert found[:-1] == [each[0].text for each in expected]
 
 
-def test_translate_reads_files_and_a_dash(drill, tmp_path):
-    (tmp_path / "in.txt").write_text("abc\nde\n")
-    from_file = drill("translate", "runs/tiny", str(tmp_path / "in.txt"), "--device", "cpu")
-    piped = drill("translate", "runs/tiny", "-", "--device", "cpu", stdin="abc\nde\n")
-    assert from_file == piped
-    assert drill("translate", "runs/tiny", "--device", "cpu", stdin="")[:2] == (0, "")
-
-
 def test_translate_reads_packed_files_and_leaves_a_byte_order_mark_out(drill, tmp_path):
     words = ("translate", "runs/tiny", "--device", "cpu")
     raw = b"\xef\xbb\xbfabc\nde\n"

@@ -23,7 +23,6 @@ from drill.report import (
 from drill.report.analysis.frequency_bands import Band, compare_bands, frequency_bands
 from drill.report.page.figures import best_so_far, mean_and_range, run_looks
 from drill.report.page.page import check_replaceable
-from drill.report.page.svg_plot import COLOURS, DASHES
 from drill.report.results.runs import read_runs
 from tests.report.drawing import areas, checked, paths
 from tests.report.folders import (
@@ -283,23 +282,6 @@ def test_a_run_that_diverged_is_not_drawn(tmp_path):
     back = write_run(tmp_path / "back", valid=[300.0, "inf", 200.0, 180.0], test=None)
     text, _ = written(tmp_path, [gone, back])
     assert len(paths(checked(plots(text)[0]))) == 1
-
-
-def test_thirty_runs_fit(tmp_path):
-    folders = [
-        write_run(
-            tmp_path / f"run-{n}",
-            recipe=f"recipe-{n // 3}",
-            seed=n,
-            valid=perplexities(300, 60 + n, 9),
-        )
-        for n in range(30)
-    ]
-    text, page = written(tmp_path, folders)
-    assert len(page.all("details")) == 30
-    groups = re.findall(r'<g class="line (c\d d\d)">', plots(text)[0])
-    assert len(groups) == len(set(groups)) == 30  # no two look alike
-    assert COLOURS * DASHES >= 30
 
 
 @pytest.mark.parametrize("text", HOSTILE)

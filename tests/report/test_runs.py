@@ -1,6 +1,5 @@
 """Reading run folders: complete, running and damaged."""
 
-import json
 import math
 
 import pytest
@@ -148,27 +147,6 @@ def test_a_missing_or_damaged_file_is_named(tmp_path, file, content):
     assert run.name == "run"
 
 
-def test_rows_around_a_damaged_line_are_used(tmp_path):
-    folder = write_run(tmp_path / "run")
-    rows = [json.dumps(epoch_row(n, 100.0 - n)) for n in (1, 2, 3)]
-    rows[1] = rows[1][:40]
-    (folder / "metrics.jsonl").write_text("\n".join(rows) + "\n")
-    run = read_run(folder)
-    assert [point.epoch for point in run.curve] == [1, 3]
-    assert "line 2" in run.faults[0]
-
-
-def test_values_of_the_wrong_kind_are_as_good_as_missing(tmp_path):
-    folder = write_run(tmp_path / "run", parameters="many", device=7, commit=None)
-    rows = [epoch_row(1, 90.0, elapsed="soon", tokens_per_second=[], averaged="yes")]
-    write_metrics(folder, [*rows, epoch_row(2, 10**400)])
-    run = read_run(folder)
-    assert (run.parameters, run.device, run.commit) == (None, None, None)
-    assert run.curve[0].elapsed is None
-    assert run.curve[0].averaged is False
-    assert run.curve[1].valid == math.inf
-
-
 @pytest.mark.parametrize(
     ("first", "resumed", "joined"),
     [
@@ -218,17 +196,6 @@ def test_runs_that_differ_by_seed_and_start_alone_have_equal_settings(tmp_path):
     assert first != digest("c", None, options="dropout = 0.5\n")
     tuned = digest("d", "runs/x", seed=1)
     assert first != tuned == digest("e", "runs/y", seed=2)
-
-
-def test_a_copy_of_a_run_has_its_fingerprint_and_another_run_has_not(tmp_path):
-    def fingerprint(name, **options):
-        return read_run(write_run(tmp_path / name, **options)).fingerprint
-
-    first = fingerprint("a", valid=[90.0, 80.0])
-    assert fingerprint("b", valid=[90.0, 80.0]) == first
-    assert fingerprint("c", valid=[90.0, 80.0], seed=2) != first
-    assert fingerprint("d", valid=[90.0, 80.0, 70.0]) != first
-    assert fingerprint("e", valid=[90.0, 80.0], test=None) != first
 
 
 def test_layer_name_has_the_sizes():

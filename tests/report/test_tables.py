@@ -1,7 +1,6 @@
 """Tables of synthetic runs with known figures."""
 
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -116,19 +115,6 @@ def test_seeds_of_one_recipe_are_one_row(tmp_path):
     assert all(label.startswith("ptb-tied, settings ") for label in labels)
 
 
-def test_runs_table_of_an_empty_run(tmp_path):
-    empty = write_run(tmp_path / "empty", valid=[], test=None)
-    (empty / "recipe.toml").unlink()
-    (empty / "environment.json").unlink()
-    other = write_run(tmp_path / "other", valid=[], test=None)
-    (other / "recipe.toml").unlink()
-    runs = read_runs([empty, other])
-    assert cells(runs_table(runs[:1])) == {"run": "empty", "epochs": "0"}
-    assert [row[0] for row in recipes_table(runs).rows] == ["empty", "other"]
-    assert runs_table([]).rows == []
-    assert recipes_table([]).rows == []
-
-
 def test_evaluations_table_has_the_papers_figures(tmp_path):
     tuned = write_run(tmp_path / "tuned", recipe="ptb-tied-finetune")
     own = {**of_weights(tuned), "precision": "tf32", "batch_size": 1}
@@ -169,15 +155,6 @@ def test_both_figures_of_an_evaluation_are_by_the_same_settings(tmp_path):
     assert found(valid, test, other_test) == ("theta 1", "60.00", "58.00")
     assert found(other_valid, other_test, valid, test) == ("theta 1", "60.00", "58.00")
     assert found(valid, other_valid, test, other_test) == ("theta 0.5", "59.00", "57.00")
-
-
-def test_evaluations_of_a_ledger_that_name_no_weights_have_no_row(tmp_path):
-    run, path = write_run(tmp_path / "run"), tmp_path / "runs.jsonl"
-    row = ledger.record(run, path)
-    old = replace(row, evaluations=[{"kind": "cache", "split": "test", "perplexity": 54.0}])
-    table = evaluations_table([old])
-    assert table.rows == []
-    assert len(table.notes) == 1
 
 
 def test_runs_table_has_the_papers_bleu(tmp_path):

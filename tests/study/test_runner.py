@@ -87,14 +87,6 @@ def test_weights_that_are_gone_are_trained_again_only_if_a_stage_needs_them(plac
     assert place.study(plan) == []
 
 
-def test_of_a_chain_only_what_is_gone_is_trained_again(place):
-    plan = place.plan(PLAN.replace("[1, 2]", "[1]") + 'stages = ["train", "finetune"]\n')
-    place.study(plan)
-    shutil.rmtree("runs/b-seed-1-finetune")
-    plan = place.plan(PLAN.replace("[1, 2]", "[1]") + 'stages = ["train", "finetune", "cache"]\n')
-    assert place.study(plan) == ["b-seed-1-finetune finetune", "b-seed-1-finetune cache"]
-
-
 # -- the budget -----------------------------------------------------------------------------------
 
 

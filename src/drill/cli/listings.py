@@ -6,7 +6,7 @@ import os
 import textwrap
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args, get_origin
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args,
 import typer
 
 from drill.cli.options import JsonOption, SetOption
-from drill.recipes.reader import Measured, describe, layer_name, measured, read, recipe_names
+from drill.recipes.reader import describe, layer_name, measured, read, recipe_names
 
 if TYPE_CHECKING:
     from drill.training.settings import Settings
@@ -36,30 +36,6 @@ CORPUS_DEVICES: Mapping[str, str] = {
 """What the recipes of a corpus need; those for any machine come first."""
 
 
-@dataclass(frozen=True)
-class Listed:
-    """A recipe in the list; ``max_steps`` or ``max_minutes`` end it before its epochs."""
-
-    name: str
-    about: str
-    task: str
-    corpus: str
-    layer: str
-    device: str
-    epochs: int
-    max_steps: int | None
-    max_minutes: float | None
-    measured: Measured | None
-
-    @property
-    def length(self) -> str:
-        if self.max_minutes is not None:
-            return f"{self.max_minutes:g} minutes"
-        if self.max_steps is not None:
-            return f"{self.max_steps:,} steps"
-        return f"{self.epochs:,} epoch{'' if self.epochs == 1 else 's'}"
-
-
 def recipes(as_json: JsonOption = False) -> None:
     """List the recipes that come with the package.
 
@@ -67,37 +43,46 @@ def recipes(as_json: JsonOption = False) -> None:
     """
     found = [_listed(name) for name in recipe_names()]
     if as_json:
-        typer.echo(json.dumps([asdict(each) for each in found], indent=2))
+        typer.echo(json.dumps(found, indent=2))
         return
-    widths = [max(len(getattr(each, key)) for each in found) for key in ("name", "length")]
+    names = max(len(each["name"]) for each in found)
+    lengths = max(len(_length(each)) for each in found)
     for corpus, device in CORPUS_DEVICES.items():
-        of_corpus = [each for each in found if each.corpus == corpus]
-        task = "translators" if of_corpus[0].task == "translation" else "language models"
+        of_corpus = [each for each in found if each["corpus"] == corpus]
+        task = "translators" if of_corpus[0]["task"] == "translation" else "language models"
         typer.echo(f"{corpus}: {task}, {'any CPU' if device == CPU else 'NVIDIA GPU'}")
         for each in of_corpus:
-            start = f"  {each.name:{widths[0]}}  {each.length:{widths[1]}}  "
-            typer.echo(textwrap.fill(start + each.about, WIDTH, subsequent_indent=" " * len(start)))
+            start = f"  {each['name']:{names}}  {_length(each):{lengths}}  "
+            indent = " " * len(start)
+            typer.echo(textwrap.fill(start + each["about"], WIDTH, subsequent_indent=indent))
         typer.echo()
     typer.echo("Train one with `drill train RECIPE`; `drill settings RECIPE` lists its settings.")
 
 
-def _listed(name: str) -> Listed:
+def _listed(name: str) -> dict[str, Any]:
     tables = read(name)  # as written: reading the defaults would import torch
-    corpus, training = tables["data"]["corpus"], tables["training"]
-    layer = layer_name(tables["layer"])
-    assert layer is not None
-    return Listed(
-        name,
-        describe(name),
-        tables.get("task", "language-model"),
-        corpus,
-        layer,
-        CORPUS_DEVICES[corpus],
-        training["epochs"],
-        training.get("max_steps"),
-        training.get("max_minutes"),
-        measured().get(name),
-    )
+    training, timed = tables["training"], measured().get(name)
+    return {
+        "name": name,
+        "about": describe(name),
+        "task": tables.get("task", "language-model"),
+        "corpus": tables["data"]["corpus"],
+        "layer": layer_name(tables["layer"]),
+        "device": CORPUS_DEVICES[tables["data"]["corpus"]],
+        "epochs": training["epochs"],
+        "max_steps": training.get("max_steps"),
+        "max_minutes": training.get("max_minutes"),
+        "measured": None if timed is None else asdict(timed),
+    }
+
+
+def _length(each: dict[str, Any]) -> str:
+    """The minutes or steps that end training before its epochs, or these."""
+    if each["max_minutes"] is not None:
+        return f"{each['max_minutes']:g} minutes"
+    if each["max_steps"] is not None:
+        return f"{each['max_steps']:,} steps"
+    return f"{each['epochs']:,} epoch{'' if each['epochs'] == 1 else 's'}"
 
 
 # -- drill settings -------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Runs the jobs of a study: subprocesses of the command line, results to the ledger at once."""
 
+import math
 import signal
 import subprocess
 import sys
@@ -74,25 +75,24 @@ class _Running:
     started: float
 
 
+@dataclass
 class _Runner:
-    def __init__(
-        self,
-        plan: Plan,
-        ledger: Path,
-        runs: Path,
-        device: str,
-        parallel: int,
-        minutes: float | None,
-        retry: bool,
-        say: Callable[[str], None],
-    ) -> None:
-        self.plan, self.ledger, self.runs = plan, ledger, runs
-        self.device, self.parallel, self.retry, self.say = device, parallel, retry, say
-        self.deadline = None if minutes is None else time.monotonic() + 60 * minutes
+    plan: Plan
+    ledger: Path
+    runs: Path
+    device: str
+    parallel: int
+    minutes: float | None
+    retry: bool
+    say: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        now = time.monotonic()
+        self.deadline = math.inf if self.minutes is None else now + 60 * self.minutes
+        self.next_progress = now + PROGRESS_SECONDS
         self.running: list[_Running] = []
         self.tried: set[Job] = set()  # in this call
         self.stopping = False
-        self.next_progress = time.monotonic() + PROGRESS_SECONDS
         self._look()
 
     def run(self) -> States:
@@ -101,8 +101,7 @@ class _Runner:
             with shutdown:
                 while True:
                     self._collect()
-                    late = self.deadline is not None and time.monotonic() >= self.deadline
-                    if shutdown.requested or late:
+                    if shutdown.requested or time.monotonic() >= self.deadline:
                         self._stop("stopped" if shutdown.requested else "out of time")
                     else:
                         self._start()
@@ -135,17 +134,15 @@ class _Runner:
                 self._launch(job)
 
     def _is_ready(self, job: Job) -> bool:
-        return job.source is None or (job.source not in self.left and self._has_source(job.source))
-
-    def _has_source(self, source: Job) -> bool:
+        """Whether the weights that it starts from are there."""
+        source = job.source
+        if source is None:
+            return True
         busy = any(each.job.run == source.run and each.job.trains for each in self.running)
-        return not busy and self.states.has_weights(source)
+        return source not in self.left and not busy and self.states.has_weights(source)
 
     def _fits(self, job: Job) -> bool:
-        estimate = self.states.minutes(job)
-        if self.deadline is None or estimate is None:
-            return True
-        return time.monotonic() + 60 * estimate <= self.deadline
+        return time.monotonic() + 60 * (self.states.minutes(job) or 0.0) <= self.deadline
 
     def _launch(self, job: Job) -> None:
         self.runs.mkdir(parents=True, exist_ok=True)
