@@ -2,9 +2,11 @@
 
 import io
 import random
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from typer.testing import CliRunner
@@ -37,6 +39,10 @@ batch_size = 8
 
 def make_place(folder: Path) -> Path:
     """``folder`` with text/, tiny.toml and runs/tiny."""
+    return copy_of("language model", _train, folder)
+
+
+def _train(folder: Path) -> None:
     die = random.Random(0)
     (folder / "text").mkdir()
     for split, lines in {"train": 300, "valid": 40, "test": 40}.items():
@@ -46,11 +52,24 @@ def make_place(folder: Path) -> Path:
         ]
         (folder / "text" / f"{split}.txt").write_text("\n".join(words) + "\n")
     (folder / "tiny.toml").write_text(RECIPE)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-        result = CliRunner().invoke(app, ["train", "tiny.toml", "--device", "cpu"])
-        assert result.exit_code == 0, result.output
+    result = CliRunner().invoke(app, ["train", "tiny.toml", "--device", "cpu"])
+    assert result.exit_code == 0, result.output
+
+
+MADE: dict[str, TemporaryDirectory[str]] = {}
+
+
+def copy_of(kind: str, make: Callable[[Path], None], folder: Path) -> Path:
+    """``folder`` with what ``make`` writes into the current folder, which it does once."""
+    if kind not in MADE:
+        MADE[kind] = TemporaryDirectory()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(MADE[kind].name)
+            patch.setenv("XDG_CACHE_HOME", str(Path(MADE[kind].name, "cache")))
+            make(Path(MADE[kind].name))
+    shutil.copytree(MADE[kind].name, folder, dirs_exist_ok=True)
+    environment = folder / "runs/tiny/environment.json"
+    environment.write_text(environment.read_text().replace(MADE[kind].name, str(folder)))
     return folder
 
 

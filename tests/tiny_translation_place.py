@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-import pytest
-
 from drill.tasks import train
 from drill.training.settings import Settings, recipe
+from tests.tiny_place import copy_of
 from tests.tiny_translations import text
 
 SMALL = [
@@ -35,9 +34,9 @@ def set_by_command(*changes: str) -> list[str]:
 
 def make_place(folder: Path) -> Path:
     """``folder`` with pairs/ and runs/tiny."""
+    return copy_of("translator", _train, folder)
+
+
+def _train(folder: Path) -> None:
     write_pairs(folder / "pairs")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-        assert train(small(), "runs/tiny", device="cpu").finished
-    return folder
+    assert train(small(), "runs/tiny", device="cpu").finished
