@@ -144,11 +144,6 @@ def test_a_failure_names_the_page_and_the_line(tmp_path, code, line, fault):
         run_page(page)
 
 
-def test_a_block_that_never_closes_is_an_error():
-    with pytest.raises(AssertionError, match="line 2 is never closed"):
-        python_blocks("text\n```python\nx = 1\n")
-
-
 NAME = re.compile(r"`(drill(?:\.\w+)+)[`(]")
 FILE = re.compile(r"`((?:[\w-]+/)+[\w-]+\.(?:py|cu|cuh|toml))`")
 

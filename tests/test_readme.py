@@ -20,14 +20,6 @@ def test_every_file_on_the_map_is_there():
     assert lost == []
 
 
-@pytest.mark.parametrize(
-    "part",
-    ["subwords.py", "translator.py", "search.py", "bleu.py", "BLEU) -> analysis"],
-)  # fmt: skip
-def test_translation_is_on_the_map(part):
-    assert part in MAP
-
-
 def test_figures_of_speed_have_a_command_and_rows():
     page = (ROOT / "docs/transformer.md").read_text()
     section = page.split("## How fast")[1].split("\n## ")[0]

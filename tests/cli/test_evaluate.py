@@ -172,25 +172,6 @@ def test_an_infinite_perplexity_is_saved_and_no_success(drill, place, words, opt
     assert (code, "perplexity inf " in out) == (1, True)
 
 
-def test_the_published_cache_skips_by_chunks(rows, monkeypatch, rows_module):
-    words = ("cache", *TEST, "--window", "20")
-    plain = rows(*words)[0]["loss"]
-    assert rows(*words, "--chunk", "30")[0]["loss"] == pytest.approx(plain, rel=1e-6)
-    (published,) = rows(*words, "--published", "--chunk", "30")
-    assert published["chunk"] == 30
-    assert published["loss"] != pytest.approx(rows(*words, "--published")[0]["loss"], rel=1e-6)
-    search, found = rows_module.cache_search, []  # tuned as it is evaluated
-
-    def spy(*arguments, **options):
-        found.append(search(*arguments, **options))
-        return found[-1]
-
-    monkeypatch.setattr(rows_module, "cache_search", spy)
-    words = ("cache", "runs/tiny", "--split", "valid", "--search", "--published", "--chunk", "30")
-    (tuned,) = rows(*words, "--window", "20")
-    assert tuned["loss"] == pytest.approx(found[0].best.result.loss, rel=1e-6)
-
-
 def test_the_defaults_are_the_published_ones():
     """Dynamic evaluation: lr 5e-5, decay 0.002, epsilon 2e-5, segments of 5, batch size 100."""
     published = {"lr": 5e-5, "lamb": 0.002, "epsilon": 2e-5, "bptt": 5}
@@ -275,19 +256,6 @@ def test_a_text_may_be_packed_and_needs_no_corpus(rows, place, pack):
         shutil.move(place / "elsewhere", place / "text")
     assert packed["loss"] == plain["loss"]
     assert packed["sha256"] == hashlib.sha256((place / "packed").read_bytes()).hexdigest()
-
-
-def test_a_text_is_not_taken_for_the_test_of_the_run(drill, place):
-    shutil.copytree(place / "runs/tiny", place / "runs/reported")
-    words = ("cache", "runs/reported", *CPU)
-    assert drill(*words)[0] == 0
-    _, before, _ = drill("report", "runs/reported", "--markdown")
-    assert drill(*words, "--text", "test")[0] == 0
-    assert drill("report", "runs/reported", "--markdown")[1] == before
-    assert drill("ledger", "add", "runs/reported")[0] == 0
-    row = json.loads((place / "runs/ledger.jsonl").read_text().splitlines()[-1])
-    assert {each["split"] for each in row["evaluations"]} == {"valid", "test"}
-    assert not any("text" in each for each in row["evaluations"])
 
 
 # -- which weights ---------------------------------------------------------------------------------

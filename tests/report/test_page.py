@@ -21,8 +21,9 @@ from drill.report import (
     write_report,
 )
 from drill.report.analysis.frequency_bands import Band, compare_bands, frequency_bands
-from drill.report.page.figures import best_so_far, mean_and_range, run_looks
+from drill.report.page.figures import best_so_far, looks, mean_and_range, run_looks
 from drill.report.page.page import check_replaceable
+from drill.report.page.svg_plot import COLOURS, DASHES
 from drill.report.results.runs import read_runs
 from tests.report.drawing import areas, checked, paths
 from tests.report.folders import (
@@ -240,6 +241,8 @@ def test_colours_are_of_recipes_and_dashes_of_seeds(runs):
     assert found["drill-1"].colour == found["drill-2"].colour != found["tied"].colour
     assert found["drill-1"].dash != found["drill-2"].dash
     assert found["elsewhere"].colour not in (found["tied"].colour, found["drill-1"].colour)
+    many = looks([[f"{n}{m}" for m in range(3)] for n in range(COLOURS * DASHES // 3)])
+    assert len(set(many.values())) == COLOURS * DASHES  # no two look alike
 
 
 def test_the_best_so_far_never_rises():

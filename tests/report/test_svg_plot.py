@@ -124,7 +124,7 @@ VALUES = st.one_of(
 
 
 @given(st.lists(st.lists(st.tuples(VALUES, VALUES), max_size=6), max_size=4))
-@settings(max_examples=200)
+@settings(max_examples=80)
 def test_whatever_the_values_all_is_inside(lines):
     for frame in FRAMES:
         svg = line_plot(
@@ -143,7 +143,7 @@ def test_whatever_the_values_all_is_inside(lines):
 
 
 @given(st.floats(1e-6, 1e11), st.floats(1.0001, 1e6))
-@settings(max_examples=200)
+@settings(max_examples=80)
 def test_ticks_are_few_rising_and_inside(low, ratio):
     high = low * ratio
     for ticks in (log_ticks(low, high), linear_ticks(low, high)):
@@ -184,7 +184,7 @@ def test_bars_start_at_zero_and_are_as_high_as_their_values():
         lambda n: st.lists(st.lists(VALUES, min_size=n, max_size=n), min_size=1, max_size=30)
     )
 )
-@settings(max_examples=100)
+@settings(max_examples=40)
 def test_whatever_the_bars_all_is_inside(rows):
     labels = ["1,000 to 2,499"] * len(rows[0])
     for frame in FRAMES:
