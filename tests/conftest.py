@@ -67,7 +67,7 @@ def default_dtype():
 
 @pytest.fixture
 def unwarned():
-    """A cache that cannot be written is told of anew."""
+    """A cache that cannot be written is warned about again."""
     user_cache._warn_once.cache_clear()
 
 

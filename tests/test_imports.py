@@ -131,7 +131,7 @@ def faults(source: Path) -> list[str]:
     for path, lines in by_file.items():
         where, module = path.relative_to(source), module_name(path, source)
         if any(Path(part).stem.strip("_") in NAMELESS for part in where.parts):
-            found.append(f"{where}: the name says nothing about what lives there")
+            found.append(f"{where}: the name says nothing about what it is for")
         here = room(module, source)
         if here not in ROOMS and here != "__init__":
             found.append(f"{where}: belongs to no room")
@@ -197,7 +197,7 @@ def test_the_check_finds_every_kind_of_fault(tmp_path):
         "drill/kernels/__init__.py:1: imports drill.kernels.fused.run, which needs triton",
         "drill/kernels/slow.py:2: kernels may not import layers",
         "drill/language_modeling/run.py:1: language_modeling may not import translation",
-        "drill/layers/_utils.py: the name says nothing about what lives there",
+        "drill/layers/_utils.py: the name says nothing about what it is for",
         "drill/layers/base.py:2: layers may not import training",
         "drill/layers/base.py:3: layers may not import __init__",
         "drill/training/__init__.py:1: training may not import translation",

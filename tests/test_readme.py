@@ -13,10 +13,10 @@ MAP = (ROOT / "docs/source.md").read_text().split("\n\n", 2)[2]  # below what li
 
 
 def test_every_file_on_the_map_is_there():
-    held = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("src/drill/**/*")}
+    files = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("src/drill/**/*")}
     names = re.findall(r"[\w/]+\.(?:py|cu)\b", MAP)
     assert len(names) > 40
-    lost = [name for name in names if not any(f"/{each}".endswith(f"/{name}") for each in held)]
+    lost = [name for name in names if not any(f"/{each}".endswith(f"/{name}") for each in files)]
     assert lost == []
 
 

@@ -199,14 +199,14 @@ def weights(path: Path) -> dict[str, Tensor]:
 def all_of(path: Path | str) -> dict[str, Any]:
     """All that a run has come to but for the times: metrics, numbers and every tensor's bits."""
     folder = RunFolder(path)
-    held: dict[str, Any] = {"rows": rows(path), "all rows": all_rows(path)}
+    found: dict[str, Any] = {"rows": rows(path), "all rows": all_rows(path)}
     for name, file in (("last", folder.last), ("best", folder.best)):
         tensors, numbers = checkpoint.load(file)
         for key in (*TIMES, "metrics_size"):  # which times make longer and shorter
             numbers.pop(key, None)
-        held[f"{name} numbers"] = numbers
-        held |= {f"{name} {key}": bits(tensor) for key, tensor in tensors.items()}
-    return held
+        found[f"{name} numbers"] = numbers
+        found |= {f"{name} {key}": bits(tensor) for key, tensor in tensors.items()}
+    return found
 
 
 def bits(tensor: Tensor) -> bytes:

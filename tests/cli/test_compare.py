@@ -61,7 +61,7 @@ def test_the_table_names_both_runs(drill):
     assert "difference = more minus tiny" in out
 
 
-def test_what_does_not_compare_is_refused(fails):
+def test_runs_that_do_not_compare_are_an_error(fails):
     fails("compare", "runs/tiny", "runs/other", key="vocabulary")
     fails("compare", "runs/tiny", "runs/none", key="runs/none")
     fails("compare", "runs/tiny", "runs/more", "--reference", "mine.txt", key="--reference")

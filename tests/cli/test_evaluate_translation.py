@@ -29,8 +29,8 @@ def test_evaluate_gives_bleu_and_keeps_it(drill, here):
     tested = RunFolder("runs/tiny").test_row()
     assert test["bleu"] == pytest.approx(tested["test_bleu"])
     assert test["perplexity"] == pytest.approx(tested["test_perplexity"], rel=1e-5)
-    kept = (here / "runs/tiny/evaluations.jsonl").read_text().splitlines()
-    assert json.loads(kept[-1]) == test
+    saved = (here / "runs/tiny/evaluations.jsonl").read_text().splitlines()
+    assert json.loads(saved[-1]) == test
     _, out, _ = drill("evaluate", "runs/tiny", "--split", "test", "--beam", "1", "--device", "cpu")
     assert out.startswith("translation test   BLEU")
 
@@ -49,13 +49,13 @@ def test_evaluate_words_prints_and_saves_accuracy_by_frequency(drill, here):
     _, out, _ = drill(*words, "--json")
     row = json.loads(out)
     run = load_translation("runs/tiny", device="cpu")
-    kept = (here / "runs/tiny/valid.de.hyp").read_text().splitlines()
+    saved = (here / "runs/tiny/valid.de.hyp").read_text().splitlines()
     text, data = run.data.text, run.data
     trained, pairs = run.split("train")
     assert (len(trained), len(pairs)) == (60, len(data.train))
-    by_hand = word_bands(kept, text.valid.target, trained.target, "de")
+    by_hand = word_bands(saved, text.valid.target, trained.target, "de")
     assert row["word_bands"] == [asdict(band) for band in by_hand]
-    by_hand = subword_bands(kept, text.valid.target, run.subwords, data.target_counts())
+    by_hand = subword_bands(saved, text.valid.target, run.subwords, data.target_counts())
     assert row["subword_bands"] == [asdict(band) for band in by_hand]
     wanted = sum(len(run.subwords.encode(line)) for line in text.valid.target)
     assert sum(band["wanted"] for band in row["subword_bands"]) == wanted

@@ -12,7 +12,7 @@ ON_A_CPU = ("--device", "cpu", "-q")
 
 @pytest.fixture
 def begun(place, tmp_path):
-    """A copy of the run, beside nothing."""
+    """A copy of the run in a folder of its own."""
     return Path(shutil.copytree(place / "runs" / "tiny", tmp_path / "begun"))
 
 
@@ -22,16 +22,16 @@ def settings(folder):
 
 def test_a_recipe_of_a_run_keeps_the_name_that_stands_there(drill, place):
     """Else the ledger could not say what was changed of which recipe."""
-    folder = place / "runs" / "kept"
+    folder = place / "runs" / "named"
     shutil.copytree(place / "runs" / "tiny", folder)
     text = (folder / "recipe.toml").read_text()
     (folder / "recipe.toml").write_text(text.replace('recipe = "tiny"', 'recipe = "demo-drill"'))
-    own = ("train", "runs/kept/recipe.toml", "--name", "kept", "--device", "cpu")
+    own = ("train", "runs/named/recipe.toml", "--name", "named", "--device", "cpu")
     code, _, err = drill(*own, "--set", "training.epochs=3")
     assert code == 0
-    assert err.startswith("resuming demo-drill in runs/kept: ")
+    assert err.startswith("resuming demo-drill in runs/named: ")
     assert settings(folder)["recipe"] == "demo-drill"
-    assert drill("ledger", "add", "runs/kept")[0] == 0
+    assert drill("ledger", "add", "runs/named")[0] == 0
     row = json.loads((place / "runs" / "ledger.jsonl").read_text())
     assert row["recipe"] == "demo-drill"
     assert "data.corpus: bible -> text" in row["changes"]

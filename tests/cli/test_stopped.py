@@ -56,7 +56,7 @@ def test_ctrl_c_before_the_first_step_removes_the_folder(drill, monkeypatch, tas
 
 
 def test_ctrl_c_leaves_other_files(drill, place, monkeypatch):
-    """A folder that was there is not emptied, nor one beside which another run has come."""
+    """A folder that was there is not emptied, nor one next to which another run has come."""
     monkeypatch.setattr(language_model_run, "run_environment", ctrl_c)
     (place / "mine" / "here").mkdir(parents=True)
     (place / "mine" / "here" / "vocabulary.json").write_text("[]")

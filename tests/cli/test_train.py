@@ -1,4 +1,4 @@
-"""`drill train` and `drill finetune`: what they print, write and refuse."""
+"""`drill train` and `drill finetune`: what they print and write, and errors."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""What the page is told about runs agrees with the public functions."""
+"""What the page shows of runs agrees with the public functions."""
 
 import json
 
@@ -92,9 +92,9 @@ def test_an_unknown_word_has_no_neighbours(models):
 @pytest.mark.parametrize("layer", LAYERS)
 def test_labels_of_every_layer_have_neighbours(layer):
     model = small_model(layer).eval()
-    found = dict(answers._nearest(model.encoder.embedding, model.layer, 3))
+    found = answers._neighbours(model.encoder.embedding, model.layer, 3, None, str)
     assert len(found["output"]) == answers.TOP
-    assert all(i != 3 for i, _ in found["embedding"])
+    assert all(name != "3" for name, _ in found["embedding"])
 
 
 def test_translations_have_scores_attention_and_marked_differences(translators):

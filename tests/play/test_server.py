@@ -1,4 +1,4 @@
-"""The server: who may ask, what it refuses, and that odd text is harmless."""
+"""The server: who may ask, which requests are errors, and that odd text is harmless."""
 
 import json
 import re
@@ -41,7 +41,7 @@ def translator_client(translators, pairs_place):
     ],
 )
 @pytest.mark.parametrize("path", ["/", "/api/runs"])
-def test_other_hosts_and_origins_are_refused(client, path, headers):
+def test_other_hosts_and_origins_are_rejected(client, path, headers):
     answer = client.get(path, headers=headers)
     assert answer.status_code == 403
     assert "runs" not in answer.json()
@@ -108,7 +108,7 @@ def test_a_wrong_request_names_what_is_wrong(client, path, body, key):
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"[" * 60_000, b"\xff", b"1" * 5000])
-def test_what_is_no_json_object_is_refused(client, body):
+def test_a_body_that_is_no_json_object_is_rejected(client, body):
     answer = client.post("/api/next", content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 400
 
@@ -119,7 +119,7 @@ def test_a_form_of_another_site_is_no_request(client):
         assert answer.status_code == 400
 
 
-def test_a_paste_of_10_mb_is_refused(client):
+def test_a_large_body_is_rejected(client):
     answer = client.post("/api/score", json={"text": "word " * 2_000_000})
     assert answer.status_code == 413
     assert "65,536" in answer.json()["error"]
@@ -216,7 +216,7 @@ def test_a_folder_without_runs_and_a_taken_port_are_errors(drill, served):
     assert (code, "--port" in err) == (1, True)
 
 
-def test_runs_of_two_tasks_are_refused(drill, served, pairs_place):
+def test_runs_of_two_tasks_are_an_error(drill, served, pairs_place):
     code, _, err = drill("play", "runs/tiny", str(pairs_place / "runs/tiny"), "--port", "0")
     assert (code, "translator" in err) == (1, True)
 

@@ -41,8 +41,8 @@ def test_unk_is_a_word_of_a_closed_corpus_alone(corpus, left_out):
     (text,) = found.texts()
     assert list(text.left_out) == left_out
     tokens = sum(band.tokens for band in text.losses["tied"])
-    held = TOKENS - ENDS - (UNKNOWN if "<unk>" in left_out else 0)
-    assert held - 20 <= tokens < held  # no column predicts its first token
+    inside = TOKENS - ENDS - (UNKNOWN if "<unk>" in left_out else 0)
+    assert inside - 20 <= tokens < inside  # no column predicts its first token
     assert sum(change.tokens for change in text.changes["drill"]) == tokens
 
 

@@ -275,19 +275,19 @@ def test_writers_at_the_same_time_lose_and_double_nothing(tmp_path):
     together = threading.Barrier(writers)
 
     def write(_: int) -> int:
-        refused = 0
+        failed = 0
         for run in runs:
             together.wait(timeout=60)
             try:
                 record(run, path)
             except LedgerError:
-                refused += 1
-        return refused
+                failed += 1
+        return failed
 
     with ThreadPoolExecutor(writers) as pool:
-        refused = sum(pool.map(write, range(writers)))
+        failed = sum(pool.map(write, range(writers)))
     assert [row.seed for row in read(path)] == list(range(8))
-    assert refused == len(runs) * (writers - 1)
+    assert failed == len(runs) * (writers - 1)
 
 
 def test_a_row_that_does_not_fit_the_disk_leaves_no_part_behind(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Plans: what they say, the order of their jobs, and what is refused."""
+"""Plans: what they say, the order of their jobs, and which are errors."""
 
 from pathlib import Path
 

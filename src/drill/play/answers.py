@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any, cast
@@ -97,16 +97,10 @@ class LanguageModelPlayer:
         """How often a word occurs in training, and the words next to it in E and in g_out(E)."""
         if word not in self.vocabulary:
             return {"label": word, "count": None}
-        own, counts = self.vocabulary.ids[word], self.vocabulary.counts
         embedding: nn.Embedding = self.run.model.encoder.embedding  # type: ignore[assignment]
-        found = _nearest(embedding, self.run.model.layer, own)
-        return {
-            "label": word,
-            "count": int(counts[own]),
-            "rank": int((counts > counts[own]).sum()) + 1,
-            "labels": len(self.vocabulary),
-            **{key: [[self.vocabulary.words[i], c] for i, c in each] for key, each in found},
-        }
+        own, names = self.vocabulary.ids[word], self.vocabulary.words.__getitem__
+        counts = self.vocabulary.counts.tolist()
+        return _neighbours(embedding, self.run.model.layer, own, counts, names)
 
 
 class TranslatorPlayer:
@@ -179,17 +173,9 @@ class TranslatorPlayer:
     def word(self, word: str) -> Answer:
         """As of a language model, for the first subword of a word inside a sentence."""
         own, *rest = self.subwords.encode(f" {word}")
-        transformer, layer = self.run.model.transformer, self.run.model.layer
-        found = _nearest(transformer.target_embedding, layer, own)
-        counts = self.counts
-        return {
-            "label": self.piece(own),
-            "subwords": [self.piece(i) for i in (own, *rest)],
-            "count": None if counts is None else counts[own],
-            "rank": None if counts is None else sum(c > counts[own] for c in counts) + 1,
-            "labels": len(self.subwords),
-            **{key: [[self.piece(i), c] for i, c in each] for key, each in found},
-        }
+        embedding, layer = self.run.model.transformer.target_embedding, self.run.model.layer
+        found = _neighbours(embedding, layer, own, self.counts, self.piece)
+        return {**found, "subwords": [self.piece(i) for i in (own, *rest)]}
 
 
 Player = LanguageModelPlayer | TranslatorPlayer
@@ -235,7 +221,7 @@ def score_text(players: Sequence[LanguageModelPlayer], text: str) -> Answer:
         raise DataError("holds no words; paste some text", key="text")
     return {
         "lines": [[*line.split(), EOS] for line in lines],
-        "runs": [_or_error(lambda player=player: player.losses(lines)) for player in players],
+        "runs": [_losses(player, lines) for player in players],
     }
 
 
@@ -303,25 +289,34 @@ def number(value: float | None) -> float | None:
     return float(f"{value:.6g}") if value is not None and math.isfinite(value) else None
 
 
-def _or_error(work: Any) -> Answer:
+def _losses(player: LanguageModelPlayer, lines: Sequence[str]) -> Answer:
     try:
-        return work()
+        return player.losses(lines)
     except DrillError as error:
         return {"error": str(error)}
 
 
 @torch.no_grad()
-def _nearest(
-    embedding: nn.Embedding, layer: OutputLayer, own: int
-) -> list[tuple[str, list[tuple[int, float]]]]:
-    """The labels of highest cosine in E and in g_out(E), without the label itself."""
+def _neighbours(
+    embedding: nn.Embedding,
+    layer: OutputLayer,
+    own: int,
+    counts: Sequence[int] | None,
+    name: Callable[[int], str],
+) -> Answer:
+    """A label: its training count, and the labels of highest cosine in E and in g_out(E)."""
     matrix = cast(MatrixLayer, layer.layer if isinstance(layer, WrappingLayer) else layer)
-    found = []
+    found: Answer = {
+        "label": name(own),
+        "count": None if counts is None else counts[own],
+        "rank": None if counts is None else sum(c > counts[own] for c in counts) + 1,
+        "labels": len(embedding.weight),
+    }
     for key, vectors in (("embedding", embedding.weight), ("output", matrix.weight)):
         cosine = F.cosine_similarity(vectors[own][None], vectors, dim=-1)
         best = cosine.topk(min(TOP + 1, len(cosine)))
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        found.append((key, [(i, round(c, 3)) for i, c in pairs if i != own][:TOP]))
+        found[key] = [[name(i), round(c, 3)] for i, c in pairs if i != own][:TOP]
     return found
 
 

@@ -145,11 +145,13 @@ class Server:
         return lines()
 
     def _chosen(self, given: dict[str, Any], task: str | None = None) -> list[Any]:
-        places = given.get("runs", [0])
-        whole = isinstance(places, list) and all(type(place) is int for place in places)
-        if not whole or not places or not all(0 <= each < len(self.players) for each in places):
-            raise SettingsError(f"are places of the {len(self.players)} runs", key="runs")
-        chosen = [self.players[place] for place in dict.fromkeys(places)]
+        numbers = given.get("runs", [0])
+        known = range(len(self.players))
+        if not (isinstance(numbers, list) and numbers) or not all(
+            type(number) is int and number in known for number in numbers
+        ):
+            raise SettingsError(f"is a list of numbers below {len(known)}", key="runs")
+        chosen = [self.players[number] for number in dict.fromkeys(numbers)]
         if task is not None and chosen[0].task != task:
             raise SettingsError(f"{chosen[0].name} is no {task}", key="runs")
         return chosen

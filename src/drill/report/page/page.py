@@ -115,7 +115,8 @@ def write_report(
         for name, each in (("run", found), ("ledger", rows))
         if each
     ]
-    return write_page(Path(out), title, ", ".join(counts), sections, [*_leads(found)], now)
+    about = ", ".join(counts) or "no runs"
+    return write_page(Path(out), title, about, sections, [*_leads(found)], now)
 
 
 def write_page(

@@ -20,7 +20,7 @@ LOG_X = 8  # x is logarithmic where the longest line is this many times the shor
 # The ends of lines matter most: values above CUT times the lowest are cut off, but at most one
 # point in seven, and never a whole line.
 CUT = 1.7
-KEPT = 6 / 7
+SHOWN = 6 / 7
 LABELLED_LINES = 8  # with more lines, their last values have no space
 LABEL_GAP, LABEL_WIDTH = 15.0, 56.0
 HOVER_GAP = 8.0  # pixels between points that show their value
@@ -113,7 +113,7 @@ def line_plot(
     lows = [min(y for _, y in points) for points in known if points]
     ys = sorted(y for points in known for _, y in points)
     least = min([ys[0], *(low for line in lines for x, low, _ in line.band if _drawable((x, low)))])
-    top = min(ys[-1], max(CUT * ys[0], 1.1 * max(lows), ys[math.ceil(KEPT * len(ys)) - 1]))
+    top = min(ys[-1], max(CUT * ys[0], 1.1 * max(lows), ys[math.ceil(SHOWN * len(ys)) - 1]))
     padding = max(0.01, 0.04 * math.log(top / least))
     low, high = least * math.exp(-2 * padding), top * math.exp(padding)
     down = _scale(math.log(low), math.log(high), frame.floor, frame.top)
