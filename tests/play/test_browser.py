@@ -117,14 +117,14 @@ def test_a_language_model_by_keyboard(place, serve, opened):
     page.locator("#word-result button").first.wait_for()
     page.locator("#tab-word").focus()
     page.keyboard.press("ArrowRight")
-    page.locator("#plot svg circle").first.wait_for()
-    assert page.locator("#plot path").count() == 2
+    page.locator("#plot .narrow circle").first.wait_for()
+    assert page.locator("#plot .narrow .line").count() == 2
     young = place / "runs" / "young"  # begins to train while the page is open
     young.mkdir()
     try:
         row = {"kind": "epoch", "epoch": 1, "step": 9, "valid_perplexity": 50.0}
         (young / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-        page.locator("#plot path").nth(2).wait_for(state="attached")
+        page.locator("#plot .narrow .line").nth(2).wait_for(state="attached")
     finally:
         shutil.rmtree(young)
 

@@ -90,7 +90,7 @@ def test_everything_stands_out_from_the_paper(colours):
 
 
 def test_every_colour_and_dash_has_its_style():
-    style = STYLE.with_name("page.css").read_text(encoding="utf-8")
+    style = STYLE.with_name("plots.css").read_text(encoding="utf-8")
     for n in range(COLOURS):
         assert f".c{n} {{ --c: var(--c{n}); }}" in style
     for n in range(1, DASHES):

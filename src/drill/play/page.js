@@ -412,62 +412,19 @@ function look_up(word) {
 // -- training curves -----------------------------------------------------------------------------
 
 const REFRESH = 2000; // milliseconds
-let drawn = [];
 
 async function refresh_curves() {
-  const runs = await latest("curves");
-  if (runs) draw((drawn = runs));
+  const answer = await latest("curves");
+  if (!answer) return;
+  fill_table("plot-legend", ["run", "layer", "step", "valid", "best", "state"], answer.runs.map((run) => [
+    make("span", {}, make("span", { class: `swatch ${run.look}` }), run.name),
+    run.layer ?? "–", run.step?.toLocaleString("en") ?? "–", fixed(run.valid, 2), fixed(run.best, 2),
+    run.finished ? "finished" : "not finished",
+  ]));
+  const plots = answer.plots.map((text) => new DOMParser().parseFromString(text, "text/html").body.firstChild);
+  $("plot").replaceChildren(...(plots.length ? plots : [make("p", {}, "No validations yet.")]));
 }
 setInterval(() => !$("training").hidden && !document.hidden && refresh_curves(), REFRESH);
-window.addEventListener("resize", () => !$("training").hidden && draw(drawn));
-
-function draw(runs) {
-  const colour_of = (i) => `k${i % 6}`;
-  fill_table("plot-legend", ["run", "layer", "step", "valid", "best", "state"], runs.map((run, i) => {
-    const values = run.points.map((point) => point[1]).filter((value) => value !== null);
-    const last = run.points.at(-1) ?? [null, null];
-    return [
-      make("span", {}, make("span", { class: `swatch ${colour_of(i)}` }), run.name),
-      run.layer ?? "–", last[0] === null ? "–" : last[0].toLocaleString("en"), fixed(last[1], 2),
-      values.length ? fixed(Math.min(...values), 2) : "–", run.finished ? "finished" : "not finished",
-    ];
-  }));
-  const lines = runs.map((run) => run.points.filter((point) => point[1] !== null));
-  const all = lines.flat();
-  if (!all.length) return $("plot").replaceChildren(make("p", {}, "No validations yet."));
-  const [width, height, left, bottom, top] = [$("plot").clientWidth, 352, 52, 28, 10];
-  const steps = Math.max(...all.map((point) => point[0]), 1);
-  const values = all.map((point) => Math.log(point[1]));
-  const low = Math.min(...values) - 0.05;
-  const high = Math.max(...values) + 0.05;
-  const x = (step) => left + ((width - left - 12) * step) / steps;
-  const y = (value) => height - bottom - ((height - bottom - top) * (Math.log(value) - low)) / (high - low);
-  const svg = (tag, attributes, text) => {
-    const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-    if (text !== undefined) made.textContent = text;
-    return made;
-  };
-  const plot = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Validation perplexity by training step" });
-  for (let i = 0; i < 5; i++) {
-    const value = Math.exp(low + ((high - low) * (i + 0.5)) / 5);
-    plot.append(svg("line", { class: "grid", x1: left, x2: width - 12, y1: y(value), y2: y(value) }));
-    plot.append(svg("text", { x: left - 6, y: y(value) + 4, "text-anchor": "end" }, value.toPrecision(3)));
-    const step = Math.round((steps * i) / 4);
-    plot.append(svg("text", { x: x(step), y: height - 8, "text-anchor": i === 0 ? "start" : i === 4 ? "end" : "middle" }, step.toLocaleString("en")));
-  }
-  lines.forEach((points, i) => {
-    const group = svg("g", { class: colour_of(i) });
-    group.append(svg("path", { d: points.map((point, j) => `${j ? "L" : "M"}${x(point[0])} ${y(point[1])}`).join("") }));
-    for (const point of points.slice(-200)) {
-      const dot = svg("circle", { cx: x(point[0]), cy: y(point[1]), r: 3 });
-      dot.append(svg("title", {}, `${runs[i].name}, step ${point[0]}: ${fixed(point[1], 2)}`));
-      group.append(dot);
-    }
-    plot.append(group);
-  });
-  $("plot").replaceChildren(plot);
-}
 
 // ------------------------------------------------------------------------------------------------
 

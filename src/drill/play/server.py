@@ -31,6 +31,7 @@ FILES = {
     "/page.js": PAGE / "page.js",
     "/page.css": PAGE / "page.css",
     "/colors.css": Path(report_page.__file__).with_name("colors.css"),
+    "/plots.css": Path(report_page.__file__).with_name("plots.css"),
 }
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "

@@ -52,7 +52,7 @@ from drill.report.tables.result_tables import (
 from drill.training.settings import recipe
 
 ADAPTED = "Dynamic evaluation and cache"
-STYLES = ("colors.css", "page.css")
+STYLES = ("colors.css", "plots.css", "page.css")
 GENERATOR = '<meta name="generator" content="drill">'  # marks a file that drill may replace
 
 Block = tuple[str, Any]
