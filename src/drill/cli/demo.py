@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from drill.cli.options import RunsOption
 from drill.cli.train import note_if_interrupted
 
 if TYPE_CHECKING:
@@ -27,9 +28,7 @@ PROMPTS = ("In the beginning", "The king said to", "Blessed are")
 
 
 def demo(
-    runs: Annotated[Path, typer.Option("--runs", help="The folder of all run folders.")] = Path(
-        "runs"
-    ),
+    runs: RunsOption = Path("runs"),
     out: Annotated[Path, typer.Option("--out", "-o", help="The HTML page to write.")] = Path(
         "runs/demo.html"
     ),

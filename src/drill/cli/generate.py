@@ -4,7 +4,6 @@ import math
 import sys
 from collections.abc import Sequence
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,6 +12,7 @@ from drill.cli.options import (
     ZERO_PROBABILITY,
     DeviceOption,
     JsonOption,
+    LinesArgument,
     RunFolderArgument,
     WeightsOption,
     as_settings_error,
@@ -93,10 +93,7 @@ def generate(
 
 def score(
     run: RunFolderArgument,
-    file: Annotated[
-        Path | None,
-        typer.Argument(metavar="FILE", help="One sentence per line; standard input by default."),
-    ] = None,
+    file: LinesArgument = None,
     as_json: JsonOption = False,
     words: Annotated[bool, typer.Option("--words", help="Also print log p of every word.")] = False,
     header: Annotated[bool, typer.Option("--header", help="Print the column names first.")] = False,

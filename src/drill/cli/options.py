@@ -40,6 +40,11 @@ class Split(StrEnum):
 
 
 RunFolderArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+RunsOption = Annotated[Path, typer.Option("--runs", help="The folder of all run folders.")]
+LinesArgument = Annotated[
+    Path | None,
+    typer.Argument(metavar="FILE", help="One sentence per line; standard input by default."),
+]
 WeightsOption = Annotated[
     Weights | None, typer.Option(help="Which checkpoint to load; the best by default.")
 ]

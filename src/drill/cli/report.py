@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from drill.cli.options import RunFolderArgument
 from drill.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def report(
 
 
 def record(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    run: RunFolderArgument,
     ledger: Annotated[
         Path | None, typer.Option(help=f"The ledger; {LEDGER} next to RUN by default.")
     ] = None,

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from drill.cli.options import DeviceOption, RunsOption
 from drill.errors import SettingsError
 
 
@@ -27,11 +28,11 @@ def study(
         list[float] | None,
         typer.Option(help="With --report: time to this validation perplexity; repeatable."),
     ] = None,
-    runs: Annotated[Path, typer.Option(help="The folder of all run folders.")] = Path("runs"),
+    runs: RunsOption = Path("runs"),
     ledger: Annotated[
         Path | None, typer.Option(help="The ledger; results/NAME.jsonl by default.")
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    device: DeviceOption = "auto",
     parallel: Annotated[int, typer.Option(min=1, help="Number of jobs at a time.")] = 1,
     retry: Annotated[bool, typer.Option("--retry", help="Run failed jobs again.")] = False,
 ) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from drill.cli.options import DeviceOption, QuietOption, RunFolderArgument, SetOption
+from drill.cli.options import DeviceOption, QuietOption, RunFolderArgument, RunsOption, SetOption
 from drill.errors import SettingsError
 from drill.recipes.reader import changed, recipe_names
 
@@ -35,9 +35,7 @@ def train(
         list[int] | None,
         typer.Option("--seed", help="Random seed (training.seed); repeatable, one run each."),
     ] = None,
-    runs: Annotated[Path, typer.Option("--runs", help="The folder of all run folders.")] = Path(
-        "runs"
-    ),
+    runs: RunsOption = Path("runs"),
     device: DeviceOption = "auto",
     quiet: QuietOption = False,
 ) -> None:

@@ -15,6 +15,7 @@ from drill.cli.options import (
     DeviceOption,
     JsonOption,
     LengthPenaltyOption,
+    LinesArgument,
     PrecisionOption,
     RunFolderArgument,
     WeightsOption,
@@ -31,10 +32,7 @@ if TYPE_CHECKING:
 
 def translate(
     run: RunFolderArgument,
-    file: Annotated[
-        Path | None,
-        typer.Argument(metavar="FILE", help="One sentence per line; standard input by default."),
-    ] = None,
+    file: LinesArgument = None,
     beam: BeamOption = None,
     length_penalty: LengthPenaltyOption = None,
     greedy: Annotated[

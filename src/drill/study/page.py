@@ -5,7 +5,7 @@ from pathlib import Path
 
 from drill.report.page.figures import Curve, epochs_figure, looks, time_figure
 from drill.report.page.page import Block, Section, check_replaceable, write_page
-from drill.study.plan import STAGES, TRAINING
+from drill.study.plan import TRAINING
 from drill.study.states import States
 from drill.study.tables import finished_results, not_counted, stage_table
 
@@ -13,8 +13,9 @@ from drill.study.tables import finished_results, not_counted, stage_table
 def write_study_page(states: States, out: Path, time_to: Sequence[float] = ()) -> Path:
     """Write the page from the ledger alone; returns its path."""
     check_replaceable(out)
-    stages = [each for each in STAGES if any(each in row.stages for row in states.plan.rows)]
-    sections = [Section(stage, stage, [*_stage(states, stage, time_to)]) for stage in stages]
+    sections = [
+        Section(stage, stage, [*_stage(states, stage, time_to)]) for stage in states.plan.stages
+    ]
     if rest := [*not_counted(states)]:
         sections.append(Section("rest", "Not in the tables", [("faults", rest)]))
     return write_page(out, states.plan.name, states.counted(), sections)

@@ -104,6 +104,11 @@ class Plan:
     options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Evaluation stage -> further words of its command line, such as --search."""
 
+    @property
+    def stages(self) -> list[str]:
+        """Of all rows."""
+        return [each for each in STAGES if any(each in row.stages for row in self.rows)]
+
     def jobs(self) -> list[Job]:
         """All jobs, most informative first: every row with its first seed, then the next."""
         rounds = zip_longest(*([(row, seed) for seed in row.seeds] for row in self.rows))

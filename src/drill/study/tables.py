@@ -21,7 +21,7 @@ from drill.report.tables.result_tables import (
     paper_notes,
     seconds_to,
 )
-from drill.study.plan import BLEU, STAGES, TRAINING, Job, PlanRow
+from drill.study.plan import BLEU, TRAINING, Job, PlanRow
 from drill.study.states import AGAIN, DONE, FAILED, MISSING, States, evaluated
 from drill.study.statistics import CONFIDENCE, paired_difference, standard_error
 
@@ -42,9 +42,8 @@ def report(states: States, time_to: Sequence[float] = ()) -> str:
     Args:
         time_to: validation perplexities; a column for each says how long runs took to reach it.
     """
-    stages = [each for each in STAGES if any(each in row.stages for row in states.plan.rows)]
     parts = [f"## {markdown_text(states.plan.name)}\n"]
-    for stage in stages:
+    for stage in states.plan.stages:
         parts += [f"### {stage}\n", stage_table(states, stage, time_to).markdown()]
     if rest := [*not_counted(states)]:
         parts += ["### Not in the tables\n", "".join(f"- {markdown_text(each)}\n" for each in rest)]
@@ -192,7 +191,7 @@ def not_counted(states: States) -> Iterator[str]:
 def status_table(states: States) -> str:
     """A line per row and seed, a column per stage, the estimated minutes of what is left."""
     plan = states.plan
-    stages = [each for each in STAGES if any(each in row.stages for row in plan.rows)]
+    stages = plan.stages
     left = states.to_run()
     lines = [["row", "seed", *stages, "minutes left"]]
     for row in plan.rows:
