@@ -30,7 +30,7 @@ def analyse(
     from drill.report.analysis.log_prob_rank import LogProbRank, log_prob_rank
     from drill.report.results.runs import distinct_names
     from drill.report.tables.band_tables import bands_table, changes_table
-    from drill.report.tables.markup import Column, Table
+    from drill.report.tables.markup import Table
     from drill.training.run.folder import json_row
 
     folders = [path.resolve() for path in runs]
@@ -63,14 +63,19 @@ def analyse(
         if text.changes:
             typer.echo(changes_table(text).markdown())
     if ranks:
-        headings = ("run", "tokens", "labels", "rank", "rank, relative tolerance", "d + 2")
         rows = [
-            [name, *map("{:,}".format, (r.tokens, r.labels, r.absolute, r.relative, r.bound))]
+            [
+                ("run", name),
+                ("tokens", f"{r.tokens:,}"),
+                ("labels", f"{r.labels:,}"),
+                ("rank", f"{r.absolute:,}"),
+                ("rank, relative tolerance", f"{r.relative:,}"),
+                ("d + 2", f"{r.bound:,}"),
+            ]
             for name, r in ranks.items()
         ]
         note = (
             "Rank of the log-probabilities of all tokens: singular values above 1.0, as in the "
             "released code, and above 1e-6 of the largest. One softmax cannot exceed d + 2."
         )
-        columns = [Column(name, numeric=name != "run") for name in headings]
-        typer.echo(Table.of(columns, rows, [note]).markdown())
+        typer.echo(Table.of(rows, [note]).markdown())

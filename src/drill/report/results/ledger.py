@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from drill.errors import ReportError
-from drill.files import append_bytes, open_append
+from drill.files import append_line, open_append
 from drill.report.results.evaluations import latest
 from drill.report.results.run_files import as_finite, as_text, as_whole, joined_text, read_starts
 from drill.report.results.runs import RunFigures, RunSummary, read_run
@@ -258,4 +258,4 @@ def _append(path: Path, handle: int, rows: Sequence[AnyRow]) -> None:
     if content and not content.endswith(b"\n"):
         lines.insert(0, "\n")
     os.ftruncate(handle, len(content))
-    append_bytes(handle, "".join(lines).encode("ascii"))
+    append_line(path, "".join(lines).encode("ascii"))
