@@ -81,8 +81,8 @@ def demo(
         found.add(name, run, samples=len(PROMPTS))
     deep = trained[RECIPES[1]].settings
     shown.print(
-        f"\nDepth {deep.layer['depth']}, epochs {deep.training['epochs']}, one seed; CPUs and seeds "
-        "differ a little.\n"
+        f"\nDepth {deep.layer['depth']}, epochs {deep.training['epochs']}, one seed; CPUs and "
+        "seeds differ a little.\n"
         "Loss is in nats per token, by how often a word occurs in training; lower is better.\n"
     )
     (text,) = found.texts()
