@@ -187,6 +187,7 @@ def test_settings_are_checked_before_the_first_job(place):
     assert place.started() == []
     place.study()
     (place.ledger).unlink()
+    shutil.rmtree("runs/a-seed-1")
     folder = RunFolder("runs/b-seed-1")
     folder.recipe.write_text(folder.recipe.read_text().replace("depth = 1", "depth = 2"))
     with pytest.raises(SettingsError, match="b-seed-1: has a run with other settings than row b"):
