@@ -20,7 +20,7 @@ from drill.training.distributed import World, world
 from drill.training.loop import Outcome
 from drill.training.progress import Progress, ProgressLines
 from drill.training.run.folder import RunFolder
-from drill.training.run.resume import has_begun
+from drill.training.run.resume import check_resume
 from drill.training.run.weights import Weights, settings_of, task_of
 from drill.training.settings import TRANSLATION, Settings, recipe
 from drill.training.signals import reraise_signal
@@ -92,7 +92,7 @@ def check_recipe(settings: Settings, folder: Path | str, made: Collection[Path] 
     ``made`` are folders that will be there by then.
     """
     run = RunFolder(folder)
-    if not has_begun(settings, run, warn=False) and settings.init_from is not None:
+    if not check_resume(settings, run) and settings.init_from is not None:
         start = Path(settings.init_from)
         if start.resolve() not in {each.resolve() for each in made}:
             settings_of(RunFolder(start))

@@ -12,7 +12,7 @@ TEXT = "a a a b b c\n"  # seven tokens with <eos>
     ("cut_off", "parts"),
     [
         ((1, None), ["for words never", " 0.0% of the training"]),
-        ((2, None), ["1 words", "data.min_count 2 and words", " 14.3% of the training"]),
+        ((2, None), ["1 word ", "data.min_count 2 and words", " 14.3% of the training"]),
         ((1, 3), ["2 words", "data.max_vocab_size 3 and words", " 42.9% of the training"]),
         ((2, 3), ["2 words", "data.min_count 2 and data.max_vocab_size 3", " 42.9% of the"]),
     ],

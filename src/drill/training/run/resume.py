@@ -35,15 +35,31 @@ def settings_to_resume(folder: Path | str, changes: Sequence[str] = ()) -> Setti
     return settings if located(settings) == found else found
 
 
-def has_begun(settings: Settings, run: RunFolder, *, warn: bool) -> bool:
-    """Whether the folder has weights to resume from or to use.
+def check_resume(settings: Settings, run: RunFolder) -> bool:
+    """Raise RunFolderError for a folder with foreign files or a run of other settings.
 
-    Raises RunFolderError for a folder with foreign files, for a run of other settings, and where
-    results of a run would be lost or a longer run ended by a lower limit.
+    Returns:
+        Whether the folder has weights to resume from or to use.
+    """
+    return _check_folder(settings, run)[0]
+
+
+def has_begun(settings: Settings, run: RunFolder, *, warn: bool) -> bool:
+    """``check_resume``, and neither results of the run are lost nor its limits lowered.
 
     Args:
         warn: log what an allowed change of settings means.
     """
+    begun, own = _check_folder(settings, run)
+    if own is not None:
+        _check_limits(settings, own, run, warn)
+        if warn and not has_ended(run, settings):
+            _warn_schedule_changes(settings, own, run)
+    return begun
+
+
+def _check_folder(settings: Settings, run: RunFolder) -> tuple[bool, Settings | None]:
+    """Whether a run has begun, and its settings."""
     run.check_files()
     if found := run.foreign_files():
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
@@ -52,13 +68,11 @@ def has_begun(settings: Settings, run: RunFolder, *, warn: bool) -> bool:
             "empty the folder"
         )
     begun = run.last.exists() or run.best.exists()
-    if begun and run.recipe.exists():
-        own = saved(run.recipe)
-        _check_same_settings(settings, own, run)
-        _check_limits(settings, own, run, warn)
-        if warn and not has_ended(run, settings):
-            _warn_schedule_changes(settings, own, run)
-    return begun
+    if not begun or not run.recipe.exists():
+        return begun, None
+    own = saved(run.recipe)
+    _check_same_settings(settings, own, run)
+    return begun, own
 
 
 def _check_same_settings(settings: Settings, own: Settings, run: RunFolder) -> None:

@@ -79,7 +79,8 @@ def share_of_unknown(
     if max_vocab_size is not None:
         limits.append(f"data.max_vocab_size {max_vocab_size:,}")
     cut = len({*corpus.train.split()} - {*vocabulary.words})
-    rare = f"{cut:,} words cut by {' and '.join(limits)} and " if cut else ""
+    words = "1 word" if cut == 1 else f"{cut:,} words"
+    rare = f"{words} cut by {' and '.join(limits)} and " if cut else ""
     return (
         f"{UNK} stands for {rare}words never seen in training: {train:.1%} of the training tokens, "
         f"{test:.1%} of the test tokens; perplexities count it as one word"
