@@ -127,6 +127,7 @@ def test_a_long_line_is_truncated_with_a_warning(drill, caplog):
         (["--greedy", "--length-penalty", "5"], "a", "--greedy: "),
         (["--beam", "2", "--n-best", "4"], "a", "--n-best 4: "),
         (["--sample", "--beam", "3"], "a", "--sample: "),
+        (["--beam", "263"], "a", "beam: "),
         (["--seed", "3"], "a", "--seed: "),
         (["--temperature", "0.5"], "a", "--temperature: "),
         (["--length-penalty", "nan"], "a", "length_penalty"),
@@ -165,4 +166,4 @@ def test_out_of_memory_in_a_search_names_batch_tokens(drill, monkeypatch, caplog
         assert "runs/tiny: the GPU's memory is too small (CUDA out of memory. Tried);" in err
         assert "take a smaller --batch-tokens or --beam" in err
         assert "max_tokens" not in err
-    assert "with 2 subwords at a time, continuing with 1" in caplog.text
+    assert "continuing with batches of 1 subwords" in caplog.text
