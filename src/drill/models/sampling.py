@@ -39,19 +39,17 @@ def draw(
     if temperature == 0.0:
         return log_p.argmax(-1)
     p = torch.softmax((log_p - log_p.amax(-1, keepdim=True)).double() / temperature, dim=-1)
-    order: Tensor | None = None
     if top_k is not None or top_p is not None:
-        p, order = p.sort(dim=-1, descending=True, stable=True)
+        sorted_p, order = p.sort(dim=-1, descending=True, stable=True)
         if top_k is not None:
-            p[..., top_k:] = 0.0
+            sorted_p[..., top_k:] = 0.0
         if top_p is not None:
-            before = p.cumsum(-1) - p  # 0 at the likeliest, which always stays
-            enough = before >= top_p * p.sum(-1, keepdim=True)
-            p = p.masked_fill(enough & (before > 0.0), 0.0)
+            before = sorted_p.cumsum(-1) - sorted_p  # 0 at the likeliest, which always stays
+            enough = before >= top_p * sorted_p.sum(-1, keepdim=True)
+            sorted_p = sorted_p.masked_fill(enough & (before > 0.0), 0.0)
+        p = torch.empty_like(p).scatter_(-1, order, sorted_p)
     mass = p.cumsum(-1)
     whole = mass[..., -1:]
     # Rounded up to all of it, u would lie behind the last label.
     value = torch.minimum(u[..., None] * whole, torch.nextafter(whole, torch.zeros_like(whole)))
-    place = torch.searchsorted(mass, value, right=True)
-    label = place if order is None else order.gather(-1, place)
-    return label[..., 0]
+    return torch.searchsorted(mass, value, right=True)[..., 0]
