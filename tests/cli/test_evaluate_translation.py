@@ -40,12 +40,7 @@ def test_evaluate_words_prints_and_saves_accuracy_by_frequency(drill, here):
     code, out, err = drill(*words)
     assert code == 0, err
     assert "| training count | types | wanted | words F1 |" in out
-    of_words, of_subwords = out.split("| training count |")[1:]
-    assert "subwords F1" in of_subwords
-    for table, unit in ((of_words, "word"), (of_subwords, "subword")):
-        assert f"Target {unit}s found again in the translation of the same sentence" in table
-        assert f"by how often a {unit} occurs in the target side of the training text" in table
-        assert f"distinct {unit}s of the references" in table
+    assert "| training count | types | wanted | subwords F1 |" in out
     _, out, _ = drill(*words, "--json")
     row = json.loads(out)
     run = load_translation("runs/tiny", device="cpu")

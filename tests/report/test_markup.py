@@ -1,28 +1,12 @@
 """Texts and tables in Markdown; nothing that a name says becomes markup."""
 
-from html.parser import HTMLParser
-
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from drill.report.tables.markup import Table, escape, markdown_text, visible
+from tests.report.drawing import Page
 from tests.report.hostile import HOSTILE
-
-
-class Text(HTMLParser):
-    def __init__(self, page: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.tags: list[tuple[str, list[tuple[str, str | None]]]] = []
-        self.text = ""
-        self.feed(page)
-        self.close()
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, attrs))
-
-    def handle_data(self, data):
-        self.text += data
 
 
 def hostile(test):
@@ -35,8 +19,8 @@ def hostile(test):
 @given(text=st.text(st.characters(exclude_categories=[]), max_size=40))
 @settings(max_examples=80)
 def test_any_text_survives_escaping(text):
-    found = Text(f'<p title="{escape(text)}">{escape(text)}</p>')
-    assert found.tags == [("p", [("title", visible(text))])]
+    found = Page(f'<p title="{escape(text)}">{escape(text)}</p>')
+    assert found.elements == [("p", {"title": visible(text)})]
     assert found.text == visible(text)
     escape(text).encode("utf-8")
 

@@ -5,7 +5,6 @@ import math
 import re
 from dataclasses import replace
 from datetime import UTC, datetime
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
@@ -25,7 +24,7 @@ from drill.report.page.figures import best_so_far, looks, mean_and_range, run_lo
 from drill.report.page.page import check_replaceable
 from drill.report.page.svg_plot import COLOURS, DASHES
 from drill.report.results.runs import read_runs
-from tests.report.drawing import areas, checked, paths
+from tests.report.drawing import Page, areas, checked, paths
 from tests.report.folders import (
     of_weights,
     perplexities,
@@ -35,43 +34,6 @@ from tests.report.folders import (
 from tests.report.hostile import HOSTILE
 
 NOW = datetime(2026, 11, 15, 9, 30, tzinfo=UTC)
-VOID = {"meta"}
-
-
-class Page(HTMLParser):
-    """Elements in order; fails on a tag that is not closed where it was opened."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.open: list[str] = []
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.said: list[tuple[str, str]] = []  # (innermost element, text)
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        names = [name for name, _ in attrs]
-        assert len(names) == len(set(names)), attrs
-        self.elements.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.said.append((self.open[-1] if self.open else "", data))
-
-    @property
-    def text(self) -> str:
-        return "".join(text for tag, text in self.said if tag != "style")
-
-    def all(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for name, attributes in self.elements if name == tag]
 
 
 def written(tmp_path, runs, **more) -> tuple[str, Page]:
