@@ -129,6 +129,7 @@ def test_ctrl_c_stops_as_the_end_of_the_budget_does(place, monkeypatch, number):
 
     def sleep(_: float) -> None:
         if Path("waiting.txt").exists():
+            Path("waiting.txt").unlink()  # once: a second signal would end the process
             os.kill(os.getpid(), number)
         real_sleep(0.05)
 
