@@ -5,7 +5,7 @@ INSTALLED := .venv/.installed
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help .venv test test-slow test-all lint format bench demo wheel clean
+.PHONY: help .venv test test-slow test-all lint format bench demo docs wheel clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,11 @@ bench: $(INSTALLED) ## Run every benchmark in bench/
 
 demo: $(INSTALLED) ## Train two output layers on the embedded corpus and compare them
 	$(BIN)/python -m drill demo
+
+docs: $(INSTALLED) ## Build the documentation site into build/site
+	$(BIN)/python -m pip install --quiet --requirement docs/requirements.txt
+	$(BIN)/python -m mkdocs build --strict --quiet
+	@echo "built build/site: $(BIN)/python -m http.server --directory build/site"
 
 wheel: $(INSTALLED) ## Build the wheel into dist/
 	$(BIN)/python -m build --wheel --no-isolation

@@ -1,0 +1,191 @@
+"""Hooks of `mkdocs build`: generated pages, links out of docs/, equations as MathML.
+
+The files of docs/ are written for GitHub. Whatever they link to outside of docs/ becomes a page
+under repository/; learning curves are drawn from results/, the API pages from docstrings.
+"""
+
+import posixpath
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from latex2mathml.converter import convert
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from pymdownx.slugs import slugify
+
+from drill.report.page import figures
+from drill.study.plan import TRAINING, read_plan
+from drill.study.states import States
+from drill.study.tables import finished_results, report
+
+ROOT = Path(__file__).parents[1]
+LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")
+NO_SEARCH = "---\nsearch: { exclude: true }\n---\n\n"
+PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "bench/README.md")  # of the navigation
+
+# -- the API --------------------------------------------------------------------------------------
+
+LAYERS = """DeepResidual TiedSoftmax FullSoftmax Bilinear DualNonlinear MixtureOfSoftmaxes
+SampledSoftmax AdaptiveSoftmax OutputLayer MatrixLayer LabelSource Descriptions NotFoldable
+StaleLabels"""
+
+API = {
+    "layers": (
+        "Output layers",
+        "Every layer has the methods of `OutputLayer`.",
+        [f"drill.{name}" for name in LAYERS.split()] + ["drill.kernels.loss.nll.nll"],
+    ),
+    "runs": (
+        "Train and load",
+        "A recipe, `train`, and what `load` returns for a language model or a translator.",
+        ["drill.Recipe", "drill.train", "drill.load"]
+        + ["drill.language_modeling.run.LanguageModelRun", "drill.translation.run.TranslationRun"],
+    ),
+    "hf": (
+        "Hugging Face models",
+        "Layers in models of `transformers`.",
+        ["drill.hf.attach", "drill.hf.fold"],
+    ),
+    "study": (
+        "Studies",
+        "Rows and seeds, run within a time budget, and tables with error bars.",
+        ["drill.study.plan.read_plan", "drill.study.runner.run_study", "drill.study.states.States"]
+        + ["drill.study.tables.report", "drill.study.page.write_study_page"]
+        + ["drill.study.statistics.paired_difference", "drill.study.statistics.Difference"],
+    ),
+}
+
+
+def api_page(title: str, summary: str, names: list[str]) -> str:
+    return "\n\n".join([f"# {title}", summary, *(f"::: {name}" for name in names)])
+
+
+# -- learning curves ------------------------------------------------------------------------------
+
+
+def curves_page() -> Iterator[str]:
+    """Tables and curves of every study with a ledger, drawn as in `drill study --report --html`."""
+    yield "---\nhide: [toc]\n---\n\n# Learning curves\n"
+    yield "Drawn from `results/*.jsonl` when this site was built. How: [studies](studies.md).\n"
+    for plan in sorted(ROOT.glob("studies/*.toml")):
+        ledger = ROOT / f"results/{plan.stem}.jsonl"
+        if ledger.exists():
+            states = States(read_plan(plan), ledger, None)
+            yield report(states)
+            yield from curves(states)
+
+
+def curves(states: States) -> Iterator[str]:
+    rows = {row.name: row for row in states.plan.rows}
+    for stage in TRAINING:
+        results = {
+            name: [*finished_results(states, row, stage).values()]
+            for name, row in rows.items()
+            if stage in row.stages
+        }
+        found = {name: [*map(figures.Curve.of_row, group)] for name, group in results.items()}
+        look = figures.looks([name] for name in found)
+        devices = [each.device for group in results.values() for each in group if each.device]
+        for figure in (
+            figures.epochs_figure(found, look),
+            figures.time_figure(found, look, devices),
+        ):
+            if figure is not None:
+                yield html(figure)
+
+
+def html(figure: figures.Figure) -> str:
+    legend = "".join(
+        f'<li><svg class="line {classes}" viewBox="0 0 30 12"><path d="M1 6L29 6"/></svg>{name}</li>'
+        for name, classes in figure.legend
+    )
+    return (
+        f'<div class="curves"><figure>\n{figure.plots}\n<ul class="legend">{legend}</ul>'
+        f"<figcaption>{figure.caption}</figcaption></figure></div>\n"
+    )
+
+
+def plots_css() -> str:
+    """The style of the report's plots, for elements inside .curves only."""
+    page = ROOT / "src/drill/report/page"
+    return f"{(page / 'colors.css').read_text()}\n.curves {{\n{(page / 'page.css').read_text()}}}\n"
+
+
+# -- files of the repository ----------------------------------------------------------------------
+
+
+def repository_page(path: str) -> str:
+    """A Markdown file as it is, another one as code, a folder as a list of its files."""
+    where = ROOT / path
+    if path.endswith(".md"):
+        return where.read_text("utf-8")
+    if where.is_file():
+        language = where.suffix.removeprefix(".")
+        return f"{NO_SEARCH}# {path}\n\n````{language}\n{where.read_text('utf-8')}````\n"
+    listed = subprocess.run(["git", "ls-files", path], cwd=ROOT, capture_output=True, text=True)
+    names = [name for name in listed.stdout.split() if not name.endswith("__init__.py")]
+    small = [name for name in names if name.endswith(".toml")]
+    lines = [f"{NO_SEARCH}# {path}", *(f"- `{name}`" for name in names if name not in small)]
+    lines += [f"## {Path(n).name}\n\n```toml\n{(ROOT / n).read_text('utf-8')}```" for n in small]
+    return "\n\n".join(lines)
+
+
+def linked_path(link: str, page: str) -> str:
+    """What a page of the site links to, as a path in the repository."""
+    source = page.removeprefix("repository/") if page.startswith("repository/") else f"docs/{page}"
+    return posixpath.normpath(posixpath.join(posixpath.dirname(source), link))
+
+
+def page_of(path: str) -> str:
+    """The page of the site for a path in the repository."""
+    if path.startswith("docs/"):
+        return path.removeprefix("docs/")
+    return f"repository/{path.removesuffix('.md')}.md"
+
+
+# -- hooks ----------------------------------------------------------------------------------------
+
+
+def on_config(config: MkDocsConfig) -> None:
+    config.mdx_configs["pymdownx.superfences"] = {
+        "custom_fences": [{"name": "math", "class": "math", "format": mathml}]
+    }
+    config.mdx_configs["toc"]["slugify"] = slugify(case="lower")  # anchors as GitHub makes them
+
+
+def mathml(source: str, *_: Any, **__: Any) -> str:
+    return f'<div class="math">{convert(source.strip(), display="block")}</div>'
+
+
+def on_files(files: Files, config: MkDocsConfig) -> None:
+    def add(uri: str, content: str) -> None:
+        files.append(File.generated(config, uri, content=content))
+
+    for name, page in API.items():
+        add(f"api/{name}.md", api_page(*page))
+    add("curves.md", "\n".join(curves_page()))
+    add("plots.css", plots_css())
+    outside = {*PAGES}
+    for file in files.documentation_pages():
+        if file.generated_by is None:
+            links = LINK.findall(file.content_string)
+            outside |= {linked_path(link, file.src_uri) for link in links}
+    for path in sorted(path for path in outside if not path.startswith("docs/")):
+        add(page_of(path), repository_page(path))
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Links out of docs/, and from there back, lead to pages of the site."""
+    here = page.file.src_uri
+    if page.file.generated_by and not here.startswith("repository/"):
+        return markdown
+
+    def in_site(match: re.Match[str]) -> str:
+        uri = page_of(linked_path(match[1], here))
+        return posixpath.relpath(uri, posixpath.dirname(here) or ".")
+
+    return LINK.sub(in_site, markdown)
