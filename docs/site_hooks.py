@@ -13,6 +13,7 @@ from typing import Any
 
 from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from pymdownx.slugs import slugify
@@ -42,8 +43,13 @@ API = {
     "runs": (
         "Train and load",
         "A recipe, `train`, and what `load` returns for a language model or a translator.",
-        ["drill.Recipe", "drill.train", "drill.load"]
-        + ["drill.language_modeling.run.LanguageModelRun", "drill.translation.run.TranslationRun"],
+        [
+            "drill.Recipe",
+            "drill.train",
+            "drill.load",
+            "drill.language_modeling.run.LanguageModelRun",
+            "drill.translation.run.TranslationRun",
+        ],
     ),
     "hf": (
         "Hugging Face models",
@@ -53,9 +59,15 @@ API = {
     "study": (
         "Studies",
         "Rows and seeds, run within a time budget, and tables with error bars.",
-        ["drill.study.plan.read_plan", "drill.study.runner.run_study", "drill.study.states.States"]
-        + ["drill.study.tables.report", "drill.study.page.write_study_page"]
-        + ["drill.study.statistics.paired_difference", "drill.study.statistics.Difference"],
+        [
+            "drill.study.plan.read_plan",
+            "drill.study.runner.run_study",
+            "drill.study.states.States",
+            "drill.study.tables.report",
+            "drill.study.page.write_study_page",
+            "drill.study.statistics.paired_difference",
+            "drill.study.statistics.Difference",
+        ],
     ),
 }
 
@@ -99,10 +111,8 @@ def curves(states: States) -> Iterator[str]:
 
 
 def html(figure: figures.Figure) -> str:
-    legend = "".join(
-        f'<li><svg class="line {classes}" viewBox="0 0 30 12"><path d="M1 6L29 6"/></svg>{name}</li>'
-        for name, classes in figure.legend
-    )
+    sample = '<svg class="line {}" viewBox="0 0 30 12"><path d="M1 6L29 6"/></svg>'
+    legend = "".join(f"<li>{sample.format(look)}{name}</li>" for name, look in figure.legend)
     return (
         f'<div class="curves"><figure>\n{figure.plots}\n<ul class="legend">{legend}</ul>'
         f"<figcaption>{figure.caption}</figcaption></figure></div>\n"
@@ -112,7 +122,8 @@ def html(figure: figures.Figure) -> str:
 def plots_css() -> str:
     """The style of the report's plots, for elements inside .curves only."""
     page = ROOT / "src/drill/report/page"
-    return f"{(page / 'colors.css').read_text()}\n.curves {{\n{(page / 'page.css').read_text()}}}\n"
+    rules = (page / "page.css").read_text("utf-8")
+    return f"{(page / 'colors.css').read_text('utf-8')}\n.md-typeset .curves {{\n{rules}}}\n"
 
 
 # -- files of the repository ----------------------------------------------------------------------
@@ -158,7 +169,10 @@ def on_config(config: MkDocsConfig) -> None:
 
 
 def mathml(source: str, *_: Any, **__: Any) -> str:
-    return f'<div class="math">{convert(source.strip(), display="block")}</div>'
+    found = convert(source.strip(), display="block")
+    if re.search(r"<mi>[&\\]", found):  # a command or an environment that it does not know
+        raise PluginError(f"latex2mathml does not know all of {source}")
+    return f'<div class="math">{found}</div>'
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
