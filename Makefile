@@ -45,7 +45,7 @@ demo: $(INSTALLED) ## Train two output layers on the embedded corpus and compare
 
 docs: $(INSTALLED) ## Build the documentation site into build/site
 	$(BIN)/python -m pip install --quiet --requirement docs/requirements.txt
-	$(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "built build/site: $(BIN)/python -m http.server --directory build/site"
 
 wheel: $(INSTALLED) ## Build the wheel into dist/

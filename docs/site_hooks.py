@@ -4,16 +4,15 @@ The files of docs/ are written for GitHub. Whatever they link to outside of docs
 under repository/; learning curves are drawn from results/, the API pages from docstrings.
 """
 
+import logging
 import posixpath
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from pymdownx.slugs import slugify
@@ -23,6 +22,7 @@ from drill.study.plan import TRAINING, read_plan
 from drill.study.states import States
 from drill.study.tables import finished_results, report
 
+LOG = logging.getLogger("mkdocs.hooks")  # --strict stops at warnings
 ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")
 NO_SEARCH = "---\nsearch: { exclude: true }\n---\n\n"
@@ -130,18 +130,19 @@ def plots_css() -> str:
 
 
 def repository_page(path: str) -> str:
-    """A Markdown file as it is, another one as code, a folder as a list of its files."""
+    """A Markdown file as it is, another one as code, of a folder the recipes, plans or ledgers."""
     where = ROOT / path
     if path.endswith(".md"):
         return where.read_text("utf-8")
     if where.is_file():
         language = where.suffix.removeprefix(".")
         return f"{NO_SEARCH}# {path}\n\n````{language}\n{where.read_text('utf-8')}````\n"
-    listed = subprocess.run(["git", "ls-files", path], cwd=ROOT, capture_output=True, text=True)
-    names = [name for name in listed.stdout.split() if not name.endswith("__init__.py")]
-    small = [name for name in names if name.endswith(".toml")]
-    lines = [f"{NO_SEARCH}# {path}", *(f"- `{name}`" for name in names if name not in small)]
-    lines += [f"## {Path(n).name}\n\n```toml\n{(ROOT / n).read_text('utf-8')}```" for n in small]
+    lines = [
+        f"{NO_SEARCH}# {path}",
+        *(f"- `{each.name}`" for each in sorted(where.glob("*.jsonl"))),
+    ]
+    for each in sorted(where.glob("*.toml")):
+        lines.append(f"## {each.name}\n\n```toml\n{each.read_text('utf-8')}```")
     return "\n\n".join(lines)
 
 
@@ -170,8 +171,8 @@ def on_config(config: MkDocsConfig) -> None:
 
 def mathml(source: str, *_: Any, **__: Any) -> str:
     found = convert(source.strip(), display="block")
-    if re.search(r"<mi>[&\\]", found):  # a command or an environment that it does not know
-        raise PluginError(f"latex2mathml does not know all of {source}")
+    if re.search(r"<mi>(&<|\\)", found):  # a command or an environment that it does not know
+        LOG.warning("latex2mathml does not know all of %s", source)
     return f'<div class="math">{found}</div>'
 
 
@@ -188,8 +189,9 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
         if file.generated_by is None:
             links = LINK.findall(file.content_string)
             outside |= {linked_path(link, file.src_uri) for link in links}
-    for path in sorted(path for path in outside if not path.startswith("docs/")):
-        add(page_of(path), repository_page(path))
+    for path in sorted(outside):
+        if not path.startswith("docs/") and (ROOT / path).exists():
+            add(page_of(path), repository_page(path))
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
