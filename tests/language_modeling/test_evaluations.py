@@ -132,7 +132,7 @@ def test_launch_without_room_on_the_gpu_raises(monkeypatch):
         pytest.skip(reason)
     model = language_model("tied", torch.float32).cuda()
     sound = perplexity(model, text(200), autocast=torch.bfloat16)
-    whole = lstm_persistent._forward_kernel
+    whole = lstm_persistent._kernel
 
     def unfed(*given):
         def launch(blocks, threads, arguments):
@@ -143,7 +143,7 @@ def test_launch_without_room_on_the_gpu_raises(monkeypatch):
         return launch
 
     with monkeypatch.context() as patch:
-        patch.setattr(lstm_persistent, "_forward_kernel", unfed)
+        patch.setattr(lstm_persistent, "_kernel", unfed)
         with pytest.raises(Stalled, match="waited in vain"):
             perplexity(model, text(200), autocast=torch.bfloat16)
     assert not lstm_persistent.stalled()

@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from starlette.testclient import TestClient
 
 from drill.play import server
 from drill.play.server import Server
 
+TestClient = pytest.importorskip("starlette.testclient").TestClient
 URL = "http://127.0.0.1:8765"
 PAGE = Path(server.__file__).parent
 

@@ -4,7 +4,6 @@ import dataclasses
 import errno
 import json
 import math
-import os
 import threading
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
@@ -295,14 +294,10 @@ def test_a_row_that_does_not_fit_the_disk_leaves_no_part_behind(tmp_path, monkey
     record(write_run(tmp_path / "a", seed=1), path)
     before = path.read_bytes()
 
-    write = os.write
+    def full(path, line):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    def full(handle, data):
-        if len(data) < 100:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return write(handle, data[:-50])  # a short write first
-
-    monkeypatch.setattr(ledger.os, "write", full)
+    monkeypatch.setattr(ledger, "append_line", full)
     with pytest.raises(LedgerError, match=r"runs.jsonl: .*No space left on device"):
         record(write_run(tmp_path / "b", seed=2), path)
     assert path.read_bytes() == before

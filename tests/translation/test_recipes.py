@@ -71,7 +71,7 @@ def test_page_names_every_setting_of_training():
         ("task=translating", "did you mean translation?"),
         ("encoder.preset=tinny", "did you mean tiny?"),
         ("encoder.shared=1", "must be true or false, got 1"),
-        ("encoder.embedding_dim=none", "must be an integer, got 'none'"),
+        ("encoder.embedding_dim=none", "must be an integer"),
         ("subwords.sice=10", "did you mean subwords.size?"),
         ("filters.ratio=0.5", "must be at least 1, got 0.5"),
         ("training.epoch=3", "did you mean training.epochs?"),
