@@ -48,12 +48,16 @@ def train(
     Args:
         settings: a recipe, or the name or file of one.
         folder: where the run is written.
+        device: "auto", "cpu", "cuda", "cuda:1", ...
         progress: called a few times a second, and after each validation.
         data_progress: called while texts are read.
         on_start: called with a summary once all settings are checked, and with the sizes once the
             data is read.
         quiet: show nothing. Otherwise, without ``progress`` and ``on_start``, lines go to stderr.
         pass_on_signals: False returns an unfinished outcome when interrupted.
+
+    Returns:
+        Scores of the validation and test text, and how the run ended.
     """
     if isinstance(settings, str):
         settings = recipe(settings)
@@ -80,7 +84,13 @@ def load(
     """The run in ``folder`` with its model in eval mode.
 
     Args:
+        folder: a run folder.
         weights: "averaged", "best" or "last"; by default the first of these that there are.
+        device: "auto", "cpu", "cuda", "cuda:1", ...
+
+    Returns:
+        A language model, with ``perplexity``, ``generate`` and ``score``, or a translator, with
+        ``translate`` and ``bleu``.
     """
     load_task = load_translation if task_of(folder) == TRANSLATION else load_run
     return load_task(folder, weights, device)

@@ -63,7 +63,10 @@ def test_anything_else_is_a_bug(drill, monkeypatch, error):
     last = err.splitlines()[-1]
     assert (code, out) == (70, "")
     assert last.startswith(f"drill: {type(error).__name__}: ")
-    assert "Traceback (most recent call last)" in err
+    assert "this is a bug" in last
+    saved = Path(last.split()[-1])
+    assert saved.read_text().startswith("Traceback (most recent call last)")
+    saved.unlink()
 
 
 def test_messages_are_one_line_of_bounded_length():

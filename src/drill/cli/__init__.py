@@ -9,6 +9,7 @@ from drill import __version__
 def main() -> None:
     """Run the command and exit: 0, 1 (a DrillError), 2 (usage), 70 (a bug), 130 (Ctrl-C)."""
     try:
+        _check_surroundings()
         try:
             _run()
         finally:  # what is still buffered may find the pipe closed too
@@ -25,7 +26,7 @@ def main() -> None:
         from drill.cli.display import as_drill_error, bug_line, one_line
 
         known = as_drill_error(error)
-        print(f"drill: {one_line(known)}" if known else bug_line(error), file=sys.stderr)
+        print(f"drill: {one_line(known) if known else bug_line(error)}", file=sys.stderr)
         sys.exit(1 if known else 70)
 
 
@@ -39,6 +40,20 @@ def _run() -> None:
     from drill.cli.app import app
 
     app()
+
+
+def _check_surroundings() -> None:
+    """Closed standard input and error (`<&-`, `2>&-`) become /dev/null."""
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stdout is None:
+        sys.exit("drill: standard output is closed; redirect it, for example with >/dev/null")
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        sys.exit("drill: the current folder no longer exists; change to another one")
 
 
 def _leave_closed_pipe() -> None:

@@ -2,6 +2,7 @@
 
 import re
 import sys
+import tempfile
 import traceback
 import unicodedata
 from collections.abc import Callable
@@ -161,7 +162,14 @@ def printable(text: str) -> str:
 
 
 def bug_line(error: Exception) -> str:
-    """The traceback, then what failed."""
+    """What failed and where the traceback is saved, or the traceback if it cannot be saved."""
     trace = "".join(traceback.format_exception(error))
-    what = f"{type(error).__name__}: {one_line(error)}"
-    return f"{trace}drill: {what}; this is a bug in drill, please report it"
+    what = f"{type(error).__name__}: {one_line(error)}; this is a bug in drill, please report it"
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="drill-", suffix=".txt", delete=False, encoding="utf-8", errors="replace"
+        ) as file:
+            file.write(trace)
+    except OSError:
+        return f"{what}\n{trace}"
+    return f"{what} with {file.name}"

@@ -99,7 +99,11 @@ def attach(
 def fold(model: PreTrainedModel) -> PreTrainedModel:
     """A stock model with the same logits: class and config of the original, the head untied.
 
-    A copy: ``model`` stays as it is. NotFoldable where the stock class cannot hold the head.
+    Args:
+        model: one that ``attach`` has changed; it stays as it is.
+
+    Returns:
+        A copy. NotFoldable is raised where the stock class cannot hold the head.
     """
     if not isinstance(model, AttachedModel):
         raise TypeError("fold: this model has no layer of drill; attach one first")

@@ -190,9 +190,14 @@ class OutputLayer(nn.Module, abc.ABC):
 class MatrixLayer(OutputLayer):
     """An output layer whose logits are ``context(h) @ labels().T + bias``.
 
-    ``embedding`` has the label vectors E and is shared with the model. The layer refers to the
-    module, so the tie survives ``.to()``, loading and a swapped parameter. It may also be a
-    :class:`~drill.layers.label_source.LabelSource`, such as vectors encoded from descriptions.
+    Args:
+        embedding: has the label vectors E and is shared with the model. The layer refers to the
+            module, so the tie survives ``.to()``, loading and a swapped parameter. It may also be a
+            :class:`~drill.layers.label_source.LabelSource`, such as vectors encoded from
+            descriptions.
+        hidden_size: d_h, the width of hidden states.
+        bias: use an output bias.
+        joint_size: the width of ``labels()`` and of ``context(h)``.
     """
 
     scales_with_embedding: ClassVar[bool] = False

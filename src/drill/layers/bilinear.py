@@ -11,7 +11,19 @@ from drill.layers.label_source import LabelSource, label_width, placement
 class Bilinear(MatrixLayer):
     """softmax(E W h + b): g_out = E W (V, d_h), a linear map between label and hidden space.
 
-    Adds d*d_h + V parameters; d_h may differ from d. The other arguments are as in DeepResidual.
+    Adds d*d_h + V parameters.
+
+    Args:
+        embedding: the model's nn.Embedding (V, d), shared, or a label source.
+        hidden_size: d_h, which may differ from d; d by default.
+        dropout: dropout probability of the map.
+        locked: variational dropout: one mask over the d dimensions for all labels, drawn for every
+            call. False: standard dropout.
+        dropout_at: "input" or "output" of the map.
+        residual: add E; needs d_h = d.
+        init_range: W is initialised uniformly in +-init_range.
+        map_bias: add a bias to E W.
+        bias: use the output bias b.
     """
 
     scales_with_embedding = True

@@ -18,11 +18,18 @@ class DualNonlinear(MatrixLayer):
     Adds d*k + k*d_h + 2*k + V parameters.
 
     Args:
-        joint_size: k; the embedding's width by default.
-        dropout: of the label side.
+        embedding: the model's nn.Embedding (V, d), shared, or a label source.
+        hidden_size: d_h; d by default.
+        joint_size: k; d by default.
+        activation: sigmoid, relu, tanh, gelu, silu or none.
+        dropout: dropout probability of the label side.
+        locked: variational dropout: one mask over the d dimensions for all labels, drawn for every
+            call. False: standard dropout.
+        dropout_at: "input" or "output" of the label map.
         residual: add E on the label side and h on the other; needs d = k = d_h.
-
-    The other arguments are as in DeepResidual.
+        init_range: U and W are initialised uniformly in +-init_range.
+        map_bias: use b_u and b_w.
+        bias: use the output bias b.
     """
 
     def __init__(

@@ -53,6 +53,10 @@ class TiedSoftmax(MatrixLayer):
     """softmax(E h + b): g_out = E (V, d), the input embedding itself (weight tying).
 
     Adds V parameters; needs d_h = d. The same as DeepResidual of depth 0.
+
+    Args:
+        embedding: the model's nn.Embedding (V, d), shared, or a label source.
+        bias: use the output bias b.
     """
 
     scales_with_embedding = True

@@ -114,9 +114,14 @@ class Settings:
 
 
 def recipe(name: str, changes: Sequence[str] = ()) -> Settings:
-    """Settings of a recipe by name or of a TOML file, changed by ``table.key=value`` texts.
+    """The settings of a recipe.
 
-    Settings of a file have its name, those of a run's ``recipe.toml`` the name in it.
+    Args:
+        name: a name that `drill recipes` lists, or a TOML file.
+        changes: ``table.key=value`` texts, such as ``layer.depth=2``.
+
+    Returns:
+        Checked settings, for ``drill.train``.
     """
     label = Path(name).stem if name.endswith(".toml") else name
     tables = changed(read(name), changes)
