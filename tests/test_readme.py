@@ -2,9 +2,11 @@
 
 import re
 from pathlib import Path
+from statistics import mean, stdev
 
 import pytest
 
+from drill.cli.demo import RECIPES, SEEDS
 from drill.report import read
 
 ROOT = Path(__file__).parents[1]
@@ -74,3 +76,14 @@ def test_the_demo_on_the_first_screen_is_that_of_the_ledger():
         f"{rows[f'demo-{each}'].test:.1f}" for each in ("tied", "drill")
     ]
     assert README[: shown.start()].count("\n") < 25
+
+
+def test_the_spread_of_the_demo_is_that_of_the_ledger():
+    shown = re.search(r"^  five seeds on another CPU +(.+?)  +(.+?)  +", README, re.MULTILINE)
+    assert shown is not None
+    rows = read(ROOT / "results/demo.jsonl")
+    for recipe, spread, printed in zip(RECIPES, SEEDS, shown.groups(), strict=True):
+        tests = [row.test for row in rows if row.recipe == recipe]
+        assert len(tests) == 5
+        assert (round(mean(tests), 1), round(stdev(tests), 1)) == spread
+        assert printed == "{} ± {}".format(*spread)
