@@ -18,6 +18,7 @@ from mkdocs.structure.pages import Page
 from pymdownx.slugs import slugify
 
 from drill.report.page import figures
+from drill.report.page.page import STYLES
 from drill.study.plan import TRAINING, read_plan
 from drill.study.states import States
 from drill.study.tables import finished_results, report
@@ -122,8 +123,8 @@ def html(figure: figures.Figure) -> str:
 def plots_css() -> str:
     """The style of the report's plots, for elements inside .curves only."""
     page = ROOT / "src/drill/report/page"
-    rules = (page / "page.css").read_text("utf-8")
-    return f"{(page / 'colors.css').read_text('utf-8')}\n.md-typeset .curves {{\n{rules}}}\n"
+    colors, *rules = ((page / name).read_text("utf-8") for name in STYLES)
+    return f"{colors}\n.md-typeset .curves {{\n{''.join(rules)}}}\n"
 
 
 # -- files of the repository ----------------------------------------------------------------------

@@ -43,7 +43,9 @@ class WriteError(DrillError, OSError):
         OSError.__init__(self, cause.errno, cause.strerror or str(cause), str(path))
         self.reason = cause.strerror or str(cause)
         if size is not None and cause.errno in FULL:
-            self.reason += f"; {size / 2**20:,.1f} MiB are needed"
+            mib, kib = size / 2**20, max(1, size >> 10)
+            amount = f"{mib:,.1f} MiB" if mib >= 1 else f"{kib:,} KiB"
+            self.reason += f"; {amount} are needed"
         fix = "free disk space" if cause.errno in FULL else ""
         if cause.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             fix = "get write permission"

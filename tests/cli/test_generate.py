@@ -122,3 +122,13 @@ def test_unknown_words_are_named_once_and_at_most_20(drill):
 )
 def test_errors_are_one_line(fails, words, key):
     fails(*words, key=key)
+
+
+def test_reading_commands_write_nothing_into_the_run(drill, place):
+    def files() -> dict[str, bytes]:
+        return {str(path): path.read_bytes() for path in (place / "runs/tiny").rglob("*.*")}
+
+    before = files()
+    assert drill("generate", "runs/tiny", "--tokens", "8", "--device", "cpu")[0] == 0
+    assert drill("score", "runs/tiny", stdin="the sea\n")[0] == 0
+    assert files() == before

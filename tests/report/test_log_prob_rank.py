@@ -6,27 +6,29 @@ from torch import nn
 
 from drill.layers import (
     DeepResidual,
+    DualNonlinear,
     FullSoftmax,
+    MatrixLayer,
     MixtureOfSoftmaxes,
     OutputLayer,
     TiedSoftmax,
 )
 from drill.models import AwdLstm
 from drill.models.language_model import LanguageModel
-from drill.report.analysis.log_prob_rank import log_prob_rank
+from drill.report.analysis.log_prob_rank import LogProbRank, log_prob_rank
 
 V, D = 30, 4
 
 
-def rank_of(layer: OutputLayer, embedding: nn.Embedding, scale: float = 5.0) -> tuple[int, int]:
+def rank_of(layer: OutputLayer, embedding: nn.Embedding, scale: float = 5.0) -> LogProbRank:
     generator = torch.Generator().manual_seed(0)
     model = LanguageModel(AwdLstm(embedding, 8, 2), layer)
     for parameter in model.parameters():
         parameter.data.uniform_(-scale, scale, generator=generator)
     ids = torch.randint(V, (200,), generator=generator)
     found = log_prob_rank(model, ids, batch_size=2, bptt=7)
-    assert (found.tokens, found.labels, found.bound) == (198, V, D + 2)
-    return found.absolute, found.relative
+    assert (found.tokens, found.labels) == (198, V)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -36,15 +38,18 @@ def rank_of(layer: OutputLayer, embedding: nn.Embedding, scale: float = 5.0) -> 
         (lambda e: TiedSoftmax(e, bias=False), D + 1),
         (lambda e: FullSoftmax(V, D), D + 2),
         (lambda e: DeepResidual(e, depth=2), D + 2),
+        (lambda e: DualNonlinear(e, joint_size=7), 9),
         (lambda e: MixtureOfSoftmaxes(TiedSoftmax(e), experts=3), V),
     ],
-    ids=["tied", "tied without bias", "full", "deep residual", "mixture"],
+    ids=["tied", "tied without bias", "full", "deep residual", "dual", "mixture"],
 )
 def test_one_softmax_has_rank_d_plus_2_and_a_mixture_has_not(build, rank):
     embedding = nn.Embedding(V, D)
-    absolute, relative = rank_of(build(embedding), embedding)
-    assert relative == rank
-    assert D < absolute <= rank
+    layer = build(embedding)
+    found = rank_of(layer, embedding)
+    assert found.relative == rank
+    assert D < found.absolute <= rank
+    assert found.bound == (layer.joint_size + 2 if isinstance(layer, MatrixLayer) else None)
 
 
 def test_the_model_is_left_as_it_was():

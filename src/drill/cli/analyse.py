@@ -38,14 +38,20 @@ def analyse(
         raise SettingsError("analyse: a run is named twice")
     names = distinct_names(folders)
     found = Compared()
+    loaded = {names[folder]: load_run(folder, device=device) for folder in folders}
+    for name, run in loaded.items():
+        found.add(name, run)
+    if not as_json:
+        for text in found.texts():
+            typer.echo(bands_table(text).markdown())
+            if text.changes:
+                typer.echo(changes_table(text).markdown())
     ranks: dict[str, LogProbRank] = {}
-    for folder in folders:
-        run = load_run(folder, device=device)
-        found.add(names[folder], run)
-        if not no_rank:
+    if not no_rank:
+        for name, run in loaded.items():
             given = run.settings.training
-            with Counter(f"rank of {names[folder]}", quiet) as progress:
-                ranks[names[folder]] = log_prob_rank(
+            with Counter(f"rank of {name}", quiet) as progress:
+                ranks[name] = log_prob_rank(
                     run.model,
                     run.ids.test,
                     batch_size=given["valid_batch_size"],
@@ -58,10 +64,6 @@ def analyse(
                 row = {"run": name, "bands": [asdict(band) for band in bands]}
                 typer.echo(json_row(row | ({"rank": ranks[name]._asdict()} if ranks else {})))
         return
-    for text in found.texts():
-        typer.echo(bands_table(text).markdown())
-        if text.changes:
-            typer.echo(changes_table(text).markdown())
     if ranks:
         rows = [
             [
@@ -70,7 +72,7 @@ def analyse(
                 ("labels", f"{r.labels:,}"),
                 ("rank", f"{r.absolute:,}"),
                 ("rank, relative tolerance", f"{r.relative:,}"),
-                ("d + 2", f"{r.bound:,}"),
+                ("d + 2", "" if r.bound is None else f"{r.bound:,}"),
             ]
             for name, r in ranks.items()
         ]

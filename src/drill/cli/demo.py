@@ -146,7 +146,7 @@ def _comparison(
     if seeds:
         change = f"{100 * (seeds[1][0] / seeds[0][0] - 1):+.1f}%"
         spread = (f"{mean:.1f} ± {deviation:.1f}" for mean, deviation in seeds)
-        table.add_row("  five seeds on another CPU", *spread, change)
+        table.add_row("  five seeds on a Xeon, mean and deviation", *spread, change)
     table.add_section()
     sums = [
         (sum(b.loss for b in bands), sum(b.tokens for b in bands)) for bands in text.losses.values()

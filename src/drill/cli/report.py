@@ -56,6 +56,8 @@ def report(
         raise SettingsError("report: name run folders, or a --ledger")
     for path in ledger or []:
         read_ledger(path)  # fails now, not after minutes
+    if as_markdown and (bands or samples):
+        raise SettingsError("has no bands and no samples; leave it out", key="--markdown")
     if as_markdown:
         typer.echo(markdown(folders, ledger or []))
         return

@@ -46,7 +46,7 @@ def attach(
 
     Returns:
         ``model``, now an instance of a subclass of its class. Called with labels it returns the
-        loss; in training, logits are None then and never in memory.
+        loss; in training, logits are None then, and at most 1 GiB of them is in memory.
     """
     if isinstance(model, AttachedModel):
         raise TypeError(

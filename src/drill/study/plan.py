@@ -185,8 +185,13 @@ def read_plan(path: Path | str) -> Plan:
 def _plan(tables: dict[str, Any], name: str) -> Plan:
     shared = {key: value for key, value in tables.items() if key not in PLAN_KEYS}
     given = tables.get("row")
-    if not isinstance(given, list) or not given:
+    if not isinstance(given, list) or not given or not all(isinstance(row, dict) for row in given):
         raise SettingsError("has no rows; add [[row]] with a name and a recipe")
+    if "recipe" in shared:
+        raise SettingsError("recipe: belongs into a [[row]]")
+    name, options = tables.get("name", name), tables.get("options", {})
+    if not isinstance(name, str) or not isinstance(options, dict):
+        raise SettingsError("name must be a string and options a table")
     with_defaults("plan", {"name": "-", "recipe": "-", **shared}, _RowTable)
     rows = tuple(_row(f"row {n}", shared, table) for n, table in enumerate(given, start=1))
     names = [row.name for row in rows]
@@ -198,13 +203,8 @@ def _plan(tables: dict[str, Any], name: str) -> Plan:
     baseline = tables.get("baseline")
     if baseline is not None and baseline not in names:
         raise SettingsError(f"baseline: no row is named {baseline!r}; rows are {names}")
-    options = with_defaults("options", dict(tables.get("options", {})), _Options)
-    return Plan(
-        str(tables.get("name", name)),
-        rows,
-        baseline,
-        {stage: tuple(words) for stage, words in options.items()},
-    )
+    words = with_defaults("options", options, _Options)
+    return Plan(name, rows, baseline, {stage: tuple(each) for stage, each in words.items()})
 
 
 def _row(where: str, shared: dict[str, Any], table: dict[str, Any]) -> PlanRow:

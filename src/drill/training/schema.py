@@ -175,7 +175,7 @@ def in_words(annotation: Any) -> str:
         if get_origin(kind) is Literal:
             words.append("one of " + ", ".join(map(str, get_args(kind))))
         elif get_origin(kind) is not None:
-            words.append("a list of integers")
+            words.append("a list of strings" if str in get_args(kind) else "a list of integers")
         else:
             words.append(WORDS.get(kind, "none"))
     return " or ".join(words)

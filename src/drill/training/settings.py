@@ -228,7 +228,15 @@ def _parts(error: Exception) -> tuple[str, str, str]:
 
 
 MOST = {"layers": 1000, "depth": 1000} | dict.fromkeys(
-    ("embedding_dim", "hidden_size", "output_size", "feed_forward"), 2**20
+    (
+        "embedding_dim",
+        "hidden_size",
+        "output_size",
+        "joint_size",
+        "feedforward",
+        "intermediate_size",
+    ),
+    2**20,
 )
 """Larger values take minutes to build, or overflow before the memory of a model is checked."""
 

@@ -245,9 +245,9 @@ def _counts(run: RunFolder, subwords: Subwords) -> list[int]:
     """How often each label occurs in the training text."""
     try:
         found: list[int] = json.loads(run.target_counts.read_bytes())
-        if len(found) == len(subwords):
+        if [type(count) for count in found] == [int] * len(subwords) and min(found) >= 0:
             return found
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         pass
     raise RunFolderError(
         f"must have a count for each of {len(subwords)} subwords",

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from drill.data import evaluation_segments, inputs_and_targets
 from drill.language_modeling.perplexity import Progress, Text, laid_out
+from drill.layers.base import MatrixLayer
 from drill.models.language_model import LanguageModel
 from drill.training.precision import evaluating
 
@@ -28,14 +29,14 @@ class LogProbRank(NamedTuple):
 
     tokens    N, rows of the matrix
     labels    V, columns of the matrix
-    bound     d + 2, which one softmax cannot exceed
+    bound     k + 2 for one softmax over contexts of width k, which it cannot exceed; else None
     absolute  above 1.0
     relative  above 1e-6 of the largest
     """
 
     tokens: int
     labels: int
-    bound: int
+    bound: int | None
     absolute: int
     relative: int
 
@@ -70,7 +71,8 @@ def log_prob_rank(
     squares = torch.linalg.eigvalsh(gram)
     absolute = int((squares > ABSOLUTE**2).sum())
     relative = int((squares > RELATIVE**2 * squares.max()).sum())
-    return LogProbRank(tokens, V, layer.hidden_size + 2, absolute, relative)
+    bound = layer.joint_size + 2 if isinstance(layer, MatrixLayer) else None
+    return LogProbRank(tokens, V, bound, absolute, relative)
 
 
 def _hidden_states(model: LanguageModel, data: Tensor, bptt: int) -> Iterator[Tensor]:

@@ -107,6 +107,8 @@ def record(
     path = Path(ledger_path)
     row = _row(read_run(run_folder), note, extra or {}, now or datetime.now(UTC))
     with _locked(path) as handle:
+        if b'"benchmark"' in path.read_bytes().partition(b"\n")[0]:
+            raise LedgerError("has rows of benchmarks; record runs in another file", key=str(path))
         same = [
             each for each in _read_all(path) if getattr(each, "fingerprint", "") == row.fingerprint
         ]

@@ -78,9 +78,12 @@ def share_of_unknown(
     limits = [f"data.min_count {min_count}"] if min_count > 1 else []
     if max_vocab_size is not None:
         limits.append(f"data.max_vocab_size {max_vocab_size:,}")
-    cut = len({*corpus.train.split()} - {*vocabulary.words})
+    seen = {*corpus.train.split()}
+    cut = len(seen - {*vocabulary.words})
     words = "1 word" if cut == 1 else f"{cut:,} words"
     rare = f"{words} cut by {' and '.join(limits)} and " if cut else ""
+    if UNK in seen:
+        rare += f"{UNK} in the text itself and "
     return (
         f"{UNK} stands for {rare}words never seen in training: {train:.1%} of the training tokens, "
         f"{test:.1%} of the test tokens; perplexities count it as one word"
