@@ -88,7 +88,7 @@ def curves_page() -> Iterator[str]:
         ledger = ROOT / f"results/{plan.stem}.jsonl"
         if ledger.exists():
             states = States(read_plan(plan), ledger, None)
-            yield report(states)
+            yield report(states).replace(r"\<", "&lt;")  # Python-Markdown has no such escape
             yield from curves(states)
 
 
@@ -103,8 +103,9 @@ def curves(states: States) -> Iterator[str]:
         found = {name: [*map(figures.Curve.of_row, group)] for name, group in results.items()}
         look = figures.looks([name] for name in found)
         devices = [each.device for group in results.values() for each in group if each.device]
+        several = any(row.epochs > 1 for group in results.values() for row in group)
         for figure in (
-            figures.epochs_figure(found, look),
+            figures.epochs_figure(found, look) if several else None,
             figures.time_figure(found, look, devices),
         ):
             if figure is not None:
