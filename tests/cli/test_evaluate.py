@@ -17,7 +17,7 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from drill.cli import evaluate as commands
+from drill.cli.evaluation import evaluate as commands
 from drill.language_modeling.cache_pointer import cache_perplexity
 from drill.language_modeling.dynamic_evaluation import dynamic_perplexity
 from drill.language_modeling.gradient_statistics import gradient_statistics
@@ -50,7 +50,7 @@ def rows(drill):
 
 @pytest.fixture
 def rows_module():
-    return importlib.import_module("drill.cli.evaluate_language_model")
+    return importlib.import_module("drill.cli.evaluation.language_model")
 
 
 def saved(place: Path, run: str = "tiny") -> list[dict]:

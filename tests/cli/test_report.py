@@ -84,7 +84,7 @@ def test_what_is_no_run_is_left_out(tmp_path, capsys):
     (run / "metrics.jsonl").write_text("")
     page.write_text("<html>")
     remains.mkdir()
-    report = importlib.import_module("drill.cli.report")
+    report = importlib.import_module("drill.cli.results.report")
     assert report._run_folders([page, run, remains]) == [run]
     assert f"{page}: " in capsys.readouterr().err
     with pytest.raises(SettingsError, match=r"demo.html"):

@@ -5,16 +5,16 @@ from typing import Annotated
 import typer
 
 from drill import __version__
-from drill.cli.analyse import analyse
-from drill.cli.compare import compare
 from drill.cli.data import data
 from drill.cli.demo import demo
-from drill.cli.evaluate import cache, dynamic, evaluate
+from drill.cli.evaluation.evaluate import cache, dynamic, evaluate
 from drill.cli.generate import generate, score
 from drill.cli.listings import layers, recipes, settings
 from drill.cli.play import play
-from drill.cli.report import record, report
-from drill.cli.study import study
+from drill.cli.results.analyse import analyse
+from drill.cli.results.compare import compare
+from drill.cli.results.report import record, report
+from drill.cli.results.study import study
 from drill.cli.train import finetune, train
 from drill.cli.translate import export, translate
 

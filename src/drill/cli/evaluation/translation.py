@@ -10,7 +10,7 @@ import torch
 import typer
 
 from drill.cli.display import Counter, console, note
-from drill.cli.evaluate_language_model import check_finite, text_name
+from drill.cli.evaluation.language_model import check_finite, text_name
 from drill.data import DataError, Pairs, ParallelText, encode_pairs
 from drill.errors import SettingsError
 from drill.report.analysis.comparison import accuracy_bands

@@ -97,7 +97,7 @@ def evaluate(
             kind = "language models" if translator else "translators"
             raise SettingsError(f"is for {kind}, which {run} is not", key=_option(name))
     if translator:
-        from drill.cli.evaluate_translation import Files, evaluate_translation
+        from drill.cli.evaluation.translation import Files, evaluate_translation
         from drill.translation.build import check_ready
 
         if (source is None) != (reference is None):
@@ -119,7 +119,7 @@ def evaluate(
                 quiet=quiet,
             )
         return
-    from drill.cli.evaluate_language_model import Evaluation, plain_rows
+    from drill.cli.evaluation.language_model import Evaluation, plain_rows
 
     _check_one_text(split, text, "--text")
     if losses is not None and text is None and len(split or ()) != 1:
@@ -158,7 +158,7 @@ def dynamic(
     The weights adapt to the text while it is read, by gradient steps on every segment (Krause et
     al. 2018). Results are appended to RUN/evaluations.jsonl.
     """
-    from drill.cli.evaluate_language_model import Evaluation, dynamic_rows
+    from drill.cli.evaluation.language_model import Evaluation, dynamic_rows
     from drill.language_modeling.dynamic_evaluation import check_dynamic_settings
 
     _check_one_text(split, text, "--text")
@@ -211,7 +211,7 @@ def cache(
     The prediction is mixed with one from recent words in similar contexts (Grave et al. 2017).
     Results are appended to RUN/evaluations.jsonl.
     """
-    from drill.cli.evaluate_language_model import Evaluation, cache_rows
+    from drill.cli.evaluation.language_model import Evaluation, cache_rows
     from drill.language_modeling.cache_pointer import check_cache_settings
 
     _check_one_text(split, text, "--text")

@@ -1,0 +1,1 @@
+"""`drill evaluate`, `dynamic` and `cache`, and what they run for each task."""

@@ -1,0 +1,1 @@
+"""Commands that read finished runs and ledgers: study, report, compare, analyse."""
