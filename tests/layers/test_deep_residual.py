@@ -19,7 +19,7 @@ def embedding() -> nn.Embedding:
 STARTS = {
     **{each: {"activation": each, "zero_start": True} for each in ZERO_AT_ZERO},
     "mlp": {"block": "mlp", "zero_start": True},
-    "mlp of the issue": {"block": "mlp", "norm": "rms", "activation": "silu", "zero_start": True},
+    "mlp of rms": {"block": "mlp", "norm": "rms", "activation": "silu", "zero_start": True},
     "gate": {"gate": "scalar"},
     "gate between": {"gate": "scalar", "residual_between": True},
     "gate per label": {"gate": "label", "activation": "relu", "norm": "rms"},

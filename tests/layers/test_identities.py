@@ -50,15 +50,6 @@ def test_depth_zero_is_weight_tying(embedding):
     assert [n for n, _ in deep.named_parameters()] == [n for n, _ in tied.named_parameters()]
 
 
-@pytest.mark.parametrize("activation", ["tanh", "gelu", "none"])
-def test_zero_start_is_weight_tying_that_learns(embedding, activation):
-    deep = DeepResidual(embedding, depth=2, activation=activation, zero_start=True)
-    assert torch.equal(deep.labels(), embedding.weight)
-    deep.nll(torch.randn(6, 8), torch.arange(6)).backward()
-    assert deep.maps[-1].linear.weight.grad.any()
-    assert deep.maps[0].linear.weight.any()
-
-
 def test_one_linear_map_without_bias_or_residual_is_bilinear(embedding):
     deep = DeepResidual(embedding, 5, depth=1, activation="none", residual=False)
     bilinear = Bilinear(embedding, 5)

@@ -16,7 +16,7 @@ from drill.data import evaluation_segments, inputs_and_targets
 from drill.language_modeling.grid_search import Cell, Search
 from drill.language_modeling.perplexity import Perplexity, Progress, Text, check_nan, one_column
 from drill.models.language_model import LanguageModel
-from drill.training.precision import evaluating, lower_precision
+from drill.training.precision import autocast_to, evaluating
 
 THETAS = (0.3, 0.5, 0.7, 1.0, 1.5)
 LAMBS = (0.05, 0.1, 0.15, 0.2, 0.3)
@@ -119,7 +119,7 @@ def _read(
     with evaluating(model), model.layer.cached_labels():
         for segment in segments:
             inputs, targets = inputs_and_targets(data, segment)
-            with lower_precision(data.device, autocast):
+            with autocast_to(data.device, autocast):
                 encoded = model.encoder(inputs, state)
                 nll = model.layer.nll(encoded.output, targets, reduction="none", check=False)
             state = encoded.state

@@ -6,7 +6,7 @@ A text in B columns of R rows has M = (R - 1) B predicted tokens: nothing predic
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from drill.data import DataError, columns, evaluation_segments, inputs_and_targets
 from drill.kernels.lstm.persistent.recurrence import check_stall
 from drill.models.language_model import LanguageModel
-from drill.training.precision import evaluating, lower_precision
+from drill.training.precision import autocast_to, evaluating
 
 Text = NDArray[Any] | Tensor
 """Ids (N,), or (rows, B) where they are laid into columns already."""
@@ -130,18 +130,13 @@ def _losses(
 ) -> Tensor:
     """-log p of every row but the first, (rows - 1, B)."""
     rows, batch = data.shape
-    segments = evaluation_segments(rows, bptt)
-    state = model.initial_state(batch)
     found: list[Tensor] = []
     waiting: list[Tensor] = []  # hidden states whose losses are not computed yet
     done, scored = 0, 0
-    with evaluating(model), lower_precision(data.device, autocast), model.layer.cached_labels():
-        for segment in segments:
-            inputs, _ = inputs_and_targets(data, segment)
-            encoded = model.encoder(inputs, state)
-            state = encoded.state
-            waiting.append(encoded.output)
-            done += segment.length
+    with evaluating(model), autocast_to(data.device, autocast), model.layer.cached_labels():
+        for output in hidden_states(model, data, bptt):
+            waiting.append(output)
+            done += len(output)
             if (done - scored) * batch < TOKENS_PER_LOSS and done < rows - 1:
                 continue
             hidden = torch.cat(waiting)  # (done - scored, B, d_h)
@@ -153,6 +148,15 @@ def _losses(
     losses = torch.cat(found)
     check_nan(name, model, losses)
     return losses
+
+
+def hidden_states(model: LanguageModel, data: Tensor, bptt: int) -> Iterator[Tensor]:
+    """(length, B, d_h) of one segment of ``data`` (rows, B) after another, the state carried."""
+    state = model.initial_state(data.shape[1])
+    for segment in evaluation_segments(data.shape[0], bptt):
+        encoded = model.encoder(inputs_and_targets(data, segment)[0], state)
+        state = encoded.state
+        yield encoded.output
 
 
 def predicted_bytes(data: Tensor, token_bytes: NDArray[Any] | None) -> int | None:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from drill.errors import check_value
+from drill.layers.checks import restored_modes
 
 Precision = Literal["auto", "float32", "tf32", "bfloat16"]
 
@@ -124,13 +125,6 @@ def sum_dtype(device: torch.device) -> torch.dtype:
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Inside, ``model`` is in eval mode; afterwards each module is in its old mode."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
+    with restored_modes(model):
+        model.eval()
         yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
-
-
-lower_precision = autocast_to

@@ -18,7 +18,7 @@ from drill.data import IGNORE, PairBatches, Pairs, ParallelText, Subwords
 from drill.data.parallel.word_tokenizer import LANGUAGES
 from drill.errors import RunFolderError
 from drill.models.translator import Translator
-from drill.training.precision import evaluating, lower_precision, sum_dtype
+from drill.training.precision import autocast_to, evaluating, sum_dtype
 from drill.training.run.folder import RunFolder
 from drill.translation.bleu import Scores, corpus_scores
 from drill.translation.translate import Search, translate, within_memory
@@ -77,7 +77,7 @@ def _loss(
     device = next(model.parameters()).device
     total = torch.zeros((), dtype=sum_dtype(device), device=device)
     tokens = done = 0
-    with evaluating(model), lower_precision(device, autocast), model.layer.cached_labels():
+    with evaluating(model), autocast_to(device, autocast), model.layer.cached_labels():
         for batch in batches.epoch(0):
             if progress is not None:
                 progress(done, len(pairs))

@@ -6,15 +6,12 @@ One softmax over d-dimensional states has rank at most d + 2: d, one for the bia
 normaliser. A mixture of softmaxes has no such bound (Yang et al., 2018).
 """
 
-from collections.abc import Iterator
 from copy import deepcopy
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
-from drill.data import evaluation_segments, inputs_and_targets
-from drill.language_modeling.perplexity import Progress, Text, laid_out
+from drill.language_modeling.perplexity import Progress, Text, hidden_states, laid_out
 from drill.layers.base import MatrixLayer
 from drill.models.language_model import LanguageModel
 from drill.training.precision import evaluating
@@ -61,8 +58,8 @@ def log_prob_rank(
     gram = torch.zeros(V, V, dtype=torch.float64, device=data.device)
     done = 0
     with evaluating(model), layer.cached_labels():
-        for hidden in _hidden_states(model, data, bptt):
-            for part in hidden.double().split(CHUNK):
+        for hidden in hidden_states(model, data, bptt):
+            for part in hidden.flatten(0, 1).double().split(CHUNK):
                 A = layer.log_probs(part)  # (CHUNK, V)
                 gram.addmm_(A.t(), A)
                 done += len(part)
@@ -73,12 +70,3 @@ def log_prob_rank(
     relative = int((squares > RELATIVE**2 * squares.max()).sum())
     bound = layer.joint_size + 2 if isinstance(layer, MatrixLayer) else None
     return LogProbRank(tokens, V, bound, absolute, relative)
-
-
-def _hidden_states(model: LanguageModel, data: Tensor, bptt: int) -> Iterator[Tensor]:
-    """(tokens, d_h) of one segment after another."""
-    state = model.initial_state(data.shape[1])
-    for segment in evaluation_segments(data.shape[0], bptt):
-        encoded = model.encoder(inputs_and_targets(data, segment)[0], state)
-        state = encoded.state
-        yield encoded.output.flatten(0, 1)

@@ -9,7 +9,7 @@ from torch import Tensor
 from drill.layers.checks import positive
 from drill.models.sampling import check_sampling, draw
 from drill.models.translator import Translator
-from drill.training.precision import lower_precision
+from drill.training.precision import autocast_to
 from drill.translation.search.decoding import (
     Batch,
     Decoding,
@@ -63,7 +63,7 @@ def sample(
             if progress is not None:
                 progress(len(found))
             u = _uniform(entropy, batch, samples, first)
-            with lower_precision(batch.source.device, decoding.autocast):
+            with autocast_to(batch.source.device, decoding.autocast):
                 found |= _drawn(model, scores, batch, decoding, u, temperature, top_k, top_p)
     return [found[place] for place in range(len(found))]
 

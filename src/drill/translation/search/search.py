@@ -15,7 +15,7 @@ from drill.layers.checks import positive
 from drill.models.transformer.inputs import ALIGNED
 from drill.models.translator import Translator
 from drill.training.cuda_graphs import GraphRecorder
-from drill.training.precision import lower_precision
+from drill.training.precision import autocast_to
 from drill.translation.search.beam import Beam
 from drill.translation.search.decoding import (
     Batch,
@@ -87,7 +87,7 @@ def beam_search(
         for batch in work:
             if progress is not None:
                 progress(len(found))
-            with lower_precision(device, decoding.autocast):
+            with autocast_to(device, decoding.autocast):
                 found |= _search(
                     model, scores, batch, decoding, beam, n_best, length_penalty, graphs
                 )
