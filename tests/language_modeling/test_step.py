@@ -13,6 +13,7 @@ from drill.language_modeling.step import RecordedSteps, Steps, capture_blocker
 from drill.layers import AdaptiveSoftmax, DeepResidual, MixtureOfSoftmaxes, TiedSoftmax
 from drill.models import AwdLstm
 from drill.models.language_model import LanguageModel
+from drill.models.past_decode import PastDecode
 from drill.training.cuda_graphs import GraphRecorder
 from drill.training.distributed import World
 from drill.training.loop import AsyncLoss
@@ -22,15 +23,16 @@ from tests.waiting import waiting_forbidden
 
 ROWS, BATCH, WORDS, BPTT = 120, 3, 17, 8
 OPTIONS = {"ar_weight": 2.0, "tar_weight": 1.0, "check": False}
-MORE = {**OPTIONS, "adversarial": 0.05, "state_reset": 0.3}
+MORE = {**OPTIONS, "adversarial": 0.05, "past_decode": 0.1, "state_reset": 0.3}
 ALONE, CPU = World(), torch.device("cpu")
 
 
-def model(device="cpu", layer=TiedSoftmax, dropout=0.3):
+def model(device="cpu", layer=TiedSoftmax, dropout=0.3, past=False):
     torch.manual_seed(0)
     embedding = nn.Embedding(WORDS, 16)
     encoder = AwdLstm(embedding, 24, 2, weight_drop=dropout)
-    return LanguageModel(encoder, layer(embedding)).to(device)
+    past_decode = PastDecode(embedding) if past else None
+    return LanguageModel(encoder, layer(embedding), past_decode).to(device)
 
 
 def deep(embedding):
@@ -69,7 +71,8 @@ def prepared(optimizer, kind=RecordedSteps, *, trained=None, columns=BATCH, **se
 
 def run(kind, optimizer, device="cpu", layer=TiedSoftmax, epochs=3, **settings):
     """Train a few epochs; gives the state, the losses and the steps."""
-    step, state = prepared(optimizer, kind, trained=model(device, layer), **settings)
+    trained = model(device, layer, past="past_decode" in settings.get("options", {}))
+    step, state = prepared(optimizer, kind, trained=trained, **settings)
     torch.manual_seed(9)
     losses = []
     for epoch in range(epochs):
@@ -108,7 +111,7 @@ def test_replays_train_as_launches_do(optimizer, layer):
 
 
 @pytest.mark.parametrize("layer", [TiedSoftmax, deep])
-def test_replays_with_adversarial_softmax_and_reset_states_equal_launches(layer):
+def test_replays_with_all_regularisers_equal_launches(layer):
     losses = assert_replays_equal_launches(Sgd, layer=layer, options=MORE)
     assert losses != run(Steps, Sgd(), layer=layer)[1]
 
@@ -282,7 +285,7 @@ def test_graphs_train_as_launches_do(optimizer, layer, autocast):
 @pytest.mark.gpu
 @pytest.mark.parametrize("layer", [TiedSoftmax, deep])
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
-def test_graphs_with_adversarial_softmax_and_reset_states_equal_launches(layer, autocast):
+def test_graphs_with_all_regularisers_equal_launches(layer, autocast):
     given = {"device": "cuda", "layer": layer, "autocast": autocast, "options": MORE}
     assert_replays_equal_launches(Sgd, **given)
 

@@ -17,6 +17,7 @@ from drill.language_modeling.untie import check_untie
 from drill.layers import MatrixLayer, OutputLayer
 from drill.models import ENCODERS, Encoder
 from drill.models.language_model import LanguageModel
+from drill.models.past_decode import PastDecode
 from drill.recipes.reader import NAME
 from drill.training.device import check_memory, meta_init
 from drill.training.run.folder import RunFolder
@@ -107,7 +108,8 @@ def _model(settings: Settings, words: int, counts: Callable[[], list[int]]) -> L
         embedding = nn.Embedding(words, width)
         built = kind(embedding, **encoder)
         layer = output_layer(settings.layer, embedding, built.output_size, counts)
-        return LanguageModel(built, layer)
+        past_decode = PastDecode(embedding) if settings.training["past_decode"] else None
+        return LanguageModel(built, layer, past_decode)
     except ImportError as error:
         raise SettingsError(str(error)) from None
     except (ValueError, TypeError, RuntimeError) as error:

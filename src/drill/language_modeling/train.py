@@ -129,6 +129,7 @@ class LanguageModelTask:
                 "ar_weight": options.ar_weight,
                 "tar_weight": options.tar_weight,
                 "adversarial": options.adversarial,
+                "past_decode": options.past_decode,
                 "state_reset": options.state_reset,
                 "check": False,
             },

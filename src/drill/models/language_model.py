@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from drill.layers.base import OutputLayer
 from drill.layers.checks import restored_modes
 from drill.models.encoder import Encoded, Encoder, State
+from drill.models.past_decode import PastDecode
 
 
 class Loss(NamedTuple):
@@ -29,7 +30,9 @@ class LanguageModel(nn.Module):
         loss = model.loss(ids, targets, state)
     """
 
-    def __init__(self, encoder: Encoder, layer: OutputLayer) -> None:
+    def __init__(
+        self, encoder: Encoder, layer: OutputLayer, past_decode: PastDecode | None = None
+    ) -> None:
         super().__init__()
         if encoder.output_size != layer.hidden_size:
             raise ValueError(
@@ -40,6 +43,7 @@ class LanguageModel(nn.Module):
             )
         self.encoder = encoder
         self.layer = layer
+        self.past_decode = past_decode
 
     def loss(
         self,
@@ -50,6 +54,7 @@ class LanguageModel(nn.Module):
         ar_weight: float = 2.0,
         tar_weight: float = 1.0,
         adversarial: float = 0.0,
+        past_decode: float = 0.0,
         state_reset: float = 0.0,
         **options: Any,
     ) -> Loss:
@@ -63,6 +68,7 @@ class LanguageModel(nn.Module):
             tar_weight: of the temporal regulariser, on its changes between steps before dropout.
             adversarial: epsilon of ``layer.adversarial_nll``; lowers the targets' logits in
                 ``total``, not in ``nll``.
+            past_decode: weight of the model's ``PastDecode`` loss.
             state_reset: probability that a sequence starts from the initial state, not ``state``.
             options: for ``layer.nll``; ``check=False`` avoids waiting for a GPU.
         """
@@ -74,6 +80,12 @@ class LanguageModel(nn.Module):
         else:
             tokens = self.layer.adversarial_nll(encoded.output, targets, adversarial, **options)
             nll, total = (each.mean() for each in tokens)
+        if past_decode != 0.0:
+            if self.past_decode is None:
+                raise ValueError("LanguageModel: past_decode needs a model that has a PastDecode")
+            probs = self.layer.log_probs(encoded.output).exp()
+            check = options.get("check", True)
+            total = total + past_decode * self.past_decode(probs, ids, check=check)
         if ar_weight != 0.0:
             total = total + ar_weight * _mean_square(encoded.output)
         if tar_weight != 0.0 and encoded.raw.shape[0] > 1:  # the mean over no changes is NaN

@@ -66,6 +66,7 @@ class LanguageModelOptions(TrainingOptions):
     ar_weight: float = 2.0  # weight of mean(output^2)
     tar_weight: float = 1.0  # weight of mean((raw[t+1] - raw[t])^2)
     adversarial: float = 0.0  # lower the logits of targets by epsilon * |w_y| * |h| in training
+    past_decode: float = 0.0  # weight of the loss of decoding the last word from the prediction
     state_reset: float = 0.0  # probability that a column starts a segment from the initial state
     untie_at: float | None = None  # share of the run after which the layer is a free matrix
     compile: bool = False  # a Transformer encoder by torch.compile
@@ -78,7 +79,7 @@ class LanguageModelOptions(TrainingOptions):
         self._check_counts("batch_size", "bptt", "length_cap", "micro_batch")
         self._check_counts("valid_batch_size", "test_batch_size")
         self._check_seeds("length_seed")
-        self._check_shares("adversarial", "state_reset")
+        self._check_shares("adversarial", "past_decode", "state_reset")
         if self.untie_at is not None:
             check_value(0.0 < self.untie_at < 1.0, "untie_at", "in (0, 1)", self.untie_at)
 

@@ -1,0 +1,38 @@
+"""Past-decode regularisation (Brahma, 2018): read the last input word back from the prediction.
+
+e = p E                          p: the predicted distribution of the next word, (V,)
+r = tanh(W e + b)
+loss = -log softmax(r E^T + c)[x]        x: the word that p was predicted from
+"""
+
+import torch
+from torch import Tensor, nn
+
+from drill.kernels.loss.nll import nll
+
+
+class PastDecode(nn.Module):
+    """The loss of decoding input words from the distributions predicted after them.
+
+    Args:
+        embedding: the model's nn.Embedding (V, d), shared.
+    """
+
+    def __init__(self, embedding: nn.Embedding) -> None:
+        super().__init__()
+        like = embedding.weight
+        self.embedding = embedding
+        width = embedding.embedding_dim
+        self.map = nn.Linear(width, width, device=like.device, dtype=like.dtype)
+        self.bias = nn.Parameter(torch.zeros_like(like[:, 0]))
+
+    def forward(
+        self,
+        probs: Tensor,  # (..., V)
+        ids: Tensor,  # (...)
+        check: bool = True,
+    ) -> Tensor:
+        """The mean loss of ``ids``, each the last input word before its distribution."""
+        weight = self.embedding.weight
+        expected = probs.to(weight.dtype) @ weight  # (..., d)
+        return nll(torch.tanh(self.map(expected)), weight, ids, self.bias, check=check)
