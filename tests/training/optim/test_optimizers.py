@@ -1,5 +1,6 @@
 """Optimizers: their steps, when NT-ASGD switches, and that a saved one goes on."""
 
+import json
 import math
 
 import pytest
@@ -129,6 +130,39 @@ def test_rates_over_a_run(kind, settings, wanted):
         assert found[:4] == [8.0] * 4
 
 
+def resumed(optimizer: ScheduledOptimizer, settings: dict) -> ScheduledOptimizer:
+    again = type(optimizer)(**settings)
+    again.setup(model().named_parameters())
+    again.load(optimizer.tensors(), json.loads(json.dumps(optimizer.numbers())))
+    return again
+
+
+def test_rates_decay_by_epochs():
+    settings = {"lr": 8.0, "lr_decay": 2.0, "lr_decay_after": 2}
+    optimizer, found = Sgd(**settings), []
+    optimizer.setup(model().named_parameters())
+    for epoch in range(5):
+        found.append(optimizer.rate(0.3))
+        optimizer.epoch_ended(1.0)
+        if epoch == 2:
+            optimizer = resumed(optimizer, settings)
+    assert found == [8.0, 8.0, 4.0, 2.0, 1.0]
+
+
+def test_averaging_starts_early_without_better_validations():
+    settings = {"lr": 0.01, "average_from": 0.9, "average_patience": 2}
+    optimizer, net, found = AdamW(**settings), model(), []
+    optimizer.setup(net.named_parameters())
+    for i, loss in enumerate((5.0, 4.0, 4.5, 3.0, 3.0, 3.5, 9.0)):
+        train(optimizer, net, 1, start=i)
+        found.append(optimizer.averaging)
+        optimizer.epoch_ended(loss)
+        if i == 4:
+            optimizer = resumed(optimizer, settings)
+            optimizer.setup(net.named_parameters())
+    assert found == [False] * 6 + [True]
+
+
 WRONG = {
     "lr": {"lr": math.nan},
     "max_grad_norm": {"max_grad_norm": 0.0},
@@ -147,7 +181,13 @@ WRONG = {
     "average alone": {"average": "ema"},
     "ema_decay": {"average_from": 0.5, "average": "ema", "ema_decay": 1.0},
 }
+WRONG_OF_SGD = {
+    "lr_decay": {"lr_decay": 0.9},
+    "lr_decay_after": {"lr_decay_after": -1},
+}
 WRONG_OF_ADAMW = {
+    "average_patience": {"average_from": 0.5, "average_patience": 0},
+    "average_patience alone": {"average_patience": 3},
     "hold of one-cycle": {"schedule": "one-cycle", "hold": 0.3},
     "warmup of one-cycle": {"schedule": "one-cycle", "warmup": 0.0},
     "warmup_steps": {"warmup_steps": 0},
@@ -161,6 +201,7 @@ WRONG_OF_ADAMW = {
 @pytest.mark.parametrize(
     ("kind", "case"),
     [*((kind, case) for kind in (Sgd, AdamW) for case in WRONG.items())]
+    + [(Sgd, case) for case in WRONG_OF_SGD.items()]
     + [(AdamW, case) for case in WRONG_OF_ADAMW.items()],
 )
 def test_wrong_settings_are_named(kind, case):
@@ -326,6 +367,23 @@ def test_adamw_decays_matrices_only():
         p.dim(): g["weight_decay"] for g in optimizer.optimizer.param_groups for p in g["params"]
     }
     assert decays == {2: 0.5, 1: 0.0}
+
+
+def test_adamw_that_is_not_decoupled_is_adam():
+    ours, theirs = model(), model()
+    settings = {"weight_decay": 0.1, "eps": 1e-3}
+    optimizer = AdamW(
+        0.05, schedule="constant", warmup=0.0, max_grad_norm=None, decoupled=False, **settings
+    )
+    optimizer.setup(ours.named_parameters())
+    adam = torch.optim.Adam(theirs.parameters(), 0.05, betas=(0.9, 0.99), **settings)
+    for _ in range(3):
+        for net in (ours, theirs):
+            net(torch.ones(1, 4, dtype=torch.float64)).square().sum().backward()
+        optimizer.step(70, 70, 0.5)
+        adam.step()
+        adam.zero_grad()
+    torch.testing.assert_close(values(ours), values(theirs))
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

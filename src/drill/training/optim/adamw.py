@@ -32,7 +32,9 @@ class AdamW(ScheduledOptimizer):
     before a linear or cosine decay. ``inverse-sqrt`` needs no length of the run: up to ``lr`` at
     step ``warmup_steps``, from there on lr * sqrt(warmup_steps / step).
 
-    ``average_from``, ``average`` and ``ema_decay`` are those of ``Sgd``.
+    ``average_from``, ``average`` and ``ema_decay`` are those of ``Sgd``; averaging also starts when
+    ``average_patience`` epochs have brought no better validation. With ``decoupled`` false the
+    decay is part of the gradients, of all parameters: Adam with L2 regularisation.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class AdamW(ScheduledOptimizer):
         lr: float = 1e-3,
         *,
         weight_decay: float = 0.1,
+        decoupled: bool = True,
         max_grad_norm: float | None = 1.0,
         schedule: Schedule = "cosine",
         warmup: float = 0.05,
@@ -52,6 +55,7 @@ class AdamW(ScheduledOptimizer):
         average_from: float | None = None,
         average: AverageKind = "tail",
         ema_decay: float = 0.999,
+        average_patience: int | None = None,
     ) -> None:
         super().__init__(lr, weight_decay, max_grad_norm)
         name = type(self).__name__
@@ -69,19 +73,21 @@ class AdamW(ScheduledOptimizer):
         self.steps = 0
         self.betas = (beta1, beta2)
         self.eps = eps
-        self.average = late_average(average_from, average, ema_decay)
+        self.decoupled = decoupled
+        self.average = late_average(average_from, average, ema_decay, average_patience)
 
     def build(self) -> Optimizer:
         matrices = [p for p in self.parameters.values() if p.dim() >= 2]
         vectors = [p for p in self.parameters.values() if p.dim() < 2]
         groups = [
             {"params": matrices, "weight_decay": self.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
+            {"params": vectors, "weight_decay": 0.0 if self.decoupled else self.weight_decay},
         ]
         place = next(iter(self.parameters.values())).device
         on_gpu = place.type == "cuda"
         lr = torch.tensor(self.lr, dtype=torch.float32, device=place) if on_gpu else self.lr
-        return torch.optim.AdamW(
+        kind = torch.optim.AdamW if self.decoupled else torch.optim.Adam
+        return kind(
             [group for group in groups if group["params"]],
             lr=lr,
             betas=self.betas,

@@ -138,19 +138,37 @@ class WeightAverage:
 
     Both start with a_1 = w_1. Training continues from the iterates.
 
-    begins  the share of the run that is trained before the first averaged iterate
-    decay   of ``ema``, for each step
+    begins    the share of the run that is trained before the first averaged iterate, at most
+    decay     of ``ema``, for each step
+    patience  epochs without a better validation after which averaging starts earlier, or None
     """
 
-    def __init__(self, begins: float, kind: AverageKind, decay: float) -> None:
+    def __init__(
+        self, begins: float, kind: AverageKind, decay: float, patience: int | None = None
+    ) -> None:
         name, share = "WeightAverage", "a share of the run in [0, 1) or none"
         check_value(0.0 <= begins < 1.0, f"{name}: average_from", share, begins)
         check_value(kind in get_args(AverageKind), f"{name}: average", "tail or ema", kind)
         check_value(0.0 <= decay < 1.0, f"{name}: ema_decay", "in [0, 1)", decay)
-        self.begins, self.kind, self.decay = begins, kind, decay
+        waits = patience is None or patience >= 1
+        check_value(waits, f"{name}: average_patience", "at least 1 or none", patience)
+        self.begins, self.kind, self.decay, self.patience = begins, kind, decay, patience
+        self.best: float | None = None  # of the validations
+        self.stale = 0  # epochs since then
         self.count = 0  # iterates so far
         self.params: list[Tensor] = []
         self.values: list[Tensor] = []
+
+    def due(self, progress: float) -> bool:
+        """Whether averaging starts when the share ``progress`` of the run is done."""
+        return progress >= self.begins or (
+            self.patience is not None and self.stale >= self.patience
+        )
+
+    def validated(self, loss: float) -> None:
+        """Count an epoch with this validation loss."""
+        better = self.best is None or loss < self.best
+        self.best, self.stale = (loss, 0) if better else (self.best, self.stale + 1)
 
     @property
     def begun(self) -> bool:
@@ -195,15 +213,19 @@ class WeightAverage:
 
 
 def late_average(
-    average_from: float | None, average: AverageKind, ema_decay: float
+    average_from: float | None,
+    average: AverageKind,
+    ema_decay: float,
+    patience: int | None = None,
 ) -> WeightAverage | None:
     """The average that the settings of an optimizer ask for, or None."""
     if average_from is not None:
-        return WeightAverage(average_from, average, ema_decay)
-    if average != "tail":
+        return WeightAverage(average_from, average, ema_decay, patience)
+    if average != "tail" or patience is not None:
+        given = f"average {average!r}" if average != "tail" else "average_patience"
         raise ValueError(
-            f"WeightAverage: average {average!r} needs average_from, the share of the run from "
-            "which weights are averaged"
+            f"WeightAverage: {given} needs average_from, the share of the run from which weights "
+            "are averaged"
         )
     return None
 

@@ -82,7 +82,7 @@ class ScheduledOptimizer(abc.ABC):
         ``prepare_step`` does so too. A recorder calls this first, to see the change in time.
         """
         average = self.average
-        if average is not None and not average.begun and progress >= average.begins:
+        if average is not None and not average.begun and average.due(progress):
             average.begin(list(self.parameters.values()))
 
     def step(self, sampled_length: int, bptt: int, progress: float) -> None:
@@ -141,8 +141,10 @@ class ScheduledOptimizer(abc.ABC):
         if self.average is not None:
             self.average.replayed()
 
-    def epoch_ended(self, valid_loss: float) -> None:  # noqa: B027 - most optimizers do not care
+    def epoch_ended(self, valid_loss: float) -> None:
         """Called with the validation loss of an epoch."""
+        if self.average is not None:
+            self.average.validated(valid_loss)
 
     @property
     def averaging(self) -> bool:
@@ -190,6 +192,8 @@ class ScheduledOptimizer(abc.ABC):
         }
         if self.average is not None:
             found["averaged"] = self.average.count
+            if self.average.patience is not None:
+                found["validations"] = [self.average.best, self.average.stale]
         return found
 
     def load(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
@@ -208,6 +212,8 @@ class ScheduledOptimizer(abc.ABC):
                 state[i] = entries
         groups = optimizer.state_dict()["param_groups"]
         optimizer.load_state_dict({"state": state, "param_groups": groups})
+        if self.average is not None and self.average.patience is not None:
+            self.average.best, self.average.stale = numbers["validations"]
         if self.average is not None and numbers["averaged"] > 0:
             means = [tensors[f"{name}/{MEAN}"] for name in self.parameters]
             self.average.load(list(self.parameters.values()), means, numbers["averaged"])

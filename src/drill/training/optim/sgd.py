@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from drill.errors import check_value
 from drill.kernels.optimizer import sgd_step
 from drill.training.optim.averaging import AveragedSgd, AverageKind, NonMonotone, late_average
 from drill.training.optim.optimizer import ScheduledOptimizer
@@ -92,6 +93,7 @@ class Sgd(FusedSgd):
 
     lr            scaled for each step by its sampled length over bptt
     schedule      constant, or linear or cosine down to final * lr at the end of the run
+    lr_decay      after ``lr_decay_after`` epochs the rate of each is divided by it once more
     warmup, hold  shares of the run: linear up to lr, then at lr before it decays
     average_from  the share of the run from which weights are averaged; none averages nothing
     average       tail, the mean of all iterates from there on, or ema, with ema_decay a step
@@ -110,6 +112,8 @@ class Sgd(FusedSgd):
         warmup: float = 0.0,
         hold: float = 0.0,
         final: float = 0.0,
+        lr_decay: float = 1.0,
+        lr_decay_after: int = 0,
         average_from: float | None = None,
         average: AverageKind = "tail",
         ema_decay: float = 0.999,
@@ -118,10 +122,29 @@ class Sgd(FusedSgd):
         self.schedule: RunSchedule = schedule
         self.shape = {"warmup": warmup, "hold": hold, "final": final}
         check_schedule("Sgd", schedule, get_args(RunSchedule), **self.shape)
+        check_value(lr_decay >= 1.0, "Sgd: lr_decay", "at least 1", lr_decay)
+        check_value(lr_decay_after >= 0, "Sgd: lr_decay_after", "at least 0", lr_decay_after)
+        self.lr_decay, self.lr_decay_after = lr_decay, lr_decay_after
+        self.epochs = 0
         self.average = late_average(average_from, average, ema_decay)
 
     def rate(self, progress: float) -> float:
-        return run_rate(progress, lr=self.lr, schedule=self.schedule, **self.shape)
+        # In the first epoch none is done.
+        decays = max(0, self.epochs + 1 - self.lr_decay_after) if self.lr_decay > 1.0 else 0
+        lr = self.lr / self.lr_decay**decays
+        return run_rate(progress, lr=lr, schedule=self.schedule, **self.shape)
+
+    def epoch_ended(self, valid_loss: float) -> None:
+        super().epoch_ended(valid_loss)
+        self.epochs += 1
+
+    def numbers(self) -> dict[str, Any]:
+        counted = {"epochs": self.epochs} if self.lr_decay > 1.0 else {}
+        return {**super().numbers(), **counted}
+
+    def load(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
+        super().load(tensors, numbers)
+        self.epochs = numbers.get("epochs", 0)
 
     def build(self) -> Optimizer:
         return torch.optim.SGD(self.parameters.values(), lr=self.lr, weight_decay=self.weight_decay)
