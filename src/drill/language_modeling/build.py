@@ -88,9 +88,11 @@ def check_adversarial(adversarial: float, layer: OutputLayer) -> None:
 def _check_windows(settings: Settings, encoder: Encoder) -> None:
     """Raise ValueError for options that an encoder with, or without, a state does not have."""
     given = settings.training
+    if given["compile"] and not encoder.can_compile:
+        raise ValueError(
+            "compile must be false: LSTMs without dropout_state have their own kernels"
+        )
     if encoder.carries_state:
-        if given["compile"]:
-            raise ValueError("compile is for encoder.name hf; LSTMs have kernels of their own")
         return
     if given["bptt"] > settings.encoder["context_length"]:
         raise ValueError(

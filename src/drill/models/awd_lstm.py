@@ -5,21 +5,33 @@ x^(l) = LSTM_l(x^(l-1); W_hh * m_l)        l = 1..layers, lock(x^(l)) in between
 output = lock(x^(layers)),  raw = x^(layers)
 
 ``lock`` is locked dropout, ``rows`` drops whole words, ``m_l`` drops entries of recurrent weights.
+Other settings give other published LSTMs: of Zaremba, Sutskever & Vinyals (2014), of Gal &
+Ghahramani (NIPS 2016), of Melis, Dyer & Blunsom (ICLR 2018).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import cast
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
 
-from drill.kernels.lstm.lstm import IMPLEMENTATIONS, Implementation, choose, in_words, lstm_stack
+from drill.kernels.lstm.lstm import (
+    IMPLEMENTATIONS,
+    Implementation,
+    choose,
+    in_words,
+    lstm,
+    lstm_stack,
+)
 from drill.kernels.lstm.weights import Weights
 from drill.kernels.runtime.checks import one_of, require, require_type
-from drill.kernels.runtime.dropout_masks import draw_mask, masked
-from drill.layers.checks import fraction, positive, restored_modes, span
+from drill.kernels.runtime.dropout_masks import draw_mask, drop_entries, masked
+from drill.layers.checks import fraction, positive, restored_modes, span, switch
 from drill.models.encoder import Encoded, Encoder, State
+
+Masks = Literal["locked", "variational", "standard"]
+Cell = Callable[[Tensor, Tensor, Tensor | None, bool], tuple[Tensor, Tensor, Tensor]]
 
 
 class AwdLstm(Encoder):
@@ -29,16 +41,24 @@ class AwdLstm(Encoder):
 
     Args:
         embedding: the model's nn.Embedding (V, d), shared; LSTMs go to its device and dtype.
-        hidden_size: width of all LSTMs but the last.
+        hidden_size: width of all LSTMs but the last; of all of them with ``skip_connections``.
         layers: number of LSTMs.
         output_size: width of the last LSTM; d by default, as tied labels need.
         dropout_embedding: probability that a word of the vocabulary is dropped from the input.
-        dropout_input: locked dropout of the embedded words.
-        dropout_hidden: locked dropout between LSTMs.
-        dropout_output: locked dropout of the last output.
+        dropout_input: dropout of the embedded words.
+        dropout_hidden: dropout between LSTMs.
+        dropout_output: dropout of the last output.
+        dropout_state: dropout of h where the next step reads it, one mask for all steps.
+        dropout_masks: "locked" has one mask for all steps, and drops a word for the whole batch;
+            "variational" drops it for each sequence; "standard" has a new mask for every step.
         weight_drop: DropConnect of the hidden-to-hidden matrices.
+        skip_connections: the output is the sum of all LSTMs' outputs, which a matrix maps to
+            ``output_size`` where that is not ``hidden_size``.
+        cap_input_gate: the input gate is at most 1 - the forget gate, so |c| stays at most 1.
         impl: "auto", "reference", "cudnn", "persistent" or "graph"; see drill.kernels.lstm.
         init_range: initialise the embedding uniformly in +-init_range; None leaves it as it is.
+        lstm_init_range: initialise the LSTMs uniformly in +-lstm_init_range.
+        forget_bias: is added to the biases of the forget gates.
     """
 
     def __init__(
@@ -52,9 +72,15 @@ class AwdLstm(Encoder):
         dropout_input: float = 0.65,
         dropout_hidden: float = 0.3,
         dropout_output: float = 0.4,
+        dropout_state: float = 0.0,
+        dropout_masks: Masks = "locked",
         weight_drop: float = 0.5,
+        skip_connections: bool = False,
+        cap_input_gate: bool = False,
         impl: Implementation = "auto",
         init_range: float | None = None,
+        lstm_init_range: float | None = None,
+        forget_bias: float = 0.0,
     ) -> None:
         super().__init__()
         name = type(self).__name__
@@ -63,21 +89,41 @@ class AwdLstm(Encoder):
         self.output_size = d if output_size is None else positive(name, "output_size", output_size)
         hidden_size = positive(name, "hidden_size", hidden_size)
         inner = [hidden_size] * (positive(name, "layers", layers) - 1)
+        self.skip_connections = switch(name, "skip_connections", skip_connections)
+        last = hidden_size if skip_connections else self.output_size
         self.embedding = embedding
         self.dropout_embedding = fraction(name, "dropout_embedding", dropout_embedding)
         self.dropout_input = fraction(name, "dropout_input", dropout_input)
         self.dropout_hidden = fraction(name, "dropout_hidden", dropout_hidden)
         self.dropout_output = fraction(name, "dropout_output", dropout_output)
+        self.dropout_state = fraction(name, "dropout_state", dropout_state)
+        one_of(name, "dropout_masks", dropout_masks, get_args(Masks))
+        self.dropout_masks: Masks = dropout_masks
         self.weight_drop = fraction(name, "weight_drop", weight_drop)
+        self.cap_input_gate = switch(name, "cap_input_gate", cap_input_gate)
         one_of(name, "impl", impl, IMPLEMENTATIONS)
         self.impl: Implementation = impl
         self._dropping = True
+        self._cell: Cell = lstm_cell
+        self.can_compile = cap_input_gate or dropout_state > 0.0
         device, dtype = embedding.weight.device, embedding.weight.dtype
-        widths = zip([d, *inner], [*inner, self.output_size], strict=True)
+        widths = zip([d, *inner], [*inner, last], strict=True)
         lstms = [nn.LSTM(i, o, device=device, dtype=dtype) for i, o in widths]
         self.lstms = cast(Sequence[nn.LSTM], nn.ModuleList(lstms))
+        self.projection: nn.Linear | None = None
+        if last != self.output_size:
+            self.projection = nn.Linear(last, self.output_size, False, device, dtype)
+            nn.init.orthogonal_(self.projection.weight)
         if init_range is not None:
             nn.init.uniform_(embedding.weight, -span(name, init_range), init_range)
+        for each in self.lstms:
+            if lstm_init_range is not None:
+                bound = span(name, lstm_init_range, "lstm_init_range")
+                for p in each.parameters():
+                    nn.init.uniform_(p, -bound, bound)
+            if forget_bias != 0.0:
+                with torch.no_grad():
+                    Weights(*each.all_weights[0]).b_ih.chunk(4)[1].add_(forget_bias)
 
     def forward(self, ids: Tensor, state: State | None = None) -> Encoded:
         """ids (T, B) -> output and raw (T, B, output_size), and the state after the last step.
@@ -91,21 +137,64 @@ class AwdLstm(Encoder):
         dropping = self.training and self._dropping
         x = self.embedding(ids)  # (T, B, d)
         if dropping:
-            rows = self.embedding.weight.shape[0]
-            x = row_dropout(x, ids, rows, self.dropout_embedding)
-            x = locked_dropout(x, self.dropout_input)
-        x, carried = lstm_stack(
-            x,
-            state,
-            [Weights(*lstm.all_weights[0]) for lstm in self.lstms],
-            self.impl,
-            drop=self.weight_drop if dropping else 0.0,
-            between=self.dropout_hidden if dropping else 0.0,
-        )
-        output = locked_dropout(x, self.dropout_output) if dropping else x
+            x = self._drop_words(x, ids)
+            x = self._drop(x, self.dropout_input)
+        by_layer = dropping and (self.dropout_state > 0.0 or self.dropout_masks == "standard")
+        if by_layer or self.skip_connections or self.cap_input_gate:
+            x, carried = self._layers(x, state, dropping)
+        else:
+            x, carried = lstm_stack(
+                x,
+                state,
+                [Weights(*each.all_weights[0]) for each in self.lstms],
+                self.impl,
+                drop=self.weight_drop if dropping else 0.0,
+                between=self.dropout_hidden if dropping else 0.0,
+            )
+        output = self._drop(x, self.dropout_output) if dropping else x
+        if self.projection is not None:
+            raw = self.projection(x)
+            output, x = self.projection(output) if dropping else raw, raw
         return Encoded(output, x, tuple(carried))
 
+    def _layers(
+        self, x: Tensor, state: State, dropping: bool
+    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """The LSTMs one by one, for what a whole stack has no kernels for."""
+        drop = self.weight_drop if dropping else 0.0
+        p = self.dropout_state if dropping else 0.0
+        total, ends = x, []
+        for i, (each, (h, c)) in enumerate(zip(self.lstms, state, strict=True)):
+            if i > 0 and dropping:
+                x = self._drop(x, self.dropout_hidden)
+            weights = Weights(*each.all_weights[0])
+            if p > 0.0 or self.cap_input_gate:
+                weights = weights._replace(w_hh=drop_entries(weights.w_hh, drop))
+                mask = draw_mask(tuple(h.shape[1:]), p, h) if p > 0.0 else None
+                x, h, c = lstm_steps(x, h, c, weights, mask, self.cap_input_gate, self._cell)
+            else:
+                x, h, c = lstm(x, h, c, weights, self.impl, drop=drop)
+            ends.append((h, c))
+            total = total + x if i > 0 and self.skip_connections else x
+        return total, ends
+
+    def _drop(self, x: Tensor, p: float) -> Tensor:
+        if self.dropout_masks == "standard":
+            return masked(x, draw_mask(tuple(x.shape), p, x)) if p > 0.0 else x
+        return locked_dropout(x, p)
+
+    def _drop_words(self, x: Tensor, ids: Tensor) -> Tensor:
+        rows, p = self.embedding.weight.shape[0], self.dropout_embedding
+        drop = sequence_row_dropout if self.dropout_masks == "variational" else row_dropout
+        return drop(x, ids, rows, p)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile the pointwise part of a step, for LSTMs that no kernel computes."""
+        self._cell = torch.compile(lstm_cell, *args, **{"dynamic": False, **kwargs})
+
     def kernel_summary(self, batch: int) -> list[str]:
+        if self.can_compile:
+            return ["LSTM step by step (no kernel has dropout_state or cap_input_gate)"]
         x = self.embedding.weight.new_empty(1, batch, 0)
         made = [choose(self.impl, x, Weights(*each.all_weights[0]).w_hh) for each in self.lstms]
         return [
@@ -117,10 +206,10 @@ class AwdLstm(Encoder):
         """Zeros: per layer h and c, each (1, batch, width)."""
         like = self.embedding.weight
 
-        def zeros(lstm: nn.LSTM) -> Tensor:
-            return like.new_zeros(1, batch, lstm.hidden_size)
+        def zeros(each: nn.LSTM) -> Tensor:
+            return like.new_zeros(1, batch, each.hidden_size)
 
-        return tuple((zeros(lstm), zeros(lstm)) for lstm in self.lstms)
+        return tuple((zeros(each), zeros(each)) for each in self.lstms)
 
     @contextmanager
     def without_dropout(self) -> Iterator[None]:
@@ -137,8 +226,45 @@ class AwdLstm(Encoder):
             self._dropping = before
 
     def extra_repr(self) -> str:
-        sites = [f"dropout_{site}" for site in ("embedding", "input", "hidden", "output")]
+        sites = [f"dropout_{site}" for site in ("embedding", "input", "hidden", "output", "state")]
         return ", ".join(f"{site}={getattr(self, site)}" for site in (*sites, "weight_drop"))
+
+
+def lstm_cell(
+    gates: Tensor,  # (B, 4 o), before their activations
+    c: Tensor,  # (B, o)
+    mask: Tensor | None,  # (B, o)
+    capped: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """h and c after a step, and h as the next step reads it."""
+    i, f, g, o = gates.chunk(4, dim=1)
+    i, f = i.sigmoid(), f.sigmoid()
+    if capped:
+        i = torch.minimum(i, 1.0 - f)
+    c = f * c + i * g.tanh()
+    h = o.sigmoid() * c.tanh()
+    return h, c, h if mask is None else masked(h, mask)
+
+
+def lstm_steps(
+    x: Tensor,  # (T, B, i)
+    h: Tensor,  # (1, B, o)
+    c: Tensor,  # (1, B, o)
+    weights: Weights,
+    mask: Tensor | None = None,  # (B, o), of h where the next step reads it
+    capped: bool = False,
+    cell: Cell = lstm_cell,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One layer, as ``drill.kernels.lstm.lstm``, with a mask of h and a capped input gate."""
+    w_ih, w_hh, b_ih, b_hh = weights
+    inputs = nn.functional.linear(x, w_ih, b_ih + b_hh)  # (T, B, 4 o)
+    hidden, state = h[0], c[0]
+    read = hidden if mask is None else masked(hidden, mask)
+    outputs = []
+    for step in inputs:
+        hidden, state, read = cell(step + nn.functional.linear(read, w_hh), state, mask, capped)
+        outputs.append(hidden)
+    return torch.stack(outputs), hidden[None], state[None]
 
 
 def locked_dropout(x: Tensor, p: float) -> Tensor:
@@ -153,3 +279,11 @@ def row_dropout(vectors: Tensor, ids: Tensor, rows: int, p: float) -> Tensor:
     (rows, d) before the lookup, without changing the embedding, which labels may share.
     """
     return masked(vectors, draw_mask((rows, 1), p, vectors)[ids]) if p > 0.0 else vectors
+
+
+def sequence_row_dropout(vectors: Tensor, ids: Tensor, rows: int, p: float) -> Tensor:
+    """``row_dropout`` with a mask of words for each of the B sequences."""
+    if p == 0.0:
+        return vectors
+    mask = draw_mask((rows, ids.shape[1]), p, vectors)
+    return masked(vectors, mask.gather(0, ids.long())[..., None])

@@ -26,9 +26,12 @@ class Encoded(NamedTuple):
 class Encoder(nn.Module, abc.ABC):
     """The interface of all encoders."""
 
+    embedding: nn.Embedding
     output_size: int
     carries_state: bool = True
     """False where every batch is read on its own: segments of text then have a fixed length."""
+    can_compile: bool = False
+    """Whether ``compile`` makes it faster; False where kernels of drill compute it."""
 
     @abc.abstractmethod
     def forward(self, ids: Tensor, state: State | None = None) -> Encoded:

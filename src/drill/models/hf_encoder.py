@@ -38,6 +38,7 @@ class HfEncoder(Encoder):
     """
 
     carries_state = False
+    can_compile = True
 
     def __init__(
         self,

@@ -98,7 +98,7 @@ class LanguageModelPlayer:
         """How often a word occurs in training, and the words next to it in E and in g_out(E)."""
         if word not in self.vocabulary:
             return {"label": word, "count": None}
-        embedding: nn.Embedding = self.run.model.encoder.embedding  # type: ignore[assignment]
+        embedding = self.run.model.encoder.embedding
         own, names = self.vocabulary.ids[word], self.vocabulary.words.__getitem__
         counts = self.vocabulary.counts.tolist()
         return _neighbours(embedding, self.run.model.layer, own, counts, names)
