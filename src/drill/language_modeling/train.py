@@ -130,6 +130,8 @@ class LanguageModelTask:
                 "tar_weight": options.tar_weight,
                 "adversarial": options.adversarial,
                 "past_decode": options.past_decode,
+                "augmented": options.augmented,
+                "augmented_temperature": options.augmented_temperature,
                 "state_reset": options.state_reset,
                 "check": False,
             },
@@ -151,7 +153,8 @@ class LanguageModelTask:
         if self.options.partial_shuffle:  # in place: steps read the text where it is
             drawn = rotations(self.options.seed, state.epoch, rows, self.options.batch_size)
             self.data.copy_(rotated(self.in_order, self.world.columns(drawn)))
-        lengths = repeat(self.options.bptt) if self.windows else state.lengths
+        fixed = self.windows or not self.options.random_lengths
+        lengths = repeat(self.options.bptt) if fixed else state.lengths
         yield from training_segments(rows, lengths, state.position)
 
     def step(self, batch: Segment) -> None:

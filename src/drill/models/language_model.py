@@ -55,6 +55,8 @@ class LanguageModel(nn.Module):
         tar_weight: float = 1.0,
         adversarial: float = 0.0,
         past_decode: float = 0.0,
+        augmented: float = 0.0,
+        augmented_temperature: float = 10.0,
         state_reset: float = 0.0,
         **options: Any,
     ) -> Loss:
@@ -69,6 +71,8 @@ class LanguageModel(nn.Module):
             adversarial: epsilon of ``layer.adversarial_nll``; lowers the targets' logits in
                 ``total``, not in ``nll``.
             past_decode: weight of the model's ``PastDecode`` loss.
+            augmented: weight of ``augmented_loss`` with the encoder's embedding.
+            augmented_temperature: of that loss.
             state_reset: probability that a sequence starts from the initial state, not ``state``.
             options: for ``layer.nll``; ``check=False`` avoids waiting for a GPU.
         """
@@ -86,6 +90,9 @@ class LanguageModel(nn.Module):
             probs = self.layer.log_probs(encoded.output).exp()
             check = options.get("check", True)
             total = total + past_decode * self.past_decode(probs, ids, check=check)
+        if augmented != 0.0:
+            log_probs, E = self.layer.log_probs(encoded.output), self.encoder.embedding.weight
+            total = total + augmented * augmented_loss(log_probs, targets, E, augmented_temperature)
         if ar_weight != 0.0:
             total = total + ar_weight * _mean_square(encoded.output)
         if tar_weight != 0.0 and encoded.raw.shape[0] > 1:  # the mean over no changes is NaN
@@ -136,6 +143,23 @@ class LanguageModel(nn.Module):
     def parameter_count(self) -> int:
         """Number of trained parameters; shared ones count once."""
         return sum(p.numel() for p in self.parameters() if p.requires_grad)
+
+
+def augmented_loss(
+    log_probs: Tensor,  # (T, B, V)
+    targets: Tensor,  # (T, B)
+    E: Tensor,  # (V, d)
+    temperature: float,
+) -> Tensor:
+    """KL(softmax(E e_y / temperature) || softmax(log p / temperature)), the mean over tokens.
+
+    Words with a vector like the target's get a part of its probability (Inan, Khosravi & Socher,
+    ICLR 2017). The gradient is that of log p alone.
+    """
+    with torch.no_grad():
+        wanted = (E[targets] @ E.t() / temperature).float().softmax(-1)
+    found = (log_probs / temperature).log_softmax(-1)
+    return nn.functional.kl_div(found, wanted.to(found.dtype), reduction="none").sum(-1).mean()
 
 
 def _mean_square(x: Tensor) -> Tensor:
