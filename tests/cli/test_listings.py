@@ -89,7 +89,7 @@ def test_every_setting_has_a_description_and_none_is_left_over():
     adamw = "optimizer.name=adamw"
     changes += [[adamw, "optimizer.schedule=inverse-sqrt"]]
     changes += [[adamw, "optimizer.average=ema", "optimizer.average_from=0.5"]]
-    recipes = ("demo-tied", "gpt-demo", "mt-demo-tied")
+    recipes = ("demo-tied", "gpt-demo", "ptb-rhn-tied", "mt-demo-tied")
     for name, each in itertools.product(recipes, changes):
         if name == "mt-demo-tied" and any("average" in change for change in each):
             continue  # translators average checkpoints

@@ -135,6 +135,35 @@ def test_own_text_end_to_end(tmp_path, texts):
     }  # fmt: skip
 
 
+SGD = ["optimizer.lr=2", "optimizer.max_grad_norm=1"]  # for 40 steps
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("ptb-zaremba-medium-full", SGD),
+        ("ptb-variational-drill", [*SGD, "layer.dropout=0.1"]),
+        ("ptb-melis-tied", ["encoder.hidden_size=12", "optimizer.average_patience=1"]),
+        (
+            "ptb-rhn-tied",
+            [*SGD, "encoder.hidden_size=8", "encoder.depth=2", "training.augmented=0.5"],
+        ),
+    ],
+)
+def test_further_encoders_train_and_resume(tmp_path, texts, monkeypatch, name, changes):
+    dropout = [f"encoder.dropout_{site}=0.05" for site in ("input", "output", "state")]
+    changes = [*changes, *dropout, "training.compile=false", "training.epochs=3"]
+    settings = small(texts, *changes, name=name)
+    assert train(settings, tmp_path / "whole", device="cpu", quiet=True).finished
+    losses = [row["train_loss"] for row in rows(tmp_path / "whole") if row["kind"] == "epoch"]
+    assert losses[-1] < losses[0] - 0.05
+    stopped(monkeypatch, settings, tmp_path / "run", 15)
+    train(settings, tmp_path / "run", device="cpu", quiet=True)
+    assert unlike(all_of(tmp_path / "run"), all_of(tmp_path / "whole")) == []
+    run = load_run(tmp_path / "run", device="cpu")
+    assert run.perplexity().loss == pytest.approx(run.folder.rows()[-1]["test_loss"], rel=1e-6)
+
+
 def test_environment_of_a_run(run):
     found = json.loads((run / "environment.json").read_text())
     model = load_run(run, device="cpu").model
