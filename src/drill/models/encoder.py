@@ -6,10 +6,13 @@ T time steps, B sequences, d_h the width that the output layer reads.
 """
 
 import abc
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from torch import Tensor, nn
+
+from drill.layers.checks import restored_modes
 
 State = tuple[tuple[Tensor, ...], ...]
 """The recurrent state that one batch passes to the next: the tensors of each layer."""
@@ -45,9 +48,12 @@ class Encoder(nn.Module, abc.ABC):
         """The same for a text that is read part by part, each part after those before it."""
         return self.initial_state(batch)
 
-    @abc.abstractmethod
-    def without_dropout(self) -> AbstractContextManager[None]:
-        """A block in which the encoder is in train mode without dropout."""
+    @contextmanager
+    def without_dropout(self) -> Iterator[None]:
+        """A block with gradients and without dropout."""
+        with restored_modes(self):
+            self.eval()
+            yield
 
     def kernel_summary(self, batch: int) -> list[str]:
         """Which kernels compute so many sequences, and why; one line per part with a choice."""

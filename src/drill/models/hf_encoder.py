@@ -7,14 +7,13 @@ generation and scores, ``reading_state`` starts a state that remembers the text 
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from drill.kernels.runtime.checks import require
-from drill.layers.checks import fraction, positive, restored_modes, span
+from drill.layers.checks import fraction, positive, span
 from drill.models.encoder import Encoded, Encoder, State
 
 DROPOUTS = ("attention_dropout", "attn_pdrop", "resid_pdrop", "hidden_dropout", "residual_dropout")
@@ -103,12 +102,6 @@ class HfEncoder(Encoder):
         them. What it sees depends on its place in the text only, not on the parts.
         """
         return ((torch.empty(batch, 0, dtype=torch.int64, device=self.embedding.weight.device),),)
-
-    @contextmanager
-    def without_dropout(self) -> Iterator[None]:
-        with restored_modes(self):
-            self.eval()
-            yield
 
     def _window(self, ids: Tensor) -> Tensor:
         """ids (B, T) -> hidden states (B, T, d)."""

@@ -9,8 +9,7 @@ raw_t = s_t^(depth). The masks of x, s (``m``) and the output are drawn once for
 word is dropped wherever it stands in a sequence (variational dropout, Gal & Ghahramani 2016).
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 
 from drill.kernels.runtime.checks import require_type
 from drill.kernels.runtime.dropout_masks import draw_mask, masked
-from drill.layers.checks import fraction, positive, restored_modes, span
+from drill.layers.checks import fraction, positive, span
 from drill.models.awd_lstm import locked_dropout, sequence_row_dropout
 from drill.models.encoder import Encoded, Encoder, State
 
@@ -103,12 +102,6 @@ class RecurrentHighway(Encoder):
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the pointwise part of a highway layer: all steps would take minutes."""
         self._cell = torch.compile(highway_cell, *args, **{"dynamic": False, **kwargs})
-
-    @contextmanager
-    def without_dropout(self) -> Iterator[None]:
-        with restored_modes(self):
-            self.eval()
-            yield
 
     def kernel_summary(self, batch: int) -> list[str]:
         return ["recurrent highway network step by step (it has no kernel)"]

@@ -125,13 +125,11 @@ class Sgd(FusedSgd):
         check_value(lr_decay >= 1.0, "Sgd: lr_decay", "at least 1", lr_decay)
         check_value(lr_decay_after >= 0, "Sgd: lr_decay_after", "at least 0", lr_decay_after)
         self.lr_decay, self.lr_decay_after = lr_decay, lr_decay_after
-        self.epochs = 0
+        self.epochs = 0  # done
         self.average = late_average(average_from, average, ema_decay)
 
     def rate(self, progress: float) -> float:
-        # In the first epoch none is done.
-        decays = max(0, self.epochs + 1 - self.lr_decay_after) if self.lr_decay > 1.0 else 0
-        lr = self.lr / self.lr_decay**decays
+        lr = self.lr / self.lr_decay ** max(0, self.epochs + 1 - self.lr_decay_after)
         return run_rate(progress, lr=lr, schedule=self.schedule, **self.shape)
 
     def epoch_ended(self, valid_loss: float) -> None:
