@@ -15,7 +15,9 @@ from drill.models import AwdLstm, RecurrentHighway, awd_lstm, recurrent_highway
 from drill.models.awd_lstm import lstm_steps, sequence_row_dropout
 from drill.models.encoder import Encoder
 from drill.models.language_model import LanguageModel, augmented_loss
+from drill.training.optim import Sgd
 from drill.training.settings import recipe
+from tests.language_modeling import test_step as steps
 
 V, d, H, T, B = 31, 5, 7, 6, 3
 OFF = dict.fromkeys(
@@ -249,6 +251,27 @@ def test_compiled_steps_train_as_others(encoder):
         found.append((output, *torch.autograd.grad(output.square().sum(), [*net.parameters()])))
         net.compile()
     torch.testing.assert_close(*found)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings(r"ignore:The \.grad attribute")
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("kind", ["skip", "highway"])
+def test_replayed_steps_equal_launched_ones(monkeypatch, kind, device):
+    def build(device, layer, **_):
+        torch.manual_seed(0)
+        labels = nn.Embedding(steps.WORDS, 16)
+        options = {"skip_connections": True, "cap_input_gate": True, "dropout_state": 0.3}
+        net: Encoder = RecurrentHighway(labels, 16, depth=3)
+        if kind == "skip":
+            net = AwdLstm(labels, 16, 2, dropout_masks="standard", **options)
+        if device == "cuda":
+            net.compile()
+        return LanguageModel(net, layer(labels)).to(device)
+
+    monkeypatch.setattr(steps, "model", build)
+    options = {**steps.OPTIONS, "state_reset": 0.3, "augmented": 0.5}
+    steps.assert_replays_equal_launches(Sgd, device=device, epochs=1, options=options)
 
 
 # -- initial weights and arguments ----------------------------------------------------------------
