@@ -18,13 +18,13 @@ from mkdocs.structure.pages import Page
 from pymdownx.slugs import slugify
 
 from drill.report.page import figures
-from drill.report.page.page import STYLES
 from drill.study.plan import TRAINING, read_plan
 from drill.study.states import States
 from drill.study.tables import finished_results, report
 
 LOG = logging.getLogger("mkdocs.hooks")  # --strict stops at warnings
 ROOT = Path(__file__).parents[1]
+PLOTS = ROOT / "src/drill/report/page"
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")
 NO_SEARCH = "---\nsearch: { exclude: true }\n---\n\n"
 PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "bench/README.md")  # of the navigation
@@ -109,23 +109,13 @@ def curves(states: States) -> Iterator[str]:
             figures.time_figure(found, look, devices),
         ):
             if figure is not None:
-                yield html(figure)
-
-
-def html(figure: figures.Figure) -> str:
-    sample = '<svg class="line {}" viewBox="0 0 30 12"><path d="M1 6L29 6"/></svg>'
-    legend = "".join(f"<li>{sample.format(look)}{name}</li>" for name, look in figure.legend)
-    return (
-        f'<div class="curves"><figure>\n{figure.plots}\n<ul class="legend">{legend}</ul>'
-        f"<figcaption>{figure.caption}</figcaption></figure></div>\n"
-    )
+                yield f'<div class="curves">{figure.html()}</div>\n'
 
 
 def plots_css() -> str:
     """The style of the report's plots, for elements inside .curves only."""
-    page = ROOT / "src/drill/report/page"
-    colors, *rules = ((page / name).read_text("utf-8") for name in STYLES)
-    return f"{colors}\n.md-typeset .curves {{\n{''.join(rules)}}}\n"
+    colors, plots = ((PLOTS / name).read_text("utf-8") for name in ("colors.css", "plots.css"))
+    return f"{colors}\n.md-typeset .curves {{\n{plots}}}\n"
 
 
 # -- files of the repository ----------------------------------------------------------------------
@@ -186,6 +176,7 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
         add(f"api/{name}.md", api_page(*page))
     add("curves.md", "\n".join(curves_page()))
     add("plots.css", plots_css())
+    add("plots.js", (PLOTS / "plots.js").read_text("utf-8"))
     outside = {*PAGES}
     for file in files.documentation_pages():
         if file.generated_by is None:

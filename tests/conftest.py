@@ -1,5 +1,8 @@
+import importlib.util
 import os
+import shutil
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import hypothesis
 import pytest
@@ -12,6 +15,8 @@ if not torch.cuda.is_available():
 from drill import files as user_cache
 from tests.tiny_place import typed
 
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
 # On a busy machine an example takes as long as it takes.
 hypothesis.settings.register_profile("suite", deadline=None)
 hypothesis.settings.load_profile("suite")
@@ -19,11 +24,53 @@ hypothesis.settings.load_profile("suite")
 
 def pytest_collection_modifyitems(items):
     """Leave out what this machine cannot run."""
-    if torch.cuda.is_available():
-        return
+    missing = {}
+    if not torch.cuda.is_available():
+        missing["gpu"] = "needs a CUDA device"
+    if importlib.util.find_spec("playwright") is None:
+        missing["browser"] = "needs pip install playwright"
+    if CHROMIUM is None:
+        missing["browser"] = "needs chromium: apt-get install chromium"
     for item in items:
-        if item.get_closest_marker("gpu"):
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+        for marker, reason in missing.items():
+            if item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session")
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as tools:
+        options = ["--no-sandbox"] if os.geteuid() == 0 else []
+        chromium = tools.chromium.launch(executable_path=CHROMIUM, args=options)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def opened(browser):
+    """Opens a page; nothing may fail in it, and no request may leave this machine."""
+    faults, hosts, pages = [], set(), []
+
+    def open_page(url, width=390, scheme="light"):
+        context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
+        page = context.new_page()
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.on("console", lambda line: line.type == "error" and faults.append(line.text))
+        page.on("dialog", lambda dialog: faults.append(dialog.message))
+        page.on("request", lambda request: hosts.add(urlsplit(request.url).hostname))
+        page.goto(url)
+        pages.append(page)
+        return page
+
+    yield open_page
+    widths = [page.evaluate("document.documentElement.scrollWidth - innerWidth") for page in pages]
+    for page in pages:
+        page.context.close()
+    assert faults == []
+    assert hosts <= {"127.0.0.1", None}
+    assert max(widths) <= 0  # nothing to scroll sideways
 
 
 @pytest.fixture(autouse=True)

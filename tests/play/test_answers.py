@@ -157,19 +157,17 @@ def test_curves_grow_with_the_metrics(tmp_path):
     run = tmp_path / "young"
     run.mkdir()
     (run / "recipe.toml").write_text('[layer]\nname = "tied"\n')
-    assert answers.curves([tmp_path])["plots"] == []
+    assert answers.curves([tmp_path])["runs"][0]["points"] == []
     with (run / "metrics.jsonl").open("a") as metrics:
         for step, valid in ((10, 50.5), (20, "nan")):
             row = {"kind": "epoch", "epoch": step // 10, "step": step, "valid_perplexity": valid}
             metrics.write(json.dumps(row) + "\n")
-    found = answers.curves([tmp_path])
-    (shown,) = found["runs"]
-    assert (shown["name"], shown["finished"], shown["step"]) == ("young", False, 20)
-    assert (shown["valid"], shown["best"]) == (None, 50.5)
-    assert all("young, step 10: 50.50" in plot for plot in found["plots"])
+    (shown,) = answers.curves([tmp_path])["runs"]
+    assert (shown["name"], shown["finished"], shown["best"]) == ("young", False, 50.5)
+    assert shown["points"] == [(10, 50.5), (20, None)]
 
 
 def test_curves_show_each_run_of_a_folder_once(place):
     found = answers.curves([place / "runs", place / "runs"])["runs"]
     assert sorted(each["name"] for each in found) == ["tied", "tiny"]
-    assert all(each["finished"] and each["step"] for each in found)
+    assert all(each["finished"] and each["points"] for each in found)

@@ -55,7 +55,7 @@ def test_the_page_may_ask(client, headers):
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/page.js", "/page.css", "/plots.css", "/api/runs", "/missing"]
+    "path", ["/", "/page.js", "/page.css", "/plots.css", "/plots.js", "/api/runs", "/missing"]
 )
 def test_every_answer_has_a_strict_policy(client, path):
     headers = client.get(path).headers
@@ -68,6 +68,7 @@ def test_the_page_needs_nothing_from_elsewhere():
     html, script, style = (
         (PAGE / name).read_text() for name in ("page.html", "page.js", "page.css")
     )
+    script += server.FILES["/plots.js"].read_text()
     addresses = re.findall(r"(?:https?:)?//[\w.]+\.\w+", html + script + style)
     assert set(addresses) <= {"http://www.w3.org"}  # the namespace of SVG
     assert not re.search(r"<script>|<style|\sstyle=|\son\w+=", html)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from drill.report.page.svg_plot import COLOURS, DASHES
+from drill.report.page.figures import COLOURS, DASHES
 
 STYLE = Path(__file__).parents[2] / "src" / "drill" / "report" / "page" / "colors.css"
 

@@ -5,8 +5,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from drill.report.tables.markup import Table, escape, markdown_text, visible
-from tests.report.drawing import Page
 from tests.report.hostile import HOSTILE
+from tests.report.page_reader import Page
 
 
 def hostile(test):

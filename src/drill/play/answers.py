@@ -22,7 +22,7 @@ from drill.layers import MatrixLayer, OutputLayer
 from drill.layers.wrapper import WrappingLayer
 from drill.models.encoder import State
 from drill.report.analysis.frequency_bands import frequency_bands
-from drill.report.page.svg_plot import COLOURS, FRAMES, Line, Look, Words, line_plot
+from drill.report.page.figures import COLOURS, Look
 from drill.report.results.runs import distinct_names, is_run, read_run
 from drill.training.precision import evaluating
 from drill.translation.run import TranslationRun
@@ -258,30 +258,26 @@ def _differences(a: str, b: str) -> tuple[list[Any], list[Any]]:
 
 
 def curves(folders: Iterable[Path]) -> Answer:
-    """Validation perplexities of the runs in ``folders``, the last changed first, and plots."""
+    """Validation perplexities by step of the runs in ``folders``, the last changed first."""
     found = {
         path.resolve(): path for folder in folders for path in folder.iterdir() if is_run(path)
     }
     changed = sorted(found, key=lambda path: -_changed(path))[:MAX_CURVES]
     names = distinct_names(changed)
-    runs, lines = [], []
+    runs = []
     for n, run in enumerate(map(read_run, changed)):
-        points = [(float(each.step or 0), each.valid) for each in run.validations]
-        lines.append(Line(names[changed[n]], Look(n, n // COLOURS), points))
+        points = [(each.step or 0, number(each.valid)) for each in run.validations]
         runs.append(
             {
-                "name": lines[-1].name,
-                "look": lines[-1].look.classes,
+                "name": names[changed[n]],
+                "look": Look(n, n // COLOURS).classes,
                 "layer": run.layer,
                 "finished": run.test is not None or run.bleu is not None,
-                "step": run.validations[-1].step if points else None,
-                "valid": number(points[-1][1]) if points else None,
-                "best": number(min((y for _, y in points if math.isfinite(y)), default=None)),
+                "points": points,
+                "best": min((y for _, y in points if y is not None), default=None),
             }
         )
-    words = Words("Validation perplexity by step", "", "step", "validation perplexity")
-    plots = [line_plot(lines, words, frame, whole_x=True) for frame in FRAMES]
-    return {"runs": runs, "plots": list(filter(None, plots))}
+    return {"runs": runs}
 
 
 def _changed(path: Path) -> float:

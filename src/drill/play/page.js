@@ -341,7 +341,7 @@ $("translate-form").addEventListener("submit", async (event) => {
   if (!answer) return;
   $("translations").replaceChildren(
     ...answer.lines.map((line, i) =>
-      make("div", { class: "line" }, make("p", {}, line),
+      make("div", { class: "source" }, make("p", {}, line),
         make("div", { class: "columns" }, ...answer.runs.map((lines, order) => translation(lines[i], runs[order], order)))),
     ),
   );
@@ -413,16 +413,23 @@ function look_up(word) {
 
 const REFRESH = 2000; // milliseconds
 
+let plot = null;
+
 async function refresh_curves() {
   const answer = await latest("curves");
   if (!answer) return;
-  fill_table("plot-legend", ["run", "layer", "step", "valid", "best", "state"], answer.runs.map((run) => [
-    make("span", {}, make("span", { class: `swatch ${run.look}` }), run.name),
-    run.layer ?? "–", run.step?.toLocaleString("en") ?? "–", fixed(run.valid, 2), fixed(run.best, 2),
-    run.finished ? "finished" : "not finished",
-  ]));
-  const plots = answer.plots.map((text) => new DOMParser().parseFromString(text, "text/html").body.firstChild);
-  $("plot").replaceChildren(...(plots.length ? plots : [make("p", {}, "No validations yet.")]));
+  fill_table("plot-legend", ["run", "layer", "step", "valid", "best", "state"], answer.runs.map((run) => {
+    const [step, valid] = run.points.at(-1) ?? [];
+    return [
+      make("span", {}, make("span", { class: `swatch ${run.look}` }), run.name),
+      run.layer ?? "–", step?.toLocaleString("en") ?? "–", fixed(valid, 2), fixed(run.best, 2),
+      run.finished ? "finished" : "not finished",
+    ];
+  }));
+  const lines = answer.runs.filter((run) => run.points.length).map((run) => ({ ...run, points: run.points.map(([x, y]) => [x, y ?? NaN]) }));
+  const shown = { title: "Validation perplexity by step", x: "step", y: "validation perplexity", whole: true, lines };
+  if (plot) plot.update(shown);
+  else if (lines.length) plot = new drill_plots.LinePlot($("plot"), shown);
 }
 setInterval(() => !$("training").hidden && !document.hidden && refresh_curves(), REFRESH);
 

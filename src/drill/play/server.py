@@ -32,6 +32,7 @@ FILES = {
     "/page.css": PAGE / "page.css",
     "/colors.css": Path(report_page.__file__).with_name("colors.css"),
     "/plots.css": Path(report_page.__file__).with_name("plots.css"),
+    "/plots.js": Path(report_page.__file__).with_name("plots.js"),
 }
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "

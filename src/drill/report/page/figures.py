@@ -1,37 +1,105 @@
-"""The figures of a page: what is plotted, in which colours, with which legend."""
+"""The figures of a page: data, colours, legend and caption. plots.js draws them."""
 
+import csv
+import io
 import math
+import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from urllib.parse import quote
 
 from drill.report.analysis.frequency_bands import Band, BandChange
-from drill.report.page.svg_plot import (
-    COLOURS,
-    DASHES,
-    FRAMES,
-    Bars,
-    Line,
-    Look,
-    Point,
-    Words,
-    bar_plot,
-    line_plot,
-)
 from drill.report.results.ledger import Row
 from drill.report.results.runs import RunSummary
+from drill.report.tables.markup import escape, visible
 from drill.report.tables.result_tables import grouped
 
+COLOURS, DASHES = 6, 5  # classes c0 .. c5 and d0 .. d4 of plots.css
 UNITS = ((2 * 86_400.0, 86_400.0, "days"), (7_200.0, 3_600.0, "hours"), (120.0, 60.0, "minutes"))
 BAND_NOTE = "A line is the mean over seeds, its area is from the lowest to the highest seed."
+
+SAMPLES = {
+    kind: f'<svg class="{name}" viewBox="0 0 30 12" aria-hidden="true">{shape}</svg>'
+    for kind, name, shape in (
+        ("lines", "line", '<path d="M1 6L29 6"/>'),
+        ("bars", "bars", '<rect x="9" width="12" height="12"/>'),
+    )
+}
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Look:
+    colour: int
+    dash: int
+
+    @property
+    def classes(self) -> str:
+        return f"c{self.colour % COLOURS} d{self.dash % DASHES}"
+
+
+@dataclass(frozen=True)
+class Line:
+    """Args:
+    points: in the order of x; a value that is not finite and positive is a gap.
+    averaged_from: x of the first point of averaged weights, marked by a ring.
+    band: (lowest, highest) of each point, drawn as an area behind the line.
+    """
+
+    name: str
+    look: Look
+    points: Sequence[Point]
+    averaged_from: float | None = None
+    band: Sequence[Point] = ()
 
 
 @dataclass(frozen=True)
 class Figure:
-    plots: str  # SVG, the same plot for wide and narrow screens
-    legend: Sequence[tuple[str, str]]  # (name, classes)
+    """Args:
+    title: read aloud by screen readers.
+    legend: (name, classes) in the order of the names in ``rows``.
+    columns: of ``rows``: name, x, y, and for lines ``lowest``, ``highest``, ``averaged``.
+    kind: ``lines`` or ``bars``.
+    whole: ticks of x at integers only, unless the view is narrower than 2.
+    """
+
+    title: str
+    legend: Sequence[tuple[str, str]]
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
     caption: str
-    kind: str = "line"  # or "bars"
+    kind: str = "lines"
+    whole: bool = False
+
+    @property
+    def data(self) -> str:
+        """The rows as CSV."""
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([self.columns, *self.rows])
+        return visible(text.getvalue())
+
+    def html(self) -> str:
+        """The element that plots.js draws into; its data is a link to a CSV file."""
+        legend = [
+            f'<li class="{look}">{SAMPLES[self.kind]}<bdi>{escape(name)}</bdi></li>'
+            for name, look in self.legend
+        ]
+        name = re.sub("[^a-z0-9]+", "-", self.title.lower().partition(".")[0])
+        return "\n".join(
+            [
+                f'<figure class="{self.kind}" data-title="{escape(self.title)}"'
+                f"{' data-whole' if self.whole else ''}>",
+                '<ul class="legend">',
+                *legend,
+                "</ul>",
+                f"<figcaption>{escape(self.caption)} "
+                f'<a download="{name}.csv" href="data:text/csv;charset=utf-8,'
+                f'{quote(self.data, safe=",")}">Data as CSV</a></figcaption>',
+                "</figure>",
+            ]
+        )
 
 
 @dataclass(frozen=True)
@@ -40,12 +108,12 @@ class Curve:
 
     epochs: Sequence[Point]
     seconds: Sequence[Point]
-    averaged_from: Point | None = None  # the first epoch of averaged weights
+    averaged_from: float | None = None  # the first epoch of averaged weights
     training: Sequence[Point] = ()  # training perplexity by epoch
 
     @classmethod
     def of_run(cls, run: RunSummary) -> "Curve":
-        averaged = [(float(each.epoch), each.valid) for each in run.curve if each.averaged]
+        averaged = [float(each.epoch) for each in run.curve if each.averaged]
         return cls(
             [(each.epoch, each.valid) for each in run.points if each.valid is not None],
             best_so_far(
@@ -115,10 +183,10 @@ def epochs_figure(curves: Curves, look: Mapping[str, Look]) -> Figure | None:
     ]
     notes = [BAND_NOTE] if any(line.band for line in lines) else []
     notes.append("Values above the upper edge are cut off.")
-    if any(line.ring for line in lines):
+    if any(line.averaged_from is not None for line in lines):
         notes.append("A ring marks the first epoch of averaged weights.")
     axes = ("epoch", "validation perplexity")
-    return _line_figure("Validation perplexity by epoch", axes, lines, notes, whole_x=True)
+    return _line_figure("Validation perplexity by epoch", axes, lines, notes, whole=True)
 
 
 def training_figure(curves: Curves, look: Mapping[str, Look]) -> Figure | None:
@@ -130,7 +198,7 @@ def training_figure(curves: Curves, look: Mapping[str, Look]) -> Figure | None:
     ]
     notes = ["Training perplexity since the point before, with dropout."]
     axes = ("epoch", "training perplexity")
-    return _line_figure("Training perplexity by epoch", axes, lines, notes, whole_x=True)
+    return _line_figure("Training perplexity by epoch", axes, lines, notes, whole=True)
 
 
 def time_figure(curves: Curves, look: Mapping[str, Look], devices: Iterable[str]) -> Figure | None:
@@ -157,24 +225,38 @@ def _line_figure(
     axes: tuple[str, str],
     lines: Sequence[Line],
     notes: Sequence[str],
-    whole_x: bool = False,
+    whole: bool = False,
 ) -> Figure | None:
-    lows = [
-        f"{line.name} reaches {min(known):.2f}"
+    """None where no line has a point."""
+    lows = {
+        line.name: min(known)
         for line in lines
-        if (known := [y for _, y in line.points if math.isfinite(y)])
-    ]
-    words = Words(title, f"{'; '.join(lows)}. The table has the figures.", *axes)
-    plots = [line_plot(lines, words, frame, whole_x=whole_x) for frame in FRAMES]
+        if (known := [y for _, y in line.points if math.isfinite(y) and y > 0.0])
+    }
+    if not lows:
+        return None
+    title = f"{title}. {'; '.join(f'{name} reaches {low:.2f}' for name, low in lows.items())}"
+    banded = any(line.band for line in lines)
+    ringed = any(line.averaged_from is not None for line in lines)
+    columns = ["run", *axes]
+    columns += ["lowest", "highest"] if banded else []
+    columns += ["averaged"] if ringed else []
+    rows = []
+    for line in lines:
+        start = math.inf if line.averaged_from is None else line.averaged_from
+        for n, (x, y) in enumerate(line.points):
+            row = [line.name, _number(x), _number(y)]
+            if banded:
+                row += map(_number, line.band[n]) if line.band else ["", ""]
+            if ringed:
+                row.append("1" if x >= start else "")
+            rows.append(row)
     legend = [(line.name, line.look.classes) for line in lines if line.points]
-    return _figure(plots, legend, " ".join(notes), "line")
+    return Figure(title, legend, columns, rows, " ".join(notes), whole=whole)
 
 
-def _figure(
-    plots: Iterable[str | None], legend: Sequence[tuple[str, str]], caption: str, kind: str
-) -> Figure | None:
-    drawn = "\n".join(filter(None, plots))
-    return Figure(drawn, legend, caption, kind) if drawn else None
+def _number(value: float) -> str:
+    return f"{value:.6g}"
 
 
 def mean_and_range(curves: Sequence[Sequence[Point]]) -> list[tuple[float, float, float, float]]:
@@ -202,16 +284,16 @@ def _at(curve: Sequence[Point], x: float) -> float:
 
 
 def _line(
-    name: str, look: Look, curves: Sequence[Sequence[Point]], ring: Point | None = None
+    name: str, look: Look, curves: Sequence[Sequence[Point]], averaged_from: float | None = None
 ) -> Line:
     if len(curves) == 1:
-        return Line(name, look, curves[0], ring)
+        return Line(name, look, curves[0], averaged_from)
     found = mean_and_range(curves)
     return Line(
         name,
         look,
         [(x, mean) for x, mean, _, _ in found],
-        band=[(x, low, high) for x, _, low, high in found],
+        band=[(low, high) for _, _, low, high in found],
     )
 
 
@@ -247,8 +329,12 @@ def _bar_figure(
 ) -> Figure | None:
     first = next(iter(bands.values()))
     shown = [n for n, band in enumerate(first) if band.tokens]
-    labels = [first[n].label for n in shown]
-    bars = [Bars(name, look[name], [each[n] for n in shown]) for name, each in values.items()]
-    words = Words(title, f"Bars for {', '.join(bands)}; the table has the figures.", "", axis)
-    legend = [(each.name, each.look.classes) for each in bars]
-    return _figure([bar_plot(labels, bars, words, f) for f in FRAMES], legend, caption, "bars")
+    rows = [
+        [name, first[n].label, _number(each[n])]
+        for name, each in values.items()
+        for n in shown
+        if math.isfinite(each[n])
+    ]
+    legend = [(name, look[name].classes) for name in values]
+    columns = ["run", "training count", axis]
+    return Figure(title, legend, columns, rows, caption, kind="bars") if rows else None

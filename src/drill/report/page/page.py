@@ -1,8 +1,10 @@
 """Reports on runs and ledgers: one self-contained HTML file, or the same tables in Markdown."""
 
+from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from hashlib import sha256
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from drill.recipes.reader import recipe_names
 from drill.report.analysis.word_accuracy import AccuracyBand
 from drill.report.page.figures import (
     Curve,
+    Look,
     bands_figure,
     changes_figure,
     epochs_figure,
@@ -23,7 +26,6 @@ from drill.report.page.figures import (
     time_figure,
     training_figure,
 )
-from drill.report.page.svg_plot import Look
 from drill.report.results import ledger
 from drill.report.results.paper import FINETUNED
 from drill.report.results.run_files import read_starts
@@ -52,6 +54,7 @@ from drill.report.tables.result_tables import (
 from drill.training.settings import recipe
 
 ADAPTED = "Dynamic evaluation and cache"
+SCRIPT = "plots.js"
 STYLES = ("colors.css", "plots.css", "page.css")
 GENERATOR = '<meta name="generator" content="drill">'  # marks a file that drill may replace
 
@@ -136,9 +139,15 @@ def write_page(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    files = resources.files("drill.report.page")
-    text = environment.from_string(files.joinpath("page.html.jinja").read_text("utf-8")).render(
-        style="".join(files.joinpath(name).read_text("utf-8") for name in STYLES),
+
+    def read(name: str) -> str:
+        return resources.files("drill.report.page").joinpath(name).read_text("utf-8")
+
+    script = read(SCRIPT)
+    text = environment.from_string(read("page.html.jinja")).render(
+        style="".join(map(read, STYLES)),
+        script=script,
+        script_hash=b64encode(sha256(script.encode()).digest()).decode(),
         generator=GENERATOR,
         title=title,
         about=f"{about}, written {now.astimezone(UTC):%Y-%m-%d %H:%M} UTC",

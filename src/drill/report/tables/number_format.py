@@ -48,32 +48,24 @@ def duration(seconds: float | None) -> str:
     return f"{larger:,} {large} {rest:02d} {small}"
 
 
-Tick = tuple[float, str]
-
-
-def linear_ticks(low: float, high: float, wanted: int = 7, whole: bool = False) -> list[Tick]:
+def linear_ticks(low: float, high: float, wanted: int = 7) -> list[float]:
     """At most ``wanted`` multiples of 1, 2 or 5 times a power of ten."""
     rough = 10.0 ** math.floor(math.log10((high - low) / wanted))
     steps = [rough * factor for factor in (1, 2, 5, 10, 20)]
     step = next(each for each in steps if _multiples(low, high, each)[1] <= wanted)
-    step = max(1.0, step) if whole else step
     first, number = _multiples(low, high, step)
     decimals = max(0, -math.floor(math.log10(step) + 1e-9))
-    values = [round((first + n) * step, decimals) + 0.0 for n in range(number)]
-    return [(value, _tick(value, decimals)) for value in values]
+    return [round((first + n) * step, decimals) + 0.0 for n in range(number)]
 
 
-def log_ticks(low: float, high: float) -> list[Tick]:
+def log_ticks(low: float, high: float) -> list[float]:
     """Powers of ten and what lies between them, or linear ticks where the range is narrow."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for digits in ((1,), (1, 3), (1, 2, 5)):
         values = [digit * 10.0**power for power in powers for digit in digits]
         values = [value for value in values if low <= value <= high]
         if len(values) >= 4:
-            values = values[:: math.ceil(len(values) / 10)]
-            return [
-                (value, _tick(value, max(0, -math.floor(math.log10(value))))) for value in values
-            ]
+            return values[:: math.ceil(len(values) / 10)]
     return linear_ticks(low, high)
 
 
@@ -81,8 +73,3 @@ def _multiples(low: float, high: float, step: float) -> tuple[int, int]:
     """(first, number) of the multiples of ``step`` from low to high."""
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return first, last - first + 1
-
-
-def _tick(value: float, decimals: int) -> str:
-    text = f"{value:,.{decimals}f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text

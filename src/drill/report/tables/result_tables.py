@@ -247,28 +247,41 @@ def paper_notes(rows: Sequence[Sequence[Cell]], gap_note: str = GAP_NOTE) -> lis
 
 
 def epochs_table(runs: Sequence[RunSummary]) -> Table:
-    """Validation perplexity of every run at a few epochs."""
-    epochs = selected_epochs(sorted({point.epoch for run in runs for point in run.curve}))
-    rows = []
-    for run in runs:
-        found = {point.epoch: point.valid for point in run.curve}
-        cells = [(str(epoch), numbers.perplexity(found.get(epoch))) for epoch in epochs]
-        rows.append([("run", run.name), *cells])
-    return Table.of(rows)
+    """Validation perplexity of every run at a few epochs, also inside an epoch."""
+    curves = {
+        run.name: {
+            round(each.epoch, 2): each.valid for each in run.points if each.valid is not None
+        }
+        for run in runs
+    }
+    epochs = selected_epochs(sorted({epoch for curve in curves.values() for epoch in curve}))
+    return Table.of(
+        [
+            [
+                ("run", name),
+                *((f"{epoch:g}", numbers.perplexity(curve.get(epoch))) for epoch in epochs),
+            ]
+            for name, curve in curves.items()
+        ]
+    )
 
 
-def selected_epochs(epochs: Sequence[int]) -> list[int]:
-    """All of a few; of many those at 1, 2, 3, 5 and their tens and hundreds, and the last."""
+def selected_epochs(epochs: Sequence[float]) -> list[float]:
+    """All of a few. Of many whole epochs those at 1, 2, 3, 5 and their tens and hundreds, and the
+    last; of validations inside a few epochs some at equal distances."""
     if len(epochs) <= SHOWN_EPOCHS:
         return list(epochs)
+    whole = [epoch for epoch in epochs if epoch == int(epoch)]
+    if len(whole) < SHOWN_EPOCHS / 2:
+        last = len(epochs) - 1
+        return [epochs[round(n * last / (SHOWN_EPOCHS - 1))] for n in range(SHOWN_EPOCHS)]
     round_numbers = {digit * 10**power for power in range(7) for digit in (1, 2, 3, 5)}
-    return [epoch for epoch in epochs if epoch in round_numbers or epoch == epochs[-1]]
+    return [epoch for epoch in whole if epoch in round_numbers or epoch == epochs[-1]]
 
 
 def milestones(best: float) -> list[float]:
     """Round perplexities on the way down to ``best``, the nearer the closer together."""
-    far = [value for value, _ in log_ticks(1.25 * best, 4.0 * best)]
-    near = [value for value, _ in linear_ticks(best, 1.25 * best, 8)]
+    far, near = log_ticks(1.25 * best, 4.0 * best), linear_ticks(best, 1.25 * best, 8)
     return sorted({*far[:: max(1, len(far) // 3)], *near}, reverse=True)
 
 

@@ -1,0 +1,163 @@
+"""The plots of a page, as plots.js draws them in headless Chromium."""
+
+import csv
+import io
+import math
+import re
+
+import numpy as np
+import pytest
+
+from drill.report import TextBands, write_report
+from drill.report.analysis.frequency_bands import compare_bands, frequency_bands
+from drill.report.page.figures import Curve, epochs_figure, looks
+from drill.report.page.page import Section, write_page
+from tests.report.folders import perplexities, write_run
+
+pytestmark = [pytest.mark.slow, pytest.mark.browser]
+ODD = "</script><script>alert(1)</script>,\"'\n"
+
+# Every coordinate of a plot, after all transforms, against the box of its plot
+OUTSIDE = """() => [...document.querySelectorAll("svg.plot")].flatMap((plot) => {
+  const box = plot.getBoundingClientRect();
+  const bad = (each) => each.left < box.left - 1 || each.right > box.right + 1
+    || each.top < box.top - 1 || each.bottom > box.bottom + 1;
+  return [...plot.querySelectorAll("text, rect, line")]
+    .filter((each) => bad(each.getBoundingClientRect())).map((each) => each.outerHTML);
+})"""
+
+
+def numbers_in(page):
+    """The attributes of shapes: none may be NaN or infinite."""
+    texts = page.locator("svg.plot").evaluate_all("plots => plots.map(plot => plot.outerHTML)")
+    assert texts
+    assert not re.search(r"NaN|Infinity|undefined", "".join(texts))
+
+
+def ticks(plot, anchor):
+    found = plot.locator(f"text.tick.{anchor}").all_text_contents()
+    return [float(each.replace(",", "")) for each in found]
+
+
+@pytest.fixture
+def address(tmp_path):
+    """A page with two runs of 40 epochs, and losses by frequency."""
+    generator = np.random.default_rng(0)
+    counts, targets = np.array([0, 10, 70, 200, 6000]), generator.integers(5, size=500)
+    base = generator.exponential(4.0, 500)
+    bands = {
+        name: frequency_bands(base * f, targets, counts)
+        for name, f in (("tied", 1.1), ("drill", 1.0))
+    }
+    changes = {"drill": compare_bands(base * 1.1, base, targets, counts)}
+    runs = [
+        write_run(tmp_path / "tied", valid=perplexities(330, 62, 40)),
+        write_run(tmp_path / "drill", recipe="ptb-drill-4", valid=perplexities(310, 60, 40)),
+    ]
+    page = write_report(runs, tmp_path / "page.html", texts=[TextBands(bands, changes)])
+    return page.as_uri()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1300, "light")])
+def test_plots_fill_the_page_and_stay_inside(opened, address, width, scheme):
+    page = opened(address, width, scheme)
+    page.locator("svg.plot rect").first.wait_for()
+    assert page.locator("svg.plot").count() == 4
+    assert page.evaluate(OUTSIDE) == []
+    numbers_in(page)
+    content = page.locator("main").bounding_box()["width"]
+    for plot in page.locator("svg.plot").all():
+        box = plot.bounding_box()
+        assert box["width"] == pytest.approx(content, abs=1)
+        assert box["height"] >= 280
+    ends = page.locator("svg.plot").first.locator("text.end").all_text_contents()
+    assert ends == ["60.41", "58.45"]
+    size = page.evaluate("getComputedStyle(document.querySelector('svg.plot text')).fontSize")
+    assert size == "13px"
+    page.locator(".bars rect").first.hover()
+    assert page.get_by_text(re.compile(r"^tied, never: \d")).is_visible()
+
+
+def test_a_curve_is_read_zoomed_compared_and_downloaded(opened, address):
+    page = opened(address, 1000)
+    figure = page.locator("figure.lines").first
+    plot = figure.locator("svg.plot")
+    values = figure.locator(".legend output")
+    plot.scroll_into_view_if_needed()
+    box = plot.bounding_box()
+    page.mouse.move(box["x"] + 64 + (box["width"] - 64 - 58) * 0.5, box["y"] + 100)
+    assert plot.locator("text.value").text_content() == "epoch 20"
+    assert [float(each) for each in values.all_text_contents()] == pytest.approx(
+        [perplexities(*ends, 40)[19] for ends in ((330, 62), (310, 60))], abs=0.006
+    )
+
+    assert ticks(plot, "middle")[-1] == 40
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] - 58, box["y"] + 100)
+    page.mouse.up()
+    assert ticks(plot, "middle")[0] >= 20
+    plot.dblclick()
+    assert ticks(plot, "middle")[0] == 0
+    plot.focus()
+    page.keyboard.press("ArrowLeft")
+    assert plot.locator("text.value").count() == 1
+    page.keyboard.press("+")
+    assert ticks(plot, "middle")[0] >= 10
+    page.keyboard.press("0")
+    figure.get_by_role("button", name="Zoom in").click()
+    assert ticks(plot, "middle")[0] > 10
+    figure.get_by_role("button", name="Show all").click()
+
+    figure.get_by_label("log x").check()
+    assert ticks(plot, "middle")[:2] == [1, 3]
+    figure.get_by_label("log y").uncheck()
+    spaces = np.diff(
+        [
+            float(y)
+            for y in plot.locator("line.grid").evaluate_all(
+                "lines => lines.map(line => line.getAttribute('y1'))"
+            )
+        ]
+    )
+    assert spaces == pytest.approx([spaces[0]] * len(spaces))
+    numbers_in(page)
+
+    page.mouse.move(0, 0)
+    figure.get_by_label("difference to").select_option("tied")
+    last = [100 * (58.45 / 60.41 - 1), 0.0]
+    found = [float(each.strip("+%")) for each in values.all_text_contents()]
+    assert sorted(found) == pytest.approx(sorted(last), abs=0.05)
+    figure.locator(".legend input").first.uncheck()
+    assert plot.locator("g.line").count() == 1
+
+    with page.expect_download() as download:
+        figure.get_by_role("link", name="Data as CSV").click()
+    assert download.value.suggested_filename == "validation-perplexity-by-epoch.csv"
+    rows = list(csv.reader(io.StringIO(download.value.path().read_text())))
+    assert rows[0] == ["run", "epoch", "validation perplexity", "averaged"]
+    assert len(rows) == 81
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        [(1.0, 50.0)],
+        [(1.0, 50.0), (2.0, 50.0)],
+        [(1.0, math.nan), (2.0, 60.0), (3.0, math.inf), (4.0, 40.0)],
+        [(0.0, 1e300), (1.0, 5e-324), (2.0, 57.0), (3.0, 57.0000001)],
+        [(n / 7, 1e6 / (n + 1) ** 3) for n in range(500)],
+    ],
+)
+def test_odd_values_and_names_are_drawn(opened, tmp_path, points):
+    curves = {ODD: [Curve(points, [])], "other": [Curve([(9.0, 55.0)], [])]}
+    figure = epochs_figure(curves, looks([name] for name in curves))
+    sections = [Section("curves", "Curves", [("figure", figure)])]
+    page = opened(write_page(tmp_path / "odd.html", "Odd", "", sections).as_uri())
+    assert page.locator("svg.plot g.line").count() == 2
+    for label in ("log x", "log y"):
+        numbers_in(page)
+        assert page.evaluate(OUTSIDE) == []
+        page.get_by_label(label).click()
+    page.get_by_label("difference to").select_option("other")
+    numbers_in(page)
+    assert page.locator(".legend bdi").first.inner_text().startswith("</script>")
