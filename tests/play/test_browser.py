@@ -60,6 +60,11 @@ def test_a_language_model_by_keyboard(place, serve, opened):
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
     assert "<unk>" in page.locator("#score-detail").inner_text()
+    page.locator("#score-bands button").first.focus()
+    page.keyboard.press("Enter")
+    assert 0 < page.locator("#scored .dim").count() < page.locator("#scored span").count()
+    page.keyboard.press("Enter")
+    assert page.locator("#scored .dim").count() == 0
 
     page.locator("#tab-score").focus()
     page.keyboard.press("ArrowRight")

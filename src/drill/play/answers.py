@@ -89,7 +89,12 @@ class LanguageModelPlayer:
                 for each in scored
             ],
             "bands": [
-                {"label": band.label, "tokens": band.tokens, "loss": number(band.mean_loss)}
+                {
+                    "label": band.label,
+                    "low": band.low,
+                    "tokens": band.tokens,
+                    "loss": number(band.mean_loss),
+                }
                 for band in bands
             ],
         }

@@ -232,15 +232,16 @@ $("score-form").addEventListener("submit", async (event) => {
     row_of("loss", numbers("loss", 3), true),
     [`tokens`, ...answer.runs.map((run) => run.tokens.toLocaleString("en"))],
   ]);
-  const bands = answer.runs[0].bands.map((band, i) => [band, answer.runs.map((run) => run.bands[i])]);
+  const bands = answer.runs[0].bands.map((band, i) => [band, answer.runs.map((run) => run.bands[i]), i]);
   const heads_of_bands = ["times seen", "tokens", ...heads.slice(1)];
   fill_table(
     "score-bands",
     heads_of_bands,
     bands
       .filter(([, own]) => own.some((each) => each.tokens))
-      .map(([band, own]) => {
-        const row = row_of(band.label, own.map((each) => [each.loss, 3]), true);
+      .map(([band, own, i]) => {
+        const button = make("button", { type: "button", "aria-pressed": "false", onclick: () => show_band(i, button) }, band.label);
+        const row = row_of(button, own.map((each) => [each.loss, 3]), true);
         row.splice(1, 0, band.tokens.toLocaleString("en"));
         return row;
       }),
@@ -305,6 +306,19 @@ function colour(view) {
       ? ["0", ...LOSSES].map((edge, i) => key(`l${i}`, `${edge}+`))
       : [...CHANGES.map((edge, i) => key(`a${i + 1}`, `−${edge}`)).reverse(), ...CHANGES.map((edge, i) => key(`b${i + 1}`, `+${edge}`))];
   $("score-legend").replaceChildren(view < 2 ? "Loss in nats: " : "Difference in nats; blue: B is better. ", ...keys);
+}
+
+// Dims all words but those of a band of training counts; a second click shows all.
+function show_band(band, button) {
+  const all = button.getAttribute("aria-pressed") === "true";
+  for (const each of $("score-bands").querySelectorAll("button")) each.setAttribute("aria-pressed", each === button && !all);
+  const { bands, counts } = scored.runs[0];
+  const lows = bands.map((each) => each.low);
+  for (const own of $("scored").querySelectorAll("span")) {
+    const [line, i] = own.place;
+    const count = scored.lines[line][i] === EOS ? null : counts[line][i];
+    own.classList.toggle("dim", !all && (count === null || level(count, lows) - 1 !== band));
+  }
 }
 
 function select_word(own) {
