@@ -84,7 +84,14 @@ def test_messages_are_one_line_of_bounded_length():
     ("words", "key"),
     [
         (["train", "ptb-tide"], "did you mean ptb-tied"),
-        (["train", "tiny.toml", "--set", "training.epochs=2", "layer.depth=2"], "--set layer.d"),
+        *(
+            ([*words, "--set", "training.epochs=2", "layer.depth=2"], "--set layer.d")
+            for words in (
+                [*TINY, "--name", "x"],
+                ["finetune", "runs/tiny"],
+                ["settings", "mt-demo"],
+            )
+        ),
         ([*TINY, "--set", "layer.depth=1"], "layer.depth: 2 -> 1"),
         ([*TINY, "--set", "layer.detph=1"], "did you mean layer.depth?"),
         (["train", "demo-tied", "--set", "layer.detph=3"], "depth of deep-residual"),

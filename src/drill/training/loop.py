@@ -341,10 +341,12 @@ def finite(
             f"{STALLED}, before step {state.step} of epoch {state.epoch}; {last}; run the same "
             "command on a free GPU, or with --set encoder.impl=cudnn"
         )
+    lower = optimizer.lr / (10 if state.best is None else 2)  # never good: far too high
+    clip = " or --set optimizer.max_grad_norm=1" if optimizer.max_grad_norm is None else ""
     raise Diverged(
         f"the loss became {loss} in epoch {state.epoch}, before step {state.step}, at lr "
         f"{optimizer.now:g}; {last}; train under another name with a lower rate, for example "
-        f"--set optimizer.lr={optimizer.lr / 2:g}"
+        f"--set optimizer.lr={lower:g}{clip}"
     )
 
 

@@ -216,7 +216,8 @@ def _print(names: Sequence[str], found: dict[str, Any]) -> None:
     clear = not found["low"] <= 0.0 <= found["high"]
     verdict = "the interval excludes 0" if clear else "the interval includes 0: no clear difference"
     shown.print(f"difference = {names[1]} minus {names[0]}")
-    shown.print(f"{names[1]} is better in {share:.1%} of the samples; {verdict}.\n")
+    shown.print(f"{names[1]} is better in {share:.1%} of the samples; {verdict}.")
+    shown.print("The interval covers the lines of this text, not other seeds of training.\n")
     for title in ("gained", "lost"):
         lines = []
         for row in found[title]:

@@ -30,7 +30,10 @@ def study(
     ] = None,
     runs: RunsOption = Path("runs"),
     ledger: Annotated[
-        Path | None, typer.Option(help="The ledger; results/NAME.jsonl by default.")
+        Path | None,
+        typer.Option(
+            help="The ledger; results/NAME.jsonl by default, here or next to the plan's folder."
+        ),
     ] = None,
     device: DeviceOption = "auto",
     parallel: Annotated[int, typer.Option(min=1, help="Number of jobs at a time.")] = 1,
@@ -50,7 +53,9 @@ def study(
     from drill.study.tables import status_table
 
     wanted = read_plan(plan)
-    results = ledger or Path("results", f"{wanted.name}.jsonl")
+    results = ledger or default_ledger(plan, wanted.name)
+    if (report or status) and not results.exists():
+        note(f"{results}: no results yet")
     for option, value in (("--time-to", time_to), ("--html", html)):
         if value and not report:
             raise SettingsError(f"{option}: needs --report")
@@ -75,3 +80,10 @@ def study(
     )
     if any(states.state(job) == FAILED for job in wanted.jobs()):
         raise typer.Exit(1)
+
+
+def default_ledger(plan: Path, name: str) -> Path:
+    """results/NAME.jsonl in this folder; else an existing one next to the plan or its folder."""
+    here = Path("results", f"{name}.jsonl")
+    near = [parent / here for parent in plan.resolve().parents[:2]]
+    return next((path for path in (here, *near) if path.exists()), here)

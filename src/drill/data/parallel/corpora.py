@@ -20,6 +20,7 @@ class Parts:
     train: tuple[str, ...]
     valid: tuple[str, ...]
     test: tuple[str, ...]
+    origin: str  # where to get them
 
 
 NEWS = tuple(
@@ -28,11 +29,24 @@ NEWS = tuple(
 )
 
 PARALLEL_CORPORA: Mapping[str, Parts] = {
-    "multi30k": Parts(("multi30k/train",), ("multi30k/val",), ("multi30k/test_2016_flickr",)),
-    "europarl": Parts(
-        ("europarl/train", *NEWS), ("newstest/newstest2013",), ("newstest/newstest2014",)
+    "multi30k": Parts(
+        ("multi30k/train",),
+        ("multi30k/val",),
+        ("multi30k/test_2016_flickr",),
+        "github.com/multi30k/dataset, data/task1/raw",
     ),
-    "wmt14": Parts(("wmt14/train",), ("newstest/newstest2013",), ("newstest/newstest2014",)),
+    "europarl": Parts(
+        ("europarl/train", *NEWS),
+        ("newstest/newstest2013",),
+        ("newstest/newstest2014",),
+        "statmt.org/europarl (v7) and statmt.org/wmt14 (news)",
+    ),
+    "wmt14": Parts(
+        ("wmt14/train",),
+        ("newstest/newstest2013",),
+        ("newstest/newstest2014",),
+        "statmt.org/wmt14",
+    ),
 }
 """Captions; speeches and older news; the paper's training set. The last two test on news."""
 
@@ -126,6 +140,6 @@ def _found(corpus: str, name: str) -> Path:
             return place
     where = "put it there" if Path(name).is_absolute() else "put it there, or set DRILL_DATA"
     raise DataError(
-        f"{corpus}: {places[0]} is missing; {where} (.gz and .xz are read too); no translation "
-        "corpus is downloaded"
+        f"{corpus}: {places[0]} is missing; {where} (.gz and .xz are read too)"
+        + (f"; get it from {PARALLEL_CORPORA[corpus].origin}" if corpus in PARALLEL_CORPORA else "")
     )
