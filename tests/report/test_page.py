@@ -128,6 +128,14 @@ def test_a_page_has_what_the_runs_have(tmp_path, runs, words):
     ):
         assert shown in page.text
     assert ("dt", "depth") in page.said
+    assert ("caption", "Settings that differ") in page.said
+    settings = section(text, "settings").split("</table>")[0]
+    assert re.findall(r"<bdi>([\w.]+)</bdi></th>", settings)[1:] == [
+        "recipe",
+        "layer.name",
+        "training.seed",
+        "layer.depth",
+    ]
     assert ("dd", "NVIDIA H200") in page.said
     _, page = written(tmp_path, [], ledgers=[ledger])
     assert [said for tag, said in page.said if tag == "h2"] == ["Ledgers"]

@@ -160,4 +160,11 @@ def test_odd_values_and_names_are_drawn(opened, tmp_path, points):
         page.get_by_label(label).click()
     page.get_by_label("difference to").select_option("other")
     numbers_in(page)
+    for box in page.locator(".legend input").all():
+        box.uncheck()
+    page.locator("svg.plot").focus()
+    for key in ("ArrowLeft", "+", "-", "0"):
+        page.keyboard.press(key)
+    page.locator("svg.plot").hover()
+    assert page.locator("svg.plot").text_content() == "nothing to show"
     assert page.locator(".legend bdi").first.inner_text().startswith("</script>")

@@ -37,7 +37,7 @@ from drill.report.tables.band_tables import (
     by_references,
     changes_table,
 )
-from drill.report.tables.markup import markdown_text, visible
+from drill.report.tables.markup import Table, markdown_text, visible
 from drill.report.tables.result_tables import (
     Result,
     T,
@@ -289,6 +289,8 @@ def _ledgers(ledgers: Ledgers) -> Iterator[Block]:
 
 
 def _settings(runs: Sequence[RunSummary]) -> Iterator[Block]:
+    if (differing := settings_table(runs)).rows:
+        yield "table", ("Settings that differ", differing)
     for run in runs:
         about = ", ".join(each for each in (run.recipe, run.layer, run.device) if each)
         tables = {key: value for key, value in run.settings.items() if isinstance(value, Mapping)}
@@ -301,6 +303,19 @@ def _settings(runs: Sequence[RunSummary]) -> Iterator[Block]:
             for name, table in shown.items()
         }
         yield "settings", (run.name, about, pairs)
+
+
+def settings_table(runs: Sequence[RunSummary]) -> Table:
+    """A row for every setting that is not the same in all runs, a column for every run."""
+    flat = {run.name: {key: _value(each) for key, each in flatten(run.settings)} for run in runs}
+    keys = dict.fromkeys(key for settings in flat.values() for key in settings)
+    return Table.of(
+        [
+            [("settings", key), *((name, settings.get(key, "")) for name, settings in flat.items())]
+            for key in keys
+            if len({settings.get(key) for settings in flat.values()}) > 1
+        ]
+    )
 
 
 def by_corpus(results: Sequence[T]) -> dict[str, list[T]]:

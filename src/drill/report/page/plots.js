@@ -25,6 +25,8 @@ const drill_plots = (() => {
   const svg = maker("http://www.w3.org/2000/svg");
   const html = maker("http://www.w3.org/1999/xhtml");
 
+  const lowest = (values) => values.reduce((a, b) => Math.min(a, b), Infinity);
+  const highest = (values) => -lowest(values.map((value) => -value));
   const value_text = (y) => (y < 1000 ? y.toFixed(2) : Math.round(y).toLocaleString("en"));
   const tick_text = (value) => value.toLocaleString("en", { maximumSignificantDigits: 6 });
 
@@ -102,7 +104,7 @@ const drill_plots = (() => {
       figure.prepend(controls, this.svg, this.legend);
       this.update(plot);
       const ends = this.lines.filter((line) => line.points.length).map((line) => line.points.at(-1)[0]);
-      this.log_x.checked = Math.min(...ends) > 0 && Math.max(...ends) >= LOG_X * Math.min(...ends);
+      this.log_x.checked = lowest(ends) > 0 && highest(ends) >= LOG_X * lowest(ends);
       new ResizeObserver(redraw).observe(figure);
     }
 
@@ -138,6 +140,7 @@ const drill_plots = (() => {
     }
 
     zoom_by(factor) { // around the cursor; without one the end stays
+      if (!this.drawn.length) return;
       const { across, left, right } = this;
       const middle = this.cursor === null ? right : across(this.cursor);
       const ends = [left, right].map((end) => across.inverse(middle + factor * (end - middle)));
@@ -182,8 +185,8 @@ const drill_plots = (() => {
 
     whole_range() {
       const xs = this.drawn.flatMap((line) => line.points.map((point) => point[0]));
-      const start = this.log_x.checked ? Math.min(...xs) : Math.min(0, ...xs);
-      const end = Math.max(...xs);
+      const start = this.log_x.checked ? lowest(xs) : Math.min(0, lowest(xs));
+      const end = highest(xs);
       return end > start ? [start, end] : [start - 0.5, end + 0.5];
     }
 
@@ -195,9 +198,9 @@ const drill_plots = (() => {
       if (!ys.length) return log ? [1, 10] : [0, 1];
       let [least, top] = [ys[0], ys.at(-1)];
       if (!this.base.value) { // the steep start is cut off
-        const lows = of_lines.map((own) => Math.min(...own));
-        top = Math.min(top, Math.max(CUT * least, 1.1 * Math.max(...lows), ys[Math.ceil(SHOWN * ys.length) - 1]));
-        least = Math.min(least, ...this.drawn.flatMap((line) => line.band.filter(seen).map((each) => each[1])));
+        const lows = of_lines.map(lowest);
+        top = Math.min(top, Math.max(CUT * least, 1.1 * highest(lows), ys[Math.ceil(SHOWN * ys.length) - 1]));
+        least = lowest([least, ...this.drawn.map((line) => lowest(line.band.filter(seen).map((each) => each[1])))]);
       }
       if (log) {
         const padding = Math.max(0.01, 0.04 * Math.log(top / least));
@@ -224,9 +227,8 @@ const drill_plots = (() => {
       if (this.drawn.length <= LABELLED) box.right = width - 58;
       const { left, right, top, height, floor } = box;
       this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-      if (!this.drawn.length) return this.svg.replaceChildren(svg("text", { class: "axis", x: 10, y: 20 }, "nothing to show"));
-
       this.range = this.zoom ?? this.whole_range();
+      if (!this.drawn.length) return this.svg.replaceChildren(text("axis", 10, 20, "nothing to show"));
       const across = scale(...this.range, left, right, this.log_x.checked);
       const heights = this.height_range(log_y);
       const down = scale(...heights, floor, top, log_y);
@@ -313,7 +315,7 @@ const drill_plots = (() => {
       const narrow = width < 90 * labels.length;
       const box = box_of(width);
       box.floor = box.height - (narrow ? 80 : 50);
-      const [low, high] = [Math.min(0, ...values), Math.max(0, ...values)];
+      const [low, high] = [lowest([0, ...values]), highest([0, ...values])];
       const down = scale(low - 0.04 * (high - low) * (low < 0), high > low ? high : 1, box.floor, box.top);
       const space = (box.right - box.left) / labels.length;
       const bar = (0.78 * space) / lines.length;
