@@ -134,7 +134,6 @@ def test_a_page_has_what_the_runs_have(tmp_path, runs, words):
         "recipe",
         "layer.name",
         "training.seed",
-        "layer.depth",
     ]
     assert ("dd", "NVIDIA H200") in page.said
     _, page = written(tmp_path, [], ledgers=[ledger])

@@ -306,14 +306,14 @@ def _settings(runs: Sequence[RunSummary]) -> Iterator[Block]:
 
 
 def settings_table(runs: Sequence[RunSummary]) -> Table:
-    """A row for every setting that is not the same in all runs, a column for every run."""
+    """A row for every setting with several values, a column for every run."""
     flat = {run.name: {key: _value(each) for key, each in flatten(run.settings)} for run in runs}
     keys = dict.fromkeys(key for settings in flat.values() for key in settings)
     return Table.of(
         [
             [("settings", key), *((name, settings.get(key, "")) for name, settings in flat.items())]
             for key in keys
-            if len({settings.get(key) for settings in flat.values()}) > 1
+            if len({settings[key] for settings in flat.values() if key in settings}) > 1
         ]
     )
 
