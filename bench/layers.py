@@ -15,12 +15,17 @@ from drill.layers import (
     AdaptiveSoftmax,
     Bilinear,
     DeepResidual,
+    DirectOutputConnection,
     DualNonlinear,
     FullSoftmax,
     MatrixLayer,
+    Mixtape,
     MixtureOfSoftmaxes,
     OutputLayer,
+    PiecewiseLinearSoftmax,
     SampledSoftmax,
+    SigSoftmax,
+    SoftcappedSoftmax,
     TiedSoftmax,
 )
 
@@ -47,6 +52,14 @@ BUILDERS: dict[str, Callable[[nn.Embedding], OutputLayer]] = {
     "sampled 1024 x tied": lambda embedding: SampledSoftmax(TiedSoftmax(embedding), 1024),
     "sampled 1024 x deep-residual 4": lambda embedding: SampledSoftmax(deep(embedding), 1024),
     "adaptive V/10 V/2 x tied": lambda embedding: adaptive(TiedSoftmax(embedding)),
+    "sigsoftmax x tied": lambda embedding: SigSoftmax(TiedSoftmax(embedding)),
+    "plif x tied": lambda embedding: PiecewiseLinearSoftmax(TiedSoftmax(embedding)),
+    "softcap x tied": lambda embedding: SoftcappedSoftmax(TiedSoftmax(embedding)),
+    "mixtape 4 x tied": lambda embedding: Mixtape(TiedSoftmax(embedding)),
+    "mixtape 4, V/10 gates, x tied": lambda embedding: Mixtape(
+        TiedSoftmax(embedding), gates=embedding.num_embeddings // 10
+    ),
+    "doc 15 x tied": lambda embedding: DirectOutputConnection(TiedSoftmax(embedding)),
 }
 """All over one embedding; names start as in ``LAYERS``."""
 

@@ -46,7 +46,7 @@ def test_json_holds_the_sizes_and_exact_counts():
 def test_layers_that_need_equal_widths_say_so():
     output = drill("layers", "--width", "24", "--hidden", "40").output
     assert "d_h = d = 24" in output
-    assert output.strip().endswith(": tied, deep-residual, sampled, adaptive")
+    assert output.strip().endswith("sampled, adaptive, sigsoftmax, plif, softcap")
     assert "d_h = d = 24" not in drill("layers", "--width", "24").output
 
 

@@ -233,7 +233,10 @@ def test_single_file_is_split(tmp_path, texts):
 @pytest.mark.parametrize("layer", LAYERS)
 def test_every_layer_trains_and_loads(tmp_path, texts, layer):
     own = {"adaptive": ["layer.cutoffs=[5, 20]"], "sampled": ["layer.samples=8"],
-           "mixture": ["layer.experts=2", "encoder.output_size=6"]}  # fmt: skip
+           "mixture": ["layer.experts=2", "encoder.output_size=6", "training.adversarial=0.01"],
+           "mixtape": ["layer.gates=9", "encoder.output_size=6"],
+           "doc": ["layer.experts=[1, 2]", "encoder.output_layers=2", "training.micro_batch=2"],
+           "plif": ["layer.pieces=20", "layer.inner.name=deep-residual"]}  # fmt: skip
     settings = small(texts, f"layer.name={layer}", "training.epochs=1", *own.get(layer, []))
     outcome = train(settings, tmp_path / "run", device="cpu")
     run = load_run(tmp_path / "run", device="cpu")
@@ -432,7 +435,7 @@ def test_damaged_weights_are_named_with_those_that_are_left(run):
     [
         ("optimizer.lr=-1", r"^optimizer\.lr: must be "),
         ("layer.dropout=2", r"^layer\.dropout: must be "),
-        ("training.adversarial=0.005 layer.name=mixture", r"\[training\]: adversarial"),
+        ("layer.name=doc layer.experts=[1,2]", r"^layer\.experts: must be "),
         ("encoder.layers=0", r"^encoder\.layers: must be "),
     ],
 )

@@ -139,6 +139,20 @@ CASES: dict[str, Case] = {
         reduction_factor=1.5,
         counts=COUNTS,
     ),
+    "sigsoftmax": over(tied, "sigsoftmax"),
+    "sigsoftmax of dual": over(row("dual", hidden_size=H, joint_size=J), "sigsoftmax"),
+    "plif without bias": over(row("tied", bias=False), "plif", pieces=7, limit=3.0),
+    "plif of deep residual": over(deep_locked, "plif", pieces=40, limit=2.0),
+    "softcap": over(tied, "softcap", cap=1.5),
+    "mixtape of one gate": over(tied, "mixtape", experts=2, gates=1, init_range=0.3),
+    "mixtape of deep residual": over(
+        deep_locked, "mixtape", gate_size=2, hidden_size=H, gates=4, counts=COUNTS
+    ),
+    "mixtape of dual": over(
+        row("dual", hidden_size=H, joint_size=J), "mixtape", experts=8, locked=False, **drop
+    ),
+    "doc of one state": over(tied, "doc", experts=[2], init_range=0.3, locked=False, **drop),
+    "doc of deep residual": over(deep_locked, "doc", experts=[2, 0, 1], widths=[3, 2, 6]),
 }
 if TRITON_INSTALLED and INTERPRETED:  # on a GPU its kernels take no CPU tensors: test_modes.py
     at_output = {"locked": False, "dropout_at": "output", **drop}
@@ -227,8 +241,11 @@ ONE_EACH = [
     "mixture of deep residual",
     "sampled deep residual",
     "adaptive deep residual",
+    "plif of deep residual",
+    "mixtape of deep residual",
+    "doc of deep residual",
 ]
-"""For suites that cost seconds a row."""
+"""For suites that cost seconds a row; sigsoftmax and softcap differ from plif in one line."""
 
 every_case = pytest.mark.parametrize("name", CASES)
 every_matrix_case = pytest.mark.parametrize("name", MATRIX)

@@ -1,29 +1,67 @@
 """Adversarial softmax is a softmax over logits of which that of the target is lowered."""
 
+import copy
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from drill.kernels.loss.checks import IGNORED
+from drill.layers import MatrixLayer
 from drill.layers.base import with_lowered_target
-from tests.layers.table import MATRIX, ONE_EACH, WRAPPERS, V, batch, gradients, make
+from drill.layers.mixture import Mixture
+from tests.layers.table import ONE_EACH, V, batch, gradients, make, seed
 
 EPSILON = 0.3
-one_matrix_layer_each = pytest.mark.parametrize("name", [n for n in ONE_EACH if n in MATRIX])
+SPLIT = ("sampled deep residual", "adaptive deep residual")
+
+
+def losses_of(layer, context, targets):
+    """Per token: plain losses, and those of shifted logits in memory."""
+    logits = F.linear(context, layer.weight, layer.bias)
+    with torch.no_grad():
+        delta = EPSILON * layer.weight[targets].norm(dim=-1) * context.norm(dim=-1)
+    shifted = logits - delta[..., None] * F.one_hot(targets, layer.vocabulary_size)
+    return [F.log_softmax(z, -1).gather(-1, targets[..., None])[..., 0] for z in (logits, shifted)]
 
 
 def by_hand(layer, hidden, targets):
-    """Per token: plain losses, and those of shifted logits in memory."""
-    logits = layer.logits(hidden)
-    with torch.no_grad():
-        delta = EPSILON * layer.weight[targets].norm(dim=-1) * layer.context(hidden).norm(dim=-1)
-    shifted = logits - delta[..., None] * F.one_hot(targets, V)
-    return [F.cross_entropy(each, targets, reduction="none") for each in (logits, shifted)]
+    if isinstance(layer, MatrixLayer):
+        return [-p for p in losses_of(layer, layer.context(hidden), targets)]
+    inner = layer.layer
+    if isinstance(layer, Mixture):
+        log_pi, contexts = layer.expert_contexts(hidden)
+        each = targets[:, None].expand(log_pi.shape)
+        found = losses_of(inner, inner.context(contexts), each)
+        return [-(log_pi + p).logsumexp(-1) for p in found]
+    # Move the vector of each target against its context, and score it again.
+    log_probs = layer.log_probs(hidden)
+    truth = []
+    for n, y in enumerate(targets.tolist()):
+        with torch.no_grad():
+            moved = copy.deepcopy(layer)
+            w, h = inner.weight[y], single_context(layer, hidden[n], y)
+            lower = inner.weight.clone()
+            lower[y] = w - EPSILON * w.norm() * h / h.norm()
+            moved.layer._cache.block = lambda lower=lower: lower
+            drop = layer.logits(hidden[n])[y] - moved.logits(hidden[n])[y]
+        plain = log_probs[n]
+        truth.append((plain - drop * F.one_hot(targets[n], V)).log_softmax(-1)[y])
+    return [-log_probs.gather(-1, targets[:, None])[:, 0], -torch.stack(truth)]
+
+
+def single_context(layer, hidden, label):
+    """What the vector of a label is multiplied with: the gradient of its score, up to a factor."""
+    weight = layer.layer.weight.detach().requires_grad_()
+    inputs = layer.inputs(hidden)
+    with torch.enable_grad():
+        score = layer.scores(tuple(x.detach() for x in inputs), weight)[label]
+    return torch.autograd.grad(score, weight)[0][label]
 
 
 @pytest.mark.parametrize("impl", ["reference", "chunked"])
-@one_matrix_layer_each
+@pytest.mark.parametrize("name", [n for n in ONE_EACH if n not in SPLIT])
 def test_it_is_plain_pytorch_with_shifted_logits(name, impl):
     layer = make(name, torch.float64)
     hidden, targets = batch(layer, 12)
@@ -38,6 +76,46 @@ def test_it_is_plain_pytorch_with_shifted_logits(name, impl):
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
 
+def test_an_adaptive_softmax_lowers_the_target_in_its_own_cluster():
+    layer = make("adaptive deep residual", torch.float64)
+    hidden, targets = batch(layer, 30)
+    plain, lowered = layer.adversarial_nll(hidden, targets, EPSILON)
+    rank = layer.ranking.ranks_of(targets)
+    context, _, softmaxes = layer._encode(hidden)
+    starts = [0, *layer.cutoffs, V]
+    for n, r in enumerate(rank.tolist()):
+        i = sum(r >= c for c in layer.cutoffs)
+        s = softmaxes[i]
+        mapped, place = s.map(context[n]), r - starts[i]
+        logits = F.linear(mapped, s.weight, s.bias)
+        delta = EPSILON * s.weight[place].norm() * mapped.norm()
+        shifted = logits - delta * F.one_hot(torch.tensor(place), len(logits))
+        before, after = (z.log_softmax(0)[place] for z in (logits, shifted))
+        torch.testing.assert_close(lowered[n], plain[n] + before - after)
+
+
+def test_a_sampled_softmax_lowers_the_target_among_its_samples():
+    layer = make("sampled tied", torch.float64).train()
+    hidden, targets = batch(layer, 12)
+    seed(layer)
+    plain, lowered = layer.adversarial_nll(hidden, targets, EPSILON)
+    seed(layer)
+    torch.testing.assert_close(plain, layer.nll(hidden, targets, reduction="none").detach())
+    delta = EPSILON * layer.weight[targets].norm(dim=-1) * hidden.norm(dim=-1)
+    torch.testing.assert_close(lowered, with_lowered_target(plain, delta))
+    found = layer.eval().adversarial_nll(hidden, targets, EPSILON)
+    torch.testing.assert_close(found, layer.layer.adversarial_nll(hidden, targets, EPSILON))
+
+
+@pytest.mark.parametrize("name", ONE_EACH)
+def test_ignored_targets_have_no_loss(name):
+    layer = make(name, torch.float64).train()
+    hidden, targets = batch(layer, 4)
+    targets[1] = IGNORED
+    for losses in layer.adversarial_nll(hidden, targets, EPSILON):
+        assert (losses.abs() < 1e-12).tolist() == [False, True, False, False]
+
+
 @pytest.mark.parametrize("nll", [0.0, 1e-12, 1e-6, 1e-3, 0.7, 5.0, 30.0, 90.0])
 @pytest.mark.parametrize("delta", [0.0, 1e-6, 0.01, 0.5, 5.0, 15.0])
 def test_float32_is_as_exact_as_the_losses_it_is_given(nll, delta):
@@ -49,13 +127,6 @@ def test_float32_is_as_exact_as_the_losses_it_is_given(nll, delta):
     truth.backward()
     assert found.item() == pytest.approx(truth.item(), rel=1e-6, abs=4e-6)
     assert float(given.grad) == pytest.approx(float(exact.grad), rel=1e-5)
-
-
-@pytest.mark.parametrize("name", [n for n in ONE_EACH if n in WRAPPERS])
-def test_layers_without_it_raise(name):
-    layer = make(name)
-    with pytest.raises(TypeError, match=type(layer).__name__):
-        layer.adversarial_nll(*batch(layer, 2), 0.1)
 
 
 @pytest.mark.gpu

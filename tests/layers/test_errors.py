@@ -24,11 +24,15 @@ from drill.layers import (
     Descriptions,
     DualNonlinear,
     FullSoftmax,
+    Mixtape,
     MixtureOfSoftmaxes,
     OutputLayer,
     SampledSoftmax,
+    SoftcappedSoftmax,
     TiedSoftmax,
 )
+from drill.layers import DirectOutputConnection as Doc
+from drill.layers import PiecewiseLinearSoftmax as Plif
 from tests.layers.table import CASES, D, H, V, batch, make, matrix_of, one_of_each_layer
 
 NAN = math.nan
@@ -64,6 +68,10 @@ def given(name: str, device: str) -> tuple[OutputLayer, Tensor, Tensor]:
     layer = make(name).to(device)
     hidden = torch.randn(3, 2, layer.hidden_size, device=device, requires_grad=True)
     return layer, hidden, torch.arange(6, device=device).view(3, 2)
+
+
+def wrapped(kind: Callable[..., OutputLayer]) -> Callable[..., OutputLayer]:
+    return lambda embedding, **options: kind(TiedSoftmax(embedding), **options)
 
 
 def mixture(layer: nn.Module = E, **options: Any) -> MixtureOfSoftmaxes:
@@ -246,6 +254,12 @@ BUILDS: list[tuple[str, Callable[..., Any], dict[str, Any]]] = [
     ),
     *(("joint_size", DualNonlinear, {"joint_size": value}) for value in (0, 1.5)),
     *(("experts", mixture, {"experts": value}) for value in (0, 1.5)),
+    *(("experts", wrapped(Mixtape), {"experts": value}) for value in (0, 1, 3, 2.0)),
+    *(("gates", wrapped(Mixtape), {"gates": value}) for value in (0, V + 1, 1.5)),
+    *(("experts", wrapped(Doc), {"experts": value}) for value in ([1, 2], [0], [1.5], [-1], 2)),
+    *(("cap", wrapped(SoftcappedSoftmax), {"cap": value}) for value in (0, -1.0, NAN)),
+    ("pieces", wrapped(Plif), {"pieces": 0}),
+    ("limit", wrapped(Plif), {"limit": math.inf}),
     *(
         (option, build, {option: value})
         for value in ("no", 1, None)
@@ -290,6 +304,9 @@ def test_numbers_of_numpy_are_stored_as_python_numbers():
         FullSoftmax(np.int64(V), five, init_range=some),
         mixture(E, experts=np.int64(2), dropout=some, init_range=some),
         SampledSoftmax(TiedSoftmax(E), five),
+        Mixtape(TiedSoftmax(E), np.int64(4), gates=five, gate_size=five, dropout=some),
+        Doc(TiedSoftmax(E), np.array([2])),
+        Plif(TiedSoftmax(E), five, limit=some),
         AdaptiveSoftmax(TiedSoftmax(E), np.array([3, 6]), reduction_factor=some * 8),
         TiedSoftmax(Descriptions(nn.Linear(3, 5), torch.zeros(V, 3), five)),
     ):
@@ -309,8 +326,9 @@ def test_a_source_without_label_vectors_raises(build, wrong):
         build(wrong)
 
 
-WRAPPERS = [partial(MixtureOfSoftmaxes, experts=2), SampledSoftmax]
-WRAPPERS += [partial(AdaptiveSoftmax, cutoffs=[3])]
+WRAPPERS = [partial(MixtureOfSoftmaxes, experts=2), Doc, Plif]
+COUNTED = [SampledSoftmax, partial(AdaptiveSoftmax, cutoffs=[3]), Mixtape]
+WRAPPERS += COUNTED
 
 
 @pytest.mark.parametrize("outer", WRAPPERS)
@@ -323,7 +341,7 @@ def test_a_wrapper_of_no_matrix_layer_raises(outer):
 def test_options_of_wrappers_of_another_type_raise():
     with raises(TypeError, "generator"):
         SampledSoftmax(TiedSoftmax(E), generator=3)
-    for wrapper in WRAPPERS[1:]:
+    for wrapper in COUNTED:
         for counts in ("abc", [1, None], ["a"] * V):
             with raises(TypeError, "counts", type(counts).__name__):
                 wrapper(TiedSoftmax(E), counts=counts)

@@ -10,10 +10,15 @@ from torch import Tensor, nn
 from drill.layers import (
     Bilinear,
     DeepResidual,
+    DirectOutputConnection,
     DualNonlinear,
     FullSoftmax,
+    Mixtape,
     MixtureOfSoftmaxes,
     OutputLayer,
+    PiecewiseLinearSoftmax,
+    SigSoftmax,
+    SoftcappedSoftmax,
     TiedSoftmax,
 )
 from tests.layers.table import batch, make, matrix_of
@@ -66,6 +71,51 @@ def test_depth_one_without_residual_encodes_labels_as_the_dual_map_does(embeddin
     dual = DualNonlinear(embedding, 7, 5, activation=activation)
     dual.label_map.load_state_dict(deep.maps[0].state_dict())
     assert torch.equal(deep.labels(), dual.labels())
+
+
+@pytest.mark.parametrize(
+    "head",
+    [PiecewiseLinearSoftmax, lambda tied: SoftcappedSoftmax(tied, 1e9), SigSoftmax],
+    ids=["plif at its start", "softcap of no limit", "sigsoftmax of large logits"],
+)
+def test_a_map_of_logits_becomes_the_identity(embedding, head):
+    tied = TiedSoftmax(embedding).double()
+    layer = head(tied)
+    hidden = torch.randn(6, 8, dtype=torch.float64)
+    if isinstance(layer, SigSoftmax):
+        tied.bias.data.fill_(99.0)  # sigmoid(z) = 1
+    torch.testing.assert_close(layer.log_probs(hidden), tied.log_probs(hidden))
+
+
+def mapped_softmax(layer: OutputLayer, linear: nn.Linear, hidden: Tensor) -> Tensor:
+    return layer.log_probs(torch.tanh(linear(hidden)))
+
+
+def test_mixtape_of_equal_experts_or_of_one_is_one_softmax(embedding):
+    tied = TiedSoftmax(embedding).double()
+    layer = Mixtape(tied, experts=4, init_range=1.0, gates=20).double()
+    hidden, first = torch.randn(6, 8, dtype=torch.float64), nn.Linear(8, 8).double()
+    first.weight.data, first.bias.data = layer.latent.weight[:8], layer.latent.bias[:8]
+    truth = mapped_softmax(tied, first, hidden)
+    assert not torch.allclose(layer.log_probs(hidden), truth)
+    layer.gate_bias.data.fill_(99.0)  # all gates open to the left: the first expert
+    torch.testing.assert_close(layer.log_probs(hidden), truth)
+    layer.gate_bias.data.zero_()
+    layer.latent.weight.data = first.weight.repeat(4, 1)
+    layer.latent.bias.data = first.bias.repeat(4)
+    torch.testing.assert_close(layer.log_probs(hidden), truth)
+
+
+def test_direct_output_of_the_last_state_is_a_mixture(embedding):
+    tied = TiedSoftmax(embedding)
+    doc, mixture = DirectOutputConnection(tied, [0, 3], [5, 8]), MixtureOfSoftmaxes(tied, 3)
+    doc.prior.load_state_dict(mixture.prior.state_dict())
+    doc.latents["1"].load_state_dict(mixture.latent.state_dict())
+    hidden = torch.randn(6, 13)
+    assert torch.equal(doc.log_probs(hidden), mixture.log_probs(hidden[:, 5:]))
+    one = DirectOutputConnection(tied, [1])
+    truth = mapped_softmax(tied, one.latents["0"], hidden[:, 5:])
+    torch.testing.assert_close(one.log_probs(hidden[:, 5:]), truth)
 
 
 # -- the recurrence, with masks given -------------------------------------------------------------
@@ -272,12 +322,29 @@ def rank_of(layer: OutputLayer) -> int:
     return int(torch.linalg.matrix_rank(layer.log_probs(hidden).detach(), rtol=1e-9))
 
 
-def test_one_softmax_is_bound_by_width_plus_two_and_a_mixture_is_not(embedding):
-    embedding.double()
+@pytest.mark.parametrize(
+    ("build", "rank"),
+    [
+        (lambda tied: tied, 8 + 2),  # of the product, the bias and the normaliser
+        (lambda tied: DeepResidual(tied.embedding, depth=2), 8 + 1),  # its bias is still zero
+        (lambda tied: PiecewiseLinearSoftmax(tied), 8 + 2),  # the identity, at its start
+        (lambda tied: Mixtape(tied, init_range=2.0, gates=1), 8 + 2),  # one context of all labels
+        (lambda tied: MixtureOfSoftmaxes(tied, 3, 8, init_range=2.0), 50),
+        (lambda tied: DirectOutputConnection(tied, [1, 2], [4, 4], init_range=2.0), 50),
+        (lambda tied: Mixtape(tied, init_range=2.0), 50),
+        (lambda tied: Mixtape(tied, init_range=2.0, gates=20), 8 + 2 + 19),
+        (lambda tied: SigSoftmax(tied), 50),
+        (lambda tied: SoftcappedSoftmax(tied), 50),
+        (lambda tied: kinked(PiecewiseLinearSoftmax(tied, 20)), 50),
+    ],
+)
+def test_one_softmax_has_rank_d_plus_2_and_these_heads_more(embedding, build, rank):
     tied = TiedSoftmax(embedding).double()
-    nn.init.normal_(tied.bias)
-    deep = DeepResidual(embedding, depth=2).double()
-    nn.init.normal_(deep.bias)
-    assert rank_of(tied) == rank_of(deep) == 8 + 2  # the bias and the normaliser add one each
-    mixture = MixtureOfSoftmaxes(tied, 3, 8, init_range=2.0).double()
-    assert rank_of(mixture) > 2 * (8 + 2)
+    nn.init.normal_(tied.bias, generator=seeded(2))
+    torch.manual_seed(0)
+    assert rank_of(build(tied).double()) == rank
+
+
+def kinked(layer: PiecewiseLinearSoftmax) -> PiecewiseLinearSoftmax:
+    nn.init.normal_(layer.slopes)
+    return layer

@@ -82,6 +82,25 @@ def test_shapes_and_the_tied_width_of_the_last_layer():
     assert wide(text()).output.shape == (T, B, H)
 
 
+def test_several_layers_are_concatenated_in_the_output():
+    encoder, ids = make(output_layers=3, dropout_output=0.5), text()
+    assert encoder.output_widths == (H, H, d)
+    assert encoder.output_size == 2 * H + d
+    encoder.eval()
+    output, raw, state = encoder(ids)
+    assert torch.equal(output, raw)
+    below = make(2, output_size=H)  # the same without the last LSTM
+    below.load_state_dict(encoder.state_dict(), strict=False)
+    parts = raw.split(encoder.output_widths, -1)
+    torch.testing.assert_close(parts[1], below.eval()(ids).output)
+    torch.testing.assert_close(parts[2], by_hand(encoder, ids))
+    assert [tuple(h.shape) for h, _ in state] == [(1, B, H), (1, B, H), (1, B, d)]
+    dropped, raw, _ = encoder.train()(ids)
+    mask = dropped / raw
+    assert torch.equal(mask[:1].expand_as(mask), mask)
+    assert sorted(mask.unique().tolist()) == [0, 2]
+
+
 def test_a_text_in_two_batches_is_the_text_in_one():
     encoder, ids = make(), text()
     whole = encoder(ids)
@@ -287,6 +306,7 @@ def test_invalid_arguments_raise():
     with pytest.raises(TypeError, match=r"nn\.Embedding"):
         AwdLstm(V)
     wrong = {"hidden_size": [0], "layers": [0], "output_size": [0], "init_range": [0.0]}
+    wrong |= {"output_layers": [0, 4]}
     wrong |= {"impl": ["fast"], **{site: [-0.1, 1.0, math.nan] for site in SITES}}
     for name, values in wrong.items():
         for value in values:

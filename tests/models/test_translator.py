@@ -9,6 +9,7 @@ from drill.layers import (
     LAYERS,
     DeepResidual,
     FullSoftmax,
+    MatrixLayer,
     MixtureOfSoftmaxes,
     OutputLayer,
     TiedSoftmax,
@@ -187,13 +188,12 @@ def test_what_is_frozen_is_not_counted():
 
 
 def built(name: str, embedding: nn.Embedding) -> OutputLayer:
-    if name == "mixture":
-        return LAYERS[name](DeepResidual(embedding), experts=3)
-    if name == "sampled":
-        return LAYERS[name](TiedSoftmax(embedding), samples=12)
-    if name == "adaptive":
-        return LAYERS[name](TiedSoftmax(embedding), cutoffs=[10, 20])
-    return LAYERS[name](embedding)
+    if issubclass(LAYERS[name], MatrixLayer):
+        return LAYERS[name](embedding)
+    options = {"mixture": {"experts": 3}, "sampled": {"samples": 12}}
+    options |= {"adaptive": {"cutoffs": [10, 20]}, "doc": {"experts": [3]}, "mixtape": {"gates": 9}}
+    inner = DeepResidual if name == "mixture" else TiedSoftmax
+    return LAYERS[name](inner(embedding), **options.get(name, {}))
 
 
 @pytest.mark.parametrize("name", LAYERS)

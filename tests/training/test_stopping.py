@@ -261,7 +261,6 @@ OF_LANGUAGE_MODELS = [
     {"micro_batch": 0},
     {"adversarial": -0.1},
     {"adversarial": math.nan},
-    {"adversarial": 0.1, "layer": "mixture"},
     {"state_reset": 1.0},
     {"batch_size": 399},
     {"batch_size": 200},

@@ -12,6 +12,7 @@ from drill.layers import (
     LAYERS,
     DeepResidual,
     DualNonlinear,
+    MatrixLayer,
     MixtureOfSoftmaxes,
     OutputLayer,
     TiedSoftmax,
@@ -59,9 +60,11 @@ def make(seed: int = 0, layer=DeepResidual, eos: float = 0.0, dropout: float = 0
 
 def built(name: str):
     over = {"mixture": {"experts": 3}, "sampled": {"samples": 3}, "adaptive": {"cutoffs": [2, 4]}}
+    over |= {"mixtape": {"gates": 3, "counts": [4, 9, 3, 7, 1, 5]}, "doc": {"experts": [3]}}
 
     def build(embedding: nn.Embedding) -> OutputLayer:
-        inner = TiedSoftmax(embedding) if name in over else embedding
+        matrix = issubclass(LAYERS[name], MatrixLayer)
+        inner = embedding if matrix else TiedSoftmax(embedding)
         return LAYERS[name](inner, **over.get(name, {}))
 
     return build

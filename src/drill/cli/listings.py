@@ -236,7 +236,7 @@ def layers(
     ] = None,
     tokens: Annotated[int, typer.Option(min=1, max=10**6, help="N, tokens per step.")] = 1_400,
     depth: Annotated[int, typer.Option(min=0, max=1000, help="Depth of deep-residual.")] = 4,
-    experts: Annotated[int, typer.Option(min=1, max=1000, help="Experts of mixture.")] = 15,
+    experts: Annotated[int, typer.Option(min=1, max=1000, help="Experts of mixture and doc.")] = 15,
     joint: Annotated[
         int | None, typer.Option(min=1, max=10**5, help="Joint size of dual; d by default.")
     ] = None,
@@ -276,7 +276,8 @@ own parameters: without the embedding E, which belongs to the encoder
 train: FLOPs of one training step; x tied: relative to the tied layer
 infer: FLOPs of the logits of N tokens, with the labels encoded beforehand
 folds: after training, fold() replaces the layer by one nn.Linear on g_in(h)
-mixture, sampled and adaptive are shown with tied as their inner layer"""
+layers below deep-residual wrap another one, here tied
+of mixtape: 4 experts, gates for V/10 labels; of doc: 5 experts on a lower state"""
 
 
 def _print_costs(sizes: dict[str, int], rows: list[dict[str, Any]]) -> None:
@@ -308,7 +309,9 @@ def _print_costs(sizes: dict[str, int], rows: list[dict[str, Any]]) -> None:
         f"shown with --depth {sizes['depth']} of deep-residual, --experts {sizes['experts']} of "
         f"mixture, --joint {sizes['joint']:,} of dual"
     )
-    if narrow := [row["layer"] for row in rows if row["hidden"] != sizes["hidden"]]:
+    if narrow := [
+        row["layer"] for row in rows if row["hidden"] == sizes["width"] != sizes["hidden"]
+    ]:
         console.print(f"shown for d_h = d = {d}, which they require: {', '.join(narrow)}")
 
 

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from drill.kernels.loss.checks import check_targets
 from drill.kernels.loss.nll import DEFAULT_MEMORY, nll
 from drill.layers.base import MatrixLayer
-from drill.layers.wrapper import smoothed_nll
+from drill.layers.wrapper import blockwise_nll
 
 IGNORED = -100  # the label of tokens without a loss, everywhere in transformers
 
@@ -111,7 +111,7 @@ class Head(nn.Module):
             logits = softcap * torch.tanh(F.linear(context, weight, layer.bias) / softcap)
             return logits.float() if logit_bias is None else logits.float() + logit_bias
 
-        return smoothed_nll(
+        return blockwise_nll(
             capped,
             (context,),
             weight,

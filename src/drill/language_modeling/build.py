@@ -14,7 +14,6 @@ from torch import nn
 from drill.data import Corpus, Ids, Vocabulary, cache_folder, check_corpus, read_corpus
 from drill.errors import RunFolderError, SettingsError
 from drill.language_modeling.untie import check_untie
-from drill.layers import MatrixLayer, OutputLayer
 from drill.models import ENCODERS, Encoder
 from drill.models.language_model import LanguageModel
 from drill.models.past_decode import PastDecode
@@ -66,7 +65,6 @@ def dry_run(settings: Settings) -> None:
         model = _model(settings, STAND_IN, lambda: [1] * STAND_IN)
     check_memory(each for each in model.parameters() if STAND_IN not in each.shape)
     try:
-        check_adversarial(settings.training["adversarial"], model.layer)
         _check_windows(settings, model.encoder)
         if settings.training["untie_at"] is not None:
             check_untie(model.layer)
@@ -74,15 +72,6 @@ def dry_run(settings: Settings) -> None:
                 raise ValueError("untie_at and optimizer.average_from exclude each other")
     except ValueError as error:
         raise SettingsError(f"[training]: {error}") from None
-
-
-def check_adversarial(adversarial: float, layer: OutputLayer) -> None:
-    """Raise ValueError for adversarial softmax with a layer that has none."""
-    if adversarial != 0.0 and not isinstance(layer, MatrixLayer):
-        raise ValueError(
-            f"adversarial needs a layer with one output matrix, not {type(layer).__name__}; set it "
-            "to 0 or choose another layer"
-        )
 
 
 def _check_windows(settings: Settings, encoder: Encoder) -> None:
@@ -109,7 +98,7 @@ def _model(settings: Settings, words: int, counts: Callable[[], list[int]]) -> L
     try:
         embedding = nn.Embedding(words, width)
         built = kind(embedding, **encoder)
-        layer = output_layer(settings.layer, embedding, built.output_size, counts)
+        layer = output_layer(settings.layer, embedding, built.output_widths, counts)
         past_decode = PastDecode(embedding) if settings.training["past_decode"] else None
         return LanguageModel(built, layer, past_decode)
     except ImportError as error:

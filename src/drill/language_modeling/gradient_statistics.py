@@ -19,7 +19,6 @@ from drill.data import DataError, Segment, evaluation_segments
 from drill.files import atomic_write
 from drill.kernels.lstm.persistent.recurrence import check_stall
 from drill.language_modeling.perplexity import Progress, Text, laid_out
-from drill.layers import MatrixLayer, MixtureOfSoftmaxes
 from drill.models.language_model import LanguageModel
 from drill.training.cuda_graphs import GraphRecorder
 from drill.training.precision import current_precision
@@ -191,9 +190,8 @@ class GradientReader:
         start = model.initial_state(data.shape[1])
         self.state = tuple(tuple(tensor.clone() for tensor in layer) for layer in start)
         self.ids = data.new_empty((0, data.shape[1]))
-        whole = isinstance(model.layer, MatrixLayer | MixtureOfSoftmaxes)
         self.graphs: GraphRecorder | None = None
-        if cuda_graphs and whole and data.is_cuda:
+        if cuda_graphs and model.layer.fixed_sizes and data.is_cuda:
             self.graphs = GraphRecorder(data.device, instead="pass cuda_graphs=False")
         self.replays: dict[int, Callable[[], None] | None] = {}
 

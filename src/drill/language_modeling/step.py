@@ -17,7 +17,6 @@ from torch.nn.parallel import DistributedDataParallel
 from drill.data import Segment, inputs_and_targets
 from drill.kernels.runtime.overlap import overlap_scope
 from drill.language_modeling.state import LanguageModelState
-from drill.layers import MatrixLayer, MixtureOfSoftmaxes
 from drill.models.encoder import State
 from drill.models.language_model import LanguageModel
 from drill.training.cuda_graphs import GraphCache, GraphRecorder
@@ -183,7 +182,7 @@ def capture_blocker(
         return "a batch is taken in parts"
     if not model.encoder.carries_state:
         return "a window of a Transformer keeps the GPU busy; training.compile fuses its steps"
-    if not isinstance(model.layer, MatrixLayer | MixtureOfSoftmaxes):
+    if not model.layer.fixed_sizes:
         return f"sizes inside {type(model.layer).__name__} depend on the targets"
     return optimizer.capture_blocker()
 

@@ -25,7 +25,6 @@ from drill.data import (
     training_segments,
 )
 from drill.errors import DataError, check_value
-from drill.language_modeling.build import check_adversarial
 from drill.language_modeling.perplexity import Perplexity, perplexity, predicted_bytes
 from drill.language_modeling.state import LanguageModelState
 from drill.language_modeling.step import RecordedSteps, Steps, capture_blocker
@@ -83,7 +82,6 @@ class LanguageModelTask:
         world: World,
         token_bytes: NDArray[Any] | None = None,
     ) -> None:
-        check_adversarial(options.adversarial, model.layer)
         if options.untie_at is not None and run.last.exists() and run.last_numbers()["untied"]:
             model.layer = untied(model.layer)  # so that the checkpoint fits
         self.model, self.run, self.optimizer = model, run, optimizer

@@ -10,12 +10,21 @@ import torch
 from torch import Tensor, nn
 
 from drill.kernels.loss.checks import IGNORED, check_head
-from drill.kernels.loss.nll import Implementation, nll, reduce_losses
+from drill.kernels.loss.nll import reduce_losses
 from drill.kernels.runtime.checks import is_number, is_whole, require
 from drill.kernels.runtime.dispatch import must_not_wait
-from drill.layers.base import LossOptions, MatrixLayer, NotFoldable, head_log_probs
+from drill.layers.base import (
+    LossOptions,
+    MatrixLayer,
+    NotFoldable,
+    adversarial_delta,
+    head_log_probs,
+    head_nll,
+    target_rows,
+    with_lowered_target,
+)
 from drill.layers.label_cache import LabelCache, frozen_labels, without_autocast
-from drill.layers.wrapper import Ranking, WrappingLayer, smoothed_nll
+from drill.layers.wrapper import Ranking, WrappingLayer, blockwise_nll
 
 OUTSIDE = -1
 
@@ -151,7 +160,7 @@ class AdaptiveSoftmax(WrappingLayer):
         reduction, ignore_index, label_smoothing, impl, memory, _ = options
         context, weight, softmaxes = self._encode(hidden)
         if label_smoothing:  # needs every label's log-probability, not only the target's
-            losses = smoothed_nll(
+            losses = blockwise_nll(
                 lambda context, _: self._join(context, softmaxes),
                 (context,),
                 weight,
@@ -160,13 +169,18 @@ class AdaptiveSoftmax(WrappingLayer):
                 label_smoothing=label_smoothing,
                 memory=memory,
                 copies=8,
+                impl=impl,
             )
         else:
-            rows, flat = context.reshape(-1, context.shape[-1]), targets.reshape(-1)
-            losses = self._losses(rows, flat, softmaxes, ignore_index, impl, memory).view(
-                targets.shape
-            )
+            (losses,) = self._losses(context, targets, softmaxes, options)
         return reduce_losses(losses, targets, reduction, ignore_index)
+
+    def checked_adversarial_nll(
+        self, hidden: Tensor, targets: Tensor, epsilon: float, options: LossOptions
+    ) -> tuple[Tensor, Tensor]:
+        context, _, softmaxes = self._encode(hidden)
+        losses, lowered = self._losses(context, targets, softmaxes, options, epsilon)
+        return losses, lowered
 
     def kernel_summary(self, tokens: int) -> list[str]:
         head = self.cutoffs[0] + len(self.cutoffs)
@@ -177,15 +191,15 @@ class AdaptiveSoftmax(WrappingLayer):
 
     def _losses(
         self,
-        context: Tensor,  # (N, k)
-        targets: Tensor,  # (N,)
+        context: Tensor,  # (..., k)
+        targets: Tensor,  # (...)
         softmaxes: list[Softmax],
-        ignore_index: int,
-        impl: Implementation,
-        memory: int,
-    ) -> Tensor:  # (N,)
-        V = self.vocabulary_size
-        ignored = targets == ignore_index
+        options: LossOptions,
+        epsilon: float | None = None,
+    ) -> list[Tensor]:  # (...); with epsilon also those of the adversarial softmax
+        V, shape = self.vocabulary_size, targets.shape
+        context, targets = context.reshape(-1, context.shape[-1]), targets.reshape(-1)
+        ignored = targets == options.ignore_index
         outside = ~ignored & ((targets < 0) | (targets >= V))
         rank = self.ranking.ranks_of(torch.where(ignored | outside, 0, targets))
         cluster = torch.zeros_like(rank)  # 0 the head, i the cluster that starts at c_i
@@ -195,19 +209,18 @@ class AdaptiveSoftmax(WrappingLayer):
         in_head = torch.where(cluster == 0, rank, self.cutoffs[0] - 1 + cluster)
         # Not the caller's ignore_index, which may equal a rank.
         in_head = torch.where(ignored, IGNORED, torch.where(outside, OUTSIDE, in_head))
+        options = options._replace(reduction="none", ignore_index=IGNORED)
 
         def cost(s: Softmax, context: Tensor, targets: Tensor) -> Tensor:
-            return nll(
-                s.map(context),
-                s.weight,
-                targets,
-                s.bias,
-                reduction="none",
-                ignore_index=IGNORED,
-                impl=impl,
-                memory=memory,
-                check=False,
-            )
+            """(n, 1), or (n, 2) with the adversarial losses: only labels are lowered."""
+            mapped = s.map(context)
+            losses = head_nll(mapped, s.weight, targets, s.bias, options)
+            if epsilon is None:
+                return losses[:, None]
+            delta = adversarial_delta(epsilon, mapped, target_rows(s.weight, targets))
+            if s is head:
+                delta = delta * (cluster == 0)
+            return torch.stack([losses, with_lowered_target(losses, delta)], 1)
 
         head, *clusters = softmaxes
         losses = cost(head, context, in_head)
@@ -217,14 +230,14 @@ class AdaptiveSoftmax(WrappingLayer):
         if must_not_wait(context.device):
             for softmax, own in zip(clusters, inside, strict=True):
                 losses = losses + cost(softmax, context, own)
-            return losses
-        sizes = torch.stack([(cluster == i).sum() for i in range(len(softmaxes))]).tolist()
-        _, *members = cluster.argsort(stable=True).split(sizes)
-        for softmax, own, tokens in zip(clusters, inside, members, strict=True):
-            # Also without tokens: data-parallel training waits for a gradient of every parameter.
-            each = cost(softmax, context.index_select(0, tokens), own[tokens])
-            losses = losses.index_add(0, tokens, each)
-        return losses
+        else:
+            sizes = torch.stack([(cluster == i).sum() for i in range(len(softmaxes))]).tolist()
+            _, *members = cluster.argsort(stable=True).split(sizes)
+            for softmax, own, tokens in zip(clusters, inside, members, strict=True):
+                # Also without tokens: data-parallel training waits for a gradient of all.
+                each = cost(softmax, context.index_select(0, tokens), own[tokens])
+                losses = losses.index_add(0, tokens, each)
+        return [each.view(shape) for each in losses.unbind(1)]
 
     # -- as the wrapped layer -----------------------------------------------------------------
 

@@ -67,6 +67,9 @@ class OutputLayer(nn.Module, abc.ABC):
 
     hidden_size: int
 
+    fixed_sizes: ClassVar[bool] = False
+    """Whether no size inside a loss depends on the targets, as a CUDA graph of a step requires."""
+
     @property
     @abc.abstractmethod
     def vocabulary_size(self) -> int:
@@ -103,6 +106,12 @@ class OutputLayer(nn.Module, abc.ABC):
             memory: most bytes to use; less costs time.
             check: raise IndexError if a target is no label; on a GPU this waits for the device.
         """
+        options = LossOptions(reduction, ignore_index, label_smoothing, impl, memory, check)
+        options = self._check_loss(hidden, targets, options)
+        return self.checked_nll(hidden, targets.long(), options)
+
+    def _check_loss(self, hidden: Tensor, targets: Tensor, options: LossOptions) -> LossOptions:
+        reduction, ignore_index, label_smoothing, impl, memory, check = options
         label_smoothing, memory, ignore_index = check_settings(
             reduction, label_smoothing, impl, memory, ignore_index
         )
@@ -110,8 +119,7 @@ class OutputLayer(nn.Module, abc.ABC):
         check_targets(hidden, targets, self.vocabulary_size, ignore_index, check)
         if check and self.training and not must_not_wait(hidden.device):
             self.check_start()
-        options = LossOptions(reduction, ignore_index, label_smoothing, impl, memory, check)
-        return self.checked_nll(hidden, targets.long(), options)
+        return LossOptions(reduction, ignore_index, label_smoothing, impl, memory, check)
 
     @abc.abstractmethod
     def checked_nll(self, hidden: Tensor, targets: Tensor, options: LossOptions) -> Tensor:
@@ -127,19 +135,29 @@ class OutputLayer(nn.Module, abc.ABC):
         memory: int = DEFAULT_MEMORY,
         check: bool = True,
     ) -> tuple[Tensor, Tensor]:
-        """Adversarial softmax (Wang, Gong & Liu, ICML 2019), for matrix layers.
+        """Adversarial softmax (Wang, Gong & Liu, ICML 2019).
 
-            nll' = -log softmax(l - delta onehot(y))[y],    delta = epsilon |w_y| |h|
+            nll' = -log softmax(l - delta onehot(y))[y],    delta = epsilon |w_y| |context(h)|
 
         delta is the most that a change of w_y by epsilon |w_y| can lower the target's logit. It is
-        a constant for the gradient.
+        a constant for the gradient. A mixture lowers the logit in each of its softmaxes; a layer
+        whose scores are a function of logits lowers the score by as much as delta does.
 
         Returns:
             nll (...), detached, and nll' (...).
         """
+        options = LossOptions("none", IGNORED, 0.0, impl, memory, check)
+        options = self._check_loss(hidden, targets, options)
+        losses, lowered = self.checked_adversarial_nll(hidden, targets.long(), epsilon, options)
+        return losses.detach(), lowered
+
+    def checked_adversarial_nll(
+        self, hidden: Tensor, targets: Tensor, epsilon: float, options: LossOptions
+    ) -> tuple[Tensor, Tensor]:
+        """nll and nll' of ``adversarial_nll``, each (...), of checked inputs."""
         raise TypeError(
-            f"{type(self).__name__}: adversarial training needs a MatrixLayer, whose logits are "
-            "one product; train with adversarial=0"
+            f"{type(self).__name__} has no adversarial softmax: it defines no "
+            "checked_adversarial_nll; train with adversarial=0"
         )
 
     @abc.abstractmethod
@@ -200,6 +218,7 @@ class MatrixLayer(OutputLayer):
         joint_size: the width of ``labels()`` and of ``context(h)``.
     """
 
+    fixed_sizes = True
     scales_with_embedding: ClassVar[bool] = False
     """Whether logits grow with E, so that an E of N(0, 1) is worth a warning."""
 
@@ -271,42 +290,13 @@ class MatrixLayer(OutputLayer):
         return context, weight, self.bias
 
     def checked_nll(self, hidden: Tensor, targets: Tensor, options: LossOptions) -> Tensor:
-        return nll(
-            self.context(hidden),
-            self.weight,
-            targets,
-            self.bias,
-            reduction=options.reduction,
-            ignore_index=options.ignore_index,
-            label_smoothing=options.label_smoothing,
-            impl=options.impl,
-            memory=options.memory,
-            check=False,
-        )
+        return head_nll(self.context(hidden), self.weight, targets, self.bias, options)
 
-    def adversarial_nll(
-        self,
-        hidden: Tensor,
-        targets: Tensor,
-        epsilon: float,
-        *,
-        impl: Implementation = "auto",
-        memory: int = DEFAULT_MEMORY,
-        check: bool = True,
+    def checked_adversarial_nll(
+        self, hidden: Tensor, targets: Tensor, epsilon: float, options: LossOptions
     ) -> tuple[Tensor, Tensor]:
         context, weight = self.context(hidden), self.weight
-        losses = nll(
-            context,
-            weight,
-            targets,
-            self.bias,
-            reduction="none",
-            impl=impl,
-            memory=memory,
-            check=check,
-        )
-        delta = adversarial_delta(epsilon, context, weight, targets)
-        return losses.detach(), with_lowered_target(losses, delta)
+        return adversarial_nll(epsilon, context, weight, targets, self.bias, options)
 
     def check_start(self) -> None:
         # Not in the constructor: many models are initialised or loaded after it.
@@ -420,6 +410,42 @@ def head_log_probs(context: Tensor, weight: Tensor, bias: Tensor | None) -> Tens
     return F.log_softmax(logits if bias is None else logits + bias, dim=-1)
 
 
+def head_nll(
+    context: Tensor,  # (..., k)
+    weight: Tensor,  # (V, k)
+    targets: Tensor,  # (...)
+    bias: Tensor | None,  # (V,)
+    options: LossOptions,
+) -> Tensor:
+    """-log softmax(context @ weight.T + bias)[targets], by the kernels of ``nll``."""
+    return nll(
+        context,
+        weight,
+        targets,
+        bias,
+        reduction=options.reduction,
+        ignore_index=options.ignore_index,
+        label_smoothing=options.label_smoothing,
+        impl=options.impl,
+        memory=options.memory,
+        check=False,
+    )
+
+
+def adversarial_nll(
+    epsilon: float,
+    context: Tensor,  # (..., k)
+    weight: Tensor,  # (V, k)
+    targets: Tensor,  # (...)
+    bias: Tensor | None,  # (V,)
+    options: LossOptions,
+) -> tuple[Tensor, Tensor]:
+    """``head_nll`` per token, as it is and with the logits of the targets lowered."""
+    losses = head_nll(context, weight, targets, bias, options)
+    delta = adversarial_delta(epsilon, context, target_rows(weight, targets))
+    return losses, with_lowered_target(losses, delta)
+
+
 def with_lowered_target(
     losses: Tensor,  # (...), -log p(target)
     delta: Tensor,  # (...), at least 0
@@ -436,13 +462,16 @@ def with_lowered_target(
 def adversarial_delta(
     epsilon: float,
     context: Tensor,  # (..., k)
-    weight: Tensor,  # (V, k)
-    targets: Tensor,  # (...)
+    rows: Tensor,  # (..., k), the vectors of the targets
 ) -> Tensor:  # (...)
     """epsilon |w_y| |h|, in at least float32."""
+    return epsilon * _norms(rows) * _norms(context)
+
+
+def target_rows(weight: Tensor, targets: Tensor) -> Tensor:
+    """(V, ...) -> (..., ...): the row of each target; any for targets that are no labels."""
     known = targets.reshape(-1).clamp(0, weight.shape[0] - 1)  # tokens of others have no loss
-    rows = _norms(weight.index_select(0, known)).view(targets.shape)
-    return epsilon * rows * _norms(context)
+    return weight.index_select(0, known).view(*targets.shape, *weight.shape[1:])
 
 
 def _norms(x: Tensor) -> Tensor:

@@ -23,13 +23,18 @@ from drill.layers import (
     AdaptiveSoftmax,
     Bilinear,
     DeepResidual,
+    DirectOutputConnection,
     DualNonlinear,
     FullSoftmax,
     MatrixLayer,
+    Mixtape,
     MixtureOfSoftmaxes,
     NotFoldable,
     OutputLayer,
+    PiecewiseLinearSoftmax,
     SampledSoftmax,
+    SigSoftmax,
+    SoftcappedSoftmax,
     TiedSoftmax,
     WrappingLayer,
     placement,
@@ -45,6 +50,11 @@ FORMULAE = {
     "mixture": ("E", "tanh(W_e h)"),
     "sampled": ("E", "h"),
     "adaptive": ("E; E B_i", "h; A_i h"),
+    "sigsoftmax": ("E", "h"),
+    "plif": ("E", "h"),
+    "softcap": ("E", "h"),
+    "mixtape": ("E", "tanh(W_e h)"),
+    "doc": ("E", "tanh(W_e h)"),
 }
 
 
@@ -103,6 +113,11 @@ def example_layers(
             "mixture": MixtureOfSoftmaxes(tied, experts, hidden),
             "sampled": SampledSoftmax(tied),
             "adaptive": AdaptiveSoftmax(tied, sorted({max(1, vocabulary // 10), vocabulary // 2})),
+            "sigsoftmax": SigSoftmax(tied),
+            "plif": PiecewiseLinearSoftmax(tied),
+            "softcap": SoftcappedSoftmax(tied),
+            "mixtape": Mixtape(tied, hidden_size=hidden, gates=max(1, vocabulary // 10)),
+            "doc": DirectOutputConnection(tied, [5, experts], [hidden, hidden]),
         }
 
 

@@ -1,5 +1,7 @@
 """Mixture of softmaxes (Yang et al., 2018) over any matrix layer."""
 
+import abc
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -9,50 +11,31 @@ from drill.kernels.loss.nll import reduce_losses
 from drill.kernels.mixture.masked_tanh import masked_tanh
 from drill.kernels.mixture.mixture_nll import mixture_nll
 from drill.kernels.runtime.dropout_masks import draw_mask
-from drill.layers.base import LossOptions, MatrixLayer, NotFoldable, head_log_probs
+from drill.layers.base import (
+    LossOptions,
+    MatrixLayer,
+    NotFoldable,
+    adversarial_nll,
+    head_log_probs,
+)
 from drill.layers.checks import fraction, positive, span, switch
 from drill.layers.label_source import placement
-from drill.layers.wrapper import WrappingLayer, smoothed_nll
+from drill.layers.wrapper import WrappingLayer, blockwise_nll
 
 
-class MixtureOfSoftmaxes(WrappingLayer):
-    """p(y | h) = sum_e pi_e(h) p_layer(y | tanh(W_e h + b_e)): K softmaxes of one matrix layer.
+class Mixture(WrappingLayer):
+    """p(y | h) = sum_e pi_e(h) p_layer(y | c_e): K softmaxes of one matrix layer, mixed.
 
-    Breaks the rank limit of a single softmax for K times its cost. Adds d_h*K + (d_h*w + w)*K
-    parameters, w being the wrapped layer's hidden_size. The loss does not need K logits tensors:
-    see ``drill.kernels.mixture``.
-
-    Args:
-        layer: the MatrixLayer that all experts use.
-        experts: K.
-        hidden_size: d_h; the layer's hidden_size by default.
-        dropout: dropout probability of the experts' contexts.
-        locked: one mask for all time steps of a hidden of shape (time, batch, d_h).
-        init_range: the projections are initialised uniformly in +-init_range.
+    A layer defines pi and the contexts c_e. The loss does not need K logits tensors: see
+    ``drill.kernels.mixture``.
     """
 
-    def __init__(
-        self,
-        layer: MatrixLayer,
-        experts: int = 15,
-        hidden_size: int | None = None,
-        *,
-        dropout: float = 0.0,
-        locked: bool = True,
-        init_range: float = 0.1,
-    ) -> None:
-        super().__init__(layer)
-        name = type(self).__name__
-        self.experts = positive(name, "experts", experts)
-        if hidden_size is not None:
-            self.hidden_size = positive(name, "hidden_size", hidden_size)
-        self.dropout = fraction(name, "dropout", dropout)
-        self.locked = switch(name, "locked", locked)
-        place = placement(layer.embedding)
-        self.prior = nn.Linear(self.hidden_size, self.experts, bias=False, **place)
-        self.latent = nn.Linear(self.hidden_size, self.experts * layer.hidden_size, **place)
-        nn.init.uniform_(self.prior.weight, -span(name, init_range), init_range)
-        nn.init.uniform_(self.latent.weight, -init_range, init_range)
+    fixed_sizes = True
+    experts: int  # K
+
+    @abc.abstractmethod
+    def expert_contexts(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """log pi (..., K) and the experts' contexts (..., K, w)."""
 
     @property
     def weight(self) -> Tensor:
@@ -66,20 +49,6 @@ class MixtureOfSoftmaxes(WrappingLayer):
             f"a mixture of {self.experts} softmaxes has as many contexts; call "
             "layer.expert_contexts(hidden)"
         )
-
-    def expert_contexts(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """log pi (..., K) and the experts' contexts (..., K, w)."""
-        self.check_hidden(hidden)
-        check_operand("MixtureOfSoftmaxes", hidden, "latent", self.latent.weight)
-        log_prior = F.log_softmax(self.prior(hidden), dim=-1, dtype=_wide(hidden))
-        latent = self.latent(hidden)  # (..., K*w)
-        if self.training and self.dropout > 0:
-            steps = 1 if self.locked and latent.dim() == 3 else latent.shape[0]
-            shape = (steps, *latent.shape[1:])
-            contexts = masked_tanh(latent, draw_mask(shape, self.dropout, latent))
-        else:
-            contexts = torch.tanh(latent)
-        return log_prior, contexts.unflatten(-1, (self.experts, self.layer.hidden_size))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """``log_probs``: a mixture has no unnormalised scores."""
@@ -122,7 +91,7 @@ class MixtureOfSoftmaxes(WrappingLayer):
                 impl=options.impl,
                 memory=options.memory,
             )
-        losses = smoothed_nll(  # needs every label's log-probability, not only the target's
+        losses = blockwise_nll(  # needs every label's log-probability, not only the target's
             self._mix,
             (log_prior, contexts),
             weight,
@@ -131,8 +100,22 @@ class MixtureOfSoftmaxes(WrappingLayer):
             label_smoothing=options.label_smoothing,
             memory=options.memory,
             copies=5 * self.experts,
+            impl=options.impl,
         )
         return reduce_losses(losses, targets, options.reduction, options.ignore_index)
+
+    def checked_adversarial_nll(
+        self, hidden: Tensor, targets: Tensor, epsilon: float, options: LossOptions
+    ) -> tuple[Tensor, Tensor]:
+        log_prior, contexts = self.expert_contexts(hidden)
+        contexts, weight = self.layer.context(contexts), self.layer.weight
+        each = targets[..., None].expand(contexts.shape[:-1])
+        losses = adversarial_nll(epsilon, contexts, weight, each, self.layer.bias, options)
+        ignored = targets == options.ignore_index
+        plain, lowered = (
+            torch.where(ignored, 0.0, -torch.logsumexp(log_prior - x, -1)) for x in losses
+        )
+        return plain, lowered
 
     def fold(self) -> nn.Linear:
         raise NotFoldable(
@@ -140,14 +123,66 @@ class MixtureOfSoftmaxes(WrappingLayer):
             "gradients its labels are encoded once"
         )
 
-    def resize(self, new_size: int, vectors: Tensor | None = None) -> None:
-        self.layer.resize(new_size, vectors)
+
+class MixtureOfSoftmaxes(Mixture):
+    """p(y | h) = sum_e pi_e(h) p_layer(y | tanh(W_e h + b_e)): K softmaxes of one matrix layer.
+
+    Breaks the rank limit of a single softmax for K times its cost. Adds d_h*K + (d_h*w + w)*K
+    parameters, w being the wrapped layer's hidden_size.
+
+    Args:
+        layer: the MatrixLayer that all experts use.
+        experts: K.
+        hidden_size: d_h; the layer's hidden_size by default.
+        dropout: dropout probability of the experts' contexts.
+        locked: one mask for all time steps of a hidden of shape (time, batch, d_h).
+        init_range: the projections are initialised uniformly in +-init_range.
+    """
+
+    def __init__(
+        self,
+        layer: MatrixLayer,
+        experts: int = 15,
+        hidden_size: int | None = None,
+        *,
+        dropout: float = 0.0,
+        locked: bool = True,
+        init_range: float = 0.1,
+    ) -> None:
+        super().__init__(layer)
+        name = type(self).__name__
+        self.experts = positive(name, "experts", experts)
+        if hidden_size is not None:
+            self.hidden_size = positive(name, "hidden_size", hidden_size)
+        self.dropout = fraction(name, "dropout", dropout)
+        self.locked = switch(name, "locked", locked)
+        place = placement(layer.embedding)
+        self.prior = nn.Linear(self.hidden_size, self.experts, bias=False, **place)
+        self.latent = nn.Linear(self.hidden_size, self.experts * layer.hidden_size, **place)
+        nn.init.uniform_(self.prior.weight, -span(name, init_range), init_range)
+        nn.init.uniform_(self.latent.weight, -init_range, init_range)
+
+    def expert_contexts(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        self.check_hidden(hidden)
+        check_operand("MixtureOfSoftmaxes", hidden, "latent", self.latent.weight)
+        log_prior = F.log_softmax(self.prior(hidden), dim=-1, dtype=wide(hidden))
+        dropout = self.dropout if self.training else 0.0
+        contexts = dropped_tanh(self.latent(hidden), dropout, self.locked)  # (..., K*w)
+        return log_prior, contexts.unflatten(-1, (self.experts, self.layer.hidden_size))
 
     def extra_repr(self) -> str:
         return (
             f"{super().extra_repr()}, experts={self.experts}, dropout={self.dropout}, "
             f"locked={self.locked}"
         )
+
+
+def dropped_tanh(latent: Tensor, dropout: float, locked: bool) -> Tensor:
+    """dropout(tanh(latent)); ``locked`` takes one mask for all time steps of three dimensions."""
+    if dropout == 0:
+        return torch.tanh(latent)
+    steps = 1 if locked and latent.dim() == 3 else latent.shape[0]
+    return masked_tanh(latent, draw_mask((steps, *latent.shape[1:]), dropout, latent))
 
 
 def _log_add(a: Tensor, b: Tensor) -> Tensor:
@@ -159,5 +194,5 @@ def _log_add(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(empty, -torch.inf, peak + torch.where(empty, 1, mass).log())
 
 
-def _wide(tensor: Tensor) -> torch.dtype:
+def wide(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)

@@ -12,7 +12,13 @@ from drill.kernels.loss.checks import check_head
 from drill.kernels.loss.nll import reduce_losses
 from drill.kernels.runtime.checks import one_of, require_type
 from drill.kernels.runtime.dispatch import must_not_wait
-from drill.layers.base import LossOptions, MatrixLayer, OutputLayer
+from drill.layers.base import (
+    LossOptions,
+    MatrixLayer,
+    OutputLayer,
+    adversarial_delta,
+    with_lowered_target,
+)
 from drill.layers.checks import positive
 from drill.layers.wrapper import Ranking, WrappingLayer
 
@@ -99,8 +105,24 @@ class SampledSoftmax(WrappingLayer):
         """
         if not self.training:
             return self.layer.checked_nll(hidden, targets, options)
+        losses, _, _ = self._estimate(hidden, targets, options)
+        return reduce_losses(losses, targets, options.reduction, options.ignore_index)
+
+    def checked_adversarial_nll(
+        self, hidden: Tensor, targets: Tensor, epsilon: float, options: LossOptions
+    ) -> tuple[Tensor, Tensor]:
+        if not self.training:
+            return self.layer.checked_adversarial_nll(hidden, targets, epsilon, options)
+        losses, context, rows = self._estimate(hidden, targets, options)
+        delta = adversarial_delta(epsilon, context, rows).view(targets.shape)
+        return losses, with_lowered_target(losses, delta)
+
+    def _estimate(
+        self, hidden: Tensor, targets: Tensor, options: LossOptions
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """log Z_hat - l_target (...), contexts (N, k) and the targets' labels (N, k)."""
         name, V = type(self).__name__, self.vocabulary_size
-        reduction, ignore_index, label_smoothing, _, _, check = options
+        _, ignore_index, label_smoothing, _, _, check = options
         if label_smoothing:
             raise ValueError(
                 f"{name}: label_smoothing={label_smoothing} needs the probabilities of all labels; "
@@ -139,7 +161,7 @@ class SampledSoftmax(WrappingLayer):
         log_rest = logits.to(exact).add_(shift).masked_fill_(hits, lowest).logsumexp(1)  # (N,)
         losses = -F.logsigmoid(l_target - log_rest)  # log(exp(l_target) + rest) - l_target
         losses = torch.where(outside, torch.nan, torch.where(ignored, 0, losses))
-        return reduce_losses(losses.view(targets.shape), targets, reduction, ignore_index)
+        return losses.view(targets.shape), context, Y_target
 
     def _encode(self, ids: Tensor, check: bool) -> tuple[Tensor, Tensor]:
         """Encoded labels Y (R, k) and the row of each id in it: ``Y[place]`` are labels(ids)."""

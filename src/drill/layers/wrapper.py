@@ -1,15 +1,24 @@
-"""What the layers over a matrix layer share: the wrapper, frequency ranks, label smoothing."""
+"""What the layers over a matrix layer share: the wrapper, frequency ranks, a loss by blocks."""
 
+import abc
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from drill.kernels.loss.nll import token_losses
+from drill.kernels.loss.checks import check_head
+from drill.kernels.loss.nll import Implementation, reduce_losses, token_losses
 from drill.kernels.runtime.checks import invalid, require, require_type
-from drill.layers.base import MatrixLayer, OutputLayer
+from drill.layers.base import (
+    LossOptions,
+    MatrixLayer,
+    NotFoldable,
+    OutputLayer,
+    with_lowered_target,
+)
 
 MOST_ROWS = 256
 """Most tokens whose (rows, V) log-probabilities are in memory at once."""
@@ -62,6 +71,95 @@ class WrappingLayer(OutputLayer):
     def shared_labels(self) -> AbstractContextManager[None]:
         """As the wrapped layer's: encodes all V labels, also for a sampled softmax."""
         return self.layer.shared_labels()
+
+    def resize(self, new_size: int, vectors: Tensor | None = None) -> None:
+        self.layer.resize(new_size, vectors)
+
+
+class ScoreLayer(WrappingLayer):
+    """p(y | h) = softmax(scores), where the scores (..., V) are more than one product.
+
+    A layer defines what it reads of each token, the scores from that, and how far a smaller logit
+    lowers the score of a target. The loss takes a few tokens at a time: see ``blockwise_nll``.
+    """
+
+    fixed_sizes = True
+
+    copies: int
+    """How many (N, V) tensors the scores and their gradient need at once."""
+
+    @abc.abstractmethod
+    def inputs(self, hidden: Tensor) -> tuple[Tensor, ...]:
+        """What the scores depend on, each (..., anything): one row per token."""
+
+    @abc.abstractmethod
+    def scores(self, inputs: tuple[Tensor, ...], weight: Tensor) -> Tensor:
+        """(..., V) from ``inputs`` and the encoded labels (V, k), in at least float32."""
+
+    @abc.abstractmethod
+    def score_drop(
+        self, epsilon: float, inputs: tuple[Tensor, ...], weight: Tensor, targets: Tensor
+    ) -> Tensor:
+        """(...): how far a change of w_y by epsilon |w_y| can lower the score of a target y."""
+
+    @property
+    def weight(self) -> Tensor:
+        raise NotFoldable(
+            f"the scores of {type(self).__name__} are more than a product with one weight; call "
+            "layer.nll(hidden, targets)"
+        )
+
+    def fold(self) -> nn.Linear:
+        raise NotFoldable(
+            f"the scores of {type(self).__name__} equal no nn.Linear; in eval mode without "
+            "gradients its labels are encoded once"
+        )
+
+    def _read(self, hidden: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+        inputs, weight = self.inputs(hidden), self.layer.weight
+        context = inputs[0]
+        check_head(type(self).__name__, context, weight, self.layer.bias)
+        return inputs, weight
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.scores(*self._read(hidden))
+
+    def log_probs(self, hidden: Tensor) -> Tensor:
+        return F.log_softmax(self.logits(hidden), dim=-1)
+
+    def checked_nll(self, hidden: Tensor, targets: Tensor, options: LossOptions) -> Tensor:
+        inputs, weight = self._read(hidden)
+        losses = self._losses(inputs, weight, targets, options)
+        return reduce_losses(losses, targets, options.reduction, options.ignore_index)
+
+    def checked_adversarial_nll(
+        self, hidden: Tensor, targets: Tensor, epsilon: float, options: LossOptions
+    ) -> tuple[Tensor, Tensor]:
+        inputs, weight = self._read(hidden)
+        losses = self._losses(inputs, weight, targets, options)
+        with torch.no_grad():
+            drop = self.score_drop(epsilon, inputs, weight, targets)
+        return losses, with_lowered_target(losses, drop)
+
+    def _losses(
+        self, inputs: tuple[Tensor, ...], weight: Tensor, targets: Tensor, options: LossOptions
+    ) -> Tensor:
+        return blockwise_nll(
+            lambda *rows: self.scores(rows[:-1], rows[-1]),
+            inputs,
+            weight,
+            targets,
+            ignore_index=options.ignore_index,
+            label_smoothing=options.label_smoothing,
+            memory=options.memory,
+            copies=self.copies,
+            impl=options.impl,
+        )
+
+    def kernel_summary(self, tokens: int) -> list[str]:
+        mib = 4 * self.copies * tokens * self.vocabulary_size / 2**20
+        line = f"loss PyTorch (blocks of tokens if {mib:.0f} MiB are over the memory limit)"
+        return [*super().kernel_summary(tokens), line]
 
 
 class Ranking(nn.Module):
@@ -148,30 +246,34 @@ def _as_tensor(owner: str, counts: Sequence[float]) -> Tensor:
         ) from None
 
 
-def smoothed_nll(
-    log_probs: Callable[..., Tensor],  # (*inputs, weight) -> (rows, V)
+def blockwise_nll(
+    scores: Callable[..., Tensor],  # (*inputs, weight) -> (rows, V)
     inputs: tuple[Tensor, ...],  # each (..., anything), one row per token
-    weight: Tensor,  # (V, k), the last argument of log_probs
+    weight: Tensor,  # (V, k), the last argument of scores
     targets: Tensor,  # (...)
     *,
     ignore_index: int,
     label_smoothing: float,
     memory: int,
-    copies: int,  # (rows, V) tensors that log_probs and its gradient need at once
+    copies: int,  # (rows, V) tensors that scores and their gradient need at once
+    impl: Implementation = "auto",
 ) -> Tensor:  # (...), 0 where ignored
-    """(1 - s) * -log p(target) + s * mean over labels of -log p, a few rows at a time.
+    """(1 - s) * -log p(target) + s * mean over labels of -log p, with p = softmax(scores).
 
-    For layers whose log-probabilities are no single matrix product. Each block of rows is computed
-    again in backward, so ``memory`` bounds it, down to one row.
+    For layers whose scores are no single matrix product. If all tokens together would need more
+    than ``memory``, a few rows are computed at a time, and again in backward; so ``memory`` bounds
+    it, down to one row. "reference" always computes all at once, "chunked" always in blocks.
     """
-    height = max(1, min(MOST_ROWS, memory // (4 * copies * weight.shape[0])))
     flat = targets.reshape(-1)
     rows = [x.reshape(-1, *x.shape[targets.dim() :]) for x in inputs]
 
     def block(targets: Tensor, *parts: Tensor) -> Tensor:
-        # Log-probabilities are logits of themselves: log_softmax does not change them.
-        return token_losses(log_probs(*parts), targets, ignore_index, label_smoothing)
+        return token_losses(scores(*parts), targets, ignore_index, label_smoothing)
 
+    row = 4 * copies * weight.shape[0]  # bytes
+    if impl == "reference" or (impl == "auto" and row * flat.shape[0] <= memory):
+        return block(flat, *rows, weight).view(targets.shape)
+    height = max(1, min(MOST_ROWS, memory // row))
     # At least one block: a batch without tokens still gives every parameter a gradient.
     losses = [
         checkpoint(
@@ -180,6 +282,7 @@ def smoothed_nll(
             *(x[i : i + height] for x in rows),
             weight,
             use_reentrant=False,
+            preserve_rng_state=False,  # scores draw nothing; a CUDA graph cannot read the state
         )
         for i in range(0, max(1, flat.shape[0]), height)
     ]

@@ -2,7 +2,7 @@
 
 x^(0) = lock(rows(E)[ids])
 x^(l) = LSTM_l(x^(l-1); W_hh * m_l)        l = 1..layers, lock(x^(l)) in between
-output = lock(x^(layers)),  raw = x^(layers)
+output = lock(x^(layers)),  raw = x^(layers), or [.., x^(layers-1), x^(layers)] of several layers
 
 ``lock`` is locked dropout, ``rows`` drops whole words, ``m_l`` drops entries of recurrent weights.
 Other settings give other published LSTMs: of Zaremba, Sutskever & Vinyals (2014), of Gal &
@@ -11,6 +11,7 @@ Ghahramani (NIPS 2016), of Melis, Dyer & Blunsom (ICLR 2018).
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any, Literal, cast, get_args
 
 import torch
@@ -44,6 +45,8 @@ class AwdLstm(Encoder):
         hidden_size: width of all LSTMs but the last; of all of them with ``skip_connections``.
         layers: number of LSTMs.
         output_size: width of the last LSTM; d by default, as tied labels need.
+        output_layers: how many of the last LSTMs are concatenated in the output; for layers such as
+            ``DirectOutputConnection`` that read several states.
         dropout_embedding: probability that a word of the vocabulary is dropped from the input.
         dropout_input: dropout of the embedded words.
         dropout_hidden: dropout between LSTMs.
@@ -68,6 +71,7 @@ class AwdLstm(Encoder):
         layers: int = 3,
         *,
         output_size: int | None = None,
+        output_layers: int = 1,
         dropout_embedding: float = 0.1,
         dropout_input: float = 0.65,
         dropout_hidden: float = 0.3,
@@ -86,11 +90,15 @@ class AwdLstm(Encoder):
         name = type(self).__name__
         require_type(embedding, nn.Embedding, name, "embedding", "an nn.Embedding")
         d = embedding.embedding_dim
-        self.output_size = d if output_size is None else positive(name, "output_size", output_size)
+        last = d if output_size is None else positive(name, "output_size", output_size)
         hidden_size = positive(name, "hidden_size", hidden_size)
-        inner = [hidden_size] * (positive(name, "layers", layers) - 1)
         self.skip_connections = switch(name, "skip_connections", skip_connections)
-        last = hidden_size if skip_connections else self.output_size
+        ends = hidden_size if skip_connections else last
+        sizes = [hidden_size] * (positive(name, "layers", layers) - 1) + [ends]
+        self.output_layers = positive(name, "output_layers", output_layers)
+        most = 1 if skip_connections else layers  # all are summed with skip connections
+        require(output_layers <= most, name, "output_layers", f"at most {most}", output_layers)
+        self.output_size = last if skip_connections else sum(sizes[-output_layers:])
         self.embedding = embedding
         self.dropout_embedding = fraction(name, "dropout_embedding", dropout_embedding)
         self.dropout_input = fraction(name, "dropout_input", dropout_input)
@@ -107,12 +115,12 @@ class AwdLstm(Encoder):
         self._cell: Cell = lstm_cell
         self.can_compile = cap_input_gate or dropout_state > 0.0
         device, dtype = embedding.weight.device, embedding.weight.dtype
-        widths = zip([d, *inner], [*inner, last], strict=True)
+        widths = zip([d, *sizes], sizes, strict=False)
         lstms = [nn.LSTM(i, o, device=device, dtype=dtype) for i, o in widths]
         self.lstms = cast(Sequence[nn.LSTM], nn.ModuleList(lstms))
         self.projection: nn.Linear | None = None
-        if last != self.output_size:
-            self.projection = nn.Linear(last, self.output_size, False, device, dtype)
+        if skip_connections and last != hidden_size:
+            self.projection = nn.Linear(hidden_size, last, False, device, dtype)
             nn.init.orthogonal_(self.projection.weight)
         if init_range is not None:
             nn.init.uniform_(embedding.weight, -span(name, init_range), init_range)
@@ -140,30 +148,53 @@ class AwdLstm(Encoder):
             x = self._drop_words(x, ids)
             x = self._drop(x, self.dropout_input)
         by_layer = dropping and (self.dropout_state > 0.0 or self.dropout_masks == "standard")
-        if by_layer or self.skip_connections or self.cap_input_gate:
-            x, carried = self._layers(x, state, dropping)
+        one_by_one = by_layer or self.skip_connections or self.cap_input_gate
+        run = self._layers if one_by_one else self._stacks
+        outputs, carried = run(x, state, dropping)
+        if self.skip_connections:
+            raw = sum(outputs[1:], outputs[0])
         else:
-            x, carried = lstm_stack(
-                x,
-                state,
-                [Weights(*each.all_weights[0]) for each in self.lstms],
-                self.impl,
-                drop=self.weight_drop if dropping else 0.0,
-                between=self.dropout_hidden if dropping else 0.0,
-            )
-        output = self._drop(x, self.dropout_output) if dropping else x
+            last = outputs[-self.output_layers :]
+            raw = last[0] if len(last) == 1 else torch.cat(last, dim=-1)
+        output = self._drop(raw, self.dropout_output) if dropping else raw
         if self.projection is not None:
-            raw = self.projection(x)
-            output, x = self.projection(output) if dropping else raw, raw
-        return Encoded(output, x, tuple(carried))
+            output, raw = self.projection(output), self.projection(raw)
+        return Encoded(output, raw, tuple(carried))
+
+    @property
+    def output_widths(self) -> tuple[int, ...]:
+        if self.skip_connections:
+            return (self.output_size,)
+        return tuple(each.hidden_size for each in self.lstms[-self.output_layers :])
+
+    def _stacks(
+        self, x: Tensor, state: State, dropping: bool
+    ) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]]]:
+        """Outputs and states of the LSTMs, in stacks that end where an output is read."""
+        weights = [Weights(*each.all_weights[0]) for each in self.lstms]
+        drop = self.weight_drop if dropping else 0.0
+        between = self.dropout_hidden if dropping else 0.0
+        outputs: list[Tensor] = []
+        carried: list[tuple[Tensor, Tensor]] = []
+        ends = range(len(self.lstms) - self.output_layers + 1, len(self.lstms) + 1)
+        for start, stop in pairwise([0, *ends]):
+            x = locked_dropout(x, between) if outputs else x
+            part = slice(start, stop)
+            x, last = lstm_stack(
+                x, state[part], weights[part], self.impl, drop=drop, between=between
+            )
+            outputs.append(x)
+            carried += last
+        return outputs, carried
 
     def _layers(
         self, x: Tensor, state: State, dropping: bool
-    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        """The LSTMs one by one, for what a whole stack has no kernels for."""
+    ) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]]]:
+        """Outputs and states of the LSTMs one by one, for what a whole stack has no kernels for."""
         drop = self.weight_drop if dropping else 0.0
         p = self.dropout_state if dropping else 0.0
-        total, ends = x, []
+        outputs: list[Tensor] = []
+        ends: list[tuple[Tensor, Tensor]] = []
         for i, (each, (h, c)) in enumerate(zip(self.lstms, state, strict=True)):
             if i > 0 and dropping:
                 x = self._drop(x, self.dropout_hidden)
@@ -175,8 +206,8 @@ class AwdLstm(Encoder):
             else:
                 x, h, c = lstm(x, h, c, weights, self.impl, drop=drop)
             ends.append((h, c))
-            total = total + x if i > 0 and self.skip_connections else x
-        return total, ends
+            outputs.append(x)
+        return outputs, ends
 
     def _drop(self, x: Tensor, p: float) -> Tensor:
         if self.dropout_masks == "standard":

@@ -36,6 +36,11 @@ class Encoder(nn.Module, abc.ABC):
     can_compile: bool = False
     """Whether ``compile`` makes it faster; False where kernels of drill compute it."""
 
+    @property
+    def output_widths(self) -> tuple[int, ...]:
+        """The widths of the states that are concatenated in the output, the lowest layer first."""
+        return (self.output_size,)
+
     @abc.abstractmethod
     def forward(self, ids: Tensor, state: State | None = None) -> Encoded:
         """ids (T, B) -> Encoded, continuing from ``state`` or from the initial one."""

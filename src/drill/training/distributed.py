@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from drill.data import DataError
-from drill.layers import MatrixLayer, MixtureOfSoftmaxes, SampledSoftmax
+from drill.layers import SampledSoftmax
 from drill.models.language_model import LanguageModel
 from drill.models.translator import Translator
 
@@ -99,8 +99,7 @@ def data_parallel(model: LanguageModel | Translator, world: World) -> nn.Module:
     if world.size == 1:
         return model
     # A step of an adaptive softmax, or of a user's layer, may leave out parameters.
-    whole = (MatrixLayer, MixtureOfSoftmaxes, SampledSoftmax)
-    unused = not isinstance(model.layer, whole)
+    unused = not (model.layer.fixed_sizes or isinstance(model.layer, SampledSoftmax))
     return DistributedDataParallel(model, find_unused_parameters=unused)
 
 

@@ -403,25 +403,29 @@ def _flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def output_layer(
     table: dict[str, Any],
     embedding: nn.Embedding,
-    hidden_size: int,
+    widths: tuple[int, ...],
     counts: Callable[[], list[int]],
 ) -> OutputLayer:
     """The layer that a table describes.
 
     Args:
+        widths: of the states that are concatenated in the encoder's output.
         counts: gives the counts of labels, for layers that need them.
     """
     options = {key: value for key, value in table.items() if key not in (NAME, INNER)}
     kind: Any = LAYERS[table[NAME]]
     takes = inspect.signature(kind).parameters
-    if options.get("hidden_size", hidden_size) is None:
-        options["hidden_size"] = hidden_size
+    if options.get("hidden_size", widths) is None:
+        options["hidden_size"] = sum(widths)
+    if "widths" in takes:
+        options["widths"] = widths
     if "counts" in takes:
         options["counts"] = counts()
     if not wraps(kind):
         return kind(embedding, **options)
     # A mixture projects the hidden state; other wrappers pass it on.
-    inner = embedding.embedding_dim if "hidden_size" in takes else hidden_size
+    projects = "hidden_size" in takes or "widths" in takes
+    inner = (embedding.embedding_dim,) if projects else widths
     return kind(output_layer(table[INNER], embedding, inner, counts), **options)
 
 

@@ -89,7 +89,7 @@ def translator(
         source = nn.Embedding(words, width)
         target = source if shared else nn.Embedding(words, width)
         transformer = Transformer(source, target, **options, pad=PAD, init_embeddings=True)
-        layer = output_layer(settings.layer, target, transformer.output_size, counts)
+        layer = output_layer(settings.layer, target, (transformer.output_size,), counts)
         return Translator(transformer, layer).to(device)
     except DrillError:  # of counts
         raise

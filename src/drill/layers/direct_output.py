@@ -1,0 +1,78 @@
+"""Direct output connection, DOC (Takase et al., 2018), over any matrix layer."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from drill.kernels.loss.checks import check_operand
+from drill.kernels.runtime.checks import is_whole, require
+from drill.layers.base import MatrixLayer
+from drill.layers.checks import fraction, span, switch
+from drill.layers.label_source import placement
+from drill.layers.mixture import Mixture, dropped_tanh, wide
+
+
+class DirectOutputConnection(Mixture):
+    """p(y | h) = sum_e pi_e p_layer(y | tanh(W_e h^(n(e)) + b_e)): softmaxes of several states.
+
+    h is the concatenation of the states h^(1) .. h^(N) of an encoder's layers, such as those of
+    ``AwdLstm(..., output_layers=N)``. Expert e reads state n(e); pi = softmax(W_pi h^(N)) depends
+    on the last state alone. With all experts on the last state it is a mixture of softmaxes. Adds
+    d_N*K + sum_e (d_n(e)*w + w) parameters, w being the wrapped layer's hidden_size.
+
+    Args:
+        layer: the MatrixLayer that all experts use.
+        experts: how many experts read each state, the lowest first; K in all.
+        widths: d_1 .. d_N, the width of each state; by default one of the layer's hidden_size.
+        dropout: dropout probability of the experts' contexts.
+        locked: one mask for all time steps of a hidden of shape (time, batch, d_h).
+        init_range: the projections are initialised uniformly in +-init_range.
+    """
+
+    def __init__(
+        self,
+        layer: MatrixLayer,
+        experts: Sequence[int] = (15,),
+        widths: Sequence[int] | None = None,
+        *,
+        dropout: float = 0.0,
+        locked: bool = True,
+        init_range: float = 0.1,
+    ) -> None:
+        super().__init__(layer)
+        name = type(self).__name__
+        self.widths = (layer.hidden_size,) if widths is None else tuple(widths)
+        whole = isinstance(experts, Iterable) and all(is_whole(x) and x >= 0 for x in experts)
+        fits = whole and len(experts) == len(self.widths) and sum(experts) > 0
+        expected = f"a number for each of the {len(self.widths)} states of the encoder"
+        require(fits, name, "experts", expected, experts)
+        self.experts_per_state = tuple(map(int, experts))
+        self.experts = sum(self.experts_per_state)
+        self.hidden_size = sum(self.widths)
+        self.dropout = fraction(name, "dropout", dropout)
+        self.locked = switch(name, "locked", locked)
+        place, w = placement(layer.embedding), layer.hidden_size
+        self.prior = nn.Linear(self.widths[-1], self.experts, bias=False, **place)
+        read = zip(self.widths, self.experts_per_state, strict=True)
+        maps = {str(n): nn.Linear(d, own * w, **place) for n, (d, own) in enumerate(read) if own}
+        self.latents = nn.ModuleDict(maps)  # by state
+        for linear in (self.prior, *maps.values()):
+            nn.init.uniform_(linear.weight, -span(name, init_range), init_range)
+
+    def expert_contexts(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        self.check_hidden(hidden)
+        check_operand(type(self).__name__, hidden, "prior", self.prior.weight)
+        states = hidden.split(self.widths, dim=-1)
+        log_prior = F.log_softmax(self.prior(states[-1]), dim=-1, dtype=wide(hidden))
+        latent = [linear(states[int(n)]) for n, linear in self.latents.items()]
+        dropout = self.dropout if self.training else 0.0
+        contexts = dropped_tanh(torch.cat(latent, -1), dropout, self.locked)  # (..., K*w)
+        return log_prior, contexts.unflatten(-1, (self.experts, self.layer.hidden_size))
+
+    def extra_repr(self) -> str:
+        return (
+            f"{super().extra_repr()}, experts={list(self.experts_per_state)}, "
+            f"widths={list(self.widths)}, dropout={self.dropout}, locked={self.locked}"
+        )

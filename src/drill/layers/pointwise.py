@@ -1,0 +1,134 @@
+"""Softmaxes over an increasing function of each logit, over any matrix layer.
+
+    p(y | h) = softmax( f(z) ),    z = labels() context(h) + b
+
+A plain softmax of joint width k has log-probabilities of rank k + 2 at most over any contexts: k
+of the product, one of the bias and one of the normaliser. A nonlinear f has no such limit and costs
+one pass over the logits. f is increasing, so the labels keep their order.
+"""
+
+import abc
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from drill.layers.base import MatrixLayer, adversarial_delta, target_rows
+from drill.layers.checks import positive, span
+from drill.layers.label_source import placement
+from drill.layers.wrapper import ScoreLayer
+
+IDENTITY = math.log(math.expm1(1.0))
+"""softplus(IDENTITY) = 1."""
+
+
+class PointwiseLayer(ScoreLayer):
+    """p(y | h) = softmax(f(z)); a layer defines f."""
+
+    copies = 6
+
+    @abc.abstractmethod
+    def transform(self, logits: Tensor) -> Tensor:
+        """f, elementwise and increasing; finite logits in at least float32."""
+
+    def inputs(self, hidden: Tensor) -> tuple[Tensor]:
+        return (self.layer.context(hidden),)
+
+    def scores(self, inputs: tuple[Tensor, ...], weight: Tensor) -> Tensor:
+        logits = F.linear(inputs[0], weight)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        bias = self.layer.bias
+        if bias is None:
+            return self.transform(logits)
+        masked = bias == -torch.inf  # f(-inf) may be finite, and its gradient NaN
+        logits = logits + bias.masked_fill(masked, 0.0)
+        return self.transform(logits).masked_fill(masked, -torch.inf)
+
+    def score_drop(
+        self, epsilon: float, inputs: tuple[Tensor, ...], weight: Tensor, targets: Tensor
+    ) -> Tensor:
+        (context,), rows = inputs, target_rows(weight, targets)
+        logits = (context * rows).sum(-1, dtype=torch.promote_types(rows.dtype, torch.float32))
+        if self.layer.bias is not None:
+            logits = logits + target_rows(self.layer.bias, targets)
+        delta = adversarial_delta(epsilon, context, rows)
+        return self.transform(logits) - self.transform(logits - delta)
+
+
+class SigSoftmax(PointwiseLayer):
+    """p(y | h) = exp(z_y) sigmoid(z_y) / sum_v exp(z_v) sigmoid(z_v) (Kanai et al., 2018).
+
+    f(z) = z + log sigmoid(z): slope 2 far below zero, where it squares the odds, and 1 far above,
+    where it is a plain softmax. Adds no parameters.
+
+    Args:
+        layer: the MatrixLayer that gives the logits z.
+    """
+
+    def __init__(self, layer: MatrixLayer) -> None:
+        super().__init__(layer)
+
+    def transform(self, logits: Tensor) -> Tensor:
+        return logits + F.logsigmoid(logits)
+
+
+class SoftcappedSoftmax(PointwiseLayer):
+    """p(y | h) = softmax(c tanh(z / c)): logits stay within +-c.
+
+    With c far above the logits it is a plain softmax. Keeps training stable in large models, such
+    as Gemma 2. Adds no parameters.
+
+    Args:
+        layer: the MatrixLayer that gives the logits z.
+        cap: c.
+    """
+
+    def __init__(self, layer: MatrixLayer, cap: float = 30.0) -> None:
+        super().__init__(layer)
+        self.cap = span(type(self).__name__, cap, "cap")
+
+    def transform(self, logits: Tensor) -> Tensor:
+        return self.cap * torch.tanh(logits / self.cap)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, cap={self.cap}"
+
+
+class PiecewiseLinearSoftmax(PointwiseLayer):
+    """p(y | h) = softmax(f(z)) with a learnt piecewise linear f, PLIF (Ganea et al., 2019).
+
+        f(z) = -T + sum_i s_i |[-T, z] in piece i|,    s_i = softplus(v_i) > 0
+
+    [-T, T] is divided into ``pieces`` of one width; the outer slopes continue beyond it. One f is
+    shared by all labels and contexts. It starts as the identity, a plain softmax. Adds ``pieces``
+    parameters.
+
+    Args:
+        layer: the MatrixLayer that gives the logits z.
+        pieces: number of slopes.
+        limit: T; larger than most logits.
+    """
+
+    copies = 10
+
+    def __init__(self, layer: MatrixLayer, pieces: int = 1000, *, limit: float = 20.0) -> None:
+        super().__init__(layer)
+        name = type(self).__name__
+        self.pieces = positive(name, "pieces", pieces)
+        self.limit = span(name, limit, "limit")
+        self.slopes = nn.Parameter(torch.zeros(self.pieces, **placement(layer.embedding)))
+
+    def transform(self, logits: Tensor) -> Tensor:
+        width = 2 * self.limit / self.pieces
+        slopes = F.softplus(self.slopes.to(logits.dtype) + IDENTITY)  # (pieces,)
+        starts = width * (slopes.cumsum(0) - slopes) - self.limit  # f where each piece starts
+        distance = logits + self.limit
+        # Outside [-T, T] the first and the last piece go on; NaN stays NaN, but reads a slope.
+        piece = (distance.detach() / width).nan_to_num().clamp(0, self.pieces - 1).floor()
+        flat = piece.long().flatten()  # the gradient of gather is one scatter_add, without a sort
+        start, slope = (x.gather(0, flat).view_as(logits) for x in (starts, slopes))
+        return start + slope * (distance - width * piece)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, pieces={self.pieces}, limit={self.limit}"
