@@ -32,7 +32,8 @@ PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "bench/README.md")  # of the navigat
 # -- the API --------------------------------------------------------------------------------------
 
 LAYERS = """DeepResidual TiedSoftmax FullSoftmax Bilinear DualNonlinear MixtureOfSoftmaxes
-SampledSoftmax AdaptiveSoftmax OutputLayer MatrixLayer LabelSource Descriptions NotFoldable
+SampledSoftmax AdaptiveSoftmax SigSoftmax PiecewiseLinearSoftmax SoftcappedSoftmax Mixtape
+DirectOutputConnection OutputLayer MatrixLayer LabelSource Descriptions NotFoldable
 StaleLabels"""
 
 API = {
