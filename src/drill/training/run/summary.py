@@ -157,7 +157,7 @@ def sizes_by_default(settings: Settings) -> str | None:
     for key in settings.left_out:
         table, _, name = key.partition(".")
         value = settings.tables()[table].get(name)
-        if key == "training.epochs" or (table == "encoder" and type(value) is int):
+        if key == "training.epochs" or (table == "encoder" and type(value) is int and value > 1):
             sizes.append(f"{key} {value}")
     if not sizes:
         return None
