@@ -10,7 +10,14 @@ from drill.kernels.optimizer import sgd_step
 from drill.kernels.runtime import overlap
 from drill.language_modeling.state import LanguageModelState
 from drill.language_modeling.step import RecordedSteps, Steps, capture_blocker
-from drill.layers import AdaptiveSoftmax, DeepResidual, MixtureOfSoftmaxes, TiedSoftmax
+from drill.layers import (
+    AdaptiveSoftmax,
+    DeepResidual,
+    Mixtape,
+    MixtureOfSoftmaxes,
+    SigSoftmax,
+    TiedSoftmax,
+)
 from drill.models import AwdLstm
 from drill.models.language_model import LanguageModel
 from drill.models.past_decode import PastDecode
@@ -41,6 +48,23 @@ def deep(embedding):
 
 def mixture(embedding):
     return MixtureOfSoftmaxes(TiedSoftmax(embedding), 2)
+
+
+def sigsoftmax(embedding):
+    return SigSoftmax(TiedSoftmax(embedding))
+
+
+def mixtape(embedding):
+    return Mixtape(TiedSoftmax(embedding), 2, gates=5)
+
+
+REGULARISED = pytest.mark.parametrize(
+    ("layer", "options"),
+    [
+        *((each, MORE) for each in (TiedSoftmax, deep, mixture, sigsoftmax)),
+        (mixtape, {**MORE, "memory": 2**12}),  # in blocks of tokens
+    ],
+)
 
 
 def late_sgd():
@@ -110,9 +134,9 @@ def test_replays_train_as_launches_do(optimizer, layer):
     assert_replays_equal_launches(optimizer, layer=layer)
 
 
-@pytest.mark.parametrize("layer", [TiedSoftmax, deep])
-def test_replays_with_all_regularisers_equal_launches(layer):
-    losses = assert_replays_equal_launches(Sgd, layer=layer, options=MORE)
+@REGULARISED
+def test_replays_with_all_regularisers_equal_launches(layer, options):
+    losses = assert_replays_equal_launches(Sgd, layer=layer, options=options)
     assert losses != run(Steps, Sgd(), layer=layer)[1]
 
 
@@ -283,10 +307,10 @@ def test_graphs_train_as_launches_do(optimizer, layer, autocast):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("layer", [TiedSoftmax, deep])
+@REGULARISED
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
-def test_graphs_with_all_regularisers_equal_launches(layer, autocast):
-    given = {"device": "cuda", "layer": layer, "autocast": autocast, "options": MORE}
+def test_graphs_with_all_regularisers_equal_launches(layer, options, autocast):
+    given = {"device": "cuda", "layer": layer, "autocast": autocast, "options": options}
     assert_replays_equal_launches(Sgd, **given)
 
 
