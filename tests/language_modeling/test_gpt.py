@@ -12,7 +12,9 @@ from drill import load
 from drill.cli.app import app
 from drill.data import DataError, SubwordVocabulary, Vocabulary, load_vocabulary, read_corpus
 from drill.data.text.corpora import encode_text
+from drill.language_modeling.frequency_bands import SUBWORD_EDGES
 from drill.recipes.reader import recipe_names
+from drill.report.results.ledger import record
 from drill.training.settings import recipe
 from tests.tiny_place import typed
 
@@ -139,6 +141,33 @@ def test_bits_per_byte_by_hand(drill, place, run):
     code, out, _ = drill("evaluate", "runs/gpt", "--text", "text/test.txt", "--device", "cpu")
     assert code == 0
     assert f"{row['bits_per_byte']:.4f} bits per byte" in out
+
+
+def test_loss_by_frequency_of_subwords(drill, run):
+    """In the test of training, `drill evaluate`, `drill analyse` and a ledger."""
+    code, out, err = drill(
+        "evaluate", "runs/gpt", "--split", "test", "--words", "--json", "--device", "cpu"
+    )
+    assert code == 0, err
+    row, tested = json.loads(out), run.folder.rows()[-1]
+    assert [band["low"] for band in row["bands"]] == [0, *SUBWORD_EDGES]
+    losses = run.token_losses(run.ids.test).double()
+    targets, counts = run.ids.test[1:], run.vocabulary.counts
+    for band, trained in zip(row["bands"], tested["test_bands"], strict=True):
+        of = counts[targets]
+        inside = (of >= band["low"]) & (of < (band["high"] or math.inf))
+        inside &= targets != run.vocabulary.ids["<eos>"]
+        assert band["tokens"] == inside.sum()
+        assert band["loss"] == pytest.approx(float(losses[inside].sum()), rel=1e-5)
+        assert trained == {**band, "loss": pytest.approx(band["loss"], rel=1e-5)}
+    code, out, _ = drill("analyse", "runs/gpt", "--no-rank", "--json", "--device", "cpu")
+    analysed = json.loads(out)
+    assert code == 0
+    assert [band["low"] for band in analysed["bands"]] == [0, *SUBWORD_EDGES]
+    assert analysed["bits_per_byte"] == pytest.approx(row["bits_per_byte"], rel=0.05)  # 20 columns
+    recorded = record(run.folder.path, "runs/ledger.jsonl").extra
+    assert recorded["test_bands"] == tested["test_bands"]
+    assert recorded["test_bits_per_byte"] == tested["test_bits_per_byte"]
 
 
 @pytest.mark.parametrize("command", ["dynamic", "cache"])

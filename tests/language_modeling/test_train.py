@@ -20,7 +20,7 @@ from drill.data import (
     training_segments,
 )
 from drill.language_modeling import train as training
-from drill.language_modeling.perplexity import Perplexity, perplexity
+from drill.language_modeling.perplexity import Perplexity, evaluated, perplexity
 from drill.language_modeling.train import train
 from drill.models.language_model import LanguageModel
 from drill.training.optim import Asgd, NtAsgd, Sgd
@@ -74,11 +74,11 @@ def scripted(monkeypatch, losses: list[float]) -> None:
     """Validations give ``losses``, one after the other; the test gives 1."""
     left = iter(losses)
 
-    def score(model, ids, **_: object) -> Perplexity:
+    def score(model, ids, **_: object) -> tuple[Perplexity]:
         count = ids.numel() - ids.shape[1]
-        return Perplexity(next(left, 1.0) * count, count, ids.shape[1])
+        return (Perplexity(next(left, 1.0) * count, count, ids.shape[1]),)
 
-    monkeypatch.setattr(training, "perplexity", score)
+    monkeypatch.setattr(training, "evaluated", score)
 
 
 def segments(epochs: int) -> list[list[Segment]]:
@@ -446,9 +446,9 @@ def test_frozen_parameters_are_not_trained(tmp_path):
 def test_tokens_per_second_excludes_validation(tmp_path, monkeypatch):
     def slow(*arguments, **options):
         time.sleep(0.3)
-        return perplexity(*arguments, **options)
+        return evaluated(*arguments, **options)
 
-    monkeypatch.setattr("drill.language_modeling.train.perplexity", slow)
+    monkeypatch.setattr("drill.language_modeling.train.evaluated", slow)
     small_run(tmp_path, epochs=2)
     for row in [row for row in RunFolder(tmp_path).rows() if row["kind"] == "epoch"][:2]:
         trained = row["tokens"] / row["tokens_per_second"]

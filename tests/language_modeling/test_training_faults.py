@@ -14,7 +14,6 @@ from drill.errors import CheckpointError, Diverged, RunFolderError
 from drill.kernels.lstm.persistent import recurrence as lstm_persistent
 from drill.kernels.lstm.persistent.recurrence import Stalled
 from drill.language_modeling import train as training
-from drill.language_modeling.perplexity import Perplexity
 from drill.training.run import checkpoint
 from drill.training.run.folder import RunFolder
 from tests.tiny_runs import (
@@ -116,15 +115,15 @@ def test_learning_rate_that_is_too_high_raises(tmp_path):
     "fault", [FloatingPointError("NaN"), Stalled("stalled")], ids=lambda fault: type(fault).__name__
 )
 def test_nan_of_an_evaluation_raises_and_a_resume_repeats_it(tmp_path, monkeypatch, text, fault):
-    score = training.perplexity
+    score = training.evaluated
 
-    def broken(model: nn.Module, columns: Tensor, **options: object) -> Perplexity:
+    def broken(model: nn.Module, columns: Tensor, **options: object) -> tuple:
         if (columns.shape[1] == 1) == (text == "test"):  # as the test text is laid out
             raise fault
         return score(model, columns, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(training, "perplexity", broken)
+        patch.setattr(training, "evaluated", broken)
         with pytest.raises(Diverged, match=f"the {text} .*{fault}"):
             small_run(tmp_path)
     assert RunFolder(tmp_path).test_row() is None

@@ -9,11 +9,11 @@ from torch import nn
 from drill import TiedSoftmax
 from drill.cli.demo import seen
 from drill.data import Ids, Vocabulary
+from drill.language_modeling.frequency_bands import Band
 from drill.language_modeling.perplexity import token_losses
 from drill.models import AwdLstm
 from drill.models.language_model import LanguageModel
 from drill.report.analysis.comparison import Compared
-from drill.report.analysis.frequency_bands import Band
 
 LINES = ["the lamp is lit", "the <unk> boat", "a lamp"] * 30
 TOKENS, ENDS, UNKNOWN = 12 * 30, 3 * 30, 30

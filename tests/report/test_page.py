@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from drill.files import WriteError
+from drill.language_modeling.frequency_bands import Band, compare_bands, frequency_bands
 from drill.report import (
     LedgerError,
     ReportError,
@@ -21,7 +22,7 @@ from drill.report import (
     record,
     write_report,
 )
-from drill.report.analysis.frequency_bands import Band, compare_bands, frequency_bands
+from drill.language_modeling.frequency_bands import Band, compare_bands, frequency_bands
 from drill.report.page.figures import (
     COLOURS,
     DASHES,

@@ -61,7 +61,8 @@ if command not in ("train", "finetune"):
     sys.exit()
 
 folder.mkdir(parents=True, exist_ok=True)
-valid, test = json.loads(pathlib.Path("figures.json").read_text()).get(folder.name, (60.0, 58.0))
+figures = json.loads(pathlib.Path("figures.json").read_text())
+valid, test, more = [*figures.get(folder.name, (60.0, 58.0)), {}][:3]
 (folder / "recipe.toml").write_text(pathlib.Path("recipes", folder.name).read_text())
 about = {"seed": int(folder.name.split("-")[2]), "device": "a GPU", "commit": "abc1234"}
 (folder / "environment.json").write_text(json.dumps(about))
@@ -79,7 +80,7 @@ write("metrics.jsonl", [epoch(1, valid + 10), epoch(2, valid)])
 write("metrics.jsonl", [
     {"kind": "test", "epoch": 2, "valid_perplexity": valid, "test_perplexity": test,
      "valid_published": valid, "test_published": test, "elapsed": 121.0,
-     "weights_fingerprint": "f" * 64}
+     "weights_fingerprint": "f" * 64, **more}
 ])
 (folder / "best.safetensors").write_bytes(b"")
 """

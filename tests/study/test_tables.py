@@ -47,6 +47,25 @@ def test_the_table_has_means_and_paired_differences(place):
     assert report(States(plan, place.ledger, None), [60.0]) == GOLDEN
 
 
+def test_bits_per_byte_and_loss_by_frequency(place):
+    def figures(bits: float, rare: float) -> tuple:
+        bands = [[0, 1, 0, 0, 0.0], [1, 100, 2, 4, 4 * rare], [100, None, 3, 10, 20.0]]
+        names = ("low", "high", "types", "tokens", "loss")
+        found = [dict(zip(names, band, strict=True)) for band in bands]
+        return (60.0, 58.0, {"test_bits_per_byte": bits, "test_bands": found})
+
+    values = {"a": (1.2, 5.0), "b": (1.1, 4.5)}
+    made = {f"{a}-seed-{n}": figures(*v) for a, v in values.items() for n in (1, 2)}
+    Path("figures.json").write_text(json.dumps(made))
+    plan = place.plan()
+    place.study(plan)
+    text = report(States(plan, place.ledger, None))
+    assert "| 1.1000 ± 0.0000 |" in text
+    assert "| -0.1000 (-0.1000 to -0.1000) |" in text
+    line = "| b | 2 | 4.500 ± 0.000 | -0.500 (-0.500 to -0.500) | 2.000 ± 0.000 |"
+    assert line in text.split("loss by training count")[1]
+
+
 def test_one_seed_shows_a_dash(place):
     plan = place.plan(PLAN.replace("[1, 2]", "[1]"))
     place.study(plan)

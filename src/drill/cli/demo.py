@@ -16,9 +16,9 @@ from drill.cli.train import note_if_interrupted
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from drill.language_modeling.frequency_bands import Band
     from drill.language_modeling.run import LanguageModelRun
     from drill.report import TextBands
-    from drill.report.analysis.frequency_bands import Band
 
 RECIPES = ("demo-tied", "demo-drill")
 SEEDS = ((58.8, 0.2), (56.7, 0.4))
@@ -165,7 +165,7 @@ def _comparison(
 
 def seen(band: "Band", rarest: int) -> str:
     """How often its words occur in training; words rarer than ``rarest`` are ``<unk>``."""
-    from drill.report.analysis.frequency_bands import band_label
+    from drill.language_modeling.frequency_bands import band_label
 
     if band.low == 0:
         return "never seen"

@@ -94,10 +94,8 @@ def perplexity(
         autocast: for example torch.bfloat16.
         token_bytes: (V,), bytes of every label, for ``bits_per_byte``.
     """
-    data = laid_out("perplexity", model, ids, batch_size)
-    losses = _losses("perplexity", model, data, bptt, autocast, progress)
-    nll = losses.sum(dtype=torch.float64).item()
-    return Perplexity(nll, losses.numel(), data.shape[1], predicted_bytes(data, token_bytes))
+    options: dict[str, Any] = {"batch_size": batch_size, "bptt": bptt, "autocast": autocast}
+    return evaluated(model, ids, **options, token_bytes=token_bytes, progress=progress)[0]
 
 
 def token_losses(
@@ -114,21 +112,31 @@ def token_losses(
     Column after column, each without its first token: for ``batch_size`` 1 the loss of ``ids[i]``
     is entry i - 1.
     """
-    data = laid_out("token_losses", model, ids, batch_size)
-    losses = _losses("token_losses", model, data, bptt, autocast, progress)
+    options: dict[str, Any] = {"batch_size": batch_size, "bptt": bptt, "autocast": autocast}
+    return reading_order(
+        evaluated(model, ids, **options, progress=progress, name="token_losses")[1]
+    )
+
+
+def reading_order(losses: Tensor) -> Tensor:
+    """(rows, B) -> (rows * B,), column after column, on the CPU."""
     return losses.t().flatten().cpu()
 
 
 @torch.no_grad()
-def _losses(
-    name: str,
+def evaluated(
     model: LanguageModel,
-    data: Tensor,  # (rows, B)
+    ids: Text,
+    *,
+    batch_size: int,
     bptt: int,
-    autocast: torch.dtype | None,
-    progress: Progress | None,
-) -> Tensor:
-    """-log p of every row but the first, (rows - 1, B)."""
+    autocast: torch.dtype | None = None,
+    token_bytes: NDArray[Any] | None = None,
+    progress: Progress | None = None,
+    name: str = "perplexity",  # of the function, for errors
+) -> tuple[Perplexity, Tensor, Tensor]:
+    """The ``perplexity``, -log p of every predicted token and these tokens, (rows - 1, B)."""
+    data = laid_out(name, model, ids, batch_size)
     rows, batch = data.shape
     found: list[Tensor] = []
     waiting: list[Tensor] = []  # hidden states whose losses are not computed yet
@@ -147,7 +155,9 @@ def _losses(
                 progress(done * batch, (rows - 1) * batch)
     losses = torch.cat(found)
     check_nan(name, model, losses)
-    return losses
+    nll = losses.sum(dtype=torch.float64).item()
+    found_bytes = predicted_bytes(data, token_bytes)
+    return Perplexity(nll, losses.numel(), batch, found_bytes), losses, data[1:]
 
 
 def hidden_states(model: LanguageModel, data: Tensor, bptt: int) -> Iterator[Tensor]:

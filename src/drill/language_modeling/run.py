@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from drill.data import DataError, Ids, SubwordVocabulary, Vocabulary, load_vocabulary
@@ -83,7 +82,8 @@ class LanguageModelRun:
         """Of "train", "valid" or "test", with the batch size and precision of training."""
         size = self.settings.training[f"{'test' if split == 'test' else 'valid'}_batch_size"]
         ids = getattr(self.ids, split)
-        return self._evaluated(perplexity, ids, batch_size=size, token_bytes=self.token_bytes)
+        sizes = self.vocabulary.token_bytes
+        return self._evaluated(perplexity, ids, batch_size=size, token_bytes=sizes)
 
     def token_losses(
         self, ids: Text, *, batch_size: int = 1, progress: Callable[[int, int], None] | None = None
@@ -96,11 +96,6 @@ class LanguageModelRun:
         device = next(self.model.parameters()).device
         with matmul_precision(given["precision"], device) as autocast:
             return evaluate(self.model, ids, bptt=given["bptt"], autocast=autocast, **options)
-
-    @property
-    def token_bytes(self) -> NDArray[Any] | None:
-        """The bytes of every label of a subword vocabulary, (V,)."""
-        return token_bytes(self.vocabulary)
 
     def generate(self, prompt: str = "", *, max_new_tokens: int = 100, **options: Any) -> str:
         """``prompt`` and its continuation.
@@ -117,10 +112,6 @@ class LanguageModelRun:
     def score(self, lines: Iterable[str]) -> list[Scored]:
         """The log-probability of each line."""
         return list(score(self.model, self.vocabulary, lines))
-
-
-def token_bytes(vocabulary: Vocabulary) -> NDArray[Any] | None:
-    return vocabulary.token_bytes if isinstance(vocabulary, SubwordVocabulary) else None
 
 
 def vocabulary_of(run: RunFolder) -> Vocabulary:
@@ -213,7 +204,8 @@ def train_language_model(
         run,
         optimizer,
         LanguageModelOptions(**settings.training),
-        token_bytes=token_bytes(vocabulary),
+        vocabulary=vocabulary,
+        corpus=settings.data["corpus"],
         world=processes,
         progress=progress,
     )

@@ -7,17 +7,18 @@ instead.
 
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from functools import reduce
 from itertools import repeat
 from typing import Any
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from drill.data import (
     Ids,
     Segment,
+    Vocabulary,
     columns,
     rotated,
     rotations,
@@ -25,7 +26,8 @@ from drill.data import (
     training_segments,
 )
 from drill.errors import DataError, check_value
-from drill.language_modeling.perplexity import Perplexity, perplexity, predicted_bytes
+from drill.language_modeling.frequency_bands import vocabulary_bands
+from drill.language_modeling.perplexity import Perplexity, evaluated, predicted_bytes
 from drill.language_modeling.state import LanguageModelState
 from drill.language_modeling.step import RecordedSteps, Steps, capture_blocker
 from drill.language_modeling.untie import untied
@@ -50,7 +52,8 @@ def train(
     optimizer: ScheduledOptimizer,
     options: LanguageModelOptions,
     *,
-    token_bytes: NDArray[Any] | None = None,
+    vocabulary: Vocabulary | None = None,
+    corpus: str = "",
     world: World = World(),  # noqa: B008 - it is frozen
     progress: Callable[[Progress], None] | None = None,
 ) -> Outcome:
@@ -61,11 +64,12 @@ def train(
         ids: the encoded splits.
         run: where checkpoints and metrics are; a run that has a checkpoint is resumed.
         optimizer: a fresh one; ``fit`` restores its state.
-        token_bytes: (V,), of every label; with them bits per byte are reported.
+        vocabulary: with it the test has the loss by frequency and, of subwords, bits per byte.
+        corpus: its name, by which words are excluded from the former.
         world: this process among several.
         progress: called a few times a second, and after each validation.
     """
-    task = LanguageModelTask(model, ids, run, optimizer, options, world, token_bytes)
+    task = LanguageModelTask(model, ids, run, optimizer, options, world, vocabulary, corpus)
     return fit(task, run, optimizer, options, world=world, progress=progress)
 
 
@@ -80,12 +84,15 @@ class LanguageModelTask:
         optimizer: ScheduledOptimizer,
         options: LanguageModelOptions,
         world: World,
-        token_bytes: NDArray[Any] | None = None,
+        vocabulary: Vocabulary | None = None,
+        corpus: str = "",
     ) -> None:
         if options.untie_at is not None and run.last.exists() and run.last_numbers()["untied"]:
             model.layer = untied(model.layer)  # so that the checkpoint fits
         self.model, self.run, self.optimizer = model, run, optimizer
-        self.options, self.world, self.token_bytes = options, world, token_bytes
+        self.options, self.world = options, world
+        self.vocabulary, self.corpus = vocabulary, corpus
+        self.token_bytes = None if vocabulary is None else vocabulary.token_bytes
         device = next(model.parameters()).device
         self.windows = not model.encoder.carries_state
         whole = columns(ids.train, options.batch_size, "training.batch_size")
@@ -172,10 +179,11 @@ class LanguageModelTask:
         self.state.untied, self.state.best, self.state.best_weights = True, None, None
         self._prepare_steps()
 
-    def _perplexity(self, text: Tensor, **options: Any) -> Perplexity:
-        return perplexity(
+    def _evaluated(self, text: Tensor, **options: Any) -> tuple[Perplexity, Tensor, Tensor]:
+        return evaluated(
             self.model,
             text,
+            batch_size=text.shape[1],
             bptt=self.read_at_once,
             autocast=self.autocast,
             token_bytes=self.token_bytes,
@@ -184,7 +192,7 @@ class LanguageModelTask:
 
     def validate(self, watch: Watch) -> tuple[Perplexity, dict[str, Any]]:
         with diverged_if_nan(f"the validation after step {self.state.step}"):
-            found = self._perplexity(self.valid, progress=watch("validation"))
+            found, *_ = self._evaluated(self.valid, progress=watch("validation"))
         return found, {"valid_published": found.published_perplexity} | _bits("valid", found)
 
     def test(self, watch: Watch) -> tuple[Perplexity, Perplexity]:
@@ -192,7 +200,7 @@ class LanguageModelTask:
         load_into(self.model, self.run.best)
         what = f"the test of the best weights, {self.run.best}"
         with diverged_if_nan(what, "; the same command tests them again"):
-            test = self._perplexity(self.test_text)
+            test, *tokens = self._evaluated(self.test_text)
         self.state.tick()
         valid: Perplexity = self.state.best
         row = {"kind": "test", "epoch": self.state.best_epoch}
@@ -201,6 +209,10 @@ class LanguageModelTask:
             row[f"{split}_perplexity"] = found.perplexity
             row[f"{split}_published"] = found.published_perplexity
             row |= _bits(split, found)
+        if self.vocabulary is not None:
+            losses, targets = (each.flatten() for each in tokens)
+            bands = vocabulary_bands(losses, targets, self.vocabulary, self.corpus)
+            row["test_bands"] = [asdict(band) for band in bands]
         self.run.append_test(row | {"elapsed": self.state.elapsed})
         return valid, test
 

@@ -15,13 +15,14 @@ from torch import Tensor, nn
 
 from drill.data import BEGIN, END, EOS, UNK
 from drill.errors import DataError, DrillError, SettingsError
+from drill.language_modeling.frequency_bands import frequency_bands
 from drill.language_modeling.generation import generate
 from drill.language_modeling.run import LanguageModelRun
 from drill.language_modeling.scoring import line_start, read_as_unknown, score
 from drill.layers import MatrixLayer, OutputLayer
 from drill.layers.wrapper import WrappingLayer
 from drill.models.encoder import State
-from drill.report.analysis.frequency_bands import frequency_bands
+from drill.language_modeling.frequency_bands import frequency_bands
 from drill.report.page.figures import COLOURS, Look
 from drill.report.results.runs import distinct_names, is_run, read_run
 from drill.training.precision import evaluating

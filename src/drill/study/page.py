@@ -7,7 +7,7 @@ from drill.report.page.figures import Curve, epochs_figure, looks, time_figure
 from drill.report.page.page import Block, Section, check_replaceable, write_page
 from drill.study.plan import TRAINING
 from drill.study.states import States
-from drill.study.tables import finished_results, not_counted, stage_table
+from drill.study.tables import finished_results, frequency_table, not_counted, stage_table
 
 
 def write_study_page(states: States, out: Path, time_to: Sequence[float] = ()) -> Path:
@@ -24,6 +24,8 @@ def write_study_page(states: States, out: Path, time_to: Sequence[float] = ()) -
 def _stage(states: States, stage: str, time_to: Sequence[float]) -> Iterator[Block]:
     """The table, then for training stages one curve per row: the mean and range over seeds."""
     yield "table", (f"Results of {stage}", stage_table(states, stage, time_to))
+    if (bands := frequency_table(states, stage)) is not None:
+        yield "table", ("Loss by training count", bands)
     rows = {row.name: row for row in states.plan.rows if stage in row.stages}
     if stage in TRAINING:
         results = {

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import mean
 
+from drill.language_modeling.frequency_bands import Band
 from drill.report.results.evaluations import ADAPTIVE
 from drill.report.results.ledger import Row
 from drill.report.results.paper import PAPER
@@ -12,6 +13,7 @@ from drill.report.tables import number_format as numbers
 from drill.report.tables.markup import Cell, Table, markdown_text
 from drill.report.tables.result_tables import (
     ADAPTIVE_NOTE,
+    BITS,
     GAP_NOTE,
     PREDICTED_ONLY,
     change_notes,
@@ -25,6 +27,9 @@ from drill.study.plan import BLEU, TRAINING, Job, PlanRow
 from drill.study.states import AGAIN, DONE, FAILED, MISSING, States, evaluated
 from drill.study.statistics import CONFIDENCE, paired_difference, standard_error
 
+BITS_PER_BYTE, BAND = "bits per byte", "band"
+DECIMALS = {BITS_PER_BYTE: 4, BAND: 3}  # of other scores 2
+BAND_NOTE = "Nats per token of the test text, by how often a token occurs in training."
 DASH = "-"  # unknown from one seed
 MEAN_NOTE = "n: seeds; ± is the standard error of the mean."
 DIFFERENCE_NOTE = (
@@ -45,6 +50,8 @@ def report(states: States, time_to: Sequence[float] = ()) -> str:
     parts = [f"## {markdown_text(states.plan.name)}\n"]
     for stage in states.plan.stages:
         parts += [f"### {stage}\n", stage_table(states, stage, time_to).markdown()]
+        if (bands := frequency_table(states, stage)) is not None:
+            parts += [f"### {stage}: loss by training count\n", bands.markdown()]
     if rest := [*not_counted(states)]:
         parts += ["### Not in the tables\n", "".join(f"- {markdown_text(each)}\n" for each in rest)]
     return "\n".join(parts)
@@ -67,9 +74,9 @@ def stage_table(states: States, stage: str, time_to: Sequence[float] = ()) -> Ta
         figures = {seed: _figures(each, stage) for seed, each in by_seed.items()}
         cells = [("row", name), ("n", str(len(group)))]
         for n, score in enumerate(scores):
-            cells.append((score, _mean_cell([each[n] for each in figures.values()])))
+            cells.append((score, _mean_cell([each[n] for each in figures.values()], score)))
         for n, score in enumerate(scores if base else ()):
-            difference, p = _difference_cells(figures, {} if name == baseline else base, n)
+            difference, p = _difference_cells(figures, {} if name == baseline else base, n, score)
             cells += [(f"{score} - {baseline}", difference), ("p", p)]
         cells.append(("minutes", _minutes_cell(group, stage)))
         if stage in TRAINING:
@@ -86,6 +93,32 @@ def stage_table(states: States, stage: str, time_to: Sequence[float] = ()) -> Ta
     return Table.of(rows, notes)
 
 
+def frequency_table(states: States, stage: str) -> Table | None:
+    """Mean test loss of the labels of each band, and its difference to the baseline."""
+    baseline, rows = states.plan.baseline or "", []
+    found = {
+        row.name: {seed: _band_losses(each) for seed, each in by_seed.items()}
+        for row in states.plan.rows
+        if stage in TRAINING and stage in row.stages
+        if (by_seed := finished_results(states, row, stage))
+    }
+    bands = next((each for group in found.values() for each in group.values()), {})
+    for name, losses in found.items():
+        cells = [("row", name), ("n", str(len(losses)))]
+        for band in bands:
+            cells.append((band, _mean_cell([each.get(band) for each in losses.values()], BAND)))
+            base = {} if name == baseline else found.get(baseline, {})
+            ours, theirs = ({s: [x.get(band)] for s, x in each.items()} for each in (losses, base))
+            cells.append((f"{band} - {baseline}", _difference_cells(ours, theirs, 0, BAND)[0]))
+        rows.append(cells)
+    return Table.of(rows, [BAND_NOTE, MEAN_NOTE]) if bands else None
+
+
+def _band_losses(row: Row) -> dict[str, float]:
+    bands = [Band(**each) for each in row.extra.get("test_bands", ())]
+    return {band.label: band.mean_loss for band in bands if band.tokens}
+
+
 def finished_results(states: States, row: PlanRow, stage: str) -> dict[int, Row]:
     found = {seed: states.result(Job(row, seed, stage)) for seed in row.seeds}
     return {seed: result for seed, result in found.items() if result is not None}
@@ -94,29 +127,34 @@ def finished_results(states: States, row: PlanRow, stage: str) -> dict[int, Row]
 def _headings(stage: str, results: Sequence[Row]) -> list[str]:
     if stage == BLEU:
         return ["valid BLEU", "test BLEU"]
-    return ["valid", "BLEU" if any("bleu" in each.extra for each in results) else "test"]
+    test = "BLEU" if any("bleu" in each.extra for each in results) else "test"
+    bits = stage in TRAINING and any(BITS in each.extra for each in results)
+    return ["valid", test, *([BITS_PER_BYTE] if bits else [])]
 
 
 def _figures(row: Row, stage: str) -> list[float | None]:
-    """Of validation and test: perplexities, of a translator's test its BLEU."""
+    """Of validation and test: perplexities, of a translator's test its BLEU; bits per byte."""
     if stage in TRAINING:
-        return [row.valid, as_finite(row.extra.get("bleu", row.test))]
+        test = as_finite(row.extra.get("bleu", row.test))
+        return [row.valid, test, as_finite(row.extra.get(BITS))]
     key = "bleu" if stage == BLEU else "perplexity"
     return [as_finite(each.get(key)) for each in evaluated(row, stage)]
 
 
-def _mean_cell(values: Sequence[float | None]) -> str:
+def _mean_cell(values: Sequence[float | None], score: str) -> str:
     known = [value for value in values if value is not None]
     if not known:
         return DASH
-    error = standard_error(known)
-    return f"{numbers.perplexity(mean(known))} ± {DASH if error is None else f'{error:.2f}'}"
+    error, decimals = standard_error(known), DECIMALS.get(score, 2)
+    middle = f"{mean(known):.{decimals}f}" if score in DECIMALS else numbers.perplexity(mean(known))
+    return f"{middle} ± {DASH if error is None else f'{error:.{decimals}f}'}"
 
 
 def _difference_cells(
     ours: Mapping[int, Sequence[float | None]],
     theirs: Mapping[int, Sequence[float | None]],
     n: int,
+    score: str,
 ) -> list[str]:
     """The mean difference with its interval, and the p-value, over common seeds."""
     pairs = [
@@ -127,10 +165,11 @@ def _difference_cells(
     if not pairs:
         return ["", ""]
     found = paired_difference(*zip(*pairs, strict=True))
-    middle = numbers.change(found.mean, 2)
+    decimals = DECIMALS.get(score, 2)
+    middle = numbers.change(found.mean, decimals)
     if found.half is None or found.p is None:
         return [f"{middle} ({DASH})", DASH]
-    low, high = (numbers.change(found.mean + side, 2) for side in (-found.half, found.half))
+    low, high = (numbers.change(found.mean + side, decimals) for side in (-found.half, found.half))
     return [f"{middle} ({low} to {high})", "< 0.001" if found.p < 0.001 else f"{found.p:.3f}"]
 
 

@@ -24,7 +24,7 @@ from drill.cli.options import (
 from drill.errors import SettingsError
 
 LANGUAGE_MODEL_OPTIONS = {"text", "batch_size", "losses"}
-TRANSLATOR_OPTIONS = {"beam", "length_penalty", "batch_tokens", "words", "tokenize"}
+TRANSLATOR_OPTIONS = {"beam", "length_penalty", "batch_tokens", "tokenize"}
 TRANSLATOR_OPTIONS |= {"source", "reference"}
 
 # What the arguments of the functions are called on the command line.
@@ -70,7 +70,8 @@ def evaluate(
     length_penalty: LengthPenaltyOption = None,
     batch_tokens: BatchTokensOption = 4096,
     words: Annotated[
-        bool, typer.Option("--words", help="Translators: accuracy of words by their frequency.")
+        bool,
+        typer.Option("--words", help="Loss, or accuracy of translators, by frequency of words."),
     ] = False,
     tokenize: Annotated[
         str | None,
@@ -125,7 +126,7 @@ def evaluate(
     if losses is not None and text is None and len(split or ()) != 1:
         raise SettingsError("needs one --split or a --text", key="--losses")
     shared = (run, split, text, weights, precision, device, as_json, quiet)
-    Evaluation(*shared).run(plain_rows, batch_size=batch_size, losses=losses)
+    Evaluation(*shared).run(plain_rows, batch_size=batch_size, losses=losses, words=words)
 
 
 def dynamic(

@@ -5,7 +5,7 @@ import math
 import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ from drill.errors import SettingsError
 from drill.files import digest, write_output
 from drill.language_modeling.cache_pointer import cache_perplexity, cache_search
 from drill.language_modeling.dynamic_evaluation import dynamic_perplexity, dynamic_search
+from drill.language_modeling.frequency_bands import Band, excluded_words, vocabulary_bands
 from drill.language_modeling.gradient_statistics import (
     COLUMNS,
     gradient_statistics,
@@ -37,13 +38,13 @@ from drill.language_modeling.gradient_statistics import (
 )
 from drill.language_modeling.perplexity import (
     Perplexity,
-    laid_out,
-    perplexity,
-    predicted_bytes,
-    token_losses,
+    evaluated,
+    reading_order,
 )
 from drill.language_modeling.run import LanguageModelRun
 from drill.report.results.evaluations import OWN_FILES
+from drill.report.tables.band_tables import TextBands, bands_table
+from drill.report.tables.markup import Table
 from drill.training.precision import for_dynamic_evaluation, matmul_precision, resolve_precision
 from drill.training.run.folder import json_row
 
@@ -112,6 +113,8 @@ class Evaluation:
                     typer.echo(json_row(row))
                 else:
                     console().print(_line(row, settings), soft_wrap=True)
+                    if "bands" in row:
+                        typer.echo(f"\n{_bands_table(run, row['bands']).markdown()}")
                 run.folder.keep_evaluation(row)  # printed first: a full disk loses no result
                 rows.append(row)
         for text in texts:
@@ -164,26 +167,37 @@ def plain_rows(
     *,
     batch_size: int | None,
     losses: Path | None,
+    words: bool,
 ) -> Iterator[tuple[Row, Row]]:
-    """The model as it is; ``losses`` is a file for -log p of every token."""
+    """The model as it is.
+
+    Args:
+        losses: a file for -log p of every token.
+        words: add the loss by frequency.
+    """
+    vocabulary = run.vocabulary
     options: dict[str, Any] = {"bptt": run.settings.training["bptt"], "autocast": autocast}
     for text in texts:
         size, start = batch_size or text.batch_size, time.monotonic()
         options["batch_size"] = size
         with Counter(text.name, quiet) as progress:
-            if losses is None:
-                found = perplexity(
-                    run.model, text.ids, **options, token_bytes=run.token_bytes, progress=progress
-                )
-            else:
-                values = token_losses(run.model, text.ids, **options, progress=progress).numpy()
-                content = io.BytesIO()  # np.save does not write into pipes
-                np.save(content, values)
-                write_output(losses, content.getvalue())
-                ids = laid_out("evaluate", run.model, text.ids, size)
-                count = predicted_bytes(ids, run.token_bytes)
-                found = Perplexity(float(values.sum(dtype=np.float64)), len(values), size, count)
-        yield _row("plain", text, found, start), {}
+            found, values, targets = evaluated(
+                run.model,
+                text.ids,
+                **options,
+                token_bytes=vocabulary.token_bytes,
+                progress=progress,
+            )
+        if losses is not None:
+            content = io.BytesIO()  # np.save does not write into pipes
+            np.save(content, reading_order(values).numpy())
+            write_output(losses, content.getvalue())
+        row = _row("plain", text, found, start)
+        if words:
+            corpus = run.settings.data["corpus"]
+            bands = vocabulary_bands(values.flatten(), targets.flatten(), vocabulary, corpus)
+            row["bands"] = [asdict(band) for band in bands]
+        yield row, {}
 
 
 def dynamic_rows(
@@ -300,6 +314,11 @@ def _row(kind: str, text: EvaluatedText, found: Perplexity, start: float) -> Row
         "seconds": round(time.monotonic() - start, 3),
         "batch_size": found.columns,
     }
+
+
+def _bands_table(run: LanguageModelRun, bands: Sequence[Row]) -> Table:
+    left_out = excluded_words(run.vocabulary, run.settings.data["corpus"])
+    return bands_table(TextBands({"loss": [Band(**each) for each in bands]}, left_out=left_out))
 
 
 def _line(row: Row, settings: Mapping[str, Any]) -> str:

@@ -1,8 +1,8 @@
-"""`drill analyse`: loss by word frequency, and the rank of the log-probabilities."""
+"""`drill analyse`: loss by token frequency, and the rank of the log-probabilities."""
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -22,8 +22,8 @@ def analyse(
 ) -> None:
     """Analyse language models on their test text, as Markdown.
 
-    Loss by how often a word occurs in training, also relative to the first run, by word types and
-    by tokens; and the rank of the matrix of log-probabilities.
+    Loss by how often a word or subword occurs in training, also relative to the first run, by
+    types and by tokens; bits per byte of subwords; and the rank of the log-probabilities.
     """
     from drill.language_modeling.run import load_run
     from drill.report.analysis.comparison import Compared
@@ -61,7 +61,9 @@ def analyse(
     if as_json:
         for text in found.texts():
             for name, bands in text.losses.items():
-                row = {"run": name, "bands": [asdict(band) for band in bands]}
+                row: dict[str, Any] = {"run": name, "bands": [asdict(band) for band in bands]}
+                if name in text.bits_per_byte:
+                    row["bits_per_byte"] = text.bits_per_byte[name]
                 typer.echo(json_row(row | ({"rank": ranks[name]._asdict()} if ranks else {})))
         return
     if ranks:

@@ -42,7 +42,7 @@ class SubwordVocabulary(Vocabulary):
             else bytes(values[sign] for sign in piece)
             for index, piece in enumerate(pieces)
         ]
-        self.token_bytes: NDArray[np.int64] = np.array([len(each) for each in self.bytes_of])
+        self.token_bytes = np.array([len(each) for each in self.bytes_of])
 
     def __contains__(self, word: object) -> bool:
         return word != UNK  # every word can be written in pieces

@@ -27,6 +27,9 @@ class Vocabulary:
         vocabulary = Vocabulary.from_training(train, min_count=2)  # the rest is <unk>
     """
 
+    token_bytes: NDArray[np.int64] | None = None
+    """Bytes of every word, (V,), in a vocabulary that writes a text exactly."""
+
     def __init__(self, words: Sequence[str], counts: Sequence[int]) -> None:
         if len(words) != len(counts):
             raise DataError(

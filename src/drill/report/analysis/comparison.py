@@ -1,5 +1,6 @@
 """Compare trained models: loss or accuracy on rare and frequent words of the same text."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,13 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from drill.data import CORPORA, EOS, UNK, Vocabulary, columns, target_counts
+from drill.data import Vocabulary, columns, target_counts
 from drill.data.parallel.parallel_text import read_lines
 from drill.data.parallel.word_tokenizer import LANGUAGES
 from drill.errors import RunFolderError, SettingsError
+from drill.language_modeling.frequency_bands import (
+    compare_bands,
+    default_edges,
+    excluded_words,
+    frequency_bands,
+)
 from drill.language_modeling.generation import generate
 from drill.language_modeling.run import LanguageModelRun
-from drill.report.analysis.frequency_bands import EDGES, compare_bands, frequency_bands
 from drill.report.analysis.word_accuracy import AccuracyBand, subword_bands, word_bands
 from drill.report.tables.band_tables import TextBands
 from drill.training.run.folder import RunFolder
@@ -31,9 +37,13 @@ BATCH = 20
 
 
 class Compared:
-    """Collects the test losses of runs, and generated samples."""
+    """Collects the test losses of runs, and generated samples.
 
-    def __init__(self, edges: Sequence[int] = EDGES, prompts: Sequence[str] = ("",)) -> None:
+    Args:
+        edges: training counts at which bands begin; by the vocabulary by default.
+    """
+
+    def __init__(self, edges: Sequence[int] | None = None, prompts: Sequence[str] = ("",)) -> None:
         self.edges = edges
         self.prompts = prompts
         self.samples: dict[str, list[str]] = {}
@@ -44,7 +54,8 @@ class Compared:
             size = max(1, min(BATCH, len(run.ids.test) // 2))  # the same for all runs on a text
             targets = columns(run.ids.test, size)[1:].t().flatten()
             losses = run.token_losses(run.ids.test, batch_size=size)
-            self._text(run.vocabulary, targets, excluded_words(run)).losses[name] = losses
+            left_out = excluded_words(run.vocabulary, run.settings.data["corpus"])
+            self._text(run.vocabulary, targets, left_out).losses[name] = losses
         if samples:
             self.samples[name] = [
                 self._sample(run, self.prompts[i % len(self.prompts)], seed=i)
@@ -74,16 +85,6 @@ class Compared:
         return text.split("\n")[0] if prompt else text
 
 
-def excluded_words(run: LanguageModelRun) -> tuple[str, ...]:
-    """Words that are excluded from all bands.
-
-    That is ``<eos>``, and ``<unk>`` unless a closed corpus has it as a word, as in the paper's
-    figure.
-    """
-    open_corpus = run.settings.data["corpus"] not in CORPORA
-    return (EOS, UNK) if open_corpus and UNK in run.vocabulary else (EOS,)
-
-
 @dataclass
 class _Text:
     """A text, and the losses of the runs that were evaluated on it.
@@ -97,10 +98,10 @@ class _Text:
     left_out: tuple[str, ...]
     losses: dict[str, Tensor] = field(default_factory=dict)
 
-    def bands(self, edges: Sequence[int]) -> TextBands:
+    def bands(self, edges: Sequence[int] | None) -> TextBands:
         base, *others = self.losses
         words = (self.targets, self.vocabulary.counts)
-        options: dict[str, Any] = {"edges": edges}
+        options: dict[str, Any] = {"edges": edges or default_edges(self.vocabulary)}
         options["exclude"] = [self.vocabulary.ids[word] for word in self.left_out]
         return TextBands(
             {name: frequency_bands(x, *words, **options) for name, x in self.losses.items()},
@@ -109,7 +110,16 @@ class _Text:
                 for name in others
             },
             self.left_out,
+            self._bits_per_byte(),
         )
+
+    def _bits_per_byte(self) -> dict[str, float]:
+        """Of every run, where the vocabulary is of subwords."""
+        sizes = self.vocabulary.token_bytes
+        if sizes is None:
+            return {}
+        bits = math.log(2.0) * float(sizes[self.targets.numpy()].sum())
+        return {name: float(x.double().sum()) / bits for name, x in self.losses.items()}
 
 
 # -- translators -----------------------------------------------------------------------------------

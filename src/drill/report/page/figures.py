@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from drill.report.analysis.frequency_bands import Band, BandChange
+from drill.language_modeling.frequency_bands import Band, BandChange
 from drill.report.results.ledger import Row
 from drill.report.results.runs import RunSummary
 from drill.report.tables.markup import escape, visible

@@ -22,7 +22,7 @@ BANDS = ("word_bands", "subword_bands")
 
 MEASURED = {"run", "kind", "split", "tokens", "loss", "perplexity", "published", "seconds"}
 MEASURED |= {"weights", "weights_epoch", "weights_step"}
-MEASURED |= {"lines", "bleu", "tokenised_bleu", "chrf", "exact", *BANDS}
+MEASURED |= {"lines", "bleu", "tokenised_bleu", "chrf", "exact", "bits_per_byte", "bands", *BANDS}
 """Keys that may differ between rows of the same weights and settings."""
 
 NOT_SHOWN = {"batch_size", "weights_fingerprint"}

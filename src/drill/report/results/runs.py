@@ -303,10 +303,13 @@ def _points(rows: list[NumberedRow]) -> Iterator[CurvePoint]:
             yield CurvePoint(x, math.nan if valid is None else valid, None, elapsed)
 
 
+LANGUAGE_MODEL_SCORES = ("valid_bits_per_byte", "test_bits_per_byte", "test_bands")
+
+
 def _scores(test: Mapping[str, Any]) -> dict[str, Any]:
-    """What a translator's test row says of its translations; {} of a language model's."""
+    """What a test row says besides perplexity: of translations, or bits per byte and bands."""
     if as_finite(test.get("test_bleu")) is None:
-        return {}
+        return {key: test[key] for key in LANGUAGE_MODEL_SCORES if key in test}
     found = {key: test.get(f"test_{key}") for key in ("bleu", "tokenised_bleu", "chrf", "exact")}
     found |= {key: test.get(key) for key in ("beam", "length_penalty", "weights")}
     found["signatures"] = {

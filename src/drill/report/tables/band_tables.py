@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from drill.errors import ReportError
-from drill.report.analysis.frequency_bands import FEW, SURE, Band, BandChange
+from drill.language_modeling.frequency_bands import FEW, SURE, Band, BandChange
 from drill.report.analysis.word_accuracy import AccuracyBand
 from drill.report.tables import number_format as numbers
 from drill.report.tables.markup import Cell, Table
@@ -22,11 +22,13 @@ class TextBands:
         losses: of each model, from ``frequency_bands``.
         changes: of other models against the first of ``losses``, from ``compare_bands``.
         left_out: words that are in no band, such as ``<eos>``.
+        bits_per_byte: of each model over the whole text, where its labels are subwords.
     """
 
     losses: Mapping[str, Sequence[Band]]
     changes: Mapping[str, Sequence[BandChange]] = field(default_factory=dict)
     left_out: Sequence[str] = ()
+    bits_per_byte: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.losses:
@@ -56,11 +58,14 @@ def bands_table(text: TextBands) -> Table:
                     *((f"{name}, %", numbers.change(each, 2)) for name, each in changes.items()),
                 ]
             )
-    notes = ["Mean loss in nats per token, by how often a word occurs in the training text."]
+    notes = ["Mean loss in nats per token, by how often a token occurs in the training text."]
     if compared:
         notes = [f"{notes[0]} % is the change of loss against {base}; negative is better."]
     if text.left_out:
         notes.append(f"Without {' and '.join(text.left_out)}, in the row of all too.")
+    if text.bits_per_byte:
+        bits = ", ".join(f"{name} {each:.4f}" for name, each in text.bits_per_byte.items())
+        notes.append(f"Bits per byte of the whole text: {bits}.")
     return Table.of(rows, notes)
 
 

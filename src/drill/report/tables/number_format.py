@@ -18,6 +18,10 @@ def loss(value: float | None) -> str:
     return NOTHING if value is None or math.isnan(value) else f"{value:.3f}"
 
 
+def bits(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.4f}"
+
+
 def change(value: float | None, decimals: int = 1) -> str:
     """With its sign: ``+0.3``, ``-1.2``; what rounds to nothing is ``0.0``."""
     if value is None or math.isnan(value):

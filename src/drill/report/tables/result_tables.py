@@ -35,6 +35,7 @@ SPREAD_NOTE = (
     "± is half the range of two runs, the standard deviation of more; perplexities are of runs "
     "that have been tested, where there are any."
 )
+BITS = "test_bits_per_byte"
 SHOWN_EPOCHS = 12  # of more, a selection
 
 
@@ -53,6 +54,7 @@ def runs_table(results: Sequence[Result]) -> Table:
             ("valid", numbers.perplexity(each.valid)),
             ("test", numbers.perplexity(each.test)),
             ("BLEU", numbers.perplexity(_score(each, "bleu"))),
+            ("bits per byte", numbers.bits(_score(each, BITS))),
             *paper_cells(each.recipe, [each]),
             ("time", numbers.duration(each.seconds)),
             ("device", each.device or ""),
@@ -84,6 +86,7 @@ def recipes_table(results: Sequence[Result]) -> Table:
                 ("valid", spread(_known(each.valid for each in used))),
                 ("test", spread(_known(each.test for each in used))),
                 ("BLEU", spread(_known(_score(each, "bleu") for each in used))),
+                ("bits per byte", numbers.bits(_mean(_score(each, BITS) for each in used))),
                 *paper_cells(first.recipe, used),
                 ("time", numbers.duration(_mean(each.seconds for each in used))),
             ]
@@ -110,7 +113,7 @@ def ledger_table(rows: Sequence[Row]) -> Table:
             ("valid", numbers.perplexity(row.valid)),
             ("test", numbers.perplexity(row.test)),
             *paper_cells(row.recipe, [row]),
-            *((key, _figure(row.extra.get(key, ""))) for key in extra),
+            *((key, _figure(key, row.extra.get(key, ""))) for key in extra),
             ("time", numbers.duration(row.seconds)),
             ("device", row.device or ""),
             ("commit", row.commit or ""),
@@ -198,7 +201,7 @@ def group_labels(
 
 
 def _score(each: Result, key: str) -> float | None:
-    """Of the translations of a translator's test."""
+    """Of the test: of a translator's translations, or bits per byte."""
     return as_finite((each.scores if isinstance(each, RunSummary) else each.extra).get(key))
 
 
@@ -311,8 +314,10 @@ def seconds_to(
 # -- cells ----------------------------------------------------------------------------------------
 
 
-def _figure(value: object) -> str:
-    return numbers.perplexity(value) if isinstance(value, float) else str(value)
+def _figure(key: str, value: object) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return (numbers.bits if key.endswith("bits_per_byte") else numbers.perplexity)(value)
 
 
 def _known(values: Iterable[float | None]) -> list[float]:

@@ -312,8 +312,7 @@ class RunFolder:
 
 def json_row(row: Mapping[str, Any], *, ensure_ascii: bool = True) -> str:
     """A row as one line of JSON."""
-    numbers = {key: _json_number(value) for key, value in row.items()}
-    return json.dumps(numbers, allow_nan=False, ensure_ascii=ensure_ascii)
+    return json.dumps(_json_number(dict(row)), allow_nan=False, ensure_ascii=ensure_ascii)
 
 
 def _line(row: Mapping[str, Any]) -> bytes:
@@ -324,6 +323,8 @@ def _json_number(value: Any) -> Any:
     """JSON has no NaN and no infinity: they are written as strings."""
     if isinstance(value, list | tuple):
         return [_json_number(each) for each in value]
+    if isinstance(value, dict):
+        return {key: _json_number(each) for key, each in value.items()}
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 

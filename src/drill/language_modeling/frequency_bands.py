@@ -1,4 +1,4 @@
-"""Loss of a language model by word frequency.
+"""Loss of a language model by frequency of words or subwords.
 
 Words are grouped into bands by their count in the training text. Two models are compared band by
 band with two measures, which can disagree:
@@ -22,10 +22,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from drill.data import DataError
+from drill.data import CORPORA, EOS, UNK, DataError, SubwordVocabulary, Vocabulary
 
 EDGES = (1, 50, 100, 250, 500, 1000, 2500, 5000)
 """Training counts at which the paper's bands begin; the last one has no end."""
+
+SUBWORD_EDGES = (1, 100, 1_000, 10_000, 100_000)
+"""The same for subwords, which are rarely rare: BPE merges pairs that are frequent."""
 
 SURE = 0.05
 """Nats per token: ratios to a smaller loss mean nothing."""
@@ -119,6 +122,28 @@ def frequency_bands(
         )
         for low, high, inside in words.bands(edges)
     ]
+
+
+def vocabulary_bands(
+    losses: Values, targets: Values, vocabulary: Vocabulary, corpus: str
+) -> list[Band]:
+    """``frequency_bands`` with the edges and exclusions of a vocabulary."""
+    exclude = [vocabulary.ids[word] for word in excluded_words(vocabulary, corpus)]
+    edges = default_edges(vocabulary)
+    return frequency_bands(losses, targets, vocabulary.counts, edges=edges, exclude=exclude)
+
+
+def default_edges(vocabulary: Vocabulary) -> Sequence[int]:
+    return SUBWORD_EDGES if isinstance(vocabulary, SubwordVocabulary) else EDGES
+
+
+def excluded_words(vocabulary: Vocabulary, corpus: str) -> tuple[str, ...]:
+    """Words that are excluded from all bands.
+
+    That is ``<eos>``, and ``<unk>`` unless a closed corpus has it as a word, as in the paper's
+    figure.
+    """
+    return (EOS, UNK) if corpus not in CORPORA and UNK in vocabulary else (EOS,)
 
 
 def compare_bands(
