@@ -95,6 +95,14 @@ COLUMNS: dict[str, dict[str, Cell]] = {
         "x MarianMT": speed("MarianMT"),
         "peak MiB": mib("peak_extra_bytes"),
     },
+    "gpt": {
+        "ms": MS,
+        "tokens/s": number("tokens_per_second", ",.0f"),
+        "x compiled loop": speed("transformers, compiled loop"),
+        "ms over tied": ratio("drill tied"),
+        "peak MiB": mib("peak_extra_bytes"),
+        "peak over compiled loop": ratio("transformers, compiled loop", "peak_extra_bytes"),
+    },
     "epoch": {
         "seconds": number("seconds_median", ".2f"),
         "of the first epoch": number("first_seconds", ".2f"),

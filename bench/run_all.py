@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-BENCHMARKS = ("layers", "loss", "memory", "inference", "lstm", "step", "translation")
+BENCHMARKS = ("layers", "loss", "memory", "inference", "lstm", "step", "translation", "gpt")
 
 
 def main() -> None:

@@ -31,6 +31,7 @@ QUESTIONS = {
     "lstm": "What do the LSTMs of AWD-LSTM cost, with weight drop, against cuDNN?",
     "step": "What does a whole training step of a language model cost, against plain PyTorch?",
     "translation": "How fast is a translator trained and searched, against MarianMT?",
+    "gpt": "How fast is a GPT-style model trained, against the same model of transformers?",
     "epoch": "How long does an epoch take, validation included?",
 }
 

@@ -61,6 +61,7 @@ EXPECTED = {
     "lstm": {"cudnn"},
     "step": {"plain nn.LSTM + F.cross_entropy", "drill tied", "drill deep-residual 2"},
     "translation": {"MarianMT", "drill tied", "drill deep-residual 2"},
+    "gpt": {"transformers, compiled loop", "transformers Trainer", "drill tied", "drill full"},
 }
 
 

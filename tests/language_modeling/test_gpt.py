@@ -12,9 +12,11 @@ from drill import load
 from drill.cli.app import app
 from drill.data import DataError, SubwordVocabulary, Vocabulary, load_vocabulary, read_corpus
 from drill.data.text.corpora import encode_text
+from drill.language_modeling.build import language_model
 from drill.language_modeling.frequency_bands import SUBWORD_EDGES
 from drill.recipes.reader import recipe_names
 from drill.report.results.ledger import record
+from drill.training.device import meta_init
 from drill.training.settings import recipe
 from tests.tiny_place import typed
 
@@ -242,3 +244,10 @@ def test_recipes_are_of_this_kind(name):
     assert settings.encoder["name"] == "hf"
     assert settings.data["tokenizer"] != "words"
     assert settings.training["bptt"] <= settings.encoder["context_length"]
+
+
+@pytest.mark.parametrize(("name", "millions"), [("gpt-drill", 14), ("gpt-medium-drill", 50)])
+def test_sizes_of_recipes(name, millions):
+    with meta_init():
+        body = language_model(recipe(name), Vocabulary(["<eos>"], [1]), "meta").encoder.body
+    assert round(sum(p.numel() for p in body.parameters()) / 1e6) == millions

@@ -1,0 +1,166 @@
+"""How fast is a GPT-style model trained? Ours against the same model of transformers.
+
+A step is that of the recipes: loss, gradients, clipping, AdamW, products in bfloat16. The other
+side is the loop one writes by hand, with torch.compile over model and F.cross_entropy and torch's
+fused AdamW; and a step of transformers' Trainer with the same options. Only blocks are compiled in
+ours: the loss has kernels of its own.
+"""
+
+import copy
+import tempfile
+from argparse import Namespace
+
+import torch
+import torch.nn.functional as F
+from measure import Prepare, Report, Step, measure
+from setting import Setting, Size, parser
+from step import plain_optimizer
+from torch import Tensor, nn
+from translation import add_rate
+
+from drill.data import Segment, Vocabulary, sequence_lengths
+from drill.language_modeling import build
+from drill.language_modeling.state import LanguageModelState
+from drill.language_modeling.step import Steps
+from drill.training.settings import Settings, build_optimizer, recipe
+from drill.training.state import Limits
+
+BASE, TRAINER = "transformers, compiled loop", "transformers Trainer"
+RECIPES = {"small": "gpt", "medium": "gpt-medium"}
+LAYERS = {"drill tied": "tied", "drill full": "untied", "drill deep-residual 2": "drill"}
+LABELS = (32_000, 128_000)
+QUICK = {"embedding_dim": 32, "layers": 2, "heads": 2, "intermediate_size": 64}
+
+
+def settings(size: str, layer: str, args: Namespace) -> Settings:
+    chosen = recipe(f"{RECIPES[size]}-{layer}")
+    if args.quick:
+        small = {"batch_size": 2, "bptt": 16, "compile": False}
+        return chosen.changed(encoder=QUICK, training=small)
+    training = {"batch_size": args.batch_size or chosen.training["batch_size"]}
+    return chosen.changed(training=training | {"compile": not args.eager})
+
+
+def vocabulary(labels: int) -> Vocabulary:
+    return Vocabulary(["<eos>", *map(str, range(1, labels))], [1] * labels)
+
+
+def stock(chosen: Settings, setting: Setting) -> nn.Module:
+    """The model of transformers with the blocks of ours, its head tied."""
+    from transformers import AutoModelForCausalLM
+
+    blocks = build.language_model(chosen, vocabulary(2)).encoder.body
+    config = copy.deepcopy(blocks.config)
+    config.vocab_size, config.tie_word_embeddings = setting.size.labels, True
+    config.use_cache = False
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).to(setting.device).train()
+
+
+def variants(setting: Setting, args: Namespace) -> dict[str, Prepare]:
+    tied = settings(setting.name, "tied", args)
+    training, clip = tied.training, tied.optimizer["max_grad_norm"]
+    bptt, batch = training["bptt"], training["batch_size"]
+    data = torch.randint(setting.size.labels, (bptt + 1, batch), device=setting.device)
+    ids, targets = (each.t().contiguous() for each in (data[:-1], data[1:]))  # (B, T)
+
+    def loop() -> Step:
+        model = stock(tied, setting)
+        optimizer = plain_optimizer(tied.optimizer, model)
+
+        def mean_loss() -> Tensor:
+            with setting.autocast():
+                logits = model(input_ids=ids).logits
+                return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+        loss = torch.compile(mean_loss) if training["compile"] else mean_loss
+
+        def step() -> list[Tensor]:
+            value = loss()
+            value.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+            optimizer.step()
+            optimizer.zero_grad()
+            return [value.detach()]
+
+        return step
+
+    def trainer() -> Step:
+        from transformers import Trainer, TrainingArguments
+
+        options = TrainingArguments(
+            tempfile.gettempdir(),
+            bf16=setting.dtype == "autocast",
+            torch_compile=training["compile"],
+            optim="adamw_torch_fused",
+            use_cpu=setting.device.type == "cpu",
+            report_to=[],
+        )
+        made = Trainer(stock(tied, setting), options)
+        made.create_optimizer_and_scheduler(1_000_000)
+        model, optimizer = made.accelerator.prepare(made.model, made.optimizer)
+        made.current_gradient_accumulation_steps = 1
+
+        def step() -> list[Tensor]:
+            value = made.training_step(model, {"input_ids": ids, "labels": ids})
+            made.accelerator.clip_grad_norm_(model.parameters(), clip)
+            optimizer.step()
+            optimizer.zero_grad()
+            return [value]
+
+        return step
+
+    def ours(layer: str) -> Step:
+        chosen = settings(setting.name, layer, args)
+        model = build.language_model(chosen, vocabulary(setting.size.labels), setting.device)
+        optimizer = build_optimizer(chosen)
+        optimizer.setup(model.train().named_parameters())
+        if chosen.training["compile"]:
+            model.encoder.compile()
+        half = torch.bfloat16 if setting.dtype == "autocast" else None
+        options = {"ar_weight": 0.0, "tar_weight": 0.0, "check": False}
+        steps = Steps(model, data, optimizer, bptt=bptt, autocast=half, options=options)
+        nll = torch.zeros((), dtype=torch.float64, device=setting.device)
+        lengths, limits = sequence_lengths(1, bptt), Limits(1, None, None)
+        state = LanguageModelState(
+            limits=limits, epoch_size=len(data), lengths=lengths, nll=nll, text=0
+        )
+
+        def step() -> list[Tensor]:
+            steps(state, Segment(0, bptt, bptt), 0.5)
+            return [state.nll]
+
+        return step
+
+    theirs = {BASE: loop} | ({} if args.no_trainer else {TRAINER: trainer})
+    return theirs | {name: lambda layer=layer: ours(layer) for name, layer in LAYERS.items()}
+
+
+def main() -> None:
+    options = parser(__doc__, list(RECIPES))
+    options.add_argument("--labels", type=int, nargs="+", help="V; default: by device")
+    options.add_argument("--batch-size", type=int, help="windows of a step; default: the recipe's")
+    options.add_argument("--eager", action="store_true", help="without torch.compile")
+    options.add_argument("--no-trainer", action="store_true", help="leave the Trainer out")
+    args = options.parse_args()
+    few = None if args.device.type == "cuda" else 1  # on a CPU the smallest
+    dtypes = args.dtype or (["float32"] if few else ["autocast"])
+    report = Report("gpt", args)
+    for name in args.size or list(RECIPES)[:few]:
+        chosen = settings(name, "tied", args)
+        tokens = chosen.training["batch_size"] * chosen.training["bptt"]
+        for labels in args.labels or LABELS[:few]:
+            size = Size(tokens, labels, chosen.encoder["embedding_dim"])
+            size = size._replace(labels=labels // 100) if args.quick else size
+            for dtype in dtypes:
+                torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
+                setting = Setting(name, size, dtype, args.device)
+                models = variants(setting, args)
+                results = measure(models, args, rounds=(5, 100), no_graph=tuple(models))
+                add_rate(results, "tokens_per_second", tokens)
+                report.add(setting, results, compiled=chosen.training["compile"])
+                torch.compiler.reset()
+    report.finish("peak MiB: beyond weights and moments of AdamW; gradients are inside")
+
+
+if __name__ == "__main__":
+    main()
