@@ -218,6 +218,13 @@ def test_greedy_text_has_the_highest_scores(run):
     assert run.vocabulary.bytes_of[first].decode("utf-8", "ignore") in text[len("boat, is") :]
 
 
+def test_generation_with_a_cache_is_that_without(run, monkeypatch):
+    options = {"max_new_tokens": 40, "temperature": 0.5, "seed": 3, "samples": 2}
+    cached = run.generate("boat, is", **options)
+    monkeypatch.setattr(run.model.encoder.body, "_is_stateful", True)
+    assert run.generate("boat, is", **options) == cached
+
+
 def test_generation_repeats_by_seed(drill):
     words = ("generate", "runs/gpt", "--tokens", "40", "--samples", "2", "--device", "cpu")
     code, out, err = drill(*words, "--seed", "1", "--prompt", "sea ")

@@ -87,9 +87,13 @@ def test_loss_equals_that_of_transformers():
         torch.testing.assert_close(own.grad, parameter.grad, atol=1e-6, rtol=1e-4)
 
 
-@pytest.mark.parametrize("cuts", [[1] * 30, [5, 20, 5], [30]])
-def test_reading_state_does_not_depend_on_the_parts(cuts):
-    made, ids = encoder().eval(), some_ids(30)
+@pytest.mark.parametrize(
+    ("cuts", "model_type"),
+    [([5, 20, 5], "llama"), ([30], "llama")]
+    + [([1] * 30, each) for each in ("llama", "gpt2", "qwen3", "gemma2", "opt", "mamba")],
+)
+def test_reading_state_does_not_depend_on_the_parts(cuts, model_type):
+    made, ids = encoder(model_type).eval(), some_ids(30)
 
     def read(lengths):
         state, found = made.reading_state(3), []
@@ -106,6 +110,18 @@ def test_reading_state_does_not_depend_on_the_parts(cuts):
     half = CONTEXT // 2
     window = made(ids[half : half + CONTEXT]).output[CONTEXT - half :]
     assert torch.allclose(found[CONTEXT : CONTEXT + half], window, atol=1e-6)
+
+
+def test_reading_caches_keys_and_values():
+    made, ids, lengths = encoder().eval(), some_ids(20), []
+    made.body.layers[0].register_forward_hook(lambda *call: lengths.append(call[1][0].shape[1]))
+    states = [made.reading_state(3)]
+    for part in ids.split(1):
+        states.append(made(part, states[-1]).state)
+    half = CONTEXT // 2  # a full window is read again from its middle
+    assert lengths == [1] * CONTEXT + [half + 1] + [1] * (half - 1) + [half + 1, 1]
+    once, again = (made(ids[3:4], states[3]).output for _ in range(2))
+    assert torch.equal(once, again)  # a state is not changed by reading on from it
 
 
 def test_dropout_only_in_training():

@@ -82,7 +82,7 @@ class HfEncoder(Encoder):
     def forward(self, ids: Tensor, state: State | None = None) -> Encoded:
         """ids (T, B) -> output (T, B, d): a window, or what follows the text of a reading state."""
         if state:
-            return self._read(ids, state[0][0])
+            return self._read(ids, state)
         if ids.shape[0] > self.context_length:
             raise ValueError(
                 f"HfEncoder: {ids.shape[0]} tokens are longer than context_length "
@@ -99,7 +99,9 @@ class HfEncoder(Encoder):
         """The state before the first token of a text that is read part by part: ids (B, 0).
 
         A token sees the whole text up to ``context_length`` tokens, later at least the last half of
-        them. What it sees depends on its place in the text only, not on the parts.
+        them. What it sees depends on its place in the text only, not on the parts. Later states
+        have the ids of the window (B, P), then keys and values (B, heads, P, d / heads) of every
+        block: transformers' cache.
         """
         return ((torch.empty(batch, 0, dtype=torch.int64, device=self.embedding.weight.device),),)
 
@@ -112,16 +114,34 @@ class HfEncoder(Encoder):
     def _drop(self, x: Tensor) -> Tensor:
         return nn.functional.dropout(x, self.dropout, self.training)
 
-    def _read(self, ids: Tensor, past: Tensor) -> Encoded:
-        """New ids (T, B) after ``past`` (B, P), P < context_length."""
+    def _read(self, ids: Tensor, state: State) -> Encoded:
+        """New ids (T, B) after those of a reading state, which are less than a window."""
+        (past,), *cached = state
         found = []
         for part in self._parts(ids.t(), past.shape[1]):
-            window = torch.cat([past, part], dim=1)
-            found.append(self._window(window)[:, past.shape[1] :])
-            full = window.shape[1] == self.context_length
-            past = window[:, self.context_length - self.context_length // 2 :] if full else window
+            past = torch.cat([past, part], dim=1)
+            hidden, cached = self._cached_window(part if cached else past, cached)
+            found.append(hidden[:, -part.shape[1] :])
+            if past.shape[1] == self.context_length:
+                past, cached = past[:, self.context_length - self.context_length // 2 :], []
         raw = torch.cat(found, dim=1).transpose(0, 1)
-        return Encoded(self._drop(raw), raw, ((past,),))
+        return Encoded(self._drop(raw), raw, ((past,), *cached))
+
+    def _cached_window(
+        self, ids: Tensor, cached: list[tuple[Tensor, ...]]
+    ) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
+        """Hidden states of ids (B, T) after cached keys and values, and these with the new ones.
+
+        Models with another memory than keys and values, such as Mamba, have no cache here.
+        """
+        if self.body._is_stateful:
+            return self._window(ids), []
+        from transformers import DynamicCache
+
+        cache = DynamicCache(cached)
+        x = self._drop(self.embedding(ids))
+        hidden = self.body(inputs_embeds=x, past_key_values=cache, use_cache=True).last_hidden_state
+        return hidden, [(layer.keys, layer.values) for layer in cache.layers]
 
     def _parts(self, ids: Tensor, past: int) -> Iterator[Tensor]:
         """``ids`` (B, T) cut where a window is full and the next one starts in its middle."""
