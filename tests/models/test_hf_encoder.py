@@ -272,9 +272,10 @@ def test_muon_steps_matrices_and_adamw_the_rest(tmp_path):
 
 
 @pytest.mark.slow
-def test_two_processes_train_what_one_does(tmp_path):
+@pytest.mark.parametrize(("kind", "options"), [("ddp", {"untie_at": 0.5}), ("fsdp", {})])
+def test_two_processes_train_what_one_does(tmp_path, kind, options):
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-               "-m", "tests.models.train_hf_in_processes", str(tmp_path / "two")]  # fmt: skip
+               "-m", "tests.models.train_hf_in_processes", str(tmp_path / "two"), kind]  # fmt: skip
     done = subprocess.run(
         [sys.executable, *command],
         cwd=Path(__file__).parents[2],
@@ -284,8 +285,26 @@ def test_two_processes_train_what_one_does(tmp_path):
         timeout=240,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    trained(tmp_path / "one", dropout=0.0, untie_at=0.5)
+    trained(tmp_path / "one", dropout=0.0, **options)
     assert_close_rows(tmp_path / "two", tmp_path / "one", rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"encoder": {"name": "awd-lstm"}},
+        {"training": {"compile": True}},
+        {"training": {"untie_at": 0.5}},
+        {"training": {"micro_batch": 1}},
+        {"optimizer": {"name": "muon"}},
+        {"optimizer": {"name": "adamw", "average_from": 0.5}},
+    ],
+)
+def test_what_fsdp_cannot_do_raises(changes):
+    tables = {"encoder": {"name": "hf"}, "optimizer": {"name": "adamw"}, **changes}
+    tables["training"] = {"fsdp": True, "bptt": 70, **changes.get("training", {})}
+    with pytest.raises(SettingsError, match=r"\[training\]: fsdp"):
+        dry_run(resolved(tables))
 
 
 @pytest.mark.slow

@@ -22,7 +22,6 @@ from drill.report import (
     record,
     write_report,
 )
-from drill.language_modeling.frequency_bands import Band, compare_bands, frequency_bands
 from drill.report.page.figures import (
     COLOURS,
     DASHES,

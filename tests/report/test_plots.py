@@ -8,8 +8,8 @@ import re
 import numpy as np
 import pytest
 
+from drill.language_modeling.frequency_bands import compare_bands, frequency_bands
 from drill.report import TextBands, write_report
-from drill.report.analysis.frequency_bands import compare_bands, frequency_bands
 from drill.report.page.figures import Curve, epochs_figure, looks
 from drill.report.page.page import Section, write_page
 from tests.report.folders import perplexities, write_run

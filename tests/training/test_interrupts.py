@@ -76,8 +76,8 @@ LIMIT = {"max_steps": 17, "validate_every": 4, "bleu_every": 1, "average_checkpo
 @pytest.mark.parametrize(
     ("name", "function", "which", "options"),
     [
-        (LM, "perplexity", 1, {}),
-        (LM, "perplexity", 1, FIRST),
+        (LM, "evaluated", 1, {}),
+        (LM, "evaluated", 1, FIRST),
         (MT, "translation_loss", 1, FIRST),
         (MT, "translation_loss", 1, LIMIT),
         (MT, "best_translations", 2, LIMIT),

@@ -34,11 +34,11 @@ def scripted(monkeypatch):
     def start(task: Task, *losses: float) -> None:
         left = iter(losses)
 
-        def score(model, data, **_: object) -> Perplexity | TranslationLoss:
+        def score(model, data, **_: object) -> tuple[Perplexity] | TranslationLoss:
             if task.run is small_training:
                 return TranslationLoss(next(left, 1.0) * 100, 100)
             count = data.numel() - data.shape[1]
-            return Perplexity(next(left, 1.0) * count, count, data.shape[1])
+            return (Perplexity(next(left, 1.0) * count, count, data.shape[1]),)
 
         monkeypatch.setattr(task.module, task.evaluation, score)
 

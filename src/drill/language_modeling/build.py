@@ -66,6 +66,7 @@ def dry_run(settings: Settings) -> None:
     check_memory(each for each in model.parameters() if STAND_IN not in each.shape)
     try:
         _check_windows(settings, model.encoder)
+        _check_fsdp(settings, model.encoder)
         if settings.training["untie_at"] is not None:
             check_untie(model.layer)
             if settings.optimizer.get("average_from") is not None:
@@ -90,6 +91,20 @@ def _check_windows(settings: Settings, encoder: Encoder) -> None:
         )
     if given["state_reset"] != 0.0:
         raise ValueError("state_reset is for encoders that carry a state; leave it at 0")
+
+
+def _check_fsdp(settings: Settings, encoder: Encoder) -> None:
+    """Raise ValueError for what does not work with sharded parameters."""
+    if not settings.training["fsdp"]:
+        return
+    if encoder.carries_state:
+        raise ValueError("fsdp is for encoder.name hf; leave it out")
+    for key in ("compile", "untie_at", "micro_batch"):
+        if settings.training[key]:
+            raise ValueError(f"fsdp and {key} exclude each other")
+    optimizer = settings.optimizer
+    if optimizer[NAME] != "adamw" or optimizer["average_from"] is not None:
+        raise ValueError("fsdp is for optimizer.name adamw without average_from")
 
 
 def _model(settings: Settings, words: int, counts: Callable[[], list[int]]) -> LanguageModel:

@@ -32,7 +32,7 @@ from drill.language_modeling.state import LanguageModelState
 from drill.language_modeling.step import RecordedSteps, Steps, capture_blocker
 from drill.language_modeling.untie import untied
 from drill.models.language_model import LanguageModel
-from drill.training.distributed import World, data_parallel
+from drill.training.distributed import World, data_parallel, shard, unsharded
 from drill.training.loop import Outcome, Watch, diverged_if_nan, fit
 from drill.training.optim import NonMonotone, ScheduledOptimizer
 from drill.training.options import LanguageModelOptions
@@ -87,6 +87,9 @@ class LanguageModelTask:
         vocabulary: Vocabulary | None = None,
         corpus: str = "",
     ) -> None:
+        self.sharded = options.fsdp and world.size > 1
+        if self.sharded:
+            shard(model, world)
         if options.untie_at is not None and run.last.exists() and run.last_numbers()["untied"]:
             model.layer = untied(model.layer)  # so that the checkpoint fits
         self.model, self.run, self.optimizer = model, run, optimizer
@@ -180,19 +183,22 @@ class LanguageModelTask:
         self._prepare_steps()
 
     def _evaluated(self, text: Tensor, **options: Any) -> tuple[Perplexity, Tensor, Tensor]:
-        return evaluated(
-            self.model,
-            text,
-            batch_size=text.shape[1],
-            bptt=self.read_at_once,
-            autocast=self.autocast,
-            token_bytes=self.token_bytes,
-            **options,
-        )
+        with unsharded(self.model):
+            return evaluated(
+                self.model,
+                text,
+                batch_size=text.shape[1],
+                bptt=self.read_at_once,
+                autocast=self.autocast,
+                token_bytes=self.token_bytes,
+                **options,
+            )
 
     def validate(self, watch: Watch) -> tuple[Perplexity, dict[str, Any]]:
         with diverged_if_nan(f"the validation after step {self.state.step}"):
-            found, *_ = self._evaluated(self.valid, progress=watch("validation"))
+            # Of sharded weights not interruptible: all processes must go on together.
+            progress = None if self.sharded else watch("validation")
+            found, *_ = self._evaluated(self.valid, progress=progress)
         return found, {"valid_published": found.published_perplexity} | _bits("valid", found)
 
     def test(self, watch: Watch) -> tuple[Perplexity, Perplexity]:
@@ -213,7 +219,8 @@ class LanguageModelTask:
             losses, targets = (each.flatten() for each in tokens)
             bands = vocabulary_bands(losses, targets, self.vocabulary, self.corpus)
             row["test_bands"] = [asdict(band) for band in bands]
-        self.run.append_test(row | {"elapsed": self.state.elapsed})
+        if self.world.first:
+            self.run.append_test(row | {"elapsed": self.state.elapsed})
         return valid, test
 
     def read_test(self, row: dict[str, Any]) -> tuple[Perplexity, Perplexity]:

@@ -22,7 +22,6 @@ from drill.language_modeling.scoring import line_start, read_as_unknown, score
 from drill.layers import MatrixLayer, OutputLayer
 from drill.layers.wrapper import WrappingLayer
 from drill.models.encoder import State
-from drill.language_modeling.frequency_bands import frequency_bands
 from drill.report.page.figures import COLOURS, Look
 from drill.report.results.runs import distinct_names, is_run, read_run
 from drill.training.precision import evaluating

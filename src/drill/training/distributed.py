@@ -1,12 +1,12 @@
 """Data-parallel training: several processes started by ``torchrun``.
 
-Every process reads its own columns of the text and has the whole model; torch's
-DistributedDataParallel averages the gradients.
+Every process reads its own columns of the text and has the whole model, whose gradients torch's
+DistributedDataParallel averages; or, sharded by FSDP2, a part of every parameter.
 """
 
 import datetime
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,7 @@ from drill.data import DataError
 from drill.layers import SampledSoftmax
 from drill.models.language_model import LanguageModel
 from drill.models.translator import Translator
+from drill.training.run.checkpoint import whole
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,15 @@ class World:
         dist.broadcast_object_list(values, src=0, group=self.control)
         return values[0]
 
+    def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Sharded tensors whole and on the CPU, in the first process; others as they are."""
+        found = {}
+        for name, tensor in tensors.items():  # one at a time: all would fill the device
+            gathered = whole(tensor)
+            if self.first or gathered is tensor:
+                found[name] = gathered
+        return found
+
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """The tensors of all processes, equal in shape, on the CPU, in the order of ranks."""
         own = tensor.detach().cpu().contiguous()
@@ -95,12 +105,45 @@ class World:
 
 
 def data_parallel(model: LanguageModel | Translator, world: World) -> nn.Module:
-    """The model in DistributedDataParallel, unless there is one process."""
-    if world.size == 1:
+    """The model in DistributedDataParallel, unless there is one process or it is sharded."""
+    if world.size == 1 or is_sharded(model):
         return model
     # A step of an adaptive softmax, or of a user's layer, may leave out parameters.
     unused = not (model.layer.fixed_sizes or isinstance(model.layer, SampledSoftmax))
     return DistributedDataParallel(model, find_unused_parameters=unused)
+
+
+def shard(model: LanguageModel, world: World) -> None:
+    """Shard a model with a Transformer of transformers in place, by FSDP2.
+
+    Every block is a group; the rest, with the embedding that encoder and layer share, is one more.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard  # takes seconds to import
+
+    if world.size > 1:
+        mesh = init_device_mesh(next(model.parameters()).device.type, (world.size,))
+        lists = (each for each in model.encoder.modules() if isinstance(each, nn.ModuleList))
+        for each in (*next(lists), model):
+            fully_shard(each, mesh=mesh)
+
+
+@contextmanager
+def unsharded(model: nn.Module) -> Iterator[None]:
+    """Inside, parts of a sharded model may be called; its blocks gather themselves."""
+    if not is_sharded(model):
+        yield
+        return
+    sharded: Any = model
+    sharded.unshard()
+    try:
+        yield
+    finally:
+        sharded.reshard()
+
+
+def is_sharded(model: nn.Module) -> bool:
+    return hasattr(model, "unshard")
 
 
 PATIENCE = 7 * 86_400.0

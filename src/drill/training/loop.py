@@ -21,6 +21,7 @@ from drill.training.optim import ScheduledOptimizer
 from drill.training.options import TrainingOptions, log_interval
 from drill.training.precision import matmul_precision
 from drill.training.progress import Progress, Speed
+from drill.training.run.checkpoint import whole
 from drill.training.run.folder import RunFolder, readable
 from drill.training.signals import GracefulShutdown
 from drill.training.state import Score, TrainingState
@@ -48,6 +49,10 @@ class Task(Protocol):
     @property
     def state(self) -> TrainingState: ...
 
+    @property
+    def sharded(self) -> bool:
+        """Whether each process has a part of the weights: then all validate and test."""
+
     def prepare(self, autocast: torch.dtype | None) -> None:
         """Called once, when the state is restored and the precision is set."""
 
@@ -58,12 +63,12 @@ class Task(Protocol):
         """Train on a batch: add to ``state.nll``, ``position`` and ``tokens``."""
 
     def validate(self, watch: Watch) -> tuple[Score, dict[str, Any]]:
-        """The score, and more for its line of metrics. Only the main process calls it."""
+        """The score, and more for its line of metrics. By the main process, unless sharded."""
 
     def test(self, watch: Watch) -> tuple[Score, Any]:
         """Test the best weights and write the line of metrics; gives valid and test scores.
 
-        Only the main process calls it.
+        By the main process, unless sharded.
         """
 
     def read_test(self, row: dict[str, Any]) -> tuple[Score, Any]:
@@ -205,7 +210,7 @@ def fit(
         # test
         state.save(model, optimizer, run, world)
         result = None
-        if world.first:
+        if world.first or task.sharded:
             with suppress(Interrupted):  # all is saved: the same command tests again
                 result = task.test(watch)
         valid, test = world.broadcast_object(result) or (state.best, None)
@@ -224,7 +229,7 @@ def _validate(
     state, averaged = task.state, optimizer.averaging
     with optimizer.averaged_weights():
         found = None
-        if world.first:
+        if world.first or task.sharded:
             with suppress(Interrupted):  # the others wait for the result
                 found = task.validate(watch)
         found = world.broadcast_object(found)
@@ -355,7 +360,7 @@ def check_damaged(
 ) -> None:
     """Raise Diverged before parameters that are not finite are saved."""
     norms = torch._foreach_norm([p.detach() for p in model.parameters()])
-    total = torch.stack([norm.float() for norm in norms]).sum() + state.nll
+    total = torch.stack([whole(norm).float() for norm in norms]).sum() + state.nll
     finite(float(total), state, optimizer, run)
 
 

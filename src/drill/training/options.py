@@ -73,6 +73,7 @@ class LanguageModelOptions(TrainingOptions):
     state_reset: float = 0.0  # probability that a column starts a segment from the initial state
     untie_at: float | None = None  # share of the run after which the layer is a free matrix
     compile: bool = False  # an encoder without kernels of its own by torch.compile
+    fsdp: bool = False  # shard a Transformer over the processes (FSDP2); else each has it whole
     micro_batch: int | None = None  # columns at a time, gradients summed; None takes all at once
     valid_batch_size: int = 10
     test_batch_size: int = 1

@@ -259,9 +259,10 @@ class TrainingState(abc.ABC):
         """Write best.safetensors if it has changed, then the checkpoint that belongs to it."""
         self.tick()
         tensors, numbers = self.state_dict(world)
+        tensors |= {f"model/{name}": p for name, p in model.named_parameters()}
+        tensors |= {f"optimizer/{name}": tensor for name, tensor in optimizer.tensors().items()}
+        tensors = world.gather(tensors)
         if world.first:
-            tensors |= {f"model/{name}": p for name, p in model.named_parameters()}
-            tensors |= {f"optimizer/{name}": tensor for name, tensor in optimizer.tensors().items()}
             self.save_best(run)
             run.save_last(tensors, numbers | {"optimizer": optimizer.numbers()})
         self.best_weights = None

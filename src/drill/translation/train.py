@@ -82,6 +82,8 @@ def train_translator(
 class TranslationTask:
     """What ``fit`` asks of a translator."""
 
+    sharded = False
+
     def __init__(
         self,
         model: Translator,

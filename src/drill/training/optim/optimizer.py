@@ -16,6 +16,7 @@ from torch.optim.optimizer import Optimizer
 
 from drill.errors import check_value
 from drill.training.optim.averaging import AveragedSgd, WeightAverage, averaged, replaced
+from drill.training.run.checkpoint import sharded_as
 
 MEAN = "mean"  # a key of saved tensors that no torch optimizer has
 
@@ -206,10 +207,16 @@ class ScheduledOptimizer(abc.ABC):
             entries: dict[str, Any] = dict(numbers["optimizer"].get(name, {}))
             prefix = f"{name}/"
             entries |= {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
-            _check_entries(name, self.parameters[name], entries)
+            parameter = self.parameters[name]
+            _check_entries(name, parameter, entries)
             entries.pop(MEAN, None)
             if entries:
-                state[i] = entries
+                state[i] = {
+                    key: sharded_as(parameter, value)
+                    if isinstance(value, Tensor) and value.dim()
+                    else value
+                    for key, value in entries.items()
+                }
         groups = optimizer.state_dict()["param_groups"]
         optimizer.load_state_dict({"state": state, "param_groups": groups})
         if self.average is not None and self.average.patience is not None:

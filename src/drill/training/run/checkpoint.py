@@ -92,7 +92,7 @@ def copy_into(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], place: 
     """Copy values by name; ``place`` is what an error calls their origin."""
     check_fits(wanted, found, place)
     for name, tensor in wanted.items():
-        tensor.copy_(found[name])
+        tensor.copy_(sharded_as(tensor, found[name]))
 
 
 def check_fits(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], place: str) -> None:
@@ -203,8 +203,25 @@ def _some(names: list[str]) -> str:
 
 
 def copied(model: nn.Module) -> dict[str, Tensor]:
-    """A copy of the weights."""
-    return {name: p.detach().clone() for name, p in model.named_parameters()}
+    """A copy of the weights; of a sharded model all processes call it."""
+    return {name: whole(p.detach()).clone() for name, p in model.named_parameters()}
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor that FSDP has sharded, gathered on the CPU; any other as it is."""
+    gather = getattr(tensor, "full_tensor", None)
+    return tensor if gather is None else gather().cpu()
+
+
+def sharded_as(parameter: Tensor, value: Tensor) -> Tensor:
+    """This process's part of ``value`` if the parameter is sharded, else ``value``."""
+    if not hasattr(parameter, "full_tensor"):
+        return value
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    assert isinstance(parameter, DTensor)
+    layout = (parameter.device_mesh, parameter.placements)
+    return distribute_tensor(value.to(parameter.device), *layout, src_data_rank=None)
 
 
 def under(prefix: str, values: Mapping[str, T]) -> dict[str, T]:
