@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from drill.kernels.loss.nll import nll
 from drill.layers import DeepResidual, NotFoldable
 from tests.hf.tiny_models import CONFIGS, FAMILIES, T, V, auto, batch, build, logits, perturb
 
@@ -89,6 +90,21 @@ def test_loss_options(family):
         torch.testing.assert_close(given.loss, smoothed)
     with pytest.raises(IndexError):
         model(inputs["input_ids"], labels=inputs["labels"].clamp(min=0) + V)
+
+
+def test_memory_of_the_loss_is_saved_in_the_config(tmp_path, monkeypatch):
+    attach(build("llama"), depth=1, memory=2**12).save_pretrained(tmp_path)
+    model, given = T.AutoModelForCausalLM.from_pretrained(tmp_path), []
+
+    def watched(*args, **options):
+        given.append(options["memory"])
+        return nll(*args, **options)
+
+    monkeypatch.setattr("drill.hf.head.nll", watched)
+    small = model.train()(**batch()).loss
+    assert given == [2**12]
+    model.config.drill["memory"] = 2**30
+    torch.testing.assert_close(small, model(**batch()).loss)
 
 
 EACH = [(family, "deep-residual") for family in FAMILIES]
@@ -251,6 +267,7 @@ def test_untied_model_can_share_its_embedding():
         ({"layer": "deep-residual", "depth": -1}, ValueError, "depth"),
         ({"layer": "tied", "depth": 1}, TypeError, "depth"),
         ({"tie": True}, ValueError, "tie"),
+        ({"memory": 0}, ValueError, "memory"),
     ],
 )
 def test_what_cannot_be_attached_leaves_the_model_as_it_was(options, error, key):

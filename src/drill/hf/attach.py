@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from drill.hf.head import Head
+from drill.hf.head import IGNORED, Head
 from drill.hf.model import (
     AttachedModel,
     after_head,
@@ -17,6 +17,7 @@ from drill.hf.model import (
     label_embedding,
     name_of,
 )
+from drill.kernels.loss.nll import DEFAULT_MEMORY, check_settings
 from drill.layers import LAYERS, MatrixLayer, NotFoldable
 
 ZERO_START = ("tied", "full", "deep-residual")
@@ -29,6 +30,7 @@ def attach(
     zero_start: bool = True,
     tie: bool | None = None,
     label_smoothing: float = 0.0,
+    memory: int = DEFAULT_MEMORY,
     **options: Any,
 ) -> PreTrainedModel:
     """Replace the head of a causal or sequence-to-sequence model by an output layer, in place.
@@ -41,17 +43,19 @@ def attach(
         tie: whether label vectors are the input embedding, or a matrix of their own that starts as
             the head's. As in ``model`` unless given.
         label_smoothing: of the loss in training.
+        memory: most bytes that the loss uses in training; less costs time.
         **options: of the layer, such as ``depth`` or ``dropout``; see its class. ``bias`` is off
             where the model's own head has none.
 
     Returns:
         ``model``, now an instance of a subclass of its class. Called with labels it returns the
-        loss; in training, logits are None then, and at most 1 GiB of them is in memory.
+        loss; in training, logits are None then, and at most ``memory`` bytes of them exist.
     """
     if isinstance(model, AttachedModel):
         raise TypeError(
             "this model has a layer of drill; attach to a stock one, such as fold(model)"
         )
+    check_settings("sum", label_smoothing, "auto", memory, IGNORED)
     known = [name for name, each in LAYERS.items() if issubclass(each, MatrixLayer)]
     if layer not in known:
         raise ValueError(f"attach: layer must be one of {', '.join(known)}, got {layer!r}")
@@ -84,6 +88,7 @@ def attach(
         "options": options,
         "tie": tie,
         "label_smoothing": label_smoothing,
+        "memory": memory,
     }
     install_head(model, drill)
     given, config = model.config, copy.deepcopy(model.config)  # the given one may be used again

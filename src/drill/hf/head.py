@@ -77,6 +77,7 @@ class Head(nn.Module):
         targets: Tensor | None = None,  # (...)
         *,
         label_smoothing: float = 0.0,
+        memory: int = DEFAULT_MEMORY,
         softcap: float | None = None,
         logit_bias: Tensor | None = None,  # (V,)
     ) -> Tensor:
@@ -104,6 +105,7 @@ class Head(nn.Module):
                 reduction="sum",
                 ignore_index=IGNORED,
                 label_smoothing=label_smoothing,
+                memory=memory,
                 check=False,
             )
 
@@ -118,7 +120,7 @@ class Head(nn.Module):
             targets,
             ignore_index=IGNORED,
             label_smoothing=label_smoothing,
-            memory=DEFAULT_MEMORY,
+            memory=memory,
             copies=4,
         ).sum()
 

@@ -99,6 +99,7 @@ class AttachedModel(Stock):
             captured[0],
             targets.to(captured[0].device),
             label_smoothing=self.config.drill["label_smoothing"],
+            memory=self.config.drill["memory"],
             softcap=softcap,
             logit_bias=logit_bias,
         )
