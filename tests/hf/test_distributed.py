@@ -37,7 +37,7 @@ def one_process():
     return losses, logits(model)
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2", "fully_shard"])
 def test_two_processes_train_as_one(kind, one_process, tmp_path):
     script = str(Path(__file__).with_name("train_in_processes.py"))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

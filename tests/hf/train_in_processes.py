@@ -12,6 +12,7 @@ from accelerate import (
     PartialState,
 )
 from torch import distributed
+from torch.distributed.fsdp import fully_shard
 
 from drill.hf import attach
 from tests.hf.tiny_models import T, build, logits, perturb
@@ -43,7 +44,38 @@ def train(accelerator, steps=4):
     return losses, model
 
 
+def train_by_hand(folder):
+    """FSDP2 without accelerate: the groups that the docs name."""
+    distributed.init_process_group("gloo")
+    model, _, ids = parts()
+    body = model.model
+    for block in body.layers:
+        fully_shard(block)
+    fully_shard([body.norm, body.embed_tokens, model.lm_head])
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    ids = ids.chunk(2)[distributed.get_rank()]
+    losses = []
+    for _ in range(4):
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        total = loss.detach()
+        distributed.all_reduce(total)
+        losses.append(total.item() / 2)
+    state = {name: each.full_tensor() for name, each in model.state_dict().items()}
+    if distributed.get_rank() == 0:
+        again = parts()[0]
+        again.load_state_dict(state)
+        report = {"losses": losses, "logits": logits(again).tolist()}
+        (folder / "report.json").write_text(json.dumps(report))
+    distributed.destroy_process_group()
+
+
 def main(kind, folder):
+    if kind == "fully_shard":
+        return train_by_hand(folder)
     plugin = None
     if kind == "fsdp2":
         plugin = FullyShardedDataParallelPlugin(
@@ -54,7 +86,7 @@ def main(kind, folder):
             state_dict_type="SHARDED_STATE_DICT",
         )
     accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
-    if kind == "fsdp2":  # accelerate itself chooses FSDP for GPUs only
+    if kind == "fsdp2":  # accelerate 1.15 takes the plugin for GPUs and their kin only
         PartialState._shared_state["distributed_type"] = DistributedType.FSDP
         accelerator.state.distributed_type = DistributedType.FSDP
         accelerator.state.fsdp_plugin = plugin
