@@ -22,7 +22,7 @@ from drill.data import (
 )
 from drill.data.optional_packages import check_packages
 from drill.errors import DrillError, RunFolderError, SettingsError
-from drill.layers import LAYERS, AdaptiveSoftmax, SampledSoftmax
+from drill.layers import LAYERS, AdaptiveSoftmax, Mixtape, SampledSoftmax
 from drill.models import Transformer
 from drill.models.translator import Translator
 from drill.recipes.reader import NAME
@@ -183,7 +183,7 @@ def translation_start(settings: Settings, path: Path | str) -> TranslationStart:
 
 def ranks_labels(settings: Settings) -> bool:
     """Whether the meaning of the weights depends on the label counts of their training text."""
-    return LAYERS[settings.layer[NAME]] is AdaptiveSoftmax
+    return LAYERS[settings.layer[NAME]] in (AdaptiveSoftmax, Mixtape)
 
 
 def _of_the_model(key: str) -> bool:
