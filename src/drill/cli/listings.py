@@ -306,8 +306,8 @@ def _print_costs(sizes: dict[str, int], rows: list[dict[str, Any]]) -> None:
     console.print(table)
     console.print(LEGEND)
     console.print(
-        f"shown with --depth {sizes['depth']} of deep-residual, --experts {sizes['experts']} of "
-        f"mixture, --joint {sizes['joint']:,} of dual"
+        f"shown with --depth {sizes['depth']}, --experts {sizes['experts']} of mixture and "
+        f"--joint {sizes['joint']:,} of dual"
     )
     if narrow := [
         row["layer"] for row in rows if row["hidden"] == sizes["width"] != sizes["hidden"]

