@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from drill.kernels.loss.checks import IGNORED
 from drill.layers import MatrixLayer
 from drill.layers.base import with_lowered_target
-from drill.layers.mixture import Mixture
+from drill.layers.wrappers.mixture import Mixture
 from tests.layers.table import ONE_EACH, V, batch, gradients, make, seed
 
 EPSILON = 0.3

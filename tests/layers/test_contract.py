@@ -30,8 +30,8 @@ from drill.layers import (
     SoftcappedSoftmax,
     TiedSoftmax,
 )
-from drill.layers.mixture import Mixture
-from drill.layers.pointwise import PointwiseLayer
+from drill.layers.wrappers.mixture import Mixture
+from drill.layers.wrappers.pointwise import PointwiseLayer
 from tests.kernels.loss.test_error_bounds import Allocations
 from tests.layers.table import (
     CASES,
@@ -220,7 +220,7 @@ def test_smoothed_losses_made_a_few_tokens_at_a_time_are_the_same(name, monkeypa
     layer = make(name, torch.float64)
     hidden, targets = batch(layer, 7)
     truth = layer.nll(hidden, targets, label_smoothing=0.1)
-    monkeypatch.setattr("drill.layers.wrapper.MOST_ROWS", 3)
+    monkeypatch.setattr("drill.layers.wrappers.base.MOST_ROWS", 3)
     found = layer.nll(hidden, targets, label_smoothing=0.1, impl="chunked")
     torch.testing.assert_close(found, truth)
     torch.testing.assert_close(gradients(found, layer, hidden), gradients(truth, layer, hidden))

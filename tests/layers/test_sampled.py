@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from drill.layers import MatrixLayer, SampledSoftmax, TiedSoftmax
 from drill.layers import sampled as module
-from drill.layers.sampled import distinct
+from drill.layers.wrappers.sampled import distinct
 from tests.layers.table import CASES, MATRIX, V, batch, every_matrix_case, gradients, make
 from tests.waiting import waiting_forbidden
 

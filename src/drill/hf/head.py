@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from drill.kernels.loss.checks import check_targets
 from drill.kernels.loss.nll import DEFAULT_MEMORY, nll
 from drill.layers.base import MatrixLayer
-from drill.layers.wrapper import blockwise_nll
+from drill.layers.wrappers.base import blockwise_nll
 
 IGNORED = -100  # the label of tokens without a loss, everywhere in transformers
 

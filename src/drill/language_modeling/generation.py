@@ -14,7 +14,7 @@ from drill.language_modeling.scoring import check_vocabulary, line_start, repeat
 from drill.layers import OutputLayer
 from drill.layers.base import head_log_probs
 from drill.layers.checks import positive
-from drill.layers.sampled import foldable
+from drill.layers.wrappers.sampled import foldable
 from drill.models.encoder import State
 from drill.models.language_model import LanguageModel
 from drill.models.sampling import check_sampling, draw

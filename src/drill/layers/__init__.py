@@ -1,19 +1,19 @@
 """Output layers: one file each, one contract (``base.py``), one table (``LAYERS``)."""
 
-from drill.layers.adaptive import AdaptiveSoftmax
 from drill.layers.base import MatrixLayer, NotFoldable, OutputLayer
 from drill.layers.bilinear import Bilinear
 from drill.layers.deep_residual import DeepResidual
-from drill.layers.direct_output import DirectOutputConnection
 from drill.layers.dual import DualNonlinear
 from drill.layers.label_cache import StaleLabels
 from drill.layers.label_source import Descriptions, LabelSource, placement
-from drill.layers.mixtape import Mixtape
-from drill.layers.mixture import MixtureOfSoftmaxes
-from drill.layers.pointwise import PiecewiseLinearSoftmax, SigSoftmax, SoftcappedSoftmax
-from drill.layers.sampled import SampledSoftmax
 from drill.layers.softmax import FullSoftmax, TiedSoftmax
-from drill.layers.wrapper import WrappingLayer
+from drill.layers.wrappers.adaptive import AdaptiveSoftmax
+from drill.layers.wrappers.base import WrappingLayer
+from drill.layers.wrappers.direct_output import DirectOutputConnection
+from drill.layers.wrappers.mixtape import Mixtape
+from drill.layers.wrappers.mixture import MixtureOfSoftmaxes
+from drill.layers.wrappers.pointwise import PiecewiseLinearSoftmax, SigSoftmax, SoftcappedSoftmax
+from drill.layers.wrappers.sampled import SampledSoftmax
 
 LAYERS: dict[str, type[OutputLayer]] = {
     "full": FullSoftmax,

@@ -20,7 +20,7 @@ from drill.language_modeling.generation import generate
 from drill.language_modeling.run import LanguageModelRun
 from drill.language_modeling.scoring import line_start, read_as_unknown, score
 from drill.layers import MatrixLayer, OutputLayer
-from drill.layers.wrapper import WrappingLayer
+from drill.layers.wrappers.base import WrappingLayer
 from drill.models.encoder import State
 from drill.report.page.figures import COLOURS, Look
 from drill.report.results.runs import distinct_names, is_run, read_run

@@ -118,7 +118,7 @@ def test_a_mixture_trains_through_the_kernel_with_the_mask_of_plain_pytorch(devi
     found = {}
     for impl in ("reference", "triton"):
         monkeypatch.setattr(
-            "drill.layers.mixture.masked_tanh",
+            "drill.layers.wrappers.mixture.masked_tanh",
             lambda x, mask, impl=impl: module.masked_tanh(x, mask, impl=impl),
         )
         torch.manual_seed(1)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from drill.layers.base import head_log_probs
-from drill.layers.sampled import foldable
+from drill.layers.wrappers.sampled import foldable
 from drill.models.translator import Translator
 from drill.training.precision import evaluating
 

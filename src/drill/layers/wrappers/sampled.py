@@ -20,7 +20,7 @@ from drill.layers.base import (
     with_lowered_target,
 )
 from drill.layers.checks import positive
-from drill.layers.wrapper import Ranking, WrappingLayer
+from drill.layers.wrappers.base import Ranking, WrappingLayer
 
 Proposal = Literal["log-uniform", "uniform"]
 

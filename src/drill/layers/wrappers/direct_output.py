@@ -11,7 +11,7 @@ from drill.kernels.runtime.checks import is_whole, require
 from drill.layers.base import MatrixLayer
 from drill.layers.checks import fraction, span, switch
 from drill.layers.label_source import placement
-from drill.layers.mixture import Mixture, dropped_tanh, wide
+from drill.layers.wrappers.mixture import Mixture, dropped_tanh, wide
 
 
 class DirectOutputConnection(Mixture):

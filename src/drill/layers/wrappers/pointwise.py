@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from drill.layers.base import MatrixLayer, adversarial_delta, target_rows
 from drill.layers.checks import positive, span
 from drill.layers.label_source import placement
-from drill.layers.wrapper import ScoreLayer
+from drill.layers.wrappers.base import ScoreLayer
 
 IDENTITY = math.log(math.expm1(1.0))
 """softplus(IDENTITY) = 1."""

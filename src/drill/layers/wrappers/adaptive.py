@@ -24,7 +24,7 @@ from drill.layers.base import (
     with_lowered_target,
 )
 from drill.layers.label_cache import LabelCache, frozen_labels, without_autocast
-from drill.layers.wrapper import Ranking, WrappingLayer, blockwise_nll
+from drill.layers.wrappers.base import Ranking, WrappingLayer, blockwise_nll
 
 OUTSIDE = -1
 

@@ -20,7 +20,7 @@ from drill.layers.base import (
 )
 from drill.layers.checks import fraction, positive, span, switch
 from drill.layers.label_source import placement
-from drill.layers.wrapper import WrappingLayer, blockwise_nll
+from drill.layers.wrappers.base import WrappingLayer, blockwise_nll
 
 
 class Mixture(WrappingLayer):

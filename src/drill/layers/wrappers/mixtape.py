@@ -11,8 +11,8 @@ from drill.kernels.runtime.checks import is_whole, require
 from drill.layers.base import MatrixLayer, NotFoldable, adversarial_delta, target_rows
 from drill.layers.checks import fraction, positive, span, switch
 from drill.layers.label_source import placement
-from drill.layers.mixture import dropped_tanh
-from drill.layers.wrapper import Ranking, ScoreLayer
+from drill.layers.wrappers.base import Ranking, ScoreLayer
+from drill.layers.wrappers.mixture import dropped_tanh
 
 
 class Mixtape(ScoreLayer):

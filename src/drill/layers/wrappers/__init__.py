@@ -1,0 +1,1 @@
+"""Output layers over a matrix layer: other losses over the same labels."""
