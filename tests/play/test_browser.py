@@ -42,11 +42,14 @@ def test_a_language_model_by_keyboard(place, serve, opened):
     text = page.locator("#prefix").input_value()
     assert re.fullmatch(r"sea is(\n| (lamp|boat|sea|is|lit) )", text)
 
+    page.locator("#prefix").fill("sea is\n ")
     page.locator("#sample-form [name=tokens]").fill("15")
-    page.keyboard.press("Enter")
+    with page.expect_request(re.compile("api/sample")) as sent:
+        page.keyboard.press("Enter")
+    assert sent.value.post_data_json["text"] == "sea is\n"
     page.locator(".sample").nth(1).wait_for()
     page.locator("#stop:disabled").wait_for()
-    assert all(len(each) > len(text) for each in page.locator(".sample").all_text_contents())
+    assert all(len(each) > len("sea is\n") for each in page.locator(".sample").all_text_contents())
 
     page.locator("#tab-write").focus()
     page.keyboard.press("ArrowRight")

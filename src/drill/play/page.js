@@ -169,7 +169,7 @@ $("sample-form").addEventListener("submit", async (event) => {
   const own = (sampling = new AbortController());
   const options = {};
   for (const [key, value] of new FormData(event.target)) options[key] = value === "" ? null : Number(value);
-  const text = $("prefix").value.trimEnd();
+  const text = $("prefix").value.replace(/ +$/, ""); // a line break at its end counts
   $("stop").disabled = false;
   show_error("");
   $("samples").replaceChildren();
