@@ -1,6 +1,7 @@
 """What the page shows of runs agrees with the public functions."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -165,6 +166,23 @@ def test_curves_grow_with_the_metrics(tmp_path):
     (shown,) = answers.curves([tmp_path])["runs"]
     assert (shown["name"], shown["finished"], shown["best"]) == ("young", False, 50.5)
     assert shown["points"] == [(10, 50.5), (20, None)]
+
+
+def test_curves_keep_their_colours_while_runs_train(tmp_path):
+    runs = [tmp_path / name for name in ("a", "b", "c")]
+    for run in runs:
+        run.mkdir()
+        (run / "recipe.toml").write_text('[layer]\nname = "tied"\n')
+    looks = []
+    for last in runs:
+        for run in runs:
+            time = 2e9 if run == last else 1e9
+            (run / "metrics.jsonl").touch()
+            os.utime(run / "metrics.jsonl", (time, time))
+        found = answers.curves([tmp_path], [runs[2]])["runs"]
+        assert found[0]["name"] == "c"
+        looks.append({each["name"]: each["look"] for each in found})
+    assert looks == [{"c": "c0 d0", "a": "c1 d0", "b": "c2 d0"}] * 3
 
 
 def test_curves_show_each_run_of_a_folder_once(place):

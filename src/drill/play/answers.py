@@ -262,19 +262,25 @@ def _differences(a: str, b: str) -> tuple[list[Any], list[Any]]:
     return marked
 
 
-def curves(folders: Iterable[Path]) -> Answer:
-    """Validation perplexities by step of the runs in ``folders``, the last changed first."""
-    found = {
-        path.resolve(): path for folder in folders for path in folder.iterdir() if is_run(path)
-    }
-    changed = sorted(found, key=lambda path: -_changed(path))[:MAX_CURVES]
-    names = distinct_names(changed)
+def curves(folders: Iterable[Path], given: Sequence[Path] = ()) -> Answer:
+    """Validation perplexities by step of the runs in ``folders``.
+
+    The ``given`` ones among them come first, then the last changed. Colours do not depend on what
+    changed: the given runs have the first ones, which the page uses for A and B.
+    """
+    found = {path.resolve() for folder in folders for path in folder.iterdir() if is_run(path)}
+    first = [path for path in dict.fromkeys(each.resolve() for each in given) if path in found]
+    others = sorted(found.difference(first), key=lambda path: -_changed(path))
+    shown = [*first, *others][:MAX_CURVES]
+    names = distinct_names(shown)
+    places = {path: n for n, path in enumerate([*first, *sorted(others)])}
     runs = []
-    for n, run in enumerate(map(read_run, changed)):
+    for path in shown:
+        run, n = read_run(path), places[path]
         points = [(each.step or 0, number(each.valid)) for each in run.validations]
         runs.append(
             {
-                "name": names[changed[n]],
+                "name": names[path],
                 "look": Look(n, n // COLOURS).classes,
                 "layer": run.layer,
                 "finished": run.test is not None or run.bleu is not None,

@@ -101,7 +101,7 @@ class Server:
         }
 
     def curves(self, _: dict[str, Any]) -> Any:
-        return answers.curves(self.folders)
+        return answers.curves(self.folders, [each.run.folder.path for each in self.players])
 
     def next(self, given: dict[str, Any]) -> Any:
         return answers.next_words(self._chosen(given, "language model"), _text(given))
