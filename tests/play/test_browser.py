@@ -118,3 +118,9 @@ def test_a_translator_by_keyboard(pairs_place, serve, opened):
     page.keyboard.type("a b c")
     page.keyboard.press("Control+Enter")
     page.locator("#translations tbody tr").nth(2).wait_for()
+    page.locator("#tab-word").click()
+    page.locator("#word-form input").fill("abcdefgh")
+    page.keyboard.press("Enter")
+    page.locator("#word-result li").first.wait_for()
+    links = page.locator("#word-result li button").all_text_contents()
+    assert [link for link in links if not link.startswith("▁")] == []

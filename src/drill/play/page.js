@@ -410,7 +410,9 @@ function neighbours(found, run, order) {
   }
   const seen = found.count === null ? "count unknown" : `seen ${found.count.toLocaleString("en")} times in training, rank ${found.rank.toLocaleString("en")} of ${found.labels.toLocaleString("en")}`;
   made.append(make("p", {}, `${found.label}: ${seen}`));
-  const link = (word) => make("button", { type: "button", onclick: () => look_up(word) }, shown(word));
+  // A subword from inside of words is text: looked up, it would be read as the start of a word.
+  const linked = (word) => !found.subwords || word.startsWith("▁");
+  const link = (word) => (linked(word) ? make("button", { type: "button", onclick: () => look_up(word) }, shown(word)) : make("code", {}, word));
   const list = ([word, cosine]) => make("li", {}, link(word), make("span", { class: "note" }, cosine.toFixed(3)));
   made.append(make("div", { class: "columns narrow" },
     make("div", {}, make("h3", {}, "E"), make("ol", { class: "words" }, ...found.embedding.map(list))),
