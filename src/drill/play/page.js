@@ -429,10 +429,13 @@ function look_up(word) {
 
 const REFRESH = 2000; // milliseconds
 
-let plot = null;
+let plot = null, refreshing = false;
 
 async function refresh_curves() {
+  if (refreshing) return; // many long runs take longer than REFRESH to read
+  refreshing = true;
   const answer = await latest("curves");
+  refreshing = false;
   if (!answer) return;
   fill_table("plot-legend", ["run", "layer", "step", "valid", "best", "state"], answer.runs.map((run) => {
     const [step, valid] = run.points.at(-1) ?? [];
