@@ -25,10 +25,12 @@ from drill.report import (
 from drill.report.page.figures import (
     COLOURS,
     DASHES,
+    Curve,
     best_so_far,
     looks,
     mean_and_range,
     run_looks,
+    time_figure,
 )
 from drill.report.page.page import check_replaceable
 from drill.report.results.runs import read_runs
@@ -230,6 +232,16 @@ def test_mean_and_range_of_curves():
         (3.0, 6.0, 5.0, 7.0),
     ]
     assert mean_and_range([[], [(1.0, math.inf)]]) == []
+
+
+def test_a_fast_seed_keeps_its_lowest_until_the_slowest_ends():
+    fast, slow = [(10.0, 90.0), (20.0, 50.0)], [(10.0, 90.0), (40.0, 60.0)]
+    curves = {"both": [Curve([], fast), Curve([], slow)], "one": [Curve([], fast)]}
+    figure = time_figure(curves, looks([name] for name in curves), [])
+    rows = [row for row in figure.rows if row[0] == "both"]
+    assert rows[-1] == ["both", "40", "55", "50", "60"]
+    assert figure.rows[-1][:3] == ["one", "20", "50"]
+    assert "both reaches 55.00" in figure.title
 
 
 # -- edges ----------------------------------------------------------------------------------------

@@ -202,14 +202,24 @@ def training_figure(curves: Curves, look: Mapping[str, Look]) -> Figure | None:
 
 
 def time_figure(curves: Curves, look: Mapping[str, Look], devices: Iterable[str]) -> Figure | None:
-    """The lowest validation perplexity so far by time of training."""
-    ends = [each.seconds[-1][0] for g in curves.values() for each in g if each.seconds]
-    longest = max(ends, default=0.0)
+    """The lowest validation perplexity so far by time of training.
+
+    A seed that ends before the others keeps its lowest.
+    """
+    ends = {
+        name: max((each.seconds[-1][0] for each in group if each.seconds), default=0.0)
+        for name, group in curves.items()
+    }
+    longest = max(ends.values(), default=0.0)
     size, unit = next(
         ((size, unit) for least, size, unit in UNITS if longest >= least), (1.0, "seconds")
     )
     lines = [
-        _line(name, look[name], [[(x / size, y) for x, y in each.seconds] for each in group])
+        _line(
+            name,
+            look[name],
+            [[(x / size, y) for x, y in _until(ends[name], each.seconds)] for each in group],
+        )
         for name, group in curves.items()
         if group
     ]
@@ -218,6 +228,13 @@ def time_figure(curves: Curves, look: Mapping[str, Look], devices: Iterable[str]
         notes.append(f"Measured on {', '.join(devices)}.")
     axes = (f"{unit} of training", "lowest validation perplexity so far")
     return _line_figure("Lowest validation perplexity by time", axes, lines, notes)
+
+
+def _until(end: float, points: Sequence[Point]) -> Sequence[Point]:
+    """``points``, and the last value again at ``end`` if they end before."""
+    if not points or points[-1][0] >= end:
+        return points
+    return [*points, (end, points[-1][1])]
 
 
 def _line_figure(
