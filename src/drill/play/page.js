@@ -151,15 +151,14 @@ document.addEventListener("keydown", (event) => {
   event.preventDefault();
   $("next-words").querySelectorAll("button")[digit[1] - 1]?.click();
 });
-for (const list of document.querySelectorAll(".words")) {
-  list.addEventListener("keydown", (event) => {
-    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-    if (!step) return;
-    event.preventDefault();
-    const buttons = [...list.querySelectorAll("button")];
-    buttons[buttons.indexOf(document.activeElement) + step]?.focus();
-  });
-}
+document.addEventListener("keydown", (event) => {
+  const list = event.target.closest(".words");
+  const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+  if (!list || !step) return;
+  event.preventDefault();
+  const buttons = [...list.querySelectorAll("button")];
+  buttons[buttons.indexOf(document.activeElement) + step]?.focus();
+});
 
 let sampling = null;
 $("stop").addEventListener("click", () => sampling?.abort());
