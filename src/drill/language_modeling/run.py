@@ -79,7 +79,14 @@ class LanguageModelRun:
         return ids
 
     def perplexity(self, split: str = "test") -> Perplexity:
-        """Of "train", "valid" or "test", with the batch size and precision of training."""
+        """Perplexity with the batch size and precision of training.
+
+        Args:
+            split: "train", "valid" or "test".
+
+        Returns:
+            Loss and perplexity, and how many tokens they are of.
+        """
         size = self.settings.training[f"{'test' if split == 'test' else 'valid'}_batch_size"]
         ids = getattr(self.ids, split)
         sizes = self.vocabulary.token_bytes
@@ -88,7 +95,16 @@ class LanguageModelRun:
     def token_losses(
         self, ids: Text, *, batch_size: int = 1, progress: Callable[[int, int], None] | None = None
     ) -> Tensor:
-        """-log p of every predicted token, with the window and precision of training."""
+        """-log p of every predicted token, with the window and precision of training.
+
+        Args:
+            ids: the text, (N,).
+            batch_size: columns that the text is cut into; the first token of each is not predicted.
+            progress: called with how much is done, and of how much.
+
+        Returns:
+            Losses (tokens,), column after column, on the CPU.
+        """
         return self._evaluated(token_losses, ids, batch_size=batch_size, progress=progress)
 
     def _evaluated(self, evaluate: Callable[..., Result], ids: Text, **options: Any) -> Result:
@@ -98,11 +114,15 @@ class LanguageModelRun:
             return evaluate(self.model, ids, bptt=given["bptt"], autocast=autocast, **options)
 
     def generate(self, prompt: str = "", *, max_new_tokens: int = 100, **options: Any) -> str:
-        """``prompt`` and its continuation.
+        """Continue a text.
 
         Args:
+            prompt: the text so far; a line break ends a line.
             max_new_tokens: how many are sampled, line ends included.
             options: temperature, top_k, top_p, seed and more, see ``generation.generate``.
+
+        Returns:
+            ``prompt`` and its continuation.
         """
         found = generate(
             self.model, self.vocabulary, prompt=prompt, tokens=max_new_tokens, **options
@@ -110,7 +130,14 @@ class LanguageModelRun:
         return prompt.rstrip(" ") + "".join(found)
 
     def score(self, lines: Iterable[str]) -> list[Scored]:
-        """The log-probability of each line."""
+        """Score lines, each on its own.
+
+        Args:
+            lines: texts without line breaks.
+
+        Returns:
+            Each line with the log-probabilities of its words.
+        """
         return list(score(self.model, self.vocabulary, lines))
 
 

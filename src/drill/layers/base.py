@@ -77,11 +77,25 @@ class OutputLayer(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores whose softmax is p(y | h): (..., d_h) -> (..., V)."""
+        """Scores of every label.
+
+        Args:
+            hidden: (..., d_h), the encoder's output.
+
+        Returns:
+            Scores whose softmax is p(y | h), (..., V).
+        """
 
     @abc.abstractmethod
     def log_probs(self, hidden: Tensor) -> Tensor:
-        """log p(y | h) of every label: (..., d_h) -> (..., V), normalised, at least float32."""
+        """log p(y | h) of every label.
+
+        Args:
+            hidden: (..., d_h), the encoder's output.
+
+        Returns:
+            Normalised log-probabilities, (..., V), at least float32.
+        """
 
     def nll(
         self,
@@ -105,6 +119,9 @@ class OutputLayer(nn.Module, abc.ABC):
             impl: "reference", "chunked", "triton" or "auto"; see ``drill.kernels.loss.nll``.
             memory: most bytes to use; less costs time.
             check: raise IndexError if a target is no label; on a GPU this waits for the device.
+
+        Returns:
+            A scalar; with "none" a loss per token, (...).
         """
         options = LossOptions(reduction, ignore_index, label_smoothing, impl, memory, check)
         options = self._check_loss(hidden, targets, options)
@@ -143,6 +160,14 @@ class OutputLayer(nn.Module, abc.ABC):
         a constant for the gradient. A mixture lowers the logit in each of its softmaxes; a layer
         whose scores are a function of logits lowers the score by as much as delta does.
 
+        Args:
+            hidden: (..., d_h), the encoder's output.
+            targets: (...), label ids.
+            epsilon: how far w_y moves, as a share of its length.
+            impl: as in ``nll``.
+            memory: as in ``nll``.
+            check: as in ``nll``.
+
         Returns:
             nll (...), detached, and nll' (...).
         """
@@ -162,19 +187,36 @@ class OutputLayer(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def fold(self) -> nn.Linear:
-        """The ``nn.Linear`` that equals this layer; raises NotFoldable if there is none."""
+        """Turn the trained layer into a plain linear one; NotFoldable if that cannot be.
+
+        Returns:
+            The ``nn.Linear`` with the logits of this layer, without dropout.
+        """
 
     @abc.abstractmethod
     def resize(self, new_size: int, vectors: Tensor | None = None) -> None:
-        """Grow or shrink to ``new_size`` labels; the others keep their parameters and their tie."""
+        """Grow or shrink; labels that stay keep their parameters and their tie.
+
+        Args:
+            new_size: the number of labels then.
+            vectors: of the new labels, a row each; the mean of the old ones by default.
+        """
 
     @abc.abstractmethod
     def cached_labels(self) -> AbstractContextManager[None]:
-        """A block in which labels are encoded once, for evaluation; a changed parameter raises."""
+        """Encode labels once, for evaluation.
+
+        Returns:
+            A context manager; in its block a changed parameter raises.
+        """
 
     @abc.abstractmethod
     def shared_labels(self) -> AbstractContextManager[None]:
-        """A block whose micro-batches share one encoding of the labels and one backward of it."""
+        """Encode labels once for several micro-batches, with one backward of it.
+
+        Returns:
+            A context manager for the micro-batches of one update.
+        """
 
     def check_start(self) -> None:
         """Warn at the first loss in training if the labels are badly initialised."""

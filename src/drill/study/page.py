@@ -11,7 +11,16 @@ from drill.study.tables import finished_results, frequency_table, not_counted, s
 
 
 def write_study_page(states: States, out: Path, time_to: Sequence[float] = ()) -> Path:
-    """Write the page from the ledger alone; returns its path."""
+    """Write an HTML page with tables and curves, from the ledger alone.
+
+    Args:
+        states: of the study.
+        out: the file; one that drill did not write is an error.
+        time_to: validation perplexities, as of ``report``.
+
+    Returns:
+        Its path.
+    """
     check_replaceable(out)
     sections = [
         Section(stage, stage, [*_stage(states, stage, time_to)]) for stage in states.plan.stages

@@ -173,7 +173,14 @@ PLAN_KEYS = ("name", "baseline", "options", "row")
 
 
 def read_plan(path: Path | str) -> Plan:
-    """Read and check a plan; every row's settings are resolved."""
+    """Read and check a plan.
+
+    Args:
+        path: a TOML file, see docs/studies.md.
+
+    Returns:
+        The plan; every row's settings are resolved.
+    """
     path = Path(path)
     try:
         return _plan(parsed(path), path.stem)

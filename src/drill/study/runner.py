@@ -35,16 +35,23 @@ def run_study(
     retry: bool = False,
     say: Callable[[str], None] = print,
 ) -> States:
-    """Run what the ledger does not have yet; returns the state of every job.
+    """Run what the ledger does not have yet.
 
     Ctrl-C and SIGTERM stop as the end of the budget does, and are a KeyboardInterrupt then.
 
     Args:
+        plan: rows, seeds and stages.
+        ledger: the file that results are added to.
+        runs: the folder with the run folders.
+        device: of every job: auto, cpu, cuda, cuda:1, ...
         minutes: wall-clock budget. A job that is not expected to fit is not started; at the end
             running jobs save and stop.
         parallel: how many jobs run at once.
         retry: run failed jobs again.
         say: gets a line when a job starts or ends, and one a minute.
+
+    Returns:
+        The state of every job.
     """
     check_settings(plan, ledger, runs, retry)
     return _Runner(plan, ledger, runs, device, parallel, minutes, retry, say).run()

@@ -25,7 +25,15 @@ def standard_error(values: Sequence[float]) -> float | None:
 
 
 def paired_difference(ours: Sequence[float], theirs: Sequence[float]) -> Difference:
-    """Ours less theirs with a two-sided paired t-test."""
+    """Ours less theirs with a two-sided paired t-test.
+
+    Args:
+        ours: a value for each seed.
+        theirs: of the same seeds, in the same order.
+
+    Returns:
+        The mean difference, its confidence interval and the p-value.
+    """
     differences = [mine - other for mine, other in zip(ours, theirs, strict=True)]
     middle, error = mean(differences), standard_error(differences)
     if error is None:

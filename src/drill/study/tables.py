@@ -45,7 +45,11 @@ def report(states: States, time_to: Sequence[float] = ()) -> str:
     """The study in Markdown, from the ledger alone.
 
     Args:
+        states: of the study.
         time_to: validation perplexities; a column for each says how long runs took to reach it.
+
+    Returns:
+        A table for each stage, and what is not in the tables.
     """
     parts = [f"## {markdown_text(states.plan.name)}\n"]
     for stage in states.plan.stages:

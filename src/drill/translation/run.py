@@ -165,6 +165,12 @@ class TranslationRun:
 
         Ids of ``train`` are those of its pairs that have passed the filters. The text is not
         cached: that of ``train`` is large.
+
+        Args:
+            name: "train", "valid" or "test".
+
+        Returns:
+            The text and its ids.
         """
         text = read_parallel_split(name, **with_text(self.settings, self.folder).data)
         filters = Filters(**self.settings.filters) if name == "train" else KEEP_ALL
@@ -190,18 +196,31 @@ class TranslationRun:
         progress: Callable[[int, int], None] | None = None,
         **options: Any,
     ) -> list[str]:
-        """The best translation of each line.
+        """Translate lines.
 
         Args:
+            lines: sentences of the source language.
             beam_size: as in training by default; 1 is greedy.
             progress: called with the lines done and their number.
             options: more fields of ``Search``.
+
+        Returns:
+            The best translation of each line.
         """
         with self.search(beam_size, **options) as search:
             return best_translations(self.model, self.subwords, list(lines), search, progress)
 
     def bleu(self, split: str = "test", *, beam_size: int | None = None, **options: Any) -> Scores:
-        """BLEU and chrF of the translations of "valid" or "test"."""
+        """Translate a split and score it against its references.
+
+        Args:
+            split: "valid" or "test".
+            beam_size: as in training by default; 1 is greedy.
+            options: more fields of ``Search``.
+
+        Returns:
+            BLEU and chrF with their signatures.
+        """
         language = self.settings.data["target"]
         with self.search(beam_size, **options) as search:
             given = (self.model, self.subwords, *self.split(split), search)
@@ -209,7 +228,15 @@ class TranslationRun:
 
     @contextmanager
     def search(self, beam_size: int | None = None, **options: Any) -> Iterator[Search]:
-        """A search with the beam, length penalty and precision of training, unless given."""
+        """A block with a search as in training.
+
+        Args:
+            beam_size: as in training by default; 1 is greedy.
+            options: more fields of ``Search``; the length penalty is training's unless given.
+
+        Returns:
+            A context manager; in its block products have the precision of training.
+        """
         given = self.settings.training
         options = {"length_penalty": given["length_penalty"], **options}
         device = next(self.model.parameters()).device

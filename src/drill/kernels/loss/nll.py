@@ -80,6 +80,9 @@ def nll(
         check: raise IndexError if a target is no label; on a GPU this waits for the device. Without
             it (and inside ``torch.compile`` or a CUDA graph, which cannot wait) the loss of such a
             token is NaN.
+
+    Returns:
+        A scalar; with "none" a loss per token, (...).
     """
     label_smoothing, memory, ignore_index = check_settings(
         reduction, label_smoothing, impl, memory, ignore_index
