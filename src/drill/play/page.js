@@ -290,7 +290,7 @@ function fill_table(id, heads, rows) {
 
 const level = (value, edges) => edges.filter((edge) => value >= edge).length;
 const loss_class = (loss) => `l${level(loss ?? 99, LOSSES)}`;
-const change_class = (change) => `${change < 0 ? "a" : "b"}${level(Math.abs(change), CHANGES)}`;
+const change_class = (change) => `${change < 0 ? "b" : "a"}${level(Math.abs(change), CHANGES)}`;
 
 function colour(view) {
   for (const own of $("scored").querySelectorAll("span")) {
@@ -303,8 +303,8 @@ function colour(view) {
   const keys =
     view < 2
       ? ["0", ...LOSSES].map((edge, i) => key(`l${i}`, `${edge}+`))
-      : [...CHANGES.map((edge, i) => key(`a${i + 1}`, `−${edge}`)).reverse(), ...CHANGES.map((edge, i) => key(`b${i + 1}`, `+${edge}`))];
-  $("score-legend").replaceChildren(view < 2 ? "Loss in nats: " : "Difference in nats; blue: B is better. ", ...keys);
+      : [...CHANGES.map((edge, i) => key(`b${i + 1}`, `−${edge}`)).reverse(), ...CHANGES.map((edge, i) => key(`a${i + 1}`, `+${edge}`))];
+  $("score-legend").replaceChildren(view < 2 ? "Loss in nats: " : "Loss of B − A in nats, in the colour of the better run: ", ...keys);
 }
 
 // Dims all words but those of a band of training counts; a second click shows all.
