@@ -68,6 +68,10 @@ def test_a_language_model_by_keyboard(place, serve, opened):
     assert 0 < page.locator("#scored .dim").count() < page.locator("#scored span").count()
     page.keyboard.press("Enter")
     assert page.locator("#scored .dim").count() == 0
+    page.locator("#score-text").fill("sea")
+    page.keyboard.press("Control+Enter")
+    page.locator("#scored span").nth(2).wait_for(state="detached")
+    assert page.locator("#score-detail").inner_text().startswith("Click a word")
 
     page.locator("#tab-score").focus()
     page.keyboard.press("ArrowRight")

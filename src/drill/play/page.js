@@ -206,6 +206,7 @@ async function stream(body, output, signal) {
 
 const LOSSES = [1, 2, 4, 6, 9]; // nats at which a colour begins
 const CHANGES = [0.1, 0.5, 1.5];
+const DETAIL = $("score-detail").textContent;
 let scored = null;
 
 function submit_on_ctrl_enter(id, form) {
@@ -255,6 +256,7 @@ $("score-form").addEventListener("submit", async (event) => {
     }),
   );
   $("score-view").hidden = views.length < 2;
+  $("score-detail").textContent = DETAIL;
   $("score-result").hidden = false;
   let place = 0;
   $("scored").replaceChildren(
