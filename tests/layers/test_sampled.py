@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drill.layers import MatrixLayer, SampledSoftmax, TiedSoftmax
-from drill.layers import sampled as module
+from drill.layers.wrappers import sampled as module
 from drill.layers.wrappers.sampled import distinct
 from tests.layers.table import CASES, MATRIX, V, batch, every_matrix_case, gradients, make
 from tests.waiting import waiting_forbidden

@@ -160,12 +160,15 @@ def test_curves_grow_with_the_metrics(tmp_path):
     (run / "recipe.toml").write_text('[layer]\nname = "tied"\n')
     assert answers.curves([tmp_path])["runs"][0]["points"] == []
     with (run / "metrics.jsonl").open("a") as metrics:
+        first = {"kind": "step", "epoch": 1, "step": 5, "train_perplexity": 70.0}
+        metrics.write(json.dumps(first) + "\n")
         for step, valid in ((10, 50.5), (20, "nan")):
             row = {"kind": "epoch", "epoch": step // 10, "step": step, "valid_perplexity": valid}
             metrics.write(json.dumps(row) + "\n")
     (shown,) = answers.curves([tmp_path])["runs"]
     assert (shown["name"], shown["finished"], shown["best"]) == ("young", False, 50.5)
     assert shown["points"] == [(10, 50.5), (20, None)]
+    assert shown["train"] == [(5, 70.0)]
 
 
 def test_curves_keep_their_colours_while_runs_train(tmp_path):
@@ -183,6 +186,18 @@ def test_curves_keep_their_colours_while_runs_train(tmp_path):
         assert found[0]["name"] == "c"
         looks.append({each["name"]: each["look"] for each in found})
     assert looks == [{"c": "c0 d0", "a": "c1 d0", "b": "c2 d0"}] * 3
+
+
+def test_curves_of_given_runs_are_of_their_corpus(tmp_path):
+    for name, corpus in (("a", "ptb"), ("b", "bible"), ("c", "ptb")):
+        (tmp_path / name).mkdir()
+        text = f'[data]\ncorpus = "{corpus}"\n[layer]\nname = "tied"\n'
+        (tmp_path / name / "recipe.toml").write_text(text)
+    assert [run["name"] for run in answers.curves([tmp_path], [tmp_path / "c"])["runs"]] == [
+        "c",
+        "a",
+    ]
+    assert len(answers.curves([tmp_path])["runs"]) == 3
 
 
 def test_curves_show_each_run_of_a_folder_once(place):

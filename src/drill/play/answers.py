@@ -23,6 +23,7 @@ from drill.layers import MatrixLayer, OutputLayer
 from drill.layers.wrappers.base import WrappingLayer
 from drill.models.encoder import State
 from drill.report.page.figures import COLOURS, Look
+from drill.report.page.page import corpus_of
 from drill.report.results.runs import distinct_names, is_run, read_run
 from drill.training.precision import evaluating
 from drill.translation.run import TranslationRun
@@ -263,10 +264,10 @@ def _differences(a: str, b: str) -> tuple[list[Any], list[Any]]:
 
 
 def curves(folders: Iterable[Path], given: Sequence[Path] = ()) -> Answer:
-    """Validation perplexities by step of the runs in ``folders``.
+    """Validation and training perplexities by step of the runs in ``folders``.
 
-    The ``given`` ones among them come first, then the last changed. Colours do not depend on what
-    changed: the given runs have the first ones, which the page uses for A and B.
+    The ``given`` ones among them come first, then the last changed of the same corpora. Colours do
+    not depend on what changed: given runs have the first ones, which the page uses for A and B.
     """
     found = {path.resolve() for folder in folders for path in folder.iterdir() if is_run(path)}
     first = [path for path in dict.fromkeys(each.resolve() for each in given) if path in found]
@@ -275,8 +276,13 @@ def curves(folders: Iterable[Path], given: Sequence[Path] = ()) -> Answer:
     names = distinct_names(shown)
     places = {path: n for n, path in enumerate([*first, *sorted(others)])}
     runs = []
+    corpora: set[str] = set()
     for path in shown:
         run, n = read_run(path), places[path]
+        if path in first or not first:
+            corpora.add(corpus_of(run))
+        elif corpus_of(run) not in corpora:  # perplexities of other texts do not compare
+            continue
         points = [(each.step or 0, number(each.valid)) for each in run.validations]
         runs.append(
             {
@@ -285,6 +291,7 @@ def curves(folders: Iterable[Path], given: Sequence[Path] = ()) -> Answer:
                 "layer": run.layer,
                 "finished": run.test is not None or run.bleu is not None,
                 "points": points,
+                "train": [(p.step, number(p.train)) for p in run.points if p.train is not None],
                 "best": min((y for _, y in points if y is not None), default=None),
             }
         )

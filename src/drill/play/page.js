@@ -430,7 +430,8 @@ function look_up(word) {
 
 const REFRESH = 2000; // milliseconds
 
-let plot = null, refreshing = false;
+let refreshing = false;
+const plots = {};
 
 async function refresh_curves() {
   if (refreshing) return; // many long runs take longer than REFRESH to read
@@ -439,17 +440,23 @@ async function refresh_curves() {
   refreshing = false;
   if (!answer) return;
   fill_table("plot-legend", ["run", "layer", "step", "valid", "best", "state"], answer.runs.map((run) => {
-    const [step, valid] = run.points.at(-1) ?? [];
+    const valid = run.points.at(-1)?.[1];
+    const step = Math.max(run.train.at(-1)?.[0] ?? 0, run.points.at(-1)?.[0] ?? 0);
     return [
       make("span", {}, make("span", { class: `swatch ${run.look}` }), run.name),
-      run.layer ?? "–", step?.toLocaleString("en") ?? "–", fixed(valid, 2), fixed(run.best, 2),
+      run.layer ?? "–", step ? step.toLocaleString("en") : "–", fixed(valid, 2), fixed(run.best, 2),
       run.finished ? "finished" : "not finished",
     ];
   }));
-  const lines = answer.runs.filter((run) => run.points.length).map((run) => ({ ...run, points: run.points.map(([x, y]) => [x, y ?? NaN]) }));
-  const shown = { title: "Validation perplexity by step", x: "step", y: "validation perplexity", whole: true, lines };
-  if (plot) plot.update(shown);
-  else if (lines.length) plot = new drill_plots.LinePlot($("plot"), shown);
+  draw_curves("plot", "Validation perplexity by step", "validation perplexity", answer.runs, "points");
+  draw_curves("plot-train", "Training perplexity by step", "training perplexity", answer.runs, "train");
+}
+
+function draw_curves(id, title, y, runs, series) {
+  const lines = runs.filter((run) => run[series].length).map((run) => ({ ...run, points: run[series].map(([x, y]) => [x, y ?? NaN]) }));
+  const shown = { title, x: "step", y, whole: true, lines };
+  if (plots[id]) plots[id].update(shown);
+  else if (lines.length) plots[id] = new drill_plots.LinePlot($(id), shown);
 }
 setInterval(() => !$("training").hidden && !document.hidden && refresh_curves(), REFRESH);
 

@@ -322,11 +322,11 @@ def by_corpus(results: Sequence[T]) -> dict[str, list[T]]:
     """Results by corpus, since perplexities of different texts do not compare."""
     groups: dict[str, list[T]] = {}
     for each in results:
-        groups.setdefault(_corpus(each), []).append(each)
+        groups.setdefault(corpus_of(each), []).append(each)
     return groups
 
 
-def _corpus(result: Result) -> str:
+def corpus_of(result: Result) -> str:
     """From the settings; older rows of a ledger have none, so from the recipe of their name."""
     data = result.settings.get("data")
     name = (result.recipe or "").removesuffix(FINETUNED)

@@ -55,6 +55,7 @@ class CurvePoint(NamedTuple):
     valid: float | None  # perplexity, NaN or infinite where training went wrong
     train: float | None  # perplexity since the last row of training loss
     elapsed: float | None
+    step: int = 0
 
 
 @dataclass(frozen=True)
@@ -296,11 +297,11 @@ def _points(rows: list[NumberedRow]) -> Iterator[CurvePoint]:
         x = epoch - 1 + (step - ends.get(epoch - 1, 0)) / max(1, length)
         elapsed = as_finite(row.get("elapsed"))
         if row["kind"] == "step":
-            yield CurvePoint(x, None, as_number(row.get("train_perplexity")), elapsed)
+            yield CurvePoint(x, None, as_number(row.get("train_perplexity")), elapsed, step)
         else:
             valid = as_number(row.get("valid_perplexity"))
             x = float(epoch) if row["kind"] == "epoch" else x
-            yield CurvePoint(x, math.nan if valid is None else valid, None, elapsed)
+            yield CurvePoint(x, math.nan if valid is None else valid, None, elapsed, step)
 
 
 LANGUAGE_MODEL_SCORES = ("valid_bits_per_byte", "test_bits_per_byte", "test_bands")
