@@ -12,6 +12,8 @@ from run_all import BENCHMARKS
 
 from drill.layers import LAYERS
 
+pytestmark = pytest.mark.slow  # all benchmarks, half a minute
+
 ROOT = Path(__file__).parents[2]
 NEED_CUDA = ("triton", "drill triton", "liger-kernel", "cut-cross-entropy")
 MAY_FAIL = ("liger-kernel", "cut-cross-entropy", "F.linear_cross_entropy")  # not ours
@@ -42,9 +44,7 @@ def read(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.fixture(
-    scope="module", params=["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.slow])]
-)
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def run(request, tmp_path_factory):
     """What was printed, rows by benchmark, and beginnings of names that may fail."""
     file = tmp_path_factory.mktemp("bench") / "rows"
