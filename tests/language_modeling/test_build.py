@@ -141,8 +141,8 @@ SGD = ["optimizer.lr=2", "optimizer.max_grad_norm=1"]  # for 40 steps
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        ("ptb-zaremba-medium-full", SGD),
-        ("ptb-variational-drill", [*SGD, "layer.dropout=0.1"]),
+        pytest.param("ptb-zaremba-medium-full", SGD, marks=pytest.mark.slow),
+        pytest.param("ptb-variational-drill", [*SGD, "layer.dropout=0.1"], marks=pytest.mark.slow),
         ("ptb-melis-tied", ["encoder.hidden_size=12", "optimizer.average_patience=1"]),
         (
             "ptb-rhn-tied",

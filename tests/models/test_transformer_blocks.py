@@ -49,7 +49,8 @@ def test_one_pass_between_products_is_plain_pytorch(norm, device, half):
 
 
 @pytest.mark.skipif(not TRITON_INSTALLED, reason="Triton is not installed")
-@pytest.mark.parametrize("norm", ["pre", pytest.param("post", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("norm", ["pre", "post"])
 @every_device
 def test_one_pass_drops_as_the_seed_says(norm, device):
     first, again = (trained("triton", norm, device, True, 0.3) for _ in range(2))

@@ -392,6 +392,7 @@ def test_huge_logits_stay_finite(engine, rows_of_both_kinds):
     assert all(x.isfinite().all() for x in found)
 
 
+@pytest.mark.slow
 @every_dtype
 @every_engine
 def test_a_maximum_may_come_at_the_end_of_a_row(engine, dtype, monkeypatch):
