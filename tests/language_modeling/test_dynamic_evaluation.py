@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from drill.data import DataError, Segment
 from drill.language_modeling.dynamic_evaluation import dynamic_perplexity, dynamic_search
@@ -17,10 +17,14 @@ from drill.language_modeling.gradient_statistics import (
     Statistics,
     gradient_statistics,
     text_fingerprint,
+    trained,
     weights_fingerprint,
 )
 from drill.language_modeling.perplexity import perplexity
+from drill.layers import TiedSoftmax
+from drill.models import AwdLstm
 from drill.models.language_model import LanguageModel
+from drill.models.past_decode import PastDecode
 from drill.training.cuda_graphs import GraphRecorder
 from tests.language_modeling.models import bits, every_layer, language_model, text
 from tests.layers.table import one_of_each_layer
@@ -334,3 +338,11 @@ def test_text_is_its_ids_and_its_columns():
     assert len(prints) == 3
     assert text_fingerprint(ids.view(12, 1)) == text_fingerprint(torch.arange(12).view(12, 1))
     assert text_fingerprint(ids.view(12, 1)) not in text_fingerprint(ids.flip(0).view(12, 1))
+
+
+def test_parameters_of_past_decode_have_no_rate():
+    torch.manual_seed(0)
+    embedding = nn.Embedding(7, 4)
+    plain = LanguageModel(AwdLstm(embedding, 5, 2), TiedSoftmax(embedding))
+    past = LanguageModel(plain.encoder, plain.layer, PastDecode(embedding))
+    assert trained(past).keys() == trained(plain).keys()

@@ -272,7 +272,9 @@ def test_muon_steps_matrices_and_adamw_the_rest(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "options"), [("ddp", {"untie_at": 0.5}), ("fsdp", {})])
+@pytest.mark.parametrize(
+    ("kind", "options"), [("ddp", {"untie_at": 0.5}), ("fsdp", {"validate_first": True})]
+)
 def test_two_processes_train_what_one_does(tmp_path, kind, options):
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
                "-m", "tests.models.train_hf_in_processes", str(tmp_path / "two"), kind]  # fmt: skip

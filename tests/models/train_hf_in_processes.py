@@ -25,9 +25,8 @@ if __name__ == "__main__":
         else:
             for optimizer in (interrupted_after(4, "adamw"), "adamw"):
                 made = model(True)
-                found = small_run(
-                    folder, optimizer=optimizer, model=made, world=mine, fsdp=True, **PLAIN
-                )
+                options = {"fsdp": True, "validate_first": True, **PLAIN}
+                found = small_run(folder, optimizer=optimizer, model=made, world=mine, **options)
                 assert found.finished == (optimizer == "adamw")
             assert all(isinstance(p, DTensor) for p in made.parameters())
             parts = [p.to_local().numel() for p in made.parameters()]

@@ -80,7 +80,7 @@ def _check_windows(settings: Settings, encoder: Encoder) -> None:
     given = settings.training
     if given["compile"] and not encoder.can_compile:
         raise ValueError(
-            "compile must be false: LSTMs without dropout_state have their own kernels"
+            "compile must be false: LSTMs without dropout_state or cap_input_gate have kernels"
         )
     if encoder.carries_state:
         return

@@ -151,9 +151,11 @@ def statistics_columns(tokens: int, bptt: int) -> int:
 
 
 def trained(model: LanguageModel) -> dict[str, Tensor]:
-    """Every trained parameter by name; one that encoder and layer share counts once."""
+    """Every trained parameter that predictions depend on, by name; a shared one counts once."""
     parameters: dict[str, Tensor] = {
-        name: p for name, p in model.named_parameters() if p.requires_grad
+        name: p
+        for name, p in model.named_parameters()
+        if p.requires_grad and not name.startswith("past_decode.")  # of the training loss only
     }
     if not parameters:
         raise ValueError("no parameter is trained; call model.requires_grad_(True)")

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -126,6 +126,8 @@ def shard(model: LanguageModel, world: World) -> None:
         lists = (each for each in model.encoder.modules() if isinstance(each, nn.ModuleList))
         for each in (*next(lists), model):
             fully_shard(each, mesh=mesh)
+        # A validation may come before the first step: its blocks must not become roots.
+        cast(Any, model)._get_fsdp_state()._lazy_init()
 
 
 @contextmanager
