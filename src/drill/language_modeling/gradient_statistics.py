@@ -151,12 +151,8 @@ def statistics_columns(tokens: int, bptt: int) -> int:
 
 
 def trained(model: LanguageModel) -> dict[str, Tensor]:
-    """Every trained parameter that predictions depend on, by name; a shared one counts once."""
-    parameters: dict[str, Tensor] = {
-        name: p
-        for name, p in model.named_parameters()
-        if p.requires_grad and not name.startswith("past_decode.")  # of the training loss only
-    }
+    """``trained_parameters``, checked."""
+    parameters: dict[str, Tensor] = {**model.trained_parameters()}
     if not parameters:
         raise ValueError("no parameter is trained; call model.requires_grad_(True)")
     for name, p in parameters.items():

@@ -84,14 +84,15 @@ class LanguageModel(nn.Module):
         else:
             tokens = self.layer.adversarial_nll(encoded.output, targets, adversarial, **options)
             nll, total = (each.mean() for each in tokens)
+        if past_decode != 0.0 or augmented != 0.0:
+            log_probs = self.layer.log_probs(encoded.output)
         if past_decode != 0.0:
             if self.past_decode is None:
                 raise ValueError("LanguageModel: past_decode needs a model that has a PastDecode")
-            probs = self.layer.log_probs(encoded.output).exp()
             check = options.get("check", True)
-            total = total + past_decode * self.past_decode(probs, ids, check=check)
+            total = total + past_decode * self.past_decode(log_probs.exp(), ids, check=check)
         if augmented != 0.0:
-            log_probs, E = self.layer.log_probs(encoded.output), self.encoder.embedding.weight
+            E = self.encoder.embedding.weight
             total = total + augmented * augmented_loss(log_probs, targets, E, augmented_temperature)
         if ar_weight != 0.0:
             total = total + ar_weight * _mean_square(encoded.output)
@@ -140,9 +141,15 @@ class LanguageModel(nn.Module):
             self.layer.eval()
             yield
 
+    def trained_parameters(self) -> dict[str, nn.Parameter]:
+        """Trained parameters that predictions depend on, by name; shared ones once."""
+        own = ("encoder.", "layer.")  # not those of past_decode, which only the loss reads
+        found = self.named_parameters()
+        return {name: p for name, p in found if p.requires_grad and name.startswith(own)}
+
     def parameter_count(self) -> int:
-        """Number of trained parameters; shared ones count once."""
-        return sum(p.numel() for p in self.parameters() if p.requires_grad)
+        """Number of ``trained_parameters``."""
+        return sum(p.numel() for p in self.trained_parameters().values())
 
 
 def augmented_loss(

@@ -3,15 +3,14 @@
 from collections.abc import Iterable, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drill.kernels.loss.checks import check_operand
 from drill.kernels.runtime.checks import is_whole, require
 from drill.layers.base import MatrixLayer
-from drill.layers.checks import fraction, span, switch
+from drill.layers.checks import span
 from drill.layers.label_source import placement
-from drill.layers.wrappers.mixture import Mixture, dropped_tanh, wide
+from drill.layers.wrappers.mixture import Mixture
 
 
 class DirectOutputConnection(Mixture):
@@ -41,7 +40,7 @@ class DirectOutputConnection(Mixture):
         locked: bool = True,
         init_range: float = 0.1,
     ) -> None:
-        super().__init__(layer)
+        super().__init__(layer, dropout, locked)
         name = type(self).__name__
         self.widths = (layer.hidden_size,) if widths is None else tuple(widths)
         whole = isinstance(experts, Iterable) and all(is_whole(x) and x >= 0 for x in experts)
@@ -51,8 +50,6 @@ class DirectOutputConnection(Mixture):
         self.experts_per_state = tuple(map(int, experts))
         self.experts = sum(self.experts_per_state)
         self.hidden_size = sum(self.widths)
-        self.dropout = fraction(name, "dropout", dropout)
-        self.locked = switch(name, "locked", locked)
         place, w = placement(layer.embedding), layer.hidden_size
         self.prior = nn.Linear(self.widths[-1], self.experts, bias=False, **place)
         read = zip(self.widths, self.experts_per_state, strict=True)
@@ -65,14 +62,9 @@ class DirectOutputConnection(Mixture):
         self.check_hidden(hidden)
         check_operand(type(self).__name__, hidden, "prior", self.prior.weight)
         states = hidden.split(self.widths, dim=-1)
-        log_prior = F.log_softmax(self.prior(states[-1]), dim=-1, dtype=wide(hidden))
         latent = [linear(states[int(n)]) for n, linear in self.latents.items()]
-        dropout = self.dropout if self.training else 0.0
-        contexts = dropped_tanh(torch.cat(latent, -1), dropout, self.locked)  # (..., K*w)
-        return log_prior, contexts.unflatten(-1, (self.experts, self.layer.hidden_size))
+        return self._experts(self.prior(states[-1]), torch.cat(latent, -1))
 
     def extra_repr(self) -> str:
-        return (
-            f"{super().extra_repr()}, experts={list(self.experts_per_state)}, "
-            f"widths={list(self.widths)}, dropout={self.dropout}, locked={self.locked}"
-        )
+        experts = list(self.experts_per_state)
+        return f"{super().extra_repr()}, experts={experts}, widths={list(self.widths)}"

@@ -33,9 +33,24 @@ class Mixture(WrappingLayer):
     fixed_sizes = True
     experts: int  # K
 
+    def __init__(self, layer: MatrixLayer, dropout: float, locked: bool) -> None:
+        super().__init__(layer)
+        name = type(self).__name__
+        self.dropout = fraction(name, "dropout", dropout)
+        self.locked = switch(name, "locked", locked)
+
     @abc.abstractmethod
     def expert_contexts(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """log pi (..., K) and the experts' contexts (..., K, w)."""
+
+    def _experts(self, prior: Tensor, latent: Tensor) -> tuple[Tensor, Tensor]:
+        """From the logits of pi (..., K) and the contexts before tanh (..., K * w)."""
+        log_prior = F.log_softmax(prior, dim=-1, dtype=wide(prior))
+        contexts = dropped_tanh(latent, self.dropout if self.training else 0.0, self.locked)
+        return log_prior, contexts.unflatten(-1, (self.experts, self.layer.hidden_size))
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, dropout={self.dropout}, locked={self.locked}"
 
     @property
     def weight(self) -> Tensor:
@@ -149,13 +164,11 @@ class MixtureOfSoftmaxes(Mixture):
         locked: bool = True,
         init_range: float = 0.1,
     ) -> None:
-        super().__init__(layer)
+        super().__init__(layer, dropout, locked)
         name = type(self).__name__
         self.experts = positive(name, "experts", experts)
         if hidden_size is not None:
             self.hidden_size = positive(name, "hidden_size", hidden_size)
-        self.dropout = fraction(name, "dropout", dropout)
-        self.locked = switch(name, "locked", locked)
         place = placement(layer.embedding)
         self.prior = nn.Linear(self.hidden_size, self.experts, bias=False, **place)
         self.latent = nn.Linear(self.hidden_size, self.experts * layer.hidden_size, **place)
@@ -165,16 +178,10 @@ class MixtureOfSoftmaxes(Mixture):
     def expert_contexts(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         self.check_hidden(hidden)
         check_operand("MixtureOfSoftmaxes", hidden, "latent", self.latent.weight)
-        log_prior = F.log_softmax(self.prior(hidden), dim=-1, dtype=wide(hidden))
-        dropout = self.dropout if self.training else 0.0
-        contexts = dropped_tanh(self.latent(hidden), dropout, self.locked)  # (..., K*w)
-        return log_prior, contexts.unflatten(-1, (self.experts, self.layer.hidden_size))
+        return self._experts(self.prior(hidden), self.latent(hidden))
 
     def extra_repr(self) -> str:
-        return (
-            f"{super().extra_repr()}, experts={self.experts}, dropout={self.dropout}, "
-            f"locked={self.locked}"
-        )
+        return f"{super().extra_repr()}, experts={self.experts}"
 
 
 def dropped_tanh(latent: Tensor, dropout: float, locked: bool) -> Tensor:
