@@ -4,6 +4,7 @@ nll            the function: checks, chooses an implementation; the reference
 checks         shapes, dtypes, devices, range of the targets
 chunk_plan     how the logits are cut into chunks, and what is saved for backward
 chunked        forward and backward over the chunks; passes and passes_triton do the work of one
-cpu_sweep      loss and gradients in one sweep over the tokens, for a CPU
+token_sweep    loss and gradients in one sweep over the tokens
+products       matrix products of both
 compile_op     the function as an opaque operator of torch.compile
 """

@@ -22,23 +22,14 @@ import torch
 from torch import Tensor
 
 from drill.kernels.loss.chunk_plan import Chunk, Settings, fits_whole, plan
-from drill.kernels.loss.cpu_sweep import rows_at_once, swept_nll
 from drill.kernels.loss.passes import TorchEngine, empty_sums
+from drill.kernels.loss.products import add_product, engine_named, padded_weight
+from drill.kernels.loss.token_sweep import rows_at_once, swept_nll
 from drill.kernels.runtime.autograd import require_plain_backward
-from drill.kernels.runtime.padding import aligned, with_padding
 
 _ROWS_FIRST = torch.contiguous_format
 
 _EXACT = 'impl="reference"'
-
-
-def engine_named(name: str) -> TorchEngine:
-    """The passes for one call."""
-    if name == "triton":
-        from drill.kernels.loss.passes_triton import TritonEngine
-
-        return cast(TorchEngine, TritonEngine())
-    return TorchEngine()
 
 
 def forward_pass(
@@ -200,17 +191,6 @@ def _room(spare: Tensor | None, tile: Chunk, like: Tensor, dtype: torch.dtype) -
     return spare
 
 
-def add_product(out: Tensor, a: Tensor, b: Tensor, add: bool) -> None:
-    """out (+)= a @ b, accumulated in out's dtype, which may be wider than the operands'."""
-    if a.shape[1] == 0:
-        if not add:
-            out.zero_()
-    elif out.dtype != a.dtype and out.is_cuda:
-        torch.addmm(out, a, b, out_dtype=out.dtype, beta=float(add), out=out)
-    else:
-        torch.addmm(out, a.to(out.dtype), b.to(out.dtype), beta=float(add), out=out)
-
-
 def _whole_forward(
     hidden: Tensor,
     weight: Tensor,
@@ -273,24 +253,6 @@ def _whole_backward(
     return hidden_grad, weight_grad, bias_grad
 
 
-def padded_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """Weight in the dtype of the products, with zero rows up to an aligned number of labels.
-
-    cuBLAS takes a slow path, two to three times slower, when the number of labels is ragged.
-    """
-    labels, width = weight.shape
-    rows = aligned(labels, weight.device.type)
-    if rows == labels:
-        return weight.to(dtype)
-    whole = with_padding(weight, dtype)
-    if whole is not None:
-        return whole
-    padded = weight.new_empty((rows, width), dtype=dtype)
-    padded[:labels] = weight
-    padded[labels:] = 0
-    return padded
-
-
 def _spread(grad: Tensor, share: Tensor | None, targets: Tensor, exact: torch.dtype) -> Tensor:
     """The gradient of each token's loss (N,), from that of the reduced loss."""
     scale = grad.to(exact)
@@ -337,16 +299,16 @@ def chunked_nll(
     targets: Tensor,  # (N,)
     settings: Settings,
 ) -> Tensor:  # () or, with reduction "none", (N,)
-    """The loss by the plan of this module, or by ``cpu_sweep`` where that serves."""
+    """The loss by the plan of this module, or by ``token_sweep`` where that serves."""
     if not wants_gradients(hidden, weight, bias):
         with torch.cuda.device_of(hidden):
             losses, _, _ = forward_pass(hidden, weight, bias, targets, settings, keep=False)
             passes = engine_named(settings.engine)
             return passes.gather(losses, targets, settings.ignore_index, reduction)[0]
     rows = rows_at_once(reduction, hidden, weight, settings)
-    if rows > 0:
-        return swept_nll(reduction, hidden, weight, bias, targets, settings, rows)
     with torch.cuda.device_of(hidden):  # where Triton launches
+        if rows > 0:
+            return swept_nll(reduction, hidden, weight, bias, targets, settings, rows)
         return cast(Tensor, _NLL.apply(reduction, hidden, weight, bias, targets, settings))
 
 

@@ -32,7 +32,8 @@ from torch import Tensor
 
 from drill.kernels.loss.checks import IGNORED, check_head
 from drill.kernels.loss.chunk_plan import ROW_BYTES, Settings
-from drill.kernels.loss.chunked import add_product, engine_named, padded_weight, wants_gradients
+from drill.kernels.loss.chunked import wants_gradients
+from drill.kernels.loss.products import add_product, engine_named, padded_weight
 from drill.kernels.loss.nll import (
     DEFAULT_MEMORY,
     Implementation,

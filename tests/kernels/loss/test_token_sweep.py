@@ -7,11 +7,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from drill.kernels.loss import cpu_sweep as nll_rows
+from drill.kernels.loss import chunked
+from drill.kernels.loss import token_sweep as nll_rows
+from drill.kernels.loss.chunk_plan import Settings
 from drill.kernels.loss.nll import nll
 from tests.kernels.label_encoder.products import Products
 from tests.kernels.loss.test_error_bounds import Allocations
-from tests.kernels.loss.test_nll import ENGINES, no_worse_than_eager, problem
+from tests.kernels.loss.test_nll import (
+    ENGINES,
+    every_engine_and_size,
+    no_worse_than_eager,
+    problem,
+)
 
 N, V, k = 25, 40, 6
 CHUNKED = ENGINES["chunked"][0]
@@ -140,3 +147,51 @@ def test_only_the_products_that_are_asked_for_are_made(wanted):
             loss.backward()
     assert made.multiplications == (1 + wanted[0] + wanted[1]) * N * V * k
     assert [leaf.grad is not None for leaf in given[:3]] == list(wanted)
+
+
+@pytest.fixture
+def gpu_sweep(monkeypatch):
+    """The sweep of a GPU on any device, a third of the tokens at once."""
+    monkeypatch.setattr(chunked, "rows_at_once", lambda _, hidden, *__: -(-len(hidden) // 3))
+    monkeypatch.setattr(nll_rows, "_cpu_sweep", nll_rows._gpu_sweep)
+
+
+# Triton's interpreter computes with numpy, which warns of what a GPU does in silence.
+@pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1}, {"reduction": "sum"}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@every_engine_and_size
+def test_the_sweep_of_a_gpu_is_as_exact_as_plain_pytorch(engine, size, dtype, options, gpu_sweep):
+    given = problem(*size, dtype=dtype, device=engine.device)
+    no_worse_than_eager(given, engine, dtype, **options)
+
+
+def test_the_sweep_of_a_gpu_under_autocast_sums_in_float32(gpu_sweep):
+    given = problem(100, V, k)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = given.solve(impl="chunked")
+        plain = given.solve(impl="reference")
+    for ours, theirs, exact in zip(found, plain, given.solve(impl="reference"), strict=True):
+        assert ours.dtype == torch.float32
+        assert (ours - exact).norm() <= 1.1 * (theirs - exact).norm() + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("changed", "rows"),
+    [
+        ({}, 3277),  # 10 blocks of 32,768 tokens
+        ({"memory": 2**32}, 10923),
+        ({"memory": 2**33 + 2**29}, 0),  # all logits fit: they are saved
+        ({"memory": 2**26}, 0),
+        ({"engine": "chunked", "memory": 2**31}, 1093),
+        ({"dtype": torch.float16}, 0),
+        ({"reduction": "none"}, 0),
+    ],
+    ids=str,
+)
+def test_blocks_on_a_gpu_fill_the_memory(changed, rows):
+    hidden, weight = (torch.empty(n, 640, device="meta") for n in (2**15, 128_000))
+    given = {"dtype": torch.bfloat16, "engine": "triton", "memory": 2**30} | changed
+    reduction = given.pop("reduction", "mean")
+    found = nll_rows.rows_at_once(reduction, hidden, weight, Settings(-100, 0.0, **given))
+    assert found == rows

@@ -1,0 +1,248 @@
+"""The loss in one sweep over the tokens: gradients are computed with the logits.
+
+A block holds whole rows of logits, so their gradient is known before the next block takes their
+place. Nothing is saved for backward, which only multiplies: 3 products of N x V x k whatever
+``memory`` is, where ``chunked`` computes the logits twice if they do not fit.
+
+On a GPU the passes of ``chunked`` do the work, on blocks as large as ``memory`` allows. On a CPU a
+block stays in the caches, where the N x V logits of ``chunked`` are fresh memory in every step, and
+the passes are written out:
+
+    e = exp(l - max l),  m = sum e,  loss = log m + max l - l_y        per token, l its logits
+    d loss / d l = (e - m onehot(y)) / m
+
+The factor 1 / m is given to hidden states and their gradients, k numbers a token; on the logits it
+would be one more pass over V numbers.
+
+Shapes: N tokens, V labels, k width; R rows of a block.
+"""
+
+import logging
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from drill.kernels.loss.chunk_plan import MIN_BLOCK, ROW_BYTES, Settings, fits_whole
+from drill.kernels.loss.passes import target_column
+from drill.kernels.loss.products import add_product, engine_named, padded_weight
+from drill.kernels.runtime.autograd import require_plain_backward
+from drill.kernels.runtime.padding import aligned
+
+logger = logging.getLogger("drill")
+
+BLOCK_ELEMENTS = 2**21
+"""Logits worked on at once by a CPU."""
+FEWEST_ROWS = 64
+"""With fewer tokens each product of a CPU would read all labels for little work."""
+
+_ROWS_FIRST = torch.contiguous_format
+
+
+def rows_at_once(reduction: str, hidden: Tensor, weight: Tensor, settings: Settings) -> int:
+    """Tokens of a block; 0 if one sweep over the tokens cannot compute this loss."""
+    tokens = hidden.shape[0]
+    missing = _why_not(reduction, hidden, weight, settings)
+    if missing is None:
+        on_cpu = hidden.device.type == "cpu"
+        room = (_cpu_room if on_cpu else _gpu_room)(hidden, weight, settings)
+        fewest = FEWEST_ROWS if on_cpu else MIN_BLOCK
+        most = max(fewest, BLOCK_ELEMENTS // weight.shape[0]) if on_cpu else tokens
+        rows = min(tokens, room, most)
+        if rows >= min(tokens, fewest):
+            if not on_cpu:  # blocks of one size
+                rows = -(-tokens // -(-tokens // rows))
+            logger.debug("nll: one sweep, %d of %d tokens at once", rows, tokens)
+            return rows
+        missing = f"{settings.memory} bytes hold the logits of {max(0, room)} tokens"
+    logger.debug("nll: labels in chunks (%s)", missing)
+    return 0
+
+
+def _why_not(reduction: str, hidden: Tensor, weight: Tensor, settings: Settings) -> str | None:
+    if hidden.shape[0] == 0:
+        return "no tokens"
+    if reduction == "none":
+        return "each token's gradient has a factor of its own, known only in backward"
+    if hidden.device.type == "cpu":
+        if settings.engine != "chunked":
+            return "Triton's kernels are for a GPU"
+        if settings.dtype.itemsize < 4 or not settings.dtype == hidden.dtype == weight.dtype:
+            return "products in half precision need extra sums in float32"
+        return None
+    if settings.dtype == torch.float16:
+        return "gradients in float16 vanish unless backward scales them"
+    if fits_whole(hidden, weight.shape[0], settings):
+        return "all logits fit"
+    return None
+
+
+def _cpu_room(hidden: Tensor, weight: Tensor, settings: Settings) -> int:
+    """Rows that fit: besides its logits, each has a copy of its hidden state."""
+    each = sum(weight.shape) * settings.dtype.itemsize
+    return (settings.memory - ROW_BYTES * hidden.shape[0]) // each
+
+
+def _gpu_room(hidden: Tensor, weight: Tensor, settings: Settings) -> int:
+    """Rows that fit next to the labels in the dtype of the products and float32 sums for them."""
+    dtype, size = settings.dtype, settings.dtype.itemsize
+    (labels, width), padded = weight.shape, aligned(weight.shape[0], weight.device.type)
+    once = ROW_BYTES * hidden.shape[0]
+    once += padded * width * size if dtype != weight.dtype or padded != labels else 0
+    once += padded * width * 4 if weight.dtype.itemsize < 4 else 0
+    copies = 0 if settings.engine == "triton" else 12  # plain PyTorch's, in float32
+    each = padded * (size + copies) + width * (size if dtype != hidden.dtype else 0)
+    return (settings.memory - once) // each
+
+
+class Swept(NamedTuple):
+    """The loss, and the gradients that were asked for."""
+
+    loss: Tensor  # ()
+    hidden: Tensor | None  # (N, k)
+    weight: Tensor | None  # (V, k)
+    bias: Tensor | None  # (V,)
+
+
+def _cpu_sweep(
+    reduction: str,
+    hidden: Tensor,  # (N, k)
+    weight: Tensor,  # (V, k)
+    bias: Tensor | None,  # (V,)
+    targets: Tensor,  # (N,)
+    settings: Settings,
+    rows: int,
+    wanted: tuple[bool, bool, bool],
+) -> Swept:
+    labels, smoothing = weight.shape[0], settings.smoothing
+    counted = targets != settings.ignore_index
+    share = counted.to(hidden.dtype)  # (N,), of each token in the loss
+    if reduction == "mean":
+        share /= share.sum().clamp(min=1)
+    b = None if bias is None else bias.to(hidden.dtype)
+    for_hidden, for_weight, for_bias = wanted
+    hidden_grad = torch.empty_like(hidden, memory_format=_ROWS_FIRST) if for_hidden else None
+    weight_grad = torch.empty_like(weight, memory_format=_ROWS_FIRST) if for_weight else None
+    bias_grad = weight.new_zeros(labels) if for_bias else None
+    losses = torch.empty_like(share)
+    block = hidden.new_empty(rows, labels)
+    for top in range(0, hidden.shape[0], rows):
+        here = slice(top, top + rows)
+        h = hidden[here]  # (R, k)
+        logits = block[: len(h)]
+        torch.mm(h, weight.t(), out=logits)
+        if b is not None:
+            logits.add_(b)  # faster than addmm, which first writes the bias into every row
+        column, known = (x[:, None] for x in target_column(targets[here], 0, labels))
+        hit = logits.gather(1, column)  # (R, 1), as all that is known of a token
+        if smoothing:
+            hit = (1 - smoothing) * hit + smoothing * logits.mean(1, keepdim=True)
+        peak = logits.amax(1, keepdim=True)
+        peak = torch.where(peak == -torch.inf, 0, peak)  # -inf - -inf would be NaN
+        mass = logits.sub_(peak).exp_().sum(1, keepdim=True)
+        losses[here] = torch.where(known, mass.log() + peak - hit, torch.nan)[:, 0]
+        # From here on logits are m times their gradients.
+        if smoothing:
+            logits.sub_(mass * (smoothing / labels))
+        logits.scatter_add_(1, column, torch.where(known, mass * (smoothing - 1), 0))
+        factor = share[here, None] / mass
+        if bias_grad is not None:
+            bias_grad.addmv_(logits.t(), factor[:, 0])
+        if hidden_grad is not None:
+            torch.mm(logits, weight, out=hidden_grad[here]).mul_(factor)
+        if weight_grad is not None:
+            torch.addmm(weight_grad, logits.t(), h * factor, beta=float(top > 0), out=weight_grad)
+    loss = torch.where(counted, losses * share, 0).sum()
+    if bias_grad is not None and bias is not None:
+        bias_grad = bias_grad.to(bias.dtype)
+    return Swept(loss, hidden_grad, weight_grad, bias_grad)
+
+
+def _gpu_sweep(
+    reduction: str,
+    hidden: Tensor,  # (N, k)
+    weight: Tensor,  # (V, k)
+    bias: Tensor | None,  # (V,)
+    targets: Tensor,  # (N,)
+    settings: Settings,
+    rows: int,
+    wanted: tuple[bool, bool, bool],
+) -> Swept:
+    ignore_index, smoothing, dtype, engine, _ = settings
+    passes, exact = engine_named(engine), torch.promote_types(dtype, torch.float32)
+    labels, w = weight.shape[0], padded_weight(weight, dtype)
+    share = torch.ones((), dtype=exact, device=hidden.device)  # of a token in the loss
+    if reduction == "mean":
+        share /= (targets != ignore_index).sum().clamp(min=1)
+    for_hidden, for_weight, for_bias = wanted
+    hidden_grad = torch.empty_like(hidden, memory_format=_ROWS_FIRST) if for_hidden else None
+    weight_grad = weight.new_empty(w.shape, dtype=exact) if for_weight else None
+    bias_grad = weight.new_zeros(labels, dtype=exact) if for_bias else None
+    loss = torch.zeros_like(share)
+    block = hidden.new_empty(rows, w.shape[0], dtype=dtype)
+    for top in range(0, hidden.shape[0], rows):
+        here = slice(top, top + rows)
+        h, y = hidden[here].to(dtype), targets[here]
+        logits = block[: len(h)]
+        torch.mm(h, w.t(), out=logits)
+        own = logits[:, :labels]
+        losses, lse = passes.whole(own, bias, y, ignore_index, smoothing)
+        loss += losses.sum()
+        summed = passes.differentiate(
+            own, bias, y, 0, lse, share.expand(len(h)), ignore_index, smoothing, labels, for_bias
+        )
+        if bias_grad is not None and summed is not None:
+            bias_grad += summed
+        if hidden_grad is not None:
+            add_product(hidden_grad[here], logits, w, add=False)
+        if weight_grad is not None:
+            add_product(weight_grad, logits.t(), h, add=top > 0)
+    if weight_grad is not None:
+        weight_grad = weight_grad[:labels].to(weight.dtype)
+    if bias_grad is not None and bias is not None:
+        bias_grad = bias_grad.to(bias.dtype)
+    return Swept(loss * share, hidden_grad, weight_grad, bias_grad)
+
+
+class _OneSweep(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        reduction: str,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        settings: Settings,
+        rows: int,
+    ) -> Tensor:
+        ctx.how = (settings, rows, ctx.needs_input_grad[1:4])
+        ctx.sweep = _cpu_sweep if hidden.device.type == "cpu" else _gpu_sweep
+        loss, *ctx.made = ctx.sweep(reduction, hidden, weight, bias, targets, *ctx.how)
+        ctx.save_for_backward(hidden, weight, bias, targets)
+        ctx.reduction = reduction
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        require_plain_backward("nll", grad, 'impl="reference"')
+        made, ctx.made = ctx.made, None  # returned now; a second backward computes them again
+        if made is None:
+            _, *made = ctx.sweep(ctx.reduction, *ctx.saved_tensors, *ctx.how)
+        if grad.is_cuda or grad.item() != 1.0:  # a GPU multiplies sooner than it answers
+            made = [None if each is None else each.mul_(grad) for each in made]
+        return None, *made, None, None, None
+
+
+def swept_nll(
+    reduction: str,
+    hidden: Tensor,  # (N, k)
+    weight: Tensor,  # (V, k)
+    bias: Tensor | None,  # (V,)
+    targets: Tensor,  # (N,)
+    settings: Settings,
+    rows: int,
+) -> Tensor:  # ()
+    """The loss by the sweep of this module, ``rows_at_once`` being its rows."""
+    made = _OneSweep.apply(reduction, hidden, weight, bias, targets, settings, rows)
+    return cast(Tensor, made)
