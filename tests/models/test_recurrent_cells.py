@@ -1,4 +1,4 @@
-"""Recurrences without a kernel: their equations step by step, their masks, their states."""
+"""Recurrent encoders beyond AWD-LSTM: their equations step by step, their masks, their states."""
 
 import math
 
@@ -8,11 +8,12 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck
 
 from drill.errors import SettingsError
+from drill.kernels.lstm.lstm import lstm as run_lstm
 from drill.kernels.lstm.weights import Weights
 from drill.language_modeling.build import dry_run
 from drill.layers import TiedSoftmax
 from drill.models import AwdLstm, RecurrentHighway, awd_lstm, recurrent_highway
-from drill.models.awd_lstm import lstm_steps, sequence_row_dropout
+from drill.models.awd_lstm import sequence_row_dropout
 from drill.models.encoder import Encoder
 from drill.models.language_model import LanguageModel, augmented_loss
 from drill.training.optim import Sgd
@@ -93,7 +94,8 @@ def test_lstm_steps_are_the_equations(masked, capped):
     mask = mask if masked else None
     h = c = torch.zeros(1, B, H, dtype=torch.float64)
     weights = Weights(*lstm.all_weights[0])
-    output, h_n, c_n = lstm_steps(x, h, c, weights, mask, capped)
+    options = {"mask": mask, "cap_input_gate": capped}
+    output, h_n, c_n = run_lstm(x, h, c, weights, "reference", **options)
     expected = lstm_by_hand(x, lstm, mask, capped)
     torch.testing.assert_close(output, expected, rtol=0, atol=1e-14)
     assert torch.equal(h_n[0], output[-1])
@@ -102,10 +104,9 @@ def test_lstm_steps_are_the_equations(masked, capped):
         torch.testing.assert_close((h_n, c_n), lstm(x)[1])
     given = [each.detach()[..., :2].clone().requires_grad_() for each in (x[:3], h, c)]
     small = [each.detach().clone().requires_grad_() for each in nn.LSTM(2, 2).double().parameters()]
+    options["mask"] = mask[:, :2] if masked else None
     assert gradcheck(
-        lambda x, h, c, *w: lstm_steps(
-            x, h, c, Weights(*w), None if mask is None else mask[:, :2], capped
-        ),
+        lambda x, h, c, *w: run_lstm(x, h, c, Weights(*w), "reference", **options),
         (*given, *small),
     )
 
@@ -241,9 +242,8 @@ def _labels(net: Encoder) -> nn.Embedding:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, when inductor is imported
 @pytest.mark.filterwarnings(r"ignore:The \.grad attribute")  # of dynamo
-@every_encoder
-def test_compiled_steps_train_as_others(encoder):
-    net, ids = encoder(), text()
+def test_compiled_steps_train_as_others():
+    net, ids = ENCODERS["highway"](), text()
     found = []
     for _ in range(2):
         torch.manual_seed(1)
@@ -265,7 +265,7 @@ def test_replayed_steps_equal_launched_ones(monkeypatch, kind, device):
         net: Encoder = RecurrentHighway(labels, 16, depth=3)
         if kind == "skip":
             net = AwdLstm(labels, 16, 2, dropout_masks="standard", **options)
-        if device == "cuda":
+        elif device == "cuda":
             net.compile()
         return LanguageModel(net, layer(labels)).to(device)
 
@@ -309,7 +309,6 @@ def test_invalid_arguments_raise(make, name, value):
 
 def test_compile_is_for_recurrences_without_a_kernel():
     dry_run(recipe("ptb-rhn-tied"))
-    dry_run(recipe("ptb-melis-drill"))
     with pytest.raises(SettingsError, match="compile"):
         dry_run(recipe("ptb-zaremba-medium-tied", ["training.compile=true"]))
 

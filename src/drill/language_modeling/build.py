@@ -79,9 +79,7 @@ def _check_windows(settings: Settings, encoder: Encoder) -> None:
     """Raise ValueError for options that an encoder with, or without, a state does not have."""
     given = settings.training
     if given["compile"] and not encoder.can_compile:
-        raise ValueError(
-            "compile must be false: LSTMs without dropout_state or cap_input_gate have kernels"
-        )
+        raise ValueError("compile must be false: LSTMs have kernels of their own")
     if encoder.carries_state:
         return
     if given["bptt"] > settings.encoder["context_length"]:

@@ -9,10 +9,10 @@ Other settings give other published LSTMs: of Zaremba, Sutskever & Vinyals (2014
 Ghahramani (NIPS 2016), of Melis, Dyer & Blunsom (ICLR 2018).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any, Literal, cast, get_args
+from typing import Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -27,12 +27,11 @@ from drill.kernels.lstm.lstm import (
 )
 from drill.kernels.lstm.weights import Weights
 from drill.kernels.runtime.checks import one_of, require, require_type
-from drill.kernels.runtime.dropout_masks import draw_mask, drop_entries, masked
+from drill.kernels.runtime.dropout_masks import draw_mask, masked
 from drill.layers.checks import fraction, positive, restored_modes, span, switch
 from drill.models.encoder import Encoded, Encoder, State
 
 Masks = Literal["locked", "variational", "standard"]
-Cell = Callable[[Tensor, Tensor, Tensor | None, bool], tuple[Tensor, Tensor, Tensor]]
 
 
 class AwdLstm(Encoder):
@@ -112,8 +111,6 @@ class AwdLstm(Encoder):
         one_of(name, "impl", impl, IMPLEMENTATIONS)
         self.impl: Implementation = impl
         self._dropping = True
-        self._cell: Cell = lstm_cell
-        self.can_compile = cap_input_gate or dropout_state > 0.0
         device, dtype = embedding.weight.device, embedding.weight.dtype
         widths = zip([d, *sizes], sizes, strict=False)
         lstms = [nn.LSTM(i, o, device=device, dtype=dtype) for i, o in widths]
@@ -199,12 +196,11 @@ class AwdLstm(Encoder):
             if i > 0 and dropping:
                 x = self._drop(x, self.dropout_hidden)
             weights = Weights(*each.all_weights[0])
-            if p > 0.0 or self.cap_input_gate:
-                weights = weights._replace(w_hh=drop_entries(weights.w_hh, drop))
-                mask = draw_mask(tuple(h.shape[1:]), p, h) if p > 0.0 else None
-                x, h, c = lstm_steps(x, h, c, weights, mask, self.cap_input_gate, self._cell)
-            else:
-                x, h, c = lstm(x, h, c, weights, self.impl, drop=drop)
+            mask = draw_mask(tuple(h.shape[1:]), p, h) if p > 0.0 else None
+            x, h, c = lstm(
+                x, h, c, weights, self.impl,
+                drop=drop, mask=mask, cap_input_gate=self.cap_input_gate,
+            )  # fmt: skip
             ends.append((h, c))
             outputs.append(x)
         return outputs, ends
@@ -219,15 +215,12 @@ class AwdLstm(Encoder):
         drop = sequence_row_dropout if self.dropout_masks == "variational" else row_dropout
         return drop(x, ids, rows, p)
 
-    def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile the pointwise part of a step, for LSTMs that no kernel computes."""
-        self._cell = torch.compile(lstm_cell, *args, **{"dynamic": False, **kwargs})
-
     def kernel_summary(self, batch: int) -> list[str]:
-        if self.can_compile:
-            return ["LSTM step by step (no kernel has dropout_state or cap_input_gate)"]
+        plain = not (self.cap_input_gate or self.dropout_state > 0.0)
         x = self.embedding.weight.new_empty(1, batch, 0)
-        made = [choose(self.impl, x, Weights(*each.all_weights[0]).w_hh) for each in self.lstms]
+        made = [
+            choose(self.impl, x, Weights(*each.all_weights[0]).w_hh, plain) for each in self.lstms
+        ]
         return [
             f"LSTM {in_words(chosen, x.device)} ({reason})"
             for chosen, reason in dict.fromkeys(made)
@@ -259,43 +252,6 @@ class AwdLstm(Encoder):
     def extra_repr(self) -> str:
         sites = [f"dropout_{site}" for site in ("embedding", "input", "hidden", "output", "state")]
         return ", ".join(f"{site}={getattr(self, site)}" for site in (*sites, "weight_drop"))
-
-
-def lstm_cell(
-    gates: Tensor,  # (B, 4 o), before their activations
-    c: Tensor,  # (B, o)
-    mask: Tensor | None,  # (B, o)
-    capped: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """h and c after a step, and h as the next step reads it."""
-    i, f, g, o = gates.chunk(4, dim=1)
-    i, f = i.sigmoid(), f.sigmoid()
-    if capped:
-        i = torch.minimum(i, 1.0 - f)
-    c = f * c + i * g.tanh()
-    h = o.sigmoid() * c.tanh()
-    return h, c, h if mask is None else masked(h, mask)
-
-
-def lstm_steps(
-    x: Tensor,  # (T, B, i)
-    h: Tensor,  # (1, B, o)
-    c: Tensor,  # (1, B, o)
-    weights: Weights,
-    mask: Tensor | None = None,  # (B, o), of h where the next step reads it
-    capped: bool = False,
-    cell: Cell = lstm_cell,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """One layer, as ``drill.kernels.lstm.lstm``, with a mask of h and a capped input gate."""
-    w_ih, w_hh, b_ih, b_hh = weights
-    inputs = nn.functional.linear(x, w_ih, b_ih + b_hh)  # (T, B, 4 o)
-    hidden, state = h[0], c[0]
-    read = hidden if mask is None else masked(hidden, mask)
-    outputs = []
-    for step in inputs:
-        hidden, state, read = cell(step + nn.functional.linear(read, w_hh), state, mask, capped)
-        outputs.append(hidden)
-    return torch.stack(outputs), hidden[None], state[None]
 
 
 def locked_dropout(x: Tensor, p: float) -> Tensor:

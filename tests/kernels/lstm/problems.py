@@ -18,12 +18,12 @@ def problem(steps, batch, width, hidden, device="cpu", dtype=torch.float64):
     return x, h, c, weights, [w.to(device, dtype) for w in wanted]
 
 
-def solve(impl, x, h, c, weights, wanted):
+def solve(impl, x, h, c, weights, wanted, **options):
     """Output, h, c, and the gradients of everything: values alone.
 
     Results that hold their graph keep its streams, and torch warns of gradients from another one.
     """
-    results = lstm(x, h, c, weights, impl)
+    results = lstm(x, h, c, weights, impl, **options)
     loss = sum((r.to(w.dtype) * w).sum() for r, w in zip(results, wanted, strict=True))
     gradients = torch.autograd.grad(loss, [x, h, c, *weights])
     return tuple(r.detach() for r in results), gradients

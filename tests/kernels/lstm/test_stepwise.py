@@ -62,6 +62,34 @@ def test_results_and_gradients_are_those_of_the_equation(sizes):
     assert max(errors(found, truth)) < 2e-6
 
 
+def masked_and_capped(batch, hidden, device="cpu"):
+    """A mask of the state, and capped gates."""
+    drawn = torch.rand(batch, hidden, generator=torch.Generator().manual_seed(5)) < 0.5
+    return {"mask": drawn.float().mul(2).to(device), "cap_input_gate": True}
+
+
+@interpreted
+@pytest.mark.usefixtures("float32_products", "nan_in_fresh_memory")
+@pytest.mark.parametrize("left_out", ["", "mask", "cap_input_gate"])
+@pytest.mark.parametrize("sizes", SIZES[1:4:2])
+def test_masked_states_and_capped_gates_are_those_of_the_equation(sizes, left_out):
+    options = masked_and_capped(sizes[1], sizes[3])
+    options.pop(left_out, None)
+    doubled = {**options, "mask": options["mask"].double()} if "mask" in options else options
+    truth = solve("reference", *problem(*sizes), **doubled)
+    found = solve("graph", *problem(*sizes, dtype=torch.float32), **options)
+    assert max(errors(found, truth)) < 2e-6
+
+
+def test_masked_states_run_by_graph_or_by_the_equation():
+    x, h, c, weights, _ = problem(2, 3, 4, 5, dtype=torch.float32)
+    options = masked_and_capped(3, 5)
+    assert choose("auto", x, weights.w_hh, plain=False)[0] == "reference"
+    for impl in ("cudnn", "persistent"):
+        with pytest.raises(ValueError, match=impl):
+            lstm(x, h, c, weights, impl, **options)
+
+
 @interpreted
 @pytest.mark.parametrize("sizes", SIZES[2:4])
 def test_bfloat16_costs_what_rounding_costs(sizes):
@@ -255,6 +283,18 @@ def test_graph_is_near_float64_and_repeats_its_bits(sizes):
     wrong = errors(found, truth)
     assert max(wrong[:3]) < 4e-3
     assert max(wrong[3:]) < 6e-3
+    assert_same_bits(found, again)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sizes", [(70, 64, 951, 951), (9, 5, 30, 100)])
+def test_masked_and_capped_graph_is_near_float64_and_repeats_its_bits(sizes):
+    options = masked_and_capped(sizes[1], sizes[3], "cuda")
+    exact = {**options, "mask": options["mask"].double()}
+    truth = solve("reference", *problem(*sizes, device="cuda"), **exact)
+    given = problem(*sizes, device="cuda", dtype=torch.float32)
+    found, again = (solve("graph", *given, **options) for _ in range(2))
+    assert max(errors(found, truth)) < 8e-3
     assert_same_bits(found, again)
 
 

@@ -8,13 +8,15 @@ cudnn       PyTorch's own: cuDNN on a GPU, oneDNN on a CPU
 persistent  one launch for all steps, weights in registers: Hopper GPUs, small batches
 graph       a product and a kernel per step, replayed as CUDA graphs: any NVIDIA GPU with bfloat16
 
-The last two multiply in bfloat16, with float32 sums and cell states.
+The last two multiply in bfloat16, with float32 sums and cell states. ``reference`` and ``graph``
+have a mask of h where the next step reads it, and input gates capped at 1 - f.
 """
 
 from collections.abc import Sequence
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from drill.kernels.lstm.persistent import recurrence as lstm_persistent
@@ -39,6 +41,8 @@ def lstm(
     impl: Implementation = "auto",
     *,
     drop: float = 0.0,
+    mask: Tensor | None = None,  # (B, o)
+    cap_input_gate: bool = False,
     keep_padding: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output (T, B, o) of one layer, and its h and c (1, B, o) after the last step.
@@ -50,20 +54,25 @@ def lstm(
         impl: "auto" takes "persistent" for products in bfloat16 and small batches if the device
             allows it, else "graph"; for other products "cudnn". The log says which, once.
         drop: DropConnect probability of W_hh; the Parameter itself does not change.
+        mask: (B, o), of h where the next step reads it (dropout of the state); no gradient.
+        cap_input_gate: input gates are at most 1 - the forget gates.
         keep_padding: the output of "persistent" and "graph" may be wider than o, with zeros there,
             and x wider than i: a stack of layers then stays aligned in memory.
     """
     _check_shapes(x.shape, h, c, weights)
     _check_shares("lstm", drop=drop)
-    chosen = _logged_choice(impl, x, weights)
+    plain = mask is None and not cap_input_gate
+    chosen = _logged_choice(impl, x, weights, plain)
     if chosen == "persistent":
         output, [(h, c)] = _persistent(x, [(h, c)], [weights], drop, 0.0, keep_padding)
         return output, h, c
     if chosen == "graph":
-        return _stepwise(x, h, c, weights, drop, keep_padding)
+        return _stepwise(x, h, c, weights, drop, mask, cap_input_gate, keep_padding)
     weights = weights._replace(w_hh=drop_entries(weights.w_hh, drop))
     x = x[..., : weights.w_ih.shape[1]]
-    return _reference(x, h, c, weights) if chosen == "reference" else _library(x, h, c, weights)
+    if chosen == "cudnn":
+        return _library(x, h, c, weights)
+    return _reference(x, h, c, weights, mask, cap_input_gate)
 
 
 def lstm_stack(
@@ -97,16 +106,19 @@ def lstm_stack(
     return x, ends
 
 
-def _logged_choice(impl: Implementation, x: Tensor, weights: Weights) -> str:
-    chosen, reason = choose(impl, x, weights.w_hh)
+def _logged_choice(impl: Implementation, x: Tensor, weights: Weights, plain: bool = True) -> str:
+    chosen, reason = choose(impl, x, weights.w_hh, plain)
     if not torch.compiler.is_compiling():
         log_once("lstm", in_words(chosen, x.device), reason)
     return chosen
 
 
-def choose(impl: Implementation, x: Tensor, w_hh: Tensor) -> tuple[str, str]:
-    """The implementation that ``impl`` means here, and why."""
+def choose(impl: Implementation, x: Tensor, w_hh: Tensor, plain: bool = True) -> tuple[str, str]:
+    """The implementation that ``impl`` means here, and why; not ``plain``: with mask or cap."""
     one_of("lstm", "impl", impl, IMPLEMENTATIONS)
+    special = "neither cuDNN nor persistent has a mask of the state or a capped input gate"
+    if not plain and impl in ("cudnn", "persistent"):
+        raise ValueError(f"lstm: impl {impl} does not run here: {special}; use auto")
     if impl in ("reference", "cudnn"):
         return impl, "asked for"
     if impl != "auto":
@@ -114,21 +126,22 @@ def choose(impl: Implementation, x: Tensor, w_hh: Tensor) -> tuple[str, str]:
         if obstacle is not None:
             raise ValueError(f"lstm: impl {impl} does not run here: {obstacle}; use auto")
         return impl, "asked for"
+    slow = "cudnn" if plain else "reference"
     if not x.is_cuda:  # there Triton interprets, if at all
-        return "cudnn", f"on {'a CPU' if x.device.type == 'cpu' else x.device.type}"
+        return slow, f"on {'a CPU' if x.device.type == 'cpu' else x.device.type}"
     half = w_hh.dtype == torch.bfloat16
     if autocast_on(x.device):
         half = torch.get_autocast_dtype(x.device.type) == torch.bfloat16
     if not half:
-        return "cudnn", "products are not in bfloat16"
-    obstacle = _obstacle("persistent", x.device, w_hh)
+        return slow, "products are not in bfloat16"
+    obstacle = _obstacle("persistent", x.device, w_hh) if plain else special
     if obstacle is None and x.shape[1] > LARGEST_PERSISTENT_BATCH:
         obstacle = f"a batch of {x.shape[1]} is over {LARGEST_PERSISTENT_BATCH}"
     if obstacle is None:
         return "persistent", "products are in bfloat16 and the device allows it"
     obstacle = f"not persistent: {obstacle}"
     missing = _obstacle("graph", x.device, w_hh)
-    return ("cudnn", f"{obstacle}; nor graph: {missing}") if missing else ("graph", obstacle)
+    return (slow, f"{obstacle}; nor graph: {missing}") if missing else ("graph", obstacle)
 
 
 def in_words(chosen: str, device: torch.device) -> str:
@@ -206,14 +219,22 @@ def _persistent(
 
 
 def _stepwise(
-    x: Tensor, h: Tensor, c: Tensor, weights: Weights, drop: float, keep_padding: bool
+    x: Tensor,
+    h: Tensor,
+    c: Tensor,
+    weights: Weights,
+    drop: float,
+    mask: Tensor | None,
+    capped: bool,
+    keep_padding: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     from drill.kernels.lstm.stepwise.stepwise_lstm import StepwiseLstm
 
     w_ih, w_hh, b_ih, b_hh = weights
     with torch.autocast(x.device.type, enabled=False), torch.cuda.device_of(x):
         bias = b_ih.float() + b_hh.float()
-        output, last = StepwiseLstm.apply(x, h[0], c[0], w_ih, w_hh, bias, drop)
+        given = (x, h[0], c[0], w_ih, w_hh, bias)
+        output, last = StepwiseLstm.apply(*given, drop, mask, capped)
     width = h.shape[2]
     ended = output[-1:, :, :width].to(h.dtype)
     output = output if keep_padding else _narrowed(output, width)
@@ -264,14 +285,20 @@ def in_one_buffer(weights: list[Tensor]) -> list[Tensor]:
     return [piece.view_as(weight) for piece, weight in zip(pieces, weights, strict=True)]
 
 
-def _reference(x: Tensor, h: Tensor, c: Tensor, weights: Weights) -> tuple[Tensor, Tensor, Tensor]:
+def _reference(
+    x: Tensor, h: Tensor, c: Tensor, weights: Weights, mask: Tensor | None, capped: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     w_ih, w_hh, b_ih, b_hh = weights
+    inputs = F.linear(x, w_ih, b_ih + b_hh)  # (T, B, 4 o)
     hidden, cell = h[0], c[0]
     outputs = []
-    for step in x:
-        gates = step @ w_ih.t() + b_ih + hidden @ w_hh.t() + b_hh  # (B, 4 o)
-        i, f, g, o = gates.chunk(4, dim=1)
-        cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
+    for step in inputs:
+        read = hidden if mask is None else masked(hidden, mask)
+        i, f, g, o = (step + F.linear(read, w_hh)).chunk(4, dim=1)
+        i, f = i.sigmoid(), f.sigmoid()
+        if capped:
+            i = torch.minimum(i, 1.0 - f)
+        cell = f * cell + i * g.tanh()
         hidden = o.sigmoid() * cell.tanh()
         outputs.append(hidden)
     return torch.stack(outputs), hidden[None], cell[None]

@@ -33,7 +33,6 @@ from torch import Tensor
 from drill.kernels.loss.checks import IGNORED, check_head
 from drill.kernels.loss.chunk_plan import ROW_BYTES, Settings
 from drill.kernels.loss.chunked import wants_gradients
-from drill.kernels.loss.products import add_product, engine_named, padded_weight
 from drill.kernels.loss.nll import (
     DEFAULT_MEMORY,
     Implementation,
@@ -42,6 +41,7 @@ from drill.kernels.loss.nll import (
     nll,
     reduce_losses,
 )
+from drill.kernels.loss.products import add_product, engine_named, padded_weight
 from drill.kernels.mixture.passes import ProductAndPass, TorchPasses, at_most, spans
 from drill.kernels.runtime.autograd import require_plain_backward
 from drill.kernels.runtime.dispatch import compute_dtype, log_once, require_triton

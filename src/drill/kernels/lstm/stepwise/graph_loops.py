@@ -11,10 +11,10 @@ Shapes as in ``step_triton``; w is W_hh as (4 P, P).
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from threading import RLock
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import triton  # noqa: F401  this module is of no use without it
@@ -54,8 +54,10 @@ class Loop(ABC):
     inner: Tensor  # float32, what a product gives
     now: Tensor  # dtype of w, what a product reads
 
-    def __init__(self, w: Tensor, batch: int, hidden: int) -> None:
-        self.w, self.batch, self.hidden = w, batch, hidden
+    def __init__(self, w: Tensor, batch: int, hidden: int, masked: bool, capped: bool) -> None:
+        self.w, self.batch, self.hidden, self.capped = w, batch, hidden, capped
+        empty = w.new_zeros(batch, w.shape[1], dtype=torch.float32)
+        self.mask = empty if masked else None  # of h_t where the next step reads it
         self.table = torch.empty(TABLE, dtype=torch.int64, device=w.device)
         self.graphs: dict[int, torch.cuda.CUDAGraph] | None = None  # by their steps
 
@@ -107,15 +109,15 @@ class ForwardLoop(Loop):
 
     direction = 1
 
-    def __init__(self, w: Tensor, batch: int, hidden: int) -> None:
-        super().__init__(w, batch, hidden)
+    def __init__(self, w: Tensor, batch: int, hidden: int, masked: bool, capped: bool) -> None:
+        super().__init__(w, batch, hidden, masked, capped)
         rows, padded = w.shape
-        self.now = w.new_zeros(batch, padded)  # h_{t-1}
+        self.now = w.new_zeros(batch, padded)  # h_{t-1}, masked
         self.inner = w.new_zeros(batch, rows, dtype=torch.float32)
 
     def step(self, offset: int) -> None:
         multiply(self.now, self.w.t(), out=self.inner)
-        advance(self.table, self.inner, self.now, offset, self.hidden)
+        advance(self.table, self.inner, self.now, self.mask, self.capped, offset, self.hidden)
 
     def rehearsal(self) -> Tensors:
         state = self.now.new_zeros(2, *self.now.shape)
@@ -128,8 +130,8 @@ class BackwardLoop(Loop):
 
     direction = -1
 
-    def __init__(self, w: Tensor, batch: int, hidden: int) -> None:
-        super().__init__(w, batch, hidden)
+    def __init__(self, w: Tensor, batch: int, hidden: int, masked: bool, capped: bool) -> None:
+        super().__init__(w, batch, hidden, masked, capped)
         rows, padded = w.shape
         self.now = w.new_zeros(batch, rows)  # d gates_t
         # One product a gate: a single one over all of them would need a second kernel for its sum.
@@ -137,7 +139,9 @@ class BackwardLoop(Loop):
         self.dc = torch.zeros_like(self.inner[0])  # in the end d c_0
 
     def step(self, offset: int) -> None:
-        retreat(self.table, self.inner, self.now, self.dc, offset, self.hidden)
+        retreat(
+            self.table, self.inner, self.now, self.dc, self.mask, self.capped, offset, self.hidden
+        )
         by_gate = self.now.view(self.batch, 4, -1).transpose(0, 1)  # (4, B, P)
         multiply(by_gate, self.w.view(4, *self.dc.shape[1:], -1), out=self.inner)
 
@@ -149,22 +153,30 @@ class BackwardLoop(Loop):
 
 @contextmanager
 def borrowed(
-    kind: type[AnyLoop], w: Tensor, batch: int, hidden: int, steps: int
+    kind: type[AnyLoop],
+    w: Tensor,
+    batch: int,
+    hidden: int,
+    steps: int,
+    mask: Tensor | None,  # (B, H)
+    capped: bool,
 ) -> Iterator[AnyLoop]:
-    """A loop with these weights, ready for so many steps; its buffers are not cleared.
+    """A loop with these weights, ready for so many steps; its other buffers are not cleared.
 
     On a GPU a kept one with its graphs, nobody else's until the block ends. A new one that launches
     step by step where somebody else is capturing, since their graph will go on using it, and on
     a CPU, where Triton interprets.
     """
-    stream = _replaying_stream(w.device)
-    if stream is None:
-        yield kind(w, batch, hidden)
-        return
-    with _lock:
-        loop = _kept(kind, w, batch, hidden, stream)
-        loop.capture(steps)
-        loop.w.copy_(w)
+    stream, options = _replaying_stream(w.device), (batch, hidden, mask is not None, capped)
+    with _lock if stream is not None else nullcontext():
+        if stream is None:
+            loop = kind(w, *options)
+        else:
+            loop = _kept(kind, w, stream, *options)
+            loop.capture(steps)
+            loop.w.copy_(w)
+        if mask is not None and loop.mask is not None:
+            loop.mask[:, :hidden] = mask
         yield loop
 
 
@@ -179,12 +191,12 @@ def _replaying_stream(device: torch.device) -> int | None:
     return torch.cuda.current_stream(device).cuda_stream
 
 
-def _kept(kind: type[AnyLoop], w: Tensor, batch: int, hidden: int, stream: int) -> AnyLoop:
+def _kept(kind: type[AnyLoop], w: Tensor, stream: int, *options: Any) -> AnyLoop:
     # A stream does one thing after the other; two may not share buffers.
-    key = (kind, w.device.index, stream, w.dtype, batch, hidden)
+    key = (kind, w.device.index, stream, w.dtype, *options)
     loop = _loops.get(key)
     if not isinstance(loop, kind):
-        loop = kind(torch.zeros_like(w), batch, hidden)
+        loop = kind(torch.zeros_like(w), *options)
         _loops[key] = loop
         while len(_loops) > MAXIMUM_LOOPS:
             _loops.popitem(last=False)

@@ -5,7 +5,8 @@ own. So a kernel is given a table, in device memory, of the step it begins at an
 tensors of this call lie; ``aim`` writes it. Only what the products touch stays in one place.
 
 Shapes: T steps, batch B, H units of which rows have P >= H, those beyond being zeros. Gates are in
-the order i, f, g, o.
+the order i, f, g, o. The next step reads h_t times a mask (B, P), where there is one; capped input
+gates are at most 1 - f.
 """
 
 import triton
@@ -33,11 +34,14 @@ def _aim(table, step, one, two, three, four):
 def _advance(
     table,  # step, then bias (4, H), gates (T, B, 4, P), h and c (T + 1, B, P)
     product,  # (B, 4, P) W_hh h_{t-1}
-    now,  # (B, P) becomes h_t
+    now,  # (B, P) becomes h_t, as the next step reads it
+    mask,  # (B, P)
     offset,
     batch,
     hidden,
     padded,
+    MASKED: tl.constexpr,
+    CAPPED: tl.constexpr,
     UNITS: tl.constexpr,
 ):
     """c_t and h_t; gates become their activations, which backward reads."""
@@ -65,9 +69,14 @@ def _advance(
     f = tl.sigmoid(f + tl.load(gates + padded, mask=real, other=0.0))
     g = tanh(g + tl.load(gates + 2 * padded, mask=real, other=0.0))
     o = tl.sigmoid(o + tl.load(gates + 3 * padded, mask=real, other=0.0))
+    if CAPPED:
+        i = tl.minimum(i, 1.0 - f)
     after = f * before + i * g
-    result = tl.where(real, o * tanh(after), 0.0).to(now.dtype.element_ty)
-    tl.store(now + row * padded + unit, result, mask=stored)
+    exact = tl.where(real, o * tanh(after), 0.0)
+    result = exact.to(now.dtype.element_ty)
+    if MASKED:
+        exact *= tl.load(mask + row * padded + unit, mask=real, other=0.0)
+    tl.store(now + row * padded + unit, exact.to(now.dtype.element_ty), mask=stored)
     tl.store(h + batch * padded, result, mask=stored)
     tl.store(c + batch * padded, after, mask=real)
     tl.store(gates, i, mask=real)
@@ -79,13 +88,16 @@ def _advance(
 @triton.jit(do_not_specialize=["offset"])
 def _retreat(
     table,  # step, then activations (T, B, 4, P), c (T + 1, B, P), d h (T, B, P), d gates as they
-    product,  # (4, B, P) what reaches h_t through each of the gates_{t+1}
+    product,  # (4, B, P) what reaches the h_t that was read through each of the gates_{t+1}
     now,  # (B, 4, P) becomes d gates_t
     dc,  # (B, P) what reaches c_t through c_{t+1}, becomes that of c_{t-1}
+    mask,  # (B, P)
     offset,
     batch,
     hidden,
     padded,
+    MASKED: tl.constexpr,
+    CAPPED: tl.constexpr,
     UNITS: tl.constexpr,
 ):
     """Gradient of the gates before their activations."""
@@ -107,6 +119,8 @@ def _retreat(
     through_h += tl.load(product + gate, mask=real, other=0.0)
     through_h += tl.load(product + 2 * gate, mask=real, other=0.0)
     through_h += tl.load(product + 3 * gate, mask=real, other=0.0)
+    if MASKED:
+        through_h *= tl.load(mask + row * padded + unit, mask=real, other=0.0)
     through_c = tl.load(dc, mask=real, other=0.0)
     through_h += tl.load(dh, mask=real, other=0.0).to(tl.float32)
     before = tl.load(c, mask=real, other=0.0)
@@ -118,8 +132,14 @@ def _retreat(
     through_c += through_h * o * (1.0 - squashed * squashed)
     kind = now.dtype.element_ty
     # Activations beyond H read as zeros, so these are zeros there.
-    di = (through_c * g * i * (1.0 - i)).to(kind)
-    df = (through_c * before * f * (1.0 - f)).to(kind)
+    own = through_c * g  # reaches i
+    through_f = through_c * before
+    if CAPPED:
+        at_cap = i == 1.0 - f
+        through_f -= tl.where(at_cap, own, 0.0)
+        own = tl.where(at_cap, 0.0, own)
+    di = (own * i * (1.0 - i)).to(kind)
+    df = (through_f * f * (1.0 - f)).to(kind)
     dg = (through_c * i * (1.0 - g * g)).to(kind)
     do = (through_h * squashed * o * (1.0 - o)).to(kind)
     tl.store(dc, through_c * f, mask=real)
@@ -138,17 +158,34 @@ def aim(table: Tensor, step: int, tensors: tuple[Tensor, Tensor, Tensor, Tensor]
     _aim[(1,)](table, step, *(tensor.data_ptr() for tensor in tensors))
 
 
-def advance(table: Tensor, product: Tensor, now: Tensor, offset: int, hidden: int) -> None:
+def advance(
+    table: Tensor,
+    product: Tensor,
+    now: Tensor,
+    mask: Tensor | None,
+    capped: bool,
+    offset: int,
+    hidden: int,
+) -> None:
     """One step forward, ``offset`` behind the table's step."""
     batch, padded = now.shape
     grid = (batch, triton.cdiv(padded, _UNITS))
-    _advance[grid](table, product, now, offset, batch, hidden, padded, UNITS=_UNITS)
+    kind = {"MASKED": mask is not None, "CAPPED": capped, "UNITS": _UNITS}
+    _advance[grid](table, product, now, mask, offset, batch, hidden, padded, **kind)
 
 
 def retreat(
-    table: Tensor, product: Tensor, now: Tensor, dc: Tensor, offset: int, hidden: int
+    table: Tensor,
+    product: Tensor,
+    now: Tensor,
+    dc: Tensor,
+    mask: Tensor | None,
+    capped: bool,
+    offset: int,
+    hidden: int,
 ) -> None:
     """One step backward, ``offset`` behind the table's step: it is negative or 0."""
     batch, padded = dc.shape
     grid = (batch, triton.cdiv(padded, _UNITS))
-    _retreat[grid](table, product, now, dc, offset, batch, hidden, padded, UNITS=_UNITS)
+    kind = {"MASKED": mask is not None, "CAPPED": capped, "UNITS": _UNITS}
+    _retreat[grid](table, product, now, dc, mask, offset, batch, hidden, padded, **kind)

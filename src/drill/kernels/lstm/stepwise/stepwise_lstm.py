@@ -1,6 +1,8 @@
 """An LSTM layer, a product and a kernel per step: bfloat16 products, float32 sums and states.
 
-gates_t = W_ih x_t + b + W_hh h_{t-1};  c_t = f c_{t-1} + i g;  h_t = o tanh(c_t)
+gates_t = W_ih x_t + b + W_hh (m h_{t-1});  c_t = f c_{t-1} + i g;  h_t = o tanh(c_t)
+
+with a mask m (B, H), or 1, and i at most 1 - f where input gates are capped.
 
 The products with the input and the gradients of the weights are matrix products over all steps at
 once; the recurrence is in ``graph_loops``. Needs nothing of a GPU but bfloat16, and large batches
@@ -28,8 +30,8 @@ class StepwiseLstm(torch.autograd.Function):
     """x (T, B, i), h0 and c0 (B, H), weights as of nn.LSTM -> h (T, B, padded), c_T (B, H).
 
     ``drop`` is the share of the entries of W_hh that this call loses, the others growing by
-    1 / (1 - drop). Both h and x are bfloat16 and may be wider than H and i, the rest being zeros:
-    so a stack of layers stays aligned. h_T is the last row of h.
+    1 / (1 - drop). ``mask`` (B, H) has no gradient. Both h and x are bfloat16 and may be wider than
+    H and i, the rest being zeros: so a stack of layers stays aligned. h_T is the last row of h.
     """
 
     @staticmethod
@@ -42,6 +44,8 @@ class StepwiseLstm(torch.autograd.Function):
         w_hh: Tensor,
         bias: Tensor,
         drop: float,
+        mask: Tensor | None,
+        capped: bool,
     ) -> tuple[Tensor, Tensor]:
         steps, batch, width = x.shape
         hidden = h0.shape[1]
@@ -61,11 +65,13 @@ class StepwiseLstm(torch.autograd.Function):
         h[0, :, hidden:] = 0.0  # W_hh has zeros there, but zero times NaN is NaN
         h[0, :, :hidden] = h0
         c[0, :, :hidden] = c0
-        with borrowed(ForwardLoop, w, batch, hidden, steps) as loop:
+        with borrowed(ForwardLoop, w, batch, hidden, steps, mask, capped) as loop:
             loop.now.copy_(h[0])
+            if mask is not None:
+                loop.now[:, :hidden] = h0 * mask
             loop.run(0, steps, (bias.float().contiguous(), gates, h, c))
-        ctx.save_for_backward(inputs, w_in, w, gates, h, c, seed)
-        ctx.drop = drop
+        ctx.save_for_backward(inputs, w_in, w, gates, h, c, seed, mask)
+        ctx.drop, ctx.capped = drop, capped
         ctx.sizes = (steps, batch, hidden, width, w_ih.shape[1])
         ctx.dtypes = [tensor.dtype for tensor in (x, h0, c0, w_ih, w_hh, bias)]
         return h[1:], c[steps, :, :hidden].clone()
@@ -73,17 +79,20 @@ class StepwiseLstm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dh: Tensor, dc_last: Tensor) -> tuple[Tensor | None, ...]:
-        inputs, w_in, w, gates, h, c, seed = ctx.saved_tensors
+        inputs, w_in, w, gates, h, c, seed, mask = ctx.saved_tensors
         steps, batch, hidden, width, real_width = ctx.sizes
         padded = w.shape[1]
         dgates = torch.empty(steps, batch, 4 * padded, dtype=w.dtype, device=h.device)
-        with borrowed(BackwardLoop, w, batch, hidden, steps) as loop:
+        with borrowed(BackwardLoop, w, batch, hidden, steps, mask, ctx.capped) as loop:
             loop.inner.zero_()
             loop.dc[:, :hidden] = dc_last
             loop.run(steps - 1, steps, (gates, c, dh.contiguous(), dgates))
             x_dtype, h_dtype, c_dtype, ih_dtype, hh_dtype, b_dtype = ctx.dtypes
             needs = ctx.needs_input_grad
-            dh0 = loop.inner.sum(0)[:, :hidden].to(h_dtype) if needs[1] else None
+            dh0 = None
+            if needs[1]:
+                dh0 = loop.inner.sum(0)[:, :hidden]
+                dh0 = (dh0 if mask is None else dh0 * mask).to(h_dtype)
             dc0 = loop.dc[:, :hidden].to(c_dtype, copy=True) if needs[2] else None
         flat = dgates.view(steps * batch, 4 * padded)
         dx = (flat @ w_in).view(steps, batch, width).to(x_dtype) if needs[0] else None
@@ -91,15 +100,18 @@ class StepwiseLstm(torch.autograd.Function):
         if needs[3]:
             dw_ih = narrowed(multiply(flat.t(), inputs), hidden, real_width).to(ih_dtype)
         if needs[4]:
-            before = h[:steps].view(steps * batch, padded)
-            dw = multiply(flat.t(), before)
+            before = h[:steps]
+            if mask is not None:  # as the products have read it
+                before = before.clone()
+                before[..., :hidden] = before[..., :hidden] * mask
+            dw = multiply(flat.t(), before.view(steps * batch, padded))
             if seed is not None:
                 dw_hh = undropped(dw, hidden, ctx.drop, seed, hh_dtype)
             else:
                 dw_hh = narrowed(dw, hidden, hidden).to(hh_dtype)
         if needs[5]:
             db = narrowed(flat.sum(0, dtype=torch.float32)[:, None], hidden, 1)[:, 0].to(b_dtype)
-        return dx, dh0, dc0, dw_ih, dw_hh, db, None
+        return dx, dh0, dc0, dw_ih, dw_hh, db, None, None, None
 
 
 def widened(weight: Tensor, padded: int, width: int) -> Tensor:
