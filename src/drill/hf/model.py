@@ -107,7 +107,10 @@ class AttachedModel(Stock):
 
     def heads(self) -> list[Head]:
         """The head; with PEFT, which trains a copy, the head and its copy."""
-        return [x for x in self.get_output_embeddings().modules() if isinstance(x, Head)]
+        head = self.get_output_embeddings()
+        if isinstance(head, Head):
+            return [head]
+        return [x for x in head.modules() if isinstance(x, Head)]
 
     def _init_weights(self, module: nn.Module) -> None:
         head = self.get_output_embeddings()

@@ -25,6 +25,8 @@ from drill.layers.checks import hook_dicts, hooked, restored_modes
 SAMPLES = 16
 """Entries of each tensor that are compared, for writes that bypass autograd's version counter."""
 
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
 T = TypeVar("T")
 
 _steps = [0]  # of all optimisers: those with fused=True bypass the version counter
@@ -58,10 +60,14 @@ class Snapshot:
         self.counted = [x for x in tensors if samples or isinstance(x, nn.Parameter)]
         self.counts = self._counts()
         # The slices also own the memory, so that no other tensor can get the same address.
-        self.slices: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+        self.slices: list[Tensor] = []  # on a CPU, where torch.cat takes longer than to read each
+        self.joined: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}  # on other devices
         for x in tensors if samples else ():
             entries = x.detach().reshape(-1)[:: max(1, x.numel() // SAMPLES)]
-            self.slices.setdefault((x.device, x.dtype), []).append(entries)
+            entries = entries.view(BITS[x.element_size()])  # NaN equals itself, 0.0 is not -0.0
+            key = x.device, entries.dtype
+            group = self.slices if x.is_cpu else self.joined.setdefault(key, [])
+            group.append(entries)
         self.samples = self._samples()
 
     def changed(self) -> bool:
@@ -70,14 +76,14 @@ class Snapshot:
             len(objects) != len(self.objects)
             or not all(map(operator.is_, objects, self.objects))
             or self._counts() != self.counts
-            or not all(map(torch.equal, self._samples(), self.samples))
+            or self._samples() != self.samples
         )
 
     def _counts(self) -> list[tuple[int, int]]:
         return [(x._version, x.data_ptr()) for x in self.counted]
 
-    def _samples(self) -> list[Tensor]:  # as bytes: NaN equals itself, and -0.0 differs from 0.0
-        return [torch.cat(slices).view(torch.uint8) for slices in self.slices.values()]
+    def _samples(self) -> list[list[int]]:
+        return [x.tolist() for x in chain(self.slices, map(torch.cat, self.joined.values()))]
 
 
 class LabelCache(Generic[T]):
@@ -85,7 +91,7 @@ class LabelCache(Generic[T]):
 
     def __init__(self) -> None:
         self.block: Callable[[], T] | None = None  # reads the labels of a block
-        self._entry: tuple[T, tuple[object, ...], Snapshot] | None = None
+        self._entry: tuple[T, torch.device, tuple[object, ...], Snapshot] | None = None
 
     def __reduce__(self) -> tuple[type["LabelCache[T]"], tuple[()]]:
         return type(self), ()  # copies start empty
@@ -96,22 +102,23 @@ class LabelCache(Generic[T]):
             return self.block()
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return encode()
-        parameter = next(layer.parameters(), None)
-        context = None if parameter is None else _context(parameter.device)
         if self._entry is not None:
-            labels, key, snapshot = self._entry
-            same = context is not None and key == (*context, _version(labels))
-            if same and not snapshot.changed():
+            labels, device, context, snapshot = self._entry
+            if _context(device, labels) == context and not snapshot.changed():
                 return labels
             self._entry = None
+        parameter = next(layer.parameters(), None)
         inner = [x for x in layer.modules() if x is not layer]
-        if context is None or layer.training or any(x.training or hooked(x) for x in inner):
+        if parameter is None or layer.training or any(x.training or hooked(x) for x in inner):
             return encode()
         with torch.inference_mode(False), torch.no_grad():  # labels that both modes can read
             labels = encode()
-            if not isinstance(labels, nn.Parameter):  # else nothing was encoded
-                with suppress(RuntimeError):  # tensors without a version or memory
-                    self._entry = labels, (*context, _version(labels)), Snapshot(layer)
+            if isinstance(labels, nn.Parameter):  # nothing was encoded
+                return labels
+            with suppress(RuntimeError):  # tensors without a version or memory
+                found = _context(parameter.device, labels)
+                if found is not None:
+                    self._entry = labels, parameter.device, found, Snapshot(layer)
         return labels
 
     def clear(self) -> None:
@@ -232,23 +239,20 @@ class _Collected:
             self.total.add_(grad)
 
 
-def _context(device: torch.device) -> tuple[object, ...] | None:
-    """What else encoded labels depend on.
+def _context(device: torch.device, labels: object) -> tuple[object, ...] | None:
+    """What else cached labels depend on: their own version, autocast, the stream.
 
     None where each call has to encode: graphs that are captured or traced, FLOP counters.
     """
     if must_not_wait(device) or is_in_torch_dispatch_mode() or torch._C._is_tracing():
         return None
+    version = labels._version if isinstance(labels, Tensor) else None
     autocast = torch.get_autocast_dtype(device.type) if autocast_on(device) else None
     if device.type != "cuda":
-        return device, _steps[0], autocast
+        return version, _steps[0], autocast
     # Another stream would have to wait for the labels.
     stream, precision = torch.cuda.current_stream(device), torch.backends.cuda.matmul.fp32_precision
-    return device, _steps[0], autocast, stream, precision
-
-
-def _version(labels: object) -> int | None:
-    return labels._version if isinstance(labels, Tensor) else None
+    return version, _steps[0], autocast, stream, precision
 
 
 @torch.no_grad()
