@@ -1,9 +1,11 @@
 """Exported models, read in a process that has no drill: their logits and translations."""
 
 import json
+import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -72,7 +74,6 @@ numpy.save(sys.argv[1] + "/logits.npy", logits)
 @pytest.mark.parametrize("layer", ["deep-residual", "dual"])
 def test_onnxruntime(layer, tmp_path):
     """Folded where the layer folds; as it is where it does not."""
-    np = pytest.importorskip("numpy")
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package, reason=f"needs {package}")
     model = perturb(attach(build("llama"), layer, zero_start=layer == "deep-residual")).eval()
@@ -125,3 +126,39 @@ def test_ctranslate2(tmp_path):
     ids = model.generate(IDS, attention_mask=mask, suppress_tokens=[98], **options)
     found = json.loads((tmp_path / "found.json").read_text())
     assert found == [[words[i] for i in row[1:]] for row in ids]
+
+
+GGUF = """
+import llama_cpp, numpy
+model = llama_cpp.Llama(sys.argv[1] + "/model.gguf", logits_all=True, n_ctx=64, verbose=False)
+logits = []
+for row in numpy.load(sys.argv[1] + "/ids.npy"):
+    model.reset()
+    model.eval(row.tolist())
+    logits.append(model.scores[: len(row)].copy())
+numpy.save(sys.argv[1] + "/logits.npy", numpy.stack(logits))
+"""
+
+
+@pytest.mark.slow
+def test_gguf(tmp_path):
+    script = shutil.which("convert_hf_to_gguf.py")
+    if script is None:
+        pytest.skip("needs convert_hf_to_gguf.py of llama.cpp on PATH")
+    tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers")
+    pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
+    words = ["<unk>", "<s>", "</s>", *(f"w{i}" for i in range(3, V))]
+    vocabulary = {word: i for i, word in enumerate(words)}
+    bpe = tokenizers.models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True)
+    tokenizer = tokenizers.Tokenizer(bpe)
+    tokenizer.decoder = tokenizers.decoders.Sequence([tokenizers.decoders.ByteFallback()])
+    special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    T.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(tmp_path)
+    model = perturb(attach(build("llama"), depth=2))
+    fold(model).save_pretrained(tmp_path)
+    options = ["--outtype", "f32", "--outfile", tmp_path / "model.gguf"]
+    subprocess.run([sys.executable, script, tmp_path, *options], check=True, timeout=300)
+    np.save(tmp_path / "ids.npy", IDS.numpy())
+    without_drill(GGUF, tmp_path)
+    got = torch.from_numpy(np.load(tmp_path / "logits.npy"))
+    torch.testing.assert_close(got, logits(model), rtol=1e-3, atol=1e-3)
