@@ -10,6 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from drill.training.distributed import world
+from drill.training.optim import AdamW, Muon
 from tests.models.test_hf_encoder import PLAIN, model
 from tests.tiny_runs import interrupted_after, small_run
 
@@ -23,11 +24,14 @@ if __name__ == "__main__":
                 folder, optimizer="adamw", model=model(True), world=mine, untie_at=0.5, **PLAIN
             )
         else:
-            for optimizer in (interrupted_after(4, "adamw"), "adamw"):
+            optimizer = Muon if "muon" in kind else AdamW
+            options = {"fsdp": True, "validate_first": True, **PLAIN}
+            if "compile" in kind:
+                options |= {"compile": True, "epochs": 1}
+            for each in (interrupted_after(4, optimizer(0.01)), optimizer(0.01)):
                 made = model(True)
-                options = {"fsdp": True, "validate_first": True, **PLAIN}
-                found = small_run(folder, optimizer=optimizer, model=made, world=mine, **options)
-                assert found.finished == (optimizer == "adamw")
+                found = small_run(folder, optimizer=each, model=made, world=mine, **options)
+            assert found.finished
             assert all(isinstance(p, DTensor) for p in made.parameters())
             parts = [p.to_local().numel() for p in made.parameters()]
             assert sum(parts) < 0.6 * sum(p.numel() for p in made.parameters())

@@ -97,12 +97,12 @@ def _check_fsdp(settings: Settings, encoder: Encoder) -> None:
         return
     if encoder.carries_state:
         raise ValueError("fsdp is for encoder.name hf; leave it out")
-    for key in ("compile", "untie_at", "micro_batch"):
+    for key in ("untie_at", "micro_batch"):
         if settings.training[key]:
             raise ValueError(f"fsdp and {key} exclude each other")
     optimizer = settings.optimizer
-    if optimizer[NAME] != "adamw" or optimizer["average_from"] is not None:
-        raise ValueError("fsdp is for optimizer.name adamw without average_from")
+    if optimizer[NAME] not in ("adamw", "muon") or optimizer.get("average_from") is not None:
+        raise ValueError("fsdp is for optimizer.name adamw or muon, without average_from")
 
 
 def _model(settings: Settings, words: int, counts: Callable[[], list[int]]) -> LanguageModel:

@@ -9,6 +9,7 @@ from torch.optim.optimizer import Optimizer
 
 from drill.errors import check_value
 from drill.training.optim.adamw import AdamW, Schedule
+from drill.training.run.checkpoint import sharded_as
 
 TABLES = ("emb", "wte", "wpe")  # in the names of matrices whose rows are looked up
 
@@ -96,7 +97,10 @@ class OrthogonalMomentum(Optimizer):
                 if not state:
                     state["momentum"] = torch.zeros_like(p)
                 mean = state["momentum"].lerp_(p.grad, 1.0 - momentum)
-                update = orthogonalized(p.grad.lerp(mean, momentum))
+                update = p.grad.lerp(mean, momentum)
+                if hasattr(update, "full_tensor"):  # sharded by FSDP; all of it is needed
+                    update = update.full_tensor()
+                update = sharded_as(p, orthogonalized(update))
                 p.mul_(1.0 - lr * group["weight_decay"])
                 p.add_(update, alpha=-lr * 0.2 * math.sqrt(max(p.shape)))
 
