@@ -9,11 +9,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from drill.kernels.loss.nll import nll
-from drill.layers import DeepResidual, NotFoldable
+from drill.layers import LAYERS as ALL
+from drill.layers import DeepResidual, MatrixLayer, NotFoldable
 from tests.hf.tiny_models import CONFIGS, FAMILIES, T, V, auto, batch, build, logits, perturb
 
 from drill.hf import attach, fold  # isort: skip  (after the check for transformers)
 
+WRAPPERS = [name for name, kind in ALL.items() if not issubclass(kind, MatrixLayer)]
 LAYERS = {
     "deep-residual": {"depth": 2},
     "tied": {},
@@ -261,7 +263,8 @@ def test_untied_model_can_share_its_embedding():
 @pytest.mark.parametrize(
     ("options", "error", "key"),
     [
-        ({"layer": "mixture"}, ValueError, "layer"),
+        *(({"layer": name}, ValueError, "layer.*more than one") for name in WRAPPERS),
+        ({"layer": "lm_head"}, ValueError, "layer"),
         ({"layer": "dual"}, ValueError, "zero_start"),
         ({"layer": "deep-residual", "activation": "sigmoid"}, ValueError, "activation"),
         ({"layer": "deep-residual", "depth": -1}, ValueError, "depth"),

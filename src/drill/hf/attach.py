@@ -58,7 +58,8 @@ def attach(
     check_settings("sum", label_smoothing, "auto", memory, IGNORED)
     known = [name for name, each in LAYERS.items() if issubclass(each, MatrixLayer)]
     if layer not in known:
-        raise ValueError(f"attach: layer must be one of {', '.join(known)}, got {layer!r}")
+        why = ", whose scores are more than one product with a matrix" if layer in LAYERS else ""
+        raise ValueError(f"attach: layer must be one of {', '.join(known)}, got {layer!r}{why}")
     linear = model.get_output_embeddings()
     if type(linear) is not nn.Linear or not model._tied_weights_keys:
         raise TypeError(

@@ -240,12 +240,15 @@ def _config(transformer: Transformer, positions: int, tied: bool) -> dict[str, A
         sizes[f"{side}_layers"] = len(transformer.encoder)
         sizes[f"{side}_attention_heads"] = block.attention.heads
         sizes[f"{side}_ffn_dim"] = block.feedforward.inner.out_features
+    # In the published configs of Pegasus too: CTranslate2 reads them.
+    norms = {"normalize_before": True, "normalize_embedding": False} if pegasus else {}
     return {
         "model_type": "pegasus" if pegasus else "marian",
         "architectures": ["PegasusForConditionalGeneration" if pegasus else "MarianMTModel"],
         "vocab_size": transformer.source_embedding.num_embeddings,
         "d_model": transformer.output_size,
         **sizes,
+        **norms,
         "activation_function": "relu",
         "scale_embedding": True,
         "max_position_embeddings": positions,
