@@ -35,6 +35,7 @@ def test_attached_it_starts_with_the_logits_and_the_loss_of_the_model(family):
         after = model(**batch())
     torch.testing.assert_close(after.logits, before.logits)
     torch.testing.assert_close(after.loss, before.loss)
+    torch.testing.assert_close(model.train()(**batch()).loss.detach(), before.loss)
     tied = not family.endswith("untied")
     embedding = model.get_submodule(model.label_embedding)
     assert (model.lm_head.layer.label_weight is embedding.weight) == tied

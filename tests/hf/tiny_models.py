@@ -40,9 +40,15 @@ CONFIGS = {
     "llama": lambda: T.LlamaConfig(**LLAMA),
     "llama-untied": lambda: T.LlamaConfig(**LLAMA | {"tie_word_embeddings": False}),
     "qwen": lambda: T.Qwen3Config(**LLAMA),
+    "qwen-moe": lambda: T.Qwen3MoeConfig(
+        **LLAMA, num_experts=4, num_experts_per_tok=2, output_router_logits=True
+    ),
     "gemma": lambda: T.Gemma2Config(**LLAMA, final_logit_softcapping=2.0),
     "t5": lambda: T.T5Config(**T5, dropout_rate=0.0, decoder_start_token_id=0),
     "bart": lambda: T.BartConfig(**BART, decoder_start_token_id=2, forced_eos_token_id=None),
+    "m2m100": lambda: T.M2M100Config(
+        **BART, attention_dropout=0.0, encoder_layerdrop=0.0, decoder_layerdrop=0.0
+    ),
     "marian": lambda: T.MarianConfig(**MARIAN),
     "marian-two-vocabularies": lambda: T.MarianConfig(
         **MARIAN, share_encoder_decoder_embeddings=False, decoder_vocab_size=V

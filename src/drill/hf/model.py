@@ -59,8 +59,7 @@ class AttachedModel(Stock):
         if self.config.is_encoder_decoder:
             kwargs["use_cache"] = False
             if kwargs.get("decoder_input_ids") is None:
-                shifted = self.prepare_decoder_input_ids_from_labels(labels)
-                kwargs["decoder_input_ids"] = shifted
+                kwargs["decoder_input_ids"] = self.decoder_inputs(labels)
         if shift_labels is not None:
             targets = shift_labels
         elif self.config.is_encoder_decoder:
@@ -80,6 +79,9 @@ class AttachedModel(Stock):
         if isinstance(num_items_in_batch, Tensor):
             num_items_in_batch = num_items_in_batch.to(losses.device)
         loss = losses / num_items_in_batch
+        if output.get("aux_loss") is not None:  # of a mixture of experts
+            weight = self.config.get_text_config().router_aux_loss_coef
+            loss = loss + weight * output.aux_loss.to(loss.device)
         return type(output)(**{**output, "loss": loss, "logits": logits})
 
     def fused_loss(
@@ -104,6 +106,14 @@ class AttachedModel(Stock):
             logit_bias=logit_bias,
         )
         return losses, output
+
+    def decoder_inputs(self, labels: Tensor) -> Tensor:
+        """The labels moved by one, for teacher forcing."""
+        if hasattr(self, "prepare_decoder_input_ids_from_labels"):
+            return self.prepare_decoder_input_ids_from_labels(labels)
+        shifted = labels.roll(1, dims=-1)  # M2M100, Blenderbot
+        shifted[..., 0] = self.config.decoder_start_token_id
+        return shifted.masked_fill(shifted == IGNORED, self.config.pad_token_id)
 
     def heads(self) -> list[Head]:
         """The head; with PEFT, which trains a copy, the head and its copy."""
