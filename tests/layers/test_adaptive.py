@@ -254,21 +254,10 @@ def test_where_nothing_can_wait_clusters_look_at_all_tokens(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("cutoffs", "error"),
-    [
-        ([], ValueError),
-        ([7, 3], ValueError),
-        ([3, 3, 7], ValueError),
-        ([0, 3], ValueError),
-        ([-1, 3], ValueError),
-        ([3, V], ValueError),
-        ([3, 4.5], TypeError),
-        ([True, 3], TypeError),
-        (3, TypeError),
-    ],
+    "cutoffs", [[], [7, 3], [3, 3, 7], [0, 3], [-1, 3], [3, V], [3, 4.5], [True, 3], 3], ids=str
 )
-def test_invalid_cutoffs_raise(cutoffs, error):
-    with pytest.raises(error, match="AdaptiveSoftmax: cutoffs"):
+def test_invalid_cutoffs_raise(cutoffs):
+    with pytest.raises(ValueError, match="AdaptiveSoftmax: cutoffs"):
         AdaptiveSoftmax(make("tied"), cutoffs)
 
 

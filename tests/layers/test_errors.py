@@ -326,9 +326,8 @@ def test_a_source_without_label_vectors_raises(build, wrong):
         build(wrong)
 
 
-WRAPPERS = [partial(MixtureOfSoftmaxes, experts=2), Doc, Plif]
-COUNTED = [SampledSoftmax, partial(AdaptiveSoftmax, cutoffs=[3]), Mixtape]
-WRAPPERS += COUNTED
+WRAPPERS = [partial(MixtureOfSoftmaxes, experts=2), Doc, Plif, SampledSoftmax, Mixtape]
+WRAPPERS += [partial(AdaptiveSoftmax, cutoffs=[3])]
 
 
 @pytest.mark.parametrize("outer", WRAPPERS)
@@ -336,15 +335,6 @@ def test_a_wrapper_of_no_matrix_layer_raises(outer):
     for inner in (*(wrapper(TiedSoftmax(E)) for wrapper in WRAPPERS), nn.Linear(D, V)):
         with raises(TypeError, "MatrixLayer", type(inner).__name__):
             outer(inner)
-
-
-def test_options_of_wrappers_of_another_type_raise():
-    with raises(TypeError, "generator"):
-        SampledSoftmax(TiedSoftmax(E), generator=3)
-    for wrapper in COUNTED:
-        for counts in ("abc", [1, None], ["a"] * V):
-            with raises(TypeError, "counts", type(counts).__name__):
-                wrapper(TiedSoftmax(E), counts=counts)
 
 
 # -- resizing -----------------------------------------------------------------------------------

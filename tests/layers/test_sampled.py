@@ -385,7 +385,6 @@ def test_a_compiled_loss_is_one_graph():
         ({"counts": torch.ones(V, 1)}, "counts"),
         ({"counts": [1, 1, -2, 0, -3] + [1] * (V - 5)}, r"counts\[2\]"),
         ({"counts": [math.nan] * V}, r"counts\[0\]"),
-        ({"counts": torch.ones(V).to(torch.complex64)}, "counts"),
     ],
 )
 def test_invalid_settings_raise(options, fault):
@@ -402,7 +401,7 @@ def test_label_smoothing_in_training_raises():
 def test_a_layer_on_another_device_raises():
     layer = sampled()
     hidden, targets = batch(layer, 5)
-    with pytest.raises(ValueError, match="hidden is on meta"):
+    with pytest.raises(ValueError, match=r"\.to\(\)"):
         layer.nll(hidden.to("meta"), targets.to("meta"))
     layer.generator = torch.Generator()
     with pytest.raises(ValueError, match="generator"):

@@ -94,9 +94,9 @@ class Head(nn.Module):
         check_targets(hidden, targets, layer.vocabulary_size, IGNORED, on_cpu)
         context, weight = layer.context(hidden), layer.weight
         if softcap is None:
-            bias = layer.bias if logit_bias is None else logit_bias
-            if layer.bias is not None and logit_bias is not None:
-                bias = layer.bias + logit_bias
+            bias: Tensor | None = layer.bias
+            if logit_bias is not None:
+                bias = logit_bias if bias is None else bias + logit_bias
             return nll(
                 context,
                 weight,

@@ -142,8 +142,6 @@ def frozen_labels(layer: nn.Module, labels: T) -> Callable[[], T]:
     name, snapshot = type(layer).__name__, Snapshot(layer)
 
     def read() -> T:
-        if layer.training:
-            raise RuntimeError(f"{name}: .train() inside cached_labels(); leave the block first")
         if torch.is_grad_enabled() and any(p.requires_grad for p in layer.parameters()):
             raise RuntimeError(
                 f"{name}: cached labels have no gradient; evaluate under torch.no_grad(), or use "
@@ -151,8 +149,8 @@ def frozen_labels(layer: nn.Module, labels: T) -> Callable[[], T]:
             )
         if snapshot.changed():
             raise StaleLabels(
-                f"{name}: a parameter or a setting changed inside cached_labels(); change it "
-                "outside the block"
+                f"{name}: a parameter, a setting or the mode changed inside cached_labels(); "
+                "change it outside the block"
             )
         return labels
 
@@ -168,8 +166,6 @@ class SharedLabels:
 
     def __init__(self, layer: nn.Module, labels: Tensor) -> None:
         self.layer = layer
-        trained = any(p.requires_grad for p in layer.parameters())
-        self.without_gradients = trained and not torch.is_grad_enabled()
         self.parameters = {id(p) for p in layer.parameters() if p.requires_grad}
         self.snapshot = Snapshot(layer, samples=False)
         self.graph = labels
@@ -181,11 +177,6 @@ class SharedLabels:
         self.hook = register_optimizer_step_pre_hook(self._before_step)
 
     def read(self) -> Tensor:
-        if self.without_gradients and torch.is_grad_enabled():
-            raise RuntimeError(
-                f"{type(self.layer).__name__}: the labels of this shared_labels() block were "
-                "encoded without gradients; enter it outside torch.no_grad() to train"
-            )
         if not torch.compiler.is_compiling():  # traced tensors have no address
             self.check()
         return self.leaf

@@ -16,7 +16,6 @@ from drill.kernels.runtime.dispatch import must_not_wait
 from drill.layers.base import (
     LossOptions,
     MatrixLayer,
-    NotFoldable,
     adversarial_delta,
     head_log_probs,
     head_nll,
@@ -77,12 +76,8 @@ class AdaptiveSoftmax(WrappingLayer):
         k, clusters = layer.joint_size, len(self.cutoffs)
         like = next(layer.parameters(), torch.empty(0))  # on the layer's device, in its dtype
         bound = 1 / math.sqrt(k)
-        self.cluster_weight = nn.Parameter(
-            torch.empty(clusters, k, device=like.device, dtype=like.dtype).uniform_(-bound, bound)
-        )
-        self.cluster_bias = nn.Parameter(
-            torch.zeros(clusters, device=like.device, dtype=like.dtype)
-        )
+        self.cluster_weight = nn.Parameter(like.new_empty(clusters, k).uniform_(-bound, bound))
+        self.cluster_bias = nn.Parameter(like.new_zeros(clusters))
         self.context_maps = nn.ModuleList()  # A_i
         self.label_maps = nn.ModuleList()  # B_i
         for i in range(1, clusters + 1):
@@ -241,19 +236,6 @@ class AdaptiveSoftmax(WrappingLayer):
 
     # -- as the wrapped layer -----------------------------------------------------------------
 
-    @property
-    def weight(self) -> Tensor:
-        raise NotFoldable(
-            f"an adaptive softmax of {len(self.cutoffs)} clusters has no single weight; call "
-            "layer.nll(hidden, targets)"
-        )
-
-    def fold(self) -> nn.Linear:
-        raise NotFoldable(
-            f"an adaptive softmax of {len(self.cutoffs)} clusters equals no nn.Linear; in eval "
-            "mode without gradients its labels are encoded once"
-        )
-
     @contextmanager
     def cached_labels(self) -> Iterator[None]:
         """As the wrapped layer's; the labels of each cluster are mapped by B_i once, too."""
@@ -305,10 +287,9 @@ def _maps(k: int, k_i: int, reduction_factor: float, like: Tensor) -> tuple[nn.M
 
 
 def _checked_cutoffs(name: str, cutoffs: Sequence[int], labels: int) -> tuple[int, ...]:
-    ranks = list(cutoffs) if isinstance(cutoffs, Iterable) else [cutoffs]
-    whole = isinstance(cutoffs, Iterable) and all(map(is_whole, ranks))
-    require(whole, name, "cutoffs", "a list of whole numbers", cutoffs, TypeError)
-    increasing = all(a < b for a, b in pairwise([0, *ranks, labels]))
-    expected = f"at least one rank, increasing, between 1 and {labels - 1}"
-    require(bool(ranks) and increasing, name, "cutoffs", expected, cutoffs)
+    ranks = list(cutoffs) if isinstance(cutoffs, Iterable) else []
+    valid = bool(ranks) and all(map(is_whole, ranks))
+    valid = valid and all(a < b for a, b in pairwise([0, *ranks, labels]))
+    expected = f"a list of increasing whole numbers between 1 and {labels - 1}"
+    require(valid, name, "cutoffs", expected, cutoffs)
     return tuple(map(int, ranks))

@@ -59,6 +59,19 @@ class WrappingLayer(OutputLayer):
         """g_in: the wrapped layer's contexts, (..., d_h) -> (..., k)."""
         return self.layer.context(hidden)
 
+    @property
+    def weight(self) -> Tensor:
+        raise NotFoldable(
+            f"{type(self).__name__} is more than a product with one weight; call "
+            "layer.nll(hidden, targets)"
+        )
+
+    def fold(self) -> nn.Linear:
+        raise NotFoldable(
+            f"{type(self).__name__} equals no nn.Linear; in eval mode without gradients its labels "
+            "are encoded once"
+        )
+
     def check_start(self) -> None:
         self.layer.check_start()
 
@@ -101,19 +114,6 @@ class ScoreLayer(WrappingLayer):
         self, epsilon: float, inputs: tuple[Tensor, ...], weight: Tensor, targets: Tensor
     ) -> Tensor:
         """(...): how far a change of w_y by epsilon |w_y| can lower the score of a target y."""
-
-    @property
-    def weight(self) -> Tensor:
-        raise NotFoldable(
-            f"the scores of {type(self).__name__} are more than a product with one weight; call "
-            "layer.nll(hidden, targets)"
-        )
-
-    def fold(self) -> nn.Linear:
-        raise NotFoldable(
-            f"the scores of {type(self).__name__} equal no nn.Linear; in eval mode without "
-            "gradients its labels are encoded once"
-        )
 
     def _read(self, hidden: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
         inputs, weight = self.inputs(hidden), self.layer.weight
@@ -184,11 +184,10 @@ class Ranking(nn.Module):
         labels = layer.vocabulary_size
         ids: Tensor | None = None
         if counts is not None:
-            if not isinstance(counts, Tensor):
-                counts = _as_tensor(owner, counts)
+            if not isinstance(counts, Tensor):  # on the CPU, also while a layer is built on meta
+                counts = torch.as_tensor(counts, device="cpu", dtype=torch.float64)
             shape = tuple(counts.shape)
             require(shape == (labels,), owner, "counts", f"one per label, ({labels},)", shape)
-            require(not counts.is_complex(), owner, "counts", "real numbers", counts.dtype)
             wrong = ~(counts >= 0)  # NaN, too
             if not counts.is_meta and wrong.any():
                 first = int(wrong.nonzero()[0])
@@ -234,16 +233,6 @@ class Ranking(nn.Module):
     def _inverse(ids: Tensor) -> Tensor:
         # Not stored: it is one pass over V integers, and cannot disagree with ``ids``.
         return torch.empty_like(ids).scatter_(0, ids, torch.arange(len(ids), device=ids.device))
-
-
-def _as_tensor(owner: str, counts: Sequence[float]) -> Tensor:
-    try:
-        # On the CPU, also while a layer is built on the meta device.
-        return torch.as_tensor(counts, device="cpu", dtype=torch.float64)
-    except (TypeError, ValueError, RuntimeError):
-        raise TypeError(
-            f"{owner}: counts must be a list of numbers, got {type(counts).__name__}"
-        ) from None
 
 
 def blockwise_nll(

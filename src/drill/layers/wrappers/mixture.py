@@ -52,13 +52,6 @@ class Mixture(WrappingLayer):
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, dropout={self.dropout}, locked={self.locked}"
 
-    @property
-    def weight(self) -> Tensor:
-        raise NotFoldable(
-            f"a mixture of {self.experts} softmaxes has no single weight; call "
-            "layer.nll(hidden, targets)"
-        )
-
     def context(self, hidden: Tensor) -> Tensor:
         raise NotFoldable(
             f"a mixture of {self.experts} softmaxes has as many contexts; call "
@@ -131,12 +124,6 @@ class Mixture(WrappingLayer):
             torch.where(ignored, 0.0, -torch.logsumexp(log_prior - x, -1)) for x in losses
         )
         return plain, lowered
-
-    def fold(self) -> nn.Linear:
-        raise NotFoldable(
-            f"a mixture of {self.experts} softmaxes equals no nn.Linear; in eval mode without "
-            "gradients its labels are encoded once"
-        )
 
 
 class MixtureOfSoftmaxes(Mixture):

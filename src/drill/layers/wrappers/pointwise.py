@@ -66,9 +66,6 @@ class SigSoftmax(PointwiseLayer):
         layer: the MatrixLayer that gives the logits z.
     """
 
-    def __init__(self, layer: MatrixLayer) -> None:
-        super().__init__(layer)
-
     def transform(self, logits: Tensor) -> Tensor:
         return logits + F.logsigmoid(logits)
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from drill.kernels.loss.checks import check_head
 from drill.kernels.loss.nll import reduce_losses
-from drill.kernels.runtime.checks import one_of, require_type
+from drill.kernels.runtime.checks import one_of
 from drill.kernels.runtime.dispatch import must_not_wait
 from drill.layers.base import (
     LossOptions,
@@ -61,8 +61,6 @@ class SampledSoftmax(WrappingLayer):
     ) -> None:
         super().__init__(layer)
         name = type(self).__name__
-        kinds = (torch.Generator, type(None))
-        require_type(generator, kinds, name, "generator", "a torch.Generator")
         self.samples = positive(name, "samples", samples)
         self.proposal = one_of(name, "proposal", proposal, get_args(Proposal))
         self.ranking = Ranking(name, layer, counts)
@@ -128,7 +126,12 @@ class SampledSoftmax(WrappingLayer):
                 f"{name}: label_smoothing={label_smoothing} needs the probabilities of all labels; "
                 "train with label_smoothing=0, or train the wrapped layer"
             )
-        self._check_layer(hidden.device)
+        if self.layer.bias is not None and len(self.layer.bias) != V:
+            raise ValueError(
+                f"{name}: bias {tuple(self.layer.bias.shape)} does not match the {V} labels; call "
+                f"layer.resize({V})"
+            )
+        self.ranking.check(V)
         flat = targets.reshape(-1)  # (N,)
         ranks = self.sample(self.samples, hidden.device)  # (S,)
         drawn = self.ranking.labels_of(ranks)
@@ -169,21 +172,6 @@ class SampledSoftmax(WrappingLayer):
             return self.layer.weight, ids
         rows, place = distinct(ids, self.vocabulary_size, wait=check)
         return self.layer.labels(rows, check=False), place
-
-    def _check_layer(self, device: torch.device) -> None:
-        V, bias = self.vocabulary_size, self.layer.bias
-        own = next(self.layer.parameters(), None)
-        if own is not None and own.device != device:
-            raise ValueError(
-                f"{type(self).__name__}: hidden is on {device} but the layer on {own.device}; "
-                "move one with .to()"
-            )
-        if bias is not None and bias.shape[0] != V:
-            raise ValueError(
-                f"{type(self).__name__}: bias {tuple(bias.shape)} does not match the {V} labels; "
-                f"call layer.resize({V})"
-            )
-        self.ranking.check(V)
 
     # -- as the wrapped layer -----------------------------------------------------------------
 
