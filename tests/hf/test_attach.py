@@ -15,7 +15,16 @@ from tests.hf.tiny_models import CONFIGS, FAMILIES, T, V, auto, batch, build, lo
 
 from drill.hf import attach, fold  # isort: skip  (after the check for transformers)
 
-WRAPPERS = [name for name, kind in ALL.items() if not issubclass(kind, MatrixLayer)]
+WRAPPERS = {
+    "mixture": {"experts": 2},
+    "sampled": {"samples": 5},
+    "adaptive": {"cutoffs": [30]},
+    "sigsoftmax": {},
+    "plif": {"pieces": 9},
+    "softcap": {"cap": 5.0},
+    "mixtape": {"experts": 2},
+    "doc": {"experts": [2]},
+}
 LAYERS = {
     "deep-residual": {"depth": 2},
     "tied": {},
@@ -264,8 +273,9 @@ def test_untied_model_can_share_its_embedding():
 @pytest.mark.parametrize(
     ("options", "error", "key"),
     [
-        *(({"layer": name}, ValueError, "layer.*more than one") for name in WRAPPERS),
         ({"layer": "lm_head"}, ValueError, "layer"),
+        *(({"layer": name, **WRAPPERS[name]}, ValueError, "zero_start") for name in WRAPPERS),
+        ({"layer": "softcap", "inner": {"name": "mixture"}}, ValueError, "inner"),
         ({"layer": "dual"}, ValueError, "zero_start"),
         ({"layer": "deep-residual", "activation": "sigmoid"}, ValueError, "activation"),
         ({"layer": "deep-residual", "depth": -1}, ValueError, "depth"),
@@ -281,6 +291,33 @@ def test_what_cannot_be_attached_leaves_the_model_as_it_was(options, error, key)
         attach(model, **options)
     assert type(model) is stock
     assert type(model.lm_head) is nn.Linear
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if not issubclass(ALL[name], MatrixLayer)])
+def test_layers_over_another_layer(name, tmp_path):
+    options = {"zero_start": False, "inner": {"name": "deep-residual", "depth": 1}}
+    model = perturb(attach(build("llama"), name, **options, **WRAPPERS[name]))
+    assert model.lm_head.layer.label_weight is model.get_input_embeddings().weight
+    model.save_pretrained(tmp_path)
+    again, report = T.AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    expected = logits(model)
+    assert torch.equal(logits(again), expected)
+    assert torch.equal(logits(copy.deepcopy(model)), expected)
+    loss = model(**batch()).loss
+    fused = model.train()(**batch()).loss
+    fused.backward()
+    assert all(p.grad is not None for p in model.lm_head.parameters())
+    if name == "sampled":
+        torch.testing.assert_close(logits(fold(model)), expected)
+    else:
+        torch.testing.assert_close(fused, loss)
+        with pytest.raises(NotFoldable, match=type(model.lm_head.layer).__name__):
+            fold(model)
+    model.resize_token_embeddings(V + 6)
+    assert logits(model).shape[-1] == V + 6
+    with pytest.raises(ValueError, match="logits"):
+        attach(build("gemma"), name, **options, **WRAPPERS[name])
 
 
 def test_models_without_a_head_or_with_one_of_ours():

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from drill.hf.head import IGNORED, Head
 from drill.hf.model import (
+    INNER,
     AttachedModel,
     after_head,
     attached_class,
@@ -18,7 +19,9 @@ from drill.hf.model import (
     name_of,
 )
 from drill.kernels.loss.nll import DEFAULT_MEMORY, check_settings
+from drill.kernels.runtime.checks import one_of
 from drill.layers import LAYERS, MatrixLayer, NotFoldable
+from drill.layers.wrappers.sampled import foldable
 
 ZERO_START = ("tied", "full", "deep-residual")
 
@@ -37,7 +40,7 @@ def attach(
 
     Args:
         model: any model of transformers with a linear ``lm_head``.
-        layer: a matrix layer by name: deep-residual, tied, full, bilinear or dual.
+        layer: any layer by its name in ``drill.LAYERS``.
         zero_start: start with the logits of ``model``, so that a pretrained one can be tuned. The
             last map of deep-residual starts at zero, and its activation is tanh unless given.
         tie: whether label vectors are the input embedding, or a matrix of their own that starts as
@@ -45,7 +48,8 @@ def attach(
         label_smoothing: of the loss in training.
         memory: most bytes that the loss uses in training; less costs time.
         **options: of the layer, such as ``depth`` or ``dropout``; see its class. ``bias`` is off
-            where the model's own head has none.
+            where the model's own head has none. A layer that wraps another, such as a mixture, has
+            ``inner``: the options of that one and its ``name``; tied by default.
 
     Returns:
         ``model``, now an instance of a subclass of its class. Called with labels it returns the
@@ -56,10 +60,17 @@ def attach(
             "this model has a layer of drill; attach to a stock one, such as fold(model)"
         )
     check_settings("sum", label_smoothing, "auto", memory, IGNORED)
-    known = [name for name, each in LAYERS.items() if issubclass(each, MatrixLayer)]
-    if layer not in known:
-        why = ", whose scores are more than one product with a matrix" if layer in LAYERS else ""
-        raise ValueError(f"attach: layer must be one of {', '.join(known)}, got {layer!r}{why}")
+    one_of("attach", "layer", layer, list(LAYERS))
+    matrix = options
+    if not issubclass(LAYERS[layer], MatrixLayer):
+        matrix = options[INNER] = {"name": "tied", **options.get(INNER, {})}
+        names = [name for name, each in LAYERS.items() if issubclass(each, MatrixLayer)]
+        one_of("attach", "inner.name", matrix["name"], names)
+        if any(each is not None for each in after_head(model)):
+            raise ValueError(
+                f"attach: layer: {type(model).__name__} caps or shifts the logits of its head, "
+                f"and the loss of {layer} does not; take a layer that is one matrix"
+            )
     linear = model.get_output_embeddings()
     if type(linear) is not nn.Linear or not model._tied_weights_keys:
         raise TypeError(
@@ -81,8 +92,8 @@ def attach(
                 "embedding cannot start with its logits; pass zero_start=False too"
             )
         if layer == "deep-residual":
-            options = {"activation": "tanh", **options, "zero_start": True}
-    options.setdefault("bias", linear.bias is not None)
+            options |= {"activation": options.get("activation", "tanh"), "zero_start": True}
+    matrix.setdefault("bias", linear.bias is not None)
     drill = {
         "model_type": model.config.model_type,
         "layer": layer,
@@ -114,7 +125,9 @@ def fold(model: PreTrainedModel) -> PreTrainedModel:
     if not isinstance(model, AttachedModel):
         raise TypeError("fold: this model has no layer of drill; attach one first")
     head: Head = model.get_output_embeddings()
-    layer = head.layer
+    layer = foldable(head.layer)
+    if layer is None:
+        raise NotFoldable(f"fold: {type(head.layer).__name__} equals no linear head")
     if type(layer).context is not MatrixLayer.context:
         raise NotFoldable(
             f"fold: {type(layer).__name__} maps the hidden states too, and the stock model has no "

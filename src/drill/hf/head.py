@@ -18,7 +18,7 @@ IGNORED = -100  # the label of tokens without a loss, everywhere in transformers
 
 
 class Head(nn.Module):
-    """A matrix layer of drill: ``head(hidden)`` has its logits, ``head(hidden, targets)`` its loss.
+    """An output layer: ``head(hidden)`` has its logits, ``head(hidden, targets)`` its loss.
 
     Where the layer encodes the model's input embedding, that module belongs to the model alone: it
     is no submodule here. So a checkpoint has it once, and FSDP2, which takes no parameter in two
@@ -28,17 +28,22 @@ class Head(nn.Module):
     captured: list[Tensor] | None = None
     """While this is a list, a call only adds its hidden states to it."""
 
-    def __init__(self, layer: MatrixLayer, shared: bool) -> None:
+    def __init__(self, layer: Any, shared: bool) -> None:
         super().__init__()
-        self.layer = layer
+        self.layer = layer  # an OutputLayer
         self.shared = shared
         if shared:
-            embedding = layer._modules.pop("embedding")
-            vars(layer)["embedding"] = embedding
+            embedding = self.matrix._modules.pop("embedding")
+            vars(self.matrix)["embedding"] = embedding
+
+    @property
+    def matrix(self) -> MatrixLayer:
+        """The layer, or the matrix layer that it wraps."""
+        return self.layer if isinstance(self.layer, MatrixLayer) else self.layer.layer
 
     def share(self, embedding: nn.Module) -> None:
         """Encode the rows of this embedding, the one that the model has now."""
-        layer = self.layer
+        layer = self.matrix
         if self.shared and vars(layer)["embedding"] is not embedding:
             if not isinstance(embedding, nn.Embedding):
                 raise TypeError(
@@ -48,7 +53,7 @@ class Head(nn.Module):
                 )
             vars(layer)["embedding"] = embedding
         if layer.bias is not None and len(layer.bias) != layer.vocabulary_size:
-            layer.resize(layer.vocabulary_size)
+            self.layer.resize(layer.vocabulary_size)
 
     @property
     def weight(self) -> Tensor:
@@ -57,7 +62,7 @@ class Head(nn.Module):
         Until accelerate has sharded the model for FSDP2 it is the embedding's Parameter: by that
         identity accelerate sees that embedding and head must be in one group.
         """
-        return self.layer.label_weight if _awaits_sharding(self) else self.layer.weight
+        return self.matrix.label_weight if _awaits_sharding(self) else self.matrix.weight
 
     @property
     def bias(self) -> Tensor | None:
@@ -91,6 +96,10 @@ class Head(nn.Module):
         if targets is None:
             return layer.logits(hidden)
         on_cpu = hidden.device.type == "cpu"  # elsewhere the check waits for the device
+        if not isinstance(layer, MatrixLayer):
+            options = {"label_smoothing": label_smoothing, "memory": memory, "check": on_cpu}
+            hidden, targets = hidden.flatten(0, -2), targets.flatten()  # a dropout mask per token
+            return layer.nll(hidden, targets, "sum", IGNORED, **options)
         check_targets(hidden, targets, layer.vocabulary_size, IGNORED, on_cpu)
         context, weight = layer.context(hidden), layer.weight
         if softcap is None:
@@ -127,7 +136,7 @@ class Head(nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> "Head":
         # A copy of the model has its own embedding by now; a copy of the head alone (PEFT) shares.
         if self.shared:
-            embedding = vars(self.layer)["embedding"]
+            embedding = vars(self.matrix)["embedding"]
             memo.setdefault(id(embedding), embedding)
         new = type(self).__new__(type(self))
         memo[id(self)] = new

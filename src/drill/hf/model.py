@@ -1,7 +1,7 @@
 """The classes of models and configs with a layer attached: subclasses of the stock ones."""
 
 import functools
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch.nn.functional as F
 import transformers
@@ -17,13 +17,14 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils.generic import can_return_tuple
 
 from drill.hf.head import IGNORED, Head
-from drill.layers import LAYERS, MatrixLayer
+from drill.layers import LAYERS, OutputLayer
 
 if TYPE_CHECKING:
     from typing import Any as Stock  # whatever class comes behind these two in a subclass
 else:
     Stock = object
 
+INNER = "inner"  # the matrix layer that a layer wraps, as in recipes
 MODEL_TYPE = "drill"
 """What ``config.json`` says, so that without drill nothing reads the checkpoint as a stock model.
 In memory a config has the type of its stock class, by which libraries look up what they need."""
@@ -125,12 +126,12 @@ class AttachedModel(Stock):
     def _init_weights(self, module: nn.Module) -> None:
         head = self.get_output_embeddings()
         parts = dict(head.layer.named_modules()) if isinstance(head, Head) else {}
-        name = next((name for name, part in parts.items() if part is module), "embedding")
-        if name == "embedding":
+        name = next((name for name, part in parts.items() if part is module), None)
+        if name is None or module is head.matrix.embedding:
             super()._init_weights(module)
         else:  # a part of the layer that a checkpoint lacks
-            layer = head.layer
-            fresh = build_layer(self.config.drill, layer.embedding, layer.hidden_size)
+            matrix = head.matrix
+            fresh = build_layer(self.config.drill, matrix.embedding, matrix.hidden_size)
             for key, parameter in module.named_parameters(recurse=False):
                 init.copy_(parameter, getattr(fresh.get_submodule(name), key))
 
@@ -211,12 +212,15 @@ def attached_class_by_name(name: str) -> Any:
     return attached_class(stock, attached_config_class(stock.config_class))
 
 
-def build_layer(drill: dict[str, Any], embedding: nn.Embedding, hidden_size: int) -> MatrixLayer:
-    options = dict(drill["options"])
+def build_layer(drill: dict[str, Any], embedding: Any, hidden_size: int) -> OutputLayer:
+    layer, options = LAYERS[drill["layer"]], dict(drill["options"])
+    if INNER in options:
+        inner = dict(options.pop(INNER))
+        matrix = {"layer": inner.pop("name"), "options": inner}
+        return layer(build_layer(matrix, embedding, hidden_size), **options)
     if hidden_size != embedding.embedding_dim:
         options["hidden_size"] = hidden_size
-    layer: Any = LAYERS[drill["layer"]]
-    return cast(MatrixLayer, layer(embedding, **options))
+    return layer(embedding, **options)
 
 
 def install_head(model: Any, drill: dict[str, Any]) -> None:
@@ -226,21 +230,23 @@ def install_head(model: Any, drill: dict[str, Any]) -> None:
     """
     linear = model.get_output_embeddings()
     path, embedding = label_embedding(model)
-    shared = drill["tie"] and drill["layer"] != "full"
+    matrix_name = drill["options"].get(INNER, {}).get("name", drill["layer"])
+    shared = drill["tie"] and matrix_name != "full"
     if not shared:
-        matrix = linear.weight
-        if matrix is embedding.weight:
-            matrix = nn.Parameter(matrix.detach().clone())
-        own = nn.Embedding(matrix.shape[0], matrix.shape[1], device="meta")
-        own.weight = matrix
+        weight = linear.weight
+        if weight is embedding.weight:
+            weight = nn.Parameter(weight.detach().clone())
+        own = nn.Embedding(weight.shape[0], weight.shape[1], device="meta")
+        own.weight = weight
         embedding = own
-    layer = build_layer(drill, embedding, linear.in_features)
-    if drill["layer"] == "full":
-        layer.embedding = embedding
-    if layer.bias is not None and linear.bias is not None:
-        layer.bias = linear.bias
+    head = Head(build_layer(drill, embedding, linear.in_features), shared)
+    matrix = head.matrix
+    if matrix_name == "full":
+        matrix.embedding = embedding
+    if matrix.bias is not None and linear.bias is not None:
+        matrix.bias = linear.bias
     name = name_of(model, linear)
-    model.set_submodule(name, Head(layer, shared).train(model.training))
+    model.set_submodule(name, head.train(model.training))
     model.label_embedding, model.stock_bias = path, linear.bias is not None
     tied = dict(model._tied_weights_keys)
     tied.pop(f"{name}.weight")
