@@ -84,7 +84,7 @@ def test_translators_are_compared_by_bleu(tmp_path, monkeypatch, capfd):
 def test_analyse_prints_bands_and_ranks(drill, place):
     code, out, _ = drill("analyse", "runs/tiny", "runs/more", "--device", "cpu")
     assert code == 0
-    assert "by types" in out
+    assert all(word in out for word in ("by types", "calibration error", "g_out(E)"))
     width = load_run("runs/tiny", device="cpu").model.layer.hidden_size
     ranks = [line for line in out.splitlines() if line.endswith(f"| {width + 2} |")]
     assert len(ranks) == 2
@@ -93,6 +93,9 @@ def test_analyse_prints_bands_and_ranks(drill, place):
     assert [row["run"] for row in rows] == ["tiny", "more"]
     assert all(row["rank"]["relative"] <= width + 2 for row in rows)
     assert sum(band["tokens"] for band in rows[0]["bands"]) > 0
+    assert 0 < rows[0]["calibration"]["ece"] < 1
+    assert rows[0]["norms"][0]["types"] > 0
+    assert rows[0]["nearest"][0]["output"]
 
 
 def test_analyse_takes_a_run_once(drill, place):

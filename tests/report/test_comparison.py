@@ -9,6 +9,8 @@ from torch import nn
 from drill import TiedSoftmax
 from drill.cli.demo import seen
 from drill.data import Ids, Vocabulary
+from drill.errors import SettingsError
+from drill.language_modeling.calibration import calibration
 from drill.language_modeling.frequency_bands import Band
 from drill.language_modeling.perplexity import token_losses
 from drill.models import AwdLstm
@@ -28,7 +30,9 @@ def run(corpus: str, vocabulary: Vocabulary, lines: list[str]) -> SimpleNamespac
         settings=SimpleNamespace(data={"corpus": corpus}),
         vocabulary=vocabulary,
         ids=Ids(ids, ids, ids),
+        model=model,
         token_losses=partial(token_losses, model),
+        calibration=partial(calibration, model),
     )
 
 
@@ -44,6 +48,8 @@ def test_unk_is_a_word_of_a_closed_corpus_alone(corpus, left_out):
     inside = TOKENS - ENDS - (UNKNOWN if "<unk>" in left_out else 0)
     assert inside - 20 <= tokens < inside  # no column predicts its first token
     assert sum(change.tokens for change in text.changes["drill"]) == tokens
+    assert text.calibration["drill"].tokens == TOKENS - 20
+    assert sum(band.types for band in text.norms["tied"]) == len(vocabulary) - len(left_out)
 
 
 def test_texts_of_equally_many_words_are_not_one_text():
@@ -56,6 +62,15 @@ def test_texts_of_equally_many_words_are_not_one_text():
     one, other = found.texts()
     assert (one.models, other.models) == (["one"], ["other"])
     assert [b.tokens for b in one.losses["one"]] == [b.tokens for b in other.losses["other"]]
+
+
+def test_nearest_labels_are_those_of_given_words():
+    vocabulary = Vocabulary.from_training(LINES)
+    found = Compared(words=["lamp", "a"])
+    found.add("tied", run("own", vocabulary, LINES))
+    assert [each.label for each in found.texts()[0].nearest["tied"]] == ["lamp", "a"]
+    with pytest.raises(SettingsError, match="zebra"):
+        Compared(words=["zebra"]).add("tied", run("own", vocabulary, LINES))
 
 
 @pytest.mark.parametrize("lines", [LINES[:1], ["lit"]])

@@ -8,8 +8,10 @@ import re
 import numpy as np
 import pytest
 
+from drill.language_modeling.calibration import Calibration, ReliabilityBin
 from drill.language_modeling.frequency_bands import compare_bands, frequency_bands
 from drill.report import TextBands, write_report
+from drill.report.analysis.label_vectors import NormBand
 from drill.report.page.figures import Curve, epochs_figure, looks
 from drill.report.page.page import Section, write_page
 from tests.report.folders import perplexities, write_run
@@ -54,7 +56,14 @@ def address(tmp_path):
         write_run(tmp_path / "tied", valid=perplexities(330, 62, 40)),
         write_run(tmp_path / "drill", recipe="ptb-drill-4", valid=perplexities(310, 60, 40)),
     ]
-    page = write_report(runs, tmp_path / "page.html", texts=[TextBands(bands, changes)])
+    bins = ReliabilityBin(0.0, 0.5, 10, 0.2, 0.0), ReliabilityBin(0.5, 1.0, 5, 0.7, 0.9)
+    text = TextBands(
+        bands,
+        changes,
+        calibration={"drill": Calibration(bins)},
+        norms={"drill": [NormBand(1, 50, 3, 2.0, 9.0)]},
+    )
+    page = write_report(runs, tmp_path / "page.html", texts=[text])
     return page.as_uri()
 
 
@@ -62,7 +71,11 @@ def address(tmp_path):
 def test_plots_fill_the_page_and_stay_inside(opened, address, width, scheme):
     page = opened(address, width, scheme)
     page.locator("svg.plot rect").first.wait_for()
-    assert page.locator("svg.plot").count() == 4
+    assert page.locator("svg.plot").count() == 7
+    diagram = page.locator("#calibration svg.plot")
+    assert ticks(diagram, "last")[0] == 0.0
+    assert max(ticks(diagram, "last")) == 1.0  # linear, and nothing is cut off
+    assert diagram.locator("text.end").all_text_contents() == ["0.90", "1.00"]
     assert page.evaluate(OUTSIDE) == []
     numbers_in(page)
     content = page.locator("main").bounding_box()["width"]

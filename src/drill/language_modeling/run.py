@@ -13,6 +13,7 @@ from torch import Tensor
 from drill.data import DataError, Ids, SubwordVocabulary, Vocabulary, load_vocabulary
 from drill.errors import RunFolderError
 from drill.language_modeling.build import corpus, dry_run, encoded_text, language_model
+from drill.language_modeling.calibration import Calibration, calibration
 from drill.language_modeling.generation import generate
 from drill.language_modeling.perplexity import Perplexity, Text, perplexity, token_losses
 from drill.language_modeling.scoring import Scored, score
@@ -106,6 +107,21 @@ class LanguageModelRun:
             Losses (tokens,), column after column, on the CPU.
         """
         return self._evaluated(token_losses, ids, batch_size=batch_size, progress=progress)
+
+    def calibration(
+        self, ids: Text, *, batch_size: int = 10, progress: Callable[[int, int], None] | None = None
+    ) -> Calibration:
+        """How often the likeliest token is right, by the probability that it gets.
+
+        Args:
+            ids: the text, (N,).
+            batch_size: columns that the text is cut into.
+            progress: called with how much is done, and of how much.
+
+        Returns:
+            Reliability bins, and the expected calibration error as ``ece``.
+        """
+        return self._evaluated(calibration, ids, batch_size=batch_size, progress=progress)
 
     def _evaluated(self, evaluate: Callable[..., Result], ids: Text, **options: Any) -> Result:
         given = self.settings.training

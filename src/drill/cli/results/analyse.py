@@ -1,4 +1,4 @@
-"""`drill analyse`: loss by token frequency, and the rank of the log-probabilities."""
+"""`drill analyse`: loss by frequency, calibration, label vectors, rank."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -6,13 +6,19 @@ from typing import Annotated, Any
 
 import typer
 
-from drill.cli.display import Counter
+from drill.cli.display import Counter, note
 from drill.cli.options import DeviceOption, JsonOption, QuietOption
 from drill.errors import SettingsError
 
 
 def analyse(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders.")],
+    word: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Show its nearest labels; repeatable. By default a word of each frequency band."
+        ),
+    ] = None,
     no_rank: Annotated[
         bool, typer.Option("--no-rank", help="Leave out the rank, which is slow on a CPU.")
     ] = False,
@@ -23,13 +29,22 @@ def analyse(
     """Analyse language models on their test text, as Markdown.
 
     Loss by how often a word or subword occurs in training, also relative to the first run, by
-    types and by tokens; bits per byte of subwords; and the rank of the log-probabilities.
+    types and by tokens; bits per byte of subwords; calibration; norms of labels by frequency and
+    nearest labels, in the embedding E and in the output layer's g_out(E); and the rank of the
+    log-probabilities. `drill report --bands` draws them.
     """
     from drill.language_modeling.run import load_run
     from drill.report.analysis.comparison import Compared
     from drill.report.analysis.log_prob_rank import LogProbRank, log_prob_rank
     from drill.report.results.runs import distinct_names
-    from drill.report.tables.band_tables import bands_table, changes_table
+    from drill.report.tables.band_tables import (
+        bands_table,
+        calibration_table,
+        changes_table,
+        nearest_table,
+        norms_table,
+        reliability_table,
+    )
     from drill.report.tables.markup import Table
     from drill.training.run.folder import json_row
 
@@ -37,15 +52,22 @@ def analyse(
     if len({*folders}) < len(folders):
         raise SettingsError("analyse: a run is named twice")
     names = distinct_names(folders)
-    found = Compared()
+    found = Compared(words=word or ())
     loaded = {names[folder]: load_run(folder, device=device) for folder in folders}
     for name, run in loaded.items():
         found.add(name, run)
+    for name in found.without_labels:
+        note(f"{name}: its output layer has no label matrix, so no norms and no nearest labels")
     if not as_json:
         for text in found.texts():
             typer.echo(bands_table(text).markdown())
             if text.changes:
                 typer.echo(changes_table(text).markdown())
+            typer.echo(calibration_table(text.calibration).markdown())
+            typer.echo(reliability_table(text.calibration).markdown())
+            if text.norms:
+                typer.echo(norms_table(text.norms).markdown())
+                typer.echo(nearest_table(text.nearest).markdown())
     ranks: dict[str, LogProbRank] = {}
     if not no_rank:
         for name, run in loaded.items():
@@ -61,7 +83,15 @@ def analyse(
     if as_json:
         for text in found.texts():
             for name, bands in text.losses.items():
-                row: dict[str, Any] = {"run": name, "bands": [asdict(band) for band in bands]}
+                calibration = text.calibration[name]
+                row: dict[str, Any] = {
+                    "run": name,
+                    "bands": [asdict(band) for band in bands],
+                    "calibration": {"ece": calibration.ece, **asdict(calibration)},
+                }
+                if name in text.norms:
+                    row["norms"] = [asdict(band) for band in text.norms[name]]
+                    row["nearest"] = [asdict(each) for each in text.nearest[name]]
                 if name in text.bits_per_byte:
                     row["bits_per_byte"] = text.bits_per_byte[name]
                 typer.echo(json_row(row | ({"rank": ranks[name]._asdict()} if ranks else {})))
@@ -78,8 +108,8 @@ def analyse(
             ]
             for name, r in ranks.items()
         ]
-        note = (
+        remark = (
             "Rank of the log-probabilities of all tokens: singular values above 1.0, as in the "
             "released code, and above 1e-6 of the largest. One softmax cannot exceed d + 2."
         )
-        typer.echo(Table.of(rows, [note]).markdown())
+        typer.echo(Table.of(rows, [remark]).markdown())

@@ -23,7 +23,11 @@ def report(
     title: Annotated[str, typer.Option(help="Title of the page.")] = "Runs",
     bands: Annotated[
         bool,
-        typer.Option("--bands", help="Add loss, or accuracy of translators, by word frequency."),
+        typer.Option(
+            "--bands",
+            help="Add loss by word frequency, calibration and label vectors, or accuracy of words "
+            "of translators.",
+        ),
     ] = False,
     samples: Annotated[
         int, typer.Option(min=0, help="Language models: number of generated texts to show.")
@@ -35,8 +39,9 @@ def report(
 ) -> None:
     """Write one self-contained page about runs and ledgers.
 
-    Tables, learning curves, settings. --bands adds the test loss by word frequency, also relative
-    to the first run on the same text, or for translators the accuracy of words.
+    Tables, learning curves, settings. --bands adds what `drill analyse` prints but the rank: the
+    test loss by word frequency, also relative to the first run on the same text, calibration, and
+    norms and neighbours of labels; or for translators the accuracy of words.
     """
     from drill.cli.display import note
     from drill.language_modeling.run import load_run
@@ -81,6 +86,8 @@ def report(
                     accuracy.setdefault(kind, {})[names[folder]] = each
             else:
                 found.add(names[folder], load_run(folder, device=device), bands, samples)
+    for name in found.without_labels:
+        note(f"{name}: its output layer has no label matrix, so no norms and no nearest labels")
     verb = "replaced" if out.is_file() else "wrote"
     page = write_report(
         folders,

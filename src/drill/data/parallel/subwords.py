@@ -215,6 +215,12 @@ class Subwords:
         name: str = self._tokenizer.id_to_token(self._checked(index))
         return name
 
+    def display(self, index: int) -> str:
+        """A piece as text with ``▁`` for a space; as ``piece`` where it is no whole character."""
+        text = self.decode([index]).replace(" ", "▁")
+        whole = text and text.isprintable() and "\ufffd" not in text
+        return text if whole else self.piece(index)
+
     def _checked(self, index: int) -> int:
         if not 0 <= index < len(self):
             raise DataError(f"Subwords: id must be in 0 to {len(self) - 1}, got {index}")

@@ -74,6 +74,10 @@ class SubwordVocabulary(Vocabulary):
         """Lines; bytes that are no characters are U+FFFD."""
         return lines_of(b"".join(self.bytes_of[each] for each in ids).decode("utf-8", "replace"))
 
+    def display(self, index: int) -> str:
+        """A piece with ``▁`` for a space before it."""
+        return EOS if index == END else self.subwords.display(index)
+
     def text_of(self, index: int) -> str:
         """A piece for people, ``<eos>`` of the end of a line."""
         return EOS if index == END else self.bytes_of[index].decode("utf-8", "replace")

@@ -142,6 +142,10 @@ class Vocabulary:
                 "build the vocabulary over this text too, or with from_training"
             ) from None
 
+    def display(self, index: int) -> str:
+        """A label for people."""
+        return self.words[index]
+
     def decode(self, ids: Iterable[int]) -> list[str]:
         """Lines: words joined by a space, a line for each ``<eos>`` and one for what is left."""
         lines: list[str] = []

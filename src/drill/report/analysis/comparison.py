@@ -1,4 +1,4 @@
-"""Compare trained models: loss or accuracy on rare and frequent words of the same text."""
+"""Compare trained models: loss or accuracy on rare and frequent words, calibration, labels."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from drill.data import Vocabulary, columns, target_counts
+from drill.data import SubwordVocabulary, Vocabulary, columns, target_counts
 from drill.data.parallel.parallel_text import read_lines
 from drill.data.parallel.word_tokenizer import LANGUAGES
 from drill.errors import RunFolderError, SettingsError
+from drill.language_modeling.calibration import Calibration
 from drill.language_modeling.frequency_bands import (
     compare_bands,
     default_edges,
@@ -21,6 +22,14 @@ from drill.language_modeling.frequency_bands import (
 )
 from drill.language_modeling.generation import generate
 from drill.language_modeling.run import LanguageModelRun
+from drill.report.analysis.label_vectors import (
+    Neighbours,
+    NormBand,
+    label_norms,
+    label_vectors,
+    nearest_labels,
+    typical_labels,
+)
 from drill.report.analysis.word_accuracy import AccuracyBand, subword_bands, word_bands
 from drill.report.tables.band_tables import TextBands
 from drill.training.run.folder import RunFolder
@@ -35,17 +44,28 @@ Say = Callable[[str], None]
 BATCH = 20
 """Batch size of the test text: 1 would lose no context and take ten times as long."""
 
+NEAREST = 5
+"""Labels that are listed next to a label."""
+
 
 class Compared:
-    """Collects the test losses of runs, and generated samples.
+    """Collects the test losses of runs, their calibration and labels, and generated samples.
 
     Args:
         edges: training counts at which bands begin; by the vocabulary by default.
+        words: whose nearest labels are listed; one of each band by default.
     """
 
-    def __init__(self, edges: Sequence[int] | None = None, prompts: Sequence[str] = ("",)) -> None:
+    def __init__(
+        self,
+        edges: Sequence[int] | None = None,
+        prompts: Sequence[str] = ("",),
+        words: Sequence[str] = (),
+    ) -> None:
         self.edges = edges
         self.prompts = prompts
+        self.words = words
+        self.without_labels: list[str] = []  # runs whose layer has no label matrix
         self.samples: dict[str, list[str]] = {}
         self._texts: list[_Text] = []
 
@@ -53,9 +73,11 @@ class Compared:
         if bands:
             size = max(1, min(BATCH, len(run.ids.test) // 2))  # the same for all runs on a text
             targets = columns(run.ids.test, size)[1:].t().flatten()
-            losses = run.token_losses(run.ids.test, batch_size=size)
             left_out = excluded_words(run.vocabulary, run.settings.data["corpus"])
-            self._text(run.vocabulary, targets, left_out).losses[name] = losses
+            text = self._text(run.vocabulary, targets, left_out)
+            self._add_labels(name, run, text)  # first: an unknown word is an error
+            text.losses[name] = run.token_losses(run.ids.test, batch_size=size)
+            text.calibration[name] = run.calibration(run.ids.test, batch_size=size)
         if samples:
             self.samples[name] = [
                 self._sample(run, self.prompts[i % len(self.prompts)], seed=i)
@@ -75,6 +97,19 @@ class Compared:
         self._texts.append(_Text(vocabulary, targets, left_out))
         return self._texts[-1]
 
+    def _add_labels(self, name: str, run: LanguageModelRun, text: "_Text") -> None:
+        vectors = label_vectors(run.model.encoder.embedding, run.model.layer)
+        if vectors is None:
+            self.without_labels.append(name)
+            return
+        vocabulary, options = run.vocabulary, text.band_options(self.edges)
+        text.norms[name] = label_norms(vectors, vocabulary.counts, **options)
+        labels = [_label(name, vocabulary, word) for word in self.words]
+        text.nearest[name] = [
+            nearest_labels(vectors, label, vocabulary.display, vocabulary.counts, top=NEAREST)
+            for label in labels or typical_labels(vocabulary.counts, **options)
+        ]
+
     @staticmethod
     def _sample(run: LanguageModelRun, prompt: str, seed: int) -> str:
         """The line that begins with ``prompt``."""
@@ -90,19 +125,25 @@ class _Text:
     """A text, and the losses of the runs that were evaluated on it.
 
     targets  (N,) ids that ``token_losses`` predicts, in its order
-    losses   (N,) of each run
+    losses   (N,) of each run; the others are as in ``TextBands``
     """
 
     vocabulary: Vocabulary
     targets: Tensor
     left_out: tuple[str, ...]
     losses: dict[str, Tensor] = field(default_factory=dict)
+    calibration: dict[str, Calibration] = field(default_factory=dict)
+    norms: dict[str, list[NormBand]] = field(default_factory=dict)
+    nearest: dict[str, list[Neighbours]] = field(default_factory=dict)
+
+    def band_options(self, edges: Sequence[int] | None) -> dict[str, Any]:
+        exclude = [self.vocabulary.ids[word] for word in self.left_out]
+        return {"edges": edges or default_edges(self.vocabulary), "exclude": exclude}
 
     def bands(self, edges: Sequence[int] | None) -> TextBands:
         base, *others = self.losses
         words = (self.targets, self.vocabulary.counts)
-        options: dict[str, Any] = {"edges": edges or default_edges(self.vocabulary)}
-        options["exclude"] = [self.vocabulary.ids[word] for word in self.left_out]
+        options = self.band_options(edges)
         return TextBands(
             {name: frequency_bands(x, *words, **options) for name, x in self.losses.items()},
             {
@@ -111,6 +152,9 @@ class _Text:
             },
             self.left_out,
             self._bits_per_byte(),
+            self.calibration,
+            self.norms,
+            self.nearest,
         )
 
     def _bits_per_byte(self) -> dict[str, float]:
@@ -120,6 +164,15 @@ class _Text:
             return {}
         bits = math.log(2.0) * float(sizes[self.targets.numpy()].sum())
         return {name: float(x.double().sum()) / bits for name, x in self.losses.items()}
+
+
+def _label(name: str, vocabulary: Vocabulary, word: str) -> int:
+    """The id of a word; of subwords, that of its first one."""
+    if isinstance(vocabulary, SubwordVocabulary):
+        return vocabulary.subwords.encode(f" {word}")[0]
+    if word not in vocabulary:
+        raise SettingsError(f"is not in the vocabulary of {name}", key=f"--word {word}")
+    return vocabulary.ids[word]
 
 
 # -- translators -----------------------------------------------------------------------------------

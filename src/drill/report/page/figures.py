@@ -5,11 +5,13 @@ import io
 import math
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from drill.language_modeling.frequency_bands import Band, BandChange
+from drill.language_modeling.calibration import Calibration
+from drill.language_modeling.frequency_bands import Band, BandChange, CountRange
+from drill.report.analysis.label_vectors import NormBand
 from drill.report.results.ledger import Row
 from drill.report.results.runs import RunSummary
 from drill.report.tables.markup import escape, visible
@@ -63,6 +65,7 @@ class Figure:
     columns: of ``rows``: name, x, y, and for lines ``lowest``, ``highest``, ``averaged``.
     kind: ``lines`` or ``bars``.
     whole: ticks of x at integers only, unless the view is narrower than 2.
+    linear: starts with linear axes, and no value is cut off.
     """
 
     title: str
@@ -72,6 +75,7 @@ class Figure:
     caption: str
     kind: str = "lines"
     whole: bool = False
+    linear: bool = False
 
     @property
     def data(self) -> str:
@@ -90,7 +94,7 @@ class Figure:
         return "\n".join(
             [
                 f'<figure class="{self.kind}" data-title="{escape(self.title)}"'
-                f"{' data-whole' if self.whole else ''}>",
+                f"{' data-whole' if self.whole else ''}{' data-linear' if self.linear else ''}>",
                 '<ul class="legend">',
                 *legend,
                 "</ul>",
@@ -314,6 +318,26 @@ def _line(
     )
 
 
+def reliability_figure(calibration: Mapping[str, Calibration], look: Mapping[str, Look]) -> Figure:
+    """Accuracy by confidence, and the diagonal of a calibrated model."""
+    diagonal = "calibrated model"
+    legend = [*((name, look[name].classes) for name in calibration), (diagonal, "soft d2")]
+    rows = [
+        [name, _number(bin.confidence), _number(bin.accuracy)]
+        for name, each in calibration.items()
+        for bin in each.bins
+    ]
+    rows += [[diagonal, end, end] for end in ("0", "1")]
+    errors = ", ".join(f"{name} {100 * each.ece:.2f}%" for name, each in calibration.items())
+    title = f"Reliability. Expected calibration error: {errors}"
+    caption = (
+        "How often the likeliest token is right, by the probability it gets; below the diagonal a "
+        f"model is overconfident. Expected calibration error: {errors}."
+    )
+    columns = ["run", "confidence", "accuracy"]
+    return Figure(title, legend, columns, rows, caption, linear=True)
+
+
 # -- bars -----------------------------------------------------------------------------------------
 
 
@@ -336,21 +360,29 @@ def changes_figure(
     return _bar_figure(title, axis, changes, values, look, caption)
 
 
+def norm_figures(
+    norms: Mapping[str, Sequence[NormBand]], look: Mapping[str, Look]
+) -> Iterator[Figure | None]:
+    """Mean norms of E and of g_out(E) by how often a label occurs in the training text."""
+    for key, name in (("embedding", "E"), ("output", "g_out(E)")):
+        values = {run: [getattr(each, key) for each in group] for run, group in norms.items()}
+        title, axis = f"Norm of {name} by training count", f"mean norm in {name}"
+        yield _bar_figure(title, axis, norms, values, look, f"{title}.")
+
+
 def _bar_figure(
     title: str,
     axis: str,
-    bands: Mapping[str, Sequence[Band | BandChange]],
+    bands: Mapping[str, Sequence[CountRange]],
     values: Mapping[str, Sequence[float]],
     look: Mapping[str, Look],
     caption: str,
 ) -> Figure | None:
-    first = next(iter(bands.values()))
-    shown = [n for n, band in enumerate(first) if band.tokens]
     rows = [
-        [name, first[n].label, _number(each[n])]
+        [name, band.label, _number(value)]
         for name, each in values.items()
-        for n in shown
-        if math.isfinite(each[n])
+        for band, value in zip(bands[name], each, strict=True)
+        if math.isfinite(value)
     ]
     legend = [(name, look[name].classes) for name in values]
     columns = ["run", "training count", axis]

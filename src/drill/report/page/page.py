@@ -22,6 +22,8 @@ from drill.report.page.figures import (
     changes_figure,
     epochs_figure,
     looks,
+    norm_figures,
+    reliability_figure,
     run_looks,
     time_figure,
     training_figure,
@@ -35,7 +37,11 @@ from drill.report.tables.band_tables import (
     accuracy_table,
     bands_table,
     by_references,
+    calibration_table,
     changes_table,
+    nearest_table,
+    norms_table,
+    reliability_table,
 )
 from drill.report.tables.markup import Table, markdown_text, visible
 from drill.report.tables.result_tables import (
@@ -104,6 +110,8 @@ def write_report(
         Section("time", "Time to a perplexity", [*_times(found, look)]),
         Section("evaluations", ADAPTED, [*_evaluations(found)]),
         Section("bands", "Rare and frequent words", [*_bands(found, texts, accuracy or {}, look)]),
+        Section("calibration", "Calibration", [*_calibration(found, texts, look)]),
+        Section("labels", "Label vectors", [*_labels(found, texts, look)]),
         Section(
             "samples",
             "Samples",
@@ -266,6 +274,31 @@ def _bands(
             of = f" ({_corpora_and_models(list(group), runs)})" if len(groups) > 1 else ""
             caption = f"{kind.capitalize()}s that translators get right{of}"
             yield "table", (caption, accuracy_table(group, of=kind))
+
+
+def _calibration(
+    runs: Sequence[RunSummary], texts: Sequence[TextBands], look: Mapping[str, Look]
+) -> Iterator[Block]:
+    for text in texts:
+        if text.calibration:
+            if len(texts) > 1:
+                yield "heading", _corpora_and_models(text.models, runs)
+            yield "figure", reliability_figure(text.calibration, look)
+            yield "table", ("Calibration", calibration_table(text.calibration))
+            yield "table", ("Accuracy by confidence", reliability_table(text.calibration))
+
+
+def _labels(
+    runs: Sequence[RunSummary], texts: Sequence[TextBands], look: Mapping[str, Look]
+) -> Iterator[Block]:
+    for text in texts:
+        if text.norms:
+            if len(texts) > 1:
+                yield "heading", _corpora_and_models(text.models, runs)
+            for figure in norm_figures(text.norms, look):
+                yield "figure", figure
+            yield "table", ("Norms by training count", norms_table(text.norms))
+            yield "table", ("Nearest labels", nearest_table(text.nearest))
 
 
 def _ledgers(ledgers: Ledgers) -> Iterator[Block]:

@@ -73,7 +73,8 @@ const drill_plots = (() => {
   ];
   const box_of = (width) => ({ left: width < 600 ? 54 : 64, right: width - 12, top: 26, height: Math.round(Math.min(420, Math.max(280, 0.45 * width))) });
 
-  // plot: {title, x, y, whole, lines: [{name, look, points: [[x, y]], band: [[x, low, high]], ring: [x, y]}]}
+  // linear: linear axes first, and no value is cut off.
+  // plot: {title, x, y, whole, linear, lines: [{name, look, points: [[x, y]], band: [[x, low, high]], ring: [x, y]}]}
   class LinePlot {
     constructor(figure, plot) {
       this.figure = figure;
@@ -81,7 +82,8 @@ const drill_plots = (() => {
       this.hidden = new Set();
       const redraw = () => this.draw();
       this.log_x = html("input", { type: "checkbox", change: () => this.set_zoom(null) });
-      this.log_y = html("input", { type: "checkbox", checked: "", change: redraw });
+      this.log_y = html("input", { type: "checkbox", change: redraw });
+      this.log_y.checked = !plot.linear;
       this.base = html("select", { change: redraw });
       const button = (text, work) => html("button", { type: "button", click: work }, text);
       const controls = html("div", { class: "plot-controls" },
@@ -104,7 +106,7 @@ const drill_plots = (() => {
       figure.prepend(controls, this.svg, this.legend);
       this.update(plot);
       const ends = this.lines.filter((line) => line.points.length).map((line) => line.points.at(-1)[0]);
-      this.log_x.checked = lowest(ends) > 0 && highest(ends) >= LOG_X * lowest(ends);
+      this.log_x.checked = !plot.linear && lowest(ends) > 0 && highest(ends) >= LOG_X * lowest(ends);
       new ResizeObserver(redraw).observe(figure);
     }
 
@@ -197,7 +199,7 @@ const drill_plots = (() => {
       const ys = of_lines.flat().sort((a, b) => a - b);
       if (!ys.length) return log ? [1, 10] : [0, 1];
       let [least, top] = [ys[0], ys.at(-1)];
-      if (!this.base.value) { // the steep start is cut off
+      if (!this.base.value && !this.plot.linear) { // the steep start is cut off
         const lows = of_lines.map(lowest);
         top = Math.min(top, Math.max(CUT * least, 1.1 * highest(lows), ys[Math.ceil(SHOWN * ys.length) - 1]));
         least = lowest([least, ...this.drawn.map((line) => lowest(line.band.filter(seen).map((each) => each[1])))]);
@@ -216,7 +218,7 @@ const drill_plots = (() => {
       const base = this.lines.find((line) => line.name === this.base.value);
       const log_y = this.log_y.checked && !base;
       this.log_y.disabled = Boolean(base);
-      const drawable = ([x, y]) => Math.abs(x) < LARGEST && Math.abs(y) < LARGEST && (x > 0 || !this.log_x.checked) && (y > 1 / LARGEST || base);
+      const drawable = ([x, y]) => Math.abs(x) < LARGEST && Math.abs(y) < LARGEST && (x > 0 || !this.log_x.checked) && (y > 1 / LARGEST || base || (this.plot.linear && !log_y));
       const known = base?.points.filter(([, y]) => Number.isFinite(y));
       this.drawn = this.lines.filter((line) => !this.hidden.has(line.name)).map((line) => {
         const all = base ? line.points.map(([x, y]) => [x, 100 * (y / interpolated(known, x) - 1)]) : line.points;
@@ -356,8 +358,8 @@ const drill_plots = (() => {
       if (row[low]) line.band.push([point[0], Number(row[low]), Number(row[low + 1])]);
       if (row[averaged] && !line.ring) line.ring = point;
     }
-    const { title, whole } = figure.dataset;
-    return { title, x: heads[1], y: heads[2], whole: whole !== undefined, lines: [...lines.values()] };
+    const { title, whole, linear } = figure.dataset;
+    return { title, x: heads[1], y: heads[2], whole: whole !== undefined, linear: linear !== undefined, lines: [...lines.values()] };
   }
 
   function read_csv(source) {

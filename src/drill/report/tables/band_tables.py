@@ -1,4 +1,4 @@
-"""Tables of losses and of accuracy by word frequency."""
+"""Tables of losses and of accuracy by word frequency, of calibration and of label vectors."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from drill.errors import ReportError
+from drill.language_modeling.calibration import Calibration
 from drill.language_modeling.frequency_bands import FEW, SURE, Band, BandChange
+from drill.report.analysis.label_vectors import Neighbour, Neighbours, NormBand
 from drill.report.analysis.word_accuracy import AccuracyBand
 from drill.report.tables import number_format as numbers
 from drill.report.tables.markup import Cell, Table
@@ -23,12 +25,18 @@ class TextBands:
         changes: of other models against the first of ``losses``, from ``compare_bands``.
         left_out: words that are in no band, such as ``<eos>``.
         bits_per_byte: of each model over the whole text, where its labels are subwords.
+        calibration: of each model, from ``calibration``.
+        norms: of each model with a label matrix, from ``label_norms``.
+        nearest: of each model with a label matrix, from ``nearest_labels``.
     """
 
     losses: Mapping[str, Sequence[Band]]
     changes: Mapping[str, Sequence[BandChange]] = field(default_factory=dict)
     left_out: Sequence[str] = ()
     bits_per_byte: Mapping[str, float] = field(default_factory=dict)
+    calibration: Mapping[str, Calibration] = field(default_factory=dict)
+    norms: Mapping[str, Sequence[NormBand]] = field(default_factory=dict)
+    nearest: Mapping[str, Sequence[Neighbours]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.losses:
@@ -101,6 +109,81 @@ def changes_table(text: TextBands) -> Table:
         )
     left = [f"Without {' and '.join(text.left_out)}."] if text.left_out else []
     return Table.of(rows, [note, *left])
+
+
+def calibration_table(calibration: Mapping[str, Calibration]) -> Table:
+    """Expected calibration error of each model, in percent."""
+    rows = [
+        [
+            ("run", name),
+            ("tokens", numbers.count(each.tokens)),
+            ("calibration error", _share(each.ece)),
+            ("accuracy", _share(each.accuracy)),
+            ("confidence", _share(each.confidence)),
+        ]
+        for name, each in calibration.items()
+    ]
+    note = (
+        "In percent. Confidence is the probability of the likeliest token, accuracy how often it "
+        "is right, calibration error their mean difference over bins of confidence (ECE)."
+    )
+    return Table.of(rows, [note])
+
+
+def reliability_table(calibration: Mapping[str, Calibration]) -> Table:
+    """Accuracy of each model by confidence, in percent."""
+    bins = {name: {bin.low: bin for bin in each.bins} for name, each in calibration.items()}
+    ends = {bin.low: bin.high for each in bins.values() for bin in each.values()}
+    rows = []
+    for low in sorted(ends):
+        row = [("confidence", f"{100 * low:.3g} to {100 * ends[low]:.3g}")]
+        for name, each in bins.items():
+            bin = each.get(low)
+            row += [
+                (f"{name}, tokens", numbers.count(bin.tokens if bin else None)),
+                (f"{name}, confidence", _share(bin.confidence) if bin else numbers.NOTHING),
+                (f"{name}, accuracy", _share(bin.accuracy) if bin else numbers.NOTHING),
+            ]
+        rows.append(row)
+    return Table.of(rows)
+
+
+def norms_table(norms: Mapping[str, Sequence[NormBand]]) -> Table:
+    """Mean norms of each model's labels in each band."""
+    rows = []
+    for line in zip(*norms.values(), strict=True):
+        row = [("training count", line[0].label), ("types", numbers.count(line[0].types))]
+        for name, band in zip(norms, line, strict=True):
+            row += [
+                (f"{name}, E", numbers.loss(band.embedding)),
+                (f"{name}, g_out(E)", numbers.loss(band.output)),
+            ]
+        rows.append(row)
+    note = (
+        "Mean norm of label vectors: E is the input embedding, g_out(E) the labels of the output "
+        "layer."
+    )
+    return Table.of(rows, [note])
+
+
+def nearest_table(nearest: Mapping[str, Sequence[Neighbours]]) -> Table:
+    """The nearest labels of each model."""
+
+    def shown(labels: Sequence[Neighbour]) -> str:
+        return ", ".join(f"{name} {cosine:.2f}" for name, cosine in labels)
+
+    rows = [
+        [
+            ("run", name),
+            ("label", each.label),
+            ("seen", numbers.count(each.count)),
+            ("nearest in E", shown(each.embedding)),
+            ("nearest in g_out(E)", shown(each.output)),
+        ]
+        for name, group in nearest.items()
+        for each in group
+    ]
+    return Table.of(rows, ["Nearest labels by cosine. Seen: occurrences in the training text."])
 
 
 def by_references(

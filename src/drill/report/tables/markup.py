@@ -39,6 +39,7 @@ def markdown_text(text: object) -> str:
 
 TEXTS = {"run", "row", "recipe", "layer", "seeds", "device", "commit", "recorded", "note"}
 TEXTS |= {"training count", "evaluation", "settings"}
+TEXTS |= {"label", "nearest in E", "nearest in g_out(E)"}
 
 
 @dataclass(frozen=True)

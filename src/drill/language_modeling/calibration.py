@@ -1,0 +1,110 @@
+"""Calibration: how often the likeliest token is right, against the probability that it gets.
+
+    ECE = sum_b n_b / N |accuracy_b - confidence_b|
+
+The expected calibration error (Guo et al., ICML 2017) over bins of equal width of the confidence,
+which is the probability of the likeliest token.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from drill.language_modeling.perplexity import Progress, Text, hidden_states, laid_out
+from drill.models.language_model import LanguageModel
+from drill.training.precision import autocast_to, evaluating
+
+BINS = 15  # as in the paper
+CHUNK = 512  # log-probabilities of so many tokens are computed at a time
+
+
+@dataclass(frozen=True)
+class ReliabilityBin:
+    """Predictions whose confidence is from ``low`` to ``high``.
+
+    tokens      how many
+    confidence  their mean confidence
+    accuracy    the share whose likeliest token is the right one
+    """
+
+    low: float
+    high: float
+    tokens: int
+    confidence: float
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The bins that have tokens, in rising order of confidence."""
+
+    bins: tuple[ReliabilityBin, ...]
+
+    @property
+    def tokens(self) -> int:
+        return sum(each.tokens for each in self.bins)
+
+    @property
+    def ece(self) -> float:
+        """Expected calibration error, 0 to 1."""
+        return self._mean([abs(each.accuracy - each.confidence) for each in self.bins])
+
+    @property
+    def accuracy(self) -> float:
+        return self._mean([each.accuracy for each in self.bins])
+
+    @property
+    def confidence(self) -> float:
+        """Its mean; above ``accuracy`` the model is overconfident."""
+        return self._mean([each.confidence for each in self.bins])
+
+    def _mean(self, values: list[float]) -> float:
+        """Over tokens."""
+        pairs = zip(self.bins, values, strict=True)
+        return sum(each.tokens * value for each, value in pairs) / self.tokens
+
+
+@torch.no_grad()
+def calibration(
+    model: LanguageModel,
+    ids: Text,
+    *,
+    batch_size: int = 10,
+    bptt: int = 70,
+    autocast: torch.dtype | None = None,
+    bins: int = BINS,
+    progress: Progress | None = None,
+) -> Calibration:
+    """The calibration of a model on a text, in eval mode.
+
+    Args:
+        ids: (N,), cut into ``batch_size`` columns without the rest, or (rows, B).
+        batch_size, bptt, autocast: as in ``perplexity``.
+        bins: how many, of equal width.
+        progress: called with the tokens done and all there are.
+    """
+    data = laid_out("calibration", model, ids, batch_size)
+    total = data[1:].numel()
+    # tokens, summed confidence, right ones; MPS has no float64
+    sums = torch.zeros(3, bins, dtype=torch.float64)
+    done = 0
+    with evaluating(model), autocast_to(data.device, autocast), model.layer.cached_labels():
+        for hidden in hidden_states(model, data, bptt):
+            targets = data[1:].flatten()[done : done + hidden[..., 0].numel()]
+            parts = zip(hidden.flatten(0, 1).split(CHUNK), targets.split(CHUNK), strict=True)
+            for part, wanted in parts:
+                best = model.layer.log_probs(part).max(-1)
+                p = best.values.cpu().double().exp()
+                right = (best.indices == wanted).cpu().double()
+                place = (p * bins).long().clamp(max=bins - 1)
+                sums.index_add_(1, place, torch.stack([torch.ones_like(p), p, right]))
+            done += len(targets)
+            if progress is not None:
+                progress(done, total)
+    return Calibration(
+        tuple(
+            ReliabilityBin(n / bins, (n + 1) / bins, int(tokens), p / tokens, right / tokens)
+            for n, (tokens, p, right) in enumerate(sums.t().tolist())
+            if tokens
+        )
+    )
