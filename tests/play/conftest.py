@@ -39,6 +39,29 @@ def models(place) -> list[LanguageModelPlayer]:
 
 
 @pytest.fixture(scope="session")
+def subwords_place(tmp_path_factory) -> Path:
+    """A folder with the runs subwords and other, language models with two tokenizers."""
+    pytest.importorskip("tokenizers")
+    folder = tiny_place.make_place(tmp_path_factory.mktemp("subwords"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        for name, size in (("subwords", 266), ("other", 262)):
+            changes = ["training.epochs=1", f"data.tokenizer={size}"]
+            train(recipe("tiny.toml", changes), f"runs/{name}", device="cpu", quiet=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def subword_models(subwords_place) -> list[LanguageModelPlayer]:
+    folder = subwords_place / "runs/subwords"
+    return [
+        LanguageModelPlayer(weights, load_run(folder, weights, "cpu"))
+        for weights in ("best", "last")
+    ]
+
+
+@pytest.fixture(scope="session")
 def translators(pairs_place) -> list[TranslatorPlayer]:
     return [
         TranslatorPlayer(weights, load_translation(pairs_place / "runs/tiny", weights, "cpu"))

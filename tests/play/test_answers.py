@@ -154,6 +154,46 @@ def test_subwords_are_looked_up(translators):
     assert len(found["embedding"]) == answers.TOP
 
 
+# -- language models of subwords ------------------------------------------------------------------
+
+
+def test_next_subwords_have_marks_and_the_text_that_goes_on(subword_models):
+    player = subword_models[0]
+    answer = answers.next_words(subword_models, "boat is ")
+    assert "".join(answer["read"]) == "boat▁is"
+    marked = [row for row in answer["words"] if row["word"].startswith("▁")]
+    assert marked
+    assert all(row["text"] == row["word"].replace("▁", " ") for row in marked)
+    likely = max(answer["words"], key=lambda row: row["p"][0])
+    greedy = player.run.generate("boat is", max_new_tokens=1, temperature=0.0)
+    assert greedy == "boat is" + likely["text"].replace("<eos>", "\n")
+    half = player.vocabulary.bytes_of.index("é".encode()[:1])
+    assert answers._shown(player, player.vocabulary.words[half])["text"] is None
+
+
+def test_losses_of_subwords_are_those_of_score(subword_models):
+    answer = answers.score_text(subword_models, "lamp is lit\n\nzé  boat")
+    assert "".join(answer["lines"][0]) == "lamp▁is▁lit<eos>"
+    for player, found in zip(subword_models, answer["runs"], strict=True):
+        scored = player.run.score(["lamp is lit", "zé  boat"])
+        for line, counts, expected in zip(found["lines"], found["counts"], scored, strict=True):
+            assert line == pytest.approx([-x for x in expected.log_probs], rel=1e-4)
+            assert len(counts) == len(line)
+        nats = -sum(each.log_prob for each in scored)
+        assert found["bits_per_byte"] == pytest.approx(nats / np.log(2.0) / 22, rel=1e-4)
+    assert [len(line) for line in answer["lines"]] == [len(each) for each in found["lines"]]
+
+
+def test_subwords_of_a_language_model_are_looked_up(subword_models):
+    (found,) = answers.look_up(subword_models[:1], "boats")
+    _, *rest = found["subwords"]
+    assert "".join(found["subwords"]) == "▁boats"
+    assert rest
+    (exact,) = answers.look_up(subword_models[:1], rest[-1], exact=True)
+    assert exact["label"] == rest[-1]
+    assert answers.look_up(subword_models[:1], "boats", exact=True)[0]["count"] is None
+
+
 def test_curves_grow_with_the_metrics(tmp_path):
     run = tmp_path / "young"
     run.mkdir()

@@ -98,6 +98,39 @@ def test_a_language_model_by_keyboard(place, serve, opened):
         shutil.rmtree(young)
 
 
+def test_subwords_by_keyboard(subwords_place, serve, opened):
+    page = opened(serve(subwords_place, "runs/subwords"))
+    page.locator("#next-words button").first.wait_for()
+    assert page.locator("#next-heading").inner_text() == "Next subword"
+    with page.expect_response(lambda answer: "boat" in (answer.request.post_data or "")):
+        page.locator("#prefix").fill("boat ")
+    marked = page.locator("#next-words button", has_text="▁").first
+    marked.wait_for()
+    piece = marked.inner_text().splitlines()[0].rstrip("123456789")
+    with page.expect_response(re.compile("api/next")):
+        marked.press("Enter")
+    assert page.locator("#prefix").input_value() == "boat" + piece.replace("▁", " ")
+    page.locator("#prefix-note", has_text="Read as").wait_for()
+
+    page.locator("#tab-score").click()
+    page.locator("#score-text").fill("boats lamp")
+    page.keyboard.press("Control+Enter")
+    page.locator("#scored bdi").first.wait_for()
+    words = page.locator("#scored bdi").all_text_contents()
+    assert words == ["boats", "lamp", "⏎"]
+    assert page.locator("#scored bdi").first.locator("span").count() > 1
+    page.locator("#scored span").first.click()
+    assert "the whole word boats" in page.locator("#score-detail").inner_text()
+
+    page.locator("#tab-word").click()
+    page.locator("#word-form [name=word]").fill("boats")
+    page.keyboard.press("Enter")
+    page.locator(".pieces button").last.click()
+    page.locator("#word-result .pieces").wait_for(state="detached")
+    page.locator("#word-result .words button").nth(2).press("Enter")
+    page.wait_for_function("document.activeElement.closest('.words') !== null")
+
+
 def test_a_paste_of_10_mb_is_an_error_on_the_page(place, serve, opened):
     page = opened(serve(place, "runs/tiny"), width=1200, scheme="dark")
     page.locator("#next-words button").first.wait_for()
@@ -131,5 +164,7 @@ def test_a_translator_by_keyboard(pairs_place, serve, opened):
     page.locator("#word-form input").fill("abcdefgh")
     page.keyboard.press("Enter")
     page.locator("#word-result li").first.wait_for()
-    links = page.locator("#word-result li button").all_text_contents()
-    assert [link for link in links if not link.startswith("▁")] == []
+    link = page.locator("#word-result li button").first
+    label = link.text_content()
+    link.press("Enter")
+    page.locator("#word-result p", has_text=f"{label}: seen").wait_for()

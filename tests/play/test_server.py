@@ -5,6 +5,7 @@ import re
 import socket
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,11 @@ PAGE = Path(server.__file__).parent
 @pytest.fixture(scope="module")
 def client(models, place):
     return TestClient(Server(models, [place / "runs"]).app(), base_url=URL)
+
+
+@pytest.fixture(scope="module")
+def subword_client(subword_models, subwords_place):
+    return TestClient(Server(subword_models, [subwords_place / "runs"]).app(), base_url=URL)
 
 
 @pytest.fixture(scope="module")
@@ -136,11 +142,11 @@ ODD = [
 
 
 @pytest.mark.parametrize("text", ODD)
-def test_odd_text_is_harmless(client, translator_client, text):
+def test_odd_text_is_harmless(client, subword_client, translator_client, text):
     body = json.dumps({"text": text, "runs": [0, 1]})
     headers = {"content-type": "application/json"}
-    for path in ("next", "score", "sample"):
-        answer = client.post(f"/api/{path}", content=body, headers=headers)
+    for asked, path in product((client, subword_client), ("next", "score", "sample")):
+        answer = asked.post(f"/api/{path}", content=body, headers=headers)
         assert answer.status_code == 200, answer.text
         assert "html" not in answer.headers["content-type"]
     answer = translator_client.post("/api/translate", content=body, headers=headers)
@@ -220,6 +226,17 @@ def test_a_folder_without_runs_and_a_taken_port_are_errors(drill, served):
 def test_runs_of_two_tasks_are_an_error(drill, served, pairs_place):
     code, _, err = drill("play", "runs/tiny", str(pairs_place / "runs/tiny"), "--port", "0")
     assert (code, "translator" in err) == (1, True)
+
+
+def test_runs_with_two_tokenizers_are_an_error(drill, served, subwords_place):
+    runs = [str(subwords_place / "runs" / name) for name in ("subwords", "other", "tiny")]
+    assert drill("play", runs[0], "--port", "0")[0] == 0
+    client = TestClient(served[0][0], base_url=URL)
+    assert client.get("/api/runs").json()["unit"] == "subword"
+    assert client.post("/api/word", json={"word": "boat", "exact": 1}).status_code == 400
+    for other in runs[1:]:
+        code, _, err = drill("play", runs[0], other, "--port", "0")
+        assert (code, "tokenizer" in err) == (1, True)
 
 
 def test_help_needs_neither_torch_nor_the_server():

@@ -28,9 +28,9 @@ def play(
 ) -> None:
     """Try trained runs on a web page of this machine.
 
-    Language models: next words, samples, the loss of every word of a text. Translators: n-best
-    translations and attention. Either: the labels next to a word, and training curves. Two runs
-    are compared; all are of one task.
+    Language models: next words or subwords, samples, the loss of each of a text. Translators:
+    n-best translations and attention. Either: the labels next to a word, and training curves. Two
+    runs are compared; all are of one task, and language models of one tokenizer.
     """
     from drill.data.optional_packages import check_packages
 
@@ -71,7 +71,6 @@ def _is_run(path: Path) -> bool:
 
 
 def _players(folders: list[Path], weights: Any, device: str) -> "list[Player]":
-    from drill.data import SubwordVocabulary
     from drill.language_modeling.run import LanguageModelRun
     from drill.play.answers import LanguageModelPlayer, TranslatorPlayer
     from drill.report.results.runs import distinct_names
@@ -83,12 +82,6 @@ def _players(folders: list[Path], weights: Any, device: str) -> "list[Player]":
     for place, path in found.items():
         run = load(path, weights, device)
         if isinstance(run, LanguageModelRun):
-            if isinstance(run.vocabulary, SubwordVocabulary):
-                raise SettingsError(
-                    "reads subwords, and the page shows words",
-                    key=str(path),
-                    hint="use drill generate and drill score",
-                )
             players.append(LanguageModelPlayer(names[place], run))
         else:
             players.append(TranslatorPlayer(names[place], run))
@@ -97,5 +90,11 @@ def _players(folders: list[Path], weights: Any, device: str) -> "list[Player]":
                 f"is a {players[-1].task} and {players[0].name} a {players[0].task}",
                 key=str(path),
                 hint="give runs of one task",
+            )
+        if isinstance(run, LanguageModelRun) and players[-1].subwords != players[0].subwords:
+            raise SettingsError(
+                f"has another tokenizer than {players[0].name}",
+                key=str(path),
+                hint="give runs with the same one",
             )
     return players

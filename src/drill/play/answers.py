@@ -1,27 +1,28 @@
 """What the page asks of runs. Answers are plain values, ready for JSON."""
 
+import abc
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import SequenceMatcher
+from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from drill.data import BEGIN, END, EOS, UNK
+from drill.data import BEGIN, END, EOS, UNK, Subwords, SubwordVocabulary
 from drill.errors import DataError, DrillError, SettingsError
-from drill.language_modeling.frequency_bands import frequency_bands
+from drill.language_modeling.frequency_bands import default_edges, frequency_bands
 from drill.language_modeling.generation import generate
 from drill.language_modeling.run import LanguageModelRun
 from drill.language_modeling.scoring import line_start, read_as_unknown, score
-from drill.layers import MatrixLayer, OutputLayer
-from drill.layers.wrappers.base import WrappingLayer
+from drill.layers import OutputLayer
 from drill.models.encoder import State
+from drill.report.analysis.label_vectors import label_vectors, nearest_labels
 from drill.report.page.figures import COLOURS, Look
 from drill.report.page.page import corpus_of
 from drill.report.results.runs import distinct_names, is_run, read_run
@@ -29,32 +30,76 @@ from drill.training.precision import evaluating
 from drill.translation.run import TranslationRun
 from drill.translation.translate import translate
 
-MAX_PREFIX = 500  # words
+MAX_PREFIX = 500  # words or subwords
 MAX_LINES = 10  # that are translated at once
 MAX_CURVES = 30
 TOP = 12  # words of a list
 DIFFERENT = 8
+SHOWN_PREFIX = 40  # subwords of a prefix that are shown
 
 Answer = dict[str, Any]
 
 
-class LanguageModelPlayer:
-    """A language model; the state at the start of a line is computed once."""
+class Player(abc.ABC):
+    """A loaded run; its labels are words, or the pieces of ``subwords``."""
+
+    task: ClassVar[str]
+    name: str
+    run: LanguageModelRun | TranslationRun
+    subwords: Subwords | None
+    counts: Sequence[int] | None  # of labels in training
+    embedding: nn.Embedding
+
+    @abc.abstractmethod
+    def display(self, label: int) -> str:
+        """The name of a label, ``▁`` in front of a subword that begins a word."""
+
+    @cached_property
+    def _named(self) -> dict[str, int]:
+        return {self.display(i): i for i in range(len(self.embedding.weight))}
+
+    def word(self, word: str, exact: bool = False) -> Answer:
+        """How often a word occurs in training, and the labels next to it in E and in g_out(E).
+
+        Of several subwords those of the first one; ``exact``: of the label of that name.
+        """
+        if self.subwords is None or exact:
+            labels = [self._named[word]] if word in self._named else []
+        else:
+            labels = self.subwords.encode(" " + word.replace("▁", ""))
+        if not labels:
+            return {"label": word, "count": None}
+        found = _neighbours(
+            self.embedding, self.run.model.layer, labels[0], self.counts, self.display
+        )
+        pieces = {"subwords": [*map(self.display, labels)]} if self.subwords is not None else {}
+        return {**found, **pieces}
+
+
+class LanguageModelPlayer(Player):
+    """A language model of words or subwords; the state at the start of a line is computed once."""
 
     task = "language model"
 
+    run: LanguageModelRun
+
     def __init__(self, name: str, run: LanguageModelRun) -> None:
         self.name, self.run, self.vocabulary = name, run, run.vocabulary
+        self.embedding = run.model.encoder.embedding
+        self.counts = self.vocabulary.counts.tolist()
+        self.subwords = None
+        if isinstance(run.vocabulary, SubwordVocabulary):
+            self.subwords = run.vocabulary.subwords
         self.start = line_start("play", run.model, self.vocabulary.ids[EOS])
         self.read: tuple[list[int], State, Tensor] | None = None  # of the last prefix
 
     @torch.no_grad()
     def next_probabilities(self, prefix: str) -> NDArray[np.float64]:
-        """p of every word after ``prefix``, (V,). A prefix that goes on from the last one is
+        """p of every label after ``prefix``, (V,). A prefix that goes on from the last one is
         read from there: a click on a word costs one step."""
-        ids = [self.vocabulary.ids[EOS], *self.vocabulary.encode(prefix.split("\n"))[:-1].tolist()]
+        ids = self.encoded(prefix)
         if len(ids) > MAX_PREFIX:
-            raise DataError(f"{len(ids) - 1:,} words; give at most {MAX_PREFIX - 1}", key="text")
+            raise DataError(f"{len(ids) - 1:,} tokens; give at most {MAX_PREFIX - 1}", key="text")
         model, state, done = self.run.model, self.start, 0
         if self.read is not None and self.read[0] == ids[: len(self.read[0])]:
             done, state = len(self.read[0]), self.read[1]
@@ -65,6 +110,15 @@ class LanguageModelPlayer:
                 self.read = (ids, encoded.state, encoded.output[-1, 0])
             return model.layer.log_probs(self.read[2]).double().exp().cpu().numpy()
 
+    def display(self, label: int) -> str:
+        return self.vocabulary.display(label)
+
+    def encoded(self, prefix: str) -> list[int]:
+        """``<eos>``, then the ids of a text without the spaces at its end, as by ``generate``: a
+        space belongs to the subword after it."""
+        lines = prefix.rstrip(" ").split("\n")
+        return [self.vocabulary.ids[EOS], *self.vocabulary.encode(lines)[:-1].tolist()]
+
     def unknown(self, text: str) -> list[str]:
         return list(dict.fromkeys(read_as_unknown(self.vocabulary, text)))[:TOP]
 
@@ -72,21 +126,26 @@ class LanguageModelPlayer:
         return generate(self.run.model, self.vocabulary, prompt=text, start=self.start, **options)
 
     def losses(self, lines: Sequence[str]) -> Answer:
-        """-log p of every word of every line, each line on its own; mean loss by frequency."""
+        """-log p of every token of every line, each line on its own; mean loss by frequency."""
         ids, counts = self.vocabulary.ids, self.vocabulary.counts
+        sizes = self.vocabulary.token_bytes
         scored = list(score(self.run.model, self.vocabulary, lines, start=self.start))
         targets = self.vocabulary.encode(each.text for each in scored)
         losses = [-loss for each in scored for loss in each.log_probs]
         exclude = [ids[word] for word in (EOS, UNK) if word in ids]
-        bands = frequency_bands(losses, targets, counts, exclude=exclude)
+        edges = default_edges(self.vocabulary)
+        bands = frequency_bands(losses, targets, counts, edges=edges, exclude=exclude)
         total, tokens = math.fsum(losses), len(losses)
         return {
             "tokens": tokens,
             "loss": number(total / tokens),
             "perplexity": number(math.exp(min(total / tokens, 700))),
+            "bits_per_byte": None
+            if sizes is None
+            else number(total / math.log(2.0) / float(sizes[targets].sum())),
             "lines": [[number(-loss) for loss in each.log_probs] for each in scored],
             "counts": [
-                [int(counts[ids[word]]) if word in ids else None for word in each.words]
+                [None if i is None else int(counts[i]) for _, i in self.tokens(each.text)]
                 for each in scored
             ],
             "bands": [
@@ -100,25 +159,28 @@ class LanguageModelPlayer:
             ],
         }
 
-    def word(self, word: str) -> Answer:
-        """How often a word occurs in training, and the words next to it in E and in g_out(E)."""
-        if word not in self.vocabulary:
-            return {"label": word, "count": None}
-        embedding = self.run.model.encoder.embedding
-        own, names = self.vocabulary.ids[word], self.vocabulary.words.__getitem__
-        counts = self.vocabulary.counts.tolist()
-        return _neighbours(embedding, self.run.model.layer, own, counts, names)
+    def tokens(self, line: str) -> list[tuple[str, int | None]]:
+        """The tokens of a line and their labels, ``<eos>`` last; None of an unknown word."""
+        if self.subwords is None:
+            return [(word, self.vocabulary.ids.get(word)) for word in (*line.split(), EOS)]
+        return [(self.display(i), i) for i in self.vocabulary.encode([line]).tolist()]
 
 
-class TranslatorPlayer:
+class TranslatorPlayer(Player):
     """A translator; its labels are subwords."""
 
     task = "translator"
+    run: TranslationRun
+    subwords: Subwords
 
     def __init__(self, name: str, run: TranslationRun) -> None:
         self.name, self.run, self.subwords = name, run, run.subwords
+        self.embedding = run.model.transformer.target_embedding
         path = run.folder.target_counts
-        self.counts: list[int] | None = json.loads(path.read_bytes()) if path.exists() else None
+        self.counts = json.loads(path.read_bytes()) if path.exists() else None
+
+    def display(self, label: int) -> str:
+        return self.subwords.display(label)
 
     def translate(self, lines: list[str], beam: int, n_best: int) -> list[Answer]:
         """The ``n_best`` translations of each line, and the attention of the best one."""
@@ -166,37 +228,26 @@ class TranslatorPlayer:
             for hook in hooks:
                 hook.remove()
         return {
-            "source": [*(self.piece(i) for i in read), "<end>"],
-            "target": [self.piece(i) for i in written],
+            "source": [*map(self.display, read), "<end>"],
+            "target": [*map(self.display, written)],
             "weights": [[round(w, 3) for w in row] for row in torch.stack(found).mean(0).tolist()],
         }
-
-    def piece(self, label: int) -> str:
-        """A subword as text; one that is half a character or a sign of control by its bytes."""
-        text = self.subwords.decode([label]).replace(" ", "▁")
-        whole = text and text.isprintable() and "\ufffd" not in text
-        return text if whole else self.subwords.piece(label)
-
-    def word(self, word: str) -> Answer:
-        """As of a language model, for the first subword of a word inside a sentence."""
-        own, *rest = self.subwords.encode(f" {word}")
-        embedding, layer = self.run.model.transformer.target_embedding, self.run.model.layer
-        found = _neighbours(embedding, layer, own, self.counts, self.piece)
-        return {**found, "subwords": [self.piece(i) for i in (own, *rest)]}
-
-
-Player = LanguageModelPlayer | TranslatorPlayer
 
 
 # -- several runs next to each other --------------------------------------------------------------
 
 
 def next_words(players: Sequence[LanguageModelPlayer], prefix: str) -> Answer:
-    """The likeliest next words of all runs, and of the first two those that differ most."""
+    """The likeliest next labels of all runs, and of the first two those that differ most.
+
+    A row has the ``word`` to show and the ``text`` that goes on with it: that of a subword with its
+    space, None of one that is no whole character.
+    """
     p = [player.next_probabilities(prefix) for player in players]
+    first = players[0]
 
     def rows(words: Iterable[str]) -> list[Answer]:
-        return [{"word": word, "p": [_p(*pair, word) for pair in pairs]} for word in words]
+        return [{**_shown(first, word), "p": [_p(*pair, word) for pair in pairs]} for word in words]
 
     pairs = list(zip(players, p, strict=True))
     likely = {
@@ -207,6 +258,9 @@ def next_words(players: Sequence[LanguageModelPlayer], prefix: str) -> Answer:
         "different": [],
         "unknown": [player.unknown(prefix) for player in players],
     }
+    if first.subwords is not None:
+        ids = first.encoded(prefix)[1:][-SHOWN_PREFIX:]
+        answer["read"] = [*map(first.display, ids)]
     if len(pairs) > 1:
         (a, p_a), (b, p_b) = pairs[:2]
         shared = [word for word in a.vocabulary.words if word in b.vocabulary]
@@ -216,26 +270,39 @@ def next_words(players: Sequence[LanguageModelPlayer], prefix: str) -> Answer:
     return answer
 
 
+def _shown(player: LanguageModelPlayer, word: str) -> Answer:
+    """The entries of a row for an entry of ``vocabulary.words``."""
+    if player.subwords is None or word == EOS:
+        return {"word": word, "text": word}
+    label = player.vocabulary.ids[word]
+    text = player.subwords.decode([label])
+    return {
+        "word": player.display(label),
+        "text": None if not text or "\ufffd" in text else text,
+    }
+
+
 def _p(player: LanguageModelPlayer, p: NDArray[np.float64], word: str) -> float | None:
     place = player.vocabulary.ids.get(word)
     return None if place is None else number(float(p[place]))
 
 
 def score_text(players: Sequence[LanguageModelPlayer], text: str) -> Answer:
-    """Every word's loss by every run; lines without words are left out."""
+    """Every token's loss by every run; lines without words are left out."""
     lines = [line for line in text.splitlines() if line.split()]
     if not lines:
         raise DataError("holds no words; paste some text", key="text")
     return {
-        "lines": [[*line.split(), EOS] for line in lines],
+        "lines": [[token for token, _ in players[0].tokens(line)] for line in lines],
         "runs": [_losses(player, lines) for player in players],
     }
 
 
-def look_up(players: Sequence[Player], word: str) -> list[Answer]:
+def look_up(players: Sequence[Player], word: str, exact: bool = False) -> list[Answer]:
+    """``Player.word`` of every run."""
     if len(word.split()) != 1:
         raise DataError("is one word, without spaces", key="word")
-    return [player.word(word.strip()) for player in players]
+    return [player.word(word.strip(), exact) for player in players]
 
 
 def translate_text(
@@ -315,7 +382,6 @@ def _losses(player: LanguageModelPlayer, lines: Sequence[str]) -> Answer:
         return {"error": str(error)}
 
 
-@torch.no_grad()
 def _neighbours(
     embedding: nn.Embedding,
     layer: OutputLayer,
@@ -324,19 +390,14 @@ def _neighbours(
     name: Callable[[int], str],
 ) -> Answer:
     """A label: its training count, and the labels of highest cosine in E and in g_out(E)."""
-    matrix = cast(MatrixLayer, layer.layer if isinstance(layer, WrappingLayer) else layer)
-    found: Answer = {
-        "label": name(own),
-        "count": None if counts is None else counts[own],
+    vectors = label_vectors(embedding, layer)
+    if vectors is None:
+        raise SettingsError("the output layer has no label matrix", key="word")
+    return {
+        **vars(nearest_labels(vectors, own, name, counts, top=TOP)),
         "rank": None if counts is None else sum(c > counts[own] for c in counts) + 1,
         "labels": len(embedding.weight),
     }
-    for key, vectors in (("embedding", embedding.weight), ("output", matrix.weight)):
-        cosine = F.cosine_similarity(vectors[own][None], vectors, dim=-1)
-        best = cosine.topk(min(TOP + 1, len(cosine)))
-        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        found[key] = [[name(i), round(c, 3)] for i, c in pairs if i != own][:TOP]
-    return found
 
 
 def check_beam(beam: int, n_best: int) -> None:

@@ -3,7 +3,8 @@
 
 const $ = (id) => document.getElementById(id);
 const EOS = "<eos>";
-let setup = { runs: [], task: null, max_text: 0 };
+const START = "▁"; // in front of a subword that begins a word
+let setup = { runs: [], task: null, unit: "word", max_text: 0 };
 
 function make(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
@@ -110,7 +111,8 @@ async function predict() {
   fill_words("different-words", answer.different, false);
   $("different").hidden = runs.length < 2;
   const unknown = answer.unknown.map((words, i) => words.length && `${name_of(runs[i])} reads as <unk>: ${words.join(" ")}`);
-  $("prefix-note").textContent = unknown.filter(Boolean).join(". ") || HINT;
+  const read = answer.read?.length && `Read as: ${answer.read.map(shown).join(" ")}`;
+  $("prefix-note").textContent = unknown.filter(Boolean).join(". ") || read || HINT;
 }
 
 function fill_words(id, rows, numbered) {
@@ -119,7 +121,9 @@ function fill_words(id, rows, numbered) {
   const largest = Math.max(...rows.flatMap((row) => row.p), 1e-9);
   list.replaceChildren(
     ...rows.map((row, i) => {
-      const button = make("button", { type: "button", onclick: () => go_on(row.word) }, shown(row.word));
+      const button = make("button", { type: "button", onclick: () => go_on(row.text) }, shown(row.word));
+      button.disabled = row.text === null;
+      if (button.disabled) button.title = "part of a character";
       if (row.word === EOS) button.title = "end of the line";
       if (numbered && i < 9) button.append(make("kbd", { "aria-hidden": "true" }, String(i + 1)));
       const bars = row.p.map((p, order) => {
@@ -133,10 +137,11 @@ function fill_words(id, rows, numbered) {
   if (focused >= 0) list.querySelectorAll("button")[Math.min(focused, rows.length - 1)]?.focus();
 }
 
-function go_on(word) {
+function go_on(added) {
   const text = $("prefix").value.replace(/[ ]+$/, "");
   const space = text === "" || text.endsWith("\n") ? "" : " ";
-  $("prefix").value = word === EOS ? `${text}\n` : `${text}${space}${word} `;
+  if (added === EOS) $("prefix").value = `${text}\n`;
+  else $("prefix").value = setup.unit === "subword" ? text + added : `${text}${space}${added} `;
   predict();
 }
 
@@ -230,6 +235,7 @@ $("score-form").addEventListener("submit", async (event) => {
   fill_table("score-summary", heads, [
     row_of("perplexity", numbers("perplexity", 1), false),
     row_of("loss", numbers("loss", 3), true),
+    ...(setup.unit === "subword" ? [row_of("bits per byte", numbers("bits_per_byte", 3), true)] : []),
     [`tokens`, ...answer.runs.map((run) => run.tokens.toLocaleString("en"))],
   ]);
   const bands = answer.runs[0].bands.map((band, i) => [band, answer.runs.map((run) => run.bands[i]), i]);
@@ -259,19 +265,34 @@ $("score-form").addEventListener("submit", async (event) => {
   $("score-detail").textContent = DETAIL;
   $("score-result").hidden = false;
   let place = 0;
+  const token = (text, line, i) => {
+    const own = make("span", {}, shown(setup.unit === "subword" ? text.replace(/^▁(?=[^▁])/, "") : text));
+    own.place = [line, i];
+    own.order = place++;
+    if (text !== EOS && answer.runs.some((run) => run.counts[line][i] === null)) own.classList.add("unknown");
+    return own;
+  };
   $("scored").replaceChildren(
-    ...answer.lines.map((words, line) =>
-      make("p", {}, ...words.flatMap((word, i) => {
-        const own = make("span", {}, shown(word));
-        own.place = [line, i];
-        own.order = place++;
-        if (word !== EOS && answer.runs.some((run) => run.counts[line][i] === null)) own.classList.add("unknown");
-        return [own, " "];
+    ...answer.lines.map((tokens, line) =>
+      make("p", {}, ...words_of(tokens).flatMap((word) => {
+        const spaced = setup.unit === "word" || tokens[word[0]].startsWith(START);
+        return [spaced ? " " : "", make("bdi", {}, ...word.map((i) => token(tokens[i], line, i)))];
       })),
     ),
   );
   colour(views.length - 1);
 });
+
+// The places of the tokens of every word: subwords up to the next space or punctuation mark.
+const INSIDE = /^([\p{L}\p{M}\p{N}]|<0x)/u;
+function words_of(tokens) {
+  const words = [];
+  tokens.forEach((token, i) => {
+    if (i && setup.unit === "subword" && INSIDE.test(token)) words.at(-1).push(i);
+    else words.push([i]);
+  });
+  return words;
+}
 
 function row_of(label, values, difference) {
   const cells = values.map(([value, digits]) => fixed(value, digits));
@@ -333,6 +354,11 @@ function select_word(own) {
     const seen = count === null ? "unknown, read as <unk>" : `seen ${count.toLocaleString("en")} times`;
     return `${name_of(scored.places[order])}: ${fixed(run.lines[line][i])} nats, ${seen}`;
   });
+  const word = words_of(scored.lines[line]).find((places) => places.includes(i));
+  if (word.length > 1) {
+    const sums = scored.runs.map((run) => word.reduce((sum, place) => sum + run.lines[line][place], 0).toFixed(3));
+    parts.push(`the whole word ${word.map((place) => scored.lines[line][place]).join("")}: ${sums.join(" and ")} nats`);
+  }
   $("score-detail").textContent = `${scored.lines[line][i]} — ${parts.join("; ")}`;
 }
 $("scored").addEventListener("click", (event) => event.target.place && select_word(event.target));
@@ -394,36 +420,38 @@ function heat_map({ source, target, weights }) {
 
 // -- look up -------------------------------------------------------------------------------------
 
-$("word-form").addEventListener("submit", async (event) => {
+$("word-form").addEventListener("submit", (event) => {
   event.preventDefault();
-  const runs = chosen();
-  const answer = await latest("word", { runs, word: new FormData(event.target).get("word").trim() });
-  if (!answer) return;
-  $("word-result").replaceChildren(...answer.map((found, order) => neighbours(found, runs[order], order)));
+  look_up(new FormData(event.target).get("word").trim(), false);
 });
+
+// exact: the label of this name, else the word as it is read inside of a sentence.
+async function look_up(word, exact) {
+  const runs = chosen();
+  const answer = await latest("word", { runs, word, exact });
+  if (!answer) return;
+  $("word-form").elements.word.value = word;
+  const result = $("word-result");
+  const focused = result.contains(document.activeElement);
+  result.replaceChildren(...answer.map((found, order) => neighbours(found, runs[order], order)));
+  if (focused) (result.querySelector(".words button") ?? $("word-form").elements.word).focus();
+}
 
 function neighbours(found, run, order) {
   const made = make("div", { class: `run${order}` }, heading(run, order));
-  if (found.subwords?.length > 1) made.append(make("p", { class: "note" }, `Subwords: ${found.subwords.join(" ")}; shown for ${found.label}`));
+  const link = (word) => make("button", { type: "button", onclick: () => look_up(word, true) }, shown(word));
+  if (found.subwords?.length > 1) made.append(make("p", { class: "note pieces" }, "Subwords: ", ...found.subwords.map(link), ` shown for ${found.label}`));
   if (!found.embedding) {
     made.append(make("p", {}, `“${found.label}” is not in the vocabulary.`));
     return made;
   }
   const seen = found.count === null ? "count unknown" : `seen ${found.count.toLocaleString("en")} times in training, rank ${found.rank.toLocaleString("en")} of ${found.labels.toLocaleString("en")}`;
   made.append(make("p", {}, `${found.label}: ${seen}`));
-  // A subword from inside of words is text: looked up, it would be read as the start of a word.
-  const linked = (word) => !found.subwords || word.startsWith("▁");
-  const link = (word) => (linked(word) ? make("button", { type: "button", onclick: () => look_up(word) }, shown(word)) : make("code", {}, word));
   const list = ([word, cosine]) => make("li", {}, link(word), make("span", { class: "note" }, cosine.toFixed(3)));
   made.append(make("div", { class: "columns narrow" },
     make("div", {}, make("h3", {}, "E"), make("ol", { class: "words" }, ...found.embedding.map(list))),
     make("div", {}, make("h3", {}, "g_out(E)"), make("ol", { class: "words" }, ...found.output.map(list)))));
   return made;
-}
-
-function look_up(word) {
-  $("word-form").elements.word.value = word.replace("▁", "");
-  $("word-form").requestSubmit();
 }
 
 // -- training curves -----------------------------------------------------------------------------
@@ -464,6 +492,7 @@ setInterval(() => !$("training").hidden && !document.hidden && refresh_curves(),
 
 async function start() {
   setup = await (await ask("runs")).json();
+  $("next-heading").textContent = `Next ${setup.unit}`;
   const options = () => setup.runs.map((run, i) => make("option", { value: i }, `${run.name} (${run.layer})`));
   $("run-a").append(...options());
   $("run-b").append(make("option", { value: "" }, "none"), ...options());

@@ -97,6 +97,7 @@ class Server:
                 for each in self.players
             ],
             "task": self.players[0].task if self.players else None,
+            "unit": "subword" if self.players and self.players[0].subwords else "word",
             "max_text": MAX_TEXT,
         }
 
@@ -110,7 +111,8 @@ class Server:
         return answers.score_text(self._chosen(given, "language model"), _text(given))
 
     def word(self, given: dict[str, Any]) -> Any:
-        return answers.look_up(self._chosen(given), _text(given, "word"))
+        exact = _value(given, "exact", bool, False)
+        return answers.look_up(self._chosen(given), _text(given, "word"), exact)
 
     def translate(self, given: dict[str, Any]) -> Any:
         beam, n_best = _value(given, "beam", int, 4), _value(given, "n_best", int, 3)

@@ -215,11 +215,19 @@ class Subwords:
         name: str = self._tokenizer.id_to_token(self._checked(index))
         return name
 
+    def piece_bytes(self, index: int) -> bytes:
+        """The bytes that a piece stands for; none of begin, end and padding."""
+        return bytes(BYTES[sign] for sign in self.piece(index)) if index >= len(SPECIAL) else b""
+
     def display(self, index: int) -> str:
-        """A piece as text with ``▁`` for a space; as ``piece`` where it is no whole character."""
-        text = self.decode([index]).replace(" ", "▁")
-        whole = text and text.isprintable() and "\ufffd" not in text
-        return text if whole else self.piece(index)
+        """A piece as text with ``▁`` for a space; as ``<0xC3>`` where it is no whole character."""
+        raw = self.piece_bytes(index)
+        if not raw:
+            return self.piece(index)
+        text = raw.decode("utf-8", "replace").replace(" ", "▁")
+        if text.isprintable() and "\ufffd" not in text:
+            return text
+        return "".join(f"<0x{byte:02X}>" for byte in raw)
 
     def _checked(self, index: int) -> int:
         if not 0 <= index < len(self):
@@ -266,6 +274,20 @@ def cached_subwords(lines: Sequence[str], cache: Path | None, **options: Any) ->
 
 def _not_utf8(line: str, error: UnicodeEncodeError) -> DataError:
     return DataError(f"Subwords: {line[error.start]!r} in {line[:40]!r} is not UTF-8; remove it")
+
+
+def _byte_values() -> dict[str, int]:
+    """The byte of every character in which byte-level BPE writes its pieces.
+
+    Printable ones are themselves, the others the characters from U+0100 on.
+    """
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [each for each in range(256) if each not in printable]
+    signs = [*map(chr, printable), *(chr(256 + index) for index in range(len(others)))]
+    return dict(zip(signs, [*printable, *others], strict=True))
+
+
+BYTES = _byte_values()
 
 
 def _library() -> Any:

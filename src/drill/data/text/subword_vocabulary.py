@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from drill.data.parallel.subwords import END, SPECIAL, Subwords
+from drill.data.parallel.subwords import END, Subwords
 from drill.data.text.vocabulary import EOS, UNK, Vocabulary
 from drill.errors import DataError
 from drill.files import atomic_write, lines_of
@@ -35,12 +35,8 @@ class SubwordVocabulary(Vocabulary):
             [EOS if index == END else each for index, each in enumerate(pieces)], counts
         )
         self.subwords = subwords
-        values = _byte_values()
         self.bytes_of = [
-            (b"\n" if index == END else b"")
-            if index < len(SPECIAL)
-            else bytes(values[sign] for sign in piece)
-            for index, piece in enumerate(pieces)
+            b"\n" if index == END else subwords.piece_bytes(index) for index in range(len(pieces))
         ]
         self.token_bytes = np.array([len(each) for each in self.bytes_of])
 
@@ -106,14 +102,3 @@ def load_vocabulary(path: Path | str) -> Vocabulary:
         return SubwordVocabulary(Subwords(json.dumps(content["tokenizer"])), content["counts"])
     except (DataError, LookupError, TypeError, ValueError) as error:
         raise DataError(f"{path}: {error}") from None
-
-
-def _byte_values() -> dict[str, int]:
-    """The byte of every character in which byte-level BPE writes its pieces.
-
-    Printable ones are themselves, the others the characters from U+0100 on.
-    """
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [each for each in range(256) if each not in printable]
-    signs = [*map(chr, printable), *(chr(256 + index) for index in range(len(others)))]
-    return dict(zip(signs, [*printable, *others], strict=True))
