@@ -112,6 +112,18 @@ def test_every_validation_is_known_by_its_step(tmp_path):
     assert read(tmp_path / "runs.jsonl") == [row]
 
 
+def test_points_of_an_epoch_that_has_not_ended_are_at_its_fraction(tmp_path):
+    folder = write_run(tmp_path / "run")
+    rows = [
+        {"kind": "step", "epoch": 1, "step": 5, "position": 50, "epoch_size": 400},
+        {**inside(1, 99.0), "step": 10, "position": 100, "epoch_size": 400},
+    ]
+    write_metrics(folder, rows)
+    assert [point.epoch for point in read_run(folder).points] == [0.125, 0.25]
+    write_metrics(folder, [{**row, "epoch_size": None} for row in rows])  # of an older version
+    assert [point.epoch for point in read_run(folder).points] == [0.5, 1.0]
+
+
 def test_the_validation_before_training_is_epoch_zero_and_the_last_test_counts(tmp_path):
     folder = write_run(tmp_path / "run")
     rows = [epoch_row(0, 60.0), epoch_row(1, 61.0)]

@@ -180,6 +180,8 @@ class TrainingState(abc.ABC):
             "kind": "step",
             "epoch": self.epoch,
             "step": self.step,
+            "position": self.position,
+            "epoch_size": self.epoch_size,
             "train_loss": loss,
             "train_perplexity": perplexity_of(loss),
             "lr": lr,
@@ -192,6 +194,8 @@ class TrainingState(abc.ABC):
         return {
             "epoch": self.epoch,
             "step": self.step,
+            "position": self.position,
+            "epoch_size": self.epoch_size,
             "train_loss": self.loss if trained else None,
             "train_perplexity": perplexity_of(self.loss) if trained else None,
             "valid_loss": score.loss,

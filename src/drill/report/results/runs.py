@@ -282,7 +282,11 @@ def _without_repeated(validations: Iterable[Validation], key: str) -> list[Valid
 
 
 def _points(rows: list[NumberedRow]) -> Iterator[CurvePoint]:
-    """Every row of an epoch; inside it the place is the fraction of the epoch's steps."""
+    """Every row of an epoch; inside it the place is the fraction of the epoch's steps.
+
+    Of an epoch that has not ended their number follows from ``position`` in its last row, or is that
+    of the longest epoch.
+    """
     found = [
         (epoch, as_whole(row.get("step")) or 0, row)
         for _, row in rows
@@ -292,9 +296,14 @@ def _points(rows: list[NumberedRow]) -> Iterator[CurvePoint]:
     ends = {epoch: step for epoch, step, _ in found}  # the last step of each epoch
     finished = {epoch for epoch, _, row in found if row["kind"] == "epoch"}
     steps = {epoch: end - ends.get(epoch - 1, 0) for epoch, end in ends.items()}
+    lengths: dict[int, float] = dict(steps)
+    for epoch, _, row in found:
+        if epoch not in finished:
+            position, size = (as_whole(row.get(key)) or 0 for key in ("position", "epoch_size"))
+            done = position / size if size else 0.0
+            lengths[epoch] = steps[epoch] / done if done else max(steps.values())
     for epoch, step, row in found:
-        length = steps[epoch] if epoch in finished else max(steps.values())
-        x = epoch - 1 + (step - ends.get(epoch - 1, 0)) / max(1, length)
+        x = epoch - 1 + (step - ends.get(epoch - 1, 0)) / max(1, lengths[epoch])
         elapsed = as_finite(row.get("elapsed"))
         if row["kind"] == "step":
             yield CurvePoint(x, None, as_number(row.get("train_perplexity")), elapsed, step)
