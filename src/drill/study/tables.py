@@ -16,11 +16,11 @@ from drill.report.tables.result_tables import (
     BITS,
     GAP_NOTE,
     PREDICTED_ONLY,
-    change_notes,
     less_paper,
     paper_cells,
     paper_figures,
     paper_notes,
+    recipe_changes,
     seconds_to,
 )
 from drill.study.plan import BLEU, TRAINING, Job, PlanRow
@@ -93,8 +93,8 @@ def stage_table(states: States, stage: str, time_to: Sequence[float] = ()) -> Ta
     for key in ("device", "commit"):
         values = dict.fromkeys(str(getattr(each, key)) for _, each in results)
         notes += [f"{key.capitalize()}: {', '.join(values)}."] if values else []
-    notes += change_notes(replace(each, name=name) for name, each in results)
-    return Table.of(rows, notes)
+    changes = recipe_changes(replace(each, name=name) for name, each in results)
+    return Table.of(rows, notes, changes)
 
 
 def frequency_table(states: States, stage: str) -> Table | None:

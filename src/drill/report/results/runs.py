@@ -284,8 +284,8 @@ def _without_repeated(validations: Iterable[Validation], key: str) -> list[Valid
 def _points(rows: list[NumberedRow]) -> Iterator[CurvePoint]:
     """Every row of an epoch; inside it the place is the fraction of the epoch's steps.
 
-    Of an epoch that has not ended their number follows from ``position`` in its last row, or is that
-    of the longest epoch.
+    Of an epoch that has not ended their number follows from ``position`` in its last row, or is
+    that of the longest epoch.
     """
     found = [
         (epoch, as_whole(row.get("step")) or 0, row)

@@ -42,6 +42,9 @@ TEXTS |= {"training count", "evaluation", "settings"}
 TEXTS |= {"label", "nearest in E", "nearest in g_out(E)"}
 
 
+CHANGES = "Changed from the recipe:"
+
+
 @dataclass(frozen=True)
 class Column:
     heading: str
@@ -63,9 +66,12 @@ class Table:
     columns: Sequence[Column]
     rows: Sequence[Sequence[str]]
     notes: Sequence[str] = ()  # sentences below
+    changes: Sequence[str] = ()  # of runs from their recipes, a list below; a page collapses it
 
     @classmethod
-    def of(cls, rows: Sequence[Sequence[Cell]], notes: Iterable[str] = ()) -> "Table":
+    def of(
+        cls, rows: Sequence[Sequence[Cell]], notes: Iterable[str] = (), changes: Iterable[str] = ()
+    ) -> "Table":
         """A table without its empty columns."""
         first = rows[0] if rows else ()
         used = [n for n in range(len(first)) if n == 0 or any(row[n][1] for row in rows)]
@@ -73,6 +79,7 @@ class Table:
             [Column(first[n][0]) for n in used],
             [[row[n][1] for n in used] for row in rows],
             list(notes),
+            list(changes),
         )
 
     def markdown(self) -> str:
@@ -83,4 +90,6 @@ class Table:
             lines.append(f"| {' | '.join(map(markdown_text, row))} |")
         if self.notes:
             lines += ["", " ".join(map(markdown_text, self.notes))]
+        if self.changes:
+            lines += ["", CHANGES, "", *(f"- {markdown_text(each)}" for each in self.changes)]
         return "\n".join(lines) + "\n"

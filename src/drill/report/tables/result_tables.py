@@ -61,7 +61,7 @@ def runs_table(results: Sequence[Result]) -> Table:
         ]
         for each in results
     ]
-    return Table.of(rows, [*paper_notes(rows), *change_notes(results)])
+    return Table.of(rows, paper_notes(rows), recipe_changes(results))
 
 
 def recipes_table(results: Sequence[Result]) -> Table:
@@ -122,7 +122,7 @@ def ledger_table(rows: Sequence[Row]) -> Table:
         ]
         for row in rows
     ]
-    return Table.of(lines, [*paper_notes(lines), *change_notes(rows)])
+    return Table.of(lines, paper_notes(lines), recipe_changes(rows))
 
 
 def evaluations_table(results: Sequence[Result]) -> Table:
@@ -158,16 +158,13 @@ def evaluations_table(results: Sequence[Result]) -> Table:
     return Table.of(rows, notes)
 
 
-def change_notes(results: Iterable[Result]) -> list[str]:
-    """A sentence for all runs with the same changes of their recipes."""
+def recipe_changes(results: Iterable[Result]) -> list[str]:
+    """A line for all runs with the same changes of their recipes."""
     names: dict[tuple[str, ...], dict[str, None]] = {}
     for each in results:
         if each.changes:
             names.setdefault(tuple(each.changes), {})[each.name] = None
-    return [
-        f"Changed from the recipe to the run, {', '.join(runs)}: {'; '.join(changes)}."
-        for changes, runs in names.items()
-    ]
+    return [f"{', '.join(runs)}: {'; '.join(changes)}" for changes, runs in names.items()]
 
 
 def grouped(results: Sequence[T]) -> dict[tuple[str | None, str], list[T]]:
