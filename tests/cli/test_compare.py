@@ -52,6 +52,9 @@ def test_a_text_is_read_from_a_file(drill, place):
     assert found["tokens"] == 11
     assert (found["difference"], found["low"], found["high"]) == (0.0, 0.0, 0.0)
     assert found["gained"] == found["lost"] == []
+    (place / "mine.txt").write_text("lamp\nis\0lit\n")
+    code, _, err = drill("compare", "runs/tiny", "runs/tiny", "--text", "mine.txt")
+    assert (code, "line 2 has a NUL character" in err) == (1, True)
 
 
 def test_the_table_names_both_runs(drill):

@@ -308,8 +308,18 @@ def test_changed_text_raises(tmp_path, own_texts, monkeypatch):
     assert train(small(texts), tmp_path / "run", device="cpu").finished
 
 
-def test_ids_of_a_run_are_those_of_its_text(tmp_path, own_texts):
+def test_ids_of_a_run_are_those_of_its_text(tmp_path, own_texts, caplog):
     train(small(own_texts, "training.epochs=1"), tmp_path / "run", device="cpu")
+    _ = load_run(tmp_path / "run", device="cpu").ids
+    assert "has changed" not in caplog.text
+    test = own_texts / "test.txt"
+    test.write_text("".join(reversed(test.read_text().splitlines(keepends=True))))
+    _ = load_run(tmp_path / "run", device="cpu").ids
+    assert "has changed" in caplog.text
+    caplog.clear()
+    (tmp_path / "run/last/checkpoint.safetensors").write_bytes(b"damaged")
+    _ = load_run(tmp_path / "run", device="cpu").ids
+    assert "has changed" not in caplog.text
     with (own_texts / "train.txt").open("a") as stream:
         stream.write("w1 w2 w3\n")
     with pytest.raises(DataError, match="was trained on another text"):

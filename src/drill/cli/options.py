@@ -144,17 +144,19 @@ def _blocks(stream: Any, name: str, nul: bool) -> Iterator[list[str]]:
         *lines, rest = (rest + chunk).split(b"\n")
         if not more and rest:
             lines.append(rest)
-        found = []
+        found: list[str] = []
         for line in lines:
             number += 1
             whole = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
+            fault = "has a NUL character; remove it" if b"\0" in whole and not nul else None
             try:
-                if b"\0" in whole and not nul:
-                    raise ValueError
-                found.append(whole.removesuffix(b"\r").decode("utf-8"))
-            except ValueError:
+                text = whole.removesuffix(b"\r").decode("utf-8")
+            except UnicodeDecodeError:
+                fault = "is not UTF-8 text"
+            if fault is not None:
                 if found:
                     yield found
-                raise DataError(f"line {number} is not UTF-8 text", key=name) from None
+                raise DataError(f"line {number} {fault}", key=name)
+            found.append(text)
         if found:
             yield found

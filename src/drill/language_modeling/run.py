@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,14 +12,14 @@ import torch
 from torch import Tensor
 
 from drill.data import DataError, Ids, SubwordVocabulary, Vocabulary, load_vocabulary
-from drill.errors import RunFolderError
+from drill.errors import CheckpointError, RunFolderError
 from drill.language_modeling.build import corpus, dry_run, encoded_text, language_model
 from drill.language_modeling.calibration import Calibration, calibration
 from drill.language_modeling.generation import generate
 from drill.language_modeling.perplexity import Perplexity, Text, perplexity, token_losses
 from drill.language_modeling.scoring import Scored, score
 from drill.language_modeling.step import capture_blocker, kernel_summary
-from drill.language_modeling.train import train
+from drill.language_modeling.train import text_checksum, train
 from drill.language_modeling.untie import untied
 from drill.models.language_model import LanguageModel
 from drill.training.device import pick_device
@@ -50,6 +51,7 @@ from drill.training.run.weights import (
 from drill.training.settings import TRANSLATION, Settings, build_optimizer, does_not_run
 
 training_log = logging.getLogger(TRAINING_LOG)
+logger = logging.getLogger("drill")
 
 Result = TypeVar("Result")
 
@@ -70,12 +72,22 @@ class LanguageModelRun:
 
     @cached_property
     def ids(self) -> Ids:
-        """The encoded corpus; DataError if the text has changed since."""
+        """The encoded corpus; DataError if its words have changed, a warning if a text has."""
         ids, vocabulary = corpus(with_text(self.settings, self.folder))
         if vocabulary != self.vocabulary:
             raise DataError(
                 f"{self.folder.path}: was trained on another text than "
                 f"{self.settings.data['corpus']} is now; restore the text"
+            )
+        trained = None
+        with suppress(CheckpointError):  # the last checkpoint is not needed here
+            trained = self.folder.last_numbers().get("text") if self.folder.last.exists() else None
+        if trained not in (None, text_checksum(ids)):
+            logger.warning(
+                "%s: a text of %s has changed since training, so scores do not compare with "
+                "earlier ones",
+                self.folder.path,
+                self.settings.data["corpus"],
             )
         return ids
 

@@ -116,7 +116,7 @@ class LanguageModelTask:
         self.state = LanguageModelState(
             limits=Limits(options.epochs, None, options.max_minutes),
             epoch_size=self.data.shape[0],
-            text=_checksum(ids),
+            text=text_checksum(ids),
             nll=torch.zeros((), dtype=sum_dtype(device), device=device),
             stopper=None if options.patience is None else NonMonotone(options.patience),
             lengths=sequence_lengths(length_seed, bptt, options.length_cap),
@@ -235,5 +235,6 @@ def _bits(split: str, found: Perplexity) -> dict[str, float]:
     return {} if bits is None else {f"{split}_bits_per_byte": bits}
 
 
-def _checksum(ids: Ids) -> int:
+def text_checksum(ids: Ids) -> int:
+    """A number for all splits together, which the checkpoint has."""
     return reduce(lambda found, split: zlib.crc32(split.tobytes(), found), ids, 0)
