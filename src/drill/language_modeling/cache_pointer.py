@@ -43,9 +43,11 @@ def cache_perplexity(
     autocast: torch.dtype | None = None,
     progress: Progress | None = None,
 ) -> Perplexity:
-    """The perplexity of ``ids`` (N,), read as one stream, with a cache of its last words.
+    """The perplexity of a text, read as one stream, with a cache of its last words.
 
     Args:
+        model: in any mode; it is left as it was.
+        ids: the text, (N,).
         window: words in the cache.
         theta: weight of similarity; 0 counts words.
         lamb: the cache's share of the probability.
@@ -54,6 +56,10 @@ def cache_perplexity(
         published: as the released code: the first window + 1 tokens, and the first token of every
             later chunk of ``bptt``, do not use the cache; read ``published_perplexity``. By default
             every token but the first uses it.
+        progress: called with the tokens done and all there are.
+
+    Returns:
+        Loss and perplexity of all predicted tokens.
     """
     check_cache_settings(window, [theta], [lamb])
     data = one_column("cache_perplexity", model, ids)
@@ -76,12 +82,27 @@ def cache_search(
     autocast: torch.dtype | None = None,
     progress: Progress | None = None,
 ) -> Search:
-    """Every theta with every lamb on the validation text ``ids``, which is read once for all.
+    """Every theta with every lamb on a validation text, which is read once for all.
 
     best = cache_search(model, valid, window=500).best
     result = cache_perplexity(model, test, window=500, **best.settings)
 
     Give it the ``published`` and, where that is True, the ``bptt`` of the evaluation it is for.
+
+    Args:
+        model: as of ``cache_perplexity``, and so are window, bptt, published and autocast.
+        ids: the validation text, (N,).
+        window: words in the cache.
+        thetas: weights of similarity to try.
+        lambs: shares of the cache to try.
+        bptt: tokens that are encoded at a time.
+        published: as the released code.
+        limit: predict the first ``limit`` tokens only.
+        autocast: of the model.
+        progress: called with the tokens done and all there are.
+
+    Returns:
+        All cells of the grid; ``best`` has the settings of the lowest loss.
     """
     check_cache_settings(window, thetas, lambs)
     if not (thetas and lambs):

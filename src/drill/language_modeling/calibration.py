@@ -78,10 +78,16 @@ def calibration(
     """The calibration of a model on a text, in eval mode.
 
     Args:
+        model: in any mode; it is left as it was.
         ids: (N,), cut into ``batch_size`` columns without the rest, or (rows, B).
-        batch_size, bptt, autocast: as in ``perplexity``.
+        batch_size: more columns are faster and lose more context.
+        bptt: rows that are encoded at a time.
+        autocast: for example torch.bfloat16.
         bins: how many, of equal width.
         progress: called with the tokens done and all there are.
+
+    Returns:
+        Reliability bins, and the expected calibration error as ``ece``.
     """
     data = laid_out("calibration", model, ids, batch_size)
     total = data[1:].numel()

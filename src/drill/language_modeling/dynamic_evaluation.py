@@ -51,18 +51,25 @@ def dynamic_perplexity(
     cuda_graphs: bool = True,
     progress: Progress | None = None,
 ) -> Perplexity:
-    """The perplexity of ``ids`` (N,), read as one stream by a model that adapts to it.
+    """The perplexity of a text, read as one stream by a model that adapts to it.
 
     Every trained parameter adapts, without dropout. Afterwards the weights are restored bit for
     bit, also after an exception.
 
     Args:
+        model: on the device where it is evaluated.
+        ids: the text, (N,).
+        statistics: from ``gradient_statistics`` of the same weights.
         lr: learning rate.
         lamb: how fast weights decay to their initial values ``theta0``.
         epsilon: bounds the steps of parameters that rarely have a gradient.
         bptt: tokens between two steps; scale lr and lamb with it.
         limit: predict the first ``limit`` tokens only.
         cuda_graphs: replay CUDA graphs on a GPU if the layer allows it.
+        progress: called with the tokens done and all there are.
+
+    Returns:
+        Loss and perplexity of all predicted tokens.
     """
     check_dynamic_settings(lr, lamb, epsilon)
     data = one_column("dynamic_perplexity", model, ids, limit)
@@ -119,16 +126,28 @@ def dynamic_search(
     progress: Progress | None = None,
     report: Callable[[Cell], None] | None = None,
 ) -> Search:
-    """Every lr with every lamb on the validation text ``ids``; never give it the test text.
+    """Every lr with every lamb on a validation text; never give it the test text.
 
         best = dynamic_search(model, valid, statistics, file="search.json").best
         result = dynamic_perplexity(model, test, statistics, **best.settings)
 
     Args:
-        lrs, lambs: by default the grid that AWD-LSTM was tuned with, times bptt / 5.
+        model: as of ``dynamic_perplexity``, and so are epsilon, bptt and cuda_graphs.
+        ids: the validation text, (N,).
+        statistics: from ``gradient_statistics`` of the same weights.
+        lrs: by default the grid that AWD-LSTM was tuned with, times bptt / 5.
+        lambs: as ``lrs``.
+        epsilon: bounds the steps of parameters that rarely have a gradient.
+        bptt: tokens between two steps.
+        limit: predict the first ``limit`` tokens only.
+        cuda_graphs: replay CUDA graphs on a GPU if the layer allows it.
+        progress: called with the tokens done and all there are.
         file: finished cells are saved here, and a restart continues. A cell is identified by
             weights, text, statistics, settings and precision.
         report: called with each cell.
+
+    Returns:
+        All cells of the grid; ``best`` has the settings of the lowest loss.
     """
     data = one_column("dynamic_search", model, ids, limit)
     lrs = [rate * (bptt / 5) for rate in LRS] if lrs is None else lrs

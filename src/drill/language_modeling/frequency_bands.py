@@ -107,13 +107,18 @@ def frequency_bands(
     edges: Sequence[int] = EDGES,
     exclude: Collection[int] = (),
 ) -> list[Band]:
-    """One band from each edge to the next, after one for words never seen in training.
+    """Losses by how often words occur in training.
 
-    losses   (N,) -log p of each target, as ``token_losses`` gives them
-    targets  (N,) ids of the words that were predicted
-    counts   (V,) occurrences in the training text: ``Vocabulary.counts``
-    exclude  ids left out: that of ``<eos>``, and that of ``<unk>`` unless the corpus itself has it
-             as a word, as Penn Treebank; the paper's figure leaves out ``<eos>`` alone
+    Args:
+        losses: (N,) -log p of each target, as ``token_losses`` gives them.
+        targets: (N,) ids of the words that were predicted.
+        counts: (V,) occurrences in the training text: ``Vocabulary.counts``.
+        edges: counts at which bands begin, from 1 on.
+        exclude: ids left out: that of ``<eos>``, and that of ``<unk>`` unless the corpus itself has
+            it as a word, as Penn Treebank; the paper's figure leaves out ``<eos>`` alone.
+
+    Returns:
+        A band for words never seen in training, then one from each edge to the next.
     """
     words = _Words.of(losses, targets, counts, exclude)
     return [
@@ -155,10 +160,19 @@ def compare_bands(
     edges: Sequence[int] = EDGES,
     exclude: Collection[int] = (),
 ) -> list[BandChange]:
-    """Losses ``b`` (N,) against losses ``a`` (N,) of the same targets, band by band.
+    """Losses of two models on the same targets, band by band.
 
-    A band without tokens has NaN. A word on which A loses nothing makes ``by_types`` infinite,
-    unless B loses nothing on it either.
+    Args:
+        a: (N,) losses of the model to compare with.
+        b: (N,) losses of the other model.
+        targets: as in ``frequency_bands``, and so are counts, edges and exclude.
+        counts: (V,) occurrences in the training text.
+        edges: counts at which bands begin.
+        exclude: ids left out.
+
+    Returns:
+        A change for each band; one without tokens has NaN. A word on which A loses nothing makes
+        ``by_types`` infinite, unless B loses nothing on it either.
     """
     ours = _Words.of(a, targets, counts, exclude)
     theirs = _Words.of(b, targets, counts, exclude)

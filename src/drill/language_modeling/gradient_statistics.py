@@ -102,15 +102,22 @@ def gradient_statistics(
     progress: Progress | None = None,
     file: Path | str | None = None,
 ) -> Statistics:
-    """MS over the training text ``ids``: gradients of the mean loss of each segment, no dropout.
+    """MS over a training text: gradients of the mean loss of each segment, no dropout.
 
     Parameters that are not trained have no statistics.
 
     Args:
+        model: whose weights the statistics are of.
+        ids: the training text, (N,).
+        batch_size: columns that the text is cut into.
         bptt: tokens of a segment.
         cuda_graphs: replay CUDA graphs on a GPU if the layer allows it.
         file: saved here, and loaded from here if weights, text, ``batch_size``, ``bptt`` and
             precision are the same.
+        progress: called with the tokens done and all there are.
+
+    Returns:
+        Root mean squares of the gradients of every trained parameter.
     """
     data = laid_out("gradient_statistics", model, ids, batch_size)
     segments = list(evaluation_segments(len(data), bptt))

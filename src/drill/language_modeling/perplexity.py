@@ -84,15 +84,20 @@ def perplexity(
     token_bytes: NDArray[Any] | None = None,
     progress: Progress | None = None,
 ) -> Perplexity:
-    """The perplexity of ``ids`` in eval mode; NaN raises FloatingPointError.
+    """The perplexity of a text in eval mode; NaN raises FloatingPointError.
 
     Args:
+        model: in any mode; it is left as it was.
         ids: (N,), cut into ``batch_size`` columns without the rest, or (rows, B).
         batch_size: more columns are faster and lose more context.
         bptt: rows that are encoded at a time; it affects speed only, unless the encoder carries
             no state.
         autocast: for example torch.bfloat16.
         token_bytes: (V,), bytes of every label, for ``bits_per_byte``.
+        progress: called with the tokens done and all there are.
+
+    Returns:
+        Loss and perplexity, and how many tokens they are of.
     """
     options: dict[str, Any] = {"batch_size": batch_size, "bptt": bptt, "autocast": autocast}
     return evaluated(model, ids, **options, token_bytes=token_bytes, progress=progress)[0]
@@ -107,10 +112,19 @@ def token_losses(
     autocast: torch.dtype | None = None,
     progress: Progress | None = None,
 ) -> Tensor:
-    """-log p of every predicted token, (tokens,) in reading order, on the CPU.
+    """-log p of every predicted token.
 
-    Column after column, each without its first token: for ``batch_size`` 1 the loss of ``ids[i]``
-    is entry i - 1.
+    Args:
+        model: as of ``perplexity``.
+        ids: (N,), cut into columns without the rest, or (rows, B).
+        batch_size: more columns are faster and lose more context.
+        bptt: rows that are encoded at a time.
+        autocast: for example torch.bfloat16.
+        progress: called with the tokens done and all there are.
+
+    Returns:
+        (tokens,) on the CPU, column after column, each without its first token: for ``batch_size``
+        1 the loss of ``ids[i]`` is entry i - 1.
     """
     options: dict[str, Any] = {"batch_size": batch_size, "bptt": bptt, "autocast": autocast}
     return reading_order(

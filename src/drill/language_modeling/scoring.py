@@ -88,10 +88,16 @@ def score(
     Words outside the vocabulary are read as ``<unk>``; DataError if it has none.
 
     Args:
+        model: in any mode; it is left as it was.
+        vocabulary: the one it was trained with.
+        lines: texts without line breaks.
         lines_per_block: how many lines are read before the first is scored; long lines make a block
             shorter. Lines of similar length are batched, which changes results by rounding only.
             1 answers line by line.
         start: what ``line_start`` gives for this model; computed unless given.
+
+    Returns:
+        Each line with the log-probabilities of its words, as soon as it is known.
     """
     check_vocabulary("score", model, vocabulary)
     if lines_per_block < 1:

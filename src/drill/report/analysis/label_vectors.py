@@ -73,11 +73,17 @@ def nearest_labels(
     *,
     top: int = 10,
 ) -> Neighbours:
-    """The ``top`` labels nearest to a label in E and in g_out(E).
+    """The labels nearest to a label in E and in g_out(E).
 
     Args:
+        vectors: from ``label_vectors``.
+        label: its id.
         name: the name of a label id.
         counts: (V,) occurrences in the training text.
+        top: how many labels.
+
+    Returns:
+        Names and cosines, the label itself left out.
     """
     found = []
     for each in vectors:
@@ -97,12 +103,16 @@ def label_norms(
     edges: Sequence[int] = EDGES,
     exclude: Collection[int] = (),
 ) -> list[NormBand]:
-    """Mean norms of the labels in each band of training counts that has labels.
+    """Mean norms of label vectors by how often labels occur in training.
 
     Args:
+        vectors: from ``label_vectors``.
         counts: (V,) occurrences in the training text.
         edges: counts at which bands begin.
         exclude: ids that are left out, such as that of ``<eos>``.
+
+    Returns:
+        The bands that have labels.
     """
     norms = [each.float().norm(dim=-1).cpu().double().numpy() for each in vectors]
     return [

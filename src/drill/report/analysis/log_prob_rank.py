@@ -51,6 +51,16 @@ def log_prob_rank(
 
     The output layer is computed in float64: rounding alone would make a matrix of full rank. Takes
     8 V^2 bytes for the Gram matrix, whose eigenvalues are the squares of the singular values.
+
+    Args:
+        model: in any mode; it is left as it was.
+        ids: the text, (N,).
+        batch_size: columns that it is cut into.
+        bptt: rows that are encoded at a time.
+        progress: called with the tokens done and all there are.
+
+    Returns:
+        The rank by two tolerances, and its bound for one softmax.
     """
     data = laid_out("log_prob_rank", model, ids, batch_size)
     layer = deepcopy(model.layer).double().eval()

@@ -42,6 +42,11 @@ def paired_bootstrap(
     Args:
         lines: (L, S) statistics of each line that add up over lines.
         difference: sums of them (n, S) -> B less A (n,).
+        samples: how many texts are drawn.
+        seed: of the random numbers.
+
+    Returns:
+        The difference on the whole text and its 95% interval.
     """
     if len(lines) < 2:
         raise DataError(f"a text of {len(lines)} lines cannot be resampled; give more")

@@ -92,12 +92,19 @@ def write_report(
     """Write one HTML file about run folders and ledgers; an existing file is replaced.
 
     Args:
+        runs: run folders.
+        out: the file to write.
+        ledgers: .jsonl files of results.
         texts: loss by word frequency; each text has its own tables.
         accuracy: of translators, by ``"word"`` or ``"subword"``, then by model.
         samples: generated texts of each model.
+        title: of the page.
         now: the time shown; the same input and time give the same bytes.
 
     Names in ``texts`` and ``samples`` that are names of runs share their colours.
+
+    Returns:
+        The path of the file.
     """
     found = read_runs(runs)
     rows = [(str(path), ledger.read(path)) for path in ledgers]
@@ -177,7 +184,15 @@ def check_replaceable(path: Path) -> None:
 
 
 def markdown(runs: Sequence[Path | str], ledgers: Sequence[Path | str] = ()) -> str:
-    """The tables of ``write_report`` in Markdown."""
+    """The tables of ``write_report``.
+
+    Args:
+        runs: run folders.
+        ledgers: .jsonl files of results.
+
+    Returns:
+        Markdown.
+    """
     found = read_runs(runs)
     parts = ["## Runs", runs_table(found).markdown()] if found else []
     if _has_seeds(found):

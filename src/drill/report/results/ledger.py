@@ -101,6 +101,14 @@ def record(
     error unless ``force``; evaluations made since are appended. A run that was trained further is
     another result. Concurrent writers wait for each other.
 
+    Args:
+        run_folder: of a run that has a result.
+        ledger_path: a .jsonl file; it is made if it is missing.
+        note: a remark to store with the result.
+        extra: further figures to store.
+        force: add a result a second time.
+        now: the time to store.
+
     Returns:
         The row, with all evaluations of the result.
     """
@@ -130,7 +138,14 @@ def record_failure(failed: Failed, ledger_path: Path | str) -> None:
 
 
 def read(ledger: Path | str) -> list[Row]:
-    """The results of a ledger, oldest first; benchmark rows are skipped."""
+    """Read a ledger.
+
+    Args:
+        ledger: a .jsonl file.
+
+    Returns:
+        Its results, oldest first; benchmark rows are skipped.
+    """
     return _merged(_read_all(Path(ledger)))
 
 

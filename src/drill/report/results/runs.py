@@ -121,7 +121,14 @@ class RunSummary(RunFigures):
 
 
 def read_runs(folders: Iterable[Path | str]) -> list[RunSummary]:
-    """Every folder once, in the order given, with distinct names."""
+    """Read run folders.
+
+    Args:
+        folders: one that is given twice is read once.
+
+    Returns:
+        Summaries in the order given, with distinct names.
+    """
     given: dict[Path, Path] = {}
     for folder in map(Path, folders):
         given.setdefault(folder.resolve(), folder)
@@ -138,7 +145,14 @@ def is_run(folder: Path) -> bool:
 
 
 def read_run(folder: Path | str) -> RunSummary:
-    """Read a run folder; ``faults`` of the result names what is missing or damaged."""
+    """Read a run folder, also of a run that is not finished.
+
+    Args:
+        folder: RunError if it has no file of a run.
+
+    Returns:
+        A summary; its ``faults`` name what is missing or damaged.
+    """
     files = RunFolder(folder)
     if not is_run(files.path):
         raise RunError("is not a run folder", key=str(folder))
