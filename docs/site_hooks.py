@@ -43,9 +43,14 @@ SampledSoftmax AdaptiveSoftmax SigSoftmax PiecewiseLinearSoftmax SoftcappedSoftm
 DirectOutputConnection OutputLayer MatrixLayer LabelSource Descriptions NotFoldable
 StaleLabels"""
 
-EVALUATIONS = """perplexity token_losses score gradient_statistics dynamic_perplexity dynamic_search
-cache_perplexity cache_search"""
-REPORTS = "read_run read_runs write_report markdown read record"
+EVALUATIONS = """perplexity.perplexity perplexity.token_losses perplexity.Perplexity
+calibration.calibration calibration.Calibration frequency_bands.frequency_bands
+frequency_bands.compare_bands scoring.score gradient_statistics.gradient_statistics
+dynamic_evaluation.dynamic_perplexity dynamic_evaluation.dynamic_search
+cache_pointer.cache_perplexity cache_pointer.cache_search"""
+REPORTS = """analysis.label_vectors.label_vectors analysis.label_vectors.nearest_labels
+analysis.label_vectors.label_norms analysis.log_prob_rank.log_prob_rank
+analysis.paired_bootstrap.paired_bootstrap read_run read_runs write_report markdown read record"""
 
 API = {
     "layers": (
@@ -74,14 +79,6 @@ API = {
         "What the commands that evaluate, analyse, compare and report runs call.",
         [
             *(f"drill.language_modeling.{name}" for name in EVALUATIONS.split()),
-            "drill.language_modeling.calibration.calibration",
-            "drill.language_modeling.frequency_bands.frequency_bands",
-            "drill.language_modeling.frequency_bands.compare_bands",
-            "drill.report.analysis.label_vectors.label_vectors",
-            "drill.report.analysis.label_vectors.nearest_labels",
-            "drill.report.analysis.label_vectors.label_norms",
-            "drill.report.analysis.log_prob_rank.log_prob_rank",
-            "drill.report.analysis.paired_bootstrap.paired_bootstrap",
             *(f"drill.report.{name}" for name in REPORTS.split()),
         ],
     ),
