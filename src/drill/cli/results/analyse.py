@@ -31,7 +31,7 @@ def analyse(
     Loss by how often a word or subword occurs in training, also relative to the first run, by
     types and by tokens; bits per byte of subwords; calibration; norms of labels by frequency and
     nearest labels, in the embedding E and in the output layer's g_out(E); and the rank of the
-    log-probabilities. `drill report --bands` draws them.
+    log-probabilities. `drill report` can draw all but the last.
     """
     from drill.language_modeling.run import load_run
     from drill.report.analysis.comparison import Compared
