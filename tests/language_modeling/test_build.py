@@ -17,7 +17,7 @@ from drill.data import DataError
 from drill.errors import CheckpointError, RunFolderError, SettingsError
 from drill.language_modeling import build
 from drill.language_modeling import run as language_model_run
-from drill.language_modeling.build import finetuning, language_model
+from drill.language_modeling.build import dry_run, finetuning, language_model
 from drill.language_modeling.perplexity import perplexity
 from drill.language_modeling.run import load_run
 from drill.layers import LAYERS
@@ -26,7 +26,7 @@ from drill.training.device import commit, pick_device
 from drill.training.distributed import World
 from drill.training.loop import TRAINING_LOG, Outcome
 from drill.training.run.folder import RunFolder
-from drill.training.settings import Settings, recipe, saved
+from drill.training.settings import Settings, recipe, resolved, saved
 from tests.tiny_runs import all_of, interrupted_after, rows, text, unlike, weights
 
 SMALL = [
@@ -356,13 +356,15 @@ def test_cuda_is_the_gpu_of_the_local_rank(monkeypatch, rank, index):
 
 
 def test_settings_of_finetuning(tmp_path, texts):
-    changes = ("training.bptt=10", "optimizer.lr=7", "optimizer.max_grad_norm=0.5")
+    changes = ["training.bptt=10", "optimizer.lr=7", "optimizer.max_grad_norm=0.5"]
+    changes += ["optimizer.map_lr_scale=0.5", "optimizer.map_warmup=0.1"]
     settings = small(texts, *changes, "training.max_minutes=60", "training.epochs=1")
     train(settings, tmp_path / "run", device="cpu")
     found = finetuning(tmp_path / "run")
     assert found.recipe == "ptb-drill-2-finetune"
     assert found.init_from == str(tmp_path / "run")
     optimizer = {"name": "asgd", "lr": 7.0, "weight_decay": 1.2e-6, "max_grad_norm": 0.5}
+    optimizer |= {"map_lr_scale": 0.5, "map_weight_decay": None, "map_warmup": 0.0}
     assert found.optimizer == optimizer
     same = (settings.data, settings.encoder, settings.layer)
     assert (found.data, found.encoder, found.layer) == same
@@ -401,11 +403,18 @@ def test_finetuning_needs_weights_and_the_same_words(tmp_path, own_texts, run):
         train(settings, tmp_path / "fine", device="cpu")
 
 
-def test_run_of_adamw_is_not_finetuned(tmp_path, texts):
-    changes = ("optimizer.name=adamw", "training.epochs=1")
-    train(small(texts, *changes, name="demo-drill"), tmp_path / "run", device="cpu")
-    with pytest.raises(SettingsError, match="adamw"):
-        finetuning(tmp_path / "run")
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_run_of_adamw_is_not_finetuned(tmp_path, texts, name):
+    settings = resolved({"optimizer": {"name": name}})
+    (tmp_path / "recipe.toml").write_text(settings.to_toml())
+    with pytest.raises(SettingsError, match=name):
+        finetuning(tmp_path)
+
+
+def test_settings_of_label_maps_need_label_maps(texts):
+    changes = [f"data.corpus={texts}", "optimizer.map_warmup=0.1"]
+    with pytest.raises(SettingsError, match=r"optimizer\.map_"):
+        dry_run(recipe("ptb-tied", changes))
 
 
 def test_finetuning_resumes_whatever_path_its_start_has(tmp_path, texts, run, monkeypatch):

@@ -24,7 +24,7 @@ from drill.training.run.resume import with_text
 from drill.training.settings import (
     TRANSLATION,
     Settings,
-    build_optimizer,
+    check_optimizer,
     makes_no_model,
     output_layer,
     saved,
@@ -60,9 +60,9 @@ def language_model(
 def dry_run(settings: Settings) -> None:
     """Build optimizer and model on the meta device: bad settings fail before a text is read."""
     check_corpus(settings.data["corpus"])
-    build_optimizer(settings)
     with meta_init():
         model = _model(settings, STAND_IN, lambda: [1] * STAND_IN)
+    check_optimizer(settings, model)
     check_memory(each for each in model.parameters() if STAND_IN not in each.shape)
     try:
         _check_windows(settings, model.encoder)
@@ -138,24 +138,25 @@ def finetuning(run: Path | str) -> Settings:
             f"with a larger training.epochs, or on another text with drill train {folder.recipe} "
             f"--name NAME --set init_from={folder.path} --set data.corpus=FOLDER"
         )
-    if settings.optimizer[NAME] == "adamw":
+    if settings.optimizer[NAME] in ("adamw", "muon"):
         raise SettingsError(
-            f"{folder.path}: was trained with adamw, whose rate does not fit averaged SGD; "
-            "finetune runs of nt-asgd, asgd or sgd"
+            f"{folder.path}: was trained with {settings.optimizer[NAME]}, whose rate does not fit "
+            "averaged SGD; finetune runs of nt-asgd, asgd or sgd"
         )
     return finetuned(with_text(settings, folder), str(folder.path.resolve()))
 
 
 def finetuned(settings: Settings, start: str) -> Settings:
     """The settings that finetune a run in the folder ``start``, trained with ``settings``."""
-    shared = {key: settings.optimizer[key] for key in ("lr", "weight_decay", "max_grad_norm")}
+    keys = ("lr", "weight_decay", "max_grad_norm", "map_lr_scale", "map_weight_decay")
+    shared = {key: settings.optimizer[key] for key in keys}
     return Settings(
         recipe=f"{settings.recipe}-finetune",
         init_from=start,
         data=settings.data,
         encoder=settings.encoder,
         layer=settings.layer,
-        optimizer={NAME: "asgd", **shared},
+        optimizer={NAME: "asgd", **shared, "map_warmup": 0.0},
         training={
             **settings.training,
             "length_seed": FINETUNE_LENGTH_SEED,

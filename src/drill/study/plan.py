@@ -245,5 +245,7 @@ def _check_stages(row: PlanRow, settings: Settings) -> None:
             raise SettingsError(f"stages: {stage} is not one of {', '.join(known)}")
     if row.stages[0] != TRAIN:
         raise SettingsError(f"stages: the first is {TRAIN}, not {row.stages[0]}")
-    if FINETUNE in row.stages and settings.optimizer[NAME] == "adamw":
-        raise SettingsError("stages: runs of adamw cannot be finetuned; leave out finetune")
+    if FINETUNE in row.stages and settings.optimizer[NAME] in ("adamw", "muon"):
+        raise SettingsError(
+            f"stages: runs of {settings.optimizer[NAME]} cannot be finetuned; leave out finetune"
+        )

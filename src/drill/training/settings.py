@@ -34,6 +34,7 @@ from drill.recipes.reader import (
     stands_alone,
 )
 from drill.training.optim import OPTIMIZERS, ScheduledOptimizer
+from drill.training.optim.optimizer import is_label_map
 from drill.training.options import LanguageModelOptions, TranslationOptions
 from drill.training.schema import (
     NONE,
@@ -436,3 +437,13 @@ def build_optimizer(settings: Settings) -> ScheduledOptimizer:
     except ValueError as error:
         _, key, fault = _parts(error)
         raise SettingsError(fault, key=f"optimizer.{key}") from None
+
+
+def check_optimizer(settings: Settings, model: nn.Module) -> None:
+    """Raise SettingsError for an optimizer that these settings cannot build for this model."""
+    apart = build_optimizer(settings).maps_differ
+    if apart and not any(is_label_map(name) for name, _ in model.named_parameters()):
+        raise SettingsError(
+            "and the other settings of label maps are for a layer that has some; leave them out",
+            key="optimizer.map_lr_scale",
+        )

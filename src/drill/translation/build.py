@@ -35,7 +35,7 @@ from drill.training.settings import (
     INIT_FROM,
     TRANSLATION,
     Settings,
-    build_optimizer,
+    check_optimizer,
     makes_no_model,
     output_layer,
 )
@@ -100,10 +100,10 @@ def translator(
 def dry_run(settings: Settings, processes: World, words: int) -> None:
     """Build optimizer and model on the meta device: bad settings fail before a text is read."""
     check_parallel_corpus(*(settings.data[key] for key in ("corpus", "source", "target")))
-    build_optimizer(settings)
     own_batches(settings.training["gradient_accumulation_steps"], processes)
     with meta_init():
         model = translator(settings, words, lambda: [1] * words, "meta")
+    check_optimizer(settings, model)
     check_memory(model.parameters())
     if isinstance(model.layer, SampledSoftmax) and settings.training["label_smoothing"]:
         raise SettingsError(

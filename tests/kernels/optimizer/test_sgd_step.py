@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from drill.kernels.optimizer import sgd_step as module
-from drill.kernels.optimizer.sgd_step import sgd_step, supported
+from drill.kernels.optimizer.sgd_step import Group, sgd_step, supported
 from drill.kernels.runtime import nvrtc
 from drill.training.optim import Asgd, NtAsgd, Sgd
 
@@ -21,7 +21,7 @@ def parameters(device, sizes=SIZES):
 
 def trained(optimizer, device, fused, steps=6, scale=1.0, sizes=SIZES):
     params = parameters(device, sizes)
-    optimizer.setup((str(i), p) for i, p in enumerate(params))
+    optimizer.setup((f"layer.maps.{i}" if i % 2 else str(i), p) for i, p in enumerate(params))
     optimizer._fused = optimizer._fused and fused
     torch.manual_seed(1)
     for step in range(steps):
@@ -105,14 +105,20 @@ def launches(monkeypatch):
     return made
 
 
-def test_many_tensors_go_in_groups_with_one_norm(launches):
-    params = [nn.Parameter(torch.ones(5)) for _ in range(100)]
-    sgd_step(params, params, None, torch.zeros(2), clip=1.0, decay=0.0)
+def group(weights, gradients, averages=None):
+    return Group(weights, gradients, averages, torch.zeros(2), 0.0)
+
+
+def test_many_tensors_and_groups_have_one_norm(launches):
+    params = [nn.Parameter(torch.ones(5)) for _ in range(103)]
+    sgd_step([group(params[:100], params[:100]), group(params[100:], params[100:])], clip=1.0)
     assert launches == [
         ("squares", 96, 8, 0, []),
         ("squares", 4, 4, 8, []),
-        ("update", 96, 8, 0, [12]),
-        ("update", 4, 4, 0, [12]),
+        ("squares", 3, 3, 12, []),
+        ("update", 96, 8, 0, [15]),
+        ("update", 4, 4, 0, [15]),
+        ("update", 3, 3, 0, [15]),
     ]
 
 
@@ -121,7 +127,7 @@ def test_autograd_hears_of_the_change():
     weights, averages = parameters("cpu"), parameters("cpu")
     loss = weights[0].square().sum()
     before = [each._version for each in averages]
-    sgd_step(weights, weights, averages, torch.zeros(2), clip=None, decay=0.0)
+    sgd_step([group(weights, weights, averages)], clip=None)
     assert all(each._version > old for each, old in zip(averages, before, strict=True))
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
@@ -130,15 +136,16 @@ def test_autograd_hears_of_the_change():
 def test_every_tensor_needs_a_gradient():
     params = parameters("cpu")
     with pytest.raises(ValueError, match="argument 2 is shorter"):
-        sgd_step(params, params[:1], None, torch.zeros(2), clip=None, decay=0.0)
+        sgd_step([group(params, params[:1])], clip=None)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("scale", [1.0, 1e-4])
 @pytest.mark.parametrize("clip", [0.25, None])
+@pytest.mark.parametrize("maps", [{}, {"map_lr_scale": 0.3, "map_weight_decay": 0.1}])
 @pytest.mark.parametrize("kind", [Sgd, Asgd])
-def test_it_is_the_optimiser_step(kind, clip, scale):
-    settings = {"lr": 0.5, "weight_decay": 1e-2, "max_grad_norm": clip}
+def test_it_is_the_optimiser_step(kind, maps, clip, scale):
+    settings = {"lr": 0.5, "weight_decay": 1e-2, "max_grad_norm": clip, **maps}
     found, ours = trained(kind(**settings), "cuda", True, scale=scale)
     truth, theirs = trained(kind(**settings), "cuda", False, scale=scale)
     assert ours._fused

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -22,7 +23,9 @@ from drill.training.optim.averaging import WeightAverage
 
 def model() -> nn.Module:
     torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).double()
+    layer = nn.Sequential(OrderedDict(maps=nn.Linear(3, 2)))  # named as label maps are
+    net = OrderedDict(encoder=nn.Linear(4, 3), tanh=nn.Tanh(), layer=layer)
+    return nn.Sequential(net).double()
 
 
 def train(
@@ -167,6 +170,9 @@ WRONG = {
     "lr": {"lr": math.nan},
     "max_grad_norm": {"max_grad_norm": 0.0},
     "weight_decay": {"weight_decay": -1.0},
+    "map_lr_scale": {"map_lr_scale": -1.0},
+    "map_weight_decay": {"map_weight_decay": math.nan},
+    "map_warmup": {"map_warmup": 1.0},
     "schedule": {"schedule": "noam"},
     "warmup": {"warmup": 1.0},
     "hold below 0": {"schedule": "linear", "hold": -0.1},
@@ -324,8 +330,10 @@ def test_the_start_of_an_average_is_another_phase_before_its_first_step(name):
 def test_one_pass_gets_the_rate_of_its_own_step_and_the_share_of_the_average(monkeypatch):
     seen = []
 
-    def launched(weights, gradients, averages, numbers, *, clip, decay):
-        seen.append((numbers.tolist(), None if averages is None else len(averages)))
+    def launched(groups, *, clip):
+        seen.append(
+            [(each.numbers.tolist(), each.averages and len(each.averages)) for each in groups]
+        )
 
     monkeypatch.setattr(sgd_step, "supported", lambda tensors: None)  # as on a GPU
     monkeypatch.setattr(sgd_step, "sgd_step", launched)
@@ -334,8 +342,8 @@ def test_one_pass_gets_the_rate_of_its_own_step_and_the_share_of_the_average(mon
     for progress in (0.25, 0.5, 0.75):
         net(torch.ones(1, 4, dtype=torch.float64)).sum().backward()
         optimizer.step(35, 70, progress)
-    assert [count for _, count in seen] == [None, 4, 4]
-    found = [number for numbers, _ in seen for number in numbers]
+    assert [count for ((_, count),) in seen] == [None, 4, 4]
+    found = [number for ((numbers, _),) in seen for number in numbers]
     assert found == pytest.approx([0.75, 0.0, 0.5, 1.0, 0.25, 0.5], abs=1e-5)
 
 
@@ -396,20 +404,66 @@ def test_autograd_counts_every_step(name):
     assert all(p._version > old for p, old in zip(net.parameters(), before, strict=True))
 
 
+MAPS = {"map_lr_scale": 0.5, "map_weight_decay": 0.2, "map_warmup": 0.2}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("maps", "of_step", "of_weight"),  # what it does to a step of the maps without decay
+    [
+        ({"map_lr_scale": 0.5}, 0.5, 0.0),
+        ({"map_warmup": 0.5}, 0.5, 0.0),
+        ({"map_weight_decay": 0.2}, 1.0, 0.2),
+        (MAPS, 0.5, 0.1),
+    ],
+)
+def test_label_maps_have_options_of_their_own(name, maps, of_step, of_weight):
+    nets = model(), model()
+    before = dict(model().named_parameters())
+    for net, options in zip(nets, (maps, {}), strict=True):
+        optimizer = OPTIMIZERS[name](0.05, weight_decay=0.0, max_grad_norm=None, **options)
+        optimizer.setup(net.named_parameters())
+        train(optimizer, net, 1, start=10)  # progress is 1/4, the length of the step one
+        lr = optimizer.rate(0.25) * 70 / 70
+    for (key, found), plain in zip(nets[0].named_parameters(), nets[1].parameters(), strict=True):
+        if key.startswith("encoder"):
+            assert torch.equal(found, plain)
+            continue
+        decays = found.dim() == 2 or name not in ("adamw", "muon")
+        wanted = of_step * (plain - before[key]) - lr * of_weight * decays * before[key]
+        torch.testing.assert_close(found - before[key], wanted, rtol=1e-4, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", [Sgd, Asgd])
+def test_one_pass_gets_the_numbers_of_every_group(kind, monkeypatch):
+    seen = []
+    monkeypatch.setattr(sgd_step, "supported", lambda tensors: None)  # as on a GPU
+    monkeypatch.setattr(sgd_step, "sgd_step", lambda groups, *, clip: seen.extend(groups))
+    net, optimizer = model(), kind(2.0, weight_decay=0.1, **MAPS)
+    optimizer.setup(net.named_parameters())
+    train(optimizer, net, 1, start=10)
+    assert [[p.shape for p in each.weights] for each in seen] == [
+        [p.shape for p in part.parameters()] for part in (net.encoder, net.layer)
+    ]
+    assert [each.decay for each in seen] == [0.1, 0.2]
+    assert [float(each.numbers[0]) for each in seen] == pytest.approx([2.0, 1.0])
+
+
+@pytest.mark.parametrize("maps", [{}, MAPS])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("cut", [0, 2, 6])
-def test_a_resumed_optimizer_is_bit_exact(name, cut):
+def test_a_resumed_optimizer_is_bit_exact(name, cut, maps):
     losses = (5.0, 4.0, 3.0, 4.5)
     whole, part = model(), model()
-    straight = OPTIMIZERS[name](0.05)
+    straight = OPTIMIZERS[name](0.05, **maps)
     straight.setup(whole.named_parameters())
     train(straight, whole, 10, losses=losses)
 
-    first = OPTIMIZERS[name](0.05)
+    first = OPTIMIZERS[name](0.05, **maps)
     first.setup(part.named_parameters())
     train(first, part, cut, losses=losses)
     tensors = {key: value.clone() for key, value in first.tensors().items()}
-    second = OPTIMIZERS[name](0.05)
+    second = OPTIMIZERS[name](0.05, **maps)
     second.setup(part.named_parameters())
     second.load(tensors, first.numbers())
     train(second, part, 10 - cut, start=cut, losses=losses)

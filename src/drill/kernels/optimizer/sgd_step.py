@@ -2,8 +2,9 @@
 
 r = min(1, clip / (|g| + 1e-6));   w <- w - rate (r g + decay w);   a <- a + share (w - a)
 
-The same as ``clip_grad_norm_`` and an optimiser one after the other, which go over everything five
-times. For float32 on an NVIDIA GPU.
+|g| is the norm over all groups of parameters; rate, share and decay are those of a group. The same
+as ``clip_grad_norm_`` and an optimiser one after the other, which go over everything five times.
+For float32 on an NVIDIA GPU.
 """
 
 import ctypes
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +25,16 @@ SOURCE = Path(__file__).with_name("sgd_step.cu")
 MOST = 96  # tensors of a launch: their addresses are its arguments
 CHUNK, THREADS = 4096, 256  # as in the source
 BLOCKS_PER_PROCESSOR = 4
+
+
+class Group(NamedTuple):
+    """Parameters that share their numbers."""
+
+    weights: Sequence[Tensor]
+    gradients: Sequence[Tensor]
+    averages: Sequence[Tensor] | None
+    numbers: Tensor  # (2,), float32 on the device: rate and share
+    decay: float
 
 
 class _Tensors(ctypes.Structure):
@@ -67,41 +79,38 @@ def _kernel(name: str, device: torch.device) -> Kernel:
     return compiled(SOURCE, name, {"MOST": MOST}, 0, device)
 
 
-def sgd_step(
-    weights: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    averages: Sequence[Tensor] | None,
-    numbers: Tensor,  # (2,), float32 on the device: rate and share
-    *,
-    clip: float | None,
-    decay: float,
-) -> None:
+def sgd_step(groups: Sequence[Group], *, clip: float | None) -> None:
     """Change weights and averages in place; ``numbers`` are read when the launch runs.
 
-    More tensors than one launch takes go in groups: the norm is that of all of them.
+    Every group has a launch, and another for every ``MOST`` tensors: the norm is that of all.
     """
-    device = weights[0].device
-    given = [gradient.contiguous() for gradient in gradients]
-    tables = [
-        _table(weights[own], given[own], None if averages is None else averages[own])
-        for own in (slice(start, start + MOST) for start in range(0, len(weights), MOST))
+    first = groups[0].weights[0]
+    device = first.device
+    given = [[gradient.contiguous() for gradient in group.gradients] for group in groups]
+    launches = [
+        (_table(group.weights[own], gradients[own], group.averages and group.averages[own]), group)
+        for group, gradients in zip(groups, given, strict=True)
+        for own in (slice(start, start + MOST) for start in range(0, len(group.weights), MOST))
     ]
+    tables = [table for table, _ in launches]
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     most = BLOCKS_PER_PROCESSOR * processors
     blocks = [max(1, min(table.first[table.count], most)) for table in tables]
     parts = sum(blocks)
     partial = torch.empty(parts, dtype=torch.float32, device=device)
-    with torch.cuda.device_of(weights[0]):
+    with torch.cuda.device_of(first):
         if clip is not None:
             squares = _kernel("squares", device)
             starts = accumulate(blocks[:-1], initial=0)
             for table, count, start in zip(tables, blocks, starts, strict=True):
                 squares(count, THREADS, [table, partial[start:]], together=False)
         update = _kernel("update", device)
-        amounts = [ctypes.c_float(clip or 0.0), ctypes.c_float(decay)]
-        for table, count in zip(tables, blocks, strict=True):
-            update(count, THREADS, [table, partial, parts, numbers, *amounts], together=False)
-    increment_version([*weights, *(averages or [])])  # a kernel writes past torch's count
+        for (table, group), count in zip(launches, blocks, strict=True):
+            amounts = [ctypes.c_float(clip or 0.0), ctypes.c_float(group.decay)]
+            arguments = [table, partial, parts, group.numbers, *amounts]
+            update(count, THREADS, arguments, together=False)
+    for group in groups:  # a kernel writes past torch's count
+        increment_version([*group.weights, *(group.averages or [])])
 
 
 def _table(

@@ -56,8 +56,12 @@ class AdamW(ScheduledOptimizer):
         average: AverageKind = "tail",
         ema_decay: float = 0.999,
         average_patience: int | None = None,
+        map_lr_scale: float = 1.0,
+        map_weight_decay: float | None = None,
+        map_warmup: float = 0.0,
     ) -> None:
-        super().__init__(lr, weight_decay, max_grad_norm)
+        maps = (map_lr_scale, map_weight_decay, map_warmup)
+        super().__init__(lr, weight_decay, max_grad_norm, *maps)
         name = type(self).__name__
         shape = {"warmup": warmup, "hold": hold, "final": final}
         check_schedule(name, schedule, get_args(Schedule), **shape)
@@ -77,19 +81,18 @@ class AdamW(ScheduledOptimizer):
         self.average = late_average(average_from, average, ema_decay, average_patience)
 
     def build(self) -> Optimizer:
-        matrices = [p for p in self.parameters.values() if p.dim() >= 2]
-        vectors = [p for p in self.parameters.values() if p.dim() < 2]
-        groups = [
-            {"params": matrices, "weight_decay": self.weight_decay},
-            {"params": vectors, "weight_decay": 0.0 if self.decoupled else self.weight_decay},
-        ]
+        matrices = {name: p for name, p in self.parameters.items() if p.dim() >= 2}
+        vectors = {name: p for name, p in self.parameters.items() if p.dim() < 2}
+        groups = self.groups(matrices) + self.groups(vectors, decays=not self.decoupled)
         place = next(iter(self.parameters.values())).device
         on_gpu = place.type == "cuda"
-        lr = torch.tensor(self.lr, dtype=torch.float32, device=place) if on_gpu else self.lr
+        if on_gpu:
+            for group in groups:
+                group["lr"] = torch.tensor(self.lr, dtype=torch.float32, device=place)
         kind = torch.optim.AdamW if self.decoupled else torch.optim.Adam
         return kind(
-            [group for group in groups if group["params"]],
-            lr=lr,
+            groups,
+            lr=self.lr,
             betas=self.betas,
             eps=self.eps,
             fused=place.type in ("cpu", "cuda") or None,  # one pass where there would be ten

@@ -57,10 +57,13 @@ class AveragedSgd(Optimizer):
                     self.state[p].update(step=done + 1, rate=float(group["lr"]))
         return loss
 
-    def advance(self) -> tuple[float, float]:
-        """Count a step of all parameters that another takes; gives r_n and the share of w_n in a_n.
+    def advance(self) -> list[tuple[float, float]]:
+        """Count a step of all parameters that another takes.
 
         For what changes weights and averages in one pass. Every parameter has to take part.
+
+        Returns:
+            r_n and the share of w_n in a_n, for each parameter group.
         """
         for group in self.param_groups:
             for p in group["params"]:
@@ -69,17 +72,22 @@ class AveragedSgd(Optimizer):
                     state.update(step=0, rate=float(group["lr"]), average=torch.zeros_like(p))
         if not self.even():
             raise RuntimeError("AveragedSgd: advance: some parameters were left out of a step")
-        first = next(iter(self.state.values()))
-        done, rate = first["step"], first["rate"]
+        numbers = []
         for group in self.param_groups:
+            first = self.state[group["params"][0]]
+            done, rate = first["step"], first["rate"]
             for p in group["params"]:
                 self.state[p].update(step=done + 1, rate=float(group["lr"]))
-        return rate, 1.0 if done < 2 else 1.0 / done
+            numbers.append((rate, 1.0 if done < 2 else 1.0 / done))
+        return numbers
 
     def even(self) -> bool:
-        """Whether all parameters have taken the same steps."""
-        states = [self.state.get(p, {}) for group in self.param_groups for p in group["params"]]
-        return len({(state.get("step", 0), state.get("rate")) for state in states}) == 1
+        """Whether all parameters of each group have taken the same steps."""
+        for group in self.param_groups:
+            states = [self.state.get(p, {}) for p in group["params"]]
+            if len({(state.get("step", 0), state.get("rate")) for state in states}) != 1:
+                return False
+        return True
 
     def _by_progress(self, group: dict[str, Any]) -> dict[tuple[int, float], list[Tensor]]:
         """The parameters with gradients by steps done and rate, which are one set unless some were

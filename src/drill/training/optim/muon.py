@@ -37,6 +37,9 @@ class Muon(AdamW):
         eps: float = 1e-8,
         hold: float = 0.0,
         final: float = 0.0,
+        map_lr_scale: float = 1.0,
+        map_weight_decay: float | None = None,
+        map_warmup: float = 0.0,
     ) -> None:
         super().__init__(
             lr,
@@ -50,6 +53,9 @@ class Muon(AdamW):
             eps=eps,
             hold=hold,
             final=final,
+            map_lr_scale=map_lr_scale,
+            map_weight_decay=map_weight_decay,
+            map_warmup=map_warmup,
         )
         check_value(0.0 <= momentum < 1.0, "Muon: momentum", "in [0, 1)", momentum)
         self.momentum = momentum
@@ -63,12 +69,8 @@ class Muon(AdamW):
         }
         parts: list[Optimizer] = []
         if inner:
-            parts.append(
-                OrthogonalMomentum(
-                    inner.values(),
-                    {"lr": self.lr, "weight_decay": self.weight_decay, "momentum": self.momentum},
-                )
-            )
+            shared = {"lr": self.lr, "momentum": self.momentum}
+            parts.append(OrthogonalMomentum(self.groups(inner), shared))
         self.parameters = {name: p for name, p in everything.items() if name not in inner}
         try:
             parts += [super().build()] if self.parameters else []

@@ -16,9 +16,11 @@ from torch.optim.optimizer import Optimizer
 
 from drill.errors import check_value
 from drill.training.optim.averaging import AveragedSgd, WeightAverage, averaged, replaced
+from drill.training.optim.schedules import run_rate
 from drill.training.run.checkpoint import sharded_as
 
 MEAN = "mean"  # a key of saved tensors that no torch optimizer has
+LABEL_MAPS = {"maps", "gates", "label_map"}  # what output layers call them
 
 
 def clip_(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
@@ -41,23 +43,55 @@ def scaled_lr(lr: float, sampled_length: int, bptt: int) -> float:
     return lr * sampled_length / bptt
 
 
+def is_label_map(name: str) -> bool:
+    """Whether a parameter of a model belongs to the label maps of its output layer."""
+    owner, *path = name.split(".")
+    return owner == "layer" and not LABEL_MAPS.isdisjoint(path)
+
+
 class ScheduledOptimizer(abc.ABC):
-    """An optimizer with its schedule, clipping and average of weights."""
+    """An optimizer with its schedule, clipping and average of weights.
+
+    All optimizers have these options of label maps, the parameters of ``is_label_map``:
+
+    map_lr_scale      their learning rate is that of the other parameters times this
+    map_weight_decay  their weight decay; none is that of the other parameters
+    map_warmup        the share of the run in which their rate rises to its full value, linearly
+    """
 
     average: WeightAverage | None = None
     """Of late iterates, for optimizers that have one."""
 
-    def __init__(self, lr: float, weight_decay: float, max_grad_norm: float | None) -> None:
+    def __init__(
+        self,
+        lr: float,
+        weight_decay: float,
+        max_grad_norm: float | None,
+        map_lr_scale: float,
+        map_weight_decay: float | None,
+        map_warmup: float,
+    ) -> None:
         name = type(self).__name__
         finite, norm = "a finite number", max_grad_norm
         check_value(0.0 < lr < math.inf, f"{name}: lr", f"{finite} above 0", lr)
-        decays = 0.0 <= weight_decay < math.inf
-        check_value(decays, f"{name}: weight_decay", f"{finite} of at least 0", weight_decay)
+        own_decay = weight_decay if map_weight_decay is None else map_weight_decay
+        least_zero = {
+            "weight_decay": weight_decay,
+            "map_weight_decay": own_decay,
+            "map_lr_scale": map_lr_scale,
+        }
+        for key, value in least_zero.items():
+            check_value(0.0 <= value < math.inf, f"{name}: {key}", f"{finite} of at least 0", value)
+        share = "a share of the run in [0, 1)"
+        check_value(0.0 <= map_warmup < 1.0, f"{name}: map_warmup", share, map_warmup)
         clips = norm is None or norm > 0.0
         check_value(clips, f"{name}: max_grad_norm", "a positive number or none", norm)
         self.lr = lr
         self.now = lr  # the rate of the last full-length step, which a schedule may change
         self.weight_decay = weight_decay
+        self.map_lr_scale, self.map_weight_decay = map_lr_scale, own_decay
+        self.map_warmup = map_warmup
+        self.maps_differ = (map_lr_scale, map_weight_decay, map_warmup) != (1.0, None, 0.0)
         self.max_grad_norm = max_grad_norm
         self.parameters: dict[str, nn.Parameter] = {}
         self.optimizer: Optimizer | None = None
@@ -72,6 +106,24 @@ class ScheduledOptimizer(abc.ABC):
         if not self.parameters:
             raise ValueError(f"{type(self).__name__}: the model has no parameter to train")
         self.optimizer = self.build()
+
+    def groups(
+        self, named: Mapping[str, nn.Parameter], decays: bool = True
+    ) -> list[dict[str, Any]]:
+        """Parameter groups: label maps have one of their own if their options differ."""
+        maps: list[nn.Parameter] = []
+        rest: list[nn.Parameter] = []
+        for name, p in named.items():
+            (maps if self.maps_differ and is_label_map(name) else rest).append(p)
+        groups: list[dict[str, Any]] = [
+            {"params": rest, "weight_decay": self.weight_decay if decays else 0.0},
+            {
+                "params": maps,
+                "weight_decay": self.map_weight_decay if decays else 0.0,
+                "maps": True,
+            },
+        ]
+        return [group for group in groups if group["params"]]
 
     def rate(self, progress: float) -> float:
         """The learning rate of a full-length step, ``progress`` of the run being done."""
@@ -96,7 +148,16 @@ class ScheduledOptimizer(abc.ABC):
         optimizer = self._begun()
         self.prepare(progress)
         self.now = self.rate(progress)
-        self._set_rate(optimizer, scaled_lr(self.now, sampled_length, bptt))
+        rate = scaled_lr(self.now, sampled_length, bptt)
+        of_maps = rate * run_rate(
+            progress, lr=self.map_lr_scale, schedule="constant", warmup=self.map_warmup
+        )
+        for group in optimizer.param_groups:
+            own = of_maps if "maps" in group else rate
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(own)  # where a recorded step reads it
+            else:
+                group["lr"] = own
         if self.average is not None and self.average.begun:
             self.average.prepare_step()
 
@@ -109,13 +170,6 @@ class ScheduledOptimizer(abc.ABC):
         optimizer.zero_grad(set_to_none=True)
         if self.average is not None and self.average.begun:
             self.average.add()
-
-    def _set_rate(self, optimizer: Optimizer, rate: float) -> None:
-        for group in optimizer.param_groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)  # where a recorded step reads it
-            else:
-                group["lr"] = rate
 
     @property
     def phase(self) -> object:

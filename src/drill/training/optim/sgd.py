@@ -31,7 +31,9 @@ class FusedSgd(ScheduledOptimizer):
         trained = list(self.parameters.values())
         self._obstacle = sgd_step.supported(trained)
         self._fused = self._obstacle is None
-        self._numbers = torch.zeros(2, dtype=torch.float32, device=trained[0].device)
+        groups = len(self._begun().param_groups)
+        # Of each group: rate and share of the average.
+        self._numbers = torch.zeros((groups, 2), dtype=torch.float32, device=trained[0].device)
         if trained[0].is_cuda and not self._fused:
             logger.info("SGD: torch's optimizer instead of one pass: %s", self._obstacle)
 
@@ -54,34 +56,37 @@ class FusedSgd(ScheduledOptimizer):
         if not self._fused:
             return
         optimizer = self._begun()
-        rate, share = optimizer.param_groups[0]["lr"], 0.0
         if isinstance(optimizer, AveragedSgd):
-            rate, share = optimizer.advance()
-        elif self.average is not None and self.average.begun:
-            share = self.average.share()
-        for tensor, number in zip(self._numbers, (rate, share), strict=True):
-            tensor.fill_(number)
+            numbers = optimizer.advance()
+        else:
+            late = self.average
+            share = late.share() if late is not None and late.begun else 0.0
+            numbers = [(group["lr"], share) for group in optimizer.param_groups]
+        for own, (rate, share) in zip(self._numbers, numbers, strict=True):
+            own[0].fill_(rate)
+            own[1].fill_(share)
 
     def apply_step(self) -> None:
         if not self._fused:
             super().apply_step()
             return
         optimizer = self._begun()
-        trained = list(self.parameters.values())
-        gradients = [p.grad for p in trained if p.grad is not None]
-        averages = None
+        averages: dict[Tensor, Tensor] = {}
         if isinstance(optimizer, AveragedSgd):
-            averages = [optimizer.state[p]["average"] for p in trained]
+            averages = {p: state["average"] for p, state in optimizer.state.items()}
         elif self.average is not None and self.average.begun:
-            averages = self.average.values
-        sgd_step.sgd_step(
-            trained,
-            gradients,
-            averages,
-            self._numbers,
-            clip=self.max_grad_norm,
-            decay=self.weight_decay,
-        )
+            averages = dict(zip(self.average.params, self.average.values, strict=True))
+        groups = [
+            sgd_step.Group(
+                group["params"],
+                [p.grad for p in group["params"] if p.grad is not None],
+                [averages[p] for p in group["params"]] if averages else None,
+                numbers,
+                group["weight_decay"],
+            )
+            for group, numbers in zip(optimizer.param_groups, self._numbers, strict=True)
+        ]
+        sgd_step.sgd_step(groups, clip=self.max_grad_norm)
         optimizer.zero_grad(set_to_none=True)
 
     def capture_blocker(self) -> str | None:
@@ -117,8 +122,12 @@ class Sgd(FusedSgd):
         average_from: float | None = None,
         average: AverageKind = "tail",
         ema_decay: float = 0.999,
+        map_lr_scale: float = 1.0,
+        map_weight_decay: float | None = None,
+        map_warmup: float = 0.0,
     ) -> None:
-        super().__init__(lr, weight_decay, max_grad_norm)
+        maps = (map_lr_scale, map_weight_decay, map_warmup)
+        super().__init__(lr, weight_decay, max_grad_norm, *maps)
         self.schedule: RunSchedule = schedule
         self.shape = {"warmup": warmup, "hold": hold, "final": final}
         check_schedule("Sgd", schedule, get_args(RunSchedule), **self.shape)
@@ -145,19 +154,27 @@ class Sgd(FusedSgd):
         self.epochs = numbers.get("epochs", 0)
 
     def build(self) -> Optimizer:
-        return torch.optim.SGD(self.parameters.values(), lr=self.lr, weight_decay=self.weight_decay)
+        return torch.optim.SGD(self.groups(self.parameters), lr=self.lr)
 
 
 class Asgd(FusedSgd):
     """Averaged SGD from the first step on; for finetuning a trained model."""
 
     def __init__(
-        self, lr: float = 30.0, *, weight_decay: float = 1.2e-6, max_grad_norm: float | None = 0.25
+        self,
+        lr: float = 30.0,
+        *,
+        weight_decay: float = 1.2e-6,
+        max_grad_norm: float | None = 0.25,
+        map_lr_scale: float = 1.0,
+        map_weight_decay: float | None = None,
+        map_warmup: float = 0.0,
     ) -> None:
-        super().__init__(lr, weight_decay, max_grad_norm)
+        maps = (map_lr_scale, map_weight_decay, map_warmup)
+        super().__init__(lr, weight_decay, max_grad_norm, *maps)
 
     def build(self) -> Optimizer:
-        return AveragedSgd(self.parameters.values(), self.lr, weight_decay=self.weight_decay)
+        return AveragedSgd(self.groups(self.parameters), self.lr)
 
 
 class NtAsgd(FusedSgd):
@@ -174,21 +191,23 @@ class NtAsgd(FusedSgd):
         weight_decay: float = 1.2e-6,
         max_grad_norm: float | None = 0.25,
         patience: int = 5,
+        map_lr_scale: float = 1.0,
+        map_weight_decay: float | None = None,
+        map_warmup: float = 0.0,
     ) -> None:
-        super().__init__(lr, weight_decay, max_grad_norm)
+        maps = (map_lr_scale, map_weight_decay, map_warmup)
+        super().__init__(lr, weight_decay, max_grad_norm, *maps)
         self.trigger = NonMonotone(patience)
 
     def build(self) -> Optimizer:
-        return torch.optim.SGD(self.parameters.values(), lr=self.lr, weight_decay=self.weight_decay)
+        return torch.optim.SGD(self.groups(self.parameters), lr=self.lr)
 
     def epoch_ended(self, valid_loss: float) -> None:
         if self.trigger.update(valid_loss):
             self._average()
 
     def _average(self) -> None:
-        self.optimizer = AveragedSgd(
-            self.parameters.values(), self.lr, weight_decay=self.weight_decay
-        )
+        self.optimizer = AveragedSgd(self.groups(self.parameters), self.lr)
 
     def numbers(self) -> dict[str, Any]:
         return {**super().numbers(), "trigger": self.trigger.state_dict()}
