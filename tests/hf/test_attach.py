@@ -279,6 +279,7 @@ def test_untied_model_can_share_its_embedding():
         ({"layer": "dual"}, ValueError, "zero_start"),
         ({"layer": "deep-residual", "activation": "sigmoid"}, ValueError, "activation"),
         ({"layer": "deep-residual", "depth": -1}, ValueError, "depth"),
+        ({"layer": "deep-residual", "apply_to": "both"}, ValueError, "apply_to"),
         ({"layer": "tied", "depth": 1}, TypeError, "depth"),
         ({"tie": True}, ValueError, "tie"),
         ({"memory": 0}, ValueError, "memory"),

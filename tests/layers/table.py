@@ -98,6 +98,7 @@ CASES: dict[str, Case] = {
     ),
     "deep gate": row("deep-residual", depth=2, gate="label", residual_between=True),
     "deep centred": row("deep-residual", depth=2, center=True, **drop),
+    "deep on both sides": row("deep-residual", depth=2, apply_to="both"),
     "deep of other width": row("deep-residual", hidden_size=H, depth=2, residual=False),
     "deep between": row("deep-residual", depth=3, residual_between=True),
     "deep only between": row("deep-residual", depth=3, residual=False, residual_between=True),

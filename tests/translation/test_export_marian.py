@@ -80,6 +80,8 @@ LAYERS = {
     "bilinear": Bilinear,
     "deep residual": lambda e: DeepResidual(e, depth=2),
     "sampled": lambda e: SampledSoftmax(DeepResidual(e, depth=1), 20),
+    "input side": lambda e: DeepResidual(e, depth=2, apply_to="input"),
+    "both sides": lambda e: DeepResidual(e, depth=2, apply_to="both"),
 }
 
 
@@ -91,6 +93,7 @@ LAYERS = {
         ("deep residual", "pre", True),
         ("tied", "post", False),
         ("deep residual", "post", False),
+        ("both sides", "post", False),
     ],
 )
 def test_probabilities_are_the_same(subwords, name, norm, shared, tmp_path):

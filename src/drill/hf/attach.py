@@ -71,6 +71,8 @@ def attach(
                 f"attach: layer: {type(model).__name__} caps or shifts the logits of its head, "
                 f"and the loss of {layer} does not; take a layer that is one matrix"
             )
+    if matrix.get("apply_to", "output") != "output":
+        raise ValueError(f"attach: apply_to must be 'output', got {matrix['apply_to']!r}")
     linear = model.get_output_embeddings()
     if type(linear) is not nn.Linear or not model._tied_weights_keys:
         raise TypeError(

@@ -12,12 +12,15 @@ Options beyond the paper, each of which may be combined with the others:
     block="mlp"   f^(i)(X) = drop(act(X U^(i) + b^(i)) W^(i))
     gate          E^(depth) = g (f^(depth)(E^(depth-1)) [+ E^(depth-1)]) + E,   g = 0 at the start
     center        E^(depth) minus the mean of its rows
+    apply_to      input words are rows of E^(depth) too, or they alone
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drill.kernels.label_encoder.encode_labels import (
@@ -26,8 +29,9 @@ from drill.kernels.label_encoder.encode_labels import (
     resolve_encoder,
 )
 from drill.kernels.runtime.dispatch import compute_dtype
-from drill.layers.base import MatrixLayer, resize_entries
+from drill.layers.base import MatrixLayer, OutputLayer, resize_entries
 from drill.layers.checks import at_least_zero, one_of, positive, same_width, switch
+from drill.layers.label_cache import LabelCache
 from drill.layers.label_map import LabelMap, MapOptions
 from drill.layers.label_source import (
     LabelSource,
@@ -37,7 +41,9 @@ from drill.layers.label_source import (
     label_width,
     placement,
 )
+from drill.layers.wrappers.base import WrappingLayer
 
+SIDES = ("output", "input", "both")
 GATES = ("none", "scalar", "label")
 ZERO_AT_ZERO = ("tanh", "gelu", "silu", "none")  # activations that are 0 at 0 and have a slope
 
@@ -94,6 +100,9 @@ class DeepResidual(MatrixLayer):
         center: subtract the mean label in float32 before labels are rounded to a narrower dtype.
             Softmax ignores it, but the offset of sigmoid would cost 2 to 3 bits of bfloat16. The
             mean is over all labels, also for ``labels(rows)``.
+        apply_to: what is encoded: "output", the labels; "both", the labels and the embedded input
+            words, by one encoding; "input", the input words alone, with labels tied to E. For a
+            ``LanguageModel`` or ``Translator``, whose encoder then reads ``embed(ids)``.
         map_bias: use the b^(i).
         bias: use the output bias b.
         impl: "reference" (``encode``), "triton" (fused kernels, CUDA) or "auto".
@@ -119,6 +128,7 @@ class DeepResidual(MatrixLayer):
         zero_start: bool = False,
         gate: str = "none",
         center: bool = False,
+        apply_to: str = "output",
         map_bias: bool = True,
         bias: bool = True,
         impl: EncoderImplementation = "auto",
@@ -135,6 +145,8 @@ class DeepResidual(MatrixLayer):
             raise ValueError(f"{name}: hidden_size is {d_h}, but depth 0 is weight tying: give {d}")
         if switch(name, "residual", residual):
             same_width(name, "hidden_size", d_h, "the embedding's width", d)
+        if one_of(name, "apply_to", apply_to, SIDES) != "output":
+            same_width(name, "hidden_size", d_h, "the width of input words", d)
         super().__init__(embedding, d_h, bias, joint_size=d_h)
         self.depth = depth
         self.residual = residual
@@ -142,6 +154,8 @@ class DeepResidual(MatrixLayer):
         self.impl: Any = one_of(name, "impl", impl, get_args(EncoderImplementation))
         self.center = switch(name, "center", center)
         self.gate = one_of(name, "gate", gate, GATES)
+        self.apply_to = apply_to
+        self._inputs: LabelCache[Tensor] = self._cache if apply_to == "both" else LabelCache()
         maps = [LabelMap(d if i == 0 else d_h, d_h, options) for i in range(depth)]
         if switch(name, "zero_start", zero_start) and depth > 0:
             if not residual or residual_between or gate != "none":
@@ -165,11 +179,28 @@ class DeepResidual(MatrixLayer):
             self.gates = nn.Parameter(torch.zeros(gates, **place))
 
     def labels(self, rows: Tensor | None = None, check: bool = True) -> Tensor:
+        if self.apply_to == "input":
+            return self.label_rows(rows, check)
+        return self._encoded(rows, check)
+
+    @property
+    def input_weight(self) -> Tensor:
+        """The rows of input words, (V, d): E, or encoded as ``apply_to`` says."""
+        if self.apply_to == "output":
+            return self.label_weight
+        return self._inputs.read(self, self._encoded)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """ids (...) -> rows of ``input_weight`` (..., d), in the dtype of E."""
+        return F.embedding(ids, self.input_weight).to(placement(self.embedding)["dtype"])
+
+    def _encoded(self, rows: Tensor | None = None, check: bool = True) -> Tensor:
+        """g(E), (V, d_h), or those of ``rows``."""
         gates: Tensor | None = self.gates
         if rows is not None:
             rows = checked_rows(type(self).__name__, self.embedding, rows, check)
             if self.center:
-                return self.labels().index_select(0, rows)
+                return self._encoded().index_select(0, rows)
             gates = gates[rows] if gates is not None and self.gate == "label" else gates
         E = label_vectors(self.embedding, rows)
         options = {"residual": self.residual, "residual_between": self.residual_between}
@@ -204,5 +235,24 @@ class DeepResidual(MatrixLayer):
         return (
             f"{super().extra_repr()}, depth={self.depth}, residual={self.residual}, "
             f"residual_between={self.residual_between}, gate={self.gate!r}, "
-            f"center={self.center}, impl={self.impl!r}"
+            f"center={self.center}, apply_to={self.apply_to!r}, impl={self.impl!r}"
         )
+
+
+def input_encoder(layer: OutputLayer) -> DeepResidual | None:
+    """The label encoder that embeds the input words, too; None if they are rows of E."""
+    matrix = layer.layer if isinstance(layer, WrappingLayer) else layer
+    encodes = isinstance(matrix, DeepResidual) and matrix.apply_to != "output"
+    return cast(DeepResidual, matrix) if encodes else None
+
+
+@contextmanager
+def single_encoding(layer: OutputLayer) -> Iterator[None]:
+    """Inside, which is one loss, input words and labels read one encoding with one dropout mask."""
+    inputs = input_encoder(layer)
+    if inputs is None or inputs._inputs.block is not None:  # one of shared_labels
+        yield
+        return
+    encoded = inputs.input_weight
+    with inputs._inputs.inside(inputs, lambda: encoded):
+        yield

@@ -140,7 +140,7 @@ class AwdLstm(Encoder):
         require(whole, "AwdLstm", "ids", "whole numbers of shape (T, B)", given, TypeError)
         state = self.initial_state(ids.shape[1]) if state is None else state
         dropping = self.training and self._dropping
-        x = self.embedding(ids)  # (T, B, d)
+        x = self.embed(ids)  # (T, B, d)
         if dropping:
             x = self._drop_words(x, ids)
             x = self._drop(x, self.dropout_input)

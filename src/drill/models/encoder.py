@@ -6,13 +6,15 @@ T time steps, B sequences, d_h the width that the output layer reads.
 """
 
 import abc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from drill.layers.base import OutputLayer
 from drill.layers.checks import restored_modes
+from drill.layers.deep_residual import input_encoder
 
 State = tuple[tuple[Tensor, ...], ...]
 """The recurrent state that one batch passes to the next: the tensors of each layer."""
@@ -31,6 +33,8 @@ class Encoder(nn.Module, abc.ABC):
 
     embedding: nn.Embedding
     output_size: int
+    embed_with: Callable[[Tensor], Tensor] | None = None
+    """Embeds ids in place of ``embedding``: a model's output layer that encodes inputs too."""
     carries_state: bool = True
     """False where every batch is read on its own: segments of text then have a fixed length."""
     can_compile: bool = False
@@ -40,6 +44,10 @@ class Encoder(nn.Module, abc.ABC):
     def output_widths(self) -> tuple[int, ...]:
         """The widths of the states that are concatenated in the output, the lowest layer first."""
         return (self.output_size,)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """ids (...) -> embedded words (..., d)."""
+        return (self.embed_with or self.embedding)(ids)
 
     @abc.abstractmethod
     def forward(self, ids: Tensor, state: State | None = None) -> Encoded:
@@ -68,3 +76,12 @@ class Encoder(nn.Module, abc.ABC):
     def detach(state: State) -> State:
         """``state`` without its graph: backward stops at the first step of a batch."""
         return tuple(tuple(tensor.detach() for tensor in layer) for layer in state)
+
+
+def embed_inputs(model: str, encoder: Any, embedding: nn.Module, layer: OutputLayer) -> None:
+    """Let the layer embed the input words if it encodes them: sets ``encoder.embed_with``."""
+    inputs = input_encoder(layer)
+    if inputs is not None:
+        if inputs.embedding is not embedding:
+            raise ValueError(f"{model}: a layer with apply_to={inputs.apply_to!r} must share E")
+        encoder.embed_with = inputs.embed

@@ -107,7 +107,7 @@ class HfEncoder(Encoder):
 
     def _window(self, ids: Tensor) -> Tensor:
         """ids (B, T) -> hidden states (B, T, d)."""
-        x = self._drop(self.embedding(ids))
+        x = self._drop(self.embed(ids))
         hidden: Tensor = self.body(inputs_embeds=x, use_cache=False).last_hidden_state
         return hidden
 
@@ -139,7 +139,7 @@ class HfEncoder(Encoder):
         from transformers import DynamicCache
 
         cache = DynamicCache(cached)
-        x = self._drop(self.embedding(ids))
+        x = self._drop(self.embed(ids))
         hidden = self.body(inputs_embeds=x, past_key_values=cache, use_cache=True).last_hidden_state
         return hidden, [(layer.keys, layer.values) for layer in cache.layers]
 

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from drill.layers.base import OutputLayer
 from drill.layers.checks import restored_modes
-from drill.models.encoder import Encoded, Encoder, State
+from drill.layers.deep_residual import single_encoding
+from drill.models.encoder import Encoded, Encoder, State, embed_inputs
 from drill.models.past_decode import PastDecode
 
 
@@ -41,6 +42,7 @@ class LanguageModel(nn.Module):
                 f"output_size={layer.hidden_size}, or the layer with "
                 f"hidden_size={encoder.output_size}"
             )
+        embed_inputs("LanguageModel", encoder, encoder.embedding, layer)
         self.encoder = encoder
         self.layer = layer
         self.past_decode = past_decode
@@ -78,14 +80,15 @@ class LanguageModel(nn.Module):
         """
         if state_reset != 0.0:
             state = self._reset(state, ids.shape[1], state_reset)
-        encoded: Encoded = self.encoder(ids, state)
-        if adversarial == 0.0:
-            nll = total = self.layer.nll(encoded.output, targets, **options)
-        else:
-            tokens = self.layer.adversarial_nll(encoded.output, targets, adversarial, **options)
-            nll, total = (each.mean() for each in tokens)
-        if past_decode != 0.0 or augmented != 0.0:
-            log_probs = self.layer.log_probs(encoded.output)
+        with single_encoding(self.layer):
+            encoded: Encoded = self.encoder(ids, state)
+            if adversarial == 0.0:
+                nll = total = self.layer.nll(encoded.output, targets, **options)
+            else:
+                tokens = self.layer.adversarial_nll(encoded.output, targets, adversarial, **options)
+                nll, total = (each.mean() for each in tokens)
+            if past_decode != 0.0 or augmented != 0.0:
+                log_probs = self.layer.log_probs(encoded.output)
         if past_decode != 0.0:
             if self.past_decode is None:
                 raise ValueError("LanguageModel: past_decode needs a model that has a PastDecode")

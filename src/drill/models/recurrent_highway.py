@@ -76,7 +76,7 @@ class RecurrentHighway(Encoder):
     def forward(self, ids: Tensor, state: State | None = None) -> Encoded:
         """ids (T, B) -> output and raw (T, B, hidden_size), and the state after the last step."""
         ((s,),) = self.initial_state(ids.shape[1]) if state is None else state
-        x, mask = self.embedding(ids), None  # (T, B, d)
+        x, mask = self.embed(ids), None  # (T, B, d)
         if self.training:
             rows = self.embedding.weight.shape[0]
             x = sequence_row_dropout(x, ids, rows, self.dropout_embedding)

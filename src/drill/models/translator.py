@@ -5,6 +5,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from drill.layers.base import OutputLayer
+from drill.layers.deep_residual import single_encoding
+from drill.models.encoder import embed_inputs
 from drill.models.transformer.transformer import Transformer
 
 
@@ -34,6 +36,7 @@ class Translator(nn.Module):
                 f"Translator: the target embedding has {words} rows, but the layer "
                 f"{layer.vocabulary_size} labels; both need the same vocabulary"
             )
+        embed_inputs("Translator", transformer, transformer.target_embedding, layer)
         self.transformer = transformer
         self.layer = layer
 
@@ -63,13 +66,14 @@ class Translator(nn.Module):
                 f"Translator: target_out must be as target_in, {tuple(target_in.shape)}, got "
                 f"{tuple(target_out.shape)}; they are the same sentences, shifted by one token"
             )
-        return self.layer.nll(
-            self._hidden(source, target_in),
-            target_out.t(),
-            ignore_index=self.transformer.pad if ignore_index is None else ignore_index,
-            label_smoothing=label_smoothing,
-            **options,
-        )
+        with single_encoding(self.layer):
+            return self.layer.nll(
+                self._hidden(source, target_in),
+                target_out.t(),
+                ignore_index=self.transformer.pad if ignore_index is None else ignore_index,
+                label_smoothing=label_smoothing,
+                **options,
+            )
 
     def forward(
         self, source: Tensor, target_in: Tensor, target_out: Tensor, **options: Any

@@ -23,6 +23,8 @@ from drill.files import atomic_write
 from drill.layers import MatrixLayer, NotFoldable
 from drill.layers.base import OutputLayer
 from drill.layers.checks import positive
+from drill.layers.deep_residual import input_encoder
+from drill.layers.label_cache import evaluated
 from drill.layers.wrappers.sampled import foldable
 from drill.models.transformer.blocks import DecoderBlock, EncoderBlock
 from drill.models.transformer.inputs import sinusoids
@@ -126,6 +128,10 @@ def marian_weights(
     head = _folded(model.layer)
     source, target = transformer.source_embedding.weight, transformer.target_embedding.weight
     shared = transformer.source_embedding is transformer.target_embedding
+    inputs = input_encoder(model.layer)
+    if inputs is not None:
+        target = evaluated(inputs, lambda: inputs.input_weight)
+        source = target if shared else source
     if transformer.norm == "pre" and not shared:
         raise NotExportable(
             'export_marian: a model with norm="pre" must have one embedding for both languages; '
