@@ -411,6 +411,11 @@ def test_run_of_adamw_is_not_finetuned(tmp_path, texts, name):
         finetuning(tmp_path)
 
 
+def test_a_layer_that_reads_one_state_names_the_key(texts):
+    with pytest.raises(SettingsError, match=r"encoder\.output_layers"):
+        dry_run(recipe("ptb-tied", [f"data.corpus={texts}", "encoder.output_layers=2"]))
+
+
 def test_settings_of_label_maps_need_label_maps(texts):
     changes = [f"data.corpus={texts}", "optimizer.map_warmup=0.1"]
     with pytest.raises(SettingsError, match=r"optimizer\.map_"):

@@ -43,7 +43,7 @@ def some_ids(rows: int = CONTEXT, batch: int = 3) -> torch.Tensor:
     return torch.randint(V, (rows, batch), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gpt2", "qwen3", "gemma2", "opt"])
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "qwen3", "gemma2", "opt", "gptj"])
 def test_model_types_read_a_window(model_type):
     made = encoder(model_type).eval()
     found = made(some_ids())
@@ -148,6 +148,12 @@ def test_invalid_sizes_raise(options, key):
         HfEncoder(nn.Embedding(V, D), **options)
     with pytest.raises(SettingsError, match=f"encoder.{key}"):
         dry_run(resolved({"encoder": {"name": "hf", "embedding_dim": D, **options}}))
+
+
+@pytest.mark.parametrize("model_type", ["codegen", "gpt_neo", "t5"])  # codegen: 4 heads at least
+def test_model_types_that_do_not_run_raise(model_type):
+    with pytest.raises(ValueError, match=f"HfEncoder: model_type .* got '{model_type}'"):
+        encoder(model_type)
 
 
 def test_windows_longer_than_the_context_raise():
@@ -276,7 +282,7 @@ def test_muon_steps_matrices_and_adamw_the_rest(tmp_path):
     ("kind", "optimizer", "options"),
     [
         ("ddp", "adamw", {"untie_at": 0.5}),
-        ("fsdp", "adamw", {"validate_first": True}),
+        ("fsdp", "adamw maps", {"validate_first": True}),
         ("fsdp compile", "adamw", {"validate_first": True, "epochs": 1}),
         ("fsdp muon", Muon(0.01), {"validate_first": True}),
     ],

@@ -4,15 +4,17 @@ With fsdp the run is interrupted and resumed.
 """
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch.distributed.tensor import DTensor
 
 from drill.training.distributed import world
-from drill.training.optim import AdamW, Muon
+from drill.training.optim import Muon
+from drill.training.state import TrainingState
 from tests.models.test_hf_encoder import PLAIN, model
-from tests.tiny_runs import interrupted_after, small_run
+from tests.tiny_runs import OPTIMIZERS, interrupted_after, small_run
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
@@ -24,11 +26,21 @@ if __name__ == "__main__":
                 folder, optimizer="adamw", model=model(True), world=mine, untie_at=0.5, **PLAIN
             )
         else:
-            optimizer = Muon if "muon" in kind else AdamW
+            update_best = TrainingState.update_best
+
+            def watched(state: TrainingState, *arguments) -> bool:
+                better = update_best(state, *arguments)
+                assert not better or bool(state.best_weights) == mine.first
+                return better
+
+            TrainingState.update_best = watched
             options = {"fsdp": True, "validate_first": True, **PLAIN}
             if "compile" in kind:
                 options |= {"compile": True, "epochs": 1}
-            for each in (interrupted_after(4, optimizer(0.01)), optimizer(0.01)):
+            optimizer = OPTIMIZERS["adamw maps" if kind == "fsdp" else "adamw"]
+            if "muon" in kind:
+                optimizer = partial(Muon, 0.01)
+            for each in (interrupted_after(4, optimizer()), optimizer()):
                 made = model(True)
                 found = small_run(folder, optimizer=each, model=made, world=mine, **options)
             assert found.finished

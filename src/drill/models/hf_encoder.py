@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from drill.kernels.runtime.checks import require
-from drill.layers.checks import fraction, positive, span
+from drill.layers.checks import fraction, positive, restored_modes, span
 from drill.models.encoder import Encoded, Encoder, State
 
 DROPOUTS = ("attention_dropout", "attn_pdrop", "resid_pdrop", "hidden_dropout", "residual_dropout")
@@ -75,6 +75,7 @@ class HfEncoder(Encoder):
             num_key_value_heads=kv_heads or heads,
             intermediate_size=intermediate_size or -(-8 * d // 192) * 64,
             head_dim=d // heads,
+            rotary_dim=d // heads,
             max_position_embeddings=context_length,
             initializer_range=init_std,
         ).to(embedding.weight)
@@ -170,11 +171,19 @@ def _body(model_type: str, dropout: float, **sizes: Any) -> nn.Module:
     names |= dict.fromkeys(INNER_SIZES, sizes["intermediate_size"])
     known = {name: value for name, value in {**names, **sizes}.items() if hasattr(config, name)}
     tokens = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
-    config = AutoConfig.for_model(model_type, vocab_size=1, **tokens, **known)
     try:
+        config = AutoConfig.for_model(model_type, vocab_size=1, **tokens, **known)
         body = AutoModel.from_config(config, dtype=torch.float32)
-    except ValueError as error:
-        raise ValueError(f"HfEncoder: model_type {model_type!r} cannot be built: {error}") from None
-    body.set_input_embeddings(None)
+        body.set_input_embeddings(None)
+        if not next(body.parameters()).is_meta:  # read two tokens: wrong sizes show here
+            with torch.no_grad(), restored_modes(body):
+                x = torch.zeros(1, 2, sizes["hidden_size"])
+                _ = body.eval()(inputs_embeds=x, use_cache=False).last_hidden_state
+    except Exception as error:  # each model type has its own
+        reason = str(error).splitlines()[0].rstrip(".:")
+        raise ValueError(
+            f"HfEncoder: model_type must be one that runs with these sizes ({reason}), got "
+            f"{model_type!r}"
+        ) from None
     made: nn.Module = body
     return made

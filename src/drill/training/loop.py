@@ -236,7 +236,7 @@ def _validate(
         if found is None:
             raise Interrupted
         score, more = found
-        better = state.update_best(score, task.model)
+        better = state.update_best(score, task.model, world)
     state.tick()
     lr = optimizer.rate(state.progress())
     return state.metrics(score, lr=lr, averaged=averaged, best=better) | more

@@ -215,6 +215,12 @@ def makes_no_model(settings: Settings, error: Exception) -> SettingsError:
         if own and re.search(rf"(not|got) '?{re.escape(str(table[key]))}'?$", fault):
             return SettingsError(fault, key=f"{where}.{key}")
     reason = str(error).splitlines()[0]  # torch adds a trace in C++
+    if settings.encoder.get("output_layers", 1) > 1:
+        return SettingsError(
+            f"the layer {layer[NAME]} does not read several states ({reason}); set it to 1, or "
+            "layer.name to doc",
+            key="encoder.output_layers",
+        )
     return SettingsError(f"the recipe {settings.recipe} makes no model: {reason}")
 
 

@@ -153,13 +153,13 @@ class TrainingState(abc.ABC):
 
     # -- changes ----------------------------------------------------------------------------------
 
-    def update_best(self, score: Score, model: nn.Module) -> bool:
-        """Copy the weights if they are the best so far."""
+    def update_best(self, score: Score, model: nn.Module, world: World) -> bool:
+        """Copy the weights if they are the best so far; the first process will write them."""
         self.validation_pending = False
         better = self.best is None or score.loss < self.best.loss
         if better:
             self.best, self.best_epoch = score, self.epoch
-            self.best_weights = copied(model)
+            self.best_weights = copied(model, world.first)
         return better
 
     def next_epoch(self) -> None:

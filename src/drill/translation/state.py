@@ -35,7 +35,7 @@ class TranslationState(TrainingState):
     def loss_terms(self) -> int:
         return self.tokens
 
-    def update_best(self, score: Score, model: nn.Module) -> bool:
+    def update_best(self, score: Score, model: nn.Module, world: World) -> bool:
         """Also copy the weights for the average, unless they are the initial ones."""
         if self.step > 0:
             self.validations += 1
@@ -43,7 +43,7 @@ class TranslationState(TrainingState):
                 self.recent[self.step] = copied(model)
                 for old in sorted(self.recent)[: -self.average]:
                     del self.recent[old]
-        return super().update_best(score, model)
+        return super().update_best(score, model, world)
 
     def state_dict(self, world: World) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, numbers = super().state_dict(world)

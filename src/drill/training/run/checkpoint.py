@@ -202,9 +202,15 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def copied(model: nn.Module) -> dict[str, Tensor]:
-    """A copy of the weights; of a sharded model all processes call it."""
-    return {name: whole(p.detach()).clone() for name, p in model.named_parameters()}
+def copied(model: nn.Module, first: bool = True) -> dict[str, Tensor]:
+    """A copy of the weights in the ``first`` process; of a sharded model all of them call it."""
+    found = {}
+    for name, p in model.named_parameters():
+        weight = p.detach()
+        gathered = whole(weight)
+        if first:
+            found[name] = weight.clone() if gathered is weight else gathered
+    return found
 
 
 def whole(tensor: Tensor) -> Tensor:
