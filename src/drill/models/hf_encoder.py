@@ -180,7 +180,7 @@ def _body(model_type: str, dropout: float, **sizes: Any) -> nn.Module:
                 x = torch.zeros(1, 2, sizes["hidden_size"])
                 _ = body.eval()(inputs_embeds=x, use_cache=False).last_hidden_state
     except Exception as error:  # each model type has its own
-        reason = str(error).splitlines()[0].rstrip(".:")
+        reason = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".: ")
         raise ValueError(
             f"HfEncoder: model_type must be one that runs with these sizes ({reason}), got "
             f"{model_type!r}"
