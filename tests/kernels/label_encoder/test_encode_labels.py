@@ -12,7 +12,7 @@ from torch.nn.utils import prune
 from drill.kernels.label_encoder import encode_labels as label_encoder
 from drill.kernels.label_encoder.encode_labels import KeptBits, choose_encoder, fused_missing
 from drill.kernels.label_encoder.options import Options
-from drill.kernels.loss import chunked as nll_chunked
+from drill.kernels.loss import products as products_module
 from drill.kernels.runtime import dispatch as module
 from drill.kernels.runtime import padding
 from drill.kernels.runtime.dispatch import Choice
@@ -217,7 +217,7 @@ def test_a_step_through_the_loss_copies_no_labels(products, multiply, monkeypatc
 
     found, with_padding = [], padding.with_padding
     monkeypatch.setitem(padding.ALIGN, "cpu", 64)
-    monkeypatch.setattr(nll_chunked, "with_padding", recorded)
+    monkeypatch.setattr(products_module, "with_padding", recorded)
     multiply(products)
     layer, masks, _ = given(70, 32, locked=False, dropout=0.5)
     with_masks(layer, masks)
