@@ -40,7 +40,7 @@ PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "bench/README.md")  # of the navigat
 
 LAYERS = """DeepResidual TiedSoftmax FullSoftmax Bilinear DualNonlinear MixtureOfSoftmaxes
 SampledSoftmax AdaptiveSoftmax SigSoftmax PiecewiseLinearSoftmax SoftcappedSoftmax Mixtape
-DirectOutputConnection OutputLayer MatrixLayer LabelSource Descriptions NotFoldable
+DirectOutputConnection OutputLayer MatrixLayer LabelSource Descriptions FeatureBags NotFoldable
 StaleLabels"""
 
 EVALUATIONS = """perplexity.perplexity perplexity.token_losses perplexity.Perplexity

@@ -13,6 +13,7 @@ from drill.language_modeling.step import RecordedSteps, Steps, capture_blocker
 from drill.layers import (
     AdaptiveSoftmax,
     DeepResidual,
+    FeatureBags,
     Mixtape,
     MixtureOfSoftmaxes,
     SigSoftmax,
@@ -36,7 +37,8 @@ ALONE, CPU = World(), torch.device("cpu")
 
 def model(device="cpu", layer=TiedSoftmax, dropout=0.3, past=False):
     torch.manual_seed(0)
-    embedding = nn.Embedding(WORDS, 16)
+    bags = [[[i % 6, i % 5], [6 + i % 3]] for i in range(WORDS)]
+    embedding = FeatureBags(bags, 9, 16) if layer is described else nn.Embedding(WORDS, 16)
     encoder = AwdLstm(embedding, 24, 2, weight_drop=dropout)
     past_decode = PastDecode(embedding) if past else None
     return LanguageModel(encoder, layer(embedding), past_decode).to(device)
@@ -44,6 +46,11 @@ def model(device="cpu", layer=TiedSoftmax, dropout=0.3, past=False):
 
 def deep(embedding):
     return DeepResidual(embedding, depth=2, dropout=0.3)
+
+
+def described(embedding):
+    """Over a label source in the place of the embedding."""
+    return DeepResidual(embedding, depth=1)
 
 
 def mixture(embedding):
@@ -61,7 +68,7 @@ def mixtape(embedding):
 REGULARISED = pytest.mark.parametrize(
     ("layer", "options"),
     [
-        *((each, MORE) for each in (TiedSoftmax, deep, mixture, sigsoftmax)),
+        *((each, MORE) for each in (TiedSoftmax, deep, described, mixture, sigsoftmax)),
         (mixtape, {**MORE, "memory": 2**12}),  # in blocks of tokens
     ],
 )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from drill.kernels.runtime.dispatch import INTERPRETED, TRITON_INSTALLED
-from drill.layers import LAYERS, Descriptions, MatrixLayer, OutputLayer
+from drill.layers import LAYERS, Descriptions, FeatureBags, MatrixLayer, OutputLayer
 
 V, D, H, J = 11, 4, 5, 3  # labels, label width, a hidden width and a joint width unlike it
 
@@ -29,7 +29,7 @@ def row(layer: str, **options: Any) -> Case:
     return Case(layer, options, partial(LAYERS[layer], **options))
 
 
-def described(source: Callable[[], Descriptions], layer: str, **options: Any) -> Case:
+def described(source: Callable[[], Descriptions | FeatureBags], layer: str, **options: Any) -> Case:
     return Case(layer, options, lambda _: LAYERS[layer](source(), **options))
 
 
@@ -57,6 +57,11 @@ def dictionary() -> Descriptions:
 def features() -> Descriptions:
     rows = torch.randn(V, 6, generator=torch.Generator().manual_seed(0))
     return Descriptions(nn.Sequential(nn.Linear(6, D), nn.Tanh()), rows, D)
+
+
+def bags() -> FeatureBags:
+    labels = [[[i % 7, (i + 1) % 7], [7] if i % 2 else []] for i in range(V)]
+    return FeatureBags(labels, 8, D)
 
 
 COUNTS = [9, 8, 2, 7, 5, 6, 4, 3, 1, 0, 0]  # not the order of the ids
@@ -114,6 +119,7 @@ CASES: dict[str, Case] = {
     "deep residual without map bias": row("deep-residual", depth=2, map_bias=False),
     "deep residual without bias": row("deep-residual", depth=2, bias=False),
     "deep residual over descriptions": described(dictionary, "deep-residual", depth=2),
+    "deep residual over descriptions in bags": described(bags, "deep-residual", depth=2),
     "mixture of tied": over(tied, "mixture", experts=3),
     "mixture of one": over(tied, "mixture", experts=1, init_range=0.3),
     "mixture of deep residual": over(deep_locked, "mixture", experts=2, hidden_size=H),

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 
-from drill.layers import OutputLayer, TiedSoftmax
+from drill.layers import FeatureBags, OutputLayer, TiedSoftmax
 from drill.layers.label_source import Descriptions
 from tests.layers.table import (
     CASES,
@@ -31,14 +31,18 @@ TIED = [name for name in CASES if is_tied(model(name))]
 every_tied_case = pytest.mark.parametrize("name", TIED)
 
 
-def source(layer: OutputLayer) -> nn.Embedding | Descriptions:
+def source(layer: OutputLayer) -> nn.Embedding | Descriptions | FeatureBags:
     return matrix_of(layer).embedding
 
 
 def resize(layer: OutputLayer, size: int, vectors: Tensor | None = None) -> None:
-    """Resize any row; a source of descriptions is given or robbed of its rows first."""
+    """Resize any row; other label sources than embeddings are resized first."""
     if isinstance(origin := source(layer), Descriptions):
         origin.extend(origin.descriptions[: max(0, size - V)])
+        origin.truncate(size)
+        vectors = None
+    elif isinstance(origin, FeatureBags):
+        origin.extend([[[0], [3]]] * max(0, size - V))
         origin.truncate(size)
         vectors = None
     layer.resize(size, vectors)

@@ -10,8 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from drill.language_modeling.run import load_run
 from drill.play import server
+from drill.play.answers import LanguageModelPlayer
 from drill.play.server import Server
+from drill.tasks import train
+from drill.training.settings import recipe
+from tests import tiny_wordnet
 
 TestClient = pytest.importorskip("starlette.testclient").TestClient
 URL = "http://127.0.0.1:8765"
@@ -178,6 +183,23 @@ def test_every_view_answers(client, translator_client):
     answer = translator_client.post("/api/translate", json={"text": "a b", "runs": [0, 1]})
     assert [len(run) for run in answer.json()["runs"]] == [1, 1]
     assert translator_client.post("/api/next", json={"text": ""}).status_code == 400
+
+
+def test_a_word_is_added_where_the_label_source_allows_it(models, place, tmp_path, monkeypatch):
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("DRILL_WORDNET", str(tiny_wordnet.write(tmp_path / "wordnet")))
+    settings = recipe("tied.toml", ["training.epochs=1", "labels.source=gloss"])
+    train(settings, tmp_path / "run", device="cpu", quiet=True)
+    described = LanguageModelPlayer("gloss", load_run(tmp_path / "run", device="cpu"))
+    app = Server([models[0], described], []).app()
+    client = TestClient(app, base_url=URL)
+    assert [each["adds_words"] for each in client.get("/api/runs").json()["runs"]] == [False, True]
+    body = {"runs": [0, 1], "word": "canoe", "text": "a vessel on water"}
+    tied, added = client.post("/api/add", json=body).json()
+    assert (tied["count"], added["count"], len(added["embedding"])) == (None, 0, 7)
+    assert client.post("/api/next", json={"runs": [1], "text": "canoe"}).json()["unknown"] == [[]]
+    body = {"runs": [1], "word": "kayak", "text": "qwrt"}
+    assert "kayak" in client.post("/api/add", json=body).json()["error"]
 
 
 # -- the command ----------------------------------------------------------------------------------

@@ -51,8 +51,9 @@ while behaviour == "meet" and pathlib.Path("started.txt").read_text().count("\\n
 if behaviour == "crash":
     signal.raise_signal(signal.SIGKILL)
 if command not in ("train", "finetune"):
-    kind = "translation" if stage == "words" else stage
+    kind = "translation" if command == "evaluate" else stage
     weights = {"weights": "best", "weights_fingerprint": "f" * 64}
+    weights |= {"among": 7.0, "mass": 0.25} if command == "words" else {}
     write("evaluations.jsonl", [
         {"kind": kind, "split": split, "perplexity": 50.0, "published": 49.9, "seconds": 30.0,
          **weights}

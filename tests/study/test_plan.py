@@ -82,6 +82,7 @@ def test_the_identity_of_settings_leaves_out_seeds_and_kernels():
         ("seeds = [1, 2]", 'stages = ["fine"]', "stages: fine"),
         ("seeds = [1, 2]", 'stages = ["cache"]', "stages: the first is train"),
         ("seeds = [1, 2]", 'stages = ["train", "bleu"]', "stages: bleu"),
+        ("seeds = [1, 2]", 'stages = ["train", "words"]', "data.held_out"),
         ("seeds = [1, 2]", "options = {train = []}", "options.train"),
         ("seeds = [1, 2]", "options = 5", "options a table"),
         ("seeds = [1, 2]", 'options = {dynamic = "--search"}', "must be a list of strings"),

@@ -125,6 +125,16 @@ def test_stages_have_tables_of_their_own(place):
     assert "### finetune" in text
 
 
+def test_held_out_words_have_a_table(place):
+    top = 'stages = ["train", "words"]\nset = ["data.held_out=1"]\nbaseline'
+    plan = place.plan(PLAN.replace("baseline", top))
+    place.study(plan)
+    rows = report(States(plan, place.ledger, None)).split("### words")[1].splitlines()
+    assert rows[2].startswith("| row | n | valid | test | back-off | mixed | among | rank | mass |")
+    start = "| a | 2 | 50.00 ± 0.00 | 50.00 ± 0.00 | - | - | 7.00 ± 0.00 | - | 0.2500 ± 0.0000 |"
+    assert rows[4].startswith(start)
+
+
 def test_the_table_has_the_papers_figures(place):
     Path("ptb-tied.toml").write_text(Path("tiny.toml").read_text())
     plan = place.plan(PLAN.replace("tiny.toml", "ptb-tied.toml"))

@@ -155,7 +155,7 @@ def test_the_fast_recipes_train_the_models_of_the_paper_otherwise(layer):
         (["epochs=2"], "epochs: is no table of a recipe; did you mean training.epochs?"),
         (["epoch=2"], "epoch: is no table of a recipe; did you mean training.epochs?"),
         (["taks=translation"], "taks: is no table of a recipe; did you mean task?"),
-        (["xyzzy.a=1"], "xyzzy: is no table of a recipe; known are data, encoder, layer, optim"),
+        (["xyzzy.a=1"], "xyzzy: is no table of a recipe; known are data, encoder, labels"),
         (
             ["name=tied"],
             "name: is no table of a recipe; did you mean encoder.name or layer.name or "

@@ -17,6 +17,7 @@ from drill.cli.results.report import record, report
 from drill.cli.results.study import study
 from drill.cli.train import finetune, train
 from drill.cli.translate import export, translate
+from drill.cli.words import words
 
 app = typer.Typer(
     help="Output layers for neural language generation.",
@@ -35,6 +36,7 @@ COMMANDS = (
     cache,
     generate,
     score,
+    words,
     translate,
     export,
     study,

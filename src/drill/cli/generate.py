@@ -4,6 +4,7 @@ import math
 import sys
 from collections.abc import Sequence
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -25,6 +26,7 @@ from drill.errors import DataError, SettingsError
 
 if TYPE_CHECKING:
     from drill.data import Vocabulary
+    from drill.language_modeling.run import LanguageModelRun
     from drill.language_modeling.scoring import Scored
 
 UNK = "<unk>"
@@ -108,11 +110,23 @@ def score(
     be high: do not compare lines with different numbers of them. Unknown words are listed on
     standard error, and per line with --json.
     """
-    from drill.language_modeling.scoring import score as scored
-
     if header and as_json:
         raise SettingsError("JSON lines have no columns; leave it out", key="--header")
     loaded = load_language_model(run, weights, device)
+    print_scores(loaded, file, as_json=as_json, words=words, header=header)
+
+
+def print_scores(
+    loaded: "LanguageModelRun",
+    file: Path | None,
+    *,
+    as_json: bool,
+    words: bool = False,
+    header: bool = False,
+) -> None:
+    """The lines of `drill score`."""
+    from drill.language_modeling.scoring import score as scored
+
     with as_settings_error():
         # Line by line for somebody who types, else in blocks, which is faster.
         interactive = is_standard_input(file) and sys.stdin.isatty()

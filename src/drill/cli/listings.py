@@ -181,7 +181,7 @@ def type_name(annotation: Any) -> str:
 
 def _signatures(settings: "Settings") -> dict[str, tuple[Callable[..., Any], dict[str, str]]]:
     """The callable whose arguments a table has, and the types of its other keys."""
-    from drill.data import Filters, Subwords, read_corpus, read_parallel_corpus
+    from drill.data import Filters, Subwords, WordFeatures, read_corpus, read_parallel_corpus
     from drill.layers import LAYERS
     from drill.models import ENCODERS
     from drill.models.transformer.transformer import Transformer
@@ -209,6 +209,7 @@ def _signatures(settings: "Settings") -> dict[str, tuple[Callable[..., Any], dic
     return {
         "data": (read_corpus, {}),
         "encoder": (ENCODERS[settings.encoder["name"]], named(ENCODERS)),
+        "labels": (WordFeatures, {}),
         **layers,
         "optimizer": optimizer,
         "training": (LanguageModelOptions, {}),

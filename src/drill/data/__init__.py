@@ -39,6 +39,8 @@ from drill.data.text.corpora import (
 )
 from drill.data.text.subword_vocabulary import SubwordVocabulary, load_vocabulary
 from drill.data.text.vocabulary import EOS, UNK, Vocabulary
+from drill.data.text.word_features import WordFeatures
+from drill.data.text.wordnet import WordNet
 from drill.errors import DataError
 
 if TYPE_CHECKING:
@@ -85,6 +87,8 @@ __all__ = [
     "Subwords",
     "TranslationData",
     "Vocabulary",
+    "WordFeatures",
+    "WordNet",
     "cache_folder",
     "check_corpus",
     "check_parallel_corpus",

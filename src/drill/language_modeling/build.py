@@ -6,14 +6,26 @@ model = language_model(settings, vocabulary)
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
-from drill.data import Corpus, Ids, Vocabulary, cache_folder, check_corpus, read_corpus
+from drill.data import (
+    Corpus,
+    Ids,
+    Vocabulary,
+    WordFeatures,
+    WordNet,
+    cache_folder,
+    check_corpus,
+    read_corpus,
+)
+from drill.data.text.corpora import WORDS
+from drill.data.text.word_features import GLOSS
 from drill.errors import RunFolderError, SettingsError
 from drill.language_modeling.untie import check_untie
+from drill.layers import FeatureBags, LabelSource
 from drill.models import ENCODERS, Encoder
 from drill.models.language_model import LanguageModel
 from drill.models.past_decode import PastDecode
@@ -47,21 +59,44 @@ def encoded_text(settings: Settings, progress: Any = None) -> tuple[Corpus, Ids,
     return text, text.encode(vocabulary, cache_folder()), vocabulary
 
 
+def described(settings: Settings, vocabulary: Vocabulary) -> Vocabulary:
+    """With entries of WordNet for words and held-out words, if their vectors are made from them."""
+    if GLOSS not in settings.labels["source"]:
+        return vocabulary
+    dictionary = WordNet()
+    words = (*vocabulary.words, *vocabulary.held_out)
+    found = {word: text for word in words if (text := dictionary.describe(word)) is not None}
+    return vocabulary.extended([], found)
+
+
 def language_model(
     settings: Settings, vocabulary: Vocabulary, device: torch.device | str = "cpu"
 ) -> LanguageModel:
     """A new model, initialised from torch's random state."""
-    arguments = (settings, len(vocabulary), vocabulary.counts.tolist)
+    counts = vocabulary.counts.tolist
     with meta_init():
-        check_memory(_model(*arguments).parameters())
-    return _model(*arguments).to(device)
+        check_memory(_model(settings, label_source(settings, vocabulary), counts).parameters())
+    return _model(settings, label_source(settings, vocabulary), counts).to(device)
+
+
+def label_source(settings: Settings, vocabulary: Vocabulary) -> nn.Embedding | LabelSource:
+    """What gives words their vectors, as input and as labels."""
+    width = settings.encoder["embedding_dim"]
+    if settings.labels["source"] == "table":
+        return nn.Embedding(len(vocabulary), width)
+    features = WordFeatures(vocabulary, **settings.labels)
+    bags = features.of(vocabulary.words, vocabulary.descriptions)
+    return cast(LabelSource, FeatureBags(bags, len(features), width))
 
 
 def dry_run(settings: Settings) -> None:
     """Build optimizer and model on the meta device: bad settings fail before a text is read."""
     check_corpus(settings.data["corpus"])
+    if settings.labels["source"] != "table" and settings.data["tokenizer"] != WORDS:
+        raise SettingsError("is for words, not subwords", key="labels.source")
     with meta_init():
-        model = _model(settings, STAND_IN, lambda: [1] * STAND_IN)
+        embedding = nn.Embedding(STAND_IN, settings.encoder["embedding_dim"])
+        model = _model(settings, embedding, lambda: [1] * STAND_IN)
     check_optimizer(settings, model)
     check_memory(each for each in model.parameters() if STAND_IN not in each.shape)
     try:
@@ -105,11 +140,14 @@ def _check_fsdp(settings: Settings, encoder: Encoder) -> None:
         raise ValueError("fsdp is for optimizer.name adamw or muon, without average_from")
 
 
-def _model(settings: Settings, words: int, counts: Callable[[], list[int]]) -> LanguageModel:
-    encoder = dict(settings.encoder)
-    kind, width = ENCODERS[encoder.pop(NAME)], encoder.pop("embedding_dim")
+def _model(
+    settings: Settings,
+    embedding: nn.Embedding | LabelSource,
+    counts: Callable[[], list[int]],
+) -> LanguageModel:
+    encoder = {key: value for key, value in settings.encoder.items() if key != "embedding_dim"}
+    kind = ENCODERS[encoder.pop(NAME)]
     try:
-        embedding = nn.Embedding(words, width)
         built = kind(embedding, **encoder)
         layer = output_layer(settings.layer, embedding, built.output_widths, counts)
         past_decode = PastDecode(embedding) if settings.training["past_decode"] else None
@@ -155,6 +193,7 @@ def finetuned(settings: Settings, start: str) -> Settings:
         init_from=start,
         data=settings.data,
         encoder=settings.encoder,
+        labels=settings.labels,
         layer=settings.layer,
         optimizer={NAME: "asgd", **shared, "map_warmup": 0.0},
         training={

@@ -1,9 +1,9 @@
 """Train a language model in a run folder, and load it again."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,11 +11,20 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from drill.data import DataError, Ids, SubwordVocabulary, Vocabulary, load_vocabulary
-from drill.errors import CheckpointError, RunFolderError
-from drill.language_modeling.build import corpus, dry_run, encoded_text, language_model
+from drill.data import (
+    DataError,
+    Ids,
+    SubwordVocabulary,
+    Vocabulary,
+    cache_folder,
+    load_vocabulary,
+    read_corpus,
+)
+from drill.errors import CheckpointError, RunFolderError, SettingsError
+from drill.language_modeling.build import described, dry_run, encoded_text, language_model
 from drill.language_modeling.calibration import Calibration, calibration
 from drill.language_modeling.generation import generate
+from drill.language_modeling.new_words import with_words
 from drill.language_modeling.perplexity import Perplexity, Text, perplexity, token_losses
 from drill.language_modeling.scoring import Scored, score
 from drill.language_modeling.step import capture_blocker, kernel_summary
@@ -29,10 +38,10 @@ from drill.training.optim import ScheduledOptimizer
 from drill.training.options import LanguageModelOptions
 from drill.training.precision import autocast_dtype, matmul_precision
 from drill.training.progress import Progress
-from drill.training.run.checkpoint import load_into
+from drill.training.run.checkpoint import copied, load_into
 from drill.training.run.environment import has_ended, run_environment
 from drill.training.run.folder import RunFolder
-from drill.training.run.resume import has_begun, with_text
+from drill.training.run.resume import has_begun, located, with_text
 from drill.training.run.summary import (
     few_updates,
     no_better_than_guessing,
@@ -73,12 +82,15 @@ class LanguageModelRun:
     @cached_property
     def ids(self) -> Ids:
         """The encoded corpus; DataError if its words have changed, a warning if a text has."""
-        ids, vocabulary = corpus(with_text(self.settings, self.folder))
-        if vocabulary != self.vocabulary:
+        text, vocabulary = read_corpus(**with_text(self.settings, self.folder).data)
+        if not self.vocabulary.extends(vocabulary):
             raise DataError(
                 f"{self.folder.path}: was trained on another text than "
                 f"{self.settings.data['corpus']} is now; restore the text"
             )
+        ids = text.encode(self.vocabulary, cache_folder())
+        if self.vocabulary != vocabulary:  # with new words
+            return ids
         trained = None
         with suppress(CheckpointError):  # the last checkpoint is not needed here
             trained = self.folder.last_numbers().get("text") if self.folder.last.exists() else None
@@ -168,6 +180,47 @@ class LanguageModelRun:
         """
         return list(score(self.model, self.vocabulary, lines))
 
+    def add_words(self, descriptions: Mapping[str, str]) -> "LanguageModelRun":
+        """Add words to the vocabulary, with vectors from their characters or descriptions.
+
+        Args:
+            descriptions: each word with a text about it, such as a dictionary entry. If glosses are
+                read and the text is empty, WordNet's entry is taken.
+
+        Returns:
+            A run with the new words; this one does not change.
+        """
+        try:
+            model, vocabulary = with_words(
+                self.model, self.vocabulary, self.settings.labels, descriptions
+            )
+        except SettingsError as error:
+            raise SettingsError(error.message, key=str(self.folder.path)) from None
+        return replace(self, model=model, vocabulary=vocabulary)
+
+    def save(self, folder: Path | str) -> None:
+        """Write the model and its vocabulary as a run folder, to load again.
+
+        Args:
+            folder: a new one, or an empty one.
+        """
+        target = RunFolder(folder)
+        if target.path.exists() and any(target.path.iterdir()):
+            raise RunFolderError("is not empty; name a new folder", key=str(target.path))
+        layer = self.model.layer
+        chosen = {  # by the layer from the number of words, which may be another one now
+            key: getattr(layer, key)
+            for key, value in self.settings.layer.items()
+            if value is None and hasattr(layer, key)
+        }
+        settings = located(self.settings.changed(layer=chosen), self.folder)
+        with target.locked():
+            self.vocabulary.save(target.vocabulary)
+            target.write_text(target.recipe, settings.to_toml())
+            if self.folder.environment.exists():
+                target.write_text(target.environment, self.folder.environment.read_text("utf-8"))
+            target.save_best(copied(self.model), dict(self.origin.when))
+
 
 def vocabulary_of(run: RunFolder) -> Vocabulary:
     if not run.vocabulary.exists():
@@ -224,10 +277,16 @@ def train_language_model(
             f"{run.path}: its vocabulary is not that of {settings.data['corpus']} any more; the "
             "text has changed, so train under another name"
         )
+    start = None if settings.init_from is None else RunFolder(settings.init_from)
+    if begun:
+        vocabulary = vocabulary_of(run)  # with the descriptions it was trained with
+    elif start is not None and vocabulary_of(start) == vocabulary:
+        vocabulary = vocabulary_of(start)
+    else:
+        vocabulary = described(settings, vocabulary)
     torch.manual_seed(settings.training["seed"])
     model = language_model(settings, vocabulary, device)
-    if settings.init_from is not None and not run.last.exists():
-        start = RunFolder(settings.init_from)
+    if start is not None and not run.last.exists():
         if vocabulary_of(start) != vocabulary:
             raise DataError(f"{start.path}: was trained with another vocabulary; start elsewhere")
         load_into(model, start.best)

@@ -4,6 +4,7 @@ from drill.layers.base import MatrixLayer, NotFoldable, OutputLayer
 from drill.layers.bilinear import Bilinear
 from drill.layers.deep_residual import DeepResidual
 from drill.layers.dual import DualNonlinear
+from drill.layers.feature_bags import FeatureBags
 from drill.layers.label_cache import StaleLabels
 from drill.layers.label_source import Descriptions, LabelSource, placement
 from drill.layers.softmax import FullSoftmax, TiedSoftmax
@@ -40,6 +41,7 @@ __all__ = [
     "Descriptions",
     "DirectOutputConnection",
     "DualNonlinear",
+    "FeatureBags",
     "FullSoftmax",
     "LabelSource",
     "MatrixLayer",

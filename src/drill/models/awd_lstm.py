@@ -26,9 +26,10 @@ from drill.kernels.lstm.lstm import (
     lstm_stack,
 )
 from drill.kernels.lstm.weights import Weights
-from drill.kernels.runtime.checks import one_of, require, require_type
+from drill.kernels.runtime.checks import one_of, require
 from drill.kernels.runtime.dropout_masks import draw_mask, masked
 from drill.layers.checks import fraction, positive, restored_modes, span, switch
+from drill.layers.label_source import LabelSource, label_count, label_width, placement
 from drill.models.encoder import Encoded, Encoder, State
 
 Masks = Literal["locked", "variational", "standard"]
@@ -40,7 +41,8 @@ class AwdLstm(Encoder):
     LSTMs are initialised by PyTorch's default, uniform in +-1/sqrt(width).
 
     Args:
-        embedding: the model's nn.Embedding (V, d), shared; LSTMs go to its device and dtype.
+        embedding: the model's nn.Embedding (V, d) or label source, shared; LSTMs go to its device
+            and dtype.
         hidden_size: width of all LSTMs but the last; of all of them with ``skip_connections``.
         layers: number of LSTMs.
         output_size: width of the last LSTM; d by default, as tied labels need.
@@ -65,7 +67,7 @@ class AwdLstm(Encoder):
 
     def __init__(
         self,
-        embedding: nn.Embedding,
+        embedding: nn.Embedding | LabelSource,
         hidden_size: int = 1150,
         layers: int = 3,
         *,
@@ -87,8 +89,7 @@ class AwdLstm(Encoder):
     ) -> None:
         super().__init__()
         name = type(self).__name__
-        require_type(embedding, nn.Embedding, name, "embedding", "an nn.Embedding")
-        d = embedding.embedding_dim
+        d = label_width(name, embedding)
         last = d if output_size is None else positive(name, "output_size", output_size)
         hidden_size = positive(name, "hidden_size", hidden_size)
         self.skip_connections = switch(name, "skip_connections", skip_connections)
@@ -111,16 +112,16 @@ class AwdLstm(Encoder):
         one_of(name, "impl", impl, IMPLEMENTATIONS)
         self.impl: Implementation = impl
         self._dropping = True
-        device, dtype = embedding.weight.device, embedding.weight.dtype
-        widths = zip([d, *sizes], sizes, strict=False)
-        lstms = [nn.LSTM(i, o, device=device, dtype=dtype) for i, o in widths]
+        like, widths = placement(embedding), zip([d, *sizes], sizes, strict=False)
+        lstms = [nn.LSTM(i, o, **like) for i, o in widths]
         self.lstms = cast(Sequence[nn.LSTM], nn.ModuleList(lstms))
         self.projection: nn.Linear | None = None
         if skip_connections and last != hidden_size:
-            self.projection = nn.Linear(hidden_size, last, False, device, dtype)
+            self.projection = nn.Linear(hidden_size, last, False, **like)
             nn.init.orthogonal_(self.projection.weight)
         if init_range is not None:
-            nn.init.uniform_(embedding.weight, -span(name, init_range), init_range)
+            for p in cast(nn.Module, embedding).parameters():
+                nn.init.uniform_(p, -span(name, init_range), init_range)
         for each in self.lstms:
             if lstm_init_range is not None:
                 bound = span(name, lstm_init_range, "lstm_init_range")
@@ -211,13 +212,13 @@ class AwdLstm(Encoder):
         return locked_dropout(x, p)
 
     def _drop_words(self, x: Tensor, ids: Tensor) -> Tensor:
-        rows, p = self.embedding.weight.shape[0], self.dropout_embedding
+        rows, p = label_count(self.embedding), self.dropout_embedding
         drop = sequence_row_dropout if self.dropout_masks == "variational" else row_dropout
         return drop(x, ids, rows, p)
 
     def kernel_summary(self, batch: int) -> list[str]:
         plain = not (self.cap_input_gate or self.dropout_state > 0.0)
-        x = self.embedding.weight.new_empty(1, batch, 0)
+        x = next(self.parameters()).new_empty(1, batch, 0)
         made = [
             choose(self.impl, x, Weights(*each.all_weights[0]).w_hh, plain) for each in self.lstms
         ]
@@ -228,7 +229,7 @@ class AwdLstm(Encoder):
 
     def initial_state(self, batch: int) -> State:
         """Zeros: per layer h and c, each (1, batch, width)."""
-        like = self.embedding.weight
+        like = next(self.parameters())
 
         def zeros(each: nn.LSTM) -> Tensor:
             return like.new_zeros(1, batch, each.hidden_size)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from drill.layers.base import OutputLayer
 from drill.layers.checks import restored_modes
 from drill.layers.deep_residual import input_encoder
+from drill.layers.label_source import LabelSource
 
 State = tuple[tuple[Tensor, ...], ...]
 """The recurrent state that one batch passes to the next: the tensors of each layer."""
@@ -31,7 +32,7 @@ class Encoded(NamedTuple):
 class Encoder(nn.Module, abc.ABC):
     """The interface of all encoders."""
 
-    embedding: nn.Embedding
+    embedding: nn.Embedding | LabelSource
     output_size: int
     embed_with: Callable[[Tensor], Tensor] | None = None
     """Embeds ids in place of ``embedding``: a model's output layer that encodes inputs too."""
@@ -47,7 +48,12 @@ class Encoder(nn.Module, abc.ABC):
 
     def embed(self, ids: Tensor) -> Tensor:
         """ids (...) -> embedded words (..., d)."""
-        return (self.embed_with or self.embedding)(ids)
+        if self.embed_with is not None:
+            return self.embed_with(ids)
+        if isinstance(self.embedding, nn.Embedding):
+            found: Tensor = self.embedding(ids)
+            return found
+        return self.embedding(ids.flatten()).view(*ids.shape, -1)
 
     @abc.abstractmethod
     def forward(self, ids: Tensor, state: State | None = None) -> Encoded:
@@ -78,7 +84,7 @@ class Encoder(nn.Module, abc.ABC):
         return tuple(tuple(tensor.detach() for tensor in layer) for layer in state)
 
 
-def embed_inputs(model: str, encoder: Any, embedding: nn.Module, layer: OutputLayer) -> None:
+def embed_inputs(model: str, encoder: Any, embedding: object, layer: OutputLayer) -> None:
     """Let the layer embed the input words if it encodes them: sets ``encoder.embed_with``."""
     inputs = input_encoder(layer)
     if inputs is not None:

@@ -7,13 +7,14 @@ generation and scores, ``reading_state`` starts a state that remembers the text 
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from drill.kernels.runtime.checks import require
 from drill.layers.checks import fraction, positive, restored_modes, span
+from drill.layers.label_source import LabelSource, label_width, placement
 from drill.models.encoder import Encoded, Encoder, State
 
 DROPOUTS = ("attention_dropout", "attn_pdrop", "resid_pdrop", "hidden_dropout", "residual_dropout")
@@ -25,7 +26,8 @@ class HfEncoder(Encoder):
     """The blocks of a causal language model of transformers, untrained; for language models.
 
     Args:
-        embedding: the model's nn.Embedding (V, d), shared; initialised from N(0, init_std).
+        embedding: the model's nn.Embedding (V, d) or label source, shared; its parameters are
+            initialised from N(0, init_std).
         model_type: of transformers: llama, qwen3, gpt2, gpt_neox, ...
         layers: number of blocks.
         heads: attention heads of each; divides d.
@@ -41,7 +43,7 @@ class HfEncoder(Encoder):
 
     def __init__(
         self,
-        embedding: nn.Embedding,
+        embedding: nn.Embedding | LabelSource,
         model_type: str = "llama",
         layers: int = 8,
         heads: int = 8,
@@ -53,8 +55,8 @@ class HfEncoder(Encoder):
         init_std: float = 0.02,
     ) -> None:
         super().__init__()
-        d = embedding.embedding_dim
         owner = type(self).__name__
+        d = label_width(owner, embedding)
         sizes = {"layers": layers, "heads": heads, "context_length": context_length}
         sizes |= {"kv_heads": kv_heads or heads, "intermediate_size": intermediate_size or 1}
         for name, value in sizes.items():
@@ -65,7 +67,8 @@ class HfEncoder(Encoder):
         self.context_length = context_length
         self.dropout = fraction(owner, "dropout", dropout)
         self.embedding = embedding
-        nn.init.normal_(embedding.weight, std=init_std)
+        for p in cast(nn.Module, embedding).parameters():
+            nn.init.normal_(p, std=init_std)
         self.body = _body(
             model_type,
             dropout,
@@ -78,7 +81,7 @@ class HfEncoder(Encoder):
             rotary_dim=d // heads,
             max_position_embeddings=context_length,
             initializer_range=init_std,
-        ).to(embedding.weight)
+        ).to(**placement(embedding))
 
     def forward(self, ids: Tensor, state: State | None = None) -> Encoded:
         """ids (T, B) -> output (T, B, d): a window, or what follows the text of a reading state."""
@@ -104,7 +107,7 @@ class HfEncoder(Encoder):
         have the ids of the window (B, P), then keys and values (B, heads, P, d / heads) of every
         block: transformers' cache.
         """
-        return ((torch.empty(batch, 0, dtype=torch.int64, device=self.embedding.weight.device),),)
+        return ((torch.empty(batch, 0, dtype=torch.int64, device=next(self.parameters()).device),),)
 
     def _window(self, ids: Tensor) -> Tensor:
         """ids (B, T) -> hidden states (B, T, d)."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from drill.layers.base import OutputLayer
 from drill.layers.checks import restored_modes
 from drill.layers.deep_residual import single_encoding
+from drill.layers.label_source import label_vectors
 from drill.models.encoder import Encoded, Encoder, State, embed_inputs
 from drill.models.past_decode import PastDecode
 
@@ -95,7 +96,7 @@ class LanguageModel(nn.Module):
             check = options.get("check", True)
             total = total + past_decode * self.past_decode(log_probs.exp(), ids, check=check)
         if augmented != 0.0:
-            E = self.encoder.embedding.weight
+            E = label_vectors(self.encoder.embedding)
             total = total + augmented * augmented_loss(log_probs, targets, E, augmented_temperature)
         if ar_weight != 0.0:
             total = total + ar_weight * _mean_square(encoded.output)

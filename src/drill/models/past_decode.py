@@ -9,22 +9,22 @@ import torch
 from torch import Tensor, nn
 
 from drill.kernels.loss.nll import nll
+from drill.layers.label_source import LabelSource, label_count, label_vectors, placement
 
 
 class PastDecode(nn.Module):
     """The loss of decoding input words from the distributions predicted after them.
 
     Args:
-        embedding: the model's nn.Embedding (V, d), shared.
+        embedding: the model's nn.Embedding (V, d) or label source, shared.
     """
 
-    def __init__(self, embedding: nn.Embedding) -> None:
+    def __init__(self, embedding: nn.Embedding | LabelSource) -> None:
         super().__init__()
-        like = embedding.weight
         self.embedding = embedding
         width = embedding.embedding_dim
-        self.map = nn.Linear(width, width, device=like.device, dtype=like.dtype)
-        self.bias = nn.Parameter(torch.zeros_like(like[:, 0]))
+        self.map = nn.Linear(width, width, **placement(embedding))
+        self.bias = nn.Parameter(torch.zeros(label_count(embedding), **placement(embedding)))
 
     def forward(
         self,
@@ -33,6 +33,6 @@ class PastDecode(nn.Module):
         check: bool = True,
     ) -> Tensor:
         """The mean loss of ``ids``, each the last input word before its distribution."""
-        weight = self.embedding.weight
+        weight = label_vectors(self.embedding)
         expected = probs.to(weight.dtype) @ weight  # (..., d)
         return nll(torch.tanh(self.map(expected)), weight, ids, self.bias, check=check)

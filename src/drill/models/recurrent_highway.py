@@ -15,9 +15,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from drill.kernels.runtime.checks import require_type
 from drill.kernels.runtime.dropout_masks import draw_mask, masked
 from drill.layers.checks import fraction, positive, span
+from drill.layers.label_source import LabelSource, label_count, label_width, placement
 from drill.models.awd_lstm import locked_dropout, sequence_row_dropout
 from drill.models.encoder import Encoded, Encoder, State
 
@@ -28,7 +28,7 @@ class RecurrentHighway(Encoder):
     The state is as wide as the output: tied labels need embedding_dim = hidden_size.
 
     Args:
-        embedding: the model's nn.Embedding (V, d), shared.
+        embedding: the model's nn.Embedding (V, d) or label source, shared.
         hidden_size: width of the state.
         depth: highway layers of a step.
         dropout_embedding: probability that a word is dropped from a sequence.
@@ -43,7 +43,7 @@ class RecurrentHighway(Encoder):
 
     def __init__(
         self,
-        embedding: nn.Embedding,
+        embedding: nn.Embedding | LabelSource,
         hidden_size: int = 830,
         depth: int = 10,
         *,
@@ -56,7 +56,7 @@ class RecurrentHighway(Encoder):
     ) -> None:
         super().__init__()
         name = type(self).__name__
-        require_type(embedding, nn.Embedding, name, "embedding", "an nn.Embedding")
+        d = label_width(name, embedding)
         H = self.output_size = positive(name, "hidden_size", hidden_size)
         self.embedding = embedding
         self.dropout_embedding = fraction(name, "dropout_embedding", dropout_embedding)
@@ -64,8 +64,8 @@ class RecurrentHighway(Encoder):
         self.dropout_state = fraction(name, "dropout_state", dropout_state)
         self.dropout_output = fraction(name, "dropout_output", dropout_output)
         self._cell: Callable[..., tuple[Tensor, Tensor]] = highway_cell
-        like: dict[str, Any] = {"device": embedding.weight.device, "dtype": embedding.weight.dtype}
-        self.input = nn.Linear(embedding.embedding_dim, 2 * H, bias=False, **like)
+        like = placement(embedding)
+        self.input = nn.Linear(d, 2 * H, bias=False, **like)
         highways = [nn.Linear(H, 2 * H, **like) for _ in range(positive(name, "depth", depth))]
         self.highways = cast(Sequence[nn.Linear], nn.ModuleList(highways))
         for p in self.parameters():
@@ -78,7 +78,7 @@ class RecurrentHighway(Encoder):
         ((s,),) = self.initial_state(ids.shape[1]) if state is None else state
         x, mask = self.embed(ids), None  # (T, B, d)
         if self.training:
-            rows = self.embedding.weight.shape[0]
+            rows = label_count(self.embedding)
             x = sequence_row_dropout(x, ids, rows, self.dropout_embedding)
             x = locked_dropout(x, self.dropout_input)
             if self.dropout_state > 0.0:
@@ -97,7 +97,7 @@ class RecurrentHighway(Encoder):
 
     def initial_state(self, batch: int) -> State:
         """Zeros, (1, batch, hidden_size)."""
-        return ((self.embedding.weight.new_zeros(1, batch, self.output_size),),)
+        return ((next(self.parameters()).new_zeros(1, batch, self.output_size),),)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the pointwise part of a highway layer: all steps would take minutes."""

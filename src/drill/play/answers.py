@@ -18,9 +18,10 @@ from drill.data import BEGIN, END, EOS, UNK, Subwords, SubwordVocabulary
 from drill.errors import DataError, DrillError, SettingsError
 from drill.language_modeling.frequency_bands import default_edges, frequency_bands
 from drill.language_modeling.generation import generate
+from drill.language_modeling.new_words import why_no_words
 from drill.language_modeling.run import LanguageModelRun
 from drill.language_modeling.scoring import line_start, read_as_unknown, score
-from drill.layers import OutputLayer
+from drill.layers import LabelSource, OutputLayer
 from drill.models.encoder import State
 from drill.report.analysis.label_vectors import label_vectors, nearest_labels
 from drill.report.page.figures import COLOURS, Look
@@ -48,7 +49,8 @@ class Player(abc.ABC):
     run: LanguageModelRun | TranslationRun
     subwords: Subwords | None
     counts: Sequence[int] | None  # of labels in training
-    embedding: nn.Embedding
+    embedding: nn.Embedding | LabelSource
+    adds_words: bool = False
 
     @abc.abstractmethod
     def display(self, label: int) -> str:
@@ -56,7 +58,7 @@ class Player(abc.ABC):
 
     @cached_property
     def _named(self) -> dict[str, int]:
-        return {self.display(i): i for i in range(len(self.embedding.weight))}
+        return {self.display(i): i for i in range(self.run.model.layer.vocabulary_size)}
 
     def word(self, word: str, exact: bool = False) -> Answer:
         """How often a word occurs in training, and the labels next to it in E and in g_out(E).
@@ -84,12 +86,18 @@ class LanguageModelPlayer(Player):
     run: LanguageModelRun
 
     def __init__(self, name: str, run: LanguageModelRun) -> None:
-        self.name, self.run, self.vocabulary = name, run, run.vocabulary
+        self.name = name
+        self._use(run)
+
+    def _use(self, run: LanguageModelRun) -> None:
+        self.run, self.vocabulary = run, run.vocabulary
+        vars(self).pop("_named", None)
         self.embedding = run.model.encoder.embedding
         self.counts = self.vocabulary.counts.tolist()
         self.subwords = None
         if isinstance(run.vocabulary, SubwordVocabulary):
             self.subwords = run.vocabulary.subwords
+        self.adds_words = self.subwords is None and why_no_words(run.model) is None
         self.start = line_start("play", run.model, self.vocabulary.ids[EOS])
         self.read: tuple[list[int], State, Tensor] | None = None  # of the last prefix
 
@@ -164,6 +172,10 @@ class LanguageModelPlayer(Player):
         if self.subwords is None:
             return [(word, self.vocabulary.ids.get(word)) for word in (*line.split(), EOS)]
         return [(self.display(i), i) for i in self.vocabulary.encode([line]).tolist()]
+
+    def add_word(self, word: str, gloss: str) -> None:
+        """Give the model a vector for a new word; the run folder does not change."""
+        self._use(self.run.add_words({word: gloss}))
 
 
 class TranslatorPlayer(Player):
@@ -305,6 +317,15 @@ def look_up(players: Sequence[Player], word: str, exact: bool = False) -> list[A
     return [player.word(word.strip(), exact) for player in players]
 
 
+def add_word(players: Sequence[LanguageModelPlayer], word: str, gloss: str) -> list[Answer]:
+    """Add a word to the runs that can and lack it, then look it up in all."""
+    look_up(players, word)  # raises unless it is one word
+    for player in players:
+        if player.adds_words and word.strip() not in player.vocabulary:
+            player.add_word(word.strip(), gloss)
+    return look_up(players, word)
+
+
 def translate_text(
     players: Sequence[TranslatorPlayer], text: str, beam: int, n_best: int
 ) -> Answer:
@@ -383,7 +404,7 @@ def _losses(player: LanguageModelPlayer, lines: Sequence[str]) -> Answer:
 
 
 def _neighbours(
-    embedding: nn.Embedding,
+    embedding: nn.Embedding | LabelSource,
     layer: OutputLayer,
     own: int,
     counts: Sequence[int] | None,
@@ -396,7 +417,7 @@ def _neighbours(
     return {
         **vars(nearest_labels(vectors, own, name, counts, top=TOP)),
         "rank": None if counts is None else sum(c > counts[own] for c in counts) + 1,
-        "labels": len(embedding.weight),
+        "labels": layer.vocabulary_size,
     }
 
 

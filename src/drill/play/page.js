@@ -437,6 +437,16 @@ async function look_up(word, exact) {
   if (focused) (result.querySelector(".words button") ?? $("word-form").elements.word).focus();
 }
 
+$("add-form").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const runs = chosen();
+  const given = Object.fromEntries(new FormData(event.target));
+  const answer = await latest("add", { runs, ...given, word: given.word.trim() });
+  if (!answer) return;
+  $("word-result").replaceChildren(...answer.map((found, order) => neighbours(found, runs[order], order)));
+});
+const offer_adding = () => ($("add-form").hidden = !chosen().some((run) => setup.runs[run]?.adds_words));
+
 function neighbours(found, run, order) {
   const made = make("div", { class: `run${order}` }, heading(run, order));
   const link = (word) => make("button", { type: "button", onclick: () => look_up(word, true) }, shown(word));
@@ -498,7 +508,8 @@ async function start() {
   $("run-b").append(make("option", { value: "" }, "none"), ...options());
   if (setup.runs.length > 1) $("run-b").value = "1";
   $("choice").hidden = !setup.runs.length;
-  for (const id of ["run-a", "run-b"]) $(id).addEventListener("change", () => !$("write").hidden && predict());
+  for (const id of ["run-a", "run-b"]) $(id).addEventListener("change", () => (offer_adding(), !$("write").hidden && predict()));
+  offer_adding();
   for (const tab of tabs) tab.hidden = "task" in tab.dataset && !(tab.dataset.task === "any" ? setup.task : tab.dataset.task === setup.task);
   const visible = tabs.filter((tab) => !tab.hidden);
   open_tab(visible.find((tab) => `#${tab.getAttribute("aria-controls")}` === location.hash) ?? visible[0]);

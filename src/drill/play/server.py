@@ -93,7 +93,11 @@ class Server:
     def runs(self, _: dict[str, Any]) -> Any:
         return {
             "runs": [
-                {"name": each.name, "layer": each.run.settings.layer["name"]}
+                {
+                    "name": each.name,
+                    "layer": each.run.settings.layer["name"],
+                    "adds_words": each.adds_words,
+                }
                 for each in self.players
             ],
             "task": self.players[0].task if self.players else None,
@@ -113,6 +117,10 @@ class Server:
     def word(self, given: dict[str, Any]) -> Any:
         exact = _value(given, "exact", bool, False)
         return answers.look_up(self._chosen(given), _text(given, "word"), exact)
+
+    def add(self, given: dict[str, Any]) -> Any:
+        players = self._chosen(given, "language model")
+        return answers.add_word(players, _text(given, "word"), _text(given))
 
     def translate(self, given: dict[str, Any]) -> Any:
         beam, n_best = _value(given, "beam", int, 4), _value(given, "n_best", int, 3)
@@ -172,7 +180,7 @@ class Server:
             ),
             *(
                 Route(f"/api/{work.__name__}", _endpoint(work, self.lock), methods=["POST"])
-                for work in (self.next, self.score, self.word, self.translate)
+                for work in (self.next, self.score, self.word, self.add, self.translate)
             ),
             Route("/api/sample", _endpoint(self.sample, nullcontext()), methods=["POST"]),
         ]

@@ -32,8 +32,9 @@ from drill.training.schema import with_defaults
 from drill.training.settings import TRANSLATION, Settings, recipe, resolved
 
 TRAIN, FINETUNE, DYNAMIC, CACHE, BLEU = "train", "finetune", "dynamic", "cache", "bleu"
+WORDS = "words"
 TRAINING = (TRAIN, FINETUNE)  # stages that write a run folder; the others evaluate one
-OF_LANGUAGE_MODELS = (TRAIN, FINETUNE, DYNAMIC, CACHE)
+OF_LANGUAGE_MODELS = (TRAIN, FINETUNE, DYNAMIC, CACHE, WORDS)
 OF_TRANSLATORS = (TRAIN, BLEU)
 STAGES = (*OF_LANGUAGE_MODELS, BLEU)
 
@@ -166,6 +167,7 @@ class _Options:
 
     dynamic: Sequence[str] = ()
     cache: Sequence[str] = ()
+    words: Sequence[str] = ()
     bleu: Sequence[str] = ()
 
 
@@ -245,6 +247,8 @@ def _check_stages(row: PlanRow, settings: Settings) -> None:
             raise SettingsError(f"stages: {stage} is not one of {', '.join(known)}")
     if row.stages[0] != TRAIN:
         raise SettingsError(f"stages: the first is {TRAIN}, not {row.stages[0]}")
+    if WORDS in row.stages and not settings.data["held_out"]:
+        raise SettingsError(f"stages: {WORDS} needs data.held_out")
     if FINETUNE in row.stages and settings.optimizer[NAME] in ("adamw", "muon"):
         raise SettingsError(
             f"stages: runs of {settings.optimizer[NAME]} cannot be finetuned; leave out finetune"

@@ -13,7 +13,7 @@ from pathlib import Path
 from drill.errors import ReportError, RunFolderError, SettingsError
 from drill.report.results.ledger import AlreadyRecorded, Failed, Row, record, record_failure
 from drill.report.tables.number_format import perplexity
-from drill.study.plan import BLEU, CACHE, DYNAMIC, FINETUNE, TRAIN, Job, Plan, identity
+from drill.study.plan import BLEU, CACHE, DYNAMIC, FINETUNE, TRAIN, WORDS, Job, Plan, identity
 from drill.study.states import DONE, States, evaluated, is_run_of
 from drill.tasks import check_recipe
 from drill.training.run.folder import RunFolder
@@ -265,7 +265,7 @@ def _set(changes: tuple[str, ...] | list[str]) -> list[str]:
 def _summary(row: Row | None, stage: str) -> str:
     if row is None:
         return ""
-    if stage in (DYNAMIC, CACHE):
+    if stage in (DYNAMIC, CACHE, WORDS):
         figures = [perplexity(each["perplexity"]) for each in evaluated(row, stage)]
         return f"valid, test {', '.join(figures) or 'not yet'}"
     bleu = row.extra.get("bleu")

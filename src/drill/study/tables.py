@@ -23,13 +23,25 @@ from drill.report.tables.result_tables import (
     recipe_changes,
     seconds_to,
 )
-from drill.study.plan import BLEU, TRAINING, Job, PlanRow
+from drill.study.plan import BLEU, TRAINING, WORDS, Job, PlanRow
 from drill.study.states import AGAIN, DONE, FAILED, MISSING, States, evaluated
 from drill.study.statistics import CONFIDENCE, paired_difference, standard_error
 
-BITS_PER_BYTE, BAND = "bits per byte", "band"
-DECIMALS = {BITS_PER_BYTE: 4, BAND: 3}  # of other scores 2
+BITS_PER_BYTE, BAND, MASS = "bits per byte", "band", "mass"
+DECIMALS = {BITS_PER_BYTE: 4, BAND: 3, MASS: 4}  # of other scores 2
 BAND_NOTE = "Nats per token of the test text, by how often a token occurs in training."
+WORDS_NOTE = (
+    "Of held-out words, where they occur: perplexity as labels (valid, test); on test by an equal "
+    "share of <unk> (back-off), by a share of <unk> as the labels have it (mixed), among held-out "
+    "words alone, mean rank as labels, and the probability of all labels together (mass)."
+)
+WORDS_KEYS = {
+    "back-off": "backoff_perplexity",
+    "mixed": "mixed_perplexity",
+    "among": "among",
+    "rank": "rank",
+    MASS: "mass",
+}
 DASH = "-"  # unknown from one seed
 MEAN_NOTE = "n: seeds; ± is the standard error of the mean."
 DIFFERENCE_NOTE = (
@@ -86,7 +98,7 @@ def stage_table(states: States, stage: str, time_to: Sequence[float] = ()) -> Ta
         if stage in TRAINING:
             cells += [(f"minutes to {wanted:g}", _time_cell(group, wanted)) for wanted in time_to]
         rows.append([*cells, *_paper_cells(group, stage)])
-    notes = [MEAN_NOTE]
+    notes = [MEAN_NOTE, *([WORDS_NOTE] if stage == WORDS else [])]
     if any(dict(row).get("p") for row in rows):
         notes.append(DIFFERENCE_NOTE)
     notes += paper_notes(rows, ADAPTIVE_NOTE if stage in ADAPTIVE else GAP_NOTE)
@@ -131,6 +143,8 @@ def finished_results(states: States, row: PlanRow, stage: str) -> dict[int, Row]
 def _headings(stage: str, results: Sequence[Row]) -> list[str]:
     if stage == BLEU:
         return ["valid BLEU", "test BLEU"]
+    if stage == WORDS:
+        return ["valid", "test", *WORDS_KEYS]
     test = "BLEU" if any("bleu" in each.extra for each in results) else "test"
     bits = stage in TRAINING and any(BITS in each.extra for each in results)
     return ["valid", test, *([BITS_PER_BYTE] if bits else [])]
@@ -141,8 +155,11 @@ def _figures(row: Row, stage: str) -> list[float | None]:
     if stage in TRAINING:
         test = as_finite(row.extra.get("bleu", row.test))
         return [row.valid, test, as_finite(row.extra.get(BITS))]
-    key = "bleu" if stage == BLEU else "perplexity"
-    return [as_finite(each.get(key)) for each in evaluated(row, stage)]
+    key, pair = "bleu" if stage == BLEU else "perplexity", evaluated(row, stage)
+    found = [as_finite(each.get(key)) for each in pair]
+    if stage == WORDS:
+        found += [as_finite(pair[1].get(key)) for key in WORDS_KEYS.values()]
+    return found
 
 
 def _mean_cell(values: Sequence[float | None], score: str) -> str:
@@ -198,7 +215,7 @@ def _time_cell(group: Sequence[Row], wanted: float) -> str:
 
 
 def _paper_cells(group: Sequence[Row], stage: str) -> list[Cell]:
-    if not group or stage == BLEU:
+    if not group or stage in (BLEU, WORDS):
         return [("paper", ""), ("gap", "")]
     recipe = group[0].recipe
     if stage in TRAINING:

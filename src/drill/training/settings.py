@@ -1,11 +1,11 @@
 """Settings: recipes in TOML, checked against the signatures they will call.
 
 A table of a recipe is a set of keyword arguments: ``[layer]`` those of an output layer,
-``[encoder]`` of an encoder, ``[optimizer]`` of an optimizer, ``[training]`` of
-``LanguageModelOptions`` and ``[data]`` of ``read_corpus``. Names, types and defaults are those of
-the signatures. With ``task = "translation"``: ``[encoder]`` of ``Transformer``,
-``[training]`` of ``TranslationOptions``, ``[data]`` of ``read_parallel_corpus``, and also
-``[filters]`` of ``Filters`` and ``[subwords]`` of ``Subwords.train``.
+``[encoder]`` of an encoder, ``[labels]`` of ``WordFeatures``, ``[optimizer]`` of an optimizer,
+``[training]`` of ``LanguageModelOptions`` and ``[data]`` of ``read_corpus``. Names, types and
+defaults are those of the signatures. With ``task = "translation"``: ``[encoder]`` of
+``Transformer``, ``[training]`` of ``TranslationOptions``, ``[data]`` of ``read_parallel_corpus``,
+no ``[labels]``, and also ``[filters]`` of ``Filters`` and ``[subwords]`` of ``Subwords.train``.
 """
 
 import inspect
@@ -18,9 +18,9 @@ from typing import Any
 
 from torch import nn
 
-from drill.data import Filters, Subwords, read_corpus, read_parallel_corpus
+from drill.data import Filters, Subwords, WordFeatures, read_corpus, read_parallel_corpus
 from drill.errors import SettingsError
-from drill.layers import LAYERS, MatrixLayer, OutputLayer
+from drill.layers import LAYERS, LabelSource, MatrixLayer, OutputLayer
 from drill.models import ENCODERS
 from drill.models.transformer.transformer import PRESETS, Transformer
 from drill.recipes.reader import (
@@ -76,6 +76,7 @@ class Settings:
     training: Table
     init_from: str | None = None
     task: str = LANGUAGE_MODEL
+    labels: Table = field(default_factory=dict)  # of language models alone
     filters: Table = field(default_factory=dict)  # this and the next of translation alone
     subwords: Table = field(default_factory=dict)
     left_out: tuple[str, ...] = field(default=(), compare=False)
@@ -267,6 +268,15 @@ def _encoder(table: Table) -> Table:
     return _check_sizes("encoder", table)
 
 
+def _labels(table: Table) -> Table:
+    table = with_defaults("labels", table, WordFeatures)
+    if table["free_row"] and table["source"] == "table":
+        raise SettingsError(
+            "is for another labels.source; a table has a row for every word", key="labels.free_row"
+        )
+    return table
+
+
 def _check_embedding_dim(table: Table) -> None:
     width = table["embedding_dim"]
     if not fits_kind(width, int) or width < 1:
@@ -353,6 +363,7 @@ TASKS: dict[str, dict[str, Callable[[Table], Table]]] = {
     LANGUAGE_MODEL: {
         "data": _data,
         "encoder": _encoder,
+        "labels": _labels,
         "layer": _layer,
         "optimizer": _optimizer,
         "training": lambda table: _checked("training", table, LanguageModelOptions),
@@ -409,7 +420,7 @@ def _flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def output_layer(
     table: dict[str, Any],
-    embedding: nn.Embedding,
+    embedding: nn.Embedding | LabelSource,
     widths: tuple[int, ...],
     counts: Callable[[], list[int]],
 ) -> OutputLayer:

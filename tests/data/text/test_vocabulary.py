@@ -139,3 +139,24 @@ def test_bytes_of_any_kind_load_or_raise_one_sentence(tmp_path_factory, raw):
 def test_wrong_arguments_are_named(call, error, fault):
     with pytest.raises(error, match=fault):
         call()
+
+
+def test_held_out_words_are_unknown_until_they_are_added(tmp_path):
+    lines = ["a b c d e e e f f f f"]
+    whole = Vocabulary.from_training(lines)
+    less = whole.hold_out(2, 3, 4, seed=1)
+    assert less.held_out == ("e", "f")
+    assert less.counts[less.ids[UNK]] == 7
+    assert less.decode(less.encode(["a e"])) == [f"a {UNK}"]
+    assert whole.hold_out(2, 1, 1, seed=1).held_out == whole.hold_out(2, 1, 1, seed=1).held_out
+    again = less.extended(["e"], {"e": "a letter"})
+    assert again.decode(again.encode(["a e f"])) == [f"a e {UNK}"]
+    assert again.extends(less)
+    assert not again.extends(whole)
+    again.save(tmp_path / "v.json")
+    found = Vocabulary.load(tmp_path / "v.json")
+    assert (found, found.descriptions, found.held_out) == (again, {"e": "a letter"}, ("f",))
+    with pytest.raises(DataError, match=r"data\.held_out"):
+        whole.hold_out(3, 3, 4, seed=1)
+    with pytest.raises(DataError, match="'a'"):
+        less.extended(["a"], {})

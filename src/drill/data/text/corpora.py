@@ -325,6 +325,10 @@ def read_corpus(
     max_vocab_size: int | None = None,
     valid: float = SHARE,
     test: float = SHARE,
+    held_out: int = 0,
+    held_out_min_count: int = 10,
+    held_out_max_count: int = 100,
+    held_out_seed: int = 1,
     fetch: bool = True,
     progress: Progress | None = None,
 ) -> tuple[Corpus, Vocabulary]:
@@ -333,7 +337,8 @@ def read_corpus(
     A name goes before a path: write ``./ptb`` for a folder of that name. ``tokenizer`` is "words",
     or for subwords their number or the file of ``Subwords.save``. ``min_count`` and
     ``max_vocab_size`` bound the vocabulary of own text; ``valid`` and ``test`` are the shares of a
-    single file that become validation and test text.
+    single file that become validation and test text. ``held_out`` random words
+    that occur ``held_out_min_count`` to ``held_out_max_count`` times become ``<unk>``.
     """
     path = Path(corpus)
     if (corpus in NAMES or path.is_dir()) and (valid, test) != (SHARE, SHARE):
@@ -352,6 +357,7 @@ def read_corpus(
         for name, value, usual in (
             ("min_count", min_count, 1),
             ("max_vocab_size", max_vocab_size, None),
+            ("held_out", held_out, 0),
         ):
             if value != usual:
                 raise DataError(
@@ -361,6 +367,10 @@ def read_corpus(
                 )
         return found, _subword_vocabulary(found.train, tokenizer)
     vocabulary = found.vocabulary(min_count, max_vocab_size)
+    if held_out:
+        vocabulary = vocabulary.hold_out(
+            held_out, held_out_min_count, held_out_max_count, held_out_seed
+        )
     if not set(vocabulary.words) - {EOS, UNK}:
         raise DataError(
             f"{corpus}: no word of its training text occurs {min_count} times, so every word "

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +25,28 @@ class Vocabulary:
 
         vocabulary = Vocabulary.over_splits(train, valid, test)  # closed: every word is in it
         vocabulary = Vocabulary.from_training(train, min_count=2)  # the rest is <unk>
+
+    ``descriptions`` are texts about words, such as dictionary entries, from which label vectors may
+    be made. ``held_out`` are words that were taken out of the training text, see ``hold_out``.
     """
 
     token_bytes: NDArray[np.int64] | None = None
     """Bytes of every word, (V,), in a vocabulary that writes a text exactly."""
 
-    def __init__(self, words: Sequence[str], counts: Sequence[int]) -> None:
+    def __init__(
+        self,
+        words: Sequence[str],
+        counts: Sequence[int],
+        descriptions: Mapping[str, str] | None = None,
+        held_out: Sequence[str] = (),
+    ) -> None:
         if len(words) != len(counts):
             raise DataError(
                 f"Vocabulary: {len(words)} words need as many counts, not {len(counts)}"
             )
         self.words = tuple(words)
         self.counts: NDArray[np.int64] = np.array(counts, dtype=np.int64)
+        self.descriptions, self.held_out = dict(descriptions or {}), tuple(held_out)
         self.ids: dict[str, int] = {}
         for place, word in enumerate(self.words):
             if word.split() != [word]:
@@ -101,6 +111,41 @@ class Vocabulary:
     def _of(cls, words: list[str], counted: Counter[str]) -> "Vocabulary":
         return cls(words or [EOS], [counted[word] for word in words] or [0])
 
+    def hold_out(self, number: int, low: int, high: int, seed: int) -> "Vocabulary":
+        """Without ``number`` random words that occur ``low`` to ``high`` times in training.
+
+        They become ``<unk>`` wherever a text is encoded.
+        """
+        band = [
+            word
+            for word, count in zip(self.words, self.counts, strict=True)
+            if low <= count <= high and word not in (EOS, UNK)
+        ]
+        most = f"at most {len(band):,}, the words that occur {low} to {high} times"
+        check_value(0 <= number <= len(band), "data.held_out", most, number, DataError)
+        drawn = np.random.default_rng(seed).choice(len(band), number, replace=False)
+        chosen = [band[place] for place in sorted(drawn)]
+        counted = Counter(dict(zip(self.words, self.counts.tolist(), strict=True)))
+        counted[UNK] += sum(counted.pop(word) for word in chosen)
+        return Vocabulary([*counted], [*counted.values()], held_out=chosen)
+
+    def extended(self, words: Sequence[str], descriptions: Mapping[str, str]) -> "Vocabulary":
+        """With ``words`` after its own, which training has not seen."""
+        for word in words:
+            if word in self:
+                raise DataError(f"{word!r} is in the vocabulary already")
+        counts = [*self.counts.tolist(), *[0] * len(words)]
+        held_out = [word for word in self.held_out if word not in words]
+        known = {**self.descriptions, **descriptions}
+        return Vocabulary([*self.words, *words], counts, known, held_out)
+
+    def extends(self, other: "Vocabulary") -> bool:
+        """Whether this is ``other``, or ``other`` with further words."""
+        if self == other:
+            return True
+        rest = self.counts[len(other) :]
+        return self.words[: len(other)] == other.words and len(rest) > 0 and not rest.any()
+
     def __len__(self) -> int:
         return len(self.words)
 
@@ -162,8 +207,10 @@ class Vocabulary:
         return [*lines, " ".join(line)] if line else lines
 
     def save(self, path: Path | str) -> None:
-        """Write JSON atomically: an object with ``words`` and ``counts``."""
-        content = {"words": self.words, "counts": self.counts.tolist()}
+        """Write JSON atomically: an object with ``words``, ``counts`` and what else there is."""
+        content: dict[str, Any] = {"words": self.words, "counts": self.counts.tolist()}
+        more = {"descriptions": self.descriptions, "held_out": self.held_out}
+        content |= {key: value for key, value in more.items() if value}
         text = json.dumps(content, ensure_ascii=False, indent=0)
         atomic_write(Path(path), text.encode("utf-8"))
 
@@ -189,7 +236,7 @@ class Vocabulary:
                 "counts (whole numbers) is needed, as Vocabulary.save writes it"
             )
         try:
-            return cls(words, counts)
+            return cls(words, counts, fields.get("descriptions"), fields.get("held_out", ()))
         except (DataError, OverflowError) as error:
             raise DataError(f"{path}: {error}") from None
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from drill.language_modeling.frequency_bands import EDGES, CountRange, band_ends
-from drill.layers import MatrixLayer, OutputLayer
+from drill.layers import LabelSource, MatrixLayer, OutputLayer, label_source
 from drill.layers.wrappers.base import WrappingLayer
 
 Neighbour = tuple[str, float]
@@ -49,7 +49,7 @@ class NormBand(CountRange):
 
 
 @torch.no_grad()
-def label_vectors(embedding: nn.Embedding, layer: OutputLayer) -> LabelVectors | None:
+def label_vectors(embedding: nn.Embedding | LabelSource, layer: OutputLayer) -> LabelVectors | None:
     """The vectors of a model in eval mode; a wrapper has those of the layer that it wraps.
 
     Args:
@@ -62,7 +62,7 @@ def label_vectors(embedding: nn.Embedding, layer: OutputLayer) -> LabelVectors |
     matrix = layer.layer if isinstance(layer, WrappingLayer) else layer
     if not isinstance(matrix, MatrixLayer):
         return None
-    return LabelVectors(embedding.weight.detach(), matrix.weight.detach())
+    return LabelVectors(label_source.label_vectors(embedding).detach(), matrix.weight.detach())
 
 
 def nearest_labels(

@@ -1,4 +1,4 @@
-"""Evaluations of a run by `drill evaluate`, `drill dynamic` and `drill cache`.
+"""Evaluations of a run by `drill evaluate`, `drill dynamic`, `drill cache` and `drill words`.
 
 A row has what was measured, the settings, and the fingerprint of the weights. Only evaluations of
 the weights that the run was tested with are used: a run may have been trained further since.
@@ -14,6 +14,7 @@ from drill.training.run.checkpoint import fingerprint_in
 from drill.training.run.folder import RunFolder
 
 ADAPTIVE = ("dynamic", "cache")  # kinds that metrics.jsonl does not have
+HELD_OUT = "words"  # as above: scores of held-out words
 OWN_FILES = "files"
 """The ``split`` of an evaluation of other files: ``text``, or ``source`` and ``reference``."""
 
@@ -23,6 +24,9 @@ BANDS = ("word_bands", "subword_bands")
 MEASURED = {"run", "kind", "split", "tokens", "loss", "perplexity", "published", "seconds"}
 MEASURED |= {"weights", "weights_epoch", "weights_step"}
 MEASURED |= {"lines", "bleu", "tokenised_bleu", "chrf", "exact", "bits_per_byte", "bands", *BANDS}
+MEASURED |= {"types", "text_perplexity", "mass_elsewhere"}
+MEASURED |= {f"{of}{key}" for of in ("", "backoff_") for key in ("rank", "median_rank", "mass")}
+MEASURED |= {"among", "backoff_perplexity", "mixed_perplexity"}
 """Keys that may differ between rows of the same weights and settings."""
 
 NOT_SHOWN = {"batch_size", "weights_fingerprint"}
@@ -64,7 +68,10 @@ def read_evaluations(
             as_finite(row.get("perplexity")) is not None
             and split != OWN_FILES
             and "reference" not in row  # older rows have no OWN_FILES
-            and (kind in ADAPTIVE or (kind == TRANSLATION and any(key in row for key in BANDS)))
+            and (
+                kind in (*ADAPTIVE, HELD_OUT)
+                or (kind == TRANSLATION and any(key in row for key in BANDS))
+            )
         ):
             rows.append((number, {key: row[key] for key in row if row[key] is not None}))
     if not rows:

@@ -1,0 +1,188 @@
+"""`drill words`: add words to a trained run; score held-out ones."""
+
+import math
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from drill.cli.options import (
+    DeviceOption,
+    JsonOption,
+    QuietOption,
+    RunFolderArgument,
+    Split,
+    WeightsOption,
+    as_settings_error,
+    blocks_of_lines,
+    load_language_model,
+    name_of,
+)
+from drill.errors import DataError, SettingsError
+
+if TYPE_CHECKING:
+    from drill.language_modeling.run import LanguageModelRun
+
+NEAREST = 5
+
+
+def words(
+    run: RunFolderArgument,
+    glosses: Annotated[
+        list[str] | None, typer.Argument(metavar="GLOSS", help="What each WORD means.")
+    ] = None,
+    add: Annotated[
+        list[str] | None,
+        typer.Option(metavar="WORD [GLOSS]", help="A new word, and what it means; repeatable."),
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option(help="New words, one a line: the word, a tab, what it means.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Save the run with the new words in this folder.")
+    ] = None,
+    score: Annotated[
+        Path | None, typer.Option(help="Score the lines of this file with the new words.")
+    ] = None,
+    split: Annotated[
+        list[Split] | None,
+        typer.Option(help="Of held-out words: train, valid or test; repeatable."),
+    ] = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    weights: WeightsOption = None,
+    device: DeviceOption = "auto",
+) -> None:
+    """Add words to a trained run, or score its held-out words.
+
+    With --add or --file: new words get vectors from their characters or glosses, as the run's
+    labels.source says, and are printed with the words of nearest vectors. Without: the words that
+    data.held_out has removed from training are scored on the validation and test text, and the
+    result is saved in the run folder.
+    """
+    loaded = load_language_model(run, weights, device)
+    new = _pairs(add or [], glosses or []) | (_read(file) if file is not None else {})
+    if not new:
+        if out is not None or score is not None:
+            raise SettingsError("needs words: --add or --file", key="--out" if out else "--score")
+        _score_held_out(loaded, split or [Split.valid, Split.test], as_json, quiet)
+        return
+    added = loaded.add_words(new)
+    if score is None and not quiet:
+        for word in new:
+            typer.echo(f"{word}: nearest {', '.join(_nearest(added, word))}")
+    if out is not None:
+        added.save(out)
+    if score is not None:
+        from drill.cli.generate import print_scores
+
+        print_scores(added, score, as_json=as_json)
+
+
+def _pairs(words: list[str], glosses: list[str]) -> dict[str, str]:
+    """Every word with its gloss; the command line has all of these, or none."""
+    if glosses and len(glosses) != len(words):
+        raise SettingsError(
+            f"{len(words)} words and {len(glosses)} glosses; give each word one, '' for none",
+            key="--add",
+        )
+    return dict(zip(words, glosses or [""] * len(words), strict=True))
+
+
+def _read(file: Path) -> dict[str, str]:
+    found = {}
+    for line in (line for block in blocks_of_lines(file) for line in block if line.strip()):
+        word, _, gloss = line.partition("\t")
+        found[word.strip()] = gloss.strip()
+    if not found:
+        raise DataError("has no words", key=name_of(file))
+    return found
+
+
+def _nearest(run: "LanguageModelRun", word: str) -> list[str]:
+    """The words whose vectors have the highest cosine to that of ``word``."""
+    import torch
+    import torch.nn.functional as F
+
+    from drill.layers.label_source import label_vectors
+
+    with torch.no_grad():
+        E, own = label_vectors(run.model.encoder.embedding), run.vocabulary.ids[word]
+        cosine = F.cosine_similarity(E[own][None], E, dim=-1)
+        cosine[own] = -1.0
+        return [run.vocabulary.words[i] for i in cosine.topk(min(NEAREST, len(E) - 1)).indices]
+
+
+def _score_held_out(
+    run: "LanguageModelRun", splits: list[Split], as_json: bool, quiet: bool
+) -> None:
+    from drill.cli.display import Counter
+    from drill.language_modeling.held_out import held_out_run, score_held_out
+    from drill.training.precision import matmul_precision, resolve_precision
+    from drill.training.run.folder import json_row
+
+    added = held_out_run(run)
+    given = run.settings.training
+    device = next(run.model.parameters()).device
+    for split in splits:
+        start = time.monotonic()
+        size = given["test_batch_size" if split is Split.test else "valid_batch_size"]
+        with (
+            as_settings_error(),
+            matmul_precision(given["precision"], device) as autocast,
+            Counter(f"held-out words, {split.value}", quiet) as progress,
+        ):
+            found = score_held_out(
+                run,
+                added,
+                getattr(added.ids, split.value),
+                batch_size=size,
+                autocast=autocast,
+                progress=progress,
+            )
+        row: dict[str, Any] = {
+            "run": str(run.folder.path),
+            **run.origin.row(),
+            "precision": resolve_precision(given["precision"], device),
+            "kind": "words",
+            "split": split.value,
+            "types": found.types,
+            "tokens": found.labels.tokens,
+            "loss": found.labels.loss,
+            "perplexity": math.exp(found.labels.loss),
+            "backoff_perplexity": math.exp(found.backoff.loss),
+            "mixed_perplexity": math.exp(found.mixed),
+            "among": math.exp(found.labels.among),
+            "rank": found.labels.rank,
+            "median_rank": found.labels.median_rank,
+            "mass": found.labels.mass,
+            "backoff_rank": found.backoff.rank,
+            "backoff_median_rank": found.backoff.median_rank,
+            "backoff_mass": found.backoff.mass,
+            "mass_elsewhere": found.mass_elsewhere,
+            "text_perplexity": found.text.perplexity,
+            "seconds": round(time.monotonic() - start, 3),
+            "batch_size": size,
+        }
+        typer.echo(json_row(row) if as_json else _lines(row))
+        run.folder.keep_evaluation(row)
+
+
+def _lines(row: dict[str, Any]) -> str:
+    """Three distributions of the same words, and what the text costs with them as labels."""
+
+    def ranks(of: str) -> str:
+        mean, median, mass = (row[f"{of}{key}"] for key in ("rank", "median_rank", "mass"))
+        return f"mean rank {mean:8,.1f}  median {median:8,.1f}  mass {mass:.4f}"
+
+    lines = [
+        f"{row['split']}: {row['tokens']:,} occurrences of {row['types']:,} held-out words",
+        f"  as labels           perplexity {row['perplexity']:10,.0f}  {ranks('')}",
+        f"  equal share of <unk>           {row['backoff_perplexity']:10,.0f}  {ranks('backoff_')}",
+        f"  share of <unk> by the labels   {row['mixed_perplexity']:10,.0f}",
+        f"  among held-out words           {row['among']:10,.1f}",
+        f"  whole text                     {row['text_perplexity']:10,.2f}  "
+        f"mass of the labels elsewhere {row['mass_elsewhere']:.4f}",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,83 @@
+"""Features of words, from which label vectors are made: n-grams of characters, words of a gloss.
+
+E' = A C        A (V, F): which features a word has; C (F, d): their vectors, trained
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+from drill.data.text.vocabulary import Vocabulary
+
+CHARACTERS, GLOSS, WORD = "characters", "gloss", "word"
+NGRAMS = (3, 4)  # lengths, the marks < and > for the ends of the word included
+COMMON = 20  # a word that more than 1 in 20 glosses have says nothing
+LEAST_COMMON = 20  # whatever the number of words
+
+Source = Literal["table", "characters", "gloss", "characters+gloss"]
+Feature = tuple[str, str]  # its kind, and what it is
+
+
+class WordFeatures:
+    """Ids of the features of words.
+
+    The features are those of words that training has seen. One that a single word has says nothing
+    about others: it counts only if it is the whole word, of one or two letters. Words that many
+    glosses have (of, the) do not count either. A word without any has itself as a feature.
+
+    Args:
+        vocabulary: the words, with descriptions for glosses.
+        source: which features; "table" stands for none, a plain embedding.
+        free_row: every word also has itself as a feature, so a vector of its own.
+    """
+
+    def __init__(
+        self, vocabulary: Vocabulary, source: Source = "table", free_row: bool = False
+    ) -> None:
+        self.kinds = (*source.split("+"), *([WORD] if free_row else []))
+        seen = [w for w, n in zip(vocabulary.words, vocabulary.counts, strict=True) if n > 0]
+        bags = {word: list(self._bags(word, vocabulary.descriptions)) for word in seen}
+        words_with = Counter(each for own in bags.values() for bag in own for each in bag)
+        most = max(LEAST_COMMON, len(seen) // COMMON)
+        found = [each for each, words in words_with.items() if self._counts(each, words, most)]
+        self.ids = {each: place for place, each in enumerate(found)}
+        for word, own in bags.items():
+            if not any(map(self._known, own)):
+                self.ids[WORD, word] = len(self.ids)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def of(self, words: Sequence[str], descriptions: Mapping[str, str]) -> list[list[list[int]]]:
+        """The ids of the features of each word, by kind."""
+        return [[self._known(bag) for bag in self._bags(word, descriptions)] for word in words]
+
+    def _known(self, bag: list[Feature]) -> list[int]:
+        return [self.ids[each] for each in bag if each in self.ids]
+
+    def _bags(self, word: str, descriptions: Mapping[str, str]) -> Iterator[list[Feature]]:
+        """The features of each kind, each once; the word itself is always the last one."""
+        for kind in self.kinds:
+            found: list[str] = []
+            if kind == CHARACTERS:
+                found = ngrams(word)
+            elif kind == GLOSS:
+                found = re.findall(r"\+?\w+", descriptions.get(word, "").lower())
+            own = [(WORD, word)] if kind == self.kinds[-1] else []
+            yield [*dict.fromkeys((kind, each) for each in found), *own]
+
+    def _counts(self, feature: Feature, words: int, most: int) -> bool:
+        """Whether a feature that so many words have is one."""
+        kind, text = feature
+        if kind == WORD:
+            return WORD in self.kinds
+        if kind == GLOSS:
+            return 1 < words <= most or (words > 1 and text.startswith("+"))
+        return words > 1 or (text.startswith("<") and text.endswith(">"))
+
+
+def ngrams(word: str) -> list[str]:
+    """``<ca cat at> <cat cat>`` of ``cat``."""
+    whole = f"<{word}>"
+    return [whole[i : i + n] for n in NGRAMS for i in range(len(whole) - n + 1)]

@@ -1,0 +1,81 @@
+"""New labels for a trained model.
+
+A model whose ``labels.source`` makes vectors from characters or glosses has a vector for any word.
+The bias of a new label is the mean of the others', as in ``layer.resize``.
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from drill.data import Vocabulary, WordFeatures, WordNet
+from drill.data.text.word_features import GLOSS
+from drill.errors import DataError, SettingsError
+from drill.layers import FeatureBags, MatrixLayer, WrappingLayer
+from drill.layers.base import resize_entries
+from drill.layers.label_source import resize_rows
+from drill.models.language_model import LanguageModel
+
+
+def why_no_words(model: LanguageModel) -> str | None:
+    """Why a model has no vectors for new words; None if it has."""
+    source, layer = model.encoder.embedding, model.layer
+    if not isinstance(source, FeatureBags):
+        return "every word has a row of a table; train with another labels.source"
+    matrix = layer.layer if isinstance(layer, WrappingLayer) else layer
+    if not isinstance(matrix, MatrixLayer) or matrix.embedding is not source:
+        return f"{type(matrix).__name__} has a matrix of its own; train with another layer.name"
+    return None
+
+
+def with_words(
+    model: LanguageModel,
+    vocabulary: Vocabulary,
+    labels: Mapping[str, Any],
+    words: Mapping[str, str],
+) -> tuple[LanguageModel, Vocabulary]:
+    """A model with vectors for further words.
+
+    Args:
+        labels: the settings that the model's label source was built with.
+        words: each with its description; an empty one is looked up in WordNet if it is needed.
+    """
+    fault = why_no_words(model)
+    if fault is not None:
+        raise SettingsError(f"a new word has no vector: {fault}")
+    entries = {word: text for word, text in words.items() if text.strip()}
+    if GLOSS in labels["source"] and len(entries) < len(words):
+        dictionary = WordNet()
+        missing = {word: dictionary.describe(word) for word in words if word not in entries}
+        entries |= {word: text for word, text in missing.items() if text is not None}
+    found, extended_vocabulary = extended(model, vocabulary, labels, [*words], entries)
+    source = found.encoder.embedding
+    assert isinstance(source, FeatureBags)
+    for word, features in zip(words, source.starts[len(vocabulary) :].diff(), strict=True):
+        if features == 0:
+            raise DataError(
+                f"{word!r} has nothing in common with the words of training by which vectors are "
+                f"made ({labels['source']}); describe it in other words"
+            )
+    return found, extended_vocabulary
+
+
+def extended(
+    model: LanguageModel,
+    vocabulary: Vocabulary,
+    labels: Mapping[str, Any],
+    words: Sequence[str],
+    descriptions: Mapping[str, str],
+) -> tuple[LanguageModel, Vocabulary]:
+    """Further labels: vectors from the label source, or the mean of a table's rows."""
+    vocabulary = vocabulary.extended(words, descriptions)
+    model = copy.deepcopy(model)
+    embedding = model.encoder.embedding
+    if isinstance(embedding, FeatureBags):
+        features = WordFeatures(vocabulary, **labels)
+        embedding.extend(features.of(words, vocabulary.descriptions))
+    model.layer.resize(len(vocabulary))
+    resize_rows("extended", embedding, len(vocabulary), None)  # that of a layer that is not tied
+    if model.past_decode is not None:
+        resize_entries(model.past_decode.bias, len(vocabulary))
+    return model.eval(), vocabulary
