@@ -1,12 +1,14 @@
 """Hooks of `mkdocs build`: generated pages, links out of docs/, equations as MathML.
 
 The files of docs/ are written for GitHub. Whatever they link to outside of docs/ becomes a page
-under repository/; learning curves are drawn from results/, the API pages from docstrings.
+under repository/; learning curves are drawn from results/, the API pages (api.toml) from
+docstrings.
 """
 
 import logging
 import posixpath
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,65 +39,6 @@ NO_SEARCH = "---\nsearch: { exclude: true }\n---\n\n"
 PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "bench/README.md")  # of the navigation
 
 # -- the API --------------------------------------------------------------------------------------
-
-LAYERS = """DeepResidual TiedSoftmax FullSoftmax Bilinear DualNonlinear MixtureOfSoftmaxes
-SampledSoftmax AdaptiveSoftmax SigSoftmax PiecewiseLinearSoftmax SoftcappedSoftmax Mixtape
-DirectOutputConnection OutputLayer MatrixLayer LabelSource Descriptions FeatureBags NotFoldable
-StaleLabels"""
-
-EVALUATIONS = """perplexity.perplexity perplexity.token_losses perplexity.Perplexity
-calibration.calibration calibration.Calibration frequency_bands.frequency_bands
-frequency_bands.compare_bands scoring.score gradient_statistics.gradient_statistics
-dynamic_evaluation.dynamic_perplexity dynamic_evaluation.dynamic_search
-cache_pointer.cache_perplexity cache_pointer.cache_search"""
-REPORTS = """analysis.label_vectors.label_vectors analysis.label_vectors.nearest_labels
-analysis.label_vectors.label_norms analysis.log_prob_rank.log_prob_rank
-analysis.paired_bootstrap.paired_bootstrap read_run read_runs write_report markdown read record"""
-
-API = {
-    "layers": (
-        "Output layers",
-        "Every layer has the methods of `OutputLayer`.",
-        [f"drill.{name}" for name in LAYERS.split()] + ["drill.kernels.loss.nll.nll"],
-    ),
-    "runs": (
-        "Train and load",
-        "A recipe, `train`, and what `load` returns for a language model or a translator.",
-        [
-            "drill.Recipe",
-            "drill.train",
-            "drill.load",
-            "drill.language_modeling.run.LanguageModelRun",
-            "drill.translation.run.TranslationRun",
-        ],
-    ),
-    "hf": (
-        "Hugging Face models",
-        "Layers in models of `transformers`.",
-        ["drill.hf.attach", "drill.hf.fold"],
-    ),
-    "evaluate": (
-        "Evaluate and analyse",
-        "What the commands that evaluate, analyse, compare and report runs call.",
-        [
-            *(f"drill.language_modeling.{name}" for name in EVALUATIONS.split()),
-            *(f"drill.report.{name}" for name in REPORTS.split()),
-        ],
-    ),
-    "study": (
-        "Studies",
-        "Rows and seeds, run within a time budget, and tables with error bars.",
-        [
-            "drill.study.plan.read_plan",
-            "drill.study.runner.run_study",
-            "drill.study.states.States",
-            "drill.study.tables.report",
-            "drill.study.page.write_study_page",
-            "drill.study.statistics.paired_difference",
-            "drill.study.statistics.Difference",
-        ],
-    ),
-}
 
 
 def api_page(title: str, summary: str, names: list[str]) -> str:
@@ -198,8 +141,8 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
     def add(uri: str, content: str) -> None:
         files.append(File.generated(config, uri, content=content))
 
-    for name, page in API.items():
-        add(f"api/{name}.md", api_page(*page))
+    for name, page in tomllib.loads((ROOT / "docs/api.toml").read_text("utf-8")).items():
+        add(f"api/{name}.md", api_page(**page))
     add("curves.md", "\n".join(curves_page()))
     add("plots.css", plots_css())
     add("plots.js", (PLOTS / "plots.js").read_text("utf-8"))

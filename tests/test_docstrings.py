@@ -1,54 +1,67 @@
-"""Functions, constructors and methods of the API reference say what they take and return."""
+"""The API reference has every public name, with what it takes and returns."""
 
+import importlib
 import inspect
 import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
-from torch import nn
 
-import drill
-from drill import hf, language_modeling
-from drill import report as reports
-from drill.kernels.loss.nll import nll
-from drill.language_modeling.calibration import calibration
-from drill.language_modeling.frequency_bands import compare_bands, frequency_bands
-from drill.language_modeling.run import LanguageModelRun
-from drill.report.analysis.label_vectors import label_norms, label_vectors, nearest_labels
-from drill.report.analysis.log_prob_rank import log_prob_rank
-from drill.report.analysis.paired_bootstrap import paired_bootstrap
-from drill.study.page import write_study_page
-from drill.study.plan import read_plan
-from drill.study.runner import run_study
-from drill.study.statistics import paired_difference
-from drill.study.tables import report
-from drill.translation.run import TranslationRun
-
+ROOT = Path(__file__).parents[1]
+PAGES = tomllib.loads((ROOT / "docs/api.toml").read_text("utf-8"))
+NAMES = [name for page in PAGES.values() for name in page["names"]]
 INTERNAL = re.compile("_|check|forward|extra_repr|.*_summary")  # as the filters of mkdocs.yml
-FUNCTIONS = [nll, read_plan, report, run_study, write_study_page, paired_difference]
-FUNCTIONS += [calibration, compare_bands, frequency_bands, log_prob_rank, paired_bootstrap]
-FUNCTIONS += [label_norms, label_vectors, nearest_labels]
-FUNCTIONS += [
-    member
-    for kind in (drill.OutputLayer, LanguageModelRun, TranslationRun)
-    for name, member in vars(kind).items()
-    if inspect.isfunction(member) and not INTERNAL.match(name)
+PACKAGES = [
+    ".".join(path.relative_to(ROOT / "src").parent.parts)
+    for path in sorted((ROOT / "src/drill").rglob("__init__.py"))
+    if "\n__all__ = " in path.read_text("utf-8")
 ]
-PUBLIC = [
-    pytest.param(getattr(module, name), id=f"{module.__name__}.{name}")
-    for module in (drill, hf, language_modeling, reports)
-    for name in module.__all__
-    if callable(getattr(module, name))
-]
-PUBLIC += [pytest.param(each, id=each.__qualname__) for each in FUNCTIONS]
+# Classes that users call methods of; layers share those of OutputLayer.
+METHODS = """drill.OutputLayer drill.language_modeling.run.LanguageModelRun
+drill.translation.run.TranslationRun drill.models.LanguageModel drill.models.Translator
+drill.models.Transformer drill.data.Corpus drill.data.Vocabulary drill.data.Subwords
+drill.data.ParallelText drill.data.PairBatches"""
 
 
-@pytest.mark.parametrize("public", PUBLIC)
+def named(name: str) -> Any:
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def functions() -> Iterator[Any]:
+    """Functions, methods and constructors of the reference; not those that Python generates."""
+    for name in NAMES:
+        public = named(name)
+        code = public if inspect.isfunction(public) else vars(public).get("__init__")
+        if code is public or (code and code.__code__.co_filename == inspect.getfile(public)):
+            yield pytest.param(public, id=name)
+    for name in METHODS.split():
+        for attribute, member in vars(named(name)).items():
+            method = getattr(member, "__func__", member)
+            if inspect.isfunction(method) and not INTERNAL.match(attribute):
+                yield pytest.param(method, id=f"{name}.{attribute}")
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_public_names_are_in_the_reference(package):
+    module, reference = importlib.import_module(package), [*map(named, NAMES)]
+    public = {name: getattr(module, name) for name in module.__all__}
+    assert [name for name, each in public.items() if callable(each) and each not in reference] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_of_the_reference_have_docstrings(name):
+    generated = f"{name.rpartition('.')[2]}("  # for a dataclass or a named tuple without one
+    assert not (named(name).__doc__ or generated).startswith(generated)
+
+
+@pytest.mark.parametrize("public", list(functions()))
 def test_arguments_and_results_are_documented(public):
-    text = inspect.getdoc(public)
-    assert text
-    if not inspect.isclass(public):
-        assert "Returns:" in text or inspect.signature(public).return_annotation in (None, "None")
-    elif not (issubclass(public, nn.Module) and "__init__" in vars(public)):
-        return
-    arguments = [name for name in inspect.signature(public).parameters if name != "self"]
-    assert [a for a in arguments if not re.search(rf"^\s*\**{a}\b.*:", text, re.MULTILINE)] == []
+    text, signature = inspect.getdoc(public) or "", inspect.signature(public)
+    if not inspect.isclass(public) and signature.return_annotation not in (None, "None"):
+        assert re.search("^(Returns|Yields):", text, re.MULTILINE)
+    arguments = signature.parameters.keys() - {"self", "cls"}
+    assert {a for a in arguments if not re.search(rf"^\s+\**{a}: ", text, re.MULTILINE)} == set()

@@ -8,14 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from drill.data import (
-    PAD,
-    ParallelSplits,
-    ParallelText,
-    Subwords,
-    TranslationData,
-    translation_data,
-)
+from drill.data import PAD, ParallelSplits, ParallelText, Subwords
+from drill.data.parallel.dataset import TranslationData, translation_data
 from drill.layers import AdaptiveSoftmax, DeepResidual, MixtureOfSoftmaxes, OutputLayer, TiedSoftmax
 from drill.models import Transformer
 from drill.models.translator import Translator

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from drill import tasks
+from drill.data.text import corpora
 from drill.language_modeling import run as language_model_run
 from drill.translation import run as translation_run
 from tests.tiny_place import make_place
@@ -77,7 +78,7 @@ def test_ctrl_c_while_resuming_changes_nothing(drill, place, monkeypatch):
 
 
 def test_ctrl_c_in_the_demo(drill, monkeypatch):
-    monkeypatch.setattr("drill.data.check_corpus", lambda corpus: None)  # it may be missing
+    monkeypatch.setattr(corpora, "check_corpus", lambda corpus: None)  # it may be missing
     monkeypatch.setattr(tasks, "train", ctrl_c)
     code, _, err = drill("demo", "--runs", "fresh")
     assert (code, err.splitlines()[-1]) == (130, NOTHING)

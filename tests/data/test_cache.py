@@ -6,17 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from drill.data import (
-    KEEP_ALL,
-    Filters,
-    ParallelText,
-    Subwords,
-    Vocabulary,
-    cache_folder,
-    encode_pairs,
-    learnt_subwords,
-)
+from drill.data import Filters, ParallelText, Subwords, Vocabulary, cache_folder, encode_pairs
 from drill.data.cache import CHECKSUMS, cache_key, cached, load_array
+from drill.data.parallel.dataset import learnt_subwords
+from drill.data.parallel.pairs import KEEP_ALL
 from drill.data.text.corpora import encode_text
 
 pytest.importorskip("tokenizers", reason="needs pip install tokenizers")

@@ -9,7 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from drill.data import DataError, download
+from drill.data import DataError
+from drill.data.download import download
 
 BODY = bytes(range(256)) * 1200  # several chunks
 MD5 = hashlib.md5(BODY).hexdigest()

@@ -14,11 +14,10 @@ from drill.data import (
     Segment,
     columns,
     inputs_and_targets,
-    rotated,
-    rotations,
     sequence_lengths,
     training_segments,
 )
+from drill.data.text.batches import rotated, rotations
 from drill.language_modeling import train as training
 from drill.language_modeling.perplexity import Perplexity, evaluated, perplexity
 from drill.language_modeling.train import train

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from drill.data import DataError, PairBatches, rotated, rotations
+from drill.data import DataError, PairBatches
+from drill.data.text.batches import rotated, rotations
 from drill.errors import CheckpointError
 from drill.training.distributed import World
 from drill.training.run.folder import RunFolder

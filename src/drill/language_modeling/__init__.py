@@ -1,6 +1,5 @@
 """AWD-LSTM language models: train, perplexity, dynamic evaluation, cache pointer, generation."""
 
-from drill.kernels.lstm.persistent.recurrence import Stalled
 from drill.language_modeling.cache_pointer import cache_perplexity, cache_search
 from drill.language_modeling.dynamic_evaluation import dynamic_perplexity, dynamic_search
 from drill.language_modeling.gradient_statistics import (
@@ -18,7 +17,6 @@ __all__ = [
     "Scored",
     "Search",
     "StaleStatistics",
-    "Stalled",
     "Statistics",
     "cache_perplexity",
     "cache_search",

@@ -11,17 +11,8 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from drill.data import (
-    Corpus,
-    Ids,
-    Vocabulary,
-    WordFeatures,
-    WordNet,
-    cache_folder,
-    check_corpus,
-    read_corpus,
-)
-from drill.data.text.corpora import WORDS
+from drill.data import Corpus, Ids, Vocabulary, WordFeatures, WordNet, cache_folder, read_corpus
+from drill.data.text.corpora import WORDS, check_corpus
 from drill.data.text.word_features import GLOSS
 from drill.errors import RunFolderError, SettingsError
 from drill.language_modeling.untie import check_untie

@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from drill.data import CORPORA, EOS, UNK, DataError, SubwordVocabulary, Vocabulary
+from drill.data import EOS, UNK, DataError, SubwordVocabulary, Vocabulary
+from drill.data.text.corpora import CORPORA
 
 EDGES = (1, 50, 100, 250, 500, 1000, 2500, 5000)
 """Training counts at which the paper's bands begin; the last one has no end."""

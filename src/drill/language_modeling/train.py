@@ -15,16 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from drill.data import (
-    Ids,
-    Segment,
-    Vocabulary,
-    columns,
-    rotated,
-    rotations,
-    sequence_lengths,
-    training_segments,
-)
+from drill.data import Ids, Segment, Vocabulary, columns, sequence_lengths, training_segments
+from drill.data.text.batches import rotated, rotations
 from drill.errors import DataError, check_value
 from drill.language_modeling.frequency_bands import vocabulary_bands
 from drill.language_modeling.perplexity import Perplexity, evaluated, predicted_bytes

@@ -94,7 +94,14 @@ class Placement(TypedDict):
 
 
 def placement(source: nn.Embedding | LabelSource) -> Placement:
-    """Device and dtype of the label vectors, and so of the parameters of a layer over them."""
+    """Where and in what precision a layer over these label vectors makes its parameters.
+
+    Args:
+        source: the label vectors.
+
+    Returns:
+        ``device`` and ``dtype``, as keyword arguments of modules and tensors.
+    """
     floats = (p for p in cast(nn.Module, source).parameters() if p.is_floating_point())
     first = next(floats, None)
     if first is None:

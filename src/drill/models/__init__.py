@@ -1,11 +1,12 @@
-"""Encoders: ids -> hidden states. They know no output layer."""
+"""Encoders (ids -> hidden states), and models: an encoder with an output layer."""
 
 from drill.models.awd_lstm import AwdLstm
-from drill.models.encoder import Encoded, Encoder, State
+from drill.models.encoder import Encoded, Encoder
 from drill.models.hf_encoder import HfEncoder
+from drill.models.language_model import LanguageModel
 from drill.models.recurrent_highway import RecurrentHighway
-from drill.models.transformer.decoding_cache import Cache
-from drill.models.transformer.transformer import Memory, Transformer
+from drill.models.transformer.transformer import Transformer
+from drill.models.translator import Translator
 
 ENCODERS: dict[str, type[Encoder]] = {
     "awd-lstm": AwdLstm,
@@ -17,12 +18,11 @@ ENCODERS: dict[str, type[Encoder]] = {
 __all__ = [
     "ENCODERS",
     "AwdLstm",
-    "Cache",
     "Encoded",
     "Encoder",
     "HfEncoder",
-    "Memory",
+    "LanguageModel",
     "RecurrentHighway",
-    "State",
     "Transformer",
+    "Translator",
 ]

@@ -30,6 +30,11 @@ class LanguageModel(nn.Module):
 
         model = LanguageModel(AwdLstm(embedding), DeepResidual(embedding, depth=4))
         loss = model.loss(ids, targets, state)
+
+    Args:
+        encoder: its output is as wide as the layer's hidden states.
+        layer: the output layer.
+        past_decode: for the loss of that name; none by default.
     """
 
     def __init__(
@@ -78,6 +83,9 @@ class LanguageModel(nn.Module):
             augmented_temperature: of that loss.
             state_reset: probability that a sequence starts from the initial state, not ``state``.
             options: for ``layer.nll``; ``check=False`` avoids waiting for a GPU.
+
+        Returns:
+            The loss with the regularisers, the loss to report, and the state for the next batch.
         """
         if state_reset != 0.0:
             state = self._reset(state, ids.shape[1], state_reset)
@@ -127,11 +135,27 @@ class LanguageModel(nn.Module):
         return self.loss(ids, targets, state, **options)
 
     def log_probs(self, ids: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """log p of every label after every step, (T, B, V), and the state after the last one."""
+        """log p of every label after every step.
+
+        Args:
+            ids: (T, B), input words.
+            state: of the batch before; the initial state by default.
+
+        Returns:
+            log p, (T, B, V), and the state after the last step.
+        """
         encoded: Encoded = self.encoder(ids, state)
         return self.layer.log_probs(encoded.output), encoded.state
 
     def initial_state(self, batch: int) -> State:
+        """The state at the start of a text.
+
+        Args:
+            batch: number of sequences.
+
+        Returns:
+            The state of the encoder.
+        """
         return self.encoder.initial_state(batch)
 
     def kernel_summary(self, batch: int, length: int) -> list[str]:
@@ -140,19 +164,31 @@ class LanguageModel(nn.Module):
 
     @contextmanager
     def without_dropout(self) -> Iterator[None]:
-        """A block with gradients and without dropout; for dynamic evaluation."""
+        """A block with gradients and without dropout; for dynamic evaluation.
+
+        Returns:
+            A context manager.
+        """
         with restored_modes(self.layer), self.encoder.without_dropout():
             self.layer.eval()
             yield
 
     def trained_parameters(self) -> dict[str, nn.Parameter]:
-        """Trained parameters that predictions depend on, by name; shared ones once."""
+        """Trained parameters that predictions depend on.
+
+        Returns:
+            Parameters by name; shared ones once.
+        """
         own = ("encoder.", "layer.")  # not those of past_decode, which only the loss reads
         found = self.named_parameters()
         return {name: p for name, p in found if p.requires_grad and name.startswith(own)}
 
     def parameter_count(self) -> int:
-        """Number of ``trained_parameters``."""
+        """Count ``trained_parameters``.
+
+        Returns:
+            The number of their entries.
+        """
         return sum(p.numel() for p in self.trained_parameters().values())
 
 

@@ -20,6 +20,10 @@ class Translator(nn.Module):
 
     Rows are padded on the right with ``transformer.pad``. For a target sentence w_1 .. w_n,
     ``target_in`` is <bos> w_1 .. w_n and ``target_out`` is w_1 .. w_n <eos>.
+
+    Args:
+        transformer: encoder and decoder.
+        layer: the output layer, with as many labels as the target embedding has rows.
     """
 
     def __init__(self, transformer: Transformer, layer: OutputLayer) -> None:
@@ -60,6 +64,9 @@ class Translator(nn.Module):
             ignore_index: the id of padding in ``target_out``; the transformer's ``pad`` by default.
             options: for ``layer.nll``: ``reduction="sum"`` for micro-batches, ``check=False``
                 avoids waiting for a GPU.
+
+        Returns:
+            A scalar; with ``reduction="none"`` a loss per token, (T, B).
         """
         if target_in.shape != target_out.shape:
             raise ValueError(
@@ -82,11 +89,23 @@ class Translator(nn.Module):
         return self.loss(source, target_in, target_out, **options)
 
     def log_probs(self, source: Tensor, target_in: Tensor) -> Tensor:
-        """log p of every label after each of ``target_in``, (B, T, V)."""
+        """log p of every label after each of ``target_in``.
+
+        Args:
+            source: (B, S), source ids.
+            target_in: (B, T), target ids after <bos>.
+
+        Returns:
+            (B, T, V).
+        """
         return self.layer.log_probs(self._hidden(source, target_in)).transpose(0, 1)
 
     def parameter_count(self) -> int:
-        """Number of trained parameters; shared ones count once."""
+        """Count trained parameters; shared ones once.
+
+        Returns:
+            The number of their entries.
+        """
         return sum(p.numel() for p in self.parameters() if p.requires_grad)
 
     def _hidden(self, source: Tensor, target_in: Tensor) -> Tensor:

@@ -20,6 +20,8 @@ class States:
     """The state of every job when this was created.
 
     Args:
+        plan: of the study.
+        ledger: the file with its results; it need not exist.
         runs: the folder with the run folders; None: only the ledger counts.
     """
 

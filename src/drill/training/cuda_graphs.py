@@ -195,6 +195,10 @@ class CapturedGradients:
     Each autocast dtype has its own graphs. If modes of modules, addresses of parameters or which of
     them are trained change, all are captured again. Whatever else ``loss`` depends on must not
     change: make a new instance then.
+
+    Args:
+        model: whose parameters get gradients.
+        loss: a function from the tensors of a batch to a scalar.
     """
 
     def __init__(self, model: nn.Module, loss: Callable[..., Tensor]) -> None:

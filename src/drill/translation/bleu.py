@@ -64,12 +64,18 @@ def corpus_scores(
         corpus_scores(["Der Hund schläft."], ["Der Hund schläft fest."], tokenised=True)
 
     Args:
+        hypotheses: translations.
+        references: as many.
         tokenised: also BLEU over ``words(line, language)``, unsmoothed, which is what
             multi-bleu.perl gives for text so tokenised. The paper's 27.3 to 28.1 are of this kind.
+        language: of the translations.
         split_compounds: for that, hyphens are words. The 27.3 of the first Transformer was scored
             so, which adds some tenths.
         tokenize: one of ``TOKENIZERS`` for BLEU; by default that of ``language``. If the one for
             Japanese or Korean is not installed, characters count as words, with a warning.
+
+    Returns:
+        BLEU and chrF with their signatures.
     """
     for name, lines in (("hypotheses", hypotheses), ("references", references)):
         if isinstance(lines, str):

@@ -8,19 +8,10 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from drill.data import (
-    GENERATED,
-    PAD,
-    Filters,
-    Subwords,
-    TranslationData,
-    cache_folder,
-    check_parallel_corpus,
-    learnt_subwords,
-    read_parallel_corpus,
-    translation_data,
-)
+from drill.data import PAD, Filters, Subwords, cache_folder, read_parallel_corpus
 from drill.data.optional_packages import check_packages
+from drill.data.parallel.corpora import GENERATED, check_parallel_corpus
+from drill.data.parallel.dataset import TranslationData, learnt_subwords, translation_data
 from drill.errors import DrillError, RunFolderError, SettingsError
 from drill.layers import LAYERS, AdaptiveSoftmax, Mixtape, SampledSoftmax
 from drill.models import Transformer

@@ -79,11 +79,16 @@ def export_marian(
     layer that transforms its contexts (dual) and for a "pre" model with two embeddings.
 
     Args:
+        model: the translator.
+        subwords: that it was trained with.
         folder: new, empty or an older export, which is replaced.
         positions: the longest sentence, in subwords, that the copy reads or writes.
         beam: the default of the copy's ``generate``.
         length_penalty: its default too; there the penalty is length^penalty, here
             ((5 + length) / 6)^penalty.
+
+    Returns:
+        The folder.
     """
     folder = Path(folder)
     for side in (model.transformer.source_embedding, model.transformer.target_embedding):
@@ -122,7 +127,15 @@ def export_marian(
 def marian_weights(
     model: Translator, positions: int = 1024
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The library's settings and its tensors by name, sharing memory with the model's."""
+    """What ``export_marian`` writes, without writing files.
+
+    Args:
+        model: the translator.
+        positions: the longest sentence, in subwords.
+
+    Returns:
+        The library's settings, and its tensors by name, sharing memory with the model's.
+    """
     positive("export_marian", "positions", positions)
     transformer = model.transformer
     head = _folded(model.layer)

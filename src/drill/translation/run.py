@@ -10,19 +10,10 @@ from typing import Any
 
 import torch
 
-from drill.data import (
-    DataError,
-    Filters,
-    Pairs,
-    ParallelText,
-    Subwords,
-    TranslationData,
-    cache_folder,
-    encode_pairs,
-    pairs_checksum,
-    read_parallel_split,
-)
+from drill.data import DataError, Filters, Pairs, ParallelText, Subwords, cache_folder, encode_pairs
 from drill.data.optional_packages import check_packages
+from drill.data.parallel.corpora import read_parallel_split
+from drill.data.parallel.dataset import TranslationData, pairs_checksum
 from drill.data.parallel.pairs import KEEP_ALL
 from drill.errors import RunFolderError
 from drill.models.translator import Translator

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from drill.data import PairBatch, PairBatches, Pairs, TranslationData
+from drill.data import PairBatch, PairBatches, Pairs
+from drill.data.parallel.dataset import TranslationData
 from drill.models.translator import Translator
 from drill.training.cuda_graphs import CapturedGradients
 from drill.training.device import out_of_memory_hint

@@ -100,15 +100,20 @@ def translate(
     lines_per_block: int = LINES_PER_BLOCK,
     progress: Progress | None = None,
 ) -> Iterator[list[Translation]]:
-    """Translate lines, in their order; yields the translations of each, the best first.
-
-    A line without words has one empty translation. Labels are encoded once: do not train the model
-    meanwhile.
+    """Translate lines. Labels are encoded once: do not train the model meanwhile.
 
     Args:
+        model: the translator.
+        subwords: that it was trained with.
+        lines: of text.
+        search: options of the search.
         lines_per_block: lines that are read and translated together: more are faster, fewer come
             sooner.
         progress: called before every batch with the number of lines done.
+
+    Returns:
+        An iterator over the translations of each line, in their order, the best translation first.
+        A line without words has one empty translation.
     """
     if isinstance(lines, str):
         raise TypeError("translate: lines must be a list of strings; pass [line]")

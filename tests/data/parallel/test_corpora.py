@@ -8,16 +8,9 @@ import weakref
 import numpy as np
 import pytest
 
-from drill.data import (
-    END,
-    PARALLEL_CORPORA,
-    DataError,
-    Filters,
-    learnt_subwords,
-    numbers_and_dates_corpus,
-    read_parallel_corpus,
-    translation_data,
-)
+from drill.data import END, DataError, Filters, numbers_and_dates_corpus, read_parallel_corpus
+from drill.data.parallel.corpora import PARALLEL_CORPORA
+from drill.data.parallel.dataset import learnt_subwords, translation_data
 
 
 @pytest.fixture

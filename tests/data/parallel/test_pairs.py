@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from drill.data import KEEP_ALL, DataError, FilterReport, Filters, ParallelText, Subwords
+from drill.data import DataError, FilterReport, Filters, ParallelText, Subwords
 from drill.data import encode_pairs as encode
-from drill.data.parallel.pairs import CHUNK
+from drill.data.parallel.pairs import CHUNK, KEEP_ALL
 
 pytest.importorskip("tokenizers", reason="needs pip install tokenizers")
 

@@ -16,11 +16,10 @@ from drill.data import (
     columns,
     evaluation_segments,
     inputs_and_targets,
-    rotated,
-    rotations,
     sequence_lengths,
     training_segments,
 )
+from drill.data.text.batches import rotated, rotations
 
 PTB, WIKITEXT_2 = 929_589, 2_088_628  # training tokens
 

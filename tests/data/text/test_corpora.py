@@ -13,19 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drill.data import (
-    CORPORA,
     UNK,
     Corpus,
     DataError,
-    Published,
     Vocabulary,
     columns,
     corpus_from_file,
     corpus_from_folder,
-    data_folders,
     load_corpus,
     read_corpus,
 )
+from drill.data.text.corpora import CORPORA, Published, data_folders
 
 TEXTS = {"train": "a b\nc a\n", "valid": "a d\n\n", "test": "e\nb\n"}
 

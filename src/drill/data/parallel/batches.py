@@ -41,18 +41,25 @@ class PairBatch(NamedTuple):
 class PairBatches:
     """P pairs in batches of B pairs, where B x S and B x T stay within ``max_tokens``.
 
-    The number of batches is the same in every epoch. A pair longer than ``max_tokens`` is an error,
-    which quotes it by ``subwords``; ``long_alone`` gives each such pair a batch of its own instead.
+    The number of batches is the same in every epoch.
 
         batches = PairBatches(pairs, max_tokens=4096, seed=1)
         for batch in batches.epoch(3, start=120): ...  # from batch 120 of epoch 3 on
 
-    S and T are multiples of ``multiple``: more padding, but fewer shapes for CUDA graphs.
+    With several processes each has the same number of batches, and no two the same. Where the last
+    turn has too few for all, its fullest are halved until there are enough; if it has too few pairs
+    even for that, some processes get a batch that asks for nothing.
 
-    ``rank`` of ``size`` processes has the batches i of an epoch with i modulo ``size`` = ``rank``:
-    the same number for each, none for two. Where the last turn has too few for all, its fullest are
-    halved until there are enough; if it has too few pairs even for that, some processes get a batch
-    that asks for nothing.
+    Args:
+        pairs: from ``encode_pairs``.
+        max_tokens: of a batch on either side, with padding.
+        seed: of the order of an epoch.
+        multiple: S and T are multiples of it: more padding, but fewer shapes for CUDA graphs.
+        rank: of this process, which has the batches i of an epoch with i modulo ``size`` =
+            ``rank``.
+        size: number of processes.
+        subwords: to quote pairs in errors.
+        long_alone: a pair longer than ``max_tokens`` is a batch of its own; else it is an error.
     """
 
     def __init__(
@@ -99,7 +106,15 @@ class PairBatches:
         return -(-(len(self._bounds) - 1) // self.size)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[PairBatch]:
-        """The batches ``start``, ``start + 1``, ... of an epoch."""
+        """The batches of an epoch.
+
+        Args:
+            epoch: its number, which decides the order.
+            start: the first batch.
+
+        Returns:
+            An iterator over the batches ``start``, ``start + 1``, ...
+        """
         known = f"in 0 to {len(self)}"
         check_value(0 <= start <= len(self), "PairBatches: start", known, start, DataError)
         # The legacy generator: its numbers stay the same in every version of numpy.
@@ -135,7 +150,14 @@ class PairBatches:
         return order[np.lexsort((excess, longer))]
 
     def batch(self, indices: NDArray[np.int64]) -> PairBatch:
-        """The pairs ``indices`` (B,) as one batch, in this order."""
+        """Pairs as one batch.
+
+        Args:
+            indices: (B,), of the pairs, in this order.
+
+        Returns:
+            The batch.
+        """
         count = len(self.pairs)
         source = self._padded(indices, self._source[indices], PAD)
         target_out = self._padded(count + indices, self._target[indices], IGNORE)

@@ -62,9 +62,16 @@ def read_parallel_corpus(
 ) -> ParallelSplits:
     """Train, valid and test, from a name or from a folder of your own.
 
-    A folder holds ``train.en``, ``train.de``, ``valid.en``, ... for the languages ``source`` and
-    ``target``, plain or packed as ``.gz`` or ``.xz``. A name goes before a path. ``pairs`` takes
-    the first so many pairs for training; of ``numbers``, English to German, so many are generated.
+    Args:
+        corpus: "multi30k", "europarl", "wmt14", "numbers" (generated) or a folder with
+            ``train.en``, ``train.de``, ``valid.en``, ..., plain or packed as ``.gz`` or ``.xz``. A
+            name goes before a path.
+        source: source language.
+        target: target language.
+        pairs: the first so many pairs for training; of "numbers", so many are generated.
+
+    Returns:
+        The three splits.
     """
     if corpus == GENERATED:  # all at once
         return _generated(source, target, pairs)

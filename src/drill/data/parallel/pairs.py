@@ -28,9 +28,11 @@ Progress = Callable[[int, int], None]
 class Filters:
     """Which pairs are worth training on. Lengths count subwords and hold for both sides.
 
-    ``ratio`` bounds the longer side over the shorter one; None lets any length or ratio pass. A
-    side without words goes unless ``minimum`` is 0. Only the first of equal pairs stays where
-    ``deduplicate`` is set.
+    Attributes:
+        minimum: the shortest length; 0 also keeps sides without words.
+        maximum: the longest length; None for any.
+        ratio: the longer side over the shorter one, at most; None for any.
+        deduplicate: keep only the first of equal pairs.
     """
 
     minimum: int = 1
@@ -90,9 +92,11 @@ class Pairs:
         return len(self.offsets) // 2
 
     def source(self, index: int) -> NDArray[Any]:
+        """The ids of a source sentence."""
         return self.ids[self.offsets[index] : self.offsets[index + 1]]
 
     def target(self, index: int) -> NDArray[Any]:
+        """The ids of a target sentence."""
         return self.source(len(self) + index)
 
     @property
@@ -111,8 +115,15 @@ def encode_pairs(
 ) -> Pairs:
     """The pairs that pass the filters, in order.
 
-    With a folder ``cache`` they are cached by both texts, the subwords and the filters, and come
-    back as read-only memory maps.
+    Args:
+        text: both languages.
+        subwords: that split it.
+        filters: which pairs to keep; all by default.
+        cache: a folder in which pairs are cached by text, subwords and filters, and memory-mapped.
+        progress: called with the pairs that are done and the pairs in all.
+
+    Returns:
+        The encoded pairs.
     """
     sides = ("\n".join(side) for side in (text.source, text.target))
     settings = json.dumps([len(text), asdict(filters)], sort_keys=True)

@@ -39,10 +39,12 @@ class Subwords:
 
         subwords = Subwords.train(english + german, size=32_000)
         subwords.decode(subwords.encode("Grüße, 世界 🎉")) == "Grüße, 世界 🎉"
+
+    Args:
+        description: JSON in the format of the tokenizers library, as the method of that name gives.
     """
 
     def __init__(self, description: str) -> None:
-        """``description`` is JSON in the library's own format, as the method of that name gives."""
         parsed = json.loads(description)
         self._check(parsed)
         try:
@@ -95,9 +97,16 @@ class Subwords:
     ) -> "Subwords":
         """Learn pieces from the lines of both languages; the same lines give the same pieces.
 
-        Pairs of pieces rarer than ``min_count`` are not merged, so a short text gives fewer
-        pieces than ``size``; the log ``drill`` says so. ``single_digits`` keeps numbers as digits:
-        take it where numbers never seen before must come out right.
+        Args:
+            lines: of both languages.
+            size: number of pieces; a short text gives fewer, with a warning.
+            min_count: pairs of pieces that are rarer are not merged.
+            single_digits: split numbers into digits, for texts in which new numbers must come out
+                right.
+            progress: called with the lines read and the lines in all, None if that is not known.
+
+        Returns:
+            The subwords.
         """
         if isinstance(lines, str):
             raise TypeError("Subwords: train takes lines, not one string; pass [text]")
@@ -162,7 +171,14 @@ class Subwords:
         return f"Subwords({len(self)} pieces)"
 
     def encode(self, line: str) -> list[int]:
-        """Ids of a line, without begin or end; an empty line has none."""
+        """Ids of a line, without begin or end.
+
+        Args:
+            line: of text.
+
+        Returns:
+            Its ids; none for an empty line.
+        """
         return self._encode([line])[0]
 
     def encode_lines(self, lines: Sequence[str]) -> list[list[int]]:
@@ -170,6 +186,12 @@ class Subwords:
 
         No piece reaches over a space that stands alone, so a word after one has the same ids in
         every line and is encoded once. Lines with other white space are encoded as a whole.
+
+        Args:
+            lines: of text.
+
+        Returns:
+            The ids of each line.
         """
         if len(self._known) > MOST_KNOWN:
             self._known = {}
@@ -204,23 +226,48 @@ class Subwords:
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids; begin, end and padding are left out.
 
-        Ids that a model made up may be no whole characters: U+FFFD stands for such bytes.
+        Args:
+            ids: of pieces.
+
+        Returns:
+            The text; U+FFFD stands for bytes that are no whole characters.
         """
         checked = [self._checked(int(each)) for each in ids]
         text: str = self._tokenizer.decode(checked, skip_special_tokens=True)
         return text
 
     def piece(self, index: int) -> str:
-        """How the library writes a piece: one sign per byte, ``Ġ`` for a space."""
+        """How the library writes a piece: one sign per byte, ``Ġ`` for a space.
+
+        Args:
+            index: its id.
+
+        Returns:
+            The piece.
+        """
         name: str = self._tokenizer.id_to_token(self._checked(index))
         return name
 
     def piece_bytes(self, index: int) -> bytes:
-        """The bytes that a piece stands for; none of begin, end and padding."""
+        """The bytes that a piece stands for.
+
+        Args:
+            index: its id.
+
+        Returns:
+            The bytes; none for begin, end and padding.
+        """
         return bytes(BYTES[sign] for sign in self.piece(index)) if index >= len(SPECIAL) else b""
 
     def display(self, index: int) -> str:
-        """A piece as text with ``▁`` for a space; as ``<0xC3>`` where it is no whole character."""
+        """A piece for people.
+
+        Args:
+            index: its id.
+
+        Returns:
+            Text with ``▁`` for a space; ``<0xC3>`` for a byte that is no whole character.
+        """
         raw = self.piece_bytes(index)
         if not raw:
             return self.piece(index)
@@ -235,17 +282,32 @@ class Subwords:
         return index
 
     def description(self) -> str:
-        """The library's JSON, of which ``Subwords(description)`` makes these again."""
+        """What ``Subwords(description)`` makes these subwords of.
+
+        Returns:
+            JSON of the tokenizers library.
+        """
         text: str = self._tokenizer.to_str()
         return text
 
     def save(self, path: Path | str) -> None:
-        """Write ``description`` atomically, as a tokenizer.json of the tokenizers library."""
+        """Write ``description`` atomically, as a tokenizer.json of the tokenizers library.
+
+        Args:
+            path: of the file.
+        """
         atomic_write(Path(path), self.description().encode("utf-8"))
 
     @classmethod
     def load(cls, path: Path | str) -> "Subwords":
-        """What ``save`` wrote; a file that holds anything else is named in a DataError."""
+        """Read what ``save`` wrote; any other file raises DataError.
+
+        Args:
+            path: of the file.
+
+        Returns:
+            The subwords.
+        """
         path = Path(path)
         try:
             return cls(path.read_bytes().decode("utf-8"))

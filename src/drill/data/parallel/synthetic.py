@@ -225,6 +225,8 @@ def sentence(kind: str, random: Random, write: Writer) -> Pair:
 
 
 class ParallelSplits(NamedTuple):
+    """The three splits of a parallel corpus."""
+
     train: ParallelText
     valid: ParallelText
     test: ParallelText
@@ -233,10 +235,19 @@ class ParallelSplits(NamedTuple):
 def numbers_and_dates_corpus(
     train: int = 20_000, valid: int = 500, test: int = 500, seed: int = 1
 ) -> ParallelSplits:
-    """The embedded corpus, as large as asked for; a larger one continues a smaller one.
+    """The generated corpus, English to German; a larger one continues a smaller one.
 
     What a sentence says decides its split, in 8, 1 and 1 of 10 cases: no sentence of one split is
     in another, whatever the seeds.
+
+    Args:
+        train: training pairs.
+        valid: validation pairs.
+        test: test pairs.
+        seed: of the random numbers.
+
+    Returns:
+        The three splits.
     """
     wanted = dict(zip(SPLITS, (train, valid, test), strict=True))
     found: dict[str, list[Pair]] = {split: [] for split in SPLITS}

@@ -33,10 +33,15 @@ class Segment(NamedTuple):
 
 
 def columns(ids: NDArray[Any], batch_size: int, name: str = "batch_size") -> Tensor:
-    """(N,) -> (rows, batch_size), int64: each column is a run of the text, read downwards.
+    """(N,) -> (rows, batch_size), int64: each column is a part of the text, read downwards.
 
-    rows = N // batch_size; the tokens left over at the end are dropped. ``name`` is what an error
-    calls the size.
+    Args:
+        ids: (N,), of a text.
+        batch_size: number of columns.
+        name: of ``batch_size`` in errors.
+
+    Returns:
+        (rows, batch_size) with rows = N // batch_size; tokens left over at the end are dropped.
     """
     check_value(batch_size >= 1, f"columns: {name}", "at least 1", batch_size, DataError)
     check_value(ids.ndim == 1, "columns: ids", "one stream (N,)", ids.shape, DataError)
@@ -70,7 +75,15 @@ def rotated(data: Tensor, offsets: Tensor) -> Tensor:
 
 
 def inputs_and_targets(data: Tensor, segment: Segment) -> tuple[Tensor, Tensor]:
-    """Two (length, batch) views of ``data`` (rows, batch), the second one row further down."""
+    """The tensors of a segment, as views.
+
+    Args:
+        data: (rows, batch), from ``columns``.
+        segment: which rows.
+
+    Returns:
+        Inputs and targets, (length, batch) each, the targets one row further down.
+    """
     start, stop = segment.start, segment.start + segment.length
     return data[start:stop], data[start + 1 : stop + 1]
 
@@ -90,8 +103,12 @@ class SequenceLengths:
     """An endless iterator: max(5, int(Normal(base, 5))), base = bptt or, in 5 of 100, bptt / 2.
 
     Each length takes one uniform and one normal number from numpy's legacy generator, so that a
-    seed gives the lengths of published runs. One object serves all epochs of a run. ``cap`` bounds
-    the lengths from above.
+    seed gives the lengths of published runs. One object serves all epochs of a run.
+
+    Args:
+        seed: of the random numbers.
+        bptt: the usual length.
+        cap: the longest length; none by default.
     """
 
     def __init__(self, seed: int, bptt: int, cap: int | None = None) -> None:
@@ -127,7 +144,7 @@ class SequenceLengths:
 
     @classmethod
     def from_state(cls, state: LengthState) -> "SequenceLengths":
-        """The stream as it stood; a state that ``state`` did not write raises DataError."""
+        """The stream as it was; a state that ``state`` did not write raises DataError."""
         try:
             lengths = cls(0, state["bptt"], state["cap"])
             key = np.array(state["key"], dtype=np.uint32)
@@ -145,15 +162,31 @@ class SequenceLengths:
 
 
 def sequence_lengths(seed: int, bptt: int, cap: int | None = None) -> SequenceLengths:
-    """Random lengths around ``bptt`` for a run; fine-tuning caps them at ``bptt + 10``."""
+    """Random lengths around ``bptt`` for a run.
+
+    Args:
+        seed: of the random numbers.
+        bptt: the usual length.
+        cap: the longest length; fine-tuning takes bptt + 10.
+
+    Returns:
+        An endless iterator.
+    """
     return SequenceLengths(seed, bptt, cap)
 
 
 def training_segments(rows: int, lengths: Iterator[int], start: int = 0) -> Iterator[Segment]:
-    """One epoch over ``rows`` rows, from row ``start`` on; a length is drawn when it is needed.
+    """One epoch in segments; a length is drawn when it is needed.
 
     The last segment has at least 2 rows: fewer would leave no difference in time to regularise.
-    To resume in the middle of an epoch, pass the state of ``lengths`` and the next row.
+
+    Args:
+        rows: of the text, from ``columns``.
+        lengths: an endless iterator, such as ``sequence_lengths``.
+        start: the first row. To resume inside an epoch, pass it with the state of ``lengths``.
+
+    Returns:
+        An iterator over segments.
     """
     if rows < 3:
         raise DataError(
@@ -173,7 +206,15 @@ def training_segments(rows: int, lengths: Iterator[int], start: int = 0) -> Iter
 
 
 def evaluation_segments(rows: int, bptt: int = 70) -> Iterator[Segment]:
-    """Segments of ``bptt`` rows and a shorter last one: every row but the first is a target."""
+    """Segments of ``bptt`` rows and a shorter last one: every row but the first is a target.
+
+    Args:
+        rows: of the text, from ``columns``.
+        bptt: length of a segment.
+
+    Returns:
+        An iterator over segments.
+    """
     check_value(bptt >= 1, "evaluation_segments: bptt", "at least 1", bptt, DataError)
     if rows < 2:
         raise DataError(

@@ -36,8 +36,13 @@ class Ids(NamedTuple):
 class Corpus:
     """Three texts, one sentence a line, words separated by white space.
 
-    ``closed``: every word of all three splits belongs to the vocabulary. So it is for the standard
-    corpora, which have ``<unk>`` in their text; for others the training text alone decides.
+    Attributes:
+        name: of the corpus.
+        train: the training text.
+        valid: the validation text.
+        test: the test text.
+        closed: whether the vocabulary has the words of all three texts, as for the standard
+            corpora, which have ``<unk>`` in their text; else the training text alone decides.
     """
 
     name: str
@@ -47,7 +52,15 @@ class Corpus:
     closed: bool = False
 
     def vocabulary(self, min_count: int = 1, max_vocab_size: int | None = None) -> Vocabulary:
-        """The words of a closed corpus, else those of its training text and ``<unk>``."""
+        """The words of a closed corpus, else those of its training text and ``<unk>``.
+
+        Args:
+            min_count: rarer words become ``<unk>``.
+            max_vocab_size: the most frequent words up to this number; by default all.
+
+        Returns:
+            The vocabulary, with counts of the training text.
+        """
         if not self.closed:
             return Vocabulary.from_training(lines_of(self.train), min_count, max_vocab_size)
         if min_count != 1 or max_vocab_size is not None:
@@ -57,7 +70,15 @@ class Corpus:
         return Vocabulary.over_splits(*(lines_of(getattr(self, split)) for split in SPLITS))
 
     def encode(self, vocabulary: Vocabulary, cache: Path | None = None) -> Ids:
-        """Ids of the three splits; with a folder ``cache``, cached there and memory-mapped."""
+        """The three splits as ids.
+
+        Args:
+            vocabulary: of this corpus.
+            cache: a folder in which ids are cached and memory-mapped; none by default.
+
+        Returns:
+            Ids, (N,) for each split.
+        """
         return Ids(*(encode_text(getattr(self, split), vocabulary, cache) for split in SPLITS))
 
 
@@ -175,7 +196,15 @@ def data_folders() -> list[Path]:
 def load_corpus(name: str, fetch: bool = True, progress: Progress | None = None) -> Corpus:
     """A corpus by name: from disk as ``<name>/{train,valid,test}.txt``, else downloaded.
 
-    ``fetch=False`` stays off the network. Every file is checked against its published checksum.
+    Every file is checked against its published checksum.
+
+    Args:
+        name: "ptb", "wikitext-2", "bible" or "elife".
+        fetch: whether missing files may be downloaded.
+        progress: called with the bytes received and the size of the file.
+
+    Returns:
+        The corpus.
     """
     if name == BIBLE:
         train, valid, test = ("\n".join(lines) + "\n" for lines in verses_by_split())
@@ -244,7 +273,14 @@ def read_own_text(path: Path) -> str:
 
 
 def corpus_from_folder(folder: Path | str) -> Corpus:
-    """A folder with train, valid and test, each with or without ``.txt``, packed or not."""
+    """A text of your own in three files.
+
+    Args:
+        folder: with train, valid and test, each with or without ``.txt``, packed or not.
+
+    Returns:
+        The corpus, with the name of the folder.
+    """
     folder = Path(folder)
     train, valid, test = map(read_own_text, _files_in(folder))
     return Corpus(folder.resolve().name, train, valid, test)
@@ -271,7 +307,13 @@ def _files_in(folder: Path) -> list[Path]:
 def corpus_from_file(path: Path | str, valid: float = SHARE, test: float = SHARE) -> Corpus:
     """One text: its last lines are the test split, the lines before them the validation split.
 
-    ``valid`` and ``test`` are fractions of the lines; a split has at least one line.
+    Args:
+        path: of the text, packed or not.
+        valid: fraction of the lines for validation; at least one line.
+        test: fraction of the lines for the test; at least one line.
+
+    Returns:
+        The corpus, with the name of the file.
     """
     path = Path(path)
     for name, share in (("valid", valid), ("test", test)):
@@ -334,11 +376,23 @@ def read_corpus(
 ) -> tuple[Corpus, Vocabulary]:
     """A corpus and its vocabulary, from a name, a folder with three splits, or one file.
 
-    A name goes before a path: write ``./ptb`` for a folder of that name. ``tokenizer`` is "words",
-    or for subwords their number or the file of ``Subwords.save``. ``min_count`` and
-    ``max_vocab_size`` bound the vocabulary of own text; ``valid`` and ``test`` are the shares of a
-    single file that become validation and test text. ``held_out`` random words
-    that occur ``held_out_min_count`` to ``held_out_max_count`` times become ``<unk>``.
+    Args:
+        corpus: a name of ``load_corpus`` or a path. A name goes before a path: write ``./ptb`` for
+            a folder of that name.
+        tokenizer: "words", or for subwords their number or the file of ``Subwords.save``.
+        min_count: rarer words of own text become ``<unk>``.
+        max_vocab_size: the most frequent words of own text up to this number; by default all.
+        valid: fraction of a single file that becomes validation text.
+        test: fraction of a single file that becomes test text.
+        held_out: so many random words become ``<unk>``.
+        held_out_min_count: such words occur at least so often in training.
+        held_out_max_count: and at most so often.
+        held_out_seed: of their choice.
+        fetch: whether missing files may be downloaded.
+        progress: called with the bytes received and the size of the file.
+
+    Returns:
+        The corpus and its vocabulary.
     """
     path = Path(corpus)
     if (corpus in NAMES or path.is_dir()) and (valid, test) != (SHARE, SHARE):

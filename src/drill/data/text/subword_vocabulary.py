@@ -25,8 +25,13 @@ LINES_AT_ONCE = 4096  # ids of a long text as lists of Python would fill the mem
 class SubwordVocabulary(Vocabulary):
     """V pieces of ``subwords``; ``<eos>`` ends a line.
 
-    bytes_of     the bytes of every piece, ``\\n`` of ``<eos>``, none of the other special ids
-    token_bytes  how many they are, (V,)
+    Args:
+        subwords: the pieces.
+        counts: (V,), how often each piece occurs in the training text.
+
+    Attributes:
+        bytes_of: the bytes of every piece, ``\\n`` of ``<eos>``, none of the other special ids.
+        token_bytes: (V,), how many they are.
     """
 
     def __init__(self, subwords: Subwords, counts: Sequence[int]) -> None:
@@ -91,7 +96,14 @@ class SubwordVocabulary(Vocabulary):
 
 
 def load_vocabulary(path: Path | str) -> Vocabulary:
-    """What ``Vocabulary.save`` or ``SubwordVocabulary.save`` wrote."""
+    """Read what ``Vocabulary.save`` or ``SubwordVocabulary.save`` wrote.
+
+    Args:
+        path: of the file.
+
+    Returns:
+        The vocabulary, of words or of subwords.
+    """
     try:
         content: Any = json.loads(Path(path).read_bytes())
     except (OSError, ValueError, RecursionError):

@@ -20,14 +20,17 @@ UNK = "<unk>"  # stands for every word that is not in the vocabulary
 class Vocabulary:
     """V words; the id of a word is its place in ``words``, the order of first appearance.
 
-    ``counts`` (V,) says how often each word occurs in the training text. A line is split at white
-    space and ends in ``<eos>``, so an empty line is a lone ``<eos>``.
+    A line is split at white space and ends in ``<eos>``, so an empty line is a lone ``<eos>``.
 
         vocabulary = Vocabulary.over_splits(train, valid, test)  # closed: every word is in it
         vocabulary = Vocabulary.from_training(train, min_count=2)  # the rest is <unk>
 
-    ``descriptions`` are texts about words, such as dictionary entries, from which label vectors may
-    be made. ``held_out`` are words that were taken out of the training text, see ``hold_out``.
+    Args:
+        words: in the order of their ids, ``<eos>`` among them.
+        counts: (V,), how often each word occurs in the training text.
+        descriptions: texts about words, such as dictionary entries, from which label vectors may be
+            made.
+        held_out: words that were taken out of the training text, see ``hold_out``.
     """
 
     token_bytes: NDArray[np.int64] | None = None
@@ -72,10 +75,17 @@ class Vocabulary:
 
     @classmethod
     def over_splits(cls, train: Iterable[str], *others: Iterable[str]) -> "Vocabulary":
-        """Every word of every split, in the order given; counts are those of ``train``.
+        """Every word of every split, in the order given.
 
         This is how the standard corpora are read. It lets no word be unknown, which is fair only
         where the corpus itself has put ``<unk>`` for rare words.
+
+        Args:
+            train: lines of the training text, which counts are of.
+            others: lines of the other splits.
+
+        Returns:
+            The vocabulary.
         """
         counted = Counter(tokens(train))
         words = dict.fromkeys(counted)
@@ -89,8 +99,13 @@ class Vocabulary:
     ) -> "Vocabulary":
         """The words of the training text alone, and ``<unk>`` for all others.
 
-        Words rarer than ``min_count`` go; then the most frequent stay until there are
-        ``max_vocab_size`` entries, ``<eos>`` and ``<unk>`` among them.
+        Args:
+            train: lines of the training text.
+            min_count: rarer words are left out.
+            max_vocab_size: the most frequent words up to this number, with ``<eos>`` and ``<unk>``.
+
+        Returns:
+            The vocabulary.
         """
         check_value(min_count >= 1, "data.min_count", "at least 1", min_count, DataError)
         fits, least = max_vocab_size is None or max_vocab_size >= 3, "at least 3"
@@ -115,6 +130,15 @@ class Vocabulary:
         """Without ``number`` random words that occur ``low`` to ``high`` times in training.
 
         They become ``<unk>`` wherever a text is encoded.
+
+        Args:
+            number: how many.
+            low: the fewest occurrences of such a word.
+            high: the most.
+            seed: of their choice.
+
+        Returns:
+            The other words; ``held_out`` has these.
         """
         band = [
             word
@@ -130,7 +154,15 @@ class Vocabulary:
         return Vocabulary([*counted], [*counted.values()], held_out=chosen)
 
     def extended(self, words: Sequence[str], descriptions: Mapping[str, str]) -> "Vocabulary":
-        """With ``words`` after its own, which training has not seen."""
+        """With ``words`` after its own, which training has not seen.
+
+        Args:
+            words: new ones.
+            descriptions: texts about them, where there are any.
+
+        Returns:
+            A vocabulary with more words.
+        """
         for word in words:
             if word in self:
                 raise DataError(f"{word!r} is in the vocabulary already")
@@ -140,7 +172,14 @@ class Vocabulary:
         return Vocabulary([*self.words, *words], counts, known, held_out)
 
     def extends(self, other: "Vocabulary") -> bool:
-        """Whether this is ``other``, or ``other`` with further words."""
+        """Whether this is ``other``, or ``other`` with further words.
+
+        Args:
+            other: the one that may be shorter.
+
+        Returns:
+            Whether its words have the same ids here.
+        """
         if self == other:
             return True
         rest = self.counts[len(other) :]
@@ -168,7 +207,14 @@ class Vocabulary:
         return hashlib.sha256("\n".join(self.words).encode("utf-8")).hexdigest()
 
     def encode(self, lines: Iterable[str]) -> NDArray[np.int32]:
-        """Ids (N,) of all words, with ``<eos>`` after each line."""
+        """Words as ids.
+
+        Args:
+            lines: of a text.
+
+        Returns:
+            Ids (N,) of all words, with ``<eos>`` after each line.
+        """
         if isinstance(lines, str):
             raise TypeError("Vocabulary: encode takes lines, not one string; pass [text]")
         unknown = self.ids.get(UNK)
@@ -188,11 +234,25 @@ class Vocabulary:
             ) from None
 
     def display(self, index: int) -> str:
-        """A label for people."""
+        """A label for people.
+
+        Args:
+            index: its id.
+
+        Returns:
+            The word.
+        """
         return self.words[index]
 
     def decode(self, ids: Iterable[int]) -> list[str]:
-        """Lines: words joined by a space, a line for each ``<eos>`` and one for what is left."""
+        """Ids as lines.
+
+        Args:
+            ids: of words.
+
+        Returns:
+            Words joined by a space, a line for each ``<eos>`` and one for what is left.
+        """
         lines: list[str] = []
         line: list[str] = []
         for each in ids:
@@ -207,7 +267,11 @@ class Vocabulary:
         return [*lines, " ".join(line)] if line else lines
 
     def save(self, path: Path | str) -> None:
-        """Write JSON atomically: an object with ``words``, ``counts`` and what else there is."""
+        """Write JSON atomically: an object with ``words``, ``counts`` and what else there is.
+
+        Args:
+            path: of the file.
+        """
         content: dict[str, Any] = {"words": self.words, "counts": self.counts.tolist()}
         more = {"descriptions": self.descriptions, "held_out": self.held_out}
         content |= {key: value for key, value in more.items() if value}
@@ -216,7 +280,14 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: Path | str) -> "Vocabulary":
-        """What ``save`` wrote; a file that holds anything else is named in a DataError."""
+        """Read what ``save`` wrote; any other file raises DataError.
+
+        Args:
+            path: of the file.
+
+        Returns:
+            The vocabulary.
+        """
         path = Path(path)
         try:
             content: Any = json.loads(path.read_bytes())

@@ -179,6 +179,20 @@ def encode_labels(
     """E^(depth) by the fused kernels, differentiable in the embedding, weights and biases.
 
     Zero rows follow the labels in memory, so that the loss need not copy them to align them.
+
+    Args:
+        embedding: (V, d).
+        weights: of each map, (d, d), as of ``nn.Linear``.
+        biases: of each map, (d,); or None.
+        masks: dropout: scaled masks (depth, 1, d), shared by all labels; bits of every label; or
+            None.
+        activation: of the maps, as of ``DeepResidual``.
+        dropout_at: where masks apply, as of ``DeepResidual``.
+        residual: add E after every map.
+        residual_between: also add E^(i-1), from the second map on.
+
+    Returns:
+        (V, d), in the dtype of the products, which autocast may narrow.
     """
     given: Tensor | None
     if isinstance(masks, KeptBits):

@@ -45,11 +45,12 @@ def lstm(
     cap_input_gate: bool = False,
     keep_padding: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Output (T, B, o) of one layer, and its h and c (1, B, o) after the last step.
+    """One LSTM layer over T steps.
 
     Args:
         x: (T, B, i), the input.
-        h, c: (1, B, o), the state before the first step.
+        h: (1, B, o), the hidden state before the first step.
+        c: (1, B, o), the cell state before it.
         weights: as of ``nn.LSTM``.
         impl: "auto" takes "persistent" for products in bfloat16 and small batches if the device
             allows it, else "graph"; for other products "cudnn". The log says which, once.
@@ -58,6 +59,9 @@ def lstm(
         cap_input_gate: input gates are at most 1 - the forget gates.
         keep_padding: the output of "persistent" and "graph" may be wider than o, with zeros there,
             and x wider than i: a stack of layers then stays aligned in memory.
+
+    Returns:
+        The output (T, B, o), and h and c (1, B, o) after the last step.
     """
     _check_shapes(x.shape, h, c, weights)
     _check_shares("lstm", drop=drop)

@@ -72,9 +72,21 @@ def mixture_nll(
     impl: Implementation = "auto",
     memory: int = DEFAULT_MEMORY,
 ) -> Tensor:
-    """Mean, sum or per-token loss of a mixture of K softmaxes; options as those of ``nll``.
+    """Negative log-likelihood of a mixture of K softmaxes.
 
-    ``targets`` are int64 and are not checked: one out of range yields NaN for its token.
+    Args:
+        log_prior: (..., K), log of the experts' weights.
+        contexts: (..., K, k).
+        weight: (V, k).
+        targets: (...), int64. They are not checked: one out of range yields NaN for its token.
+        bias: (V,).
+        reduction: "mean" over the tokens that are not ignored, "sum" or "none".
+        ignore_index: a target that is left out.
+        impl: "reference", "chunked", "triton" or "auto".
+        memory: most bytes that "chunked" and "triton" use beyond inputs and gradients.
+
+    Returns:
+        A scalar; with "none" a loss per token, (...).
     """
     check_head("nll", contexts, weight, bias)
     experts = contexts.shape[-2]

@@ -28,6 +28,9 @@ class WrappingLayer(OutputLayer):
     """An output layer over a :class:`MatrixLayer`: another loss over the same labels.
 
     Whatever concerns the labels alone is delegated to the wrapped layer.
+
+    Args:
+        layer: the layer to wrap.
     """
 
     def __init__(self, layer: MatrixLayer) -> None:

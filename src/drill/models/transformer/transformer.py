@@ -142,7 +142,18 @@ class Transformer(nn.Module):
         target_embedding: nn.Embedding | None = None,
         **changes: Any,
     ) -> Self:
-        """One of ``PRESETS``, with changes: ``Transformer.preset("base", embedding, pad=2)``."""
+        """A Transformer with the sizes of ``PRESETS``: ``Transformer.preset("base", embedding,
+        pad=2)``.
+
+        Args:
+            name: "base", "small" or "tiny".
+            source_embedding: of the preset's width.
+            target_embedding: the source's by default.
+            changes: other arguments of the class, instead of the preset's.
+
+        Returns:
+            The Transformer.
+        """
         size = PRESETS[one_of(cls.__name__, "preset", name, tuple(PRESETS))]
         if source_embedding.embedding_dim != size.embedding_dim:
             raise ValueError(
@@ -156,7 +167,14 @@ class Transformer(nn.Module):
     # -- all positions at once ----------------------------------------------------------------
 
     def encode(self, source: Tensor) -> Memory:
-        """Ids (B, S), padded on the right, -> Memory. An empty sentence reads as one ``pad``."""
+        """Read the source.
+
+        Args:
+            source: ids (B, S), padded on the right. An empty sentence reads as one ``pad``.
+
+        Returns:
+            Memory: states (B, S, d) and the mask of padding.
+        """
         check_ids("source", source, 2)
         if source.shape[1] == 0:
             source = F.pad(source, (0, 1), value=self.pad)
@@ -174,9 +192,14 @@ class Transformer(nn.Module):
         return Memory(self._ended(stream, self.encoder_norm, compute_dtype(x), ready), mask)
 
     def decode(self, target: Tensor, memory: Memory) -> Tensor:
-        """Ids (B, T), padded on the right, -> hidden (B, T, d): what follows each of them.
+        """Read the target: position t sees the source and the target up to t.
 
-        Position t sees the source and the target up to t. Ignore the values at padding.
+        Args:
+            target: ids (B, T), padded on the right.
+            memory: from ``encode``.
+
+        Returns:
+            Hidden states (B, T, d), for what follows each id. Ignore the values at padding.
         """
         check_ids("target", target, 2, memory.states.shape[0])
         x = self._embedded(self.target_embedding, target, 0)
@@ -194,9 +217,15 @@ class Transformer(nn.Module):
     # -- step by step -------------------------------------------------------------------------
 
     def start(self, memory: Memory, hypotheses: int = 1, room: int | None = None) -> Cache:
-        """The cache of ``step``, for K hypotheses of every sentence.
+        """The cache of ``step``.
 
-        ``room`` allocates so many steps at once, at a fixed address: see ``Cache``.
+        Args:
+            memory: from ``encode``.
+            hypotheses: K, of every sentence.
+            room: allocates so many steps at once, at a fixed address: see ``Cache``.
+
+        Returns:
+            The cache, before the first step.
         """
         positive(type(self).__name__, "hypotheses", hypotheses)
         states, heads = memory.states, self.decoder[0].attention.heads
@@ -208,10 +237,17 @@ class Transformer(nn.Module):
         return Cache(source, memory.mask, hypotheses, like, room)
 
     def step(self, ids: Tensor, cache: Cache) -> Tensor:
-        """The next id of every hypothesis (B*K,) -> hidden (B*K, d); ``cache`` grows by one step.
+        """Read the next id of every hypothesis.
 
         As ``decode`` of all ids so far at the last position, up to rounding. For evaluation: the
         cache is written in place.
+
+        Args:
+            ids: (B*K,).
+            cache: from ``start``; grows by one step.
+
+        Returns:
+            Hidden states (B*K, d).
         """
         check_ids("ids", ids, 1, cache.sentences * cache.hypotheses)
         x = self._embedded(self.target_embedding, ids[:, None], cache.length)  # (B*K, 1, d)

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from drill.data import SubwordVocabulary, Vocabulary, columns, target_counts
+from drill.data import SubwordVocabulary, Vocabulary, columns
+from drill.data.parallel.dataset import target_counts
 from drill.data.parallel.parallel_text import read_lines
 from drill.data.parallel.word_tokenizer import LANGUAGES
 from drill.errors import RunFolderError, SettingsError

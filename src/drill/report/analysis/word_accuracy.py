@@ -127,7 +127,7 @@ def subword_bands(
     subwords: Subwords,
     counts: NDArray[np.int64],  # (V,)
 ) -> list[AccuracyBand]:
-    """Bands of subwords by ``counts``, which ``drill.data.target_counts`` gives.
+    """Bands of subwords by ``counts``, from ``drill.data.parallel.dataset.target_counts``.
 
     Translations are tokenized again: a model may have generated another segmentation.
     """

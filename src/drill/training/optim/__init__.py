@@ -1,12 +1,7 @@
 """Optimizers with their schedules, clipping and weight averages."""
 
 from drill.training.optim.adamw import AdamW
-from drill.training.optim.averaging import (
-    AveragedSgd,
-    NonMonotone,
-    WeightAverage,
-    averaged,
-)
+from drill.training.optim.averaging import AveragedSgd, NonMonotone, averaged
 from drill.training.optim.muon import Muon
 from drill.training.optim.optimizer import ScheduledOptimizer, clip_, scaled_lr
 from drill.training.optim.schedules import inverse_sqrt, one_cycle, run_rate
@@ -22,7 +17,6 @@ __all__ = [
     "NtAsgd",
     "ScheduledOptimizer",
     "Sgd",
-    "WeightAverage",
     "averaged",
     "clip_",
     "inverse_sqrt",

@@ -25,16 +25,31 @@ Schedule = Literal["constant", "linear", "cosine", "one-cycle", "inverse-sqrt"]
 
 
 class AdamW(ScheduledOptimizer):
-    """Adam with decoupled weight decay, of matrices only, and a schedule over the whole run.
+    """Adam with decoupled weight decay and a schedule over the whole run.
 
-    ``constant`` after a linear warm-up, ``linear`` or ``cosine`` to final * lr after it, or
-    ``one-cycle``; ``warmup`` is the share of the run that goes up, ``hold`` the share at ``lr``
-    before a linear or cosine decay. ``inverse-sqrt`` needs no length of the run: up to ``lr`` at
-    step ``warmup_steps``, from there on lr * sqrt(warmup_steps / step).
-
-    ``average_from``, ``average`` and ``ema_decay`` are those of ``Sgd``; averaging also starts when
-    ``average_patience`` epochs have brought no better validation. With ``decoupled`` false the
-    decay is part of the gradients, of all parameters: Adam with L2 regularisation.
+    Args:
+        lr: the highest learning rate.
+        weight_decay: of matrices.
+        decoupled: False makes the decay part of the gradients, of all parameters: Adam with L2
+            regularisation.
+        max_grad_norm: gradients are clipped to this norm; None does not clip.
+        schedule: "constant" after a linear warmup, "linear" or "cosine" to final * lr after it,
+            "one-cycle", or "inverse-sqrt", which needs no length of the run: up to lr at step
+            warmup_steps, from there on lr * sqrt(warmup_steps / step).
+        warmup: share of the run in which the rate rises.
+        warmup_steps: of "inverse-sqrt".
+        beta1: decay of the mean of gradients.
+        beta2: decay of the mean of their squares.
+        eps: is added to the denominator.
+        hold: share of the run at lr before a linear or cosine decay.
+        final: share of lr at the end of such a decay.
+        average_from: share of the run from which weights are averaged; None averages nothing.
+        average: "tail", the mean of all iterates from there on, or "ema".
+        ema_decay: of "ema", for each step.
+        average_patience: averaging also starts after so many epochs without a better validation.
+        map_lr_scale: factor of the learning rate of label maps.
+        map_weight_decay: of label maps; None is ``weight_decay``.
+        map_warmup: share of the run in which the rate of label maps rises.
     """
 
     def __init__(

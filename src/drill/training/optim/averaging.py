@@ -25,9 +25,14 @@ class AveragedSgd(Optimizer):
 
     A step uses the learning rate that the step before was given, and the mean leaves out the first
     iterate: so does ``torch.optim.ASGD(t0=0, lambd=0)``, to which this is equal, and with which
-    the published models were trained. Weight decay falls on every parameter, biases too.
+    the published models were trained.
 
     For the second phase of NT-ASGD and for finetuning. Averages are read by ``averaged``.
+
+    Args:
+        params: as of any torch optimizer.
+        lr: learning rate.
+        weight_decay: of every parameter, biases too.
     """
 
     def __init__(self, params: ParamsT, lr: float, *, weight_decay: float = 0.0) -> None:
@@ -113,6 +118,12 @@ def averaged(optimizer: AveragedSgd) -> Iterator[None]:
 
     For evaluating and saving the averaged model. A parameter that never had a gradient has no
     average and stays as it is.
+
+    Args:
+        optimizer: after its first step.
+
+    Returns:
+        A context manager.
     """
     params = [p for p in optimizer.state if "average" in optimizer.state[p]]
     if not params:
@@ -247,6 +258,9 @@ class NonMonotone:
 
         if trigger.update(validation_loss):  # True once
             optimizer = AveragedSgd(model.parameters(), lr, weight_decay=1.2e-6)
+
+    Args:
+        patience: epochs.
     """
 
     def __init__(self, patience: int = 5) -> None:

@@ -18,8 +18,26 @@ class Muon(AdamW):
     """Momentum whose matrix is orthogonalised before the step (Jordan et al., 2024).
 
     Matrices of blocks and of label maps step by Muon; embeddings, output matrices and vectors by
-    AdamW. Steps of Muon have the size of AdamW's, so both share ``lr``, ``weight_decay`` and the
-    schedule of ``AdamW``.
+    AdamW. Steps of Muon have the size of AdamW's, so both share lr, weight decay and schedule.
+
+    Args:
+        lr: the highest learning rate.
+        weight_decay: of matrices.
+        max_grad_norm: gradients are clipped to this norm; None does not clip.
+        schedule: "constant" after a linear warmup, "linear" or "cosine" to final * lr after it,
+            "one-cycle", or "inverse-sqrt", which needs no length of the run: up to lr at step
+            warmup_steps, from there on lr * sqrt(warmup_steps / step).
+        warmup: share of the run in which the rate rises.
+        warmup_steps: of "inverse-sqrt".
+        momentum: of Muon.
+        beta1: of AdamW: decay of the mean of gradients.
+        beta2: of AdamW: decay of the mean of their squares.
+        eps: of AdamW, is added to the denominator.
+        hold: share of the run at lr before a linear or cosine decay.
+        final: share of lr at the end of such a decay.
+        map_lr_scale: factor of the learning rate of label maps.
+        map_weight_decay: of label maps; None is ``weight_decay``.
+        map_warmup: share of the run in which the rate of label maps rises.
     """
 
     def __init__(

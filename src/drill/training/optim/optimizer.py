@@ -24,10 +24,17 @@ LABEL_MAPS = {"maps", "gates", "label_map"}  # what output layers call them
 
 
 def clip_(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
-    """g <- g * min(1, max_norm / |g|), |g| the norm over all gradients together; gives |g|.
+    """g <- g * min(1, max_norm / |g|), |g| the norm over all gradients together.
 
     In place and without waiting for the device. A parameter given twice, as by an encoder and a
     layer that share their embedding, counts once.
+
+    Args:
+        parameters: with gradients.
+        max_norm: the largest norm.
+
+    Returns:
+        |g| before clipping.
     """
     check_value(max_norm > 0.0, "clip_: max_norm", "a positive number", max_norm)
     return nn.utils.clip_grad_norm_(list(dict.fromkeys(parameters)), max_norm)
@@ -36,7 +43,13 @@ def clip_(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
 def scaled_lr(lr: float, sampled_length: int, bptt: int) -> float:
     """lr * sampled_length / bptt: a step over a longer batch is longer.
 
-    ``sampled_length`` is what was drawn, even where the end of the corpus cuts the batch.
+    Args:
+        lr: of a full-length step.
+        sampled_length: what was drawn, even where the end of the corpus cuts the batch.
+        bptt: the usual length.
+
+    Returns:
+        The learning rate of the step.
     """
     for name, length in (("sampled_length", sampled_length), ("bptt", bptt)):
         check_value(length >= 1, f"scaled_lr: {name}", "at least 1", length)
@@ -50,13 +63,15 @@ def is_label_map(name: str) -> bool:
 
 
 class ScheduledOptimizer(abc.ABC):
-    """An optimizer with its schedule, clipping and average of weights.
+    """An optimizer with its schedule, clipping and average of weights; the base class of all.
 
-    All optimizers have these options of label maps, the parameters of ``is_label_map``:
-
-    map_lr_scale      their learning rate is that of the other parameters times this
-    map_weight_decay  their weight decay; none is that of the other parameters
-    map_warmup        the share of the run in which their rate rises to its full value, linearly
+    Args:
+        lr: learning rate.
+        weight_decay: of parameters.
+        max_grad_norm: gradients are clipped to this norm; None does not clip.
+        map_lr_scale: the learning rate of label maps (``is_label_map``) is ``lr`` times this.
+        map_weight_decay: weight decay of label maps; None is that of the other parameters.
+        map_warmup: fraction of the run in which the rate of label maps rises linearly.
     """
 
     average: WeightAverage | None = None

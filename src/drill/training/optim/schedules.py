@@ -43,11 +43,20 @@ def run_rate(
     hold: float = 0.0,
     final: float = 0.0,
 ) -> float:
-    """The rate when the share ``progress`` of a run is done.
+    """A schedule over a run: up, flat, then down along a line or half a cosine.
 
-    Linear from 0 to ``lr`` for the share ``warmup`` of the run, ``lr`` for the share ``hold``, then
-    down to final * lr at the end of the run: along a line or half a cosine. ``constant`` stays at
-    ``lr``. A trapezoid is ``linear`` with ``hold``.
+    A trapezoid is "linear" with ``hold``.
+
+    Args:
+        progress: share of the run that is done.
+        lr: the highest rate.
+        schedule: "linear" or "cosine"; "constant" stays at lr.
+        warmup: share of the run in which the rate rises linearly from 0 to lr.
+        hold: share of the run at lr.
+        final: share of lr at the end of the run.
+
+    Returns:
+        The learning rate.
     """
     at = step_of_run(progress)
     rising = int(warmup * RESOLUTION)
@@ -78,8 +87,18 @@ def one_cycle(
 ) -> float:
     """Half a cosine from peak / start_factor up to peak, another down to start / end_factor.
 
-    The first ``rise`` of the ``total`` steps goes up. For short trainings at high rates; the same
-    numbers as ``torch.optim.lr_scheduler.OneCycleLR``.
+    For short trainings at high rates; the same numbers as ``torch.optim.lr_scheduler.OneCycleLR``.
+
+    Args:
+        step: from 1 to ``total``.
+        peak: the highest rate.
+        total: number of steps.
+        rise: share of the steps that goes up.
+        start_factor: the first rate is peak / start_factor.
+        end_factor: the last rate is the first one / end_factor.
+
+    Returns:
+        The learning rate.
     """
     check_value(step >= 1, "one_cycle: step", "at least 1", step)
     top = rise * total - 1.0  # counted from 0, as the scheduler counts
@@ -99,6 +118,15 @@ def inverse_sqrt(step: int, *, width: int, warmup: int, scale: float = 1.0) -> f
     """scale * width^-0.5 * min(step^-0.5, step * warmup^-1.5), highest at step ``warmup``.
 
     The schedule of the first transformers ("noam"); needs no training length.
+
+    Args:
+        step: from 1 on.
+        width: of the model.
+        warmup: steps.
+        scale: a factor.
+
+    Returns:
+        The learning rate.
     """
     for name, value in (("step", step), ("warmup", warmup), ("width", width)):
         check_value(value >= 1, f"inverse_sqrt: {name}", "at least 1", value)

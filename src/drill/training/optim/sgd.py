@@ -96,15 +96,25 @@ class FusedSgd(ScheduledOptimizer):
 class Sgd(FusedSgd):
     """w <- w - lr (g + weight_decay w), g clipped; with a schedule and an average of late weights.
 
-    lr            scaled for each step by its sampled length over bptt
-    schedule      constant, or linear or cosine down to final * lr at the end of the run
-    lr_decay      after ``lr_decay_after`` epochs the rate of each is divided by it once more
-    warmup, hold  shares of the run: linear up to lr, then at lr before it decays
-    average_from  the share of the run from which weights are averaged; none averages nothing
-    average       tail, the mean of all iterates from there on, or ema, with ema_decay a step
-
     Averages are validated and saved as best; training continues from the iterates. Once begun,
     averaging does not end, even if the run is given more time.
+
+    Args:
+        lr: learning rate, scaled for each step by its sampled length over bptt.
+        weight_decay: of every parameter.
+        max_grad_norm: gradients are clipped to this norm; None does not clip.
+        schedule: "constant", or "linear" or "cosine" down to final * lr at the end of the run.
+        warmup: share of the run in which the rate rises linearly to lr.
+        hold: share of the run at lr before it decays.
+        final: share of lr at the end of the run.
+        lr_decay: after ``lr_decay_after`` epochs the rate of each is divided by it once more.
+        lr_decay_after: epochs.
+        average_from: share of the run from which weights are averaged; None averages nothing.
+        average: "tail", the mean of all iterates from there on, or "ema".
+        ema_decay: of "ema", for each step.
+        map_lr_scale: factor of the learning rate of label maps.
+        map_weight_decay: of label maps; None is ``weight_decay``.
+        map_warmup: share of the run in which the rate of label maps rises.
     """
 
     def __init__(
@@ -158,7 +168,16 @@ class Sgd(FusedSgd):
 
 
 class Asgd(FusedSgd):
-    """Averaged SGD from the first step on; for finetuning a trained model."""
+    """Averaged SGD from the first step on; for finetuning a trained model.
+
+    Args:
+        lr: learning rate, scaled for each step by its sampled length over bptt.
+        weight_decay: of every parameter.
+        max_grad_norm: gradients are clipped to this norm; None does not clip.
+        map_lr_scale: factor of the learning rate of label maps.
+        map_weight_decay: of label maps; None is ``weight_decay``.
+        map_warmup: share of the run in which the rate of label maps rises.
+    """
 
     def __init__(
         self,
@@ -178,10 +197,20 @@ class Asgd(FusedSgd):
 
 
 class NtAsgd(FusedSgd):
-    """SGD until validation stops to improve, averaged SGD from then on.
+    """SGD until validation stops to improve, averaged SGD from then on; for AWD-LSTM language
+    models.
 
     The switch comes after the epoch that is worse than the best one before the last ``patience``
-    (``NonMonotone``). It is never taken back. For AWD-LSTM language models.
+    (``NonMonotone``). It is never taken back.
+
+    Args:
+        lr: learning rate, scaled for each step by its sampled length over bptt.
+        weight_decay: of every parameter.
+        max_grad_norm: gradients are clipped to this norm; None does not clip.
+        patience: epochs.
+        map_lr_scale: factor of the learning rate of label maps.
+        map_weight_decay: of label maps; None is ``weight_decay``.
+        map_warmup: share of the run in which the rate of label maps rises.
     """
 
     def __init__(

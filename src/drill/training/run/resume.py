@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from drill.data import NAMES, PARALLEL_NAMES, DataError
+from drill.data import DataError
+from drill.data.parallel.corpora import PARALLEL_NAMES
+from drill.data.text.corpora import NAMES
 from drill.errors import RunFolderError
 from drill.training.run.environment import has_ended
 from drill.training.run.folder import RunFolder
@@ -19,9 +21,14 @@ logger = logging.getLogger("drill")
 
 
 def settings_to_resume(folder: Path | str, changes: Sequence[str] = ()) -> Settings:
-    """The settings of the run in a folder, changed by ``table.key=value``, to resume it.
+    """The settings of the run in a folder, to resume it with ``drill.train``.
 
-    Paths are those of the run, whatever the current folder is.
+    Args:
+        folder: of the run.
+        changes: ``table.key=value`` each.
+
+    Returns:
+        The settings. Paths are those of the run, whatever the current folder is.
     """
     run = RunFolder(folder)
     if not run.recipe.exists():

@@ -28,7 +28,7 @@ class FoldedHead:
 
 @contextmanager
 def encoded_once(model: Translator, head: Head | None = None) -> Iterator[Head]:
-    """The model's output layer with labels that are encoded now and never again.
+    """The model's output layer with labels that are encoded once.
 
         with encoded_once(model) as head:
             for batch in many:
@@ -38,7 +38,11 @@ def encoded_once(model: Translator, head: Head | None = None) -> Iterator[Head]:
     the model is in eval mode and must not be trained.
 
     Args:
+        model: the translator.
         head: from an outer call; the labels are not encoded again.
+
+    Returns:
+        A context manager that gives a function from hidden states (N, d) to log p (N, V).
     """
     matrix = foldable(model.layer)
     with evaluating(model):

@@ -40,6 +40,9 @@ def sample(
     """Sample translations token by token.
 
     Args:
+        model: the translator.
+        sources: sentences as ids: (B, S) padded on the right, or a list for each.
+        decoding: options of every search.
         samples: translations of every source.
         temperature: sample from p^(1/temperature), normalised; 0 is greedy.
         top_k: sample from the top_k likeliest tokens only.
@@ -48,6 +51,7 @@ def sample(
             many others there are.
         first: number of the first source, if a text is translated in parts.
         head: from ``encoded_once``, to share encoded labels between calls.
+        progress: called before every batch with the number of sentences done.
 
     Returns:
         For every source its samples; ``log_prob`` and ``score`` are log p of the model, without

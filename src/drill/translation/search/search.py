@@ -65,6 +65,9 @@ def beam_search(
         beam_search(model, [[5, 9, 2]], Decoding(bos=1, eos=2))
 
     Args:
+        model: the translator.
+        sources: sentences as ids: (B, S) padded on the right, or a list for each.
+        decoding: options of every search.
         beam: beam width; wider finds better scores, which are not always better translations.
         n_best: translations of each source, at most ``beam``.
         length_penalty: alpha; 0 ranks by log p and favours short translations.
@@ -97,7 +100,17 @@ def beam_search(
 def greedy(
     model: Translator, sources: Sources, decoding: Decoding, *, head: Head | None = None
 ) -> list[Hypothesis]:
-    """The likeliest token after each, for every source: a beam of one place."""
+    """Translate by the likeliest token after each: a beam of 1.
+
+    Args:
+        model: the translator.
+        sources: sentences as ids: (B, S) padded on the right, or a list for each.
+        decoding: options of every search.
+        head: from ``encoded_once``, to share encoded labels between calls.
+
+    Returns:
+        A translation of every source.
+    """
     found = beam_search(model, sources, decoding, beam=1, length_penalty=0.0, head=head)
     return [hypotheses[0] for hypotheses in found]
 
