@@ -1,7 +1,9 @@
 """`drill words`: add words to a trained run; score held-out ones."""
 
+import json
 import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -68,10 +70,15 @@ def words(
             raise SettingsError("needs words: --add or --file", key="--out" if out else "--score")
         _score_held_out(loaded, split or [Split.valid, Split.test], as_json, quiet)
         return
+    if split is not None:
+        raise SettingsError("is for held-out words; leave out --add and --file", key="--split")
     added = loaded.add_words(new)
-    if score is None and not quiet:
-        for word in new:
-            typer.echo(f"{word}: nearest {', '.join(_nearest(added, word))}")
+    if score is None:
+        for word, nearest in _nearest(added, [*new]):
+            if as_json:
+                typer.echo(json.dumps({"word": word, "nearest": nearest}, ensure_ascii=False))
+            elif not quiet:
+                typer.echo(f"{word}: nearest {', '.join(nearest)}")
     if out is not None:
         added.save(out)
     if score is not None:
@@ -100,18 +107,16 @@ def _read(file: Path) -> dict[str, str]:
     return found
 
 
-def _nearest(run: "LanguageModelRun", word: str) -> list[str]:
-    """The words whose vectors have the highest cosine to that of ``word``."""
-    import torch
-    import torch.nn.functional as F
+def _nearest(run: "LanguageModelRun", words: list[str]) -> Iterator[tuple[str, list[str]]]:
+    """Every word with those whose vectors have the highest cosine to its own."""
+    from drill.report.analysis.label_vectors import label_vectors, nearest_labels
 
-    from drill.layers.label_source import label_vectors
-
-    with torch.no_grad():
-        E, own = label_vectors(run.model.encoder.embedding), run.vocabulary.ids[word]
-        cosine = F.cosine_similarity(E[own][None], E, dim=-1)
-        cosine[own] = -1.0
-        return [run.vocabulary.words[i] for i in cosine.topk(min(NEAREST, len(E) - 1)).indices]
+    vectors = label_vectors(run.model.encoder.embedding, run.model.layer)
+    assert vectors is not None  # add_words has checked that there is a label matrix
+    name = run.vocabulary.words.__getitem__
+    for word in words:
+        found = nearest_labels(vectors, run.vocabulary.ids[word], name, top=NEAREST)
+        yield word, [each for each, _ in found.embedding]
 
 
 def _score_held_out(

@@ -96,6 +96,8 @@ def attach(
         if layer == "deep-residual":
             options |= {"activation": options.get("activation", "tanh"), "zero_start": True}
     matrix.setdefault("bias", linear.bias is not None)
+    if "counts" in options:  # the config is JSON
+        options["counts"] = torch.as_tensor(options["counts"]).tolist()
     drill = {
         "model_type": model.config.model_type,
         "layer": layer,

@@ -59,6 +59,8 @@ class Head(nn.Module):
     def weight(self) -> Tensor:
         """The encoded labels (V, k), for losses that read ``lm_head.weight``.
 
+        Such a loss is that of the layer only if the layer folds: a mixture has more than labels.
+
         Until accelerate has sharded the model for FSDP2 it is the embedding's Parameter: by that
         identity accelerate sees that embedding and head must be in one group.
         """

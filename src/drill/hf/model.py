@@ -17,7 +17,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils.generic import can_return_tuple
 
 from drill.hf.head import IGNORED, Head
-from drill.layers import LAYERS, OutputLayer
+from drill.layers import LAYERS, Mixtape, OutputLayer
 
 if TYPE_CHECKING:
     from typing import Any as Stock  # whatever class comes behind these two in a subclass
@@ -138,6 +138,11 @@ class AttachedModel(Stock):
     def _get_resized_lm_head(self, head: Head, size: int, **kwargs: Any) -> Head:
         head.share(self.get_submodule(self.label_embedding))
         head.layer.resize(size)
+        options = self.config.drill["options"]  # of which from_pretrained builds the layer again
+        if "counts" in options:
+            options["counts"] = (options["counts"] + size * [0])[:size]
+        if isinstance(head.layer, Mixtape):
+            options["gates"] = head.layer.gates
         return head
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:

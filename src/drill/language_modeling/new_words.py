@@ -21,10 +21,10 @@ def why_no_words(model: LanguageModel) -> str | None:
     """Why a model has no vectors for new words; None if it has."""
     source, layer = model.encoder.embedding, model.layer
     if not isinstance(source, FeatureBags):
-        return "every word has a row of a table; train with another labels.source"
+        return "every word has a row of a table (labels.source)"
     matrix = layer.layer if isinstance(layer, WrappingLayer) else layer
     if not isinstance(matrix, MatrixLayer) or matrix.embedding is not source:
-        return f"{type(matrix).__name__} has a matrix of its own; train with another layer.name"
+        return f"{type(matrix).__name__} has a matrix of its own"
     return None
 
 
@@ -55,7 +55,7 @@ def with_words(
         if features == 0:
             raise DataError(
                 f"{word!r} has nothing in common with the words of training by which vectors are "
-                f"made ({labels['source']}); describe it in other words"
+                f"made ({labels['source']})"
             )
     return found, extended_vocabulary
 

@@ -93,7 +93,7 @@ class FeatureBags(nn.Module):
         """Some rows, without the others: a text is read word by word in generation."""
         first, sizes = self.starts[rows], self.starts[rows + 1] - self.starts[rows]
         ends = sizes.cumsum(0)
-        entries = torch.arange(int(ends[-1]), device=rows.device)
+        entries = torch.arange(int(sizes.sum()), device=rows.device)
         entries += (first - ends + sizes).repeat_interleave(sizes)
         starts = F.pad(ends, (1, 0))
         return _product(self.embedding, self.ids[entries], starts, self.weights[entries])

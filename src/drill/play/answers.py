@@ -290,7 +290,7 @@ def _shown(player: LanguageModelPlayer, word: str) -> Answer:
     text = player.subwords.decode([label])
     return {
         "word": player.display(label),
-        "text": None if not text or "\ufffd" in text else text,
+        "text": None if not text.strip() or "\ufffd" in text else text,
     }
 
 

@@ -123,7 +123,7 @@ function fill_words(id, rows, numbered) {
     ...rows.map((row, i) => {
       const button = make("button", { type: "button", onclick: () => go_on(row.text) }, shown(row.word));
       button.disabled = row.text === null;
-      if (button.disabled) button.title = "part of a character";
+      if (button.disabled) button.title = "a space, or part of a character";
       if (row.word === EOS) button.title = "end of the line";
       if (numbered && i < 9) button.append(make("kbd", { "aria-hidden": "true" }, String(i + 1)));
       const bars = row.p.map((p, order) => {
@@ -443,6 +443,7 @@ $("add-form").addEventListener("submit", async (event) => {
   const given = Object.fromEntries(new FormData(event.target));
   const answer = await latest("add", { runs, ...given, word: given.word.trim() });
   if (!answer) return;
+  predict();
   $("word-result").replaceChildren(...answer.map((found, order) => neighbours(found, runs[order], order)));
 });
 const offer_adding = () => ($("add-form").hidden = !chosen().some((run) => setup.runs[run]?.adds_words));

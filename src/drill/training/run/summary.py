@@ -78,6 +78,8 @@ def share_of_unknown(
     limits = [f"data.min_count {min_count}"] if min_count > 1 else []
     if max_vocab_size is not None:
         limits.append(f"data.max_vocab_size {max_vocab_size:,}")
+    if vocabulary.held_out:
+        limits.append(f"data.held_out {len(vocabulary.held_out):,}")
     seen = {*corpus.train.split()}
     cut = len(seen - {*vocabulary.words})
     words = "1 word" if cut == 1 else f"{cut:,} words"
