@@ -212,6 +212,7 @@ def served(monkeypatch):
     found = []
 
     def run(self, sockets):
+        socket.create_connection(sockets[0].getsockname()).close()  # it listens already
         found.append((self.config.app, sockets[0].getsockname()))
 
     monkeypatch.setattr(uvicorn.Server, "run", run)

@@ -46,6 +46,7 @@ def play(
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind((HOST, port))
+            listening.listen()  # before the address is printed: a page may be opened at once
         except OSError as error:
             raise SettingsError(
                 f"{port}: {error.strerror}", key="--port", hint="take another one, or 0"
