@@ -19,8 +19,11 @@ import torch
 from columns import cells, text_table
 from measure import append, machine
 
-from drill.language_modeling.dynamic_evaluation import dynamic_perplexity
-from drill.language_modeling.gradient_statistics import gradient_statistics, statistics_columns
+from drill.language_modeling.evaluation.dynamic_evaluation import dynamic_perplexity
+from drill.language_modeling.evaluation.gradient_statistics import (
+    gradient_statistics,
+    statistics_columns,
+)
 from drill.language_modeling.run import load_run
 from drill.tasks import train
 from drill.training.device import pick_device

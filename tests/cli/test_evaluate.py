@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 from drill.cli.evaluation import evaluate as commands
-from drill.language_modeling.cache_pointer import cache_perplexity
-from drill.language_modeling.dynamic_evaluation import dynamic_perplexity
-from drill.language_modeling.gradient_statistics import gradient_statistics
+from drill.language_modeling.evaluation.cache_pointer import cache_perplexity
+from drill.language_modeling.evaluation.dynamic_evaluation import dynamic_perplexity
+from drill.language_modeling.evaluation.gradient_statistics import gradient_statistics
 from drill.language_modeling.run import load_run
 from drill.training.run.checkpoint import fingerprint_in, load, save, under
 from tests.tiny_place import typed

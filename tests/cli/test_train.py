@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from drill.errors import RunFolderError
-from drill.language_modeling.perplexity import Perplexity
+from drill.language_modeling.evaluation.perplexity import Perplexity
 from drill.language_modeling.run import load_run
 from drill.training.device import device_name
 from drill.training.distributed import World

@@ -18,7 +18,7 @@ from drill.errors import CheckpointError, RunFolderError, SettingsError
 from drill.language_modeling import build
 from drill.language_modeling import run as language_model_run
 from drill.language_modeling.build import dry_run, finetuning, language_model
-from drill.language_modeling.perplexity import perplexity
+from drill.language_modeling.evaluation.perplexity import perplexity
 from drill.language_modeling.run import load_run
 from drill.layers import LAYERS
 from drill.tasks import train

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drill.data import DataError
-from drill.language_modeling.cache_pointer import (
+from drill.language_modeling.evaluation.cache_pointer import (
     SCORES,
     block_length,
     cache_perplexity,
     cache_search,
     pointer_log_probs,
 )
-from drill.language_modeling.perplexity import perplexity
+from drill.language_modeling.evaluation.perplexity import perplexity
 from drill.models.language_model import LanguageModel
 from tests.language_modeling.models import every_layer, language_model, plain_losses, text
 from tests.layers.table import V, one_of_each_layer
@@ -90,7 +90,7 @@ def test_neither_chunks_nor_their_blocks_change_the_result(window, bptt, monkeyp
         truth, rel=1e-9
     )
     monkeypatch.setattr(
-        "drill.language_modeling.cache_pointer.SCORES", 4 * window
+        "drill.language_modeling.evaluation.cache_pointer.SCORES", 4 * window
     )  # a few queries at a time
     assert cache_perplexity(model, ids, window=window, bptt=bptt, **STRONG).nll == pytest.approx(
         truth, rel=1e-9
@@ -222,7 +222,7 @@ def test_autocast_is_for_the_model_not_for_similarities(monkeypatch):
         kinds.append(h.dtype)
         return pointer_log_probs(h, *rest)
 
-    monkeypatch.setattr("drill.language_modeling.cache_pointer.pointer_log_probs", spy)
+    monkeypatch.setattr("drill.language_modeling.evaluation.cache_pointer.pointer_log_probs", spy)
     exact = cache_perplexity(model, ids, window=20, **STRONG)
     coarse = cache_perplexity(model, ids, window=20, autocast=torch.bfloat16, **STRONG)
     assert coarse.nll != exact.nll

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from drill.data import DataError, Segment
-from drill.language_modeling.dynamic_evaluation import dynamic_perplexity, dynamic_search
-from drill.language_modeling.gradient_statistics import (
+from drill.language_modeling.evaluation.dynamic_evaluation import dynamic_perplexity, dynamic_search
+from drill.language_modeling.evaluation.gradient_statistics import (
     GradientReader,
     StaleStatistics,
     Statistics,
@@ -20,7 +20,7 @@ from drill.language_modeling.gradient_statistics import (
     trained,
     weights_fingerprint,
 )
-from drill.language_modeling.perplexity import perplexity
+from drill.language_modeling.evaluation.perplexity import perplexity
 from drill.layers import TiedSoftmax
 from drill.models import AwdLstm
 from drill.models.language_model import LanguageModel
@@ -194,7 +194,7 @@ def test_file_is_read_again_only_for_the_same_weights_text_and_segments(tmp_path
 def test_file_is_read_again_only_in_the_same_precision(tmp_path, monkeypatch):
     model, path, now = language_model(), tmp_path / "statistics.safetensors", ["float32"]
     monkeypatch.setattr(
-        sys.modules["drill.language_modeling.gradient_statistics"],
+        sys.modules["drill.language_modeling.evaluation.gradient_statistics"],
         "current_precision",
         lambda _: now[0],
     )
@@ -272,7 +272,7 @@ def test_cuda_graphs_option_is_passed_on(monkeypatch):
 
     for module in ("gradient_statistics", "dynamic_evaluation"):
         monkeypatch.setattr(
-            sys.modules[f"drill.language_modeling.{module}"], "GradientReader", Reader
+            sys.modules[f"drill.language_modeling.evaluation.{module}"], "GradientReader", Reader
         )
     model, ids = language_model(), text(60)
     for cuda_graphs in (True, False):

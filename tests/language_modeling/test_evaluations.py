@@ -8,11 +8,11 @@ import torch
 from drill.errors import DrillError
 from drill.kernels.lstm.persistent import recurrence as lstm_persistent
 from drill.kernels.lstm.persistent.recurrence import Stalled
-from drill.language_modeling.cache_pointer import cache_perplexity, cache_search
-from drill.language_modeling.dynamic_evaluation import dynamic_perplexity, dynamic_search
+from drill.language_modeling.evaluation.cache_pointer import cache_perplexity, cache_search
+from drill.language_modeling.evaluation.dynamic_evaluation import dynamic_perplexity, dynamic_search
+from drill.language_modeling.evaluation.gradient_statistics import gradient_statistics
+from drill.language_modeling.evaluation.perplexity import perplexity, token_losses
 from drill.language_modeling.generation import generate
-from drill.language_modeling.gradient_statistics import gradient_statistics
-from drill.language_modeling.perplexity import perplexity, token_losses
 from drill.language_modeling.scoring import line_start, score
 from tests.language_modeling.models import bits, language_model, text
 from tests.language_modeling.words import VOCABULARY

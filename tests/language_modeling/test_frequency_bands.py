@@ -11,7 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drill.data import EOS, DataError, load_corpus
-from drill.language_modeling.frequency_bands import EDGES, Band, compare_bands, frequency_bands
+from drill.language_modeling.evaluation.frequency_bands import (
+    EDGES,
+    Band,
+    compare_bands,
+    frequency_bands,
+)
 
 # id:              0  1   2   3    4      5
 COUNTS = np.array([0, 1, 49, 50, 4999, 5000])

@@ -13,7 +13,7 @@ from drill.cli.app import app
 from drill.data import DataError, SubwordVocabulary, Vocabulary, load_vocabulary, read_corpus
 from drill.data.text.corpora import encode_text
 from drill.language_modeling.build import language_model
-from drill.language_modeling.frequency_bands import SUBWORD_EDGES
+from drill.language_modeling.evaluation.frequency_bands import SUBWORD_EDGES
 from drill.recipes.reader import recipe_names
 from drill.report.results.ledger import record
 from drill.training.device import meta_init

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from drill.data import DataError
-from drill.language_modeling.dynamic_evaluation import dynamic_perplexity, dynamic_search
-from drill.language_modeling.gradient_statistics import gradient_statistics
-from drill.language_modeling.grid_search import Cell, Search, grid
-from drill.language_modeling.perplexity import Perplexity
+from drill.language_modeling.evaluation.dynamic_evaluation import dynamic_perplexity, dynamic_search
+from drill.language_modeling.evaluation.gradient_statistics import gradient_statistics
+from drill.language_modeling.evaluation.grid_search import Cell, Search, grid
+from drill.language_modeling.evaluation.perplexity import Perplexity
 from tests.language_modeling.models import bits, language_model, text
 
 POINTS = [{"a": a, "b": b} for a in (0.1, 0.2) for b in (1.0, 3.0)]
@@ -166,7 +166,9 @@ def test_search_resumes_and_knows_what_its_cells_belong_to(tmp_path, monkeypatch
         evaluated.append(options["lr"])
         return dynamic_perplexity(*arguments, **options)
 
-    monkeypatch.setattr("drill.language_modeling.dynamic_evaluation.dynamic_perplexity", counted)
+    monkeypatch.setattr(
+        "drill.language_modeling.evaluation.dynamic_evaluation.dynamic_perplexity", counted
+    )
 
     def passes(statistics=statistics, **options):
         evaluated.clear()
@@ -183,7 +185,7 @@ def test_search_resumes_and_knows_what_its_cells_belong_to(tmp_path, monkeypatch
     assert passes(of_tf32) == 4
     with monkeypatch.context() as patch:
         patch.setattr(
-            "drill.language_modeling.dynamic_evaluation.current_precision",
+            "drill.language_modeling.evaluation.dynamic_evaluation.current_precision",
             lambda _: "tf32 in products",
         )
         assert passes() == 4

@@ -9,7 +9,7 @@ import torch
 from drill.data import UNK
 from drill.errors import DataError, SettingsError
 from drill.language_modeling.build import finetuning
-from drill.language_modeling.held_out import held_out_run, score_held_out
+from drill.language_modeling.evaluation.held_out import held_out_run, score_held_out
 from drill.language_modeling.run import LanguageModelRun, load_run
 from drill.layers.label_source import label_vectors
 from drill.tasks import train

@@ -7,7 +7,12 @@ import pytest
 import torch
 
 from drill.data import DataError, columns
-from drill.language_modeling.perplexity import TOKENS_PER_LOSS, Perplexity, perplexity, token_losses
+from drill.language_modeling.evaluation.perplexity import (
+    TOKENS_PER_LOSS,
+    Perplexity,
+    perplexity,
+    token_losses,
+)
 from drill.layers import StaleLabels
 from tests.language_modeling.models import every_layer, language_model, plain_losses, text
 from tests.layers.table import V

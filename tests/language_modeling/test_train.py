@@ -19,7 +19,7 @@ from drill.data import (
 )
 from drill.data.text.batches import rotated, rotations
 from drill.language_modeling import train as training
-from drill.language_modeling.perplexity import Perplexity, evaluated, perplexity
+from drill.language_modeling.evaluation.perplexity import Perplexity, evaluated, perplexity
 from drill.language_modeling.train import train
 from drill.models.language_model import LanguageModel
 from drill.training.optim import Asgd, NtAsgd, Sgd

@@ -13,7 +13,7 @@ from torch import nn
 from drill.data import columns
 from drill.errors import SettingsError
 from drill.language_modeling.build import dry_run
-from drill.language_modeling.perplexity import perplexity
+from drill.language_modeling.evaluation.perplexity import perplexity
 from drill.language_modeling.untie import untied
 from drill.layers import DeepResidual, FullSoftmax, MixtureOfSoftmaxes, TiedSoftmax
 from drill.models import HfEncoder

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from drill.errors import ReportError
-from drill.language_modeling.frequency_bands import Band, BandChange
+from drill.language_modeling.evaluation.frequency_bands import Band, BandChange
 from drill.report.analysis.word_accuracy import AccuracyBand
 from drill.report.tables.band_tables import (
     TextBands,

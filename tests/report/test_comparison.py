@@ -10,9 +10,9 @@ from drill import TiedSoftmax
 from drill.cli.demo import seen
 from drill.data import Ids, Vocabulary
 from drill.errors import SettingsError
-from drill.language_modeling.calibration import calibration
-from drill.language_modeling.frequency_bands import Band
-from drill.language_modeling.perplexity import token_losses
+from drill.language_modeling.evaluation.calibration import calibration
+from drill.language_modeling.evaluation.frequency_bands import Band
+from drill.language_modeling.evaluation.perplexity import token_losses
 from drill.models import AwdLstm
 from drill.models.language_model import LanguageModel
 from drill.report.analysis.comparison import Compared

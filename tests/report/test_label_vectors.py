@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from drill.language_modeling.calibration import calibration
+from drill.language_modeling.evaluation.calibration import calibration
 from drill.layers import OutputLayer
 from drill.report.analysis.label_vectors import (
     LabelVectors,

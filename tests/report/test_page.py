@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from drill.files import WriteError
-from drill.language_modeling.frequency_bands import Band, compare_bands, frequency_bands
+from drill.language_modeling.evaluation.frequency_bands import Band, compare_bands, frequency_bands
 from drill.report import (
     LedgerError,
     ReportError,

@@ -8,8 +8,8 @@ import re
 import numpy as np
 import pytest
 
-from drill.language_modeling.calibration import Calibration, ReliabilityBin
-from drill.language_modeling.frequency_bands import compare_bands, frequency_bands
+from drill.language_modeling.evaluation.calibration import Calibration, ReliabilityBin
+from drill.language_modeling.evaluation.frequency_bands import compare_bands, frequency_bands
 from drill.report import TextBands, write_report
 from drill.report.analysis.label_vectors import NormBand
 from drill.report.page.figures import Curve, epochs_figure, looks

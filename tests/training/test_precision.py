@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from drill.language_modeling.perplexity import perplexity
+from drill.language_modeling.evaluation.perplexity import perplexity
 from drill.training import precision
 from drill.training.precision import autocast_to, has_bfloat16_units, matmul_precision
 from tests.language_modeling.models import language_model, text

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from drill.language_modeling.perplexity import Perplexity
+from drill.language_modeling.evaluation.perplexity import Perplexity
 from drill.report.results.runs import read_run
 from drill.training.optim import AdamW, Asgd
 from drill.training.progress import epoch_line

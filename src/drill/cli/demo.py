@@ -16,7 +16,7 @@ from drill.cli.train import note_if_interrupted
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from drill.language_modeling.frequency_bands import Band
+    from drill.language_modeling.evaluation.frequency_bands import Band
     from drill.language_modeling.run import LanguageModelRun
     from drill.report import TextBands
 
@@ -165,7 +165,7 @@ def _comparison(
 
 def seen(band: "Band", rarest: int) -> str:
     """How often its words occur in training; words rarer than ``rarest`` are ``<unk>``."""
-    from drill.language_modeling.frequency_bands import band_label
+    from drill.language_modeling.evaluation.frequency_bands import band_label
 
     if band.low == 0:
         return "never seen"

@@ -123,7 +123,7 @@ def _score_held_out(
     run: "LanguageModelRun", splits: list[Split], as_json: bool, quiet: bool
 ) -> None:
     from drill.cli.display import Counter
-    from drill.language_modeling.held_out import held_out_run, score_held_out
+    from drill.language_modeling.evaluation.held_out import held_out_run, score_held_out
     from drill.training.precision import matmul_precision, resolve_precision
     from drill.training.run.folder import json_row
 

@@ -1,14 +1,14 @@
 """AWD-LSTM language models: train, perplexity, dynamic evaluation, cache pointer, generation."""
 
-from drill.language_modeling.cache_pointer import cache_perplexity, cache_search
-from drill.language_modeling.dynamic_evaluation import dynamic_perplexity, dynamic_search
-from drill.language_modeling.gradient_statistics import (
+from drill.language_modeling.evaluation.cache_pointer import cache_perplexity, cache_search
+from drill.language_modeling.evaluation.dynamic_evaluation import dynamic_perplexity, dynamic_search
+from drill.language_modeling.evaluation.gradient_statistics import (
     StaleStatistics,
     Statistics,
     gradient_statistics,
 )
-from drill.language_modeling.grid_search import Cell, Search
-from drill.language_modeling.perplexity import Perplexity, perplexity, token_losses
+from drill.language_modeling.evaluation.grid_search import Cell, Search
+from drill.language_modeling.evaluation.perplexity import Perplexity, perplexity, token_losses
 from drill.language_modeling.scoring import Scored, score
 
 __all__ = [

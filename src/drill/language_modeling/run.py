@@ -22,10 +22,10 @@ from drill.data import (
 )
 from drill.errors import CheckpointError, RunFolderError, SettingsError
 from drill.language_modeling.build import described, dry_run, encoded_text, language_model
-from drill.language_modeling.calibration import Calibration, calibration
+from drill.language_modeling.evaluation.calibration import Calibration, calibration
+from drill.language_modeling.evaluation.perplexity import Perplexity, Text, perplexity, token_losses
 from drill.language_modeling.generation import generate
 from drill.language_modeling.new_words import with_words
-from drill.language_modeling.perplexity import Perplexity, Text, perplexity, token_losses
 from drill.language_modeling.scoring import Scored, score
 from drill.language_modeling.step import capture_blocker, kernel_summary
 from drill.language_modeling.train import text_checksum, train

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from drill.data import SequenceLengths
-from drill.language_modeling.perplexity import Perplexity
+from drill.language_modeling.evaluation.perplexity import Perplexity
 from drill.models.encoder import State
 from drill.training.distributed import World
 from drill.training.state import TrainingState

@@ -18,8 +18,8 @@ from torch import Tensor
 from drill.data import Ids, Segment, Vocabulary, columns, sequence_lengths, training_segments
 from drill.data.text.batches import rotated, rotations
 from drill.errors import DataError, check_value
-from drill.language_modeling.frequency_bands import vocabulary_bands
-from drill.language_modeling.perplexity import Perplexity, evaluated, predicted_bytes
+from drill.language_modeling.evaluation.frequency_bands import vocabulary_bands
+from drill.language_modeling.evaluation.perplexity import Perplexity, evaluated, predicted_bytes
 from drill.language_modeling.state import LanguageModelState
 from drill.language_modeling.step import RecordedSteps, Steps, capture_blocker
 from drill.language_modeling.untie import untied

@@ -7,7 +7,7 @@ the tied layer this is "tie, then untie"; over a deep residual layer it folds th
 import torch
 
 from drill.layers import FullSoftmax, MatrixLayer, OutputLayer
-from drill.layers.deep_residual import input_encoder
+from drill.models.encoder import input_encoder
 
 
 def check_untie(layer: OutputLayer) -> None:

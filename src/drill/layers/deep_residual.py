@@ -15,8 +15,7 @@ Options beyond the paper, each of which may be combined with the others:
     apply_to      input words are rows of E^(depth) too, or they alone
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, cast, get_args
 
 import torch
@@ -29,7 +28,7 @@ from drill.kernels.label_encoder.encode_labels import (
     resolve_encoder,
 )
 from drill.kernels.runtime.dispatch import compute_dtype
-from drill.layers.base import MatrixLayer, OutputLayer, resize_entries
+from drill.layers.base import MatrixLayer, resize_entries
 from drill.layers.checks import at_least_zero, one_of, positive, same_width, switch
 from drill.layers.label_cache import LabelCache
 from drill.layers.label_map import LabelMap, MapOptions
@@ -41,7 +40,6 @@ from drill.layers.label_source import (
     label_width,
     placement,
 )
-from drill.layers.wrappers.base import WrappingLayer
 
 SIDES = ("output", "input", "both")
 GATES = ("none", "scalar", "label")
@@ -237,22 +235,3 @@ class DeepResidual(MatrixLayer):
             f"residual_between={self.residual_between}, gate={self.gate!r}, "
             f"center={self.center}, apply_to={self.apply_to!r}, impl={self.impl!r}"
         )
-
-
-def input_encoder(layer: OutputLayer) -> DeepResidual | None:
-    """The label encoder that embeds the input words, too; None if they are rows of E."""
-    matrix = layer.layer if isinstance(layer, WrappingLayer) else layer
-    encodes = isinstance(matrix, DeepResidual) and matrix.apply_to != "output"
-    return cast(DeepResidual, matrix) if encodes else None
-
-
-@contextmanager
-def single_encoding(layer: OutputLayer) -> Iterator[None]:
-    """Inside, which is one loss, input words and labels read one encoding with one dropout mask."""
-    inputs = input_encoder(layer)
-    if inputs is None or inputs._inputs.block is not None:  # one of shared_labels
-        yield
-        return
-    encoded = inputs.input_weight
-    with inputs._inputs.inside(inputs, lambda: encoded):
-        yield

@@ -8,14 +8,15 @@ T time steps, B sequences, d_h the width that the output layer reads.
 import abc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor, nn
 
 from drill.layers.base import OutputLayer
 from drill.layers.checks import restored_modes
-from drill.layers.deep_residual import input_encoder
+from drill.layers.deep_residual import DeepResidual
 from drill.layers.label_source import LabelSource
+from drill.layers.wrappers.base import WrappingLayer
 
 State = tuple[tuple[Tensor, ...], ...]
 """The recurrent state that one batch passes to the next: the tensors of each layer."""
@@ -84,7 +85,26 @@ class Encoder(nn.Module, abc.ABC):
         return tuple(tuple(tensor.detach() for tensor in layer) for layer in state)
 
 
-def embed_inputs(model: str, encoder: Any, embedding: object, layer: OutputLayer) -> None:
+def input_encoder(layer: OutputLayer) -> DeepResidual | None:
+    """The label encoder that embeds the input words, too; None if they are rows of E."""
+    matrix = layer.layer if isinstance(layer, WrappingLayer) else layer
+    encodes = isinstance(matrix, DeepResidual) and matrix.apply_to != "output"
+    return cast(DeepResidual, matrix) if encodes else None
+
+
+@contextmanager
+def single_encoding(layer: OutputLayer) -> Iterator[None]:
+    """Inside, which is one loss, input words and labels read one encoding with one dropout mask."""
+    inputs = input_encoder(layer)
+    if inputs is None or inputs._inputs.block is not None:  # one of shared_labels
+        yield
+        return
+    encoded = inputs.input_weight
+    with inputs._inputs.inside(inputs, lambda: encoded):
+        yield
+
+
+def embed_with_layer(model: str, encoder: Any, embedding: object, layer: OutputLayer) -> None:
     """Let the layer embed the input words if it encodes them: sets ``encoder.embed_with``."""
     inputs = input_encoder(layer)
     if inputs is not None:

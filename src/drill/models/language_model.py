@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from drill.layers.base import OutputLayer
 from drill.layers.checks import restored_modes
-from drill.layers.deep_residual import single_encoding
 from drill.layers.label_source import label_vectors
-from drill.models.encoder import Encoded, Encoder, State, embed_inputs
+from drill.models.encoder import Encoded, Encoder, State, embed_with_layer, single_encoding
 from drill.models.past_decode import PastDecode
 
 
@@ -48,7 +47,7 @@ class LanguageModel(nn.Module):
                 f"output_size={layer.hidden_size}, or the layer with "
                 f"hidden_size={encoder.output_size}"
             )
-        embed_inputs("LanguageModel", encoder, encoder.embedding, layer)
+        embed_with_layer("LanguageModel", encoder, encoder.embedding, layer)
         self.encoder = encoder
         self.layer = layer
         self.past_decode = past_decode

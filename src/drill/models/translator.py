@@ -5,8 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from drill.layers.base import OutputLayer
-from drill.layers.deep_residual import single_encoding
-from drill.models.encoder import embed_inputs
+from drill.models.encoder import embed_with_layer, single_encoding
 from drill.models.transformer.transformer import Transformer
 
 
@@ -40,7 +39,7 @@ class Translator(nn.Module):
                 f"Translator: the target embedding has {words} rows, but the layer "
                 f"{layer.vocabulary_size} labels; both need the same vocabulary"
             )
-        embed_inputs("Translator", transformer, transformer.target_embedding, layer)
+        embed_with_layer("Translator", transformer, transformer.target_embedding, layer)
         self.transformer = transformer
         self.layer = layer
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from drill.data import BEGIN, END, EOS, UNK, Subwords, SubwordVocabulary
 from drill.errors import DataError, DrillError, SettingsError
-from drill.language_modeling.frequency_bands import default_edges, frequency_bands
+from drill.language_modeling.evaluation.frequency_bands import default_edges, frequency_bands
 from drill.language_modeling.generation import generate
 from drill.language_modeling.new_words import why_no_words
 from drill.language_modeling.run import LanguageModelRun

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import mean
 
-from drill.language_modeling.frequency_bands import Band
+from drill.language_modeling.evaluation.frequency_bands import Band
 from drill.report.results.evaluations import ADAPTIVE
 from drill.report.results.ledger import Row
 from drill.report.results.paper import PAPER

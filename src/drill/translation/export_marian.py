@@ -23,9 +23,9 @@ from drill.files import atomic_write
 from drill.layers import MatrixLayer, NotFoldable
 from drill.layers.base import OutputLayer
 from drill.layers.checks import positive
-from drill.layers.deep_residual import input_encoder
 from drill.layers.label_cache import evaluated
 from drill.layers.wrappers.sampled import foldable
+from drill.models.encoder import input_encoder
 from drill.models.transformer.blocks import DecoderBlock, EncoderBlock
 from drill.models.transformer.inputs import sinusoids
 from drill.models.transformer.transformer import Transformer

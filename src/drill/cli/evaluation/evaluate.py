@@ -160,7 +160,7 @@ def dynamic(
     al. 2018). Results are appended to RUN/evaluations.jsonl.
     """
     from drill.cli.evaluation.language_model import Evaluation, dynamic_rows
-    from drill.language_modeling.dynamic_evaluation import check_dynamic_settings
+    from drill.language_modeling.evaluation.dynamic_evaluation import check_dynamic_settings
 
     _check_one_text(split, text, "--text")
     _check_tuned(given(context), "lr", "decay")
@@ -213,7 +213,7 @@ def cache(
     Results are appended to RUN/evaluations.jsonl.
     """
     from drill.cli.evaluation.language_model import Evaluation, cache_rows
-    from drill.language_modeling.cache_pointer import check_cache_settings
+    from drill.language_modeling.evaluation.cache_pointer import check_cache_settings
 
     _check_one_text(split, text, "--text")
     _check_tuned(given(context), "theta", "lambda_")

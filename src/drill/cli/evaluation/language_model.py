@@ -28,15 +28,19 @@ from drill.data import EOS, UNK
 from drill.data.text.corpora import encode_text, read_own_text
 from drill.errors import SettingsError
 from drill.files import digest, write_output
-from drill.language_modeling.cache_pointer import cache_perplexity, cache_search
-from drill.language_modeling.dynamic_evaluation import dynamic_perplexity, dynamic_search
-from drill.language_modeling.frequency_bands import Band, excluded_words, vocabulary_bands
-from drill.language_modeling.gradient_statistics import (
+from drill.language_modeling.evaluation.cache_pointer import cache_perplexity, cache_search
+from drill.language_modeling.evaluation.dynamic_evaluation import dynamic_perplexity, dynamic_search
+from drill.language_modeling.evaluation.frequency_bands import (
+    Band,
+    excluded_words,
+    vocabulary_bands,
+)
+from drill.language_modeling.evaluation.gradient_statistics import (
     COLUMNS,
     gradient_statistics,
     statistics_columns,
 )
-from drill.language_modeling.perplexity import (
+from drill.language_modeling.evaluation.perplexity import (
     Perplexity,
     evaluated,
     reading_order,

@@ -14,8 +14,8 @@ from drill.data.parallel.dataset import target_counts
 from drill.data.parallel.parallel_text import read_lines
 from drill.data.parallel.word_tokenizer import LANGUAGES
 from drill.errors import RunFolderError, SettingsError
-from drill.language_modeling.calibration import Calibration
-from drill.language_modeling.frequency_bands import (
+from drill.language_modeling.evaluation.calibration import Calibration
+from drill.language_modeling.evaluation.frequency_bands import (
     compare_bands,
     default_edges,
     excluded_words,

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from drill.language_modeling.frequency_bands import EDGES, CountRange, band_ends
+from drill.language_modeling.evaluation.frequency_bands import EDGES, CountRange, band_ends
 from drill.layers import LabelSource, MatrixLayer, OutputLayer, label_source
 from drill.layers.wrappers.base import WrappingLayer
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from drill.language_modeling.perplexity import Progress, Text, hidden_states, laid_out
+from drill.language_modeling.evaluation.perplexity import Progress, Text, hidden_states, laid_out
 from drill.layers.base import MatrixLayer
 from drill.models.language_model import LanguageModel
 from drill.training.precision import evaluating

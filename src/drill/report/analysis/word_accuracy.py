@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from drill.data import DataError, Subwords
 from drill.data.parallel.word_tokenizer import words
-from drill.language_modeling.frequency_bands import CountRange, band_ends
+from drill.language_modeling.evaluation.frequency_bands import CountRange, band_ends
 
 WORD_EDGES = (1, 2, 5, 10, 100, 1000)
 """Training counts at which bands begin; most words of a text are rare."""

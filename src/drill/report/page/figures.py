@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from drill.language_modeling.calibration import Calibration
-from drill.language_modeling.frequency_bands import Band, BandChange, CountRange
+from drill.language_modeling.evaluation.calibration import Calibration
+from drill.language_modeling.evaluation.frequency_bands import Band, BandChange, CountRange
 from drill.report.analysis.label_vectors import NormBand
 from drill.report.results.ledger import Row
 from drill.report.results.runs import RunSummary

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from drill.errors import ReportError
-from drill.language_modeling.calibration import Calibration
-from drill.language_modeling.frequency_bands import FEW, SURE, Band, BandChange
+from drill.language_modeling.evaluation.calibration import Calibration
+from drill.language_modeling.evaluation.frequency_bands import FEW, SURE, Band, BandChange
 from drill.report.analysis.label_vectors import Neighbour, Neighbours, NormBand
 from drill.report.analysis.word_accuracy import AccuracyBand
 from drill.report.tables import number_format as numbers

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from drill.data import evaluation_segments
 from drill.kernels.lstm.persistent.recurrence import check_stall
-from drill.language_modeling.gradient_statistics import (
+from drill.language_modeling.evaluation.gradient_statistics import (
     GradientReader,
     Statistics,
     text_fingerprint,
     trained,
 )
-from drill.language_modeling.grid_search import Cell, Search, Settings, grid
-from drill.language_modeling.perplexity import Perplexity, Progress, Text, one_column
+from drill.language_modeling.evaluation.grid_search import Cell, Search, Settings, grid
+from drill.language_modeling.evaluation.perplexity import Perplexity, Progress, Text, one_column
 from drill.models.language_model import LanguageModel
 from drill.training.precision import current_precision
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from drill.language_modeling.perplexity import Progress, Text, hidden_states, laid_out
+from drill.language_modeling.evaluation.perplexity import Progress, Text, hidden_states, laid_out
 from drill.models.language_model import LanguageModel
 from drill.training.precision import autocast_to, evaluating
 

@@ -18,7 +18,7 @@ from torch.autograd.graph import increment_version
 from drill.data import DataError, Segment, evaluation_segments
 from drill.files import atomic_write
 from drill.kernels.lstm.persistent.recurrence import check_stall
-from drill.language_modeling.perplexity import Progress, Text, laid_out
+from drill.language_modeling.evaluation.perplexity import Progress, Text, laid_out
 from drill.models.language_model import LanguageModel
 from drill.training.cuda_graphs import GraphRecorder
 from drill.training.precision import current_precision

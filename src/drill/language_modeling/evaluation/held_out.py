@@ -13,8 +13,8 @@ from torch import Tensor
 
 from drill.data import UNK
 from drill.errors import DataError, SettingsError
+from drill.language_modeling.evaluation.perplexity import Perplexity, Text, hidden_states, laid_out
 from drill.language_modeling.new_words import extended
-from drill.language_modeling.perplexity import Perplexity, Text, hidden_states, laid_out
 from drill.language_modeling.run import LanguageModelRun
 from drill.models.language_model import LanguageModel
 from drill.training.precision import autocast_to, evaluating

@@ -9,7 +9,7 @@ from typing import Any
 
 from drill.data import DataError
 from drill.files import atomic_write, read_bytes
-from drill.language_modeling.perplexity import Perplexity, Progress
+from drill.language_modeling.evaluation.perplexity import Perplexity, Progress
 
 Settings = Mapping[str, float]
 

@@ -13,8 +13,14 @@ import torch
 from torch import Tensor
 
 from drill.data import evaluation_segments, inputs_and_targets
-from drill.language_modeling.grid_search import Cell, Search
-from drill.language_modeling.perplexity import Perplexity, Progress, Text, check_nan, one_column
+from drill.language_modeling.evaluation.grid_search import Cell, Search
+from drill.language_modeling.evaluation.perplexity import (
+    Perplexity,
+    Progress,
+    Text,
+    check_nan,
+    one_column,
+)
 from drill.models.language_model import LanguageModel
 from drill.training.precision import autocast_to, evaluating
 

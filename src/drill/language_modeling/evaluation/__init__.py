@@ -1,0 +1,1 @@
+"""Judging a trained language model: perplexity, dynamic evaluation, cache, calibration."""
