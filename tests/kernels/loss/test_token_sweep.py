@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from drill.kernels.loss import chunked
-from drill.kernels.loss import token_sweep as nll_rows
+from drill.kernels.loss import chunked, token_sweep
 from drill.kernels.loss.chunk_plan import Settings
 from drill.kernels.loss.nll import nll
 from tests.kernels.label_encoder.products import Products
@@ -27,8 +26,8 @@ CHUNKED = ENGINES["chunked"][0]
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """Seven tokens a block, the last one ragged."""
-    monkeypatch.setattr(nll_rows, "BLOCK_ELEMENTS", 7 * V)
-    monkeypatch.setattr(nll_rows, "FEWEST_ROWS", 3)
+    monkeypatch.setattr(token_sweep, "BLOCK_ELEMENTS", 7 * V)
+    monkeypatch.setattr(token_sweep, "FEWEST_ROWS", 3)
 
 
 CASES = {
@@ -78,7 +77,7 @@ def test_gradients_are_those_of_finite_differences(reduction, smoothing, bias):
 @pytest.mark.parametrize("size", CHUNKED.sizes, ids=str)
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_several_blocks_are_as_exact_as_plain_pytorch(size, smoothing, monkeypatch):
-    monkeypatch.setattr(nll_rows, "BLOCK_ELEMENTS", max(3, size[0] // 3) * size[1])
+    monkeypatch.setattr(token_sweep, "BLOCK_ELEMENTS", max(3, size[0] // 3) * size[1])
     no_worse_than_eager(problem(*size), CHUNKED, torch.float32, label_smoothing=smoothing)
 
 
@@ -153,7 +152,7 @@ def test_only_the_products_that_are_asked_for_are_made(wanted):
 def gpu_sweep(monkeypatch):
     """The sweep of a GPU on any device, a third of the tokens at once."""
     monkeypatch.setattr(chunked, "rows_at_once", lambda _, hidden, *__: -(-len(hidden) // 3))
-    monkeypatch.setattr(nll_rows, "_cpu_sweep", nll_rows._gpu_sweep)
+    monkeypatch.setattr(token_sweep, "_cpu_block", token_sweep._gpu_block)
 
 
 # Triton's interpreter computes with numpy, which warns of what a GPU does in silence.
@@ -193,5 +192,5 @@ def test_blocks_on_a_gpu_fill_the_memory(changed, rows):
     hidden, weight = (torch.empty(n, 640, device="meta") for n in (2**15, 128_000))
     given = {"dtype": torch.bfloat16, "engine": "triton", "memory": 2**30} | changed
     reduction = given.pop("reduction", "mean")
-    found = nll_rows.rows_at_once(reduction, hidden, weight, Settings(-100, 0.0, **given))
+    found = token_sweep.rows_at_once(reduction, hidden, weight, Settings(-100, 0.0, **given))
     assert found == rows

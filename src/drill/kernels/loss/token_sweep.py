@@ -104,7 +104,7 @@ class Swept(NamedTuple):
     bias: Tensor | None  # (V,)
 
 
-def _cpu_sweep(
+def _sweep(
     reduction: str,
     hidden: Tensor,  # (N, k)
     weight: Tensor,  # (V, k)
@@ -114,94 +114,97 @@ def _cpu_sweep(
     rows: int,
     wanted: tuple[bool, bool, bool],
 ) -> Swept:
-    labels, smoothing = weight.shape[0], settings.smoothing
-    counted = targets != settings.ignore_index
-    share = counted.to(hidden.dtype)  # (N,), of each token in the loss
-    if reduction == "mean":
-        share /= share.sum().clamp(min=1)
-    b = None if bias is None else bias.to(hidden.dtype)
-    for_hidden, for_weight, for_bias = wanted
-    hidden_grad = torch.empty_like(hidden, memory_format=_ROWS_FIRST) if for_hidden else None
-    weight_grad = torch.empty_like(weight, memory_format=_ROWS_FIRST) if for_weight else None
-    bias_grad = weight.new_zeros(labels) if for_bias else None
-    losses = torch.empty_like(share)
-    block = hidden.new_empty(rows, labels)
-    for top in range(0, hidden.shape[0], rows):
-        here = slice(top, top + rows)
-        h = hidden[here]  # (R, k)
-        logits = block[: len(h)]
-        torch.mm(h, weight.t(), out=logits)
-        if b is not None:
-            logits.add_(b)  # faster than addmm, which first writes the bias into every row
-        column, known = (x[:, None] for x in target_column(targets[here], 0, labels))
-        hit = logits.gather(1, column)  # (R, 1), as all that is known of a token
-        if smoothing:
-            hit = (1 - smoothing) * hit + smoothing * logits.mean(1, keepdim=True)
-        peak = logits.amax(1, keepdim=True)
-        peak = torch.where(peak == -torch.inf, 0, peak)  # -inf - -inf would be NaN
-        mass = logits.sub_(peak).exp_().sum(1, keepdim=True)
-        losses[here] = torch.where(known, mass.log() + peak - hit, torch.nan)[:, 0]
-        # From here on logits are m times their gradients.
-        if smoothing:
-            logits.sub_(mass * (smoothing / labels))
-        logits.scatter_add_(1, column, torch.where(known, mass * (smoothing - 1), 0))
-        factor = share[here, None] / mass
-        if bias_grad is not None:
-            bias_grad.addmv_(logits.t(), factor[:, 0])
-        if hidden_grad is not None:
-            torch.mm(logits, weight, out=hidden_grad[here]).mul_(factor)
-        if weight_grad is not None:
-            torch.addmm(weight_grad, logits.t(), h * factor, beta=float(top > 0), out=weight_grad)
-    loss = torch.where(counted, losses * share, 0).sum()
-    if bias_grad is not None and bias is not None:
-        bias_grad = bias_grad.to(bias.dtype)
-    return Swept(loss, hidden_grad, weight_grad, bias_grad)
-
-
-def _gpu_sweep(
-    reduction: str,
-    hidden: Tensor,  # (N, k)
-    weight: Tensor,  # (V, k)
-    bias: Tensor | None,  # (V,)
-    targets: Tensor,  # (N,)
-    settings: Settings,
-    rows: int,
-    wanted: tuple[bool, bool, bool],
-) -> Swept:
-    ignore_index, smoothing, dtype, engine, _ = settings
-    passes, exact = engine_named(engine), torch.promote_types(dtype, torch.float32)
+    dtype, exact = settings.dtype, torch.promote_types(settings.dtype, torch.float32)
     labels, w = weight.shape[0], padded_weight(weight, dtype)
+    counted = targets != settings.ignore_index
     share = torch.ones((), dtype=exact, device=hidden.device)  # of a token in the loss
     if reduction == "mean":
-        share /= (targets != ignore_index).sum().clamp(min=1)
+        share /= counted.sum().clamp(min=1)
     for_hidden, for_weight, for_bias = wanted
     hidden_grad = torch.empty_like(hidden, memory_format=_ROWS_FIRST) if for_hidden else None
     weight_grad = weight.new_empty(w.shape, dtype=exact) if for_weight else None
     bias_grad = weight.new_zeros(labels, dtype=exact) if for_bias else None
-    loss = torch.zeros_like(share)
+    losses = hidden.new_empty(targets.shape, dtype=exact)
+    differentiate = _cpu_block if hidden.device.type == "cpu" else _gpu_block
     block = hidden.new_empty(rows, w.shape[0], dtype=dtype)
     for top in range(0, hidden.shape[0], rows):
         here = slice(top, top + rows)
-        h, y = hidden[here].to(dtype), targets[here]
+        h = hidden[here].to(dtype)  # (R, k)
         logits = block[: len(h)]
         torch.mm(h, w.t(), out=logits)
         own = logits[:, :labels]
-        losses, lse = passes.whole(own, bias, y, ignore_index, smoothing)
-        loss += losses.sum()
-        summed = passes.differentiate(
-            own, bias, y, 0, lse, share.expand(len(h)), ignore_index, smoothing, labels, for_bias
-        )
-        if bias_grad is not None and summed is not None:
-            bias_grad += summed
+        losses[here], factor = differentiate(own, bias, targets[here], share, settings, bias_grad)
         if hidden_grad is not None:
             add_product(hidden_grad[here], logits, w, add=False)
+            if factor is not None:
+                hidden_grad[here] *= factor
         if weight_grad is not None:
-            add_product(weight_grad, logits.t(), h, add=top > 0)
+            add_product(weight_grad, logits.t(), h if factor is None else h * factor, add=top > 0)
     if weight_grad is not None:
         weight_grad = weight_grad[:labels].to(weight.dtype)
     if bias_grad is not None and bias is not None:
         bias_grad = bias_grad.to(bias.dtype)
-    return Swept(loss * share, hidden_grad, weight_grad, bias_grad)
+    loss = torch.where(counted, losses * share, 0).sum()
+    return Swept(loss, hidden_grad, weight_grad, bias_grad)
+
+
+def _gpu_block(
+    logits: Tensor,  # (R, V), become their gradients
+    bias: Tensor | None,  # (V,)
+    targets: Tensor,  # (R,)
+    share: Tensor,  # ()
+    settings: Settings,
+    bias_grad: Tensor | None,  # (V,), added to
+) -> tuple[Tensor, None]:
+    """The losses (R,) and logits' gradients by the passes of ``chunked``."""
+    ignore_index, smoothing, _, engine, _ = settings
+    passes, (rows, labels) = engine_named(engine), logits.shape
+    losses, lse = passes.whole(logits, bias, targets, ignore_index, smoothing)
+    summed = passes.differentiate(
+        logits,
+        bias,
+        targets,
+        0,
+        lse,
+        share.expand(rows),
+        ignore_index,
+        smoothing,
+        labels,
+        bias_grad is not None,
+    )
+    if bias_grad is not None and summed is not None:
+        bias_grad += summed
+    return losses, None
+
+
+def _cpu_block(
+    logits: Tensor,  # (R, V), become their gradients times 1 / factor
+    bias: Tensor | None,  # (V,)
+    targets: Tensor,  # (R,)
+    share: Tensor,  # ()
+    settings: Settings,
+    bias_grad: Tensor | None,  # (V,), added to
+) -> tuple[Tensor, Tensor]:
+    """The losses (R,) and the factor share / m (R, 1), 0 for a token that is ignored."""
+    labels, smoothing = logits.shape[1], settings.smoothing
+    if bias is not None:
+        logits.add_(bias)  # faster than addmm, which first writes the bias into every row
+    column, known = (x[:, None] for x in target_column(targets, 0, labels))
+    hit = logits.gather(1, column)  # (R, 1), as all that is known of a token
+    if smoothing:
+        hit = (1 - smoothing) * hit + smoothing * logits.mean(1, keepdim=True)
+    peak = logits.amax(1, keepdim=True)
+    peak = torch.where(peak == -torch.inf, 0, peak)  # -inf - -inf would be NaN
+    mass = logits.sub_(peak).exp_().sum(1, keepdim=True)
+    losses = torch.where(known, mass.log() + peak - hit, torch.nan)[:, 0]
+    # From here on logits are m times their gradients.
+    if smoothing:
+        logits.sub_(mass * (smoothing / labels))
+    logits.scatter_add_(1, column, torch.where(known, mass * (smoothing - 1), 0))
+    factor = torch.where(targets == settings.ignore_index, 0, share)[:, None] / mass
+    if bias_grad is not None:
+        bias_grad.addmv_(logits.t(), factor[:, 0])
+    return losses, factor
 
 
 class _OneSweep(torch.autograd.Function):
@@ -217,8 +220,7 @@ class _OneSweep(torch.autograd.Function):
         rows: int,
     ) -> Tensor:
         ctx.how = (settings, rows, ctx.needs_input_grad[1:4])
-        ctx.sweep = _cpu_sweep if hidden.device.type == "cpu" else _gpu_sweep
-        loss, *ctx.made = ctx.sweep(reduction, hidden, weight, bias, targets, *ctx.how)
+        loss, *ctx.made = _sweep(reduction, hidden, weight, bias, targets, *ctx.how)
         ctx.save_for_backward(hidden, weight, bias, targets)
         ctx.reduction = reduction
         return loss
@@ -228,7 +230,7 @@ class _OneSweep(torch.autograd.Function):
         require_plain_backward("nll", grad, 'impl="reference"')
         made, ctx.made = ctx.made, None  # returned now; a second backward computes them again
         if made is None:
-            _, *made = ctx.sweep(ctx.reduction, *ctx.saved_tensors, *ctx.how)
+            _, *made = _sweep(ctx.reduction, *ctx.saved_tensors, *ctx.how)
         if grad.is_cuda or grad.item() != 1.0:  # a GPU multiplies sooner than it answers
             made = [None if each is None else each.mul_(grad) for each in made]
         return None, *made, None, None, None
