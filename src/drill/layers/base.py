@@ -12,7 +12,7 @@ Shape legend, used in every file of this folder:
 
 A layer whose logits are one matrix product is a :class:`MatrixLayer`: it defines ``labels`` and
 ``context``; the rest is here. Mixtures, sampled and adaptive softmax wrap such a layer:
-``wrapper.py``.
+``wrappers/``.
 """
 
 import abc
