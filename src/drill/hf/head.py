@@ -13,6 +13,7 @@ from drill.kernels.loss.checks import check_targets
 from drill.kernels.loss.nll import DEFAULT_MEMORY, nll
 from drill.layers.base import MatrixLayer
 from drill.layers.wrappers.base import blockwise_nll
+from drill.layers.wrappers.sampled import foldable
 
 IGNORED = -100  # the label of tokens without a loss, everywhere in transformers
 
@@ -27,6 +28,7 @@ class Head(nn.Module):
 
     captured: list[Tensor] | None = None
     """While this is a list, a call only adds its hidden states to it."""
+    resizing = False
 
     def __init__(self, layer: Any, shared: bool) -> None:
         super().__init__()
@@ -59,12 +61,16 @@ class Head(nn.Module):
     def weight(self) -> Tensor:
         """The encoded labels (V, k), for losses that read ``lm_head.weight``.
 
-        Such a loss is that of the layer only if the layer folds: a mixture has more than labels.
+        A layer that does not fold, such as a mixture, has none: the loss would be another one.
 
         Until accelerate has sharded the model for FSDP2 it is the embedding's Parameter: by that
-        identity accelerate sees that embedding and head must be in one group.
+        identity accelerate sees that embedding and head must be in one group. In a resize it is,
+        too: transformers only asks it for requires_grad.
         """
-        return self.matrix.label_weight if _awaits_sharding(self) else self.matrix.weight
+        if self.resizing or _awaits_sharding(self):
+            return self.matrix.label_weight
+        layer = foldable(self.layer)
+        return self.layer.weight if layer is None else layer.weight
 
     @property
     def bias(self) -> Tensor | None:

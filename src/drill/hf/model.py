@@ -148,7 +148,14 @@ class AttachedModel(Stock):
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
         head = self.get_output_embeddings()
         trained = {parameter: parameter.requires_grad for parameter in head.parameters()}
-        embedding = super().resize_token_embeddings(*args, **kwargs)
+        heads = self.heads()
+        for each in heads:
+            each.resizing = True
+        try:
+            embedding = super().resize_token_embeddings(*args, **kwargs)
+        finally:
+            for each in heads:
+                each.resizing = False
         for parameter, requires_grad in trained.items():
             parameter.requires_grad_(requires_grad)  # stock code sets them all alike
         head.share(self.get_submodule(self.label_embedding))
