@@ -66,7 +66,7 @@ def test_each_text_has_its_own_bands(drill, place):
     found = Compared()
     for name in ("tiny", "odd-1", "odd-2"):
         found.add(name, load_run(f"runs/{name}", device="cpu"))
-    tiny, odd = found.texts()
+    tiny, odd = found.texts
     assert (tiny.models, odd.models) == (["tiny"], ["odd-1", "odd-2"])
     assert odd.left_out == ("<eos>", "<unk>")
     assert sum(band.tokens for band in odd.losses["odd-1"]) == 150 - 20  # no first token

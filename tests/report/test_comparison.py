@@ -42,7 +42,7 @@ def test_unk_is_a_word_of_a_closed_corpus_alone(corpus, left_out):
     vocabulary = Vocabulary.over_splits(LINES)
     for name in ("tied", "drill"):
         found.add(name, run(corpus, vocabulary, LINES))
-    (text,) = found.texts()
+    (text,) = found.texts
     assert list(text.left_out) == left_out
     tokens = sum(band.tokens for band in text.losses["tied"])
     inside = TOKENS - ENDS - (UNKNOWN if "<unk>" in left_out else 0)
@@ -59,7 +59,7 @@ def test_texts_of_equally_many_words_are_not_one_text():
     other = [" ".join(swapped.get(word, word) for word in line.split()) for line in LINES]
     found.add("one", run("own", vocabulary, LINES))
     found.add("other", run("own", Vocabulary.from_training(other), other))
-    one, other = found.texts()
+    one, other = found.texts
     assert (one.models, other.models) == (["one"], ["other"])
     assert [b.tokens for b in one.losses["one"]] == [b.tokens for b in other.losses["other"]]
 
@@ -68,7 +68,7 @@ def test_nearest_labels_are_those_of_given_words():
     vocabulary = Vocabulary.from_training(LINES)
     found = Compared(words=["lamp", "a"])
     found.add("tied", run("own", vocabulary, LINES))
-    assert [each.label for each in found.texts()[0].nearest["tied"]] == ["lamp", "a"]
+    assert [each.label for each in found.texts[0].nearest["tied"]] == ["lamp", "a"]
     with pytest.raises(SettingsError, match="zebra"):
         Compared(words=["zebra"]).add("tied", run("own", vocabulary, LINES))
 
@@ -79,7 +79,7 @@ def test_a_short_text_is_read_in_fewer_columns(lines):
     vocabulary = Vocabulary.from_training(LINES)
     for name in ("tied", "drill"):
         found.add(name, run("own", vocabulary, lines))
-    (text,) = found.texts()
+    (text,) = found.texts
     assert list(text.changes) == ["drill"]
 
 

@@ -265,13 +265,6 @@ def test_benchmark_rows_are_skipped(name):
     assert read(ROOT / "results" / f"{name}.jsonl") == []
 
 
-def test_runs_are_not_recorded_among_benchmarks(tmp_path):
-    path = tmp_path / "cpu.jsonl"
-    path.write_text((ROOT / "results/cpu.jsonl").read_text())
-    with pytest.raises(LedgerError, match="benchmarks"):
-        record(write_run(tmp_path / "a", seed=1), path)
-
-
 # -- writing --------------------------------------------------------------------------------------
 
 

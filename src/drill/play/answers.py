@@ -24,7 +24,7 @@ from drill.language_modeling.scoring import line_start, read_as_unknown, score
 from drill.layers import LabelSource, OutputLayer
 from drill.models.encoder import State
 from drill.report.analysis.label_vectors import label_vectors, nearest_labels
-from drill.report.page.figures import COLOURS, Look
+from drill.report.page.figures import COLOURS, css_classes
 from drill.report.page.page import corpus_of
 from drill.report.results.runs import distinct_names, is_run, read_run
 from drill.training.precision import evaluating
@@ -375,7 +375,7 @@ def curves(folders: Iterable[Path], given: Sequence[Path] = ()) -> Answer:
         runs.append(
             {
                 "name": names[path],
-                "look": Look(n, n // COLOURS).classes,
+                "look": css_classes(n, n // COLOURS),
                 "layer": run.layer,
                 "finished": run.test is not None or run.bleu is not None,
                 "points": points,

@@ -59,7 +59,7 @@ def analyse(
     for name in found.without_labels:
         note(f"{name}: its output layer has no label matrix, so no norms and no nearest labels")
     if not as_json:
-        for text in found.texts():
+        for text in found.texts:
             typer.echo(bands_table(text).markdown())
             if text.changes:
                 typer.echo(changes_table(text).markdown())
@@ -81,7 +81,7 @@ def analyse(
                     progress=progress,
                 )
     if as_json:
-        for text in found.texts():
+        for text in found.texts:
             for name, bands in text.losses.items():
                 calibration = text.calibration[name]
                 row: dict[str, Any] = {

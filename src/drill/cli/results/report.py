@@ -93,7 +93,7 @@ def report(
         folders,
         out,
         ledgers=ledger or [],
-        texts=found.texts(),
+        texts=found.texts,
         accuracy=accuracy,
         samples=found.samples,
         title=title,

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from drill.data.parallel.dataset import target_counts
 from drill.data.parallel.parallel_text import read_lines
 from drill.data.parallel.word_tokenizer import LANGUAGES
 from drill.errors import RunFolderError, SettingsError
-from drill.language_modeling.evaluation.calibration import Calibration
 from drill.language_modeling.evaluation.frequency_bands import (
     compare_bands,
     default_edges,
@@ -24,8 +22,6 @@ from drill.language_modeling.evaluation.frequency_bands import (
 from drill.language_modeling.generation import generate
 from drill.language_modeling.run import LanguageModelRun
 from drill.report.analysis.label_vectors import (
-    Neighbours,
-    NormBand,
     label_norms,
     label_vectors,
     nearest_labels,
@@ -54,6 +50,7 @@ class Compared:
 
     Args:
         edges: training counts at which bands begin; by the vocabulary by default.
+        prompts: that samples begin with.
         words: whose nearest labels are listed; one of each band by default.
     """
 
@@ -66,105 +63,69 @@ class Compared:
         self.edges = edges
         self.prompts = prompts
         self.words = words
+        self.texts: list[TextBands] = []  # runs that have read the same text are in one
         self.without_labels: list[str] = []  # runs whose layer has no label matrix
         self.samples: dict[str, list[str]] = {}
-        self._texts: list[_Text] = []
+        self._first: list[tuple[Vocabulary, Tensor, Tensor]] = []
+        """For each text: vocabulary, targets (N,), and their losses (N,) by the first run."""
 
     def add(self, name: str, run: LanguageModelRun, bands: bool = True, samples: int = 0) -> None:
         if bands:
-            size = max(1, min(BATCH, len(run.ids.test) // 2))  # the same for all runs on a text
-            targets = columns(run.ids.test, size)[1:].t().flatten()
-            left_out = excluded_words(run.vocabulary, run.settings.data["corpus"])
-            text = self._text(run.vocabulary, targets, left_out)
-            self._add_labels(name, run, text)  # first: an unknown word is an error
-            text.losses[name] = run.token_losses(run.ids.test, batch_size=size)
-            text.calibration[name] = run.calibration(run.ids.test, batch_size=size)
+            self._add_bands(name, run)
         if samples:
-            self.samples[name] = [
-                self._sample(run, self.prompts[i % len(self.prompts)], seed=i)
-                for i in range(samples)
-            ]
+            prompts = (self.prompts[i % len(self.prompts)] for i in range(samples))
+            self.samples[name] = [_sample(run, prompt, i) for i, prompt in enumerate(prompts)]
 
-    def texts(self) -> list[TextBands]:
-        """The bands of every text, and each run against the first one that has read it."""
-        return [text.bands(self.edges) for text in self._texts]
-
-    def _text(self, vocabulary: Vocabulary, targets: Tensor, left_out: tuple[str, ...]) -> "_Text":
-        """The text of an earlier run with the same words, or a new one."""
-        for text in self._texts:
-            same = text.vocabulary == vocabulary and text.left_out == left_out
-            if same and torch.equal(text.targets, targets):
-                return text
-        self._texts.append(_Text(vocabulary, targets, left_out))
-        return self._texts[-1]
-
-    def _add_labels(self, name: str, run: LanguageModelRun, text: "_Text") -> None:
+    def _add_bands(self, name: str, run: LanguageModelRun) -> None:
+        vocabulary, ids = run.vocabulary, run.ids.test
+        size = max(1, min(BATCH, len(ids) // 2))  # the same for all runs on a text
+        targets = columns(ids, size)[1:].t().flatten()  # as ``token_losses`` predicts them
+        left_out = excluded_words(vocabulary, run.settings.data["corpus"])
+        options: dict[str, Any] = {
+            "edges": self.edges or default_edges(vocabulary),
+            "exclude": [vocabulary.ids[word] for word in left_out],
+        }
+        labels = [_label(name, vocabulary, word) for word in self.words]
+        losses = run.token_losses(ids, batch_size=size)
+        text, base = self._text(vocabulary, targets, losses, left_out)
+        text.losses[name] = frequency_bands(losses, targets, vocabulary.counts, **options)
+        if base is not losses:
+            changes = compare_bands(base, losses, targets, vocabulary.counts, **options)
+            text.changes[name] = changes
+        if vocabulary.token_bytes is not None:
+            bits = math.log(2.0) * float(vocabulary.token_bytes[targets.numpy()].sum())
+            text.bits_per_byte[name] = float(losses.double().sum()) / bits
+        text.calibration[name] = run.calibration(ids, batch_size=size)
         vectors = label_vectors(run.model.encoder.embedding, run.model.layer)
         if vectors is None:
             self.without_labels.append(name)
             return
-        vocabulary, options = run.vocabulary, text.band_options(self.edges)
         text.norms[name] = label_norms(vectors, vocabulary.counts, **options)
-        labels = [_label(name, vocabulary, word) for word in self.words]
         text.nearest[name] = [
             nearest_labels(vectors, label, vocabulary.display, vocabulary.counts, top=NEAREST)
             for label in labels or typical_labels(vocabulary.counts, **options)
         ]
 
-    @staticmethod
-    def _sample(run: LanguageModelRun, prompt: str, seed: int) -> str:
-        """The line that begins with ``prompt``."""
-        pieces = generate(
-            run.model, run.vocabulary, prompt=prompt, tokens=40, temperature=0.8, seed=seed
-        )
-        text = prompt + "".join(pieces)
-        return text.split("\n")[0] if prompt else text
+    def _text(
+        self, vocabulary: Vocabulary, targets: Tensor, losses: Tensor, left_out: tuple[str, ...]
+    ) -> tuple[TextBands, Tensor]:
+        """The text of an earlier run with the same words, or a new one; losses of its first run."""
+        for text, (words, ids, first) in zip(self.texts, self._first, strict=True):
+            same = words == vocabulary and text.left_out == left_out
+            if same and torch.equal(ids, targets):
+                return text, first
+        self.texts.append(TextBands({}, left_out=left_out))
+        self._first.append((vocabulary, targets, losses))
+        return self.texts[-1], losses
 
 
-@dataclass
-class _Text:
-    """A text, and the losses of the runs that were evaluated on it.
-
-    targets  (N,) ids that ``token_losses`` predicts, in its order
-    losses   (N,) of each run; the others are as in ``TextBands``
-    """
-
-    vocabulary: Vocabulary
-    targets: Tensor
-    left_out: tuple[str, ...]
-    losses: dict[str, Tensor] = field(default_factory=dict)
-    calibration: dict[str, Calibration] = field(default_factory=dict)
-    norms: dict[str, list[NormBand]] = field(default_factory=dict)
-    nearest: dict[str, list[Neighbours]] = field(default_factory=dict)
-
-    def band_options(self, edges: Sequence[int] | None) -> dict[str, Any]:
-        exclude = [self.vocabulary.ids[word] for word in self.left_out]
-        return {"edges": edges or default_edges(self.vocabulary), "exclude": exclude}
-
-    def bands(self, edges: Sequence[int] | None) -> TextBands:
-        base, *others = self.losses
-        words = (self.targets, self.vocabulary.counts)
-        options = self.band_options(edges)
-        return TextBands(
-            {name: frequency_bands(x, *words, **options) for name, x in self.losses.items()},
-            {
-                name: compare_bands(self.losses[base], self.losses[name], *words, **options)
-                for name in others
-            },
-            self.left_out,
-            self._bits_per_byte(),
-            self.calibration,
-            self.norms,
-            self.nearest,
-        )
-
-    def _bits_per_byte(self) -> dict[str, float]:
-        """Of every run, where the vocabulary is of subwords."""
-        sizes = self.vocabulary.token_bytes
-        if sizes is None:
-            return {}
-        bits = math.log(2.0) * float(sizes[self.targets.numpy()].sum())
-        return {name: float(x.double().sum()) / bits for name, x in self.losses.items()}
+def _sample(run: LanguageModelRun, prompt: str, seed: int) -> str:
+    """The line that begins with ``prompt``."""
+    pieces = generate(
+        run.model, run.vocabulary, prompt=prompt, tokens=40, temperature=0.8, seed=seed
+    )
+    text = prompt + "".join(pieces)
+    return text.split("\n")[0] if prompt else text
 
 
 def _label(name: str, vocabulary: Vocabulary, word: str) -> int:

@@ -4,10 +4,11 @@ import csv
 import io
 import math
 import re
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
+
+import numpy as np
 
 from drill.language_modeling.evaluation.calibration import Calibration
 from drill.language_modeling.evaluation.frequency_bands import Band, BandChange, CountRange
@@ -30,31 +31,6 @@ SAMPLES = {
 }
 
 Point = tuple[float, float]
-
-
-@dataclass(frozen=True)
-class Look:
-    colour: int
-    dash: int
-
-    @property
-    def classes(self) -> str:
-        return f"c{self.colour % COLOURS} d{self.dash % DASHES}"
-
-
-@dataclass(frozen=True)
-class Line:
-    """Args:
-    points: in the order of x; a value that is not finite and positive is a gap.
-    averaged_from: x of the first point of averaged weights, marked by a ring.
-    band: (lowest, highest) of each point, drawn as an area behind the line.
-    """
-
-    name: str
-    look: Look
-    points: Sequence[Point]
-    averaged_from: float | None = None
-    band: Sequence[Point] = ()
 
 
 @dataclass(frozen=True)
@@ -148,24 +124,28 @@ def best_so_far(values: Iterable[tuple[float | None, float | None]]) -> list[Poi
 # -- colours --------------------------------------------------------------------------------------
 
 
-def looks(groups: Iterable[Sequence[str]]) -> dict[str, Look]:
-    """A colour for each group of names and a dash for each name in it.
+def css_classes(colour: int, dash: int) -> str:
+    return f"c{colour % COLOURS} d{dash % DASHES}"
+
+
+def looks(groups: Iterable[Sequence[str]]) -> dict[str, str]:
+    """CSS classes: a colour for each group of names and a dash for each name in it.
 
     No two names look alike while there are unused colours and dashes.
     """
-    found: dict[str, Look] = {}
+    found: dict[str, str] = {}
     used = [0] * COLOURS
     for number, group in enumerate(groups):
         for name in group:
             colour = number % COLOURS
             if used[colour] >= DASHES:
                 colour = used.index(min(used))
-            found[name] = Look(colour, used[colour])
+            found[name] = css_classes(colour, used[colour])
             used[colour] += 1
     return found
 
 
-def run_looks(runs: Sequence[RunSummary], others: Iterable[str] = ()) -> dict[str, Look]:
+def run_looks(runs: Sequence[RunSummary], others: Iterable[str] = ()) -> dict[str, str]:
     """A colour per recipe, a dash per seed; then other names."""
     groups = [[run.name for run in group] for group in grouped(runs).values()]
     names = {run.name for run in runs}
@@ -178,34 +158,36 @@ Curves = Mapping[str, Sequence[Curve]]
 """Of each name: one run, or the seeds of a recipe."""
 
 
-def epochs_figure(curves: Curves, look: Mapping[str, Look]) -> Figure | None:
+def epochs_figure(curves: Curves, look: Mapping[str, str]) -> Figure | None:
     """Validation perplexity by epoch; a ring marks where averaging begins."""
-    lines = [
-        _line(name, look[name], [each.epochs for each in group], group[0].averaged_from)
-        for name, group in curves.items()
-        if group
-    ]
-    notes = [BAND_NOTE] if any(line.band for line in lines) else []
-    notes.append("Values above the upper edge are cut off.")
-    if any(line.averaged_from is not None for line in lines):
-        notes.append("A ring marks the first epoch of averaged weights.")
-    axes = ("epoch", "validation perplexity")
-    return _line_figure("Validation perplexity by epoch", axes, lines, notes, whole=True)
+    return _line_figure(
+        "Validation perplexity by epoch",
+        ("epoch", "validation perplexity"),
+        {name: [each.epochs for each in group] for name, group in curves.items()},
+        look,
+        ["Values above the upper edge are cut off."],
+        averaged={
+            name: group[0].averaged_from
+            for name, group in curves.items()
+            if len(group) == 1 and group[0].averaged_from is not None
+        },
+        whole=True,
+    )
 
 
-def training_figure(curves: Curves, look: Mapping[str, Look]) -> Figure | None:
+def training_figure(curves: Curves, look: Mapping[str, str]) -> Figure | None:
     """Training perplexity by epoch, between two rows of training loss."""
-    lines = [
-        _line(name, look[name], [each.training for each in group])
-        for name, group in curves.items()
-        if any(each.training for each in group)
-    ]
-    notes = ["Training perplexity since the point before, with dropout."]
-    axes = ("epoch", "training perplexity")
-    return _line_figure("Training perplexity by epoch", axes, lines, notes, whole=True)
+    return _line_figure(
+        "Training perplexity by epoch",
+        ("epoch", "training perplexity"),
+        {name: [each.training for each in group] for name, group in curves.items()},
+        look,
+        ["Training perplexity since the point before, with dropout."],
+        whole=True,
+    )
 
 
-def time_figure(curves: Curves, look: Mapping[str, Look], devices: Iterable[str]) -> Figure | None:
+def time_figure(curves: Curves, look: Mapping[str, str], devices: Iterable[str]) -> Figure | None:
     """The lowest validation perplexity so far by time of training.
 
     A seed that ends before the others keeps its lowest.
@@ -218,20 +200,18 @@ def time_figure(curves: Curves, look: Mapping[str, Look], devices: Iterable[str]
     size, unit = next(
         ((size, unit) for least, size, unit in UNITS if longest >= least), (1.0, "seconds")
     )
-    lines = [
-        _line(
-            name,
-            look[name],
-            [[(x / size, y) for x, y in _until(ends[name], each.seconds)] for each in group],
-        )
+    lines = {
+        name: [[(x / size, y) for x, y in _until(ends[name], each.seconds)] for each in group]
         for name, group in curves.items()
-        if group
-    ]
-    notes = [BAND_NOTE] if any(line.band for line in lines) else []
-    if devices := list(dict.fromkeys(devices)):
-        notes.append(f"Measured on {', '.join(devices)}.")
-    axes = (f"{unit} of training", "lowest validation perplexity so far")
-    return _line_figure("Lowest validation perplexity by time", axes, lines, notes)
+    }
+    measured = list(dict.fromkeys(devices))
+    return _line_figure(
+        "Lowest validation perplexity by time",
+        (f"{unit} of training", "lowest validation perplexity so far"),
+        lines,
+        look,
+        [f"Measured on {', '.join(measured)}."] if measured else [],
+    )
 
 
 def _until(end: float, points: Sequence[Point]) -> Sequence[Point]:
@@ -244,36 +224,53 @@ def _until(end: float, points: Sequence[Point]) -> Sequence[Point]:
 def _line_figure(
     title: str,
     axes: tuple[str, str],
-    lines: Sequence[Line],
+    curves: Mapping[str, Sequence[Sequence[Point]]],
+    look: Mapping[str, str],
     notes: Sequence[str],
+    averaged: Mapping[str, float] | None = None,
     whole: bool = False,
 ) -> Figure | None:
-    """None where no line has a point."""
+    """A line for each name: its curve, or the mean of its curves with their range.
+
+    Args:
+        averaged: x of the first point of averaged weights.
+
+    Returns:
+        None where no line has a point.
+    """
+    lines: dict[str, Sequence[Sequence[float]]] = {
+        name: group[0] if len(group) == 1 else mean_and_range(group)
+        for name, group in curves.items()
+    }
     lows = {
-        line.name: min(known)
-        for line in lines
-        if (known := [y for _, y in line.points if math.isfinite(y) and y > 0.0])
+        name: min(known)
+        for name, line in lines.items()
+        if (known := [y for _, y, *_ in line if math.isfinite(y) and y > 0.0])
     }
     if not lows:
         return None
-    title = f"{title}. {'; '.join(f'{name} reaches {low:.2f}' for name, low in lows.items())}"
-    banded = any(line.band for line in lines)
-    ringed = any(line.averaged_from is not None for line in lines)
-    columns = ["run", *axes]
-    columns += ["lowest", "highest"] if banded else []
-    columns += ["averaged"] if ringed else []
+    with_range = any(len(point) > 2 for line in lines.values() for point in line)
+    columns = ["run", *axes, *(["lowest", "highest"] if with_range else [])]
+    columns += ["averaged"] if averaged else []
     rows = []
-    for line in lines:
-        start = math.inf if line.averaged_from is None else line.averaged_from
-        for n, (x, y) in enumerate(line.points):
-            row = [line.name, _number(x), _number(y)]
-            if banded:
-                row += map(_number, line.band[n]) if line.band else ["", ""]
-            if ringed:
-                row.append("1" if x >= start else "")
+    for name, line in lines.items():
+        for x, y, *ends in line:
+            row = [name, _number(x), _number(y)]
+            if with_range:
+                row += map(_number, ends) if ends else ["", ""]
+            if averaged:
+                row.append("1" if x >= averaged.get(name, math.inf) else "")
             rows.append(row)
-    legend = [(line.name, line.look.classes) for line in lines if line.points]
-    return Figure(title, legend, columns, rows, " ".join(notes), whole=whole)
+    caption = [BAND_NOTE] if with_range else []
+    caption += [*notes, "A ring marks the first epoch of averaged weights."] if averaged else notes
+    return Figure(
+        f"{title}. {'; '.join(f'{name} reaches {low:.2f}' for name, low in lows.items())}",
+        [(name, look[name]) for name, line in lines.items() if line],
+        columns,
+        rows,
+        " ".join(caption),
+        whole=whole,
+    )
 
 
 def _number(value: float) -> str:
@@ -287,41 +284,16 @@ def mean_and_range(curves: Sequence[Sequence[Point]]) -> list[tuple[float, float
     if not known:
         return []
     start, end = max(curve[0][0] for curve in known), min(curve[-1][0] for curve in known)
-    found = []
-    for x in sorted({x for curve in known for x, _ in curve if start <= x <= end}):
-        ys = [_at(curve, x) for curve in known]
-        found.append((x, sum(ys) / len(ys), min(ys), max(ys)))
-    return found
+    shared = sorted({x for curve in known for x, _ in curve if start <= x <= end})
+    values = [np.interp(shared, [x for x, _ in c], [y for _, y in c]) for c in known]
+    ys = np.array(values)  # (curves, x)
+    return list(zip(shared, ys.mean(0), ys.min(0), ys.max(0), strict=True))
 
 
-def _at(curve: Sequence[Point], x: float) -> float:
-    """The value of a curve at an x between its ends."""
-    n = bisect_left(curve, x, key=lambda point: point[0])
-    (right, y) = curve[n]
-    if right == x:
-        return y
-    left, before = curve[n - 1]
-    return before + (y - before) * (x - left) / (right - left)
-
-
-def _line(
-    name: str, look: Look, curves: Sequence[Sequence[Point]], averaged_from: float | None = None
-) -> Line:
-    if len(curves) == 1:
-        return Line(name, look, curves[0], averaged_from)
-    found = mean_and_range(curves)
-    return Line(
-        name,
-        look,
-        [(x, mean) for x, mean, _, _ in found],
-        band=[(low, high) for _, _, low, high in found],
-    )
-
-
-def reliability_figure(calibration: Mapping[str, Calibration], look: Mapping[str, Look]) -> Figure:
+def reliability_figure(calibration: Mapping[str, Calibration], look: Mapping[str, str]) -> Figure:
     """Accuracy by confidence, and the diagonal of a calibrated model."""
     diagonal = "calibrated model"
-    legend = [*((name, look[name].classes) for name in calibration), (diagonal, "soft d2")]
+    legend = [*((name, look[name]) for name in calibration), (diagonal, "soft d2")]
     rows = [
         [name, _number(bin.confidence), _number(bin.accuracy)]
         for name, each in calibration.items()
@@ -341,49 +313,46 @@ def reliability_figure(calibration: Mapping[str, Calibration], look: Mapping[str
 # -- bars -----------------------------------------------------------------------------------------
 
 
-def bands_figure(bands: Mapping[str, Sequence[Band]], look: Mapping[str, Look]) -> Figure | None:
+def bands_figure(bands: Mapping[str, Sequence[Band]], look: Mapping[str, str]) -> Figure | None:
     """Mean loss by how often a word occurs in the training text."""
-    losses = {name: [each.mean_loss for each in group] for name, group in bands.items()}
     caption = "How often a word occurs in the training text, and what it costs to predict it."
-    return _bar_figure(
-        "Mean loss by training count", "nats per token", bands, losses, look, caption
-    )
+    title = "Mean loss by training count"
+    return _bar_figure(title, "nats per token", bands, "mean_loss", look, caption)
 
 
 def changes_figure(
-    changes: Mapping[str, Sequence[BandChange]], look: Mapping[str, Look], base: str
+    changes: Mapping[str, Sequence[BandChange]], look: Mapping[str, str], base: str
 ) -> Figure | None:
     """The change of loss against ``base``, over tokens."""
-    values = {name: [each.by_tokens for each in group] for name, group in changes.items()}
     title, axis = f"Loss against {base} by training count", "% change of loss, over tokens"
     caption = f"Change of loss against {base}; below zero is better."
-    return _bar_figure(title, axis, changes, values, look, caption)
+    return _bar_figure(title, axis, changes, "by_tokens", look, caption)
 
 
 def norm_figures(
-    norms: Mapping[str, Sequence[NormBand]], look: Mapping[str, Look]
+    norms: Mapping[str, Sequence[NormBand]], look: Mapping[str, str]
 ) -> Iterator[Figure | None]:
     """Mean norms of E and of g_out(E) by how often a label occurs in the training text."""
     for key, name in (("embedding", "E"), ("output", "g_out(E)")):
-        values = {run: [getattr(each, key) for each in group] for run, group in norms.items()}
         title, axis = f"Norm of {name} by training count", f"mean norm in {name}"
-        yield _bar_figure(title, axis, norms, values, look, f"{title}.")
+        yield _bar_figure(title, axis, norms, key, look, f"{title}.")
 
 
 def _bar_figure(
     title: str,
     axis: str,
     bands: Mapping[str, Sequence[CountRange]],
-    values: Mapping[str, Sequence[float]],
-    look: Mapping[str, Look],
+    key: str,
+    look: Mapping[str, str],
     caption: str,
 ) -> Figure | None:
+    """A bar for the attribute ``key`` of every band."""
     rows = [
         [name, band.label, _number(value)]
-        for name, each in values.items()
-        for band, value in zip(bands[name], each, strict=True)
-        if math.isfinite(value)
+        for name, group in bands.items()
+        for band in group
+        if math.isfinite(value := getattr(band, key))
     ]
-    legend = [(name, look[name].classes) for name in values]
+    legend = [(name, look[name]) for name in bands]
     columns = ["run", "training count", axis]
     return Figure(title, legend, columns, rows, caption, kind="bars") if rows else None

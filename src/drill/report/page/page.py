@@ -1,7 +1,7 @@
 """Reports on runs and ledgers: one self-contained HTML file, or the same tables in Markdown."""
 
 from base64 import b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -17,7 +17,6 @@ from drill.recipes.reader import recipe_names
 from drill.report.analysis.word_accuracy import AccuracyBand
 from drill.report.page.figures import (
     Curve,
-    Look,
     bands_figure,
     changes_figure,
     epochs_figure,
@@ -31,7 +30,7 @@ from drill.report.page.figures import (
 from drill.report.results import ledger
 from drill.report.results.paper import FINETUNED
 from drill.report.results.run_files import read_starts
-from drill.report.results.runs import RunSummary, flatten, read_runs
+from drill.report.results.runs import RunSummary, flatten, read_runs, setting_text
 from drill.report.tables.band_tables import (
     TextBands,
     accuracy_table,
@@ -116,13 +115,17 @@ def write_report(
         Section("curves", "Learning curves", [*_curves(found, look)]),
         Section("time", "Time to a perplexity", [*_times(found, look)]),
         Section("evaluations", ADAPTED, [*_evaluations(found)]),
-        Section("bands", "Rare and frequent words", [*_bands(found, texts, accuracy or {}, look)]),
-        Section("calibration", "Calibration", [*_calibration(found, texts, look)]),
-        Section("labels", "Label vectors", [*_labels(found, texts, look)]),
+        Section(
+            "bands",
+            "Rare and frequent words",
+            [*_of_texts(found, texts, _bands, look), *_accuracy(found, accuracy or {})],
+        ),
+        Section("calibration", "Calibration", [*_of_texts(found, texts, _calibration, look)]),
+        Section("labels", "Label vectors", [*_of_texts(found, texts, _labels, look)]),
         Section(
             "samples",
             "Samples",
-            [("samples", (name, look[name].classes, texts)) for name, texts in samples.items()],
+            [("samples", (name, look[name], texts)) for name, texts in samples.items()],
         ),
         Section("ledgers", "Ledgers", [*_ledgers(rows)]),
         Section("settings", "Settings and environment", [*_settings(found)]),
@@ -229,7 +232,7 @@ def _results(runs: Sequence[RunSummary]) -> Iterator[Block]:
         yield "table", ("Every run", runs_table(runs))
 
 
-def _curves(runs: Sequence[RunSummary], look: Mapping[str, Look]) -> Iterator[Block]:
+def _curves(runs: Sequence[RunSummary], look: Mapping[str, str]) -> Iterator[Block]:
     groups = by_corpus([run for run in runs if run.curve])
     for corpus, group in groups.items():
         if len(groups) > 1:
@@ -240,7 +243,7 @@ def _curves(runs: Sequence[RunSummary], look: Mapping[str, Look]) -> Iterator[Bl
         yield "table", ("Validation perplexity by epoch", epochs_table(group))
 
 
-def _times(runs: Sequence[RunSummary], look: Mapping[str, Look]) -> Iterator[Block]:
+def _times(runs: Sequence[RunSummary], look: Mapping[str, str]) -> Iterator[Block]:
     """Runs with one validation have one time only, so they are left out."""
     short = [
         run.name
@@ -268,52 +271,50 @@ def _evaluations(runs: Sequence[RunSummary]) -> Iterator[Block]:
         yield "table", ("Perplexity of adaptive models", table)
 
 
-def _bands(
+def _of_texts(
     runs: Sequence[RunSummary],
     texts: Sequence[TextBands],
-    accuracy: Accuracy,
-    look: Mapping[str, Look],
+    blocks: Callable[[TextBands, Mapping[str, str]], Iterator[Block]],
+    look: Mapping[str, str],
 ) -> Iterator[Block]:
+    """The blocks of each text, under a heading where there are several texts."""
     for text in texts:
-        if len(texts) > 1:
+        found = list(blocks(text, look))
+        if found and len(texts) > 1:
             yield "heading", _corpora_and_models(text.models, runs)
-        yield "figure", bands_figure(text.losses, look)
-        yield "table", ("Loss by training count", bands_table(text))
-        if text.changes:
-            base = next(iter(text.losses))
-            yield "figure", changes_figure(text.changes, look, base)
-            yield "table", (f"Loss against {base}", changes_table(text))
+        yield from found
+
+
+def _bands(text: TextBands, look: Mapping[str, str]) -> Iterator[Block]:
+    yield "figure", bands_figure(text.losses, look)
+    yield "table", ("Loss by training count", bands_table(text))
+    if text.changes:
+        base = next(iter(text.losses))
+        yield "figure", changes_figure(text.changes, look, base)
+        yield "table", (f"Loss against {base}", changes_table(text))
+
+
+def _calibration(text: TextBands, look: Mapping[str, str]) -> Iterator[Block]:
+    if text.calibration:
+        yield "figure", reliability_figure(text.calibration, look)
+        yield "table", ("Calibration", calibration_table(text.calibration))
+        yield "table", ("Accuracy by confidence", reliability_table(text.calibration))
+
+
+def _labels(text: TextBands, look: Mapping[str, str]) -> Iterator[Block]:
+    if text.norms:
+        yield from (("figure", figure) for figure in norm_figures(text.norms, look))
+        yield "table", ("Norms by training count", norms_table(text.norms))
+        yield "table", ("Nearest labels", nearest_table(text.nearest))
+
+
+def _accuracy(runs: Sequence[RunSummary], accuracy: Accuracy) -> Iterator[Block]:
     for kind, models in accuracy.items():
         groups = by_references(models)
         for group in groups:
             of = f" ({_corpora_and_models(list(group), runs)})" if len(groups) > 1 else ""
             caption = f"{kind.capitalize()}s that translators get right{of}"
             yield "table", (caption, accuracy_table(group, of=kind))
-
-
-def _calibration(
-    runs: Sequence[RunSummary], texts: Sequence[TextBands], look: Mapping[str, Look]
-) -> Iterator[Block]:
-    for text in texts:
-        if text.calibration:
-            if len(texts) > 1:
-                yield "heading", _corpora_and_models(text.models, runs)
-            yield "figure", reliability_figure(text.calibration, look)
-            yield "table", ("Calibration", calibration_table(text.calibration))
-            yield "table", ("Accuracy by confidence", reliability_table(text.calibration))
-
-
-def _labels(
-    runs: Sequence[RunSummary], texts: Sequence[TextBands], look: Mapping[str, Look]
-) -> Iterator[Block]:
-    for text in texts:
-        if text.norms:
-            if len(texts) > 1:
-                yield "heading", _corpora_and_models(text.models, runs)
-            for figure in norm_figures(text.norms, look):
-                yield "figure", figure
-            yield "table", ("Norms by training count", norms_table(text.norms))
-            yield "table", ("Nearest labels", nearest_table(text.nearest))
 
 
 def _ledgers(ledgers: Ledgers) -> Iterator[Block]:
@@ -347,7 +348,7 @@ def _settings(runs: Sequence[RunSummary]) -> Iterator[Block]:
         for n, start in enumerate(read_starts(run.environment) if run.environment else ()):
             shown[f"environment, resumed {n}" if n else "environment"] = start
         pairs = {
-            name: [(key, _value(value)) for key, value in flatten(table)]
+            name: [(key, setting_text(value)) for key, value in flatten(table)]
             for name, table in shown.items()
         }
         yield "settings", (run.name, about, pairs)
@@ -355,7 +356,9 @@ def _settings(runs: Sequence[RunSummary]) -> Iterator[Block]:
 
 def settings_table(runs: Sequence[RunSummary]) -> Table:
     """A row for every setting with several values, a column for every run."""
-    flat = {run.name: {key: _value(each) for key, each in flatten(run.settings)} for run in runs}
+    flat = {
+        run.name: {key: setting_text(each) for key, each in flatten(run.settings)} for run in runs
+    }
     keys = dict.fromkeys(key for settings in flat.values() for key in settings)
     return Table.of(
         [
@@ -394,11 +397,3 @@ def _corpora_and_models(models: Sequence[str], runs: Sequence[RunSummary]) -> st
         if corpus and any(run.name in models for run in group)
     ]
     return ": ".join(filter(None, [", ".join(corpora), ", ".join(dict.fromkeys(models))]))
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, list | tuple):
-        return ", ".join(map(str, value))
-    return "none" if value is None else str(value)

@@ -5,11 +5,12 @@ the weights that the run was tested with are used: a run may have been trained f
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from drill.errors import CheckpointError
-from drill.report.results.run_files import as_finite, as_text, read_rows
+from drill.report.results.run_files import as_finite, read_rows
 from drill.training.run.checkpoint import fingerprint_in
 from drill.training.run.folder import RunFolder
 
@@ -59,39 +60,25 @@ def read_evaluations(
         remarks: sentences on lines of other weights are added here.
     """
     path = files.evaluations
-    rows: list[tuple[int, Evaluation]] = []
-    for number, row in read_rows(path, faults) if path.exists() else []:
-        kind, split = as_text(row.get("kind")), as_text(row.get("split"))
-        if kind is None or split is None:
-            faults.append(f"{path}: line {number} names no kind and split; it is left out")
-        elif (
-            as_finite(row.get("perplexity")) is not None
-            and split != OWN_FILES
-            and "reference" not in row  # older rows have no OWN_FILES
-            and (
-                kind in (*ADAPTIVE, HELD_OUT)
-                or (kind == TRANSLATION and any(key in row for key in BANDS))
-            )
-        ):
-            rows.append((number, {key: row[key] for key in row if row[key] is not None}))
+    rows = [
+        {key: value for key, value in row.items() if value is not None}
+        for row in (read_rows(path, faults) if path.exists() else [])
+        if as_finite(row.get("perplexity")) is not None
+        and row.get("split") != OWN_FILES
+        and (row["kind"] in (*ADAPTIVE, HELD_OUT) or any(key in row for key in BANDS))
+    ]
     if not rows:
         return ()
     try:
-        tested = _tested_weights(files, test)
+        tested = test.get("weights_fingerprint") or fingerprint_in(files.best)
     except CheckpointError as error:
         remarks.append(f"{path}: left out, since the tested weights cannot be read ({error})")
         return ()
-    used = []
-    others: dict[str, list[str]] = {}
-    for number, evaluation in rows:
-        if evaluation.get("weights_fingerprint") == tested:
-            used.append(evaluation)
-        else:
-            others.setdefault(_described(evaluation), []).append(str(number))
-    for weights, numbers in others.items():
-        lines = f"line{'' if len(numbers) == 1 else 's'} {', '.join(numbers)}"
+    used = [row for row in rows if row.get("weights_fingerprint") == tested]
+    others = Counter(_weights(row) for row in rows if row not in used)
+    for weights, count in others.items():
         remarks.append(
-            f"{path}: left out {lines}, of {weights}, not those of the test; evaluate again"
+            f"{path}: left out {count} of {weights}, not those of the test; evaluate again"
         )
     return tuple(latest(used))
 
@@ -107,13 +94,10 @@ def latest(rows: Iterable[Evaluation]) -> list[Evaluation]:
 
 
 def paired(rows: Sequence[Evaluation], kind: str) -> Pair | None:
-    """Validation and test with the same settings: the last such pair, else the last row alone.
-
-    Rows without weights, which older ledgers have, are skipped.
-    """
+    """Validation and test with the same settings: the last such pair, else the last row alone."""
     groups: dict[str, dict[Any, Evaluation]] = {}
     for row in rows:
-        if row.get("kind") == kind and row.get("split") in ("valid", "test") and names_weights(row):
+        if row.get("kind") == kind and row.get("split") in ("valid", "test"):
             group = groups.pop(_group(row), {})
             groups[_group(row)] = {**group, row["split"]: row}
     if not groups:
@@ -123,30 +107,17 @@ def paired(rows: Sequence[Evaluation], kind: str) -> Pair | None:
     return Pair(last.get("valid"), last.get("test"))
 
 
-def names_weights(row: Evaluation) -> bool:
-    return as_text(row.get("weights_fingerprint")) is not None
-
-
-def _tested_weights(files: RunFolder, test: Mapping[str, Any]) -> str:
-    """From the line of the test; older runs have it in the file of weights only."""
-    if (fingerprint := as_text(test.get("weights_fingerprint"))) is not None:
-        return fingerprint
-    return fingerprint_in(files.averaged if test.get("weights") == "averaged" else files.best)
-
-
 def _group(row: Evaluation) -> str:
     """Equal for rows of the same weights and settings."""
     belongs = {key: value for key, value in row.items() if key not in MEASURED}
     return json.dumps(belongs, sort_keys=True, default=str)
 
 
-def _described(row: Evaluation) -> str:
+def _weights(row: Evaluation) -> str:
     """``best weights of epoch 2``."""
-    if not names_weights(row):
-        return "unknown weights"
     when = next((key for key in ("epoch", "step") if f"weights_{key}" in row), None)
     of = "" if when is None else f" of {when} {row[f'weights_{when}']}"
-    return f"{row.get('weights')} weights{of}"
+    return f"{row.get('weights', 'unknown')} weights{of}"
 
 
 def _setting(key: str, value: Any) -> str:

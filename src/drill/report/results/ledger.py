@@ -17,7 +17,7 @@ from typing import Any
 from drill.errors import ReportError
 from drill.files import append_line, open_append
 from drill.report.results.evaluations import latest
-from drill.report.results.run_files import as_finite, as_text, as_whole, joined_text, read_starts
+from drill.report.results.run_files import as_finite, joined_text, read_starts
 from drill.report.results.runs import RunFigures, RunSummary, read_run
 from drill.training.schema import with_new_names
 
@@ -115,8 +115,6 @@ def record(
     path = Path(ledger_path)
     row = _row(read_run(run_folder), note, extra or {}, now or datetime.now(UTC))
     with _locked(path) as handle:
-        if b'"benchmark"' in path.read_bytes().partition(b"\n")[0]:
-            raise LedgerError("has rows of benchmarks; record runs in another file", key=str(path))
         same = [
             each for each in _read_all(path) if getattr(each, "fingerprint", "") == row.fingerprint
         ]
@@ -185,13 +183,13 @@ def _row(run: RunSummary, note: str, extra: Mapping[str, Any], now: datetime) ->
         raise LedgerError("has no epoch yet; record it when one has ended", key=str(run.folder))
     environment, starts = run.environment, read_starts(run.environment)
     settings = dict(run.settings)
-    if isinstance(settings.get("init_from"), str):
+    if "init_from" in settings:
         settings["init_from"] = Path(settings["init_from"]).name  # paths are of this machine only
     values: dict[str, Any] = {each.name: getattr(run, each.name, None) for each in fields(Row)}
     values |= {key: joined_text(environment, key) for key in ("torch", "precision")}
     values |= {
-        "world_size": as_whole(environment.get("world_size")),
-        "started": as_text(environment.get("started")),
+        "world_size": environment.get("world_size"),
+        "started": environment.get("started"),
         "starts": [{key: each.get(key) for key in START_KEYS} for each in starts if starts[1:]],
         "evaluations": [
             {**each, "run": run.name} if "run" in each else dict(each) for each in run.evaluations

@@ -18,15 +18,11 @@ from drill.errors import ReportError
 from drill.recipes.reader import layer_name, recipe_names
 from drill.report.results.evaluations import Evaluation, read_evaluations
 from drill.report.results.run_files import (
-    NumberedRow,
     as_finite,
     as_number,
-    as_text,
-    as_whole,
     joined_text,
-    read_environment,
     read_rows,
-    read_settings,
+    read_table,
 )
 from drill.training.run.folder import RunFolder
 from drill.training.settings import recipe
@@ -158,21 +154,23 @@ def read_run(folder: Path | str) -> RunSummary:
         raise RunError("is not a run folder", key=str(folder))
     faults: list[str] = []
     remarks: list[str] = []
-    settings = read_settings(files.recipe, faults)
-    environment = read_environment(files.environment, faults)
+    settings = read_table(files.recipe, tomllib.loads, faults, "settings are unknown")
+    environment = read_table(
+        files.environment, json.loads, faults, "device, commit and seed are unknown"
+    )
     rows = read_rows(files.metrics, faults)
-    validations = list(_validations(files.metrics, rows, faults))
+    validations = [_validation(row) for row in rows if row.get("kind") in ("epoch", "validation")]
     curve = _without_repeated(validations, "epoch")
-    test = next((row for _, row in reversed(rows) if row.get("kind") == "test"), {})
+    test: dict[str, Any] = next((row for row in reversed(rows) if row.get("kind") == "test"), {})
     rates = [rate for rate in _known(rows, "tokens_per_second") if rate]  # epoch 0 trains nothing
     elapsed = _known(rows, "elapsed")
     return RunSummary(
         folder=files.path,
         name=files.path.resolve().name,
-        recipe=as_text(settings.get("recipe")),
+        recipe=settings.get("recipe"),
         layer=layer_name(settings.get("layer")),
-        parameters=as_whole(environment.get("parameters")),
-        seed=as_whole(environment.get("seed")),
+        parameters=environment.get("parameters"),
+        seed=environment.get("seed"),
         epochs=curve[-1].epoch if curve else 0,
         **_best(curve, test),
         bleu=as_finite(test.get("test_bleu")),
@@ -238,7 +236,7 @@ def recipe_changes(settings: Mapping[str, Any]) -> list[str] | None:
         return None
     named = dict(flatten(tomllib.loads(recipe(str(name)).to_toml())))
     return [
-        f"{key}: {_written(named.get(key, 'none'))} -> {_written(value)}"
+        f"{key}: {setting_text(named.get(key, 'none'))} -> {setting_text(value)}"
         for key, value in sorted(flatten(settings))
         if key not in NOT_A_CHANGE and named.get(key, "none") != value
     ]
@@ -253,8 +251,9 @@ def flatten(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield f"{prefix}{key}", value
 
 
-def _written(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def setting_text(value: Any) -> str:
+    """A value as a recipe has it, for readers."""
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 def digest(value: Any) -> str:
@@ -266,23 +265,17 @@ def digest(value: Any) -> str:
 # -- from rows to figures ------------------------------------------------------------------------
 
 
-def _validations(path: Path, rows: list[NumberedRow], faults: list[str]) -> Iterator[Validation]:
-    for number, row in rows:
-        if row.get("kind") not in ("epoch", "validation"):
-            continue
-        if (epoch := as_whole(row.get("epoch"))) is None:
-            faults.append(f"{path}: line {number} names no epoch; it is left out")
-            continue
-        valid = as_number(row.get("valid_perplexity"))
-        yield Validation(
-            epoch,
-            as_whole(row.get("step")),
-            math.nan if valid is None else valid,
-            as_number(row.get("valid_published")),
-            as_number(row.get("train_perplexity")),
-            as_finite(row.get("elapsed")),
-            row.get("averaged") is True,
-        )
+def _validation(row: Mapping[str, Any]) -> Validation:
+    valid = as_number(row.get("valid_perplexity"))
+    return Validation(
+        row["epoch"],
+        row.get("step"),
+        math.nan if valid is None else valid,
+        as_number(row.get("valid_published")),
+        as_number(row.get("train_perplexity")),
+        as_finite(row.get("elapsed")),
+        row.get("averaged") is True,
+    )
 
 
 def _without_repeated(validations: Iterable[Validation], key: str) -> list[Validation]:
@@ -295,36 +288,19 @@ def _without_repeated(validations: Iterable[Validation], key: str) -> list[Valid
     return found
 
 
-def _points(rows: list[NumberedRow]) -> Iterator[CurvePoint]:
-    """Every row of an epoch; inside it the place is the fraction of the epoch's steps.
-
-    Of an epoch that has not ended their number follows from ``position`` in its last row, or is
-    that of the longest epoch.
-    """
-    found = [
-        (epoch, as_whole(row.get("step")) or 0, row)
-        for _, row in rows
-        if row.get("kind") in ("step", "validation", "epoch")
-        and (epoch := as_whole(row.get("epoch"))) is not None
-    ]
-    ends = {epoch: step for epoch, step, _ in found}  # the last step of each epoch
-    finished = {epoch for epoch, _, row in found if row["kind"] == "epoch"}
-    steps = {epoch: end - ends.get(epoch - 1, 0) for epoch, end in ends.items()}
-    lengths: dict[int, float] = dict(steps)
-    for epoch, _, row in found:
-        if epoch not in finished:
-            position, size = (as_whole(row.get(key)) or 0 for key in ("position", "epoch_size"))
-            done = position / size if size else 0.0
-            lengths[epoch] = steps[epoch] / done if done else max(steps.values())
-    for epoch, step, row in found:
-        x = epoch - 1 + (step - ends.get(epoch - 1, 0)) / max(1, lengths[epoch])
-        elapsed = as_finite(row.get("elapsed"))
-        if row["kind"] == "step":
+def _points(rows: list[dict[str, Any]]) -> Iterator[CurvePoint]:
+    """Every row of an epoch; a row inside it is at ``position`` of the ``epoch_size``."""
+    for row in rows:
+        kind, step = row.get("kind"), row.get("step", 0)
+        if kind not in ("step", "validation", "epoch"):
+            continue
+        x, elapsed = float(row["epoch"]), as_finite(row.get("elapsed"))
+        if kind != "epoch":
+            x += row["position"] / row["epoch_size"] - 1
+        if kind == "step":
             yield CurvePoint(x, None, as_number(row.get("train_perplexity")), elapsed, step)
         else:
-            valid = as_number(row.get("valid_perplexity"))
-            x = float(epoch) if row["kind"] == "epoch" else x
-            yield CurvePoint(x, math.nan if valid is None else valid, None, elapsed, step)
+            yield CurvePoint(x, _validation(row).valid, None, elapsed, step)
 
 
 LANGUAGE_MODEL_SCORES = ("valid_bits_per_byte", "test_bits_per_byte", "test_bands")
@@ -342,14 +318,14 @@ def _scores(test: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value is not None}
 
 
-def _known(rows: list[NumberedRow], key: str) -> list[float]:
-    values = (as_finite(row.get(key)) for _, row in rows)
+def _known(rows: list[dict[str, Any]], key: str) -> list[float]:
+    values = (as_finite(row.get(key)) for row in rows)
     return [value for value in values if value is not None]
 
 
 def _best(curve: list[Validation], test: Mapping[str, Any]) -> dict[str, Any]:
     """The best epoch and its perplexities: as tested last, else as validated so far."""
-    found: dict[str, Any] = {"best_epoch": as_whole(test.get("epoch"))}
+    found: dict[str, Any] = {"best_epoch": test.get("epoch")}
     for split in ("valid", "test"):
         found[split] = as_finite(test.get(f"{split}_perplexity"))
         found[f"{split}_published"] = as_finite(test.get(f"{split}_published"))

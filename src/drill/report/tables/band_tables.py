@@ -1,11 +1,9 @@
 """Tables of losses and of accuracy by word frequency, of calibration and of label vectors."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from drill.errors import ReportError
 from drill.language_modeling.evaluation.calibration import Calibration
 from drill.language_modeling.evaluation.frequency_bands import FEW, SURE, Band, BandChange
 from drill.report.analysis.label_vectors import Neighbour, Neighbours, NormBand
@@ -30,17 +28,13 @@ class TextBands:
         nearest: of each model with a label matrix, from ``nearest_labels``.
     """
 
-    losses: Mapping[str, Sequence[Band]]
-    changes: Mapping[str, Sequence[BandChange]] = field(default_factory=dict)
+    losses: dict[str, Sequence[Band]]
+    changes: dict[str, Sequence[BandChange]] = field(default_factory=dict)
     left_out: Sequence[str] = ()
-    bits_per_byte: Mapping[str, float] = field(default_factory=dict)
-    calibration: Mapping[str, Calibration] = field(default_factory=dict)
-    norms: Mapping[str, Sequence[NormBand]] = field(default_factory=dict)
-    nearest: Mapping[str, Sequence[Neighbours]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if not self.losses:
-            raise ReportError("bands: a text has no model; give the losses of at least one")
+    bits_per_byte: dict[str, float] = field(default_factory=dict)
+    calibration: dict[str, Calibration] = field(default_factory=dict)
+    norms: dict[str, Sequence[NormBand]] = field(default_factory=dict)
+    nearest: dict[str, Sequence[Neighbours]] = field(default_factory=dict)
 
     @property
     def models(self) -> list[str]:
@@ -53,7 +47,6 @@ def bands_table(text: TextBands) -> Table:
     The table says which words are left out: its last row is then not the loss of the whole text.
     """
     base, *compared = text.losses
-    _check_same(text.losses, ("types", "tokens"))
     rows = []
     for label, line in _lines(text.losses, ("types", "tokens", "loss")):
         ours = line[base]
@@ -62,7 +55,7 @@ def bands_table(text: TextBands) -> Table:
             rows.append(
                 [
                     *_counts(label, ours.types, "tokens", ours.tokens),
-                    *((name, numbers.loss(band.mean_loss)) for name, band in line.items()),
+                    *((name, numbers.fixed(band.mean_loss, 3)) for name, band in line.items()),
                     *((f"{name}, %", numbers.change(each, 2)) for name, each in changes.items()),
                 ]
             )
@@ -155,8 +148,8 @@ def norms_table(norms: Mapping[str, Sequence[NormBand]]) -> Table:
         row = [("training count", line[0].label), ("types", numbers.count(line[0].types))]
         for name, band in zip(norms, line, strict=True):
             row += [
-                (f"{name}, E", numbers.loss(band.embedding)),
-                (f"{name}, g_out(E)", numbers.loss(band.output)),
+                (f"{name}, E", numbers.fixed(band.embedding, 3)),
+                (f"{name}, g_out(E)", numbers.fixed(band.output, 3)),
             ]
         rows.append(row)
     note = (
@@ -206,7 +199,6 @@ def accuracy_table(bands: Mapping[str, Sequence[AccuracyBand]], of: str = "word"
         of: ``word`` or ``subword``.
     """
     base, *compared = bands
-    _check_same(bands, ("types", "wanted"))
     rows = []
     for label, line in _lines(bands, ("types", "wanted", "written", "matched")):
         ours = line[base]
@@ -251,20 +243,9 @@ def _counts(label: str, types: int, name: str, occurrences: int) -> list[Cell]:
     return [("training count", label), *counts]
 
 
-def _check_same(models: Mapping[str, Sequence[AnyBand]], keys: Sequence[str]) -> None:
-    """ReportError for models of different texts or different bands."""
-    (base, first), *others = models.items()
-    for name, each in others:
-        for key in ("low", *keys):
-            if [getattr(band, key) for band in each] != [getattr(band, key) for band in first]:
-                raise ReportError(
-                    f"bands: {name} has other bands or another text than {base} ({key}); compare "
-                    "models on the same text with the same edges"
-                )
-
-
 def _share(value: float) -> str:
-    return numbers.NOTHING if math.isnan(value) else f"{100 * value:.2f}"
+    """In percent."""
+    return numbers.fixed(100 * value, 2)
 
 
 def _percent(base: float, other: float) -> float | None:

@@ -40,20 +40,9 @@ def markdown_text(text: object) -> str:
 TEXTS = {"run", "row", "recipe", "layer", "seeds", "device", "commit", "recorded", "note"}
 TEXTS |= {"training count", "evaluation", "settings"}
 TEXTS |= {"label", "nearest in E", "nearest in g_out(E)"}
-
+"""Headings of columns of text; the others are aligned to the right."""
 
 CHANGES = "Changed from the recipe:"
-
-
-@dataclass(frozen=True)
-class Column:
-    heading: str
-
-    @property
-    def numeric(self) -> bool:
-        """Aligned to the right."""
-        return self.heading not in TEXTS
-
 
 Cell = tuple[str, str]
 """(heading, text); all rows of a table have the same headings."""
@@ -63,7 +52,7 @@ Cell = tuple[str, str]
 class Table:
     """Rows of strings under headings; the first cell of a row is its name."""
 
-    columns: Sequence[Column]
+    headings: Sequence[str]
     rows: Sequence[Sequence[str]]
     notes: Sequence[str] = ()  # sentences below
     changes: Sequence[str] = ()  # of runs from their recipes, a list below; a page collapses it
@@ -76,16 +65,20 @@ class Table:
         first = rows[0] if rows else ()
         used = [n for n in range(len(first)) if n == 0 or any(row[n][1] for row in rows)]
         return cls(
-            [Column(first[n][0]) for n in used],
+            [first[n][0] for n in used],
             [[row[n][1] for n in used] for row in rows],
             list(notes),
             list(changes),
         )
 
+    @property
+    def kinds(self) -> list[str]:
+        """``text`` or ``number`` for each column."""
+        return ["text" if heading in TEXTS else "number" for heading in self.headings]
+
     def markdown(self) -> str:
-        headings = " | ".join(markdown_text(column.heading) for column in self.columns)
-        lines = [f"| {headings} |"]
-        lines.append("|" + "".join("---:|" if each.numeric else "---|" for each in self.columns))
+        sides = ["---|" if kind == "text" else "---:|" for kind in self.kinds]
+        lines = [f"| {' | '.join(map(markdown_text, self.headings))} |", f"|{''.join(sides)}"]
         for row in self.rows:
             lines.append(f"| {' | '.join(map(markdown_text, row))} |")
         if self.notes:

@@ -14,12 +14,8 @@ def perplexity(value: float | None) -> str:
     return f"{value:.2f}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
-def loss(value: float | None) -> str:
-    return NOTHING if value is None or math.isnan(value) else f"{value:.3f}"
-
-
-def bits(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:.4f}"
+def fixed(value: float | None, decimals: int) -> str:
+    return NOTHING if value is None or math.isnan(value) else f"{value:.{decimals}f}"
 
 
 def change(value: float | None, decimals: int = 1) -> str:
@@ -50,30 +46,3 @@ def duration(seconds: float | None) -> str:
         size, small, large, ratio = 3600, "h", "d", 24
     larger, rest = divmod(round(seconds / size), ratio)
     return f"{larger:,} {large} {rest:02d} {small}"
-
-
-def linear_ticks(low: float, high: float, wanted: int = 7) -> list[float]:
-    """At most ``wanted`` multiples of 1, 2 or 5 times a power of ten."""
-    rough = 10.0 ** math.floor(math.log10((high - low) / wanted))
-    steps = [rough * factor for factor in (1, 2, 5, 10, 20)]
-    step = next(each for each in steps if _multiples(low, high, each)[1] <= wanted)
-    first, number = _multiples(low, high, step)
-    decimals = max(0, -math.floor(math.log10(step) + 1e-9))
-    return [round((first + n) * step, decimals) + 0.0 for n in range(number)]
-
-
-def log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten and what lies between them, or linear ticks where the range is narrow."""
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    for digits in ((1,), (1, 3), (1, 2, 5)):
-        values = [digit * 10.0**power for power in powers for digit in digits]
-        values = [value for value in values if low <= value <= high]
-        if len(values) >= 4:
-            return values[:: math.ceil(len(values) / 10)]
-    return linear_ticks(low, high)
-
-
-def _multiples(low: float, high: float, step: float) -> tuple[int, int]:
-    """(first, number) of the multiples of ``step`` from low to high."""
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return first, last - first + 1

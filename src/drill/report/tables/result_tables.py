@@ -1,17 +1,17 @@
 """Tables of runs and of ledgers."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, stdev
 from typing import TypeVar
 
-from drill.report.results.evaluations import ADAPTIVE, names_weights, paired
+from drill.report.results.evaluations import ADAPTIVE, paired
 from drill.report.results.ledger import Row
 from drill.report.results.paper import FINETUNED, PAPER, PAPER_BLEU, Perplexities
 from drill.report.results.run_files import as_finite
 from drill.report.results.runs import RunSummary
 from drill.report.tables import number_format as numbers
 from drill.report.tables.markup import Cell, Table
-from drill.report.tables.number_format import linear_ticks, log_ticks
 
 Result = RunSummary | Row
 T = TypeVar("T", RunSummary, Row, Result)
@@ -24,7 +24,6 @@ ADAPTIVE_NOTE = (
     "Paper and gap are of validation / test; the gap is ours less the paper's. Ours are divided as "
     "the published ones are: with a cache by all tokens, in dynamic evaluation by those predicted."
 )
-WEIGHTLESS_NOTE = "Evaluations without a fingerprint of their weights have no row."
 PREDICTED_ONLY = ("dynamic",)  # kinds whose published figures divide by N - 1
 TUNED_NOTE = "ft: the paper has a finetuned model only."
 BLEU_NOTE = (
@@ -54,7 +53,7 @@ def runs_table(results: Sequence[Result]) -> Table:
             ("valid", numbers.perplexity(each.valid)),
             ("test", numbers.perplexity(each.test)),
             ("BLEU", numbers.perplexity(_score(each, "bleu"))),
-            ("bits per byte", numbers.bits(_score(each, BITS))),
+            ("bits per byte", numbers.fixed(_score(each, BITS), 4)),
             *paper_cells(each.recipe, [each]),
             ("time", numbers.duration(each.seconds)),
             ("device", each.device or ""),
@@ -86,7 +85,7 @@ def recipes_table(results: Sequence[Result]) -> Table:
                 ("valid", spread(_known(each.valid for each in used))),
                 ("test", spread(_known(each.test for each in used))),
                 ("BLEU", spread(_known(_score(each, "bleu") for each in used))),
-                ("bits per byte", numbers.bits(_mean(_score(each, BITS) for each in used))),
+                ("bits per byte", numbers.fixed(_mean(_score(each, BITS) for each in used), 4)),
                 *paper_cells(first.recipe, used),
                 ("time", numbers.duration(_mean(each.seconds for each in used))),
             ]
@@ -152,10 +151,7 @@ def evaluations_table(results: Sequence[Result]) -> Table:
                     ("gap", less_paper(own_valid, own_test, PAPER.get(f"{each.recipe}+{kind}"))),
                 ]
             )
-    notes = paper_notes(rows, ADAPTIVE_NOTE)
-    if any(not names_weights(found) for each in results for found in each.evaluations):
-        notes.append(WEIGHTLESS_NOTE)
-    return Table.of(rows, notes)
+    return Table.of(rows, paper_notes(rows, ADAPTIVE_NOTE))
 
 
 def recipe_changes(results: Iterable[Result]) -> list[str]:
@@ -279,10 +275,14 @@ def selected_epochs(epochs: Sequence[float]) -> list[float]:
     return [epoch for epoch in whole if epoch in round_numbers or epoch == epochs[-1]]
 
 
+MULTIPLES = (4.0, 3.0, 2.0, 1.5, 1.25, 1.15, 1.1, 1.05, 1.02, 1.0)
+
+
 def milestones(best: float) -> list[float]:
-    """Round perplexities on the way down to ``best``, the nearer the closer together."""
-    far, near = log_ticks(1.25 * best, 4.0 * best), linear_ticks(best, 1.25 * best, 8)
-    return sorted({*far[:: max(1, len(far) // 3)], *near}, reverse=True)
+    """Perplexities on the way down to ``best``, rounded up to two digits."""
+    step = 10.0 ** (math.floor(math.log10(best)) - 1)
+    found = {round(math.ceil(best * each / step) * step, 9) for each in MULTIPLES}
+    return sorted(found, reverse=True)
 
 
 def time_table(runs: Sequence[RunSummary], perplexities: Sequence[float]) -> Table:
@@ -314,7 +314,7 @@ def seconds_to(
 def _figure(key: str, value: object) -> str:
     if not isinstance(value, float):
         return str(value)
-    return (numbers.bits if key.endswith("bits_per_byte") else numbers.perplexity)(value)
+    return numbers.fixed(value, 4) if key.endswith("bits_per_byte") else numbers.perplexity(value)
 
 
 def _known(values: Iterable[float | None]) -> list[float]:
